@@ -132,6 +132,10 @@ pub(crate) struct PingpongOptions {
     /// Exchanges that are enqueued at a time, without the CPU looking at any of them
     #[arg(long, value_name = "K", default_value = "16", value_parser = values::batch, allow_hyphen_values = true)]
     pub(crate) batch: u64,
+    /// Let the software card do at random what specifications allow and real cards do: a seed, and words
+    /// such as `fetch,pieces` for some of it only (docs/liberties.md); SOFTHCA_LIBERTIES does the same
+    #[arg(long, value_name = "SEED[ KINDS]", value_parser = values::liberties, allow_hyphen_values = true)]
+    pub(crate) liberties: Option<String>,
     /// Fill every message and check every byte of it [default: true]; `--check=false` only moves
     /// them
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_value = "true",
@@ -211,6 +215,10 @@ pub(crate) struct SoftOptions {
     /// SOFTHCA_FAULTS does the same
     #[arg(long, value_name = "PLAN")]
     pub(crate) faults: Option<FaultPlan>,
+    /// Let the software card do at random what specifications allow and real cards do: a seed, and words
+    /// such as `fetch,pieces` for some of it only (docs/liberties.md); SOFTHCA_LIBERTIES does the same
+    #[arg(long, value_name = "SEED[ KINDS]", value_parser = values::liberties, allow_hyphen_values = true)]
+    pub(crate) liberties: Option<String>,
     /// Write the card's log to stderr; SOFTHCA_LOG says more exactly what of it
     #[arg(long)]
     pub(crate) log: bool,
@@ -266,6 +274,10 @@ pub(crate) struct SoakOptions {
     /// made of the seed]
     #[arg(long, value_name = "PLAN", value_parser = fault_plan::parse)]
     pub(crate) faults: Option<String>,
+    /// Let the software card do at random what specifications allow and real cards do: a seed, and words
+    /// such as `fetch,pieces` for some of it only (docs/liberties.md); SOFTHCA_LIBERTIES does the same
+    #[arg(long, value_name = "SEED[ KINDS]", value_parser = values::liberties, allow_hyphen_values = true)]
+    pub(crate) liberties: Option<String>,
     /// Let streams of GPU N drive half of the links, and its kernels some others, with their messages
     /// in the memory of the GPU
     #[arg(long, value_name = "N", value_parser = values::ordinal, allow_hyphen_values = true)]

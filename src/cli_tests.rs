@@ -42,6 +42,8 @@ fn counts_are_checked() {
         ("--gpu", "all", "all is not the number of a GPU"),
         ("--gid-index", "-1", "-1 is not an index of a GID"),
         ("--mtu", "1500", "1500 is none of 256, 512"),
+        ("--liberties", "-1", "it begins with a seed"),
+        ("--liberties", "1 order", "`order` is none of its words"),
         ("--hca", "mlx5_0:0", "mlx5_0:0 is no NAME or NAME:PORT"),
         ("--doorbells", "loud", "[possible values: auto, direct, proxy, card]"),
         ("--queues", "mine", "[possible values: verbs, devx]"),

@@ -3,6 +3,7 @@
 use super::{MAX_BATCH, MAX_EXCHANGES, MAX_SIZE, SoftDevices};
 use gdsync::verbs::Mtu;
 use softhca::devices::MAX_DEVICES;
+use softhca::liberties::Liberties;
 
 pub(super) fn count(text: &str) -> Result<u64, String> {
     text.parse().map_err(|_| format!("{text} is not a whole number of 0 or more"))
@@ -29,6 +30,11 @@ pub(super) fn posts(text: &str) -> Result<u64, String> {
         }
         posts => Ok(posts),
     }
+}
+
+/// Liberties in their text form, which the card reads again.
+pub(super) fn liberties(text: &str) -> Result<String, String> {
+    text.parse::<Liberties>().map(|liberties| liberties.to_string())
 }
 
 pub(super) fn ordinal(text: &str) -> Result<u32, String> {

@@ -200,8 +200,10 @@ pub struct mlx5dv_qp_init_attr {
 
 /// `create_flags` of [`mlx5dv_qp_init_attr`] is set.
 pub const MLX5DV_QP_INIT_ATTR_MASK_QP_CREATE_FLAGS: u64 = 1 << 0;
-/// Payloads never travel inside a completion entry.
+/// Payloads never travel inside a completion entry ([`scatter`](crate::prm::scatter)).
 pub const MLX5DV_QP_CREATE_DISABLE_SCATTER_TO_CQE: u32 = 1 << 3;
+/// Results of reads and atomics do, too, where not every send writes an entry.
+pub const MLX5DV_QP_CREATE_ALLOW_SCATTER_TO_CQE: u32 = 1 << 4;
 /// Not of libmlx5, which refuses it, and where only a command makes such a queue pair: the in-process
 /// software card makes one that may release the sends of others
 /// ([`CreateQp::master`](crate::prm::command::encode::CreateQp)).

@@ -4,6 +4,7 @@ use crate::card::check_wait_rules;
 use crate::devices;
 use crate::fabric::{check_addresses, check_key};
 use crate::faults::check_plan;
+use crate::liberties::check_liberties;
 use crate::setting::{self, SettingError};
 
 /// Checks every setting of the card in the environment. Both fronts refuse to list or open devices
@@ -17,5 +18,6 @@ pub fn check() -> Result<(), SettingError> {
     check_addresses()?;
     check_key()?;
     check_wait_rules()?;
+    check_liberties()?;
     check_plan()
 }

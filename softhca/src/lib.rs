@@ -6,17 +6,20 @@
 //! event) *and* as a readable [`card::Diagnostic`].
 //!
 //! Layers, bottom up: [`fabric`] moves packets between the cards of a host or of several hosts;
-//! [`faults`] loses, delays and duplicates them on purpose; [`card`] is the device; [`verbs`] is
-//! the front that callers of libibverbs see, a [`gdsync_sys::VerbsApi`].
+//! [`faults`] loses, delays and duplicates them on purpose; [`liberties`] makes the card do what it may
+//! do; [`card`] is the device; [`verbs`] is the front that callers of libibverbs see, a
+//! [`gdsync_sys::VerbsApi`].
 
 pub mod card;
 pub mod devices;
 pub mod environment;
 pub mod fabric;
 pub mod faults;
+pub mod liberties;
 mod os;
 mod packet;
 mod peer_memory;
+mod random;
 pub mod setting;
 pub mod sysfs;
 #[cfg(test)]

@@ -27,6 +27,7 @@ const LAST: Duration = Duration::from_secs(5);
 
 /// Runs both sides, and prints what was measured.
 pub(crate) fn run(options: &PingpongOptions) -> Result<(), Failure> {
+    take_liberties(options)?;
     // Before the other process starts, so that a missing GPU is reported once. Kept: both sides of
     // one process use it.
     let _context = options.gpu.map(gdsync::cuda::context).transpose()?;
@@ -41,8 +42,17 @@ pub(crate) fn run_peer() -> Result<(), Failure> {
     // One byte at a time, so that nothing of the channel's next lines is taken.
     io::BufReader::with_capacity(1, io::stdin()).read_line(&mut first)?;
     let options: PingpongOptions = serde_json::from_str(&first)?;
+    take_liberties(&options)?;
     let channel = Channel::new(io::stdin(), io::stdout());
     side::play(&options, 1, channel).map(drop)
+}
+
+/// Gives the software cards of this process the liberties that are asked for.
+fn take_liberties(options: &PingpongOptions) -> Result<(), Failure> {
+    if let Some(liberties) = &options.liberties {
+        softhca::liberties::set_liberties(Some(liberties.parse()?));
+    }
+    Ok(())
 }
 
 /// The other process; killed if it is still there when this side is done with it.

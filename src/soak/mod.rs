@@ -25,6 +25,7 @@ use crate::cli::SoakOptions;
 use crate::failure::Failure;
 use crate::{child, fault_plan, hca, log, text};
 use serde::{Deserialize, Serialize};
+use softhca::liberties::{LIBERTIES_VARIABLE, Liberties};
 use std::io::{self, BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Sender, channel};
@@ -55,6 +56,8 @@ struct Report<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     gpu: Option<u32>,
     faults: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    liberties: Option<&'a str>,
     /// None where the cards do not report it, such as the system's.
     injected: Option<u64>,
     #[serde(flatten)]
@@ -77,6 +80,9 @@ pub(crate) fn run(options: &SoakOptions) -> Result<(), Failure> {
         let mut out = io::stdout().lock();
         writeln!(out, "seed {seed}, {} queue pairs, {procs} processes, {minutes} min", 2 * links)?;
         writeln!(out, "faults: {plan}")?;
+        if let Some(liberties) = &options.liberties {
+            writeln!(out, "liberties: {liberties}")?;
+        }
     }
     let name = format!("gdsync-soak-{}-{}", std::process::id(), options.seed);
     let mut workers = Vec::new();
@@ -87,8 +93,18 @@ pub(crate) fn run(options: &SoakOptions) -> Result<(), Failure> {
     let (all, errors) = finish(workers)?;
     let injected = if plan == fault_plan::NONE { Some(0) } else { all.injected() };
     let SoakOptions { seed, minutes, procs, links, gpu, .. } = *options;
-    let report =
-        Report { seed, minutes, procs, queue_pairs: 2 * links, gpu, faults: &plan, injected, tally: &all };
+    let liberties = options.liberties.as_deref();
+    let report = Report {
+        seed,
+        minutes,
+        procs,
+        queue_pairs: 2 * links,
+        gpu,
+        faults: &plan,
+        liberties,
+        injected,
+        tally: &all,
+    };
     text::print(options.json, &report, || summary(&all, injected))?;
     for text in &all.problems {
         writeln!(io::stderr(), "{text}")?;
@@ -172,6 +188,7 @@ impl Worker {
         }
         gpu::prepare(&mut command);
         faults::apply(&mut command, &assignment.plan, assignment.rank)?;
+        take_liberties(&mut command, assignment)?;
         child::dies_with_this_process(&mut command);
         let mut child = command.spawn()?;
         let mut stdin = child.stdin.take().ok_or("a worker has no stdin")?;
@@ -202,6 +219,17 @@ impl Worker {
             }
         })
     }
+}
+
+/// Tells a process that is about to start which liberties its cards take: with a seed of its own, as all
+/// cards would draw the same otherwise.
+fn take_liberties(command: &mut Command, assignment: &Assignment) -> Result<(), Failure> {
+    if let Some(text) = &assignment.options.liberties {
+        let mut liberties: Liberties = text.parse()?;
+        liberties.seed = liberties.seed.wrapping_add(assignment.rank as u64);
+        command.env(LIBERTIES_VARIABLE, liberties.to_string());
+    }
+    Ok(())
 }
 
 impl Drop for Worker {

@@ -20,7 +20,7 @@ use gdsync::{
 };
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Receives that are posted.
 pub(super) const RECEIVES: u64 = 8;
@@ -28,6 +28,8 @@ pub(super) const RECEIVES: u64 = 8;
 pub(super) const DEPTH: u32 = 64;
 /// Bytes of a receive.
 const PLACE_BYTES: usize = LONGEST + 64;
+/// How long another stream may take to write a trigger.
+const OTHER_STREAM: Duration = Duration::from_secs(60);
 /// Waits of the listening stream that are posted at a time.
 const LISTENING: usize = 2;
 
@@ -253,9 +255,7 @@ impl Wire {
             Poster::Cpu => self.queue_pair.post_send(request),
             Poster::Stream(stream) => match self.queue_pair.prepare(request) {
                 Ok(send) => {
-                    if !self.post_on(stream, send, signaled, chance)? {
-                        return Ok(false);
-                    }
+                    self.post_on(stream, send, signaled, chance)?;
                     tally.by_cuda += u64::from(self.by_cuda);
                     tally.triggered += u64::from(self.trigger.is_some());
                     Ok(())
@@ -288,18 +288,19 @@ impl Wire {
     }
 
     /// Has a stream post, and sometimes wait. A wait stands behind a send whose completion it can
-    /// count on: so streams that share a queue never wait for each other in a circle. False where
-    /// another stream has still to write the trigger: the send is dropped.
+    /// count on: so streams that share a queue never wait for each other in a circle. A card that waits
+    /// for a trigger may have the send already, and perform it though it were dropped: so it is posted
+    /// once another stream has written the trigger.
     fn post_on(
         &self,
         stream: &AnyStream,
         send: PreparedSend,
         signaled: bool,
         chance: u64,
-    ) -> Result<bool, Failure> {
+    ) -> Result<(), Failure> {
         let batch = Batch::new().send(send);
         let mut hub = self.send.borrow_mut();
-        let (batch, check) = match chance {
+        let (mut batch, check) = match chance {
             0 if signaled => (batch.wait(hub.queue.prepare_wait()?), None),
             1 if signaled => {
                 let wait = hub.queue.prepare_wait()?;
@@ -310,23 +311,20 @@ impl Wire {
             }
             _ => (batch, None),
         };
-        match stream.post(batch) {
-            Ok(_) => {
-                check.into_iter().for_each(|(index, status)| hub.expect(index, status));
-                Ok(true)
+        let deadline = Instant::now() + OTHER_STREAM;
+        while let Err(PostError { source, batch: rest, .. }) = stream.post(batch) {
+            match source {
+                PostFailure::Queue(QueueError::Order(OrderError::TriggerOnOtherStream { .. }))
+                    if Instant::now() < deadline => {}
+                // A checked wait has seen its failure since it was prepared: what is prepared is flushed.
+                PostFailure::Queue(QueueError::State(StateError::Failed { .. })) => return Ok(()),
+                error => return Err(error.to_string().into()),
             }
-            // A checked wait has seen its failure since it was prepared: what is prepared is
-            // flushed.
-            Err(PostError {
-                source: PostFailure::Queue(QueueError::State(StateError::Failed { .. })),
-                ..
-            }) => Ok(true),
-            Err(PostError {
-                source: PostFailure::Queue(QueueError::Order(OrderError::TriggerOnOtherStream { .. })),
-                ..
-            }) => Ok(false),
-            Err(error) => Err(error.to_string().into()),
+            batch = rest;
+            std::thread::sleep(Duration::from_micros(20));
         }
+        check.into_iter().for_each(|(index, status)| hub.expect(index, status));
+        Ok(())
     }
 
     /// A wait for the next completion of its sends that nothing waits for.

@@ -14,6 +14,7 @@ use crate::log;
 use folder::Folder;
 use softhca::devices::{DEVICES_VARIABLE, on_fabric};
 use softhca::faults::FAULTS_VARIABLE;
+use softhca::liberties::LIBERTIES_VARIABLE;
 use std::ffi::OsString;
 use std::io::{self, ErrorKind, Write};
 use std::os::unix::process::ExitStatusExt;
@@ -62,6 +63,9 @@ pub(crate) fn run(options: &SoftOptions) -> Result<ExitCode, Failure> {
     }
     if let Some(plan) = &options.faults {
         command.env(FAULTS_VARIABLE, plan.to_string());
+    }
+    if let Some(liberties) = &options.liberties {
+        command.env(LIBERTIES_VARIABLE, liberties);
     }
     if options.log && std::env::var_os(CARD_LOG_VARIABLE).is_none() {
         command.env(CARD_LOG_VARIABLE, "info");

@@ -63,6 +63,25 @@ fn a_card_that_does_not_wait_is_named() {
 }
 
 #[test]
+fn messages_are_right_on_a_card_with_liberties() {
+    for procs in ["1", "2"] {
+        let report = json(&[
+            "pingpong",
+            "--procs",
+            procs,
+            "--liberties",
+            "7",
+            "--size",
+            "3000",
+            "--iters",
+            "300",
+            "--json",
+        ]);
+        assert_eq!(report["verified"], true, "{report}");
+    }
+}
+
+#[test]
 fn a_word_and_doorbells_are_measured_in_turns() {
     let results = json(&["bench", "fanout", "--posts", "16", "--json"]);
     let rows = results["rows"].as_array().unwrap();

@@ -81,6 +81,26 @@ fn queues_made_by_commands_carry_a_thousand_writes() {
 }
 
 #[test]
+fn small_data_is_inside_completion_entries() {
+    succeeds("small_data_is_inside_completion_entries", "scatter", true);
+}
+
+#[test]
+fn a_program_that_relies_on_luck_fails_with_liberties_and_a_right_one_does_not() {
+    let test = "a_program_that_relies_on_luck_fails_with_liberties_and_a_right_one_does_not";
+    let Some(program) = build(test, "lucky") else { return };
+    for (liberties, looks_at, code) in
+        [("", "last-byte", 0), ("", "completion", 0), ("1", "last-byte", 3), ("1", "completion", 0)]
+    {
+        let temporary = Folder::new("lucky");
+        let mut command = soft("ib", &program.path(), temporary.path());
+        command.arg(looks_at).env("SOFTHCA_LIBERTIES", liberties);
+        let ended = run(command);
+        assert_eq!(ended.code, Some(code), "`{liberties}` {looks_at}: {}", ended.text);
+    }
+}
+
+#[test]
 fn objects_of_verbs_are_moved_and_asked_by_commands() {
     succeeds("objects_of_verbs_are_moved_and_asked_by_commands", "verbs", true);
 }

@@ -7,7 +7,7 @@ use gdsync_test_support::on_system;
 use std::path::Path;
 
 /// Settings, and what is said of them.
-const WRONG: [(&str, &str, &str); 9] = [
+const WRONG: [(&str, &str, &str); 10] = [
     (
         "SOFTHCA_FAULTS",
         "drp nth=3",
@@ -22,6 +22,11 @@ const WRONG: [(&str, &str, &str); 9] = [
         "SOFTHCA_WAITS",
         "on",
         "SOFTHCA_WAITS is `on`: `on` is none of its words, which are off, no-cd and errors-hold",
+    ),
+    (
+        "SOFTHCA_LIBERTIES",
+        "1 order",
+        "SOFTHCA_LIBERTIES is `1 order`: `order` is none of its words, which are fetch, pieces",
     ),
     ("SOFTHCA_DEVICES", "99", "SOFTHCA_DEVICES is `99`: it is neither a number from 1 to 8 nor a list"),
     (

@@ -11,6 +11,7 @@ pub mod cqe;
 pub mod doorbell;
 pub mod field;
 pub mod recv;
+pub mod scatter;
 pub mod umr;
 pub mod wait;
 pub mod wqe;

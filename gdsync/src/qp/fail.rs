@@ -28,8 +28,11 @@ impl QueuePair {
     /// The first error of the queue pair, if it has failed.
     ///
     /// A flush is named only while its cause is unknown: work was flushed, and neither of its
-    /// completion queues, nor an event, has reported an earlier error.
+    /// completion queues, nor an event, has reported an earlier error. Cards write the entries of
+    /// different queues in any order, so the cause may be there a little later: it is looked for again
+    /// with every call.
     pub fn failure(&self) -> Option<FailureCause> {
+        self.inner.look_for_cause();
         self.inner.failure()
     }
 }
@@ -97,6 +100,15 @@ impl QueuePairInner {
     pub(crate) fn flush_of_unknown_cause(&self, cqe: &Cqe64) -> Option<WorkError> {
         let error = outcome(cqe).err().filter(|error| error.is_flush())?;
         self.failure().is_none().then_some(error)
+    }
+
+    /// Replaces a flush by the error before it, if the card has written that since. No completion queue's
+    /// lock is held.
+    fn look_for_cause(&self) {
+        let psn = self.psn.load(Ordering::Relaxed);
+        if let Some(FailureCause::Work(error)) = self.failure().filter(|cause| cause.is_flush()) {
+            self.fail_with_work(psn, error);
+        }
     }
 
     fn first_cause(&self, error: WorkError) -> WorkError {

@@ -115,7 +115,8 @@ bitflags::bitflags! {
         const ON_DEMAND = 1 << 6;
         /// The memory has huge pages. A software card does not care.
         const HUGETLB = 1 << 7;
-        /// The card may reorder its writes on the bus. A software card does not.
+        /// The card may reorder its writes on the bus. A software card does so with
+        /// [liberties](crate::liberties).
         const RELAXED_ORDERING = 1 << 20;
     }
 }
@@ -268,6 +269,16 @@ impl fmt::Display for Transport {
     }
 }
 
+/// Which small data a queue pair's completion entries hold, in place of the memory that work requests
+/// name ([`scatter`](gdsync_sys::prm::scatter)).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ScatterToCqe {
+    /// Results of reads and atomics that write an entry.
+    pub requests: bool,
+    /// Messages that fill receives.
+    pub receives: bool,
+}
+
 /// A queue pair's memory and relations. The addresses stay valid until it is destroyed.
 #[derive(Clone, Copy, Debug)]
 pub struct QpConfig {
@@ -312,6 +323,8 @@ pub struct QpConfig {
     /// Its sends have no doorbell record: it is rung at the register
     /// [`UAR_NO_RECORD`](gdsync_sys::prm::doorbell::UAR_NO_RECORD) of its page, by the producer index.
     pub no_send_record: bool,
+    /// Small data inside its completion entries.
+    pub scatter: ScatterToCqe,
 }
 
 /// A shared receive queue's memory and relations. The addresses stay valid until it is destroyed.

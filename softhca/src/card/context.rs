@@ -5,8 +5,9 @@ use super::delayed::DelayedCompletions;
 use super::diagnostic::{Diagnostic, Diagnostics};
 use super::event::Event;
 use super::management::Inbox;
-use super::memory::copy::{self, Place};
+use super::memory::copy::{self, Target};
 use super::memory::gather::Gather;
+use super::memory::parked::Parked;
 use super::memory::refusal::Refusal;
 use super::memory::region::Regions;
 use super::port::Port;
@@ -17,6 +18,7 @@ use super::queue::wqe::each_piece;
 use super::waits::WaitRules;
 use crate::fabric::Part;
 use crate::faults::{Direction, Faults};
+use crate::liberties::{Dice, LibertyKinds};
 use crate::os::clock;
 use crate::packet::PacketKind;
 use crate::peer_memory::PeerFailure;
@@ -41,7 +43,8 @@ pub(crate) struct Resources {
     /// Buffer that collects payload on its way to peer memory.
     bounce: Vec<u8>,
     pub(crate) faults: Faults,
-    /// Completion entries that faults delay.
+    pub(crate) dice: Dice,
+    /// Completion entries that faults or liberties delay.
     pub(crate) delayed: DelayedCompletions,
     /// Completion queues whose event moderation holds back, by the time when it is due.
     pub(crate) held: BTreeSet<(Instant, u32)>,
@@ -65,7 +68,7 @@ pub(crate) struct Enable {
 }
 
 impl Resources {
-    pub(crate) fn new(port: Port, faults: Faults, waits: WaitRules) -> Self {
+    pub(crate) fn new(port: Port, faults: Faults, dice: Dice, waits: WaitRules) -> Self {
         Resources {
             port,
             regions: Regions::with(faults.clone()),
@@ -76,6 +79,7 @@ impl Resources {
             payload: Gather::default(),
             bounce: Vec::new(),
             faults,
+            dice,
             delayed: DelayedCompletions::default(),
             held: BTreeSet::new(),
             waits,
@@ -99,6 +103,7 @@ impl Resources {
             payload: &mut self.payload,
             bounce: &mut self.bounce,
             faults: &self.faults,
+            dice: &mut self.dice,
             delayed: &mut self.delayed,
             held: &mut self.held,
             waits: self.waits,
@@ -119,8 +124,9 @@ pub(crate) struct Context<'a> {
     events: &'a mut Vec<Event>,
     diagnostics: &'a mut Diagnostics,
     pub(crate) payload: &'a mut Gather,
-    pub(crate) bounce: &'a mut Vec<u8>,
+    bounce: &'a mut Vec<u8>,
     pub(crate) faults: &'a Faults,
+    pub(crate) dice: &'a mut Dice,
     delayed: &'a mut DelayedCompletions,
     held: &'a mut BTreeSet<(Instant, u32)>,
     pub(crate) waits: WaitRules,
@@ -213,9 +219,35 @@ impl Context<'_> {
         }
     }
 
+    /// Copies payload to memory that keys name, all of them regions of relaxed ordering or not.
+    ///
+    /// # Errors
+    /// A client cannot write peer memory.
+    ///
+    /// # Safety
+    /// The parts are the payload of a packet that is being handled. The targets were resolved just now to
+    /// registered memory with write access.
+    pub(crate) unsafe fn write(
+        &mut self,
+        parked: &mut Parked,
+        payload: &[Part],
+        targets: &[Target<'_>],
+        keys: impl IntoIterator<Item = u32>,
+    ) -> Result<(), PeerFailure> {
+        if !self.dice.is_on() {
+            // SAFETY: the caller's; no region is removed while the engine is locked. Only `copy` uses the
+            // bounce buffer.
+            return unsafe { copy::copy(payload, targets, self.bounce) };
+        }
+        let is_relaxed = keys.into_iter().all(|key| self.regions.is_relaxed(key));
+        // SAFETY: as above; and what is parked is written before a region is removed.
+        unsafe { parked.copy(payload, targets, is_relaxed, self.bounce, (self.dice, self.now)) }
+    }
+
     /// Copies payload to the bytes of a list of segments from `offset` on.
     pub(crate) fn scatter(
         &mut self,
+        parked: &mut Parked,
         pdn: u32,
         segments: &[DataSeg],
         offset: u32,
@@ -223,22 +255,24 @@ impl Context<'_> {
     ) -> Result<(), ScatterError> {
         let length: usize = payload.iter().map(|part| part.1).sum();
         let regions = self.regions;
-        let mut places: Vec<(Place<'_>, usize)> = Vec::new();
+        let mut places: Vec<Target<'_>> = Vec::new();
         each_piece(segments, offset, length as u32, |segment, addr, count| {
             places.extend(regions.resolve(segment.lkey(), pdn, addr, count, Access::LOCAL_WRITE)?);
             Ok::<(), Refusal>(())
         })?;
-        // SAFETY: the parts are the packet's payload, readable while it is handled; the places were
-        // resolved just now to registered memory with local write access, and no region is removed
-        // while the engine is locked. Only `copy` uses the bounce buffer.
-        Ok(unsafe { copy::copy(payload, &places, self.bounce) }?)
+        let keys = segments.iter().map(DataSeg::lkey);
+        // SAFETY: the caller's payload; the places were resolved just now with local write access.
+        Ok(unsafe { self.write(parked, payload, &places, keys) }?)
     }
 
-    /// Writes a completion entry, which faults may delay. False if the queue has overrun.
-    pub(crate) fn complete(&mut self, cqn: u32, cqe: Cqe64) -> bool {
+    /// Writes a completion entry, and before it what its queue pair has parked. Faults and liberties may
+    /// delay both. False if the queue has overrun.
+    pub(crate) fn complete(&mut self, cqn: u32, cqe: Cqe64, parked: &mut Parked) -> bool {
         let waits = self.delayed.holds(cqn);
-        let delay = if self.faults.is_on() { self.completion_delay(&cqe) } else { None };
+        let fault = if self.faults.is_on() { self.completion_delay(&cqe) } else { None };
+        let delay = fault.or_else(|| self.dice.pause(LibertyKinds::COMPLETIONS));
         if !self.cqs.contains_key(&cqn) || delay.is_none() && !waits {
+            parked.write_all();
             return self.write_completion(cqn, cqe);
         }
         self.delayed.push(cqn, self.now + delay.unwrap_or_default(), cqe);

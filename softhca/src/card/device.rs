@@ -10,6 +10,7 @@ use super::port::{GidEntry, LinkLayer, Port};
 use super::waits::{self, WaitRules};
 use crate::fabric::{Fabric, Sleeper};
 use crate::faults::{self, FaultPlan, Faults, RuleCount};
+use crate::liberties::{self, Dice, Liberties};
 use crate::os::clock;
 use crate::setting;
 use gdsync_sys::contain::contain;
@@ -92,18 +93,18 @@ impl Card {
     pub(super) fn stopped(link: LinkLayer, sink: EventSink) -> Result<Card, CardError> {
         setting::check_names()?;
         faults::check_plan()?;
-        let waits = waits::from_environment()?;
-        Ok(Card::on(Fabric::bind()?, link, sink, waits))
+        let (waits, dice) = (waits::from_environment()?, liberties::of_next_card()?);
+        Ok(Card::on(Fabric::bind()?, link, sink, waits, dice))
     }
 
-    pub(super) fn on(fabric: Fabric, link: LinkLayer, sink: EventSink, waits: WaitRules) -> Card {
+    pub(super) fn on(fabric: Fabric, link: LinkLayer, sink: EventSink, waits: WaitRules, dice: Dice) -> Card {
         let sleeper = fabric.sleeper();
         let ipv4 = fabric.ipv4();
         // The fabric of several hosts has no LIDs.
         let link = if ipv4.is_some() { LinkLayer::Ethernet } else { link };
         let port = Port { link, lid: fabric.lid(), ipv4 };
         let faults = faults::join();
-        let engine = Mutex::new(Engine::new(fabric, port, faults.clone(), waits));
+        let engine = Mutex::new(Engine::new(fabric, port, faults.clone(), dice, waits));
         let shared = Arc::new(Shared { engine, sleeper, sink, stop: AtomicBool::new(false) });
         let next_number = AtomicU32::new(FIRST_NUMBER);
         Card { shared, thread: None, next_number, port, gids: port.gids(), faults }
@@ -171,6 +172,11 @@ impl Card {
         self.shared.sleeper.wake();
     }
 
+    /// Takes these liberties in place of the process's, or none.
+    pub fn set_liberties(&self, liberties: Option<Liberties>) {
+        self.command(|engine| engine.resources.dice = liberties::of_one_card(liberties));
+    }
+
     /// The rules in force for this card, with their counts.
     pub fn fault_counts(&self) -> Vec<RuleCount> {
         self.faults.counts()
@@ -201,7 +207,10 @@ impl Drop for Card {
         {
             tracing::error!("the software card's thread panicked");
         }
-        self.shared.engine.lock().flush_delayed_packets(Instant::now());
+        let mut engine = self.shared.engine.lock();
+        engine.flush_delayed_packets(Instant::now());
+        engine.write_parked();
+        drop(engine);
         faults::leave(&self.faults);
     }
 }

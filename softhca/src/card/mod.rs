@@ -41,8 +41,8 @@ pub use crate::os::memory::MEMORY_FILE;
 pub use capabilities::{CLOCK_KHZ, ODP, OdpTransports};
 pub use config::{
     Access, Address, CqAttributes, CqConfig, CqModeration, InvalidValue, KeyConfig, LIMITS, Limits, NULL_KEY,
-    QpAttributes, QpChange, QpConfig, QpState, RegionConfig, SrqAttributes, SrqConfig, Transport, WindowKind,
-    XrcConfig,
+    QpAttributes, QpChange, QpConfig, QpState, RegionConfig, ScatterToCqe, SrqAttributes, SrqConfig,
+    Transport, WindowKind, XrcConfig,
 };
 pub use counters::{Counter, Counters};
 pub use device::{Card, EventSink, UarHandle};

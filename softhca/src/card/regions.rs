@@ -64,6 +64,7 @@ impl Card {
     pub unsafe fn reregister_memory(&self, key: u32, config: &RegionConfig) -> Result<(), CardError> {
         let memory = Memory::acquire(config)?;
         let former = self.command(|engine| {
+            engine.write_parked();
             engine.pds.get(&config.pdn).ok_or(missing(PD, config.pdn))?;
             let replaced = engine.resources.regions.replace(key, config.pdn, memory);
             let (pdn, former) = replaced.ok_or(missing(REGION, key))?;
@@ -100,6 +101,7 @@ impl Card {
     /// [`CardError::NotFound`].
     pub fn deregister_memory(&self, key: u32) -> Result<(), CardError> {
         let memory = self.command(|engine| {
+            engine.write_parked();
             let found = engine.resources.regions.deregister(key);
             let (pdn, memory) = found.ok_or(missing(REGION, key))?;
             leave(engine, pdn);

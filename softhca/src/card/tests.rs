@@ -1,7 +1,8 @@
 //! The card without its thread: the tests write work-queue entries and step the engine.
 
 use super::config::{
-    Access, Address, CqConfig, InvalidValue, QpChange, QpConfig, QpState, RegionConfig, Transport,
+    Access, Address, CqConfig, InvalidValue, QpChange, QpConfig, QpState, RegionConfig, ScatterToCqe,
+    Transport,
 };
 use super::device::Card;
 use super::diagnostic::Diagnostic;
@@ -38,8 +39,10 @@ mod hostile;
 mod hosts;
 mod interface;
 mod keys;
+mod liberties;
 mod management;
 mod peer;
+mod scatter;
 mod shared_queues;
 mod stopped_peers;
 mod transfers;
@@ -171,6 +174,7 @@ impl TestQp {
             master: false,
             slave_send: false,
             no_send_record: false,
+            scatter: ScatterToCqe::default(),
         };
         change(&mut config);
         // SAFETY: the memory is never freed.

@@ -2,6 +2,7 @@
 
 use super::plan::{Action, Direction, FaultPlan, LONGEST_HOLD, Rule, Side, Which};
 use crate::packet::PacketKind;
+use crate::random::{Random, seed_of_card};
 use gdsync_sys::prm::cqe::Syndrome;
 use parking_lot::Mutex;
 use std::fmt;
@@ -82,7 +83,7 @@ struct State {
     dead: bool,
 }
 
-/// A rule in force.
+/// A rule in force. Each has its own random numbers, so that rules do not influence each other.
 struct Live {
     count: RuleCount,
     random: Random,
@@ -101,7 +102,7 @@ impl Faults {
     /// Applies a plan, or ends all faults.
     pub(crate) fn set(&self, plan: Option<&FaultPlan>) {
         let mut state = self.state.lock();
-        let seed = plan.map_or(0, |plan| plan.seed) ^ state.card.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let seed = seed_of_card(plan.map_or(0, |plan| plan.seed), state.card);
         let rules = plan.map_or(&[][..], |plan| &plan.rules).iter().enumerate();
         let live = rules.map(|(index, rule)| Live {
             count: RuleCount { rule: rule.clone(), matched: 0, injected: 0 },
@@ -232,31 +233,5 @@ impl Rule {
 
     fn is_about(&self, qpn: u32, kind: Option<PacketKind>) -> bool {
         self.qpn.is_none_or(|wanted| wanted == qpn) && self.kinds.allow(kind)
-    }
-}
-
-/// SplitMix64 (Steele, Lea, Flood 2014). Each rule has its own generator, so that rules do not
-/// influence each other.
-struct Random(u64);
-
-impl Random {
-    fn new(seed: u64, stream: u64) -> Self {
-        let mut random = Random(seed ^ stream.wrapping_mul(0xd134_2543_de82_ef95));
-        // The first step separates neighbouring seeds.
-        random.next();
-        random
-    }
-
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
-    /// In 0..1, without 1.
-    fn next_fraction(&mut self) -> f64 {
-        (self.next() >> 11) as f64 / (1u64 << 53) as f64
     }
 }

@@ -8,10 +8,11 @@ use super::event_queue::{EventSource, ObjectNumber, ObjectPointer};
 use super::object::{self, Object};
 use super::queue_memory::{QueueMemory, Request, page_size};
 use super::sizes::QueueSizes;
-use crate::card::{QpConfig, Transport};
+use crate::card::{QpConfig, ScatterToCqe, Transport};
 use gdsync_sys::mlx5dv::{
-    MLX5DV_QP_CREATE_DISABLE_SCATTER_TO_CQE, MLX5DV_QP_INIT_ATTR_MASK_QP_CREATE_FLAGS, MLX5DV_RES_TYPE_QP,
-    SOFTWARE_QP_CREATE_MASTER, SOFTWARE_QP_CREATE_SLAVE_SEND, mlx5dv_qp, mlx5dv_qp_init_attr, mlx5dv_ring,
+    MLX5DV_QP_CREATE_ALLOW_SCATTER_TO_CQE, MLX5DV_QP_CREATE_DISABLE_SCATTER_TO_CQE,
+    MLX5DV_QP_INIT_ATTR_MASK_QP_CREATE_FLAGS, MLX5DV_RES_TYPE_QP, SOFTWARE_QP_CREATE_MASTER,
+    SOFTWARE_QP_CREATE_SLAVE_SEND, mlx5dv_qp, mlx5dv_qp_init_attr, mlx5dv_ring,
 };
 use gdsync_sys::prm::wqe::BASIC_BLOCK;
 use gdsync_sys::verbs::{
@@ -33,8 +34,8 @@ const KNOWN_MLX5_MASK: u64 = 0xf;
 const KNOWN_MLX5_FLAGS: u32 = 0xff;
 /// Those of this front alone.
 const OWN_FLAGS: u32 = SOFTWARE_QP_CREATE_MASTER | SOFTWARE_QP_CREATE_SLAVE_SEND;
-/// `MLX5DV_QP_CREATE_ALLOW_SCATTER_TO_CQE`: excludes its opposite.
-const ALLOW_SCATTER_TO_CQE: u32 = 1 << 4;
+/// Those about data inside completion entries, which exclude each other.
+const SCATTER_FLAGS: u32 = MLX5DV_QP_CREATE_DISABLE_SCATTER_TO_CQE | MLX5DV_QP_CREATE_ALLOW_SCATTER_TO_CQE;
 /// Transports of verbs.h that this card lacks: raw packet, XRC send and receive, driver.
 const OTHER_TRANSPORTS: [c_int; 4] = [8, 9, 10, 0xff];
 
@@ -171,6 +172,7 @@ impl Memory {
             slave_send: flags & SOFTWARE_QP_CREATE_SLAVE_SEND != 0,
             // Only commands of DEVX make such queue pairs.
             no_send_record: false,
+            scatter: scatter(flags, transport, signal_all),
         }
     }
 }
@@ -254,6 +256,17 @@ unsafe fn new_qp(
     Ok(object::into_raw(qp))
 }
 
+/// Which small data the completion entries hold: by default as libmlx5 and the driver behind it have it
+/// (`mlx5_create_qp` of libmlx5, `create_user_qp` of the kernel).
+fn scatter(flags: u32, transport: Transport, signal_all: bool) -> ScatterToCqe {
+    let is_asked = flags & MLX5DV_QP_CREATE_DISABLE_SCATTER_TO_CQE == 0;
+    let every_result = signal_all || flags & MLX5DV_QP_CREATE_ALLOW_SCATTER_TO_CQE != 0;
+    ScatterToCqe {
+        requests: is_asked && transport == Transport::Rc && every_result,
+        receives: is_asked && transport != Transport::Ud,
+    }
+}
+
 /// Checks in libmlx5's order. Returns the transport.
 fn check(attr: &ibv_qp_init_attr_ex) -> Result<Transport> {
     if attr.comp_mask & !KNOWN_MASK != 0 {
@@ -286,16 +299,14 @@ fn check(attr: &ibv_qp_init_attr_ex) -> Result<Transport> {
 fn check_mlx5(attr: &mlx5dv_qp_init_attr) -> Result<u32> {
     let with_flags = attr.comp_mask & MLX5DV_QP_INIT_ATTR_MASK_QP_CREATE_FLAGS != 0;
     let flags = if with_flags { attr.create_flags } else { 0 };
-    let both = MLX5DV_QP_CREATE_DISABLE_SCATTER_TO_CQE | ALLOW_SCATTER_TO_CQE;
     if attr.comp_mask & !KNOWN_MLX5_MASK != 0
         || flags & !(KNOWN_MLX5_FLAGS | OWN_FLAGS) != 0
-        || flags & both == both
+        || flags & SCATTER_FLAGS == SCATTER_FLAGS
     {
         return Err(Errno::INVALID);
     }
-    // This card never puts payload into completion entries.
     if attr.comp_mask & !MLX5DV_QP_INIT_ATTR_MASK_QP_CREATE_FLAGS != 0
-        || flags & !(MLX5DV_QP_CREATE_DISABLE_SCATTER_TO_CQE | OWN_FLAGS) != 0
+        || flags & !(SCATTER_FLAGS | OWN_FLAGS) != 0
     {
         tracing::warn!(
             attr.comp_mask,

@@ -16,6 +16,7 @@ mod verbs_lifecycle;
 mod verbs_peer_memory;
 mod verbs_queries;
 mod verbs_resources;
+mod verbs_scatter;
 mod verbs_sizes;
 mod verbs_states;
 mod verbs_traffic;

@@ -306,7 +306,6 @@ fn queue_pairs_that_cannot_be_made() {
     let bits = |comp_mask| mlx5dv_qp_init_attr { comp_mask, ..Default::default() };
     let mlx5_cases = [
         ("scatter and not", flags(1 << 3 | 1 << 4), EINVAL),
-        ("scatter", flags(1 << 4), EOPNOTSUPP),
         ("out of order", flags(1 << 7), EOPNOTSUPP),
         ("unknown flags", flags(1 << 8), EINVAL),
         ("DC", bits(1 << 1), EOPNOTSUPP),

@@ -212,9 +212,16 @@ pub mod qpc {
     pub const Q_KEY: Field = Field::new(0x540, 32);
     pub const RQ_TYPE: Field = Field::new(0x565, 3);
     pub const SRQN: Field = Field::new(0x568, 24);
+    /// Data of reads and atomics inside completion entries, and data of receives (`CS_*`).
+    pub const CS_REQ: Field = Field::new(0x630, 8);
+    pub const CS_RES: Field = Field::new(0x638, 8);
     pub const DBR_UMEM_VALID: Field = Field::new(0x683, 1);
     pub const DBR_UMEM_ID: Field = Field::new(0x720, 32);
 
+    /// `cs_req` and `cs_res`: at most 32 bytes inside entries of 64 bytes
+    /// (`MLX5_REQ_SCAT_DATA32_CQE`, `MLX5_RES_SCAT_DATA32_CQE` of the kernel's `qp.h`).
+    pub const CS_REQ_32: u8 = 0x11;
+    pub const CS_RES_32: u8 = 0x1;
     /// `send_dbr_mode`: doorbells with a record; without one, rung by the program
     /// ([`UAR_NO_RECORD`](crate::prm::doorbell::UAR_NO_RECORD)); without one, rung by a processor of
     /// the card. (`enum doca_verbs_qp_send_dbr_mode` of DOCA's `doca_verbs.h`.)

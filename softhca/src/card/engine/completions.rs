@@ -16,6 +16,7 @@ impl Engine {
     }
 
     fn write_completion(&mut self, cqn: u32, cqe: Cqe64, now: Instant) {
+        self.with_qp(cqe.qpn(), now, |qp, _| qp.endpoint.parked.write_all());
         if !self.resources.context(now).write_completion(cqn, cqe) {
             self.with_qp(cqe.qpn(), now, Qp::completion_lost);
         }
@@ -26,7 +27,8 @@ impl Engine {
         if self.resources.delayed.is_empty() {
             return false;
         }
-        let due = if self.resources.faults.is_on() { Some(now) } else { None };
+        let delays = self.resources.faults.is_on() || self.resources.dice.is_on();
+        let due = if delays { Some(now) } else { None };
         let mut released = false;
         while let Some((cqn, cqe)) = self.resources.delayed.pop(due) {
             released = true;
@@ -58,7 +60,8 @@ impl Engine {
         // written, and all work done. That names no stranger.
         self.take_doorbells(Instant::now());
         self.flush_delayed_completions(qpn, Instant::now());
-        let qp = self.qps.remove(&qpn)?;
+        let mut qp = self.qps.remove(&qpn)?;
+        qp.endpoint.parked.write_all();
         self.schedule.remove(&qp);
         self.resources.slaves.remove(&qpn);
         if let Some(uar) = qp.endpoint.config.uar.and_then(|uar| self.uars.get_mut(&uar)) {

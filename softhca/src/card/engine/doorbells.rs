@@ -3,10 +3,23 @@
 use super::state::Engine;
 use crate::card::diagnostic::Diagnostic;
 use crate::card::event::Event;
+use crate::liberties::LibertyKinds;
 use gdsync_sys::prm::doorbell::{self, CqArm, Doorbell};
 use std::time::Instant;
 
 impl Engine {
+    /// Handles every doorbell that has rung, or looks at none for a while: one look serves several.
+    pub(super) fn look_at_doorbells(&mut self, now: Instant) -> bool {
+        if self.look_at.is_some_and(|at| now < at) {
+            return false;
+        }
+        let rung = self.take_doorbells(now);
+        if rung {
+            self.look_at = self.resources.dice.pause(LibertyKinds::DOORBELLS).map(|pause| now + pause);
+        }
+        rung
+    }
+
     /// Handles every doorbell that has rung. Returns whether there were any.
     pub(crate) fn take_doorbells(&mut self, now: Instant) -> bool {
         let mut rung = Vec::new();

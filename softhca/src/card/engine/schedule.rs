@@ -75,7 +75,7 @@ impl Schedule {
         }
         // A timer that is set too early expires without effect and is set again. This costs less
         // than moving it with every packet.
-        if let Some(wake) = qp.requester.next_wake()
+        if let Some(wake) = qp.next_wake()
             && qp.timer.is_none_or(|timer| wake < timer)
         {
             if let Some(old) = qp.timer.replace(wake) {

@@ -10,6 +10,7 @@ use crate::card::transport::qp::Qp;
 use crate::card::waits::WaitRules;
 use crate::fabric::Fabric;
 use crate::faults::Faults;
+use crate::liberties::Dice;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Instant;
@@ -54,6 +55,8 @@ pub(crate) struct Engine {
     pub(crate) qps: HashMap<u32, Qp>,
     pub(crate) resources: Resources,
     pub(super) schedule: Schedule,
+    /// Before this, a step looks at no doorbell.
+    pub(super) look_at: Option<Instant>,
     /// Packets that faults delay.
     pub(crate) delayed: DelayedPackets,
     /// Where packets are counted, if anywhere.
@@ -61,7 +64,7 @@ pub(crate) struct Engine {
 }
 
 impl Engine {
-    pub(crate) fn new(fabric: Fabric, port: Port, faults: Faults, waits: WaitRules) -> Self {
+    pub(crate) fn new(fabric: Fabric, port: Port, faults: Faults, dice: Dice, waits: WaitRules) -> Self {
         Engine {
             fabric,
             pds: HashMap::new(),
@@ -69,8 +72,9 @@ impl Engine {
             uars: HashMap::new(),
             uar_pages: UarPages::default(),
             qps: HashMap::new(),
-            resources: Resources::new(port, faults, waits),
+            resources: Resources::new(port, faults, dice, waits),
             schedule: Schedule::default(),
+            look_at: None,
             delayed: DelayedPackets::default(),
             counters: None,
         }
@@ -107,6 +111,11 @@ impl Engine {
     /// A queue pair has left ERR.
     pub(crate) fn recovered(&mut self, qpn: u32) {
         self.schedule.recovered(qpn);
+    }
+
+    /// Writes everything that was taken and not yet written: memory is about to be deregistered.
+    pub(crate) fn write_parked(&mut self) {
+        self.qps.values_mut().for_each(|qp| qp.endpoint.parked.write_all());
     }
 
     /// Runs `work` on all queue pairs.

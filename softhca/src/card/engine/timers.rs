@@ -18,7 +18,7 @@ impl Engine {
             qp.timer = None;
             let node = qp.endpoint.node(self.resources.port);
             let expired = qp.requester.is_expired(now);
-            let ready = qp.requester.take_rnr_over(now);
+            let ready = qp.take_pauses_over(now);
             let peer = if expired && node != self.resources.port.node() {
                 examine(&mut self.fabric, node, &mut qp.requester)
             } else {

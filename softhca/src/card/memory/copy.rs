@@ -57,7 +57,7 @@ impl Source<'_> {
 /// # Safety
 /// `from` is readable, `to` is writable for `count` bytes, and programs access them as they access
 /// memory of a device ([`shared`]). They may overlap.
-unsafe fn copy_piece(from: *const u8, to: *mut u8, count: usize) {
+pub(crate) unsafe fn copy_piece(from: *const u8, to: *mut u8, count: usize) {
     if count == size_of::<u32>() && to.cast::<u32>().is_aligned() {
         // SAFETY: the caller's; aligned.
         unsafe {

@@ -13,6 +13,7 @@ pub(crate) mod gather;
 pub(crate) mod indirect;
 pub(crate) mod mapped;
 mod null;
+pub(crate) mod parked;
 pub(crate) mod pieces;
 pub(crate) mod refusal;
 pub(crate) mod region;

@@ -363,6 +363,12 @@ impl Regions {
         if missing == 0 { Ok(()) } else { Err(Refusal::Translation { key, missing }.into()) }
     }
 
+    /// Whether writes to a region may pass earlier ones. A key that refers to others orders them.
+    pub(crate) fn is_relaxed(&self, key: u32) -> bool {
+        let target = self.find(key).map(|region| &region.target);
+        matches!(target, Ok(KeyTarget::Memory(memory)) if memory.access.contains(Access::RELAXED_ORDERING))
+    }
+
     /// Closes a key because a send that arrives at a queue pair asks for it.
     pub(crate) fn invalidate(&self, key: u32, (pdn, qpn): (u32, u32)) -> Result<(), ChangeError> {
         match &self.find_in(key, pdn)?.target {

@@ -5,6 +5,7 @@ use crate::card::config::QpConfig;
 use crate::card::memory::ring::ReadRing;
 use gdsync_sys::prm::doorbell::{self, Doorbell};
 use gdsync_sys::prm::wqe::{BASIC_BLOCK, CtrlSeg};
+use std::collections::VecDeque;
 use zerocopy::FromBytes;
 
 /// A send queue. Its indices count basic blocks and are not reduced modulo the ring's size.
@@ -16,6 +17,8 @@ pub(crate) struct SendQueue {
     fetched: u32,
     /// First block that is not completed.
     completed: u32,
+    /// Copies of the next blocks, which were read early.
+    early: VecDeque<[u8; BASIC_BLOCK]>,
 }
 
 /// The first block of a work request.
@@ -38,13 +41,14 @@ impl SendQueue {
             let records = if config.no_send_record { std::ptr::null_mut() } else { config.dbrec };
             (ring, Producer::new(records, doorbell::DBR_SEND))
         };
-        SendQueue { ring, producer, fetched: 0, completed: 0 }
+        SendQueue { ring, producer, fetched: 0, completed: 0, early: VecDeque::new() }
     }
 
     /// Empties the queue. The front zeroes the doorbell record.
     pub(crate) fn reset(&mut self) {
         self.producer.set(0);
         (self.fetched, self.completed) = (0, 0);
+        self.early.clear();
     }
 
     /// Blocks of the ring.
@@ -82,6 +86,7 @@ impl SendQueue {
     pub(crate) fn limit_backlog(&mut self) {
         let excess = self.backlog().saturating_sub(self.blocks());
         self.producer.set(self.producer.index().wrapping_sub(excess));
+        self.early.clear();
     }
 
     /// Checks that the doorbell record is ahead of a doorbell, which is the start of the last WQE's
@@ -92,6 +97,24 @@ impl SendQueue {
         if ahead == 0 || u32::from(ahead) > self.blocks() { Err(record) } else { Ok(()) }
     }
 
+    /// Reads all announced blocks now. What the program changes in them later, the card does not see.
+    pub(crate) fn read_early(&mut self) {
+        let announced = self.producer.index().wrapping_sub(self.fetched);
+        for ahead in self.early.len() as u32..announced.min(self.blocks()) {
+            let mut bytes = Vec::with_capacity(BASIC_BLOCK);
+            self.ring.read(self.fetched.wrapping_add(ahead), &mut bytes);
+            self.early.extend(bytes.first_chunk());
+        }
+    }
+
+    /// Appends a copy of a block, from the fetched one on.
+    fn read(&self, index: u32, into: &mut Vec<u8>) {
+        match self.early.get(index.wrapping_sub(self.fetched) as usize) {
+            Some(block) => into.extend_from_slice(block),
+            None => self.ring.read(index, into),
+        }
+    }
+
     /// Reads the next announced work request's first block. `None` if there is no request.
     pub(crate) fn next(&self) -> Option<Entry> {
         let announced = self.producer.index().wrapping_sub(self.fetched);
@@ -99,7 +122,7 @@ impl SendQueue {
             return None;
         }
         let mut bytes = Vec::with_capacity(BASIC_BLOCK);
-        self.ring.read(self.fetched, &mut bytes);
+        self.read(self.fetched, &mut bytes);
         // A block has 64 bytes, a control segment 16: this cannot fail.
         let ctrl = CtrlSeg::read_from_prefix(&bytes).ok()?.0;
         Some(Entry { bytes, ctrl, first: self.fetched, announced })
@@ -107,11 +130,12 @@ impl SendQueue {
 
     /// Appends the other blocks of a work request to its bytes.
     pub(crate) fn read_rest(&self, entry: &mut Entry, blocks: u32) {
-        (1..blocks).for_each(|block| self.ring.read(entry.first.wrapping_add(block), &mut entry.bytes));
+        (1..blocks).for_each(|block| self.read(entry.first.wrapping_add(block), &mut entry.bytes));
     }
 
     /// Moves past a work request that was fetched.
     pub(crate) fn advance(&mut self, blocks: u32) {
+        self.early.drain(..self.early.len().min(blocks as usize));
         self.fetched = self.fetched.wrapping_add(blocks);
     }
 

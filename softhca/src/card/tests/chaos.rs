@@ -1,10 +1,11 @@
-//! Random faults of the network: no message is lost, duplicated or reordered, and every request
+//! Random faults of the network, on cards with liberties and without: no message is lost, duplicated or reordered, and every request
 //! completes.
 
 use super::faults::{plan, run_until};
 use super::hosts::{address_of, card_at};
 use super::*;
 use crate::faults::{Action, Direction, FaultPlan, Rule, Which};
+use crate::liberties::{Liberties, LibertyKinds};
 use gdsync_sys::prm::wqe::AtomicSeg;
 use proptest::prelude::*;
 
@@ -161,13 +162,21 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
 
     #[test]
-    fn nothing_is_lost_doubled_or_reordered(faults in rules(), operations in operations(), place in 0..3) {
+    fn nothing_is_lost_doubled_or_reordered(
+        faults in rules(),
+        operations in operations(),
+        place in 0..3,
+        seed in prop::option::of(any::<u64>()),
+    ) {
         // One card, two cards of a host, two cards of different hosts.
         let card = || Card::stopped(LinkLayer::InfiniBand, Box::new(drop)).unwrap();
         let (near, far) = if place == 2 { (card_at(20), card_at(21)) } else { (card(), card()) };
         let far = if place == 0 { &near } else { &far };
         let (pdn, far_pdn) = (near.alloc_pd().unwrap(), far.alloc_pd().unwrap());
         let mut flows = [Flow::new(&near, pdn, far, far_pdn), Flow::new(far, far_pdn, &near, pdn)];
+        let liberties = seed.map(|seed| Liberties { seed, kinds: LibertyKinds::all() });
+        near.set_liberties(liberties);
+        far.set_liberties(liberties);
         near.set_faults(Some(&faults));
         far.set_faults(Some(&faults));
         flows.iter_mut().for_each(|flow| flow.post(&operations));

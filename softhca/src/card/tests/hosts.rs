@@ -9,7 +9,7 @@ pub(super) fn card_at(last: u8) -> Card {
     let address = SocketAddrV4::new(Ipv4Addr::new(127, 83, 100, last), 48200);
     let key = gdsync_auth::Key::new(b"the key of these cards").unwrap();
     let fabric = crate::fabric::Fabric::at(&[address], key).unwrap();
-    Card::on(fabric, LinkLayer::InfiniBand, Box::new(drop), Default::default())
+    Card::on(fabric, LinkLayer::InfiniBand, Box::new(drop), Default::default(), Default::default())
 }
 
 /// A connection between two cards, and a region of each.

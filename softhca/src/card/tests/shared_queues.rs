@@ -97,7 +97,9 @@ impl Bed {
         let senders = [(); 2].map(|()| TestQp::new(&card, pdn, &SIZES));
         let receivers = [(); 2].map(|()| TestQp::with(&card, pdn, &SIZES, |config| shared(config, srq.srqn)));
         for (sender, receiver) in senders.iter().zip(&receivers) {
-            let change = QpChange { rnr_retry: Some(rnr_retry), ..QpChange::default() };
+            // A pause of 8 ms.
+            let change =
+                QpChange { rnr_retry: Some(rnr_retry), min_rnr_timer: Some(20), ..QpChange::default() };
             sender.connect(&card, receiver.qpn, card.lid(), change);
             receiver.connect(&card, sender.qpn, card.lid(), change);
         }
@@ -351,6 +353,7 @@ fn creation_and_destruction_are_checked() {
         master: false,
         slave_send: false,
         no_send_record: false,
+        scatter: ScatterToCqe::default(),
     };
     for config in [with_own_queue, QpConfig { rq_entries: 0, srq: Some(1), ..with_own_queue }] {
         // SAFETY: it is refused.

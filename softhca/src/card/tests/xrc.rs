@@ -60,6 +60,7 @@ pub(super) fn nothing() -> QpConfig {
         rq_entries: 0,
         rq_stride: 0,
         dbrec: std::ptr::null_mut(),
+        scatter: ScatterToCqe::default(),
         signal_all: false,
         user_index: None,
         master: false,

@@ -1,6 +1,7 @@
 //! What both halves of a queue pair share: its identity, its attributes, its completion queues.
 
 use crate::card::config::{QpAttributes, QpConfig, QpState, Transport};
+use crate::card::memory::parked::Parked;
 use crate::card::port::Port;
 use crate::fabric::Node;
 
@@ -26,6 +27,8 @@ pub(crate) struct Endpoint {
     pub(crate) srq: Option<u32>,
     /// The other side of DC, while it is connected or served.
     pub(crate) peer: Option<Peer>,
+    /// Payload that was taken and not yet written.
+    pub(crate) parked: Parked,
     /// A half has failed, and both must be flushed.
     failed: bool,
     /// A completion queue had no room for an entry: nothing more can be reported.
@@ -36,12 +39,23 @@ impl Endpoint {
     pub(crate) fn new(qpn: u32, config: QpConfig) -> Self {
         let attributes = QpAttributes::default();
         let pdn = config.pdn.unwrap_or(NO_DOMAIN);
-        Endpoint { qpn, config, attributes, pdn, srq: config.srq, peer: None, failed: false, overrun: false }
+        Endpoint {
+            qpn,
+            config,
+            attributes,
+            pdn,
+            srq: config.srq,
+            peer: None,
+            parked: Parked::default(),
+            failed: false,
+            overrun: false,
+        }
     }
 
     /// Returns to RESET.
     pub(crate) fn reset(&mut self) {
         self.attributes = QpAttributes::default();
+        self.parked.write_all();
         (self.failed, self.overrun, self.peer) = (false, false, None);
     }
 

@@ -183,6 +183,8 @@ impl Qp {
                     context.emit(Event::QpFatal { qpn });
                     queue.limit_backlog();
                     self.fail(context);
+                } else {
+                    self.requester.take_liberty(&mut Step { endpoint: &mut self.endpoint, context });
                 }
             }
             QpState::Err => {
@@ -197,6 +199,20 @@ impl Qp {
                 }
             }
         }
+    }
+
+    /// When its timers expire.
+    pub(crate) fn next_wake(&self) -> Option<Instant> {
+        let wakes = [self.requester.next_wake(), self.responder.next_wake(), self.endpoint.parked.due()];
+        wakes.into_iter().flatten().min()
+    }
+
+    /// Ends the pauses that are over. Returns whether there was one.
+    pub(crate) fn take_pauses_over(&mut self, now: Instant) -> bool {
+        let fetches = self.requester.take_fetch_due(now);
+        let answers = self.responder.take_hold_over(now);
+        let written = self.endpoint.parked.write_due(now);
+        self.requester.take_rnr_over(now) || fetches || answers || written
     }
 
     /// Looks again at what its requester waits for. Returns whether it may go on.
@@ -325,6 +341,7 @@ impl Qp {
     fn flush_if_failed(&mut self, context: &mut Context<'_>) {
         if self.endpoint.take_failure() {
             let step = &mut Step { endpoint: &mut self.endpoint, context };
+            step.endpoint.parked.write_all();
             self.responder.release_completions(step);
             self.requester.flush(step);
             self.responder.flush(step);

@@ -35,7 +35,7 @@ impl Step<'_, '_> {
     }
 
     fn complete(&mut self, cqn: u32, user_index: u32, cqe: Cqe64) {
-        if !self.context.complete(cqn, cqe.with_user_index(user_index)) {
+        if !self.context.complete(cqn, cqe.with_user_index(user_index), &mut self.endpoint.parked) {
             self.completion_lost();
         }
     }

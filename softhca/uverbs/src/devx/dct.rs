@@ -8,7 +8,7 @@ use crate::resource::Resource;
 use crate::uapi::devx::object;
 use crate::verbs::port::PORT;
 use gdsync_sys::prm::command::{dct, dctc};
-use softhca::card::{Access, Address, LinkLayer, QpChange, QpConfig, QpState, Transport};
+use softhca::card::{Access, Address, LinkLayer, QpChange, QpConfig, QpState, ScatterToCqe, Transport};
 
 /// `CREATE_DCT`: a target serves as soon as it is there.
 pub(super) fn create(
@@ -49,6 +49,7 @@ pub(super) fn create(
         rq_entries: 0,
         rq_stride: 0,
         dbrec: std::ptr::null_mut(),
+        scatter: ScatterToCqe::default(),
         signal_all: false,
         user_index: Some(dctc::USER_INDEX.get32(asked)),
         master: false,

@@ -9,7 +9,7 @@ use crate::resource::Resource;
 use crate::uapi::devx::object;
 use crate::verbs::qp::{BLOCK, code_of as state_code};
 use gdsync_sys::prm::command::{ads, header, qp, qpc};
-use softhca::card::{Access, LIMITS, QpAttributes, QpConfig, Transport};
+use softhca::card::{Access, LIMITS, QpAttributes, QpConfig, ScatterToCqe, Transport};
 
 /// The state of a queue pair that a command has created.
 pub(super) struct Qp {
@@ -80,6 +80,22 @@ pub(super) fn create(
     }
     let is_initiator = transport == Transport::DcInitiator;
     let mut srq = None;
+    for (field, value, limit) in [
+        (
+            qpc::CS_REQ,
+            qpc::CS_REQ_32,
+            "results of at most 32 bytes inside completion entries, or none (cs_req 0x11 or 0)",
+        ),
+        (
+            qpc::CS_RES,
+            qpc::CS_RES_32,
+            "receives of at most 32 bytes inside completion entries, or none (cs_res 1 or 0)",
+        ),
+    ] {
+        if ![0, value].contains(&field.get8(asked)) {
+            return Err(Refusal::parameter(Syndrome::QpContext, field.get(asked), limit));
+        }
+    }
     let rq_entries = match qpc::RQ_TYPE.get8(asked) {
         // An initiator has no receives, whatever its context says.
         _ if is_initiator => 0,
@@ -140,6 +156,7 @@ pub(super) fn create(
         master: qpc::CD_MASTER.is_set(asked),
         slave_send: qpc::CD_SLAVE_SEND.is_set(asked),
         no_send_record: qpc::SEND_DBR_MODE.get8(asked) == qpc::DBR_NONE,
+        scatter: ScatterToCqe { requests: qpc::CS_REQ.is_set(asked), receives: qpc::CS_RES.is_set(asked) },
     };
     // SAFETY: `Part::address` found rings and record inside registered user memory, aligned and
     // mapped. The program keeps that memory mapped while it is registered, and the context keeps it

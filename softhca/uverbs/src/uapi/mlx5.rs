@@ -8,9 +8,13 @@ pub(crate) const SUPPORTED_UHW: u8 = 3;
 pub(crate) const INLINE_MODE_NONE: u8 = 1;
 /// `MLX5_QP_FLAG_SIGNATURE`.
 pub(crate) const QP_SIGNATURE: u32 = 1 << 0;
-/// The flags that request no additional feature of a queue pair: `MLX5_QP_FLAG_SCATTER_CQE`,
-/// `_ALLOW_SCATTER_CQE`, `_UAR_PAGE_INDEX`, and the older `_BFREG_INDEX`.
-pub(crate) const QP_SUPPORTED: u32 = 1 << 1 | 1 << 3 | 1 << 8 | 1 << 10;
+/// `MLX5_QP_FLAG_SCATTER_CQE`: small data inside completion entries.
+pub(crate) const QP_SCATTER_CQE: u32 = 1 << 1;
+/// `MLX5_QP_FLAG_ALLOW_SCATTER_CQE`: results, too, although not every send writes an entry.
+pub(crate) const QP_ALLOW_SCATTER_CQE: u32 = 1 << 8;
+/// The flags that the card knows: those, and two that ask for nothing more, `MLX5_QP_FLAG_UAR_PAGE_INDEX`
+/// and the older `_BFREG_INDEX`.
+pub(crate) const QP_SUPPORTED: u32 = QP_SCATTER_CQE | QP_ALLOW_SCATTER_CQE | 1 << 3 | 1 << 10;
 /// Fields of [`AllocUcontextResp`] that are valid: `MLX5_IB_ALLOC_UCONTEXT_RESP_MASK_DUMP_FILL_MKEY`, and
 /// work requests that change the tag of a key (`_MKEY_UPDATE_TAG`).
 pub(crate) const CONTEXT_DUMP_FILL_MKEY: u32 = 1 << 1;

@@ -10,7 +10,8 @@ use crate::events::routes::Route;
 use crate::resource::Resource;
 use crate::uapi::ioctl::{attr, object};
 use crate::uapi::mlx5::{
-    CreateQp, CreateQpResp, ModifyQpResp, QP_DC_INITIATOR, QP_DC_TARGET, QP_SIGNATURE, QP_SUPPORTED,
+    CreateQp, CreateQpResp, ModifyQpResp, QP_ALLOW_SCATTER_CQE, QP_DC_INITIATOR, QP_DC_TARGET,
+    QP_SCATTER_CQE, QP_SIGNATURE, QP_SUPPORTED,
 };
 use crate::uapi::verbs::{
     ModifyQp, OpenQp, OpenQpResp, QP_CREATE_SQ_SIG_ALL, QPT_DRIVER, QPT_RC, QPT_UC, QPT_UD, QPT_XRC_INI,
@@ -18,7 +19,7 @@ use crate::uapi::verbs::{
 };
 use gdsync_sys::prm::wqe::SEGMENT;
 use gdsync_sys::verbs as ibv;
-use softhca::card::{Access, Address, QpAttributes, QpChange, QpConfig, QpState, Transport};
+use softhca::card::{Access, Address, QpAttributes, QpChange, QpConfig, QpState, ScatterToCqe, Transport};
 use zerocopy::FromZeros;
 
 /// Bytes of a basic block of the send queue.
@@ -182,6 +183,7 @@ fn config(
         master: false,
         slave_send: false,
         no_send_record: false,
+        scatter: scatter(asked.flags, transport, signal_all),
     })
 }
 
@@ -202,6 +204,17 @@ pub(crate) fn open(context: &Context, request: &Request) -> Result<()> {
     drop(objects);
     let answer = OpenQpResp { qp_handle, qpn: number, cap, reserved: 0 };
     request.answer_with(attr::CORE_OUT, &answer)
+}
+
+/// Which data the driver has a queue pair's completion entries hold (`configure_requester_scat_cqe` and
+/// `create_user_qp` of the kernel's `qp.c`).
+fn scatter(flags: u32, transport: Transport, signal_all: bool) -> ScatterToCqe {
+    let is_asked = flags & QP_SCATTER_CQE != 0;
+    let every_result = signal_all || flags & QP_ALLOW_SCATTER_CQE != 0;
+    ScatterToCqe {
+        requests: is_asked && transport == Transport::Rc && every_result,
+        receives: is_asked && transport != Transport::Ud,
+    }
 }
 
 /// `DESTROY`: answers the count of the queue pair's events that the program has read.
@@ -330,5 +343,28 @@ fn answer_of(qp: &Qp, now: &QpAttributes) -> QueryQpResp {
         rnr_retry: now.rnr_retry,
         sq_sig_all: qp.config.signal_all.into(),
         ..QueryQpResp::new_zeroed()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn data_goes_into_entries_as_the_driver_has_it() {
+        let of = |flags, transport, signal_all| {
+            let ScatterToCqe { requests, receives } = scatter(flags, transport, signal_all);
+            (requests, receives)
+        };
+        for transport in [Transport::Rc, Transport::Uc, Transport::Ud] {
+            for signal_all in [false, true] {
+                assert_eq!(of(QP_ALLOW_SCATTER_CQE, transport, signal_all), (false, false));
+            }
+        }
+        assert_eq!(of(QP_SCATTER_CQE, Transport::Rc, false), (false, true));
+        assert_eq!(of(QP_SCATTER_CQE, Transport::Rc, true), (true, true));
+        assert_eq!(of(QP_SCATTER_CQE | QP_ALLOW_SCATTER_CQE, Transport::Rc, false), (true, true));
+        assert_eq!(of(QP_SCATTER_CQE, Transport::Uc, true), (false, true));
+        assert_eq!(of(QP_SCATTER_CQE, Transport::Ud, true), (false, false));
     }
 }

@@ -50,6 +50,7 @@ impl GpuQp {
             user_index: None,
             xrcd: None,
             dc_key: 0,
+            scatter: ScatterToCqe::default(),
             master: false,
             slave_send: false,
             no_send_record: false,

@@ -100,6 +100,7 @@ fn there_are_so_many_of_them() {
         master: false,
         slave_send: false,
         no_send_record: true,
+        scatter: ScatterToCqe::default(),
     };
     // SAFETY: there are no queues.
     let create = |config: &QpConfig| unsafe { card.create_qp(config) };

@@ -2,10 +2,12 @@
 
 use super::state::Requester;
 use crate::card::config::{MTU, rnr_timer};
+use crate::card::memory::copy::collect;
 use crate::card::queue::wqe::Payload;
 use crate::card::transport::step::Step;
 use crate::packet::{NakCode, PSN_MASK, Packet, psn_distance};
 use gdsync_sys::prm::cqe::Syndrome;
+use gdsync_sys::prm::scatter::SCATTER_BYTES;
 
 /// RNR retry count that means "without limit".
 const UNLIMITED: u8 = 7;
@@ -64,9 +66,16 @@ impl Requester {
         if packet.payload_len() != length as usize {
             return self.fail_at(position, Syndrome::BadResponse, step);
         }
+        let goes_into_entry = step.endpoint.config.scatter.requests
+            && request.signaled
+            && (1..=SCATTER_BYTES).contains(&(work.length as usize));
+        // SAFETY: the parts are the packet's payload, readable while it is handled.
+        let result = goes_into_entry.then(|| unsafe { collect(packet.payload) });
         let scattered = match &work.payload {
+            _ if goes_into_entry => Ok(()),
             Payload::Segments(segments) => {
-                step.context.scatter(step.endpoint.pdn, segments, offset, packet.payload)
+                let (parked, pdn) = (&mut step.endpoint.parked, step.endpoint.pdn);
+                step.context.scatter(parked, pdn, segments, offset, packet.payload)
             }
             Payload::Inline(_) | Payload::Mixed(..) => Ok(()),
         };
@@ -76,6 +85,7 @@ impl Requester {
         }
         let first_psn = request.first_psn;
         let request = &mut self.requests[position];
+        request.result = result;
         request.acked += 1;
         request.done = request.acked == request.packets;
         self.progressed(&step.endpoint.attributes, step.context.now);

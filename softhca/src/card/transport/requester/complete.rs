@@ -17,7 +17,7 @@ impl Requester {
             {
                 let count = if request.awaits_result() { request.length() } else { 0 };
                 let cqe = Cqe64::requester(work.opcode, step.endpoint.qpn, request.first as u16, count);
-                step.complete_send(cqe);
+                step.complete_send(request.result.as_ref().map_or(cqe, |result| cqe.with_data(result)));
             }
         }
     }

@@ -34,6 +34,7 @@ impl Requester {
             sent: 0,
             acked: 0,
             done: false,
+            result: None,
         }
     }
 

@@ -23,6 +23,8 @@ pub(super) struct Request {
     /// Packets acknowledged, or responses received.
     pub(super) acked: u32,
     pub(super) done: bool,
+    /// The result, if it goes into the completion entry in place of the memory that the request names.
+    pub(super) result: Option<Vec<u8>>,
 }
 
 impl Request {

@@ -27,7 +27,8 @@ impl Requester {
         }
         loop {
             if self.cursor == self.requests.len() {
-                if self.requests.len() >= WINDOW {
+                let is_early = self.fetch_at.is_some_and(|at| step.context.now < at);
+                if self.requests.len() >= WINDOW || is_early {
                     return None;
                 }
                 if self.requests.is_empty() {
@@ -83,6 +84,7 @@ impl Requester {
 
     /// The next packet of the request under the cursor, a send or a write.
     fn data_packet(&mut self, step: &mut Step<'_, '_>) -> Option<Header> {
+        step.endpoint.parked.write_all();
         let request = &self.requests[self.cursor];
         let work = request.work.as_ref().ok()?;
         let offset = request.sent * MTU;

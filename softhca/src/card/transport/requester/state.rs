@@ -3,7 +3,9 @@
 use super::request::Request;
 use crate::card::config::{QpAttributes, QpConfig, ack_timeout};
 use crate::card::queue::send::SendQueue;
+use crate::card::transport::step::Step;
 use crate::fabric::Node;
+use crate::liberties::LibertyKinds;
 use crate::packet::{PSN_MASK, psn_distance};
 use std::collections::VecDeque;
 use std::time::{Instant, SystemTime};
@@ -24,6 +26,8 @@ pub(crate) struct Requester {
     pub(super) deadline: Option<Instant>,
     /// End of the pause that the peer asked for.
     pub(super) rnr_until: Option<Instant>,
+    /// Before this, no work request is fetched.
+    pub(super) fetch_at: Option<Instant>,
     /// The last packet that the fabric took on its way to the peer: its number, and where it ends.
     pub(super) reached: Option<(u32, u64)>,
     /// How far the examination of the current time-out has come.
@@ -103,6 +107,7 @@ impl Requester {
             rnr_left: 0,
             deadline: None,
             rnr_until: None,
+            fetch_at: None,
             reached: None,
             examination: None,
             waits: Waits::default(),
@@ -118,7 +123,7 @@ impl Requester {
         self.cursor = 0;
         self.next_psn = psn;
         self.set_timer(None);
-        (self.rnr_until, self.reached) = (None, None);
+        (self.rnr_until, self.reached, self.fetch_at) = (None, None, None);
         self.waits = Waits::default();
         self.target = None;
         self.refill_retries(attributes);
@@ -130,7 +135,7 @@ impl Requester {
 
     /// When its timer expires.
     pub(crate) fn next_wake(&self) -> Option<Instant> {
-        self.rnr_until.or(self.deadline)
+        [self.rnr_until.or(self.deadline), self.fetch_at].into_iter().flatten().min()
     }
 
     /// Whether packets are to be sent again now.
@@ -141,6 +146,21 @@ impl Requester {
     /// Whether the pause that the peer asked for has ended. Ends it.
     pub(crate) fn take_rnr_over(&mut self, now: Instant) -> bool {
         self.rnr_until.take_if(|until| *until <= now).is_some()
+    }
+
+    /// Whether the time has come to fetch what was announced. Forgets it.
+    pub(crate) fn take_fetch_due(&mut self, now: Instant) -> bool {
+        self.fetch_at.take_if(|at| *at <= now).is_some()
+    }
+
+    /// Work requests were announced: a card with that liberty reads them at once, though it executes them
+    /// later, or does not look at them for a while.
+    pub(crate) fn take_liberty(&mut self, step: &mut Step<'_, '_>) {
+        if step.context.dice.takes(LibertyKinds::FETCH) {
+            self.queue.read_early();
+        } else if let Some(pause) = step.context.dice.pause(LibertyKinds::FETCH) {
+            self.fetch_at.get_or_insert(step.context.now + pause);
+        }
     }
 
     /// The fabric has taken packet `psn`, which ends at `position`.

@@ -7,7 +7,7 @@ use crate::card::context::PEER_MEMORY;
 use crate::card::event::Event;
 use crate::card::queue::receive::Home;
 use crate::card::transport::step::Step;
-use crate::packet::{Header, NakCode, PSN_MASK, PacketKind};
+use crate::packet::{Header, NakCode, PSN_MASK, PacketKind, psn_distance};
 use crate::peer_memory::PeerFailure;
 use gdsync_sys::prm::cqe::Cqe64;
 use zerocopy::byteorder::big_endian::{U32, U64};
@@ -80,9 +80,15 @@ impl Responder {
 
     /// The next response packet, if there is one. Its payload is in the context.
     pub(crate) fn next_response(&mut self, step: &mut Step<'_, '_>) -> Option<Header> {
+        if self.responses.is_empty() || self.is_held(step) {
+            return None;
+        }
         let (qpn, dest) = (step.endpoint.qpn, step.endpoint.attributes.dest_qpn);
         match self.responses.front()? {
-            Response::Ack { psn, .. } => Some(Header::new(PacketKind::Ack, qpn, dest, *psn)),
+            Response::Ack { psn, .. } => {
+                let psn = self.acknowledged_at_once(*psn, step);
+                Some(Header::new(PacketKind::Ack, qpn, dest, psn))
+            }
             Response::Nak { psn, code } => {
                 let mut header = Header::new(PacketKind::Nak, qpn, dest, *psn);
                 header.nak = *code as u8;
@@ -128,14 +134,21 @@ impl Responder {
             Some(Response::Read { length, sent, .. }) if !refused && *sent + 1 < packets_of(*length) => {
                 *sent += 1
             }
-            Some(Response::Ack { completion, .. }) => {
-                let completion = completion.take();
-                self.responses.pop_front();
-                if let Some((home, cqe)) = completion {
-                    step.complete_receive(home, cqe);
-                }
-            }
+            Some(Response::Ack { .. }) => self.acknowledged(header.psn.get(), step),
             _ => drop(self.responses.pop_front()),
+        }
+    }
+
+    /// The acknowledgement of everything up to packet `last` has left: completions become visible.
+    fn acknowledged(&mut self, last: u32, step: &mut Step<'_, '_>) {
+        while let Some(Response::Ack { psn, completion }) = self.responses.front_mut()
+            && psn_distance(*psn, last) <= 0
+        {
+            let completion = completion.take();
+            self.responses.pop_front();
+            if let Some((home, cqe)) = completion {
+                step.complete_receive(home, cqe);
+            }
         }
     }
 

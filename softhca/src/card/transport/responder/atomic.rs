@@ -11,6 +11,7 @@ use crate::card::context::PEER_MEMORY;
 use crate::card::memory::copy::{self, AtomicOperation};
 use crate::card::transport::step::Step;
 use crate::fabric::Part;
+use crate::liberties::LibertyKinds;
 use crate::packet::{Header, Packet, PacketKind};
 
 impl Responder {
@@ -35,6 +36,7 @@ impl Responder {
         let Some(place) = place.filter(|place| copy::is_aligned(*place, bytes)) else {
             return Err(misaligned(addr, bytes, step));
         };
+        step.endpoint.parked.write_all();
         // SAFETY: aligned, as checked above, and resolved just now to registered memory with remote
         // atomic (so local write) access; no region is removed while the engine is locked.
         let value = match unsafe { copy::atomic(place, bytes, operation) } {
@@ -47,6 +49,7 @@ impl Responder {
         let (psn, original) = (header.psn.get(), Original { value, bytes });
         self.results.remember(psn, original);
         self.responses.push_back(Response::Atomic { psn, original, again: false });
+        self.hold(LibertyKinds::ATOMICS, step);
         Ok(1)
     }
 }

@@ -3,6 +3,7 @@
 mod answer;
 mod atomic;
 mod datagram;
+mod hold;
 mod receive;
 mod reliable;
 mod remote;

@@ -2,11 +2,14 @@
 
 use super::response::Response;
 use super::state::{Failure, Responder, Stop};
+use crate::card::memory::copy::collect;
 use crate::card::queue::receive::{Home, Receive, Slot};
 use crate::card::transport::step::Step;
 use crate::fabric::Part;
+use crate::liberties::LibertyKinds;
 use crate::packet::{FIRST, Header, IMMEDIATE, INVALIDATE, LAST, NakCode, Packet, SOLICITED};
 use gdsync_sys::prm::cqe::{Cqe64, CqeOpcode, Syndrome};
+use gdsync_sys::prm::scatter::SCATTER_BYTES;
 
 /// Packets after which one is acknowledged although its message continues.
 const ACK_EVERY: u32 = 16;
@@ -20,9 +23,13 @@ pub(super) fn scatter(
     payload: &[Part],
     step: &mut Step<'_, '_>,
 ) -> Result<(), NoAccess> {
-    if let Err(error) =
-        step.context.scatter(receive.slot.home.pdn, &receive.segments, receive.offset, payload)
-    {
+    if let Err(error) = step.context.scatter(
+        &mut step.endpoint.parked,
+        receive.slot.home.pdn,
+        &receive.segments,
+        receive.offset,
+        payload,
+    ) {
         let field = error.field("receive lkey");
         step.report(Some(receive.slot.index), field, error.to_string());
         return Err(NoAccess);
@@ -30,6 +37,14 @@ pub(super) fn scatter(
     let length: usize = payload.iter().map(|part| part.1).sum();
     receive.offset = receive.offset.saturating_add(length as u32);
     Ok(())
+}
+
+/// The whole message of a packet, if it goes into the completion entry in place of the receive's memory.
+fn data_for_entry(packet: Packet<'_>, step: &Step<'_, '_>) -> Option<Vec<u8>> {
+    let is_whole = packet.header.has(FIRST) && packet.header.has(LAST);
+    let fits = (1..=SCATTER_BYTES).contains(&packet.payload_len());
+    // SAFETY: the parts are the packet's payload, readable while it is handled.
+    (step.endpoint.config.scatter.receives && is_whole && fits).then(|| unsafe { collect(packet.payload) })
 }
 
 /// The opcode of the completion of a send or a datagram.
@@ -69,6 +84,7 @@ impl Responder {
     pub(super) fn take_send(&mut self, packet: Packet<'_>, step: &mut Step<'_, '_>) -> Result<u32, Stop> {
         let header = packet.header;
         if header.has(FIRST) {
+            step.endpoint.parked.write_ordered();
             let receive = self.take_receive(step)?.ok_or(Stop::Nak(NakCode::ReceiverNotReady))?;
             let room = receive.room();
             if u64::from(header.length.get()) > room {
@@ -85,7 +101,8 @@ impl Responder {
             return Err(Stop::invalid_request(step));
         };
         let slot = receive.slot;
-        if scatter(&mut receive, packet.payload, step).is_err() {
+        let data = data_for_entry(packet, step);
+        if data.is_none() && scatter(&mut receive, packet.payload, step).is_err() {
             let failure = Failure::Completion(slot, Syndrome::LocalProtection);
             return Err(Stop::Fatal(NakCode::RemoteOperation, failure));
         }
@@ -93,7 +110,7 @@ impl Responder {
             if header.has(INVALIDATE) {
                 invalidate(slot, header, step)?;
             }
-            self.complete_receive(send_opcode(header), slot, header, step);
+            self.complete_receive(send_opcode(header), slot, header, data.as_deref(), step);
         } else {
             self.queue.current = Some(receive);
             self.taken(header, None, step);
@@ -101,16 +118,18 @@ impl Responder {
         Ok(1)
     }
 
-    /// The last packet of a message was taken, which completes a receive.
+    /// The last packet of a message was taken, which completes a receive, with `data` inside the entry.
     pub(super) fn complete_receive(
         &mut self,
         opcode: CqeOpcode,
         slot: Slot,
         header: &Header,
+        data: Option<&[u8]>,
         step: &mut Step<'_, '_>,
     ) {
         let remote = step.endpoint.attributes.dest_qpn;
         let cqe = completion(opcode, slot.index, remote, header.length.get(), header, step);
+        let cqe = data.map_or(cqe, |data| cqe.with_data(data));
         self.taken(header, Some((slot.home, cqe)), step);
     }
 
@@ -123,16 +142,22 @@ impl Responder {
         step: &mut Step<'_, '_>,
     ) {
         if step.endpoint.config.transport.is_reliable() {
-            self.acknowledge_later(header, completion);
+            self.acknowledge_later(header, completion, step);
         } else if let Some((home, cqe)) = completion {
             step.complete_receive(home, cqe);
         }
     }
 
-    fn acknowledge_later(&mut self, header: &Header, completion: Option<(Home, Cqe64)>) {
+    fn acknowledge_later(
+        &mut self,
+        header: &Header,
+        completion: Option<(Home, Cqe64)>,
+        step: &mut Step<'_, '_>,
+    ) {
         self.unacknowledged += 1;
         if header.has(LAST) || self.unacknowledged >= ACK_EVERY {
             self.unacknowledged = 0;
+            self.hold(LibertyKinds::ACKNOWLEDGEMENTS, step);
             let psn = header.psn.get();
             match self.responses.back_mut() {
                 // One acknowledgement covers all packets before it.

@@ -3,7 +3,6 @@
 use super::state::{Responder, Stop};
 use crate::card::config::{Access, packets_of};
 use crate::card::context::PEER_MEMORY;
-use crate::card::memory::copy;
 use crate::card::memory::pieces::Pieces;
 use crate::card::memory::refusal::Refusal;
 use crate::card::transport::step::Step;
@@ -66,11 +65,13 @@ impl Responder {
         if completes && !self.has_receive(step) {
             return Err(Stop::Nak(NakCode::ReceiverNotReady));
         }
+        if header.has(FIRST) {
+            step.endpoint.parked.write_ordered();
+        }
         let copy = |targets: &[_], step: &mut Step<'_, '_>| {
-            // SAFETY: the parts are the packet's payload, readable while it is handled; the pieces
-            // were resolved just now to registered memory with remote write access, and no region is
-            // removed while the engine is locked. Only `copy` uses the bounce buffer.
-            unsafe { copy::copy(packet.payload, targets, step.context.bounce) }
+            let (parked, rkey) = (&mut step.endpoint.parked, header.rkey.get());
+            // SAFETY: the packet's payload; the pieces were resolved just now with remote write access.
+            unsafe { step.context.write(parked, packet.payload, targets, [rkey]) }
         };
         let copied = match pieces {
             Pieces::One(piece) => copy(piece.as_slice(), step),
@@ -82,7 +83,7 @@ impl Responder {
         }
         if completes {
             let receive = self.take_receive(step)?.ok_or(Stop::Nak(NakCode::ReceiverNotReady))?;
-            self.complete_receive(CqeOpcode::RespWriteImm, receive.slot, header, step);
+            self.complete_receive(CqeOpcode::RespWriteImm, receive.slot, header, None, step);
         } else {
             self.taken(header, None, step);
         }

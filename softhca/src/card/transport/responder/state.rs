@@ -9,6 +9,7 @@ use crate::card::transport::step::Step;
 use crate::packet::NakCode;
 use gdsync_sys::prm::cqe::Syndrome;
 use std::collections::VecDeque;
+use std::time::Instant;
 
 /// The state of the responder.
 #[derive(Debug)]
@@ -23,6 +24,15 @@ pub(crate) struct Responder {
     pub(super) results: Results,
     /// The rest of a message of an unreliable connection is dropped.
     pub(super) dropping: bool,
+    pub(super) held: Hold,
+}
+
+/// Until when answers are kept back.
+#[derive(Debug, Default)]
+pub(super) struct Hold {
+    pub(super) until: Option<Instant>,
+    /// Since when one has waited.
+    pub(super) since: Option<Instant>,
 }
 
 /// Why a request is not executed.
@@ -67,6 +77,7 @@ impl Responder {
             responses: VecDeque::new(),
             results: Results::default(),
             dropping: false,
+            held: Hold::default(),
         }
     }
 
@@ -77,6 +88,7 @@ impl Responder {
         (self.nak_sent, self.unacknowledged, self.dropping) = (false, 0, false);
         self.responses.clear();
         self.results = Results::default();
+        self.held = Hold::default();
     }
 
     /// Whether a message finds a receive.

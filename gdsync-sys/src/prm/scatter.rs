@@ -1,0 +1,55 @@
+//! Scatter-to-CQE: small data inside completion entries, in place of the memory that a receive or a
+//! read names. Programs ask for it per queue pair, and libmlx5 by default
+//! (`MLX5_QP_FLAG_SCATTER_CQE`); who polls the entry copies the data to the memory.
+//!
+//! An entry of 64 bytes has room for 32 at its start, where the fields of a path are otherwise
+//! (`MLX5_INLINE_SCATTER_32` of libmlx5's `mlx5.h`, and `cq.c` for the place). An entry of 128 bytes has
+//! room for 64 in the half before its fields (`MLX5_INLINE_SCATTER_64`).
+
+use super::cqe::{CQE_SIZE, Cqe64};
+use zerocopy::IntoBytes;
+
+/// Most bytes inside an entry of 64 bytes.
+pub const SCATTER_BYTES: usize = 32;
+/// Bit of `op_own`: data is in the first 32 bytes of the entry.
+pub const SCATTER_32: u8 = 1 << 2;
+/// Offset of `op_own`.
+const OP_OWN: usize = CQE_SIZE - 1;
+
+impl Cqe64 {
+    /// The same entry with data inside: the bytes that its byte count says, at most [`SCATTER_BYTES`].
+    /// More are left out.
+    pub fn with_data(self, data: &[u8]) -> Self {
+        let mut bytes: [u8; CQE_SIZE] = zerocopy::transmute!(self);
+        let count = data.len().min(SCATTER_BYTES);
+        bytes[..count].copy_from_slice(&data[..count]);
+        bytes[OP_OWN] |= SCATTER_32;
+        zerocopy::transmute!(bytes)
+    }
+
+    /// The data inside the entry, if there is some.
+    pub fn data(&self) -> Option<&[u8]> {
+        let count = (self.byte_count() as usize).min(SCATTER_BYTES);
+        let has_data = self.raw_op_own() & SCATTER_32 != 0 && !self.is_error();
+        has_data.then(|| &self.as_bytes()[..count])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::prm::cqe::CqeOpcode;
+
+    #[test]
+    fn data_lies_at_the_start_and_the_rest_of_the_entry_stays() {
+        let plain = Cqe64::responder(CqeOpcode::RespSendImm, 5, 6, 7, 20, [1, 2, 3, 4], true);
+        let cqe = plain.with_data(&[9; 20]).with_user_index(0x123).with_owner(true);
+        assert_eq!((plain.data(), cqe.data()), (None, Some(&[9; 20][..])));
+        assert_eq!((cqe.opcode(), cqe.owner(), cqe.is_solicited()), (Ok(CqeOpcode::RespSendImm), true, true));
+        assert_eq!((cqe.qpn(), cqe.wqe_counter(), cqe.byte_count()), (5, 7, 20));
+        assert_eq!((cqe.imm(), cqe.user_index()), ([1, 2, 3, 4], 0x123));
+        assert_eq!(cqe.raw_op_own() & 0xf, SCATTER_32 | 2 | 1);
+        let whole = Cqe64::responder(CqeOpcode::RespSend, 5, 6, 7, 32, [0; 4], false).with_data(&[8; 40]);
+        assert_eq!((whole.data(), whole.byte_count()), (Some(&[8; 32][..]), 32));
+    }
+}

@@ -1,0 +1,247 @@
+//! Payload that the card has taken and not yet written: bytes reach memory in any order, and not all at
+//! once, where nothing orders them. What orders them is in docs/liberties.md.
+
+use super::copy::{Place, Target, collect, copy, copy_piece};
+use crate::fabric::Part;
+use crate::liberties::{Dice, LibertyKinds};
+use crate::peer_memory::PeerFailure;
+use std::time::Instant;
+
+/// Most bytes that a queue pair parks.
+const MOST: usize = 1 << 20;
+/// Most pieces of a range.
+const PIECES: usize = 8;
+/// Pieces begin at multiples of this, so that a word stays one: it is written at once by every card.
+const WORD: usize = 8;
+
+/// Bytes for a piece of memory of the host.
+#[derive(Debug)]
+struct Piece {
+    to: *mut u8,
+    bytes: Vec<u8>,
+    /// Later messages do not wait for it.
+    relaxed: bool,
+}
+
+// SAFETY: its address is used only by `Parked`, by the thread that holds the engine's lock.
+unsafe impl Send for Piece {}
+
+/// What a queue pair has taken and not yet written; empty on a card without liberties.
+#[derive(Debug, Default)]
+pub(crate) struct Parked {
+    pieces: Vec<Piece>,
+    bytes: usize,
+    /// When it is written at the latest.
+    due: Option<Instant>,
+}
+
+impl Parked {
+    /// When all is written at the latest; `None` if all is.
+    pub(crate) fn due(&self) -> Option<Instant> {
+        self.due
+    }
+
+    /// Writes everything: something visible comes after it.
+    #[inline]
+    pub(crate) fn write_all(&mut self) {
+        if self.due.take().is_some() {
+            self.bytes = 0;
+            self.pieces.drain(..).for_each(Piece::write);
+        }
+    }
+
+    /// Writes all but what is for regions of relaxed ordering: another message begins.
+    #[inline]
+    pub(crate) fn write_ordered(&mut self) {
+        if self.due.is_some() {
+            self.pieces.extract_if(.., |piece| !piece.relaxed).for_each(Piece::write);
+            self.bytes = self.pieces.iter().map(|piece| piece.bytes.len()).sum();
+            self.due = self.due.filter(|_| !self.pieces.is_empty());
+        }
+    }
+
+    /// Writes everything that is due. Returns whether there was something.
+    pub(crate) fn write_due(&mut self, now: Instant) -> bool {
+        let is_due = self.due.is_some_and(|due| due <= now);
+        if is_due {
+            self.write_all();
+        }
+        is_due
+    }
+
+    /// Copies the concatenated parts to the concatenated targets, as [`copy`] does, but takes the
+    /// liberty to write pieces in any order, and some of them later. Those of peer memory are written at
+    /// once. `is_relaxed`: the targets are in regions of relaxed ordering.
+    ///
+    /// # Errors
+    /// A client cannot write peer memory.
+    ///
+    /// # Safety
+    /// As [`copy`]; and the targets stay mapped until [`Self::write_all`] has been called.
+    pub(crate) unsafe fn copy(
+        &mut self,
+        parts: &[Part],
+        targets: &[Target<'_>],
+        is_relaxed: bool,
+        bounce: &mut Vec<u8>,
+        (dice, now): (&mut Dice, Instant),
+    ) -> Result<(), PeerFailure> {
+        let relaxed = is_relaxed && dice.takes(LibertyKinds::RELAXED);
+        if !relaxed && !dice.takes(LibertyKinds::PIECES) {
+            // SAFETY: the caller's.
+            return unsafe { copy(parts, targets, bounce) };
+        }
+        // SAFETY: the caller's.
+        let bytes = unsafe { collect(parts) };
+        let (mut rest, mut pieces) = (&bytes[..], Vec::new());
+        for &(place, room) in targets {
+            let (mine, behind) = rest.split_at(room.min(rest.len()));
+            match place {
+                Place::Host(to) => cut(to, mine, relaxed, dice, &mut pieces),
+                // SAFETY: the caller's; the bytes are ours.
+                Place::Peer(..) => unsafe { copy(&[(mine.as_ptr(), mine.len())], &[(place, room)], bounce) }?,
+            }
+            rest = behind;
+        }
+        dice.shuffle(&mut pieces);
+        let later = pieces.split_off(dice.below(pieces.len() + 1));
+        pieces.into_iter().for_each(Piece::write);
+        self.park(later, dice, now);
+        Ok(())
+    }
+
+    fn park(&mut self, pieces: Vec<Piece>, dice: &mut Dice, now: Instant) {
+        if pieces.is_empty() {
+            return;
+        }
+        self.bytes += pieces.iter().map(|piece| piece.bytes.len()).sum::<usize>();
+        self.pieces.extend(pieces);
+        self.due.get_or_insert(now + dice.any_pause());
+        if self.bytes > MOST {
+            self.write_all();
+        }
+    }
+}
+
+impl Piece {
+    fn write(self) {
+        // SAFETY: `Parked::copy` was promised that the target stays mapped until now; the bytes are ours.
+        unsafe { copy_piece(self.bytes.as_ptr(), self.to, self.bytes.len()) };
+    }
+}
+
+/// Cuts a range into pieces.
+fn cut(to: *mut u8, bytes: &[u8], relaxed: bool, dice: &mut Dice, pieces: &mut Vec<Piece>) {
+    let lead = (to as usize).next_multiple_of(WORD) - to as usize;
+    let words = bytes.len().saturating_sub(lead).div_ceil(WORD);
+    let cuts = (0..PIECES.min(words)).map(|_| lead + dice.below(words) * WORD);
+    let mut ends: Vec<usize> = cuts.filter(|cut| (1..bytes.len()).contains(cut)).collect();
+    ends.push(bytes.len());
+    ends.sort_unstable();
+    ends.dedup();
+    let mut start = 0;
+    for end in ends {
+        if end > start {
+            pieces.push(Piece { to: to.wrapping_add(start), bytes: bytes[start..end].to_vec(), relaxed });
+        }
+        start = end;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::liberties::{Liberties, of_one_card};
+    use proptest::prelude::*;
+
+    fn dice(seed: u64, kinds: LibertyKinds) -> Dice {
+        of_one_card(Some(Liberties { seed, kinds }))
+    }
+
+    proptest! {
+        #[test]
+        fn every_byte_arrives_once_and_words_stay_whole(
+            bytes in proptest::collection::vec(any::<u8>(), 0..200),
+            sizes in proptest::collection::vec(0usize..60, 0..8),
+            start in 0usize..16,
+            seed: u64,
+        ) {
+            let mut target = vec![0u64; 70];
+            let base = target.as_mut_ptr().cast::<u8>().wrapping_add(start);
+            let mut at = 0;
+            let targets: Vec<Target<'_>> = sizes
+                .iter()
+                .map(|size| {
+                    at += size;
+                    (Place::Host(base.wrapping_add(at - size)), *size)
+                })
+                .collect();
+            let (mut parked, mut dice) = (Parked::default(), dice(seed, LibertyKinds::PIECES));
+            let parts = [(bytes.as_ptr(), bytes.len())];
+            let count = bytes.len().min(at);
+            let now = Instant::now();
+            // SAFETY: at most 420 bytes from the start, inside the vector, which outlives `parked`.
+            unsafe { parked.copy(&parts, &targets, false, &mut Vec::new(), (&mut dice, now)) }.unwrap();
+            for piece in &parked.pieces {
+                let (first, last) = (piece.to as usize, piece.to as usize + piece.bytes.len());
+                let is_edge = |at: usize| targets.iter().any(|(place, size)| {
+                    matches!(place, Place::Host(to) if *to as usize == at || *to as usize + size == at)
+                }) || at == base as usize + count;
+                prop_assert!(first.is_multiple_of(WORD) || is_edge(first));
+                prop_assert!(last.is_multiple_of(WORD) || is_edge(last));
+            }
+            prop_assert_eq!(parked.due().is_some(), !parked.pieces.is_empty());
+            parked.write_all();
+            // SAFETY: 560 bytes from the vector's start.
+            let written = unsafe { std::slice::from_raw_parts(target.as_ptr().cast::<u8>(), 560) };
+            prop_assert_eq!(&written[start..start + count], &bytes[..count]);
+            let rest = written[..start].iter().chain(&written[start + count..]);
+            prop_assert!(rest.copied().all(|byte| byte == 0));
+        }
+    }
+
+    #[test]
+    fn a_message_waits_for_what_is_ordered_only() {
+        let target = [0u64; 64];
+        let place = Place::Host(target.as_ptr().cast::<u8>().cast_mut());
+        let bytes = [7u8; 512];
+        let (mut relaxed, mut ordered) = (0, 0);
+        for seed in 0..64 {
+            let (mut parked, mut dice) = (Parked::default(), dice(seed, LibertyKinds::all()));
+            let now = Instant::now();
+            let mut copy = |is_relaxed| {
+                let (parts, targets) = ([(bytes.as_ptr(), 512)], [(place, 512)]);
+                // SAFETY: the array outlives `parked`; nothing reads it meanwhile.
+                unsafe { parked.copy(&parts, &targets, is_relaxed, &mut Vec::new(), (&mut dice, now)) }
+                    .unwrap();
+            };
+            copy(false);
+            copy(true);
+            ordered += parked.pieces.iter().filter(|piece| !piece.relaxed).count();
+            parked.write_ordered();
+            assert!(parked.pieces.iter().all(|piece| piece.relaxed));
+            relaxed += parked.pieces.len();
+            assert!(!parked.write_due(now));
+            let was_due = parked.due().is_some_and(|due| parked.write_due(due));
+            assert!(parked.pieces.is_empty() && parked.due().is_none(), "{was_due}");
+        }
+        assert!(relaxed > 0 && ordered > 0, "{relaxed} {ordered}");
+    }
+
+    #[test]
+    fn a_queue_pair_parks_so_much() {
+        let mut target = vec![0u64; MOST / 4];
+        let place = Place::Host(target.as_mut_ptr().cast());
+        let bytes = vec![7u8; 2 * MOST];
+        for seed in 0..32 {
+            let (mut parked, mut dice) = (Parked::default(), dice(seed, LibertyKinds::PIECES));
+            let (parts, targets) = ([(bytes.as_ptr(), bytes.len())], [(place, bytes.len())]);
+            let now = Instant::now();
+            // SAFETY: the vectors have that many bytes and outlive `parked`.
+            unsafe { parked.copy(&parts, &targets, false, &mut Vec::new(), (&mut dice, now)) }.unwrap();
+            assert!(parked.pieces.iter().map(|piece| piece.bytes.len()).sum::<usize>() <= MOST);
+            parked.write_all();
+        }
+        assert!(target.iter().all(|word| *word == 0x0707_0707_0707_0707));
+    }
+}
