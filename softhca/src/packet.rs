@@ -128,6 +128,12 @@ pub(crate) struct Header {
     /// Bytes of the whole message.
     pub(crate) length: U32,
     pub(crate) imm: [u8; 4],
+    /// The shared receive queue that a request of XRC names; else 0.
+    pub(crate) srqn: U32,
+    /// The connection of DC that it belongs to; else 0.
+    pub(crate) connection: U32,
+    /// Access key of the target of a request of DC; else 0.
+    pub(crate) dc_key: U64,
     /// Of an atomic request: the value to swap in or add, and the value to compare; a masked one has
     /// its two masks as payload. Of its response: the original value.
     pub(crate) operands: [U64; 2],
@@ -147,6 +153,9 @@ impl Header {
             rkey: U32::ZERO,
             length: U32::ZERO,
             imm: [0; 4],
+            srqn: U32::ZERO,
+            connection: U32::ZERO,
+            dc_key: U64::ZERO,
             operands: [U64::ZERO; 2],
         }
     }

@@ -24,6 +24,18 @@ pub struct AddressVector {
     rgid: [u8; 16],
 }
 
+impl AddressVector {
+    /// The access key of a DC target, which stands in the place of the Q_Key.
+    pub fn dc_key(&self) -> u64 {
+        u64::from(self.qkey.get()) << 32 | u64::from(self.reserved.get())
+    }
+
+    /// The same vector with the access key of a DC target.
+    pub fn with_dc_key(self, key: u64) -> Self {
+        AddressVector { qkey: U32::new((key >> 32) as u32), reserved: U32::new(key as u32), ..self }
+    }
+}
+
 /// Bit of `dqp_dct`: the vector is 48 bytes long (`MLX5_EXTENDED_UD_AV`).
 const EXTENDED_AV: u32 = 1 << 31;
 /// Bit of `grh_gid_fl`: a global route is used.

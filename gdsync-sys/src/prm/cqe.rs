@@ -191,6 +191,22 @@ impl Cqe64 {
         Cqe64 { op_own: self.op_own & !OWNER_BIT | u8::from(owner), ..self }
     }
 
+    /// The same entry with the time of the card's clock. An error entry has none: the bytes are its
+    /// syndromes.
+    pub fn with_timestamp(self, clock: u64) -> Self {
+        if self.is_error() { self } else { Cqe64 { timestamp: U64::new(clock), ..self } }
+    }
+
+    /// When the card wrote the entry, by its clock.
+    pub fn timestamp(&self) -> u64 {
+        self.timestamp.get()
+    }
+
+    /// The entry that says that the queue goes on in another ring (`MLX5_CQE_RESIZE_CQ`).
+    pub fn resize() -> Self {
+        Self::blank(CqeOpcode::Resize, 0, 0, 0)
+    }
+
     /// The same entry with the user's index of the queue pair in `srqn_uidx` (24 bits are used):
     /// what CQE version 1 finds a queue pair by.
     pub fn with_user_index(self, index: u32) -> Self {
@@ -390,6 +406,19 @@ mod tests {
             assert_eq!((marked.user_index(), cqe.user_index()), (0x01_0203, 0));
             assert_eq!(marked.with_user_index(0), cqe);
         }
+    }
+
+    #[test]
+    fn the_time_is_in_entries_without_an_error() {
+        // mlx5dv.h: timestamp at 48, where struct mlx5_err_cqe has its syndromes.
+        let good = Cqe64::requester(Opcode::Send, 1, 2, 3).with_timestamp(0x0102_0304_0506_0708);
+        assert_eq!(
+            (&good.as_bytes()[48..56], good.timestamp()),
+            (&[1, 2, 3, 4, 5, 6, 7, 8][..], 0x0102_0304_0506_0708)
+        );
+        let bad = Cqe64::error(CqeOpcode::ResponderError, 0, 1, 2, Syndrome::WrFlush, 0);
+        assert_eq!(bad.with_timestamp(7), bad);
+        assert_eq!(Cqe64::resize().raw_op_own(), 0x50);
     }
 
     #[test]

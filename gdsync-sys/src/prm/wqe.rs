@@ -221,6 +221,28 @@ impl RemoteAddrSeg {
     }
 }
 
+/// The remote shared receive queue of a request of XRC: `struct mlx5_wqe_xrc_seg`, 16 bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct XrcSeg {
+    xrc_srqn: U32,
+    reserved: [u8; 12],
+}
+
+impl XrcSeg {
+    /// The queue's number, 24 bits.
+    pub fn new(srqn: u32) -> Self {
+        XrcSeg { xrc_srqn: U32::new(srqn & 0xff_ffff), reserved: [0; 12] }
+    }
+
+    /// The queue's number.
+    pub fn srqn(&self) -> u32 {
+        self.xrc_srqn.get() & 0xff_ffff
+    }
+}
+
+const _: () = assert!(size_of::<XrcSeg>() == SEGMENT);
+
 /// Data segment: `struct mlx5_wqe_data_seg`, 16 bytes; one scatter/gather element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]

@@ -30,6 +30,10 @@ pub struct OdpTransports {
     pub uc: u32,
     /// Datagrams.
     pub ud: u32,
+    /// XRC.
+    pub xrc: u32,
+    /// DC.
+    pub dc: u32,
 }
 
 const ODP_SEND: u32 = 1 << 0;
@@ -44,9 +48,13 @@ pub const ODP: OdpTransports = OdpTransports {
     rc: ODP_SEND | ODP_RECV | ODP_WRITE | ODP_READ | ODP_ATOMIC | ODP_SRQ_RECV,
     uc: ODP_SEND | ODP_RECV | ODP_WRITE | ODP_SRQ_RECV,
     ud: ODP_SEND | ODP_RECV | ODP_SRQ_RECV,
+    // Their receives are those of shared queues.
+    xrc: ODP_SEND | ODP_WRITE | ODP_READ | ODP_ATOMIC | ODP_SRQ_RECV,
+    dc: ODP_SEND | ODP_WRITE | ODP_READ | ODP_ATOMIC | ODP_SRQ_RECV,
 };
-/// The clock counts nanoseconds.
-const CLOCK_KHZ: u32 = 1_000_000;
+/// Frequency of the card's clock, which counts nanoseconds: what the times of completion entries are
+/// counted in.
+pub const CLOCK_KHZ: u32 = 1_000_000;
 
 impl Card {
     /// The answer to `QUERY_HCA_CAP` for a type of capabilities (`cap::TYPE_*`), maximum and current
@@ -72,7 +80,13 @@ impl Card {
                 operations.iter().for_each(|field| field.put(&mut answer, PCI_ATOMIC_SIZES));
             }
             cap::TYPE_ODP => {
-                for (field, bits) in [(cap::ODP_RC, ODP.rc), (cap::ODP_UC, ODP.uc), (cap::ODP_UD, ODP.ud)] {
+                for (field, bits) in [
+                    (cap::ODP_RC, ODP.rc),
+                    (cap::ODP_UC, ODP.uc),
+                    (cap::ODP_UD, ODP.ud),
+                    (cap::ODP_XRC, ODP.xrc),
+                    (cap::ODP_DC, ODP.dc),
+                ] {
                     // The first bit is the most significant one here.
                     field.put(&mut answer, bits.reverse_bits() >> 26);
                 }

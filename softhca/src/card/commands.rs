@@ -1,7 +1,7 @@
 //! Commands: creation, change and destruction of a card's objects.
 
 use super::config::{
-    Address, CqAttributes, CqConfig, InvalidValue, LIMITS, NUMBERS, QpAttributes, QpChange, QpConfig, QpState,
+    Address, CqAttributes, CqConfig, CqModeration, LIMITS, NUMBERS, QpAttributes, QpChange, QpConfig, QpState,
 };
 use super::device::{Card, FIRST_NUMBER, UarHandle};
 use super::diagnostic::Diagnostic;
@@ -11,6 +11,7 @@ use super::memory::ring::{CqRing, Record};
 use super::memory::uar::Register;
 use super::port::LinkLayer;
 use super::queue::cq::Cq;
+use super::relations::{self, CQ, PD, QP, invalid, missing, within};
 use super::transport::qp::Qp;
 use super::transport::transition;
 use gdsync_sys::prm::doorbell;
@@ -114,22 +115,59 @@ impl Card {
     /// # Safety
     /// The addresses stay valid, aligned as [`CqConfig`] says, until the queue is destroyed.
     pub unsafe fn create_cq(&self, config: &CqConfig) -> Result<u32, CardError> {
-        let CqConfig { ring, entries, dbrec, ignore_overrun, collapsed } = *config;
+        let CqConfig { ring, entries, stride, dbrec, ignore_overrun, collapsed } = *config;
         if !entries.is_power_of_two() || entries > LIMITS.max_cqe {
             let limit = "a power of two, at most 2^22";
             return Err(invalid("completion queue entries", entries, limit));
+        }
+        if ![64, 128].contains(&stride) {
+            return Err(invalid("completion queue stride", stride, "64 or 128"));
         }
         // SAFETY: the caller's.
         let cq = unsafe {
             let consumer = Record::new(dbrec.add(doorbell::DBR_CQ_CI));
             let arm = Record::new(dbrec.add(doorbell::DBR_CQ_ARM));
-            Cq::new(CqRing::new(ring, entries, collapsed), consumer, arm, ignore_overrun)
+            Cq::new(CqRing::new(ring, entries, stride, collapsed), consumer, arm, ignore_overrun)
         };
         self.command(|engine| {
             within("completion queues", engine.resources.cqs.len(), LIMITS.max_cq)?;
             let cqn = self.number(|number| engine.resources.cqs.contains_key(&number));
             engine.resources.cqs.insert(cqn, cq);
             Ok(cqn)
+        })
+    }
+
+    /// Moves a completion queue to another ring, with entries of the same size. The old ring is the
+    /// program's again when this returns; its last entry is [`Cqe64::resize`](gdsync_sys::prm::cqe::Cqe64::resize).
+    ///
+    /// # Errors
+    /// [`CardError::NotFound`]; [`CardError::Invalid`] if one of the rings has no room for what is not
+    /// consumed and that entry, or the queue has overrun.
+    ///
+    /// # Safety
+    /// The new ring is writable and aligned to 64, until the queue moves on or is destroyed.
+    pub unsafe fn resize_cq(&self, cqn: u32, ring: *mut u8, entries: u32) -> Result<(), CardError> {
+        if !entries.is_power_of_two() || entries > LIMITS.max_cqe {
+            return Err(invalid("completion queue entries", entries, "a power of two, at most 2^22"));
+        }
+        self.command(|engine| {
+            let cq = engine.resources.cqs.get_mut(&cqn).ok_or(missing(CQ, cqn))?;
+            // SAFETY: the caller's.
+            let ring = unsafe { CqRing::new(ring, entries, cq.stride(), cq.is_collapsed()) };
+            let limit = "more than the entries that are not consumed, in the old and the new ring";
+            cq.resize(ring).then_some(()).ok_or(invalid("completion queue entries", entries, limit))
+        })
+    }
+
+    /// Changes when the completion events of a queue are raised.
+    ///
+    /// # Errors
+    /// [`CardError::NotFound`].
+    pub fn moderate_cq(&self, cqn: u32, moderation: CqModeration) -> Result<(), CardError> {
+        self.command(|engine| {
+            let cq = engine.resources.cqs.get_mut(&cqn).ok_or(missing(CQ, cqn))?;
+            cq.set_moderation(moderation);
+            Ok(())
         })
     }
 
@@ -172,10 +210,7 @@ impl Card {
         };
         power("send queue blocks", config.sq_blocks)?;
         power("receive queue entries", config.rq_entries)?;
-        if config.rq_entries != 0 && config.srq.is_some() {
-            let limit = "0 beside a shared receive queue";
-            return Err(invalid("receive queue entries", config.rq_entries, limit));
-        }
+        relations::check_shape(config)?;
         if config.rq_entries != 0 && (config.rq_stride == 0 || !config.rq_stride.is_multiple_of(16)) {
             return Err(invalid("receive queue stride", config.rq_stride, "a multiple of 16"));
         }
@@ -189,29 +224,18 @@ impl Card {
                 let what = "queue pairs without a doorbell record of sends";
                 within(what, recordless, LIMITS.max_recordless_qp)?;
             }
-            for cqn in [config.send_cq, config.recv_cq] {
-                engine.resources.cqs.get(&cqn).ok_or(missing(CQ, cqn))?;
-            }
-            engine.pds.get(&config.pdn).ok_or(missing(PD, config.pdn))?;
-            if let Some(srqn) = config.srq {
-                engine.resources.srqs.get(&srqn).ok_or(missing(SRQ, srqn))?;
-            }
+            relations::check(engine, config)?;
             let qpn = self.number(|number| engine.qps.contains_key(&number));
-            let uar = engine.uars.get_mut(&config.uar).ok_or(missing("UAR", config.uar))?;
-            uar.qps.insert(qpn);
-            if config.no_send_record {
-                uar.poll_also(Register::new(doorbell::UAR_NO_RECORD)?);
+            if let Some(uar) = config.uar.and_then(|uar| engine.uars.get_mut(&uar)) {
+                uar.qps.insert(qpn);
+                if config.no_send_record {
+                    uar.poll_also(Register::new(doorbell::UAR_NO_RECORD)?);
+                }
             }
             if config.slave_send {
                 engine.resources.slaves.insert(qpn);
             }
-            for cqn in [config.send_cq, config.recv_cq] {
-                engine.resources.cqs.entry(cqn).and_modify(|cq| cq.users += 1);
-            }
-            engine.pds.entry(config.pdn).and_modify(|users| *users += 1);
-            if let Some(srq) = config.srq.and_then(|srqn| engine.resources.srqs.get_mut(&srqn)) {
-                srq.users += 1;
-            }
+            relations::join(engine, config);
             // SAFETY: the caller's.
             engine.qps.insert(qpn, unsafe { Qp::new(qpn, config) });
             Ok(qpn)
@@ -271,41 +295,23 @@ impl Card {
         self.command(|engine| engine.qps.get(&qpn).map(Qp::attributes).ok_or(missing(QP, qpn)))
     }
 
-    /// Destroys a queue pair: after this returns, the card touches neither its rings nor the memory
+    /// Destroys a queue pair, unless it was opened more often ([`Card::open_qp`]): after this returns, the card touches neither its rings nor the memory
     /// that its work requests name.
     ///
     /// # Errors
     /// [`CardError::NotFound`].
     pub fn destroy_qp(&self, qpn: u32) -> Result<(), CardError> {
         self.command(|engine| {
+            let qp = engine.qps.get_mut(&qpn).ok_or(missing(QP, qpn))?;
+            if qp.openers > 1 {
+                qp.openers -= 1;
+                return Ok(());
+            }
             let endpoint = engine.remove_qp(qpn).ok_or(missing(QP, qpn))?.endpoint;
-            for cqn in [endpoint.config.send_cq, endpoint.config.recv_cq] {
-                engine.resources.cqs.entry(cqn).and_modify(|cq| cq.users -= 1);
-            }
-            if let Some(srq) = endpoint.config.srq.and_then(|srqn| engine.resources.srqs.get_mut(&srqn)) {
-                srq.users -= 1;
-            }
-            leave(engine, endpoint.config.pdn);
+            relations::part(engine, &endpoint.config);
             Ok(())
         })
     }
-}
-
-pub(super) const PD: &str = "protection domain";
-const CQ: &str = "completion queue";
-const QP: &str = "queue pair";
-pub(super) const SRQ: &str = "shared receive queue";
-
-pub(super) fn missing(what: &'static str, number: u32) -> CardError {
-    CardError::NotFound { what, number }
-}
-
-pub(super) fn invalid(what: &'static str, value: u32, limit: &'static str) -> CardError {
-    CardError::Invalid(InvalidValue { what, value: value.into(), limit })
-}
-
-pub(super) fn within(what: &'static str, count: usize, limit: u32) -> Result<(), CardError> {
-    if count < limit as usize { Ok(()) } else { Err(CardError::TooMany { what, limit }) }
 }
 
 fn check_route(engine: &mut Engine, address: &Address) -> Result<(), CardError> {
@@ -315,9 +321,4 @@ fn check_route(engine: &mut Engine, address: &Address) -> Result<(), CardError> 
     let message = "the port is Ethernet: an address needs a global route (is_global, and a GID)".to_owned();
     engine.resources.diagnostics.report(Diagnostic { qpn: None, index: None, field: "is_global", message });
     Err(invalid("is_global", 0, "1 on an Ethernet port: it is addressed by GID"))
-}
-
-/// Removes an object from a protection domain.
-pub(super) fn leave(engine: &mut Engine, pdn: u32) {
-    engine.pds.entry(pdn).and_modify(|users| *users -= 1);
 }

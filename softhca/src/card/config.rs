@@ -62,6 +62,8 @@ pub struct Limits {
     pub max_datagram: u32,
     /// Queue pairs without a doorbell record of sends.
     pub max_recordless_qp: u32,
+    /// XRC domains.
+    pub max_xrcd: u32,
     /// Shared receive queues.
     pub max_srq: u32,
     /// Entries of one shared receive queue.
@@ -87,6 +89,7 @@ pub const LIMITS: Limits = Limits {
     max_message: 1 << 30,
     max_datagram: 4096,
     max_recordless_qp: 1 << 8,
+    max_xrcd: 1 << 16,
     max_srq: 1 << 16,
     max_srq_entries: 1 << 15,
     max_srq_sge: 63,
@@ -185,8 +188,10 @@ pub struct KeyConfig<'a> {
 pub struct CqConfig {
     /// First byte of the ring, aligned to 64.
     pub ring: *mut u8,
-    /// Entries of 64 bytes, a power of two.
+    /// Entries of the ring, a power of two.
     pub entries: u32,
+    /// Bytes between two entries: 64 or 128.
+    pub stride: u32,
     /// Doorbell record: consumer index and arm word. The card writes the arm word.
     pub dbrec: *mut u32,
     /// The card overwrites entries that are not consumed, and never overruns.
@@ -195,12 +200,24 @@ pub struct CqConfig {
     pub collapsed: bool,
 }
 
+/// When the completion event of an armed queue is raised: after `count` entries, or `period` after the
+/// first, whichever is earlier. At once if one of them is 0.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CqModeration {
+    /// Entries.
+    pub count: u16,
+    /// Microseconds.
+    pub period: u16,
+}
+
 /// State of a completion queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CqAttributes {
     /// Entries of its ring.
     pub entries: u32,
+    /// Bytes between two entries.
+    pub stride: u32,
     /// Entries that the card has written, modulo 2^24.
     pub produced: u32,
     /// Consumer index of the doorbell record, modulo 2^24.
@@ -221,6 +238,22 @@ pub enum Transport {
     Uc,
     /// Unreliable datagrams.
     Ud,
+    /// Extended reliable connection, the side that sends requests.
+    XrcInitiator,
+    /// Extended reliable connection, the side that executes requests. Each request names a shared
+    /// receive queue of the queue pair's XRC domain.
+    XrcTarget,
+    /// Initiator of dynamically connected transport (DC). Each request names its target.
+    DcInitiator,
+    /// Target of dynamically connected transport.
+    DcTarget,
+}
+
+impl Transport {
+    /// Whether requests are acknowledged.
+    pub(crate) fn is_reliable(self) -> bool {
+        !matches!(self, Transport::Uc | Transport::Ud)
+    }
 }
 
 impl fmt::Display for Transport {
@@ -229,6 +262,8 @@ impl fmt::Display for Transport {
             Transport::Rc => "RC",
             Transport::Uc => "UC",
             Transport::Ud => "UD",
+            Transport::XrcInitiator | Transport::XrcTarget => "XRC",
+            Transport::DcInitiator | Transport::DcTarget => "DC",
         })
     }
 }
@@ -238,16 +273,20 @@ impl fmt::Display for Transport {
 pub struct QpConfig {
     /// Transport service.
     pub transport: Transport,
-    /// Protection domain.
-    pub pdn: u32,
-    /// Completion queue of sends.
-    pub send_cq: u32,
-    /// Completion queue of receives.
-    pub recv_cq: u32,
-    /// Shared queue that its receives come from; it has none of its own then.
+    /// Protection domain; an XRC target has none.
+    pub pdn: Option<u32>,
+    /// Completion queue of sends; targets of XRC and DC have none.
+    pub send_cq: Option<u32>,
+    /// Completion queue of receives; a queue pair of XRC and a DC initiator have none.
+    pub recv_cq: Option<u32>,
+    /// Shared queue that its receives come from; it has none of its own then. A DC target needs it.
     pub srq: Option<u32>,
-    /// UAR whose doorbells ring it.
-    pub uar: u32,
+    /// XRC domain of an XRC target; others have none.
+    pub xrcd: Option<u32>,
+    /// Access key of a DC target, which the requests for it must have.
+    pub dc_key: u64,
+    /// UAR whose doorbells ring it; targets of XRC and DC have none.
+    pub uar: Option<u32>,
     /// First byte of the send ring, aligned to 64; ignored without a send queue.
     pub sq: *mut u8,
     /// Basic blocks of the send ring: a power of two, or 0 for no send queue.
@@ -288,6 +327,19 @@ pub struct SrqConfig {
     pub stride: u32,
     /// Doorbell record: one word, the number of receives that were posted.
     pub dbrec: *mut u32,
+    /// What makes it a queue of XRC.
+    pub xrc: Option<XrcConfig>,
+}
+
+/// Relations of a shared receive queue of XRC.
+#[derive(Clone, Copy, Debug)]
+pub struct XrcConfig {
+    /// XRC domain, whose targets use it.
+    pub xrcd: u32,
+    /// Completion queue of its receives.
+    pub cqn: u32,
+    /// Value of `srqn_uidx` in completion entries of its receives, 24 bits.
+    pub user_index: u32,
 }
 
 /// State of a shared receive queue.

@@ -16,11 +16,12 @@ use super::queue::wqe::each_piece;
 use super::waits::WaitRules;
 use crate::fabric::Part;
 use crate::faults::{Direction, Faults};
+use crate::os::clock;
 use crate::packet::PacketKind;
 use crate::peer_memory::PeerFailure;
 use gdsync_sys::prm::cqe::{Cqe64, CqeOpcode};
 use gdsync_sys::prm::wqe::{DataSeg, Opcode};
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 /// Field of a diagnostic about a peer-memory client that failed.
@@ -41,6 +42,8 @@ pub(crate) struct Resources {
     pub(crate) faults: Faults,
     /// Completion entries that faults delay.
     pub(crate) delayed: DelayedCompletions,
+    /// Completion queues whose event moderation holds back, by the time when it is due.
+    pub(crate) held: BTreeSet<(Instant, u32)>,
     pub(crate) waits: WaitRules,
     /// Queue pairs that SEND_EN may release.
     pub(crate) slaves: HashSet<u32>,
@@ -72,6 +75,7 @@ impl Resources {
             bounce: Vec::new(),
             faults,
             delayed: DelayedCompletions::default(),
+            held: BTreeSet::new(),
             waits,
             slaves: HashSet::new(),
             enables: Vec::new(),
@@ -93,6 +97,7 @@ impl Resources {
             bounce: &mut self.bounce,
             faults: &self.faults,
             delayed: &mut self.delayed,
+            held: &mut self.held,
             waits: self.waits,
             slaves: &self.slaves,
             enables: &mut self.enables,
@@ -113,6 +118,7 @@ pub(crate) struct Context<'a> {
     pub(crate) bounce: &'a mut Vec<u8>,
     pub(crate) faults: &'a Faults,
     delayed: &'a mut DelayedCompletions,
+    held: &'a mut BTreeSet<(Instant, u32)>,
     pub(crate) waits: WaitRules,
     slaves: &'a HashSet<u32>,
     enables: &'a mut Vec<Enable>,
@@ -163,12 +169,19 @@ impl Context<'_> {
         is_slave
     }
 
+    /// The protection domain of a shared receive queue of an XRC domain.
+    pub(crate) fn xrc_domain(&self, srqn: u32, xrcd: u32) -> Option<u32> {
+        let srq = self.srqs.get(&srqn).filter(|srq| srq.xrc.is_some_and(|xrc| xrc.xrcd == xrcd))?;
+        Some(srq.pdn)
+    }
+
     /// Whether a shared receive queue has a receive.
     pub(crate) fn has_shared(&mut self, srqn: u32) -> bool {
         self.srqs.get_mut(&srqn).is_some_and(Srq::has_receive)
     }
 
-    /// Takes a receive of a shared queue for a queue pair, which completes at `home`.
+    /// Takes a receive of a shared queue for a queue pair, whose receives complete at `home` unless the
+    /// queue is of XRC.
     pub(crate) fn take_shared(
         &mut self,
         srqn: u32,
@@ -176,7 +189,7 @@ impl Context<'_> {
         home: Home,
     ) -> Result<Option<Receive>, SharedQueueBroken> {
         let Some(srq) = self.srqs.get_mut(&srqn) else { return Ok(None) };
-        let home = Home { pdn: srq.pdn, ..home };
+        let home = srq.home(home);
         match srq.take() {
             Ok(None) => Ok(None),
             Ok(Some(Taken { index, segments, below_limit })) => {
@@ -245,8 +258,11 @@ impl Context<'_> {
     /// Writes a completion entry. False if the queue has overrun.
     pub(crate) fn write_completion(&mut self, cqn: u32, cqe: Cqe64) -> bool {
         let Some(cq) = self.cqs.get_mut(&cqn) else { return false };
-        match cq.write(cqe) {
+        match cq.complete(cqe.with_timestamp(clock::nanoseconds()), self.now) {
             Ok(Fires(fires)) => {
+                if let Some(due) = cq.due() {
+                    self.held.insert((due, cqn));
+                }
                 if fires {
                     self.emit(Event::Completion { cqn });
                 }

@@ -8,7 +8,9 @@ use zerocopy::FromBytes;
 /// Parses a work request: a byte for the transport, the control segment, and the rest.
 pub fn work_request(bytes: &[u8]) {
     let Some((transport, bytes)) = bytes.split_first() else { return };
-    let transport = [Transport::Rc, Transport::Uc, Transport::Ud][usize::from(transport % 3)];
+    let transport =
+        [Transport::Rc, Transport::Uc, Transport::Ud, Transport::XrcInitiator, Transport::DcInitiator]
+            [usize::from(transport % 5)];
     let Ok((ctrl, body)) = CtrlSeg::read_from_prefix(bytes) else { return };
     // The engine passes as many bytes as `ds` says.
     let body = &body[..body.len() / SEGMENT * SEGMENT];

@@ -30,15 +30,18 @@ mod memory;
 mod port;
 mod queue;
 mod regions;
+mod relations;
 mod shared_queues;
 mod transport;
 mod waits;
+mod xrc;
 
 pub use crate::os::memory::MEMORY_FILE;
-pub use capabilities::{ODP, OdpTransports};
+pub use capabilities::{CLOCK_KHZ, ODP, OdpTransports};
 pub use config::{
-    Access, Address, CqAttributes, CqConfig, InvalidValue, KeyConfig, LIMITS, Limits, NULL_KEY, QpAttributes,
-    QpChange, QpConfig, QpState, RegionConfig, SrqAttributes, SrqConfig, Transport, WindowKind,
+    Access, Address, CqAttributes, CqConfig, CqModeration, InvalidValue, KeyConfig, LIMITS, Limits, NULL_KEY,
+    QpAttributes, QpChange, QpConfig, QpState, RegionConfig, SrqAttributes, SrqConfig, Transport, WindowKind,
+    XrcConfig,
 };
 pub use counters::{Counter, Counters};
 pub use device::{Card, EventSink, UarHandle};

@@ -1,11 +1,11 @@
 //! Commands: memory regions, memory windows, keys that refer to others, device memory.
 
-use super::commands::{PD, leave, missing};
 use super::config::{KeyConfig, LIMITS, RegionConfig, WindowKind};
 use super::device::Card;
 use super::error::CardError;
 use super::memory::indirect::Indirect;
 use super::memory::region::{KeyTarget, Memory};
+use super::relations::{PD, leave, missing};
 use gdsync_sys::prm::doorbell::UAR_PAGE;
 use parking_lot::Mutex;
 

@@ -1,11 +1,11 @@
 //! Commands of shared receive queues.
 
-use super::commands::{PD, SRQ, invalid, leave, missing, within};
-use super::config::{LIMITS, SrqAttributes, SrqConfig};
+use super::config::{LIMITS, NUMBERS, SrqAttributes, SrqConfig, XrcConfig};
 use super::device::Card;
 use super::error::CardError;
 use super::event::Event;
 use super::queue::shared::Srq;
+use super::relations::{CQ, PD, SRQ, XRCD, invalid, leave, missing, within};
 
 /// Bytes of the smallest entry: the segment that links the entries, and one of data.
 const SMALLEST_ENTRY: u32 = 32;
@@ -19,7 +19,7 @@ impl Card {
     /// # Safety
     /// The addresses stay valid until the queue is destroyed; the record is aligned.
     pub unsafe fn create_srq(&self, config: &SrqConfig) -> Result<u32, CardError> {
-        let SrqConfig { pdn, entries, stride, .. } = *config;
+        let SrqConfig { pdn, entries, stride, xrc, .. } = *config;
         if !entries.is_power_of_two() || entries > LIMITS.max_srq_entries {
             return Err(invalid("shared receive queue entries", entries, "a power of two, at most 2^15"));
         }
@@ -27,11 +27,20 @@ impl Card {
         if !stride.is_power_of_two() || !(SMALLEST_ENTRY..=largest).contains(&stride) {
             return Err(invalid("shared receive queue stride", stride, "a power of two, 32 to 1024"));
         }
+        if let Some(XrcConfig { user_index, .. }) = xrc.filter(|xrc| xrc.user_index > NUMBERS) {
+            return Err(invalid("user index", user_index, "at most 24 bits"));
+        }
         // SAFETY: the caller's.
         let srq = unsafe { Srq::new(config) };
         self.command(|engine| {
             within("shared receive queues", engine.resources.srqs.len(), LIMITS.max_srq)?;
-            *engine.pds.get_mut(&pdn).ok_or(missing(PD, pdn))? += 1;
+            let users = engine.pds.get_mut(&pdn).ok_or(missing(PD, pdn))?;
+            if let Some(XrcConfig { xrcd, cqn, .. }) = xrc {
+                let cq = engine.resources.cqs.get_mut(&cqn).ok_or(missing(CQ, cqn))?;
+                let domain = engine.xrcds.get_mut(&xrcd).ok_or(missing(XRCD, xrcd))?;
+                (cq.users, domain.users) = (cq.users + 1, domain.users + 1);
+            }
+            *users += 1;
             let srqn = self.number(|number| engine.resources.srqs.contains_key(&number));
             engine.resources.srqs.insert(srqn, srq);
             Ok(srqn)
@@ -71,14 +80,18 @@ impl Card {
     /// # Errors
     /// [`CardError::NotFound`], or [`CardError::Busy`] while queue pairs take from it.
     pub fn destroy_srq(&self, srqn: u32) -> Result<(), CardError> {
-        self.command(|engine| match engine.resources.srqs.get(&srqn).map(|srq| (srq.users, srq.pdn)) {
-            None => Err(missing(SRQ, srqn)),
-            Some((0, pdn)) => {
-                engine.resources.srqs.remove(&srqn);
-                leave(engine, pdn);
-                Ok(())
+        self.command(|engine| {
+            let users = engine.resources.srqs.get(&srqn).ok_or(missing(SRQ, srqn))?.users;
+            if users > 0 {
+                return Err(CardError::Busy { what: SRQ, number: srqn, users });
             }
-            Some((users, _)) => Err(CardError::Busy { what: SRQ, number: srqn, users }),
+            let Some(srq) = engine.resources.srqs.remove(&srqn) else { return Ok(()) };
+            leave(engine, srq.pdn);
+            if let Some(XrcConfig { xrcd, cqn, .. }) = srq.xrc {
+                engine.resources.cqs.entry(cqn).and_modify(|cq| cq.users -= 1);
+                engine.xrcds.entry(xrcd).and_modify(|domain| domain.users -= 1);
+            }
+            Ok(())
         })
     }
 }

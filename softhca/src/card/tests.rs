@@ -30,6 +30,7 @@ mod atomics;
 mod chaos;
 mod connections;
 mod datagrams;
+mod dc;
 mod dead_peers;
 mod errors;
 mod faults;
@@ -42,6 +43,7 @@ mod shared_queues;
 mod stopped_peers;
 mod transfers;
 mod waits;
+mod xrc;
 
 /// Memory that is never freed, aligned to a page.
 pub(super) fn memory(len: usize) -> *mut u8 {
@@ -79,10 +81,9 @@ impl TestCq {
         for entry in bytes(ring, entries as usize * CQE_SIZE).chunks_mut(CQE_SIZE) {
             entry[63] = OP_OWN_INVALID;
         }
+        let config = CqConfig { ring, entries, stride: 64, dbrec, ignore_overrun, collapsed: false };
         // SAFETY: the memory is never freed.
-        let cqn =
-            unsafe { card.create_cq(&CqConfig { ring, entries, dbrec, ignore_overrun, collapsed: false }) }
-                .unwrap();
+        let cqn = unsafe { card.create_cq(&config) }.unwrap();
         TestCq { cqn, ring, entries, dbrec, consumed: 0 }
     }
 
@@ -151,11 +152,13 @@ impl TestQp {
         let dbrec = memory(8).cast::<u32>();
         let mut config = QpConfig {
             transport: Transport::Rc,
-            pdn,
-            send_cq: cq.cqn,
-            recv_cq: cq.cqn,
+            pdn: Some(pdn),
+            send_cq: Some(cq.cqn),
+            recv_cq: Some(cq.cqn),
             srq: None,
-            uar: uar.id,
+            xrcd: None,
+            dc_key: 0,
+            uar: Some(uar.id),
             sq,
             sq_blocks: blocks,
             rq,

@@ -1,7 +1,7 @@
 //! What a fabric carries.
 
 /// Longest header of a packet in bytes.
-pub const MAX_HEADER: usize = 64;
+pub const MAX_HEADER: usize = 96;
 /// Longest payload of a packet in bytes.
 pub const MAX_PAYLOAD: usize = 64 * 1024;
 

@@ -112,6 +112,7 @@ unsafe fn new_cq(
     let config = CqConfig {
         ring: ring.start(),
         entries,
+        stride: CQE_SIZE as u32,
         dbrec: dbrec.start().cast(),
         ignore_overrun,
         collapsed: false,

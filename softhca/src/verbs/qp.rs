@@ -152,11 +152,13 @@ impl Memory {
         let start = self.rings.start();
         QpConfig {
             transport,
-            pdn: domain.number(),
-            send_cq: send_cq.number,
-            recv_cq: recv_cq.number,
+            pdn: Some(domain.number()),
+            send_cq: Some(send_cq.number),
+            recv_cq: Some(recv_cq.number),
             srq: None,
-            uar: domain.uar().id(),
+            xrcd: None,
+            dc_key: 0,
+            uar: Some(domain.uar().id()),
             sq: start.wrapping_add(sizes.send_offset()),
             sq_blocks: sizes.sq_blocks,
             rq: start,

@@ -19,8 +19,8 @@ const INLINE_HEADER: u64 = 4;
 /// datagram has a control segment and its address (48).
 fn overhead(transport: Transport) -> u64 {
     match transport {
-        Transport::Rc | Transport::Uc => 16 + 48 + 64 + 64,
         Transport::Ud => 16 + 48,
+        _ => 16 + 48 + 64 + 64,
     }
 }
 
@@ -28,8 +28,8 @@ fn overhead(transport: Transport) -> u64 {
 /// three for a datagram's address.
 fn data_segments(transport: Transport) -> u32 {
     match transport {
-        Transport::Rc | Transport::Uc => u32::from(MAX_DS) - 2,
         Transport::Ud => u32::from(MAX_DS) - 4,
+        _ => u32::from(MAX_DS) - 2,
     }
 }
 

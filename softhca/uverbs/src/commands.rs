@@ -7,7 +7,7 @@ use crate::errno::{Errno, Result};
 use crate::uapi::devx::object as kind;
 use crate::uapi::ioctl::{attr, method, object};
 use crate::uapi::verbs::{EXTENDED, command};
-use crate::verbs::{ah, channel, cq, device, dm, mr, mw, pd, port, qp, rereg, srq, uar};
+use crate::verbs::{ah, channel, cq, device, dm, mr, mw, pd, port, qp, rereg, srq, uar, xrcd};
 
 /// Performs a command of the ioctl interface.
 pub(crate) fn perform(context: &Context, request: &Request) -> Result<()> {
@@ -38,7 +38,7 @@ pub(crate) fn perform(context: &Context, request: &Request) -> Result<()> {
         (object::QP, method::DESTROY) => qp::destroy(context, request),
         (object::SRQ, method::CREATE) => srq::create(context, request),
         (object::SRQ, method::DESTROY) => srq::destroy(context, request),
-        (object::PD | object::AH | object::MW, method::ONLY_DESTROY)
+        (object::PD | object::AH | object::MW | object::XRCD, method::ONLY_DESTROY)
         | (object::MR, method::MR_DESTROY)
         | (object::DM, method::DM_FREE) => {
             context.destroy(request.object, request.handle(attr::HANDLE)?).map(drop)
@@ -76,6 +76,11 @@ fn invoke_write(context: &Context, request: &Request) -> Result<()> {
         (command::CREATE_AH, false) => ah::create(context, request),
         (command::MODIFY_QP, _) => qp::modify(context, request, is_extended),
         (command::QUERY_QP, false) => qp::query(context, request),
+        (command::RESIZE_CQ, false) => cq::resize(context, request),
+        (command::MODIFY_CQ, true) => cq::modify(context, request),
+        (command::OPEN_XRCD, false) => xrcd::open(context, request),
+        (command::CLOSE_XRCD, false) => xrcd::close(context, request),
+        (command::OPEN_QP, false) => qp::open(context, request),
         (command::MODIFY_SRQ, false) => srq::modify(context, request),
         (command::QUERY_SRQ, false) => srq::query(context, request),
         _ => {

@@ -16,6 +16,8 @@ pub(crate) enum Resource {
     DeviceMemory(u32),
     Uar(u32),
     Pd(u32),
+    /// XRC domain.
+    Xrcd(u32),
 }
 
 impl Resource {
@@ -26,7 +28,8 @@ impl Resource {
         | Self::Mkey(number)
         | Self::DeviceMemory(number)
         | Self::Uar(number)
-        | Self::Pd(number)) = self;
+        | Self::Pd(number)
+        | Self::Xrcd(number)) = self;
         number
     }
 
@@ -40,6 +43,7 @@ impl Resource {
             Self::DeviceMemory(page) => card.free_device_memory(page),
             Self::Uar(page) => card.free_uar(page),
             Self::Pd(number) => card.dealloc_pd(number),
+            Self::Xrcd(number) => card.close_xrcd(number),
         }
     }
 }

@@ -74,3 +74,26 @@ fn shared_receive_queues() {
     }
     succeeds("shared_receive_queues", "ib_send_bw", "roce", &["--use-srq", "-s", "5000", "-n", "200"]);
 }
+
+#[test]
+fn extended_reliable_connections() {
+    for tool in ["ib_send_bw", "ib_send_lat", "ib_write_bw", "ib_read_bw", "ib_atomic_bw"] {
+        succeeds("extended_reliable_connections", tool, "ib", &["-c", "XRC", "-n", "300"]);
+    }
+    succeeds("extended_reliable_connections", "ib_send_bw", "ib", &["-c", "XRC", "-q", "4", "-n", "300"]);
+    succeeds("extended_reliable_connections", "ib_send_bw", "roce", &["-c", "XRC", "-a", "-n", "40"]);
+}
+
+#[test]
+fn dynamically_connected_transport() {
+    for tool in ["ib_send_bw", "ib_send_lat", "ib_write_bw", "ib_write_lat", "ib_read_bw", "ib_atomic_bw"] {
+        succeeds("dynamically_connected_transport", tool, "ib", &["-c", "DC", "-n", "300"]);
+    }
+    succeeds("dynamically_connected_transport", "ib_send_bw", "ib", &["-c", "DC", "-q", "4", "-n", "300"]);
+    succeeds(
+        "dynamically_connected_transport",
+        "ib_write_bw",
+        "roce",
+        &["-c", "DC", "-x", "3", "-a", "-n", "40"],
+    );
+}

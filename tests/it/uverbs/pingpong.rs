@@ -50,3 +50,19 @@ fn srq_pingpong() {
         }
     }
 }
+
+#[test]
+fn xsrq_pingpong() {
+    for (devices, gid) in [(IB, &[][..]), (ROCE, &["-g", "3"])] {
+        for more in [&[][..], &["-e"]] {
+            let arguments = [&["-n", "200"], gid, more].concat();
+            succeeds("xsrq_pingpong", "ibv_xsrq_pingpong", devices, &arguments);
+        }
+    }
+}
+
+#[test]
+fn completions_have_times() {
+    succeeds("completions_have_times", "ibv_rc_pingpong", IB, &["-n", "200", "-t"]);
+    succeeds("completions_have_times", "ibv_rc_pingpong", ROCE, &["-n", "200", "-g", "3", "-t"]);
+}

@@ -1,6 +1,7 @@
 //! Release of delayed completion entries, and removal of queue pairs, which includes it.
 
 use super::state::Engine;
+use crate::card::event::Event;
 use crate::card::transport::qp::Qp;
 use gdsync_sys::prm::cqe::Cqe64;
 use std::time::Instant;
@@ -34,6 +35,23 @@ impl Engine {
         released
     }
 
+    /// Raises the completion events that moderation holds back and that are due. Returns whether there
+    /// were any.
+    pub(super) fn raise_held_events(&mut self, now: Instant) -> bool {
+        let mut raised = false;
+        while let Some(&(due, cqn)) = self.resources.held.first().filter(|(due, _)| *due <= now) {
+            self.resources.held.pop_first();
+            // Another event may be held back by now, with a later time of its own.
+            if let Some(cq) = self.resources.cqs.get_mut(&cqn).filter(|cq| cq.due() == Some(due))
+                && cq.release()
+            {
+                self.resources.events.push(Event::Completion { cqn });
+                raised = true;
+            }
+        }
+        raised
+    }
+
     /// Removes a queue pair.
     pub(crate) fn remove_qp(&mut self, qpn: u32) -> Option<Qp> {
         // Its last doorbell may still stand in its register: an earlier one found the record already
@@ -43,7 +61,7 @@ impl Engine {
         let qp = self.qps.remove(&qpn)?;
         self.schedule.remove(&qp);
         self.resources.slaves.remove(&qpn);
-        if let Some(uar) = self.uars.get_mut(&qp.endpoint.config.uar) {
+        if let Some(uar) = qp.endpoint.config.uar.and_then(|uar| self.uars.get_mut(&uar)) {
             uar.qps.remove(&qpn);
         }
         Some(qp)

@@ -19,7 +19,7 @@ impl Engine {
         }
         for (id, offset, bell) in &rung {
             match *offset {
-                doorbell::UAR_CQ_ARM => self.arm(*bell),
+                doorbell::UAR_CQ_ARM => self.arm(*bell, now),
                 doorbell::UAR_NO_RECORD => self.ring_without_record(*id, *bell, now),
                 _ => self.ring(*id, *bell, now),
             }
@@ -29,7 +29,7 @@ impl Engine {
 
     /// Arms a completion queue, and all others whose doorbells this one may have overwritten. They
     /// may belong to any UAR: libmlx5 rings on the page of the context.
-    fn arm(&mut self, bell: Doorbell) {
+    fn arm(&mut self, bell: Doorbell, now: Instant) {
         let (arm, rung) = CqArm::from_doorbell(bell.raw());
         let mut problem = (!self.resources.cqs.contains_key(&rung))
             .then(|| format!("arms completion queue {rung:#x}, which does not exist"));
@@ -42,6 +42,10 @@ impl Engine {
                 problem = Some(format!("arms completion queue {cqn:#x}, but its arm record does not say so"));
                 cq.arm(arm)
             };
+            let fires = cq.moderate(fires, now);
+            if let Some(due) = cq.due() {
+                self.resources.held.insert((due, cqn));
+            }
             if fires.0 {
                 self.resources.events.push(Event::Completion { cqn });
             }

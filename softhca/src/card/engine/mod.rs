@@ -11,5 +11,5 @@ mod state;
 mod step;
 mod timers;
 
-pub(crate) use state::{Engine, Uar};
+pub(crate) use state::{Engine, Uar, XrcDomain};
 pub(crate) use step::nap;

@@ -31,11 +31,23 @@ impl Uar {
     }
 }
 
+/// An XRC domain.
+#[derive(Debug)]
+pub(crate) struct XrcDomain {
+    /// Device and inode of the file that names it.
+    pub(crate) file: Option<(u64, u64)>,
+    /// How often it is open.
+    pub(crate) openers: u32,
+    /// Queue pairs and shared receive queues in it.
+    pub(crate) users: u32,
+}
+
 /// All state of a card.
 pub(crate) struct Engine {
     pub(crate) fabric: Fabric,
     /// Protection domains, each with the number of objects in it.
     pub(crate) pds: HashMap<u32, u32>,
+    pub(crate) xrcds: HashMap<u32, XrcDomain>,
     pub(crate) uars: HashMap<u32, Uar>,
     /// The memory of the pages in `uars`, declared after them: it is dropped later.
     pub(crate) uar_pages: UarPages,
@@ -53,6 +65,7 @@ impl Engine {
         Engine {
             fabric,
             pds: HashMap::new(),
+            xrcds: HashMap::new(),
             uars: HashMap::new(),
             uar_pages: UarPages::default(),
             qps: HashMap::new(),

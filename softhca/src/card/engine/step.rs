@@ -22,6 +22,7 @@ impl Engine {
         worked |= self.fire_timers(now);
         worked |= self.release_packets(now);
         worked |= self.release_completions(now);
+        worked |= self.raise_held_events(now);
         worked |= self.look_for_waits(now);
         for qpn in self.schedule.take_blocked() {
             self.activate(qpn);
@@ -49,7 +50,8 @@ impl Engine {
     /// When the engine has work again without a packet or a doorbell.
     pub(crate) fn next_timer(&self) -> Option<Instant> {
         let delayed = [self.delayed.next_due(), self.resources.delayed.next_due()];
-        delayed.into_iter().chain([self.schedule.next_timer()]).flatten().min()
+        let held = self.resources.held.first().map(|(due, _)| *due);
+        delayed.into_iter().chain([self.schedule.next_timer(), held]).flatten().min()
     }
 
     /// Takes packets from the fabric. Returns whether there were any.

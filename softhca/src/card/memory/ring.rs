@@ -128,6 +128,7 @@ impl ReadRing {
 pub(crate) struct CqRing {
     base: *mut u8,
     entries: u32,
+    stride: usize,
     /// All entries are written to the first place.
     collapsed: bool,
     peer: Peer,
@@ -138,14 +139,26 @@ unsafe impl Send for CqRing {}
 
 impl CqRing {
     /// # Safety
-    /// `base..base + entries * 64` is writable and aligned to 4 bytes for as long as the ring is
-    /// used, for the CPU or for the peer-memory client that it belongs to; `entries` is a power of two.
-    pub(crate) unsafe fn new(base: *mut u8, entries: u32, collapsed: bool) -> Self {
-        CqRing { base, entries, collapsed, peer: peer_of(base, entries as usize * CQE_SIZE) }
+    /// `base..base + entries * stride` is writable and aligned to 4 bytes for as long as the ring is
+    /// used, for the CPU or for the peer-memory client that it belongs to; `entries` is a power of two,
+    /// `stride` 64 or 128. Of 128 bytes the entry is the last 64.
+    pub(crate) unsafe fn new(base: *mut u8, entries: u32, stride: u32, collapsed: bool) -> Self {
+        let stride = stride as usize;
+        CqRing { base, entries, stride, collapsed, peer: peer_of(base, entries as usize * stride) }
     }
 
     pub(crate) fn entries(&self) -> u32 {
         self.entries
+    }
+
+    /// Whether all entries are written to the first place.
+    pub(crate) fn is_collapsed(&self) -> bool {
+        self.collapsed
+    }
+
+    /// Bytes between two entries.
+    pub(crate) fn stride(&self) -> u32 {
+        self.stride as u32
     }
 
     /// Writes entry `index`. The last word, which has the owner bit, becomes visible after all
@@ -154,7 +167,7 @@ impl CqRing {
         /// Where the last word begins.
         const LAST: usize = CQE_SIZE - size_of::<u32>();
         let place = if self.collapsed { 0 } else { index & (self.entries - 1) };
-        let offset = place as usize * CQE_SIZE;
+        let offset = place as usize * self.stride + self.stride - CQE_SIZE;
         if let Some(peer) = &self.peer {
             let at = self.base as u64 + offset as u64;
             let (body, last) = cqe.as_bytes().split_at(LAST);

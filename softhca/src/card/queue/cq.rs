@@ -10,10 +10,11 @@
 //! earlier doorbell of its own queue, as the program had already written its next record. Then the record
 //! that was taken last is that of this arm, or of one after it. A doorbell after that one has no record.
 
-use crate::card::config::CqAttributes;
+use crate::card::config::{CqAttributes, CqModeration};
 use crate::card::memory::ring::{CqRing, Record};
 use gdsync_sys::prm::cqe::Cqe64;
 use gdsync_sys::prm::doorbell::{self, CqArm};
+use std::time::{Duration, Instant};
 
 /// The queue was full: the program has not consumed its entries in time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,6 +43,15 @@ pub(crate) struct Fires(pub(crate) bool);
 /// sequence number uses 2.
 const TAKEN: u32 = u32::MAX;
 
+/// An event that moderation holds back.
+#[derive(Clone, Copy, Debug)]
+struct Held {
+    /// Entries until it is raised.
+    left: u16,
+    /// When it is raised at the latest.
+    due: Instant,
+}
+
 /// A completion queue.
 #[derive(Debug)]
 pub(crate) struct Cq {
@@ -63,6 +73,9 @@ pub(crate) struct Cq {
     first_error: Option<u32>,
     ignores_overrun: bool,
     overrun: bool,
+    moderation: CqModeration,
+    /// The event that moderation holds back.
+    held: Option<Held>,
     /// Send and receive queues that complete here.
     pub(crate) users: u32,
 }
@@ -82,6 +95,8 @@ impl Cq {
             first_error: None,
             ignores_overrun,
             overrun: false,
+            moderation: CqModeration::default(),
+            held: None,
             users: 0,
         }
     }
@@ -90,6 +105,7 @@ impl Cq {
     pub(crate) fn attributes(&self) -> CqAttributes {
         CqAttributes {
             entries: self.ring.entries(),
+            stride: self.ring.stride(),
             produced: self.produced & 0xff_ffff,
             consumed: doorbell::ci_value(self.consumer.load()),
             armed: self.armed.map(|arm| arm.is_solicited_only()),
@@ -114,8 +130,6 @@ impl Cq {
             self.overrun = true;
             return Err(Overrun { first });
         }
-        let owner = (self.produced >> self.ring.entries().trailing_zeros()) & 1 == 1;
-        self.ring.write(self.produced, &cqe.with_owner(owner));
         let solicited = cqe.is_solicited() || cqe.is_error();
         if solicited {
             self.last_solicited = Some(self.produced);
@@ -123,12 +137,86 @@ impl Cq {
         if cqe.is_error() {
             self.first_error.get_or_insert(self.produced);
         }
-        self.produced = self.produced.wrapping_add(1);
+        self.put(cqe);
         let fires = self.armed.take_if(|arm| solicited || !arm.is_solicited_only()).is_some();
         if fires {
             self.notified = self.produced;
         }
         Ok(Fires(fires))
+    }
+
+    /// Writes the next entry, and moderates its event.
+    pub(crate) fn complete(&mut self, cqe: Cqe64, now: Instant) -> Result<Fires, Overrun> {
+        let fires = self.write(cqe)?;
+        let Some(held) = &mut self.held else { return Ok(self.moderate(fires, now)) };
+        held.left = held.left.saturating_sub(1);
+        Ok(Fires(held.left == 0 && self.release()))
+    }
+
+    /// Holds an event back as the moderation says.
+    pub(crate) fn moderate(&mut self, fires: Fires, now: Instant) -> Fires {
+        let CqModeration { count, period } = self.moderation;
+        if !fires.0 || count <= 1 || period == 0 {
+            return fires;
+        }
+        let due = now + Duration::from_micros(period.into());
+        self.held.get_or_insert(Held { left: count - 1, due });
+        Fires(false)
+    }
+
+    /// When the event that is held back is due.
+    pub(crate) fn due(&self) -> Option<Instant> {
+        self.held.map(|held| held.due)
+    }
+
+    /// Releases the event that is held back. It covers all entries so far.
+    pub(crate) fn release(&mut self) -> bool {
+        let is_held = self.held.take().is_some();
+        if is_held {
+            self.notified = self.produced;
+        }
+        is_held
+    }
+
+    /// Changes the moderation. It concerns the next event.
+    pub(crate) fn set_moderation(&mut self, moderation: CqModeration) {
+        self.moderation = moderation;
+    }
+
+    /// Whether all entries are written to the first place.
+    pub(crate) fn is_collapsed(&self) -> bool {
+        self.ring.is_collapsed()
+    }
+
+    /// Bytes between two entries.
+    pub(crate) fn stride(&self) -> u32 {
+        self.ring.stride()
+    }
+
+    /// Moves on to another ring. The last entry in the old one says so; the next one is written to the
+    /// new one. The program copies what it has not consumed from place `i` of the old ring to place
+    /// `i + 1` of the new one. False if one of the rings has no room, or the queue has overrun.
+    pub(crate) fn resize(&mut self, ring: CqRing) -> bool {
+        let consumed = doorbell::ci_value(self.consumer.load());
+        let unconsumed = self.produced.wrapping_sub(consumed) & 0xff_ffff;
+        if self.overrun || unconsumed >= self.ring.entries() || unconsumed + 1 >= ring.entries() {
+            return false;
+        }
+        self.put(Cqe64::resize());
+        self.ring = ring;
+        // Every entry has moved by one.
+        self.notified = self.notified.wrapping_add(1);
+        for index in [&mut self.last_solicited, &mut self.first_error].into_iter().flatten() {
+            *index = index.wrapping_add(1);
+        }
+        true
+    }
+
+    /// Writes an entry at the producer index.
+    fn put(&mut self, cqe: Cqe64) {
+        let owner = (self.produced >> self.ring.entries().trailing_zeros()) & 1 == 1;
+        self.ring.write(self.produced, &cqe.with_owner(owner));
+        self.produced = self.produced.wrapping_add(1);
     }
 
     /// Handles the doorbell of this queue. `None` if the record never had the arm of the doorbell,
@@ -202,228 +290,5 @@ fn is_after(arm: CqArm, earlier: CqArm) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use gdsync_sys::prm::cqe::{CqeOpcode, Syndrome};
-    use gdsync_sys::prm::wqe::Opcode;
-
-    /// Memory that outlives its queue.
-    struct Memory {
-        ring: Vec<u64>,
-        record: [u32; 2],
-    }
-
-    impl Memory {
-        fn new(entries: usize) -> Box<Self> {
-            Box::new(Memory { ring: vec![0; entries * 8], record: [0; 2] })
-        }
-
-        fn queue(&mut self) -> Cq {
-            let entries = (self.ring.len() / 8) as u32;
-            let record = self.record.as_mut_ptr();
-            // SAFETY: the tests keep the memory longer than the queue, and use it through atomics
-            // or these pointers only.
-            unsafe {
-                let ring = CqRing::new(self.ring.as_mut_ptr().cast(), entries, false);
-                Cq::new(ring, Record::new(record), Record::new(record.add(1)), false)
-            }
-        }
-
-        fn write_arm(&mut self, arm: CqArm) {
-            // SAFETY: our own record.
-            unsafe { Record::new(self.record.as_mut_ptr().add(1)) }.exchange(arm.record());
-        }
-    }
-
-    fn good(solicited: bool) -> Cqe64 {
-        Cqe64::responder(CqeOpcode::RespSend, 5, 6, 0, 0, [0; 4], solicited)
-    }
-
-    #[test]
-    fn one_arm_fires_once() {
-        let mut memory = Memory::new(8);
-        let mut cq = memory.queue();
-        assert_eq!(cq.write(good(true)), Ok(Fires(false)), "not armed");
-        assert_eq!(cq.arm(CqArm::new(0, false, 1)), Fires(false));
-        assert_eq!(cq.write(good(false)), Ok(Fires(true)));
-        assert_eq!(cq.write(good(false)), Ok(Fires(false)));
-    }
-
-    #[test]
-    fn an_arm_for_entries_that_are_there_fires_at_once() {
-        let mut memory = Memory::new(8);
-        let mut cq = memory.queue();
-        assert_eq!(cq.write(good(false)), Ok(Fires(false)));
-        assert_eq!(cq.arm(CqArm::new(0, false, 0)), Fires(true));
-        assert_eq!(cq.write(good(false)), Ok(Fires(false)), "an arm fires only once");
-        assert_eq!(cq.arm(CqArm::new(1, false, 2)), Fires(false), "both have been seen");
-    }
-
-    #[test]
-    fn an_entry_raises_one_event_whether_consumed_or_not() {
-        let mut memory = Memory::new(8);
-        let mut cq = memory.queue();
-        assert_eq!(cq.arm(CqArm::new(0, false, 0)), Fires(false));
-        assert_eq!(cq.write(good(false)), Ok(Fires(true)));
-        // Programs fetch the event, arm again, and only then poll.
-        assert_eq!(cq.arm(CqArm::new(1, false, 0)), Fires(false), "an event has covered that one");
-        assert_eq!(cq.write(good(false)), Ok(Fires(true)));
-        assert_eq!(cq.write(good(false)), Ok(Fires(false)));
-        assert_eq!(cq.arm(CqArm::new(2, false, 0)), Fires(true), "no event has covered the third");
-    }
-
-    #[test]
-    fn a_solicited_arm_waits_for_solicited_entries_and_errors() {
-        let mut memory = Memory::new(8);
-        let mut cq = memory.queue();
-        assert_eq!(cq.arm(CqArm::new(0, true, 0)), Fires(false));
-        assert_eq!(cq.write(good(false)), Ok(Fires(false)));
-        assert_eq!(cq.write(good(true)), Ok(Fires(true)));
-        assert_eq!(cq.write(good(false)), Ok(Fires(false)));
-        assert_eq!(cq.arm(CqArm::new(1, true, 2)), Fires(false), "the solicited one has been seen");
-        let error = Cqe64::error(CqeOpcode::RequesterError, 0, 5, 0, Syndrome::WrFlush, 0);
-        assert_eq!(cq.write(error), Ok(Fires(true)));
-        assert_eq!(cq.write(error), Ok(Fires(false)));
-        assert_eq!(cq.arm(CqArm::new(2, true, 2)), Fires(true), "the second error has not");
-        assert_eq!(cq.arm(CqArm::new(2, false, 0x80_0000)), Fires(false), "an index that cannot be");
-    }
-
-    #[test]
-    fn an_arm_whose_doorbell_is_lost_is_found_in_the_record() {
-        let mut memory = Memory::new(8);
-        let mut cq = memory.queue();
-        assert_eq!(cq.poll_arm_record(), Fires(false));
-        let first = CqArm::new(0, false, 0);
-        memory.write_arm(first);
-        assert_eq!(cq.poll_arm_record(), Fires(false), "armed, though its word is that of a new record");
-        assert_eq!(cq.write(good(false)), Ok(Fires(true)));
-        assert_eq!(cq.rung(first), Some(Fires(false)), "its own doorbell, late: the arm has fired");
-        memory.write_arm(first);
-        assert_eq!(cq.rung(first), Some(Fires(false)), "the same words again are another arm");
-        assert_eq!(cq.write(good(false)), Ok(Fires(true)));
-        assert_eq!(cq.rung(CqArm::new(0, false, 1)), None, "a doorbell without a record");
-    }
-
-    #[test]
-    fn a_record_that_is_ahead_of_its_doorbell_arms_once() {
-        let mut memory = Memory::new(8);
-        let mut cq = memory.queue();
-        let (first, second) = (CqArm::new(0, false, 0), CqArm::new(1, false, 0));
-        memory.write_arm(second);
-        assert_eq!(cq.rung(first), Some(Fires(false)), "the first doorbell finds the second record");
-        assert_eq!(cq.write(good(false)), Ok(Fires(true)));
-        assert_eq!(cq.rung(second), Some(Fires(false)), "the arm is known already");
-        assert_eq!(cq.write(good(false)), Ok(Fires(false)), "one arm, one event");
-        assert_eq!(cq.rung(CqArm::new(2, false, 1)), None);
-    }
-
-    #[test]
-    fn the_same_words_twice_before_the_card_looks_are_no_mistake() {
-        let mut memory = Memory::new(8);
-        let mut cq = memory.queue();
-        let arm = CqArm::new(0, false, 0);
-        // The program has written its second record before the card takes the first doorbell, and its
-        // third before the card looks because of another queue: then the doorbells come.
-        memory.write_arm(arm);
-        assert_eq!(cq.rung(arm), Some(Fires(false)));
-        assert_eq!(cq.rung(arm), Some(Fires(false)), "the second doorbell");
-        memory.write_arm(CqArm::new(0, false, 2));
-        assert_eq!(cq.poll_arm_record(), Fires(false));
-        assert_eq!(cq.rung(arm), Some(Fires(false)), "an older doorbell");
-        assert_eq!(cq.rung(CqArm::new(0, true, 2)), Some(Fires(false)), "written over at once");
-        assert_eq!(cq.rung(CqArm::new(0, false, 2)), Some(Fires(false)));
-        assert_eq!(cq.rung(CqArm::new(0, false, 3)), None, "no record was so far");
-        assert_eq!(cq.write(good(false)), Ok(Fires(true)), "it is armed");
-    }
-
-    #[test]
-    fn an_arm_for_everything_stays_one() {
-        let mut memory = Memory::new(8);
-        let mut cq = memory.queue();
-        assert_eq!(cq.arm(CqArm::new(0, false, 0)), Fires(false));
-        assert_eq!(cq.arm(CqArm::new(0, true, 0)), Fires(false));
-        assert_eq!(cq.write(good(false)), Ok(Fires(true)));
-        assert_eq!(cq.arm(CqArm::new(1, true, 1)), Fires(false));
-        assert_eq!(cq.write(good(false)), Ok(Fires(false)));
-        assert_eq!(cq.arm(CqArm::new(1, false, 2)), Fires(false), "now for everything");
-        assert_eq!(cq.write(good(false)), Ok(Fires(true)));
-    }
-
-    proptest::proptest! {
-        /// The program of ibv_get_cq_event(3), in every order of its steps and the card's. It never
-        /// sleeps while the queue has an entry.
-        #[test]
-        fn a_program_that_arms_and_then_empties_the_queue_sees_every_entry(steps in proptest::collection::vec(0u8..3, 1..200)) {
-            let mut memory = Memory::new(256);
-            let mut cq = memory.queue();
-            let (mut produced, mut consumed, mut events, mut sequence) = (0u32, 0u32, 0u32, 0u8);
-            // The program has written the arm record and rung the doorbell; next it empties the
-            // queue.
-            let (mut bell, mut is_awake) = (Some(CqArm::new(0, false, 0)), true);
-            memory.write_arm(CqArm::new(0, false, 0));
-            for step in steps {
-                match step {
-                    0 => {
-                        events += u32::from(cq.write(good(false)) == Ok(Fires(true)));
-                        produced += 1;
-                    }
-                    1 => {
-                        if let Some(arm) = bell.take() {
-                            let fires = cq.rung(arm);
-                            proptest::prop_assert!(fires.is_some(), "a mistake that is none");
-                            events += u32::from(fires == Some(Fires(true)));
-                        } else {
-                            events += u32::from(cq.poll_arm_record().0);
-                        }
-                    }
-                    _ if is_awake => {
-                        consumed = produced;
-                        // SAFETY: our own record.
-                        unsafe { memory.record.as_mut_ptr().write(doorbell::ci_record(consumed)) };
-                        is_awake = false;
-                    }
-                    _ if events > 0 => {
-                        (events, sequence) = (events - 1, sequence.wrapping_add(1));
-                        let arm = CqArm::new(sequence, false, consumed);
-                        memory.write_arm(arm);
-                        (bell, is_awake) = (Some(arm), true);
-                    }
-                    _ => {}
-                }
-            }
-            if let Some(arm) = bell {
-                events += u32::from(cq.rung(arm) == Some(Fires(true)));
-            }
-            let will_look = is_awake || events > 0;
-            proptest::prop_assert!(will_look || consumed == produced, "{consumed} of {produced} were seen");
-        }
-    }
-
-    #[test]
-    fn the_owner_bit_changes_with_every_lap_until_the_queue_overruns() {
-        let mut memory = Memory::new(4);
-        let (base, word) = (memory.ring.as_mut_ptr().cast::<u8>(), memory.record.as_mut_ptr());
-        let mut cq = memory.queue();
-        for n in 0..20u32 {
-            assert_eq!(cq.write(Cqe64::requester(Opcode::Send, 5, n as u16, 0)), Ok(Fires(false)));
-            // SAFETY: inside the ring.
-            let op_own = unsafe { base.add((n as usize % 4) * 64 + 63).read() };
-            assert_eq!(u32::from(op_own), n / 4 % 2, "entry {n}");
-            // SAFETY: our own record.
-            unsafe { word.write(doorbell::ci_record(n + 1)) };
-        }
-        for _ in 0..4 {
-            assert_eq!(cq.write(Cqe64::requester(Opcode::Send, 5, 0, 0)), Ok(Fires(false)));
-        }
-        assert_eq!(cq.write(Cqe64::requester(Opcode::Send, 5, 0, 0)), Err(Overrun { first: true }));
-        let now = cq.attributes();
-        assert_eq!((now.entries, now.produced, now.consumed, now.overrun), (4, 24, 20, true));
-        // SAFETY: our own record.
-        unsafe { word.write(doorbell::ci_record(24)) };
-        assert_eq!(
-            cq.write(Cqe64::requester(Opcode::Send, 5, 0, 0)),
-            Err(Overrun { first: false }),
-            "the queue stays overrun"
-        );
-    }
-}
+#[path = "cq_tests.rs"]
+mod tests;

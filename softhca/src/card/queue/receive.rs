@@ -62,7 +62,11 @@ impl ReceiveQueue {
             let ring = ReadRing::new(config.rq, config.rq_entries, config.rq_stride as usize);
             (ring, Producer::new(config.dbrec, doorbell::DBR_RECV))
         };
-        let home = Home { pdn: config.pdn, cqn: config.recv_cq, user_index: config.user_index.unwrap_or(0) };
+        let home = Home {
+            pdn: config.pdn.unwrap_or(0),
+            cqn: config.recv_cq.unwrap_or(0),
+            user_index: config.user_index.unwrap_or(0),
+        };
         ReceiveQueue { home, ring, producer, next: 0, current: None }
     }
 

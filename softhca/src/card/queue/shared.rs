@@ -5,7 +5,8 @@
 //! the list; the doorbell record counts the receives that were posted.
 
 use super::producer::Producer;
-use crate::card::config::{SrqAttributes, SrqConfig};
+use super::receive::Home;
+use crate::card::config::{SrqAttributes, SrqConfig, XrcConfig};
 use crate::card::memory::ring::ReadRing;
 use gdsync_sys::prm::recv;
 use gdsync_sys::prm::wqe::DataSeg;
@@ -23,6 +24,7 @@ pub(crate) struct Srq {
     limit: u32,
     broken: bool,
     pub(crate) pdn: u32,
+    pub(crate) xrc: Option<XrcConfig>,
     /// Queue pairs that take from it.
     pub(crate) users: u32,
 }
@@ -65,7 +67,17 @@ impl Srq {
             limit: 0,
             broken: false,
             pdn: config.pdn,
+            xrc: config.xrc,
             users: 0,
+        }
+    }
+
+    /// Where a receive belongs that is taken for a queue pair: its completion is the queue pair's, unless
+    /// the queue is of XRC.
+    pub(crate) fn home(&self, of_queue_pair: Home) -> Home {
+        match self.xrc {
+            Some(XrcConfig { cqn, user_index, .. }) => Home { pdn: self.pdn, cqn, user_index },
+            None => Home { pdn: self.pdn, ..of_queue_pair },
         }
     }
 

@@ -7,7 +7,9 @@ use super::wait::{self, Wait};
 use crate::card::config::{LIMITS, Transport};
 use crate::card::memory::indirect::KeyChange;
 use gdsync_sys::prm::cqe::Syndrome;
-use gdsync_sys::prm::wqe::{AddressVector, CtrlSeg, DataSeg, InlineSeg, Opcode, RemoteAddrSeg, SEGMENT};
+use gdsync_sys::prm::wqe::{
+    AddressVector, CtrlSeg, DataSeg, InlineSeg, Opcode, RemoteAddrSeg, SEGMENT, XrcSeg,
+};
 use zerocopy::FromBytes;
 
 /// The data of a work request, or the places for it.
@@ -26,9 +28,11 @@ pub(crate) struct Work {
     pub(crate) operands: Option<Operands>,
     /// The change of a memory key.
     pub(crate) change: Option<Box<KeyChange>>,
-    /// Destination of a datagram.
+    /// Destination of a datagram, or of a request of DC.
     pub(crate) to: Option<Box<AddressVector>>,
     pub(crate) wait: Option<Wait>,
+    /// The remote shared receive queue of a request of XRC; else 0.
+    pub(crate) srqn: u32,
     pub(crate) payload: Payload,
     pub(crate) length: u32,
 }
@@ -55,24 +59,25 @@ pub(crate) fn parse(ctrl: &CtrlSeg, body: &[u8], transport: Transport) -> Result
         change: None,
         to: None,
         wait: wait::parse(ctrl, body)?,
+        srqn: 0,
         payload: Payload::Segments(Vec::new()),
         length: 0,
     };
     if work.wait.is_some() {
         return Ok(work);
     }
-    use Transport::{Rc, Uc, Ud};
+    use Transport::{DcInitiator, Rc, Uc, Ud, XrcInitiator};
     let (has_remote, may_be_inline) = match (opcode, transport) {
         (Opcode::Nop, _) => return Ok(work),
-        (Opcode::Umr, Rc | Uc) => {
+        (Opcode::Umr, Rc | Uc | XrcInitiator | DcInitiator) => {
             return Ok(Work { change: Some(Box::new(umr::parse(ctrl, body)?)), ..work });
         }
-        (Opcode::Dump, Rc | Uc) => (false, false),
-        (Opcode::Send | Opcode::SendImm, Rc | Uc | Ud) => (false, true),
-        (Opcode::SendInval, Rc) => (false, true),
-        (Opcode::RdmaWrite | Opcode::RdmaWriteImm, Rc | Uc) => (true, true),
-        (Opcode::RdmaRead, Rc) => (true, false),
-        (opcode, Rc) if atomic::is_atomic(opcode) => (true, false),
+        (Opcode::Dump, Rc | Uc | XrcInitiator | DcInitiator) => (false, false),
+        (Opcode::Send | Opcode::SendImm, Rc | Uc | Ud | XrcInitiator | DcInitiator) => (false, true),
+        (Opcode::SendInval, Rc | XrcInitiator | DcInitiator) => (false, true),
+        (Opcode::RdmaWrite | Opcode::RdmaWriteImm, Rc | Uc | XrcInitiator | DcInitiator) => (true, true),
+        (Opcode::RdmaRead, Rc | XrcInitiator | DcInitiator) => (true, false),
+        (opcode, Rc | XrcInitiator | DcInitiator) if atomic::is_atomic(opcode) => (true, false),
         (other, transport) => {
             let message = format!("{other:?} is not supported on a {transport} queue pair of this card");
             return Err(malformed("opcode", message));
@@ -80,7 +85,9 @@ pub(crate) fn parse(ctrl: &CtrlSeg, body: &[u8], transport: Transport) -> Result
     };
     let missing = |segment| malformed("ds", format!("{opcode:?} with ds {} has no {segment}", ctrl.ds()));
     let mut rest = body;
-    if transport == Ud {
+    // What has no packets has no destination.
+    let is_local = work.is_local();
+    if matches!(transport, Ud | DcInitiator) && !is_local {
         let (vector, behind) =
             AddressVector::read_from_prefix(rest).map_err(|_| missing("datagram segment of 48 bytes"))?;
         if !vector.is_extended() {
@@ -88,6 +95,10 @@ pub(crate) fn parse(ctrl: &CtrlSeg, body: &[u8], transport: Transport) -> Result
             return Err(malformed("dqp_dct", message));
         }
         (work.to, rest) = (Some(Box::new(vector)), behind);
+    }
+    if transport == XrcInitiator && !is_local {
+        let (segment, behind) = XrcSeg::read_from_prefix(rest).map_err(|_| missing("XRC segment"))?;
+        (work.srqn, rest) = (segment.srqn(), behind);
     }
     if has_remote {
         let (segment, behind) =
@@ -340,27 +351,29 @@ mod tests {
             AtomicCs, AtomicFa, AtomicMaskedCs, AtomicMaskedFa, Dump, Nop, RdmaRead, RdmaWrite, RdmaWriteImm,
             Send, SendImm, SendInval, Umr,
         };
-        let allowed: [(Transport, &[Opcode]); 3] = [
-            (
-                Transport::Rc,
-                &[
-                    Nop,
-                    Umr,
-                    Dump,
-                    Send,
-                    SendImm,
-                    SendInval,
-                    RdmaWrite,
-                    RdmaWriteImm,
-                    RdmaRead,
-                    AtomicCs,
-                    AtomicFa,
-                    AtomicMaskedCs,
-                    AtomicMaskedFa,
-                ],
-            ),
+        let all = [
+            Nop,
+            Umr,
+            Dump,
+            Send,
+            SendImm,
+            SendInval,
+            RdmaWrite,
+            RdmaWriteImm,
+            RdmaRead,
+            AtomicCs,
+            AtomicFa,
+            AtomicMaskedCs,
+            AtomicMaskedFa,
+        ];
+        let allowed: [(Transport, &[Opcode]); 7] = [
+            (Transport::Rc, &all),
             (Transport::Uc, &[Nop, Umr, Dump, Send, SendImm, RdmaWrite, RdmaWriteImm]),
             (Transport::Ud, &[Nop, Send, SendImm]),
+            (Transport::XrcInitiator, &all),
+            (Transport::XrcTarget, &[Nop]),
+            (Transport::DcInitiator, &all),
+            (Transport::DcTarget, &[Nop]),
         ];
         // Without their segments they are refused for that.
         let waits = [Opcode::Wait, Opcode::SendEnable];
@@ -380,7 +393,7 @@ mod tests {
                                   body in proptest::collection::vec(any::<u8>(), 0..1000)) {
             let known = CtrlSeg::new(opcode, 0, 1, 1, CtrlFlags::empty(), [0; 4]);
             for ctrl in [CtrlSeg::read_from_bytes(&first).unwrap(), known] {
-                for transport in [Transport::Rc, Transport::Uc, Transport::Ud] {
+                for transport in [Transport::Rc, Transport::Uc, Transport::Ud, Transport::XrcInitiator] {
                     if let Ok(work) = parse(&ctrl, &body, transport) {
                         prop_assert!(work.length <= LIMITS.max_message);
                         prop_assert_eq!(work.to.is_some(), transport == Transport::Ud && !work.is_local() && work.wait.is_none());

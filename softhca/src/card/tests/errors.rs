@@ -406,6 +406,7 @@ fn impossible_sizes_are_refused() {
             card.create_cq(&CqConfig {
                 ring,
                 entries,
+                stride: 64,
                 dbrec: ring.cast(),
                 ignore_overrun: false,
                 collapsed: false,

@@ -26,7 +26,7 @@ impl TestSrq {
 
     pub(super) fn with(card: &Card, pdn: u32, change: impl FnOnce(&mut SrqConfig)) -> Self {
         let (ring, dbrec) = (memory((ENTRIES * STRIDE) as usize), memory(4).cast());
-        let mut config = SrqConfig { pdn, ring, entries: ENTRIES, stride: STRIDE, dbrec };
+        let mut config = SrqConfig { pdn, ring, entries: ENTRIES, stride: STRIDE, dbrec, xrc: None };
         change(&mut config);
         // SAFETY: the memory is never freed.
         let srqn = unsafe { card.create_srq(&config) }.unwrap();
@@ -86,13 +86,17 @@ struct Bed {
 
 impl Bed {
     fn new() -> Self {
+        Bed::with(7)
+    }
+
+    fn with(rnr_retry: u8) -> Self {
         let (card, events) = card_with_events();
         let pdn = card.alloc_pd().unwrap();
         let srq = TestSrq::new(&card, pdn);
         let senders = [(); 2].map(|()| TestQp::new(&card, pdn, &SIZES));
         let receivers = [(); 2].map(|()| TestQp::with(&card, pdn, &SIZES, |config| shared(config, srq.srqn)));
         for (sender, receiver) in senders.iter().zip(&receivers) {
-            let change = QpChange { rnr_retry: Some(1), ..QpChange::default() };
+            let change = QpChange { rnr_retry: Some(rnr_retry), ..QpChange::default() };
             sender.connect(&card, receiver.qpn, card.lid(), change);
             receiver.connect(&card, sender.qpn, card.lid(), change);
         }
@@ -184,6 +188,11 @@ fn an_empty_queue_refuses_messages_and_immediates_until_one_is_posted() {
         (cqe.opcode(), cqe.imm(), cqe.wqe_counter()),
         (Ok(CqeOpcode::RespWriteImm), [1, 2, 3, 4], entry)
     );
+}
+
+#[test]
+fn retries_at_an_empty_queue_end() {
+    let mut bed = Bed::with(1);
     bed.send(1, 0..8);
     let (kind, syndrome, _) = until("the retries' end", || {
         run(&bed.card);
@@ -323,11 +332,13 @@ fn creation_and_destruction_are_checked() {
     let cqn = bed.receivers[0].cq.cqn;
     let with_own_queue = QpConfig {
         transport: Transport::Rc,
-        pdn: bed.pdn,
-        send_cq: cqn,
-        recv_cq: cqn,
+        pdn: Some(bed.pdn),
+        send_cq: Some(cqn),
+        recv_cq: Some(cqn),
         srq: Some(srqn),
-        uar,
+        xrcd: None,
+        dc_key: 0,
+        uar: Some(uar),
         sq: std::ptr::null_mut(),
         sq_blocks: 0,
         rq: std::ptr::null_mut(),

@@ -42,6 +42,13 @@ fn listens_to(qp: &Qp, port: Port, packet: Packet<'_>) -> bool {
             matches!(kind, PacketKind::Send | PacketKind::Write) && !header.is_reliable() && is_peer()
         }
         Transport::Rc => header.is_reliable() && is_peer(),
+        Transport::DcInitiator => {
+            let is_current = header.connection.get() == endpoint.connection();
+            header.is_reliable() && !kind.is_request() && is_peer() && is_current
+        }
+        Transport::DcTarget => header.is_reliable() && kind.is_request(),
+        Transport::XrcInitiator => header.is_reliable() && !kind.is_request() && is_peer(),
+        Transport::XrcTarget => header.is_reliable() && kind.is_request() && is_peer(),
     };
     matches!(endpoint.state(), QpState::Rtr | QpState::Rts) && is_of_its_transport
 }

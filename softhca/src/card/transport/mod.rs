@@ -3,6 +3,7 @@
 //! Both halves report to their [`endpoint`]. They never call each other: if one fails, the queue
 //! pair flushes both.
 
+pub(crate) mod dc;
 pub(crate) mod deliver;
 pub(crate) mod endpoint;
 pub(crate) mod qp;

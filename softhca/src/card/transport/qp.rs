@@ -1,11 +1,12 @@
 //! Queue pairs: an endpoint and its two halves.
 
+use super::dc::Initiators;
 use super::endpoint::Endpoint;
 use super::requester::{PeerState, Requester};
 use super::responder::Responder;
 use super::step::Step;
 use super::transition;
-use crate::card::config::{QpAttributes, QpChange, QpConfig, QpState, Transport};
+use crate::card::config::{LIMITS, QpAttributes, QpChange, QpConfig, QpState, Transport};
 use crate::card::context::{Context, Enable, PEER_MEMORY};
 use crate::card::event::Event;
 use crate::fabric::Node;
@@ -34,6 +35,10 @@ pub(crate) struct Qp {
     pub(crate) scheduled: bool,
     /// Its entry in the list of timers.
     pub(crate) timer: Option<Instant>,
+    /// How often it is open. Only XRC targets are opened more than once.
+    pub(crate) openers: u32,
+    /// Of a DC target: its initiators.
+    initiators: Initiators,
     /// The first packet has arrived.
     established: bool,
     /// The queue pair whose SEND_EN has released its sends.
@@ -60,6 +65,8 @@ impl Qp {
             responder,
             scheduled: false,
             timer: None,
+            openers: 1,
+            initiators: Initiators::default(),
             established: false,
             master: None,
             last_receive_said: false,
@@ -80,7 +87,13 @@ impl Qp {
         transition::apply(attributes, change);
         let from = std::mem::replace(&mut attributes.state, to);
         match (from, to) {
-            (QpState::Init, QpState::Rtr) => self.responder.restart(attributes.rq_psn),
+            (QpState::Init, QpState::Rtr) => {
+                if self.endpoint.config.transport == Transport::DcTarget {
+                    // No attribute says it.
+                    attributes.max_dest_rd_atomic = LIMITS.max_rd_atomic;
+                }
+                self.responder.restart(attributes.rq_psn);
+            }
             (QpState::Rtr, QpState::Rts) => self.requester.restart(attributes.sq_psn, attributes),
             _ => {}
         }
@@ -194,6 +207,10 @@ impl Qp {
     /// The next packet to send. Its payload is in `context.payload`.
     pub(crate) fn next_packet(&mut self, context: &mut Context<'_>) -> Option<Outgoing> {
         let (qpn, port) = (self.endpoint.qpn, context.port);
+        if self.endpoint.config.transport == Transport::DcTarget {
+            let header = self.initiators.next_response(&mut self.endpoint, context)?;
+            return Some(Outgoing { qpn, header, is_response: true, to: self.endpoint.node(port) });
+        }
         let step = &mut Step { endpoint: &mut self.endpoint, context };
         if let Some(header) = self.responder.next_response(step) {
             return Some(Outgoing { qpn, header, is_response: true, to: step.endpoint.node(port) });
@@ -209,6 +226,9 @@ impl Qp {
 
     /// A packet that [`Self::next_packet`] made has left.
     pub(crate) fn packet_sent(&mut self, packet: &Outgoing, context: &mut Context<'_>) {
+        if self.endpoint.config.transport == Transport::DcTarget {
+            return self.initiators.response_sent(packet.to, &packet.header, &mut self.endpoint, context);
+        }
         let step = &mut Step { endpoint: &mut self.endpoint, context };
         if packet.is_response {
             self.responder.response_sent(&packet.header, step);
@@ -233,6 +253,10 @@ impl Qp {
         failure: &PeerFailure,
         context: &mut Context<'_>,
     ) {
+        if self.endpoint.config.transport == Transport::DcTarget {
+            let (to, header) = (packet.to, &packet.header);
+            return self.initiators.refuse_read(to, header, failure, &mut self.endpoint, context);
+        }
         let step = &mut Step { endpoint: &mut self.endpoint, context };
         if packet.is_response {
             self.responder.refuse_read(packet.header.psn.get(), failure, step);
@@ -250,6 +274,9 @@ impl Qp {
 
     /// Handles a packet that it listens to.
     pub(crate) fn deliver(&mut self, packet: Packet<'_>, context: &mut Context<'_>) {
+        if self.endpoint.config.transport == Transport::DcTarget {
+            return self.initiators.request(&mut self.endpoint, packet, context);
+        }
         let Packet { kind, header, .. } = packet;
         let (qpn, psn) = (self.endpoint.qpn, header.psn.get());
         let (requester, responder) = (&mut self.requester, &mut self.responder);

@@ -1,7 +1,7 @@
 //! One step of a half of a queue pair.
 
-use super::endpoint::Endpoint;
-use crate::card::config::QpState;
+use super::endpoint::{Endpoint, NO_DOMAIN};
+use crate::card::config::{QpState, Transport};
 use crate::card::context::Context;
 use crate::card::event::Event;
 use crate::card::queue::receive::{Home, Slot};
@@ -24,7 +24,9 @@ impl Step<'_, '_> {
     /// Writes an entry to the completion queue of sends.
     pub(crate) fn complete_send(&mut self, cqe: Cqe64) {
         let user_index = self.endpoint.config.user_index.unwrap_or(0);
-        self.complete(self.endpoint.config.send_cq, user_index, cqe);
+        if let Some(cqn) = self.endpoint.config.send_cq {
+            self.complete(cqn, user_index, cqe);
+        }
     }
 
     /// Writes an entry to the completion queue of a receive.
@@ -36,6 +38,22 @@ impl Step<'_, '_> {
         if !self.context.complete(cqn, cqe.with_user_index(user_index)) {
             self.completion_lost();
         }
+    }
+
+    /// Raises the event of a responder that fails. A DC target does not fail with a connection.
+    pub(crate) fn responder_failed(&mut self, event: Event) {
+        if self.endpoint.config.transport != Transport::DcTarget {
+            self.context.emit(event);
+        }
+    }
+
+    /// Turns to the shared receive queue that a request of XRC names. False if there is none in the
+    /// queue pair's domain.
+    pub(crate) fn use_shared(&mut self, srqn: u32) -> bool {
+        let domain = self.endpoint.config.xrcd.and_then(|xrcd| self.context.xrc_domain(srqn, xrcd));
+        self.endpoint.pdn = domain.unwrap_or(NO_DOMAIN);
+        self.endpoint.srq = domain.map(|_| srqn);
+        domain.is_some()
     }
 
     /// Completes a send with an error.

@@ -5,6 +5,7 @@
 
 use crate::card::config::{InvalidValue, LIMITS, NUMBERS, QpAttributes, QpChange, QpState, Transport};
 use crate::packet::PSN_MASK;
+use Transport::{DcInitiator, DcTarget, Uc, Ud, XrcInitiator, XrcTarget};
 
 /// Why a queue pair cannot be changed as asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -75,9 +76,14 @@ type Names = &'static [&'static str];
 /// transition.
 fn rules(transport: Transport, from: QpState, to: QpState) -> Option<(Names, Names)> {
     use QpState::{Err, Init, Reset, Rtr, Rts};
+    match transport {
+        DcInitiator => return dc_initiator_rules(from, to),
+        DcTarget => return dc_target_rules(from, to),
+        _ => {}
+    }
     let basic: Names = match transport {
-        Transport::Rc | Transport::Uc => &["IBV_QP_PKEY_INDEX", "IBV_QP_PORT", "IBV_QP_ACCESS_FLAGS"],
-        Transport::Ud => &["IBV_QP_PKEY_INDEX", "IBV_QP_PORT", "IBV_QP_QKEY"],
+        Ud => &["IBV_QP_PKEY_INDEX", "IBV_QP_PORT", "IBV_QP_QKEY"],
+        _ => BASIC,
     };
     Some(match (from, to) {
         (_, Reset | Err) => (&[], &["IBV_QP_CUR_STATE"]),
@@ -90,9 +96,43 @@ fn rules(transport: Transport, from: QpState, to: QpState) -> Option<(Names, Nam
     })
 }
 
+const BASIC: Names = &["IBV_QP_PKEY_INDEX", "IBV_QP_PORT", "IBV_QP_ACCESS_FLAGS"];
+const RUN: Names =
+    &["IBV_QP_TIMEOUT", "IBV_QP_RETRY_CNT", "IBV_QP_RNR_RETRY", "IBV_QP_SQ_PSN", "IBV_QP_MAX_QP_RD_ATOMIC"];
+
+/// The driver's rules of DC initiators (`modify_dci_qp_is_ok`).
+fn dc_initiator_rules(from: QpState, to: QpState) -> Option<(Names, Names)> {
+    use QpState::{Err, Init, Reset, Rtr, Rts};
+    const PORT: Names = &["IBV_QP_PKEY_INDEX", "IBV_QP_PORT"];
+    Some(match (from, to) {
+        (_, Reset) => (&[], &[]),
+        (Init | Rtr | Rts | Err, Err) => (&[], &[]),
+        (Reset, Init) => (PORT, &[]),
+        (Init, Init) => (&[], PORT),
+        (Init, Rtr) => (&["IBV_QP_PATH_MTU"], &["IBV_QP_PKEY_INDEX", "IBV_QP_AV"]),
+        (Rtr, Rts) => (RUN, &["IBV_QP_MIN_RNR_TIMER"]),
+        (Rts, Rts) => (&[], &["IBV_QP_MIN_RNR_TIMER"]),
+        _ => return None,
+    })
+}
+
+/// The driver's rules of DC targets (`mlx5_ib_modify_dct`): there is only the way up.
+fn dc_target_rules(from: QpState, to: QpState) -> Option<(Names, Names)> {
+    Some(match (from, to) {
+        (QpState::Reset, QpState::Init) => (BASIC, &[]),
+        (QpState::Init, QpState::Rtr) => (&["IBV_QP_MIN_RNR_TIMER", "IBV_QP_AV", "IBV_QP_PATH_MTU"], &[]),
+        _ => return None,
+    })
+}
+
 fn to_rtr(transport: Transport) -> (Names, Names) {
     match transport {
-        Transport::Rc => (
+        Uc | XrcInitiator => (
+            &["IBV_QP_AV", "IBV_QP_PATH_MTU", "IBV_QP_DEST_QPN", "IBV_QP_RQ_PSN"],
+            &["IBV_QP_ACCESS_FLAGS", "IBV_QP_PKEY_INDEX"],
+        ),
+        Ud => (&[], &["IBV_QP_PKEY_INDEX", "IBV_QP_QKEY"]),
+        _ => (
             &[
                 "IBV_QP_AV",
                 "IBV_QP_PATH_MTU",
@@ -103,35 +143,23 @@ fn to_rtr(transport: Transport) -> (Names, Names) {
             ],
             &["IBV_QP_ACCESS_FLAGS", "IBV_QP_PKEY_INDEX"],
         ),
-        Transport::Uc => (
-            &["IBV_QP_AV", "IBV_QP_PATH_MTU", "IBV_QP_DEST_QPN", "IBV_QP_RQ_PSN"],
-            &["IBV_QP_ACCESS_FLAGS", "IBV_QP_PKEY_INDEX"],
-        ),
-        Transport::Ud => (&[], &["IBV_QP_PKEY_INDEX", "IBV_QP_QKEY"]),
     }
 }
 
 fn to_rts(transport: Transport) -> Names {
     match transport {
-        Transport::Rc => &[
-            "IBV_QP_TIMEOUT",
-            "IBV_QP_RETRY_CNT",
-            "IBV_QP_RNR_RETRY",
-            "IBV_QP_SQ_PSN",
-            "IBV_QP_MAX_QP_RD_ATOMIC",
-        ],
-        Transport::Uc | Transport::Ud => &["IBV_QP_SQ_PSN"],
+        XrcTarget => &["IBV_QP_TIMEOUT", "IBV_QP_SQ_PSN"],
+        Uc | Ud => &["IBV_QP_SQ_PSN"],
+        _ => RUN,
     }
 }
 
 /// Attributes that may change on the way to RTS and in RTS.
 fn running(transport: Transport) -> Names {
     match transport {
-        Transport::Rc => {
-            &["IBV_QP_CUR_STATE", "IBV_QP_ACCESS_FLAGS", "IBV_QP_MIN_RNR_TIMER", "IBV_QP_PATH_MIG_STATE"]
-        }
-        Transport::Uc => &["IBV_QP_CUR_STATE", "IBV_QP_ACCESS_FLAGS", "IBV_QP_PATH_MIG_STATE"],
-        Transport::Ud => &["IBV_QP_CUR_STATE", "IBV_QP_QKEY"],
+        Uc | XrcInitiator => &["IBV_QP_CUR_STATE", "IBV_QP_ACCESS_FLAGS", "IBV_QP_PATH_MIG_STATE"],
+        Ud => &["IBV_QP_CUR_STATE", "IBV_QP_QKEY"],
+        _ => &["IBV_QP_CUR_STATE", "IBV_QP_ACCESS_FLAGS", "IBV_QP_MIN_RNR_TIMER", "IBV_QP_PATH_MIG_STATE"],
     }
 }
 

@@ -3,16 +3,21 @@
 use crate::hooks;
 use crate::uapi::ioctl::{ATTR_MANDATORY, Attr, Header, RDMA_VERBS_IOCTL, attr, method, object};
 use crate::uapi::mlx5::{AllocUcontext, AllocUcontextResp, CreateCq, CreateQp};
-use crate::uapi::verbs::{ModifyQp, QpCap, QueryDeviceResp, QueryQp, QueryQpResp, RegMr, RegMrResp, command};
+use crate::uapi::verbs::{
+    EXTENDED, ModifyQp, QpCap, QueryDeviceResp, QueryQp, QueryQpResp, RegMr, RegMrResp, command,
+};
 use gdsync_sys::verbs as ibv;
 use parking_lot::{RwLock, RwLockReadGuard};
 use std::io;
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
+mod cqs;
+mod dc;
 mod memory;
 mod processes;
 mod regions;
 mod srqs;
+mod xrc;
 
 /// All tests of this process share a card. A test that exhausts it takes the write lock.
 static CARD: RwLock<()> = RwLock::new(());
@@ -373,7 +378,8 @@ fn memory_that_is_not_there_is_a_fault() {
     assert_eq!(create_cq(&device, 15, &CreateCq { buf_addr: 4096, ..good }), Err(libc::EFAULT));
     assert_eq!(create_cq(&device, 15, &CreateCq { db_addr: 4096, ..good }), Err(libc::EFAULT));
     assert_eq!(create_cq(&device, 15, &CreateCq { buf_addr: good.buf_addr + 4, ..good }), Err(libc::EINVAL));
-    assert_eq!(create_cq(&device, 15, &CreateCq { cqe_size: 128, ..good }), Err(libc::EOPNOTSUPP));
+    assert_eq!(create_cq(&device, 15, &CreateCq { cqe_size: 32, ..good }), Err(libc::EOPNOTSUPP));
+    assert_eq!(create_cq(&device, 15, &CreateCq { cqe_comp_en: 1, ..good }), Err(libc::EOPNOTSUPP));
     assert_eq!(create_cq(&device, u32::MAX, &good), Err(libc::EINVAL));
     assert_eq!(create_cq(&device, 0, &good), Err(libc::EINVAL));
     assert_eq!(create_cq_on(&device, 1, 15, &good), Err(libc::EINVAL), "there is one completion vector");

@@ -5,12 +5,24 @@ use crate::uapi::mlx5::{CreateSrq, CreateSrqResp};
 use crate::uapi::verbs::{ModifySrq, QuerySrq, QuerySrqResp, SRQ_LIMIT, SRQ_MAX_WR};
 
 /// The handle, `max_wr` and `max_sge` of a new queue.
-fn create_srq(
+pub(super) fn create_srq(
     device: &Device,
     pd: u32,
     kind: u32,
     [max_wr, max_sge]: [u32; 2],
     asked: &CreateSrq,
+) -> Result<[u32; 3], i32> {
+    create_srq_with(device, pd, kind, [max_wr, max_sge], asked, |command| command)
+}
+
+/// As [`create_srq`], with attributes that `more` adds.
+pub(super) fn create_srq_with(
+    device: &Device,
+    pd: u32,
+    kind: u32,
+    [max_wr, max_sge]: [u32; 2],
+    asked: &CreateSrq,
+    more: impl FnOnce(Command) -> Command,
 ) -> Result<[u32; 3], i32> {
     let command = new(object::SRQ, method::CREATE)
         .handle(attr::HANDLE, 0)
@@ -24,13 +36,13 @@ fn create_srq(
         .output(attr::SRQ_RESP_MAX_SGE, 4)
         .input(attr::UHW_IN, asked)
         .output(attr::UHW_OUT, size_of::<CreateSrqResp>());
-    let answer = command.run(device)?;
+    let answer = more(command).run(device)?;
     assert_ne!(answer.output::<CreateSrqResp>(attr::UHW_OUT).srqn, 0);
     let given = |id| answer.output::<u32>(id);
     Ok([answer.created(attr::HANDLE), given(attr::SRQ_RESP_MAX_WR), given(attr::SRQ_RESP_MAX_SGE)])
 }
 
-fn a_srq(rings: &mut Rings) -> CreateSrq {
+pub(super) fn a_srq(rings: &mut Rings) -> CreateSrq {
     CreateSrq { buf_addr: rings.ring(), db_addr: rings.record(), ..CreateSrq::new_zeroed() }
 }
 

@@ -7,7 +7,7 @@ use super::umem::{Part, page_offset};
 use crate::context::{Context, Object, Objects};
 use crate::resource::Resource;
 use crate::uapi::devx::object;
-use crate::verbs::cq::ENTRY;
+use crate::verbs::cq::{ALIGNMENT, ENTRY_SIZES};
 use gdsync_sys::prm::command::{cq, cqc, header};
 use softhca::card::{CqAttributes, CqConfig, LIMITS};
 
@@ -25,10 +25,7 @@ pub(super) fn create(
 ) -> Result<(Object, Vec<u8>), Refusal> {
     check_length(input, cq::BYTES)?;
     let asked = &input[cq::CONTEXT..cq::CONTEXT + cqc::BYTES];
-    for (field, limit) in [
-        (cqc::CQE_SZ, "entries of 64 bytes (cqe_sz 0)"),
-        (cqc::CQE_COMPRESSION_EN, "no compressed entries (cqe_compression_en 0)"),
-    ] {
+    for (field, limit) in [(cqc::CQE_COMPRESSION_EN, "no compressed entries (cqe_compression_en 0)")] {
         if field.is_set(asked) {
             return Err(Refusal::parameter(Syndrome::CqContext, field.get(asked), limit));
         }
@@ -37,6 +34,10 @@ pub(super) fn create(
         let limit = "collapsed queues that ignore overruns (cc 1 with oi 1)";
         return Err(Refusal::parameter(Syndrome::CqContext, 1u8, limit));
     }
+    let stride = *ENTRY_SIZES.get(cqc::CQE_SZ.get(asked) as usize).ok_or_else(|| {
+        let limit = "entries of 64 or 128 bytes (cqe_sz 0 or 1)";
+        Refusal::parameter(Syndrome::CqContext, cqc::CQE_SZ.get(asked), limit)
+    })?;
     let log_size = cqc::LOG_CQ_SIZE.get32(asked);
     if log_size > LIMITS.max_cqe.ilog2() {
         return Err(Refusal::parameter(Syndrome::CqContext, log_size, "at most 2^22 entries"));
@@ -51,14 +52,15 @@ pub(super) fn create(
     let ring = Part {
         id: cq::UMEM_ID.get32(input),
         offset: cq::UMEM_OFFSET.get(input).saturating_add(lead),
-        len: u64::from(entries) * ENTRY,
-        alignment: ENTRY,
+        len: u64::from(entries) * u64::from(stride),
+        alignment: ALIGNMENT,
         writes: true,
     };
     let record = Part::record(cqc::DBR_UMEM_ID.get32(asked), cqc::DBR_ADDR.get(asked));
     let config = CqConfig {
         ring: ring.address(objects)? as *mut u8,
         entries,
+        stride,
         dbrec: record.address(objects)? as *mut u32,
         ignore_overrun: cqc::OI.is_set(asked),
         collapsed: cqc::CC.is_set(asked),
@@ -93,6 +95,7 @@ fn describe(now: &CqAttributes, place: &mut [u8]) {
         None => cqc::ST_FIRED,
     };
     cqc::STATUS.put(place, status);
+    cqc::CQE_SZ.put(place, now.stride == ENTRY_SIZES[1]);
     cqc::ST.put(place, state);
     cqc::LOG_CQ_SIZE.put(place, now.entries.ilog2());
     cqc::C_EQN.put(place, EVENT_QUEUE);

@@ -33,6 +33,11 @@ fn code_of(transport: Transport) -> u8 {
         Transport::Rc => 0,
         Transport::Uc => 1,
         Transport::Ud => 2,
+        // `MLX5_QP_ST_XRC`.
+        Transport::XrcInitiator | Transport::XrcTarget => 5,
+        // `MLX5_QP_ST_DCI`, `_DCT`.
+        Transport::DcInitiator => 0xa,
+        Transport::DcTarget => 0xb,
     }
 }
 
@@ -96,11 +101,13 @@ pub(super) fn create(
     let start = if ring.len == 0 { 0 } else { ring.address(objects)? };
     let config = QpConfig {
         transport,
-        pdn,
-        send_cq,
-        recv_cq,
+        pdn: Some(pdn),
+        send_cq: Some(send_cq),
+        recv_cq: Some(recv_cq),
         srq: None,
-        uar,
+        xrcd: None,
+        dc_key: 0,
+        uar: Some(uar),
         // The receive queue comes first in the buffer.
         sq: (start + receive_bytes) as *mut u8,
         sq_blocks,
@@ -148,10 +155,14 @@ pub(super) fn query(
 /// Writes the constant part of a queue pair's context.
 fn describe(config: &QpConfig, place: &mut [u8]) {
     qpc::ST.put(place, code_of(config.transport));
-    qpc::PD.put(place, config.pdn);
-    qpc::UAR_PAGE.put(place, config.uar);
-    qpc::CQN_SND.put(place, config.send_cq);
-    qpc::CQN_RCV.put(place, config.recv_cq);
+    for (field, number) in [
+        (qpc::PD, config.pdn),
+        (qpc::UAR_PAGE, config.uar),
+        (qpc::CQN_SND, config.send_cq),
+        (qpc::CQN_RCV, config.recv_cq),
+    ] {
+        field.put(place, number.unwrap_or(0));
+    }
     qpc::USER_INDEX.put(place, config.user_index.unwrap_or(0));
     match config.rq_entries.checked_ilog2() {
         None => qpc::RQ_TYPE.put(place, qpc::RQ_NONE),

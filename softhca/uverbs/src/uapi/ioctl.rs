@@ -48,6 +48,7 @@ pub(crate) mod object {
     pub(crate) const AH: u16 = 6;
     pub(crate) const MR: u16 = 7;
     pub(crate) const MW: u16 = 8;
+    pub(crate) const XRCD: u16 = 10;
     pub(crate) const DM: u16 = 14;
     pub(crate) const ASYNC_EVENT: u16 = 16;
     pub(crate) const UAR: u16 = DRIVER + 8;
@@ -62,7 +63,7 @@ pub(crate) mod method {
     pub(crate) const QUERY_CONTEXT: u16 = 4;
     pub(crate) const QUERY_GID_TABLE: u16 = 5;
     pub(crate) const QUERY_GID_ENTRY: u16 = 6;
-    /// The only method of PD, AH and MW.
+    /// The only method of PD, AH, MW and XRCD.
     pub(crate) const ONLY_DESTROY: u16 = 0;
     /// `CREATE` and `DESTROY` of CQ, QP and SRQ.
     pub(crate) const CREATE: u16 = 0;
@@ -128,6 +129,7 @@ pub(crate) mod attr {
     pub(crate) const CQ_RESP_CQE: u16 = 6;
     pub(crate) const CQ_EVENT_FD: u16 = 7;
 
+    pub(crate) const QP_XRCD: u16 = 1;
     pub(crate) const QP_PD: u16 = 2;
     pub(crate) const QP_SRQ: u16 = 3;
     pub(crate) const QP_SEND_CQ: u16 = 4;
@@ -141,6 +143,8 @@ pub(crate) mod attr {
     pub(crate) const QP_RESP_NUM: u16 = 14;
 
     pub(crate) const SRQ_PD: u16 = 1;
+    pub(crate) const SRQ_XRCD: u16 = 2;
+    pub(crate) const SRQ_CQ: u16 = 3;
     pub(crate) const SRQ_USER_HANDLE: u16 = 4;
     pub(crate) const SRQ_MAX_WR: u16 = 5;
     pub(crate) const SRQ_MAX_SGE: u16 = 6;
@@ -149,6 +153,7 @@ pub(crate) mod attr {
     pub(crate) const SRQ_EVENT_FD: u16 = 10;
     pub(crate) const SRQ_RESP_MAX_WR: u16 = 11;
     pub(crate) const SRQ_RESP_MAX_SGE: u16 = 12;
+    pub(crate) const SRQ_RESP_NUM: u16 = 13;
 
     pub(crate) const MR_QUERY_LKEY: u16 = 1;
     pub(crate) const MR_QUERY_RKEY: u16 = 2;

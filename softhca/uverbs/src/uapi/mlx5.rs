@@ -11,6 +11,9 @@ pub(crate) const QP_SIGNATURE: u32 = 1 << 0;
 /// The flags that request no additional feature of a queue pair: `MLX5_QP_FLAG_SCATTER_CQE`,
 /// `_ALLOW_SCATTER_CQE`, `_UAR_PAGE_INDEX`, and the older `_BFREG_INDEX`.
 pub(crate) const QP_SUPPORTED: u32 = 1 << 1 | 1 << 3 | 1 << 8 | 1 << 10;
+/// `MLX5_QP_FLAG_TYPE_DCT` and `_DCI`: what a queue pair of the driver's own type is.
+pub(crate) const QP_DC_TARGET: u32 = 1 << 4;
+pub(crate) const QP_DC_INITIATOR: u32 = 1 << 5;
 /// Fields of [`AllocUcontextResp`] that are valid: `MLX5_IB_ALLOC_UCONTEXT_RESP_MASK_DUMP_FILL_MKEY`, and
 /// work requests that change the tag of a key (`_MKEY_UPDATE_TAG`).
 pub(crate) const CONTEXT_DUMP_FILL_MKEY: u32 = 1 << 1;
@@ -76,6 +79,16 @@ pub(crate) struct CreateCq {
     pub(crate) reserved1: u32,
 }
 
+/// `struct mlx5_ib_resize_cq`.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
+pub(crate) struct ResizeCq {
+    pub(crate) buf_addr: u64,
+    pub(crate) cqe_size: u16,
+    pub(crate) reserved0: u16,
+    pub(crate) reserved1: u32,
+}
+
 /// `struct mlx5_ib_create_srq`.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
@@ -108,6 +121,7 @@ pub(crate) struct CreateQp {
     pub(crate) flags: u32,
     pub(crate) uidx: u32,
     pub(crate) bfreg_index: u32,
+    /// Of a DC target, its access key.
     pub(crate) sq_buf_addr: u64,
     pub(crate) ece_options: u32,
     pub(crate) dci_streams: u16,
@@ -127,6 +141,16 @@ pub(crate) struct CreateQpResp {
     pub(crate) sqn: u32,
     pub(crate) reserved1: u32,
     pub(crate) tir_icm_addr: u64,
+}
+
+/// `struct mlx5_ib_modify_qp_resp`.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
+pub(crate) struct ModifyQpResp {
+    pub(crate) response_length: u32,
+    pub(crate) dctn: u32,
+    pub(crate) ece_options: u32,
+    pub(crate) reserved: u32,
 }
 
 /// `struct mlx5_ib_create_ah_resp`.
@@ -150,6 +174,7 @@ mod tests {
         assert_eq!(offset_of!(AllocUcontextResp, cqe_version), 44);
         assert_eq!(offset_of!(AllocUcontextResp, hca_core_clock_offset), 48);
         assert_eq!((size_of::<CreateCq>(), offset_of!(CreateCq, uar_page_index)), (32, 24));
+        assert_eq!(size_of::<ResizeCq>(), 16);
         assert_eq!((size_of::<CreateSrq>(), offset_of!(CreateSrq, uidx)), (32, 24));
         assert_eq!(size_of::<CreateSrqResp>(), 8);
         assert_eq!((size_of::<CreateQp>(), offset_of!(CreateQp, sq_buf_addr)), (56, 40));

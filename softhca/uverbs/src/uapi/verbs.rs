@@ -13,20 +13,37 @@ pub(crate) mod command {
     pub(crate) const REREG_MR: u32 = 11;
     pub(crate) const ALLOC_MW: u32 = 14;
     pub(crate) const CREATE_COMP_CHANNEL: u32 = 17;
+    pub(crate) const RESIZE_CQ: u32 = 19;
     pub(crate) const QUERY_QP: u32 = 25;
     pub(crate) const MODIFY_QP: u32 = 26;
     pub(crate) const MODIFY_SRQ: u32 = 33;
     pub(crate) const QUERY_SRQ: u32 = 34;
+    pub(crate) const OPEN_XRCD: u32 = 37;
+    pub(crate) const CLOSE_XRCD: u32 = 38;
+    pub(crate) const OPEN_QP: u32 = 40;
+    /// Extended only.
+    pub(crate) const MODIFY_CQ: u32 = 57;
 }
 /// `IB_UVERBS_QPT_*`.
 pub(crate) const QPT_RC: u64 = 2;
 pub(crate) const QPT_UC: u64 = 3;
 pub(crate) const QPT_UD: u64 = 4;
+/// A type of the driver's own.
+pub(crate) const QPT_DRIVER: u64 = 0xff;
+pub(crate) const QPT_XRC_INI: u64 = 9;
+pub(crate) const QPT_XRC_TGT: u64 = 10;
 /// `IB_SRQ_MAX_WR` and `IB_SRQ_LIMIT`: what a change of a shared receive queue changes.
 pub(crate) const SRQ_MAX_WR: u32 = 1 << 0;
 pub(crate) const SRQ_LIMIT: u32 = 1 << 1;
-/// `IB_UVERBS_SRQT_BASIC`.
+/// `IB_UVERBS_SRQT_*`.
 pub(crate) const SRQT_BASIC: u64 = 0;
+pub(crate) const SRQT_XRC: u64 = 1;
+/// `IB_UVERBS_DEVICE_XRC`.
+pub(crate) const DEVICE_XRC: u32 = 1 << 20;
+/// `IB_CQ_MODERATE`.
+pub(crate) const CQ_MODERATE: u32 = 1 << 0;
+/// `IB_UVERBS_CQ_FLAGS_TIMESTAMP_COMPLETION`.
+pub(crate) const CQ_TIMESTAMP: u64 = 1 << 0;
 /// `IB_UVERBS_CQ_FLAGS_IGNORE_OVERRUN`.
 pub(crate) const CQ_IGNORE_OVERRUN: u64 = 1 << 1;
 /// `IB_UVERBS_QP_CREATE_SQ_SIG_ALL`.
@@ -343,6 +360,64 @@ pub(crate) struct ModifyQp {
     pub(crate) reserved: [u8; 2],
 }
 
+/// `struct ib_uverbs_resize_cq`.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
+pub(crate) struct ResizeCq {
+    pub(crate) response: u64,
+    pub(crate) cq_handle: u32,
+    pub(crate) cqe: u32,
+}
+
+/// `struct ib_uverbs_ex_modify_cq`.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
+pub(crate) struct ModifyCq {
+    pub(crate) cq_handle: u32,
+    pub(crate) attr_mask: u32,
+    pub(crate) cq_count: u16,
+    pub(crate) cq_period: u16,
+    pub(crate) reserved: u32,
+}
+
+/// `struct ib_uverbs_open_xrcd`.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
+pub(crate) struct OpenXrcd {
+    pub(crate) response: u64,
+    pub(crate) fd: u32,
+    pub(crate) oflags: u32,
+}
+
+/// `struct ib_uverbs_close_xrcd`.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
+pub(crate) struct CloseXrcd {
+    pub(crate) xrcd_handle: u32,
+}
+
+/// `struct ib_uverbs_open_qp`.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
+pub(crate) struct OpenQp {
+    pub(crate) response: u64,
+    pub(crate) user_handle: u64,
+    pub(crate) pd_handle: u32,
+    pub(crate) qpn: u32,
+    pub(crate) qp_type: u8,
+    pub(crate) reserved: [u8; 7],
+}
+
+/// `struct ib_uverbs_create_qp_resp`, which answers the opening of a queue pair, too.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
+pub(crate) struct OpenQpResp {
+    pub(crate) qp_handle: u32,
+    pub(crate) qpn: u32,
+    pub(crate) cap: QpCap,
+    pub(crate) reserved: u32,
+}
+
 /// `struct ib_uverbs_modify_srq`.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
@@ -426,6 +501,8 @@ mod tests {
         assert_eq!((size_of::<QueryQp>(), size_of::<QueryQpResp>()), (16, 128));
         assert_eq!((size_of::<ModifyQp>(), offset_of!(ModifyQp, qp_state)), (112, 96));
         assert_eq!(offset_of!(QueryQpResp, qp_state), 108);
+        assert_eq!((size_of::<ResizeCq>(), size_of::<ModifyCq>()), (16, 16));
+        assert_eq!((size_of::<OpenXrcd>(), size_of::<OpenQp>(), size_of::<OpenQpResp>()), (16, 32, 32));
         assert_eq!((size_of::<ModifySrq>(), size_of::<QuerySrq>(), size_of::<QuerySrqResp>()), (16, 16, 16));
         assert_eq!((size_of::<GidEntry>(), size_of::<QpCap>()), (32, 20));
     }

@@ -7,12 +7,14 @@ use crate::errno::{Errno, Result};
 use crate::events::routes::Route;
 use crate::resource::Resource;
 use crate::uapi::ioctl::{attr, object};
-use crate::uapi::mlx5::{CQ_UAR_PAGE_INDEX, CreateCq};
-use crate::uapi::verbs::CQ_IGNORE_OVERRUN;
-use softhca::card::{CqConfig, LIMITS, is_reachable};
+use crate::uapi::mlx5::{self, CQ_UAR_PAGE_INDEX, CreateCq};
+use crate::uapi::verbs::{CQ_IGNORE_OVERRUN, CQ_MODERATE, CQ_TIMESTAMP, ModifyCq, ResizeCq};
+use softhca::card::{CqConfig, CqModeration, LIMITS, is_reachable};
 
-/// Bytes of an entry. libmlx5 also has entries of 128 bytes, for hosts with such cache lines.
-pub(crate) const ENTRY: u64 = 64;
+/// Bytes of an entry: 64, or 128 for hosts with such cache lines.
+pub(crate) const ENTRY_SIZES: [u32; 2] = [64, 128];
+/// Alignment of a ring.
+pub(crate) const ALIGNMENT: u64 = 64;
 /// Bytes of a doorbell record: two words.
 pub(crate) const RECORD: u64 = 8;
 
@@ -23,6 +25,12 @@ pub(crate) fn check_memory(addr: u64, len: u64, alignment: u64) -> Result<()> {
         return Err(Errno::INVALID);
     }
     if is_reachable(addr, len, true) { Ok(()) } else { Err(Errno::FAULT) }
+}
+
+/// Entries of a ring: libmlx5 allocates one more than the program asks for, rounded up.
+fn entries_of(cqe: u32) -> Result<u32> {
+    let entries = cqe.checked_add(1).filter(|count| cqe > 0 && *count <= LIMITS.max_cqe);
+    Ok(entries.ok_or(Errno::INVALID)?.next_power_of_two())
 }
 
 /// `CREATE` of a completion queue.
@@ -41,12 +49,15 @@ pub(crate) fn create(context: &Context, request: &Request) -> Result<()> {
     ])?;
     let asked: CreateCq = request.structure(attr::UHW_IN)?;
     let flags = request.optional_number(attr::CQ_FLAGS)?.unwrap_or(0);
-    let more =
-        asked.cqe_comp_en != 0 || asked.flags & !CQ_UAR_PAGE_INDEX != 0 || u64::from(asked.cqe_size) != ENTRY;
-    if more || flags & !CQ_IGNORE_OVERRUN != 0 {
+    let more = asked.cqe_comp_en != 0
+        || asked.flags & !CQ_UAR_PAGE_INDEX != 0
+        || !ENTRY_SIZES.contains(&asked.cqe_size);
+    // Every entry has a time.
+    if more || flags & !(CQ_IGNORE_OVERRUN | CQ_TIMESTAMP) != 0 {
         tracing::warn!(
+            flags,
             ?asked,
-            "completion queues have entries of 64 bytes, neither compressed nor with timestamps"
+            "completion queues have entries of 64 or 128 bytes, not compressed; flags are IGNORE_OVERRUN and TIMESTAMP"
         );
         return Err(Errno::NOT_SUPPORTED);
     }
@@ -56,11 +67,8 @@ pub(crate) fn create(context: &Context, request: &Request) -> Result<()> {
         return Err(Errno::INVALID);
     }
     let cqe = request.number32(attr::CQ_CQE)?;
-    // libmlx5 allocates one entry more than the program asks for, rounded up.
-    let entries =
-        cqe.checked_add(1).filter(|count| cqe > 0 && *count <= LIMITS.max_cqe).ok_or(Errno::INVALID)?;
-    let entries = entries.next_power_of_two();
-    check_memory(asked.buf_addr, u64::from(entries) * ENTRY, ENTRY)?;
+    let entries = entries_of(cqe)?;
+    check_memory(asked.buf_addr, u64::from(entries) * u64::from(asked.cqe_size), ALIGNMENT)?;
     check_memory(asked.db_addr, RECORD, RECORD)?;
     let channel = match request.has(attr::CQ_COMP_CHANNEL) {
         true => {
@@ -72,6 +80,7 @@ pub(crate) fn create(context: &Context, request: &Request) -> Result<()> {
     let config = CqConfig {
         ring: asked.buf_addr as *mut u8,
         entries,
+        stride: asked.cqe_size,
         dbrec: asked.db_addr as *mut u32,
         ignore_overrun: flags & CQ_IGNORE_OVERRUN != 0,
         collapsed: false,
@@ -85,6 +94,39 @@ pub(crate) fn create(context: &Context, request: &Request) -> Result<()> {
     request.answer_created(attr::HANDLE, handle)?;
     request.answer_with(attr::CQ_RESP_CQE, &(entries - 1))?;
     request.answer_with(attr::UHW_OUT, &number)
+}
+
+/// `RESIZE_CQ`: the queue goes on in another ring, with entries of the same size.
+pub(crate) fn resize(context: &Context, request: &Request) -> Result<()> {
+    let (asked, ring): (ResizeCq, mlx5::ResizeCq) =
+        (request.structure(attr::CORE_IN)?, request.structure(attr::UHW_IN)?);
+    let entries = entries_of(asked.cqe)?;
+    let number = context.objects.lock().number(object::CQ, asked.cq_handle)?;
+    let now = context.card().query_cq(number)?;
+    if now.entries != entries {
+        if u32::from(ring.cqe_size) != now.stride {
+            tracing::warn!(ring.cqe_size, now.stride, "a completion queue keeps the size of its entries");
+            return Err(Errno::INVALID);
+        }
+        check_memory(ring.buf_addr, u64::from(entries) * u64::from(now.stride), ALIGNMENT)?;
+        // SAFETY: `check_memory` found the ring mapped and aligned; libmlx5 keeps it mapped until the
+        // queue has moved on or is destroyed.
+        unsafe { context.card().resize_cq(number, ring.buf_addr as *mut u8, entries) }?;
+    }
+    // `struct ib_uverbs_resize_cq_resp`: the count, and a reserved field.
+    request.answer_with(attr::CORE_OUT, &[entries - 1, 0])
+}
+
+/// The extended `MODIFY_CQ`: moderation of events.
+pub(crate) fn modify(context: &Context, request: &Request) -> Result<()> {
+    let asked: ModifyCq = request.structure(attr::CORE_IN)?;
+    if asked.attr_mask != CQ_MODERATE {
+        tracing::warn!(asked.attr_mask, "completion queues have moderation to change (1), nothing else");
+        return Err(Errno::NOT_SUPPORTED);
+    }
+    let number = context.objects.lock().number(object::CQ, asked.cq_handle)?;
+    let moderation = CqModeration { count: asked.cq_count, period: asked.cq_period };
+    Ok(context.card().moderate_cq(number, moderation)?)
 }
 
 /// `DESTROY`: answers the counts of the queue's events that the program has read.

@@ -9,8 +9,8 @@ use crate::uapi::mlx5::{
     AllocUcontext, AllocUcontextResp, CONTEXT_DUMP_FILL_MKEY, CONTEXT_MKEY_UPDATE_TAG, INLINE_MODE_NONE,
     SUPPORTED_UHW,
 };
-use crate::uapi::verbs::{CORE_SUPPORT_OPTIONAL_MR_ACCESS, QueryDeviceMore, QueryDeviceResp};
-use softhca::card::{LIMITS, NULL_KEY, ODP};
+use crate::uapi::verbs::{CORE_SUPPORT_OPTIONAL_MR_ACCESS, DEVICE_XRC, QueryDeviceMore, QueryDeviceResp};
+use softhca::card::{CLOCK_KHZ, LIMITS, NULL_KEY, ODP};
 use softhca::sysfs;
 use zerocopy::{FromZeros, IntoBytes};
 
@@ -99,6 +99,12 @@ pub(crate) fn query_extended(context: &Context, request: &Request) -> Result<()>
         rc_odp_caps: ODP.rc,
         uc_odp_caps: ODP.uc,
         ud_odp_caps: ODP.ud,
+        xrc_odp_caps: ODP.xrc,
+        // The times of completion entries have 63 bits, as the driver says; the clock counts in kHz.
+        timestamp_mask: u64::MAX >> 1,
+        hca_core_clock: CLOCK_KHZ.into(),
+        // The largest count and period.
+        cq_moderation_caps: [u16::MAX, u16::MAX, 0, 0],
         device_cap_flags_ex: base.device_cap_flags.into(),
         max_dm_size: LIMITS.device_memory,
         ..QueryDeviceMore::new_zeroed()
@@ -134,7 +140,7 @@ fn answer_of(context: &Context) -> QueryDeviceResp {
         max_sge_rd: MAX_SGE,
         max_cq: LIMITS.max_cq,
         max_cqe: LIMITS.max_cqe - 1,
-        device_cap_flags: CAP_MEM_WINDOW | CAP_MEM_MGT_EXTENSIONS | CAP_MEM_WINDOW_TYPE_2B,
+        device_cap_flags: DEVICE_XRC | CAP_MEM_WINDOW | CAP_MEM_MGT_EXTENSIONS | CAP_MEM_WINDOW_TYPE_2B,
         max_mr: LIMITS.max_mr,
         // Windows and regions share one table.
         max_mw: LIMITS.max_mr,

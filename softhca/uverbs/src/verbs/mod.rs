@@ -1,7 +1,7 @@
 //! The objects and queries of the verbs interface.
 //!
 //! Layers, each importing only modules before it: `port`, `device`, `channel`, `pd`, `ah`, `mr`,
-//! `rereg`, `mw`, `dm`, `uar`, `cq`, `srq`, `qp`.
+//! `rereg`, `mw`, `dm`, `uar`, `xrcd`, `cq`, `srq`, `qp`.
 
 pub(crate) mod ah;
 pub(crate) mod channel;
@@ -16,3 +16,4 @@ pub(crate) mod qp;
 pub(crate) mod rereg;
 pub(crate) mod srq;
 pub(crate) mod uar;
+pub(crate) mod xrcd;

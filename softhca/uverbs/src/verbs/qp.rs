@@ -9,9 +9,12 @@ use crate::errno::{Errno, Result};
 use crate::events::routes::Route;
 use crate::resource::Resource;
 use crate::uapi::ioctl::{attr, object};
-use crate::uapi::mlx5::{CreateQp, CreateQpResp, QP_SIGNATURE, QP_SUPPORTED};
+use crate::uapi::mlx5::{
+    CreateQp, CreateQpResp, ModifyQpResp, QP_DC_INITIATOR, QP_DC_TARGET, QP_SIGNATURE, QP_SUPPORTED,
+};
 use crate::uapi::verbs::{
-    ModifyQp, QP_CREATE_SQ_SIG_ALL, QPT_RC, QPT_UC, QPT_UD, QpCap, QpDest, QueryQp, QueryQpResp,
+    ModifyQp, OpenQp, OpenQpResp, QP_CREATE_SQ_SIG_ALL, QPT_DRIVER, QPT_RC, QPT_UC, QPT_UD, QPT_XRC_INI,
+    QPT_XRC_TGT, QpCap, QpDest, QueryQp, QueryQpResp,
 };
 use gdsync_sys::prm::wqe::SEGMENT;
 use gdsync_sys::verbs as ibv;
@@ -50,6 +53,7 @@ impl Qp {
 pub(crate) fn create(context: &Context, request: &Request) -> Result<()> {
     request.knows(&[
         attr::HANDLE,
+        attr::QP_XRCD,
         attr::QP_PD,
         attr::QP_SRQ,
         attr::QP_SEND_CQ,
@@ -72,7 +76,7 @@ pub(crate) fn create(context: &Context, request: &Request) -> Result<()> {
     let asked: CreateQp = request.structure(attr::UHW_IN)?;
     let cap = granted(&request.structure(attr::QP_CAP)?, &asked);
     let signal_all = flags & QP_CREATE_SQ_SIG_ALL != 0;
-    let transport = transport_of(request.number(attr::QP_TYPE)?)?;
+    let transport = transport_of(request.number(attr::QP_TYPE)?, asked.flags)?;
     let user_handle = request.number(attr::QP_USER_HANDLE)?;
     let mut objects = context.objects.lock();
     let config = config(&objects, request, &asked, transport, signal_all)?;
@@ -99,13 +103,19 @@ fn granted(cap: &QpCap, asked: &CreateQp) -> QpCap {
     QpCap { max_recv_wr: asked.rq_wqe_count, max_recv_sge, ..*cap }
 }
 
-fn transport_of(code: u64) -> Result<Transport> {
+fn transport_of(code: u64, flags: u32) -> Result<Transport> {
     match code {
         QPT_RC => Ok(Transport::Rc),
         QPT_UC => Ok(Transport::Uc),
         QPT_UD => Ok(Transport::Ud),
+        QPT_XRC_INI => Ok(Transport::XrcInitiator),
+        QPT_XRC_TGT => Ok(Transport::XrcTarget),
+        QPT_DRIVER if flags & (QP_DC_TARGET | QP_DC_INITIATOR) == QP_DC_TARGET => Ok(Transport::DcTarget),
+        QPT_DRIVER if flags & (QP_DC_TARGET | QP_DC_INITIATOR) == QP_DC_INITIATOR => {
+            Ok(Transport::DcInitiator)
+        }
         _ => {
-            tracing::warn!(code, "the software card has queue pairs of the types RC, UC and UD");
+            tracing::warn!(code, "the software card has queue pairs of the types RC, UC, UD, XRC and DC");
             Err(Errno::NOT_SUPPORTED)
         }
     }
@@ -118,7 +128,9 @@ fn config(
     transport: Transport,
     signal_all: bool,
 ) -> Result<QpConfig> {
-    if asked.flags & !QP_SUPPORTED != 0 {
+    let is_dc = matches!(transport, Transport::DcInitiator | Transport::DcTarget);
+    let supported = if is_dc { QP_SUPPORTED | QP_DC_INITIATOR | QP_DC_TARGET } else { QP_SUPPORTED };
+    if asked.flags & !supported != 0 {
         let signed = asked.flags & QP_SIGNATURE != 0;
         tracing::warn!(asked.flags, signed, "mlx5 creation flags that the software card does not have");
         return Err(Errno::NOT_SUPPORTED);
@@ -132,35 +144,64 @@ fn config(
     if receive_bytes + send_bytes > 0 {
         check_memory(ring, receive_bytes + send_bytes, BLOCK)?;
     }
-    check_memory(asked.db_addr, RECORD, RECORD)?;
-    let uar = asked.bfreg_index;
-    if !objects.has(Resource::Uar(uar)) {
+    if transport != Transport::DcTarget {
+        check_memory(asked.db_addr, RECORD, RECORD)?;
+    }
+    let is_target = matches!(transport, Transport::XrcTarget | Transport::DcTarget);
+    let has_receives = matches!(transport, Transport::Rc | Transport::Uc | Transport::Ud);
+    let uar = (!is_target).then_some(asked.bfreg_index);
+    if uar.is_some_and(|uar| !objects.has(Resource::Uar(uar))) {
         return Err(Errno::INVALID);
     }
+    let number = |id, kind| match request.has(id) {
+        true => objects.number(kind, request.handle(id)?).map(Some),
+        false => Ok(None),
+    };
     Ok(QpConfig {
         transport,
-        pdn: objects.number(object::PD, request.handle(attr::QP_PD)?)?,
-        send_cq: objects.number(object::CQ, request.handle(attr::QP_SEND_CQ)?)?,
-        recv_cq: objects.number(object::CQ, request.handle(attr::QP_RECV_CQ)?)?,
-        srq: match request.has(attr::QP_SRQ) {
-            true => Some(objects.number(object::SRQ, request.handle(attr::QP_SRQ)?)?),
-            false => None,
-        },
+        pdn: number(attr::QP_PD, object::PD)?,
+        // Programs also name queues that DC does not have.
+        send_cq: number(attr::QP_SEND_CQ, object::CQ)?.filter(|_| !is_target),
+        recv_cq: number(attr::QP_RECV_CQ, object::CQ)?.filter(|_| transport != Transport::DcInitiator),
+        srq: number(attr::QP_SRQ, object::SRQ)?.filter(|_| transport != Transport::DcInitiator),
+        xrcd: number(attr::QP_XRCD, object::XRCD)?,
+        dc_key: if transport == Transport::DcTarget { asked.sq_buf_addr } else { 0 },
         uar,
         // The receive queue comes first in the buffer.
         sq: (ring + receive_bytes) as *mut u8,
-        sq_blocks: asked.sq_wqe_count,
+        // Programs may ask for receives that XRC does not have: libmlx5 leaves room for them.
+        sq_blocks: if is_target { 0 } else { asked.sq_wqe_count },
         rq: ring as *mut u8,
-        rq_entries: asked.rq_wqe_count,
+        rq_entries: if has_receives { asked.rq_wqe_count } else { 0 },
         rq_stride: 1 << asked.rq_wqe_shift,
         dbrec: asked.db_addr as *mut u32,
         signal_all,
-        user_index: Some(asked.uidx & 0xff_ffff),
+        // libmlx5 has no index for a target of XRC: the shared queues have.
+        user_index: (transport != Transport::XrcTarget).then_some(asked.uidx & 0xff_ffff),
         // Only commands of DEVX make such queue pairs.
         master: false,
         slave_send: false,
         no_send_record: false,
     })
+}
+
+/// `OPEN_QP`: another handle of an XRC target, which lives until the last one is destroyed.
+pub(crate) fn open(context: &Context, request: &Request) -> Result<()> {
+    let asked: OpenQp = request.structure(attr::CORE_IN)?;
+    if u64::from(asked.qp_type) != QPT_XRC_TGT {
+        tracing::warn!(asked.qp_type, "only targets of XRC can be opened (10)");
+        return Err(Errno::INVALID);
+    }
+    let mut objects = context.objects.lock();
+    let xrcd = objects.number(object::XRCD, asked.pd_handle)?;
+    let (number, cap) = (asked.qpn, QpCap::new_zeroed());
+    let config = context.card().open_qp(number, xrcd)?;
+    let mut qp = Qp { number, config, cap, destination: QpDest::new_zeroed() };
+    qp.set_path(Some(&context.card().query_qp(number)?.address));
+    let qp_handle = objects.add(Object::new(object::QP, Resource::Qp(number)).with(qp));
+    drop(objects);
+    let answer = OpenQpResp { qp_handle, qpn: number, cap, reserved: 0 };
+    request.answer_with(attr::CORE_OUT, &answer)
 }
 
 /// `DESTROY`: answers the count of the queue pair's events that the program has read.
@@ -181,6 +222,7 @@ pub(crate) fn modify(context: &Context, request: &Request, is_extended: bool) ->
     };
     let mut objects = context.objects.lock();
     let qp = objects.state_mut::<Qp>(asked.qp_handle)?;
+    let asked = ModifyQp { attr_mask: asked.attr_mask & !ignored(qp.config.transport), ..asked };
     let change = change_of(context, &asked)?;
     context.card().modify_qp(qp.number, &change)?;
     if change.address.is_some() {
@@ -189,13 +231,25 @@ pub(crate) fn modify(context: &Context, request: &Request, is_extended: bool) ->
     if change.state == Some(QpState::Reset) {
         qp.destination = QpDest::new_zeroed();
     }
+    let (number, transport) = (qp.number, qp.config.transport);
     drop(objects);
-    // ECE options and the number of a DC target: the card supports neither.
-    request.answer(attr::UHW_OUT, &[])
+    let dctn = if transport == Transport::DcTarget { number } else { 0 };
+    let response_length = size_of::<ModifyQpResp>() as u32;
+    let answer = ModifyQpResp { response_length, dctn, ..ModifyQpResp::new_zeroed() };
+    request.answer_with(attr::UHW_OUT, &answer)
 }
 
 /// Attributes that the card does not support: drained queues, resizing, pacing.
 const UNSUPPORTED: u32 = ibv::IBV_QP_EN_SQD_ASYNC_NOTIFY | ibv::IBV_QP_CAP | ibv::IBV_QP_RATE_LIMIT;
+
+/// Attributes that the kernel ignores, as only the other side of XRC has them (`modify_qp_mask`).
+fn ignored(transport: Transport) -> u32 {
+    match transport {
+        Transport::XrcInitiator => ibv::IBV_QP_MAX_DEST_RD_ATOMIC | ibv::IBV_QP_MIN_RNR_TIMER,
+        Transport::XrcTarget => ibv::IBV_QP_MAX_QP_RD_ATOMIC | ibv::IBV_QP_RETRY_CNT | ibv::IBV_QP_RNR_RETRY,
+        _ => 0,
+    }
+}
 
 fn change_of(context: &Context, asked: &ModifyQp) -> Result<QpChange> {
     let has = |bit| asked.attr_mask & bit != 0;

@@ -2,15 +2,15 @@
 
 use super::cq::check_memory;
 use crate::attributes::Request;
-use crate::context::{Context, Object};
+use crate::context::{Context, Object, Objects};
 use crate::errno::{Errno, Result};
 use crate::events::routes::Route;
 use crate::resource::Resource;
 use crate::uapi::ioctl::{attr, object};
 use crate::uapi::mlx5::{CreateSrq, CreateSrqResp};
-use crate::uapi::verbs::{ModifySrq, QuerySrq, QuerySrqResp, SRQ_LIMIT, SRQ_MAX_WR, SRQT_BASIC};
+use crate::uapi::verbs::{ModifySrq, QuerySrq, QuerySrqResp, SRQ_LIMIT, SRQ_MAX_WR, SRQT_BASIC, SRQT_XRC};
 use gdsync_sys::prm::wqe::SEGMENT;
-use softhca::card::{LIMITS, SrqConfig};
+use softhca::card::{LIMITS, SrqConfig, XrcConfig};
 use zerocopy::FromZeros;
 
 /// Bytes of a doorbell record: one word.
@@ -34,6 +34,8 @@ pub(crate) fn create(context: &Context, request: &Request) -> Result<()> {
     request.knows(&[
         attr::HANDLE,
         attr::SRQ_PD,
+        attr::SRQ_XRCD,
+        attr::SRQ_CQ,
         attr::SRQ_USER_HANDLE,
         attr::SRQ_MAX_WR,
         attr::SRQ_MAX_SGE,
@@ -42,13 +44,18 @@ pub(crate) fn create(context: &Context, request: &Request) -> Result<()> {
         attr::SRQ_EVENT_FD,
         attr::SRQ_RESP_MAX_WR,
         attr::SRQ_RESP_MAX_SGE,
+        attr::SRQ_RESP_NUM,
         attr::UHW_IN,
         attr::UHW_OUT,
     ])?;
     let asked: CreateSrq = request.structure(attr::UHW_IN)?;
     let kind = request.number(attr::SRQ_TYPE)?;
-    if kind != SRQT_BASIC || asked.flags != 0 {
-        tracing::warn!(kind, asked.flags, "shared receive queues are basic ones (0), without signatures");
+    if ![SRQT_BASIC, SRQT_XRC].contains(&kind) || asked.flags != 0 {
+        tracing::warn!(
+            kind,
+            asked.flags,
+            "shared receive queues are basic (0) or of XRC (1), without signatures"
+        );
         return Err(Errno::NOT_SUPPORTED);
     }
     let (max_wr, max_sge) = (request.number32(attr::SRQ_MAX_WR)?, request.number32(attr::SRQ_MAX_SGE)?);
@@ -67,6 +74,7 @@ pub(crate) fn create(context: &Context, request: &Request) -> Result<()> {
         entries,
         stride,
         dbrec: asked.db_addr as *mut u32,
+        xrc: if kind == SRQT_XRC { Some(xrc(&objects, request, &asked)?) } else { None },
     };
     // SAFETY: `check_memory` found ring and record mapped and aligned; libmlx5 keeps them mapped until
     // it has destroyed the queue.
@@ -78,7 +86,16 @@ pub(crate) fn create(context: &Context, request: &Request) -> Result<()> {
     request.answer_created(attr::HANDLE, handle)?;
     request.answer_with(attr::SRQ_RESP_MAX_WR, &(entries - 1))?;
     request.answer_with(attr::SRQ_RESP_MAX_SGE, &segments(stride))?;
+    request.answer_with(attr::SRQ_RESP_NUM, &number)?;
     request.answer_with(attr::UHW_OUT, &CreateSrqResp { srqn: number, ..CreateSrqResp::new_zeroed() })
+}
+
+fn xrc(objects: &Objects, request: &Request, asked: &CreateSrq) -> Result<XrcConfig> {
+    Ok(XrcConfig {
+        xrcd: objects.number(object::XRCD, request.handle(attr::SRQ_XRCD)?)?,
+        cqn: objects.number(object::CQ, request.handle(attr::SRQ_CQ)?)?,
+        user_index: asked.uidx & 0xff_ffff,
+    })
 }
 
 /// `DESTROY`: answers the count of the queue's events that the program has read.

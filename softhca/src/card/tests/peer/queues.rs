@@ -28,17 +28,20 @@ impl GpuQp {
         gpu.set(&bytes);
         let at = |offset: usize| (gpu.addr + offset as u64) as *mut u8;
         let (ring, dbrec) = (at(CQES), at(CQ_RECORD).cast());
-        let config = CqConfig { ring, entries: ENTRIES, dbrec, ignore_overrun: collapsed, collapsed };
+        let config =
+            CqConfig { ring, entries: ENTRIES, stride: 64, dbrec, ignore_overrun: collapsed, collapsed };
         // SAFETY: the client keeps its memory.
         let cqn = unsafe { pair.card.create_cq(&config) }.unwrap();
         let uar = pair.card.alloc_uar(&[0x800]).unwrap();
         let config = QpConfig {
             transport: Transport::Rc,
-            pdn: pair.pdn,
-            send_cq: cqn,
-            recv_cq: cqn,
+            pdn: Some(pair.pdn),
+            send_cq: Some(cqn),
+            recv_cq: Some(cqn),
             srq: None,
-            uar: uar.id,
+            xrcd: None,
+            dc_key: 0,
+            uar: Some(uar.id),
             sq: at(SEND_RING),
             sq_blocks: ENTRIES,
             rq: std::ptr::null_mut(),
@@ -155,7 +158,8 @@ fn queues_whose_client_fails_see_no_work() {
     // Rings that leave their allocation fail at each access.
     let small = fake_gpu::allocate(64);
     let (ring, dbrec) = (small.addr as *mut u8, memory(8).cast());
-    let config = CqConfig { ring, entries: ENTRIES, dbrec, ignore_overrun: false, collapsed: false };
+    let config =
+        CqConfig { ring, entries: ENTRIES, stride: 64, dbrec, ignore_overrun: false, collapsed: false };
     // SAFETY: the client keeps its memory.
     assert!(unsafe { pair.card.create_cq(&config) }.is_ok());
 }

@@ -88,7 +88,7 @@ fn a_slaves_record_is_not_needed_and_its_own_doorbell_works() {
 fn another_queues_doorbell_on_the_page_does_not_release_a_slave() {
     let card = Card::stopped(LinkLayer::InfiniBand, Box::new(drop)).unwrap();
     let pdn = card.alloc_pd().unwrap();
-    let mut page = 0;
+    let mut page = None;
     let mut other = TestQp::with(&card, pdn, &SIZES, |config| page = config.uar);
     let mut slave = TestQp::with(&card, pdn, &SIZES, |config| {
         config.uar = page;

@@ -119,7 +119,7 @@ fn a_queue_that_ignores_overruns_goes_on_counting() {
     let card = Card::stopped(LinkLayer::InfiniBand, Box::new(drop)).unwrap();
     let pdn = card.alloc_pd().unwrap();
     let shared = TestCq::with(&card, 4, true);
-    let sender = TestQp::with(&card, pdn, &SIZES, |config| config.send_cq = shared.cqn);
+    let sender = TestQp::with(&card, pdn, &SIZES, |config| config.send_cq = Some(shared.cqn));
     let (mut sender, mut waiter) = (sender, TestQp::new(&card, pdn, &SIZES));
     sender.connect(&card, waiter.qpn, card.lid(), QpChange::default());
     waiter.connect(&card, sender.qpn, card.lid(), QpChange::default());

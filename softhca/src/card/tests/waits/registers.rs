@@ -60,7 +60,7 @@ fn the_wrong_register_and_an_index_that_is_behind_are_reported() {
 fn a_queue_pair_with_a_record_is_not_rung_there() {
     let card = Card::stopped(LinkLayer::InfiniBand, Box::new(drop)).unwrap();
     let pdn = card.alloc_pd().unwrap();
-    let mut page = 0;
+    let mut page = None;
     let with = TestQp::with(&card, pdn, &SIZES, |config| {
         page = config.uar;
         config.no_send_record = true;
@@ -82,11 +82,13 @@ fn there_are_so_many_of_them() {
     let uar = card.alloc_uar(&[0x800]).unwrap();
     let config = QpConfig {
         transport: Transport::Rc,
-        pdn,
-        send_cq: cq.cqn,
-        recv_cq: cq.cqn,
+        pdn: Some(pdn),
+        send_cq: Some(cq.cqn),
+        recv_cq: Some(cq.cqn),
         srq: None,
-        uar: uar.id,
+        xrcd: None,
+        dc_key: 0,
+        uar: Some(uar.id),
         sq: std::ptr::null_mut(),
         sq_blocks: 0,
         rq: std::ptr::null_mut(),

@@ -66,7 +66,7 @@ impl Requester {
         }
         let scattered = match &work.payload {
             Payload::Segments(segments) => {
-                step.context.scatter(step.endpoint.config.pdn, segments, offset, packet.payload)
+                step.context.scatter(step.endpoint.pdn, segments, offset, packet.payload)
             }
             Payload::Inline(_) => Ok(()),
         };

@@ -12,7 +12,7 @@ impl Requester {
     pub(super) fn pass_local(&mut self, step: &mut Step<'_, '_>) -> bool {
         let request = &self.requests[self.cursor];
         let Ok(work) = &request.work else { return false };
-        let (pdn, qpn) = (step.endpoint.config.pdn, step.endpoint.qpn);
+        let (pdn, qpn) = (step.endpoint.pdn, step.endpoint.qpn);
         let failure = match (&work.change, &work.payload) {
             (Some(change), _) => match step.context.regions.change(change, (pdn, qpn)) {
                 Ok(()) => None,

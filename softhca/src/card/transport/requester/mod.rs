@@ -3,6 +3,7 @@
 
 mod answer;
 mod complete;
+mod dc;
 mod fetch;
 mod local;
 mod request;

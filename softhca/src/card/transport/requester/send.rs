@@ -5,7 +5,7 @@ use crate::card::config::{Access, MTU, QpState, Transport};
 use crate::card::memory::copy::Place;
 use crate::card::memory::refusal::Refusal;
 use crate::card::port::Port;
-use crate::card::queue::wqe::{Payload, each_piece};
+use crate::card::queue::wqe::{Payload, Work, each_piece};
 use crate::card::transport::endpoint::Endpoint;
 use crate::card::transport::route;
 use crate::card::transport::step::Step;
@@ -30,8 +30,18 @@ impl Requester {
                 if self.requests.len() >= WINDOW {
                     return None;
                 }
+                if self.requests.is_empty() {
+                    self.disconnect();
+                }
                 let request = self.fetch(step)?;
                 self.requests.push_back(request);
+            }
+            if !self.is_connected(step) {
+                if self.cursor > 0 {
+                    // The target before has still to answer.
+                    return None;
+                }
+                self.connect(step);
             }
             let cursor = self.cursor;
             let request = &self.requests[cursor];
@@ -77,15 +87,17 @@ impl Requester {
         let work = request.work.as_ref().ok()?;
         let offset = request.sent * MTU;
         let length = (work.length - offset).min(MTU);
-        let kind = match (&work.to, work.remote) {
-            (Some(_), _) => PacketKind::Datagram,
-            (None, Some(_)) => PacketKind::Write,
-            (None, None) => PacketKind::Send,
+        let is_datagram = step.endpoint.config.transport == Transport::Ud;
+        let kind = match work.remote {
+            _ if is_datagram => PacketKind::Datagram,
+            Some(_) => PacketKind::Write,
+            None => PacketKind::Send,
         };
         let psn = request.first_psn.wrapping_add(request.sent);
         let mut header = Header::new(kind, step.endpoint.qpn, step.endpoint.attributes.dest_qpn, psn);
+        self.name_target(work, &mut header);
         header.length = U32::new(work.length);
-        if let Some(vector) = &work.to {
+        if let Some(vector) = work.to.as_deref().filter(|_| is_datagram) {
             route::address(vector, &mut header, step.endpoint.attributes.qkey, step.context);
         }
         let gathered: Result<(), Refusal> = match &work.payload {
@@ -97,7 +109,7 @@ impl Requester {
             Payload::Segments(segments) => {
                 let (gather, regions) = (&mut *step.context.payload, step.context.regions);
                 each_piece(segments, offset, length, |segment, addr, count| {
-                    let pdn = step.endpoint.config.pdn;
+                    let pdn = step.endpoint.pdn;
                     let pieces = regions.resolve(segment.lkey(), pdn, addr, count, Access::empty())?;
                     pieces.for_each(|(place, len)| gather.push(place, len));
                     Ok(())
@@ -133,6 +145,15 @@ impl Requester {
         Some(header)
     }
 
+    /// Names what a request of XRC or DC is for.
+    fn name_target(&self, work: &Work, header: &mut Header) {
+        header.srqn = U32::new(work.srqn);
+        if let Some(target) = self.target {
+            header.connection = U32::new(self.connection);
+            header.dc_key = U64::new(target.key);
+        }
+    }
+
     /// Destination of the packet that [`Self::next_request`] made.
     pub(crate) fn node(&self, endpoint: &Endpoint, port: Port) -> Node {
         let request = self.requests.get(self.cursor);
@@ -152,10 +173,7 @@ impl Requester {
             // All places must be writable before the remote side executes the request.
             let checked = each_piece(segments, 0, work.length, |segment, addr, count| {
                 let wanted = Access::LOCAL_WRITE;
-                step.context
-                    .regions
-                    .resolve(segment.lkey(), step.endpoint.config.pdn, addr, count, wanted)
-                    .map(drop)
+                step.context.regions.resolve(segment.lkey(), step.endpoint.pdn, addr, count, wanted).map(drop)
             });
             if let Err(refusal) = checked {
                 self.refuse_locally("lkey", refusal.to_string(), step);
@@ -171,6 +189,7 @@ impl Requester {
             _ => PacketKind::Read,
         };
         let mut header = Header::new(kind, step.endpoint.qpn, step.endpoint.attributes.dest_qpn, psn);
+        self.name_target(work, &mut header);
         if let Some(operands) = work.operands {
             header.operands = [operands.swap_add, operands.compare].map(U64::new);
             if let Some(masks) = operands.masks {
@@ -195,7 +214,7 @@ impl Requester {
         if is_whole {
             self.cursor += 1;
         }
-        if step.endpoint.config.transport != Transport::Rc {
+        if !step.endpoint.config.transport.is_reliable() {
             // No acknowledgement follows.
             if is_whole {
                 request.done = true;

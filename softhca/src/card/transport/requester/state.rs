@@ -3,9 +3,10 @@
 use super::request::Request;
 use crate::card::config::{QpAttributes, QpConfig, ack_timeout};
 use crate::card::queue::send::SendQueue;
+use crate::fabric::Node;
 use crate::packet::{PSN_MASK, psn_distance};
 use std::collections::VecDeque;
-use std::time::Instant;
+use std::time::{Instant, SystemTime};
 
 /// The state of the requester.
 #[derive(Debug)]
@@ -24,10 +25,22 @@ pub(crate) struct Requester {
     /// End of the pause that the peer asked for.
     pub(super) rnr_until: Option<Instant>,
     /// The last packet that the fabric took on its way to the peer: its number, and where it ends.
-    reached: Option<(u32, u64)>,
+    pub(super) reached: Option<(u32, u64)>,
     /// How far the examination of the current time-out has come.
     pub(crate) examination: Option<Examination>,
     pub(super) waits: Waits,
+    /// The target of DC that it is connected to.
+    pub(super) target: Option<DcTarget>,
+    /// Number of its last connection of DC.
+    pub(super) connection: u32,
+}
+
+/// A target of DC, as a work request names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct DcTarget {
+    pub(super) node: Node,
+    pub(super) number: u32,
+    pub(super) key: u64,
 }
 
 /// What a requester knows of its work requests that wait.
@@ -69,6 +82,12 @@ pub(crate) enum PeerState {
     Answered,
 }
 
+/// Number of the connection before the first of a queue pair. A target may still know the connections of
+/// an initiator that had the same number in a process that has ended: so it differs.
+fn first_connection() -> u32 {
+    SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_micros() as u32)
+}
+
 impl Requester {
     /// # Safety
     /// As [`SendQueue::new`].
@@ -87,6 +106,8 @@ impl Requester {
             reached: None,
             examination: None,
             waits: Waits::default(),
+            target: None,
+            connection: first_connection(),
         }
     }
 
@@ -99,6 +120,7 @@ impl Requester {
         self.set_timer(None);
         (self.rnr_until, self.reached) = (None, None);
         self.waits = Waits::default();
+        self.target = None;
         self.refill_retries(attributes);
     }
 

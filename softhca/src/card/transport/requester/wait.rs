@@ -108,7 +108,7 @@ impl Requester {
         let (key, addr) = (segment.lkey(), segment.addr());
         let bytes = size_of::<u64>() as u64;
         let regions = step.context.regions;
-        let place = match regions.resolve(key, step.endpoint.config.pdn, addr, bytes, Access::empty()) {
+        let place = match regions.resolve(key, step.endpoint.pdn, addr, bytes, Access::empty()) {
             Ok(pieces) => pieces.single(),
             Err(refusal) => return refused(Syndrome::LocalProtection, "lkey", refusal.to_string()),
         };

@@ -26,7 +26,7 @@ impl Responder {
         match kind {
             // The rights may have changed since the first request.
             PacketKind::Read if step.endpoint.attributes.access.contains(Access::REMOTE_READ) => {
-                self.push_read(header, true)
+                self.push_read(header, true, step)
             }
             PacketKind::Read => {}
             PacketKind::CompareSwap | PacketKind::FetchAdd => {
@@ -49,15 +49,22 @@ impl Responder {
         }
     }
 
-    pub(super) fn push_read(&mut self, header: &Header, again: bool) {
+    pub(super) fn push_read(&mut self, header: &Header, again: bool, step: &Step<'_, '_>) {
         self.responses.push_back(Response::Read {
             psn: header.psn.get(),
+            pdn: step.endpoint.pdn,
             addr: header.addr.get(),
             rkey: header.rkey.get(),
             length: header.length.get(),
             sent: 0,
             again,
         });
+    }
+
+    /// Refuses a request that does not have the access key of a DC target.
+    pub(crate) fn refuse_key(&mut self, psn: u32, step: &mut Step<'_, '_>) {
+        self.responses.push_back(Response::Nak { psn, code: NakCode::RemoteAccess });
+        step.endpoint.fail();
     }
 
     /// The payload of packet `psn`, which [`Self::next_response`] made for a read, cannot be read.
@@ -67,7 +74,7 @@ impl Responder {
         // The NAK fails the requester, which then ignores all further answers.
         self.responses.clear();
         self.responses.push_back(Response::Nak { psn, code: NakCode::RemoteAccess });
-        step.context.emit(Event::QpAccessError { qpn: step.endpoint.qpn });
+        step.responder_failed(Event::QpAccessError { qpn: step.endpoint.qpn });
         step.endpoint.fail();
     }
 
@@ -88,19 +95,13 @@ impl Responder {
                 header.length = U32::new(original.bytes);
                 Some(header)
             }
-            Response::Read { psn, addr, rkey, length, sent, .. } => {
+            Response::Read { psn, pdn, addr, rkey, length, sent, .. } => {
                 let offset = sent * MTU;
                 let count = (length - offset).min(MTU);
                 let psn = psn.wrapping_add(*sent);
                 if count > 0 {
                     let (addr, count) = (addr.wrapping_add(offset.into()), u64::from(count));
-                    match step.context.regions.resolve(
-                        *rkey,
-                        step.endpoint.config.pdn,
-                        addr,
-                        count,
-                        Access::REMOTE_READ,
-                    ) {
+                    match step.context.regions.resolve(*rkey, *pdn, addr, count, Access::REMOTE_READ) {
                         Ok(pieces) => {
                             pieces.for_each(|(place, len)| step.context.payload.push(place, len));
                         }

@@ -2,7 +2,6 @@
 
 use super::response::Response;
 use super::state::{Failure, Responder, Stop};
-use crate::card::config::Transport;
 use crate::card::queue::receive::{Home, Receive, Slot};
 use crate::card::transport::step::Step;
 use crate::fabric::Part;
@@ -58,7 +57,7 @@ pub(super) fn completion(
 
 /// Invalidates the key that a send names, which fills a receive.
 fn invalidate(slot: Slot, header: &Header, step: &mut Step<'_, '_>) -> Result<(), Stop> {
-    let owner = (step.endpoint.config.pdn, step.endpoint.qpn);
+    let owner = (step.endpoint.pdn, step.endpoint.qpn);
     step.context.regions.invalidate(u32::from_be_bytes(header.imm), owner).map_err(|error| {
         step.report(Some(slot.index), "invalidate", error.to_string());
         Stop::Fatal(NakCode::RemoteOperation, Failure::Completion(slot, Syndrome::MwBind))
@@ -123,7 +122,7 @@ impl Responder {
         completion: Option<(Home, Cqe64)>,
         step: &mut Step<'_, '_>,
     ) {
-        if step.endpoint.config.transport == Transport::Rc {
+        if step.endpoint.config.transport.is_reliable() {
             self.acknowledge_later(header, completion);
         } else if let Some((home, cqe)) = completion {
             step.complete_receive(home, cqe);
@@ -140,6 +139,15 @@ impl Responder {
                 Some(Response::Ack { psn: last, completion: None }) if completion.is_none() => *last = psn,
                 _ => self.responses.push_back(Response::Ack { psn, completion }),
             }
+        }
+    }
+
+    /// The initiator of a connection of DC is gone, or is refused: the receive that its message had begun
+    /// to fill completes, so that the program gets it back.
+    pub(crate) fn abandon(&mut self, step: &mut Step<'_, '_>) {
+        self.release_completions(step);
+        if let Some(receive) = self.queue.current.take() {
+            step.receive_error(receive.slot, Syndrome::RemoteAborted);
         }
     }
 

@@ -2,6 +2,7 @@
 
 use super::response::Response;
 use super::state::{Failure, Responder, Stop};
+use crate::card::config::Transport;
 use crate::card::event::Event;
 use crate::card::transport::step::Step;
 use crate::faults::Refused;
@@ -26,6 +27,8 @@ impl Responder {
     pub(crate) fn request(&mut self, packet: Packet<'_>, step: &mut Step<'_, '_>) {
         let Packet { kind, header, .. } = packet;
         let psn = header.psn.get();
+        let names_queue =
+            step.endpoint.config.transport != Transport::XrcTarget || step.use_shared(header.srqn.get());
         let ahead = psn_distance(psn, self.expected_psn);
         if ahead > 0 {
             if !self.nak_sent {
@@ -41,6 +44,11 @@ impl Responder {
         self.nak_sent = false;
         let result = match (step.context.faults.refuses(step.endpoint.qpn, kind), kind) {
             (Some(refused), _) => Err(injected(refused, step)),
+            (None, _) if !names_queue => {
+                let message = format!("{:#x} is none of the queue pair's XRC domain", header.srqn.get());
+                step.report(None, "shared receive queue", message);
+                Err(Stop::invalid_request(step))
+            }
             (None, PacketKind::Send) => self.take_send(packet, step),
             (None, PacketKind::Write) => self.take_write(packet, step),
             (None, PacketKind::CompareSwap | PacketKind::FetchAdd) => self.take_atomic(packet, step),
@@ -59,7 +67,7 @@ impl Responder {
                 self.release_completions(step);
                 self.responses.push_back(Response::Nak { psn, code });
                 match failure {
-                    Failure::Event(event) => step.context.emit(event),
+                    Failure::Event(event) => step.responder_failed(event),
                     Failure::Completion(slot, syndrome) => {
                         step.receive_error(slot, syndrome);
                     }

@@ -27,7 +27,7 @@ pub(super) fn check_access(
         return Ok(());
     }
     let (addr, rkey, regions) = (header.addr.get(), header.rkey.get(), step.context.regions);
-    let owner = (step.endpoint.config.pdn, step.endpoint.qpn);
+    let owner = (step.endpoint.pdn, step.endpoint.qpn);
     let checked = regions.check_faults(rkey, wanted);
     checked
         .and_then(|()| regions.check_remote(rkey, owner, addr, length, wanted))
@@ -45,7 +45,7 @@ pub(super) fn remote_memory<'a>(
         return Ok(Pieces::One(None));
     }
     let (addr, rkey, regions) = (header.addr.get(), header.rkey.get(), step.context.regions);
-    let pieces = regions.pieces(rkey, step.endpoint.config.pdn, addr, length, wanted);
+    let pieces = regions.pieces(rkey, step.endpoint.pdn, addr, length, wanted);
     pieces.map_err(|refusal| no_access(&refusal, step))
 }
 
@@ -94,7 +94,7 @@ impl Responder {
         self.check_responses_in_flight(step)?;
         let length = header.length.get();
         check_access(header, length.into(), Access::REMOTE_READ, step)?;
-        self.push_read(header, false);
+        self.push_read(header, false, step);
         Ok(packets_of(length))
     }
 }

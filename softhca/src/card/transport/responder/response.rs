@@ -23,6 +23,7 @@ pub(super) enum Response {
     /// Data of an RDMA read, of which `sent` packets have left.
     Read {
         psn: u32,
+        pdn: u32,
         addr: u64,
         rkey: u32,
         length: u32,

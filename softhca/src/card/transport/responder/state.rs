@@ -82,7 +82,7 @@ impl Responder {
     /// Whether a message finds a receive.
     pub(super) fn has_receive(&mut self, step: &mut Step<'_, '_>) -> bool {
         self.queue.current.is_some()
-            || match step.endpoint.config.srq {
+            || match step.endpoint.srq {
                 Some(srqn) => step.context.has_shared(srqn),
                 None => self.queue.has_posted(),
             }
@@ -93,7 +93,7 @@ impl Responder {
         if let Some(left) = self.queue.take_left() {
             return Ok(Some(left));
         }
-        let Some(srqn) = step.endpoint.config.srq else { return Ok(self.queue.take_posted()) };
+        let Some(srqn) = step.endpoint.srq else { return Ok(self.queue.take_posted()) };
         let qpn = step.endpoint.qpn;
         let taken = step.context.take_shared(srqn, qpn, self.queue.home());
         taken.map_err(|SharedQueueBroken| {

@@ -1,0 +1,146 @@
+//! Targets of dynamically connected transport (DC): a responder for each initiator.
+//!
+//! A target serves requests that have its access key. One that must be refused ends the connection of its
+//! initiator; the target goes on serving others, and that initiator when it connects anew.
+
+use super::endpoint::Endpoint;
+use super::responder::Responder;
+use super::step::Step;
+use crate::card::config::QpConfig;
+use crate::card::context::Context;
+use crate::fabric::Node;
+use crate::packet::{Header, Packet};
+use crate::peer_memory::PeerFailure;
+use std::collections::{BTreeMap, BTreeSet};
+use zerocopy::byteorder::big_endian::U32;
+
+/// An initiator: its node, and the number of its queue pair.
+type Address = (Node, u32);
+
+/// An initiator, as a target knows it.
+#[derive(Debug)]
+struct Initiator {
+    responder: Responder,
+    connection: u32,
+    /// A request was refused: what follows on this connection is dropped.
+    refused: bool,
+}
+
+/// The initiators of a target.
+#[derive(Debug, Default)]
+pub(super) struct Initiators {
+    known: BTreeMap<Address, Initiator>,
+    /// Those that wait for an answer.
+    waiting: BTreeSet<Address>,
+    /// The one that was answered last: others come first.
+    last: Option<Address>,
+}
+
+impl Initiators {
+    /// Handles a request.
+    pub(super) fn request(&mut self, endpoint: &mut Endpoint, packet: Packet<'_>, context: &mut Context<'_>) {
+        let header = packet.header;
+        let (address, connection) = ((packet.source, header.source_qpn.get()), header.connection.get());
+        let config = endpoint.config;
+        let initiator = self.known.entry(address).or_insert_with(|| Initiator::new(&config, connection));
+        endpoint.turn_to(address.0, address.1, connection);
+        let step = &mut Step { endpoint, context };
+        if initiator.connection != connection {
+            initiator.responder.abandon(step);
+            initiator.responder.restart(0);
+            (initiator.connection, initiator.refused) = (connection, false);
+        }
+        if initiator.refused {
+            return;
+        }
+        if header.dc_key.get() == config.dc_key {
+            initiator.responder.request(packet, step);
+        } else {
+            let message = format!("{:#x} is not the target's: queue pair {:#x}", header.dc_key, address.1);
+            step.report(None, "DC access key", message);
+            initiator.responder.refuse_key(header.psn.get(), step);
+        }
+        initiator.end_if_failed(step);
+        self.waiting.insert(address);
+    }
+
+    /// The next answer. Its payload is in the context.
+    pub(super) fn next_response(
+        &mut self,
+        endpoint: &mut Endpoint,
+        context: &mut Context<'_>,
+    ) -> Option<Header> {
+        loop {
+            let after = self.last.map(|(node, qpn)| (node, qpn.wrapping_add(1))).unwrap_or_default();
+            let address = *self.waiting.range(after..).next().or_else(|| self.waiting.first())?;
+            let header = self.with(address, endpoint, context, |initiator, step| {
+                let header = initiator.responder.next_response(step)?;
+                Some(Header { connection: U32::new(initiator.connection), ..header })
+            });
+            match header.flatten() {
+                Some(header) => {
+                    self.last = Some(address);
+                    return Some(header);
+                }
+                None => _ = self.waiting.remove(&address),
+            }
+        }
+    }
+
+    /// An answer has left.
+    pub(super) fn response_sent(
+        &mut self,
+        to: Node,
+        header: &Header,
+        endpoint: &mut Endpoint,
+        context: &mut Context<'_>,
+    ) {
+        self.with((to, header.dest_qpn.get()), endpoint, context, |initiator, step| {
+            initiator.responder.response_sent(header, step);
+        });
+    }
+
+    /// The payload of an answer cannot be read from peer memory.
+    pub(super) fn refuse_read(
+        &mut self,
+        to: Node,
+        header: &Header,
+        failure: &PeerFailure,
+        endpoint: &mut Endpoint,
+        context: &mut Context<'_>,
+    ) {
+        self.with((to, header.dest_qpn.get()), endpoint, context, |initiator, step| {
+            initiator.responder.refuse_read(header.psn.get(), failure, step);
+            initiator.end_if_failed(step);
+        });
+    }
+
+    fn with<R>(
+        &mut self,
+        address: Address,
+        endpoint: &mut Endpoint,
+        context: &mut Context<'_>,
+        work: impl FnOnce(&mut Initiator, &mut Step<'_, '_>) -> R,
+    ) -> Option<R> {
+        let initiator = self.known.get_mut(&address)?;
+        endpoint.turn_to(address.0, address.1, initiator.connection);
+        Some(work(initiator, &mut Step { endpoint, context }))
+    }
+}
+
+impl Initiator {
+    fn new(config: &QpConfig, connection: u32) -> Self {
+        // SAFETY: `Qp::new` obliges its caller to keep the addresses of the configuration valid as long as
+        // the queue pair, which owns this; a target has no ring of receives.
+        let responder = unsafe { Responder::new(config) };
+        Initiator { responder, connection, refused: false }
+    }
+
+    /// Ends the connection if a request on it was refused.
+    fn end_if_failed(&mut self, step: &mut Step<'_, '_>) {
+        if step.endpoint.take_failure() {
+            self.refused = true;
+            self.responder.abandon(step);
+        }
+    }
+}

@@ -1,0 +1,49 @@
+//! Initiators of dynamically connected transport (DC): one target at a time.
+//!
+//! An initiator connects to the target of its next request when all requests for the target before have
+//! completed. A connection has a number, and its packets are counted from 0; so a target, which may hear
+//! of it by any of its packets, knows a new connection from an old one.
+
+use super::state::{DcTarget, Requester};
+use crate::card::config::Transport;
+use crate::card::transport::route;
+use crate::card::transport::step::Step;
+use crate::packet::PSN_MASK;
+
+impl Requester {
+    /// The target of the request under the cursor, if that is sent to one.
+    fn next_target(&self, step: &Step<'_, '_>) -> Option<DcTarget> {
+        if step.endpoint.config.transport != Transport::DcInitiator {
+            return None;
+        }
+        let work = self.requests.get(self.cursor)?.work.as_ref().ok()?;
+        let vector = work.to.as_deref()?;
+        let node = route::destination(vector, step.context.port);
+        Some(DcTarget { node, number: vector.fields().qpn, key: vector.dc_key() })
+    }
+
+    /// Whether the request under the cursor can be sent without another connection.
+    pub(super) fn is_connected(&self, step: &Step<'_, '_>) -> bool {
+        self.next_target(step).is_none_or(|target| self.target == Some(target))
+    }
+
+    /// Connects to the target of the oldest request, of which nothing was sent.
+    pub(super) fn connect(&mut self, step: &mut Step<'_, '_>) {
+        let Some(target) = self.next_target(step) else { return };
+        self.target = Some(target);
+        self.connection = self.connection.wrapping_add(1);
+        step.endpoint.turn_to(target.node, target.number, self.connection);
+        self.reached = None;
+        self.next_psn = 0;
+        for request in &mut self.requests {
+            request.first_psn = self.next_psn;
+            self.next_psn = self.next_psn.wrapping_add(request.packets) & PSN_MASK;
+        }
+    }
+
+    /// Forgets the target: nothing is on its way to it. It may be another one by the time of the next
+    /// request.
+    pub(super) fn disconnect(&mut self) {
+        self.target = None;
+    }
+}
