@@ -72,7 +72,7 @@ fn on_demand_memory() {
     ] {
         succeeds("on_demand_memory", tool, "ib", more);
     }
-    succeeds("on_demand_memory", "ib_atomic_bw", "roce", &["--odp", "-n", "200"]);
+    succeeds("on_demand_memory", "ib_write_lat", "roce", &["--odp", "-n", "200"]);
 }
 
 #[test]
