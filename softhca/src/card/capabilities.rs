@@ -30,6 +30,10 @@ pub struct OdpTransports {
     pub uc: u32,
     /// Datagrams.
     pub ud: u32,
+    /// XRC.
+    pub xrc: u32,
+    /// DC.
+    pub dc: u32,
 }
 
 const ODP_SEND: u32 = 1 << 0;
@@ -44,6 +48,9 @@ pub const ODP: OdpTransports = OdpTransports {
     rc: ODP_SEND | ODP_RECV | ODP_WRITE | ODP_READ | ODP_ATOMIC | ODP_SRQ_RECV,
     uc: ODP_SEND | ODP_RECV | ODP_WRITE | ODP_SRQ_RECV,
     ud: ODP_SEND | ODP_RECV | ODP_SRQ_RECV,
+    // Their receives are those of shared queues.
+    xrc: ODP_SEND | ODP_WRITE | ODP_READ | ODP_ATOMIC | ODP_SRQ_RECV,
+    dc: ODP_SEND | ODP_WRITE | ODP_READ | ODP_ATOMIC | ODP_SRQ_RECV,
 };
 /// Frequency of the card's clock, which counts nanoseconds: what the times of completion entries are
 /// counted in.
@@ -73,7 +80,13 @@ impl Card {
                 operations.iter().for_each(|field| field.put(&mut answer, PCI_ATOMIC_SIZES));
             }
             cap::TYPE_ODP => {
-                for (field, bits) in [(cap::ODP_RC, ODP.rc), (cap::ODP_UC, ODP.uc), (cap::ODP_UD, ODP.ud)] {
+                for (field, bits) in [
+                    (cap::ODP_RC, ODP.rc),
+                    (cap::ODP_UC, ODP.uc),
+                    (cap::ODP_UD, ODP.ud),
+                    (cap::ODP_XRC, ODP.xrc),
+                    (cap::ODP_DC, ODP.dc),
+                ] {
                     // The first bit is the most significant one here.
                     field.put(&mut answer, bits.reverse_bits() >> 26);
                 }

@@ -63,6 +63,19 @@ fn datagrams() {
 }
 
 #[test]
+fn on_demand_memory() {
+    for (tool, more) in [
+        ("ib_write_bw", &["--odp", "-n", "200"][..]),
+        ("ib_read_lat", &["--odp", "-n", "200"]),
+        ("ib_send_bw", &["--odp", "--use-srq", "-n", "200"]),
+        ("ib_write_bw", &["--odp", "-c", "DC", "-n", "200"]),
+    ] {
+        succeeds("on_demand_memory", tool, "ib", more);
+    }
+    succeeds("on_demand_memory", "ib_write_lat", "roce", &["--odp", "-n", "200"]);
+}
+
+#[test]
 fn shared_receive_queues() {
     for (tool, arguments) in [
         ("ib_send_bw", &["--use-srq", "-n", "500"][..]),

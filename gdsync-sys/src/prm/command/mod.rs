@@ -478,6 +478,8 @@ pub mod cap {
     pub const ODP_RC: Field = field(0x80, 6);
     pub const ODP_UC: Field = field(0xa0, 6);
     pub const ODP_UD: Field = field(0xc0, 6);
+    pub const ODP_XRC: Field = field(0xe0, 6);
+    pub const ODP_DC: Field = field(0x100, 6);
 }
 
 /// `query_hca_vport_context_out`.

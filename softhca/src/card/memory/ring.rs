@@ -151,6 +151,11 @@ impl CqRing {
         self.entries
     }
 
+    /// Whether all entries are written to the first place.
+    pub(crate) fn is_collapsed(&self) -> bool {
+        self.collapsed
+    }
+
     /// Bytes between two entries.
     pub(crate) fn stride(&self) -> u32 {
         self.stride as u32

@@ -183,6 +183,11 @@ impl Cq {
         self.moderation = moderation;
     }
 
+    /// Whether all entries are written to the first place.
+    pub(crate) fn is_collapsed(&self) -> bool {
+        self.ring.is_collapsed()
+    }
+
     /// Bytes between two entries.
     pub(crate) fn stride(&self) -> u32 {
         self.ring.stride()

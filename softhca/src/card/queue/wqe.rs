@@ -71,10 +71,10 @@ pub(crate) fn parse(ctrl: &CtrlSeg, body: &[u8], transport: Transport) -> Result
     use Transport::{DcInitiator, Rc, Uc, Ud, XrcInitiator};
     let (has_remote, may_be_inline) = match (opcode, transport) {
         (Opcode::Nop, _) => return Ok(work),
-        (Opcode::Umr, Rc | Uc) => {
+        (Opcode::Umr, Rc | Uc | XrcInitiator | DcInitiator) => {
             return Ok(Work { change: Some(Box::new(umr::parse(ctrl, body)?)), ..work });
         }
-        (Opcode::Dump, Rc | Uc) => (false, false),
+        (Opcode::Dump, Rc | Uc | XrcInitiator | DcInitiator) => (false, false),
         (Opcode::Send | Opcode::SendImm, Rc | Uc | Ud | XrcInitiator | DcInitiator) => (false, true),
         (Opcode::SendInval, Rc | XrcInitiator | DcInitiator) => (false, true),
         (Opcode::RdmaWrite | Opcode::RdmaWriteImm, Rc | Uc | XrcInitiator | DcInitiator) => (true, true),
@@ -87,7 +87,9 @@ pub(crate) fn parse(ctrl: &CtrlSeg, body: &[u8], transport: Transport) -> Result
     };
     let missing = |segment| malformed("ds", format!("{opcode:?} with ds {} has no {segment}", ctrl.ds()));
     let mut rest = body;
-    if matches!(transport, Ud | DcInitiator) {
+    // What has no packets has no destination.
+    let is_local = work.is_local();
+    if matches!(transport, Ud | DcInitiator) && !is_local {
         let (vector, behind) =
             AddressVector::read_from_prefix(rest).map_err(|_| missing("datagram segment of 48 bytes"))?;
         if !vector.is_extended() {
@@ -96,7 +98,7 @@ pub(crate) fn parse(ctrl: &CtrlSeg, body: &[u8], transport: Transport) -> Result
         }
         (work.to, rest) = (Some(Box::new(vector)), behind);
     }
-    if transport == XrcInitiator {
+    if transport == XrcInitiator && !is_local {
         let (segment, behind) = XrcSeg::read_from_prefix(rest).map_err(|_| missing("XRC segment"))?;
         (work.srqn, rest) = (segment.srqn(), behind);
     }
@@ -357,18 +359,29 @@ mod tests {
             AtomicCs, AtomicFa, AtomicMaskedCs, AtomicMaskedFa, Dump, Nop, RdmaRead, RdmaWrite, RdmaWriteImm,
             Send, SendImm, SendInval, Umr,
         };
-        const MESSAGES: [Opcode; 5] = [Nop, Send, SendImm, RdmaWrite, RdmaWriteImm];
-        const ANSWERED: [Opcode; 6] =
-            [SendInval, RdmaRead, AtomicCs, AtomicFa, AtomicMaskedCs, AtomicMaskedFa];
-        let reliable = [&MESSAGES[..], &ANSWERED].concat();
-        let allowed: [(Transport, Vec<Opcode>); 7] = [
-            (Transport::Rc, [&reliable[..], &[Umr, Dump]].concat()),
-            (Transport::Uc, [&MESSAGES[..], &[Umr, Dump]].concat()),
-            (Transport::Ud, vec![Nop, Send, SendImm]),
-            (Transport::XrcInitiator, reliable.clone()),
-            (Transport::XrcTarget, vec![Nop]),
-            (Transport::DcInitiator, reliable),
-            (Transport::DcTarget, vec![Nop]),
+        const ALL: [Opcode; 13] = [
+            Nop,
+            Umr,
+            Dump,
+            Send,
+            SendImm,
+            SendInval,
+            RdmaWrite,
+            RdmaWriteImm,
+            RdmaRead,
+            AtomicCs,
+            AtomicFa,
+            AtomicMaskedCs,
+            AtomicMaskedFa,
+        ];
+        let allowed: [(Transport, &[Opcode]); 7] = [
+            (Transport::Rc, &ALL),
+            (Transport::Uc, &[Nop, Umr, Dump, Send, SendImm, RdmaWrite, RdmaWriteImm]),
+            (Transport::Ud, &[Nop, Send, SendImm]),
+            (Transport::XrcInitiator, &ALL),
+            (Transport::XrcTarget, &[Nop]),
+            (Transport::DcInitiator, &ALL),
+            (Transport::DcTarget, &[Nop]),
         ];
         // Without their segments they are refused for that.
         let waits = [Opcode::Wait, Opcode::SendEnable];

@@ -99,12 +99,14 @@ pub(crate) fn query_extended(context: &Context, request: &Request) -> Result<()>
         rc_odp_caps: ODP.rc,
         uc_odp_caps: ODP.uc,
         ud_odp_caps: ODP.ud,
-        device_cap_flags_ex: base.device_cap_flags.into(),
-        max_dm_size: LIMITS.device_memory,
+        xrc_odp_caps: ODP.xrc,
         // The times of completion entries have 63 bits, as the driver says; the clock counts in kHz.
         timestamp_mask: u64::MAX >> 1,
         hca_core_clock: CLOCK_KHZ.into(),
+        // The largest count and period.
         cq_moderation_caps: [u16::MAX, u16::MAX, 0, 0],
+        device_cap_flags_ex: base.device_cap_flags.into(),
+        max_dm_size: LIMITS.device_memory,
         ..QueryDeviceMore::new_zeroed()
     };
     request.answer(attr::CORE_OUT, &[base.as_bytes(), more.as_bytes()].concat())?;
