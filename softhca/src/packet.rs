@@ -134,7 +134,7 @@ pub(crate) struct Header {
     /// The shared receive queue that a request of XRC names; else 0.
     pub(crate) srqn: U32,
     /// The connection of DC that it belongs to; else 0.
-    pub(crate) connection: U32,
+    pub(crate) connection: U64,
     /// Access key of the target of a request of DC; else 0.
     pub(crate) dc_key: U64,
     /// Of an atomic request: the value to swap in or add, and the value to compare; a masked one has
@@ -157,7 +157,7 @@ impl Header {
             length: U32::ZERO,
             imm: [0; 4],
             srqn: U32::ZERO,
-            connection: U32::ZERO,
+            connection: U64::ZERO,
             dc_key: U64::ZERO,
             operands: [U64::ZERO; 2],
         }

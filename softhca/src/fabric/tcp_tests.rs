@@ -226,8 +226,9 @@ fn strangers_liars_and_broken_peers_are_refused() {
     is_refused(&mut fabric, liar, &frame::greeting(node));
     assert!(proven(&mut fabric, HERE, Ipv4Addr::new(127, 83, 5, 2), 48005, &key()).is_none());
     let greeted = frame::greeting(node_of_address(HERE)).to_vec();
-    const LONG: u8 = MAX_HEADER as u8 + 1;
-    for broken in [[0xff; 8], [0, LONG, 0, 0, 0, 0, 0, 0], [0, 0, 0, 1, 0, 0, 0, 0], [0, 0, 0, 0, 0, 1, 0, 1]]
+    let too_long = MAX_HEADER as u8 + 1;
+    for broken in
+        [[0xff; 8], [0, too_long, 0, 0, 0, 0, 0, 0], [0, 0, 0, 1, 0, 0, 0, 0], [0, 0, 0, 0, 0, 1, 0, 1]]
     {
         let peer = proven(&mut fabric, HERE, HERE, 48005, &key()).unwrap();
         is_refused(&mut fabric, peer, &[&greeted[..], &broken].concat());

@@ -23,6 +23,10 @@ fn succeeds_with(test: &str, name: &str, environment: &[&str], devices: &str, ar
 fn programs_get_over_faults() {
     let faults = format!("SOFTHCA_FAULTS={FAULTS}");
     succeeds_with("faults_rc", "ibv_rc_pingpong", &[&faults], "ib", &["-n", "300", "-c"]);
+    for more in [&["-c", "DC"][..], &["-c", "XRC"], &["--use-srq"]] {
+        let arguments = [more, &["-s", "4096", "-n", "300"]].concat();
+        succeeds_with("faults_shared", "ib_send_bw", &[&faults], "ib", &arguments);
+    }
 }
 
 #[test]

@@ -12,7 +12,7 @@ use crate::fabric::Node;
 use crate::packet::{Header, Packet};
 use crate::peer_memory::PeerFailure;
 use std::collections::{BTreeMap, BTreeSet};
-use zerocopy::byteorder::big_endian::U32;
+use zerocopy::byteorder::big_endian::U64;
 
 /// An initiator: its node, and the number of its queue pair.
 type Address = (Node, u32);
@@ -21,7 +21,7 @@ type Address = (Node, u32);
 #[derive(Debug)]
 struct Initiator {
     responder: Responder,
-    connection: u32,
+    connection: u64,
     /// A request was refused: what follows on this connection is dropped.
     refused: bool,
 }
@@ -43,6 +43,10 @@ impl Initiators {
         let (address, connection) = ((packet.source, header.source_qpn.get()), header.connection.get());
         let config = endpoint.config;
         let initiator = self.known.entry(address).or_insert_with(|| Initiator::new(&config, connection));
+        if connection < initiator.connection {
+            tracing::debug!(qpn = endpoint.qpn, initiator = address.1, "a packet of a former connection");
+            return;
+        }
         endpoint.turn_to(address.0, address.1, connection);
         let step = &mut Step { endpoint, context };
         if initiator.connection != connection {
@@ -75,7 +79,7 @@ impl Initiators {
             let address = *self.waiting.range(after..).next().or_else(|| self.waiting.first())?;
             let header = self.with(address, endpoint, context, |initiator, step| {
                 let header = initiator.responder.next_response(step)?;
-                Some(Header { connection: U32::new(initiator.connection), ..header })
+                Some(Header { connection: U64::new(initiator.connection), ..header })
             });
             match header.flatten() {
                 Some(header) => {
@@ -129,7 +133,7 @@ impl Initiators {
 }
 
 impl Initiator {
-    fn new(config: &QpConfig, connection: u32) -> Self {
+    fn new(config: &QpConfig, connection: u64) -> Self {
         // SAFETY: `Qp::new` obliges its caller to keep the addresses of the configuration valid as long as
         // the queue pair, which owns this; a target has no ring of receives.
         let responder = unsafe { Responder::new(config) };

@@ -9,7 +9,7 @@ use crate::fabric::Node;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Peer {
     node: Node,
-    connection: u32,
+    connection: u64,
 }
 
 /// No protection domain has this number.
@@ -60,13 +60,13 @@ impl Endpoint {
     }
 
     /// Turns to the other side of a connection of DC.
-    pub(crate) fn turn_to(&mut self, node: Node, qpn: u32, connection: u32) {
+    pub(crate) fn turn_to(&mut self, node: Node, qpn: u32, connection: u64) {
         self.peer = Some(Peer { node, connection });
         self.attributes.dest_qpn = qpn;
     }
 
     /// The connection of DC that it has turned to; else 0.
-    pub(crate) fn connection(&self) -> u32 {
+    pub(crate) fn connection(&self) -> u64 {
         self.peer.map_or(0, |peer| peer.connection)
     }
 

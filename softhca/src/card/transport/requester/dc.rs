@@ -31,7 +31,7 @@ impl Requester {
     pub(super) fn connect(&mut self, step: &mut Step<'_, '_>) {
         let Some(target) = self.next_target(step) else { return };
         self.target = Some(target);
-        self.connection = self.connection.wrapping_add(1);
+        self.connection += 1;
         step.endpoint.turn_to(target.node, target.number, self.connection);
         self.reached = None;
         self.next_psn = 0;

@@ -154,7 +154,7 @@ impl Requester {
     fn name_target(&self, work: &Work, header: &mut Header) {
         header.srqn = U32::new(work.srqn);
         if let Some(target) = self.target {
-            header.connection = U32::new(self.connection);
+            header.connection = U64::new(self.connection);
             header.dc_key = U64::new(target.key);
         }
     }

@@ -36,7 +36,7 @@ pub(crate) struct Requester {
     /// The target of DC that it is connected to.
     pub(super) target: Option<DcTarget>,
     /// Number of its last connection of DC.
-    pub(super) connection: u32,
+    pub(super) connection: u64,
 }
 
 /// A target of DC, as a work request names it.
@@ -87,9 +87,9 @@ pub(crate) enum PeerState {
 }
 
 /// Number of the connection before the first of a queue pair. A target may still know the connections of
-/// an initiator that had the same number in a process that has ended: so it differs.
-fn first_connection() -> u32 {
-    SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_micros() as u32)
+/// an initiator that had the same number, in a process that has ended: those of this one come after them.
+fn first_connection() -> u64 {
+    SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_micros() as u64)
 }
 
 impl Requester {
