@@ -38,8 +38,8 @@ fn a_duplicate_is_the_same_device_until_the_last_is_closed() {
     let (one, two) =
         unsafe { (duplicates::dup(device.0), duplicates::fcntl(device.0, libc::F_DUPFD_CLOEXEC, 200)) };
     assert!(one >= 0 && two >= 200);
-    // SAFETY: as above. The target is another device, which ends.
     let other = Device::descriptor();
+    // SAFETY: as above. The target is another device, which ends.
     assert_eq!(unsafe { duplicates::dup2(device.0, other) }, other);
     assert_eq!(hooks::close(one), 0);
     for fd in [two, other] {

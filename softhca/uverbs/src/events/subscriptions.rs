@@ -83,10 +83,13 @@ impl Sink {
     }
 }
 
-/// The subscriptions of a card's programs, by the object and the event's number.
+/// An object, and the number of one of its events.
+type Source = (Resource, u16);
+
+/// The subscriptions of a card's programs.
 #[derive(Debug, Default)]
 pub(crate) struct Subscriptions {
-    sinks: Mutex<HashMap<(Resource, u16), Vec<Arc<Sink>>>>,
+    sinks: Mutex<HashMap<Source, Vec<Arc<Sink>>>>,
 }
 
 impl Subscriptions {

@@ -72,8 +72,8 @@ unsafe fn stat_any(directory: c_int, path: *const c_char, buffer: *mut libc::sta
 
 /// Whether the file of a descriptor is an open device. The descriptor may be another file's by now,
 /// if the program has closed the device in a way that the hooks do not see; that has a name.
-fn is_device(fd: RawFd, links: u64) -> bool {
-    links == 0 && preserving(|| process::context(fd).is_some())
+fn is_device(fd: RawFd, links: impl Into<u64>) -> bool {
+    links.into() == 0 && preserving(|| process::context(fd).is_some())
 }
 
 /// # Safety
@@ -82,7 +82,7 @@ unsafe fn fstat_any(fd: c_int, buffer: *mut libc::stat) -> c_int {
     // SAFETY: the caller vouches for the arguments.
     let result = unsafe { libc::syscall(libc::SYS_fstat, fd, buffer) as c_int };
     // SAFETY: the kernel has just filled the buffer.
-    if result == 0 && is_device(fd, unsafe { (*buffer).st_nlink } as u64) {
+    if result == 0 && is_device(fd, unsafe { (*buffer).st_nlink }) {
         // SAFETY: the path is a C string, and the buffer the caller's.
         return unsafe {
             libc::syscall(libc::SYS_newfstatat, libc::AT_FDCWD, STAND_IN.as_ptr(), buffer, 0) as c_int
@@ -107,12 +107,12 @@ unsafe fn statx_any(
     // SAFETY: the caller vouches for the arguments.
     let result =
         unsafe { libc::syscall(libc::SYS_statx, directory, passed.as_ptr(), flags, mask, buffer) as c_int };
-    // SAFETY: the caller vouches for `path`, and the kernel has just filled the buffer.
-    if result == 0
-        && flags & libc::AT_EMPTY_PATH != 0
-        && (path.is_null() || unsafe { *path } == 0)
-        && is_device(directory, unsafe { (*buffer).stx_nlink }.into())
-    {
+    if result != 0 || flags & libc::AT_EMPTY_PATH == 0 {
+        return result;
+    }
+    // SAFETY: the caller vouches for `path`; the kernel has just filled the buffer.
+    let (is_empty, links) = unsafe { (path.is_null() || *path == 0, (*buffer).stx_nlink) };
+    if is_empty && is_device(directory, links) {
         // SAFETY: the path is a C string, and the buffer the caller's.
         return unsafe {
             libc::syscall(libc::SYS_statx, libc::AT_FDCWD, STAND_IN.as_ptr(), 0, mask, buffer) as c_int

@@ -101,7 +101,7 @@ unsafe fn sendmsg_any(fd: c_int, message: *const libc::msghdr, flags: c_int) -> 
         return unsafe { next::sendmsg(fd, message, flags) };
     }
     // SAFETY: the caller vouches for the message.
-    let (first, count) = unsafe { ((*message).msg_iov, (*message).msg_iovlen as usize) };
+    let (first, count) = unsafe { ((*message).msg_iov, (*message).msg_iovlen) };
     let mut request = Vec::new();
     for i in 0..count {
         // SAFETY: the caller vouches for the parts of the message, and each one's bytes.
