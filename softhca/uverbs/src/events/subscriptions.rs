@@ -83,13 +83,13 @@ impl Sink {
     }
 }
 
-/// An object, and the number of an event.
-type Subject = (Resource, u16);
+/// An object, and the number of one of its events.
+type Source = (Resource, u16);
 
-/// The subscriptions of a card's programs, by the object and the event's number.
+/// The subscriptions of a card's programs.
 #[derive(Debug, Default)]
 pub(crate) struct Subscriptions {
-    sinks: Mutex<HashMap<Subject, Vec<Arc<Sink>>>>,
+    sinks: Mutex<HashMap<Source, Vec<Arc<Sink>>>>,
 }
 
 impl Subscriptions {

@@ -70,10 +70,11 @@ unsafe fn stat_any(directory: c_int, path: *const c_char, buffer: *mut libc::sta
     unsafe { libc::syscall(libc::SYS_newfstatat, directory, passed.as_ptr(), buffer, flags) as c_int }
 }
 
-/// Whether the file of a descriptor is an open device, or the connection manager's. The descriptor may be another file's by now,
+/// Whether the file of a descriptor is an open device, or the connection manager's. The descriptor may
+/// be another file's by now,
 /// if the program has closed the device in a way that the hooks do not see; that has a name.
-fn is_device(fd: RawFd, links: u64) -> bool {
-    preserving(|| match links {
+fn is_device(fd: RawFd, links: impl Into<u64>) -> bool {
+    preserving(|| match links.into() {
         0 => process::context(fd).is_some(),
         // A pipe.
         1 => process::cm_file(fd).is_some(),
@@ -86,11 +87,8 @@ fn is_device(fd: RawFd, links: u64) -> bool {
 unsafe fn fstat_any(fd: c_int, buffer: *mut libc::stat) -> c_int {
     // SAFETY: the caller vouches for the arguments.
     let result = unsafe { libc::syscall(libc::SYS_fstat, fd, buffer) as c_int };
-    // 32 bits on AArch64.
-    #[allow(clippy::unnecessary_cast)]
-    // SAFETY: the kernel has filled the buffer, if there is that file.
-    let links = if result == 0 { unsafe { (*buffer).st_nlink as u64 } } else { 0 };
-    if result == 0 && is_device(fd, links) {
+    // SAFETY: the kernel has just filled the buffer.
+    if result == 0 && is_device(fd, unsafe { (*buffer).st_nlink }) {
         // SAFETY: the path is a C string, and the buffer the caller's.
         return unsafe {
             libc::syscall(libc::SYS_newfstatat, libc::AT_FDCWD, STAND_IN.as_ptr(), buffer, 0) as c_int
@@ -115,12 +113,12 @@ unsafe fn statx_any(
     // SAFETY: the caller vouches for the arguments.
     let result =
         unsafe { libc::syscall(libc::SYS_statx, directory, passed.as_ptr(), flags, mask, buffer) as c_int };
-    let asks_for_fd = flags & libc::AT_EMPTY_PATH != 0
-        // SAFETY: the caller vouches for `path`.
-        && (path.is_null() || unsafe { *path } == 0);
-    // SAFETY: the kernel has filled the buffer, if it has found the file.
-    let links = if result == 0 { unsafe { (*buffer).stx_nlink } } else { 0 };
-    if result == 0 && asks_for_fd && is_device(directory, links.into()) {
+    if result != 0 || flags & libc::AT_EMPTY_PATH == 0 {
+        return result;
+    }
+    // SAFETY: the caller vouches for `path`; the kernel has just filled the buffer.
+    let (is_empty, links) = unsafe { (path.is_null() || *path == 0, (*buffer).stx_nlink) };
+    if is_empty && is_device(directory, links) {
         // SAFETY: the path is a C string, and the buffer the caller's.
         return unsafe {
             libc::syscall(libc::SYS_statx, libc::AT_FDCWD, STAND_IN.as_ptr(), 0, mask, buffer) as c_int
