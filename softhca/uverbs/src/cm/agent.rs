@@ -107,7 +107,11 @@ impl Inner {
             let Some(link) = self.connections.get_mut(&local) else { continue };
             let reaction = link.connection.expire(now);
             self.react(local, reaction);
-            self.look_for_peer(local, now);
+        }
+        if self.looked.is_none_or(|last| now.duration_since(last) >= LOOK_FOR_PEERS) {
+            self.looked = Some(now);
+            let all: Vec<u32> = self.connections.keys().copied().collect();
+            all.into_iter().for_each(|local| self.look_for_peer(local, now));
         }
     }
 

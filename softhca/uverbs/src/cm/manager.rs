@@ -37,6 +37,8 @@ pub(crate) struct Inner {
     last_connection: u32,
     /// The process's cards, while there is a file or a connection.
     pub(crate) cards: Vec<Arc<OpenCard>>,
+    /// When the agent has last looked whether the processes of peers live.
+    pub(crate) looked: Option<Instant>,
     /// Whether the agent's thread runs.
     pub(crate) has_agent: bool,
 }
