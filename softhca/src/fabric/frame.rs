@@ -113,7 +113,7 @@ mod tests {
         assert_eq!(parse_greeting(&bytes), Ok(Some(0x7f00_0001)));
         (0..GREETING_BYTES).for_each(|n| assert_eq!(parse_greeting(&bytes[..n]), Ok(None)));
         assert!(parse_greeting(b"G").is_err());
-        assert!(parse_greeting(b"gdstcp\x00\x02").is_err());
+        assert!(parse_greeting(b"gdstcp\x00\x03").is_err());
     }
 
     proptest! {
