@@ -107,3 +107,26 @@ fn a_result_without_an_entry_goes_to_memory() {
     assert!(pair.left.cq.poll().is_none());
     assert_eq!(pair.source.bytes()[..24], pair.target.bytes()[..24]);
 }
+
+#[test]
+fn entries_of_128_bytes_have_no_data_inside() {
+    let mut pair = pair(BOTH, false);
+    let Pair { card, pdn, .. } = &pair;
+    let (ring, dbrec) = (memory(16 * 128), memory(8).cast());
+    let config = CqConfig { ring, entries: 16, stride: 128, dbrec, ignore_overrun: false, collapsed: false };
+    // SAFETY: the memory is never freed.
+    let cqn = unsafe { card.create_cq(&config) }.unwrap();
+    let make = || {
+        TestQp::with(card, *pdn, &SIZES, |config| {
+            (config.scatter, config.recv_cq) = (BOTH, Some(cqn));
+        })
+    };
+    let (left, right) = (make(), make());
+    left.connect(card, right.qpn, card.lid(), QpChange::default());
+    right.connect(card, left.qpn, card.lid(), QpChange::default());
+    (pair.left, pair.right) = (left, right);
+    pair.right.post_recv(&[pair.target.data(0..8)]);
+    pair.left.post(Opcode::Send, &[pair.source.data(0..8).as_bytes()]);
+    pair.run();
+    assert_eq!(pair.target.bytes()[..8], pair.source.bytes()[..8]);
+}

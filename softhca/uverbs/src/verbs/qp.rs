@@ -213,7 +213,7 @@ fn scatter(flags: u32, transport: Transport, signal_all: bool) -> ScatterToCqe {
     let every_result = signal_all || flags & QP_ALLOW_SCATTER_CQE != 0;
     ScatterToCqe {
         requests: is_asked && transport == Transport::Rc && every_result,
-        receives: is_asked && transport != Transport::Ud,
+        receives: is_asked && matches!(transport, Transport::Rc | Transport::Uc),
     }
 }
 
@@ -365,6 +365,8 @@ mod tests {
         assert_eq!(of(QP_SCATTER_CQE, Transport::Rc, true), (true, true));
         assert_eq!(of(QP_SCATTER_CQE | QP_ALLOW_SCATTER_CQE, Transport::Rc, false), (true, true));
         assert_eq!(of(QP_SCATTER_CQE, Transport::Uc, true), (false, true));
-        assert_eq!(of(QP_SCATTER_CQE, Transport::Ud, true), (false, false));
+        for other in [Transport::Ud, Transport::XrcTarget, Transport::DcInitiator, Transport::DcTarget] {
+            assert_eq!(of(QP_SCATTER_CQE, other, true), (false, false), "{other}");
+        }
     }
 }
