@@ -1,5 +1,6 @@
 //! How queue pairs and completion queues are made.
 
+use super::channel::CompletionChannel;
 use super::cq::CompletionQueue;
 use super::trigger::Trigger;
 use crate::cuda::QueuePlacement;
@@ -96,8 +97,8 @@ options! {
     /// entries.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     #[non_exhaustive]
-    pub struct CompletionQueueConfig
-    /// 256 entries in the host's memory, made by verbs.
+    pub struct CompletionQueueConfig<'a>
+    /// 256 entries in the host's memory, made by verbs, without a channel.
     default {
         /// Entries, at least: at best twice as many as the work requests that may be outstanding at
         /// a time. With fewer, posting is refused early.
@@ -109,9 +110,23 @@ options! {
         /// provider, commands make it in any case.
         placement: QueuePlacement = QueuePlacement::HOST,
     }
+    no setters {
+        /// What tells that it has entries; none of a queue that is only polled, or waited for by
+        /// streams.
+        channel: Option<&'a CompletionChannel> = None,
+    }
 }
 
-impl From<u32> for CompletionQueueConfig {
+impl<'a> CompletionQueueConfig<'a> {
+    /// Has a channel tell that the queue has entries ([`CompletionQueue::wait`],
+    /// [`CompletionQueue::arm`]). Several queues may share one. The queue is made by verbs.
+    #[must_use]
+    pub fn channel(self, channel: &'a CompletionChannel) -> Self {
+        CompletionQueueConfig { channel: Some(channel), ..self }
+    }
+}
+
+impl From<u32> for CompletionQueueConfig<'_> {
     fn from(entries: u32) -> Self {
         CompletionQueueConfig::default().entries(entries)
     }

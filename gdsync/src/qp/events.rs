@@ -33,7 +33,7 @@ impl EventSink for QueuePairInner {
             // A card that is lost writes nothing any more, either.
             let is_meant = matches!(element, Element::Cq(raw) if is_named(queue, raw));
             if is_meant || kind == AsyncEventKind::DeviceFatal {
-                queue.lock().lose();
+                queue.lose();
             }
         }
     }

@@ -92,7 +92,7 @@ impl QueuePair {
         }
         // Every work request may complete, even an unsignaled one if it fails; and the slots that a
         // stream still has to look at come on top.
-        let own = |depth: u32| CompletionQueueInner::make(&domain, depth.max(1).saturating_mul(2));
+        let own = |depth: u32| CompletionQueueInner::make(&domain, depth.max(1).saturating_mul(2), None);
         let queue = |shared: Option<&CompletionQueue>, depth| match shared {
             Some(queue) => Ok(queue.inner.clone()),
             None => own(depth),

@@ -26,6 +26,9 @@
 //! Of two completion queues, the one at the lower address comes first. The lock of a peer map is
 //! innermost, but for calls of the CUDA driver. A software card has one lock, its engine's.
 
+pub(crate) mod channel;
+#[cfg(test)]
+mod channel_tests;
 pub(crate) mod checked;
 pub(crate) mod checker;
 pub(crate) mod collector;
@@ -47,15 +50,20 @@ mod role;
 mod spoilt_tests;
 #[cfg(test)]
 pub(crate) mod testing;
+#[cfg(feature = "tokio")]
+mod tokio;
 pub(crate) mod trigger;
 pub(crate) mod wait;
 
 pub(crate) use cq::CompletionQueueInner;
 
+#[cfg(feature = "tokio")]
+pub use self::tokio::AsyncCompletionQueue;
+pub use channel::{ArmFor, CompletionChannel};
 pub use checked::CheckedWait;
 pub use collector::Collector;
 pub use config::{CompletionQueueConfig, QueuePairConfig};
-pub use cq::CompletionQueue;
+pub use cq::{CompletionQueue, WaitError};
 pub use prepared::PreparedSend;
 pub use reset::ResetError;
 pub use trigger::{MasterConfig, Trigger};

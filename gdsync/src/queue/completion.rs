@@ -120,6 +120,11 @@ impl CompletionState {
         })
     }
 
+    /// Index of the next entry that the CPU reads.
+    pub(crate) fn next_to_poll(&self) -> Result<u32, StateError> {
+        self.check_not_attached().map(|()| self.polled)
+    }
+
     fn check_not_attached(&self) -> Result<(), StateError> {
         self.attached.map_or(Ok(()), |qpn| Err(StateError::DeviceAttached { qpn }))
     }

@@ -188,7 +188,7 @@ pub enum RequestError {
     },
 }
 
-/// Why a queue pair takes no work in its state.
+/// Why a queue pair or a completion queue takes no work in its state.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum StateError {
@@ -236,6 +236,14 @@ pub enum StateError {
     MasterFailed {
         /// Number of the queue pair.
         qpn: u32,
+    },
+    /// The completion queue has no channel, so it tells nobody that it has an entry.
+    #[error(
+        "completion queue {cqn:#x} has no completion channel: make it with CompletionQueueConfig::channel"
+    )]
+    NoChannel {
+        /// Its number.
+        cqn: u32,
     },
     /// The completion queue has overrun, and the card writes nothing there any more.
     #[error("completion queue {cqn:#x} has overrun and is lost: make new queue pairs")]

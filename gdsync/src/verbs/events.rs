@@ -230,7 +230,7 @@ impl DeviceInner {
 }
 
 /// Waits until `fd` is readable; false after `timeout`, or when `stop` is readable.
-fn poll(fd: RawFd, stop: Option<RawFd>, timeout: Duration) -> Result<bool, Error> {
+pub(crate) fn poll(fd: RawFd, stop: Option<RawFd>, timeout: Duration) -> Result<bool, Error> {
     let entry = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
     let mut fds = [entry(fd), entry(stop.unwrap_or(-1))];
     // Rounded up: a wait for less than a millisecond is one.
@@ -242,7 +242,7 @@ fn poll(fd: RawFd, stop: Option<RawFd>, timeout: Duration) -> Result<bool, Error
         if source.kind() == io::ErrorKind::Interrupted {
             return Ok(false);
         }
-        return Err(Error::Verbs { call: "poll", detail: "asynchronous events".to_owned(), source });
+        return Err(Error::Verbs { call: "poll", detail: "events of the card".to_owned(), source });
     }
     Ok(fds[0].revents & libc::POLLIN != 0)
 }

@@ -6,7 +6,10 @@
 
 mod addressing;
 mod allocations;
+#[cfg(feature = "tokio")]
+mod async_completions;
 mod borrowed;
+mod channels;
 mod collectors;
 mod cpu_waits;
 mod datagrams;

@@ -52,7 +52,7 @@ unsafe impl Object for Context {
 impl Context {
     fn new(device: &'static Device) -> Result<Self> {
         let hold = Hold::new(device)?;
-        let uar = OwnUar::new(&hold.card)?;
+        let uar = OwnUar::of_context(&hold.card)?;
         let events = Arc::new(EventQueue::new()?);
         let ibv = ibv_context {
             device: device.handle(),

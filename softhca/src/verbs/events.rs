@@ -25,7 +25,8 @@ unsafe fn next_event(context: *mut ibv_context, event: *mut ibv_async_event) -> 
     // SAFETY: the caller's.
     let (context, event) = unsafe { (object::borrow::<Context>(context)?, object::attributes(event)?) };
     let pending = context.events.next()?;
-    event.event_type = pending.event_type;
+    // A context's queue has no completions.
+    event.event_type = pending.event_type.unwrap_or(-1);
     event.element = match pending.object {
         ObjectPointer::Cq(cq) => ibv_async_element { cq },
         ObjectPointer::Qp(qp) => ibv_async_element { qp },
@@ -58,6 +59,6 @@ pub(super) unsafe extern "C" fn ack_async_event(event: *mut ibv_async_event) {
     if let Ok(source) = source {
         // Through a reference of its own: the object may be destroyed, and freed, once its last
         // event is acknowledged.
-        source.clone().acknowledge();
+        source.clone().acknowledge(1);
     }
 }

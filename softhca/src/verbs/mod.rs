@@ -9,11 +9,11 @@
 //! Every function may be called from any thread. None panics.
 //!
 //! Features that this card lacks are refused with EOPNOTSUPP and logged: transports other than RC,
-//! UC and UD, shared receive queues, completion channels, extended completion fields, the drained
-//! state.
+//! UC and UD, shared receive queues, extended completion fields, the drained state.
 
 mod ah;
 mod api;
+mod channel;
 mod command;
 mod context;
 mod cq;

@@ -4,7 +4,7 @@ use super::context::Context;
 use super::cq::Cq;
 use super::domain::Pd;
 use super::errno::{self, Errno, Result};
-use super::event_queue::{EventSource, ObjectNumber, ObjectPointer};
+use super::event_queue::{EventSource, ObjectNumber, ObjectPointer, Sink};
 use super::object::{self, Object};
 use super::queue_memory::{QueueMemory, Request, page_size};
 use super::sizes::QueueSizes;
@@ -247,7 +247,8 @@ unsafe fn new_qp(
         domain,
     });
     let pointer = ObjectPointer::Qp(object::handle(&qp));
-    context.open().routes.add(ObjectNumber::Qp(number), &context.events, pointer, &qp.events);
+    let events = Sink { queue: context.events.clone(), source: qp.events.clone() };
+    context.open().routes.add(ObjectNumber::Qp(number), pointer, events, None);
     attr.cap = cap;
     Ok(object::into_raw(qp))
 }
