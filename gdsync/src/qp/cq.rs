@@ -284,10 +284,12 @@ impl CompletionQueueInner {
 
     /// A queue pair was destroyed. The state's lock is held, so that no queue pair with the same
     /// number is attached meanwhile.
-    pub(crate) fn detach(&self, state: &mut CompletionState, qpn: u32) {
+    ///
+    /// Returns the counters of its receives that were not polled.
+    pub(crate) fn detach(&self, state: &mut CompletionState, qpn: u32) -> Vec<u16> {
         let mut known = self.queue_pairs.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         known.retain(|(number, weak)| *number != qpn || weak.strong_count() > 0);
-        state.forget(qpn);
+        state.forget(qpn)
     }
 
     /// The queue pairs that complete here; `None` while one of them is being destroyed.

@@ -46,6 +46,7 @@ mod make;
 pub(crate) mod prepared;
 mod reset;
 mod role;
+mod shared_receives;
 #[cfg(test)]
 mod spoilt_tests;
 #[cfg(test)]
@@ -62,14 +63,16 @@ pub use self::tokio::AsyncCompletionQueue;
 pub use channel::{ArmFor, CompletionChannel};
 pub use checked::CheckedWait;
 pub use collector::Collector;
-pub use config::{CompletionQueueConfig, QueuePairConfig};
+pub use config::{CompletionQueueConfig, QueuePairConfig, SharedReceiveQueueConfig};
 pub use cq::{CompletionQueue, WaitError};
 pub use prepared::PreparedSend;
 pub use reset::ResetError;
+pub use shared_receives::SharedReceiveQueue;
 pub use trigger::{MasterConfig, Trigger};
 pub use wait::PreparedWait;
 
 use self::create::QpObject;
+use self::shared_receives::Sharing;
 use crate::memory::spans::Span;
 use crate::qp::domain::QueueDomain;
 use crate::qp::trigger::{Master, TriggerInner};
@@ -143,7 +146,11 @@ pub(crate) struct QueuePairInner {
     /// Its memory stays while prepared waits and posted batches need it.
     pub(crate) is_dropped: AtomicBool,
     pub(crate) send: SpinMutex<SendState, Yield>,
+    /// Empty beside a shared receive queue.
     pub(crate) recv: Mutex<RecvState>,
+    pub(crate) shared: Option<Sharing>,
+    /// A thread watches for waits that its failure is to end.
+    is_watched: AtomicBool,
     pub(crate) send_cq: Arc<CompletionQueueInner>,
     pub(crate) recv_cq: Arc<CompletionQueueInner>,
     /// What releases its sends, in the place of doorbells.
@@ -260,8 +267,8 @@ impl QueuePair {
     /// Posts a receive: the next send of the remote side fills the slices, one after the other.
     ///
     /// # Errors
-    /// [`QueueError`]: no room, a limit, a slice of another domain or not writable, or failed
-    /// before.
+    /// [`QueueError`]: no room, a limit, a slice of another domain or not writable, failed before, or a
+    /// queue pair that takes its receives from a [`SharedReceiveQueue`].
     pub fn post_recv(&self, slices: &[Slice], wr_id: u64) -> Result<(), QueueError> {
         self.inner.post_recv(slices, wr_id, None)
     }
@@ -345,6 +352,9 @@ impl QueuePairInner {
 
     /// The segments of a receive into the slices, if it could be posted.
     pub(crate) fn recv_segments(&self, slices: &[Slice]) -> Result<Vec<DataSeg>, QueueError> {
+        if self.shared.is_some() {
+            return Err(QueueError::State(StateError::SharedReceives { qpn: self.number }));
+        }
         slices.iter().try_for_each(|slice| self.check(slice, true))?;
         data_segments(slices, self.recv_segments)
     }

@@ -54,6 +54,7 @@ mod registration;
 mod registration_peer;
 mod shared_memory;
 mod shared_queues;
+mod shared_receives;
 mod transports;
 mod triggers;
 mod words;

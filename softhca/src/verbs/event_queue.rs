@@ -8,7 +8,7 @@
 use super::errno::{Errno, Result};
 use crate::card::Event;
 use crate::os::wait;
-use gdsync_sys::verbs::{self, ibv_cq, ibv_qp};
+use gdsync_sys::verbs::{self, ibv_cq, ibv_qp, ibv_srq};
 use libc::c_int;
 use parking_lot::{Condvar, Mutex};
 use std::collections::{HashMap, VecDeque};
@@ -22,6 +22,7 @@ use std::sync::Arc;
 pub(super) enum ObjectNumber {
     Cq(u32),
     Qp(u32),
+    Srq(u32),
 }
 
 /// The same object, by its caller's pointer. Never dereferenced here.
@@ -29,6 +30,7 @@ pub(super) enum ObjectNumber {
 pub(super) enum ObjectPointer {
     Cq(*mut ibv_cq),
     Qp(*mut ibv_qp),
+    Srq(*mut ibv_srq),
 }
 
 // SAFETY: passed on only, not dereferenced.
@@ -224,8 +226,9 @@ impl Routes {
                 }
                 return;
             }
-            // This front has no shared receive queues.
-            Event::LastReceive { .. } | Event::SrqLimit { .. } | Event::SrqError { .. } => return,
+            Event::LastReceive { qpn } => (ObjectNumber::Qp(qpn), verbs::IBV_EVENT_QP_LAST_WQE_REACHED),
+            Event::SrqLimit { srqn } => (ObjectNumber::Srq(srqn), verbs::IBV_EVENT_SRQ_LIMIT_REACHED),
+            Event::SrqError { srqn } => (ObjectNumber::Srq(srqn), verbs::IBV_EVENT_SRQ_ERR),
         };
         let by_number = self.by_number.lock();
         if let Some(route) = by_number.get(&number) {

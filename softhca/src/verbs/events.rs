@@ -6,6 +6,7 @@ use super::errno::{self, Result};
 use super::event_queue::ObjectPointer;
 use super::object;
 use super::qp::Qp;
+use super::srq::Srq;
 use gdsync_sys::verbs::{self, ibv_async_element, ibv_async_event, ibv_context};
 use libc::c_int;
 
@@ -30,6 +31,7 @@ unsafe fn next_event(context: *mut ibv_context, event: *mut ibv_async_event) -> 
     event.element = match pending.object {
         ObjectPointer::Cq(cq) => ibv_async_element { cq },
         ObjectPointer::Qp(qp) => ibv_async_element { qp },
+        ObjectPointer::Srq(srq) => ibv_async_element { srq },
     };
     Ok(())
 }
@@ -50,9 +52,14 @@ pub(super) unsafe extern "C" fn ack_async_event(event: *mut ibv_async_event) {
         verbs::IBV_EVENT_QP_FATAL
         | verbs::IBV_EVENT_QP_REQ_ERR
         | verbs::IBV_EVENT_QP_ACCESS_ERR
-        | verbs::IBV_EVENT_COMM_EST => {
+        | verbs::IBV_EVENT_COMM_EST
+        | verbs::IBV_EVENT_QP_LAST_WQE_REACHED => {
             // SAFETY: as above.
             unsafe { object::borrow::<Qp>(event.element.qp) }.map(|qp| &qp.events)
+        }
+        verbs::IBV_EVENT_SRQ_ERR | verbs::IBV_EVENT_SRQ_LIMIT_REACHED => {
+            // SAFETY: as above.
+            unsafe { object::borrow::<Srq>(event.element.srq) }.map(|srq| &srq.events)
         }
         _ => return,
     };

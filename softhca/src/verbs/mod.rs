@@ -9,7 +9,7 @@
 //! Every function may be called from any thread. None panics.
 //!
 //! Features that this card lacks are refused with EOPNOTSUPP and logged: transports other than RC,
-//! UC and UD, shared receive queues, extended completion fields, the drained state.
+//! UC and UD, extended completion fields, the drained state.
 
 mod ah;
 mod api;
@@ -29,6 +29,7 @@ mod object;
 mod qp;
 mod queue_memory;
 mod sizes;
+mod srq;
 mod uar;
 
 pub use crate::devices::DEVICES_VARIABLE;

@@ -18,6 +18,7 @@ mod verbs_peer_memory;
 mod verbs_queries;
 mod verbs_resources;
 mod verbs_sizes;
+mod verbs_srq;
 mod verbs_states;
 mod verbs_traffic;
 mod verbs_transports;
