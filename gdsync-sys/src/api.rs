@@ -9,11 +9,12 @@ use crate::mlx5dv::{
     mlx5dv_qp_init_attr,
 };
 use crate::verbs::{
-    ibv_ah, ibv_ah_attr, ibv_async_event, ibv_context, ibv_cq, ibv_cq_init_attr_ex, ibv_device,
-    ibv_device_attr, ibv_gid, ibv_gid_entry, ibv_mr, ibv_parent_domain_init_attr, ibv_pd, ibv_port_attr,
-    ibv_qp, ibv_qp_attr, ibv_qp_ex, ibv_qp_init_attr, ibv_qp_init_attr_ex, ibv_td, ibv_td_init_attr,
+    ibv_ah, ibv_ah_attr, ibv_async_event, ibv_comp_channel, ibv_context, ibv_cq, ibv_cq_init_attr_ex,
+    ibv_device, ibv_device_attr, ibv_gid, ibv_gid_entry, ibv_mr, ibv_parent_domain_init_attr, ibv_pd,
+    ibv_port_attr, ibv_qp, ibv_qp_attr, ibv_qp_ex, ibv_qp_init_attr, ibv_qp_init_attr_ex, ibv_srq,
+    ibv_srq_attr, ibv_srq_init_attr, ibv_td, ibv_td_init_attr,
 };
-use libc::{c_char, c_int, c_void, size_t, ssize_t};
+use libc::{c_char, c_int, c_uint, c_void, size_t, ssize_t};
 use std::ops::Deref;
 
 /// What fills the table.
@@ -150,7 +151,24 @@ pub struct VerbsTable {
         attr: *mut ibv_cq_init_attr_ex,
         mlx5_attr: *mut mlx5dv_cq_init_attr,
     ) -> *mut ibv_cq,
+    /// Waits until the queue's events are acknowledged.
     pub destroy_cq: unsafe extern "C" fn(cq: *mut ibv_cq) -> c_int,
+    pub create_comp_channel: unsafe extern "C" fn(context: *mut ibv_context) -> *mut ibv_comp_channel,
+    pub destroy_comp_channel: unsafe extern "C" fn(channel: *mut ibv_comp_channel) -> c_int,
+    /// Blocks unless `fd` of the channel is non-blocking. Queues are armed by their record and their
+    /// register, by whoever consumes their entries: see [`crate::prm::doorbell::CqArm`].
+    pub get_cq_event: unsafe extern "C" fn(
+        channel: *mut ibv_comp_channel,
+        cq: *mut *mut ibv_cq,
+        cq_context: *mut *mut c_void,
+    ) -> c_int,
+    pub ack_cq_events: unsafe extern "C" fn(cq: *mut ibv_cq, nevents: c_uint),
+    /// `attr` gets the sizes that were granted.
+    pub create_srq: unsafe extern "C" fn(pd: *mut ibv_pd, attr: *mut ibv_srq_init_attr) -> *mut ibv_srq,
+    /// `mask` is of `IBV_SRQ_*`.
+    pub modify_srq: unsafe extern "C" fn(srq: *mut ibv_srq, attr: *mut ibv_srq_attr, mask: c_int) -> c_int,
+    /// Waits until the queue's events are acknowledged.
+    pub destroy_srq: unsafe extern "C" fn(srq: *mut ibv_srq) -> c_int,
     pub mlx5dv_create_qp: unsafe extern "C" fn(
         context: *mut ibv_context,
         attr: *mut ibv_qp_init_attr_ex,

@@ -5,7 +5,7 @@
 
 #![allow(non_camel_case_types, reason = "the names are those of the C header")]
 
-use crate::verbs::{ibv_ah, ibv_cq, ibv_pd, ibv_qp};
+use crate::verbs::{ibv_ah, ibv_cq, ibv_pd, ibv_qp, ibv_srq};
 use libc::{c_int, c_void, off_t, size_t};
 
 /// One queue of an [`mlx5dv_qp`].
@@ -81,6 +81,29 @@ pub struct mlx5dv_cq {
     pub comp_mask: u64,
 }
 
+/// Layout of a shared receive queue.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct mlx5dv_srq {
+    /// Start of the ring.
+    pub buf: *mut c_void,
+    /// Doorbell record: the receives that were posted; big endian.
+    pub dbrec: *mut u32,
+    /// Bytes from one entry to the next.
+    pub stride: u32,
+    /// First entry of the list of free ones.
+    pub head: u32,
+    /// Its last entry.
+    pub tail: u32,
+    /// In: wanted fields; out: valid ones.
+    pub comp_mask: u64,
+    /// Its number.
+    pub srqn: u32,
+}
+
+/// `srqn` of [`mlx5dv_srq`] is wanted, or valid.
+pub const MLX5DV_SRQ_MASK_SRQN: u64 = 1 << 0;
+
 /// Address vector of an address handle.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -133,8 +156,8 @@ pub struct mlx5dv_obj {
     pub qp: mlx5dv_obj_entry<ibv_qp, mlx5dv_qp>,
     /// A completion queue.
     pub cq: mlx5dv_obj_entry<ibv_cq, mlx5dv_cq>,
-    /// Unused here.
-    pub srq: mlx5dv_obj_entry<c_void, c_void>,
+    /// A shared receive queue.
+    pub srq: mlx5dv_obj_entry<ibv_srq, mlx5dv_srq>,
     /// Unused here.
     pub rwq: mlx5dv_obj_entry<c_void, c_void>,
     /// Unused here.
@@ -151,6 +174,8 @@ pub struct mlx5dv_obj {
 pub const MLX5DV_OBJ_QP: u64 = 1 << 0;
 /// [`mlx5dv_obj::cq`] is filled in.
 pub const MLX5DV_OBJ_CQ: u64 = 1 << 1;
+/// [`mlx5dv_obj::srq`] is filled in.
+pub const MLX5DV_OBJ_SRQ: u64 = 1 << 2;
 /// [`mlx5dv_obj::ah`] is filled in.
 pub const MLX5DV_OBJ_AH: u64 = 1 << 5;
 /// [`mlx5dv_obj::pd`] is filled in.
@@ -219,6 +244,8 @@ const RES_TYPE_MLX5: u64 = 1 << 32;
 pub const MLX5DV_RES_TYPE_QP: u64 = RES_TYPE_MLX5 | 1;
 /// The allocator is asked for a doorbell record.
 pub const MLX5DV_RES_TYPE_DBR: u64 = RES_TYPE_MLX5 | 3;
+/// The allocator is asked for the ring of a shared receive queue.
+pub const MLX5DV_RES_TYPE_SRQ: u64 = RES_TYPE_MLX5 | 4;
 /// The allocator is asked for a completion ring.
 pub const MLX5DV_RES_TYPE_CQ: u64 = RES_TYPE_MLX5 | 5;
 

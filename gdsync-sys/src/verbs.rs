@@ -139,10 +139,45 @@ pub struct ibv_cq {
     pub async_events_completed: u32,
 }
 
-/// A shared receive queue (opaque: gdsync does not use its fields).
+/// A shared receive queue.
 #[repr(C)]
 pub struct ibv_srq {
-    _private: [u8; 0],
+    /// The context it belongs to.
+    pub context: *mut ibv_context,
+    /// The creator's own pointer.
+    pub srq_context: *mut c_void,
+    /// Its protection domain.
+    pub pd: *mut ibv_pd,
+    /// Kernel handle.
+    pub handle: u32,
+    /// Private to libibverbs.
+    pub mutex: pthread_mutex_t,
+    /// Private to libibverbs.
+    pub cond: pthread_cond_t,
+    /// Private to libibverbs.
+    pub events_completed: u32,
+}
+
+/// Attributes of a shared receive queue.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ibv_srq_attr {
+    /// Receives that it holds.
+    pub max_wr: u32,
+    /// Scatter elements of a receive.
+    pub max_sge: u32,
+    /// Number of receives below which it raises an event; 0 for none.
+    pub srq_limit: u32,
+}
+
+/// Attributes of a new shared receive queue; the library writes what it granted.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct ibv_srq_init_attr {
+    /// The creator's own pointer.
+    pub srq_context: *mut c_void,
+    /// Sizes.
+    pub attr: ibv_srq_attr,
 }
 
 /// Attributes of an extended completion queue.
@@ -418,6 +453,8 @@ pub union ibv_async_element {
     pub cq: *mut ibv_cq,
     /// For the `IBV_EVENT_QP_*` events.
     pub qp: *mut ibv_qp,
+    /// For the `IBV_EVENT_SRQ_*` events.
+    pub srq: *mut ibv_srq,
     /// For port events.
     pub port_num: c_int,
 }

@@ -16,6 +16,25 @@ pub fn segments(entry: &[u8]) -> impl Iterator<Item = DataSeg> {
     whole.take_while(|segment| !segment.is_terminator())
 }
 
+/// Bytes from one entry of a shared receive queue to the next: room for the link and the segments, at
+/// least 32, rounded up to a power of two (libmlx5 `srq.c`, `mlx5_alloc_srq_buf`; the driver's
+/// `mlx5_ib_create_srq`).
+pub fn linked_stride(max_segments: u32) -> u32 {
+    ((max_segments.min(1 << 26) + 1) * SEGMENT as u32).next_power_of_two().max(2 * SEGMENT as u32)
+}
+
+/// Data segments of such an entry.
+pub fn linked_segments(stride: u32) -> u32 {
+    (stride / SEGMENT as u32).saturating_sub(1)
+}
+
+/// The link that an entry of a shared receive queue begins with: the index of the entry after it.
+pub fn link(next: u16) -> [u8; SEGMENT] {
+    let mut bytes = [0; SEGMENT];
+    bytes[2..4].copy_from_slice(&next.to_be_bytes());
+    bytes
+}
+
 /// An entry of a shared receive queue: the index of the entry after it, and its segments. It begins
 /// with `struct mlx5_wqe_srq_next_seg`, 16 bytes with the index in bytes 2 and 3.
 pub fn linked(entry: &[u8]) -> (u16, impl Iterator<Item = DataSeg>) {
@@ -36,6 +55,14 @@ mod tests {
     }
 
     #[test]
+    fn strides_of_shared_queues_have_room_for_the_link() {
+        // srq.c, mlx5_alloc_srq_buf: 16 + 16 * max_sge, at least 32, rounded up.
+        assert_eq!([0, 1, 2, 3, 4, 31, 63].map(linked_stride), [32, 32, 64, 64, 128, 512, 1024]);
+        assert_eq!(linked_stride(u32::MAX), 1 << 31, "no overflow");
+        assert_eq!([0, 32, 64, 1024].map(linked_segments), [0, 1, 3, 63]);
+    }
+
+    #[test]
     fn a_list_ends_at_its_terminator_or_with_the_entry() {
         let (first, second) = (DataSeg::new(1, 2, 3), DataSeg::new(4, 5, 6));
         let mut entry = [first, second].as_bytes().to_vec();
@@ -49,7 +76,9 @@ mod tests {
     fn an_entry_of_a_shared_queue_names_the_next() {
         // libmlx5 wqe.h, struct mlx5_wqe_srq_next_seg; srq.c, mlx5_post_srq_recv.
         let segment = DataSeg::new(1, 2, 3);
-        let entry = [&[0, 0, 0x12, 0x34, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0], segment.as_bytes()].concat();
+        let bytes = [0, 0, 0x12, 0x34, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+        assert_eq!(link(0x1234), bytes);
+        let entry = [&bytes, segment.as_bytes()].concat();
         let (next, segments) = linked(&entry);
         assert_eq!((next, segments.collect::<Vec<_>>()), (0x1234, vec![segment]));
         assert_eq!(linked(&entry[..3]).0, 0, "no index");

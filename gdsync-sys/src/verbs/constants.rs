@@ -69,6 +69,17 @@ c_enum! {
     IBV_EVENT_COMM_EST = 4;
     /// The device failed.
     IBV_EVENT_DEVICE_FATAL = 8;
+    /// A shared receive queue failed.
+    IBV_EVENT_SRQ_ERR = 14;
+    /// A shared receive queue has fewer receives than its limit.
+    IBV_EVENT_SRQ_LIMIT_REACHED = 15;
+    /// A queue pair that has failed takes no more receives from its shared receive queue.
+    IBV_EVENT_QP_LAST_WQE_REACHED = 16;
+
+    /// `max_wr` is set.
+    IBV_SRQ_MAX_WR = 1;
+    /// `srq_limit` is set.
+    IBV_SRQ_LIMIT = 2;
 }
 
 /// The device has fast registration, local invalidation, and sends that invalidate.

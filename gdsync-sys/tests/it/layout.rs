@@ -61,6 +61,9 @@ fn verbs_structs() -> Vec<Expectation> {
     whole!(out, ibv_qp {
         context qp_context pd send_cq recv_cq srq handle qp_num state qp_type mutex cond events_completed
     });
+    whole!(out, ibv_srq { context srq_context pd handle mutex cond events_completed });
+    whole!(out, ibv_srq_attr { max_wr max_sge srq_limit });
+    whole!(out, ibv_srq_init_attr { srq_context attr });
     whole!(out, ibv_qp_cap { max_send_wr max_recv_wr max_send_sge max_recv_sge max_inline_data });
     whole!(out, ibv_qp_init_attr { qp_context send_cq recv_cq srq cap qp_type sq_sig_all });
     whole!(out, ibv_rx_hash_conf { rx_hash_function rx_hash_key_len rx_hash_key rx_hash_fields_mask });
@@ -129,7 +132,8 @@ fn constants() -> Vec<Expectation> {
         IBV_QPT_RC IBV_QPT_UC IBV_QPT_UD IBV_MTU_256 IBV_MTU_512 IBV_MTU_1024 IBV_MTU_2048
         IBV_MTU_4096 IBV_PORT_DOWN IBV_PORT_INIT IBV_PORT_ARMED IBV_PORT_ACTIVE IBV_EVENT_CQ_ERR
         IBV_EVENT_QP_FATAL IBV_EVENT_QP_REQ_ERR IBV_EVENT_QP_ACCESS_ERR IBV_EVENT_COMM_EST
-        IBV_EVENT_DEVICE_FATAL IBV_ATOMIC_NONE IBV_ATOMIC_HCA IBV_ATOMIC_GLOB IBV_DEVICE_MEM_MGT_EXTENSIONS MLX5DV_QP_MASK_UAR_MMAP_OFFSET MLX5DV_OBJ_QP MLX5DV_OBJ_CQ
+        IBV_EVENT_DEVICE_FATAL IBV_EVENT_SRQ_ERR IBV_EVENT_SRQ_LIMIT_REACHED IBV_EVENT_QP_LAST_WQE_REACHED
+        IBV_SRQ_MAX_WR IBV_SRQ_LIMIT MLX5DV_OBJ_SRQ MLX5DV_SRQ_MASK_SRQN MLX5DV_RES_TYPE_SRQ IBV_ATOMIC_NONE IBV_ATOMIC_HCA IBV_ATOMIC_GLOB IBV_DEVICE_MEM_MGT_EXTENSIONS MLX5DV_QP_MASK_UAR_MMAP_OFFSET MLX5DV_OBJ_QP MLX5DV_OBJ_CQ
         MLX5DV_OBJ_AH MLX5DV_OBJ_PD MLX5DV_CQ_INIT_ATTR_MASK_CQE_SIZE
         MLX5DV_QP_INIT_ATTR_MASK_QP_CREATE_FLAGS MLX5DV_QP_CREATE_DISABLE_SCATTER_TO_CQE
         MLX5DV_QP_CREATE_ALLOW_SCATTER_TO_CQE
@@ -144,6 +148,7 @@ fn mlx5_structs() -> Vec<Expectation> {
         tirn tisn rqn sqn tir_icm_addr
     });
     whole!(out, mlx5dv_cq { buf dbrec cqe_cnt cqe_size cq_uar cqn comp_mask });
+    whole!(out, mlx5dv_srq { buf dbrec stride head tail comp_mask srqn });
     whole!(out, mlx5dv_ah { av comp_mask });
     whole!(out, mlx5dv_pd { pdn comp_mask });
     whole!(out, mlx5dv_cq_init_attr { comp_mask cqe_comp_res_format flags cqe_size });
@@ -153,7 +158,7 @@ fn mlx5_structs() -> Vec<Expectation> {
     whole!(out, mlx5dv_devx_umem_in { addr size access pgsz_bitmap comp_mask dmabuf_fd });
     whole!(out, mlx5dv_devx_uar { reg_addr base_addr page_id mmap_off comp_mask });
     // Without its size, as above.
-    fields!(out, mlx5dv_obj { qp qp.r#in qp.out cq cq.r#in cq.out srq rwq dm ah ah.r#in ah.out pd pd.r#in pd.out });
+    fields!(out, mlx5dv_obj { qp qp.r#in qp.out cq cq.r#in cq.out srq srq.r#in srq.out rwq dm ah ah.r#in ah.out pd pd.r#in pd.out });
     out
 }
 
@@ -299,8 +304,10 @@ fn every_declaration_is_compared() {
         "mlx5dv_ring",
         "mlx5dv_bf",
         "mlx5dv_obj_entry",
-        "ibv_srq",
         "mlx5dv_devx_obj",
+        // Of the in-process software card alone.
+        "SOFTWARE_QP_CREATE_MASTER",
+        "SOFTWARE_QP_CREATE_SLAVE_SEND",
         // Newer than the oldest header that this test runs on.
         "MLX5DV_UAR_ALLOC_TYPE_NC_DEDICATED",
         "ibv_async_element",

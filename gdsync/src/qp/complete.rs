@@ -8,6 +8,7 @@ use crate::queue::{Completion, DatagramSource, FailureCause, QueueError, Request
 use crate::verbs::{AddressHandle, Slice, Transport};
 use gdsync_sys::prm::cqe::CqeOpcode;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 impl QueuePairInner {
     /// Matches an entry of a completion queue (whose state is locked) with its work request.
@@ -25,6 +26,7 @@ impl QueuePairInner {
             CqeOpcode::RequesterError | CqeOpcode::ResponderError => {
                 let error = WorkError { syndrome: cqe.raw_syndrome(), vendor: cqe.vendor_syndrome() };
                 self.fail(FailureCause::Work(error));
+                self.is_flushed.store(true, Ordering::Release);
                 Err(error)
             }
             _ => Ok(()),
@@ -41,12 +43,16 @@ impl QueuePairInner {
             }
             (retired.wr_id, requester_kind(cqe)?, retired.claim)
         } else {
-            let mut recv = self.recv();
-            let (wr_id, retired) = recv.retire(counter).ok_or_else(unknown)?;
-            let claim = recv.take_claim();
-            (0..retired).for_each(|_| state.unreserve(true));
             let write = opcode == CqeOpcode::RespWriteImm;
-            (wr_id, if write { WorkKind::ReceiveRdmaWithImmediate } else { WorkKind::Receive }, claim)
+            let kind = if write { WorkKind::ReceiveRdmaWithImmediate } else { WorkKind::Receive };
+            if let Some(shared) = &self.shared {
+                (shared.receives.retire(counter).ok_or_else(unknown)?, kind, None)
+            } else {
+                let mut recv = self.recv();
+                let (wr_id, retired) = recv.retire(counter).ok_or_else(unknown)?;
+                (0..retired).for_each(|_| state.unreserve(true));
+                (wr_id, kind, recv.take_claim())
+            }
         };
         let has_immediate = matches!(opcode, CqeOpcode::RespWriteImm | CqeOpcode::RespSendImm);
         let is_datagram = !is_send && status.is_ok() && self.config.transport == Transport::Ud;

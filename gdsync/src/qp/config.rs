@@ -1,6 +1,8 @@
 //! How queue pairs and completion queues are made.
 
+use super::channel::CompletionChannel;
 use super::cq::CompletionQueue;
+use super::shared_receives::SharedReceiveQueue;
 use super::trigger::Trigger;
 use crate::cuda::QueuePlacement;
 use crate::util::options::options;
@@ -65,6 +67,8 @@ options! {
         /// Where its receives complete; as [`Self::send_cq`](#structfield.send_cq), and it may be
         /// the same queue.
         recv_cq: Option<&'a CompletionQueue> = None,
+        /// Where it takes its receives from: a queue that it shares, or by default one of its own.
+        shared_receives: Option<&'a SharedReceiveQueue> = None,
         /// What releases its sends: a word for which the card waits, or by default doorbells.
         trigger: Option<&'a Trigger> = None,
     }
@@ -77,6 +81,13 @@ impl<'a> QueuePairConfig<'a> {
         QueuePairConfig { send_cq: Some(send), recv_cq: Some(recv), ..self }
     }
 
+    /// Has it take its receives from a shared queue, in the place of one of its own: the depth and the
+    /// segments of receives are that queue's. It is made by verbs.
+    #[must_use]
+    pub fn shared_receive_queue(self, receives: &'a SharedReceiveQueue) -> Self {
+        QueuePairConfig { shared_receives: Some(receives), ..self }
+    }
+
     /// Has a word release its sends, for which the card waits, in the place of doorbells. Its send
     /// queue is made twice as deep, as each send has a WAIT in front of it; not where the trigger has a
     /// master ([`Trigger::with_master`]), in whose queue the WAITs are.
@@ -87,7 +98,7 @@ impl<'a> QueuePairConfig<'a> {
 
     /// The same without references, to be kept.
     pub(crate) fn to_static(self) -> QueuePairConfig<'static> {
-        QueuePairConfig { send_cq: None, recv_cq: None, trigger: None, ..self }
+        QueuePairConfig { send_cq: None, recv_cq: None, shared_receives: None, trigger: None, ..self }
     }
 }
 
@@ -96,8 +107,8 @@ options! {
     /// entries.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     #[non_exhaustive]
-    pub struct CompletionQueueConfig
-    /// 256 entries in the host's memory, made by verbs.
+    pub struct CompletionQueueConfig<'a>
+    /// 256 entries in the host's memory, made by verbs, without a channel.
     default {
         /// Entries, at least: at best twice as many as the work requests that may be outstanding at
         /// a time. With fewer, posting is refused early.
@@ -109,10 +120,45 @@ options! {
         /// provider, commands make it in any case.
         placement: QueuePlacement = QueuePlacement::HOST,
     }
+    no setters {
+        /// What tells that it has entries; none of a queue that is only polled, or waited for by
+        /// streams.
+        channel: Option<&'a CompletionChannel> = None,
+    }
 }
 
-impl From<u32> for CompletionQueueConfig {
+impl<'a> CompletionQueueConfig<'a> {
+    /// Has a channel tell that the queue has entries ([`CompletionQueue::wait`],
+    /// [`CompletionQueue::arm`]). Several queues may share one. The queue is made by verbs.
+    #[must_use]
+    pub fn channel(self, channel: &'a CompletionChannel) -> Self {
+        CompletionQueueConfig { channel: Some(channel), ..self }
+    }
+}
+
+impl From<u32> for CompletionQueueConfig<'_> {
     fn from(entries: u32) -> Self {
         CompletionQueueConfig::default().entries(entries)
+    }
+}
+
+options! {
+    /// How a [`SharedReceiveQueue`] is made. A number is the configuration of a queue that holds so many
+    /// receives. The provider may grant larger sizes than asked for.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    #[non_exhaustive]
+    pub struct SharedReceiveQueueConfig
+    /// 128 receives of up to 4 slices.
+    default {
+        /// Receives posted at a time.
+        depth: u32 = 128,
+        /// Slices of one receive.
+        segments: u32 = 4,
+    }
+}
+
+impl From<u32> for SharedReceiveQueueConfig {
+    fn from(depth: u32) -> Self {
+        SharedReceiveQueueConfig::default().depth(depth)
     }
 }

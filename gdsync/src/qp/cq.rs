@@ -1,14 +1,17 @@
 //! Completion queues.
 
-use crate::qp::{PreparedWait, QueuePairInner};
+use crate::qp::channel::{ArmFor, Told, deadline};
+use crate::qp::{CompletionChannel, PreparedWait, QueuePairInner};
 use crate::queue::completion::CompletionState;
-use crate::queue::{Completion, PollError, QueueError, Ring};
+use crate::queue::{Completion, PollError, QueueError, Ring, StateError};
+use crate::verbs::Error;
 use crate::verbs::device::DeviceInner;
 use gdsync_sys::verbs::ibv_cq;
 use std::fmt::Debug;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
 
 /// A completion queue, of one [`crate::QueuePair`] or shared by several: polled by the CPU, waited
 /// for by streams, or both.
@@ -59,6 +62,8 @@ pub struct CompletionQueue {
 #[derive(Debug)]
 pub(crate) struct CompletionQueueInner {
     object: Box<dyn CqObject>,
+    /// Of a queue with a channel. Dropped after the object, which uses the channel.
+    pub(crate) told: Option<Told>,
     state: parking_lot::Mutex<CompletionState>,
     /// Queue pairs that complete here, by number.
     queue_pairs: Mutex<Vec<(u32, Weak<QueuePairInner>)>>,
@@ -121,6 +126,90 @@ impl CompletionQueue {
     pub fn entries(&self) -> u32 {
         self.inner.lock().entries()
     }
+
+    /// Whether both are the same queue.
+    pub fn is_same(&self, other: &CompletionQueue) -> bool {
+        Arc::ptr_eq(&self.inner, &other.inner)
+    }
+
+    /// The channel that it was made with.
+    pub fn channel(&self) -> Option<CompletionChannel> {
+        self.inner.told.as_ref().map(|told| CompletionChannel { inner: told.channel.clone() })
+    }
+
+    /// Has the channel tell once when the card writes an entry, whether a stream waits for it or not.
+    ///
+    /// An entry that is there already may tell or may not, and one that persistent requests read does
+    /// not: arm first, then poll until there is nothing, then sleep. Arming again before the channel has
+    /// told changes nothing, but that a queue that was armed for solicited entries only may be armed for
+    /// all.
+    ///
+    /// # Errors
+    /// [`StateError::NoChannel`], [`StateError::CompletionQueueLost`], and
+    /// [`StateError::DeviceAttached`] where kernels read the queue.
+    pub fn arm(&self, what: ArmFor) -> Result<(), StateError> {
+        self.inner.arm(what)
+    }
+
+    /// Takes the next completion, and sleeps until there is one, but not longer than `timeout`. The
+    /// queue needs a channel. Any number of threads may wait, for one queue or for several of a channel;
+    /// each completion is returned once.
+    ///
+    /// Completions of persistent requests are theirs, and end no wait.
+    ///
+    /// ```
+    /// use gdsync::qp::CompletionChannel;
+    /// use gdsync::{CompletionQueue, CompletionQueueConfig, Device, ProtectionDomain, QueuePair, QueuePairConfig, WorkRequest};
+    /// use std::time::Duration;
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let device = Device::software()?;
+    /// # let pd = ProtectionDomain::new(&device)?;
+    /// let channel = CompletionChannel::new(&device)?;
+    /// let queue = CompletionQueue::new(&device, CompletionQueueConfig::from(64).channel(&channel))?;
+    /// let queue_pair = QueuePair::new(&pd, QueuePairConfig::default().completion_queues(&queue, &queue))?;
+    /// queue_pair.connect(&queue_pair.endpoint()?, Default::default())?; // to itself
+    /// assert_eq!(queue.wait(Duration::from_millis(1))?, None);
+    /// queue_pair.post_send(WorkRequest::nop().wr_id(5))?;
+    /// let done = queue.wait(Duration::from_secs(30))?;
+    /// assert_eq!(done.map(|done| done.wr_id), Some(5));
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`WaitError`]: those of [`Self::poll`] and [`Self::arm`], and those of the channel.
+    pub fn wait(&self, timeout: Duration) -> Result<Option<Completion>, WaitError> {
+        let deadline = deadline(timeout);
+        loop {
+            // Before it is armed: an event that comes after that ends the sleep.
+            let (told, seen) = self.inner.told()?;
+            if let Some(completion) = self.poll()? {
+                return Ok(Some(completion));
+            }
+            self.inner.arm(ArmFor::Next)?;
+            if let Some(completion) = self.poll()? {
+                return Ok(Some(completion));
+            }
+            if !told.sleep(seen, deadline)? {
+                return Ok(None);
+            }
+        }
+    }
+}
+
+/// Why [`CompletionQueue::wait`] returns no completion.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum WaitError {
+    /// The queue cannot be armed.
+    #[error(transparent)]
+    State(#[from] StateError),
+    /// The queue cannot be polled.
+    #[error(transparent)]
+    Poll(#[from] PollError),
+    /// The channel cannot be read.
+    #[error(transparent)]
+    Verbs(#[from] Error),
 }
 
 impl CompletionQueueInner {
@@ -128,16 +217,46 @@ impl CompletionQueueInner {
     pub(crate) fn new(
         object: Box<dyn CqObject>,
         ring: Ring,
+        told: Option<Told>,
         device: &Arc<DeviceInner>,
         domain: Arc<dyn Debug + Send + Sync>,
     ) -> Arc<Self> {
-        Arc::new(CompletionQueueInner {
+        let inner = Arc::new(CompletionQueueInner {
             object,
+            told,
             state: parking_lot::Mutex::new(CompletionState::new(ring)),
             queue_pairs: Mutex::default(),
             device: device.clone(),
             domain,
-        })
+        });
+        if let (Some(told), Some(raw)) = (&inner.told, inner.verbs()) {
+            told.channel.add(raw, &inner);
+        }
+        inner
+    }
+
+    /// What tells that it has entries, and how often it has.
+    pub(crate) fn told(&self) -> Result<(&Told, u32), StateError> {
+        let told = self.told.as_ref().ok_or(StateError::NoChannel { cqn: self.number() })?;
+        Ok((told, told.events()))
+    }
+
+    pub(crate) fn arm(&self, what: ArmFor) -> Result<(), StateError> {
+        let (told, _) = self.told()?;
+        let state = self.lock();
+        if state.is_lost() {
+            return Err(StateError::CompletionQueueLost { cqn: self.number() });
+        }
+        told.arm(what, state.next_to_poll()?);
+        Ok(())
+    }
+
+    /// The card writes nothing here any more.
+    pub(crate) fn lose(&self) {
+        self.lock().lose();
+        if let Some(told) = &self.told {
+            told.wake();
+        }
     }
 
     pub(crate) fn number(&self) -> u32 {
@@ -165,10 +284,12 @@ impl CompletionQueueInner {
 
     /// A queue pair was destroyed. The state's lock is held, so that no queue pair with the same
     /// number is attached meanwhile.
-    pub(crate) fn detach(&self, state: &mut CompletionState, qpn: u32) {
+    ///
+    /// Returns the counters of its receives that were not polled.
+    pub(crate) fn detach(&self, state: &mut CompletionState, qpn: u32) -> Vec<u16> {
         let mut known = self.queue_pairs.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         known.retain(|(number, weak)| *number != qpn || weak.strong_count() > 0);
-        state.forget(qpn);
+        state.forget(qpn)
     }
 
     /// The queue pairs that complete here; `None` while one of them is being destroyed.

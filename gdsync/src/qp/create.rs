@@ -4,10 +4,11 @@
 use crate::memory::HostAddr;
 use crate::qp::domain::{Maker, ParentDomain, QueueDomain};
 use crate::qp::role::Role;
+use crate::qp::shared_receives::Sharing;
 use crate::qp::{CompletionQueueInner, QueuePairConfig, QueuePairInner, devx};
 use crate::queue::{QueueParts, Ring};
 use crate::verbs::{DeviceInner, DevxError, Error, QueuePairError, Transport, call};
-use gdsync_sys::mlx5dv::{self, mlx5dv_obj, mlx5dv_qp, mlx5dv_qp_init_attr};
+use gdsync_sys::mlx5dv::{self, mlx5dv_obj, mlx5dv_qp, mlx5dv_qp_init_attr, mlx5dv_ring};
 use gdsync_sys::prm::wqe::BASIC_BLOCK;
 use gdsync_sys::verbs::{self, ibv_cq, ibv_qp, ibv_qp_cap, ibv_qp_init_attr_ex};
 use std::cmp::Ordering;
@@ -71,6 +72,7 @@ pub(crate) fn make(
     domain: &QueueDomain,
     config: &QueuePairConfig<'_>,
     [send_cq, recv_cq]: [&CompletionQueueInner; 2],
+    shared: Option<&Sharing>,
     role: Role,
 ) -> Result<(QpObject, QueueParts), Error> {
     match &domain.maker {
@@ -78,7 +80,7 @@ pub(crate) fn make(
             let known = |queue: &CompletionQueueInner| {
                 queue.verbs().ok_or(DevxError::OtherMaker { cqn: queue.number() })
             };
-            make_by_verbs(domain, parent, config, [known(send_cq)?, known(recv_cq)?], role)
+            make_by_verbs(domain, parent, config, [known(send_cq)?, known(recv_cq)?], shared, role)
         }
         Maker::Devx(devx) => {
             let (qp, parts) = devx::Qp::make(devx, config, (send_cq.number(), recv_cq.number()), role)?;
@@ -92,10 +94,15 @@ fn make_by_verbs(
     parent: &ParentDomain,
     config: &QueuePairConfig<'_>,
     queues: [NonNull<ibv_cq>; 2],
+    shared: Option<&Sharing>,
     role: Role,
 ) -> Result<(QpObject, QueueParts), Error> {
     let device = &domain.pd.device;
     let mut attr = init_attr(config, parent, queues);
+    if let Some(shared) = shared {
+        attr.srq = shared.receives.raw().as_ptr();
+        (attr.cap.max_recv_wr, attr.cap.max_recv_sge) = (0, 0);
+    }
     let mut mlx5_attr = mlx5dv_qp_init_attr {
         comp_mask: mlx5dv::MLX5DV_QP_INIT_ATTR_MASK_QP_CREATE_FLAGS,
         create_flags: mlx5dv::MLX5DV_QP_CREATE_DISABLE_SCATTER_TO_CQE | role.flag(),
@@ -110,12 +117,15 @@ fn make_by_verbs(
     // SAFETY: a queue pair just returned by the provider is valid; its number never changes.
     let number = unsafe { (*raw.as_ptr()).qp_num };
     // SAFETY: the provider describes the rings and records of the queue pair, valid until it is
-    // destroyed, which the object does when it is dropped; counts were checked in `describe`.
-    let (sq, rq) = unsafe {
-        (
-            Ring::new(layout.sq.buf.cast(), layout.sq.wqe_cnt, BASIC_BLOCK, layout.dbrec.add(1)),
-            Ring::new(layout.rq.buf.cast(), layout.rq.wqe_cnt, layout.rq.stride as usize, layout.dbrec),
-        )
+    // destroyed, which the object does when it is dropped; counts are checked.
+    let sq = unsafe { Ring::new(layout.sq.buf.cast(), layout.sq.wqe_cnt, BASIC_BLOCK, layout.dbrec.add(1)) };
+    let rq = match shared {
+        Some(_) => None,
+        None => {
+            let (entries, stride) = check_receives(&layout)?;
+            // SAFETY: as above.
+            Some(unsafe { Ring::new(layout.rq.buf.cast(), entries, stride, layout.dbrec) })
+        }
     };
     let parts = QueueParts {
         number,
@@ -181,13 +191,19 @@ pub(crate) fn describe(raw: NonNull<ibv_qp>, domain: &QueueDomain) -> Result<mlx
     if !out.sq.wqe_cnt.is_power_of_two() {
         return bad("send queue blocks", out.sq.wqe_cnt);
     }
-    if !out.rq.wqe_cnt.is_power_of_two() {
-        return bad("receive queue entries", out.rq.wqe_cnt);
-    }
-    if out.rq.stride == 0 || !out.rq.stride.is_multiple_of(16) {
-        return bad("receive queue stride", out.rq.stride);
-    }
     Ok(out)
+}
+
+/// The entries of a receive queue, and the bytes of each.
+fn check_receives(layout: &mlx5dv_qp) -> Result<(u32, usize), Error> {
+    let mlx5dv_ring { wqe_cnt, stride, .. } = layout.rq;
+    if !wqe_cnt.is_power_of_two() {
+        return Err(QueuePairError::layout("receive queue entries", wqe_cnt));
+    }
+    if stride == 0 || !stride.is_multiple_of(16) {
+        return Err(QueuePairError::layout("receive queue stride", stride));
+    }
+    Ok((wqe_cnt, stride as usize))
 }
 
 impl Drop for QueuePairInner {
@@ -217,7 +233,10 @@ impl Drop for QueuePairInner {
             if Arc::ptr_eq(queue, &self.recv_cq) {
                 (0..receives).for_each(|_| state.unreserve(true));
             }
-            queue.detach(state, self.number);
+            for receive in queue.detach(state, self.number) {
+                // Nobody polls it: its entry is free.
+                self.shared.as_ref().and_then(|shared| shared.receives.retire(receive));
+            }
         }
     }
 }

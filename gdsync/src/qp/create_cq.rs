@@ -1,12 +1,14 @@
 //! Making completion queues, by verbs or by commands of the device.
 
+use crate::qp::channel::{ChannelInner, Told};
 use crate::qp::cq::CqObject;
 use crate::qp::domain::{Maker, ParentDomain, QueueDomain};
 use crate::qp::{CompletionQueue, CompletionQueueConfig, CompletionQueueInner, devx};
 use crate::queue::Ring;
-use crate::verbs::{Device, DeviceInner, Error, ProtectionDomain, QueuePairError, call};
+use crate::verbs::{Device, DeviceInner, DevxError, Error, ProtectionDomain, QueuePairError, call};
 use gdsync_sys::mlx5dv::{self, mlx5dv_cq, mlx5dv_cq_init_attr, mlx5dv_obj};
 use gdsync_sys::prm::cqe::CQE_SIZE;
+use gdsync_sys::prm::doorbell::{DBR_CQ_ARM, UAR_CQ_ARM};
 use gdsync_sys::verbs::{self, ibv_cq, ibv_cq_init_attr_ex};
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
@@ -18,31 +20,42 @@ impl CompletionQueue {
     /// # Errors
     /// [`Error::Verbs`] where the provider refuses, for example because the device has no queues of
     /// that length; [`OutOfRange`](crate::verbs::OutOfRange) and [`Error::Devx`] for those made by
-    /// commands; [`PlacementError`](crate::cuda::PlacementError).
-    pub fn new(device: &Device, config: impl Into<CompletionQueueConfig>) -> Result<Self, Error> {
-        let CompletionQueueConfig { entries, queues, placement } = config.into();
+    /// commands; [`PlacementError`](crate::cuda::PlacementError);
+    /// [`QueuePairError::OtherDevice`](crate::verbs::QueuePairError) for a channel of another device,
+    /// [`DevxError::NoChannel`](crate::verbs::DevxError) where commands would make a queue with one.
+    pub fn new<'a>(device: &Device, config: impl Into<CompletionQueueConfig<'a>>) -> Result<Self, Error> {
+        let CompletionQueueConfig { entries, queues, placement, channel } = config.into();
+        let channel = channel.map(|channel| &channel.inner);
+        if channel.is_some_and(|channel| !channel.is_of(&device.inner)) {
+            return Err(Error::QueuePair(QueuePairError::OtherDevice { device: device.name().to_owned() }));
+        }
         // A ring's memory comes by way of a domain. This one has no other use.
         let pd = ProtectionDomain::new(device)?;
         let domain = QueueDomain::of_completions(&pd.inner, queues, placement)?;
-        Ok(CompletionQueue { inner: CompletionQueueInner::make(&domain, entries)? })
+        Ok(CompletionQueue { inner: CompletionQueueInner::make(&domain, entries, channel)? })
     }
 }
 
 impl CompletionQueueInner {
     /// Makes a completion queue in a domain.
-    pub(crate) fn make(domain: &Arc<QueueDomain>, entries: u32) -> Result<Arc<Self>, Error> {
-        let (object, ring): (Box<dyn CqObject>, Ring) = match &domain.maker {
+    pub(crate) fn make(
+        domain: &Arc<QueueDomain>,
+        entries: u32,
+        channel: Option<&Arc<ChannelInner>>,
+    ) -> Result<Arc<Self>, Error> {
+        let (object, ring, told): (Box<dyn CqObject>, Ring, Option<Told>) = match &domain.maker {
             Maker::Verbs(parent) => {
-                let (cq, ring) = VerbsCq::new(domain, parent, entries)?;
-                (Box::new(cq), ring)
+                let (cq, ring, told) = VerbsCq::new(domain, parent, entries, channel)?;
+                (Box::new(cq), ring, told)
             }
+            Maker::Devx(_) if channel.is_some() => return Err(Error::Devx(DevxError::NoChannel)),
             Maker::Devx(devx) => {
                 let (cq, ring) = devx::Cq::new(devx, entries)?;
-                (Box::new(cq), ring)
+                (Box::new(cq), ring, None)
             }
         };
         let ring = ring.write_combined(domain.placement.completions_are_combined());
-        Ok(Self::new(object, ring, &domain.pd.device, domain.clone()))
+        Ok(Self::new(object, ring, told, &domain.pd.device, domain.clone()))
     }
 }
 
@@ -60,13 +73,18 @@ unsafe impl Send for VerbsCq {}
 unsafe impl Sync for VerbsCq {}
 
 impl VerbsCq {
-    /// The queue, and its ring, which must not be used longer.
-    fn new(domain: &QueueDomain, parent: &ParentDomain, entries: u32) -> Result<(Self, Ring), Error> {
+    /// The queue, and its ring and what arms it, which must not be used longer.
+    fn new(
+        domain: &QueueDomain,
+        parent: &ParentDomain,
+        entries: u32,
+        channel: Option<&Arc<ChannelInner>>,
+    ) -> Result<(Self, Ring, Option<Told>), Error> {
         let device = &domain.pd.device;
         let mut attr = ibv_cq_init_attr_ex {
             cqe: entries.saturating_sub(1).max(1),
             cq_context: ptr::null_mut(),
-            channel: ptr::null_mut(),
+            channel: channel.map_or(ptr::null_mut(), |channel| channel.raw()),
             comp_vector: 0,
             wc_flags: 0,
             comp_mask: verbs::IBV_CQ_INIT_ATTR_MASK_PD,
@@ -97,7 +115,15 @@ impl VerbsCq {
         // which `Drop` does.
         let ring = unsafe { Ring::new(out.buf.cast(), out.cqe_cnt, CQE_SIZE, out.dbrec) };
         made.number = out.cqn;
-        Ok((made, ring))
+        let told = channel.map(|channel| {
+            // SAFETY: libmlx5 describes the queue's record, of two words, and the page with the register,
+            // which is the context's.
+            unsafe {
+                let record = out.dbrec.add(DBR_CQ_ARM);
+                Told::new(channel.clone(), record, out.cq_uar.cast::<u8>().add(UAR_CQ_ARM), out.cqn)
+            }
+        });
+        Ok((made, ring, told))
     }
 }
 

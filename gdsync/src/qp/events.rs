@@ -18,6 +18,9 @@ impl EventSink for QueuePairInner {
         match element {
             Element::Qp(raw) => self.object.verbs().is_some_and(|known| known.as_ptr() as usize == raw),
             Element::Cq(raw) => [&self.send_cq, &self.recv_cq].iter().any(|queue| is_named(queue, raw)),
+            Element::Srq(raw) => {
+                self.shared.as_ref().is_some_and(|shared| shared.receives.raw().as_ptr() as usize == raw)
+            }
             Element::Port(port) => self.config.port == port,
             Element::Device => true,
         }
@@ -33,7 +36,7 @@ impl EventSink for QueuePairInner {
             // A card that is lost writes nothing any more, either.
             let is_meant = matches!(element, Element::Cq(raw) if is_named(queue, raw));
             if is_meant || kind == AsyncEventKind::DeviceFatal {
-                queue.lock().lose();
+                queue.lose();
             }
         }
     }

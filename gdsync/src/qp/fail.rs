@@ -1,12 +1,13 @@
 //! Queue-pair failure: the first cause, and flushing, so that no stream waits for ever.
 
 use crate::qp::checker::{CHECKER, start_checker};
-use crate::qp::{QpState, QueuePair, QueuePairInner};
+use crate::qp::{CompletionQueueInner, QpState, QueuePair, QueuePairInner};
 use crate::queue::failure::FailureCause;
 use crate::queue::outcome::{WorkError, outcome};
 use crate::util::poller::{Polled, Task};
 use crate::verbs::error::Error;
 use gdsync_sys::prm::cqe::Cqe64;
+use std::ptr;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
@@ -130,15 +131,24 @@ impl QueuePairInner {
         self.fail(cause);
         self.to_error()?;
         self.flush_unposted();
-        if self.send().is_rung_later() {
-            match start_checker() {
-                Ok(()) => CHECKER.add(Arc::new(Flushing(Arc::downgrade(self)))),
-                Err(error) => {
-                    tracing::warn!(%error, qpn = self.number, "no thread flushes what a stream has still to ring for: synchronize the stream")
-                }
-            }
+        if self.send().is_rung_later() || self.has_waits_to_end() {
+            self.watch();
         }
         Ok(())
+    }
+
+    /// Has a thread of the library flush it, until nothing is left to flush.
+    fn watch(self: &Arc<Self>) {
+        if self.is_watched.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        match start_checker() {
+            Ok(()) => CHECKER.add(Arc::new(Flushing(Arc::downgrade(self)))),
+            Err(error) => {
+                self.is_watched.store(false, Ordering::Release);
+                tracing::warn!(%error, qpn = self.number, "no thread flushes what a stream has still to ring for: synchronize the stream")
+            }
+        }
     }
 
     /// In the error state the card flushes what was rung. What is only prepared must be rung, too,
@@ -156,33 +166,58 @@ impl QueuePairInner {
             // SAFETY: record and register belong to this queue pair, which is alive; the lock keeps
             // stores in order.
             unsafe { doorbell.ring() };
+            drop(send);
         } else if send.has_unpassed_posts() {
             drop(send);
-            self.release_waits();
+            self.release_waits(&self.send_cq);
+        } else {
+            drop(send);
+        }
+        if self.has_waits_to_end() {
+            self.release_waits(&self.recv_cq);
+            if self.has_waits_to_end() {
+                // The card has still to write what is certain to come before.
+                let queue_pairs = self.recv_cq.attached().unwrap_or_default();
+                queue_pairs.iter().filter(|one| ptr::eq(&***one, self)).for_each(Self::watch);
+            }
         }
     }
 
-    /// Ends waits for sends that were not rung, where all queue pairs that complete in the queue
-    /// have failed. The work of another one could complete at the entry of such a wait, and well.
+    /// Whether streams wait for receives of its shared queue that no queue pair takes any more: all that
+    /// complete there have failed.
+    fn has_waits_to_end(&self) -> bool {
+        if self.shared.is_none() || !self.recv_cq.lock().has_waits_to_end() {
+            return false;
+        }
+        let queue_pairs = self.recv_cq.attached();
+        queue_pairs.is_some_and(|all| all.iter().all(|queue_pair| queue_pair.failure().is_some()))
+    }
+
+    /// Ends waits for what never comes, where all queue pairs that complete in the queue have failed:
+    /// sends that were not rung, and receives of shared queues. The work of another one could complete at
+    /// the entry of such a wait, and well.
     #[cold]
-    fn release_waits(&self) {
+    fn release_waits(&self, queue: &Arc<CompletionQueueInner>) {
         // Dropped after the locks: these may be the last references.
-        let Some(queue_pairs) = self.send_cq.attached() else { return };
-        let completions = self.send_cq.lock();
-        let (mut rung, mut unrung) = (Vec::new(), 0);
+        let Some(queue_pairs) = queue.attached() else { return };
+        let completions = queue.lock();
+        let (mut rung, mut unrung, mut sharing) = (Vec::new(), 0, Vec::new());
         for queue_pair in &queue_pairs {
             let send = queue_pair.send();
             // As above.
             if queue_pair.failure().is_none() || !queue_pair.is_flushed.load(Ordering::Acquire) {
                 return;
             }
-            if Arc::ptr_eq(&queue_pair.send_cq, &self.send_cq) {
+            if queue_pair.shared.is_some() && Arc::ptr_eq(&queue_pair.recv_cq, queue) {
+                sharing.push(queue_pair.number);
+            }
+            if Arc::ptr_eq(&queue_pair.send_cq, queue) {
                 let counts = send.rung();
                 rung.push((queue_pair.number, counts.0));
                 unrung += counts.1;
             }
         }
-        completions.release_waits(&rung, unrung);
+        completions.release_waits(&rung, unrung, &sharing);
     }
 
     /// From now on, polling returns no completion of this queue pair.
@@ -200,12 +235,13 @@ impl QueuePairInner {
         let receives = self.recv_cq.lock().has_posted_waits();
         // Starts before receives: one becomes the other.
         let starts = self.starts.load(Ordering::Acquire) > 0;
-        sends || receives || starts || self.send().in_flight() || !self.recv().is_empty()
+        let shared = self.shared.as_ref().is_some_and(|shared| shared.receives.credits().posted() > 0);
+        sends || receives || starts || shared || self.send().in_flight() || !self.recv().is_empty()
     }
 }
 
-/// An aborted queue pair for whose sends a stream has still to ring: flushed by a thread of the
-/// library, as the program may wait for the stream by means of its own.
+/// A failed queue pair for whose sends a stream has still to ring, or for whose receives one waits:
+/// flushed by a thread of the library, as the program may wait for the stream by means of its own.
 struct Flushing(Weak<QueuePairInner>);
 
 impl Task for Flushing {
@@ -213,7 +249,11 @@ impl Task for Flushing {
         let Some(queue_pair) = self.0.upgrade() else { return Polled::Done };
         queue_pair.flush_unposted();
         // Once reset, it has no sends.
-        let open = queue_pair.failure().is_some() && queue_pair.send().is_rung_later();
-        if open { Polled::Nothing } else { Polled::Done }
+        let to_ring = queue_pair.send().is_rung_later();
+        if queue_pair.failure().is_some() && (to_ring || queue_pair.has_waits_to_end()) {
+            return Polled::Nothing;
+        }
+        queue_pair.is_watched.store(false, Ordering::Release);
+        Polled::Done
     }
 }

@@ -2,9 +2,11 @@
 
 use super::create;
 use super::role::Role;
+use super::shared_receives::Sharing;
 use super::trigger::{Trigger, TriggerInner};
 use super::{
-    CompletionQueue, CompletionQueueInner, QpState, QueuePair, QueuePairConfig, QueuePairInner, next_psn,
+    CompletionQueue, CompletionQueueInner, QpState, QueuePair, QueuePairConfig, QueuePairInner,
+    SharedReceiveQueue, next_psn,
 };
 use crate::memory::spans::{Kind, Span};
 use crate::qp::domain::{Maker, QueueDomain};
@@ -13,7 +15,7 @@ use crate::queue::recv::RecvState;
 use crate::queue::request::{Limits, MAX_COUNT};
 use crate::queue::send::{Handover, SendState};
 use crate::verbs::events::EventSink;
-use crate::verbs::{Access, Error, Mtu, ProtectionDomain, QueueApi, QueuePairError, Transport};
+use crate::verbs::{Access, DevxError, Error, Mtu, ProtectionDomain, QueueApi, QueuePairError, Transport};
 use gdsync_sys::api::Provider;
 use gdsync_sys::prm::doorbell::UAR_PAGE;
 use parking_lot::Mutex;
@@ -26,7 +28,9 @@ impl QueuePair {
     pub(crate) fn in_reset(pd: &ProtectionDomain, config: QueuePairConfig<'_>) -> Result<Self, Error> {
         let device = &pd.inner.device;
         let mut shared = [config.send_cq, config.recv_cq].into_iter().flatten();
-        if shared.any(|queue| !Arc::ptr_eq(&queue.inner.device, device)) {
+        let other_receives =
+            config.shared_receives.is_some_and(|receives| !Arc::ptr_eq(&receives.inner.pd().device, device));
+        if other_receives || shared.any(|queue| !Arc::ptr_eq(&queue.inner.device, device)) {
             return Err(Error::QueuePair(QueuePairError::OtherDevice { device: device.name.to_owned() }));
         }
         if let Some(trigger) = config.trigger {
@@ -88,19 +92,28 @@ impl QueuePair {
         role: Role,
     ) -> Result<Self, Error> {
         if let Maker::Devx(devx) = &domain.maker {
+            if config.shared_receives.is_some() {
+                return Err(Error::Devx(DevxError::NoSharedReceives));
+            }
             devx.check(&config)?;
         }
         // Every work request may complete, even an unsignaled one if it fails; and the slots that a
         // stream still has to look at come on top.
-        let own = |depth: u32| CompletionQueueInner::make(&domain, depth.max(1).saturating_mul(2));
+        let own = |depth: u32| CompletionQueueInner::make(&domain, depth.max(1).saturating_mul(2), None);
         let queue = |shared: Option<&CompletionQueue>, depth| match shared {
             Some(queue) => Ok(queue.inner.clone()),
             None => own(depth),
         };
         let send_cq = queue(config.send_cq, config.send_depth)?;
-        let recv_cq = queue(config.recv_cq, config.recv_depth)?;
+        let recv_depth = match config.shared_receives {
+            Some(receives) => receives.inner.credits().capacity(),
+            None => config.recv_depth,
+        };
+        let recv_cq = queue(config.recv_cq, recv_depth)?;
+        let sharing = |receives: &SharedReceiveQueue| Sharing::new(&receives.inner, &recv_cq);
+        let shared = config.shared_receives.map(sharing).transpose()?;
         let trigger = config.trigger.map(|trigger| trigger.inner.clone());
-        Self::complete_to(domain, config.to_static(), [send_cq, recv_cq], trigger, role)
+        Self::complete_to(domain, config.to_static(), [send_cq, recv_cq], shared, trigger, role)
     }
 
     /// In the state in which the provider makes it: RESET.
@@ -108,6 +121,7 @@ impl QueuePair {
         domain: Arc<QueueDomain>,
         config: QueuePairConfig<'static>,
         [send_cq, recv_cq]: [Arc<CompletionQueueInner>; 2],
+        shared: Option<Sharing>,
         trigger: Option<Arc<TriggerInner>>,
         role: Role,
     ) -> Result<Self, Error> {
@@ -115,10 +129,10 @@ impl QueuePair {
         let port = device.active_port(config.port)?;
         let gid = device.choose_gid(config.port, config.gid_index)?;
         let abilities = device.attributes()?;
-        let (object, made) = create::make(&domain, &config, [&send_cq, &recv_cq], role)?;
+        let (object, made) = create::make(&domain, &config, [&send_cq, &recv_cq], shared.as_ref(), role)?;
         let QueueParts { number, sq, rq, register, .. } = made;
         let combined = domain.placement.work_is_combined();
-        let (sq, rq) = (sq.write_combined(combined), rq.write_combined(combined));
+        let (sq, rq) = (sq.write_combined(combined), rq.map(|rq| rq.write_combined(combined)));
         let handover = match (&trigger, role) {
             (None, _) => Handover::Doorbells,
             (Some(_), Role::Slave) => Handover::Master,
@@ -155,6 +169,8 @@ impl QueuePair {
             is_dropped: AtomicBool::new(false),
             send: SpinMutex::new(send),
             recv: Mutex::new(RecvState::new(rq)),
+            shared,
+            is_watched: AtomicBool::new(false),
             send_cq,
             recv_cq,
             trigger,

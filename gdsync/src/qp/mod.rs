@@ -27,6 +27,9 @@
 //! innermost, but for calls of the CUDA driver. A software card has one lock, its engine's.
 
 pub(crate) mod card_word;
+pub(crate) mod channel;
+#[cfg(test)]
+mod channel_tests;
 pub(crate) mod checked;
 pub(crate) mod checker;
 pub(crate) mod collector;
@@ -44,26 +47,34 @@ mod make;
 pub(crate) mod prepared;
 mod reset;
 mod role;
+mod shared_receives;
 #[cfg(test)]
 mod spoilt_tests;
 #[cfg(test)]
 pub(crate) mod testing;
+#[cfg(feature = "tokio")]
+mod tokio;
 pub(crate) mod trigger;
 pub(crate) mod wait;
 
 pub(crate) use cq::CompletionQueueInner;
 
+#[cfg(feature = "tokio")]
+pub use self::tokio::AsyncCompletionQueue;
 pub use card_word::CardWord;
+pub use channel::{ArmFor, CompletionChannel};
 pub use checked::CheckedWait;
 pub use collector::{Collector, CollectorConfig};
-pub use config::{CompletionQueueConfig, QueuePairConfig};
-pub use cq::CompletionQueue;
+pub use config::{CompletionQueueConfig, QueuePairConfig, SharedReceiveQueueConfig};
+pub use cq::{CompletionQueue, WaitError};
 pub use prepared::PreparedSend;
 pub use reset::ResetError;
+pub use shared_receives::SharedReceiveQueue;
 pub use trigger::{MasterConfig, Trigger};
 pub use wait::PreparedWait;
 
 use self::create::QpObject;
+use self::shared_receives::Sharing;
 use crate::memory::spans::Span;
 use crate::qp::domain::QueueDomain;
 use crate::qp::trigger::{Master, TriggerInner};
@@ -137,7 +148,11 @@ pub(crate) struct QueuePairInner {
     /// Its memory stays while prepared waits and posted batches need it.
     pub(crate) is_dropped: AtomicBool,
     pub(crate) send: SpinMutex<SendState, Yield>,
+    /// Empty beside a shared receive queue.
     pub(crate) recv: Mutex<RecvState>,
+    pub(crate) shared: Option<Sharing>,
+    /// A thread watches for waits that its failure is to end.
+    is_watched: AtomicBool,
     pub(crate) send_cq: Arc<CompletionQueueInner>,
     pub(crate) recv_cq: Arc<CompletionQueueInner>,
     /// What releases its sends, in the place of doorbells.
@@ -254,8 +269,8 @@ impl QueuePair {
     /// Posts a receive: the next send of the remote side fills the slices, one after the other.
     ///
     /// # Errors
-    /// [`QueueError`]: no room, a limit, a slice of another domain or not writable, or failed
-    /// before.
+    /// [`QueueError`]: no room, a limit, a slice of another domain or not writable, failed before, or a
+    /// queue pair that takes its receives from a [`SharedReceiveQueue`].
     pub fn post_recv(&self, slices: &[Slice], wr_id: u64) -> Result<(), QueueError> {
         self.inner.post_recv(slices, wr_id, None)
     }
@@ -339,6 +354,9 @@ impl QueuePairInner {
 
     /// The segments of a receive into the slices, if it could be posted.
     pub(crate) fn recv_segments(&self, slices: &[Slice]) -> Result<Vec<DataSeg>, QueueError> {
+        if self.shared.is_some() {
+            return Err(QueueError::State(StateError::SharedReceives { qpn: self.number }));
+        }
         slices.iter().try_for_each(|slice| self.check(slice, true))?;
         data_segments(slices, self.recv_segments)
     }

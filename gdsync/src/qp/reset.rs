@@ -1,9 +1,15 @@
 //! From the error state to a new connection, with the same object.
 
 use crate::qp::{QpState, QueuePair, QueuePairInner, next_psn};
+use crate::queue::completion::CompletionState;
 use crate::queue::failure::ResetBlocker;
 use crate::verbs::{ConnectOptions, Endpoint, Error, Transport};
+use parking_lot::MutexGuard;
+use std::cmp::Ordering as Cmp;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
+
+type CompletionGuard<'a> = MutexGuard<'a, CompletionState>;
 
 /// Why [`QueuePair::reset`] and [`QueuePair::reconnect`] did nothing, or failed.
 #[derive(Debug, thiserror::Error)]
@@ -58,6 +64,30 @@ impl QueuePair {
 }
 
 impl QueuePairInner {
+    /// The state of the completion queue of its sends; and, beside a shared receive queue, of that of its
+    /// receives, where that is another. In the order of their addresses.
+    fn lock_completions(&self) -> (CompletionGuard<'_>, Option<CompletionGuard<'_>>) {
+        match Arc::as_ptr(&self.send_cq).cmp(&Arc::as_ptr(&self.recv_cq)) {
+            _ if self.shared.is_none() => (self.send_cq.lock(), None),
+            Cmp::Equal => (self.send_cq.lock(), None),
+            Cmp::Less => {
+                let sends = self.send_cq.lock();
+                (sends, Some(self.recv_cq.lock()))
+            }
+            Cmp::Greater => {
+                let receives = self.recv_cq.lock();
+                (self.send_cq.lock(), Some(receives))
+            }
+        }
+    }
+
+    /// Its entries that were not polled keep their places; those of receives of a shared queue are free.
+    fn leave_behind(&self, completions: &mut CompletionState) {
+        for receive in completions.leave_behind(self.number) {
+            self.shared.as_ref().and_then(|shared| shared.receives.retire(receive));
+        }
+    }
+
     fn reset(&self) -> Result<(), ResetError> {
         if self.failure().is_some() {
             // What was only prepared completes, too.
@@ -70,7 +100,7 @@ impl QueuePairInner {
             }
         }
         // Held to the end: no thread adds work to queues that are being reset.
-        let mut completions = self.send_cq.lock();
+        let (mut completions, mut arrivals) = self.lock_completions();
         let mut send = self.send();
         let mut recv = self.recv();
         if let Some(blocker) = send.blocker(self.failure().is_some(), completions.has_waits_ahead()) {
@@ -78,6 +108,16 @@ impl QueuePairInner {
         }
         if !recv.is_empty() {
             return refuse(ResetBlocker::Receives(recv.len()));
+        }
+        if self.shared.is_some() {
+            let arrivals = arrivals.as_mut().unwrap_or(&mut completions);
+            let unpolled = arrivals.unpolled_of(self.number);
+            if unpolled > 0 {
+                return refuse(ResetBlocker::Receives(unpolled));
+            }
+            if arrivals.take_released_back() {
+                return refuse(ResetBlocker::EndedWaits);
+            }
         }
         if let Some((trigger, master)) = self.master() {
             // Its blocks are counted from 0 again: no release with an old index may be left.
@@ -91,10 +131,14 @@ impl QueuePairInner {
         self.to_reset()?;
         let silent = send.outstanding();
         if silent.entries > 0 {
-            completions.leave_behind(self.number);
+            self.leave_behind(&mut completions);
             (0..silent.entries).for_each(|i| completions.unreserve(i < silent.signaled));
         }
-        drop(completions);
+        if self.shared.is_some() {
+            // A receive that it was filling when it was reset.
+            self.leave_behind(arrivals.as_mut().unwrap_or(&mut completions));
+        }
+        drop((completions, arrivals));
         send.reset();
         recv.reset();
         self.psn.store(next_psn(), Ordering::Relaxed);

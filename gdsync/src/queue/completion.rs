@@ -2,9 +2,13 @@
 //! have to look at.
 
 mod device;
+mod lost;
+mod shared;
 mod waits;
 
 pub(crate) use device::{BorrowedCompletions, Unread};
+
+use self::shared::Shared;
 
 use super::{ENTRY_WORDS, Ring};
 use crate::memory::{HostAddr, Timeline, TimelinePoint};
@@ -14,7 +18,7 @@ use gdsync_sys::prm::doorbell;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use zerocopy::{FromBytes, IntoBytes};
+use zerocopy::FromBytes;
 
 /// An entry as read from the ring, not matched with its work request yet.
 #[derive(Debug)]
@@ -54,6 +58,8 @@ pub(crate) struct CompletionState {
     reserved: u32,
     /// Entries of destroyed queue pairs, not polled yet: polling passes over them.
     left_behind: VecDeque<u32>,
+    /// Shared receive queues of queue pairs that complete here.
+    shared: Vec<Shared>,
     /// Set when the card writes nothing here any more: the first entry that it has not written.
     lost_from: Option<u32>,
     /// The queue pair for which a kernel reads the queue.
@@ -81,6 +87,7 @@ impl CompletionState {
             expected: 0,
             reserved: 0,
             left_behind: VecDeque::new(),
+            shared: Vec::new(),
             lost_from: None,
             attached: None,
             set_aside: VecDeque::new(),
@@ -96,7 +103,7 @@ impl CompletionState {
     #[inline(always)]
     pub(crate) fn reserve(&mut self, signaled: bool) -> Result<(), QueueError> {
         if self.taken() >= self.entries() {
-            self.make_room()?;
+            self.make_room(1)?;
         }
         self.reserved += 1;
         self.expected += u32::from(signaled);
@@ -105,10 +112,10 @@ impl CompletionState {
 
     #[cold]
     #[inline(never)]
-    fn make_room(&mut self) -> Result<(), QueueError> {
+    fn make_room(&mut self, requests: u32) -> Result<(), QueueError> {
         self.check_not_attached()?;
         self.recycle();
-        if self.taken() < self.entries() {
+        if self.has_room(requests) {
             return Ok(());
         }
         Err(match self.slots.front() {
@@ -118,6 +125,11 @@ impl CompletionState {
             Some(Slot::Prepared) if self.held() > 0 => QueueError::Full(QueueFull::PreparedWait),
             _ => QueueError::Full(QueueFull::CompletionQueue { entries: self.entries() }),
         })
+    }
+
+    /// Index of the next entry that the CPU reads.
+    pub(crate) fn next_to_poll(&self) -> Result<u32, StateError> {
+        self.check_not_attached().map(|()| self.polled)
     }
 
     fn check_not_attached(&self) -> Result<(), StateError> {
@@ -133,9 +145,11 @@ impl CompletionState {
     /// A queue pair was destroyed: the card writes no more entries of it, and its number may come
     /// again. Those that are in the ring keep their places, which streams may wait for, and are
     /// passed over by [`Self::take_left_behind`].
-    pub(crate) fn forget(&mut self, qpn: u32) {
-        self.leave_behind(qpn);
+    ///
+    /// Returns the counters of its receives among them.
+    pub(crate) fn forget(&mut self, qpn: u32) -> Vec<u16> {
         self.drop_set_aside(qpn);
+        self.leave_behind(qpn)
     }
 
     /// Completions of a queue pair that were set aside are not returned.
@@ -143,17 +157,23 @@ impl CompletionState {
         self.set_aside.retain(|taken| !matches!(taken, Ok(completion) if completion.qp_num == qpn));
     }
 
-    /// Entries of a destroyed queue pair that were not polled keep their places.
-    pub(crate) fn leave_behind(&mut self, qpn: u32) {
+    /// Entries of a destroyed queue pair that were not polled keep their places. Returns the counters of
+    /// its receives among them.
+    pub(crate) fn leave_behind(&mut self, qpn: u32) -> Vec<u16> {
+        let mut receives = Vec::new();
         let mut index = self.polled;
         while let Some(entry) = self.read(index) {
-            if entry.cqe.qpn() == qpn && !self.left_behind.contains(&index) {
+            if self.is_live_of(&entry, qpn) {
+                if self.is_receive_of(&[qpn], &entry) {
+                    receives.push(entry.cqe.wqe_counter());
+                }
                 self.left_behind.push_back(index);
                 self.reserved += 1;
                 self.expected += 1;
             }
             index = index.wrapping_add(1);
         }
+        receives
     }
 
     /// Whether the entry at `index` belongs to a destroyed queue pair.
@@ -168,7 +188,7 @@ impl CompletionState {
     /// not poll is refused as if there were no persistent requests.
     #[inline(always)]
     fn taken(&self) -> u32 {
-        self.held() + self.reserved + self.set_aside.len() as u32
+        self.held() + self.reserved + self.set_aside.len() as u32 + self.shared_receives()
     }
 
     /// Whether that many work requests more can complete.
@@ -203,61 +223,16 @@ impl CompletionState {
         self.waits_ahead() + removed >= self.expected
     }
 
-    /// The card has reported that it writes nothing here any more: the CPU writes what streams wait
-    /// for, now and for waits that are posted later, so that the streams continue. Polling does not
-    /// return these entries.
-    pub(crate) fn lose(&mut self) {
-        if self.lost_from.is_some() {
-            return;
-        }
-        let mut first = self.polled;
-        while self.is_written(first) && first.wrapping_sub(self.polled) < self.entries() {
-            first = first.wrapping_add(1);
-        }
-        self.lost_from = Some(first);
-        for position in 0..self.slots.len() {
-            if matches!(self.slots[position], Slot::Posted(..)) {
-                self.wake_lost(self.recycled.wrapping_add(position as u32));
-            }
-        }
-    }
-
     /// Makes the card find the queue full.
     #[cfg(test)]
     pub(crate) fn spoil_consumer_index(&self) {
         self.ring.publish(doorbell::ci_record(self.recycled.wrapping_add(1)));
     }
 
-    /// True once [`Self::lose`] was called.
-    pub(crate) fn is_lost(&self) -> bool {
-        self.lost_from.is_some()
-    }
-
-    /// True for entries that the card did not write and will not.
-    fn is_beyond(&self, index: u32) -> bool {
-        self.lost_from.is_some_and(|first| index.wrapping_sub(first) <= i32::MAX as u32)
-    }
-
-    fn wake_lost(&mut self, index: u32) {
-        if self.is_beyond(index) {
-            let cqe = Cqe64::error(CqeOpcode::RequesterError, 0, 0, 0, Syndrome::WrFlush, 0);
-            let cqe = cqe.with_owner(self.owner_of(index));
-            // The last word last: a stream may be looking at it.
-            for (i, word) in cqe.as_bytes().chunks_exact(4).enumerate() {
-                if i == ENTRY_WORDS - 1 {
-                    self.ring.drain();
-                }
-                let word = word.try_into().map_or(0, u32::from_ne_bytes);
-                self.ring.word(index, i * 4).store(word, Ordering::Release);
-            }
-            self.ring.drain();
-        }
-    }
-
     /// Takes the next entry that no wait is for.
     pub(crate) fn prepare_wait(&mut self) -> Result<u32, QueueError> {
         self.check_not_attached()?;
-        if self.waits_ahead() >= self.expected {
+        if self.waits_ahead() >= self.expected + self.shared_receives() {
             return Err(QueueError::Order(OrderError::NothingToWaitFor { waits: self.waits_ahead() }));
         }
         let index = self.next_wait();

@@ -86,7 +86,7 @@ impl Doorbell {
     ///
     /// # Safety
     /// Record and register are valid and aligned to 4 and 8 bytes. The caller holds the lock of
-    /// their send queue.
+    /// their queue.
     pub(crate) unsafe fn ring(self) {
         // The queue may lie in write-combined memory: each store waits until the ones before it
         // have left the CPU.

@@ -125,6 +125,16 @@ pub enum RequestError {
         /// The queue pair.
         qpn: u32,
     },
+    /// The memory region belongs to another protection domain than the shared receive queue.
+    #[error(
+        "memory region {lkey:#x} belongs to another protection domain than shared receive queue {srqn:#x}: register it there"
+    )]
+    OtherDomain {
+        /// Key of the region.
+        lkey: u32,
+        /// Number of the shared receive queue.
+        srqn: u32,
+    },
     /// The card would write to a region that does not allow it.
     #[error(
         "the card would write to memory region {lkey:#x}, which was registered without Access::LOCAL_WRITE"
@@ -188,7 +198,7 @@ pub enum RequestError {
     },
 }
 
-/// Why a queue pair takes no work in its state.
+/// Why a queue pair or a completion queue takes no work in its state.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum StateError {
@@ -222,6 +232,18 @@ pub enum StateError {
         /// Its number.
         qpn: u32,
     },
+    /// The queue pair has no receive queue of its own.
+    #[error("queue pair {qpn:#x} takes its receives from a shared receive queue: post them there")]
+    SharedReceives {
+        /// Its number.
+        qpn: u32,
+    },
+    /// The card takes no more receives from the shared receive queue.
+    #[error("shared receive queue {srqn:#x} has failed: make a new one, and new queue pairs")]
+    SharedReceivesFailed {
+        /// Its number.
+        srqn: u32,
+    },
     /// The queue pair has no trigger.
     #[error("queue pair {qpn:#x} has no trigger: make it with QueuePairConfig::trigger")]
     NoTrigger {
@@ -236,6 +258,14 @@ pub enum StateError {
     MasterFailed {
         /// Number of the queue pair.
         qpn: u32,
+    },
+    /// The completion queue has no channel, so it tells nobody that it has an entry.
+    #[error(
+        "completion queue {cqn:#x} has no completion channel: make it with CompletionQueueConfig::channel"
+    )]
+    NoChannel {
+        /// Its number.
+        cqn: u32,
     },
     /// The completion queue has overrun, and the card writes nothing there any more.
     #[error("completion queue {cqn:#x} has overrun and is lost: make new queue pairs")]

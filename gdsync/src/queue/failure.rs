@@ -49,6 +49,9 @@ pub enum ResetBlocker {
         "{0} receives have not completed: abort() it, then poll its receive completion queue until it is empty"
     )]
     Receives(u32),
+    /// Its failure has ended waits for receives of a shared queue, which streams have not passed.
+    #[error("streams have still to pass waits for its receives that its failure has ended: synchronize them")]
+    EndedWaits,
     /// A completion queue of it has overrun: what is outstanding will never complete.
     #[error("its completion queue {0:#x} has overrun and is lost: make a new queue pair")]
     CompletionQueueLost(u32),

@@ -15,6 +15,7 @@ pub(crate) mod recv;
 pub(crate) mod regions;
 pub(crate) mod request;
 pub(crate) mod send;
+pub(crate) mod shared;
 pub(crate) mod status;
 
 pub(crate) use claim::Claim;
@@ -185,7 +186,8 @@ impl Ring {
 pub(crate) struct QueueParts {
     pub(crate) number: u32,
     pub(crate) sq: Ring,
-    pub(crate) rq: Ring,
+    /// None beside a shared receive queue.
+    pub(crate) rq: Option<Ring>,
     /// The doorbell register.
     pub(crate) register: HostAddr,
     /// Slices of a send, inline bytes of one, and slices of a receive.

@@ -40,6 +40,16 @@ pub enum DevxError {
         /// Number of the completion queue.
         cqn: u32,
     },
+    /// A completion queue that commands make has no completion channel.
+    #[error(
+        "a completion queue that is made by commands, or lies in a GPU's memory, has no completion channel: have verbs make it in the host's memory, where queue pairs that commands make complete, too"
+    )]
+    NoChannel,
+    /// Commands make queue pairs with receive queues of their own.
+    #[error(
+        "a queue pair that is made by commands has a receive queue of its own: have verbs make one that takes from a shared receive queue"
+    )]
+    NoSharedReceives,
 }
 
 /// Status of a command that the device has refused (`MLX5_CMD_STAT_*` of `mlx5_ifc.h`).

@@ -210,11 +210,23 @@ pub enum QueuePairError {
     /// A trigger of another protection domain.
     #[error("the trigger belongs to another protection domain than the queue pair: make it there")]
     OtherDomain,
-    /// A completion queue of another device.
-    #[error("the completion queue belongs to another opening of a device than {device}: make it there")]
+    /// A completion queue, channel or shared receive queue of another device.
+    #[error(
+        "the completion queue, channel or shared receive queue belongs to another opening of a device than {device}: make it there"
+    )]
     OtherDevice {
-        /// Name of the queue pair's device.
+        /// Name of the device.
         device: String,
+    },
+    /// The receives of a shared queue may all complete in the queue pair's completion queue.
+    #[error(
+        "completion queue {cqn:#x} has no room for the {posted} receives that are posted to the shared receive queue: poll it, or make a larger one"
+    )]
+    NoRoomForReceives {
+        /// Number of the completion queue.
+        cqn: u32,
+        /// Receives that are posted.
+        posted: u32,
     },
     /// The provider described a queue in a way that gdsync cannot work with.
     #[error("the provider described {what} as {value}, which gdsync cannot drive")]

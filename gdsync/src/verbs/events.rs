@@ -23,6 +23,13 @@ pub enum AsyncEventKind {
     QueuePairAccessError,
     /// The first packet arrived before the queue pair was moved to RTR.
     CommunicationEstablished,
+    /// A queue pair that has failed takes no more receives from its shared receive queue.
+    LastReceive,
+    /// A shared receive queue has fewer receives than it was to tell of
+    /// ([`SharedReceiveQueue::tell_below`](crate::qp::SharedReceiveQueue::tell_below)).
+    SharedReceivesLow,
+    /// A shared receive queue failed.
+    SharedReceivesError,
     /// The device failed for good.
     DeviceFatal,
     /// A port carries traffic.
@@ -35,8 +42,9 @@ pub enum AsyncEventKind {
 
 const PORT_ACTIVE: i32 = 9;
 const PORT_ERROR: i32 = 10;
-/// Codes of events that concern queue pairs, and of those that concern ports.
+/// Codes of events that concern queue pairs, shared receive queues, and ports.
 const OF_QUEUE_PAIRS: [i32; 8] = [1, 2, 3, 4, 5, 6, 7, 16];
+const OF_SHARED_RECEIVES: [i32; 2] = [verbs::IBV_EVENT_SRQ_ERR, verbs::IBV_EVENT_SRQ_LIMIT_REACHED];
 const OF_PORTS: [i32; 7] = [PORT_ACTIVE, PORT_ERROR, 11, 12, 13, 17, 18];
 
 impl AsyncEventKind {
@@ -47,6 +55,9 @@ impl AsyncEventKind {
             verbs::IBV_EVENT_QP_REQ_ERR => AsyncEventKind::QueuePairRequestError,
             verbs::IBV_EVENT_QP_ACCESS_ERR => AsyncEventKind::QueuePairAccessError,
             verbs::IBV_EVENT_COMM_EST => AsyncEventKind::CommunicationEstablished,
+            verbs::IBV_EVENT_QP_LAST_WQE_REACHED => AsyncEventKind::LastReceive,
+            verbs::IBV_EVENT_SRQ_LIMIT_REACHED => AsyncEventKind::SharedReceivesLow,
+            verbs::IBV_EVENT_SRQ_ERR => AsyncEventKind::SharedReceivesError,
             verbs::IBV_EVENT_DEVICE_FATAL => AsyncEventKind::DeviceFatal,
             PORT_ACTIVE => AsyncEventKind::PortActive,
             PORT_ERROR => AsyncEventKind::PortError,
@@ -62,6 +73,7 @@ impl AsyncEventKind {
                 | AsyncEventKind::QueuePairFatal
                 | AsyncEventKind::QueuePairRequestError
                 | AsyncEventKind::QueuePairAccessError
+                | AsyncEventKind::SharedReceivesError
                 | AsyncEventKind::DeviceFatal
                 | AsyncEventKind::PortError
         )
@@ -76,6 +88,9 @@ impl fmt::Display for AsyncEventKind {
             AsyncEventKind::QueuePairRequestError => "the remote side sent an invalid request",
             AsyncEventKind::QueuePairAccessError => "the remote side used a wrong rkey, bounds or access",
             AsyncEventKind::CommunicationEstablished => "communication established",
+            AsyncEventKind::LastReceive => "last receive of a queue pair that has failed",
+            AsyncEventKind::SharedReceivesLow => "few receives in a shared receive queue",
+            AsyncEventKind::SharedReceivesError => "fatal error of a shared receive queue",
             AsyncEventKind::DeviceFatal => "fatal error of the device",
             AsyncEventKind::PortActive => "port active",
             AsyncEventKind::PortError => "port down",
@@ -91,8 +106,10 @@ pub struct AsyncEvent {
     /// What happened.
     pub kind: AsyncEventKind,
     /// Numbers of the queue pairs of this library that it concerns: the one that it names, those of
-    /// the completion queue or the port that it names, or all of the device.
+    /// the completion queue, the shared receive queue or the port that it names, or all of the device.
     pub queue_pairs: Vec<u32>,
+    /// Number of the shared receive queue, where it names one.
+    pub shared_receives: Option<u32>,
     /// The port, where it names one.
     pub port: Option<u8>,
 }
@@ -101,6 +118,7 @@ impl fmt::Display for AsyncEvent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.kind)?;
         self.port.map_or(Ok(()), |port| write!(f, ", port {port}"))?;
+        self.shared_receives.map_or(Ok(()), |srqn| write!(f, ", shared receive queue {srqn:#x}"))?;
         self.queue_pairs.iter().try_for_each(|qpn| write!(f, ", queue pair {qpn:#x}"))
     }
 }
@@ -110,6 +128,7 @@ impl fmt::Display for AsyncEvent {
 pub(crate) enum Element {
     Cq(usize),
     Qp(usize),
+    Srq(usize),
     Port(u8),
     Device,
 }
@@ -124,6 +143,9 @@ impl Element {
         } else if OF_QUEUE_PAIRS.contains(&code) {
             // SAFETY: as above.
             Element::Qp(unsafe { event.element.qp } as usize)
+        } else if OF_SHARED_RECEIVES.contains(&code) {
+            // SAFETY: as above.
+            Element::Srq(unsafe { event.element.srq } as usize)
         } else if OF_PORTS.contains(&code) {
             // SAFETY: as above; any bits are a valid number.
             Element::Port(u8::try_from(unsafe { event.element.port_num }).unwrap_or(0))
@@ -133,10 +155,16 @@ impl Element {
     }
 }
 
-/// What asynchronous events concern: queue pairs, which stand in a layer above the device.
+/// What asynchronous events concern: queue pairs and shared receive queues, which stand in a layer
+/// above the device.
 pub(crate) trait EventSink: fmt::Debug + Send + Sync {
-    /// The queue pair's number.
+    /// Its number.
     fn number(&self) -> u32;
+
+    /// False for a shared receive queue.
+    fn is_queue_pair(&self) -> bool {
+        true
+    }
 
     /// True where an event that names `element` concerns it.
     fn is_concerned(&self, element: Element) -> bool;
@@ -217,8 +245,12 @@ impl DeviceInner {
         let kind = AsyncEventKind::from_raw(event.event_type);
         let element = Element::of(event);
         let port = if let Element::Port(port) = element { Some(port) } else { None };
-        let queue_pairs = concerned.iter().map(|sink| sink.number()).collect();
-        let told = AsyncEvent { kind, queue_pairs, port };
+        let of = |queue_pairs| {
+            concerned.iter().filter(move |sink| sink.is_queue_pair() == queue_pairs).map(|sink| sink.number())
+        };
+        let named = matches!(element, Element::Srq(_));
+        let shared_receives = of(false).next().filter(|_| named);
+        let told = AsyncEvent { kind, queue_pairs: of(true).collect(), shared_receives, port };
         if kind.is_fatal() {
             tracing::warn!(device = &self.name, event = %told, "the card reported an asynchronous event");
             concerned.iter().for_each(|sink| sink.fail_by_event(kind, element));
@@ -230,7 +262,7 @@ impl DeviceInner {
 }
 
 /// Waits until `fd` is readable; false after `timeout`, or when `stop` is readable.
-fn poll(fd: RawFd, stop: Option<RawFd>, timeout: Duration) -> Result<bool, Error> {
+pub(crate) fn poll(fd: RawFd, stop: Option<RawFd>, timeout: Duration) -> Result<bool, Error> {
     let entry = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
     let mut fds = [entry(fd), entry(stop.unwrap_or(-1))];
     // Rounded up: a wait for less than a millisecond is one.
@@ -242,7 +274,7 @@ fn poll(fd: RawFd, stop: Option<RawFd>, timeout: Duration) -> Result<bool, Error
         if source.kind() == io::ErrorKind::Interrupted {
             return Ok(false);
         }
-        return Err(Error::Verbs { call: "poll", detail: "asynchronous events".to_owned(), source });
+        return Err(Error::Verbs { call: "poll", detail: "events of the card".to_owned(), source });
     }
     Ok(fds[0].revents & libc::POLLIN != 0)
 }

@@ -6,7 +6,10 @@
 
 mod addressing;
 mod allocations;
+#[cfg(feature = "tokio")]
+mod async_completions;
 mod borrowed;
+mod channels;
 mod collectors;
 mod cpu_waits;
 mod datagrams;
@@ -52,6 +55,7 @@ mod registration;
 mod registration_peer;
 mod shared_memory;
 mod shared_queues;
+mod shared_receives;
 mod transports;
 mod triggers;
 mod words;

@@ -1,6 +1,6 @@
 //! The table of entry points.
 
-use super::{ah, command, context, cq, device, domain, events, init_obj, modify, mr, qp};
+use super::{ah, channel, command, context, cq, device, domain, events, init_obj, modify, mr, qp, srq};
 use gdsync_sys::VerbsApi;
 use gdsync_sys::api::{Provider, VerbsTable};
 
@@ -27,6 +27,13 @@ const TABLE: VerbsTable = VerbsTable {
     reg_dmabuf_mr: None,
     mlx5dv_create_cq: cq::mlx5dv_create_cq,
     destroy_cq: cq::destroy_cq,
+    create_comp_channel: channel::create_comp_channel,
+    destroy_comp_channel: channel::destroy_comp_channel,
+    get_cq_event: channel::get_cq_event,
+    ack_cq_events: cq::ack_cq_events,
+    create_srq: srq::create_srq,
+    modify_srq: srq::modify_srq,
+    destroy_srq: srq::destroy_srq,
     mlx5dv_create_qp: qp::mlx5dv_create_qp,
     // Programs write to the rings themselves.
     qp_to_qp_ex: None,

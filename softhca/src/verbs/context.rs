@@ -52,7 +52,7 @@ unsafe impl Object for Context {
 impl Context {
     fn new(device: &'static Device) -> Result<Self> {
         let hold = Hold::new(device)?;
-        let uar = OwnUar::new(&hold.card)?;
+        let uar = OwnUar::of_context(&hold.card)?;
         let events = Arc::new(EventQueue::new()?);
         let ibv = ibv_context {
             device: device.handle(),
@@ -142,6 +142,10 @@ fn device_attributes(guid: u64) -> ibv_device_attr {
         max_qp_init_rd_atom: reads,
         atomic_cap: ATOMIC_HCA,
         max_ah: c_int::MAX,
+        max_srq: count(LIMITS.max_srq),
+        // One entry of the ring ends its list.
+        max_srq_wr: count(LIMITS.max_srq_entries - 1),
+        max_srq_sge: count(LIMITS.max_srq_sge),
         max_pkeys: 1,
         phys_port_cnt: PORT,
         ..nothing

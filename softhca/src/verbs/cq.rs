@@ -1,9 +1,10 @@
 //! Completion queues.
 
+use super::channel::Channel;
 use super::context::{COMPLETION_VECTORS, Context};
 use super::domain::Pd;
 use super::errno::{self, Errno, Result};
-use super::event_queue::{EventSource, ObjectNumber, ObjectPointer};
+use super::event_queue::{EventSource, ObjectNumber, ObjectPointer, Sink};
 use super::object::{self, Object};
 use super::queue_memory::{QueueMemory, Request, page_size};
 use crate::card::{CqConfig, LIMITS};
@@ -14,7 +15,7 @@ use gdsync_sys::prm::cqe::{CQE_SIZE, CqeOpcode};
 use gdsync_sys::verbs::{
     IBV_CQ_INIT_ATTR_MASK_FLAGS, IBV_CQ_INIT_ATTR_MASK_PD, ibv_context, ibv_cq, ibv_cq_init_attr_ex,
 };
-use libc::c_int;
+use libc::{c_int, c_uint};
 use std::cell::UnsafeCell;
 use std::sync::Arc;
 
@@ -38,10 +39,12 @@ pub(super) struct Cq {
     ibv: UnsafeCell<ibv_cq>,
     pub(super) number: u32,
     pub(super) events: Arc<EventSource>,
+    pub(super) completions: Arc<EventSource>,
     entries: u32,
     ring: QueueMemory,
     dbrec: QueueMemory,
     pub(super) context: Arc<Context>,
+    _channel: Option<Arc<Channel>>,
     /// The parent domain whose allocator made the ring.
     _domain: Option<Arc<Pd>>,
 }
@@ -108,6 +111,8 @@ unsafe fn new_cq(
     } else {
         None
     };
+    // SAFETY: the caller's.
+    let channel = unsafe { channel_of(attr, &context) }?;
     let (ring, dbrec) = allocate(domain.as_ref(), entries)?;
     let config = CqConfig {
         ring: ring.start(),
@@ -121,7 +126,7 @@ unsafe fn new_cq(
     let number = unsafe { context.card().create_cq(&config) }?;
     let ibv = ibv_cq {
         context: object::handle(&context),
-        channel: std::ptr::null_mut(),
+        channel: attr.channel,
         cq_context: attr.cq_context,
         handle: number,
         cqe: (entries - 1) as c_int,
@@ -130,13 +135,38 @@ unsafe fn new_cq(
         comp_events_completed: 0,
         async_events_completed: 0,
     };
-    let events = Arc::new(EventSource::default());
-    let ibv = UnsafeCell::new(ibv);
-    let cq = Arc::new(Cq { ibv, number, events, entries, ring, dbrec, context, _domain: domain });
+    let (events, completions) = (Arc::<EventSource>::default(), Arc::<EventSource>::default());
+    let asynchronous = Sink { queue: context.events.clone(), source: events.clone() };
+    let of_channel =
+        channel.as_ref().map(|found| Sink { queue: found.events.clone(), source: completions.clone() });
+    let cq = Arc::new(Cq {
+        ibv: UnsafeCell::new(ibv),
+        number,
+        events,
+        completions,
+        entries,
+        ring,
+        dbrec,
+        context,
+        _channel: channel,
+        _domain: domain,
+    });
     let pointer = ObjectPointer::Cq(object::handle(&cq));
-    let routes = &cq.context.open().routes;
-    routes.add(ObjectNumber::Cq(number), &cq.context.events, pointer, &cq.events);
+    cq.context.open().routes.add(ObjectNumber::Cq(number), pointer, asynchronous, of_channel);
     Ok(object::into_raw(cq))
+}
+
+/// The channel of a new queue, if it has one.
+///
+/// # Safety
+/// `channel` of the attributes is null or created.
+unsafe fn channel_of(attr: &ibv_cq_init_attr_ex, context: &Arc<Context>) -> Result<Option<Arc<Channel>>> {
+    if attr.channel.is_null() {
+        return Ok(None);
+    }
+    // SAFETY: the caller's.
+    let channel = unsafe { object::share::<Channel>(attr.channel) }?;
+    if Arc::ptr_eq(&channel.context, context) { Ok(Some(channel)) } else { Err(Errno::INVALID) }
 }
 
 /// Checks in libmlx5's order. Returns the number of entries, and whether overruns are ignored.
@@ -148,11 +178,8 @@ fn check(attr: &ibv_cq_init_attr_ex) -> Result<(u32, bool)> {
     if flags & !(SINGLE_THREADED | IGNORE_OVERRUN) != 0 {
         return Err(Errno::INVALID);
     }
-    if attr.wc_flags & !STANDARD_WC_FLAGS != 0 || !attr.channel.is_null() {
-        tracing::warn!(
-            attr.wc_flags,
-            "the software card has no extended completion fields and no completion channels"
-        );
+    if attr.wc_flags & !STANDARD_WC_FLAGS != 0 {
+        tracing::warn!(attr.wc_flags, "the software card has no extended completion fields");
         return Err(Errno::NOT_SUPPORTED);
     }
     if attr.comp_vector >= COMPLETION_VECTORS as u32 {
@@ -206,4 +233,17 @@ pub(super) unsafe extern "C" fn destroy_cq(cq: *mut ibv_cq) -> c_int {
     };
     // SAFETY: the caller's.
     errno::status(unsafe { object::destroy(cq, destroy) })
+}
+
+/// `ibv_ack_cq_events`. Nothing for null.
+///
+/// # Safety
+/// `cq` is null, or a queue of which as many events were fetched and not acknowledged.
+pub(super) unsafe extern "C" fn ack_cq_events(cq: *mut ibv_cq, nevents: c_uint) {
+    // SAFETY: the caller's.
+    if let Ok(cq) = unsafe { object::borrow::<Cq>(cq) } {
+        // Through a reference of its own, as the queue may be freed once its last event is
+        // acknowledged.
+        cq.completions.clone().acknowledge(nevents);
+    }
 }

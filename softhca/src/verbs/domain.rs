@@ -191,7 +191,7 @@ unsafe fn new_td(context: *mut ibv_context, attr: *mut ibv_td_init_attr) -> Resu
     if attr.comp_mask != 0 {
         return Err(Errno::INVALID);
     }
-    let uar = OwnUar::new(context.open())?;
+    let uar = OwnUar::of_domain(context.open())?;
     let ibv = ibv_td { context: object::handle(&context) };
     Ok(object::into_raw(Arc::new(Td { ibv: UnsafeCell::new(ibv), uar, context })))
 }

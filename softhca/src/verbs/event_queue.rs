@@ -1,14 +1,14 @@
-//! Queues of asynchronous events. The card names objects by number; the context's caller knows them
+//! Queues of events: a context's of asynchronous events, a channel's of completions. The card names objects by number; the context's caller knows them
 //! by pointer.
 //!
-//! The rules are those of the kernel and libibverbs. An event is queued at the context that made
-//! the object. Events that are not fetched when the object is destroyed are dropped. Destroying an
+//! The rules are those of the kernel and libibverbs. An asynchronous event is queued at the context
+//! that made the object, a completion's at the queue's channel. Events that are not fetched when the object is destroyed are dropped. Destroying an
 //! object waits until all its fetched events are acknowledged.
 
 use super::errno::{Errno, Result};
 use crate::card::Event;
 use crate::os::wait;
-use gdsync_sys::verbs::{self, ibv_cq, ibv_qp};
+use gdsync_sys::verbs::{self, ibv_cq, ibv_qp, ibv_srq};
 use libc::c_int;
 use parking_lot::{Condvar, Mutex};
 use std::collections::{HashMap, VecDeque};
@@ -22,6 +22,7 @@ use std::sync::Arc;
 pub(super) enum ObjectNumber {
     Cq(u32),
     Qp(u32),
+    Srq(u32),
 }
 
 /// The same object, by its caller's pointer. Never dereferenced here.
@@ -29,6 +30,7 @@ pub(super) enum ObjectNumber {
 pub(super) enum ObjectPointer {
     Cq(*mut ibv_cq),
     Qp(*mut ibv_qp),
+    Srq(*mut ibv_srq),
 }
 
 // SAFETY: passed on only, not dereferenced.
@@ -43,9 +45,9 @@ pub(super) struct EventSource {
 }
 
 impl EventSource {
-    pub(super) fn acknowledge(&self) {
+    pub(super) fn acknowledge(&self, events: u32) {
         let mut count = self.unacknowledged.lock();
-        *count = count.saturating_sub(1);
+        *count = count.saturating_sub(events);
         self.acknowledged.notify_all();
     }
 
@@ -60,12 +62,13 @@ impl EventSource {
 /// An event that waits to be fetched.
 #[derive(Clone, Debug)]
 pub(super) struct Pending {
-    pub(super) event_type: c_int,
+    /// `IBV_EVENT_*`; none of a completion.
+    pub(super) event_type: Option<c_int>,
     pub(super) object: ObjectPointer,
     source: Arc<EventSource>,
 }
 
-/// The events of a context that wait to be fetched.
+/// The events of a context, or of a channel, that wait to be fetched.
 #[derive(Debug)]
 pub(super) struct EventQueue {
     /// A semaphore eventfd: its count is the length of `pending` whenever that lock is free.
@@ -145,10 +148,30 @@ impl EventQueue {
     }
 }
 
+/// Where events of one kind of an object wait, and what counts them.
+#[derive(Clone)]
+pub(super) struct Sink {
+    pub(super) queue: Arc<EventQueue>,
+    pub(super) source: Arc<EventSource>,
+}
+
+impl Sink {
+    fn push(&self, event_type: Option<c_int>, object: ObjectPointer) {
+        self.queue.push(Pending { event_type, object, source: self.source.clone() });
+    }
+
+    /// Drops the events that are not fetched, and waits until the fetched ones are acknowledged.
+    fn close(&self) {
+        self.queue.forget(&self.source);
+        self.source.wait_until_acknowledged();
+    }
+}
+
 struct Route {
-    queue: Arc<EventQueue>,
     object: ObjectPointer,
-    source: Arc<EventSource>,
+    asynchronous: Sink,
+    /// Of a completion queue with a channel.
+    completions: Option<Sink>,
 }
 
 /// The event queues of a card's objects.
@@ -161,12 +184,11 @@ impl Routes {
     pub(super) fn add(
         &self,
         number: ObjectNumber,
-        queue: &Arc<EventQueue>,
         object: ObjectPointer,
-        source: &Arc<EventSource>,
+        asynchronous: Sink,
+        completions: Option<Sink>,
     ) {
-        let route = Route { queue: queue.clone(), object, source: source.clone() };
-        self.by_number.lock().insert(number, route);
+        self.by_number.lock().insert(number, Route { object, asynchronous, completions });
     }
 
     /// Runs `destroy`. If it succeeds, drops the object's events that are not fetched, and waits
@@ -180,8 +202,10 @@ impl Routes {
             self.by_number.lock().insert(number, route);
             return Err(errno);
         }
-        route.queue.forget(&route.source);
-        route.source.wait_until_acknowledged();
+        route.asynchronous.close();
+        if let Some(completions) = route.completions {
+            completions.close();
+        }
         Ok(())
     }
 
@@ -193,18 +217,25 @@ impl Routes {
             Event::QpRequestError { qpn } => (ObjectNumber::Qp(qpn), verbs::IBV_EVENT_QP_REQ_ERR),
             Event::QpAccessError { qpn } => (ObjectNumber::Qp(qpn), verbs::IBV_EVENT_QP_ACCESS_ERR),
             Event::CommunicationEstablished { qpn } => (ObjectNumber::Qp(qpn), verbs::IBV_EVENT_COMM_EST),
-            // No queue is armed through this front: it has no completion channels; nor shared receive
-            // queues.
-            Event::Completion { .. }
-            | Event::Management
-            | Event::LastReceive { .. }
-            | Event::SrqLimit { .. }
-            | Event::SrqError { .. } => return,
+            // This front has no management agent.
+            Event::Management => return,
+            Event::Completion { cqn } => {
+                // A program may arm a queue without a channel, which then tells nobody.
+                if let Some(Route { object, completions: Some(sink), .. }) =
+                    self.by_number.lock().get(&ObjectNumber::Cq(cqn))
+                {
+                    sink.push(None, *object);
+                }
+                return;
+            }
+            Event::LastReceive { qpn } => (ObjectNumber::Qp(qpn), verbs::IBV_EVENT_QP_LAST_WQE_REACHED),
+            Event::SrqLimit { srqn } => (ObjectNumber::Srq(srqn), verbs::IBV_EVENT_SRQ_LIMIT_REACHED),
+            Event::SrqError { srqn } => (ObjectNumber::Srq(srqn), verbs::IBV_EVENT_SRQ_ERR),
         };
         let by_number = self.by_number.lock();
         if let Some(route) = by_number.get(&number) {
             // Under the lock: a later removal of the route finds the event in the queue.
-            route.queue.push(Pending { event_type, object: route.object, source: route.source.clone() });
+            route.asynchronous.push(Some(event_type), route.object);
         }
     }
 }

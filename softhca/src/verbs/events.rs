@@ -6,6 +6,7 @@ use super::errno::{self, Result};
 use super::event_queue::ObjectPointer;
 use super::object;
 use super::qp::Qp;
+use super::srq::Srq;
 use gdsync_sys::verbs::{self, ibv_async_element, ibv_async_event, ibv_context};
 use libc::c_int;
 
@@ -25,10 +26,12 @@ unsafe fn next_event(context: *mut ibv_context, event: *mut ibv_async_event) -> 
     // SAFETY: the caller's.
     let (context, event) = unsafe { (object::borrow::<Context>(context)?, object::attributes(event)?) };
     let pending = context.events.next()?;
-    event.event_type = pending.event_type;
+    // A context's queue has no completions.
+    event.event_type = pending.event_type.unwrap_or(-1);
     event.element = match pending.object {
         ObjectPointer::Cq(cq) => ibv_async_element { cq },
         ObjectPointer::Qp(qp) => ibv_async_element { qp },
+        ObjectPointer::Srq(srq) => ibv_async_element { srq },
     };
     Ok(())
 }
@@ -49,15 +52,20 @@ pub(super) unsafe extern "C" fn ack_async_event(event: *mut ibv_async_event) {
         verbs::IBV_EVENT_QP_FATAL
         | verbs::IBV_EVENT_QP_REQ_ERR
         | verbs::IBV_EVENT_QP_ACCESS_ERR
-        | verbs::IBV_EVENT_COMM_EST => {
+        | verbs::IBV_EVENT_COMM_EST
+        | verbs::IBV_EVENT_QP_LAST_WQE_REACHED => {
             // SAFETY: as above.
             unsafe { object::borrow::<Qp>(event.element.qp) }.map(|qp| &qp.events)
+        }
+        verbs::IBV_EVENT_SRQ_ERR | verbs::IBV_EVENT_SRQ_LIMIT_REACHED => {
+            // SAFETY: as above.
+            unsafe { object::borrow::<Srq>(event.element.srq) }.map(|srq| &srq.events)
         }
         _ => return,
     };
     if let Ok(source) = source {
         // Through a reference of its own: the object may be destroyed, and freed, once its last
         // event is acknowledged.
-        source.clone().acknowledge();
+        source.clone().acknowledge(1);
     }
 }

@@ -6,7 +6,10 @@ use super::domain::Pd;
 use super::errno::{self, Errno, Result};
 use super::object;
 use super::qp::Qp;
-use gdsync_sys::mlx5dv::{MLX5DV_OBJ_AH, MLX5DV_OBJ_CQ, MLX5DV_OBJ_PD, MLX5DV_OBJ_QP, mlx5dv_obj};
+use super::srq::Srq;
+use gdsync_sys::mlx5dv::{
+    MLX5DV_OBJ_AH, MLX5DV_OBJ_CQ, MLX5DV_OBJ_PD, MLX5DV_OBJ_QP, MLX5DV_OBJ_SRQ, mlx5dv_obj,
+};
 use libc::c_int;
 
 /// `mlx5dv_init_obj`, for one or several kinds of objects. EINVAL for a null pointer, EOPNOTSUPP
@@ -33,6 +36,11 @@ unsafe fn describe(obj: *mut mlx5dv_obj, obj_type: u64) -> Result<()> {
         let (cq, out) = unsafe { (object::borrow::<Cq>(obj.cq.r#in)?, object::attributes(obj.cq.out)?) };
         *out = cq.describe();
     }
+    if obj_type & MLX5DV_OBJ_SRQ != 0 {
+        // SAFETY: the caller's.
+        let (srq, out) = unsafe { (object::borrow::<Srq>(obj.srq.r#in)?, object::attributes(obj.srq.out)?) };
+        srq.describe(out);
+    }
     if obj_type & MLX5DV_OBJ_AH != 0 {
         // SAFETY: the caller's.
         let (ah, out) = unsafe { (object::borrow::<Ah>(obj.ah.r#in)?, object::attributes(obj.ah.out)?) };
@@ -45,7 +53,8 @@ unsafe fn describe(obj: *mut mlx5dv_obj, obj_type: u64) -> Result<()> {
         out.pdn = pd.number();
         out.comp_mask = 0;
     }
-    if obj_type & !(MLX5DV_OBJ_QP | MLX5DV_OBJ_CQ | MLX5DV_OBJ_AH | MLX5DV_OBJ_PD) != 0 {
+    let known = MLX5DV_OBJ_QP | MLX5DV_OBJ_CQ | MLX5DV_OBJ_SRQ | MLX5DV_OBJ_AH | MLX5DV_OBJ_PD;
+    if obj_type & !known != 0 {
         return Err(Errno::NOT_SUPPORTED);
     }
     Ok(())

@@ -9,11 +9,11 @@
 //! Every function may be called from any thread. None panics.
 //!
 //! Features that this card lacks are refused with EOPNOTSUPP and logged: transports other than RC,
-//! UC and UD, shared receive queues, completion channels, extended completion fields, the drained
-//! state.
+//! UC and UD, extended completion fields, the drained state.
 
 mod ah;
 mod api;
+mod channel;
 mod command;
 mod context;
 mod cq;
@@ -29,6 +29,7 @@ mod object;
 mod qp;
 mod queue_memory;
 mod sizes;
+mod srq;
 mod uar;
 
 pub use crate::devices::DEVICES_VARIABLE;

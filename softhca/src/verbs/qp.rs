@@ -4,10 +4,11 @@ use super::context::Context;
 use super::cq::Cq;
 use super::domain::Pd;
 use super::errno::{self, Errno, Result};
-use super::event_queue::{EventSource, ObjectNumber, ObjectPointer};
+use super::event_queue::{EventSource, ObjectNumber, ObjectPointer, Sink};
 use super::object::{self, Object};
 use super::queue_memory::{QueueMemory, Request, page_size};
 use super::sizes::QueueSizes;
+use super::srq::Srq;
 use crate::card::{QpConfig, ScatterToCqe, Transport};
 use gdsync_sys::mlx5dv::{
     MLX5DV_QP_CREATE_ALLOW_SCATTER_TO_CQE, MLX5DV_QP_CREATE_DISABLE_SCATTER_TO_CQE,
@@ -54,6 +55,7 @@ pub(super) struct Qp {
     memory: Memory,
     send_cq: Arc<Cq>,
     recv_cq: Arc<Cq>,
+    srq: Option<Arc<Srq>>,
     domain: Arc<Pd>,
 }
 
@@ -102,7 +104,7 @@ impl Qp {
             qp_context,
             send_cq: object::handle(&self.send_cq),
             recv_cq: object::handle(&self.recv_cq),
-            srq: std::ptr::null_mut(),
+            srq: self.srq.as_ref().map_or(std::ptr::null_mut(), object::handle),
             cap: self.cap,
             qp_type: self.qp_type,
             sq_sig_all: self.signal_all.into(),
@@ -210,15 +212,25 @@ unsafe fn new_qp(
             object::share::<Cq>(attr.recv_cq)?,
         )
     };
-    if [&domain.context, &send_cq.context, &recv_cq.context].iter().any(|other| !Arc::ptr_eq(other, &context))
-    {
+    // SAFETY: the caller's; null is none.
+    let srq = unsafe { if attr.srq.is_null() { None } else { Some(object::share::<Srq>(attr.srq)?) } };
+    let contexts = [Some(&domain.context), Some(&send_cq.context), Some(&recv_cq.context)];
+    let of_srq = srq.as_ref().map(|srq| &srq.domain.context);
+    if contexts.into_iter().chain([of_srq]).flatten().any(|other| !Arc::ptr_eq(other, &context)) {
         return Err(Errno::INVALID);
     }
     let mut cap = attr.cap;
+    if srq.is_some() {
+        // As libmlx5: the queue pair has no receive queue of its own.
+        (cap.max_recv_wr, cap.max_recv_sge) = (0, 0);
+    }
     let sizes = QueueSizes::new(transport, &mut cap)?;
     let memory = Memory::new(&domain, &sizes)?;
     let signal_all = attr.sq_sig_all != 0;
-    let config = memory.config(transport, &domain, [&send_cq, &recv_cq], &sizes, signal_all, flags);
+    let config = QpConfig {
+        srq: srq.as_ref().map(|srq| srq.number),
+        ..memory.config(transport, &domain, [&send_cq, &recv_cq], &sizes, signal_all, flags)
+    };
     // SAFETY: the memory is kept in the `Qp` until the card has destroyed the queue pair.
     let number = unsafe { context.card().create_qp(&config) }?;
     let ibv = ibv_qp {
@@ -227,7 +239,7 @@ unsafe fn new_qp(
         pd: attr.pd,
         send_cq: attr.send_cq,
         recv_cq: attr.recv_cq,
-        srq: std::ptr::null_mut(),
+        srq: attr.srq,
         handle: number,
         qp_num: number,
         state: verbs::IBV_QPS_RESET,
@@ -248,10 +260,12 @@ unsafe fn new_qp(
         memory,
         send_cq,
         recv_cq,
+        srq,
         domain,
     });
     let pointer = ObjectPointer::Qp(object::handle(&qp));
-    context.open().routes.add(ObjectNumber::Qp(number), &context.events, pointer, &qp.events);
+    let events = Sink { queue: context.events.clone(), source: qp.events.clone() };
+    context.open().routes.add(ObjectNumber::Qp(number), pointer, events, None);
     attr.cap = cap;
     Ok(object::into_raw(qp))
 }
@@ -285,11 +299,8 @@ fn check(attr: &ibv_qp_init_attr_ex) -> Result<Transport> {
     if attr.comp_mask & IBV_QP_INIT_ATTR_PD == 0 {
         return Err(Errno::INVALID);
     }
-    if attr.comp_mask != IBV_QP_INIT_ATTR_PD || !attr.srq.is_null() {
-        tracing::warn!(
-            attr.comp_mask,
-            "the software card has no extended creation attributes and no shared receive queues"
-        );
+    if attr.comp_mask != IBV_QP_INIT_ATTR_PD {
+        tracing::warn!(attr.comp_mask, "the software card has no extended creation attributes");
         return Err(Errno::NOT_SUPPORTED);
     }
     Ok(transport)

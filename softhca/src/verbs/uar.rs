@@ -2,11 +2,15 @@
 
 use super::device::OpenCard;
 use super::errno::Result;
-use gdsync_sys::prm::doorbell::UAR_DOORBELLS;
+use gdsync_sys::prm::doorbell::{UAR_CQ_ARM, UAR_DOORBELLS};
 use std::sync::Arc;
 
-/// The only register of a page that is used. Without BlueFlame, further registers have no purpose.
-static REGISTER: [usize; 1] = [UAR_DOORBELLS[0]];
+/// The register of queue pairs. Without BlueFlame, further ones have no purpose.
+const DOORBELL: usize = UAR_DOORBELLS[0];
+/// Registers of a thread domain's page.
+static OF_DOMAIN: [usize; 1] = [DOORBELL];
+/// Registers of a context's page, on which its completion queues are armed, too.
+static OF_CONTEXT: [usize; 2] = [DOORBELL, UAR_CQ_ARM];
 
 /// A UAR. Dropping it frees it.
 pub(super) struct OwnUar {
@@ -21,8 +25,18 @@ unsafe impl Send for OwnUar {}
 unsafe impl Sync for OwnUar {}
 
 impl OwnUar {
-    pub(super) fn new(open: &Arc<OpenCard>) -> Result<Self> {
-        let uar = open.card.alloc_uar(&REGISTER)?;
+    /// The page of a thread domain.
+    pub(super) fn of_domain(open: &Arc<OpenCard>) -> Result<Self> {
+        Self::new(open, &OF_DOMAIN)
+    }
+
+    /// The page of a context.
+    pub(super) fn of_context(open: &Arc<OpenCard>) -> Result<Self> {
+        Self::new(open, &OF_CONTEXT)
+    }
+
+    fn new(open: &Arc<OpenCard>, registers: &[usize]) -> Result<Self> {
+        let uar = open.card.alloc_uar(registers)?;
         Ok(OwnUar { open: open.clone(), id: uar.id, page: uar.page })
     }
 
@@ -38,7 +52,7 @@ impl OwnUar {
 
     /// The doorbell register.
     pub(super) fn register(&self) -> *mut u8 {
-        self.page.wrapping_add(REGISTER[0])
+        self.page.wrapping_add(DOORBELL)
     }
 }
 

@@ -7,6 +7,7 @@
 mod tcp_hosts;
 mod verbs_allocators;
 mod verbs_bed;
+mod verbs_channels;
 mod verbs_devices;
 mod verbs_errors;
 mod verbs_ethernet;
@@ -18,6 +19,7 @@ mod verbs_queries;
 mod verbs_resources;
 mod verbs_scatter;
 mod verbs_sizes;
+mod verbs_srq;
 mod verbs_states;
 mod verbs_traffic;
 mod verbs_transports;

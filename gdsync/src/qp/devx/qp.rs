@@ -73,7 +73,7 @@ impl Qp {
         let parts = QueueParts {
             number: object.number,
             sq,
-            rq,
+            rq: Some(rq),
             register: domain.uar.register,
             send_segments: config.send_segments,
             inline: sizes.inline,

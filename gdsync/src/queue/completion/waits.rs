@@ -41,17 +41,20 @@ impl CompletionState {
     /// as there are such sends, behind the completions of the others: the stream that has to ring
     /// may stand at one of them, or behind a stream that does.
     ///
+    /// So do all waits for receives of shared queues, from which the queue pairs `sharing` take no more.
+    ///
     /// The entries get the owner bit that streams wait for, and stay invalid: polling passes over
     /// none, and the card writes them when the stream has rung.
-    pub(crate) fn release_waits(&self, rung: &[(u32, u32)], unrung: u32) {
+    pub(crate) fn release_waits(&self, rung: &[(u32, u32)], unrung: u32, sharing: &[u32]) {
         // Without an atomic exchange, the CPU could overwrite what the card writes at the same
         // moment; and there is none in a GPU's memory.
         if self.attached.is_some() || self.ring.combined {
             return;
         }
         let mut index = self.polled;
-        let mut written = vec![0; rung.len()];
+        let (mut written, mut shared) = (vec![0; rung.len()], 0);
         while let Some(entry) = self.read(index) {
+            shared += u32::from(self.is_receive_of(sharing, &entry));
             for ((qpn, _), written) in rung.iter().zip(&mut written) {
                 *written += u32::from(self.is_send_of(*qpn, &entry));
             }
@@ -60,15 +63,30 @@ impl CompletionState {
         // The card still works on what it was rung for, or on receives. The next try finds that
         // flushed.
         let is_behind = rung.iter().zip(&written).any(|((_, rung), written)| written < rung);
-        if is_behind || index.wrapping_sub(self.polled) + unrung < self.expected {
+        if is_behind || index.wrapping_sub(self.polled) + unrung < self.expected + shared {
             return;
         }
-        for index in (0..unrung).map(|position| index.wrapping_add(position)) {
+        // More waits than that may stand here only for receives of shared queues.
+        let waits = self.waits_ahead().saturating_sub(index.wrapping_sub(self.polled));
+        let ended = if sharing.is_empty() { unrung } else { waits };
+        for index in (0..ended).map(|position| index.wrapping_add(position)) {
             let slot = self.slots.get(index.wrapping_sub(self.recycled) as usize);
             if matches!(slot, Some(Slot::Posted(on, point)) if !on.has_passed(*point)) {
                 self.release(index);
             }
         }
+    }
+
+    /// Whether streams wait for entries that are not written, and whose waits were not ended.
+    pub(crate) fn has_waits_to_end(&self) -> bool {
+        let ahead = self.slots.iter().enumerate().skip(self.held() as usize);
+        let mut waits = ahead.filter_map(|(position, slot)| match slot {
+            Slot::Posted(on, point) if !on.has_passed(*point) => {
+                Some(self.recycled.wrapping_add(position as u32))
+            }
+            _ => None,
+        });
+        waits.any(|index| !self.has_come(index))
     }
 
     fn is_send_of(&self, qpn: u32, entry: &RawCompletion) -> bool {

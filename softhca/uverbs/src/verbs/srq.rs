@@ -9,25 +9,13 @@ use crate::resource::Resource;
 use crate::uapi::ioctl::{attr, object};
 use crate::uapi::mlx5::{CreateSrq, CreateSrqResp};
 use crate::uapi::verbs::{ModifySrq, QuerySrq, QuerySrqResp, SRQ_LIMIT, SRQ_MAX_WR, SRQT_BASIC, SRQT_XRC};
+use gdsync_sys::prm::recv;
 use gdsync_sys::prm::wqe::SEGMENT;
 use softhca::card::{LIMITS, SrqConfig, XrcConfig};
 use zerocopy::FromZeros;
 
 /// Bytes of a doorbell record: one word.
 const RECORD: u64 = 4;
-/// Bytes of the smallest entry.
-const SMALLEST: u32 = 32;
-
-/// Bytes of an entry: the segment that links the entries, and the data segments, rounded up to a power
-/// of two. libmlx5 does not say it; the driver computes it so, too (`mlx5_ib_create_srq`).
-fn stride(max_sge: u32) -> u32 {
-    ((max_sge + 1) * SEGMENT as u32).next_power_of_two().max(SMALLEST)
-}
-
-/// Data segments of an entry.
-fn segments(stride: u32) -> u32 {
-    stride / SEGMENT as u32 - 1
-}
 
 /// `CREATE` of a shared receive queue.
 pub(crate) fn create(context: &Context, request: &Request) -> Result<()> {
@@ -63,7 +51,8 @@ pub(crate) fn create(context: &Context, request: &Request) -> Result<()> {
         tracing::warn!(max_wr, max_sge, "more than the card's max_srq_wr or max_srq_sge");
         return Err(Errno::INVALID);
     }
-    let (entries, stride) = ((max_wr + 1).next_power_of_two(), stride(max_sge));
+    // libmlx5 does not say the stride; the driver computes it so, too.
+    let (entries, stride) = ((max_wr + 1).next_power_of_two(), recv::linked_stride(max_sge));
     check_memory(asked.buf_addr, u64::from(entries) * u64::from(stride), SEGMENT as u64)?;
     check_memory(asked.db_addr, RECORD, RECORD)?;
     let user_handle = request.number(attr::SRQ_USER_HANDLE)?;
@@ -86,7 +75,7 @@ pub(crate) fn create(context: &Context, request: &Request) -> Result<()> {
     drop(objects);
     request.answer_created(attr::HANDLE, handle)?;
     request.answer_with(attr::SRQ_RESP_MAX_WR, &(entries - 1))?;
-    request.answer_with(attr::SRQ_RESP_MAX_SGE, &segments(stride))?;
+    request.answer_with(attr::SRQ_RESP_MAX_SGE, &recv::linked_segments(stride))?;
     request.answer_with(attr::SRQ_RESP_NUM, &number)?;
     request.answer_with(attr::UHW_OUT, &CreateSrqResp { srqn: number, ..CreateSrqResp::new_zeroed() })
 }
@@ -126,21 +115,9 @@ pub(crate) fn query(context: &Context, request: &Request) -> Result<()> {
     let now = context.card().query_srq(number)?;
     let answer = QuerySrqResp {
         max_wr: now.entries - 1,
-        max_sge: segments(now.stride),
+        max_sge: recv::linked_segments(now.stride),
         srq_limit: now.limit,
         ..QuerySrqResp::new_zeroed()
     };
     request.answer_with(attr::CORE_OUT, &answer)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn strides_are_those_of_libmlx5() {
-        // srq.c, mlx5_alloc_srq_buf: 16 + 16 * max_sge, at least 32, rounded up.
-        assert_eq!([0, 1, 2, 3, 4, 31, 63].map(stride), [32, 32, 64, 64, 128, 512, 1024]);
-        assert_eq!([32, 64, 1024].map(segments), [1, 3, 63]);
-    }
 }

@@ -1,0 +1,386 @@
+//! Completion channels: a file descriptor that becomes readable when an armed completion queue gets
+//! an entry.
+//!
+//! The queue is armed by its record and a register (`mlx5_arm_cq` of libmlx5), and not by
+//! `ibv_req_notify_cq`: libmlx5 does not know how far this library has polled.
+//!
+//! # One reader at a time
+//! Several threads may wait for queues of one channel, and an event is read once. So one of them sleeps
+//! on the descriptor, and the others on a condition variable; the reader counts each event at its
+//! queue, and tells all others. Tasks of an executor read while no thread does, and are woken when one
+//! ends.
+
+use crate::memory::HostAddr;
+use crate::qp::{CompletionQueue, CompletionQueueInner};
+use crate::queue::Doorbell;
+use crate::verbs::events::poll;
+use crate::verbs::{Device, DeviceInner, Error, call};
+use gdsync_sys::prm::doorbell::CqArm;
+use gdsync_sys::verbs::{ibv_comp_channel, ibv_cq};
+use parking_lot::{Condvar, Mutex, MutexGuard};
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Weak};
+use std::task::Waker;
+use std::time::{Duration, Instant};
+
+/// Tells by a file descriptor that completion queues have entries, so that a program can sleep.
+///
+/// A queue is made with it ([`CompletionQueueConfig::channel`](crate::CompletionQueueConfig::channel)),
+/// and tells once for each time that it is armed. [`CompletionQueue::wait`] does all of that for one
+/// queue. A program with an event loop of its own watches the descriptor ([`AsFd`]), and calls
+/// [`CompletionChannel::next_event`] when it is readable. The descriptor does not block.
+///
+/// A cheap handle. Queues keep their channel. Events are acknowledged as they are read.
+///
+/// ```
+/// use gdsync::qp::{ArmFor, CompletionChannel};
+/// use gdsync::{CompletionQueue, CompletionQueueConfig, Device, ProtectionDomain, QueuePair, QueuePairConfig, WorkRequest};
+/// use std::time::Duration;
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let device = Device::software()?;
+/// let pd = ProtectionDomain::new(&device)?;
+/// let channel = CompletionChannel::new(&device)?;
+/// let queue = CompletionQueue::new(&device, CompletionQueueConfig::from(64).channel(&channel))?;
+/// let queue_pair = QueuePair::new(&pd, QueuePairConfig::default().completion_queues(&queue, &queue))?;
+/// queue_pair.connect(&queue_pair.endpoint()?, Default::default())?; // to itself
+/// queue_pair.post_recv(&[], 1)?;
+/// queue_pair.post_send(WorkRequest::send(&[]).wr_id(2))?;
+/// let mut seen = Vec::new();
+/// while seen.len() < 2 {
+///     queue.arm(ArmFor::Next)?;
+///     // What was there before tells nothing any more: polled after arming, it is not missed.
+///     seen.extend(std::iter::from_fn(|| queue.poll().transpose()).collect::<Result<Vec<_>, _>>()?);
+///     if seen.len() < 2 {
+///         let told = channel.next_event(Duration::from_secs(30))?;
+///         assert!(told.is_some_and(|told| told.is_same(&queue)));
+///     }
+/// }
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct CompletionChannel {
+    pub(crate) inner: Arc<ChannelInner>,
+}
+
+/// The same channel.
+impl PartialEq for CompletionChannel {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.inner, &other.inner)
+    }
+}
+
+impl Eq for CompletionChannel {}
+
+impl CompletionChannel {
+    /// Makes a channel (`ibv_create_comp_channel`).
+    ///
+    /// # Errors
+    /// [`Error::Verbs`], for example where the process has no file descriptor left.
+    pub fn new(device: &Device) -> Result<Self, Error> {
+        let device = device.inner.clone();
+        // SAFETY: the context is open.
+        let raw = unsafe { (device.api.create_comp_channel)(device.context()) };
+        let raw = call::pointer("ibv_create_comp_channel", raw, String::new)?;
+        // From here on, dropping it destroys the channel.
+        let made = OwnChannel { raw, device };
+        set_nonblocking(made.fd())?;
+        let wake = event_fd()?;
+        let inner = ChannelInner {
+            made,
+            wake,
+            queues: Mutex::default(),
+            turn: Mutex::default(),
+            passed: Condvar::new(),
+        };
+        Ok(CompletionChannel { inner: Arc::new(inner) })
+    }
+
+    /// Reads an event, if one comes within `timeout`: the queue that has told. Where the program has
+    /// dropped that queue, its events are passed over.
+    ///
+    /// Each event has one reader: [`CompletionQueue::wait`] of a queue reads those of other queues of
+    /// the channel, too, and threads that wait so for these are woken. So a program uses the one way or
+    /// the other for a channel.
+    ///
+    /// # Errors
+    /// [`Error::Verbs`].
+    pub fn next_event(&self, timeout: Duration) -> Result<Option<CompletionQueue>, Error> {
+        let channel = &self.inner;
+        let told = channel.read_until(deadline(timeout), || None, || Ok(channel.next()?.flatten()))?;
+        Ok(told.map(|inner| CompletionQueue { inner }))
+    }
+}
+
+impl AsFd for CompletionChannel {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.inner.fd()
+    }
+}
+
+/// The channel as verbs know it.
+#[derive(Debug)]
+struct OwnChannel {
+    raw: NonNull<ibv_comp_channel>,
+    device: Arc<DeviceInner>,
+}
+
+// SAFETY: libibverbs allows a channel to be used from any thread.
+unsafe impl Send for OwnChannel {}
+// SAFETY: as above.
+unsafe impl Sync for OwnChannel {}
+
+impl OwnChannel {
+    fn fd(&self) -> RawFd {
+        // SAFETY: alive as long as `self`, and the field never changes.
+        unsafe { (*self.raw.as_ptr()).fd }
+    }
+}
+
+impl Drop for OwnChannel {
+    fn drop(&mut self) {
+        // SAFETY: created by us; queues hold the channel, so none uses it any more.
+        let rc = unsafe { (self.device.api.destroy_comp_channel)(self.raw.as_ptr()) };
+        call::on_drop("ibv_destroy_comp_channel", rc);
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct ChannelInner {
+    made: OwnChannel,
+    /// An eventfd that ends the reader's sleep.
+    wake: File,
+    /// The queues, by the address of the verbs object. That of a queue that is dropped stays until the
+    /// next one is made.
+    queues: Mutex<HashMap<usize, Weak<CompletionQueueInner>>>,
+    pub(super) turn: Mutex<Turn>,
+    /// A reader is through.
+    passed: Condvar,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Turn {
+    /// A thread reads.
+    pub(super) is_taken: bool,
+    /// Tasks that wait for queues of the channel.
+    pub(super) tasks: Vec<Waker>,
+}
+
+impl ChannelInner {
+    pub(crate) fn raw(&self) -> *mut ibv_comp_channel {
+        self.made.raw.as_ptr()
+    }
+
+    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the descriptor is open as long as the channel, which lives as long as `self`.
+        unsafe { BorrowedFd::borrow_raw(self.made.fd()) }
+    }
+
+    pub(crate) fn is_of(&self, device: &Arc<DeviceInner>) -> bool {
+        Arc::ptr_eq(&self.made.device, device)
+    }
+
+    /// Before the queue is armed for the first time.
+    pub(crate) fn add(&self, raw: NonNull<ibv_cq>, queue: &Arc<CompletionQueueInner>) {
+        let mut queues = self.queues.lock();
+        // A new queue may stand where a dropped one stood.
+        queues.retain(|_, known| known.strong_count() > 0);
+        queues.insert(raw.as_ptr() as usize, Arc::downgrade(queue));
+    }
+
+    /// Reads an event, if there is one now, counts it at its queue, and acknowledges it. The inner
+    /// value is `None` for a queue that is being destroyed, which waits for the acknowledgement.
+    fn next(&self) -> Result<Option<Option<Arc<CompletionQueueInner>>>, Error> {
+        let (mut raw, mut context) = (ptr::null_mut(), ptr::null_mut());
+        let api = self.made.device.api;
+        // SAFETY: the channel is alive, and the places are valid.
+        let rc = unsafe { (api.get_cq_event)(self.raw(), &mut raw, &mut context) };
+        match call::status("ibv_get_cq_event", rc, String::new) {
+            Err(Error::Verbs { source, .. }) if source.kind() == io::ErrorKind::WouldBlock => {
+                return Ok(None);
+            }
+            read => read?,
+        }
+        let queue = self.queues.lock().get(&(raw as usize)).and_then(Weak::upgrade);
+        if let Some(told) = queue.as_ref().and_then(|queue| queue.told.as_ref()) {
+            told.events.fetch_add(1, Ordering::Release);
+        }
+        // SAFETY: read above, and acknowledged once; the queue lives until then. Before the last handle
+        // of the queue may be dropped here, as destroying it waits for this.
+        unsafe { (api.ack_cq_events)(raw, 1) };
+        Ok(Some(queue))
+    }
+
+    pub(super) fn read_all(&self) -> Result<(), Error> {
+        while self.next()?.is_some() {}
+        Ok(())
+    }
+
+    /// Sleeps until `done` or `read` has a value; `read` is called by the thread whose turn it is, when
+    /// the descriptor may have events.
+    fn read_until<T>(
+        &self,
+        deadline: Option<Instant>,
+        mut done: impl FnMut() -> Option<T>,
+        mut read: impl FnMut() -> Result<Option<T>, Error>,
+    ) -> Result<Option<T>, Error> {
+        let mut turn = self.turn.lock();
+        loop {
+            // Under the lock: an event that is counted later is counted by another reader, who tells.
+            if let Some(value) = done() {
+                return Ok(Some(value));
+            }
+            if turn.is_taken {
+                let timed_out = match deadline {
+                    Some(at) => self.passed.wait_until(&mut turn, at).timed_out(),
+                    None => {
+                        self.passed.wait(&mut turn);
+                        false
+                    }
+                };
+                if timed_out {
+                    return Ok(done());
+                }
+                continue;
+            }
+            turn.is_taken = true;
+            let got = MutexGuard::unlocked(&mut turn, || {
+                let is_readable = poll(self.made.fd(), Some(self.wake.as_raw_fd()), left(deadline))?;
+                self.calm();
+                if is_readable { read() } else { Ok(None) }
+            });
+            turn.is_taken = false;
+            self.pass(&mut turn);
+            if let Some(value) = got? {
+                return Ok(Some(value));
+            }
+            if deadline.is_some_and(|at| Instant::now() >= at) {
+                return Ok(done());
+            }
+        }
+    }
+
+    /// Has all that wait look again.
+    pub(super) fn pass(&self, turn: &mut Turn) {
+        self.passed.notify_all();
+        turn.tasks.drain(..).for_each(Waker::wake);
+    }
+
+    /// Ends the sleep of all that wait for queues of this channel.
+    fn wake_all(&self) {
+        // Fails where it is readable already.
+        let _ = (&self.wake).write(&1u64.to_ne_bytes());
+        self.pass(&mut self.turn.lock());
+    }
+
+    /// Takes [`Self::wake_all`]'s sign away.
+    fn calm(&self) {
+        // Fails where there is none.
+        let _ = (&self.wake).read(&mut [0; 8]);
+    }
+}
+
+/// What [`CompletionQueue::arm`] arms a queue for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ArmFor {
+    /// The next entry.
+    Next,
+    /// The next entry of a receive whose sender has asked for it
+    /// ([`WorkRequest::solicited`](crate::WorkRequest::solicited)), or of work that failed. A queue that
+    /// is armed for the next entry stays so.
+    Solicited,
+}
+
+/// What a completion queue with a channel has besides.
+#[derive(Debug)]
+pub(crate) struct Told {
+    pub(crate) channel: Arc<ChannelInner>,
+    record: HostAddr,
+    register: HostAddr,
+    number: u32,
+    /// Events that were read. The card arms again only with their count.
+    events: AtomicU32,
+}
+
+impl Told {
+    /// # Safety
+    /// The record (that of arming) and the register are those of that queue, aligned, and valid as long
+    /// as this.
+    pub(crate) unsafe fn new(
+        channel: Arc<ChannelInner>,
+        record: *mut u32,
+        register: *mut u8,
+        number: u32,
+    ) -> Self {
+        Told {
+            channel,
+            record: HostAddr(record as u64),
+            register: HostAddr(register as u64),
+            number,
+            events: AtomicU32::new(0),
+        }
+    }
+
+    /// Arms the queue for entries from `first` on. The queue's state is locked.
+    pub(crate) fn arm(&self, what: ArmFor, first: u32) {
+        let sequence = self.events.load(Ordering::Acquire) as u8;
+        let arm = CqArm::new(sequence, what == ArmFor::Solicited, first);
+        let doorbell = Doorbell {
+            record_at: self.record,
+            record: arm.record(),
+            register: self.register,
+            value: arm.doorbell(self.number),
+        };
+        // SAFETY: both are valid (`new`). Other queues ring the same register, and each store is whole.
+        unsafe { doorbell.ring() };
+    }
+
+    /// Events that were read.
+    pub(crate) fn events(&self) -> u32 {
+        self.events.load(Ordering::Acquire)
+    }
+
+    /// Waits until an event was read after the first `seen`. False after the deadline.
+    pub(crate) fn sleep(&self, seen: u32, deadline: Option<Instant>) -> Result<bool, Error> {
+        let is_told = || (self.events() != seen).then_some(());
+        let read = || self.channel.read_all().map(|()| None);
+        self.channel.read_until(deadline, is_told, read).map(|told| told.is_some())
+    }
+
+    /// Has all that wait for the queue look again, without an event.
+    pub(crate) fn wake(&self) {
+        self.events.fetch_add(1, Ordering::Release);
+        self.channel.wake_all();
+    }
+}
+
+/// The end of a timeout; none of one that is longer than the clock.
+pub(crate) fn deadline(timeout: Duration) -> Option<Instant> {
+    Instant::now().checked_add(timeout)
+}
+
+fn left(deadline: Option<Instant>) -> Duration {
+    deadline.map_or(Duration::MAX, |at| at.saturating_duration_since(Instant::now()))
+}
+
+fn set_nonblocking(fd: RawFd) -> Result<(), Error> {
+    // SAFETY: no memory is involved.
+    let rc = unsafe {
+        let flags = libc::fcntl(fd, libc::F_GETFL);
+        if flags < 0 { flags } else { libc::fcntl(fd, libc::F_SETFL, flags | libc::O_NONBLOCK) }
+    };
+    call::status("fcntl", rc.min(0), || "completion channel".to_owned())
+}
+
+fn event_fd() -> Result<File, Error> {
+    // SAFETY: no memory is involved.
+    let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
+    call::status("eventfd", fd.min(0), || "completion channel".to_owned())?;
+    // SAFETY: just opened, and it has no other owner.
+    Ok(File::from(unsafe { OwnedFd::from_raw_fd(fd) }))
+}

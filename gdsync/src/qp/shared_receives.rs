@@ -1,0 +1,335 @@
+//! Shared receive queues: making, posting, and which completion queues their receives count in.
+
+use crate::qp::CompletionQueueInner;
+use crate::qp::config::SharedReceiveQueueConfig;
+use crate::queue::Ring;
+use crate::queue::error::{QueueError, RequestError, StateError};
+use crate::queue::request::data_segments;
+use crate::queue::shared::{Credits, SharedRecvState};
+use crate::verbs::events::{AsyncEventKind, Element, EventSink};
+use crate::verbs::{Error, OutOfRange, ProtectionDomain, ProtectionDomainInner, QueuePairError, Slice, call};
+use gdsync_sys::mlx5dv::{self, mlx5dv_obj, mlx5dv_srq};
+use gdsync_sys::verbs::{self, ibv_srq, ibv_srq_attr, ibv_srq_init_attr};
+use parking_lot::Mutex;
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Receives that several queue pairs take from, in the order in which messages arrive: a program posts
+/// as many as it has memory for, and not as many for each of its peers.
+///
+/// A cheap handle. The queue lives as long as a handle or a queue pair of it.
+///
+/// # Completions
+/// A receive completes in the receive completion queue of the queue pair that has taken it
+/// ([`Completion::qp_num`](crate::Completion::qp_num)). As any of them may, each has room for all: a
+/// receive is refused while it may overrun one of them, and a queue pair is refused whose completion
+/// queue has no room for what is posted. With one completion queue for all queue pairs, that is simply
+/// the room of one.
+///
+/// A stream may wait for receives of a shared queue: a completion queue's entries are whichever come,
+/// so as many waits can be prepared as receives are posted. Where several completion queues share the
+/// receives, nobody knows in which of them they complete, and a wait lasts until they have come there.
+///
+/// # Failure
+/// A queue pair that fails leaves the receives that it has not taken to the others, and one that it was
+/// filling completes with an error. So no flush ends a wait for a message that never comes, as it does
+/// where a queue pair has receives of its own: when all queue pairs that complete in a queue have
+/// failed, the library ends the waits there, once the program has seen the failures (by polling, by an
+/// abort of its own, or by reading a fatal event).
+///
+/// ```
+/// use gdsync::qp::SharedReceiveQueue;
+/// use gdsync::{Access, CompletionQueue, Device, MemoryRegion, ProtectionDomain, QueuePair, QueuePairConfig, WorkRequest};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let device = Device::software()?;
+/// let pd = ProtectionDomain::new(&device)?;
+/// let receives = SharedReceiveQueue::new(&pd, 64)?;
+/// let queue = CompletionQueue::new(&device, 256)?;
+/// let config = QueuePairConfig::default().completion_queues(&queue, &queue).shared_receive_queue(&receives);
+/// let region = MemoryRegion::allocate(&pd, 64, Access::LOCAL_WRITE)?;
+/// for slot in 0..2 {
+///     receives.post_recv(&[region.slice(slot * 8..slot * 8 + 8)?], slot as u64)?;
+/// }
+/// let mut senders = Vec::new();
+/// for text in [b"one", b"two"] {
+///     let (ours, theirs) = (QueuePair::new(&pd, config)?, QueuePair::new(&pd, Default::default())?);
+///     ours.connect(&theirs.endpoint()?, Default::default())?;
+///     theirs.connect(&ours.endpoint()?, Default::default())?;
+///     theirs.post_send(WorkRequest::send_inline(text))?;
+///     let arrived = loop {
+///         if let Some(completion) = queue.poll()? {
+///             break completion;
+///         }
+///     };
+///     let mut bytes = [0; 3];
+///     region.read(arrived.wr_id as usize * 8, &mut bytes);
+///     assert_eq!((&bytes, arrived.qp_num), (text, ours.number()));
+///     senders.push((ours, theirs));
+/// }
+/// assert_eq!(receives.posted(), 0);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct SharedReceiveQueue {
+    pub(crate) inner: Arc<SharedReceives>,
+}
+
+#[derive(Debug)]
+pub(crate) struct SharedReceives {
+    object: VerbsSrq,
+    number: u32,
+    segments: u32,
+    credits: Arc<Credits>,
+    state: Mutex<SharedRecvState>,
+    /// Where its receives may complete: one entry for each queue pair.
+    queues: Mutex<Vec<Arc<CompletionQueueInner>>>,
+    /// The card takes no more receives from it.
+    has_failed: AtomicBool,
+}
+
+/// The queue as verbs know it. Destroyed when dropped: queue pairs hold it, so they were destroyed
+/// before.
+#[derive(Debug)]
+struct VerbsSrq {
+    raw: NonNull<ibv_srq>,
+    pd: Arc<ProtectionDomainInner>,
+}
+
+// SAFETY: libibverbs allows a shared receive queue to be modified and destroyed from any thread.
+unsafe impl Send for VerbsSrq {}
+// SAFETY: as above.
+unsafe impl Sync for VerbsSrq {}
+
+impl SharedReceiveQueue {
+    /// Makes a shared receive queue. A number stands for the configuration of a queue that holds so
+    /// many receives.
+    ///
+    /// # Errors
+    /// [`Error::Verbs`] where the provider refuses, for example because the device has no queues of
+    /// that size.
+    pub fn new(pd: &ProtectionDomain, config: impl Into<SharedReceiveQueueConfig>) -> Result<Self, Error> {
+        let config = config.into();
+        let device = &pd.inner.device;
+        let attr =
+            ibv_srq_attr { max_wr: config.depth.max(1), max_sge: config.segments.max(1), srq_limit: 0 };
+        let mut init = ibv_srq_init_attr { srq_context: ptr::null_mut(), attr };
+        // SAFETY: the domain is allocated as long as `pd` lives, and the struct is valid.
+        let raw = unsafe { (device.api.create_srq)(pd.inner.raw(), &mut init) };
+        let raw = call::pointer("ibv_create_srq", raw, || format!("{config:?}"))?;
+        let object = VerbsSrq { raw, pd: pd.inner.clone() };
+        let (state, number) = describe(&object)?;
+        let inner = Arc::new(SharedReceives {
+            object,
+            number,
+            segments: init.attr.max_sge,
+            credits: Arc::new(Credits::new(state.capacity())),
+            state: Mutex::new(state),
+            queues: Mutex::default(),
+            has_failed: AtomicBool::new(false),
+        });
+        // The list holds it weakly.
+        let sink: Arc<dyn EventSink> = inner.clone();
+        device.queue_pairs.add(Arc::downgrade(&sink));
+        Ok(SharedReceiveQueue { inner })
+    }
+
+    /// Posts a receive: the next message that arrives for any of the queue pairs fills the slices, one
+    /// after the other.
+    ///
+    /// # Errors
+    /// [`QueueError`]: no room here or in a completion queue, a limit, a slice of another domain or not
+    /// writable, or a queue that has failed. Nothing was posted then.
+    pub fn post_recv(&self, slices: &[Slice], wr_id: u64) -> Result<(), QueueError> {
+        self.inner.post_recv(slices, wr_id)
+    }
+
+    /// Receives that are posted, and whose completions were not polled.
+    pub fn posted(&self) -> u32 {
+        self.inner.credits.posted()
+    }
+
+    /// Receives that it holds: those asked for, or more.
+    pub fn depth(&self) -> u32 {
+        self.inner.credits.capacity()
+    }
+
+    /// Its number.
+    pub fn number(&self) -> u32 {
+        self.inner.number
+    }
+
+    /// Has the card report [`AsyncEventKind::SharedReceivesLow`] once when fewer receives than `limit`
+    /// are left, which may be at once; 0 calls that off. [`Device::next_event`](crate::Device::next_event)
+    /// reads the event.
+    ///
+    /// # Errors
+    /// [`OutOfRange`] for a limit that is more than the queue's depth, [`Error::Verbs`].
+    pub fn tell_below(&self, limit: u32) -> Result<(), Error> {
+        let depth = self.depth();
+        if limit > depth {
+            // The provider's ring may be larger, and the card would tell at once.
+            return Err(Error::OutOfRange(OutOfRange {
+                what: "limit",
+                value: limit.into(),
+                limit: format!("the shared receive queue holds {depth} receives"),
+                remedy: "choose a smaller one",
+            }));
+        }
+        let mut attr = ibv_srq_attr { srq_limit: limit, ..ibv_srq_attr::default() };
+        let VerbsSrq { raw, pd } = &self.inner.object;
+        // SAFETY: the queue is alive, and the struct is valid.
+        let rc = unsafe { (pd.device.api.modify_srq)(raw.as_ptr(), &mut attr, verbs::IBV_SRQ_LIMIT) };
+        call::status("ibv_modify_srq", rc, || format!("limit {limit}"))
+    }
+}
+
+/// Asks the provider for the queue's ring and number.
+fn describe(object: &VerbsSrq) -> Result<(SharedRecvState, u32), Error> {
+    // SAFETY: all-zero bytes are a valid value of this plain C struct.
+    let mut out: mlx5dv_srq = unsafe { std::mem::zeroed() };
+    out.comp_mask = mlx5dv::MLX5DV_SRQ_MASK_SRQN;
+    let mut obj = mlx5dv_obj::default();
+    obj.srq.r#in = object.raw.as_ptr();
+    obj.srq.out = &mut out;
+    // SAFETY: the queue is alive, and `out` is a valid place.
+    let rc = unsafe { (object.pd.device.api.mlx5dv_init_obj)(&mut obj, mlx5dv::MLX5DV_OBJ_SRQ) };
+    call::status("mlx5dv_init_obj", rc, || "shared receive queue".to_owned())?;
+    // libmlx5 names the first and the last entry of the list, which has all of the ring.
+    let entries = out.tail.wrapping_add(1);
+    if out.head != 0 || !entries.is_power_of_two() || entries > 1 << 16 {
+        return Err(QueuePairError::layout("shared receive queue entries", entries));
+    }
+    if out.stride < 32 || !out.stride.is_power_of_two() {
+        return Err(QueuePairError::layout("shared receive queue stride", out.stride));
+    }
+    if out.comp_mask & mlx5dv::MLX5DV_SRQ_MASK_SRQN == 0 {
+        return Err(QueuePairError::layout("shared receive queue number", out.srqn));
+    }
+    // SAFETY: the provider describes ring and record of the queue, valid until it is destroyed, which
+    // the object does when it is dropped.
+    let ring = unsafe { Ring::new(out.buf.cast(), entries, out.stride as usize, out.dbrec) };
+    Ok((SharedRecvState::new(ring, 0, out.tail as u16), out.srqn))
+}
+
+impl SharedReceives {
+    pub(crate) fn raw(&self) -> NonNull<ibv_srq> {
+        self.object.raw
+    }
+
+    pub(crate) fn pd(&self) -> &Arc<ProtectionDomainInner> {
+        &self.object.pd
+    }
+
+    pub(crate) fn credits(&self) -> &Arc<Credits> {
+        &self.credits
+    }
+
+    fn check(&self, slice: &Slice) -> Result<(), QueueError> {
+        let (region, lkey) = (slice.region(), slice.lkey());
+        if !Arc::ptr_eq(&region.pd, &self.object.pd) {
+            return Err(QueueError::Request(RequestError::OtherDomain { lkey, srqn: self.number }));
+        }
+        if !region.is_writable() {
+            return Err(QueueError::Request(RequestError::NotWritable { lkey }));
+        }
+        Ok(())
+    }
+
+    fn post_recv(&self, slices: &[Slice], wr_id: u64) -> Result<(), QueueError> {
+        if self.has_failed.load(Ordering::Acquire) {
+            return Err(QueueError::State(StateError::SharedReceivesFailed { srqn: self.number }));
+        }
+        slices.iter().try_for_each(|slice| self.check(slice))?;
+        let segments = data_segments(slices, self.segments)?;
+        let regions = slices.iter().map(|slice| slice.region().clone()).collect();
+        // Counted first: other work of a completion queue finds it, or is found here.
+        self.credits.take()?;
+        // No lock is held while completion queues are locked, and one of them at a time.
+        let queues = self.queues.lock().clone();
+        if let Err(full) = queues.iter().try_for_each(|queue| queue.lock().check_not_overbooked()) {
+            self.credits.give_back();
+            return Err(full);
+        }
+        self.state.lock().post(&segments, wr_id, regions);
+        Ok(())
+    }
+
+    /// Matches a completion with its receive, which is free then. The state of the completion queue is
+    /// locked.
+    pub(crate) fn retire(&self, index: u16) -> Option<u64> {
+        let wr_id = self.state.lock().retire(index)?;
+        self.credits.give_back();
+        Some(wr_id)
+    }
+}
+
+impl Drop for VerbsSrq {
+    fn drop(&mut self) {
+        // SAFETY: created by us; queue pairs hold the queue, so none takes from it any more. After this
+        // the card touches neither the ring nor the memory that receives name.
+        call::on_drop("ibv_destroy_srq", unsafe { (self.pd.device.api.destroy_srq)(self.raw.as_ptr()) });
+    }
+}
+
+impl EventSink for SharedReceives {
+    fn number(&self) -> u32 {
+        self.number
+    }
+
+    fn is_queue_pair(&self) -> bool {
+        false
+    }
+
+    fn is_concerned(&self, element: Element) -> bool {
+        match element {
+            Element::Srq(raw) => self.object.raw.as_ptr() as usize == raw,
+            Element::Device => true,
+            Element::Cq(_) | Element::Qp(_) | Element::Port(_) => false,
+        }
+    }
+
+    fn fail_by_event(&self, _: AsyncEventKind, _: Element) {
+        self.has_failed.store(true, Ordering::Release);
+    }
+}
+
+/// What a queue pair has of a shared receive queue: its receives count in the queue pair's completion
+/// queue.
+#[derive(Debug)]
+pub(crate) struct Sharing {
+    pub(crate) receives: Arc<SharedReceives>,
+    queue: Arc<CompletionQueueInner>,
+}
+
+impl Sharing {
+    /// For a queue pair that will complete its receives in `queue`.
+    pub(crate) fn new(
+        receives: &Arc<SharedReceives>,
+        queue: &Arc<CompletionQueueInner>,
+    ) -> Result<Self, QueuePairError> {
+        // Before the queue is looked at: a receive that is posted meanwhile is found here, or finds it.
+        receives.queues.lock().push(queue.clone());
+        let has_room = queue.lock().add_credits(&receives.credits);
+        // From here on, dropping it takes both away.
+        let made = Sharing { receives: receives.clone(), queue: queue.clone() };
+        if has_room {
+            return Ok(made);
+        }
+        let posted = receives.credits.posted();
+        Err(QueuePairError::NoRoomForReceives { cqn: queue.number(), posted })
+    }
+}
+
+impl Drop for Sharing {
+    fn drop(&mut self) {
+        self.queue.lock().remove_credits(&self.receives.credits);
+        let mut queues = self.receives.queues.lock();
+        let place = queues.iter().position(|queue| Arc::ptr_eq(queue, &self.queue));
+        // Not the last handle of the queue: this one has another.
+        if let Some(place) = place {
+            queues.swap_remove(place);
+        }
+    }
+}

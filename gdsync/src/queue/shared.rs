@@ -1,0 +1,135 @@
+//! The state of a shared receive queue.
+//!
+//! Its entries are a list, as receives complete in any order: each begins with the index of the next
+//! (`struct mlx5_wqe_srq_next_seg`). The card follows the list from entry 0 on. The CPU writes receives
+//! to the free entries, from the list's head on, and links entries whose receives have completed to its
+//! tail. One entry stays free: the tail, whose link is not written yet.
+
+use super::Ring;
+use crate::queue::error::{QueueError, QueueFull};
+use crate::verbs::mr::MemoryRegionInner;
+use gdsync_sys::prm::doorbell;
+use gdsync_sys::prm::recv;
+use gdsync_sys::prm::wqe::{DataSeg, SEGMENT};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use zerocopy::IntoBytes;
+
+/// Receives of a shared queue that are posted, and whose completions were not polled. Each may complete
+/// in any completion queue of its queue pairs, and counts in all of them.
+#[derive(Debug)]
+pub(crate) struct Credits {
+    posted: AtomicU32,
+    capacity: u32,
+}
+
+impl Credits {
+    pub(crate) fn new(capacity: u32) -> Self {
+        Credits { posted: AtomicU32::new(0), capacity }
+    }
+
+    pub(crate) fn capacity(&self) -> u32 {
+        self.capacity
+    }
+
+    pub(crate) fn posted(&self) -> u32 {
+        // Sequentially consistent with `take`: of a receive that is being posted, and of other work of a
+        // completion queue, the one that is counted second finds the other.
+        self.posted.load(Ordering::SeqCst)
+    }
+
+    /// Counts a receive, before it is posted.
+    pub(crate) fn take(&self) -> Result<(), QueueError> {
+        let capacity = self.capacity;
+        let count = |posted| (posted < capacity).then_some(posted + 1);
+        match self.posted.fetch_update(Ordering::SeqCst, Ordering::SeqCst, count) {
+            Ok(_) => Ok(()),
+            Err(_) => Err(QueueError::Full(QueueFull::ReceiveQueue { capacity })),
+        }
+    }
+
+    /// A receive was not posted, or its completion was polled.
+    pub(crate) fn give_back(&self) {
+        self.posted.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+#[derive(Debug)]
+struct Entry {
+    wr_id: u64,
+    /// Keeps the memory that the card writes.
+    _regions: Vec<Arc<MemoryRegionInner>>,
+}
+
+/// The state of a shared receive queue, under its lock.
+#[derive(Debug)]
+pub(crate) struct SharedRecvState {
+    ring: Ring,
+    /// The free entry that the next receive takes.
+    head: u16,
+    /// The last free entry.
+    tail: u16,
+    /// Receives that were posted, modulo 2^16.
+    counter: u16,
+    /// Receives that have not completed, by entry.
+    entries: Vec<Option<Entry>>,
+}
+
+impl SharedRecvState {
+    /// Of a ring whose entries are linked from `head` to `tail`.
+    pub(crate) fn new(ring: Ring, head: u16, tail: u16) -> Self {
+        let entries = (0..ring.entries()).map(|_| None).collect();
+        SharedRecvState { ring, head, tail, counter: 0, entries }
+    }
+
+    /// Receives that it holds: all entries but one.
+    pub(crate) fn capacity(&self) -> u32 {
+        self.ring.entries() - 1
+    }
+
+    /// Writes a receive into the ring and announces it to the card. The caller has counted it
+    /// ([`Credits::take`]), and has checked the number of segments.
+    pub(crate) fn post(&mut self, segments: &[DataSeg], wr_id: u64, regions: Vec<Arc<MemoryRegionInner>>) {
+        let index = self.head;
+        let next = self.next_of(index);
+        let mut wqe = Vec::with_capacity(self.ring.stride());
+        wqe.extend_from_slice(&recv::link(next));
+        for segment in segments {
+            wqe.extend_from_slice(segment.as_bytes());
+        }
+        if wqe.len() < self.ring.stride() {
+            wqe.extend_from_slice(DataSeg::terminator().as_bytes());
+        }
+        self.ring.write(index.into(), &wqe);
+        if let Some(place) = self.entries.get_mut(usize::from(index)) {
+            *place = Some(Entry { wr_id, _regions: regions });
+        }
+        self.head = next;
+        self.counter = self.counter.wrapping_add(1);
+        // The card reads the entry once it sees the record: `publish` orders the two.
+        self.ring.publish(doorbell::record(self.counter.into()));
+    }
+
+    /// Matches a completion with its work request, whose entry is free then. `None` where there is none.
+    pub(crate) fn retire(&mut self, index: u16) -> Option<u64> {
+        let entry = self.entries.get_mut(usize::from(index))?.take()?;
+        let link = u32::from_ne_bytes(recv::link(index).first_chunk().copied().unwrap_or_default());
+        self.ring.word(self.tail.into(), 0).store(link, Ordering::Release);
+        self.tail = index;
+        Some(entry.wr_id)
+    }
+
+    /// The entry that follows on the list.
+    fn next_of(&self, index: u16) -> u16 {
+        let bytes = self.ring.word(index.into(), 0).load(Ordering::Acquire).to_ne_bytes();
+        let [.., high, low] = bytes;
+        u16::from_be_bytes([high, low])
+    }
+}
+
+/// Bytes of the link of an entry.
+const _: () = assert!(SEGMENT == 16);
+
+#[cfg(test)]
+#[path = "shared_tests.rs"]
+mod tests;
