@@ -215,9 +215,9 @@ fn nobody_listens_and_nobody_is_there() {
     }
 }
 
-/// Starts rping for ever, and kills one side of it.
-fn killed(kills_server: bool) {
-    let test = if kills_server { "rping_server_dies" } else { "rping_client_dies" };
+#[test]
+fn a_server_that_dies_disconnects_its_client() {
+    let test = "rping_server_dies";
     let Some(program) = program(test, "rping", "rdmacm-utils") else { return };
     let (port, temporary) = (free_port(), Folder::new(test));
     let server = words(&format!("-s -p {port}"));
@@ -227,16 +227,9 @@ fn killed(kills_server: bool) {
     wait_for_service(TCP, port, &mut server);
     let client = pair.start(&pair.client, &temporary);
     std::thread::sleep(Duration::from_millis(500));
-    let (dies, stays) = if kills_server { (server, client) } else { (client, server) };
-    dies.kill();
-    drop(dies);
-    // It ends, and does not say that all went well.
-    let ended = stays.end();
+    server.kill();
+    drop(server);
+    // It ends, and does not say that all went well. On a slow machine it has not connected yet.
+    let ended = client.end();
     assert!(ended.text.contains("DISCONNECT") || ended.code != Some(0), "{ended:?}");
-}
-
-#[test]
-fn a_peer_that_dies_disconnects() {
-    killed(true);
-    killed(false);
 }
