@@ -184,7 +184,7 @@ static void dynamic(struct ibv_context *context, struct mlx5dv_devx_uar *uar, ui
 {
     struct cq near = create_cq(context, uar, 4), far = create_cq(context, uar, 4);
     struct pool pool = create_pool(context, pd, 0);
-    struct qp initiator = create_other(context, uar, pd, near.number, 10, 0);
+    struct qp initiator = create_other(context, uar, pd, near.number, 5, 0);
     struct mlx5dv_devx_obj *target;
     uint8_t in[COMMAND], out[16] = {0};
     const uint8_t *entry;

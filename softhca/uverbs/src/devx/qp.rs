@@ -19,7 +19,7 @@ pub(super) struct Qp {
 }
 
 /// `MLX5_QP_ST_DCI`.
-const DCI: u8 = 0xa;
+const DCI: u8 = 0x5;
 
 /// Codes of `st` (`MLX5_QP_ST_*`).
 fn transport_of(code: u8) -> Result<Transport, Refusal> {
@@ -28,7 +28,7 @@ fn transport_of(code: u8) -> Result<Transport, Refusal> {
         1 => Ok(Transport::Uc),
         2 => Ok(Transport::Ud),
         DCI => Ok(Transport::DcInitiator),
-        _ => Err(Refusal::parameter(Syndrome::QpTransport, code, "RC (0), UC (1), UD (2) or DCI (10)")),
+        _ => Err(Refusal::parameter(Syndrome::QpTransport, code, "RC (0), UC (1), UD (2) or DCI (5)")),
     }
 }
 
@@ -38,10 +38,10 @@ fn code_of(transport: Transport) -> u8 {
         Transport::Uc => 1,
         Transport::Ud => 2,
         // `MLX5_QP_ST_XRC`.
-        Transport::XrcInitiator | Transport::XrcTarget => 5,
+        Transport::XrcInitiator | Transport::XrcTarget => 3,
         Transport::DcInitiator => DCI,
         // `MLX5_QP_ST_DCT`.
-        Transport::DcTarget => 0xb,
+        Transport::DcTarget => 6,
     }
 }
 
@@ -133,7 +133,7 @@ pub(super) fn create(
         // The card only reads work-queue entries.
         writes: false,
     };
-    let record = Part::record(qpc::DBR_UMEM_ID.get32(asked), qpc::DBR_ADDR.get(asked));
+    let record = Part::read_record(qpc::DBR_UMEM_ID.get32(asked), qpc::DBR_ADDR.get(asked));
     let start = if ring.len == 0 { 0 } else { ring.address(objects)? };
     let config = QpConfig {
         transport,

@@ -50,7 +50,7 @@ pub(super) fn create(
         writes: false,
     };
     let (record_id, record_at) = (wq::DBR_UMEM_ID.get32(asked), wq::DBR_ADDR.get(asked));
-    let record = Part { len: RECORD, alignment: RECORD, ..Part::record(record_id, record_at) };
+    let record = Part { len: RECORD, alignment: RECORD, ..Part::read_record(record_id, record_at) };
     let config = SrqConfig {
         pdn,
         ring: ring.address(objects)? as *mut u8,

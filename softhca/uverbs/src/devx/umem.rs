@@ -83,7 +83,13 @@ pub(super) struct Part {
 }
 
 impl Part {
-    /// A doorbell record.
+    /// A doorbell record of a queue of work requests, which the device only reads. Programs register it
+    /// with no access.
+    pub(super) fn read_record(id: u32, offset: u64) -> Self {
+        Part { writes: false, ..Self::record(id, offset) }
+    }
+
+    /// A doorbell record of a completion queue. The card marks arms there as taken.
     pub(super) fn record(id: u32, offset: u64) -> Self {
         Part { id, offset, len: RECORD, alignment: RECORD, writes: true }
     }
