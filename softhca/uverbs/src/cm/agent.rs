@@ -38,18 +38,23 @@ impl Manager {
     }
 }
 
-/// Starts the agent's thread, which ends when the manager has nothing to do any more.
+/// Time between two looks of an idle agent at whether anything else has the manager.
+const LOOK_FOR_OWNERS: Duration = Duration::from_secs(1);
+
+/// Starts the agent's thread, which ends when nothing else has the manager any more. That of a process
+/// never ends, and its cards stay: a thread that ended would free memory while the program ends, when
+/// libraries such as libfabric take back what they have changed of the C library's `munmap`.
 fn start(manager: &Arc<Manager>) -> Result<()> {
     let manager = manager.clone();
     std::thread::Builder::new().name("softhca-cm".to_owned()).spawn(move || run(&manager))?;
     Ok(())
 }
 
-fn run(manager: &Manager) {
+fn run(manager: &Arc<Manager>) {
     let Some(wake) = manager.wake() else { return };
     loop {
         let mut inner = manager.lock();
-        if inner.is_idle() {
+        if inner.is_idle() && Arc::strong_count(manager) == 1 {
             inner.has_agent = false;
             let cards = std::mem::take(&mut inner.cards);
             drop(inner);
@@ -58,7 +63,8 @@ fn run(manager: &Manager) {
             return;
         }
         let services = inner.services();
-        let longest = inner.next_timer().map(|at| at.saturating_duration_since(Instant::now()));
+        let timer = inner.next_timer().map(|at| at.saturating_duration_since(Instant::now()));
+        let longest = timer.or_else(|| inner.is_idle().then_some(LOOK_FOR_OWNERS));
         drop(inner);
         let mut fds = vec![wake.as_fd()];
         fds.extend(services.iter().map(|(service, _)| service.as_fd()));

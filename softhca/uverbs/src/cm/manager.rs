@@ -35,7 +35,7 @@ pub(crate) struct Inner {
     /// By local communication id.
     pub(crate) connections: HashMap<u32, Link>,
     last_connection: u32,
-    /// The process's cards, while there is a file or a connection.
+    /// The process's cards, once they were needed.
     pub(crate) cards: Vec<Arc<OpenCard>>,
     /// When the agent has last looked whether the processes of peers live.
     pub(crate) looked: Option<Instant>,
