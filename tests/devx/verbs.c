@@ -25,7 +25,7 @@ static void expect(struct ibv_qp *qp, unsigned state, enum ibv_qp_state verbs)
         CHECK(attributes.dest_qp_num == qp->qp_num && get(out, 0xc0 + 0xa8, 24) == qp->qp_num);
         CHECK(attributes.path_mtu == IBV_MTU_1024 && attributes.timeout == 10 && attributes.retry_cnt == 1);
         CHECK(attributes.max_rd_atomic == 4 && attributes.max_dest_rd_atomic == 4);
-        CHECK(attributes.qp_access_flags == (IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE));
+        CHECK(attributes.qp_access_flags == (IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC));
         CHECK(attributes.ah_attr.port_num == 1);
         CHECK(attributes.ah_attr.is_global || attributes.ah_attr.dlid != 0);
         CHECK(get(out, 0xc0 + 0x38d, 3) == 1 && get(out, 0xc0 + 0x390, 3) == 7);

@@ -28,6 +28,7 @@ fn files_of_devices_are_where_every_program_looks() {
         cat /sys/class/infiniband/mlx5_1/ports/1/gid_attrs/types/3 /sys/class/infiniband/mlx5_0/ports/1/state
     ";
     let expected = "/dev/infiniband:
+rdma_cm
 uverbs0
 uverbs1
 
