@@ -1,6 +1,6 @@
 //! Stand-ins for the files in which Linux describes RDMA devices: `/sys` and `/dev/infiniband`.
 //!
-//! [`write`] makes them in a private folder, with the paths that they have on a machine with cards;
+//! [`write`](fn@write) makes them in a private folder, with the paths that they have on a machine with cards;
 //! the preload library sends a program that names one of the [`OWNED`] paths there. What differs
 //! between processes, as each has its own cards, is empty here: [`LiveFile`] says which files that
 //! is, and the preload library answers them from the running card.
