@@ -14,7 +14,7 @@ fn ucx_lists_its_transports() {
         command.arg("-d");
         let ended = run(command);
         let text = ended.succeeded();
-        for transport in ["rc_verbs", "ud_verbs", "ud_mlx5"] {
+        for transport in ["rc_verbs", "rc_mlx5", "dc_mlx5", "ud_verbs", "ud_mlx5"] {
             let line = format!("Transport: {transport}");
             assert!(
                 text.lines().any(|found| found.trim_start_matches(['#', ' ']) == line),

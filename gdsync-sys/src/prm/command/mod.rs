@@ -222,6 +222,10 @@ pub mod qpc {
     /// (`MLX5_REQ_SCAT_DATA32_CQE`, `MLX5_RES_SCAT_DATA32_CQE` of the kernel's `qp.h`).
     pub const CS_REQ_32: u8 = 0x11;
     pub const CS_RES_32: u8 = 0x1;
+    /// At most 64 bytes, in entries of 128: of reads and atomics, and of receives.
+    pub const CS_REQ_64: u8 = 0x22;
+    /// As [`CS_REQ_64`], of receives.
+    pub const CS_RES_64: u8 = 0x2;
     /// `send_dbr_mode`: doorbells with a record; without one, rung by the program
     /// ([`UAR_NO_RECORD`](crate::prm::doorbell::UAR_NO_RECORD)); without one, rung by a processor of
     /// the card. (`enum doca_verbs_qp_send_dbr_mode` of DOCA's `doca_verbs.h`.)

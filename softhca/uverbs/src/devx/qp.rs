@@ -80,19 +80,19 @@ pub(super) fn create(
     }
     let is_initiator = transport == Transport::DcInitiator;
     let mut srq = None;
-    for (field, value, limit) in [
+    for (field, values, limit) in [
         (
             qpc::CS_REQ,
-            qpc::CS_REQ_32,
-            "results of at most 32 bytes inside completion entries, or none (cs_req 0x11 or 0)",
+            [qpc::CS_REQ_32, qpc::CS_REQ_64],
+            "results of at most 32 or 64 bytes inside completion entries, or none (cs_req 0x11, 0x22 or 0)",
         ),
         (
             qpc::CS_RES,
-            qpc::CS_RES_32,
-            "receives of at most 32 bytes inside completion entries, or none (cs_res 1 or 0)",
+            [qpc::CS_RES_32, qpc::CS_RES_64],
+            "receives of at most 32 or 64 bytes inside completion entries, or none (cs_res 1, 2 or 0)",
         ),
     ] {
-        if ![0, value].contains(&field.get8(asked)) {
+        if field.is_set(asked) && !values.contains(&field.get8(asked)) {
             return Err(Refusal::parameter(Syndrome::QpContext, field.get(asked), limit));
         }
     }
@@ -156,7 +156,11 @@ pub(super) fn create(
         master: qpc::CD_MASTER.is_set(asked),
         slave_send: qpc::CD_SLAVE_SEND.is_set(asked),
         no_send_record: qpc::SEND_DBR_MODE.get8(asked) == qpc::DBR_NONE,
-        scatter: ScatterToCqe { requests: qpc::CS_REQ.is_set(asked), receives: qpc::CS_RES.is_set(asked) },
+        // Entries of 128 bytes hold no data: an entry says where its data is, and memory will do.
+        scatter: ScatterToCqe {
+            requests: qpc::CS_REQ.get8(asked) == qpc::CS_REQ_32,
+            receives: qpc::CS_RES.get8(asked) == qpc::CS_RES_32,
+        },
     };
     // SAFETY: `Part::address` found rings and record inside registered user memory, aligned and
     // mapped. The program keeps that memory mapped while it is registered, and the context keeps it
