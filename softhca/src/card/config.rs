@@ -1,10 +1,16 @@
 //! Configuration of a card's objects: sizes, addresses of queues, attributes of queue pairs. Plain
 //! data.
 
+mod queues;
+
+pub use queues::{
+    CqAttributes, CqConfig, CqModeration, QpConfig, ScatterToCqe, SrqAttributes, SrqConfig, Transport,
+    XrcConfig,
+};
+
 use crate::fabric::MAX_PAYLOAD;
 use gdsync_sys::verbs;
 use std::ffi::c_int;
-use std::fmt;
 use std::time::Duration;
 
 /// Bytes of a packet's payload. It is larger than any path MTU, which programs cannot observe.
@@ -183,200 +189,6 @@ pub struct KeyConfig<'a> {
     /// The ranges: data segments of 16 bytes (`struct mlx5_wqe_data_seg`).
     pub entries: &'a [u8],
 }
-
-/// A completion queue's memory. The addresses stay valid until it is destroyed.
-#[derive(Clone, Copy, Debug)]
-pub struct CqConfig {
-    /// First byte of the ring, aligned to 64.
-    pub ring: *mut u8,
-    /// Entries of the ring, a power of two.
-    pub entries: u32,
-    /// Bytes between two entries: 64 or 128.
-    pub stride: u32,
-    /// Doorbell record: consumer index and arm word. The card writes the arm word.
-    pub dbrec: *mut u32,
-    /// The card overwrites entries that are not consumed, and never overruns.
-    pub ignore_overrun: bool,
-    /// The card writes all entries to the first place of the ring.
-    pub collapsed: bool,
-}
-
-/// When the completion event of an armed queue is raised: after `count` entries, or `period` after the
-/// first, whichever is earlier. At once if one of them is 0.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct CqModeration {
-    /// Entries.
-    pub count: u16,
-    /// Microseconds.
-    pub period: u16,
-}
-
-/// State of a completion queue.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct CqAttributes {
-    /// Entries of its ring.
-    pub entries: u32,
-    /// Bytes between two entries.
-    pub stride: u32,
-    /// Entries that the card has written, modulo 2^24.
-    pub produced: u32,
-    /// Consumer index of the doorbell record, modulo 2^24.
-    pub consumed: u32,
-    /// `None` if it is not armed, else whether for solicited entries and errors only.
-    pub armed: Option<bool>,
-    /// It was full when the card wrote an entry, and takes no more.
-    pub overrun: bool,
-}
-
-/// Transport service of a queue pair.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Transport {
-    /// Reliable connection.
-    #[default]
-    Rc,
-    /// Unreliable connection.
-    Uc,
-    /// Unreliable datagrams.
-    Ud,
-    /// Extended reliable connection, the side that sends requests.
-    XrcInitiator,
-    /// Extended reliable connection, the side that executes requests. Each request names a shared
-    /// receive queue of the queue pair's XRC domain.
-    XrcTarget,
-    /// Initiator of dynamically connected transport (DC). Each request names its target.
-    DcInitiator,
-    /// Target of dynamically connected transport.
-    DcTarget,
-}
-
-impl Transport {
-    /// Whether requests are acknowledged.
-    pub(crate) fn is_reliable(self) -> bool {
-        !matches!(self, Transport::Uc | Transport::Ud)
-    }
-}
-
-impl fmt::Display for Transport {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Transport::Rc => "RC",
-            Transport::Uc => "UC",
-            Transport::Ud => "UD",
-            Transport::XrcInitiator | Transport::XrcTarget => "XRC",
-            Transport::DcInitiator | Transport::DcTarget => "DC",
-        })
-    }
-}
-
-/// Which small data a queue pair's completion entries hold, in place of the memory that work requests
-/// name ([`scatter`](gdsync_sys::prm::scatter)).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ScatterToCqe {
-    /// Results of reads and atomics that write an entry.
-    pub requests: bool,
-    /// Messages that fill receives.
-    pub receives: bool,
-}
-
-/// A queue pair's memory and relations. The addresses stay valid until it is destroyed.
-#[derive(Clone, Copy, Debug)]
-pub struct QpConfig {
-    /// Transport service.
-    pub transport: Transport,
-    /// Protection domain; an XRC target has none.
-    pub pdn: Option<u32>,
-    /// Completion queue of sends; targets of XRC and DC have none.
-    pub send_cq: Option<u32>,
-    /// Completion queue of receives; a queue pair of XRC and a DC initiator have none.
-    pub recv_cq: Option<u32>,
-    /// Shared queue that its receives come from; it has none of its own then. A DC target needs it.
-    pub srq: Option<u32>,
-    /// XRC domain of an XRC target; others have none.
-    pub xrcd: Option<u32>,
-    /// Access key of a DC target, which the requests for it must have.
-    pub dc_key: u64,
-    /// UAR whose doorbells ring it; targets of XRC and DC have none.
-    pub uar: Option<u32>,
-    /// First byte of the send ring, aligned to 64; ignored without a send queue.
-    pub sq: *mut u8,
-    /// Basic blocks of the send ring: a power of two, or 0 for no send queue.
-    pub sq_blocks: u32,
-    /// First byte of the receive ring; ignored without a receive queue.
-    pub rq: *mut u8,
-    /// Entries of the receive ring: a power of two, or 0 for no receive queue.
-    pub rq_entries: u32,
-    /// Bytes between two entries of the receive ring, a multiple of 16.
-    pub rq_stride: u32,
-    /// Receive and send doorbell records; may be null without queues.
-    pub dbrec: *mut u32,
-    /// Every send writes a completion entry.
-    pub signal_all: bool,
-    /// Value of `srqn_uidx` in completion entries of the queue pair, 24 bits; 0 without it. With
-    /// CQE version 1, libmlx5 finds the queue pair by it.
-    pub user_index: Option<u32>,
-    /// It may release the sends of other queue pairs (SEND_EN).
-    pub master: bool,
-    /// Another queue pair's SEND_EN releases its sends; its own doorbell does, too, but no other one
-    /// of its page.
-    pub slave_send: bool,
-    /// Its sends have no doorbell record: it is rung at the register
-    /// [`UAR_NO_RECORD`](gdsync_sys::prm::doorbell::UAR_NO_RECORD) of its page, by the producer index.
-    pub no_send_record: bool,
-    /// Small data inside its completion entries.
-    pub scatter: ScatterToCqe,
-}
-
-/// A shared receive queue's memory and relations. The addresses stay valid until it is destroyed.
-#[derive(Clone, Copy, Debug)]
-pub struct SrqConfig {
-    /// Protection domain of its receives.
-    pub pdn: u32,
-    /// First byte of the ring.
-    pub ring: *mut u8,
-    /// Entries of the ring, a power of two.
-    pub entries: u32,
-    /// Bytes between two entries: a power of two, at least 32.
-    pub stride: u32,
-    /// Doorbell record: one word, the number of receives that were posted.
-    pub dbrec: *mut u32,
-    /// The entry after each is the next of the ring, whatever its link says.
-    pub cyclic: bool,
-    /// What makes it a queue of XRC.
-    pub xrc: Option<XrcConfig>,
-}
-
-/// Relations of a shared receive queue of XRC.
-#[derive(Clone, Copy, Debug)]
-pub struct XrcConfig {
-    /// XRC domain, whose targets use it.
-    pub xrcd: u32,
-    /// Completion queue of its receives.
-    pub cqn: u32,
-    /// Value of `srqn_uidx` in completion entries of its receives, 24 bits.
-    pub user_index: u32,
-}
-
-/// State of a shared receive queue.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct SrqAttributes {
-    /// Entries of its ring.
-    pub entries: u32,
-    /// Bytes between two entries.
-    pub stride: u32,
-    /// Number of receives below which it raises an event; 0 if it raises none.
-    pub limit: u32,
-    /// Receives that are posted and not taken.
-    pub posted: u32,
-}
-
-// SAFETY: addresses and numbers; only the engine uses the addresses, under its lock.
-unsafe impl Send for CqConfig {}
-// SAFETY: as above.
-unsafe impl Send for QpConfig {}
-// SAFETY: as above.
-unsafe impl Send for SrqConfig {}
 
 /// State of a queue pair.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

@@ -155,13 +155,9 @@ impl TestQp {
         let (sq, rq) = (memory(blocks as usize * BASIC_BLOCK), memory((entries * stride) as usize));
         let dbrec = memory(8).cast::<u32>();
         let mut config = QpConfig {
-            transport: Transport::Rc,
             pdn: Some(pdn),
             send_cq: Some(cq.cqn),
             recv_cq: Some(cq.cqn),
-            srq: None,
-            xrcd: None,
-            dc_key: 0,
             uar: Some(uar.id),
             sq,
             sq_blocks: blocks,
@@ -169,12 +165,7 @@ impl TestQp {
             rq_entries: entries,
             rq_stride: stride,
             dbrec,
-            signal_all: false,
-            user_index: None,
-            master: false,
-            slave_send: false,
-            no_send_record: false,
-            scatter: ScatterToCqe::default(),
+            ..QpConfig::new(Transport::Rc)
         };
         change(&mut config);
         // SAFETY: the memory is never freed.

@@ -154,13 +154,9 @@ impl Memory {
     ) -> QpConfig {
         let start = self.rings.start();
         QpConfig {
-            transport,
             pdn: Some(domain.number()),
             send_cq: Some(send_cq.number),
             recv_cq: Some(recv_cq.number),
-            srq: None,
-            xrcd: None,
-            dc_key: 0,
             uar: Some(domain.uar().id()),
             sq: start.wrapping_add(sizes.send_offset()),
             sq_blocks: sizes.sq_blocks,
@@ -169,12 +165,10 @@ impl Memory {
             rq_stride: sizes.rq_stride,
             dbrec: self.dbrec.start().cast(),
             signal_all,
-            user_index: None,
             master: flags & SOFTWARE_QP_CREATE_MASTER != 0,
             slave_send: flags & SOFTWARE_QP_CREATE_SLAVE_SEND != 0,
-            // Only commands of DEVX make such queue pairs.
-            no_send_record: false,
             scatter: scatter(flags, transport, signal_all),
+            ..QpConfig::new(transport)
         }
     }
 }
@@ -270,15 +264,13 @@ unsafe fn new_qp(
     Ok(object::into_raw(qp))
 }
 
-/// Which small data the completion entries hold: by default as libmlx5 and the driver behind it have it
-/// (`mlx5_create_qp` of libmlx5, `create_user_qp` of the kernel).
+/// Which small data the completion entries hold: libmlx5 asks for it unless the program says no
+/// (`mlx5_create_qp`).
 fn scatter(flags: u32, transport: Transport, signal_all: bool) -> ScatterToCqe {
-    let is_asked = flags & MLX5DV_QP_CREATE_DISABLE_SCATTER_TO_CQE == 0;
-    let every_result = signal_all || flags & MLX5DV_QP_CREATE_ALLOW_SCATTER_TO_CQE != 0;
-    ScatterToCqe {
-        requests: is_asked && transport == Transport::Rc && every_result,
-        receives: is_asked && transport != Transport::Ud,
+    if flags & MLX5DV_QP_CREATE_DISABLE_SCATTER_TO_CQE != 0 {
+        return ScatterToCqe::default();
     }
+    ScatterToCqe::of_verbs(transport, signal_all || flags & MLX5DV_QP_CREATE_ALLOW_SCATTER_TO_CQE != 0)
 }
 
 /// Checks in libmlx5's order. Returns the transport.

@@ -1,7 +1,6 @@
 //! Dynamically connected transport.
 
 use super::shared_queues::{TestSrq, card_with_events};
-use super::xrc::nothing;
 use super::*;
 use crate::packet::{FIRST, Header, PacketKind};
 use gdsync_sys::prm::wqe::{AddressFields, AddressVector, AtomicSeg};
@@ -43,13 +42,12 @@ impl Target {
     fn new(card: &Card, pdn: u32, user_index: u32) -> Self {
         let (srq, cq) = (TestSrq::new(card, pdn), TestCq::new(card, 64));
         let config = QpConfig {
-            transport: Transport::DcTarget,
             pdn: Some(pdn),
             recv_cq: Some(cq.cqn),
             srq: Some(srq.srqn),
             dc_key: KEY,
             user_index: Some(user_index),
-            ..nothing()
+            ..QpConfig::new(Transport::DcTarget)
         };
         // SAFETY: it has no memory.
         let qpn = unsafe { card.create_qp(&config) }.unwrap();
@@ -263,11 +261,10 @@ fn states_and_parts_are_those_of_the_driver() {
     assert_eq!(errno(bed.card.modify_qp(initiator, &to(QpState::Init))), Err(libc::EINVAL));
     assert_eq!(errno(bed.card.modify_qp(initiator, &to(QpState::Err))), Ok(()));
     let good = QpConfig {
-        transport: Transport::DcTarget,
         pdn: Some(target.srq.config.pdn),
         recv_cq: Some(target.cq.cqn),
         srq: Some(target.srq.srqn),
-        ..nothing()
+        ..QpConfig::new(Transport::DcTarget)
     };
     for config in [
         QpConfig { srq: None, ..good },

@@ -39,34 +39,7 @@ fn initiator(config: &mut QpConfig) {
 }
 
 fn target(xrcd: u32) -> QpConfig {
-    QpConfig { transport: Transport::XrcTarget, xrcd: Some(xrcd), ..nothing() }
-}
-
-/// A configuration without queues and relations.
-pub(super) fn nothing() -> QpConfig {
-    let nothing = std::ptr::null_mut();
-    QpConfig {
-        transport: Transport::Rc,
-        pdn: None,
-        send_cq: None,
-        recv_cq: None,
-        srq: None,
-        xrcd: None,
-        dc_key: 0,
-        uar: None,
-        sq: nothing,
-        sq_blocks: 0,
-        rq: nothing,
-        rq_entries: 0,
-        rq_stride: 0,
-        dbrec: std::ptr::null_mut(),
-        scatter: ScatterToCqe::default(),
-        signal_all: false,
-        user_index: None,
-        master: false,
-        slave_send: false,
-        no_send_record: false,
-    }
+    QpConfig { xrcd: Some(xrcd), ..QpConfig::new(Transport::XrcTarget) }
 }
 
 impl Bed {

@@ -8,7 +8,7 @@ use crate::resource::Resource;
 use crate::uapi::devx::object;
 use crate::verbs::port::PORT;
 use gdsync_sys::prm::command::{dct, dctc};
-use softhca::card::{Access, Address, LinkLayer, QpChange, QpConfig, QpState, ScatterToCqe, Transport};
+use softhca::card::{Access, Address, LinkLayer, QpChange, QpConfig, QpState, Transport};
 
 /// `CREATE_DCT`: a target serves as soon as it is there.
 pub(super) fn create(
@@ -33,28 +33,13 @@ pub(super) fn create(
         let limit = "an index of the port's table of GIDs (my_addr_index)";
         return Err(Refusal::parameter(Syndrome::AddressPath, source, limit));
     }
-    let nothing = std::ptr::null_mut();
     let config = QpConfig {
-        transport: Transport::DcTarget,
         pdn: Some(pdn),
-        send_cq: None,
         recv_cq: Some(cqn),
         srq: Some(srqn),
-        xrcd: None,
         dc_key: dctc::DC_ACCESS_KEY.get(asked),
-        uar: None,
-        sq: nothing,
-        sq_blocks: 0,
-        rq: nothing,
-        rq_entries: 0,
-        rq_stride: 0,
-        dbrec: std::ptr::null_mut(),
-        scatter: ScatterToCqe::default(),
-        signal_all: false,
         user_index: Some(dctc::USER_INDEX.get32(asked)),
-        master: false,
-        slave_send: false,
-        no_send_record: false,
+        ..QpConfig::new(Transport::DcTarget)
     };
     let mut access = Access::empty();
     for (field, right) in [

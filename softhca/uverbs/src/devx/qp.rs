@@ -136,13 +136,10 @@ pub(super) fn create(
     let record = Part::read_record(qpc::DBR_UMEM_ID.get32(asked), qpc::DBR_ADDR.get(asked));
     let start = if ring.len == 0 { 0 } else { ring.address(objects)? };
     let config = QpConfig {
-        transport,
         pdn: Some(pdn),
         send_cq: Some(send_cq),
         recv_cq: (!is_initiator).then_some(recv_cq),
         srq,
-        xrcd: None,
-        dc_key: 0,
         uar: Some(uar),
         // The receive queue comes first in the buffer.
         sq: (start + receive_bytes) as *mut u8,
@@ -151,7 +148,6 @@ pub(super) fn create(
         rq_entries,
         rq_stride,
         dbrec: record.address(objects)? as *mut u32,
-        signal_all: false,
         user_index: Some(qpc::USER_INDEX.get32(asked)),
         master: qpc::CD_MASTER.is_set(asked),
         slave_send: qpc::CD_SLAVE_SEND.is_set(asked),
@@ -161,6 +157,7 @@ pub(super) fn create(
             requests: qpc::CS_REQ.get8(asked) == qpc::CS_REQ_32,
             receives: qpc::CS_RES.get8(asked) == qpc::CS_RES_32,
         },
+        ..QpConfig::new(transport)
     };
     // SAFETY: `Part::address` found rings and record inside registered user memory, aligned and
     // mapped. The program keeps that memory mapped while it is registered, and the context keeps it

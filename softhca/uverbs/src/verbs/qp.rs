@@ -159,7 +159,6 @@ fn config(
         false => Ok(None),
     };
     Ok(QpConfig {
-        transport,
         pdn: number(attr::QP_PD, object::PD)?,
         // Programs also name queues that DC does not have.
         send_cq: number(attr::QP_SEND_CQ, object::CQ)?.filter(|_| !is_target),
@@ -179,11 +178,8 @@ fn config(
         signal_all,
         // libmlx5 has no index for a target of XRC: the shared queues have.
         user_index: (transport != Transport::XrcTarget).then_some(asked.uidx & 0xff_ffff),
-        // Only commands of DEVX make such queue pairs.
-        master: false,
-        slave_send: false,
-        no_send_record: false,
         scatter: scatter(asked.flags, transport, signal_all),
+        ..QpConfig::new(transport)
     })
 }
 
@@ -206,15 +202,12 @@ pub(crate) fn open(context: &Context, request: &Request) -> Result<()> {
     request.answer_with(attr::CORE_OUT, &answer)
 }
 
-/// Which data the driver has a queue pair's completion entries hold (`configure_requester_scat_cqe` and
-/// `create_user_qp` of the kernel's `qp.c`).
+/// Which small data the completion entries hold, by the flags that libmlx5 sends.
 fn scatter(flags: u32, transport: Transport, signal_all: bool) -> ScatterToCqe {
-    let is_asked = flags & QP_SCATTER_CQE != 0;
-    let every_result = signal_all || flags & QP_ALLOW_SCATTER_CQE != 0;
-    ScatterToCqe {
-        requests: is_asked && transport == Transport::Rc && every_result,
-        receives: is_asked && matches!(transport, Transport::Rc | Transport::Uc),
+    if flags & QP_SCATTER_CQE == 0 {
+        return ScatterToCqe::default();
     }
+    ScatterToCqe::of_verbs(transport, signal_all || flags & QP_ALLOW_SCATTER_CQE != 0)
 }
 
 /// `DESTROY`: answers the count of the queue pair's events that the program has read.

@@ -34,26 +34,14 @@ impl GpuQp {
         let cqn = unsafe { pair.card.create_cq(&config) }.unwrap();
         let uar = pair.card.alloc_uar(&[0x800]).unwrap();
         let config = QpConfig {
-            transport: Transport::Rc,
             pdn: Some(pair.pdn),
             send_cq: Some(cqn),
             recv_cq: Some(cqn),
-            srq: None,
             uar: Some(uar.id),
             sq: at(SEND_RING),
             sq_blocks: ENTRIES,
-            rq: std::ptr::null_mut(),
-            rq_entries: 0,
-            rq_stride: 0,
             dbrec: at(RECORD).cast(),
-            signal_all: false,
-            user_index: None,
-            xrcd: None,
-            dc_key: 0,
-            scatter: ScatterToCqe::default(),
-            master: false,
-            slave_send: false,
-            no_send_record: false,
+            ..QpConfig::new(Transport::Rc)
         };
         // SAFETY: as above.
         let qpn = unsafe { pair.card.create_qp(&config) }.unwrap();

@@ -81,26 +81,12 @@ fn there_are_so_many_of_them() {
     let cq = TestCq::new(&card, 8);
     let uar = card.alloc_uar(&[0x800]).unwrap();
     let config = QpConfig {
-        transport: Transport::Rc,
         pdn: Some(pdn),
         send_cq: Some(cq.cqn),
         recv_cq: Some(cq.cqn),
-        srq: None,
-        xrcd: None,
-        dc_key: 0,
         uar: Some(uar.id),
-        sq: std::ptr::null_mut(),
-        sq_blocks: 0,
-        rq: std::ptr::null_mut(),
-        rq_entries: 0,
-        rq_stride: 0,
-        dbrec: std::ptr::null_mut(),
-        signal_all: false,
-        user_index: None,
-        master: false,
-        slave_send: false,
         no_send_record: true,
-        scatter: ScatterToCqe::default(),
+        ..QpConfig::new(Transport::Rc)
     };
     // SAFETY: there are no queues.
     let create = |config: &QpConfig| unsafe { card.create_qp(config) };
