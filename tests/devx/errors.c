@@ -107,8 +107,8 @@ int main(void)
     WRONG(QP, 0xc0 + 8, 8, 3, BAD_PARAM);                 /* XRC */
     WRONG(QP, 0xc0 + 0x565, 3, 1, BAD_RES);               /* no such shared receive queue */
     WRONG(QP, 0xc0 + 0x500, 64, qp.size, BAD_PARAM);
-    WRONG(QP, 0xc0 + 0x630, 8, 0x33, BAD_PARAM);          /* no number of bytes */
-    WRONG(QP, 0xc0 + 0x638, 8, 3, BAD_PARAM);
+    WRONG(QP, 0xc0 + 0x630, 8, 0x22, BAD_PARAM);          /* 64 bytes inside entries of 64 bytes */
+    WRONG(QP, 0xc0 + 0x638, 8, 2, BAD_PARAM);
     WRONG(QP, 0xc0 + 0x80, 2, 2, BAD_PARAM);              /* rung by a processor of the card */
     WRONG(QP, 0xc0 + 0x49d, 1, 1, BAD_PARAM);             /* receives that another queue releases */
     QP;

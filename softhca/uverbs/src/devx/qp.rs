@@ -9,6 +9,7 @@ use crate::resource::Resource;
 use crate::uapi::devx::object;
 use crate::verbs::qp::{BLOCK, code_of as state_code};
 use gdsync_sys::prm::command::{ads, header, qp, qpc};
+use gdsync_sys::prm::field::Field;
 use softhca::card::{Access, LIMITS, QpAttributes, QpConfig, ScatterToCqe, Transport};
 
 /// The state of a queue pair that a command has created.
@@ -43,6 +44,22 @@ fn code_of(transport: Transport) -> u8 {
         // `MLX5_QP_ST_DCT`.
         Transport::DcTarget => 6,
     }
+}
+
+/// Whether small data is to be inside the entries of a completion queue (`cs_req`, `cs_res`). As much as
+/// half an entry has room for: 64 bytes are for entries of 128 only. The card may use memory all the same.
+fn holds_data(context: &Context, asked: &[u8], field: Field, cqn: u32) -> Result<bool, Refusal> {
+    let value = field.get8(asked);
+    let is_long = context.card().query_cq(cqn)?.stride == 128;
+    let (short, long) = match field {
+        qpc::CS_REQ => (qpc::CS_REQ_32, qpc::CS_REQ_64),
+        _ => (qpc::CS_RES_32, qpc::CS_RES_64),
+    };
+    if value == 0 || value == short || value == long && is_long {
+        return Ok(value != 0);
+    }
+    let limit = "32 bytes inside completion entries (cs_req 0x11, cs_res 1), 64 inside those of 128 (0x22, 2), or none";
+    Err(Refusal::parameter(Syndrome::QpContext, value, limit))
 }
 
 /// `CREATE_QP`.
@@ -80,22 +97,6 @@ pub(super) fn create(
     }
     let is_initiator = transport == Transport::DcInitiator;
     let mut srq = None;
-    for (field, values, limit) in [
-        (
-            qpc::CS_REQ,
-            [qpc::CS_REQ_32, qpc::CS_REQ_64],
-            "results of at most 32 or 64 bytes inside completion entries, or none (cs_req 0x11, 0x22 or 0)",
-        ),
-        (
-            qpc::CS_RES,
-            [qpc::CS_RES_32, qpc::CS_RES_64],
-            "receives of at most 32 or 64 bytes inside completion entries, or none (cs_res 1, 2 or 0)",
-        ),
-    ] {
-        if field.is_set(asked) && !values.contains(&field.get8(asked)) {
-            return Err(Refusal::parameter(Syndrome::QpContext, field.get(asked), limit));
-        }
-    }
     let rq_entries = match qpc::RQ_TYPE.get8(asked) {
         // An initiator has no receives, whatever its context says.
         _ if is_initiator => 0,
@@ -122,6 +123,10 @@ pub(super) fn create(
     if !is_initiator {
         check_cq(objects, recv_cq)?;
     }
+    let scatter = ScatterToCqe {
+        requests: holds_data(context, asked, qpc::CS_REQ, send_cq)?,
+        receives: !is_initiator && holds_data(context, asked, qpc::CS_RES, recv_cq)?,
+    };
 
     let receive_bytes = u64::from(rq_entries) * u64::from(rq_stride);
     let lead = page_offset(qpc::LOG_PAGE_SIZE.get(asked), qpc::PAGE_OFFSET.get(asked));
@@ -152,11 +157,7 @@ pub(super) fn create(
         master: qpc::CD_MASTER.is_set(asked),
         slave_send: qpc::CD_SLAVE_SEND.is_set(asked),
         no_send_record: qpc::SEND_DBR_MODE.get8(asked) == qpc::DBR_NONE,
-        // Entries of 128 bytes hold no data: an entry says where its data is, and memory will do.
-        scatter: ScatterToCqe {
-            requests: qpc::CS_REQ.get8(asked) == qpc::CS_REQ_32,
-            receives: qpc::CS_RES.get8(asked) == qpc::CS_RES_32,
-        },
+        scatter,
         ..QpConfig::new(transport)
     };
     // SAFETY: `Part::address` found rings and record inside registered user memory, aligned and
