@@ -433,7 +433,8 @@ pub(super) fn read_events(device: &Device, tally: &mut Tally) -> Result<(), Fail
     Ok(())
 }
 
-/// The queues are full, or the queue pair has failed: completions will show which.
+/// The queues are full, or the queue pair has failed, or the master that releases its sends, and with it
+/// every queue pair whose sends that held: completions will show which.
 fn is_for_now(error: &QueueError) -> bool {
     matches!(
         error,
@@ -443,6 +444,6 @@ fn is_for_now(error: &QueueError) -> bool {
                 | QueueFull::CompletionQueue { .. }
                 | QueueFull::Stream(_)
                 | QueueFull::Master { .. }
-        ) | QueueError::State(StateError::Failed { .. })
+        ) | QueueError::State(StateError::Failed { .. } | StateError::MasterFailed { .. })
     )
 }
