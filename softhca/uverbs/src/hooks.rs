@@ -143,7 +143,7 @@ c_functions! {
 }
 
 /// `close(2)`. Closing a device destroys its objects.
-#[cfg_attr(not(test), unsafe(no_mangle))]
+#[cfg_attr(not(any(test, fuzzing)), unsafe(no_mangle))]
 pub extern "C" fn close(fd: c_int) -> c_int {
     if descriptors::kind(fd).is_some() {
         preserving(|| process::close(fd));
@@ -156,7 +156,7 @@ pub extern "C" fn close(fd: c_int) -> c_int {
 ///
 /// # Safety
 /// As the C function.
-#[cfg_attr(not(test), unsafe(no_mangle))]
+#[cfg_attr(not(any(test, fuzzing)), unsafe(no_mangle))]
 pub unsafe extern "C" fn ioctl(fd: c_int, number: c_ulong, argument: *mut c_void) -> c_int {
     if number == RDMA_VERBS_IOCTL
         && let Some(context) = process::context(fd)

@@ -134,7 +134,7 @@ unsafe extern "C" fn choose(handle: *mut c_void, name: *const c_char) -> *mut c_
 ///
 /// # Safety
 /// As the C function.
-#[cfg(all(not(test), target_arch = "x86_64"))]
+#[cfg(all(not(any(test, fuzzing)), target_arch = "x86_64"))]
 #[unsafe(naked)]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void {
@@ -160,7 +160,7 @@ pub unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut
 ///
 /// # Safety
 /// As the C function.
-#[cfg(all(not(test), target_arch = "aarch64"))]
+#[cfg(all(not(any(test, fuzzing)), target_arch = "aarch64"))]
 #[unsafe(naked)]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void {
@@ -220,7 +220,7 @@ unsafe fn replace(symbol: *const c_char, found: *mut *mut c_void, version: c_int
 ///
 /// # Safety
 /// As the driver's function.
-#[cfg_attr(not(test), unsafe(no_mangle))]
+#[cfg_attr(not(any(test, fuzzing)), unsafe(no_mangle))]
 #[allow(non_snake_case, reason = "the driver's name")]
 pub unsafe extern "C" fn cuGetProcAddress(
     symbol: *const c_char,
@@ -241,7 +241,7 @@ pub unsafe extern "C" fn cuGetProcAddress(
 ///
 /// # Safety
 /// As the driver's function.
-#[cfg_attr(not(test), unsafe(no_mangle))]
+#[cfg_attr(not(any(test, fuzzing)), unsafe(no_mangle))]
 #[allow(non_snake_case, reason = "the driver's name")]
 pub unsafe extern "C" fn cuGetProcAddress_v2(
     symbol: *const c_char,
@@ -265,7 +265,7 @@ pub unsafe extern "C" fn cuGetProcAddress_v2(
 ///
 /// # Safety
 /// As the driver's function.
-#[cfg_attr(not(test), unsafe(no_mangle))]
+#[cfg_attr(not(any(test, fuzzing)), unsafe(no_mangle))]
 #[allow(non_snake_case, reason = "the driver's name")]
 pub unsafe extern "C" fn cuMemGetHandleForAddressRange(
     handle: *mut c_void,
@@ -287,7 +287,7 @@ pub unsafe extern "C" fn cuMemGetHandleForAddressRange(
 ///
 /// # Safety
 /// As the driver's function.
-#[cfg_attr(not(test), unsafe(no_mangle))]
+#[cfg_attr(not(any(test, fuzzing)), unsafe(no_mangle))]
 #[allow(non_snake_case, reason = "the driver's name")]
 pub unsafe extern "C" fn cuMemHostRegister_v2(at: *mut c_void, len: usize, flags: c_uint) -> c_int {
     let is_ours = flags & IO_MEMORY != 0
@@ -301,7 +301,7 @@ pub unsafe extern "C" fn cuMemHostRegister_v2(at: *mut c_void, len: usize, flags
 ///
 /// # Safety
 /// As the driver's function.
-#[cfg_attr(not(test), unsafe(no_mangle))]
+#[cfg_attr(not(any(test, fuzzing)), unsafe(no_mangle))]
 #[allow(non_snake_case, reason = "the driver's name")]
 pub unsafe extern "C" fn cuMemHostRegister(at: *mut c_void, len: usize, flags: c_uint) -> c_int {
     // SAFETY: the caller's.

@@ -18,7 +18,7 @@ macro_rules! c_functions {
             ///
             /// # Safety
             /// As the C function.
-            #[cfg_attr(not(test), unsafe(no_mangle))]
+            #[cfg_attr(not(any(test, fuzzing)), unsafe(no_mangle))]
             pub unsafe extern "C" fn $name($($argument: $type),+) -> $result {
                 // SAFETY: the caller vouches for the arguments, as for those of the C function.
                 unsafe { $call }

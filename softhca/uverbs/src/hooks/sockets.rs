@@ -120,7 +120,7 @@ unsafe fn sendmsg_any(fd: c_int, message: *const libc::msghdr, flags: c_int) -> 
 }
 
 /// `socket(2)`. A socket of RDMA netlink is the library's.
-#[cfg_attr(not(test), unsafe(no_mangle))]
+#[cfg_attr(not(any(test, fuzzing)), unsafe(no_mangle))]
 pub extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
     if domain == libc::AF_NETLINK && protocol == NETLINK_RDMA {
         return returned(preserving(|| open(kind)));
