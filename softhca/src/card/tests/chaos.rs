@@ -215,3 +215,43 @@ fn a_read_answered_late_and_a_write_behind_it_that_was_not_missed() {
     });
     assert_eq!((pair.source.bytes()[0], pair.target.bytes()[8]), (42, 7), "the write was not done again");
 }
+
+/// While the first answer is missing, no later one counts: the responder keeps the results of as many atomics
+/// as may be in flight, and would have forgotten the first one's.
+#[test]
+fn a_lost_answer_of_an_atomic_is_asked_for_before_its_result_is_forgotten() {
+    let access = everything() | Access::REMOTE_ATOMIC;
+    let change = QpChange { access: Some(access), timeout: Some(10), ..QpChange::default() };
+    let mut pair = Pair::with(&Sizes { blocks: 64, ..SIZES }, 4096, change);
+    pair.target = Region::new(&pair.card, pair.pdn, 8, access);
+    let count = 3 * usize::from(crate::card::LIMITS.max_rd_atomic);
+    // The second time, a request behind it is lost, too: the responder refuses what follows.
+    for faults in
+        ["drop nth=1 kind=atomic-response", "drop nth=1 kind=atomic-response; drop nth=9 kind=fetch-add"]
+    {
+        pair.target.bytes().fill(0);
+        pair.card.set_faults(Some(&plan(faults)));
+        for n in 0..count {
+            let operands = AtomicSeg::new(1, 0);
+            let (remote, result) = (pair.target.remote(0), pair.source.data(8 * n..8 * n + 8));
+            let segments = [remote.as_bytes(), operands.as_bytes(), result.as_bytes()];
+            let wqe = pair.left.wqe(Opcode::AtomicFa, &segments, CtrlFlags::CQ_UPDATE, [0; 4]);
+            pair.left.head += pair.left.write(&wqe);
+        }
+        pair.left.ring(pair.left.head - 1);
+        let mut completed = 0;
+        run_until(&pair.card, "all completions", || {
+            completed += usize::from(pair.left.cq.poll().map(|cqe| success(Some(cqe))).is_some());
+            completed == count
+        });
+        let found = pair.source.bytes()[..8 * count]
+            .chunks(8)
+            .map(|word| u64::from_ne_bytes(word.try_into().unwrap()));
+        assert_eq!(found.collect::<Vec<_>>(), (0..count as u64).collect::<Vec<_>>());
+        assert!(
+            pair.card.fault_counts().iter().all(|count| count.injected == 1),
+            "{:?}",
+            pair.card.fault_counts()
+        );
+    }
+}
