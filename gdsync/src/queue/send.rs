@@ -10,6 +10,7 @@ mod flush;
 mod order;
 mod released;
 mod restart;
+mod window;
 
 pub(crate) use behind::CardWait;
 pub(crate) use device::BorrowedSends;
@@ -52,7 +53,7 @@ struct Entry {
     signaled: bool,
     state: State,
     /// Keeps the memory that the card reads or writes.
-    _regions: Regions,
+    regions: Regions,
 }
 
 impl Entry {
@@ -156,6 +157,8 @@ pub(crate) struct SendState {
     handover: Handover,
     /// A master has released, or will, what has not retired.
     is_released: bool,
+    /// The newest request changes a memory window.
+    has_changed_window: bool,
 }
 
 impl SendState {
@@ -177,6 +180,7 @@ impl SendState {
             attached: false,
             handover: Handover::Doorbells,
             is_released: false,
+            has_changed_window: false,
         }
     }
 
@@ -273,6 +277,9 @@ impl SendState {
         book: impl FnOnce(bool) -> Result<(), QueueError>,
         state: State,
     ) -> Result<u64, QueueError> {
+        if let Some(window) = request.window() {
+            return self.place_change(window, request, rules, book, state);
+        }
         request.check(rules)?;
         let most = request.most_units(rules.limits())?;
         self.check_room(blocks_of(most))?;
@@ -284,19 +291,27 @@ impl SendState {
         };
         let signaled = request.is_signaled();
         book(signaled)?;
-        let blocks = blocks_of(written.units);
-        self.entries.push_back(Entry {
+        if self.has_changed_window {
+            self.fence_behind_change(request, written.units);
+        }
+        self.push(Entry {
             wr_id: request.wr_id,
             first: head,
-            blocks: blocks as u16,
+            blocks: blocks_of(written.units) as u16,
             signaled,
             state,
-            _regions: request.regions(written.several),
+            regions: request.regions(written.several),
         });
-        self.head = head.wrapping_add(blocks);
         // Drained here, so that ringing does not depend on the kind of memory that the ring is in.
         self.ring.drain();
         Ok(written.doorbell)
+    }
+
+    /// Books what was written from the head on.
+    #[inline(always)]
+    fn push(&mut self, entry: Entry) {
+        self.head = entry.end();
+        self.entries.push_back(entry);
     }
 
     /// Writes a work request that wraps around the ring's end.
@@ -345,6 +360,7 @@ impl SendState {
         if self.entries[position].state != State::Prepared {
             return removed;
         }
+        let change = self.entries[position].change().cloned();
         self.entries[position].state = State::Hidden;
         self.claims.forget(serial);
         // What the card has stays.
@@ -359,8 +375,12 @@ impl SendState {
             self.head = newest.first;
             self.entries.pop_back();
         }
-        if let Some(position) = self.position(serial) {
+        let left = self.position(serial);
+        if let Some(position) = left {
             self.write_nop(position);
+        }
+        if let Some(change) = change {
+            change.cancel(left.is_none());
         }
         // A serial number that went with its entry comes again.
         self.next_to_post = self.next_to_post.min(self.first_serial + self.entries.len() as u64);
@@ -379,11 +399,15 @@ impl SendState {
         self.ring.drain();
     }
 
-    /// Matches a completion with its work request, which retires together with all before it.
+    /// Matches a completion with its work request, which retires together with all before it. All have
+    /// succeeded, but for the one of the completion after [`Self::doubt`].
     pub(crate) fn retire(&mut self, wqe_counter: u16) -> Option<Retired> {
         let position = self.entries.iter().position(|entry| entry.first as u16 == wqe_counter)?;
         let mut retired = Retired { wr_id: 0, entries: 0, signaled: 0, hidden: false, claim: None };
         for entry in self.entries.drain(..=position) {
+            if let Some(change) = entry.change() {
+                change.finish();
+            }
             retired.wr_id = entry.wr_id;
             retired.hidden = entry.state == State::Hidden;
             retired.entries += 1;
