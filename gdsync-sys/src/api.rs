@@ -160,7 +160,7 @@ pub struct VerbsTable {
     pub create_comp_channel: unsafe extern "C" fn(context: *mut ibv_context) -> *mut ibv_comp_channel,
     pub destroy_comp_channel: unsafe extern "C" fn(channel: *mut ibv_comp_channel) -> c_int,
     /// Blocks unless `fd` of the channel is non-blocking. Queues are armed by their record and their
-    /// register, by whoever consumes their entries: see [`crate::prm::doorbell::CqArm`].
+    /// register, by the program that consumes their entries: see [`crate::prm::doorbell::CqArm`].
     pub get_cq_event: unsafe extern "C" fn(
         channel: *mut ibv_comp_channel,
         cq: *mut *mut ibv_cq,

@@ -263,7 +263,7 @@ pub enum StateError {
         /// Number of the queue pair.
         qpn: u32,
     },
-    /// The completion queue has no channel, so it tells nobody that it has an entry.
+    /// The completion queue has no channel, so it raises no events.
     #[error(
         "completion queue {cqn:#x} has no completion channel: make it with CompletionQueueConfig::channel"
     )]

@@ -196,8 +196,9 @@ impl MemoryWindow {
     /// What the newest bind opens to the peer, from its preparation on; none where the window is not
     /// bound, or its invalidation is prepared.
     ///
-    /// A peer that is told of it before the bind has completed may come too early. A send that is
-    /// posted to the same queue pair behind the bind does not: the card begins it after the bind.
+    /// A request of the peer may arrive too early where the peer learns the key before the bind has
+    /// completed. A send that is posted to the same queue pair behind the bind may carry the key: the
+    /// card begins it after the bind.
     pub fn remote(&self) -> Option<RemoteMemory> {
         let state = self.inner.state.lock();
         let (tag, binding) = state.bound()?;

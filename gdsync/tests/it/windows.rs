@@ -162,7 +162,7 @@ fn streams_bind_tell_and_invalidate() {
     let stream = soft();
     let slice = bed.region.slice(PART).unwrap();
     for round in 0..300u32 {
-        // The peer is told of the key by a send behind the bind.
+        // A send behind the bind gives the peer the key.
         let bind =
             bed.pair.right.prepare(WorkRequest::bind(&bed.window, &slice, WRITE).unsignaled()).unwrap();
         let remote = bed.window.remote().unwrap();
