@@ -111,12 +111,11 @@ fn the_key_of_an_earlier_bind_opens_nothing() {
 
 #[test]
 fn a_window_opens_no_more_than_its_part_and_its_rights() {
-    let beyond = |remote: RemoteMemory| RemoteMemory { addr: remote.addr + 57, ..remote };
-    let region = |bed: &Bed| bed.region.remote();
-    let cases: [(&str, WindowAccess, &dyn Fn(&Bed, RemoteMemory) -> RemoteMemory); 3] = [
-        ("beyond the part", WRITE, &|_, remote| beyond(remote)),
-        ("no right to write", WindowAccess::REMOTE_READ, &|_, remote| remote),
-        ("the region's key", WRITE, &|bed, _| region(bed)),
+    type Spoil = fn(&Bed, RemoteMemory) -> RemoteMemory;
+    let cases: [(&str, WindowAccess, Spoil); 3] = [
+        ("beyond the part", WRITE, |_, remote| RemoteMemory { addr: remote.addr + 57, ..remote }),
+        ("no right to write", WindowAccess::REMOTE_READ, |_, remote| remote),
+        ("the region's key", WRITE, |bed, _| bed.region.remote()),
     ];
     for (name, access, spoil) in cases {
         let bed = bed();

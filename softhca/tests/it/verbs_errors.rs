@@ -77,7 +77,7 @@ fn null_pointers() {
             (api().mlx5dv_init_obj)(&mut obj, MLX5DV_OBJ_AH),
             (api().mlx5dv_init_obj)(&mut obj, MLX5DV_OBJ_PD),
         ];
-        assert_eq!(statuses, [EINVAL; 21]);
+        assert_eq!(statuses, [EINVAL; 22]);
         let minus_ones = [
             (api().query_gid)(null_mut(), 1, 0, &mut ibv_gid::default()),
             (api().query_gid)(context, 1, 0, null_mut()),
