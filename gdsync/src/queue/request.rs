@@ -327,16 +327,22 @@ impl<'a> WorkRequest<'a> {
             }
             Payload::Slices(slices) => self.encode_slices(slices, rules, out)?,
         };
+        let remote = self.remote.as_ref().map_or(u64::MAX, |remote| remote.len);
         let limit = rules.limits().message;
+        if length > limit || length > remote {
+            return Err(Self::length_refused(length, limit, remote));
+        }
+        Ok(several)
+    }
+
+    /// The message is longer than the limit, or than the remote memory.
+    #[cold]
+    #[inline(never)]
+    fn length_refused(length: u64, limit: u64, remote: u64) -> QueueError {
         if length > limit {
-            return Err(QueueError::Request(RequestError::MessageTooLong { given: length, limit }));
+            return QueueError::Request(RequestError::MessageTooLong { given: length, limit });
         }
-        match &self.remote {
-            Some(remote) if length > remote.len => {
-                Err(QueueError::Bounds(OutOfBounds { start: 0, end: length, len: remote.len }))
-            }
-            _ => Ok(several),
-        }
+        QueueError::Bounds(OutOfBounds { start: 0, end: length, len: remote })
     }
 
     /// The check of a slice of another region than the first slice's. Out of line: the loop over the

@@ -294,10 +294,12 @@ impl SendState {
         if self.has_changed_window {
             self.fence_behind_change(request, written.units);
         }
-        self.push(Entry {
+        let blocks = blocks_of(written.units);
+        self.head = head.wrapping_add(blocks);
+        self.entries.push_back(Entry {
             wr_id: request.wr_id,
             first: head,
-            blocks: blocks_of(written.units) as u16,
+            blocks: blocks as u16,
             signaled,
             state,
             regions: request.regions(written.several),
@@ -308,7 +310,6 @@ impl SendState {
     }
 
     /// Books what was written from the head on.
-    #[inline(always)]
     fn push(&mut self, entry: Entry) {
         self.head = entry.end();
         self.entries.push_back(entry);

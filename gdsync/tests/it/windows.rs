@@ -222,6 +222,23 @@ fn a_send_of_the_peer_invalidates_a_window() {
 }
 
 #[test]
+fn an_invalidation_that_comes_second_fails() {
+    let bed = bed();
+    let remote = bed.bind(WRITE);
+    bed.pair.right.post_recv(&[], 0).unwrap();
+    bed.pair.left.post_send(WorkRequest::send_invalidate(&[], remote.rkey)).unwrap();
+    assert_eq!(poll(&bed.pair.right.recv_cq()).invalidated, Some(remote.rkey));
+    // The window was not told.
+    bed.pair.right.post_send(WorkRequest::invalidate(&bed.window)).unwrap();
+    let error = poll(&bed.pair.right.send_cq()).status.unwrap_err();
+    assert_eq!(error.kind(), Some(Syndrome::MwBind), "{error}");
+    assert!(!bed.window.note_invalidated(remote.rkey));
+    let slice = bed.region.slice(PART).unwrap();
+    let error = bed.pair.left.prepare(WorkRequest::bind(&bed.window, &slice, WRITE)).unwrap_err();
+    assert!(matches!(error, QueueError::Window(WindowError::Unknown { .. })), "{error}");
+}
+
+#[test]
 fn the_window_keeps_its_region_and_requests_keep_the_window() {
     let Bed { pair, region, window } = bed();
     let slice = region.slice(PART).unwrap();
