@@ -61,7 +61,7 @@ pub fn load() -> Result<&'static VerbsApi, LoadError> {
         return Ok(api);
     }
     let table = fill(LIBIBVERBS, LIBMLX5)?;
-    // SAFETY: the entries are rdma-core's own functions, in libraries that stay loaded, and the three of
+    // SAFETY: the entries are rdma-core's own functions, in libraries that stay loaded, and those of
     // `inline`, which call them: they do what their manual pages say.
     Ok(API.get_or_init(|| unsafe { VerbsApi::new(table) }))
 }
@@ -122,6 +122,8 @@ fn fill(libibverbs: &'static str, libmlx5: &'static str) -> Result<VerbsTable, L
                 alloc_td: inline::alloc_td,
                 dealloc_td: inline::dealloc_td,
                 alloc_parent_domain: inline::alloc_parent_domain,
+                alloc_mw: inline::alloc_mw,
+                dealloc_mw: inline::dealloc_mw,
                 devx_general_cmd: mlx5.symbol("mlx5dv_devx_general_cmd", DEVX_SINCE).ok(),
                 devx: devx(&mlx5).ok(),
             }

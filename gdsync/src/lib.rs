@@ -78,7 +78,8 @@ pub use qp::{
 pub use queue::{Completion, QueueError, WorkRequest};
 pub use stream::{CudaStream, SoftStream, Stream, graph, persistent};
 pub use verbs::{
-    Access, ConnectOptions, Device, Endpoint, Error, MemoryRegion, ProtectionDomain, RemoteMemory, Slice,
+    Access, ConnectOptions, Device, Endpoint, Error, MemoryRegion, MemoryWindow, ProtectionDomain,
+    RemoteMemory, Slice, WindowAccess,
 };
 
 /// The example of the crate's page, compiled and run.

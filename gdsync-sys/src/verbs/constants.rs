@@ -82,6 +82,8 @@ c_enum! {
     IBV_SRQ_LIMIT = 2;
 }
 
+/// The device has memory windows of type 2 that belong to a queue pair's number.
+pub const IBV_DEVICE_MEM_WINDOW_TYPE_2B: u32 = 1 << 24;
 /// The device has fast registration, local invalidation, and sends that invalidate.
 pub const IBV_DEVICE_MEM_MGT_EXTENSIONS: u32 = 1 << 21;
 
@@ -107,6 +109,10 @@ pub const IBV_ACCESS_REMOTE_WRITE: u32 = 1 << 1;
 pub const IBV_ACCESS_REMOTE_READ: u32 = 1 << 2;
 /// Remote atomic; needs local write.
 pub const IBV_ACCESS_REMOTE_ATOMIC: u32 = 1 << 3;
+/// Memory windows may be bound to it.
+pub const IBV_ACCESS_MW_BIND: u32 = 1 << 4;
+/// Its first byte has the address 0.
+pub const IBV_ACCESS_ZERO_BASED: u32 = 1 << 5;
 /// The card may reorder its writes on the bus.
 pub const IBV_ACCESS_RELAXED_ORDERING: u32 = 1 << 20;
 

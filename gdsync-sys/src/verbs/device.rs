@@ -51,7 +51,7 @@ pub struct ibv_device {
 pub struct ibv_context {
     /// The device this context was opened on.
     pub device: *mut ibv_device,
-    /// `struct ibv_context_ops`: 32 function pointers, none of which gdsync calls.
+    /// `struct ibv_context_ops`: 32 function pointers (`OPS_*` are those that gdsync calls).
     pub ops: [*mut c_void; 32],
     /// File descriptor of the uverbs device.
     pub cmd_fd: c_int,

@@ -159,7 +159,7 @@ pub(crate) struct ChannelInner {
     /// next one is made.
     queues: Mutex<HashMap<usize, Weak<CompletionQueueInner>>>,
     pub(super) turn: Mutex<Turn>,
-    /// A reader is through.
+    /// A reader has given its turn back.
     passed: Condvar,
 }
 

@@ -5,7 +5,7 @@ use crate::queue::completion::{CompletionState, RawCompletion};
 use crate::queue::outcome::{bytes_of, requester_kind};
 use crate::queue::request::{Limits, Rules};
 use crate::queue::{Completion, DatagramSource, FailureCause, QueueError, RequestError, WorkError, WorkKind};
-use crate::verbs::{AddressHandle, Slice, Transport};
+use crate::verbs::{AddressHandle, MemoryWindow, Slice, Transport, WindowError};
 use gdsync_sys::prm::cqe::CqeOpcode;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -36,7 +36,12 @@ impl QueuePairInner {
             || format!("work request {counter} of queue pair {:#x} is not outstanding", self.number);
         let is_send = matches!(opcode, CqeOpcode::Requester | CqeOpcode::RequesterError);
         let (wr_id, kind, claim) = if is_send {
-            let retired = self.send().retire(counter).ok_or_else(unknown)?;
+            let mut send = self.send();
+            if status.is_err() {
+                send.doubt(counter);
+            }
+            let retired = send.retire(counter).ok_or_else(unknown)?;
+            drop(send);
             (0..retired.entries).for_each(|i| state.unreserve(i < retired.signaled));
             if retired.hidden {
                 return Ok(None);
@@ -93,6 +98,11 @@ impl Rules for QueuePairInner {
             return Err(QueueError::Request(RequestError::NotWritable { lkey }));
         }
         Ok(())
+    }
+
+    fn check_window(&self, window: &MemoryWindow) -> Result<(), WindowError> {
+        let MemoryWindow { inner } = window;
+        if Arc::ptr_eq(&inner.pd, &self.domain.pd) { Ok(()) } else { Err(inner.other_domain(self.number)) }
     }
 
     fn check_address(&self, handle: &AddressHandle) -> Result<(), QueueError> {

@@ -4,8 +4,8 @@ use crate::qp::create::QpObject;
 use crate::qp::{QpState, QueuePair, QueuePairInner};
 use crate::verbs::ah::path;
 use crate::verbs::{
-    AddressHandle, ConnectOptions, Endpoint, Error, GidEntry, Mtu, OutOfRange, QueuePairError, Transport,
-    call,
+    Access, AddressHandle, ConnectOptions, Endpoint, Error, GidEntry, Mtu, OutOfRange, QueuePairError,
+    Transport, call,
 };
 use gdsync_sys::verbs::{self, ibv_qp_attr};
 use std::sync::atomic::Ordering;
@@ -55,7 +55,7 @@ impl QueuePairInner {
             qp_state: verbs::IBV_QPS_INIT,
             pkey_index: self.config.pkey_index,
             port_num: self.config.port,
-            qp_access_flags: self.config.access.bits(),
+            qp_access_flags: (self.config.access - Access::MW_BIND).bits(),
             qkey: self.config.qkey,
             ..Default::default()
         };

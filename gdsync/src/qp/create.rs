@@ -234,7 +234,7 @@ impl Drop for QueuePairInner {
                 (0..receives).for_each(|_| state.unreserve(true));
             }
             for receive in queue.detach(state, self.number) {
-                // Nobody polls it: its entry is free.
+                // Polling does not return it: its entry is free.
                 self.shared.as_ref().and_then(|shared| shared.receives.retire(receive));
             }
         }

@@ -29,7 +29,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 ///
 /// A stream may wait for receives of a shared queue: a completion queue's entries are whichever come,
 /// so as many waits can be prepared as receives are posted. Where several completion queues share the
-/// receives, nobody knows in which of them they complete, and a wait lasts until they have come there.
+/// receives, a receive may complete in any of them, and a wait lasts until enough have completed in its own.
 ///
 /// # Failure
 /// A queue pair that fails leaves the receives that it has not taken to the others, and one that it was

@@ -54,7 +54,7 @@ impl AsyncCompletionQueue {
     pub fn new(queue: &CompletionQueue) -> Result<Self, WaitError> {
         let (told, _) = queue.inner.told()?;
         let fd = told.channel.fd().try_clone_to_owned().map_err(failed("dup"))?;
-        // SAFETY: an open descriptor that the `AsyncFd` owns, and that nobody closes or replaces before.
+        // SAFETY: an open descriptor that the `AsyncFd` owns, and that nothing closes or replaces before.
         let fd = unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) }
             .map_err(|refused| failed("epoll_ctl")(refused.into()))?;
         Ok(AsyncCompletionQueue { queue: queue.clone(), fd })

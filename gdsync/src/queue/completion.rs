@@ -60,6 +60,9 @@ pub(crate) struct CompletionState {
     left_behind: VecDeque<u32>,
     /// Shared receive queues of queue pairs that complete here.
     shared: Vec<Shared>,
+    /// A post that finds fewer entries taken, without shared receives, has room: all, or none beside
+    /// shared receives.
+    certain: u32,
     /// Set when the card writes nothing here any more: the first entry that it has not written.
     lost_from: Option<u32>,
     /// The queue pair for which a kernel reads the queue.
@@ -80,6 +83,7 @@ impl CompletionState {
         }
         ring.drain();
         CompletionState {
+            certain: ring.entries(),
             ring,
             polled: 0,
             recycled: 0,
@@ -102,7 +106,7 @@ impl CompletionState {
     /// its entry.
     #[inline(always)]
     pub(crate) fn reserve(&mut self, signaled: bool) -> Result<(), QueueError> {
-        if self.taken() >= self.entries() {
+        if self.taken_alone() >= self.certain {
             self.make_room(1)?;
         }
         self.reserved += 1;
@@ -184,11 +188,16 @@ impl CompletionState {
         true
     }
 
-    /// Entries that no other work request may need. What was set aside counts: a program that does
-    /// not poll is refused as if there were no persistent requests.
-    #[inline(always)]
+    /// Entries that no other work request may need.
     fn taken(&self) -> u32 {
-        self.held() + self.reserved + self.set_aside.len() as u32 + self.shared_receives()
+        self.taken_alone() + self.shared_receives()
+    }
+
+    /// The same without those of shared receives. What was set aside counts: a program that does not
+    /// poll is refused as if there were no persistent requests.
+    #[inline(always)]
+    fn taken_alone(&self) -> u32 {
+        self.held() + self.reserved + self.set_aside.len() as u32
     }
 
     /// Whether that many work requests more can complete.

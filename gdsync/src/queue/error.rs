@@ -3,6 +3,7 @@
 use crate::memop::WordError;
 use crate::memory::{Blocked, OutOfBounds};
 use crate::queue::failure::FailureCause;
+use crate::verbs::WindowError;
 use crate::verbs::transport::Transport;
 
 /// Why a queue refuses work. Nothing is lost by it.
@@ -24,6 +25,9 @@ pub enum QueueError {
     /// The completion queue cannot be polled.
     #[error(transparent)]
     Poll(#[from] PollError),
+    /// A memory window takes no such change.
+    #[error(transparent)]
+    Window(#[from] WindowError),
     /// A slice lies outside its memory.
     #[error(transparent)]
     Bounds(#[from] OutOfBounds),
@@ -145,7 +149,7 @@ pub enum RequestError {
     },
     /// The transport does not have the operation.
     #[error(
-        "{operation} is not possible on a {transport} queue pair: RC has every operation, UC sends and RDMA writes, UD sends that have an address"
+        "{operation} is not possible on a {transport} queue pair: RC has every operation, UC sends, RDMA writes and changes of memory windows, UD sends that have an address"
     )]
     NotOnTransport {
         /// What was asked for.
@@ -259,7 +263,7 @@ pub enum StateError {
         /// Number of the queue pair.
         qpn: u32,
     },
-    /// The completion queue has no channel, so it tells nobody that it has an entry.
+    /// The completion queue has no channel, so it raises no events.
     #[error(
         "completion queue {cqn:#x} has no completion channel: make it with CompletionQueueConfig::channel"
     )]

@@ -150,6 +150,7 @@ impl Ring {
 
     /// Publishes entries to the card: everything written before is visible to the card when it sees
     /// the record.
+    #[inline]
     pub(crate) fn publish(&self, record: u32) {
         self.drain();
         self.record().store(record, Ordering::Release);

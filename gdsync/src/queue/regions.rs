@@ -1,17 +1,19 @@
-//! The memory regions, and the address, that a work request in flight keeps.
+//! The memory regions, the address, and the memory window that a work request in flight keeps.
 
+use crate::verbs::mw::WindowChange;
 use crate::verbs::{AddressHandle, MemoryRegionInner, Slice};
 use std::sync::Arc;
 
 /// Regions that a work request names: most name one, if any, and that takes no memory of its own.
 #[derive(Debug)]
-#[expect(dead_code, reason = "held, not looked at")]
 pub(crate) enum Regions {
     None,
-    One(Arc<MemoryRegionInner>),
-    Several(Vec<Arc<MemoryRegionInner>>),
+    One(#[expect(dead_code, reason = "held, not looked at")] Arc<MemoryRegionInner>),
+    Several(#[expect(dead_code, reason = "held, not looked at")] Vec<Arc<MemoryRegionInner>>),
     /// Those of a datagram.
-    Addressed(Box<(AddressHandle, Regions)>),
+    Addressed(#[expect(dead_code, reason = "held, not looked at")] Box<(AddressHandle, Regions)>),
+    /// The window keeps its region.
+    Window(Box<WindowChange>),
 }
 
 impl Regions {

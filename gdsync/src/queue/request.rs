@@ -1,18 +1,21 @@
 //! Work requests: what a user asks a queue pair to do, and its encoding.
 
 mod checks;
+mod window;
+
+pub(crate) use self::window::WindowRequest;
 
 use crate::memory::OutOfBounds;
 use crate::queue::regions::Regions;
 use crate::queue::{QueueError, RequestError, Segments};
-use crate::verbs::{AddressHandle, RemoteMemory, Slice, Transport};
+use crate::verbs::{AddressHandle, MemoryWindow, RemoteMemory, Slice, Transport, WindowError};
 use gdsync_sys::prm::wqe::{
     AddressVector, AtomicSeg, CtrlFlags, CtrlSeg, DataSeg, InlineSeg, MAX_DS, Opcode, RemoteAddrSeg, SEGMENT,
 };
 use std::sync::Arc;
 use zerocopy::IntoBytes;
 
-/// A send, an RDMA write or read, an atomic operation, or nothing, for
+/// A send, an RDMA write or read, an atomic operation, a change of a memory window, or nothing, for
 /// [`crate::QueuePair::prepare`].
 ///
 /// Requests are signaled (their completion can be polled and waited for) unless
@@ -49,6 +52,8 @@ pub struct WorkRequest<'a> {
     /// What an atomic operation swaps in or adds, and compares.
     operands: Option<AtomicSeg>,
     to: Option<Destination<'a>>,
+    /// The window that it changes.
+    window: Option<WindowRequest<'a>>,
     /// Or the key that the remote side is to invalidate.
     immediate: u32,
     flags: CtrlFlags,
@@ -92,7 +97,17 @@ impl<'a> WorkRequest<'a> {
     #[inline]
     fn new(opcode: Opcode, payload: Payload<'a>, remote: Option<RemoteMemory>) -> Self {
         let flags = CtrlFlags::CQ_UPDATE;
-        WorkRequest { opcode, payload, remote, operands: None, to: None, immediate: 0, flags, wr_id: 0 }
+        WorkRequest {
+            opcode,
+            payload,
+            remote,
+            operands: None,
+            to: None,
+            window: None,
+            immediate: 0,
+            flags,
+            wr_id: 0,
+        }
     }
 
     /// Sends the slices, one after the other, into a receive of the remote side. No slice: an empty
@@ -128,11 +143,11 @@ impl<'a> WorkRequest<'a> {
     }
 
     /// Sends the slices, and has the remote card invalidate one of its keys: that of a memory
-    /// window, or of a region whose owner registered it for that, as kernel drivers do. A card
-    /// refuses to invalidate the key of an ordinary region, such as [`crate::MemoryRegion`]: both
-    /// queue pairs fail. gdsync makes neither windows nor such regions, and the software card has
-    /// none, so there this is refused
-    /// ([`RequestError::NotOnDevice`](crate::queue::RequestError::NotOnDevice)).
+    /// window which the remote queue pair has bound ([`crate::MemoryWindow`]), or of a region whose
+    /// owner registered it for that, as kernel drivers do. A card refuses to invalidate the key of an
+    /// ordinary region, such as [`crate::MemoryRegion`]: both queue pairs fail. The remote side finds
+    /// the key in its completion, and says so to its window
+    /// ([`MemoryWindow::note_invalidated`](crate::MemoryWindow::note_invalidated)).
     #[inline]
     pub fn send_invalidate(slices: &'a [Slice], rkey: u32) -> Self {
         WorkRequest { immediate: rkey, ..Self::new(Opcode::SendInval, Payload::Slices(slices), None) }
@@ -312,16 +327,22 @@ impl<'a> WorkRequest<'a> {
             }
             Payload::Slices(slices) => self.encode_slices(slices, rules, out)?,
         };
+        let remote = self.remote.as_ref().map_or(u64::MAX, |remote| remote.len);
         let limit = rules.limits().message;
+        if length > limit || length > remote {
+            return Err(Self::length_refused(length, limit, remote));
+        }
+        Ok(several)
+    }
+
+    /// The message is longer than the limit, or than the remote memory.
+    #[cold]
+    #[inline(never)]
+    fn length_refused(length: u64, limit: u64, remote: u64) -> QueueError {
         if length > limit {
-            return Err(QueueError::Request(RequestError::MessageTooLong { given: length, limit }));
+            return QueueError::Request(RequestError::MessageTooLong { given: length, limit });
         }
-        match &self.remote {
-            Some(remote) if length > remote.len => {
-                Err(QueueError::Bounds(OutOfBounds { start: 0, end: length, len: remote.len }))
-            }
-            _ => Ok(several),
-        }
+        QueueError::Bounds(OutOfBounds { start: 0, end: length, len: remote })
     }
 
     /// The check of a slice of another region than the first slice's. Out of line: the loop over the
@@ -368,6 +389,8 @@ pub(crate) trait Rules {
     fn limits(&self) -> Limits;
     /// Whether the card may use the slice; `card_writes` to it.
     fn check(&self, slice: &Slice, card_writes: bool) -> Result<(), QueueError>;
+    /// Whether the queue pair may change the window.
+    fn check_window(&self, window: &MemoryWindow) -> Result<(), WindowError>;
     /// Whether a datagram may go to that address.
     fn check_address(&self, handle: &AddressHandle) -> Result<(), QueueError>;
 }

@@ -5,11 +5,13 @@
 //! prepared send can be found again.
 
 mod behind;
+mod cancel;
 mod device;
 mod flush;
 mod order;
 mod released;
 mod restart;
+mod window;
 
 pub(crate) use behind::CardWait;
 pub(crate) use device::BorrowedSends;
@@ -24,10 +26,9 @@ use crate::queue::doorbell::ring;
 use crate::queue::request::Rules;
 use crate::queue::{Claim, Doorbell, QueueError, QueueFull, WorkRequest};
 use gdsync_sys::prm::doorbell;
-use gdsync_sys::prm::wqe::{BASIC_BLOCK, CtrlFlags, CtrlSeg, Opcode, SEGMENT};
+use gdsync_sys::prm::wqe::{BASIC_BLOCK, SEGMENT};
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 /// Segments of a basic block.
 const UNITS_PER_BLOCK: u32 = (BASIC_BLOCK / SEGMENT) as u32;
@@ -52,7 +53,7 @@ struct Entry {
     signaled: bool,
     state: State,
     /// Keeps the memory that the card reads or writes.
-    _regions: Regions,
+    regions: Regions,
 }
 
 impl Entry {
@@ -156,6 +157,8 @@ pub(crate) struct SendState {
     handover: Handover,
     /// A master has released, or will, what has not retired.
     is_released: bool,
+    /// The newest request changes a memory window.
+    has_changed_window: bool,
 }
 
 impl SendState {
@@ -177,6 +180,7 @@ impl SendState {
             attached: false,
             handover: Handover::Doorbells,
             is_released: false,
+            has_changed_window: false,
         }
     }
 
@@ -273,6 +277,9 @@ impl SendState {
         book: impl FnOnce(bool) -> Result<(), QueueError>,
         state: State,
     ) -> Result<u64, QueueError> {
+        if let Some(window) = request.window() {
+            return self.place_change(window, request, rules, book, state);
+        }
         request.check(rules)?;
         let most = request.most_units(rules.limits())?;
         self.check_room(blocks_of(most))?;
@@ -284,19 +291,28 @@ impl SendState {
         };
         let signaled = request.is_signaled();
         book(signaled)?;
+        if self.has_changed_window {
+            self.fence_behind_change(request, written.units);
+        }
         let blocks = blocks_of(written.units);
+        self.head = head.wrapping_add(blocks);
         self.entries.push_back(Entry {
             wr_id: request.wr_id,
             first: head,
             blocks: blocks as u16,
             signaled,
             state,
-            _regions: request.regions(written.several),
+            regions: request.regions(written.several),
         });
-        self.head = head.wrapping_add(blocks);
         // Drained here, so that ringing does not depend on the kind of memory that the ring is in.
         self.ring.drain();
         Ok(written.doorbell)
+    }
+
+    /// Books what was written from the head on.
+    fn push(&mut self, entry: Entry) {
+        self.head = entry.end();
+        self.entries.push_back(entry);
     }
 
     /// Writes a work request that wraps around the ring's end.
@@ -333,57 +349,15 @@ impl SendState {
         self.doorbell(doorbell::record(entry.end()), self.ring.first_bytes(entry.first))
     }
 
-    /// Takes a prepared send back: out of the ring where it is the newest, a NOP in its place
-    /// otherwise.
-    ///
-    /// A wait that was prepared for its completion must still be satisfied: then it stays as a NOP,
-    /// too (`awaited`); and so does a send that the card has already. Returns what was taken out of
-    /// the ring.
-    pub(crate) fn cancel(&mut self, serial: u64, awaited: impl Fn(u32) -> bool) -> Removed {
-        let mut removed = Removed::default();
-        let Some(position) = self.position(serial) else { return removed };
-        if self.entries[position].state != State::Prepared {
-            return removed;
-        }
-        self.entries[position].state = State::Hidden;
-        self.claims.forget(serial);
-        // What the card has stays.
-        while self.handover == Handover::Doorbells
-            && let Some(newest) = self.entries.back()
-        {
-            if newest.state != State::Hidden || (newest.signaled && awaited(removed.signaled)) {
-                break;
-            }
-            removed.entries += 1;
-            removed.signaled += u32::from(newest.signaled);
-            self.head = newest.first;
-            self.entries.pop_back();
-        }
-        if let Some(position) = self.position(serial) {
-            self.write_nop(position);
-        }
-        // A serial number that went with its entry comes again.
-        self.next_to_post = self.next_to_post.min(self.first_serial + self.entries.len() as u64);
-        self.skip_unprepared();
-        removed
-    }
-
-    /// Turns an entry into a NOP where it stands: only opcode and opmod change, so that size and
-    /// completion stay (libmlx5's `mlx5dv_qp_cancel_posted_send_wrs` does the same).
-    fn write_nop(&mut self, position: usize) {
-        let first = self.entries[position].first;
-        let ctrl = CtrlSeg::new(Opcode::Nop, first as u16, 0, 0, CtrlFlags::empty(), [0; 4]);
-        let [word, ..]: [u32; SEGMENT / 4] = zerocopy::transmute!(ctrl);
-        // In one piece: the card may have been rung for it, and may be looking.
-        self.ring.word(first, 0).store(word, Ordering::Release);
-        self.ring.drain();
-    }
-
-    /// Matches a completion with its work request, which retires together with all before it.
+    /// Matches a completion with its work request, which retires together with all before it. All have
+    /// succeeded, but for the one of the completion after [`Self::doubt`].
     pub(crate) fn retire(&mut self, wqe_counter: u16) -> Option<Retired> {
         let position = self.entries.iter().position(|entry| entry.first as u16 == wqe_counter)?;
         let mut retired = Retired { wr_id: 0, entries: 0, signaled: 0, hidden: false, claim: None };
         for entry in self.entries.drain(..=position) {
+            if let Some(change) = entry.change() {
+                change.finish();
+            }
             retired.wr_id = entry.wr_id;
             retired.hidden = entry.state == State::Hidden;
             retired.entries += 1;
@@ -403,7 +377,7 @@ impl SendState {
     #[cfg(test)]
     pub(crate) fn spoil_key(&self) {
         let newest = self.entries.back().map_or(0, |entry| entry.first);
-        self.ring.word(newest, SEGMENT + 4).store(!0, Ordering::Release);
+        self.ring.word(newest, SEGMENT + 4).store(!0, std::sync::atomic::Ordering::Release);
     }
 
     /// What is not retired.

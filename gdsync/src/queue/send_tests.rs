@@ -3,7 +3,7 @@ use crate::memory::timeline::{Timeline, TimelinePoint};
 use crate::queue::error::{OrderError, QueueFull};
 use crate::queue::request::Limits;
 use crate::queue::test_ring;
-use gdsync_sys::prm::wqe::CtrlSeg;
+use gdsync_sys::prm::wqe::{CtrlFlags, CtrlSeg, Opcode};
 use std::sync::atomic::Ordering;
 use zerocopy::FromBytes;
 

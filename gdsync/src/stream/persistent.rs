@@ -5,6 +5,9 @@
 //! request. If one stream starts a request, waits for it and starts it again, the iterations need
 //! no CPU between them.
 //!
+//! Requests are sends, writes and receives. Changes of memory windows are none: each bind makes another
+//! key. A write goes through a window as long as that is bound.
+//!
 //! Every start has a [`Status`] of its own. A thread of the library writes it, and the stream's
 //! wait waits for it.
 

@@ -52,6 +52,7 @@ impl GpuMemoryRegion {
         }
         let (address, len) = (memory.address(), memory.len());
         let (raw, path) = register(pd, memory, access)?;
+        let access = if path == RegistrationPath::DmaBuf { access - Access::MW_BIND } else { access };
         tracing::debug!(?memory, ?path, "GPU memory is registered");
         let backing = Backing::Gpu { _memory: memory.keeper(), path };
         Ok(MemoryRegionInner::new(raw, pd.inner.clone(), access, address, len, backing))
@@ -170,7 +171,8 @@ fn dma_buf(pd: &ProtectionDomain, memory: &GpuMemory, access: Access) -> Result<
         return Err("the GPU's driver makes no dma-bufs (the open kernel modules do)".to_owned());
     }
     let (fd, offset) = memory.dma_buf().map_err(|error: CudaError| error.to_string())?;
-    let (len, flags) = (memory.registered_len(), access.bits() as libc::c_int);
+    // The kernel's `UVERBS_METHOD_REG_DMABUF_MR` refuses the right to bind windows.
+    let (len, flags) = (memory.registered_len(), (access - Access::MW_BIND).bits() as libc::c_int);
     // SAFETY: the domain is allocated as long as `pd` lives; the kernel takes a reference of its
     // own to the dma-buf.
     let raw = unsafe { reg_dmabuf_mr(pd.inner.raw(), offset, len, memory.address(), fd.as_raw_fd(), flags) };

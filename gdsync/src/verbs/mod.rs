@@ -16,6 +16,7 @@ pub(crate) mod gpu_mr;
 #[cfg(feature = "ibverbs")]
 pub mod ibverbs;
 pub(crate) mod mr;
+pub(crate) mod mw;
 pub(crate) mod pd;
 pub mod provider;
 pub(crate) mod registration;
@@ -38,6 +39,7 @@ pub use gdsync_sys::api::Provider;
 pub use gid::{Gid, GidEntry, GidKind, LinkLayer};
 pub use gpu_mr::{GpuMemoryRegion, RegistrationError, RegistrationPath};
 pub use mr::{Access, MemoryRegion, RemoteMemory, Slice};
+pub use mw::{MemoryWindow, WindowAccess, WindowError};
 pub use pd::ProtectionDomain;
 pub use registration::{CacheLimits, CacheStatistics, CachedRegion, RegistrationCache};
 pub use transport::Transport;

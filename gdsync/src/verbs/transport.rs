@@ -11,7 +11,8 @@ pub enum Transport {
     /// Reliable connection: every operation; nothing is lost, everything is in order.
     #[default]
     Rc,
-    /// Unreliable connection: sends and RDMA writes, with and without immediate. A message that
+    /// Unreliable connection: sends and RDMA writes, with and without immediate, and changes of memory
+    /// windows. A message that
     /// loses a packet is lost, and the sender gets no error.
     Uc,
     /// Unreliable datagrams: sends, with and without immediate, of at most the port's MTU. Each
@@ -35,6 +36,7 @@ impl Transport {
         match opcode {
             Opcode::Nop | Opcode::Send | Opcode::SendImm => true,
             Opcode::RdmaWrite | Opcode::RdmaWriteImm => self != Transport::Ud,
+            Opcode::Umr => matches!(self, Transport::Rc | Transport::Uc),
             _ => self == Transport::Rc,
         }
     }
@@ -51,6 +53,7 @@ impl Transport {
             Opcode::RdmaWrite | Opcode::RdmaWriteImm => "an RDMA write",
             Opcode::RdmaRead => "an RDMA read",
             Opcode::SendInval => "a send that invalidates",
+            Opcode::Umr => "a change of a memory window",
             _ => "an atomic operation",
         };
         Err(operation)

@@ -94,7 +94,7 @@ fn sleepers_of_one_channel_wake_each_other() {
         }
         echoes[0].post_send(WorkRequest::nop().wr_id(0)).unwrap();
     });
-    assert_eq!(wait(&queues[0]).wr_id, 200, "the last one's, which nobody has waited for");
+    assert_eq!(wait(&queues[0]).wr_id, 200, "the last one's, for which no thread has waited");
 }
 
 #[test]
@@ -152,7 +152,7 @@ fn solicited_entries_and_errors_tell_where_others_do_not() {
     }
     echo.post_send(WorkRequest::send(&[])).unwrap();
     assert_eq!((poll(&sends).status, poll(&receives).status), (Ok(()), Ok(())));
-    assert!(!readable(&bed.channel, 2), "nobody has asked for an event");
+    assert!(!readable(&bed.channel, 2), "no event is asked for");
     echo.post_send(WorkRequest::send(&[]).solicited()).unwrap();
     let told = bed.channel.next_event(LONG).unwrap().expect("the sender has asked for it");
     assert!(told.is_same(&receives));

@@ -19,16 +19,6 @@ use std::time::{Duration, Instant};
 
 const SHORT: Duration = Duration::from_millis(20);
 
-/// A write to each peer, and a wait for each.
-fn step(fan: &Fan, number: u64) -> Batch {
-    let mut batch = Batch::new();
-    for peer in 0..fan.pairs.len() {
-        batch = batch.send(fan.send(peer, number));
-    }
-    let waits = (0..fan.pairs.len()).map(|peer| fan.left(peer).send_cq().prepare_wait().unwrap());
-    waits.fold(batch, Batch::wait)
-}
-
 fn all_complete(fan: &Fan, number: u64) {
     for peer in 0..fan.pairs.len() {
         fan.completes(peer, number);
@@ -56,7 +46,7 @@ fn a_step_of_many_peers_is_three_operations() {
     let stream = collecting(2);
     for number in 1..=50 {
         // A ticket, an arrival, a point of the timeline.
-        assert_eq!(stream.post(step(&peers, number)).unwrap().operations, 3);
+        assert_eq!(stream.post(peers.step(number)).unwrap().operations, 3);
         synchronize(&stream);
         all_complete(&peers, number);
     }
@@ -66,14 +56,14 @@ fn a_step_of_many_peers_is_three_operations() {
 fn short_runs_and_unmerged_batches_are_the_streams() {
     let peers = Fan::new(3, None);
     let stream = collecting(4);
-    assert_eq!(stream.post(step(&peers, 1)).unwrap().operations, 1 + 3 + 1);
+    assert_eq!(stream.post(peers.step(1)).unwrap().operations, 1 + 3 + 1);
     synchronize(&stream);
     all_complete(&peers, 1);
     let stream = collecting(3);
-    assert_eq!(stream.post(step(&peers, 2).merged(false)).unwrap().operations, 3 + 3 * 2);
+    assert_eq!(stream.post(peers.step(2).merged(false)).unwrap().operations, 3 + 3 * 2);
     synchronize(&stream);
     all_complete(&peers, 2);
-    assert_eq!(stream.post(step(&peers, 3)).unwrap().operations, 3);
+    assert_eq!(stream.post(peers.step(3)).unwrap().operations, 3);
     synchronize(&stream);
     all_complete(&peers, 3);
 }
@@ -86,7 +76,7 @@ fn a_stream_that_cannot_have_a_collector_waits_for_each_queue() {
         let options = StreamOptions::default().collect_from(Some(2)).collect_in(Placement::Gpu(ordinal));
         let stream = Stream::with_options(SoftStream::new().unwrap(), options).unwrap();
         for number in 1..=2 {
-            assert_eq!(stream.post(step(&peers, number)).unwrap().operations, 1 + 3 + 1);
+            assert_eq!(stream.post(peers.step(number)).unwrap().operations, 1 + 3 + 1);
             synchronize(&stream);
             all_complete(&peers, number);
         }
@@ -172,7 +162,7 @@ fn failures_count_as_arrivals_and_the_others_go_on() {
         let receive = peers.pairs[failing].1.recv_cq();
         // One that nothing ends but the failure.
         peers.pairs[failing].1.post_recv(&[], 0).unwrap();
-        let batch = step(&peers, number).wait(receive.prepare_wait().unwrap());
+        let batch = peers.step(number).wait(receive.prepare_wait().unwrap());
         stream.post(batch).unwrap();
         peers.pairs[failing].1.abort().unwrap();
         synchronize(&stream);
@@ -200,7 +190,7 @@ fn waits_that_the_cpu_ends_release_the_word_and_the_card_counts_again() {
         connect(&left, &right);
         right.post_recv(&[], 1).unwrap();
         let wait = right.recv_cq().prepare_wait().unwrap();
-        stream.post(step(&peers, number).wait(wait)).unwrap();
+        stream.post(peers.step(number).wait(wait)).unwrap();
         assert!(!stream.synchronize_timeout(SHORT).unwrap());
         drop((left, right));
         synchronize(&stream);
@@ -295,7 +285,7 @@ fn a_card_may_wait_for_words_and_not_for_queues() {
     assert!(matches!(refused, Error::QueuePair(QueuePairError::NoCardWaits { .. })), "{refused}");
     let stream = collecting(2);
     for number in 1..=3 {
-        assert_eq!(stream.post(step(&fan, number)).unwrap().operations, 1 + 3 + 1);
+        assert_eq!(stream.post(fan.step(number)).unwrap().operations, 1 + 3 + 1);
         synchronize(&stream);
         all_complete(&fan, number);
     }

@@ -64,6 +64,14 @@ impl Fan {
         self.left(peer).prepare(WorkRequest::write_inline(&bytes, place).wr_id(number))
     }
 
+    /// A write of a number to each peer, and a wait for each.
+    pub(crate) fn step(&self, number: u64) -> Batch {
+        let peers = 0..self.pairs.len();
+        let sends = peers.fold(Batch::new(), |batch, peer| batch.send(self.send(peer, number)));
+        let waits = self.pairs.iter().map(|(left, _)| left.send_cq().prepare_wait().unwrap());
+        waits.fold(sends, Batch::wait)
+    }
+
     pub(crate) fn value(&self, peer: usize) -> u64 {
         self.target.word64(peer * 8).unwrap().load()
     }

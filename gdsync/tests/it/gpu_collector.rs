@@ -20,19 +20,13 @@ fn collecting(rig: &Rig) -> Stream<CudaStream> {
     Stream::with_options(CudaStream::new(rig.raw_stream()).unwrap(), options).unwrap()
 }
 
-fn step(fan: &Fan, number: u64) -> Batch {
-    let sends = (0..fan.pairs.len()).fold(Batch::new(), |batch, peer| batch.send(fan.send(peer, number)));
-    let waits = fan.pairs.iter().map(|(left, _)| left.send_cq().prepare_wait().unwrap());
-    waits.fold(sends, Batch::wait)
-}
-
 #[test]
 fn one_word_of_the_gpus_memory_tells_of_all_completions() {
     let Some(rig) = Rig::new("one_word_of_the_gpus_memory_tells_of_all_completions") else { return };
     for fan in Fan::both(16) {
         let stream = collecting(&rig);
         for number in 1..=500 {
-            assert_eq!(stream.post(step(&fan, number)).unwrap().operations, 3);
+            assert_eq!(stream.post(fan.step(number)).unwrap().operations, 3);
             synchronize(&stream);
             for peer in 0..16 {
                 fan.completes(peer, number);
@@ -53,7 +47,7 @@ fn failures_count_in_a_word_of_the_gpus_memory() {
         // A receive that nothing ends but the failure.
         right.post_recv(&[], 0).unwrap();
         let receive = right.recv_cq().prepare_wait().unwrap();
-        stream.post(step(&fan, number).wait(receive)).unwrap();
+        stream.post(fan.step(number).wait(receive)).unwrap();
         right.abort().unwrap();
         synchronize(&stream);
         for peer in (0..5).filter(|peer| *peer != failing) {

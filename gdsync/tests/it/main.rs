@@ -58,4 +58,5 @@ mod shared_queues;
 mod shared_receives;
 mod transports;
 mod triggers;
+mod windows;
 mod words;

@@ -299,7 +299,7 @@ fn what_a_dropped_queue_pair_has_taken_is_free_again() {
         }
         stays.send(3);
         drop(gone);
-        assert_eq!(bed.receives.posted(), depth - 3, "three are nobody's");
+        assert_eq!(bed.receives.posted(), depth - 3, "those of the dropped queue pair are free");
         assert_eq!(poll(&queue).wr_id, 3);
         for slot in 4..depth {
             stays.send(9);

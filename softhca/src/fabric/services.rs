@@ -2,7 +2,7 @@
 //!
 //! The cards of a host have the host's IP addresses in common, so an address alone does not say whose
 //! card serves a port. The process that binds a port holds an abstract socket name with the port's
-//! number, as cards hold their LIDs (`names.rs`). Whoever connects to it receives the process's nodes.
+//! number, as cards hold their LIDs (`names.rs`). A process that connects to it receives the nodes of the one that holds it.
 
 use super::names;
 use super::node::Node;

@@ -59,7 +59,7 @@ impl SharedMemory {
         Self::map(fd, 0, len)
     }
 
-    /// Maps the first bytes of a file, which nobody shortens while they are mapped.
+    /// Maps the first bytes of a file, which is not shortened while they are mapped.
     pub(crate) fn of_file(file: BorrowedFd<'_>, len: usize) -> io::Result<Self> {
         Self::map(file, 0, len)
     }

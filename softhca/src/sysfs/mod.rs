@@ -29,8 +29,8 @@ pub const FIRMWARE: &str = env!("CARGO_PKG_VERSION");
 pub const VENDOR: u32 = 0x15b3;
 /// PCI device: ConnectX-7.
 pub const PART: u32 = 0x1021;
-/// The device file that stands for a device, and its number, major and minor. Whoever opens a device
-/// gets something else; this file is what stat(2) and access(2) of it find.
+/// The device file that stands for a device, and its number, major and minor. open(2) of a device
+/// gives another file; this one is what stat(2) and access(2) find.
 const STAND_IN: &str = "/dev/null";
 const DEVICE: (u32, u32) = (1, 3);
 /// The number of the file that stands for a device, as makedev(3) composes it.

@@ -135,7 +135,10 @@ fn device_attributes(guid: u64) -> ibv_device_attr {
         max_cq: count(LIMITS.max_cq),
         // One entry of the ring is reserved, as in `mlx5dv_create_cq`.
         max_cqe: count(LIMITS.max_cqe - 1),
+        // Regions and windows share the table of keys.
         max_mr: count(LIMITS.max_mr),
+        max_mw: count(LIMITS.max_mr),
+        device_cap_flags: verbs::IBV_DEVICE_MEM_MGT_EXTENSIONS | verbs::IBV_DEVICE_MEM_WINDOW_TYPE_2B,
         max_pd: count(LIMITS.max_pd),
         max_qp_rd_atom: reads,
         max_res_rd_atom: reads.saturating_mul(count(LIMITS.max_qp)),

@@ -220,7 +220,7 @@ impl Routes {
             // This front has no management agent.
             Event::Management => return,
             Event::Completion { cqn } => {
-                // A program may arm a queue without a channel, which then tells nobody.
+                // A program may arm a queue without a channel, which then raises no event.
                 if let Some(Route { object, completions: Some(sink), .. }) =
                     self.by_number.lock().get(&ObjectNumber::Cq(cqn))
                 {

@@ -36,7 +36,7 @@ fn wait_for_service(space: u16, port: u16, server: &mut Running) {
         sockets.lines().any(|line| line.ends_with(&name))
     };
     while !is_there() {
-        assert!(Instant::now() < end, "nobody binds port {port}");
+        assert!(Instant::now() < end, "no process binds port {port}");
         if server.child.try_wait().unwrap().is_some() {
             return;
         }
@@ -210,7 +210,7 @@ fn libfabric_connects_messages_and_datagrams() {
 }
 
 #[test]
-fn nobody_listens_and_nobody_is_there() {
+fn a_port_without_a_listener_and_a_host_without_a_card() {
     let Some(program) = program("rping_alone", "rping", "rdmacm-utils") else { return };
     let temporary = Folder::new("rping_alone");
     for (address, expected) in [

@@ -23,6 +23,7 @@ impl CompletionState {
             Some(known) => known.queue_pairs += 1,
             None => self.shared.push(Shared { credits: credits.clone(), queue_pairs: 1 }),
         }
+        self.certain = 0;
         self.take_released_back();
         self.check_not_overbooked().is_ok()
     }
@@ -33,18 +34,13 @@ impl CompletionState {
             known.queue_pairs -= 1;
         }
         self.shared.retain(|known| known.queue_pairs > 0);
+        if self.shared.is_empty() {
+            self.certain = self.entries();
+        }
     }
 
     /// Receives of shared queues that may complete here.
-    #[inline(always)]
     pub(super) fn shared_receives(&self) -> u32 {
-        // Every post asks; most completion queues have none.
-        if self.shared.is_empty() { 0 } else { self.sum_of_shared() }
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn sum_of_shared(&self) -> u32 {
         self.shared.iter().map(|shared| shared.credits.posted()).sum()
     }
 

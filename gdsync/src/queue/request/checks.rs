@@ -12,18 +12,19 @@ impl WorkRequest<'_> {
     /// Refuses what the queue pair or its device cannot do. Most requests are none of that.
     #[inline(always)]
     pub(crate) fn check(&self, rules: &impl Rules) -> Result<(), QueueError> {
-        let limits = rules.limits();
         let plain = self.operands.is_none() && self.opcode != Opcode::SendInval;
-        if limits.transport == Transport::Rc && plain && self.to.is_none() {
+        if rules.limits().transport == Transport::Rc && plain && self.to.is_none() {
             return Ok(());
         }
-        self.check_special(limits)?;
+        self.check_special(rules)?;
         self.to.map_or(Ok(()), |to| rules.check_address(to.handle))
     }
 
+    // Takes no copy of the limits, which every post would make.
     #[cold]
     #[inline(never)]
-    fn check_special(&self, limits: Limits) -> Result<(), RequestError> {
+    fn check_special(&self, rules: &impl Rules) -> Result<(), RequestError> {
+        let limits = rules.limits();
         let transport = limits.transport;
         transport
             .check(self.opcode)

@@ -131,23 +131,19 @@ impl SendState {
     ) -> Result<(), QueueError> {
         self.check_room(1)?;
         completions.reserve(false)?;
-        let head = self.head;
-        self.ring.write(head, &encode(head, self.qpn));
-        self.entries.push_back(Entry {
-            wr_id: 0,
-            first: head,
-            blocks: 1,
-            signaled: false,
-            state: State::Hidden,
-            _regions: Regions::None,
-        });
-        self.head = head.wrapping_add(1);
+        let first = self.head;
+        self.ring.write(first, &encode(first, self.qpn));
+        let regions = Regions::None;
+        self.push(Entry { wr_id: 0, first, blocks: 1, signaled: false, state: State::Hidden, regions });
         Ok(())
     }
 
     /// Takes back what was placed behind the first `entries`, and not rung for.
     pub(super) fn take_back(&mut self, entries: usize, completions: &mut CompletionState) {
         for entry in self.entries.drain(entries.min(self.entries.len())..).rev() {
+            if let Some(change) = entry.change() {
+                change.cancel(true);
+            }
             self.head = entry.first;
             completions.unreserve(entry.signaled);
         }

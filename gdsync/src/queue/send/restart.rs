@@ -34,6 +34,9 @@ impl SendState {
     /// that a send prepared before is known as such.
     pub(crate) fn reset(&mut self) {
         self.first_serial += self.entries.len() as u64;
+        for change in self.entries.iter().filter_map(Entry::change) {
+            change.doubt();
+        }
         self.entries.clear();
         self.next_to_post = self.next_to_post.max(self.first_serial);
         (self.head, self.tail) = (0, 0);

@@ -202,7 +202,7 @@ impl Inner {
         Ok(Port { key, claim })
     }
 
-    /// A port number that nobody has.
+    /// A port number that is not bound.
     fn any_port(&self, port_space: u16, claims: bool) -> Result<Port> {
         let count = ANY_PORT.len() as u64;
         let first = random() % count;

@@ -92,7 +92,7 @@ fn target(cards: &[Arc<OpenCard>], destination: &Address) -> Result<Target> {
 }
 
 /// The way from one of these cards to a destination. `bound` is the card that the identifier is bound to
-/// already; `key` are the port space and number. Where nobody listens at the port, it looks again for the
+/// already; `key` are the port space and number. Where no process listens at the port, it looks again for the
 /// time `grace`: on a subnet the resolution takes milliseconds, and programs (perftest) count on that
 /// their peer listens by then. May wait for another process: no lock is held.
 ///
@@ -122,7 +122,7 @@ pub(crate) fn route(
                 let fits = served.iter().find(|card| card.is_ethernet == is_ethernet(open))?;
                 Some((*open, fits.node))
             }),
-            // Nobody serves the port: this host itself will refuse the connection.
+            // No process serves the port: this host itself will refuse the connection.
             None => Some((first, first.card.node())),
         },
     };

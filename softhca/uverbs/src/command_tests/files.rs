@@ -80,7 +80,7 @@ fn the_system_maps_a_page_of_registers_without_this_library() {
     };
     let page = map(offset);
     assert_ne!(page, libc::MAP_FAILED);
-    // SAFETY: the page of registers, which nobody else rings.
+    // SAFETY: the page of registers, which nothing else rings.
     let register = unsafe { gdsync_sys::shared::SharedU64::from_ptr(page.cast::<u8>().add(0x800).cast()) };
     register.store(1, std::sync::atomic::Ordering::Release);
     let end = std::time::Instant::now() + std::time::Duration::from_secs(10);

@@ -45,7 +45,7 @@ fn a_file_names_a_domain() {
     let [device, other] = [Device::open(), Device::open()];
     let file = File::open("/proc/self/exe").unwrap();
     let fd = file.as_raw_fd();
-    assert_eq!(open_xrcd(&device, fd, 0), Err(libc::EAGAIN), "nobody has opened it");
+    assert_eq!(open_xrcd(&device, fd, 0), Err(libc::EAGAIN), "it is not open");
     assert_eq!(open_xrcd(&device, 999_999, libc::O_CREAT), Err(libc::EBADF));
     let first = open_xrcd(&device, fd, libc::O_CREAT).unwrap();
     assert_eq!(open_xrcd(&device, fd, libc::O_CREAT | libc::O_EXCL), Err(libc::EINVAL));

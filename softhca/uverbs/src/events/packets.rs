@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_nobody_reads_fills_up_and_a_closed_one_is_an_error() {
+    fn a_file_that_is_not_read_fills_up_and_a_closed_one_is_an_error() {
         let (file, theirs) = PacketFile::new(Content::Cookies).unwrap();
         let full = (0..1_000_000).find_map(|_| file.push(&[0; 8]).err());
         assert_eq!(full, Some(Errno(libc::EAGAIN)));

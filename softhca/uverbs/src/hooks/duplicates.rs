@@ -14,7 +14,7 @@ fn duplicated(from: RawFd, to: RawFd) -> RawFd {
         return to;
     }
     returned(preserving(|| process::duplicate(from, to)).map(|()| to).inspect_err(|_| {
-        // SAFETY: the descriptor is new, and nobody knows it yet.
+        // SAFETY: the descriptor is new, and the program does not know it yet.
         unsafe { libc::syscall(libc::SYS_close, to) };
     }))
 }

@@ -84,7 +84,7 @@ fn one_end_that_is_destroyed_or_whose_file_closes_disconnects_the_other() {
 }
 
 #[test]
-fn nobody_listens() {
+fn no_process_listens() {
     let near = Cm::open();
     let id = near.routed(space::TCP, 5, next_port());
     near.connect(id, param(1, b"")).unwrap();

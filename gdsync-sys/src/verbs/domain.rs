@@ -1,0 +1,106 @@
+//! Protection domains, and what is registered in them.
+
+use super::ibv_context;
+use libc::{c_int, c_void, size_t};
+
+/// A protection domain (or a parent domain, which stands for one).
+#[repr(C)]
+pub struct ibv_pd {
+    /// The context it belongs to.
+    pub context: *mut ibv_context,
+    /// Kernel handle.
+    pub handle: u32,
+}
+
+/// A thread domain: a promise that one thread at a time uses what is created in it.
+#[repr(C)]
+pub struct ibv_td {
+    /// The context it belongs to.
+    pub context: *mut ibv_context,
+}
+
+/// Attributes of a thread domain.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ibv_td_init_attr {
+    /// Must be 0.
+    pub comp_mask: u32,
+}
+
+/// Allocator of queue memory, given to a parent domain: returns memory, null on failure, or
+/// [`IBV_ALLOCATOR_USE_DEFAULT`].
+pub type ParentDomainAlloc = unsafe extern "C" fn(
+    pd: *mut ibv_pd,
+    pd_context: *mut c_void,
+    size: size_t,
+    alignment: size_t,
+    resource_type: u64,
+) -> *mut c_void;
+/// Releases what [`ParentDomainAlloc`] returned.
+pub type ParentDomainFree =
+    unsafe extern "C" fn(pd: *mut ibv_pd, pd_context: *mut c_void, ptr: *mut c_void, resource_type: u64);
+
+/// Answer of an allocator that leaves the allocation to the library.
+pub const IBV_ALLOCATOR_USE_DEFAULT: *mut c_void = usize::MAX as *mut c_void;
+/// `alloc` and `free` of [`ibv_parent_domain_init_attr`] are set.
+pub const IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS: u32 = 1 << 0;
+/// `pd_context` of [`ibv_parent_domain_init_attr`] is set.
+pub const IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT: u32 = 1 << 1;
+
+/// Attributes of a parent domain.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct ibv_parent_domain_init_attr {
+    /// The protection domain it stands for; not null.
+    pub pd: *mut ibv_pd,
+    /// A thread domain, or null.
+    pub td: *mut ibv_td,
+    /// Which of the fields below are set.
+    pub comp_mask: u32,
+    /// Allocator of queue memory.
+    pub alloc: Option<ParentDomainAlloc>,
+    /// Its counterpart.
+    pub free: Option<ParentDomainFree>,
+    /// First argument of both, after the domain.
+    pub pd_context: *mut c_void,
+}
+
+/// A memory region.
+#[repr(C)]
+pub struct ibv_mr {
+    /// The context it belongs to.
+    pub context: *mut ibv_context,
+    /// Its protection domain.
+    pub pd: *mut ibv_pd,
+    /// Start address.
+    pub addr: *mut c_void,
+    /// Length in bytes.
+    pub length: size_t,
+    /// Kernel handle.
+    pub handle: u32,
+    /// Key that local work requests name.
+    pub lkey: u32,
+    /// Key that remote work requests name.
+    pub rkey: u32,
+}
+
+/// A memory window.
+#[repr(C)]
+pub struct ibv_mw {
+    /// The context it belongs to.
+    pub context: *mut ibv_context,
+    /// Its protection domain.
+    pub pd: *mut ibv_pd,
+    /// Key that remote work requests name. Libraries leave it as it is when a work request binds a
+    /// window of type 2.
+    pub rkey: u32,
+    /// Kernel handle.
+    pub handle: u32,
+    /// `IBV_MW_TYPE_*`.
+    pub r#type: c_int,
+}
+
+/// A window that `ibv_bind_mw` binds, for every queue pair of its domain.
+pub const IBV_MW_TYPE_1: c_int = 1;
+/// A window that work requests bind, for their queue pair.
+pub const IBV_MW_TYPE_2: c_int = 2;
