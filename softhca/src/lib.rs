@@ -19,6 +19,7 @@ pub mod liberties;
 mod os;
 mod packet;
 mod peer_memory;
+pub mod program;
 mod random;
 pub mod setting;
 pub mod sysfs;

@@ -3,7 +3,6 @@
 
 mod folder;
 mod library;
-mod program;
 mod signals;
 
 pub(crate) use folder::watch;
@@ -15,6 +14,7 @@ use folder::Folder;
 use softhca::devices::{DEVICES_VARIABLE, on_fabric};
 use softhca::faults::FAULTS_VARIABLE;
 use softhca::liberties::LIBERTIES_VARIABLE;
+use softhca::program;
 use std::ffi::OsString;
 use std::io::{self, ErrorKind, Write};
 use std::os::unix::process::ExitStatusExt;
@@ -70,7 +70,9 @@ pub(crate) fn run(options: &SoftOptions) -> Result<ExitCode, Failure> {
     if options.log && std::env::var_os(CARD_LOG_VARIABLE).is_none() {
         command.env(CARD_LOG_VARIABLE, "info");
     }
-    if let Some((program, obstacle)) = program::obstacle(name) {
+    let folders = std::env::var_os("PATH").unwrap_or_default();
+    if let Some((program, obstacle)) = program::find(name, &folders).and_then(|path| program::obstacle(&path))
+    {
         let _ = writeln!(io::stderr(), "gdsync: no software card: {} {obstacle}", program.display());
     }
     signals.release_in(&mut command);

@@ -17,7 +17,6 @@ pub(crate) fn gdsync(arguments: &[&str]) -> Command {
         "GDSYNC_LOG",
         "SOFTHCA_DEVICES",
         "SOFTHCA_FAULTS",
-        "SOFTHCA_LIBERTIES",
         "SOFTHCA_LISTEN",
         "SOFTHCA_LOG",
         "SOFTHCA_WAITS",

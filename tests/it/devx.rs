@@ -49,6 +49,31 @@ fn capabilities_are_those_that_verbs_tell() {
 }
 
 #[test]
+fn creation_at_every_limit_succeeds_and_above_it_is_refused() {
+    succeeds("creation_at_every_limit_succeeds_and_above_it_is_refused", "limits", true);
+}
+
+#[test]
+fn the_log_names_what_is_missing_as_programs_do() {
+    let Some(program) = build("the_log_names_what_is_missing_as_programs_do", "refusals") else { return };
+    let temporary = Folder::new("devx-refusals");
+    let mut command = soft("ib", &program.path(), temporary.path());
+    command.env("SOFTHCA_LOG", "info");
+    let ended = run(command);
+    let said = ended.succeeded();
+    for name in [
+        "IBV_QPT_RAW_PACKET",
+        "IBV_QP_CREATE_BLOCK_SELF_MCAST_LB",
+        "ibv_create_counters",
+        "IBV_ACCESS_FLUSH_GLOBAL",
+        "0x400",
+        "IBV_QP_RATE_LIMIT",
+    ] {
+        assert!(said.contains(name), "{name}: {said}");
+    }
+}
+
+#[test]
 fn memory_of_every_kind_is_registered_bound_and_refused() {
     succeeds("memory_of_every_kind_is_registered_bound_and_refused", "memory", true);
 }

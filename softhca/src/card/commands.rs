@@ -5,7 +5,7 @@ use super::config::{
     QpState, ScatterToCqe,
 };
 use super::device::{Card, FIRST_NUMBER, UarHandle};
-use super::diagnostic::Diagnostic;
+use super::diagnostic::{Diagnostic, Verdict};
 use super::engine::{Engine, Uar};
 use super::error::CardError;
 use super::management::{MAX_MANAGEMENT, ManagementDatagram};
@@ -192,6 +192,8 @@ impl Card {
         self.command(|engine| match engine.resources.cqs.get(&cqn).map(|cq| cq.users) {
             None => Err(missing(CQ, cqn)),
             Some(0) => {
+                // What was rung before was for this queue.
+                engine.take_doorbells(Instant::now());
                 engine.resources.cqs.remove(&cqn);
                 engine.resources.delayed.forget_queue(cqn);
                 Ok(())
@@ -379,6 +381,7 @@ fn check_route(engine: &mut Engine, address: &Address) -> Result<(), CardError> 
         return Ok(());
     }
     let message = "the port is Ethernet: an address needs a global route (is_global, and a GID)".to_owned();
-    engine.resources.diagnostics.report(Diagnostic { qpn: None, index: None, field: "is_global", message });
+    let (verdict, field) = (Verdict::Refused, "is_global");
+    engine.resources.diagnostics.report(Diagnostic { verdict, qpn: None, index: None, field, message });
     Err(invalid("is_global", 0, "1 on an Ethernet port: it is addressed by GID"))
 }

@@ -2,7 +2,7 @@
 
 use super::config::Access;
 use super::delayed::DelayedCompletions;
-use super::diagnostic::{Diagnostic, Diagnostics};
+use super::diagnostic::{Diagnostic, Diagnostics, Verdict};
 use super::event::Event;
 use super::management::Inbox;
 use super::memory::copy::{self, Target};
@@ -158,8 +158,16 @@ impl ScatterError {
 }
 
 impl Context<'_> {
+    /// Reports what a card would not accept.
     pub(crate) fn report(&mut self, qpn: u32, index: Option<u16>, field: &'static str, message: String) {
-        self.diagnostics.report(Diagnostic { qpn: Some(qpn), index, field, message });
+        let (verdict, qpn) = (Verdict::Refused, Some(qpn));
+        self.diagnostics.report(Diagnostic { verdict, qpn, index, field, message });
+    }
+
+    /// Reports what a card would accept, but works by luck only or is unusual.
+    pub(crate) fn advise(&mut self, qpn: u32, index: Option<u16>, field: &'static str, message: String) {
+        let (verdict, qpn) = (Verdict::Accepted, Some(qpn));
+        self.diagnostics.report(Diagnostic { verdict, qpn, index, field, message });
     }
 
     pub(crate) fn emit(&mut self, event: Event) {

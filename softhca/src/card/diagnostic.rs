@@ -3,10 +3,23 @@
 use std::collections::VecDeque;
 use std::fmt;
 
-/// A mistake of a program, in words.
+/// What becomes of what a diagnostic is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Verdict {
+    /// A card would accept this, and this one has. It is advice: the program works by luck, or is only
+    /// unusual.
+    Accepted,
+    /// A card would not accept this: the request or message failed or was dropped, the doorbell was
+    /// ignored, or the work request never completes.
+    Refused,
+}
+
+/// A finding about a program, in words.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Diagnostic {
+    /// Whether a card would accept it.
+    pub verdict: Verdict,
     /// The queue pair, if one is concerned.
     pub qpn: Option<u32>,
     /// Index of the work-queue entry, if one is concerned.
@@ -40,7 +53,10 @@ pub(crate) struct Diagnostics {
 
 impl Diagnostics {
     pub(crate) fn report(&mut self, diagnostic: Diagnostic) {
-        tracing::warn!(%diagnostic, "a program broke the card's rules");
+        match diagnostic.verdict {
+            Verdict::Refused => tracing::warn!(%diagnostic, "a card would not accept this"),
+            Verdict::Accepted => tracing::info!(%diagnostic, "advice: a card would accept this"),
+        }
         if self.kept.len() == KEPT {
             self.kept.pop_front();
         }

@@ -46,7 +46,7 @@ pub use config::{
 };
 pub use counters::{Counter, Counters};
 pub use device::{Card, EventSink, UarHandle};
-pub use diagnostic::Diagnostic;
+pub use diagnostic::{Diagnostic, Verdict};
 pub use error::CardError;
 pub use event::Event;
 pub use management::{MAX_MANAGEMENT, ManagementDatagram};

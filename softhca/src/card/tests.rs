@@ -5,7 +5,7 @@ use super::config::{
     Transport,
 };
 use super::device::Card;
-use super::diagnostic::Diagnostic;
+use super::diagnostic::{Diagnostic, Verdict};
 use super::engine::Engine;
 use super::error::CardError;
 use super::event::Event;

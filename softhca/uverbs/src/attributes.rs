@@ -3,8 +3,9 @@
 //! Only this module reads and writes memory that a command points to. Memory that is not mapped is
 //! EFAULT.
 
+use crate::calls;
 use crate::errno::{Errno, Result};
-use crate::uapi::ioctl::{ATTR_MANDATORY, ATTR_VALID_OUTPUT, Attr, Header};
+use crate::uapi::ioctl::{ATTR_MANDATORY, ATTR_VALID_OUTPUT, Attr, DRIVER_MLX5, Header};
 use softhca::card::is_mapped;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
@@ -57,14 +58,21 @@ pub(crate) fn store(addr: u64, bytes: &[u8]) -> Result<()> {
 }
 
 impl Request {
-    /// Reads a command at `addr`.
+    /// Reads a command at `addr`. What is wrong with its header gets the error of `ib_uverbs_ioctl`.
     pub(crate) fn read(addr: u64) -> Result<Request> {
         let mut header = [0; size_of::<Header>()];
         load(addr, &mut header)?;
         let header = Header::read_from_bytes(&header).map_err(|_| Errno::INVALID)?;
         let count = usize::from(header.num_attrs);
         let length = size_of::<Header>() + count * size_of::<Attr>();
-        if count > MAX_ATTRIBUTES || usize::from(header.length) != length || header.reserved1 != 0 {
+        if count > MAX_ATTRIBUTES || usize::from(header.length) != length {
+            return Err(Errno::INVALID);
+        }
+        if (header.reserved1, header.reserved2) != (0, 0) {
+            return Err(Errno::UNKNOWN);
+        }
+        if header.driver_id != DRIVER_MLX5 {
+            tracing::warn!(header.driver_id, "a command for a driver other than mlx5");
             return Err(Errno::INVALID);
         }
         let place = |i: usize| addr.wrapping_add((size_of::<Header>() + i * size_of::<Attr>()) as u64);
@@ -97,7 +105,9 @@ impl Request {
         match unknown {
             None => Ok(()),
             Some(attribute) => {
-                tracing::warn!(self.object, self.method, attribute.attr.attr_id, "unknown attribute");
+                let call = calls::of_method(self.object, self.method);
+                let attribute = calls::of_attribute(self.object, self.method, attribute.attr.attr_id);
+                tracing::warn!(call, attribute, "the software card does not have this");
                 Err(Errno::UNKNOWN)
             }
         }
@@ -133,7 +143,8 @@ impl Request {
         let size = size_of::<T>().min(bytes.len());
         value.as_mut_bytes()[..size].copy_from_slice(&bytes[..size]);
         if bytes[size..].iter().any(|byte| *byte != 0) {
-            tracing::warn!(self.object, self.method, id, "a structure has more fields than the card knows");
+            let call = calls::of_method(self.object, self.method);
+            tracing::warn!(call, "a structure has more fields than the card knows");
             return Err(Errno::NOT_SUPPORTED);
         }
         Ok(value)

@@ -87,6 +87,11 @@ fn what_is_not_mapped_is_a_fault_and_nonsense_is_invalid() {
     assert_eq!(read(&mut broken).unwrap_err(), Errno::INVALID, "the length says one attribute");
     broken.header.num_attrs = u16::MAX;
     assert_eq!(read(&mut broken).unwrap_err(), Errno::INVALID);
+    let mut other = command([(0, 4, 0)]);
+    other.header.driver_id = 2;
+    assert_eq!(read(&mut other).unwrap_err(), Errno::INVALID, "mlx4");
+    other.header.reserved2 = 1;
+    assert_eq!(read(&mut other).unwrap_err(), Errno::UNKNOWN, "a header of the future");
 }
 
 #[test]

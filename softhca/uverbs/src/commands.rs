@@ -57,7 +57,7 @@ pub(crate) fn perform(context: &Context, request: &Request) -> Result<()> {
         ) => devx::perform(context, request),
         (object, method) => {
             let call = calls::of_method(object, method);
-            tracing::info!(call, object, method, "the software card does not have this");
+            tracing::info!(call, "the software card does not have this");
             Err(Errno::UNKNOWN)
         }
     }
@@ -87,7 +87,7 @@ fn invoke_write(context: &Context, request: &Request) -> Result<()> {
         (command::QUERY_SRQ, false) => srq::query(context, request),
         _ => {
             let call = calls::of_write(number);
-            tracing::info!(call, number, is_extended, "the software card does not have this");
+            tracing::info!(call, is_extended, "the software card does not have this");
             Err(Errno::NOT_SUPPORTED)
         }
     }

@@ -3,6 +3,7 @@
 //! This module depends on no module of objects or commands: those modules give each [`Object`] its
 //! state, and `commands` finds the function that performs a command on a context.
 
+use crate::calls;
 use crate::card::OpenCard;
 use crate::errno::{Errno, Result};
 use crate::events::channels::Channels;
@@ -10,6 +11,7 @@ use crate::events::pipe::EventPipe;
 use crate::events::routes::Reported;
 use crate::resource::Resource;
 use crate::uapi::devx::object as devx;
+use crate::uapi::ioctl::method;
 use parking_lot::Mutex;
 use softhca::card::Card;
 use std::any::Any;
@@ -72,8 +74,9 @@ impl Objects {
         }
     }
 
+    /// The object of a handle. ENOENT if there is none, as of `lookup_get_idr_uobject`.
     pub(crate) fn get(&self, handle: u32) -> Result<&Object> {
-        self.by_handle.get(&handle).ok_or(Errno::INVALID)
+        self.by_handle.get(&handle).ok_or(Errno::NO_ENTRY)
     }
 
     /// The number of a handle's resource. The object must be of a kind.
@@ -94,7 +97,7 @@ impl Objects {
 
     /// As [`Self::state`].
     pub(crate) fn state_mut<T: Any>(&mut self, handle: u32) -> Result<&mut T> {
-        let object = self.by_handle.get_mut(&handle).ok_or(Errno::INVALID)?;
+        let object = self.by_handle.get_mut(&handle).ok_or(Errno::NO_ENTRY)?;
         object.state.downcast_mut().ok_or(Errno::INVALID)
     }
 
@@ -159,7 +162,8 @@ impl Context {
         }
         let users = objects.users(handle);
         if users > 0 {
-            tracing::warn!(handle, users, "an object is in use: destroy its users first");
+            let object = calls::of_method(kind, method::DESTROY);
+            tracing::warn!(object, handle, users, "it is in use: destroy its users first");
             return Err(Errno::BUSY);
         }
         let reported = destroy_on(&self.open, object)?;

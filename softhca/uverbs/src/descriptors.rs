@@ -67,6 +67,13 @@ pub(crate) fn kind(fd: RawFd) -> Option<Kind> {
     KINDS.into_iter().find(|kind| has(*kind, fd))
 }
 
+/// The file descriptors of this process from `first` to `last` that are the library's.
+pub(crate) fn between(first: u32, last: u32) -> impl Iterator<Item = RawFd> {
+    let limit = MAX_FD as RawFd - 1;
+    let [first, last] = [first, last].map(|fd| RawFd::try_from(fd).unwrap_or(RawFd::MAX));
+    (first..=last.min(limit)).filter(|fd| kind(*fd).is_some())
+}
+
 /// Makes this process the owner. False if another process is.
 pub(crate) fn claim() -> bool {
     let id = process_id();

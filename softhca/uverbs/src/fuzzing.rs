@@ -4,7 +4,7 @@ use crate::attributes::Request;
 use crate::card::Cards;
 use crate::cm::command::{Caller, perform};
 use crate::cm::manager::Manager;
-use crate::uapi::ioctl::{Attr, Header};
+use crate::uapi::ioctl::{Attr, DRIVER_MLX5, Header};
 use crate::uapi::ucm::command;
 use std::sync::Arc;
 use zerocopy::{FromBytes, IntoBytes};
@@ -23,6 +23,8 @@ pub fn command(bytes: &[u8]) {
     let base = memory.as_ptr() as u64;
     let place = memory.as_mut_bytes();
     place[..bytes.len()].copy_from_slice(bytes);
+    // What follows the reserved word is the same in every command.
+    place[16..24].copy_from_slice(&u64::from(DRIVER_MLX5).to_ne_bytes());
     // Includes a last, incomplete attribute: zeros complete it.
     let attributes = size_of::<Header>()..bytes.len().max(size_of::<Header>()) + size_of::<Attr>();
     for attr in place[attributes].chunks_exact_mut(size_of::<Attr>()) {

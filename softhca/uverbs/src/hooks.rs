@@ -21,9 +21,12 @@ use std::os::fd::IntoRawFd;
 mod define;
 pub mod cuda;
 pub mod duplicates;
+pub mod execute;
 pub mod files;
 mod next;
+pub mod place;
 pub mod sockets;
+pub mod walks;
 
 /// # Safety
 /// As `openat(2)`.
@@ -43,9 +46,15 @@ unsafe fn open_any(directory: c_int, path: *const c_char, flags: c_int, mode: mo
     {
         return returned(file.map(IntoRawFd::into_raw_fd));
     }
+    // SAFETY: as above.
+    let is_relative = private.is_none() && unsafe { files::is_relative(path) };
     let path = private.as_ref().map_or(path, Private::as_ptr);
     // SAFETY: the caller vouches for the arguments.
-    unsafe { libc::syscall(libc::SYS_openat, directory, path, flags, mode as c_uint) as c_int }
+    let fd = unsafe { libc::syscall(libc::SYS_openat, directory, path, flags, mode as c_uint) as c_int };
+    if is_relative {
+        preserving(|| files::enliven(fd));
+    }
+    fd
 }
 
 /// # Safety

@@ -49,10 +49,14 @@ pub(crate) fn start() -> Result<(), SettingError> {
     Ok(())
 }
 
-/// Says on stderr why no device is opened, whatever `SOFTHCA_LOG` selects: a program has only the
-/// number of the error. Returns that number.
-pub(crate) fn refuse(error: &SettingError) -> Errno {
+/// Says something on stderr, whatever `SOFTHCA_LOG` selects.
+pub(crate) fn say(message: &str) {
     // Where stderr is closed, there is no place to say it.
-    let _ = Stderr.write_all(format!("softhca: {error}\n").as_bytes());
+    let _ = Stderr.write_all(format!("softhca: {message}\n").as_bytes());
+}
+
+/// Says why no device is opened: a program has only the number of the error. Returns that number.
+pub(crate) fn refuse(error: &SettingError) -> Errno {
+    say(&error.to_string());
     Errno::INVALID
 }

@@ -3,6 +3,7 @@
 use crate::uverbs::support::{Ended, lacks, run, soft, tool};
 use gdsync_test_support::compiler::Compiler;
 use gdsync_test_support::folder::Folder;
+use gdsync_test_support::root;
 use std::path::Path;
 
 /// Runs a script on an InfiniBand and an Ethernet device.
@@ -157,4 +158,39 @@ fn a_program_that_sees_no_card_is_told_of() {
         ended.text
     );
     assert_eq!(run(soft("1", Path::new("/bin/true"), temporary.path())).text, "");
+    // Programs of the command, by every function that starts one: said once in a run.
+    let said = |ended: &Ended| ended.text.matches("softhca: no software card").count();
+    let mut twice = soft("1", Path::new("/bin/sh"), temporary.path());
+    twice.args(["-c", "\"$0\"; \"$0\"; exit $?"]).arg(program.path());
+    let ended = run(twice);
+    assert_eq!((ended.code, said(&ended)), (Some(3), 1), "{}", ended.text);
+    let starter = Compiler::c("gnu11").build(&root().join("tests/seen/paths.c"));
+    for how in ["execl", "execlp", "execle", "execv", "execvp"] {
+        let mut command = soft("1", &starter.path(), temporary.path());
+        command.arg(how).arg(program.path());
+        let ended = run(command);
+        assert_eq!((ended.code, said(&ended)), (Some(3), 1), "{how}: {}", ended.text);
+        let mut command = soft("1", &starter.path(), temporary.path());
+        let ended = run({
+            command.args([how, "/bin/true"]);
+            command
+        });
+        assert_eq!((ended.code, ended.text.as_str()), (Some(0), ""), "{how}");
+    }
+    assert_eq!(temporary.content(), 0);
+}
+
+#[test]
+fn files_are_found_by_patterns_walks_and_relative_paths() {
+    let compiler = Compiler::c("gnu11");
+    if let Err(why) = compiler.probe("") {
+        return lacks(
+            "files_are_found_by_patterns_walks_and_relative_paths",
+            &format!("{why} (package gcc)"),
+        );
+    }
+    let program = compiler.build(&root().join("tests/seen/paths.c"));
+    let temporary = Folder::new("seen-paths");
+    assert_eq!(run(soft("ib,roce", &program.path(), temporary.path())).succeeded(), "");
+    assert_eq!(temporary.content(), 0);
 }

@@ -43,7 +43,6 @@ pub(crate) fn soft(devices: &str, program: &Path, temporary: &Path) -> Command {
         "GDSYNC_LOG",
         "SOFTHCA_LOG",
         "SOFTHCA_DEVICES",
-        "SOFTHCA_LIBERTIES",
         "SOFTHCA_WAITS",
         "LD_PRELOAD",
         "SYSFS_PATH",

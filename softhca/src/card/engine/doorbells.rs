@@ -1,7 +1,7 @@
 //! Doorbells of UAR pages.
 
 use super::state::Engine;
-use crate::card::diagnostic::Diagnostic;
+use crate::card::diagnostic::{Diagnostic, Verdict};
 use crate::card::event::Event;
 use crate::liberties::LibertyKinds;
 use gdsync_sys::prm::doorbell::{self, CqArm, Doorbell};
@@ -45,16 +45,15 @@ impl Engine {
     fn arm(&mut self, bell: Doorbell, now: Instant) {
         let (arm, rung) = CqArm::from_doorbell(bell.raw());
         let mut problem = (!self.resources.cqs.contains_key(&rung))
-            .then(|| format!("arms completion queue {rung:#x}, which does not exist"));
+            .then(|| (Verdict::Refused, format!("arms completion queue {rung:#x}, which does not exist")));
         for (&cqn, cq) in &mut self.resources.cqs {
-            let fires = if cqn != rung {
-                cq.poll_arm_record()
-            } else if let Some(fires) = cq.rung(arm) {
-                fires
-            } else {
-                problem = Some(format!("arms completion queue {cqn:#x}, but its arm record does not say so"));
-                cq.arm(arm)
-            };
+            let fires = if cqn == rung { cq.rung(arm) } else { cq.poll_arm_record() };
+            if cqn == rung && !cq.has_record() {
+                // The doorbell has all that the record should have: only where another one overwrites it,
+                // the record is the sole trace of the arm.
+                let message = format!("arms completion queue {cqn:#x}, whose arm record was never written");
+                problem = Some((Verdict::Accepted, message));
+            }
             let fires = cq.moderate(fires, now);
             if let Some(due) = cq.due() {
                 self.resources.held.insert((due, cqn));
@@ -63,8 +62,8 @@ impl Engine {
                 self.resources.events.push(Event::Completion { cqn });
             }
         }
-        if let Some(message) = problem {
-            let diagnostic = Diagnostic { qpn: None, index: None, field: "arm doorbell", message };
+        if let Some((verdict, message)) = problem {
+            let diagnostic = Diagnostic { verdict, qpn: None, index: None, field: "arm doorbell", message };
             self.resources.diagnostics.report(diagnostic);
         }
     }
@@ -103,7 +102,8 @@ impl Engine {
     fn report_stranger(&mut self, uar: u32, bell: Doorbell) {
         let message = format!("names queue pair {:#x}, which is not on UAR {uar}", bell.qpn());
         let index = Some(bell.index());
-        let diagnostic = Diagnostic { qpn: None, index, field: "doorbell", message };
+        let diagnostic =
+            Diagnostic { verdict: Verdict::Refused, qpn: None, index, field: "doorbell", message };
         self.resources.diagnostics.report(diagnostic);
     }
 }

@@ -8,7 +8,8 @@
 //!
 //! So a doorbell may find its record taken: by the look that another queue's doorbell caused, or by an
 //! earlier doorbell of its own queue, as the program had already written its next record. Then the record
-//! that was taken last is that of this arm, or of one after it. A doorbell after that one has no record.
+//! that was taken last is that of this arm, or of one after it. A doorbell after that one arms by itself: its
+//! record was overwritten by another thread's.
 
 use crate::card::config::{CqAttributes, CqModeration};
 use crate::card::memory::ring::{CqRing, Record};
@@ -219,13 +220,19 @@ impl Cq {
         self.produced = self.produced.wrapping_add(1);
     }
 
-    /// Handles the doorbell of this queue. `None` if the record never had the arm of the doorbell,
-    /// which is the program's mistake; the caller then uses the doorbell.
-    pub(crate) fn rung(&mut self, arm: CqArm) -> Option<Fires> {
+    /// Handles the doorbell of this queue. Its own words count where no record has them or later ones.
+    pub(crate) fn rung(&mut self, arm: CqArm) -> Fires {
         match self.arm_record.exchange(TAKEN) {
-            TAKEN => self.taken.is_some_and(|taken| !is_after(arm, taken)).then_some(Fires(false)),
-            record => Some(self.take(record)),
+            TAKEN if self.taken.is_some_and(|taken| !is_after(arm, taken)) => Fires(false),
+            TAKEN => self.arm(arm),
+            record => self.take(record),
         }
+    }
+
+    /// Whether its arm record was ever written. A program that rings without that is wrong. No more can be
+    /// said: threads that arm the queue at once may write their records in one order and ring in another.
+    pub(crate) fn has_record(&self) -> bool {
+        self.taken.is_some()
     }
 
     /// Polls the arm record, as another queue's doorbell may have overwritten the one of this

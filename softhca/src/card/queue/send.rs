@@ -105,12 +105,15 @@ impl SendQueue {
         self.early.clear();
     }
 
-    /// Checks that the doorbell record is ahead of a doorbell, which is the start of the last WQE's
-    /// control segment. On failure, returns the record.
+    /// Checks that the doorbell record is not behind a doorbell. On failure, returns the record.
+    ///
+    /// A doorbell of libmlx5 is the start of the last WQE's control segment (`post_send_db`), so the record
+    /// is ahead of its index. Those of NVSHMEM's IBGDA and DOCA GPUNetIO have the index behind that WQE,
+    /// which is the record's.
     pub(crate) fn check_doorbell(&self, bell: Doorbell) -> Result<(), u16> {
         let record = self.record();
         let ahead = record.wrapping_sub(bell.index());
-        if ahead == 0 || u32::from(ahead) > self.blocks() { Err(record) } else { Ok(()) }
+        if u32::from(ahead) > self.blocks() { Err(record) } else { Ok(()) }
     }
 
     /// Reads all announced blocks now. What the program changes in them later, the card does not see.

@@ -334,8 +334,10 @@ fn doorbells_that_make_no_sense_are_diagnosed() {
     // The record is behind: the doorbell names an entry that the record does not announce.
     let wqe = pair.left.wqe(Opcode::Nop, &[], CtrlFlags::CQ_UPDATE, [0; 4]);
     pair.left.write(&wqe);
-    pair.left.ring(0);
+    let second = CtrlSeg::new(Opcode::Nop, 1, pair.left.qpn, 1, CtrlFlags::empty(), [0; 4]);
+    pair.left.store_doorbell(second.doorbell());
     pair.run();
+    assert_eq!(pair.card.diagnostics()[0].verdict, Verdict::Refused);
     assert!(pair.diagnosed("send doorbell record"));
     assert!(pair.left.cq.poll().is_none(), "and not performed");
     // A queue pair of another page.
@@ -350,6 +352,22 @@ fn doorbells_that_make_no_sense_are_diagnosed() {
     assert_eq!(pair.state(&pair.left), QpState::Err);
     let flushed = std::iter::from_fn(|| pair.left.cq.poll()).count();
     assert_eq!(flushed, 16, "what does not fit the ring does not exist");
+}
+
+#[test]
+fn a_doorbell_may_name_the_index_behind_its_request() {
+    // As NVSHMEM's IBGDA rings.
+    let mut pair = Pair::new(64);
+    for round in 0..40 {
+        let wqe = pair.left.wqe(Opcode::Nop, &[], CtrlFlags::CQ_UPDATE, [0; 4]);
+        pair.left.head += pair.left.write(&wqe);
+        word(pair.left.dbrec, doorbell::DBR_SEND).store(doorbell::record(pair.left.head), Ordering::Release);
+        pair.left
+            .store_doorbell(doorbell::Doorbell::without_record(pair.left.head as u16, pair.left.qpn).raw());
+        pair.run();
+        assert_eq!(success(pair.left.cq.poll()).1, round);
+    }
+    assert_eq!(pair.card.diagnostics(), []);
 }
 
 #[test]

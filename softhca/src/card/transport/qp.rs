@@ -160,13 +160,13 @@ impl Qp {
         if let Some(other) = other {
             let message =
                 format!("queue pair {slave:#x} is released by {other:#x}, too: their order is luck");
-            context.report(master, Some(index), "SEND_EN queue pair", message);
+            context.advise(master, Some(index), "SEND_EN queue pair", message);
         }
         if self.requester.queue.is_behind(until) || self.requester.queue.knows(until) {
             // In ERR everything in its record was flushed, whatever its masters still have for it.
             if self.endpoint.state() != QpState::Err {
                 let message = format!("{until} of queue pair {slave:#x} is behind: it releases nothing");
-                context.report(master, Some(index), ENABLED, message);
+                context.advise(master, Some(index), ENABLED, message);
             }
         } else {
             self.announce(until, ENABLED, context);

@@ -17,8 +17,14 @@ pub(crate) struct Step<'a, 'c> {
 }
 
 impl Step<'_, '_> {
+    /// As [`Context::report`], for its queue pair.
     pub(crate) fn report(&mut self, index: Option<u16>, field: &'static str, message: String) {
         self.context.report(self.endpoint.qpn, index, field, message);
+    }
+
+    /// As [`Context::advise`], for its queue pair.
+    pub(crate) fn advise(&mut self, index: Option<u16>, field: &'static str, message: String) {
+        self.context.advise(self.endpoint.qpn, index, field, message);
     }
 
     /// Writes an entry to the completion queue of sends.

@@ -91,3 +91,20 @@ fn the_system_maps_a_page_of_registers_without_this_library() {
     // SAFETY: `map` made the mapping, and nothing uses it.
     unsafe { libc::munmap(page, 4096) };
 }
+
+#[test]
+fn a_range_that_is_closed_ends_the_devices_in_it() {
+    let device = Device::open();
+    // SAFETY: the calls access no memory of the process.
+    let last = unsafe { duplicates::fcntl(device.0, libc::F_DUPFD_CLOEXEC, 300) };
+    assert!(last >= 300);
+    let (first, end) = (last as u32, last as u32);
+    // SAFETY: as above; the file is this test's own.
+    let close = |flags: u32| unsafe { duplicates::close_range(first, end, flags as i32) };
+    assert_eq!(close(libc::CLOSE_RANGE_CLOEXEC), 0);
+    assert!(alive(last), "the file was marked only");
+    assert_eq!(close(1 << 10), -1, "flags that no system knows");
+    assert!(alive(last));
+    assert_eq!(close(0), 0);
+    assert!(crate::process::context(last).is_none() && alive(device.0));
+}

@@ -26,12 +26,13 @@ fn a_region_changes_only_as_a_kernel_lets_it() {
     let moved = ReregMr { flags: 1, start: at + PAGE, length: PAGE, hca_va: at + PAGE, ..asked };
     assert_eq!(rereg(&device, moved), Ok(mr.lkey), "the key stays");
     assert_eq!(rereg(&device, ReregMr { flags: 6, access_flags: 1, ..asked }), Ok(mr.lkey));
-    let cases: [(&str, ReregMr, i32); 8] = [
+    let cases: [(&str, ReregMr, i32); 9] = [
         ("nothing", asked, libc::EINVAL),
         ("something unknown", ReregMr { flags: 8, ..asked }, libc::EOPNOTSUPP),
         ("an address with another page offset", ReregMr { hca_va: at + 1, ..moved }, libc::EINVAL),
         ("what is not mapped", ReregMr { start: PAGE, hca_va: PAGE, ..moved }, libc::EFAULT),
-        ("unknown rights", ReregMr { flags: 4, access_flags: 1 << 9, ..asked }, libc::EOPNOTSUPP),
+        ("rights of flushes", ReregMr { flags: 4, access_flags: 1 << 9, ..asked }, libc::EOPNOTSUPP),
+        ("unknown rights", ReregMr { flags: 4, access_flags: 1 << 10, ..asked }, libc::EINVAL),
         ("rights that contradict", ReregMr { flags: 4, access_flags: 2, ..asked }, libc::EINVAL),
         ("a domain that is none", ReregMr { flags: 2, pd_handle: mr.mr_handle, ..asked }, libc::EINVAL),
         ("a region that is none", ReregMr { flags: 4, mr_handle: pd, ..asked }, libc::EINVAL),

@@ -333,7 +333,7 @@ fn what_is_not_there_is_said() {
         (object::SRQ, 1),
         (object::AH, 0),
     ] {
-        assert_eq!(destroy(&device, object, method, 77), Err(libc::EINVAL), "{object}");
+        assert_eq!(destroy(&device, object, method, 77), Err(libc::ENOENT), "{object}");
     }
     // SAFETY: the path is a C string. There are at most 8 devices.
     let fd = unsafe { hooks::open(c"/dev/infiniband/uverbs7".as_ptr(), libc::O_RDWR, 0) };
@@ -376,12 +376,14 @@ fn memory_that_is_not_there_is_a_fault() {
     let mut parts = parts(&device);
     assert_eq!(reg_mr(&device, parts.pd, 4096, 100, 0).err(), Some(libc::EFAULT));
     assert_eq!(reg_mr(&device, parts.pd, 4096, 0, 0).err(), Some(libc::EINVAL));
-    assert_eq!(reg_mr(&device, 999, parts.rings.ring(), 100, 0).err(), Some(libc::EINVAL));
+    assert_eq!(reg_mr(&device, 999, parts.rings.ring(), 100, 0).err(), Some(libc::ENOENT));
     let good = a_cq(parts.rings);
     assert_eq!(create_cq(&device, 15, &CreateCq { buf_addr: 4096, ..good }), Err(libc::EFAULT));
     assert_eq!(create_cq(&device, 15, &CreateCq { db_addr: 4096, ..good }), Err(libc::EFAULT));
     assert_eq!(create_cq(&device, 15, &CreateCq { buf_addr: good.buf_addr + 4, ..good }), Err(libc::EINVAL));
-    assert_eq!(create_cq(&device, 15, &CreateCq { cqe_size: 32, ..good }), Err(libc::EOPNOTSUPP));
+    assert_eq!(create_cq(&device, 15, &CreateCq { cqe_size: 32, ..good }), Err(libc::EINVAL));
+    assert_eq!(create_cq(&device, 15, &CreateCq { flags: 1 << 0, ..good }), Err(libc::EOPNOTSUPP), "padding");
+    assert_eq!(create_cq(&device, 15, &CreateCq { flags: 1 << 5, ..good }), Err(libc::EINVAL), "unknown");
     assert_eq!(create_cq(&device, 15, &CreateCq { cqe_comp_en: 1, ..good }), Err(libc::EOPNOTSUPP));
     assert_eq!(create_cq(&device, u32::MAX, &good), Err(libc::EINVAL));
     assert_eq!(create_cq(&device, 0, &good), Err(libc::EINVAL));
@@ -393,7 +395,15 @@ fn memory_that_is_not_there_is_a_fault() {
     assert_eq!(refused(CreateQp { sq_wqe_count: 15, ..good }), libc::EINVAL);
     assert_eq!(refused(CreateQp { rq_wqe_count: u32::MAX, ..good }), libc::EINVAL);
     assert_eq!(refused(CreateQp { bfreg_index: 7, ..good }), libc::EINVAL);
-    assert_eq!(refused(CreateQp { flags: 1 << 2, ..good }), libc::EOPNOTSUPP);
+    assert_eq!(refused(CreateQp { flags: 1 << 2, ..good }), libc::EINVAL);
+    let with_flags = |flags: u64| {
+        create_qp_with(&device, &parts, 2, &good, |command| {
+            let attrs = command.attrs.into_iter().filter(|attr| attr.attr_id != attr::QP_FLAGS).collect();
+            Command { attrs, ..command }.attribute(attr::QP_FLAGS, 8, flags)
+        })
+    };
+    assert_eq!(with_flags(1 << 1), Err(libc::EOPNOTSUPP), "what the core knows, and a driver may have");
+    assert_eq!(with_flags(1 << 1 | 1 << 40), Err(libc::EINVAL), "what the core does not know");
     assert_eq!(create_qp(&device, &parts, 8, &good), Err(libc::EOPNOTSUPP), "raw packets");
 }
 
@@ -417,7 +427,9 @@ fn attributes_of_a_queue_pair_come_back() {
     };
     assert_eq!(modify(ModifyQp { port_num: 2, ..init }), Err(libc::EINVAL));
     assert_eq!(modify(ModifyQp { attr_mask: ibv::IBV_QP_STATE, ..init }), Err(libc::EINVAL));
-    assert_eq!(modify(ModifyQp { attr_mask: ibv::IBV_QP_CAP, ..none }), Err(libc::EOPNOTSUPP));
+    assert_eq!(modify(ModifyQp { attr_mask: ibv::IBV_QP_CAP, ..none }), Err(libc::EINVAL));
+    let drained = ModifyQp { attr_mask: ibv::IBV_QP_STATE, qp_state: ibv::IBV_QPS_SQD as u8, ..none };
+    assert_eq!(modify(drained), Err(libc::EINVAL));
     assert_eq!(modify(init), Ok(()));
     let mut rtr = ModifyQp {
         attr_mask: ibv::IBV_QP_STATE

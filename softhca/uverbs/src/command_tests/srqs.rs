@@ -67,8 +67,8 @@ fn a_shared_queue_lives_as_long_as_its_users_and_reports_its_limit() {
     assert_eq!((max_wr, max_sge), (15, 3), "a power of two, less one; 64 bytes, less the link");
     assert_eq!(modify(&device, handle, SRQ_MAX_WR, 0), Err(libc::EINVAL), "as the driver");
     assert_eq!(modify(&device, handle, SRQ_LIMIT, 16), Err(libc::EINVAL));
-    assert_eq!(modify(&device, 999, SRQ_LIMIT, 1), Err(libc::EINVAL));
-    assert_eq!(query(&device, 999).err(), Some(libc::EINVAL));
+    assert_eq!(modify(&device, 999, SRQ_LIMIT, 1), Err(libc::ENOENT));
+    assert_eq!(query(&device, 999).err(), Some(libc::ENOENT));
     let now = query(&device, handle).unwrap();
     assert_eq!((now.max_wr, now.max_sge, now.srq_limit), (15, 3, 0));
     // Nothing is posted: the limit is passed at once, and one event is not read.
@@ -85,7 +85,7 @@ fn a_shared_queue_lives_as_long_as_its_users_and_reports_its_limit() {
     assert_eq!(destroy(&device, object::QP, method::DESTROY, qp), Ok(()));
     let gone = new(object::SRQ, method::DESTROY).handle(attr::HANDLE, handle).output(attr::DESTROY_RESP, 4);
     assert_eq!(gone.run(&device).unwrap().output::<u32>(attr::DESTROY_RESP), 0, "the event was taken back");
-    assert_eq!(destroy(&device, object::SRQ, method::DESTROY, handle), Err(libc::EINVAL));
+    assert_eq!(destroy(&device, object::SRQ, method::DESTROY, handle), Err(libc::ENOENT));
 }
 
 #[test]
@@ -100,8 +100,9 @@ fn a_shared_queue_that_cannot_be_is_refused() {
     assert_eq!(refused([15, 1], &CreateSrq { flags: 1, ..good }), libc::EOPNOTSUPP, "signatures");
     assert_eq!(refused([1 << 15, 1], &good), libc::EINVAL);
     assert_eq!(refused([15, 64], &good), libc::EINVAL);
-    assert_eq!(create_srq(&device, 999, 0, [15, 1], &good), Err(libc::EINVAL), "no such domain");
+    assert_eq!(create_srq(&device, 999, 0, [15, 1], &good), Err(libc::ENOENT), "no such domain");
     assert_eq!(create_srq(&device, pd, 2, [15, 1], &good), Err(libc::EOPNOTSUPP), "matching of tags");
+    assert_eq!(create_srq(&device, pd, 3, [15, 1], &good), Err(libc::EINVAL), "no type at all");
     let attributes: QueryDeviceResp = write(command::QUERY_DEVICE)
         .output(attr::CORE_OUT, size_of::<QueryDeviceResp>())
         .run(&device)

@@ -52,7 +52,7 @@ fn a_file_names_a_domain() {
     let [again, elsewhere] = [open_xrcd(&device, fd, 0).unwrap(), open_xrcd(&other, fd, 0).unwrap()];
     assert_eq!(close_xrcd(&device, first), Ok(()));
     assert_eq!(destroy(&device, object::XRCD, method::ONLY_DESTROY, again), Ok(()));
-    assert_eq!(close_xrcd(&device, again), Err(libc::EINVAL));
+    assert_eq!(close_xrcd(&device, again), Err(libc::ENOENT));
     assert_eq!(close_xrcd(&other, elsewhere), Ok(()));
     assert_eq!(open_xrcd(&other, fd, 0), Err(libc::EAGAIN), "the last has closed it");
     let [one, two] = [(); 2].map(|()| open_xrcd(&device, -1, 0).unwrap());

@@ -23,6 +23,7 @@ mod status;
 mod umem;
 
 use crate::attributes::Request;
+use crate::calls;
 use crate::context::Context;
 use crate::errno::{Errno, Result};
 use crate::uapi::devx::{attr, method, object as kind};
@@ -43,9 +44,16 @@ pub(crate) fn perform(context: &Context, request: &Request) -> Result<()> {
         (kind::DEVX_OBJ, method::OBJ_DESTROY) | (kind::DEVX_UMEM, method::UMEM_DEREG) => {
             context.destroy(request.object, request.handle(attr::HANDLE)?).map(drop)
         }
-        (object, method) => {
-            tracing::info!(object, method, "a method of DEVX that the software card does not have");
+        (kind::DEVX, method::QUERY_UAR) => {
+            tracing::info!(
+                "a doorbell page of GET_CONTEXT is asked for, of which the software card has none"
+            );
             Err(Errno::NOT_SUPPORTED)
+        }
+        (object, method) => {
+            let call = calls::of_method(object, method);
+            tracing::info!(call, "the software card does not have this");
+            Err(Errno::UNKNOWN)
         }
     }
 }

@@ -1,11 +1,12 @@
-//! Duplicates of file descriptors: one of a device is the same device.
+//! File descriptors, one by one and in ranges: a duplicate of a device is the same device, and the last one
+//! that is closed ends it.
 
 use super::define::returned;
 use super::next;
 use crate::descriptors;
 use crate::errno::preserving;
 use crate::process;
-use libc::{c_int, c_ulong};
+use libc::{c_int, c_uint, c_ulong};
 use std::os::fd::RawFd;
 
 /// Makes the new descriptor `to` what `from` is, or closes it.
@@ -38,7 +39,41 @@ unsafe fn fcntl_any(fd: c_int, command: c_int, argument: c_ulong) -> c_int {
     }
 }
 
+/// Ends what the library has in a range of descriptors that is about to be closed.
+fn closing(first: u32, last: u32) {
+    preserving(|| descriptors::between(first, last).for_each(process::close));
+}
+
+/// # Safety
+/// As `close_range(2)`.
+unsafe fn close_range_any(first: c_uint, last: c_uint, flags: c_int) -> c_int {
+    // With any other flag than these the system refuses, or only marks the files.
+    if flags & !(libc::CLOSE_RANGE_UNSHARE as c_int) == 0 {
+        closing(first, last);
+    }
+    // SAFETY: the call accesses no memory of the process.
+    unsafe { libc::syscall(libc::SYS_close_range, first, last, flags) as c_int }
+}
+
+/// # Safety
+/// As `closefrom(3)`.
+unsafe fn closefrom_any(first: c_int) {
+    closing(u32::try_from(first).unwrap_or(0), u32::MAX);
+    // SAFETY: as above.
+    unsafe { next::closefrom(first) };
+}
+
 c_functions! {
+    /// `close_range(2)`.
+    close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
+        close_range_any(first, last, flags)
+    }
+
+    /// `closefrom(3)`.
+    closefrom(first: c_int) -> () {
+        closefrom_any(first)
+    }
+
     /// `dup(2)`.
     dup(fd: c_int) -> c_int {
         duplicated(fd, next::dup(fd))

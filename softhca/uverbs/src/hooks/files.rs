@@ -10,6 +10,7 @@ use softhca::sysfs::LiveFile;
 use std::ffi::CStr;
 use std::io::{Seek, SeekFrom, Write};
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
 use std::ptr;
 
 /// The file that stands for an open device: its attributes are those of what stat(2) finds at the
@@ -38,8 +39,53 @@ fn file_with(content: &[u8], close_on_exec: bool) -> Result<OwnedFd> {
     Ok(file.into())
 }
 
+/// Whether a path depends on the working directory, or on an open one.
+///
+/// # Safety
+/// `path` is null or a C string.
+pub(super) unsafe fn is_relative(path: *const c_char) -> bool {
+    // SAFETY: the caller's.
+    !path.is_null() && !matches!(unsafe { *path } as u8, b'/' | 0)
+}
+
+/// Gives a file that was opened by a relative path the content that the running card answers, if it is one
+/// of those: its directory is in the private folder.
+pub(super) fn enliven(fd: RawFd) {
+    let Some(folder) = paths::folder().filter(|_| fd >= 0) else { return };
+    let mut path = [0; libc::PATH_MAX as usize];
+    let Some(len) = path_of(fd, &mut path) else { return };
+    let inside = path[..len].strip_prefix(folder.as_os_str().as_bytes());
+    let live = inside.and_then(|rest| LiveFile::find(str::from_utf8(rest).ok()?));
+    let Some(Ok(file)) = live.and_then(|(index, file)| process::content(index, file)).map(|text| {
+        // Replaced by what the program has asked for.
+        file_with(text.as_bytes(), true)
+    }) else {
+        return;
+    };
+    // SAFETY: the calls access no memory of the process; the descriptor is the caller's.
+    unsafe {
+        let flags = libc::syscall(libc::SYS_fcntl, fd, libc::F_GETFD);
+        let close_on_exec =
+            if flags & libc::c_long::from(libc::FD_CLOEXEC) != 0 { libc::O_CLOEXEC } else { 0 };
+        // Where it fails, the file keeps the content of the stand-in.
+        libc::syscall(libc::SYS_dup3, file.as_raw_fd(), fd, close_on_exec);
+    }
+}
+
+/// The path of an open file, without its zero.
+fn path_of(fd: RawFd, into: &mut [u8]) -> Option<usize> {
+    let mut name = [0; 32];
+    write!(name.as_mut_slice(), "/proc/self/fd/{fd}").ok()?;
+    // SAFETY: a C string, as zeros follow it, and a place of that length.
+    let len = unsafe {
+        let (name, place) = (name.as_ptr().cast::<c_char>(), into.as_mut_ptr().cast::<c_char>());
+        libc::syscall(libc::SYS_readlinkat, libc::AT_FDCWD, name, place, into.len())
+    };
+    usize::try_from(len).ok().filter(|len| *len < into.len())
+}
+
 /// The path to pass on for one that a program has named: in the private folder, or as it is.
-struct Passed {
+pub(super) struct Passed {
     private: Option<Private>,
     path: *const c_char,
 }
@@ -47,12 +93,12 @@ struct Passed {
 impl Passed {
     /// # Safety
     /// `path` must be null or a C string.
-    unsafe fn of(path: *const c_char) -> Self {
+    pub(super) unsafe fn of(path: *const c_char) -> Self {
         // SAFETY: the caller's.
         Passed { private: unsafe { paths::private(path) }, path }
     }
 
-    fn as_ptr(&self) -> *const c_char {
+    pub(super) fn as_ptr(&self) -> *const c_char {
         self.private.as_ref().map_or(self.path, Private::as_ptr)
     }
 }
@@ -167,10 +213,13 @@ unsafe fn realpath_any(path: *const c_char, resolved: *mut c_char) -> *mut c_cha
     let passed = unsafe { Passed::of(path) };
     // SAFETY: the caller vouches for the arguments.
     let found = unsafe { next::realpath(passed.as_ptr(), resolved) };
-    let Some(private) = passed.private.filter(|_| !found.is_null()) else { return found };
+    if found.is_null() {
+        return found;
+    }
     // SAFETY: the C library's function has returned a C string.
     let whole = unsafe { CStr::from_ptr(found) }.to_bytes();
-    let public = if private.is_device() { private.named() } else { paths::public(whole) };
+    let device = passed.private.as_ref().filter(|private| private.is_device());
+    let public = device.map_or_else(|| paths::public(whole), Private::named);
     if public.len() <= whole.len() {
         // SAFETY: the place has the bytes of the longer path and its zero; the shorter may be part
         // of it, which `copy` allows.
@@ -215,8 +264,17 @@ unsafe fn fopen_any(path: *const c_char, mode: *const c_char, open: Open) -> *mu
         preserving(|| live(private, close_on_exec))
     });
     match file {
-        // SAFETY: the caller vouches for the arguments.
-        None => unsafe { open(passed.as_ptr(), mode) },
+        None => {
+            // SAFETY: the caller vouches for the arguments.
+            let stream = unsafe { open(passed.as_ptr(), mode) };
+            // SAFETY: the caller vouches for `path`.
+            let is_relative = passed.private.is_none() && unsafe { is_relative(path) };
+            if is_relative && !stream.is_null() {
+                // SAFETY: the C library has just opened the stream, and read nothing of it.
+                preserving(|| enliven(unsafe { libc::fileno(stream) }));
+            }
+            stream
+        }
         Some(Err(errno)) => {
             errno.set();
             ptr::null_mut()

@@ -7,18 +7,18 @@ use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 /// A function of a library that was loaded after this one, looked up at its first use.
-struct Next {
+pub(super) struct Next {
     name: &'static CStr,
     address: AtomicPtr<c_void>,
 }
 
 impl Next {
-    const fn new(name: &'static CStr) -> Self {
+    pub(super) const fn new(name: &'static CStr) -> Self {
         Next { name, address: AtomicPtr::new(ptr::null_mut()) }
     }
 
     /// Null if there is no such function.
-    fn address(&self) -> *mut c_void {
+    pub(super) fn address(&self) -> *mut c_void {
         let known = self.address.load(Ordering::Acquire);
         if !known.is_null() {
             return known;
@@ -66,7 +66,52 @@ pub(super) type Filter = Option<unsafe extern "C" fn(*const c_void) -> c_int>;
 /// As [`Filter`].
 pub(super) type Compare = Option<unsafe extern "C" fn(*mut *const c_void, *mut *const c_void) -> c_int>;
 
+/// A function of `glob(3)` that is told of folders that cannot be read.
+pub(super) type Unreadable = Option<unsafe extern "C" fn(*const c_char, c_int) -> c_int>;
+/// A function of `ftw(3)`.
+pub(super) type Visit = unsafe extern "C" fn(*const c_char, *const libc::stat, c_int) -> c_int;
+/// A function of `nftw(3)`.
+pub(super) type VisitAt =
+    unsafe extern "C" fn(*const c_char, *const libc::stat, c_int, *mut Position) -> c_int;
+
+/// `struct FTW`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct Position {
+    /// Where the file's name begins in its path.
+    pub(super) base: c_int,
+    pub(super) level: c_int,
+}
+
+type Strings = *const *const c_char;
+
 next! {
+    execvp(program: *const c_char, arguments: Strings) -> c_int, or -1;
+    execvpe(program: *const c_char, arguments: Strings, environment: Strings) -> c_int, or -1;
+    posix_spawn(
+        pid: *mut libc::pid_t,
+        path: *const c_char,
+        actions: *const c_void,
+        attributes: *const c_void,
+        arguments: Strings,
+        environment: Strings
+    ) -> c_int, or libc::ENOSYS;
+    posix_spawnp(
+        pid: *mut libc::pid_t,
+        program: *const c_char,
+        actions: *const c_void,
+        attributes: *const c_void,
+        arguments: Strings,
+        environment: Strings
+    ) -> c_int, or libc::ENOSYS;
+    glob(pattern: *const c_char, flags: c_int, unreadable: Unreadable, found: *mut libc::glob_t) -> c_int, or libc::GLOB_ABORTED;
+    glob64(pattern: *const c_char, flags: c_int, unreadable: Unreadable, found: *mut libc::glob_t) -> c_int, or libc::GLOB_ABORTED;
+    ftw(path: *const c_char, visit: Visit, files: c_int) -> c_int, or -1;
+    ftw64(path: *const c_char, visit: Visit, files: c_int) -> c_int, or -1;
+    nftw(path: *const c_char, visit: VisitAt, files: c_int, flags: c_int) -> c_int, or -1;
+    nftw64(path: *const c_char, visit: VisitAt, files: c_int, flags: c_int) -> c_int, or -1;
+    getcwd(buffer: *mut c_char, size: usize) -> *mut c_char, or ptr::null_mut();
+    closefrom(first: c_int) -> (), or ();
     fopen(path: *const c_char, mode: *const c_char) -> *mut libc::FILE, or ptr::null_mut();
     fopen64(path: *const c_char, mode: *const c_char) -> *mut libc::FILE, or ptr::null_mut();
     opendir(path: *const c_char) -> *mut libc::DIR, or ptr::null_mut();

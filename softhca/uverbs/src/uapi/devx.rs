@@ -17,6 +17,7 @@ pub(crate) mod object {
 pub(crate) mod method {
     use crate::uapi::ioctl::DRIVER;
     pub(crate) const OTHER: u16 = DRIVER;
+    pub(crate) const QUERY_UAR: u16 = DRIVER + 1;
     pub(crate) const QUERY_EQN: u16 = DRIVER + 2;
     pub(crate) const SUBSCRIBE_EVENT: u16 = DRIVER + 3;
     pub(crate) const OBJ_CREATE: u16 = DRIVER;

@@ -34,6 +34,8 @@ pub(crate) struct Header {
     pub(crate) reserved2: u32,
 }
 
+/// `RDMA_DRIVER_MLX5`.
+pub(crate) const DRIVER_MLX5: u32 = 1;
 /// First of a driver's own numbers (`UVERBS_ID_DRIVER_NS`).
 pub(crate) const DRIVER: u16 = 1 << 12;
 

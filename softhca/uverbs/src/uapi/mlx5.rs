@@ -6,8 +6,6 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 pub(crate) const SUPPORTED_UHW: u8 = 3;
 /// `MLX5_USER_INLINE_MODE_NONE`.
 pub(crate) const INLINE_MODE_NONE: u8 = 1;
-/// `MLX5_QP_FLAG_SIGNATURE`.
-pub(crate) const QP_SIGNATURE: u32 = 1 << 0;
 /// `MLX5_QP_FLAG_SCATTER_CQE`: small data inside completion entries.
 pub(crate) const QP_SCATTER_CQE: u32 = 1 << 1;
 /// `MLX5_QP_FLAG_ALLOW_SCATTER_CQE`: results, too, although not every send writes an entry.
@@ -24,6 +22,8 @@ pub(crate) const QP_DC_TARGET: u32 = 1 << 4;
 pub(crate) const QP_DC_INITIATOR: u32 = 1 << 5;
 /// `MLX5_IB_CREATE_CQ_FLAGS_UAR_PAGE_INDEX`.
 pub(crate) const CQ_UAR_PAGE_INDEX: u16 = 1 << 1;
+/// The other flags that a driver knows: `_CQE_128B_PAD` and `_REAL_TIME_TS`.
+pub(crate) const CQ_KNOWN: u16 = 1 << 0 | 1 << 2;
 
 /// `struct mlx5_ib_alloc_ucontext_req_v2`.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]

@@ -38,6 +38,8 @@ pub(crate) const SRQ_LIMIT: u32 = 1 << 1;
 /// `IB_UVERBS_SRQT_*`.
 pub(crate) const SRQT_BASIC: u64 = 0;
 pub(crate) const SRQT_XRC: u64 = 1;
+/// Matching of tags.
+pub(crate) const SRQT_TM: u64 = 2;
 /// `IB_UVERBS_DEVICE_XRC`.
 pub(crate) const DEVICE_XRC: u32 = 1 << 20;
 /// `IB_CQ_MODERATE`.
@@ -48,10 +50,16 @@ pub(crate) const CQ_TIMESTAMP: u64 = 1 << 0;
 pub(crate) const CQ_IGNORE_OVERRUN: u64 = 1 << 1;
 /// `IB_UVERBS_QP_CREATE_SQ_SIG_ALL`.
 pub(crate) const QP_CREATE_SQ_SIG_ALL: u64 = 1 << 12;
+/// The other flags that the core passes on to a driver: `_BLOCK_MULTICAST_LOOPBACK`, `_SCATTER_FCS`,
+/// `_CVLAN_STRIPPING` and `_PCI_WRITE_END_PADDING`.
+pub(crate) const QP_CREATE_KNOWN: u64 = 1 << 1 | 1 << 8 | 1 << 9 | 1 << 11;
 /// `IB_UVERBS_CORE_SUPPORT_OPTIONAL_MR_ACCESS`.
 pub(crate) const CORE_SUPPORT_OPTIONAL_MR_ACCESS: u64 = 1;
 /// `IB_UVERBS_ACCESS_OPTIONAL_RANGE`: access flags that a device may ignore.
 pub(crate) const ACCESS_OPTIONAL: u32 = 0x3ff0_0000;
+
+/// `IB_UVERBS_ACCESS_FLUSH_GLOBAL` and `_FLUSH_PERSISTENT`.
+pub(crate) const ACCESS_FLUSH: u32 = 1 << 8 | 1 << 9;
 
 /// `struct ib_uverbs_query_device_resp`.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]

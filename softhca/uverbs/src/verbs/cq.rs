@@ -2,12 +2,13 @@
 
 use super::device::COMPLETION_VECTORS;
 use crate::attributes::Request;
+use crate::calls;
 use crate::context::{Context, Object};
 use crate::errno::{Errno, Result};
 use crate::events::routes::Route;
 use crate::resource::Resource;
 use crate::uapi::ioctl::{attr, object};
-use crate::uapi::mlx5::{self, CQ_UAR_PAGE_INDEX, CreateCq};
+use crate::uapi::mlx5::{self, CQ_KNOWN, CQ_UAR_PAGE_INDEX, CreateCq};
 use crate::uapi::verbs::{CQ_IGNORE_OVERRUN, CQ_MODERATE, CQ_TIMESTAMP, ModifyCq, ResizeCq};
 use softhca::card::{CqConfig, CqModeration, LIMITS, is_reachable};
 
@@ -33,6 +34,18 @@ fn entries_of(cqe: u32) -> Result<u32> {
     Ok(entries.ok_or(Errno::INVALID)?.next_power_of_two())
 }
 
+/// Refuses what only libmlx5 and the driver know, as `create_cq_user` of the driver does.
+fn check_driver_flags(asked: &CreateCq) -> Result<()> {
+    let flags = asked.flags & !CQ_UAR_PAGE_INDEX;
+    if flags == 0 && asked.cqe_comp_en == 0 {
+        return Ok(());
+    }
+    let compressed = asked.cqe_comp_en != 0;
+    let names = calls::of_bits(flags, calls::CQ_MLX5);
+    tracing::warn!(flags = names, compressed, "mlx5dv_create_cq: the software card does not have this");
+    Err(if flags & !CQ_KNOWN == 0 { Errno::NOT_SUPPORTED } else { Errno::INVALID })
+}
+
 /// `CREATE` of a completion queue.
 pub(crate) fn create(context: &Context, request: &Request) -> Result<()> {
     request.knows(&[
@@ -49,18 +62,17 @@ pub(crate) fn create(context: &Context, request: &Request) -> Result<()> {
     ])?;
     let asked: CreateCq = request.structure(attr::UHW_IN)?;
     let flags = request.optional_number(attr::CQ_FLAGS)?.unwrap_or(0);
-    let more = asked.cqe_comp_en != 0
-        || asked.flags & !CQ_UAR_PAGE_INDEX != 0
-        || !ENTRY_SIZES.contains(&asked.cqe_size);
     // Every entry has a time.
-    if more || flags & !(CQ_IGNORE_OVERRUN | CQ_TIMESTAMP) != 0 {
+    let unknown = flags & !(CQ_IGNORE_OVERRUN | CQ_TIMESTAMP);
+    if unknown != 0 || !ENTRY_SIZES.contains(&asked.cqe_size) {
         tracing::warn!(
-            flags,
-            ?asked,
-            "completion queues have entries of 64 or 128 bytes, not compressed; flags are IGNORE_OVERRUN and TIMESTAMP"
+            unknown,
+            asked.cqe_size,
+            "ibv_create_cq_ex: flags or a size of entries that no card has"
         );
-        return Err(Errno::NOT_SUPPORTED);
+        return Err(Errno::INVALID);
     }
+    check_driver_flags(&asked)?;
     let vector = request.number32(attr::CQ_COMP_VECTOR)?;
     if vector >= COMPLETION_VECTORS {
         tracing::warn!(vector, COMPLETION_VECTORS, "there is no such completion vector");

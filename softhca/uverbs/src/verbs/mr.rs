@@ -1,12 +1,13 @@
 //! Memory regions.
 
 use crate::attributes::Request;
+use crate::calls;
 use crate::context::{Context, Object};
 use crate::cuda;
 use crate::errno::{Errno, Result};
 use crate::resource::Resource;
 use crate::uapi::ioctl::{attr, object};
-use crate::uapi::verbs::{ACCESS_OPTIONAL, RegMr, RegMrResp};
+use crate::uapi::verbs::{ACCESS_FLUSH, ACCESS_OPTIONAL, RegMr, RegMrResp};
 use softhca::card::{Access, RegionConfig};
 use std::os::fd::RawFd;
 
@@ -77,12 +78,16 @@ impl Drop for Mapping {
     }
 }
 
-/// Access rights, without the optional ones. The card does not know flushes.
+/// Access rights, without the optional ones. The card has no flushes (EOPNOTSUPP); other flags no kernel
+/// knows (EINVAL, `ib_check_mr_access`).
 pub(crate) fn access_of(flags: u32) -> Result<Access> {
     let known = Access::from_bits_truncate(flags);
-    if flags & !ACCESS_OPTIONAL & !known.bits() != 0 {
-        tracing::warn!(flags, "access flags that the software card does not have");
-        return Err(Errno::NOT_SUPPORTED);
+    let unsupported = flags & !ACCESS_OPTIONAL & !known.bits();
+    if unsupported != 0 {
+        let access = calls::of_bits(unsupported, calls::ACCESS);
+        tracing::warn!(access, "access flags that the software card does not have");
+        let is_known = unsupported & !ACCESS_FLUSH == 0;
+        return Err(if is_known { Errno::NOT_SUPPORTED } else { Errno::INVALID });
     }
     Ok(known)
 }

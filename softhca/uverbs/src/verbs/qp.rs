@@ -4,6 +4,7 @@ use super::ah;
 use super::cq::{RECORD, check_memory};
 use super::port::PORT;
 use crate::attributes::Request;
+use crate::calls;
 use crate::context::{Context, Object, Objects};
 use crate::errno::{Errno, Result};
 use crate::events::routes::Route;
@@ -11,11 +12,11 @@ use crate::resource::Resource;
 use crate::uapi::ioctl::{attr, object};
 use crate::uapi::mlx5::{
     CreateQp, CreateQpResp, ModifyQpResp, QP_ALLOW_SCATTER_CQE, QP_DC_INITIATOR, QP_DC_TARGET,
-    QP_SCATTER_CQE, QP_SIGNATURE, QP_SUPPORTED,
+    QP_SCATTER_CQE, QP_SUPPORTED,
 };
 use crate::uapi::verbs::{
-    ModifyQp, OpenQp, OpenQpResp, QP_CREATE_SQ_SIG_ALL, QPT_DRIVER, QPT_RC, QPT_UC, QPT_UD, QPT_XRC_INI,
-    QPT_XRC_TGT, QpCap, QpDest, QueryQp, QueryQpResp,
+    ModifyQp, OpenQp, OpenQpResp, QP_CREATE_KNOWN, QP_CREATE_SQ_SIG_ALL, QPT_DRIVER, QPT_RC, QPT_UC, QPT_UD,
+    QPT_XRC_INI, QPT_XRC_TGT, QpCap, QpDest, QueryQp, QueryQpResp,
 };
 use gdsync_sys::prm::wqe::SEGMENT;
 use gdsync_sys::verbs as ibv;
@@ -70,9 +71,13 @@ pub(crate) fn create(context: &Context, request: &Request) -> Result<()> {
         attr::UHW_OUT,
     ])?;
     let flags = request.optional_number(attr::QP_FLAGS)?.unwrap_or(0);
-    if flags & !QP_CREATE_SQ_SIG_ALL != 0 {
-        tracing::warn!(flags, "creation flags that the software card does not have");
-        return Err(Errno::NOT_SUPPORTED);
+    let unsupported = flags & !QP_CREATE_SQ_SIG_ALL;
+    if unsupported != 0 {
+        let create_flags = calls::of_bits(unsupported, calls::QP_CREATE);
+        tracing::warn!(create_flags, "ibv_create_qp: the software card does not have this");
+        // The core knows some flags, of which the driver says that it has no support.
+        let is_known = unsupported & !QP_CREATE_KNOWN == 0;
+        return Err(if is_known { Errno::NOT_SUPPORTED } else { Errno::INVALID });
     }
     let asked: CreateQp = request.structure(attr::UHW_IN)?;
     let cap = granted(&request.structure(attr::QP_CAP)?, &asked);
@@ -116,8 +121,10 @@ fn transport_of(code: u64, flags: u32) -> Result<Transport> {
             Ok(Transport::DcInitiator)
         }
         _ => {
-            tracing::warn!(code, "the software card has queue pairs of the types RC, UC, UD, XRC and DC");
-            Err(Errno::NOT_SUPPORTED)
+            let qp_type = calls::of_qp_type(code);
+            tracing::warn!(qp_type, "the software card has queue pairs of the types RC, UC, UD, XRC and DC");
+            // `process_vendor_flags` and `check_qp_type` of the driver.
+            Err(if code == QPT_DRIVER { Errno::INVALID } else { Errno::NOT_SUPPORTED })
         }
     }
 }
@@ -132,9 +139,10 @@ fn config(
     let is_dc = matches!(transport, Transport::DcInitiator | Transport::DcTarget);
     let supported = if is_dc { QP_SUPPORTED | QP_DC_INITIATOR | QP_DC_TARGET } else { QP_SUPPORTED };
     if asked.flags & !supported != 0 {
-        let signed = asked.flags & QP_SIGNATURE != 0;
-        tracing::warn!(asked.flags, signed, "mlx5 creation flags that the software card does not have");
-        return Err(Errno::NOT_SUPPORTED);
+        let flags = calls::of_bits(asked.flags & !supported, calls::QP_MLX5);
+        tracing::warn!(flags, "mlx5dv_create_qp: the software card does not have this");
+        // As `process_vendor_flags` says of a card without a capability.
+        return Err(Errno::INVALID);
     }
     if asked.sq_wqe_count > LARGEST || asked.rq_wqe_count > LARGEST || asked.rq_wqe_shift > 16 {
         return Err(Errno::INVALID);
@@ -245,7 +253,8 @@ pub(crate) fn modify(context: &Context, request: &Request, is_extended: bool) ->
     request.answer_with(attr::UHW_OUT, &answer)
 }
 
-/// Attributes that the card does not support: drained queues, resizing, pacing.
+/// Attributes that the card does not support: drained queues, resizing, pacing. No change of state of
+/// these types has them (`qp_state_table` of the core).
 const UNSUPPORTED: u32 = ibv::IBV_QP_EN_SQD_ASYNC_NOTIFY | ibv::IBV_QP_CAP | ibv::IBV_QP_RATE_LIMIT;
 
 /// Attributes that the kernel ignores, as only the other side of XRC has them (`modify_qp_mask`).
@@ -260,8 +269,9 @@ fn ignored(transport: Transport) -> u32 {
 fn change_of(context: &Context, asked: &ModifyQp) -> Result<QpChange> {
     let has = |bit| asked.attr_mask & bit != 0;
     if has(UNSUPPORTED) {
-        tracing::warn!(asked.attr_mask, "attributes of queue pairs that the software card does not have");
-        return Err(Errno::NOT_SUPPORTED);
+        let attr_mask = calls::of_bits(asked.attr_mask & UNSUPPORTED, calls::QP_ATTRIBUTES);
+        tracing::warn!(attr_mask, "ibv_modify_qp: the software card does not have this");
+        return Err(Errno::INVALID);
     }
     let access = has(ibv::IBV_QP_ACCESS_FLAGS)
         .then(|| Access::from_bits(asked.qp_access_flags).ok_or(Errno::INVALID))
@@ -290,10 +300,8 @@ fn change_of(context: &Context, asked: &ModifyQp) -> Result<QpChange> {
 }
 
 fn state_of(code: u8) -> Result<QpState> {
-    match i32::from(code) {
-        ibv::IBV_QPS_SQD => Err(Errno::NOT_SUPPORTED),
-        code => QpState::from_ibv(code).ok_or(Errno::INVALID),
-    }
+    // Also for SQD: the driver has no command that goes there (`optab` of `__mlx5_ib_modify_qp`).
+    QpState::from_ibv(code.into()).ok_or(Errno::INVALID)
 }
 
 /// `IBV_QPS_*`. DEVX's `MLX5_QP_STATE_*` has the same codes for these states.

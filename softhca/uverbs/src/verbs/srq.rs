@@ -8,7 +8,9 @@ use crate::events::routes::Route;
 use crate::resource::Resource;
 use crate::uapi::ioctl::{attr, object};
 use crate::uapi::mlx5::{CreateSrq, CreateSrqResp};
-use crate::uapi::verbs::{ModifySrq, QuerySrq, QuerySrqResp, SRQ_LIMIT, SRQ_MAX_WR, SRQT_BASIC, SRQT_XRC};
+use crate::uapi::verbs::{
+    ModifySrq, QuerySrq, QuerySrqResp, SRQ_LIMIT, SRQ_MAX_WR, SRQT_BASIC, SRQT_TM, SRQT_XRC,
+};
 use gdsync_sys::prm::recv;
 use gdsync_sys::prm::wqe::SEGMENT;
 use softhca::card::{LIMITS, SrqConfig, XrcConfig};
@@ -42,9 +44,9 @@ pub(crate) fn create(context: &Context, request: &Request) -> Result<()> {
         tracing::warn!(
             kind,
             asked.flags,
-            "shared receive queues are basic (0) or of XRC (1), without signatures"
+            "ibv_create_srq: the software card has IBV_SRQT_BASIC and IBV_SRQT_XRC, without MLX5_SRQ_SIGNATURE"
         );
-        return Err(Errno::NOT_SUPPORTED);
+        return Err(if kind > SRQT_TM { Errno::INVALID } else { Errno::NOT_SUPPORTED });
     }
     let (max_wr, max_sge) = (request.number32(attr::SRQ_MAX_WR)?, request.number32(attr::SRQ_MAX_SGE)?);
     if max_wr >= LIMITS.max_srq_entries || max_sge > LIMITS.max_srq_sge {

@@ -172,7 +172,8 @@ impl Requester {
                 if self.waits.entry.is_some_and(|last| is_stale(last, cqn, index)) =>
             {
                 let message = format!("entry {index} of completion queue {cqn:#x} was awaited before");
-                self.report(step, "WAIT index", message + ": this WAIT holds nothing back");
+                let message = message + ": this WAIT holds nothing back";
+                step.advise(self.current_index(), "WAIT index", message);
             }
             _ => {}
         }
@@ -187,7 +188,7 @@ impl Requester {
         let grown = (number & mask).wrapping_sub(before & mask) << mask.leading_zeros().min(63);
         if (grown as i64) < 0 {
             let message = format!("went back from {before:#x} to {number:#x}");
-            self.report(step, "trigger word", message);
+            step.advise(self.current_index(), "trigger word", message);
         }
     }
 
@@ -195,13 +196,13 @@ impl Requester {
         let first = self.requests.get(self.cursor).map(|request| request.first);
         if self.waits.hopeless != first {
             self.waits.hopeless = first;
-            self.report(step, "WAIT", message + ": it is never met");
+            step.report(self.current_index(), "WAIT", message + ": it is never met");
         }
     }
 
-    fn report(&self, step: &mut Step<'_, '_>, field: &'static str, message: String) {
-        let index = self.requests.get(self.cursor).map(|request| request.first as u16);
-        step.report(index, field, message);
+    /// Index of the request under the cursor.
+    fn current_index(&self) -> Option<u16> {
+        self.requests.get(self.cursor).map(|request| request.first as u16)
     }
 }
 

@@ -1,4 +1,5 @@
-//! What the command is that `gdsync soft` is about to run, as far as that keeps it from the card.
+//! What a program is that `gdsync soft`, or a program under it, is about to run, as far as that keeps it from
+//! the card.
 
 use std::ffi::{CString, OsStr};
 use std::fmt;
@@ -11,7 +12,8 @@ use std::path::{Path, PathBuf};
 /// Why a program does not see the card: the system does not load the library into it, or the library
 /// does not reach what it does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Obstacle {
+#[non_exhaustive]
+pub enum Obstacle {
     /// No loader is named in it.
     Static,
     /// The loader of another C library.
@@ -38,10 +40,10 @@ impl fmt::Display for Obstacle {
 /// Interpreters of scripts that name each other, at most.
 const DEEPEST: usize = 4;
 
-/// The first program that is run for a command and does not see the card, and why: the command itself,
-/// or the interpreter of a script. `None` where there is none, or where that cannot be told.
-pub(crate) fn obstacle(command: &OsStr) -> Option<(PathBuf, Obstacle)> {
-    let mut path = find(command)?;
+/// The first program that is run for a file and does not see the card, and why: the file itself, or the
+/// interpreter of a script. `None` where there is none, or where that cannot be told.
+pub fn obstacle(program: &Path) -> Option<(PathBuf, Obstacle)> {
+    let mut path = program.to_owned();
     for _ in 0..DEEPEST {
         let mut file = File::open(&path).ok()?;
         let mut first = [0; 256];
@@ -58,15 +60,14 @@ pub(crate) fn obstacle(command: &OsStr) -> Option<(PathBuf, Obstacle)> {
     None
 }
 
-/// The file that is run for a command, as execvp(3) finds it.
-fn find(command: &OsStr) -> Option<PathBuf> {
+/// The file that is run for a command, as execvp(3) finds it in the folders of `PATH`.
+pub fn find(command: &OsStr, path: &OsStr) -> Option<PathBuf> {
     if command.as_bytes().contains(&b'/') {
         return Some(command.into());
     }
-    let path = std::env::var_os("PATH")?;
     let is_program =
         |path: &PathBuf| path.metadata().is_ok_and(|facts| facts.is_file() && facts.mode() & 0o111 != 0);
-    std::env::split_paths(&path).map(|folder| folder.join(command)).find(is_program)
+    std::env::split_paths(path).map(|folder| folder.join(command)).find(is_program)
 }
 
 /// The interpreter that the first line of a script names.
@@ -173,9 +174,16 @@ mod tests {
         for no_program in [b"text".to_vec(), far, program(1, "")[..100].to_vec()] {
             assert_eq!(examined(no_program), None);
         }
-        assert_eq!(obstacle(std::env::current_exe().unwrap().as_os_str()), None);
-        assert_eq!(obstacle(OsStr::new("/no/such/program")), None);
-        assert_eq!(obstacle(OsStr::new("no-such-program")), None);
+        assert_eq!(obstacle(&std::env::current_exe().unwrap()), None);
+        assert_eq!(obstacle(Path::new("/no/such/program")), None);
+    }
+
+    #[test]
+    fn commands_are_found_as_a_shell_finds_them() {
+        let path = OsStr::new("/nowhere:/usr/bin:/bin");
+        assert!(find(OsStr::new("sh"), path).is_some_and(|found| found.ends_with("bin/sh")));
+        assert_eq!(find(OsStr::new("no-such-program"), path), None);
+        assert_eq!(find(OsStr::new("./sh"), path), Some("./sh".into()), "a path is no command");
     }
 
     #[test]
