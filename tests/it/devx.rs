@@ -81,6 +81,11 @@ fn queues_made_by_commands_carry_a_thousand_writes() {
 }
 
 #[test]
+fn the_clock_is_read_from_a_page_and_stands_in_entries() {
+    succeeds("the_clock_is_read_from_a_page_and_stands_in_entries", "clock", true);
+}
+
+#[test]
 fn small_data_is_inside_completion_entries() {
     succeeds("small_data_is_inside_completion_entries", "scatter", true);
 }

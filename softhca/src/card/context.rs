@@ -5,6 +5,7 @@ use super::delayed::DelayedCompletions;
 use super::diagnostic::{Diagnostic, Diagnostics};
 use super::event::Event;
 use super::management::Inbox;
+use super::memory::clock::Clock;
 use super::memory::copy::{self, Target};
 use super::memory::gather::Gather;
 use super::memory::parked::Parked;
@@ -19,12 +20,12 @@ use super::waits::WaitRules;
 use crate::fabric::Part;
 use crate::faults::{Direction, Faults};
 use crate::liberties::{Dice, LibertyKinds};
-use crate::os::clock;
 use crate::packet::PacketKind;
 use crate::peer_memory::PeerFailure;
 use gdsync_sys::prm::cqe::{Cqe64, CqeOpcode};
 use gdsync_sys::prm::wqe::{DataSeg, Opcode};
 use std::collections::{BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Field of a diagnostic about a peer-memory client that failed.
@@ -33,6 +34,7 @@ pub(crate) const PEER_MEMORY: &str = "peer memory";
 /// The shared objects of a card.
 pub(crate) struct Resources {
     pub(crate) port: Port,
+    pub(crate) clock: Arc<Clock>,
     pub(crate) regions: Regions,
     pub(crate) cqs: HashMap<u32, Cq>,
     pub(crate) srqs: HashMap<u32, Srq>,
@@ -68,9 +70,16 @@ pub(crate) struct Enable {
 }
 
 impl Resources {
-    pub(crate) fn new(port: Port, faults: Faults, dice: Dice, waits: WaitRules) -> Self {
+    pub(crate) fn new(
+        port: Port,
+        clock: Arc<Clock>,
+        faults: Faults,
+        dice: Dice,
+        waits: WaitRules,
+    ) -> Self {
         Resources {
             port,
+            clock,
             regions: Regions::with(faults.clone()),
             cqs: HashMap::new(),
             srqs: HashMap::new(),
@@ -95,6 +104,7 @@ impl Resources {
         Context {
             now,
             port: self.port,
+            clock: &self.clock,
             regions: &self.regions,
             cqs: &mut self.cqs,
             srqs: &mut self.srqs,
@@ -118,6 +128,7 @@ impl Resources {
 pub(crate) struct Context<'a> {
     pub(crate) now: Instant,
     pub(crate) port: Port,
+    clock: &'a Clock,
     pub(crate) regions: &'a Regions,
     cqs: &'a mut HashMap<u32, Cq>,
     srqs: &'a mut HashMap<u32, Srq>,
@@ -297,7 +308,7 @@ impl Context<'_> {
     /// Writes a completion entry. False if the queue has overrun.
     pub(crate) fn write_completion(&mut self, cqn: u32, cqe: Cqe64) -> bool {
         let Some(cq) = self.cqs.get_mut(&cqn) else { return false };
-        match cq.complete(cqe.with_timestamp(clock::nanoseconds()), self.now) {
+        match cq.complete(cqe.with_timestamp(self.clock.read()), self.now) {
             Ok(Fires(fires)) => {
                 if let Some(due) = cq.due() {
                     self.held.insert((due, cqn));

@@ -50,6 +50,7 @@ pub use diagnostic::Diagnostic;
 pub use error::CardError;
 pub use event::Event;
 pub use management::{MAX_MANAGEMENT, ManagementDatagram};
+pub use memory::clock::{CLOCK_INFO_PAGE, CLOCK_MASK, CLOCK_PAGE};
 pub use memory::mapped::{is_mapped, is_reachable};
 pub use memory::region::RegionError;
 pub use port::{GidEntry, GidKind, LinkLayer};

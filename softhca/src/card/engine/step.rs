@@ -16,6 +16,7 @@ const QP_BUDGET: usize = 16;
 impl Engine {
     /// Does a bounded amount of work. Returns whether there was any.
     pub(crate) fn step(&mut self, now: Instant) -> bool {
+        self.resources.clock.tick();
         let mut worked = self.look_at_doorbells(now);
         worked |= self.take_packets(now);
         worked |= self.flush_failed(now);
