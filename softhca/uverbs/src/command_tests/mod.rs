@@ -3,9 +3,8 @@
 use crate::hooks;
 use crate::uapi::ioctl::{ATTR_MANDATORY, Attr, Header, RDMA_VERBS_IOCTL, attr, method, object};
 use crate::uapi::mlx5::{AllocUcontext, AllocUcontextResp, CreateCq, CreateQp};
-use crate::uapi::verbs::{
-    EXTENDED, ModifyQp, QpCap, QueryDeviceResp, QueryQp, QueryQpResp, RegMr, RegMrResp, command,
-};
+use crate::uapi::queues::{ModifyQp, QpCap, QueryQp, QueryQpResp};
+use crate::uapi::verbs::{EXTENDED, QueryDeviceResp, RegMr, RegMrResp, command};
 use gdsync_sys::verbs as ibv;
 use parking_lot::{RwLock, RwLockReadGuard};
 use std::io;

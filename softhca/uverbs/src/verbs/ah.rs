@@ -6,7 +6,8 @@ use crate::context::{Context, Object};
 use crate::errno::{Errno, Result};
 use crate::uapi::ioctl::{attr, object};
 use crate::uapi::mlx5::CreateAhResp;
-use crate::uapi::verbs::{CreateAh, QpDest};
+use crate::uapi::queues::QpDest;
+use crate::uapi::verbs::CreateAh;
 use softhca::card::{Address, Card, LinkLayer};
 use zerocopy::FromZeros;
 

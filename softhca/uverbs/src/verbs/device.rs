@@ -6,8 +6,8 @@ use crate::context::Context;
 use crate::errno::{Errno, Result};
 use crate::uapi::ioctl::attr;
 use crate::uapi::mlx5::{
-    AllocUcontext, AllocUcontextResp, CLOCK_INFO_V1, CONTEXT_CLOCK_OFFSET, CONTEXT_DUMP_FILL_MKEY, CONTEXT_MKEY_UPDATE_TAG, INLINE_MODE_NONE,
-    SUPPORTED_UHW,
+    AllocUcontext, AllocUcontextResp, CLOCK_INFO_V1, CONTEXT_CLOCK_OFFSET, CONTEXT_DUMP_FILL_MKEY,
+    CONTEXT_MKEY_UPDATE_TAG, INLINE_MODE_NONE, SUPPORTED_UHW,
 };
 use crate::uapi::verbs::{CORE_SUPPORT_OPTIONAL_MR_ACCESS, DEVICE_XRC, QueryDeviceMore, QueryDeviceResp};
 use softhca::card::{CLOCK_INFO_PAGE, CLOCK_KHZ, CLOCK_MASK, CLOCK_PAGE, LIMITS, NULL_KEY, ODP};

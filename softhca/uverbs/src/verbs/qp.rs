@@ -13,7 +13,7 @@ use crate::uapi::mlx5::{
     CreateQp, CreateQpResp, ModifyQpResp, QP_ALLOW_SCATTER_CQE, QP_DC_INITIATOR, QP_DC_TARGET,
     QP_SCATTER_CQE, QP_SIGNATURE, QP_SUPPORTED,
 };
-use crate::uapi::verbs::{
+use crate::uapi::queues::{
     ModifyQp, OpenQp, OpenQpResp, QP_CREATE_SQ_SIG_ALL, QPT_DRIVER, QPT_RC, QPT_UC, QPT_UD, QPT_XRC_INI,
     QPT_XRC_TGT, QpCap, QpDest, QueryQp, QueryQpResp,
 };
