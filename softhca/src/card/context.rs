@@ -70,13 +70,7 @@ pub(crate) struct Enable {
 }
 
 impl Resources {
-    pub(crate) fn new(
-        port: Port,
-        clock: Arc<Clock>,
-        faults: Faults,
-        dice: Dice,
-        waits: WaitRules,
-    ) -> Self {
+    pub(crate) fn new(port: Port, clock: Arc<Clock>, faults: Faults, dice: Dice, waits: WaitRules) -> Self {
         Resources {
             port,
             clock,
@@ -267,8 +261,8 @@ impl Context<'_> {
         let length: usize = payload.iter().map(|part| part.1).sum();
         let regions = self.regions;
         let mut places: Vec<Target<'_>> = Vec::new();
-        each_piece(segments, offset, length as u32, |segment, addr, count| {
-            places.extend(regions.resolve(segment.lkey(), pdn, addr, count, Access::LOCAL_WRITE)?);
+        each_piece(segments, offset, length as u32, |range| {
+            places.extend(regions.resolve(range, pdn, Access::LOCAL_WRITE)?);
             Ok::<(), Refusal>(())
         })?;
         let keys = segments.iter().map(DataSeg::lkey);

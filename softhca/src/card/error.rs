@@ -1,7 +1,7 @@
 //! Errors of commands.
 
 use super::config::InvalidValue;
-use super::memory::region::RegionError;
+use super::memory::registered::RegionError;
 use super::transport::transition::ModifyError;
 use crate::fabric::FabricError;
 use crate::setting::SettingError;

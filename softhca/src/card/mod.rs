@@ -52,7 +52,7 @@ pub use event::Event;
 pub use management::{MAX_MANAGEMENT, ManagementDatagram};
 pub use memory::clock::{CLOCK_INFO_PAGE, CLOCK_MASK, CLOCK_PAGE};
 pub use memory::mapped::{is_mapped, is_reachable};
-pub use memory::region::RegionError;
+pub use memory::registered::RegionError;
 pub use port::{GidEntry, GidKind, LinkLayer};
 pub use regions::DeviceMemory;
 pub use transport::transition::ModifyError;

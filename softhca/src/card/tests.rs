@@ -9,7 +9,7 @@ use super::diagnostic::Diagnostic;
 use super::engine::Engine;
 use super::error::CardError;
 use super::event::Event;
-use super::memory::region::RegionError;
+use super::memory::registered::RegionError;
 use super::port::LinkLayer;
 use super::transport::deliver::deliver;
 use super::waits::WaitRules;

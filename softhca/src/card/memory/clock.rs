@@ -110,7 +110,8 @@ mod tests {
         assert!(clock.read() > 0);
         clock.show(page);
         // SAFETY: the clock has the page.
-        let shown = || u64::from_be(unsafe { SharedU64::from_ptr(first as *mut u64) }.load(Ordering::Relaxed));
+        let shown =
+            || u64::from_be(unsafe { SharedU64::from_ptr(first as *mut u64) }.load(Ordering::Relaxed));
         let before = shown();
         let now = clock.read();
         assert!(before > 0 && now >= before && shown() == now);

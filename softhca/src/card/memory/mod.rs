@@ -18,6 +18,7 @@ pub(crate) mod parked;
 pub(crate) mod pieces;
 pub(crate) mod refusal;
 pub(crate) mod region;
+pub(crate) mod registered;
 pub(crate) mod ring;
 pub(crate) mod translation;
 pub(crate) mod uar;

@@ -5,6 +5,7 @@ use super::state::Responder;
 use crate::card::config::{Access, MTU, packets_of};
 use crate::card::context::PEER_MEMORY;
 use crate::card::event::Event;
+use crate::card::memory::pieces::KeyRange;
 use crate::card::queue::receive::Home;
 use crate::card::transport::step::Step;
 use crate::packet::{Header, NakCode, PSN_MASK, PacketKind, psn_distance};
@@ -106,8 +107,9 @@ impl Responder {
                 let count = (length - offset).min(MTU);
                 let psn = psn.wrapping_add(*sent);
                 if count > 0 {
-                    let (addr, count) = (addr.wrapping_add(offset.into()), u64::from(count));
-                    match step.context.regions.resolve(*rkey, *pdn, addr, count, Access::REMOTE_READ) {
+                    let addr = addr.wrapping_add(offset.into());
+                    let range = KeyRange { key: *rkey, addr, len: count.into() };
+                    match step.context.regions.resolve(range, *pdn, Access::REMOTE_READ) {
                         Ok(pieces) => {
                             pieces.for_each(|(place, len)| step.context.payload.push(place, len));
                         }
