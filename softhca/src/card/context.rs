@@ -7,6 +7,7 @@ use super::event::Event;
 use super::management::Inbox;
 use super::memory::clock::Clock;
 use super::memory::copy::{self, Target};
+use super::memory::entry::{self, Entry};
 use super::memory::gather::Gather;
 use super::memory::parked::Parked;
 use super::memory::refusal::Refusal;
@@ -176,6 +177,12 @@ impl Context<'_> {
         self.cqs.get(&cqn).map(Cq::progress)
     }
 
+    /// Bytes between two entries of a completion queue, if data of so many bytes can be inside an entry.
+    pub(crate) fn stride_for(&self, cqn: Option<u32>, data: usize) -> Option<u32> {
+        let stride = self.cqs.get(&cqn?)?.stride();
+        (1..=entry::room(stride)).contains(&data).then_some(stride)
+    }
+
     /// Releases sends of another queue pair. False if it is none that may be released so.
     pub(crate) fn enable(&mut self, enable: Enable) -> bool {
         let is_slave = self.slaves.contains(&enable.slave);
@@ -272,15 +279,15 @@ impl Context<'_> {
 
     /// Writes a completion entry, and before it what its queue pair has parked. Faults and liberties may
     /// delay both. False if the queue has overrun.
-    pub(crate) fn complete(&mut self, cqn: u32, cqe: Cqe64, parked: &mut Parked) -> bool {
+    pub(crate) fn complete(&mut self, cqn: u32, entry: Entry, parked: &mut Parked) -> bool {
         let waits = self.delayed.holds(cqn);
-        let fault = if self.faults.is_on() { self.completion_delay(&cqe) } else { None };
+        let fault = if self.faults.is_on() { self.completion_delay(&entry.cqe) } else { None };
         let delay = fault.or_else(|| self.dice.pause(LibertyKinds::COMPLETIONS));
         if !self.cqs.contains_key(&cqn) || delay.is_none() && !waits {
             parked.write_all();
-            return self.write_completion(cqn, cqe);
+            return self.write_completion(cqn, entry);
         }
-        self.delayed.push(cqn, self.now + delay.unwrap_or_default(), cqe);
+        self.delayed.push(cqn, self.now + delay.unwrap_or_default(), entry);
         true
     }
 
@@ -300,9 +307,10 @@ impl Context<'_> {
     }
 
     /// Writes a completion entry. False if the queue has overrun.
-    pub(crate) fn write_completion(&mut self, cqn: u32, cqe: Cqe64) -> bool {
+    pub(crate) fn write_completion(&mut self, cqn: u32, entry: Entry) -> bool {
         let Some(cq) = self.cqs.get_mut(&cqn) else { return false };
-        match cq.complete(cqe.with_timestamp(self.clock.read()), self.now) {
+        let (cqe, now) = (entry.cqe, self.clock.read());
+        match cq.complete(entry.map(|cqe| cqe.with_timestamp(now)), self.now) {
             Ok(Fires(fires)) => {
                 if let Some(due) = cq.due() {
                     self.held.insert((due, cqn));

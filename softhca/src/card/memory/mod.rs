@@ -10,6 +10,7 @@
 pub(crate) mod clock;
 pub(crate) mod copy;
 pub(crate) mod device;
+pub(crate) mod entry;
 pub(crate) mod gather;
 pub(crate) mod indirect;
 pub(crate) mod mapped;

@@ -17,6 +17,7 @@ use crate::uapi::queues::{
     ModifyQp, OpenQp, OpenQpResp, QP_CREATE_SQ_SIG_ALL, QPT_DRIVER, QPT_RC, QPT_UC, QPT_UD, QPT_XRC_INI,
     QPT_XRC_TGT, QpCap, QpDest, QueryQp, QueryQpResp,
 };
+use gdsync_sys::prm::cqe::CQE_SIZE;
 use gdsync_sys::prm::wqe::SEGMENT;
 use gdsync_sys::verbs as ibv;
 use softhca::card::{Access, Address, QpAttributes, QpChange, QpConfig, QpState, ScatterToCqe, Transport};
@@ -81,6 +82,8 @@ pub(crate) fn create(context: &Context, request: &Request) -> Result<()> {
     let user_handle = request.number(attr::QP_USER_HANDLE)?;
     let mut objects = context.objects.lock();
     let config = config(&objects, request, &asked, transport, signal_all)?;
+    let scatter = ScatterToCqe { requests: holds_results(context, &config)?, ..config.scatter };
+    let config = QpConfig { scatter, ..config };
     // SAFETY: `config` found rings and record mapped and aligned; libmlx5 keeps them mapped until
     // it has destroyed the queue pair.
     let number = unsafe { context.card().create_qp(&config) }?;
@@ -208,6 +211,15 @@ fn scatter(flags: u32, transport: Transport, signal_all: bool) -> ScatterToCqe {
         return ScatterToCqe::default();
     }
     ScatterToCqe::of_verbs(transport, signal_all || flags & QP_ALLOW_SCATTER_CQE != 0)
+}
+
+/// Whether completion entries hold small results. Not those of 128 bytes: libmlx5 would copy them from the byte before
+/// their place (`mlx5_parse_cqe` of its `cq.c`). The card uses memory instead, as it may.
+fn holds_results(context: &Context, config: &QpConfig) -> Result<bool> {
+    match config.send_cq.filter(|_| config.scatter.requests) {
+        Some(cqn) => Ok(context.card().query_cq(cqn)?.stride as usize == CQE_SIZE),
+        None => Ok(false),
+    }
 }
 
 /// `DESTROY`: answers the count of the queue pair's events that the program has read.
