@@ -91,6 +91,11 @@ fn the_clock_is_read_from_a_page_and_stands_in_entries() {
 }
 
 #[test]
+fn members_of_multicast_groups_get_what_is_sent_to_them() {
+    succeeds("members_of_multicast_groups_get_what_is_sent_to_them", "mcast", true);
+}
+
+#[test]
 fn small_data_is_inside_completion_entries() {
     for size in ["64", "128"] {
         let test = "small_data_is_inside_completion_entries";

@@ -10,6 +10,7 @@ use super::error::CardError;
 use super::management::{MAX_MANAGEMENT, ManagementDatagram};
 use super::memory::ring::{CqRing, Record};
 use super::memory::uar::Register;
+use super::multicast;
 use super::port::LinkLayer;
 use super::queue::cq::Cq;
 use super::relations::{self, CQ, PD, QP, invalid, missing, within};
@@ -350,8 +351,10 @@ impl Card {
                 qp.openers -= 1;
                 return Ok(());
             }
+            engine.send_the_last(qpn);
             let endpoint = engine.remove_qp(qpn).ok_or(missing(QP, qpn))?.endpoint;
             relations::part(engine, &endpoint.config);
+            multicast::leave_all(engine, qpn);
             Ok(())
         })
     }

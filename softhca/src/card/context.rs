@@ -4,6 +4,7 @@ use super::config::Access;
 use super::delayed::DelayedCompletions;
 use super::diagnostic::{Diagnostic, Diagnostics};
 use super::event::Event;
+use super::groups::Members;
 use super::management::Inbox;
 use super::memory::clock::Clock;
 use super::memory::copy::{self, Target};
@@ -57,6 +58,7 @@ pub(crate) struct Resources {
     /// SEND_ENs that were executed, for the engine to pass on.
     pub(crate) enables: Vec<Enable>,
     pub(crate) inbox: Inbox,
+    pub(crate) groups: Members,
 }
 
 /// A SEND_EN that was executed.
@@ -90,6 +92,7 @@ impl Resources {
             slaves: HashSet::new(),
             enables: Vec::new(),
             inbox: Inbox::default(),
+            groups: Members::default(),
         }
     }
 
@@ -115,6 +118,7 @@ impl Resources {
             slaves: &self.slaves,
             enables: &mut self.enables,
             inbox: &mut self.inbox,
+            groups: &self.groups,
         }
     }
 }
@@ -139,6 +143,7 @@ pub(crate) struct Context<'a> {
     slaves: &'a HashSet<u32>,
     enables: &'a mut Vec<Enable>,
     pub(crate) inbox: &'a mut Inbox,
+    pub(crate) groups: &'a Members,
 }
 
 /// A shared receive queue can give no receive, ever. A diagnostic says why.

@@ -41,6 +41,7 @@ mod interface;
 mod keys;
 mod liberties;
 mod management;
+mod multicast;
 mod peer;
 mod scatter;
 mod shared_queues;
@@ -357,7 +358,9 @@ impl Pair {
 /// concerned.
 pub(super) fn inject(engine: &mut Engine, header: &Header, payload: &[Part]) -> Option<u32> {
     let node = engine.resources.port.node();
-    engine.with_qps(|qps, context| deliver(qps, node, header, payload, context))
+    let mut touched = Vec::new();
+    engine.with_qps(|qps, context| deliver(qps, node, header, payload, context, &mut touched));
+    touched.first().copied()
 }
 
 /// Steps a card until it has nothing to do.

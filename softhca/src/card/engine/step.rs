@@ -67,7 +67,7 @@ impl Engine {
             if let (Some(counters), Ok(header)) = (&counters, Header::read_from_bytes(header)) {
                 counters.received(&header, payload.iter().map(|(_, len)| *len as u64).sum());
             }
-            touched.extend(arrive(delayed, qps, source, header, &payload, &mut resources.context(now)));
+            arrive(delayed, qps, source, header, &payload, &mut resources.context(now), &mut touched);
         });
         for qpn in touched {
             self.touched(qpn);

@@ -14,6 +14,7 @@ mod connections;
 mod cqs;
 mod dc;
 mod files;
+mod mcast;
 mod memory;
 mod netlink;
 mod objects;

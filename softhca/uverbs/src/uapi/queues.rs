@@ -24,6 +24,8 @@ pub(crate) const CQ_TIMESTAMP: u64 = 1 << 0;
 pub(crate) const CQ_IGNORE_OVERRUN: u64 = 1 << 1;
 /// `IB_UVERBS_QP_CREATE_SQ_SIG_ALL`.
 pub(crate) const QP_CREATE_SQ_SIG_ALL: u64 = 1 << 12;
+/// `IB_UVERBS_QP_CREATE_BLOCK_MULTICAST_LOOPBACK`.
+pub(crate) const QP_CREATE_BLOCK_MULTICAST_LOOPBACK: u64 = 1 << 1;
 
 /// `struct ib_uverbs_qp_dest`.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
@@ -178,6 +180,16 @@ pub(crate) struct OpenQpResp {
     pub(crate) reserved: u32,
 }
 
+/// `struct ib_uverbs_attach_mcast`, and `_detach_mcast`.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
+pub(crate) struct AttachMcast {
+    pub(crate) gid: [u8; 16],
+    pub(crate) qp_handle: u32,
+    pub(crate) mlid: u16,
+    pub(crate) reserved: u16,
+}
+
 /// `struct ib_uverbs_modify_srq`.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
@@ -232,5 +244,6 @@ mod tests {
         assert_eq!((size_of::<ResizeCq>(), size_of::<ModifyCq>()), (16, 16));
         assert_eq!((size_of::<OpenXrcd>(), size_of::<OpenQp>(), size_of::<OpenQpResp>()), (16, 32, 32));
         assert_eq!((size_of::<ModifySrq>(), size_of::<QuerySrq>(), size_of::<QuerySrqResp>()), (16, 16, 16));
+        assert_eq!(size_of::<AttachMcast>(), 24);
     }
 }

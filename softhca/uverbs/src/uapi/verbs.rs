@@ -16,6 +16,8 @@ pub(crate) mod command {
     pub(crate) const RESIZE_CQ: u32 = 19;
     pub(crate) const QUERY_QP: u32 = 25;
     pub(crate) const MODIFY_QP: u32 = 26;
+    pub(crate) const ATTACH_MCAST: u32 = 30;
+    pub(crate) const DETACH_MCAST: u32 = 31;
     pub(crate) const MODIFY_SRQ: u32 = 33;
     pub(crate) const QUERY_SRQ: u32 = 34;
     pub(crate) const OPEN_XRCD: u32 = 37;

@@ -142,6 +142,7 @@ fn firmware() -> u64 {
 fn answer_of(context: &Context) -> QueryDeviceResp {
     let guid = sysfs::node_guid(context.open.index).to_be();
     let reads = u32::from(LIMITS.max_rd_atomic);
+    let has_groups = u32::from(context.card().has_multicast());
     QueryDeviceResp {
         fw_ver: firmware(),
         node_guid: guid,
@@ -166,6 +167,9 @@ fn answer_of(context: &Context) -> QueryDeviceResp {
         max_res_rd_atom: reads * LIMITS.max_qp,
         max_qp_init_rd_atom: reads,
         atomic_cap: ATOMIC_HCA,
+        max_mcast_grp: has_groups * LIMITS.max_groups,
+        max_mcast_qp_attach: has_groups * LIMITS.max_group_members,
+        max_total_mcast_qp_attach: has_groups * LIMITS.max_groups * LIMITS.max_group_members,
         max_ah: i32::MAX as u32,
         max_srq: LIMITS.max_srq,
         // A list of entries has always one more than receives.
