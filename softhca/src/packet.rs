@@ -1,7 +1,7 @@
 //! The header of the fabric's packets: what an InfiniBand base transport header and its extensions
 //! carry, in one fixed form.
 
-use crate::fabric::{Node, Part};
+use crate::fabric::{Group, Node, Part};
 use gdsync_sys::prm::UnknownCode;
 use zerocopy::byteorder::big_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -97,6 +97,9 @@ impl TryFrom<u8> for NakCode {
     }
 }
 
+/// The queue pair number of datagrams to a multicast group (IB specification, 10.5.1).
+pub const MULTICAST_QPN: u32 = 0xff_ffff;
+
 /// First packet of a message.
 pub(crate) const FIRST: u8 = 1;
 /// Last packet of a message.
@@ -138,7 +141,8 @@ pub(crate) struct Header {
     /// Access key of the target of a request of DC; else 0.
     pub(crate) dc_key: U64,
     /// Of an atomic request: the value to swap in or add, and the value to compare; a masked one has
-    /// its two masks as payload. Of its response: the original value.
+    /// its two masks as payload. Of its response: the original value. Of a datagram to a
+    /// multicast group: the group's GID.
     pub(crate) operands: [U64; 2],
 }
 
@@ -166,6 +170,16 @@ impl Header {
     /// Whether it belongs to a reliable connection.
     pub(crate) fn is_reliable(&self) -> bool {
         self.kind != PacketKind::Datagram as u8 && !self.has(UNRELIABLE)
+    }
+
+    /// The multicast group of a datagram.
+    pub(crate) fn group(&self) -> Group {
+        zerocopy::transmute!(self.operands)
+    }
+
+    /// Sends a datagram to a multicast group.
+    pub(crate) fn set_group(&mut self, group: Group) {
+        self.operands = zerocopy::transmute!(group);
     }
 
     pub(crate) fn has(&self, flag: u8) -> bool {

@@ -110,6 +110,8 @@ int main(void)
     WRONG(QP, 0xc0 + 0x630, 8, 0x22, BAD_PARAM);          /* 64 bytes inside entries of 64 bytes */
     WRONG(QP, 0xc0 + 0x638, 8, 2, BAD_PARAM);
     WRONG(QP, 0xc0 + 0x80, 2, 2, BAD_PARAM);              /* rung by a processor of the card */
+    WRONG(QP, 0xc0 + 0x3e3, 5, 1, BAD_PARAM);             /* two streams of an initiator */
+    WRONG(QP, 0xc0 + 0x403, 5, 1, BAD_PARAM);
     WRONG(QP, 0xc0 + 0x49d, 1, 1, BAD_PARAM);             /* receives that another queue releases */
     QP;
     refused(context, in, 64, BAD_INP_LEN);

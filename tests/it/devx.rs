@@ -30,11 +30,16 @@ fn build(test: &str, name: &str) -> Option<Program> {
 /// Runs a program on a device of each link layer, which destroys what it makes, or leaves that to
 /// the device's end.
 fn succeeds(test: &str, name: &str, destroys: bool) {
+    succeeds_with(test, name, destroys, &[]);
+}
+
+/// As [`succeeds`], with variables of the environment.
+fn succeeds_with(test: &str, name: &str, destroys: bool, variables: &[(&str, &str)]) {
     let Some(program) = build(test, name) else { return };
     for devices in ["ib", "roce"] {
         let temporary = Folder::new(&format!("devx-{name}-{devices}"));
         let mut command = soft(devices, &program.path(), temporary.path());
-        command.env("SOFTHCA_LOG", "error,softhca_uverbs::context=info");
+        command.env("SOFTHCA_LOG", "error,softhca_uverbs::context=info").envs(variables.iter().copied());
         let ended = run(command);
         assert_eq!(ended.code, Some(0), "{name} on {devices}: {}", ended.text);
         assert!(!ended.text.contains("left in the card"), "{name} on {devices}: {}", ended.text);
@@ -106,8 +111,21 @@ fn queues_made_by_commands_carry_a_thousand_writes() {
 }
 
 #[test]
+fn the_clock_is_read_from_a_page_and_stands_in_entries() {
+    succeeds("the_clock_is_read_from_a_page_and_stands_in_entries", "clock", true);
+}
+
+#[test]
+fn members_of_multicast_groups_get_what_is_sent_to_them() {
+    succeeds("members_of_multicast_groups_get_what_is_sent_to_them", "mcast", true);
+}
+
+#[test]
 fn small_data_is_inside_completion_entries() {
-    succeeds("small_data_is_inside_completion_entries", "scatter", true);
+    for size in ["64", "128"] {
+        let test = "small_data_is_inside_completion_entries";
+        succeeds_with(test, "scatter", true, &[("MLX5_CQE_SIZE", size)]);
+    }
 }
 
 #[test]

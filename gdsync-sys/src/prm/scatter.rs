@@ -13,6 +13,10 @@ use zerocopy::IntoBytes;
 pub const SCATTER_BYTES: usize = 32;
 /// Bit of `op_own`: data is in the first 32 bytes of the entry.
 pub const SCATTER_32: u8 = 1 << 2;
+/// Most bytes before the fields of an entry of 128 bytes.
+pub const SCATTER_LONG_BYTES: usize = 64;
+/// Bit of `op_own`: data is in the first half of an entry of 128 bytes, of which this is the second.
+pub const SCATTER_64: u8 = 1 << 3;
 /// Offset of `op_own`.
 const OP_OWN: usize = CQE_SIZE - 1;
 
@@ -25,6 +29,18 @@ impl Cqe64 {
         bytes[..count].copy_from_slice(&data[..count]);
         bytes[OP_OWN] |= SCATTER_32;
         zerocopy::transmute!(bytes)
+    }
+
+    /// The same entry, as the second half of one of 128 bytes with data in its first half.
+    pub fn with_data_before(self) -> Self {
+        let mut bytes: [u8; CQE_SIZE] = zerocopy::transmute!(self);
+        bytes[OP_OWN] |= SCATTER_64;
+        zerocopy::transmute!(bytes)
+    }
+
+    /// Whether data is in the first half of the entry of 128 bytes, of which this is the second.
+    pub fn has_data_before(&self) -> bool {
+        self.raw_op_own() & SCATTER_64 != 0 && !self.is_error()
     }
 
     /// The data inside the entry, if there is some.
@@ -51,5 +67,8 @@ mod tests {
         assert_eq!(cqe.raw_op_own() & 0xf, SCATTER_32 | 2 | 1);
         let whole = Cqe64::responder(CqeOpcode::RespSend, 5, 6, 7, 32, [0; 4], false).with_data(&[8; 40]);
         assert_eq!((whole.data(), whole.byte_count()), (Some(&[8; 32][..]), 32));
+        let before = plain.with_data_before();
+        assert_eq!((plain.has_data_before(), before.has_data_before(), before.data()), (false, true, None));
+        assert_eq!((before.opcode(), before.imm()), (plain.opcode(), plain.imm()));
     }
 }

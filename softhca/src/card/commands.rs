@@ -1,8 +1,7 @@
 //! Commands: creation, change and destruction of a card's objects.
 
 use super::config::{
-    Address, CqAttributes, CqConfig, CqModeration, LIMITS, NUMBERS, QpAttributes, QpChange, QpConfig,
-    QpState, ScatterToCqe,
+    Address, CqAttributes, CqConfig, CqModeration, LIMITS, NUMBERS, QpAttributes, QpChange, QpConfig, QpState,
 };
 use super::device::{Card, FIRST_NUMBER, UarHandle};
 use super::diagnostic::{Diagnostic, Verdict};
@@ -11,13 +10,13 @@ use super::error::CardError;
 use super::management::{MAX_MANAGEMENT, ManagementDatagram};
 use super::memory::ring::{CqRing, Record};
 use super::memory::uar::Register;
+use super::multicast;
 use super::port::LinkLayer;
 use super::queue::cq::Cq;
 use super::relations::{self, CQ, PD, QP, invalid, missing, within};
 use super::transport::qp::Qp;
 use super::transport::transition;
 use crate::fabric::Node;
-use gdsync_sys::prm::cqe::CQE_SIZE;
 use gdsync_sys::prm::doorbell;
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -243,9 +242,8 @@ impl Card {
                 engine.resources.slaves.insert(qpn);
             }
             relations::join(engine, config);
-            let config = QpConfig { scatter: scatter(engine, config), ..*config };
             // SAFETY: the caller's.
-            engine.qps.insert(qpn, unsafe { Qp::new(qpn, &config) });
+            engine.qps.insert(qpn, unsafe { Qp::new(qpn, config) });
             Ok(qpn)
         })
     }
@@ -355,24 +353,12 @@ impl Card {
                 qp.openers -= 1;
                 return Ok(());
             }
+            engine.send_the_last(qpn);
             let endpoint = engine.remove_qp(qpn).ok_or(missing(QP, qpn))?.endpoint;
             relations::part(engine, &endpoint.config);
+            multicast::leave_all(engine, qpn);
             Ok(())
         })
-    }
-}
-
-/// What of the data that a queue pair asks for is inside completion entries: in those of 64 bytes. Those of
-/// 128 bytes have another place for it, which this card does not use.
-fn scatter(engine: &Engine, config: &QpConfig) -> ScatterToCqe {
-    let is_plain = |cqn: Option<u32>| {
-        let cq = cqn.and_then(|cqn| engine.resources.cqs.get(&cqn));
-        cq.is_some_and(|cq| cq.stride() as usize == CQE_SIZE)
-    };
-    let ScatterToCqe { requests, receives } = config.scatter;
-    ScatterToCqe {
-        requests: requests && is_plain(config.send_cq),
-        receives: receives && is_plain(config.recv_cq),
     }
 }
 

@@ -74,6 +74,10 @@ pub struct Limits {
     pub max_srq: u32,
     /// Entries of one shared receive queue.
     pub max_srq_entries: u32,
+    /// Multicast groups that queue pairs are attached to.
+    pub max_groups: u32,
+    /// Queue pairs of one multicast group.
+    pub max_group_members: u32,
     /// Scatter elements of a receive of a shared queue: as those of another, less the segment that links
     /// the entries.
     pub max_srq_sge: u32,
@@ -98,6 +102,8 @@ pub const LIMITS: Limits = Limits {
     max_xrcd: 1 << 16,
     max_srq: 1 << 16,
     max_srq_entries: 1 << 15,
+    max_groups: 1 << 8,
+    max_group_members: 240,
     max_srq_sge: 63,
 };
 

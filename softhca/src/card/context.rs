@@ -4,8 +4,11 @@ use super::config::Access;
 use super::delayed::DelayedCompletions;
 use super::diagnostic::{Diagnostic, Diagnostics, Verdict};
 use super::event::Event;
+use super::groups::Members;
 use super::management::Inbox;
+use super::memory::clock::Clock;
 use super::memory::copy::{self, Target};
+use super::memory::entry::{self, Entry};
 use super::memory::gather::Gather;
 use super::memory::parked::Parked;
 use super::memory::refusal::Refusal;
@@ -19,12 +22,12 @@ use super::waits::WaitRules;
 use crate::fabric::Part;
 use crate::faults::{Direction, Faults};
 use crate::liberties::{Dice, LibertyKinds};
-use crate::os::clock;
 use crate::packet::PacketKind;
 use crate::peer_memory::PeerFailure;
 use gdsync_sys::prm::cqe::{Cqe64, CqeOpcode};
 use gdsync_sys::prm::wqe::{DataSeg, Opcode};
 use std::collections::{BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Field of a diagnostic about a peer-memory client that failed.
@@ -33,6 +36,7 @@ pub(crate) const PEER_MEMORY: &str = "peer memory";
 /// The shared objects of a card.
 pub(crate) struct Resources {
     pub(crate) port: Port,
+    pub(crate) clock: Arc<Clock>,
     pub(crate) regions: Regions,
     pub(crate) cqs: HashMap<u32, Cq>,
     pub(crate) srqs: HashMap<u32, Srq>,
@@ -54,6 +58,7 @@ pub(crate) struct Resources {
     /// SEND_ENs that were executed, for the engine to pass on.
     pub(crate) enables: Vec<Enable>,
     pub(crate) inbox: Inbox,
+    pub(crate) groups: Members,
 }
 
 /// A SEND_EN that was executed.
@@ -68,9 +73,10 @@ pub(crate) struct Enable {
 }
 
 impl Resources {
-    pub(crate) fn new(port: Port, faults: Faults, dice: Dice, waits: WaitRules) -> Self {
+    pub(crate) fn new(port: Port, clock: Arc<Clock>, faults: Faults, dice: Dice, waits: WaitRules) -> Self {
         Resources {
             port,
+            clock,
             regions: Regions::with(faults.clone()),
             cqs: HashMap::new(),
             srqs: HashMap::new(),
@@ -86,6 +92,7 @@ impl Resources {
             slaves: HashSet::new(),
             enables: Vec::new(),
             inbox: Inbox::default(),
+            groups: Members::default(),
         }
     }
 
@@ -95,6 +102,7 @@ impl Resources {
         Context {
             now,
             port: self.port,
+            clock: &self.clock,
             regions: &self.regions,
             cqs: &mut self.cqs,
             srqs: &mut self.srqs,
@@ -110,6 +118,7 @@ impl Resources {
             slaves: &self.slaves,
             enables: &mut self.enables,
             inbox: &mut self.inbox,
+            groups: &self.groups,
         }
     }
 }
@@ -118,6 +127,7 @@ impl Resources {
 pub(crate) struct Context<'a> {
     pub(crate) now: Instant,
     pub(crate) port: Port,
+    clock: &'a Clock,
     pub(crate) regions: &'a Regions,
     cqs: &'a mut HashMap<u32, Cq>,
     srqs: &'a mut HashMap<u32, Srq>,
@@ -133,6 +143,7 @@ pub(crate) struct Context<'a> {
     slaves: &'a HashSet<u32>,
     enables: &'a mut Vec<Enable>,
     pub(crate) inbox: &'a mut Inbox,
+    pub(crate) groups: &'a Members,
 }
 
 /// A shared receive queue can give no receive, ever. A diagnostic says why.
@@ -177,6 +188,12 @@ impl Context<'_> {
     /// How far a completion queue is filled; `None` if it does not exist.
     pub(crate) fn progress(&self, cqn: u32) -> Option<Progress> {
         self.cqs.get(&cqn).map(Cq::progress)
+    }
+
+    /// Bytes between two entries of a completion queue, if data of so many bytes can be inside an entry.
+    pub(crate) fn stride_for(&self, cqn: Option<u32>, data: usize) -> Option<u32> {
+        let stride = self.cqs.get(&cqn?)?.stride();
+        (1..=entry::room(stride)).contains(&data).then_some(stride)
     }
 
     /// Releases sends of another queue pair. False if it is none that may be released so.
@@ -264,8 +281,8 @@ impl Context<'_> {
         let length: usize = payload.iter().map(|part| part.1).sum();
         let regions = self.regions;
         let mut places: Vec<Target<'_>> = Vec::new();
-        each_piece(segments, offset, length as u32, |segment, addr, count| {
-            places.extend(regions.resolve(segment.lkey(), pdn, addr, count, Access::LOCAL_WRITE)?);
+        each_piece(segments, offset, length as u32, |range| {
+            places.extend(regions.resolve(range, pdn, Access::LOCAL_WRITE)?);
             Ok::<(), Refusal>(())
         })?;
         let keys = segments.iter().map(DataSeg::lkey);
@@ -275,15 +292,15 @@ impl Context<'_> {
 
     /// Writes a completion entry, and before it what its queue pair has parked. Faults and liberties may
     /// delay both. False if the queue has overrun.
-    pub(crate) fn complete(&mut self, cqn: u32, cqe: Cqe64, parked: &mut Parked) -> bool {
+    pub(crate) fn complete(&mut self, cqn: u32, entry: Entry, parked: &mut Parked) -> bool {
         let waits = self.delayed.holds(cqn);
-        let fault = if self.faults.is_on() { self.completion_delay(&cqe) } else { None };
+        let fault = if self.faults.is_on() { self.completion_delay(&entry.cqe) } else { None };
         let delay = fault.or_else(|| self.dice.pause(LibertyKinds::COMPLETIONS));
         if !self.cqs.contains_key(&cqn) || delay.is_none() && !waits {
             parked.write_all();
-            return self.write_completion(cqn, cqe);
+            return self.write_completion(cqn, entry);
         }
-        self.delayed.push(cqn, self.now + delay.unwrap_or_default(), cqe);
+        self.delayed.push(cqn, self.now + delay.unwrap_or_default(), entry);
         true
     }
 
@@ -303,9 +320,10 @@ impl Context<'_> {
     }
 
     /// Writes a completion entry. False if the queue has overrun.
-    pub(crate) fn write_completion(&mut self, cqn: u32, cqe: Cqe64) -> bool {
+    pub(crate) fn write_completion(&mut self, cqn: u32, entry: Entry) -> bool {
         let Some(cq) = self.cqs.get_mut(&cqn) else { return false };
-        match cq.complete(cqe.with_timestamp(clock::nanoseconds()), self.now) {
+        let (cqe, now) = (entry.cqe, self.clock.read());
+        match cq.complete(entry.map(|cqe| cqe.with_timestamp(now)), self.now) {
             Ok(Fires(fires)) => {
                 if let Some(due) = cq.due() {
                     self.held.insert((due, cqn));

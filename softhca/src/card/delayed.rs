@@ -1,10 +1,10 @@
 //! Packets and completion entries that faults delay. Packets keep their order within a queue pair
 //! and a direction, completion entries within a queue.
 
+use crate::card::memory::entry::Entry;
 use crate::fabric::Node;
 use crate::faults::Direction;
 use crate::packet::Header;
-use gdsync_sys::prm::cqe::Cqe64;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Instant;
 
@@ -119,7 +119,7 @@ impl DelayedPackets {
 #[derive(Default)]
 pub(crate) struct DelayedCompletions {
     /// By completion queue; no list is empty.
-    queues: BTreeMap<u32, VecDeque<(Instant, Cqe64)>>,
+    queues: BTreeMap<u32, VecDeque<(Instant, Entry)>>,
 }
 
 impl DelayedCompletions {
@@ -132,21 +132,21 @@ impl DelayedCompletions {
         self.queues.contains_key(&cqn)
     }
 
-    pub(crate) fn push(&mut self, cqn: u32, due: Instant, cqe: Cqe64) {
-        self.queues.entry(cqn).or_default().push_back((due, cqe));
+    pub(crate) fn push(&mut self, cqn: u32, due: Instant, entry: Entry) {
+        self.queues.entry(cqn).or_default().push_back((due, entry));
     }
 
     /// Takes an entry that is due, or, without a time, any entry.
-    pub(crate) fn pop(&mut self, now: Option<Instant>) -> Option<(u32, Cqe64)> {
+    pub(crate) fn pop(&mut self, now: Option<Instant>) -> Option<(u32, Entry)> {
         let is_due = |due: Instant| now.is_none_or(|now| due <= now);
         let mut queues = self.queues.iter();
         let cqn = *queues.find(|(_, queue)| queue.front().is_some_and(|(due, _)| is_due(*due)))?.0;
         let queue = self.queues.get_mut(&cqn)?;
-        let (_, cqe) = queue.pop_front()?;
+        let (_, entry) = queue.pop_front()?;
         if queue.is_empty() {
             self.queues.remove(&cqn);
         }
-        Some((cqn, cqe))
+        Some((cqn, entry))
     }
 
     pub(crate) fn next_due(&self) -> Option<Instant> {
@@ -158,11 +158,12 @@ impl DelayedCompletions {
     }
 
     /// Takes all entries of the queues in which entries of this queue pair wait.
-    pub(crate) fn take_of(&mut self, qpn: u32) -> Vec<(u32, Cqe64)> {
-        let waits = |queue: &VecDeque<(Instant, Cqe64)>| queue.iter().any(|(_, cqe)| cqe.qpn() == qpn);
+    pub(crate) fn take_of(&mut self, qpn: u32) -> Vec<(u32, Entry)> {
+        let waits =
+            |queue: &VecDeque<(Instant, Entry)>| queue.iter().any(|(_, entry)| entry.cqe.qpn() == qpn);
         let of: Vec<u32> =
             self.queues.iter().filter(|(_, queue)| waits(queue)).map(|(cqn, _)| *cqn).collect();
         let taken = of.into_iter().filter_map(|cqn| self.queues.remove(&cqn).map(|queue| (cqn, queue)));
-        taken.flat_map(|(cqn, queue)| queue.into_iter().map(move |(_, cqe)| (cqn, cqe))).collect()
+        taken.flat_map(|(cqn, queue)| queue.into_iter().map(move |(_, entry)| (cqn, entry))).collect()
     }
 }

@@ -1,7 +1,7 @@
 //! Errors of commands.
 
 use super::config::InvalidValue;
-use super::memory::region::RegionError;
+use super::memory::registered::RegionError;
 use super::transport::transition::ModifyError;
 use crate::fabric::FabricError;
 use crate::setting::SettingError;
@@ -46,6 +46,9 @@ pub enum CardError {
         /// The limit.
         limit: u32,
     },
+    /// The card is on the fabric of several hosts, which has no multicast groups.
+    #[error("there are multicast groups on the fabric of one host only")]
+    NoMulticast,
     /// A value is out of range.
     #[error(transparent)]
     Invalid(#[from] InvalidValue),
@@ -66,6 +69,7 @@ impl CardError {
             CardError::System(error) => error.raw_os_error().filter(|code| *code != 0).unwrap_or(libc::EIO),
             CardError::Busy { .. } => libc::EBUSY,
             CardError::TooMany { .. } => libc::ENOMEM,
+            CardError::NoMulticast => libc::EOPNOTSUPP,
             CardError::Region(RegionError::Unmapped { .. } | RegionError::Peer { .. }) => libc::EFAULT,
             CardError::NotFound { .. }
             | CardError::Invalid(_)

@@ -26,8 +26,10 @@ mod event;
 #[cfg(fuzzing)]
 #[doc(hidden)]
 pub mod fuzzing;
+mod groups;
 mod management;
 mod memory;
+mod multicast;
 mod port;
 mod queue;
 mod regions;
@@ -38,6 +40,7 @@ mod waits;
 mod xrc;
 
 pub use crate::os::memory::MEMORY_FILE;
+pub use crate::packet::MULTICAST_QPN;
 pub use capabilities::{CLOCK_KHZ, ODP, OdpTransports};
 pub use config::{
     Access, Address, CqAttributes, CqConfig, CqModeration, InvalidValue, KeyConfig, LIMITS, Limits, NULL_KEY,
@@ -50,9 +53,10 @@ pub use diagnostic::{Diagnostic, Verdict};
 pub use error::CardError;
 pub use event::Event;
 pub use management::{MAX_MANAGEMENT, ManagementDatagram};
+pub use memory::clock::{CLOCK_INFO_PAGE, CLOCK_MASK, CLOCK_PAGE};
 pub use memory::mapped::{is_mapped, is_reachable};
-pub use memory::region::RegionError;
-pub use port::{GidEntry, GidKind, LinkLayer};
+pub use memory::registered::RegionError;
+pub use port::{GidEntry, GidKind, LinkLayer, MULTICAST_LIDS, is_multicast};
 pub use regions::DeviceMemory;
 pub use transport::transition::ModifyError;
 pub(crate) use waits::check_wait_rules;

@@ -2,6 +2,7 @@
 
 use crate::fabric::{Node, node_of_address};
 use std::net::{IpAddr, Ipv4Addr};
+use std::ops::RangeInclusive;
 
 /// Link layer of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -54,6 +55,14 @@ impl GidEntry {
 
 /// First bytes of IPv4-mapped IPv6 addresses (RFC 4291, 2.5.5.2).
 pub(crate) const IPV4_MAPPED: [u8; 12] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff];
+
+/// LIDs of multicast groups (IB specification, 4.1.3).
+pub const MULTICAST_LIDS: RangeInclusive<u16> = 0xc000..=0xfffe;
+
+/// Whether a GID is that of a multicast group: an IPv6 multicast address, or an IPv4-mapped one.
+pub fn is_multicast(gid: &[u8; 16]) -> bool {
+    gid[0] == 0xff || gid.starts_with(&IPV4_MAPPED) && gid[12] >> 4 == 0xe
+}
 
 /// The prefix of link-local addresses (RFC 4291, 2.5.6).
 const LINK_LOCAL: u64 = 0xfe80_0000_0000_0000;

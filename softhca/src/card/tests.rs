@@ -9,7 +9,7 @@ use super::diagnostic::{Diagnostic, Verdict};
 use super::engine::Engine;
 use super::error::CardError;
 use super::event::Event;
-use super::memory::region::RegionError;
+use super::memory::registered::RegionError;
 use super::port::LinkLayer;
 use super::transport::deliver::deliver;
 use super::waits::WaitRules;
@@ -41,6 +41,7 @@ mod interface;
 mod keys;
 mod liberties;
 mod management;
+mod multicast;
 mod peer;
 mod scatter;
 mod shared_queues;
@@ -357,7 +358,9 @@ impl Pair {
 /// concerned.
 pub(super) fn inject(engine: &mut Engine, header: &Header, payload: &[Part]) -> Option<u32> {
     let node = engine.resources.port.node();
-    engine.with_qps(|qps, context| deliver(qps, node, header, payload, context))
+    let mut touched = Vec::new();
+    engine.with_qps(|qps, context| deliver(qps, node, header, payload, context, &mut touched));
+    touched.first().copied()
 }
 
 /// Steps a card until it has nothing to do.

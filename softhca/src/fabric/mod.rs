@@ -11,6 +11,7 @@ mod frame;
 #[cfg(fuzzing)]
 #[doc(hidden)]
 pub mod fuzzing;
+mod groups;
 mod key;
 mod listen;
 mod names;
@@ -28,13 +29,14 @@ mod tcp_join;
 mod tcp_link;
 
 pub use error::FabricError;
+pub(crate) use groups::Group;
 pub use key::KEY_VARIABLES;
 pub(crate) use key::check_key;
 pub(crate) use listen::check_addresses;
 pub use listen::{DEFAULT_PORT, LISTEN_VARIABLE, is_tcp};
 pub use network::Fabric;
 pub use node::Node;
-pub(crate) use node::node_of_address;
+pub(crate) use node::{MULTICAST, node_of_address};
 pub use packet::{MAX_HEADER, MAX_PAYLOAD, Part, SendOutcome};
 pub use services::{Service, ServiceCard, find_service};
 pub use sleeper::Sleeper;

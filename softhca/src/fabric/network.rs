@@ -1,6 +1,7 @@
 //! A card's access to the fabric, whichever fabric it is on.
 
 use super::error::FabricError;
+use super::groups::{self, Group, Groups};
 use super::key;
 use super::listen;
 use super::node::Node;
@@ -9,6 +10,7 @@ use super::shared::Shared;
 use super::sleeper::Sleeper;
 use super::tcp::Tcp;
 use gdsync_auth::{Key, Limits};
+use std::io;
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::sync::Arc;
 
@@ -18,7 +20,7 @@ pub struct Fabric {
 }
 
 enum Network {
-    Shared(Box<Shared>),
+    Shared(Box<Shared>, Groups),
     Tcp(Box<Tcp>),
 }
 
@@ -38,7 +40,7 @@ impl Fabric {
 
     /// Joins the fabric of this host.
     pub(crate) fn on_host() -> Result<Fabric, FabricError> {
-        Ok(Fabric { network: Network::Shared(Box::new(Shared::bind()?)) })
+        Ok(Fabric { network: Network::Shared(Box::new(Shared::bind()?), Groups::default()) })
     }
 
     /// Joins the fabric of several hosts, at the first of these addresses that is free. Cards that
@@ -50,7 +52,7 @@ impl Fabric {
     /// The LID; 0 on the fabric of several hosts.
     pub fn lid(&self) -> u16 {
         match &self.network {
-            Network::Shared(shared) => shared.lid(),
+            Network::Shared(shared, _) => shared.lid(),
             Network::Tcp(_) => 0,
         }
     }
@@ -58,7 +60,7 @@ impl Fabric {
     /// The IPv4 address; `None` on the fabric of one host.
     pub fn ipv4(&self) -> Option<Ipv4Addr> {
         match &self.network {
-            Network::Shared(_) => None,
+            Network::Shared(..) => None,
             Network::Tcp(tcp) => Some(tcp.address()),
         }
     }
@@ -66,7 +68,7 @@ impl Fabric {
     /// The object that the engine's thread sleeps on. Other threads wake it.
     pub fn sleeper(&self) -> Arc<Sleeper> {
         match &self.network {
-            Network::Shared(shared) => shared.sleeper(),
+            Network::Shared(shared, _) => shared.sleeper(),
             Network::Tcp(tcp) => tcp.sleeper(),
         }
     }
@@ -78,7 +80,7 @@ impl Fabric {
     /// [`MAX_HEADER`](super::MAX_HEADER) bytes, the payload [`MAX_PAYLOAD`](super::MAX_PAYLOAD).
     pub unsafe fn try_send(&mut self, node: Node, header: &[u8], payload: &[Part]) -> SendOutcome {
         match &mut self.network {
-            Network::Shared(shared) => {
+            Network::Shared(shared, _) => {
                 let Ok(lid) = u16::try_from(node) else { return SendOutcome::Unreachable };
                 // SAFETY: the caller's.
                 unsafe { shared.try_send(lid, header, payload) }
@@ -93,7 +95,7 @@ impl Fabric {
     /// wakes its sleeper when there is room.
     pub fn is_full(&self, node: Node, header: usize, payload: usize) -> bool {
         match &self.network {
-            Network::Shared(shared) => {
+            Network::Shared(shared, _) => {
                 u16::try_from(node).is_ok_and(|lid| shared.is_full(lid, header, payload))
             }
             Network::Tcp(tcp) => tcp.is_full(node),
@@ -103,7 +105,7 @@ impl Fabric {
     /// False if the process of that node is known to have ended.
     pub fn is_alive(&mut self, node: Node) -> bool {
         match &mut self.network {
-            Network::Shared(shared) => u16::try_from(node).is_ok_and(|lid| shared.is_alive(lid)),
+            Network::Shared(shared, _) => u16::try_from(node).is_ok_and(|lid| shared.is_alive(lid)),
             Network::Tcp(tcp) => tcp.is_alive(node),
         }
     }
@@ -111,7 +113,7 @@ impl Fabric {
     /// Whether there is a link to that node, whose process has not ended.
     pub fn is_linked(&mut self, node: Node) -> bool {
         match &mut self.network {
-            Network::Shared(shared) => u16::try_from(node).is_ok_and(|lid| shared.is_linked(lid)),
+            Network::Shared(shared, _) => u16::try_from(node).is_ok_and(|lid| shared.is_linked(lid)),
             Network::Tcp(tcp) => tcp.is_linked(node),
         }
     }
@@ -120,7 +122,7 @@ impl Fabric {
     /// [`Self::has_taken`].
     pub fn position(&self) -> u64 {
         match &self.network {
-            Network::Shared(shared) => shared.position(),
+            Network::Shared(shared, _) => shared.position(),
             Network::Tcp(_) => 0,
         }
     }
@@ -130,7 +132,7 @@ impl Fabric {
     /// take the packet. On the fabric of several hosts true: the fabric does not see that.
     pub fn has_taken(&self, node: Node, position: u64) -> bool {
         match &self.network {
-            Network::Shared(shared) => {
+            Network::Shared(shared, _) => {
                 u16::try_from(node).map_or(true, |lid| shared.has_taken(lid, position))
             }
             Network::Tcp(_) => true,
@@ -142,7 +144,7 @@ impl Fabric {
     /// fabric of several hosts.
     pub fn rounds(&self, node: Node) -> Option<u64> {
         match &self.network {
-            Network::Shared(shared) => u16::try_from(node).ok().and_then(|lid| shared.rounds(lid)),
+            Network::Shared(shared, _) => u16::try_from(node).ok().and_then(|lid| shared.rounds(lid)),
             Network::Tcp(_) => None,
         }
     }
@@ -150,7 +152,7 @@ impl Fabric {
     /// A round of this card has ended: the cards that send to it see that by [`Self::rounds`].
     pub fn end_round(&mut self) {
         match &mut self.network {
-            Network::Shared(shared) => shared.end_round(),
+            Network::Shared(shared, _) => shared.end_round(),
             Network::Tcp(_) => {}
         }
     }
@@ -160,7 +162,7 @@ impl Fabric {
     /// [`Self::rounds`] has shown.
     pub fn arrived(&mut self, node: Node) -> u64 {
         match &mut self.network {
-            Network::Shared(shared) => u16::try_from(node).map_or(0, |lid| shared.arrived(lid)),
+            Network::Shared(shared, _) => u16::try_from(node).map_or(0, |lid| shared.arrived(lid)),
             Network::Tcp(_) => 0,
         }
     }
@@ -168,7 +170,7 @@ impl Fabric {
     /// Whether [`Self::poll`] has passed on everything from a node before `position`.
     pub fn has_received(&self, node: Node, position: u64) -> bool {
         match &self.network {
-            Network::Shared(shared) => {
+            Network::Shared(shared, _) => {
                 u16::try_from(node).map_or(true, |lid| shared.has_received(lid, position))
             }
             Network::Tcp(_) => true,
@@ -181,17 +183,48 @@ impl Fabric {
     /// The peer can still write to the payload parts: read each byte once, and check the copy.
     pub fn poll(&mut self, budget: usize, mut take: impl FnMut(Node, &[u8], [Part; 2])) -> usize {
         match &mut self.network {
-            Network::Shared(shared) => {
+            Network::Shared(shared, _) => {
                 shared.poll(budget, |lid, header, payload| take(lid.into(), header, payload))
             }
             Network::Tcp(tcp) => tcp.poll(budget, take),
         }
     }
 
+    /// Whether it has multicast groups. That of several hosts has none.
+    pub fn has_groups(&self) -> bool {
+        matches!(self.network, Network::Shared(..))
+    }
+
+    /// Makes the card a member of a multicast group.
+    ///
+    /// # Errors
+    /// The system's, if it gives no socket; [`io::ErrorKind::Unsupported`] without groups.
+    pub(crate) fn join(&mut self, group: &Group) -> io::Result<()> {
+        match &mut self.network {
+            Network::Shared(shared, groups) => groups.join(group, shared.lid()),
+            Network::Tcp(_) => Err(io::ErrorKind::Unsupported.into()),
+        }
+    }
+
+    /// Reverts [`Self::join`].
+    pub(crate) fn leave(&mut self, group: &Group) {
+        if let Network::Shared(_, groups) = &mut self.network {
+            groups.leave(group);
+        }
+    }
+
+    /// The nodes of the members of a multicast group, this card included if it is one.
+    pub(crate) fn members(&self, group: &Group) -> Vec<Node> {
+        match self.network {
+            Network::Shared(..) => groups::members(group).into_iter().map(Node::from).collect(),
+            Network::Tcp(_) => Vec::new(),
+        }
+    }
+
     /// Leaves the fabric: every link ends, as if the process had ended, and none is accepted.
     pub(crate) fn close(&mut self) {
         match &mut self.network {
-            Network::Shared(shared) => shared.close(),
+            Network::Shared(shared, _) => shared.close(),
             Network::Tcp(tcp) => tcp.close(),
         }
     }
@@ -200,7 +233,7 @@ impl Fabric {
     /// waiting already.
     pub fn prepare_sleep(&mut self) -> bool {
         match &mut self.network {
-            Network::Shared(shared) => shared.prepare_sleep(),
+            Network::Shared(shared, _) => shared.prepare_sleep(),
             Network::Tcp(tcp) => tcp.prepare_sleep(),
         }
     }
@@ -208,7 +241,7 @@ impl Fabric {
     /// Ends the announcement of [`Self::prepare_sleep`], after sleeping or instead of it.
     pub fn finish_sleep(&mut self) {
         match &mut self.network {
-            Network::Shared(shared) => shared.finish_sleep(),
+            Network::Shared(shared, _) => shared.finish_sleep(),
             Network::Tcp(tcp) => tcp.finish_sleep(),
         }
     }

@@ -7,6 +7,10 @@ use std::ops::RangeInclusive;
 /// have are numerically above all LIDs, so a node is never both. 0 is no card's.
 pub type Node = u32;
 
+/// In place of a node: the cards that have members of a multicast group. As a number it is the IPv4 address of
+/// broadcasts, which is no host's.
+pub(crate) const MULTICAST: Node = Node::MAX;
+
 /// LIDs that a card may have: the unicast range of InfiniBand.
 pub(super) const LIDS: RangeInclusive<u16> = 1..=0xbfff;
 

@@ -275,7 +275,7 @@ fn silent_strangers_keep_no_peer_out_and_hold_few_files() {
     let limits = Limits::default();
     let unproven = |fabric: &Fabric| match &fabric.network {
         Network::Tcp(tcp) => tcp.unproven(),
-        Network::Shared(_) => 0,
+        Network::Shared(..) => 0,
     };
     // From one address, also the peer's own; then from many.
     let addresses = |i: u8| [Ipv4Addr::new(127, 83, 7, 1), Ipv4Addr::new(127, 83, 8, 1 + i % 250)];

@@ -24,6 +24,8 @@ pub(crate) struct SharedMemory {
 
 // SAFETY: an address and a length; all uses of the memory are atomics and raw copies.
 unsafe impl Send for SharedMemory {}
+// SAFETY: as above.
+unsafe impl Sync for SharedMemory {}
 
 const SEALS: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
 

@@ -62,7 +62,6 @@ pub(crate) fn of_write(number: u32) -> String {
         11 => "ibv_rereg_mr",
         14 | 16 => "ibv_alloc_mw",
         19 => "ibv_resize_cq",
-        30 | 31 => "ibv_attach_mcast",
         32 | 39 => "ibv_create_srq",
         33 => "ibv_modify_srq",
         34 => "ibv_query_srq",

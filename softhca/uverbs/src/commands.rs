@@ -8,7 +8,7 @@ use crate::errno::{Errno, Result};
 use crate::uapi::devx::object as kind;
 use crate::uapi::ioctl::{attr, method, object};
 use crate::uapi::verbs::{EXTENDED, command};
-use crate::verbs::{ah, channel, cq, device, dm, mr, mw, pd, port, qp, rereg, srq, uar, xrcd};
+use crate::verbs::{ah, channel, cq, device, dm, mcast, mr, mw, pd, port, qp, rereg, srq, uar, xrcd};
 
 /// Performs a command of the ioctl interface.
 pub(crate) fn perform(context: &Context, request: &Request) -> Result<()> {
@@ -83,6 +83,8 @@ fn invoke_write(context: &Context, request: &Request) -> Result<()> {
         (command::OPEN_XRCD, false) => xrcd::open(context, request),
         (command::CLOSE_XRCD, false) => xrcd::close(context, request),
         (command::OPEN_QP, false) => qp::open(context, request),
+        (command::ATTACH_MCAST, false) => mcast::attach(context, request),
+        (command::DETACH_MCAST, false) => mcast::detach(context, request),
         (command::MODIFY_SRQ, false) => srq::modify(context, request),
         (command::QUERY_SRQ, false) => srq::query(context, request),
         _ => {

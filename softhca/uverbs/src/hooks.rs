@@ -11,7 +11,7 @@ use crate::errno::preserving;
 use crate::paths::{self, Private};
 use crate::process;
 use crate::uapi::ioctl::RDMA_VERBS_IOCTL;
-use crate::verbs::{dm, uar};
+use crate::verbs::{device, dm, uar};
 use define::returned;
 use files::live;
 use libc::{c_char, c_int, c_long, c_uint, c_ulong, c_void, mode_t, off_t, size_t, ssize_t};
@@ -80,7 +80,8 @@ unsafe fn map_any(
 ) -> *mut c_void {
     let checked = preserving(|| match process::context(fd) {
         Some(context) => uar::check_mapping(&context, offset as u64, len)
-            .or_else(|_| dm::check_mapping(&context, offset as u64, len)),
+            .or_else(|_| dm::check_mapping(&context, offset as u64, len))
+            .or_else(|_| device::check_mapping(offset as u64, len, protection)),
         None => Ok(()),
     });
     if let Err(errno) = checked {

@@ -30,13 +30,19 @@ fn program(test: &str, name: &str, package: &str) -> Option<PathBuf> {
 
 /// Waits until a process has bound a port of the connection manager. Nothing connects to it for that.
 fn wait_for_service(space: u16, port: u16, server: &mut Running) {
-    let (name, end) = (format!("/service/{space:x}/{port}"), Instant::now() + LIMIT);
+    wait_for_name(&format!("/service/{space:x}/{port}"), 1, server);
+}
+
+/// Waits until so many sockets have that in their names.
+fn wait_for_name(name: &str, count: usize, server: &mut Running) {
+    let end = Instant::now() + LIMIT;
     let is_there = || {
         let sockets = std::fs::read_to_string("/proc/net/unix").unwrap_or_default();
-        sockets.lines().any(|line| line.ends_with(&name))
+        let is_it = |line: &&str| line.split_once(name).is_some_and(|(_, rest)| !rest.contains('/'));
+        sockets.lines().filter(is_it).count() >= count
     };
     while !is_there() {
-        assert!(Instant::now() < end, "no process binds port {port}");
+        assert!(Instant::now() < end, "no process has the name {name}");
         if server.child.try_wait().unwrap().is_some() {
             return;
         }
@@ -154,6 +160,29 @@ fn datagrams() {
         let (server, client) = (Vec::new(), words("-s 127.0.0.1"));
         Pair { test: "udaddy", program: program.clone(), devices, environment, server, client, done: &[] }
             .succeeds(|server| wait_for_service(UDP, UDADDY_PORT, server));
+    }
+}
+
+#[test]
+fn multicast_reaches_every_process_that_has_joined() {
+    let test = "multicast";
+    let Some(program) = program(test, "mckey", "rdmacm-utils") else { return };
+    let [.., b, c, d] = std::process::id().to_be_bytes();
+    let group = format!("239.{b}.{c}.{d}");
+    for devices in ["ib", "roce"] {
+        // As the kernel makes it of the address: with the first four bits cleared on InfiniBand.
+        let first = if devices == "ib" { 0x0f } else { 239 };
+        let name = format!("{first:02x}{b:02x}{c:02x}{d:02x}/");
+        let (server, client) = (words(&format!("-m {group} -C 20")), words(&format!("-m {group} -C 20 -s")));
+        let pair =
+            Pair { test, program: program.clone(), devices, environment: &[], server, client, done: &[] };
+        let temporary = Folder::new(&format!("{test}-{devices}"));
+        let mut receivers = [(); 2].map(|()| pair.start(&pair.server, &temporary));
+        receivers.iter_mut().for_each(|receiver| wait_for_name(&name, 2, receiver));
+        let sender = pair.start(&pair.client, &temporary);
+        for ended in receivers.into_iter().chain([sender]).map(Running::end) {
+            assert!(ended.succeeded().contains("data transfer complete"), "{devices}: {}", ended.text);
+        }
     }
 }
 

@@ -195,7 +195,10 @@ pub mod qpc {
     pub const RETRY_COUNT: Field = Field::new(0x38d, 3);
     pub const RNR_RETRY: Field = Field::new(0x390, 3);
     pub const NEXT_SEND_PSN: Field = Field::new(0x3c8, 24);
+    /// Streams of a DC initiator, and those that may fail while others go on.
+    pub const LOG_NUM_DCI_STREAM_CHANNELS: Field = Field::new(0x3e3, 5);
     pub const CQN_SND: Field = Field::new(0x3e8, 24);
+    pub const LOG_NUM_DCI_ERRORED_STREAMS: Field = Field::new(0x403, 5);
     pub const LOG_RRA_MAX: Field = Field::new(0x488, 3);
     pub const ATOMIC_MODE: Field = Field::new(0x48c, 4);
     pub const RRE: Field = Field::new(0x490, 1);

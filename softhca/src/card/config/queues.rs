@@ -153,6 +153,8 @@ pub struct QpConfig {
     /// Its sends have no doorbell record: it is rung at the register
     /// [`UAR_NO_RECORD`](gdsync_sys::prm::doorbell::UAR_NO_RECORD) of its page, by the producer index.
     pub no_send_record: bool,
+    /// It gets no datagram that it has sent itself to a multicast group that it is attached to.
+    pub block_own_multicast: bool,
     /// Small data inside its completion entries.
     pub scatter: ScatterToCqe,
 }
@@ -181,6 +183,7 @@ impl QpConfig {
             master: false,
             slave_send: false,
             no_send_record: false,
+            block_own_multicast: false,
             scatter: ScatterToCqe::default(),
         }
     }

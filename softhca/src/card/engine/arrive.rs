@@ -12,8 +12,8 @@ use std::collections::HashMap;
 use std::time::Instant;
 use zerocopy::FromBytes;
 
-/// Handles a packet from the fabric, or from the card itself. Returns the queue pair that it
-/// concerned.
+/// Handles a packet from the fabric, or from the card itself. Adds the queue pairs that it concerned to
+/// `touched`.
 pub(super) fn arrive(
     delayed: &mut DelayedPackets,
     qps: &mut HashMap<u32, Qp>,
@@ -21,16 +21,17 @@ pub(super) fn arrive(
     header: &[u8],
     payload: &[Part],
     context: &mut Context<'_>,
-) -> Option<u32> {
-    let header = Header::read_from_bytes(header).ok()?;
+    touched: &mut Vec<u32>,
+) {
+    let Ok(header) = Header::read_from_bytes(header) else { return };
     if !context.faults.is_on() && delayed.is_empty() {
-        return deliver(qps, source, &header, payload, context);
+        return deliver(qps, source, &header, payload, context, touched);
     }
     let flow = (Direction::In, header.dest_qpn.get());
     let fate = context.faults.crosses(&crossing(flow.0, flow.1, &header));
     let passes = !delayed.holds(flow) && matches!(fate, Fate::Passes | Fate::Duplicated);
     let copies = match fate {
-        Fate::Lost => return None,
+        Fate::Lost => return,
         Fate::Duplicated => 2,
         _ => 1,
     };
@@ -38,10 +39,10 @@ pub(super) fn arrive(
     let copy = || unsafe { delay(&header, source, payload, fate, context.now) };
     (usize::from(passes)..copies).for_each(|_| delayed.push(flow, copy()));
     if !passes {
-        return None;
+        return;
     }
     delayed.count_passed(flow);
-    deliver(qps, source, &header, payload, context)
+    deliver(qps, source, &header, payload, context, touched);
 }
 
 /// A copy of a packet, delayed as its fate says.

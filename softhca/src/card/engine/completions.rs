@@ -2,23 +2,24 @@
 
 use super::state::Engine;
 use crate::card::event::Event;
+use crate::card::memory::entry::Entry;
 use crate::card::transport::qp::Qp;
-use gdsync_sys::prm::cqe::Cqe64;
 use std::time::Instant;
 
 impl Engine {
     /// Writes the delayed completions of a queue pair that is reset or destroyed. Programs rely on
     /// seeing them before that.
     pub(crate) fn flush_delayed_completions(&mut self, qpn: u32, now: Instant) {
-        for (cqn, cqe) in self.resources.delayed.take_of(qpn) {
-            self.write_completion(cqn, cqe, now);
+        for (cqn, entry) in self.resources.delayed.take_of(qpn) {
+            self.write_completion(cqn, entry, now);
         }
     }
 
-    fn write_completion(&mut self, cqn: u32, cqe: Cqe64, now: Instant) {
-        self.with_qp(cqe.qpn(), now, |qp, _| qp.endpoint.parked.write_all());
-        if !self.resources.context(now).write_completion(cqn, cqe) {
-            self.with_qp(cqe.qpn(), now, Qp::completion_lost);
+    fn write_completion(&mut self, cqn: u32, entry: Entry, now: Instant) {
+        let qpn = entry.cqe.qpn();
+        self.with_qp(qpn, now, |qp, _| qp.endpoint.parked.write_all());
+        if !self.resources.context(now).write_completion(cqn, entry) {
+            self.with_qp(qpn, now, Qp::completion_lost);
         }
     }
 
@@ -30,9 +31,9 @@ impl Engine {
         let delays = self.resources.faults.is_on() || self.resources.dice.is_on();
         let due = if delays { Some(now) } else { None };
         let mut released = false;
-        while let Some((cqn, cqe)) = self.resources.delayed.pop(due) {
+        while let Some((cqn, entry)) = self.resources.delayed.pop(due) {
             released = true;
-            self.write_completion(cqn, cqe, now);
+            self.write_completion(cqn, entry, now);
         }
         released
     }

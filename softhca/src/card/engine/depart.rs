@@ -6,9 +6,9 @@ use crate::card::delayed::{DelayedPacket, Flow};
 use crate::card::transport::deliver::deliver;
 use crate::card::transport::qp::Outgoing;
 use crate::card::transport::requester::PeerState;
-use crate::fabric::{Node, Part, SendOutcome};
+use crate::fabric::{MULTICAST, Node, Part, SendOutcome};
 use crate::faults::{Direction, Fate};
-use crate::packet::{Header, PacketKind};
+use crate::packet::{GLOBAL, Header, MULTICAST_QPN, PacketKind};
 use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
 
@@ -23,6 +23,10 @@ pub(super) enum Departure {
     Gone,
     /// There is no room. The queue pair makes the packet again later.
     NoRoom,
+}
+
+fn bytes(parts: &[Part]) -> usize {
+    parts.iter().map(|(_, len)| *len).sum()
 }
 
 impl Engine {
@@ -92,25 +96,50 @@ impl Engine {
 
     /// Passes a packet to the fabric, or to the card itself.
     fn transmit(&mut self, header: &Header, to: Node, parts: &[Part], now: Instant) -> SendOutcome {
-        let bytes = || parts.iter().map(|(_, len)| *len as u64).sum();
+        let outcome = match to {
+            MULTICAST => self.transmit_to_group(header, parts, now),
+            to => self.transmit_to(header, to, parts, now),
+        };
+        if outcome == SendOutcome::Sent
+            && let Some(counters) = &self.counters
+        {
+            counters.sent(header, bytes(parts) as u64);
+        }
+        outcome
+    }
+
+    /// Passes a datagram to the cards with members of its group. Where one has no room, all wait; one that takes
+    /// it no more misses it.
+    fn transmit_to_group(&mut self, header: &Header, parts: &[Part], now: Instant) -> SendOutcome {
+        // What is for another number is nobody's.
+        let is_for_group = header.dest_qpn.get() == MULTICAST_QPN && header.has(GLOBAL);
+        let members = if is_for_group { self.fabric.members(&header.group()) } else { Vec::new() };
+        let (own, length) = (self.resources.port.node(), bytes(parts));
+        let is_full = |node: Node| node != own && self.fabric.is_full(node, size_of::<Header>(), length);
+        if members.iter().any(|node| is_full(*node)) {
+            return SendOutcome::Full;
+        }
+        for node in members {
+            if self.transmit_to(header, node, parts, now) != SendOutcome::Sent {
+                tracing::debug!(node, "a datagram misses a member of its group");
+            }
+        }
+        SendOutcome::Sent
+    }
+
+    fn transmit_to(&mut self, header: &Header, to: Node, parts: &[Part], now: Instant) -> SendOutcome {
         if to != self.resources.port.node() {
             // SAFETY: the parts were resolved just now to registered memory, or to inline bytes
             // that the request owns, or were read or copied into buffers of the card. None of these
             // is freed while the engine is locked.
-            let outcome = unsafe { self.fabric.try_send(to, header.as_bytes(), parts) };
-            if outcome == SendOutcome::Sent
-                && let Some(counters) = &self.counters
-            {
-                counters.sent(header, bytes());
-            }
-            return outcome;
+            return unsafe { self.fabric.try_send(to, header.as_bytes(), parts) };
         }
         if let Some(counters) = &self.counters {
-            counters.sent(header, bytes());
-            counters.received(header, bytes());
+            counters.received(header, bytes(parts) as u64);
         }
-        let mut context = self.resources.context(now);
-        let touched = arrive(&mut self.delayed, &mut self.qps, to, header.as_bytes(), parts, &mut context);
+        let (mut context, mut touched) = (self.resources.context(now), Vec::new());
+        let bytes = header.as_bytes();
+        arrive(&mut self.delayed, &mut self.qps, to, bytes, parts, &mut context, &mut touched);
         touched.into_iter().for_each(|qpn| self.touched(qpn));
         SendOutcome::Sent
     }
@@ -147,8 +176,9 @@ impl Engine {
             let outcome = match flow {
                 (Direction::Out, _) => self.transmit(&packet.header, packet.node, &parts, now),
                 (Direction::In, _) => {
-                    let mut context = self.resources.context(now);
-                    let touched = deliver(&mut self.qps, packet.node, &packet.header, &parts, &mut context);
+                    let (mut context, mut touched) = (self.resources.context(now), Vec::new());
+                    let DelayedPacket { node, header, .. } = &packet;
+                    deliver(&mut self.qps, *node, header, &parts, &mut context, &mut touched);
                     touched.into_iter().for_each(|qpn| self.touched(qpn));
                     SendOutcome::Sent
                 }

@@ -2,12 +2,15 @@
 
 use super::depart::Departure;
 use super::state::Engine;
-use crate::card::transport::qp::Outgoing;
+use crate::card::transport::qp::{Outgoing, Qp};
 use crate::packet::Header;
 use std::time::Instant;
 
 /// Packets that one step sends for a queue pair, before it serves others and commands.
 const SEND_BUDGET: usize = 16;
+
+/// Rounds of sending for a queue pair that is about to go.
+const LAST_ROUNDS: usize = 64;
 
 /// How serving a queue pair ended.
 pub(super) enum Served {
@@ -47,6 +50,21 @@ impl Engine {
             }
         }
         Served::Part
+    }
+
+    /// Sends what was posted to a queue pair of an unreliable transport that is about to go, unless that is much. On a
+    /// card of hardware it has left: a command takes longer than a doorbell. Programs count on that (`mckey`).
+    pub(crate) fn send_the_last(&mut self, qpn: u32) {
+        self.take_doorbells(Instant::now());
+        let is_reliable = |qp: &Qp| qp.endpoint.config.transport.is_reliable();
+        if self.qps.get(&qpn).is_none_or(is_reliable) {
+            return;
+        }
+        for _ in 0..LAST_ROUNDS {
+            if !matches!(self.serve(qpn, Instant::now()), Served::Part) {
+                break;
+            }
+        }
     }
 
     /// Hands the SEND_ENs that were executed to the queue pairs that they release.

@@ -4,6 +4,7 @@ use super::schedule::Schedule;
 use crate::card::context::{Context, Resources};
 use crate::card::counters::Counters;
 use crate::card::delayed::DelayedPackets;
+use crate::card::memory::clock::Clock;
 use crate::card::memory::uar::{Register, UarPage, UarPages};
 use crate::card::port::Port;
 use crate::card::transport::qp::Qp;
@@ -65,14 +66,15 @@ pub(crate) struct Engine {
 
 impl Engine {
     pub(crate) fn new(fabric: Fabric, port: Port, faults: Faults, dice: Dice, waits: WaitRules) -> Self {
+        let clock = Arc::<Clock>::default();
         Engine {
             fabric,
             pds: HashMap::new(),
             xrcds: HashMap::new(),
             uars: HashMap::new(),
-            uar_pages: UarPages::default(),
+            uar_pages: UarPages::showing(clock.clone()),
             qps: HashMap::new(),
-            resources: Resources::new(port, faults, dice, waits),
+            resources: Resources::new(port, clock, faults, dice, waits),
             schedule: Schedule::default(),
             look_at: None,
             delayed: DelayedPackets::default(),

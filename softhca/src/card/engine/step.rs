@@ -16,6 +16,7 @@ const QP_BUDGET: usize = 16;
 impl Engine {
     /// Does a bounded amount of work. Returns whether there was any.
     pub(crate) fn step(&mut self, now: Instant) -> bool {
+        self.resources.clock.tick();
         let mut worked = self.look_at_doorbells(now);
         worked |= self.take_packets(now);
         worked |= self.flush_failed(now);
@@ -66,7 +67,7 @@ impl Engine {
             if let (Some(counters), Ok(header)) = (&counters, Header::read_from_bytes(header)) {
                 counters.received(&header, payload.iter().map(|(_, len)| *len as u64).sum());
             }
-            touched.extend(arrive(delayed, qps, source, header, &payload, &mut resources.context(now)));
+            arrive(delayed, qps, source, header, &payload, &mut resources.context(now), &mut touched);
         });
         for qpn in touched {
             self.touched(qpn);

@@ -7,8 +7,10 @@
 //! registered memory of a peer-memory client: its bytes pass through a buffer of the card and the
 //! client's functions.
 
+pub(crate) mod clock;
 pub(crate) mod copy;
 pub(crate) mod device;
+pub(crate) mod entry;
 pub(crate) mod gather;
 pub(crate) mod indirect;
 pub(crate) mod mapped;
@@ -17,6 +19,7 @@ pub(crate) mod parked;
 pub(crate) mod pieces;
 pub(crate) mod refusal;
 pub(crate) mod region;
+pub(crate) mod registered;
 pub(crate) mod ring;
 pub(crate) mod translation;
 pub(crate) mod uar;

@@ -3,6 +3,16 @@
 use super::copy::{Place, Target};
 use std::vec;
 
+/// A range of memory as requests name it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct KeyRange {
+    pub(crate) key: u32,
+    /// First address, by the key's own addresses.
+    pub(crate) addr: u64,
+    /// Length in bytes.
+    pub(crate) len: u64,
+}
+
 /// Pieces of memory, in order. A region is one piece; a key that refers to others may be many.
 #[derive(Debug)]
 pub(crate) enum Pieces<'a> {

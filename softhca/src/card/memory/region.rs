@@ -1,126 +1,20 @@
-//! Memory regions and their keys.
+//! The keys of a card, and what they name.
 
-use super::copy::Place;
+use super::copy::{Place, Target};
 use super::indirect::{self, ChangeError, Indirect, KeyChange};
-use super::mapped::is_mapped;
 use super::null::Null;
-use super::pieces::Pieces;
+use super::pieces::{KeyRange, Pieces};
 use super::refusal::Refusal;
-use crate::card::config::{Access, InvalidValue, LIMITS, NULL_KEY, RegionConfig};
+use super::registered::Memory;
+use crate::card::config::{Access, LIMITS, NULL_KEY};
 use crate::faults::{Faults, Side};
-use crate::peer_memory::{self, PeerMapping, PeerMemoryError};
+use crate::peer_memory::PeerMapping;
 use parking_lot::Mutex;
 use std::sync::Arc;
 
 /// The first index of keys: 0x100 is the key that ends scatter lists, and 0x400 marks a translation of
 /// blocks that repeat.
 const FIRST_INDEX: u32 = 8;
-
-/// Why memory cannot be registered.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum RegionError {
-    /// A value is out of range.
-    #[error(transparent)]
-    Invalid(#[from] InvalidValue),
-    /// The memory is not mapped, or not with the right access.
-    #[error("{len} bytes at {addr:#x} are not mapped with the access asked for")]
-    Unmapped {
-        /// First address.
-        addr: u64,
-        /// Length in bytes.
-        len: u64,
-    },
-    /// The memory belongs to a peer-memory client, which refuses it.
-    #[error("{len} bytes at {addr:#x} are peer memory that cannot be registered, says {client}: {error}")]
-    Peer {
-        /// The client's name.
-        client: String,
-        /// First address.
-        addr: u64,
-        /// Length in bytes.
-        len: u64,
-        /// Its reason.
-        error: PeerMemoryError,
-    },
-}
-
-/// A range of memory that was checked and can be registered.
-#[derive(Debug)]
-pub(crate) struct Memory {
-    addr: u64,
-    /// Address by which requests name the first byte.
-    iova: u64,
-    len: u64,
-    access: Access,
-    /// The client that reaches it; `None` for memory of the host.
-    peer: Option<Arc<PeerMapping>>,
-}
-
-impl Memory {
-    /// Checks a range. Peer-memory clients are asked first.
-    pub(crate) fn acquire(config: &RegionConfig) -> Result<Self, RegionError> {
-        let RegionConfig { addr, len, iova, access, .. } = *config;
-        let invalid = |what, value, limit| RegionError::Invalid(InvalidValue { what, value, limit });
-        if len == 0 {
-            return Err(invalid("length", 0, "at least one byte"));
-        }
-        let remote_change = Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
-        let writable = access.contains(Access::LOCAL_WRITE);
-        if access.intersects(remote_change) && !writable {
-            let limit = "remote writes and atomics need local write";
-            return Err(invalid("access flags", access.bits().into(), limit));
-        }
-        let is_on_demand = access.contains(Access::ON_DEMAND);
-        let peer = match is_on_demand {
-            // A page fault leads to memory of the host.
-            true => None,
-            false => peer_memory::acquire(addr, len, writable).map_err(|failure| RegionError::Peer {
-                client: failure.client,
-                addr,
-                len,
-                error: failure.error,
-            })?,
-        };
-        // The card relies on a client for its bytes, but checks the bounds itself. In an on-demand
-        // region each access asks whether the memory is there.
-        let is_there = match peer.is_some() || is_on_demand {
-            true => addr.checked_add(len).is_some(),
-            false => is_mapped(addr, len, writable),
-        };
-        if !is_there {
-            return Err(RegionError::Unmapped { addr, len });
-        }
-        let iova = if access.contains(Access::ZERO_BASED) { 0 } else { iova };
-        if iova.checked_add(len).is_none() {
-            return Err(invalid("I/O address", iova, "the region must end below 2^64"));
-        }
-        Ok(Memory { addr, iova, len, access, peer: peer.map(Arc::new) })
-    }
-}
-
-impl Memory {
-    /// The place of a range, if the region allows that access.
-    fn place(&self, addr: u64, len: u64, wanted: Access) -> Result<Place<'_>, Refusal> {
-        let inside =
-            addr >= self.iova && addr.checked_add(len).is_some_and(|end| end <= self.iova + self.len);
-        if !inside {
-            return Err(Refusal::Bounds { addr, len, region_addr: self.iova, region_len: self.len });
-        }
-        if !self.access.contains(wanted) {
-            return Err(Refusal::Access { allowed: self.access, wanted });
-        }
-        let at = self.addr + (addr - self.iova);
-        let writes = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
-        if self.access.contains(Access::ON_DEMAND) && !is_mapped(at, len, wanted.intersects(writes)) {
-            return Err(Refusal::Unmapped { addr, len });
-        }
-        Ok(match &self.peer {
-            None => Place::Host(at as *mut u8),
-            Some(peer) => Place::Peer(peer, at),
-        })
-    }
-}
 
 /// What a key names.
 #[derive(Debug)]
@@ -248,28 +142,15 @@ impl Regions {
         }
     }
 
-    /// The memory that a key names, if it allows that access.
-    pub(crate) fn resolve(
-        &self,
-        key: u32,
-        pdn: u32,
-        addr: u64,
-        len: u64,
-        wanted: Access,
-    ) -> Result<Pieces<'_>, Refusal> {
-        self.check_faults(key, wanted)?;
-        self.pieces(key, pdn, addr, len, wanted)
+    /// The memory that a key of a domain names, if it allows that access.
+    pub(crate) fn resolve(&self, range: KeyRange, pdn: u32, wanted: Access) -> Result<Pieces<'_>, Refusal> {
+        self.check_faults(range.key, wanted)?;
+        self.pieces(range, pdn, wanted)
     }
 
     /// As [`Self::resolve`], of a key that faults have left.
-    pub(crate) fn pieces(
-        &self,
-        key: u32,
-        pdn: u32,
-        addr: u64,
-        len: u64,
-        wanted: Access,
-    ) -> Result<Pieces<'_>, Refusal> {
+    pub(crate) fn pieces(&self, range: KeyRange, pdn: u32, wanted: Access) -> Result<Pieces<'_>, Refusal> {
+        let KeyRange { key, addr, len } = range;
         if key == NULL_KEY && side_of(wanted) == Side::Local {
             return Ok(Pieces::one(Place::Peer(&self.null, addr), len));
         }
@@ -277,21 +158,18 @@ impl Regions {
             return Ok(Pieces::one(memory.place(addr, len, wanted)?, len));
         }
         let mut pieces = Vec::new();
-        self.follow(key, pdn, addr, len, wanted, 0, &mut pieces)?;
+        self.follow(range, pdn, wanted, 0, &mut pieces)?;
         Ok(Pieces::Many(pieces.into_iter()))
     }
 
     /// Collects the pieces of memory behind a key.
-    #[expect(clippy::too_many_arguments, reason = "an access, and where its pieces go")]
     fn follow<'a>(
         &'a self,
-        key: u32,
+        KeyRange { key, addr, len }: KeyRange,
         pdn: u32,
-        addr: u64,
-        len: u64,
         wanted: Access,
         depth: usize,
-        pieces: &mut Vec<(Place<'a>, usize)>,
+        pieces: &mut Vec<Target<'a>>,
     ) -> Result<(), Refusal> {
         let opened = match &self.find_in(key, pdn)?.target {
             KeyTarget::Memory(memory) => {
@@ -304,9 +182,9 @@ impl Regions {
             KeyTarget::Indirect(indirect) => indirect.lock().open(key, addr, len, wanted)?,
         };
         let wanted = indirect::behind(wanted);
-        let missing = opened.translation.each(opened.offset, len, |key, addr, len| {
-            self.follow(key, pdn, addr, len, wanted, depth + 1, pieces)
-        })?;
+        let missing = opened
+            .translation
+            .each(opened.offset, len, |range| self.follow(range, pdn, wanted, depth + 1, pieces))?;
         if missing == 0 { Ok(()) } else { Err(Refusal::Translation { key, missing }) }
     }
 
@@ -314,10 +192,8 @@ impl Regions {
     /// may yet be refused.
     pub(crate) fn check_remote(
         &self,
-        key: u32,
+        KeyRange { key, addr, len }: KeyRange,
         (pdn, qpn): (u32, u32),
-        addr: u64,
-        len: u64,
         wanted: Access,
     ) -> Result<(), Refusal> {
         match &self.find_in(key, pdn)?.target {
@@ -349,12 +225,12 @@ impl Regions {
     /// Checks that the region behind a bound window has its range, and its rights.
     fn check_binding(&self, key: u32, window: &Indirect, pdn: u32) -> Result<(), ChangeError> {
         let Some((wanted, translation, len)) = window.binding() else { return Ok(()) };
-        let missing = translation.each(0, len, |key, addr, len| {
+        let missing = translation.each(0, len, |KeyRange { key, addr, len }| {
             // Not a window: the one that is being bound is locked.
             let KeyTarget::Memory(memory) = &self.find_in(key, pdn)?.target else {
                 return Err(ChangeError::from(Refusal::Key { key }));
             };
-            if !memory.access.contains(Access::MW_BIND) {
+            if !memory.access().contains(Access::MW_BIND) {
                 return Err(ChangeError::NoBind { key });
             }
             memory.place(addr, len, wanted)?;
@@ -366,7 +242,7 @@ impl Regions {
     /// Whether writes to a region may pass earlier ones. A key that refers to others orders them.
     pub(crate) fn is_relaxed(&self, key: u32) -> bool {
         let target = self.find(key).map(|region| &region.target);
-        matches!(target, Ok(KeyTarget::Memory(memory)) if memory.access.contains(Access::RELAXED_ORDERING))
+        matches!(target, Ok(KeyTarget::Memory(memory)) if memory.access().contains(Access::RELAXED_ORDERING))
     }
 
     /// Closes a key because a send that arrives at a queue pair asks for it.
@@ -387,6 +263,8 @@ fn side_of(wanted: Access) -> Side {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::card::config::{InvalidValue, RegionConfig};
+    use crate::card::memory::registered::RegionError;
 
     fn register(
         regions: &mut Regions,
@@ -399,6 +277,17 @@ mod tests {
         Ok(regions.register(pdn, KeyTarget::Memory(memory), None).expect("the table is not full"))
     }
 
+    fn resolve(
+        regions: &Regions,
+        key: u32,
+        pdn: u32,
+        addr: u64,
+        len: u64,
+        wanted: Access,
+    ) -> Result<Pieces<'_>, Refusal> {
+        regions.resolve(KeyRange { key, addr, len }, pdn, wanted)
+    }
+
     #[test]
     fn keys_open_what_was_registered_and_nothing_else() {
         let bytes = [0u8; 64];
@@ -407,25 +296,25 @@ mod tests {
         let key = register(&mut regions, 1, addr, 64, Access::REMOTE_READ).unwrap();
         let read = Access::REMOTE_READ;
         assert!(
-            regions.resolve(key, 1, addr, 64, read).is_ok()
-                && regions.resolve(key, 1, addr + 63, 1, read).is_ok()
+            resolve(&regions, key, 1, addr, 64, read).is_ok()
+                && resolve(&regions, key, 1, addr + 63, 1, read).is_ok()
         );
-        assert!(matches!(regions.resolve(key, 1, addr, 65, read), Err(Refusal::Bounds { .. })));
-        assert!(matches!(regions.resolve(key, 1, addr - 1, 2, read), Err(Refusal::Bounds { .. })));
-        assert!(matches!(regions.resolve(key, 1, u64::MAX, 2, read), Err(Refusal::Bounds { .. })));
+        assert!(matches!(resolve(&regions, key, 1, addr, 65, read), Err(Refusal::Bounds { .. })));
+        assert!(matches!(resolve(&regions, key, 1, addr - 1, 2, read), Err(Refusal::Bounds { .. })));
+        assert!(matches!(resolve(&regions, key, 1, u64::MAX, 2, read), Err(Refusal::Bounds { .. })));
         assert!(matches!(
-            regions.resolve(key, 2, addr, 1, read),
+            resolve(&regions, key, 2, addr, 1, read),
             Err(Refusal::Domain { region: 1, wanted: 2 })
         ));
         let write = Access::REMOTE_WRITE;
-        assert!(matches!(regions.resolve(key, 1, addr, 1, write), Err(Refusal::Access { .. })));
+        assert!(matches!(resolve(&regions, key, 1, addr, 1, write), Err(Refusal::Access { .. })));
         assert_eq!(regions.deregister(key).unwrap().0, 1);
         assert!(regions.deregister(key).is_none());
         let again = register(&mut regions, 1, addr, 64, read).unwrap();
         assert_ne!(again, key, "a stale key opens nothing");
-        assert!(matches!(regions.resolve(key, 1, addr, 1, read), Err(Refusal::Key { .. })));
+        assert!(matches!(resolve(&regions, key, 1, addr, 1, read), Err(Refusal::Key { .. })));
         for stale in [0, 0x100, 0x400, 0x800, NULL_KEY, u32::MAX] {
-            assert!(regions.resolve(stale, 1, addr, 1, read).is_err());
+            assert!(resolve(&regions, stale, 1, addr, 1, read).is_err());
         }
     }
 
@@ -440,32 +329,12 @@ mod tests {
             let memory = Memory::acquire(&RegionConfig { iova, ..config }).unwrap();
             let key = regions.register(1, KeyTarget::Memory(memory), Some(0xab)).unwrap();
             assert_eq!(key & 0xff, 0xab);
-            let place = regions.resolve(key, 1, iova + 60, 4, read).unwrap().single();
+            let place = resolve(&regions, key, 1, iova + 60, 4, read).unwrap().single();
             assert!(matches!(place, Some(Place::Host(at)) if at as u64 == addr + 60));
-            assert!(matches!(regions.resolve(key, 1, iova + 60, 5, read), Err(Refusal::Bounds { .. })));
-            assert!(matches!(regions.resolve(key, 1, addr, 1, read), Err(Refusal::Bounds { .. })));
+            assert!(matches!(resolve(&regions, key, 1, iova + 60, 5, read), Err(Refusal::Bounds { .. })));
+            assert!(matches!(resolve(&regions, key, 1, addr, 1, read), Err(Refusal::Bounds { .. })));
         }
         let beyond = Memory::acquire(&RegionConfig { iova: u64::MAX - 10, ..config });
         assert!(matches!(beyond, Err(RegionError::Invalid(InvalidValue { what: "I/O address", .. }))));
-    }
-
-    #[test]
-    fn unacceptable_registrations_are_refused() {
-        let bytes = [0u8; 64];
-        let addr = bytes.as_ptr() as u64;
-        let mut regions = Regions::default();
-        assert!(matches!(register(&mut regions, 1, addr, 0, Access::empty()), Err(RegionError::Invalid(_))));
-        assert!(matches!(
-            register(&mut regions, 1, addr, 64, Access::REMOTE_WRITE),
-            Err(RegionError::Invalid(_))
-        ));
-        assert!(matches!(
-            register(&mut regions, 1, 0, 64, Access::empty()),
-            Err(RegionError::Unmapped { .. })
-        ));
-        assert!(matches!(
-            register(&mut regions, 1, u64::MAX, 64, Access::empty()),
-            Err(RegionError::Unmapped { .. })
-        ));
     }
 }

@@ -1,9 +1,10 @@
 //! Rings and doorbell records in a program's memory, or in a peer's, such as a GPU's: there each access
 //! is a copy by the peer-memory client.
 
+use super::entry::Entry;
 use crate::peer_memory::{self, PeerFailure, PeerMapping};
 use gdsync_sys::barrier;
-use gdsync_sys::prm::cqe::{CQE_SIZE, Cqe64};
+use gdsync_sys::prm::cqe::CQE_SIZE;
 use gdsync_sys::shared::{self, SharedU32};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -163,34 +164,41 @@ impl CqRing {
 
     /// Writes entry `index`. The last word, which has the owner bit, becomes visible after all
     /// others.
-    pub(crate) fn write(&self, index: u32, cqe: &Cqe64) {
+    pub(crate) fn write(&self, index: u32, entry: &Entry) {
         /// Where the last word begins.
         const LAST: usize = CQE_SIZE - size_of::<u32>();
         let place = if self.collapsed { 0 } else { index & (self.entries - 1) };
-        let offset = place as usize * self.stride + self.stride - CQE_SIZE;
+        let end = (place as usize + 1) * self.stride;
+        // Only an entry of a ring of 128 bytes has data before it.
+        if let Some(data) = entry.data_before().filter(|_| self.stride > CQE_SIZE) {
+            self.put(end - self.stride, data);
+        }
+        let (body, last) = entry.cqe.as_bytes().split_at(LAST);
+        self.put(end - CQE_SIZE, body);
+        if self.peer.is_some() {
+            return self.put(end - CQE_SIZE + LAST, last);
+        }
+        // SAFETY: as in `put`.
+        let word = unsafe { SharedU32::from_ptr(self.base.add(end - CQE_SIZE + LAST).cast()) };
+        // The ring may be GPU memory that the CPU has mapped write-combining.
+        barrier::drain();
+        word.store(u32::from_ne_bytes([last[0], last[1], last[2], last[3]]), Ordering::Release);
+        barrier::drain();
+    }
+
+    /// Writes words at an offset in the ring.
+    fn put(&self, offset: usize, bytes: &[u8]) {
         if let Some(peer) = &self.peer {
-            let at = self.base as u64 + offset as u64;
-            let (body, last) = cqe.as_bytes().split_at(LAST);
-            let written = peer.write(at, body).and_then(|()| peer.write(at + LAST as u64, last));
-            if let Err(failure) = written {
+            if let Err(failure) = peer.write(self.base as u64 + offset as u64, bytes) {
                 unreachable(&failure);
             }
             return;
         }
-        let words = cqe.as_bytes().chunks_exact(4).enumerate();
-        for (i, bytes) in words {
-            let value = u32::from_ne_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+        for (index, bytes) in bytes.as_chunks::<4>().0.iter().enumerate() {
             // SAFETY: inside the ring and aligned (`new`); the program reads it concurrently, which
             // shared words tolerate.
-            let word = unsafe { SharedU32::from_ptr(self.base.add(offset + i * 4).cast()) };
-            if i * size_of::<u32>() == LAST {
-                // The ring may be GPU memory that the CPU has mapped write-combining.
-                barrier::drain();
-                word.store(value, Ordering::Release);
-                barrier::drain();
-            } else {
-                word.store(value, Ordering::Relaxed);
-            }
+            let word = unsafe { SharedU32::from_ptr(self.base.add(offset + index * 4).cast()) };
+            word.store(u32::from_ne_bytes(*bytes), Ordering::Relaxed);
         }
     }
 }

@@ -1,5 +1,6 @@
 //! How a key translates its addresses to those of other keys.
 
+use super::pieces::KeyRange;
 use gdsync_sys::prm::umr::{StridedEntry, StridedHeader};
 use gdsync_sys::prm::wqe::{DataSeg, SEGMENT};
 use zerocopy::FromBytes;
@@ -70,13 +71,13 @@ impl Translation {
         Translation::Fixed { log_size, entries }
     }
 
-    /// Calls `piece` with key, address and length of each range that holds a part of
+    /// Calls `piece` with each range that holds a part of
     /// `offset..offset + len`. Returns how many bytes at the end have no range.
     pub(crate) fn each<E>(
         &self,
         offset: u64,
         len: u64,
-        mut piece: impl FnMut(u32, u64, u64) -> Result<(), E>,
+        mut piece: impl FnMut(KeyRange) -> Result<(), E>,
     ) -> Result<u64, E> {
         let mut walk = Walk { skip: offset, left: len };
         match self {
@@ -130,17 +131,17 @@ impl Walk {
         size: u64,
         key: u32,
         addr: u64,
-        piece: &mut impl FnMut(u32, u64, u64) -> Result<(), E>,
+        piece: &mut impl FnMut(KeyRange) -> Result<(), E>,
     ) -> Result<(), E> {
         if self.skip >= size {
             self.skip -= size;
             return Ok(());
         }
-        let count = (size - self.skip).min(self.left);
-        if count > 0 {
-            piece(key, addr.wrapping_add(self.skip), count)?;
+        let len = (size - self.skip).min(self.left);
+        if len > 0 {
+            piece(KeyRange { key, addr: addr.wrapping_add(self.skip), len })?;
         }
-        (self.skip, self.left) = (0, self.left - count);
+        (self.skip, self.left) = (0, self.left - len);
         Ok(())
     }
 }
@@ -153,7 +154,7 @@ mod tests {
 
     fn pieces(translation: &Translation, offset: u64, len: u64) -> (Vec<(u32, u64, u64)>, u64) {
         let mut found = Vec::new();
-        let left = translation.each(offset, len, |key, addr, len| {
+        let left = translation.each(offset, len, |KeyRange { key, addr, len }| {
             found.push((key, addr, len));
             Ok::<_, ()>(())
         });

@@ -4,6 +4,7 @@
 //! second time. The file also stands for the device where a program maps pages of a descriptor of
 //! `/dev/infiniband/uverbs*`: the system itself serves such a call.
 
+use super::clock::{self, CLOCK_INFO_PAGE, CLOCK_PAGE, Clock};
 use super::device::{self, DevicePages};
 use crate::card::config::InvalidValue;
 use crate::os::memory::{MemoryFile, SharedMemory};
@@ -13,6 +14,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// Pages by which the file grows. Each such piece is one mapping.
@@ -24,13 +26,14 @@ const DEVICE_MEMORY: usize = 8 << 8;
 
 /// The page of the file at which pages of registers begin, clear of the offsets that libmlx5 composes
 /// of a command and an index: command << 8 | index, in pages, with commands of `enum
-/// mlx5_ib_mmap_cmd`, of which 8 is the last. The file has a hole below device memory.
+/// mlx5_ib_mmap_cmd`, of which 8 is the last. The file has holes between the pages of the clock and device memory.
 const FIRST: usize = 9 << 8;
 
 /// The memory of all pages of a card; allocated with the first page.
 #[derive(Default)]
 pub(crate) struct UarPages {
     file: Option<MemoryFile>,
+    clock: Arc<Clock>,
     /// Mapped as long as the file.
     device_memory: Option<SharedMemory>,
     device_pages: DevicePages,
@@ -41,6 +44,11 @@ pub(crate) struct UarPages {
 }
 
 impl UarPages {
+    /// No pages yet. The clock is shown on one of the first.
+    pub(crate) fn showing(clock: Arc<Clock>) -> Self {
+        UarPages { clock, ..UarPages::default() }
+    }
+
     /// Takes a page; its registers are 0. [`Self::give_back`] frees it.
     pub(crate) fn take(&mut self) -> io::Result<UarPage> {
         if self.free.is_empty() {
@@ -58,8 +66,11 @@ impl UarPages {
             Some(file) => file,
             None => {
                 let file = MemoryFile::new()?;
+                let time = file.extend(CLOCK_PAGE * UAR_PAGE, UAR_PAGE)?;
+                clock::inform(&file.extend(CLOCK_INFO_PAGE * UAR_PAGE, UAR_PAGE)?);
                 let device_memory = file.extend(DEVICE_MEMORY * UAR_PAGE, device::PAGES * UAR_PAGE)?;
                 self.device_memory = Some(device_memory);
+                self.clock.show(time);
                 file
             }
         };

@@ -12,6 +12,7 @@
 //! record was overwritten by another thread's.
 
 use crate::card::config::{CqAttributes, CqModeration};
+use crate::card::memory::entry::Entry;
 use crate::card::memory::ring::{CqRing, Record};
 use gdsync_sys::prm::cqe::Cqe64;
 use gdsync_sys::prm::doorbell::{self, CqArm};
@@ -125,12 +126,14 @@ impl Cq {
     }
 
     /// Writes the next entry.
-    pub(crate) fn write(&mut self, cqe: Cqe64) -> Result<Fires, Overrun> {
+    pub(crate) fn write(&mut self, entry: impl Into<Entry>) -> Result<Fires, Overrun> {
         if self.overrun || !self.ignores_overrun && self.is_full() {
             let first = !self.overrun;
             self.overrun = true;
             return Err(Overrun { first });
         }
+        let entry = entry.into();
+        let cqe = &entry.cqe;
         let solicited = cqe.is_solicited() || cqe.is_error();
         if solicited {
             self.last_solicited = Some(self.produced);
@@ -138,7 +141,7 @@ impl Cq {
         if cqe.is_error() {
             self.first_error.get_or_insert(self.produced);
         }
-        self.put(cqe);
+        self.put(entry);
         let fires = self.armed.take_if(|arm| solicited || !arm.is_solicited_only()).is_some();
         if fires {
             self.notified = self.produced;
@@ -147,8 +150,8 @@ impl Cq {
     }
 
     /// Writes the next entry, and moderates its event.
-    pub(crate) fn complete(&mut self, cqe: Cqe64, now: Instant) -> Result<Fires, Overrun> {
-        let fires = self.write(cqe)?;
+    pub(crate) fn complete(&mut self, entry: impl Into<Entry>, now: Instant) -> Result<Fires, Overrun> {
+        let fires = self.write(entry)?;
         let Some(held) = &mut self.held else { return Ok(self.moderate(fires, now)) };
         held.left = held.left.saturating_sub(1);
         Ok(Fires(held.left == 0 && self.release()))
@@ -203,7 +206,7 @@ impl Cq {
         if self.overrun || unconsumed >= self.ring.entries() || unconsumed + 1 >= ring.entries() {
             return false;
         }
-        self.put(Cqe64::resize());
+        self.put(Cqe64::resize().into());
         self.ring = ring;
         // Every entry has moved by one.
         self.notified = self.notified.wrapping_add(1);
@@ -214,9 +217,9 @@ impl Cq {
     }
 
     /// Writes an entry at the producer index.
-    fn put(&mut self, cqe: Cqe64) {
+    fn put(&mut self, entry: Entry) {
         let owner = (self.produced >> self.ring.entries().trailing_zeros()) & 1 == 1;
-        self.ring.write(self.produced, &cqe.with_owner(owner));
+        self.ring.write(self.produced, &entry.map(|cqe| cqe.with_owner(owner)));
         self.produced = self.produced.wrapping_add(1);
     }
 

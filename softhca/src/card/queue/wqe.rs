@@ -6,6 +6,7 @@ use super::umr;
 use super::wait::{self, Wait};
 use crate::card::config::{LIMITS, Transport};
 use crate::card::memory::indirect::KeyChange;
+use crate::card::memory::pieces::KeyRange;
 use gdsync_sys::prm::cqe::Syndrome;
 use gdsync_sys::prm::wqe::{
     AddressVector, CtrlSeg, DataSeg, InlineSeg, Opcode, RemoteAddrSeg, SEGMENT, XrcSeg,
@@ -187,7 +188,7 @@ pub(crate) fn each_piece<E>(
     segments: &[DataSeg],
     offset: u32,
     length: u32,
-    mut piece: impl FnMut(&DataSeg, u64, u64) -> Result<(), E>,
+    mut piece: impl FnMut(KeyRange) -> Result<(), E>,
 ) -> Result<(), E> {
     let (mut skip, mut left) = (u64::from(offset), u64::from(length));
     for segment in segments {
@@ -199,9 +200,9 @@ pub(crate) fn each_piece<E>(
             skip -= size;
             continue;
         }
-        let count = (size - skip).min(left);
-        piece(segment, segment.addr().wrapping_add(skip), count)?;
-        (skip, left) = (0, left - count);
+        let len = (size - skip).min(left);
+        piece(KeyRange { key: segment.lkey(), addr: segment.addr().wrapping_add(skip), len })?;
+        (skip, left) = (0, left - len);
     }
     Ok(())
 }

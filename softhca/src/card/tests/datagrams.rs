@@ -18,7 +18,7 @@ pub(super) fn datagram_qp(card: &Card, pdn: u32) -> TestQp {
     datagram_qp_with(card, pdn, |_| {})
 }
 
-fn datagram_qp_with(card: &Card, pdn: u32, change: impl FnOnce(&mut QpConfig)) -> TestQp {
+pub(super) fn datagram_qp_with(card: &Card, pdn: u32, change: impl FnOnce(&mut QpConfig)) -> TestQp {
     let qp = TestQp::with(card, pdn, &SIZES, |config| {
         config.transport = Transport::Ud;
         change(config);
@@ -227,6 +227,16 @@ fn a_datagram_without_a_destination_is_lost() {
     success(pair.left.cq.poll());
     success(pair.left.cq.poll());
     assert_eq!(pair.state(&pair.left), QpState::Rts);
+}
+
+#[test]
+fn what_was_posted_before_the_end_has_left() {
+    let mut pair = pair();
+    pair.right.post_recv(&[pair.target.data(0..100)]);
+    let (vector, data) = (vector(&pair, &fields(&pair, None)), inline(b"last words"));
+    pair.left.post(Opcode::Send, &[&vector, &data]);
+    pair.card.destroy_qp(pair.left.qpn).unwrap();
+    assert_eq!(pair.right.cq.poll().unwrap().byte_count(), 50);
 }
 
 #[test]

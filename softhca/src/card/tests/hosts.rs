@@ -56,6 +56,19 @@ fn a_card_between_hosts_is_ethernet_and_its_gids_name_its_address() {
 }
 
 #[test]
+fn there_are_no_multicast_groups_between_hosts() {
+    let card = card_at(8);
+    let pdn = card.alloc_pd().unwrap();
+    let qp = super::datagrams::datagram_qp(&card, pdn);
+    assert!(!card.has_multicast());
+    let refused = card.attach_multicast(qp.qpn, &[0xff; 16]).unwrap_err();
+    assert_eq!(
+        (refused.errno(), card.detach_multicast(qp.qpn, &[0xff; 16]).is_err()),
+        (libc::EOPNOTSUPP, true)
+    );
+}
+
+#[test]
 fn messages_writes_and_reads_of_several_packets_with_and_without_faults() {
     // The probability that eight retries in a row are lost is 2 in a million, with the answers.
     for faults in ["", "seed=1; drop p=0.1; delay=200us p=0.2; duplicate p=0.2; hold=2 p=0.1; rnr every=5"] {

@@ -108,25 +108,62 @@ fn a_result_without_an_entry_goes_to_memory() {
     assert_eq!(pair.source.bytes()[..24], pair.target.bytes()[..24]);
 }
 
-#[test]
-fn entries_of_128_bytes_have_no_data_inside() {
-    let mut pair = pair(BOTH, false);
-    let Pair { card, pdn, .. } = &pair;
+/// A completion queue with entries of 128 bytes.
+fn long_cq(card: &Card) -> (u32, *mut u8) {
     let (ring, dbrec) = (memory(16 * 128), memory(8).cast());
     let config = CqConfig { ring, entries: 16, stride: 128, dbrec, ignore_overrun: false, collapsed: false };
     // SAFETY: the memory is never freed.
-    let cqn = unsafe { card.create_cq(&config) }.unwrap();
-    let make = || {
-        TestQp::with(card, *pdn, &SIZES, |config| {
-            (config.scatter, config.recv_cq) = (BOTH, Some(cqn));
-        })
-    };
-    let (left, right) = (make(), make());
-    left.connect(card, right.qpn, card.lid(), QpChange::default());
-    right.connect(card, left.qpn, card.lid(), QpChange::default());
-    (pair.left, pair.right) = (left, right);
-    pair.right.post_recv(&[pair.target.data(0..8)]);
-    pair.left.post(Opcode::Send, &[pair.source.data(0..8).as_bytes()]);
-    pair.run();
-    assert_eq!(pair.target.bytes()[..8], pair.source.bytes()[..8]);
+    (unsafe { card.create_cq(&config) }.unwrap(), ring)
+}
+
+/// An entry of 128 bytes: its data, if it has some, and its second half.
+fn long_entry(ring: *mut u8, index: usize) -> (Option<Vec<u8>>, Cqe64) {
+    let (data, cqe) = bytes(ring, 16 * 128)[index * 128..][..128].split_at(64);
+    let cqe = Cqe64::read_from_bytes(cqe).unwrap();
+    (cqe.has_data_before().then(|| data[..cqe.byte_count() as usize].to_vec()), cqe)
+}
+
+#[test]
+fn entries_of_128_bytes_have_up_to_64_in_their_first_half() {
+    for scatter in [BOTH, ScatterToCqe::default()] {
+        let mut pair = pair(BOTH, false);
+        let Pair { card, pdn, .. } = &pair;
+        let (cqn, ring) = long_cq(card);
+        let make = || {
+            TestQp::with(card, *pdn, &SIZES, |config| {
+                (config.scatter, config.recv_cq, config.send_cq) = (scatter, Some(cqn), Some(cqn));
+            })
+        };
+        let (left, right) = (make(), make());
+        left.connect(card, right.qpn, card.lid(), QpChange::default());
+        right.connect(card, left.qpn, card.lid(), QpChange::default());
+        (pair.left, pair.right) = (left, right);
+        let mut index = 0;
+        for length in [1, 32, 33, 64, 65] {
+            let is_inside = scatter.receives && length <= 64;
+            pair.target.bytes().fill(0);
+            pair.right.post_recv(&[pair.target.data(0..128)]);
+            pair.left.post(Opcode::Send, &[pair.source.data(0..length).as_bytes()]);
+            pair.run();
+            let entries = [long_entry(ring, index), long_entry(ring, index + 1)];
+            let (data, cqe) =
+                entries.iter().find(|(_, cqe)| cqe.opcode() == Ok(CqeOpcode::RespSend)).unwrap();
+            assert_eq!(
+                data.as_deref(),
+                is_inside.then_some(&pair.source.bytes()[..length]),
+                "{length} bytes"
+            );
+            assert_eq!((cqe.byte_count() as usize, cqe.data()), (length, None));
+            assert_eq!(pair.target.bytes()[..length] == pair.source.bytes()[..length], !is_inside);
+            index += 2;
+        }
+        let (remote, place) = (pair.target.remote(64), pair.source.data(0..48));
+        pair.left.post(Opcode::RdmaRead, &[remote.as_bytes(), place.as_bytes()]);
+        pair.target.fill(7);
+        pair.run();
+        let (data, cqe) = long_entry(ring, index);
+        assert_eq!(cqe.opcode(), Ok(CqeOpcode::Requester));
+        assert_eq!(data.as_deref(), scatter.requests.then_some(&pair.target.bytes()[64..112]));
+        assert_eq!(pair.source.bytes()[..48] == pair.target.bytes()[64..112], !scatter.requests);
+    }
 }

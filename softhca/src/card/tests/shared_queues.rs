@@ -334,26 +334,14 @@ fn creation_and_destruction_are_checked() {
     let uar = card.alloc_uar(&[0x800]).unwrap().id;
     let cqn = bed.receivers[0].cq.cqn;
     let with_own_queue = QpConfig {
-        transport: Transport::Rc,
         pdn: Some(bed.pdn),
         send_cq: Some(cqn),
         recv_cq: Some(cqn),
         srq: Some(srqn),
-        xrcd: None,
-        dc_key: 0,
         uar: Some(uar),
-        sq: std::ptr::null_mut(),
-        sq_blocks: 0,
-        rq: std::ptr::null_mut(),
         rq_entries: 16,
         rq_stride: 64,
-        dbrec: std::ptr::null_mut(),
-        signal_all: false,
-        user_index: None,
-        master: false,
-        slave_send: false,
-        no_send_record: false,
-        scatter: ScatterToCqe::default(),
+        ..QpConfig::new(Transport::Rc)
     };
     for config in [with_own_queue, QpConfig { rq_entries: 0, srq: Some(1), ..with_own_queue }] {
         // SAFETY: it is refused.

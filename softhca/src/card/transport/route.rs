@@ -1,10 +1,10 @@
 //! Routes of datagrams: their destination, and the network header that precedes their payload.
 
 use crate::card::context::Context;
-use crate::card::port::{GidEntry, GidKind, LinkLayer, Port};
+use crate::card::port::{GidEntry, GidKind, LinkLayer, MULTICAST_LIDS, Port, is_multicast};
 use crate::card::queue::error::WqeError;
 use crate::card::queue::wqe::Work;
-use crate::fabric::Node;
+use crate::fabric::{MULTICAST, Node};
 use crate::packet::{GLOBAL, Header};
 use gdsync_sys::prm::cqe::{L3_GRH, L3_IPV4, L3_IPV6, Syndrome};
 use gdsync_sys::prm::wqe::{AddressVector, GrhFields};
@@ -27,11 +27,17 @@ const TRANSPORT_BYTES: u16 = 12 + 8 + 4;
 const UDP_BYTES: u16 = 8;
 
 /// The destination of a datagram: on InfiniBand the LID of its address vector, on Ethernet the node
-/// that the GID ends with.
+/// that the GID ends with, unless it is that of a multicast group.
 pub(super) fn destination(vector: &AddressVector, port: Port) -> Node {
     match port.link {
-        LinkLayer::InfiniBand => vector.fields().dlid.into(),
-        LinkLayer::Ethernet => port.node_of(&vector.route().gid),
+        LinkLayer::InfiniBand => match vector.fields().dlid {
+            lid if MULTICAST_LIDS.contains(&lid) => MULTICAST,
+            lid => lid.into(),
+        },
+        LinkLayer::Ethernet => match vector.route().gid {
+            gid if is_multicast(&gid) => MULTICAST,
+            gid => port.node_of(&gid),
+        },
     }
 }
 
@@ -124,6 +130,9 @@ pub(super) fn address(vector: &AddressVector, header: &mut Header, own_qkey: u32
     header.timer_or_level = level_or_l3_type(vector, route.as_ref().map(|(_, source)| source));
     if let Some((route, source)) = route {
         header.flags |= GLOBAL;
+        if is_multicast(&route.gid) {
+            header.set_group(route.gid);
+        }
         context.payload.push_prefix(&network_header(&route, &source, header.length.get()));
     }
 }
@@ -152,6 +161,22 @@ mod tests {
         assert!(route(&vector(4, false), ethernet).is_err());
         assert_eq!(destination(&vector(0, false), infiniband), 0x77);
         assert_eq!(destination(&vector(0, false), ethernet), 0x0909);
+        let to = |dlid, gid| {
+            AddressVector::new(&AddressFields {
+                dlid,
+                grh: Some(GrhFields { gid, ..GrhFields::default() }),
+                ..AddressFields::default()
+            })
+        };
+        let (group, mut mapped) = ([0xff; 16], ethernet.gid(3).unwrap().gid);
+        assert_eq!(destination(&to(0x77, mapped), ethernet), 0x1234);
+        mapped[12] = 239;
+        for gid in [group, mapped] {
+            assert_eq!(destination(&to(0x77, gid), ethernet), MULTICAST);
+            assert_eq!(destination(&to(0x77, gid), infiniband), 0x77);
+            assert_eq!(destination(&to(0xc000, gid), infiniband), MULTICAST);
+            assert_eq!(destination(&to(0xffff, gid), infiniband), 0xffff);
+        }
     }
 
     #[test]

@@ -4,6 +4,7 @@ use super::endpoint::{Endpoint, NO_DOMAIN};
 use crate::card::config::{QpState, Transport};
 use crate::card::context::Context;
 use crate::card::event::Event;
+use crate::card::memory::entry::Entry;
 use crate::card::queue::receive::{Home, Slot};
 use gdsync_sys::prm::cqe::{Cqe64, CqeOpcode, Syndrome};
 
@@ -28,20 +29,21 @@ impl Step<'_, '_> {
     }
 
     /// Writes an entry to the completion queue of sends.
-    pub(crate) fn complete_send(&mut self, cqe: Cqe64) {
+    pub(crate) fn complete_send(&mut self, entry: impl Into<Entry>) {
         let user_index = self.endpoint.config.user_index.unwrap_or(0);
         if let Some(cqn) = self.endpoint.config.send_cq {
-            self.complete(cqn, user_index, cqe);
+            self.complete(cqn, user_index, entry.into());
         }
     }
 
     /// Writes an entry to the completion queue of a receive.
-    pub(crate) fn complete_receive(&mut self, home: Home, cqe: Cqe64) {
-        self.complete(home.cqn, home.user_index, cqe);
+    pub(crate) fn complete_receive(&mut self, home: Home, entry: impl Into<Entry>) {
+        self.complete(home.cqn, home.user_index, entry.into());
     }
 
-    fn complete(&mut self, cqn: u32, user_index: u32, cqe: Cqe64) {
-        if !self.context.complete(cqn, cqe.with_user_index(user_index), &mut self.endpoint.parked) {
+    fn complete(&mut self, cqn: u32, user_index: u32, entry: Entry) {
+        let entry = entry.map(|cqe| cqe.with_user_index(user_index));
+        if !self.context.complete(cqn, entry, &mut self.endpoint.parked) {
             self.completion_lost();
         }
     }

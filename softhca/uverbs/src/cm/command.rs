@@ -153,19 +153,27 @@ fn dispatch(caller: &Caller<'_>, number: u32, input: &Input) -> Result<()> {
             manager.lock().notify(file, asked.id, asked.event)
         }
         command::JOIN_IP_MCAST => {
+            input.has_room::<u32>()?;
             let asked: JoinIpMcast = input.structure()?;
-            ip_address(&asked.addr)?;
-            join(caller.file, input, asked.id, 0)
+            let address = ip_address(&asked.addr)?;
+            let answer = |member: u32| input.answer(asked.response, &member);
+            manager.lock().join(file, asked.id, asked.uid, &address, answer)
         }
         command::JOIN_MCAST => {
+            input.has_room::<u32>()?;
             let asked: JoinMcast = input.structure()?;
-            address(&asked.addr, asked.addr_size)?;
-            join(caller.file, input, asked.id, asked.join_flags)
+            let address = address(&asked.addr, asked.addr_size)?;
+            if asked.join_flags > MAX_JOIN_FLAG {
+                return Err(Errno::INVALID);
+            }
+            let answer = |member: u32| input.answer(asked.response, &member);
+            manager.lock().join(file, asked.id, asked.uid, &address, answer)
         }
         command::LEAVE_MCAST => {
             input.has_room::<u32>()?;
-            // No group was ever joined.
-            input.structure::<DestroyId>().and(Err(Errno::NO_ENTRY))
+            let asked: DestroyId = input.structure()?;
+            let reported = manager.lock().leave(file, asked.id)?;
+            input.answer(asked.response, &reported)
         }
         command::MIGRATE_ID => migrate(caller, input),
         // The kernel does not have it either.
@@ -251,17 +259,6 @@ fn set_option(file: &File, asked: &SetOption) -> Result<()> {
     file.manager.lock().id(file.number, asked.id)?;
     load(asked.optval, &mut value)?;
     file.manager.lock().set_option(file.number, asked.id, (asked.level, asked.optname), &value)
-}
-
-/// Cards have no multicast groups.
-fn join(file: &File, input: &Input, id: u32, flags: u16) -> Result<()> {
-    input.has_room::<u32>()?;
-    if flags > MAX_JOIN_FLAG {
-        return Err(Errno::INVALID);
-    }
-    file.manager.lock().id(file.number, id)?;
-    tracing::warn!("a multicast group cannot be joined: the software card has none");
-    Err(Errno(libc::ENOSYS))
 }
 
 /// Waits for an event, unless the descriptor is non-blocking.

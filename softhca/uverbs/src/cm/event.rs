@@ -2,6 +2,7 @@
 
 use super::message::{End, Kind};
 use crate::uapi::ucm::{AhAttr, ConnParam, EventResp, UdParam};
+use softhca::card::MULTICAST_QPN;
 use zerocopy::{FromZeros, IntoBytes};
 
 /// Kinds of events (`enum rdma_cm_event_type`).
@@ -17,6 +18,7 @@ pub(crate) enum EventKind {
     Rejected = 8,
     Established = 9,
     Disconnected = 10,
+    MulticastJoin = 12,
     TimewaitExit = 15,
 }
 
@@ -44,6 +46,20 @@ impl Event {
     /// The identifier that a connection request has made.
     pub(crate) fn request(&self) -> Option<u32> {
         (self.response.event == EventKind::ConnectRequest as u32).then_some(self.response.id)
+    }
+
+    /// An identifier has joined a multicast group, which datagrams reach at `ah_attr`.
+    pub(crate) fn joined(owner: u32, membership: u32, uid: u64, qkey: u32, ah_attr: AhAttr) -> Event {
+        let mut event = Event::new(EventKind::MulticastJoin, owner, uid, 0);
+        let param = UdParam { qp_num: MULTICAST_QPN, qkey, ah_attr, ..UdParam::new_zeroed() };
+        event.response.id = membership;
+        event.response.param = zerocopy::transmute!(param);
+        event
+    }
+
+    /// The membership of a multicast group that it is about.
+    pub(crate) fn membership(&self) -> Option<u32> {
+        (self.response.event == EventKind::MulticastJoin as u32).then_some(self.response.id)
     }
 
     /// Adds what the peer of a connection has sent. The kernel gives the program all bytes that a

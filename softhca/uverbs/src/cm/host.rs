@@ -4,6 +4,7 @@
 //! host leads to the process's first card, and as a destination to the process that serves the port.
 
 use super::address::Address;
+use super::group;
 use super::id::Route;
 use super::message::Gids;
 use crate::card::{Cards, OpenCard};
@@ -75,11 +76,16 @@ enum Target {
     Card(Node),
     /// The process that serves the port on this host.
     Service,
+    /// A multicast group.
+    Group,
 }
 
 fn target(cards: &[Arc<OpenCard>], destination: &Address) -> Result<Target> {
     let ip = ip_of(destination);
     let first = cards.first().ok_or(Errno::NO_DEVICE)?;
+    if ip.is_multicast() {
+        return Ok(Target::Group);
+    }
     let is_loopback = [IpAddr::V4(Ipv4Addr::LOCALHOST), Ipv6Addr::LOCALHOST.into()].contains(&ip);
     match first.card.node_at(ip) {
         // On the fabric of several hosts, every address may be a card's. Here one of this process is.
@@ -117,6 +123,8 @@ pub(crate) fn route(
             let prefers = |open: &&&Arc<OpenCard>| destination.ip().is_some() && is_ethernet(open);
             Some((*candidates.iter().find(prefers).unwrap_or(&first), node))
         }
+        // Connections to a group are refused by this card itself.
+        Target::Group => Some((first, first.card.node())),
         Target::Service => match find_listener(key, grace)? {
             Some(served) => candidates.iter().find_map(|open| {
                 let fits = served.iter().find(|card| card.is_ethernet == is_ethernet(open))?;
@@ -128,7 +136,11 @@ pub(crate) fn route(
     };
     let (open, node) = chosen.ok_or(Errno::NO_DEVICE)?;
     let gid = |node| open.card.gid_of(node).ok_or(Errno::NO_DEVICE);
-    let gids = Gids { source: gid(open.card.node())?, destination: gid(node)? };
+    let to = match ip_of(destination).is_multicast() {
+        true => group::gid(open.card.link_layer(), key.0, destination),
+        false => gid(node)?,
+    };
+    let gids = Gids { source: gid(open.card.node())?, destination: to };
     Ok(Route { card: open.clone(), node, gids })
 }
 

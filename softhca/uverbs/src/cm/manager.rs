@@ -14,6 +14,7 @@ use crate::events::wake::Wake;
 use crate::uapi::ucm::EventResp;
 use parking_lot::{Mutex, MutexGuard};
 use softhca::fabric::Node;
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
@@ -32,6 +33,9 @@ pub(crate) struct Inner {
     last_file: u32,
     files: HashMap<u32, Events>,
     pub(crate) ids: BTreeMap<u32, Id>,
+    /// Memberships of multicast groups.
+    pub(crate) memberships: BTreeMap<u32, Membership>,
+    last_membership: u32,
     /// By local communication id.
     pub(crate) connections: HashMap<u32, Link>,
     last_connection: u32,
@@ -53,6 +57,13 @@ pub(crate) struct Link {
     pub(crate) node: Node,
     /// Whether the card has had a link to the node since the last message.
     pub(crate) was_linked: bool,
+}
+
+/// An identifier in a multicast group.
+#[derive(Debug)]
+pub(crate) struct Membership {
+    pub(crate) id: u32,
+    pub(crate) events_reported: u32,
 }
 
 /// The events of a file.
@@ -193,19 +204,36 @@ impl Inner {
         if let Some(local) = id.connection {
             self.give_up(local, now);
         }
-        if let Some(events) = self.files.get_mut(&id.file) {
-            let (taken, kept): (VecDeque<_>, VecDeque<_>) =
-                std::mem::take(&mut events.waiting).into_iter().partition(|event| event.owner == number);
-            let is_empty = kept.is_empty();
-            events.waiting = kept;
-            if is_empty && !taken.is_empty() {
-                events.signal.lower();
-            }
-            for request in taken.iter().filter_map(Event::request) {
-                drop(self.destroy(request, now));
-            }
+        self.memberships.retain(|_, membership| membership.id != number);
+        for request in
+            self.take_events(id.file, |event| event.owner == number).iter().filter_map(Event::request)
+        {
+            drop(self.destroy(request, now));
         }
         Some(id)
+    }
+
+    /// Takes events of a file back that wait for the program.
+    pub(crate) fn take_events(&mut self, file: u32, is_taken: impl FnMut(&Event) -> bool) -> VecDeque<Event> {
+        let Some(events) = self.files.get_mut(&file) else { return VecDeque::new() };
+        let (taken, kept): (VecDeque<_>, VecDeque<_>) =
+            std::mem::take(&mut events.waiting).into_iter().partition(is_taken);
+        if kept.is_empty() && !taken.is_empty() {
+            events.signal.lower();
+        }
+        events.waiting = kept;
+        taken
+    }
+
+    /// Adds a membership. Returns its number.
+    pub(crate) fn add_membership(&mut self, membership: Membership) -> u32 {
+        loop {
+            self.last_membership = self.last_membership.wrapping_add(1);
+            if let Entry::Vacant(place) = self.memberships.entry(self.last_membership) {
+                place.insert(membership);
+                return self.last_membership;
+            }
+        }
     }
 
     /// The program has given a connection up. It stays until its peer knows.
@@ -285,7 +313,7 @@ impl Inner {
         let events = self.files.get_mut(&file).ok_or(Errno::BAD_FD)?;
         let first = events.waiting.front().ok_or(Errno(libc::EAGAIN))?;
         deliver(&first.response)?;
-        let is_request = first.request().is_some();
+        let (is_request, membership) = (first.request().is_some(), first.membership());
         let owner = first.owner;
         events.waiting.pop_front();
         if events.waiting.is_empty() {
@@ -294,6 +322,9 @@ impl Inner {
         if let Some(id) = self.ids.get_mut(&owner) {
             id.events_reported += 1;
             id.backlog += u32::from(is_request);
+        }
+        if let Some(membership) = membership.and_then(|number| self.memberships.get_mut(&number)) {
+            membership.events_reported += 1;
         }
         Ok(())
     }
@@ -309,14 +340,7 @@ impl Inner {
             return Ok(reported);
         }
         id.file = to;
-        let Some(events) = self.files.get_mut(&from) else { return Ok(reported) };
-        let (moved, kept): (VecDeque<_>, VecDeque<_>) =
-            std::mem::take(&mut events.waiting).into_iter().partition(|event| event.owner == number);
-        if kept.is_empty() && !moved.is_empty() {
-            events.signal.lower();
-        }
-        events.waiting = kept;
-        for event in moved {
+        for event in self.take_events(from, |event| event.owner == number) {
             if let Some(request) = event.request().and_then(|request| self.ids.get_mut(&request)) {
                 request.file = to;
             }

@@ -9,8 +9,10 @@
 //! | `id` | an identifier, as a program has made it |
 //! | `event` | events for the program |
 //! | `path` | paths between cards, and the addresses of peers |
+//! | `group` | multicast groups: from addresses to GIDs |
 //! | `host` | from addresses to cards, of this process and of others |
 //! | `manager` | all files, identifiers and connections of the process |
+//! | `membership` | joining and leaving multicast groups |
 //! | `bind`, `connect`, `answer` | what programs ask of them: addresses and routes, connections, attributes |
 //! | `agent` | the thread that receives messages and keeps the time |
 //! | `command` | the commands that programs write |
@@ -23,8 +25,10 @@ pub(crate) mod command;
 mod connect;
 mod connection;
 mod event;
+mod group;
 mod host;
 mod id;
 pub(crate) mod manager;
+mod membership;
 mod message;
 mod path;

@@ -10,6 +10,7 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 mod addresses;
 mod connecting;
 mod files;
+mod groups;
 mod malformed;
 
 /// Events (`enum rdma_cm_event_type`).

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::uapi::mlx5;
-use crate::uapi::verbs::{ModifyCq, ResizeCq};
+use crate::uapi::queues::{ModifyCq, ResizeCq};
 use softhca::card::CLOCK_KHZ;
 
 fn resize(device: &Device, cq_handle: u32, cqe: u32, cqe_size: u16, buf_addr: u64) -> Result<u32, i32> {

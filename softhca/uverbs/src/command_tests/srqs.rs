@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::uapi::mlx5::{CreateSrq, CreateSrqResp};
-use crate::uapi::verbs::{ModifySrq, QuerySrq, QuerySrqResp, SRQ_LIMIT, SRQ_MAX_WR};
+use crate::uapi::queues::{ModifySrq, QuerySrq, QuerySrqResp, SRQ_LIMIT, SRQ_MAX_WR};
 
 /// The handle, `max_wr` and `max_sge` of a new queue.
 pub(super) fn create_srq(

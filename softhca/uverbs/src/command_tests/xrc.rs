@@ -2,7 +2,7 @@
 
 use super::srqs::{a_srq, create_srq_with};
 use super::*;
-use crate::uapi::verbs::{CloseXrcd, OpenQp, OpenQpResp, OpenXrcd};
+use crate::uapi::queues::{CloseXrcd, OpenQp, OpenQpResp, OpenXrcd};
 use std::fs::File;
 use std::os::fd::AsRawFd;
 

@@ -46,8 +46,8 @@ fn code_of(transport: Transport) -> u8 {
     }
 }
 
-/// Whether small data is to be inside the entries of a completion queue (`cs_req`, `cs_res`). As much as
-/// half an entry has room for: 64 bytes are for entries of 128 only. The card may use memory all the same.
+/// Whether small data is to be inside the entries of a completion queue (`cs_req`, `cs_res`): 32 bytes in those of 64,
+/// 64 in those of 128. Asked for 32 in those of 128, the card uses memory, as it may.
 fn holds_data(context: &Context, asked: &[u8], field: Field, cqn: u32) -> Result<bool, Refusal> {
     let value = field.get8(asked);
     let is_long = context.card().query_cq(cqn)?.stride == 128;
@@ -56,7 +56,7 @@ fn holds_data(context: &Context, asked: &[u8], field: Field, cqn: u32) -> Result
         _ => (qpc::CS_RES_32, qpc::CS_RES_64),
     };
     if value == 0 || value == short || value == long && is_long {
-        return Ok(value != 0);
+        return Ok(value == if is_long { long } else { short });
     }
     let limit = "32 bytes inside completion entries (cs_req 0x11, cs_res 1), 64 inside those of 128 (0x22, 2), or none";
     Err(Refusal::parameter(Syndrome::QpContext, value, limit))
@@ -79,6 +79,12 @@ pub(super) fn create(
             qpc::DBR_NONE,
             "doorbells of the program: with a record or without (send_dbr_mode 0 or 1)",
         ),
+        (
+            qpc::LOG_NUM_DCI_STREAM_CHANNELS,
+            0,
+            "no streams of an initiator (log_num_dci_stream_channels 0, as the capabilities say)",
+        ),
+        (qpc::LOG_NUM_DCI_ERRORED_STREAMS, 0, "no streams that fail alone (log_num_dci_errored_streams 0)"),
         (qpc::CD_SLAVE_RECEIVE, 0, "no receives that another queue releases (cd_slave_receive 0)"),
         (
             qpc::CD_MASTER,

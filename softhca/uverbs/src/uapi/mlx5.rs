@@ -13,8 +13,9 @@ pub(crate) const QP_ALLOW_SCATTER_CQE: u32 = 1 << 8;
 /// The flags that the card knows: those, and two that ask for nothing more, `MLX5_QP_FLAG_UAR_PAGE_INDEX`
 /// and the older `_BFREG_INDEX`.
 pub(crate) const QP_SUPPORTED: u32 = QP_SCATTER_CQE | QP_ALLOW_SCATTER_CQE | 1 << 3 | 1 << 10;
-/// Fields of [`AllocUcontextResp`] that are valid: `MLX5_IB_ALLOC_UCONTEXT_RESP_MASK_DUMP_FILL_MKEY`, and
-/// work requests that change the tag of a key (`_MKEY_UPDATE_TAG`).
+/// Fields of [`AllocUcontextResp`] that are valid: `MLX5_IB_ALLOC_UCONTEXT_RESP_MASK_CORE_CLOCK_OFFSET`,
+/// `_DUMP_FILL_MKEY`, and work requests that change the tag of a key (`_MKEY_UPDATE_TAG`).
+pub(crate) const CONTEXT_CLOCK_OFFSET: u32 = 1 << 0;
 pub(crate) const CONTEXT_DUMP_FILL_MKEY: u32 = 1 << 1;
 pub(crate) const CONTEXT_MKEY_UPDATE_TAG: u32 = 1 << 5;
 /// `MLX5_QP_FLAG_TYPE_DCT` and `_DCI`: what a queue pair of the driver's own type is.
@@ -24,6 +25,9 @@ pub(crate) const QP_DC_INITIATOR: u32 = 1 << 5;
 pub(crate) const CQ_UAR_PAGE_INDEX: u16 = 1 << 1;
 /// The other flags that a driver knows: `_CQE_128B_PAD` and `_REAL_TIME_TS`.
 pub(crate) const CQ_KNOWN: u16 = 1 << 0 | 1 << 2;
+
+/// `MLX5_IB_CLOCK_INFO_V1`, as a bit.
+pub(crate) const CLOCK_INFO_V1: u8 = 1 << 0;
 
 /// `struct mlx5_ib_alloc_ucontext_req_v2`.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]

@@ -8,5 +8,6 @@
 pub(crate) mod devx;
 pub(crate) mod ioctl;
 pub(crate) mod mlx5;
+pub(crate) mod queues;
 pub(crate) mod ucm;
 pub(crate) mod verbs;

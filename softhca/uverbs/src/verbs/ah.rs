@@ -6,8 +6,9 @@ use crate::context::{Context, Object};
 use crate::errno::{Errno, Result};
 use crate::uapi::ioctl::{attr, object};
 use crate::uapi::mlx5::CreateAhResp;
-use crate::uapi::verbs::{CreateAh, QpDest};
-use softhca::card::{Address, Card, LinkLayer};
+use crate::uapi::queues::QpDest;
+use crate::uapi::verbs::CreateAh;
+use softhca::card::{Address, Card, LinkLayer, is_multicast};
 use zerocopy::FromZeros;
 
 /// Checks a global route: Ethernet requires one, and the source must be in the card's GID table.
@@ -36,8 +37,18 @@ pub(crate) fn address_of(card: &Card, dest: &QpDest) -> Result<Address> {
     Ok(Address { dlid: dest.dlid, gid: (dest.is_global != 0).then_some(dest.dgid) })
 }
 
-/// `CREATE_AH`. The answer includes the destination's MAC address, which a software card derives
-/// from its LID; its GIDs end with the LID.
+/// The destination's MAC address. A software card derives its own from its LID, with which its GIDs end; that of a
+/// multicast group is made of its IP address (RFC 1112, 6.4; RFC 2464, 7).
+fn mac_of(gid: &[u8; 16]) -> [u8; 6] {
+    let [.., a, b, c, d] = *gid;
+    match gid[0] {
+        0xff => [0x33, 0x33, a, b, c, d],
+        _ if is_multicast(gid) => [0x01, 0, 0x5e, b & 0x7f, c, d],
+        _ => [0x02, 0, 0, 0, c, d],
+    }
+}
+
+/// `CREATE_AH`. The answer includes the destination's MAC address.
 pub(crate) fn create(context: &Context, request: &Request) -> Result<()> {
     let asked: CreateAh = request.structure(attr::CORE_IN)?;
     if asked.attr.port_num != PORT {
@@ -50,11 +61,23 @@ pub(crate) fn create(context: &Context, request: &Request) -> Result<()> {
     let handle = objects.add(Object::new(object::AH, None).using([asked.pd_handle]));
     drop(objects);
     request.answer_with(attr::CORE_OUT, &handle)?;
-    let gid = asked.attr.grh.dgid;
     let answer = CreateAhResp {
         response_length: size_of::<CreateAhResp>() as u32,
-        dmac: [0x02, 0, 0, 0, gid[14], gid[15]],
+        dmac: mac_of(&asked.attr.grh.dgid),
         ..CreateAhResp::new_zeroed()
     };
     request.answer_with(attr::UHW_OUT, &answer)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn groups_have_the_addresses_of_their_ip_versions() {
+        let mapped = |ip: [u8; 4]| std::net::Ipv4Addr::from(ip).to_ipv6_mapped().octets();
+        assert_eq!(mac_of(&mapped([10, 83, 1, 2])), [2, 0, 0, 0, 1, 2]);
+        assert_eq!(mac_of(&mapped([239, 0x81, 1, 2])), [1, 0, 0x5e, 1, 1, 2]);
+        assert_eq!(mac_of(&[0xff; 16]), [0x33, 0x33, 0xff, 0xff, 0xff, 0xff]);
+    }
 }

@@ -9,7 +9,7 @@ use crate::events::routes::Route;
 use crate::resource::Resource;
 use crate::uapi::ioctl::{attr, object};
 use crate::uapi::mlx5::{self, CQ_KNOWN, CQ_UAR_PAGE_INDEX, CreateCq};
-use crate::uapi::verbs::{CQ_IGNORE_OVERRUN, CQ_MODERATE, CQ_TIMESTAMP, ModifyCq, ResizeCq};
+use crate::uapi::queues::{CQ_IGNORE_OVERRUN, CQ_MODERATE, CQ_TIMESTAMP, ModifyCq, ResizeCq};
 use softhca::card::{CqConfig, CqModeration, LIMITS, is_reachable};
 
 /// Bytes of an entry: 64, or 128 for hosts with such cache lines.

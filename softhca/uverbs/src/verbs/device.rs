@@ -6,11 +6,11 @@ use crate::context::Context;
 use crate::errno::{Errno, Result};
 use crate::uapi::ioctl::attr;
 use crate::uapi::mlx5::{
-    AllocUcontext, AllocUcontextResp, CONTEXT_DUMP_FILL_MKEY, CONTEXT_MKEY_UPDATE_TAG, INLINE_MODE_NONE,
-    SUPPORTED_UHW,
+    AllocUcontext, AllocUcontextResp, CLOCK_INFO_V1, CONTEXT_CLOCK_OFFSET, CONTEXT_DUMP_FILL_MKEY,
+    CONTEXT_MKEY_UPDATE_TAG, INLINE_MODE_NONE, SUPPORTED_UHW,
 };
 use crate::uapi::verbs::{CORE_SUPPORT_OPTIONAL_MR_ACCESS, DEVICE_XRC, QueryDeviceMore, QueryDeviceResp};
-use softhca::card::{CLOCK_KHZ, LIMITS, NULL_KEY, ODP};
+use softhca::card::{CLOCK_INFO_PAGE, CLOCK_KHZ, CLOCK_MASK, CLOCK_PAGE, LIMITS, NULL_KEY, ODP};
 use softhca::sysfs;
 use zerocopy::{FromZeros, IntoBytes};
 
@@ -30,8 +30,22 @@ const VENDOR_OUI: u32 = 0x02c9;
 /// them: 512 bytes, less control and remote address (`mlx5_ib_query_device`). A queue may be created
 /// with more, up to the work-queue entry's size.
 const MAX_SGE: u32 = (512 - 16 - 16) / 16;
+/// Bytes of a page that a program maps.
+const PAGE: usize = 4096;
 /// Version 1 of completion entries: they name the queue pair by an index that libmlx5 chooses.
 const CQE_VERSION: u8 = 1;
+
+/// Checks that a program maps a page of the clock, to read it.
+///
+/// # Errors
+/// EINVAL; EPERM for a mapping that can be written, as of a kernel.
+pub(crate) fn check_mapping(offset: u64, len: usize, protection: i32) -> Result<()> {
+    let is_clock = [CLOCK_PAGE, CLOCK_INFO_PAGE].iter().any(|page| (page * PAGE) as u64 == offset);
+    if !is_clock || len != PAGE {
+        return Err(Errno::INVALID);
+    }
+    if protection & libc::PROT_WRITE != 0 { Err(Errno(libc::EPERM)) } else { Ok(()) }
+}
 
 /// `GET_CONTEXT`. Without static doorbell registers (`tot_bfregs` 0), libmlx5 allocates UAR
 /// objects.
@@ -61,13 +75,16 @@ fn answer_context(request: &Request, place: u16) -> Result<()> {
         max_recv_wr: LIMITS.max_qp_wr,
         max_srq_recv_wr: LIMITS.max_srq_entries,
         num_ports: 1,
-        comp_mask: CONTEXT_DUMP_FILL_MKEY | CONTEXT_MKEY_UPDATE_TAG,
+        comp_mask: CONTEXT_CLOCK_OFFSET | CONTEXT_DUMP_FILL_MKEY | CONTEXT_MKEY_UPDATE_TAG,
         // libmlx5's null region.
         dump_fill_mkey: NULL_KEY,
         response_length: size_of::<AllocUcontextResp>() as u32,
         cqe_version: CQE_VERSION,
         cmds_supp_uhw: SUPPORTED_UHW,
         eth_min_inline: INLINE_MODE_NONE,
+        clock_info_versions: CLOCK_INFO_V1,
+        // In its page.
+        hca_core_clock_offset: 0,
         log_uar_size: 12,
         num_uars_per_page: 1,
         ..AllocUcontextResp::new_zeroed()
@@ -100,8 +117,8 @@ pub(crate) fn query_extended(context: &Context, request: &Request) -> Result<()>
         uc_odp_caps: ODP.uc,
         ud_odp_caps: ODP.ud,
         xrc_odp_caps: ODP.xrc,
-        // The times of completion entries have 63 bits, as the driver says; the clock counts in kHz.
-        timestamp_mask: u64::MAX >> 1,
+        timestamp_mask: CLOCK_MASK,
+        // In kHz.
         hca_core_clock: CLOCK_KHZ.into(),
         // The largest count and period.
         cq_moderation_caps: [u16::MAX, u16::MAX, 0, 0],
@@ -125,6 +142,7 @@ fn firmware() -> u64 {
 fn answer_of(context: &Context) -> QueryDeviceResp {
     let guid = sysfs::node_guid(context.open.index).to_be();
     let reads = u32::from(LIMITS.max_rd_atomic);
+    let has_groups = u32::from(context.card().has_multicast());
     QueryDeviceResp {
         fw_ver: firmware(),
         node_guid: guid,
@@ -149,6 +167,9 @@ fn answer_of(context: &Context) -> QueryDeviceResp {
         max_res_rd_atom: reads * LIMITS.max_qp,
         max_qp_init_rd_atom: reads,
         atomic_cap: ATOMIC_HCA,
+        max_mcast_grp: has_groups * LIMITS.max_groups,
+        max_mcast_qp_attach: has_groups * LIMITS.max_group_members,
+        max_total_mcast_qp_attach: has_groups * LIMITS.max_groups * LIMITS.max_group_members,
         max_ah: i32::MAX as u32,
         max_srq: LIMITS.max_srq,
         // A list of entries has always one more than receives.

@@ -8,6 +8,7 @@ pub(crate) mod channel;
 pub(crate) mod cq;
 pub(crate) mod device;
 pub(crate) mod dm;
+pub(crate) mod mcast;
 pub(crate) mod mr;
 pub(crate) mod mw;
 pub(crate) mod pd;

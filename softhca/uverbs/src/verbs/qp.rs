@@ -14,10 +14,11 @@ use crate::uapi::mlx5::{
     CreateQp, CreateQpResp, ModifyQpResp, QP_ALLOW_SCATTER_CQE, QP_DC_INITIATOR, QP_DC_TARGET,
     QP_SCATTER_CQE, QP_SUPPORTED,
 };
-use crate::uapi::verbs::{
-    ModifyQp, OpenQp, OpenQpResp, QP_CREATE_KNOWN, QP_CREATE_SQ_SIG_ALL, QPT_DRIVER, QPT_RC, QPT_UC, QPT_UD,
-    QPT_XRC_INI, QPT_XRC_TGT, QpCap, QpDest, QueryQp, QueryQpResp,
+use crate::uapi::queues::{
+    ModifyQp, OpenQp, OpenQpResp, QP_CREATE_BLOCK_MULTICAST_LOOPBACK, QP_CREATE_KNOWN, QP_CREATE_SQ_SIG_ALL,
+    QPT_DRIVER, QPT_RC, QPT_UC, QPT_UD, QPT_XRC_INI, QPT_XRC_TGT, QpCap, QpDest, QueryQp, QueryQpResp,
 };
+use gdsync_sys::prm::cqe::CQE_SIZE;
 use gdsync_sys::prm::wqe::SEGMENT;
 use gdsync_sys::verbs as ibv;
 use softhca::card::{Access, Address, QpAttributes, QpChange, QpConfig, QpState, ScatterToCqe, Transport};
@@ -34,11 +35,17 @@ pub(crate) struct Qp {
     pub(crate) number: u32,
     pub(crate) config: QpConfig,
     cap: QpCap,
+    /// The multicast groups that it is attached to: GID and LID.
+    pub(super) groups: Vec<([u8; 16], u16)>,
     /// The program's structure, of which the card keeps only a part.
     destination: QpDest,
 }
 
 impl Qp {
+    fn new(number: u32, config: QpConfig, cap: QpCap) -> Self {
+        Qp { number, config, cap, groups: Vec::new(), destination: QpDest::new_zeroed() }
+    }
+
     /// Records the path that a DEVX command has set; `None` after a reset.
     pub(crate) fn set_path(&mut self, address: Option<&Address>) {
         self.destination = QpDest::new_zeroed();
@@ -71,7 +78,7 @@ pub(crate) fn create(context: &Context, request: &Request) -> Result<()> {
         attr::UHW_OUT,
     ])?;
     let flags = request.optional_number(attr::QP_FLAGS)?.unwrap_or(0);
-    let unsupported = flags & !QP_CREATE_SQ_SIG_ALL;
+    let unsupported = flags & !(QP_CREATE_SQ_SIG_ALL | QP_CREATE_BLOCK_MULTICAST_LOOPBACK);
     if unsupported != 0 {
         let create_flags = calls::of_bits(unsupported, calls::QP_CREATE);
         tracing::warn!(create_flags, "ibv_create_qp: the software card does not have this");
@@ -85,13 +92,16 @@ pub(crate) fn create(context: &Context, request: &Request) -> Result<()> {
     let transport = transport_of(request.number(attr::QP_TYPE)?, asked.flags)?;
     let user_handle = request.number(attr::QP_USER_HANDLE)?;
     let mut objects = context.objects.lock();
+    let block_own_multicast = flags & QP_CREATE_BLOCK_MULTICAST_LOOPBACK != 0;
     let config = config(&objects, request, &asked, transport, signal_all)?;
+    let scatter = ScatterToCqe { requests: holds_results(context, &config)?, ..config.scatter };
+    let config = QpConfig { block_own_multicast, scatter, ..config };
     // SAFETY: `config` found rings and record mapped and aligned; libmlx5 keeps them mapped until
     // it has destroyed the queue pair.
     let number = unsafe { context.card().create_qp(&config) }?;
     let route = Route::new(user_handle, None, context.async_events.clone());
     context.open.routes.add(Resource::Qp(number), route);
-    let qp = Qp { number, config, cap, destination: QpDest::new_zeroed() };
+    let qp = Qp::new(number, config, cap);
     let handle = objects.add(Object::new(object::QP, Resource::Qp(number)).with(qp));
     drop(objects);
     request.answer_created(attr::HANDLE, handle)?;
@@ -202,7 +212,7 @@ pub(crate) fn open(context: &Context, request: &Request) -> Result<()> {
     let xrcd = objects.number(object::XRCD, asked.pd_handle)?;
     let (number, cap) = (asked.qpn, QpCap::new_zeroed());
     let config = context.card().open_qp(number, xrcd)?;
-    let mut qp = Qp { number, config, cap, destination: QpDest::new_zeroed() };
+    let mut qp = Qp::new(number, config, cap);
     qp.set_path(Some(&context.card().query_qp(number)?.address));
     let qp_handle = objects.add(Object::new(object::QP, Resource::Qp(number)).with(qp));
     drop(objects);
@@ -218,9 +228,26 @@ fn scatter(flags: u32, transport: Transport, signal_all: bool) -> ScatterToCqe {
     ScatterToCqe::of_verbs(transport, signal_all || flags & QP_ALLOW_SCATTER_CQE != 0)
 }
 
+/// Whether completion entries hold small results. Not those of 128 bytes: libmlx5 would copy them from the byte before
+/// their place (`mlx5_parse_cqe` of its `cq.c`). The card uses memory instead, as it may.
+fn holds_results(context: &Context, config: &QpConfig) -> Result<bool> {
+    match config.send_cq.filter(|_| config.scatter.requests) {
+        Some(cqn) => Ok(context.card().query_cq(cqn)?.stride as usize == CQE_SIZE),
+        None => Ok(false),
+    }
+}
+
 /// `DESTROY`: answers the count of the queue pair's events that the program has read.
+///
+/// # Errors
+/// EBUSY while it is attached to multicast groups, and those of [`Context::destroy`].
 pub(crate) fn destroy(context: &Context, request: &Request) -> Result<()> {
-    let reported = context.destroy(object::QP, request.handle(attr::HANDLE)?)?;
+    let handle = request.handle(attr::HANDLE)?;
+    if context.objects.lock().state::<Qp>(handle).is_ok_and(|qp| !qp.groups.is_empty()) {
+        tracing::warn!(handle, "a queue pair is attached to multicast groups: detach it first");
+        return Err(Errno::BUSY);
+    }
+    let reported = context.destroy(object::QP, handle)?;
     request.answer_with(attr::DESTROY_RESP, &reported.asynchronous)
 }
 

@@ -8,7 +8,7 @@ use crate::events::routes::Route;
 use crate::resource::Resource;
 use crate::uapi::ioctl::{attr, object};
 use crate::uapi::mlx5::{CreateSrq, CreateSrqResp};
-use crate::uapi::verbs::{
+use crate::uapi::queues::{
     ModifySrq, QuerySrq, QuerySrqResp, SRQ_LIMIT, SRQ_MAX_WR, SRQT_BASIC, SRQT_TM, SRQT_XRC,
 };
 use gdsync_sys::prm::recv;

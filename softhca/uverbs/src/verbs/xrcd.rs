@@ -6,7 +6,7 @@ use crate::context::{Context, Object};
 use crate::errno::{Errno, Result};
 use crate::resource::Resource;
 use crate::uapi::ioctl::{attr, object};
-use crate::uapi::verbs::{CloseXrcd, OpenXrcd};
+use crate::uapi::queues::{CloseXrcd, OpenXrcd};
 use std::mem::MaybeUninit;
 
 /// Device and inode of an open file.

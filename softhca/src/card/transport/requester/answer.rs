@@ -7,7 +7,6 @@ use crate::card::queue::wqe::Payload;
 use crate::card::transport::step::Step;
 use crate::packet::{NakCode, PSN_MASK, Packet, psn_distance};
 use gdsync_sys::prm::cqe::Syndrome;
-use gdsync_sys::prm::scatter::SCATTER_BYTES;
 
 /// RNR retry count that means "without limit".
 const UNLIMITED: u8 = 7;
@@ -69,13 +68,13 @@ impl Requester {
         if packet.payload_len() != length as usize {
             return self.fail_at(position, Syndrome::BadResponse, step);
         }
-        let goes_into_entry = step.endpoint.config.scatter.requests
-            && request.signaled
-            && (1..=SCATTER_BYTES).contains(&(work.length as usize));
+        let config = &step.endpoint.config;
+        let inside = (config.scatter.requests && request.signaled)
+            .then(|| step.context.stride_for(config.send_cq, work.length as usize));
         // SAFETY: the parts are the packet's payload, readable while it is handled.
-        let result = goes_into_entry.then(|| unsafe { collect(packet.payload) });
+        let result = inside.flatten().map(|stride| (unsafe { collect(packet.payload) }, stride));
         let scattered = match &work.payload {
-            _ if goes_into_entry => Ok(()),
+            _ if result.is_some() => Ok(()),
             Payload::Segments(segments) => {
                 let (parked, pdn) = (&mut step.endpoint.parked, step.endpoint.pdn);
                 step.context.scatter(parked, pdn, segments, offset, packet.payload)

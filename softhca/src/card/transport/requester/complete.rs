@@ -2,6 +2,7 @@
 
 use super::request::Request;
 use super::state::{Requester, Waits};
+use crate::card::memory::entry::Entry;
 use crate::card::transport::step::Step;
 use gdsync_sys::prm::cqe::{Cqe64, Syndrome};
 
@@ -17,7 +18,10 @@ impl Requester {
             {
                 let count = if request.awaits_result() { request.length() } else { 0 };
                 let cqe = Cqe64::requester(work.opcode, step.endpoint.qpn, request.first as u16, count);
-                step.complete_send(request.result.as_ref().map_or(cqe, |result| cqe.with_data(result)));
+                step.complete_send(match &request.result {
+                    Some((data, stride)) => Entry::with_data(cqe, data, *stride),
+                    None => cqe.into(),
+                });
             }
         }
     }

@@ -21,8 +21,8 @@ impl Requester {
             // The bytes that DUMP reads go nowhere.
             (None, Payload::Segments(segments) | Payload::Mixed(_, segments)) => {
                 let regions = step.context.regions;
-                let read = each_piece(segments, 0, work.length, |segment, addr, count| {
-                    regions.resolve(segment.lkey(), pdn, addr, count, Access::empty()).map(drop)
+                let read = each_piece(segments, 0, work.length, |range| {
+                    regions.resolve(range, pdn, Access::empty()).map(drop)
                 });
                 let refused = read.err();
                 refused.map(|refusal| (Syndrome::LocalProtection, "lkey", refusal.to_string()))

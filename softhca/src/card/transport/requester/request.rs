@@ -23,8 +23,9 @@ pub(super) struct Request {
     /// Packets acknowledged, or responses received.
     pub(super) acked: u32,
     pub(super) done: bool,
-    /// The result, if it goes into the completion entry in place of the memory that the request names.
-    pub(super) result: Option<Vec<u8>>,
+    /// The result, if it goes into the completion entry in place of the memory that the request names, and the
+    /// bytes between two entries of the completion queue.
+    pub(super) result: Option<(Vec<u8>, u32)>,
 }
 
 impl Request {

@@ -115,9 +115,8 @@ impl Requester {
         if !inline.is_empty() {
             gather.push(Place::Host(inline.as_ptr().cast_mut()), inline.len());
         }
-        let gathered = each_piece(segments, before, length - inline.len() as u32, |segment, addr, count| {
-            let pdn = step.endpoint.pdn;
-            let pieces = regions.resolve(segment.lkey(), pdn, addr, count, Access::empty())?;
+        let gathered = each_piece(segments, before, length - inline.len() as u32, |range| {
+            let pieces = regions.resolve(range, step.endpoint.pdn, Access::empty())?;
             pieces.for_each(|(place, len)| gather.push(place, len));
             Ok::<_, Refusal>(())
         });
@@ -176,9 +175,8 @@ impl Requester {
         let work = request.work.as_ref().ok()?;
         if let Payload::Segments(segments) = &work.payload {
             // All places must be writable before the remote side executes the request.
-            let checked = each_piece(segments, 0, work.length, |segment, addr, count| {
-                let wanted = Access::LOCAL_WRITE;
-                step.context.regions.resolve(segment.lkey(), step.endpoint.pdn, addr, count, wanted).map(drop)
+            let checked = each_piece(segments, 0, work.length, |range| {
+                step.context.regions.resolve(range, step.endpoint.pdn, Access::LOCAL_WRITE).map(drop)
             });
             if let Err(refusal) = checked {
                 self.refuse_locally("lkey", refusal.to_string(), step);

@@ -5,6 +5,7 @@ use super::state::Requester;
 use crate::card::config::{Access, QpState};
 use crate::card::context::{Enable, PEER_MEMORY};
 use crate::card::memory::copy::{Place, load_word};
+use crate::card::memory::pieces::KeyRange;
 use crate::card::queue::cq::Progress;
 use crate::card::queue::error::WqeError;
 use crate::card::queue::wait::{self, Wait};
@@ -106,9 +107,8 @@ impl Requester {
 
     fn look_at_word(&mut self, segment: &WaitDataSeg, step: &mut Step<'_, '_>) -> Look {
         let (key, addr) = (segment.lkey(), segment.addr());
-        let bytes = size_of::<u64>() as u64;
-        let regions = step.context.regions;
-        let place = match regions.resolve(key, step.endpoint.pdn, addr, bytes, Access::empty()) {
+        let range = KeyRange { key, addr, len: size_of::<u64>() as u64 };
+        let place = match step.context.regions.resolve(range, step.endpoint.pdn, Access::empty()) {
             Ok(pieces) => pieces.single(),
             Err(refusal) => return refused(Syndrome::LocalProtection, "lkey", refusal.to_string()),
         };

@@ -5,11 +5,12 @@ use super::state::Responder;
 use crate::card::config::{Access, MTU, packets_of};
 use crate::card::context::PEER_MEMORY;
 use crate::card::event::Event;
+use crate::card::memory::entry::Entry;
+use crate::card::memory::pieces::KeyRange;
 use crate::card::queue::receive::Home;
 use crate::card::transport::step::Step;
 use crate::packet::{Header, NakCode, PSN_MASK, PacketKind, psn_distance};
 use crate::peer_memory::PeerFailure;
-use gdsync_sys::prm::cqe::Cqe64;
 use zerocopy::byteorder::big_endian::{U32, U64};
 
 /// Most answers that wait for room in the fabric. Requests that are no duplicates need fewer.
@@ -106,8 +107,9 @@ impl Responder {
                 let count = (length - offset).min(MTU);
                 let psn = psn.wrapping_add(*sent);
                 if count > 0 {
-                    let (addr, count) = (addr.wrapping_add(offset.into()), u64::from(count));
-                    match step.context.regions.resolve(*rkey, *pdn, addr, count, Access::REMOTE_READ) {
+                    let addr = addr.wrapping_add(offset.into());
+                    let range = KeyRange { key: *rkey, addr, len: count.into() };
+                    match step.context.regions.resolve(range, *pdn, Access::REMOTE_READ) {
                         Ok(pieces) => {
                             pieces.for_each(|(place, len)| step.context.payload.push(place, len));
                         }
@@ -146,8 +148,8 @@ impl Responder {
         {
             let completion = completion.take();
             self.responses.pop_front();
-            if let Some((home, cqe)) = completion {
-                step.complete_receive(home, cqe);
+            if let Some((home, entry)) = completion {
+                step.complete_receive(home, entry);
             }
         }
     }
@@ -158,9 +160,9 @@ impl Responder {
             Response::Ack { completion, .. } => completion.take(),
             _ => None,
         });
-        let waiting: Vec<(Home, Cqe64)> = waiting.collect();
-        for (home, cqe) in waiting {
-            step.complete_receive(home, cqe);
+        let waiting: Vec<(Home, Entry)> = waiting.collect();
+        for (home, entry) in waiting {
+            step.complete_receive(home, entry);
         }
     }
 }

@@ -3,13 +3,13 @@
 use super::response::Response;
 use super::state::{Failure, Responder, Stop};
 use crate::card::memory::copy::collect;
+use crate::card::memory::entry::Entry;
 use crate::card::queue::receive::{Home, Receive, Slot};
 use crate::card::transport::step::Step;
 use crate::fabric::Part;
 use crate::liberties::LibertyKinds;
 use crate::packet::{FIRST, Header, IMMEDIATE, INVALIDATE, LAST, NakCode, Packet, SOLICITED};
 use gdsync_sys::prm::cqe::{Cqe64, CqeOpcode, Syndrome};
-use gdsync_sys::prm::scatter::SCATTER_BYTES;
 
 /// Packets after which one is acknowledged although its message continues.
 const ACK_EVERY: u32 = 16;
@@ -39,12 +39,23 @@ pub(super) fn scatter(
     Ok(())
 }
 
-/// The whole message of a packet, if it goes into the completion entry in place of the receive's memory.
-fn data_for_entry(packet: Packet<'_>, step: &Step<'_, '_>) -> Option<Vec<u8>> {
-    let is_whole = packet.header.has(FIRST) && packet.header.has(LAST);
-    let fits = (1..=SCATTER_BYTES).contains(&packet.payload_len());
-    // SAFETY: the parts are the packet's payload, readable while it is handled.
-    (step.endpoint.config.scatter.receives && is_whole && fits).then(|| unsafe { collect(packet.payload) })
+/// Data that goes into the completion entry in place of the receive's memory: the whole message of a packet.
+pub(super) struct InEntry {
+    data: Vec<u8>,
+    /// Bytes between two entries of the completion queue.
+    stride: u32,
+}
+
+impl InEntry {
+    fn of(packet: Packet<'_>, home: Home, step: &Step<'_, '_>) -> Option<Self> {
+        let is_whole = packet.header.has(FIRST) && packet.header.has(LAST);
+        if !step.endpoint.config.scatter.receives || !is_whole {
+            return None;
+        }
+        let stride = step.context.stride_for(Some(home.cqn), packet.payload_len())?;
+        // SAFETY: the parts are the packet's payload, readable while it is handled.
+        Some(InEntry { data: unsafe { collect(packet.payload) }, stride })
+    }
 }
 
 /// The opcode of the completion of a send or a datagram.
@@ -101,7 +112,7 @@ impl Responder {
             return Err(Stop::invalid_request(step));
         };
         let slot = receive.slot;
-        let data = data_for_entry(packet, step);
+        let data = InEntry::of(packet, slot.home, step);
         if data.is_none() && scatter(&mut receive, packet.payload, step).is_err() {
             let failure = Failure::Completion(slot, Syndrome::LocalProtection);
             return Err(Stop::Fatal(NakCode::RemoteOperation, failure));
@@ -110,7 +121,7 @@ impl Responder {
             if header.has(INVALIDATE) {
                 invalidate(slot, header, step)?;
             }
-            self.complete_receive(send_opcode(header), slot, header, data.as_deref(), step);
+            self.complete_receive(send_opcode(header), slot, header, data, step);
         } else {
             self.queue.current = Some(receive);
             self.taken(header, None, step);
@@ -124,13 +135,13 @@ impl Responder {
         opcode: CqeOpcode,
         slot: Slot,
         header: &Header,
-        data: Option<&[u8]>,
+        data: Option<InEntry>,
         step: &mut Step<'_, '_>,
     ) {
         let remote = step.endpoint.attributes.dest_qpn;
         let cqe = completion(opcode, slot.index, remote, header.length.get(), header, step);
-        let cqe = data.map_or(cqe, |data| cqe.with_data(data));
-        self.taken(header, Some((slot.home, cqe)), step);
+        let entry = data.map_or(cqe.into(), |inside| Entry::with_data(cqe, &inside.data, inside.stride));
+        self.taken(header, Some((slot.home, entry)), step);
     }
 
     /// A packet was taken. On a reliable connection it is acknowledged, and its completion becomes
@@ -138,20 +149,20 @@ impl Responder {
     pub(super) fn taken(
         &mut self,
         header: &Header,
-        completion: Option<(Home, Cqe64)>,
+        completion: Option<(Home, Entry)>,
         step: &mut Step<'_, '_>,
     ) {
         if step.endpoint.config.transport.is_reliable() {
             self.acknowledge_later(header, completion, step);
-        } else if let Some((home, cqe)) = completion {
-            step.complete_receive(home, cqe);
+        } else if let Some((home, entry)) = completion {
+            step.complete_receive(home, entry);
         }
     }
 
     fn acknowledge_later(
         &mut self,
         header: &Header,
-        completion: Option<(Home, Cqe64)>,
+        completion: Option<(Home, Entry)>,
         step: &mut Step<'_, '_>,
     ) {
         self.unacknowledged += 1;

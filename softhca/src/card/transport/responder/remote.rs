@@ -3,7 +3,7 @@
 use super::state::{Responder, Stop};
 use crate::card::config::{Access, packets_of};
 use crate::card::context::PEER_MEMORY;
-use crate::card::memory::pieces::Pieces;
+use crate::card::memory::pieces::{KeyRange, Pieces};
 use crate::card::memory::refusal::Refusal;
 use crate::card::transport::step::Step;
 use crate::packet::{FIRST, Header, IMMEDIATE, LAST, NakCode, Packet};
@@ -25,12 +25,16 @@ pub(super) fn check_access(
     if length == 0 {
         return Ok(());
     }
-    let (addr, rkey, regions) = (header.addr.get(), header.rkey.get(), step.context.regions);
+    let (range, regions) = (range_of(header, length), step.context.regions);
     let owner = (step.endpoint.pdn, step.endpoint.qpn);
-    let checked = regions.check_faults(rkey, wanted);
+    let checked = regions.check_faults(range.key, wanted);
     checked
-        .and_then(|()| regions.check_remote(rkey, owner, addr, length, wanted))
+        .and_then(|()| regions.check_remote(range, owner, wanted))
         .map_err(|refusal| no_access(&refusal, step))
+}
+
+fn range_of(header: &Header, len: u64) -> KeyRange {
+    KeyRange { key: header.rkey.get(), addr: header.addr.get(), len }
 }
 
 /// The memory that a request names, after [`check_access`]; none for an empty request.
@@ -43,8 +47,7 @@ pub(super) fn remote_memory<'a>(
     if length == 0 {
         return Ok(Pieces::One(None));
     }
-    let (addr, rkey, regions) = (header.addr.get(), header.rkey.get(), step.context.regions);
-    let pieces = regions.pieces(rkey, step.endpoint.pdn, addr, length, wanted);
+    let pieces = step.context.regions.pieces(range_of(header, length), step.endpoint.pdn, wanted);
     pieces.map_err(|refusal| no_access(&refusal, step))
 }
 

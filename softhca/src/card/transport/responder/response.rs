@@ -1,9 +1,9 @@
 //! Answers that wait to be sent, and results that may be asked for again.
 
 use crate::card::config::LIMITS;
+use crate::card::memory::entry::Entry;
 use crate::card::queue::receive::Home;
 use crate::packet::NakCode;
-use gdsync_sys::prm::cqe::Cqe64;
 use std::collections::VecDeque;
 
 /// An answer that waits to be sent.
@@ -14,7 +14,7 @@ pub(super) enum Response {
     /// requester without its acknowledgement.
     Ack {
         psn: u32,
-        completion: Option<(Home, Cqe64)>,
+        completion: Option<(Home, Entry)>,
     },
     Nak {
         psn: u32,

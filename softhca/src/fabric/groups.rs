@@ -1,0 +1,103 @@
+//! Multicast groups of this host: which cards have members of a group.
+//!
+//! A card with members holds an abstract socket name with the GID of the group and its LID. Cards that send to the
+//! group find the names in `/proc/net/unix`, which lists those of the network namespace. So a card that has joined
+//! gets what is sent from then on, and whoever has no member gets no packet. Nobody connects to the name. A name that
+//! another user holds leads to a card that drops the packet.
+
+use super::names;
+use super::node::LIDS;
+use gdsync_auth::own_user;
+use std::collections::{BTreeSet, HashMap};
+use std::io;
+use std::os::unix::net::UnixListener;
+
+/// The GID of a group.
+pub(crate) type Group = [u8; 16];
+
+/// The abstract sockets of the network namespace (proc(5)).
+const SOCKETS: &str = "/proc/net/unix";
+
+/// The groups that a card has joined.
+#[derive(Debug, Default)]
+pub(super) struct Groups {
+    /// With the socket that holds the name; `None` where another user holds it, who cannot take the LID.
+    joined: HashMap<Group, Option<UnixListener>>,
+}
+
+fn prefix(group: &Group) -> String {
+    format!("gdsync-softhca/{}/group/{:032x}/", own_user(), u128::from_be_bytes(*group))
+}
+
+impl Groups {
+    /// Joins a group, which may be joined.
+    pub(super) fn join(&mut self, group: &Group, lid: u16) -> io::Result<()> {
+        if !self.joined.contains_key(group) {
+            let name = names::listen(format!("{}{lid}", prefix(group)).as_bytes())?;
+            self.joined.insert(*group, name);
+        }
+        Ok(())
+    }
+
+    /// Leaves a group.
+    pub(super) fn leave(&mut self, group: &Group) {
+        self.joined.remove(group);
+    }
+}
+
+/// The LIDs of the cards that have joined a group.
+pub(super) fn members(group: &Group) -> BTreeSet<u16> {
+    match std::fs::read(SOCKETS) {
+        Ok(sockets) => named(&sockets, &prefix(group)).filter(|lid| LIDS.contains(lid)).collect(),
+        Err(error) => {
+            tracing::warn!(%error, "{SOCKETS} cannot be read: multicast reaches no card");
+            BTreeSet::new()
+        }
+    }
+}
+
+/// The numbers behind a prefix in the names of a list of sockets: each line ends with a name, where an abstract one
+/// has an `@` in place of its zero byte. Other names may have any bytes.
+fn named(sockets: &[u8], prefix: &str) -> impl Iterator<Item = u16> {
+    let of_line = move |line: &[u8]| {
+        let name = line.rsplit(|byte| *byte == b' ').next()?.strip_prefix(b"@")?;
+        str::from_utf8(name.strip_prefix(prefix.as_bytes())?).ok()?.parse().ok()
+    };
+    sockets.split(|byte| *byte == b'\n').filter_map(of_line)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_found_between_others() {
+        let list = b"Num       RefCount Protocol Flags    Type St Inode Path\n\
+            0000000000000000: 00000002 00000000 00010000 0001 01 22422 @a/7\n\
+            0000000000000000: 00000002 00000000 00010000 0001 01 22423 /run/a/8\n\
+            0000000000000000: 00000003 00000000 00000000 0001 03 22424\n\
+            0000000000000000: 00000002 00000000 00010000 0001 01 22425 @a/\xff\n\
+            0000000000000000: 00000002 00000000 00010000 0001 01 22426 @a/65536\n\
+            0000000000000000: 00000002 00000000 00010000 0001 01 22427 @a/9";
+        assert_eq!(named(list, "a/").collect::<Vec<_>>(), [7, 9]);
+    }
+
+    #[test]
+    fn a_card_is_a_member_from_joining_until_leaving() {
+        let mut group = [0xff; 16];
+        group[8..].copy_from_slice(&(0x6772_6f75_0000_0000 | u64::from(std::process::id())).to_be_bytes());
+        let (mut one, mut other) = (Groups::default(), Groups::default());
+        assert!(members(&group).is_empty());
+        one.join(&group, 5).unwrap();
+        one.join(&group, 5).unwrap();
+        other.join(&group, 0xbfff).unwrap();
+        assert_eq!(members(&group), BTreeSet::from([5, 0xbfff]));
+        group[2] = 0;
+        assert!(members(&group).is_empty(), "another group");
+        group[2] = 0xff;
+        one.leave(&group);
+        assert_eq!(members(&group), BTreeSet::from([0xbfff]));
+        drop(other);
+        assert!(members(&group).is_empty());
+    }
+}

@@ -1,0 +1,86 @@
+//! Multicast groups: the GID and the LID of an address.
+
+use super::address::Address;
+use super::path::{PKEY, address_handle};
+use crate::card::OpenCard;
+use crate::uapi::ucm::{AhAttr, space};
+use softhca::card::{LinkLayer, MULTICAST_LIDS};
+
+/// Beginnings of IPv6 addresses that are GIDs of groups as a subnet administrator chooses them: `ff1x:a01b`, x any.
+fn is_chosen_gid(ip: [u8; 16]) -> bool {
+    ip[0] == 0xff && ip[1] & 0xf0 == 0x10 && ip[2..4] == [0xa0, 0x1b]
+}
+
+/// The GID of the group of an address, as the kernel makes it of the address: on InfiniBand as IPoIB does (RFC 4391, 4),
+/// with a signature of its own for programs of the port space UDP (`cma_set_mgid`), on Ethernet the IP
+/// address itself (`cma_iboe_set_mgid`).
+pub(crate) fn gid(link: LinkLayer, port_space: u16, address: &Address) -> [u8; 16] {
+    let [high, low] = PKEY.to_be_bytes();
+    // Of the scope of the link.
+    let of_ip = |signature: [u8; 2]| {
+        let mut gid = [0; 16];
+        gid[..6].copy_from_slice(&[0xff, 0x12, signature[0], signature[1], high, low]);
+        if port_space == space::UDP {
+            gid[3] = 0x01;
+        }
+        gid
+    };
+    match (link, address) {
+        (_, Address::Ib(address)) => address.gid,
+        (LinkLayer::Ethernet, Address::V4(address)) => address.ip().to_ipv6_mapped().octets(),
+        (LinkLayer::Ethernet, Address::V6(address)) => address.ip().octets(),
+        (LinkLayer::InfiniBand, Address::V4(address)) => {
+            let mut gid = of_ip([0x40, 0x1b]);
+            gid[12..].copy_from_slice(&address.ip().octets());
+            gid[12] &= 0x0f;
+            gid
+        }
+        (LinkLayer::InfiniBand, Address::V6(address)) if is_chosen_gid(address.ip().octets()) => {
+            address.ip().octets()
+        }
+        (LinkLayer::InfiniBand, Address::V6(address)) => {
+            let mut gid = of_ip([0x60, 0x1b]);
+            gid[6..].copy_from_slice(&address.ip().octets()[6..]);
+            gid
+        }
+    }
+}
+
+/// The LID of a group. A subnet manager chooses one; here it follows from the GID, so that all cards agree.
+fn lid(gid: &[u8; 16]) -> u16 {
+    let sum = gid.iter().fold(0u32, |sum, byte| sum.wrapping_mul(31).wrapping_add((*byte).into()));
+    let (first, last) = (*MULTICAST_LIDS.start(), *MULTICAST_LIDS.end());
+    first + (sum % u32::from(last - first + 1)) as u16
+}
+
+/// The address of a group, for address handles. `None` for a card without a GID.
+pub(crate) fn handle(open: &OpenCard, gid: [u8; 16]) -> Option<AhAttr> {
+    let node = open.card.node();
+    let gids = super::message::Gids { source: open.card.gid_of(node)?, destination: gid };
+    let handle = address_handle(open, node, &gids)?;
+    let dlid = if open.card.link_layer() == LinkLayer::Ethernet { 0 } else { lid(&gid) };
+    Some(AhAttr { dlid, is_global: 1, ..handle })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::Ipv6Addr;
+
+    #[test]
+    fn addresses_become_gids_as_the_kernel_makes_them() {
+        use LinkLayer::{Ethernet, InfiniBand};
+        let gid =
+            |link, space, ip: &str| Ipv6Addr::from(gid(link, space, &Address::of(ip.parse().unwrap(), 7)));
+        let expect = |text: &str| text.parse::<Ipv6Addr>().unwrap();
+        assert_eq!(gid(InfiniBand, space::UDP, "239.1.2.3"), expect("ff12:4001:ffff::f01:203"));
+        assert_eq!(gid(InfiniBand, space::IPOIB, "239.1.2.3"), expect("ff12:401b:ffff::f01:203"));
+        assert_eq!(gid(InfiniBand, space::UDP, "ff0e:1::9"), expect("ff12:6001:ffff::9"));
+        assert_eq!(gid(InfiniBand, space::UDP, "ff12:a01b:fe80::9"), expect("ff12:a01b:fe80::9"));
+        assert_eq!(gid(Ethernet, space::UDP, "239.1.2.3"), expect("::ffff:239.1.2.3"));
+        assert_eq!(gid(Ethernet, space::UDP, "ff0e::9"), expect("ff0e::9"));
+        for last in 0..=255 {
+            assert!(MULTICAST_LIDS.contains(&lid(&[last; 16])));
+        }
+    }
+}
