@@ -13,9 +13,6 @@ use zerocopy::FromBytes;
 pub(crate) struct SendQueue {
     ring: ReadRing,
     producer: Producer,
-    /// What the doorbell record held when the queue was made or emptied, until a doorbell names the queue. A
-    /// program need not clear the record before its first post.
-    found: Option<u16>,
     /// Next block to fetch.
     fetched: u32,
     /// First block that is not completed.
@@ -44,14 +41,12 @@ impl SendQueue {
             let records = if config.no_send_record { std::ptr::null_mut() } else { config.dbrec };
             (ring, Producer::new(records, doorbell::DBR_SEND))
         };
-        let found = Some(producer.load());
-        SendQueue { ring, producer, found, fetched: 0, completed: 0, early: VecDeque::new() }
+        SendQueue { ring, producer, fetched: 0, completed: 0, early: VecDeque::new() }
     }
 
-    /// Empties the queue. The front, or the program, zeroes the doorbell record.
+    /// Empties the queue. The front zeroes the doorbell record.
     pub(crate) fn reset(&mut self) {
         self.producer.set(0);
-        self.found = Some(self.record());
         (self.fetched, self.completed) = (0, 0);
         self.early.clear();
     }
@@ -64,17 +59,6 @@ impl SendQueue {
     /// The doorbell record now.
     pub(crate) fn record(&self) -> u16 {
         self.producer.load()
-    }
-
-    /// A doorbell names the queue: its record counts from now on.
-    pub(crate) fn rung(&mut self) {
-        self.found = None;
-    }
-
-    /// Whether the record is as the card found it. A doorbell of another queue of the page, behind which one
-    /// of this queue may have been lost, says nothing of it then.
-    pub(crate) fn is_untouched(&self, record: u16) -> bool {
-        self.found == Some(record)
     }
 
     /// Whether the card knows this value of the doorbell record.

@@ -108,7 +108,6 @@ impl Qp {
     /// Checks a doorbell against the doorbell record. Without a send queue there is nothing to
     /// ring for: the queue pair fails.
     pub(crate) fn check_doorbell(&mut self, bell: Doorbell, context: &mut Context<'_>) {
-        self.requester.queue.rung();
         if self.requester.queue.blocks() == 0 && self.endpoint.state() == QpState::Rts {
             let qpn = self.endpoint.qpn;
             let message = "the queue pair is rung, and has no send queue".to_owned();
@@ -131,9 +130,6 @@ impl Qp {
     pub(crate) fn ring(&mut self, is_own: bool, context: &mut Context<'_>) {
         let is_slave = self.endpoint.config.slave_send;
         let record = self.requester.queue.record();
-        if self.requester.queue.is_untouched(record) {
-            return;
-        }
         if !is_slave || is_own && !self.requester.queue.is_behind(record) {
             self.announce(record, RECORD, context);
         }

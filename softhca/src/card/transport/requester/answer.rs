@@ -50,18 +50,15 @@ impl Requester {
     /// A part of an RDMA read has arrived, or the result of an atomic.
     pub(crate) fn read_response(&mut self, packet: Packet<'_>, step: &mut Step<'_, '_>) {
         let psn = packet.header.psn.get();
-        let Some(position) = self.requests.iter().position(|r| r.awaits_result() && !r.done) else { return };
+        let Some(position) = self.requests.iter().position(|r| r.awaits_result() && r.contains(psn)) else {
+            return;
+        };
         let request = &self.requests[position];
-        let ahead = psn_distance(psn, request.first_psn) - request.acked as i32;
-        if ahead < 0 {
+        let part = psn_distance(psn, request.first_psn) as u32;
+        if request.done || part != request.acked {
             // A duplicate, or an answer to a read that was sent again since.
             return;
         }
-        if ahead > 0 {
-            let missing = request.first_psn.wrapping_add(request.acked) & PSN_MASK;
-            return self.answer_lost(missing);
-        }
-        let part = request.acked;
         let Ok(work) = &request.work else { return };
         let offset = part * MTU;
         let length = (work.length - offset).min(MTU);
@@ -93,15 +90,6 @@ impl Requester {
         self.progressed(&step.endpoint.attributes, step.context.now);
         // Responses arrive in order, so all requests sent before the read have arrived.
         self.acknowledge(first_psn.wrapping_sub(1) & PSN_MASK, step);
-    }
-
-    /// A result has come before that of packet `missing`, which must be lost, as results come in order: the
-    /// requester asks again, once, from there on (InfiniBand's implied NAK). It takes no later result
-    /// before: the responder keeps the originals of the last `max_rd_atomic` atomics only.
-    fn answer_lost(&mut self, missing: u32) {
-        if self.lost_answer.replace(missing) != Some(missing) {
-            self.rewind();
-        }
     }
 
     /// The remote side refused packet `psn`; everything before it has arrived.

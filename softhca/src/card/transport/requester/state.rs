@@ -30,8 +30,6 @@ pub(crate) struct Requester {
     pub(super) fetch_at: Option<Instant>,
     /// The last packet that the fabric took on its way to the peer: its number, and where it ends.
     pub(super) reached: Option<(u32, u64)>,
-    /// The packet whose answer was lost last, from which all was sent again.
-    pub(super) lost_answer: Option<u32>,
     /// How far the examination of the current time-out has come.
     pub(crate) examination: Option<Examination>,
     pub(super) waits: Waits,
@@ -111,7 +109,6 @@ impl Requester {
             rnr_until: None,
             fetch_at: None,
             reached: None,
-            lost_answer: None,
             examination: None,
             waits: Waits::default(),
             target: None,
@@ -126,7 +123,7 @@ impl Requester {
         self.cursor = 0;
         self.next_psn = psn;
         self.set_timer(None);
-        (self.rnr_until, self.reached, self.fetch_at, self.lost_answer) = (None, None, None, None);
+        (self.rnr_until, self.reached, self.fetch_at) = (None, None, None);
         self.waits = Waits::default();
         self.target = None;
         self.refill_retries(attributes);
