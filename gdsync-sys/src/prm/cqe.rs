@@ -88,7 +88,8 @@ pub const L3_IPV6: u8 = 1;
 /// [`PathFields::level_or_l3_type`] on Ethernet: an IPv4 header, in the last 20 of 40 bytes.
 pub const L3_IPV4: u8 = 2;
 
-/// Where a datagram came from: what a responder entry says beside the remote queue pair.
+/// Where a message came from: what a responder entry says beside the remote queue pair. Of messages of
+/// connections only the LID is said.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PathFields {
     /// Source LID; 0 on Ethernet.
@@ -218,14 +219,14 @@ impl Cqe64 {
         self.srqn_uidx.get() & 0xff_ffff
     }
 
-    /// The same entry of a datagram that came with this path.
+    /// The same entry of a message that came with this path.
     pub fn with_path(self, path: PathFields) -> Self {
         let bits = u32::from(path.has_grh) << 28 | u32::from(path.level_or_l3_type & 0xf) << 24;
         let flags_rqpn = U32::new(bits | self.flags_rqpn.get() & 0xff_ffff);
         Cqe64 { flags_rqpn, slid: U16::new(path.slid), ..self }
     }
 
-    /// The path that a datagram came with.
+    /// The path that a message came with.
     pub fn path(&self) -> PathFields {
         let flags = self.flags_rqpn.get();
         PathFields {

@@ -134,6 +134,14 @@ impl Port {
         }
     }
 
+    /// What a completion entry names the sender of a message by: on InfiniBand its LID, on Ethernet 0.
+    pub(crate) fn source_lid(&self, sender: Node) -> u16 {
+        match self.link {
+            LinkLayer::InfiniBand => sender as u16,
+            LinkLayer::Ethernet => 0,
+        }
+    }
+
     /// The GID table.
     pub(crate) fn gids(&self) -> Vec<GidEntry> {
         (0..).map_while(|index| self.gid(index)).collect()

@@ -39,7 +39,8 @@ fn ucx_with(test: &str, devices: &str, transport: &str, plan: &str, arguments: &
     let command = || {
         let mut command = soft(devices, &tool, temporary.path());
         command.args(["-p", &port.to_string()]);
-        command.env("UCX_TLS", transport).env("UCX_NET_DEVICES", "mlx5_0:1").env("SOFTHCA_FAULTS", plan);
+        command.env("UCX_TLS", transport).env("UCX_NET_DEVICES", "mlx5_0:1");
+        command.env("SOFTHCA_FAULTS", plan).envs(IMPATIENT.into_iter().filter(|_| !plan.is_empty()));
         command
     };
     let mut server = Running::start(command());
@@ -75,6 +76,26 @@ fn ucx_does_all_over_reliable_connections() {
     }
 }
 
+/// Enough messages of each direction for the flow control of UCX, whose grants of DC go to where a message
+/// has come from.
+const MANY: &str = "1500";
+
+#[test]
+fn ucx_does_all_over_the_queues_of_the_device() {
+    let test = "ucx_does_all_over_the_queues_of_the_device";
+    for transport in ["rc_x", "dc_x"] {
+        for (devices, kinds) in [("ib", ["tag_bw", "ucp_put_bw"]), ("roce", ["ucp_get", "tag_bw"])] {
+            for kind in kinds {
+                ucx(test, devices, transport, &["-t", kind, "-n", "500", "-s", "20000"]);
+            }
+            ucx(test, devices, transport, &["-t", "tag_bw", "-n", MANY, "-s", "100"]);
+            for (kind, size) in [("tag_lat", "8"), ("ucp_fadd", "8"), ("ucp_cswap", "8"), ("ucp_fadd", "4")] {
+                ucx(test, devices, transport, &["-t", kind, "-n", "200", "-s", size]);
+            }
+        }
+    }
+}
+
 #[test]
 fn ucx_puts_and_gets_over_datagrams() {
     for kind in ["ucp_put_bw", "ucp_get"] {
@@ -83,15 +104,22 @@ fn ucx_puts_and_gets_over_datagrams() {
     ucx("ucx_puts_and_gets_over_datagrams", "ib", "ud_verbs", &["-t", "ucp_fadd", "-n", "200", "-s", "8"]);
 }
 
-/// Packets that are lost and late.
-const FAULTS: &str = "seed=1; drop p=0.01; delay=200us p=0.02";
+/// UCX waits a second for an acknowledgement, unless it is told to wait less.
+pub(super) const IMPATIENT: [(&str, &str); 3] =
+    [("UCX_RC_TIMEOUT", "20ms"), ("UCX_DC_TIMEOUT", "20ms"), ("UCX_WARN_UNUSED_ENV_VARS", "n")];
+/// Packets that are lost, doubled and late, receivers that are not ready, and late completions.
+pub(super) const FAULTS: &str =
+    "seed=1; drop p=0.01; duplicate p=0.01; delay=200us p=0.02; rnr every=200; late=300us every=50";
 
 #[test]
 fn ucx_gets_over_faults() {
-    for (transport, kind) in
-        [("rc_v", "tag_bw"), ("rc_v", "ucp_put_bw"), ("ud_v", "tag_bw"), ("ud_x", "tag_bw")]
-    {
-        ucx_with("ucx_gets_over_faults", "ib", transport, FAULTS, &["-t", kind, "-n", "100", "-s", "20000"]);
+    for transport in ["rc_v", "rc_x", "dc_x", "ud_v", "ud_x"] {
+        for kind in ["tag_bw", "ucp_put_bw", "ucp_get"] {
+            let arguments = ["-t", kind, "-n", "100", "-s", "20000"];
+            ucx_with("ucx_gets_over_faults", "ib", transport, FAULTS, &arguments);
+        }
+        let atomic = ["-t", "ucp_fadd", "-n", "100", "-s", "8"];
+        ucx_with("ucx_gets_over_faults", "roce", transport, FAULTS, &atomic);
     }
 }
 

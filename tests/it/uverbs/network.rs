@@ -1,43 +1,20 @@
-//! What the card's environment changes: faults, and a network between hosts. `-c` checks the data.
+//! What the card's environment changes: a network between hosts, and plans of faults. `-c` checks the data.
 
-use crate::uverbs::support::{Pair, run, soft, tool};
+use crate::uverbs::faults::LOSSY_ANSWERED;
+use crate::uverbs::support::{leftover, run, soft};
 use gdsync_test_support::folder::Folder;
 use std::path::Path;
 
-const FAULTS: &str =
-    "seed=3; drop p=0.02; duplicate p=0.02; delay=200us p=0.02; rnr every=50; late=300us every=40";
-
-/// Runs the tool as server and client with more in its environment.
-fn succeeds_with(test: &str, name: &str, environment: &[&str], devices: &str, arguments: &[&str]) {
-    let Some(tool) = tool(test, name) else { return };
-    let temporary = Folder::new(test);
-    let mut program = vec![Path::new("/usr/bin/env")];
-    program.extend(environment.iter().map(Path::new));
-    program.push(&tool);
-    for ended in Pair::start_after(&program, devices, arguments, temporary.path(), || {}).end() {
-        assert_eq!(ended.code, Some(0), "{name} {arguments:?} with {environment:?}: {}", ended.text);
-    }
-}
-
-#[test]
-fn programs_get_over_faults() {
-    let faults = format!("SOFTHCA_FAULTS={FAULTS}");
-    succeeds_with("faults_rc", "ibv_rc_pingpong", &[&faults], "ib", &["-n", "300", "-c"]);
-    for more in [&["-c", "DC"][..], &["-c", "XRC"], &["--use-srq"]] {
-        let arguments = [more, &["-s", "4096", "-n", "300"]].concat();
-        succeeds_with("faults_shared", "ib_send_bw", &[&faults], "ib", &arguments);
-    }
-}
-
 #[test]
 fn programs_speak_over_tcp_with_and_without_faults() {
-    let faults = format!("SOFTHCA_FAULTS={FAULTS}");
+    let faults = format!("SOFTHCA_FAULTS={LOSSY_ANSWERED}");
     let listen = "SOFTHCA_LISTEN=127.83.210.1:48300,127.83.210.2:48300";
+    // The key stays that the user's cards share.
     for environment in [&[listen][..], &[listen, &faults]] {
-        succeeds_with("tcp_rc", "ibv_rc_pingpong", environment, "roce", &["-g", "3", "-n", "300", "-c"]);
+        leftover("tcp_rc", "ibv_rc_pingpong", environment, "roce", &["-g", "3", "-n", "300", "-c"]);
     }
     let ud = ["-g", "1", "-n", "300", "-s", "1024", "-c"];
-    succeeds_with("tcp_ud", "ibv_ud_pingpong", &[listen], "roce", &ud);
+    leftover("tcp_ud", "ibv_ud_pingpong", &[listen], "roce", &ud);
 }
 
 #[test]

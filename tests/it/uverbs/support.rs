@@ -22,6 +22,7 @@ pub(crate) fn tool(test: &str, name: &str) -> Option<PathBuf> {
     let package = match name {
         "ibstat" => "infiniband-diags",
         "rdma" => "iproute2",
+        "mpirun" => "openmpi-bin",
         _ if name.starts_with("ibv_") => "ibverbs-utils",
         _ if name.starts_with("ucx_") => "ucx-utils",
         _ => "perftest",
@@ -198,10 +199,31 @@ impl Pair {
 
 /// Runs a tool as server and client; both must succeed, and leave nothing behind.
 pub(crate) fn succeeds(test: &str, name: &str, devices: &str, arguments: &[&str]) {
-    let Some(tool) = tool(test, name) else { return };
+    succeeds_with(test, name, &[], devices, arguments);
+}
+
+/// As [`succeeds`], with more in the environment.
+pub(crate) fn succeeds_with(test: &str, name: &str, environment: &[&str], devices: &str, arguments: &[&str]) {
+    assert_eq!(leftover(test, name, environment, devices, arguments), 0, "{name} has left something behind");
+}
+
+/// Runs a tool as server and client with more in the environment; both must succeed. Returns how much they
+/// have left behind.
+pub(crate) fn leftover(
+    test: &str,
+    name: &str,
+    environment: &[&str],
+    devices: &str,
+    arguments: &[&str],
+) -> usize {
+    let Some(tool) = tool(test, name) else { return 0 };
     let temporary = Folder::new(&format!("{test}-{}", arguments.join("")));
-    for ended in Pair::start(&tool, devices, arguments, temporary.path()).end() {
-        assert_eq!(ended.code, Some(0), "{name} {arguments:?} on {devices}: {}", ended.text);
+    let mut program = vec![Path::new("/usr/bin/env")];
+    program.extend(environment.iter().map(Path::new));
+    program.push(&tool);
+    for Ended { code, text } in Pair::start_after(&program, devices, arguments, temporary.path(), || {}).end()
+    {
+        assert_eq!(code, Some(0), "{name} {arguments:?} on {devices} {environment:?}: {text}");
     }
-    assert_eq!(temporary.content(), 0, "{name} has left something behind");
+    temporary.content()
 }

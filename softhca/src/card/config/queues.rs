@@ -138,7 +138,7 @@ pub struct QpConfig {
     pub rq_entries: u32,
     /// Bytes between two entries of the receive ring, a multiple of 16.
     pub rq_stride: u32,
-    /// Receive and send doorbell records; may be null without queues.
+    /// Receive and send doorbell records; may be null without queues. The card writes that of sends at a reset.
     pub dbrec: *mut u32,
     /// Every send writes a completion entry.
     pub signal_all: bool,

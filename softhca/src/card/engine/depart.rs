@@ -1,11 +1,11 @@
 //! Departure of packets, and what faults do to them.
 
 use super::arrive::{arrive, crossing, delay};
+use super::peer::ended;
 use super::state::Engine;
 use crate::card::delayed::{DelayedPacket, Flow};
 use crate::card::transport::deliver::deliver;
 use crate::card::transport::qp::Outgoing;
-use crate::card::transport::requester::PeerState;
 use crate::fabric::{MULTICAST, Node, Part, SendOutcome};
 use crate::faults::{Direction, Fate};
 use crate::packet::{GLOBAL, Header, MULTICAST_QPN, PacketKind};
@@ -61,7 +61,7 @@ impl Engine {
                 qp.packet_sent(packet, context);
             });
         }
-        self.note_unreachable(packet.qpn, &packet.header, outcome, now);
+        self.note_unreachable(packet.qpn, packet.to, &packet.header, outcome, now);
         Departure::Gone
     }
 
@@ -146,10 +146,12 @@ impl Engine {
 
     /// Fails a reliable connection whose peer's process has ended or never existed: no retry would
     /// reach it.
-    fn note_unreachable(&mut self, qpn: u32, header: &Header, outcome: SendOutcome, now: Instant) {
+    fn note_unreachable(&mut self, qpn: u32, to: Node, header: &Header, outcome: SendOutcome, now: Instant) {
         let is_request = PacketKind::try_from(header.kind).is_ok_and(PacketKind::is_request);
         if outcome == SendOutcome::Unreachable && is_request && header.is_reliable() {
-            self.with_qp(qpn, now, |qp, context| qp.retry(PeerState::Ended, context));
+            let Some(qp) = self.qps.get_mut(&qpn) else { return };
+            let peer = ended(&mut self.fabric, to, self.schedule.rounds(), &mut qp.requester);
+            self.with_qp(qpn, now, |qp, context| qp.retry(peer, context));
         }
     }
 
@@ -191,7 +193,7 @@ impl Engine {
             if flow.0 == Direction::Out {
                 let left_at = (outcome == SendOutcome::Sent).then(|| self.fabric.position());
                 self.with_qp(flow.1, now, |qp, _| qp.note_position(&packet.header, left_at));
-                self.note_unreachable(flow.1, &packet.header, outcome, now);
+                self.note_unreachable(flow.1, packet.node, &packet.header, outcome, now);
             }
         }
         true

@@ -6,6 +6,7 @@ mod completions;
 mod depart;
 mod doorbells;
 mod management;
+mod peer;
 mod schedule;
 mod send;
 mod state;

@@ -12,6 +12,8 @@ pub(super) struct Schedule {
     active: VecDeque<u32>,
     /// Queue pairs of `active` that the current round has still to serve.
     left_in_round: usize,
+    /// Rounds that have ended.
+    rounds: u64,
     /// Queue pairs that found the fabric full.
     blocked: Vec<u32>,
     /// Queue pairs in ERR. Receives that are posted to them are flushed.
@@ -46,8 +48,14 @@ impl Schedule {
         let ends = self.left_in_round == 0;
         if ends {
             self.left_in_round = self.active.len();
+            self.rounds += 1;
         }
         ends
+    }
+
+    /// How many rounds have ended.
+    pub(super) fn rounds(&self) -> u64 {
+        self.rounds
     }
 
     /// Adds a queue pair to those that found the fabric full.

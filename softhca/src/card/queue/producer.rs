@@ -28,6 +28,16 @@ impl Producer {
         self.index
     }
 
+    /// Begins at 0 again, and so does the record. A card leaves the record alone, and a program need not
+    /// zero it, as the card looks at a queue pair only that is rung. This card looks at the records of all
+    /// queue pairs of a page that is rung, and one from before the reset would announce work that is not there.
+    pub(super) fn restart(&mut self) {
+        self.index = 0;
+        if let Some(record) = &self.record {
+            record.exchange(0);
+        }
+    }
+
     /// Changes the index that the card knows, without regard to the record.
     pub(super) fn set(&mut self, index: u32) {
         self.index = index;

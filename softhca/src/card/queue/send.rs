@@ -44,9 +44,9 @@ impl SendQueue {
         SendQueue { ring, producer, fetched: 0, completed: 0, early: VecDeque::new() }
     }
 
-    /// Empties the queue. The front zeroes the doorbell record.
+    /// Empties the queue.
     pub(crate) fn reset(&mut self) {
-        self.producer.set(0);
+        self.producer.restart();
         (self.fetched, self.completed) = (0, 0);
         self.early.clear();
     }

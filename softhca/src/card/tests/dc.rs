@@ -123,6 +123,7 @@ fn each_request_goes_to_the_target_that_it_names() {
             assert_eq!((cqe.opcode(), cqe.byte_count()), (Ok(CqeOpcode::RespSend), 900));
             let from = (cqe.qpn(), cqe.remote_qpn(), cqe.user_index());
             assert_eq!(from, (target.qpn, bed.initiators[0].qpn, user_index));
+            assert_eq!(cqe.path().slid, bed.card.lid(), "where an answer goes");
             assert_eq!(target.place.bytes()[round * 1000..][..900], bed.source.bytes()[round * 7..][..900]);
         }
     }

@@ -104,6 +104,65 @@ fn a_stopped_peer_that_dies_is_given_up() {
 }
 
 #[test]
+fn what_a_peer_has_answered_before_it_died_is_taken_first() {
+    let (stopped, dies) = (card(), card());
+    // A step takes fewer answers.
+    let mut senders: Vec<_> = (0..40).map(|_| impatient(&stopped, &dies)).collect();
+    for (sender, target) in &mut senders {
+        let [remote, data] = write(target);
+        sender.post(Opcode::RdmaWrite, &[&remote, &data]);
+    }
+    run(&stopped);
+    until("all writes", || {
+        run(&dies);
+        senders.iter().all(|(_, target)| target.bytes().starts_with(b"hello")).then_some(())
+    });
+    run(&dies);
+    drop(dies);
+    // The time-outs pass before this card runs again.
+    std::thread::sleep(Duration::from_millis(50));
+    for (sender, target) in senders.iter_mut().skip(20) {
+        let [remote, data] = write(target);
+        sender.post(Opcode::RdmaWrite, &[&remote, &data]);
+    }
+    run_both(&stopped, None, || senders.iter().all(|(sender, _)| sender.cq.peek().is_some()));
+    for (sender, _) in &mut senders {
+        success(sender.cq.poll());
+    }
+    run_both(&stopped, None, || senders.iter().skip(20).all(|(sender, _)| sender.cq.peek().is_some()));
+    for (sender, _) in senders.iter_mut().skip(20) {
+        assert_eq!(error(sender.cq.poll()).1, Syndrome::RetryExceeded);
+    }
+}
+
+#[test]
+fn a_receive_from_the_dead_completes_before_what_they_do_not_answer_fails() {
+    let (stopped, dies) = (card(), card());
+    let (pdn, other) = (stopped.alloc_pd().unwrap(), dies.alloc_pd().unwrap());
+    let mut receiver = TestQp::new(&stopped, pdn, &SIZES);
+    let (cqn, mut from) = (receiver.cq.cqn, TestQp::new(&dies, other, &SIZES));
+    receiver.connect(&stopped, from.qpn, dies.lid(), first_counts());
+    from.connect(&dies, receiver.qpn, stopped.lid(), first_counts());
+    // They complete to the same queue. The peer of this one does not listen.
+    let mut sender = TestQp::with(&stopped, pdn, &SIZES, |config| config.send_cq = Some(cqn));
+    let deaf = TestQp::new(&dies, other, &SIZES);
+    sender.connect(&stopped, deaf.qpn, dies.lid(), first_counts());
+    let target = Region::new(&stopped, pdn, 64, everything());
+    receiver.post_recv(&[target.data(0..64)]);
+    sender.post(Opcode::Send, &[&inline(b"hello")]);
+    run(&stopped);
+    run_for_a_while(&dies);
+    from.post(Opcode::Send, &[&inline(b"farewell")]);
+    run(&dies);
+    drop(dies);
+    std::thread::sleep(Duration::from_millis(50));
+    run_both(&stopped, None, || receiver.cq.peek().is_some());
+    assert_eq!(receiver.cq.poll().unwrap().opcode(), Ok(CqeOpcode::RespSend));
+    run_both(&stopped, None, || receiver.cq.peek().is_some());
+    assert_eq!(error(receiver.cq.poll()), (CqeOpcode::RequesterError, Syndrome::RetryExceeded, 0));
+}
+
+#[test]
 fn a_peer_whose_card_has_panicked_is_given_up() {
     let (alive, panics) = (card(), card());
     let (mut sender, target) = impatient(&alive, &panics);

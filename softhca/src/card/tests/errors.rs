@@ -398,6 +398,39 @@ fn a_doorbell_rung_before_a_reset_is_of_the_former_life() {
 }
 
 #[test]
+fn a_record_from_before_a_reset_announces_nothing() {
+    let card = Card::stopped(LinkLayer::InfiniBand, Box::new(drop)).unwrap();
+    let pdn = card.alloc_pd().unwrap();
+    let page = card.alloc_uar(&[0x800]).unwrap();
+    // They share a page, and so its register.
+    let [mut failed, mut other] = [(); 2].map(|()| {
+        let mut qp = TestQp::with(&card, pdn, &SIZES, |config| config.uar = Some(page.id));
+        qp.page = page.page;
+        qp
+    });
+    let connect = |qp: &TestQp| qp.connect(&card, qp.qpn, card.lid(), QpChange::default());
+    [&failed, &other].into_iter().for_each(connect);
+    failed.post(Opcode::Nop, &[]);
+    run(&card);
+    success(failed.cq.poll());
+    card.modify_qp(failed.qpn, &QpChange { state: Some(QpState::Reset), ..QpChange::default() }).unwrap();
+    // The program begins the ring anew, and leaves the record.
+    failed.head = 0;
+    bytes(failed.sq, failed.blocks as usize * BASIC_BLOCK).fill(0);
+    connect(&failed);
+    other.post(Opcode::Nop, &[]);
+    run(&card);
+    success(other.cq.poll());
+    assert!(failed.cq.poll().is_none() && card.diagnostics().is_empty(), "{:?}", card.diagnostics());
+    // The record gets the value that it had before, and the other queue pair's doorbell overwrites this one's.
+    failed.post(Opcode::Nop, &[]);
+    other.post(Opcode::Nop, &[]);
+    run(&card);
+    success(failed.cq.poll());
+    success(other.cq.poll());
+}
+
+#[test]
 fn objects_in_use_stay() {
     let pair = Pair::new(64);
     let card = &pair.card;

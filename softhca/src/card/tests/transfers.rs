@@ -25,6 +25,7 @@ fn a_send_fills_the_receive() {
         (60, [1, 2, 3, 4], 0, true)
     );
     assert_eq!((cqe.qpn(), cqe.remote_qpn()), (pair.right.qpn, pair.left.qpn));
+    assert_eq!(cqe.path().slid, pair.card.lid());
     assert_eq!(pair.target.bytes()[..30], pair.source.bytes()[..30]);
     assert_eq!(pair.target.bytes()[50..80], pair.source.bytes()[30..60]);
     assert!(pair.target.bytes()[80..].iter().all(|byte| *byte == 0));

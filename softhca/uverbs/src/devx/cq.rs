@@ -3,7 +3,7 @@
 use super::message::{check_length, created};
 use super::resources::{EVENT_QUEUE, check_uar};
 use super::status::{Refusal, Syndrome};
-use super::umem::{Part, page_offset};
+use super::umem::{Part, Usage, page_offset};
 use crate::context::{Context, Object, Objects};
 use crate::resource::Resource;
 use crate::uapi::devx::object;
@@ -53,7 +53,7 @@ pub(super) fn create(
         offset: cq::UMEM_OFFSET.get(input).saturating_add(lead),
         len: u64::from(entries) * u64::from(stride),
         alignment: ALIGNMENT,
-        writes: true,
+        usage: Usage::Writes,
     };
     let record = Part::record(cqc::DBR_UMEM_ID.get32(asked), cqc::DBR_ADDR.get(asked));
     let config = CqConfig {

@@ -3,7 +3,7 @@
 use super::message::{check_length, created};
 use super::resources::check_pd;
 use super::status::{Refusal, Status, Syndrome};
-use super::umem::Part;
+use super::umem::{Part, Usage};
 use crate::context::{Context, Object, Objects};
 use crate::resource::Resource;
 use crate::uapi::devx::object;
@@ -99,12 +99,13 @@ fn of_user_memory(context: &Context, objects: &Objects, input: &[u8]) -> Result<
     }
     // The device does not know the right to bind windows.
     let access = access_of(input) | Access::MW_BIND;
+    let writes = access.intersects(Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
     let part = Part {
         id: mkey::UMEM_ID.get32(input),
         offset: mkey::UMEM_OFFSET.get(input),
         len: mkey::LEN.get(input),
         alignment: 1,
-        writes: access.intersects(Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC),
+        usage: if writes { Usage::Writes } else { Usage::Reads },
     };
     let addr = part.address(objects)?;
     let (pdn, iova) = (mkey::PD.get32(input), mkey::START_ADDR.get(input));

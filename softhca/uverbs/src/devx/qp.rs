@@ -3,7 +3,7 @@
 use super::message::{check_length, created};
 use super::resources::{check_cq, check_pd, check_srq, check_uar};
 use super::status::{Refusal, Syndrome};
-use super::umem::{Part, page_offset};
+use super::umem::{Part, Usage, page_offset};
 use crate::context::{Context, Object, Objects};
 use crate::resource::Resource;
 use crate::uapi::devx::object;
@@ -142,7 +142,7 @@ pub(super) fn create(
         len: receive_bytes + u64::from(sq_blocks) * BLOCK,
         alignment: BLOCK,
         // The card only reads work-queue entries.
-        writes: false,
+        usage: Usage::Reads,
     };
     let record = Part::read_record(qpc::DBR_UMEM_ID.get32(asked), qpc::DBR_ADDR.get(asked));
     let start = if ring.len == 0 { 0 } else { ring.address(objects)? };

@@ -3,7 +3,7 @@
 use super::message::{check_length, created};
 use super::resources::check_pd;
 use super::status::{Refusal, Syndrome};
-use super::umem::{Part, page_offset};
+use super::umem::{Part, Usage, page_offset};
 use crate::context::{Context, Object, Objects};
 use crate::resource::Resource;
 use crate::uapi::devx::object;
@@ -47,7 +47,7 @@ pub(super) fn create(
         len: u64::from(entries) * u64::from(stride),
         alignment: SEGMENT as u64,
         // The card only reads work-queue entries.
-        writes: false,
+        usage: Usage::Reads,
     };
     let (record_id, record_at) = (wq::DBR_UMEM_ID.get32(asked), wq::DBR_ADDR.get(asked));
     let record = Part { len: RECORD, alignment: RECORD, ..Part::read_record(record_id, record_at) };

@@ -78,25 +78,35 @@ pub(super) struct Part {
     pub(super) len: u64,
     /// The address must be a multiple of this.
     pub(super) alignment: u64,
-    /// Whether the device writes there.
-    pub(super) writes: bool,
+    pub(super) usage: Usage,
+}
+
+/// What the device does with a part of user memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Usage {
+    /// It reads.
+    Reads,
+    /// It reads what the program writes.
+    Record,
+    /// It writes.
+    Writes,
 }
 
 impl Part {
-    /// A doorbell record of a queue of work requests, which the device only reads. Programs register it
-    /// with no access.
+    /// A doorbell record of a queue of work requests, which a device only reads. Programs register it
+    /// with no access. This card writes it at a reset, as the program could.
     pub(super) fn read_record(id: u32, offset: u64) -> Self {
-        Part { writes: false, ..Self::record(id, offset) }
+        Part { usage: Usage::Record, ..Self::record(id, offset) }
     }
 
     /// A doorbell record of a completion queue. The card marks arms there as taken.
     pub(super) fn record(id: u32, offset: u64) -> Self {
-        Part { id, offset, len: RECORD, alignment: RECORD, writes: true }
+        Part { id, offset, len: RECORD, alignment: RECORD, usage: Usage::Writes }
     }
 
     /// The address of the part, checked to be inside the user memory, aligned and mapped.
     pub(super) fn address(&self, objects: &Objects) -> std::result::Result<u64, Refusal> {
-        let Part { id, offset, len, alignment, writes } = *self;
+        let Part { id, offset, len, alignment, usage } = *self;
         let Ok(umem) = objects.state::<Umem>(id) else {
             return Err(Refusal::resource(Syndrome::UmemId, id, "the number of registered user memory"));
         };
@@ -112,7 +122,8 @@ impl Part {
                 "aligned: 64 bytes for rings, 8 for records",
             ));
         }
-        if writes && !umem.writable || !is_reachable(addr, len, writes) {
+        let is_refused = usage == Usage::Writes && !umem.writable;
+        if is_refused || !is_reachable(addr, len, usage != Usage::Reads) {
             return Err(Refusal::parameter(Syndrome::UmemAccess, addr, "mapped, and writable by the device"));
         }
         Ok(addr)

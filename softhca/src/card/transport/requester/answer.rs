@@ -55,10 +55,15 @@ impl Requester {
         };
         let request = &self.requests[position];
         let part = psn_distance(psn, request.first_psn) as u32;
-        if request.done || part != request.acked {
+        if request.done || part < request.acked {
             // A duplicate, or an answer to a read that was sent again since.
             return;
         }
+        let misses_earlier = self.requests.iter().take(position).any(|r| r.awaits_result() && !r.done);
+        if part > request.acked || misses_earlier {
+            return self.answer_lost();
+        }
+        self.answer_is_lost = false;
         let Ok(work) = &request.work else { return };
         let offset = part * MTU;
         let length = (work.length - offset).min(MTU);
@@ -90,6 +95,17 @@ impl Requester {
         self.progressed(&step.endpoint.attributes, step.context.now);
         // Responses arrive in order, so all requests sent before the read have arrived.
         self.acknowledge(first_psn.wrapping_sub(1) & PSN_MASK, step);
+    }
+
+    /// Answers come in order, and one before that which has come is missing: what it answers is sent again,
+    /// and that which has come is not taken (IB specification, 9.9.2: an implied NAK). The peer keeps the
+    /// results of as many atomic operations as may be in flight; if later ones went on meanwhile, it would
+    /// have forgotten the one that is asked for again.
+    fn answer_lost(&mut self) {
+        // Others that have left before the requests were sent again come, too.
+        if !std::mem::replace(&mut self.answer_is_lost, true) {
+            self.rewind();
+        }
     }
 
     /// The remote side refused packet `psn`; everything before it has arrived.

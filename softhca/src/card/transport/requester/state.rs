@@ -32,6 +32,8 @@ pub(crate) struct Requester {
     pub(super) reached: Option<(u32, u64)>,
     /// How far the examination of the current time-out has come.
     pub(crate) examination: Option<Examination>,
+    /// An answer was found missing, and has not come since.
+    pub(super) answer_is_lost: bool,
     pub(super) waits: Waits,
     /// The target of DC that it is connected to.
     pub(super) target: Option<DcTarget>,
@@ -70,13 +72,18 @@ pub(crate) enum Examination {
     Answering { since: u64 },
     /// For this card, which has to take what the peer's card has sent.
     Arriving { until: u64 },
+    /// For this card, which has taken everything that the peer had sent before its process ended, and has
+    /// to serve all its queue pairs. `since` is its round then.
+    Parting { since: u64 },
 }
 
 /// What the fabric knows of a peer when the retransmission timer expires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PeerState {
-    /// Its process has ended.
+    /// Its process has ended, and what follows from everything that it had sent is done.
     Ended,
+    /// Its process has ended, and this card has still to take what it sent before, or to do what follows.
+    Leaving,
     /// Its process lives, and has not taken what was sent to it: it is busy or stopped.
     Behind,
     /// Its process lives and has taken what was sent to it. It may not have had the chance to
@@ -110,6 +117,7 @@ impl Requester {
             fetch_at: None,
             reached: None,
             examination: None,
+            answer_is_lost: false,
             waits: Waits::default(),
             target: None,
             connection: first_connection(),
@@ -124,6 +132,7 @@ impl Requester {
         self.next_psn = psn;
         self.set_timer(None);
         (self.rnr_until, self.reached, self.fetch_at) = (None, None, None);
+        self.answer_is_lost = false;
         self.waits = Waits::default();
         self.target = None;
         self.refill_retries(attributes);

@@ -8,6 +8,9 @@ use std::time::Duration;
 
 /// A time-out that is examined is looked at again after its time-out divided by this.
 const LOOKS: u32 = 16;
+/// Less than the time to the next step, in which this card is done with more of what a peer that has ended
+/// has sent.
+const NEXT_STEP: Duration = Duration::from_nanos(1);
 
 impl Requester {
     /// The retransmission timer has expired, or the peer's process has ended.
@@ -22,6 +25,10 @@ impl Requester {
         match peer {
             PeerState::Behind => return self.wait_again(step),
             PeerState::Answering => return self.look_again(step),
+            PeerState::Leaving => {
+                self.deadline = Some(step.context.now + NEXT_STEP);
+                return;
+            }
             PeerState::Answered if self.retries_left > 0 => {}
             PeerState::Answered | PeerState::Ended => {
                 self.set_timer(None);

@@ -3,7 +3,6 @@
 use super::receive::{completion, scatter, send_opcode};
 use super::state::{Failure, Responder, Stop};
 use crate::card::config::LIMITS;
-use crate::card::port::LinkLayer;
 use crate::card::transport::route::GRH_BYTES;
 use crate::card::transport::step::Step;
 use crate::packet::{GLOBAL, Packet};
@@ -65,8 +64,7 @@ impl Responder {
         }
         let remote = header.source_qpn.get();
         let cqe = completion(send_opcode(header), slot.index, remote, total, header, step);
-        // On InfiniBand a node is a LID.
-        let slid = if step.context.port.link == LinkLayer::Ethernet { 0 } else { source as u16 };
+        let slid = step.context.port.source_lid(source);
         let cqe = cqe.with_path(PathFields { slid, level_or_l3_type: header.timer_or_level, has_grh });
         step.complete_receive(slot.home, cqe);
     }

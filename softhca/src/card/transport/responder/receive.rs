@@ -9,7 +9,7 @@ use crate::card::transport::step::Step;
 use crate::fabric::Part;
 use crate::liberties::LibertyKinds;
 use crate::packet::{FIRST, Header, IMMEDIATE, INVALIDATE, LAST, NakCode, Packet, SOLICITED};
-use gdsync_sys::prm::cqe::{Cqe64, CqeOpcode, Syndrome};
+use gdsync_sys::prm::cqe::{Cqe64, CqeOpcode, PathFields, Syndrome};
 
 /// Packets after which one is acknowledged although its message continues.
 const ACK_EVERY: u32 = 16;
@@ -140,6 +140,9 @@ impl Responder {
     ) {
         let remote = step.endpoint.attributes.dest_qpn;
         let cqe = completion(opcode, slot.index, remote, header.length.get(), header, step);
+        let port = step.context.port;
+        let slid = port.source_lid(step.endpoint.node(port));
+        let cqe = cqe.with_path(PathFields { slid, ..PathFields::default() });
         let entry = data.map_or(cqe.into(), |inside| Entry::with_data(cqe, &inside.data, inside.stride));
         self.taken(header, Some((slot.home, entry)), step);
     }

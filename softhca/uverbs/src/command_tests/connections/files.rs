@@ -55,6 +55,29 @@ fn two_threads_that_wait_get_an_event_each() {
     });
 }
 
+#[test]
+fn a_thread_that_waits_is_not_disturbed_by_a_close() {
+    let cm = Cm::with(0);
+    let (_, port) = cm.listener(space::TCP, 3, 0);
+    let fd = cm.0;
+    std::thread::scope(|scope| {
+        // Not closed a second time.
+        let waits = scope.spawn(move || std::mem::ManuallyDrop::new(Cm(fd)).event().unwrap());
+        std::thread::sleep(Duration::from_millis(20));
+        drop(cm);
+        std::thread::sleep(Duration::from_millis(50));
+        assert!(!waits.is_finished(), "the call keeps the file, as in the kernel");
+        // What the file has listens on, and its events come.
+        let other = Cm::open();
+        let asking = other.routed(space::TCP, 4, port);
+        other.connect(asking, param(1, b"")).unwrap();
+        let event = waits.join().unwrap();
+        assert_eq!((event.event, event.uid), (CONNECT_REQUEST, 3));
+        // With the call the file has ended, and its listener.
+        other.expect(REJECTED);
+    });
+}
+
 extern "C" fn ignore(_signal: i32) {}
 
 #[test]

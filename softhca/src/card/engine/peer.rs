@@ -1,0 +1,59 @@
+//! What is known of a peer that does not answer: which time-outs count, and when its end does.
+
+use crate::card::transport::requester::{Examination, PeerState, Requester};
+use crate::fabric::{Fabric, Node};
+
+/// Rounds in which a peer's card answers what it has taken. The first may have begun before it took
+/// the packet, and may have passed the queue pair already.
+const ROUNDS_TO_ANSWER: u64 = 2;
+
+/// The state of a peer whose process has ended, in a round of this card. The peer may have answered everything
+/// before: a process that was not running meanwhile finds the answers and the end of the peer at once. The
+/// failure follows them, and the receives that complete with the acknowledgements of this card.
+pub(super) fn ended(fabric: &mut Fabric, node: Node, round: u64, requester: &mut Requester) -> PeerState {
+    let until = fabric.arrived(node);
+    match requester.examination {
+        _ if !fabric.has_received(node, until) => requester.examination = None,
+        Some(Examination::Parting { since }) if round.wrapping_sub(since) >= ROUNDS_TO_ANSWER => {
+            return PeerState::Ended;
+        }
+        Some(Examination::Parting { .. }) => {}
+        _ => requester.examination = Some(Examination::Parting { since: round }),
+    }
+    PeerState::Leaving
+}
+
+/// Examines a time-out: the peer has not answered in time, or it could not.
+///
+/// A process may stop at any moment: before its card takes a packet, before the card answers it, or
+/// between two packets of the answer. This process may have stopped, too, before it took the
+/// answer. So the peer's card must have taken the packets, and then have served all its queue pairs;
+/// and this card must have taken what the peer's card had sent by then. What is still missing does
+/// not come.
+pub(super) fn examine(fabric: &mut Fabric, node: Node, round: u64, requester: &mut Requester) -> PeerState {
+    if !fabric.is_alive(node) {
+        return ended(fabric, node, round, requester);
+    }
+    // Faults have dropped what was sent: no card answers it, stopped or not.
+    let Some(reached_at) = requester.reached_at() else { return PeerState::Answered };
+    if !fabric.has_taken(node, reached_at) {
+        return PeerState::Behind;
+    }
+    let Some(rounds) = fabric.rounds(node) else { return PeerState::Answered };
+    let until = match requester.examination {
+        None | Some(Examination::Parting { .. }) => {
+            requester.examination = Some(Examination::Answering { since: rounds });
+            return PeerState::Answering;
+        }
+        Some(Examination::Answering { since }) if rounds.wrapping_sub(since) < ROUNDS_TO_ANSWER => {
+            return PeerState::Answering;
+        }
+        Some(Examination::Answering { .. }) => fabric.arrived(node),
+        Some(Examination::Arriving { until }) => until,
+    };
+    if fabric.has_received(node, until) {
+        return PeerState::Answered;
+    }
+    requester.examination = Some(Examination::Arriving { until });
+    PeerState::Answering
+}
