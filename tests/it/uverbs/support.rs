@@ -39,14 +39,8 @@ pub(crate) fn tool(test: &str, name: &str) -> Option<PathBuf> {
 pub(crate) fn soft(devices: &str, program: &Path, temporary: &Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_gdsync"));
     command.args(["soft", "--devices", devices, "--"]).arg(program).process_group(0);
-    for name in [
-        "GDSYNC_LOG",
-        "SOFTHCA_LOG",
-        "SOFTHCA_DEVICES",
-        "SOFTHCA_WAITS",
-        "LD_PRELOAD",
-        "SYSFS_PATH",
-    ] {
+    for name in ["GDSYNC_LOG", "SOFTHCA_LOG", "SOFTHCA_DEVICES", "SOFTHCA_WAITS", "LD_PRELOAD", "SYSFS_PATH"]
+    {
         command.env_remove(name);
     }
     command.env("TMPDIR", temporary);
