@@ -111,7 +111,6 @@ next! {
     nftw(path: *const c_char, visit: VisitAt, files: c_int, flags: c_int) -> c_int, or -1;
     nftw64(path: *const c_char, visit: VisitAt, files: c_int, flags: c_int) -> c_int, or -1;
     getcwd(buffer: *mut c_char, size: usize) -> *mut c_char, or ptr::null_mut();
-    closefrom(first: c_int) -> (), or ();
     fopen(path: *const c_char, mode: *const c_char) -> *mut libc::FILE, or ptr::null_mut();
     fopen64(path: *const c_char, mode: *const c_char) -> *mut libc::FILE, or ptr::null_mut();
     opendir(path: *const c_char) -> *mut libc::DIR, or ptr::null_mut();
