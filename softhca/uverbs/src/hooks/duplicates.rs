@@ -58,9 +58,15 @@ unsafe fn close_range_any(first: c_uint, last: c_uint, flags: c_int) -> c_int {
 /// # Safety
 /// As `closefrom(3)`.
 unsafe fn closefrom_any(first: c_int) {
-    closing(u32::try_from(first).unwrap_or(0), u32::MAX);
-    // SAFETY: as above.
-    unsafe { next::closefrom(first) };
+    let first = u32::try_from(first).unwrap_or(0);
+    closing(first, u32::MAX);
+    // SAFETY: the calls access no memory of the process.
+    unsafe {
+        if libc::syscall(libc::SYS_close_range, first, u32::MAX, 0) != 0 {
+            // A system older than Linux 5.9.
+            (first as c_int..libc::getdtablesize()).for_each(|fd| _ = libc::syscall(libc::SYS_close, fd));
+        }
+    }
 }
 
 c_functions! {

@@ -33,7 +33,7 @@ impl Next {
 /// Defines a function that calls the next one of its name, and fails with ENOSYS where there is
 /// none.
 macro_rules! next {
-    ($($name:ident($($argument:ident: $type:ty),+) -> $result:ty $(, or $failed:expr)?;)+) => {
+    ($($name:ident($($argument:ident: $type:ty),+) -> $result:ty, or $failed:expr;)+) => {
         $(
             /// # Safety
             /// As the C function.
@@ -48,7 +48,7 @@ macro_rules! next {
                 let address = NEXT.address();
                 if address.is_null() {
                     $crate::errno::Errno(libc::ENOSYS).set();
-                    return $($failed)?;
+                    return $failed;
                 }
                 // SAFETY: the C library's function of this name has this signature; the caller vouches
                 // for the arguments.
@@ -111,7 +111,6 @@ next! {
     nftw(path: *const c_char, visit: VisitAt, files: c_int, flags: c_int) -> c_int, or -1;
     nftw64(path: *const c_char, visit: VisitAt, files: c_int, flags: c_int) -> c_int, or -1;
     getcwd(buffer: *mut c_char, size: usize) -> *mut c_char, or ptr::null_mut();
-    closefrom(first: c_int) -> ();
     fopen(path: *const c_char, mode: *const c_char) -> *mut libc::FILE, or ptr::null_mut();
     fopen64(path: *const c_char, mode: *const c_char) -> *mut libc::FILE, or ptr::null_mut();
     opendir(path: *const c_char) -> *mut libc::DIR, or ptr::null_mut();
