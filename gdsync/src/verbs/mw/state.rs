@@ -63,7 +63,7 @@ pub(super) struct WindowState<R> {
     settled_qpn: u32,
     pending: VecDeque<Change<R>>,
     /// Regions of binds that may have been performed, and of which no later change is known to have
-    /// been, with the numbers of the binds.
+    /// been, with the numbers of the binds; 0 for the settled one.
     held: Vec<(u64, R)>,
 }
 
@@ -140,7 +140,7 @@ impl<R> WindowState<R> {
         if let Some(change) = self.pending.drain(..=position).next_back() {
             (self.settled, self.settled_qpn) = (change.phase, change.qpn);
         }
-        self.held.retain(|(bind, _)| *bind > number);
+        self.held.retain(|(bind, _)| *bind >= number);
     }
 
     /// The card may have performed a change or not.
@@ -167,14 +167,18 @@ impl<R> WindowState<R> {
         }
     }
 
-    /// A send of the peer has closed the window, if that is its key. Its region stays: only the card's
-    /// next change proves that.
+    /// A send of the peer has closed the window, if that is its key; the completion of the bind may not
+    /// have been polled. The region stays: only the card's next change proves that.
     pub(super) fn closed_by_peer(&mut self, tag: u8) -> bool {
-        if tag != self.tag || !self.pending.is_empty() || !matches!(self.settled, Phase::Bound(_)) {
+        let (number, phase) = match self.pending.back_mut() {
+            Some(change) => (change.number, &mut change.phase),
+            None => (0, &mut self.settled),
+        };
+        if tag != self.tag || !matches!(phase, Phase::Bound(_)) {
             return false;
         }
-        if let Phase::Bound(binding) = std::mem::replace(&mut self.settled, Phase::Closed) {
-            self.held.push((0, binding.region));
+        if let Phase::Bound(binding) = std::mem::replace(phase, Phase::Closed) {
+            self.held.push((number, binding.region));
         }
         true
     }
@@ -287,13 +291,26 @@ mod tests {
         let (mut state, region) = (State::new(0), Arc::default());
         assert!(!state.closed_by_peer(0), "not bound");
         let opened = bind(&mut state, 1, &region);
-        assert!(!state.closed_by_peer(1), "not yet bound");
         state.finish(opened);
         assert!(!state.closed_by_peer(0), "another key");
-        assert!(state.closed_by_peer(1));
+        assert!(state.closed_by_peer(1) && !state.closed_by_peer(1), "once");
         assert!(keeps(&region) && state.check_closed(2) == Ok(()));
         let again = bind(&mut state, 2, &Arc::default());
         assert!(keeps(&region));
+        state.finish(again);
+        assert!(!keeps(&region));
+    }
+
+    #[test]
+    fn a_peer_may_close_a_window_before_the_completion_of_its_bind_is_polled() {
+        let (mut state, region) = (State::new(0), Arc::default());
+        let opened = bind(&mut state, 1, &region);
+        assert!(state.closed_by_peer(1));
+        assert_eq!(state.check_closed(2), Err(Refusal::InUse { by: 1 }));
+        state.finish(opened);
+        assert!(keeps(&region), "the bind's own completion proves nothing");
+        assert_eq!(state.check_closed(2), Ok(()));
+        let again = bind(&mut state, 2, &Arc::default());
         state.finish(again);
         assert!(!keeps(&region));
     }
