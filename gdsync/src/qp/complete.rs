@@ -25,8 +25,11 @@ impl QueuePairInner {
         let status = match opcode {
             CqeOpcode::RequesterError | CqeOpcode::ResponderError => {
                 let error = WorkError { syndrome: cqe.raw_syndrome(), vendor: cqe.vendor_syndrome() };
-                self.fail(FailureCause::Work(error));
-                self.is_flushed.store(true, Ordering::Release);
+                // Of a target, the connection of one initiator has ended: it serves the others.
+                if !self.is_target() {
+                    self.fail(FailureCause::Work(error));
+                    self.is_flushed.store(true, Ordering::Release);
+                }
                 Err(error)
             }
             _ => Ok(()),
