@@ -38,12 +38,14 @@ impl QueuePairInner {
         let unknown =
             || format!("work request {counter} of queue pair {:#x} is not outstanding", self.number);
         let is_send = matches!(opcode, CqeOpcode::Requester | CqeOpcode::RequesterError);
+        let mut was_posted = true;
         let (wr_id, kind, claim) = if is_send {
             let retired = self.send().retire(counter).ok_or_else(unknown)?;
             (0..retired.entries).for_each(|i| state.unreserve(i < retired.signaled));
             if retired.hidden {
                 return Ok(None);
             }
+            was_posted = !retired.withheld;
             (retired.wr_id, requester_kind(cqe)?, retired.claim)
         } else {
             let write = opcode == CqeOpcode::RespWriteImm;
@@ -69,6 +71,7 @@ impl QueuePairInner {
             immediate: has_immediate.then_some(number),
             invalidated: (opcode == CqeOpcode::RespSendInval).then_some(number),
             source: is_datagram.then(|| DatagramSource::new(cqe, self.gid.kind.link())),
+            was_posted,
             status,
         };
         match claim {

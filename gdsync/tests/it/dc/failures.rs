@@ -158,6 +158,27 @@ fn a_stream_passes_sends_that_fail() {
 }
 
 #[test]
+fn what_was_only_prepared_at_a_failure_is_told_from_what_was_posted() {
+    let bed = Bed::new();
+    let (left, stream, [target, other]) = (bed.initiator(), soft(), bed.targets());
+    let wrong = left.dc_address(&target.dct.endpoint().unwrap(), 1, ConnectOptions::default()).unwrap();
+    let good = other.address(&left);
+    let prepare = |address, wr_id| {
+        let write = WorkRequest::write_inline(b"w", other.region.remote());
+        left.prepare(write.to_target(address).wr_id(wr_id)).unwrap()
+    };
+    let batch = Batch::new().send(prepare(&wrong, 1)).send(prepare(&good, 2));
+    let held = prepare(&good, 3);
+    stream.post(batch).unwrap();
+    synchronize(&stream);
+    let ends = [(); 3].map(|()| poll(&left.send_cq())).map(|end| (end.wr_id, end.was_posted));
+    assert_eq!(ends, [(1, true), (2, true), (3, false)]);
+    assert_eq!(content(&other.region)[0], 0);
+    drop(held);
+    carry_on(&left, &other);
+}
+
+#[test]
 fn kernels_are_refused() {
     let bed = Bed::new();
     let error = bed.initiator().attach_device(&Cpu::default(), &DeviceQpOptions::default()).unwrap_err();
