@@ -181,7 +181,7 @@ mod tests {
             format!("dc x {TARGET} 1|- -"),
             format!("dc 2 {TARGET} 1 1|- -"),
             format!("dc 2 {TARGET} 1g|- -"),
-            format!("dc 2 ib 1|- -"),
+            "dc 2 ib 1|- -".to_owned(),
             format!("{TARGET}|- -"),
             format!("|dc 2 {TARGET} 1"),
             "- -".to_owned(),

@@ -42,6 +42,9 @@ pub(super) struct Hub {
     lanes: Vec<Lane>,
     /// In the order of the ranks.
     ranks: Vec<Far>,
+    /// Something may be posted; else probes alone are, when it is time.
+    is_due: bool,
+    last_post: Instant,
 }
 
 /// A queue pair, which reaches every [`LANES`]th rank.
@@ -140,7 +143,8 @@ impl Hub {
         };
         let lanes = (0..lanes).map(lane).collect::<Result<_, NotifyError>>()?;
         let ranks = (0..size).map(|_| Far::new()).collect();
-        let hub = Hub { rank, target, receives, memory, slot_bytes, lanes, ranks };
+        let last_post = Instant::now();
+        let hub = Hub { rank, target, receives, memory, slot_bytes, lanes, ranks, is_due: true, last_post };
         (0..RECEIVES).try_for_each(|slot| hub.receive(slot))?;
         Ok(hub)
     }
@@ -176,6 +180,7 @@ impl Hub {
         let far = &mut self.ranks[rank as usize];
         if !far.is_cut && rank != self.rank {
             far.waiting.push_back(message);
+            self.is_due = true;
         }
     }
 
@@ -200,8 +205,11 @@ impl Hub {
     pub(super) fn poll(&mut self, period: Duration, is_here: impl Fn(u32) -> bool) -> News {
         let mut news = News::default();
         self.take_arrived(&mut news);
+        // Many looks find nothing: a rank that waits looks often.
+        let posts = std::mem::take(&mut self.is_due) || self.last_post.elapsed() >= period / 16;
+        self.last_post = if posts { Instant::now() } else { self.last_post };
         for lane in 0..self.lanes.len() {
-            if let Err(error) = self.progress(lane, period, &is_here, &mut news) {
+            if let Err(error) = self.progress(lane, (period, posts), &is_here, &mut news) {
                 tracing::error!(%error, "control messages cannot be sent");
             }
         }
@@ -251,7 +259,7 @@ impl Hub {
     fn progress(
         &mut self,
         lane: usize,
-        period: Duration,
+        (period, posts): (Duration, bool),
         is_here: &impl Fn(u32) -> bool,
         news: &mut News,
     ) -> Result<(), NotifyError> {
@@ -262,6 +270,7 @@ impl Hub {
                 continue;
             };
             let Some(request) = lane.under_way.remove(at) else { continue };
+            self.is_due = true;
             lane.free.extend(request.message.as_ref().map(|(_, slot)| *slot));
             self.ended(request, done.status, period, news);
         }
@@ -271,7 +280,7 @@ impl Hub {
                 return Ok(());
             }
         }
-        self.post(lane, period, is_here)
+        if posts { self.post(lane, period, is_here) } else { Ok(()) }
     }
 
     /// A request has ended.
