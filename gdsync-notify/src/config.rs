@@ -4,14 +4,39 @@ use crate::options::setters;
 use gdsync::{ConnectOptions, QueuePairConfig};
 use std::time::Duration;
 
+/// How the queues of a [`Team`](crate::Team) reach the ranks; the same on all ranks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ConnectionKind {
+    /// Up to 1,000 ranks [`Self::Each`], in larger teams [`Self::Dynamic`].
+    #[default]
+    BySize,
+    /// A queue has a queue pair (RC) to each rank. Kernels can drive them.
+    Each,
+    /// A queue has a few queue pairs ([`TeamConfig::initiators`]) of dynamically connected transport (DC),
+    /// and a rank has one target, to which all others write. What a rank needs for its queues does not
+    /// grow with the team but for an address of each rank. The card must have DC.
+    ///
+    /// Ranks that are reached by the same queue pair wait for each other: a write to a dead rank holds
+    /// the others up until it is given up.
+    Dynamic,
+}
+
+/// Ranks of the largest team that has a queue pair to each by default.
+const MOST_WITH_EACH: u32 = 1000;
+
 /// How a [`Team`](crate::Team) is made.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct TeamConfig {
-    /// Queues, each with a queue pair to every rank; the same number on all ranks. By default 1.
+    /// Queues, each with connections to every rank; the same number on all ranks. By default 1.
     /// Give a stream that sends a queue of its own.
     pub queues: u32,
-    /// Queue pairs, of transport RC; remote writes are always allowed. By default
+    /// What the connections of queues are. By default [`ConnectionKind::BySize`].
+    pub connections: ConnectionKind,
+    /// Of [`ConnectionKind::Dynamic`]: queue pairs of each queue, at least 1. By default 4.
+    pub initiators: u32,
+    /// Queue pairs, of transport RC (those of dynamic connections are made like it); remote writes are always allowed. By default
     /// [`QueuePairConfig::default`] with one receive.
     pub queue_pair: QueuePairConfig<'static>,
     /// Connections: `timeout` and `retry_count` decide when a rank counts as dead: a rank whose
@@ -27,6 +52,8 @@ impl Default for TeamConfig {
     fn default() -> Self {
         TeamConfig {
             queues: 1,
+            connections: ConnectionKind::BySize,
+            initiators: 4,
             queue_pair: QueuePairConfig::default().recv_depth(1),
             connect: ConnectOptions::default(),
             timeout: Duration::from_secs(30),
@@ -34,4 +61,30 @@ impl Default for TeamConfig {
     }
 }
 
-setters!(TeamConfig: queues: u32, queue_pair: QueuePairConfig<'static>, connect: ConnectOptions, timeout: Duration);
+impl TeamConfig {
+    /// What a team of so many ranks has.
+    pub(crate) fn kind_of(&self, size: u32) -> ConnectionKind {
+        match self.connections {
+            ConnectionKind::BySize if size > MOST_WITH_EACH => ConnectionKind::Dynamic,
+            ConnectionKind::BySize => ConnectionKind::Each,
+            told => told,
+        }
+    }
+}
+
+setters!(TeamConfig: queues: u32, connections: ConnectionKind, initiators: u32, queue_pair: QueuePairConfig<'static>, connect: ConnectOptions, timeout: Duration);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn large_teams_are_connected_dynamically_unless_told() {
+        let kinds = |config: TeamConfig| [2, 1000, 1001].map(|size| config.kind_of(size));
+        let (each, dynamic) = (ConnectionKind::Each, ConnectionKind::Dynamic);
+        assert_eq!(kinds(TeamConfig::default()), [each, each, dynamic]);
+        for told in [each, dynamic] {
+            assert_eq!(kinds(TeamConfig::default().connections(told)), [told; 3]);
+        }
+    }
+}

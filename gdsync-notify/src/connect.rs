@@ -1,29 +1,38 @@
 //! How the connections of a team are made: what ranks tell each other of them, and connecting.
 
-use crate::config::TeamConfig;
+use crate::config::{ConnectionKind, TeamConfig};
 use crate::control::{Control, Watch};
 use crate::error::NotifyError;
-
-use gdsync::{Access, ConnectOptions, Endpoint, ProtectionDomain, QueuePair, QueuePairConfig};
+use crate::initiator::Initiator;
+use crate::life::Life;
+use crate::offer::{Offer, Table};
+use crate::peer::Peer;
+use crate::routes::Routes;
+use gdsync::verbs::{DcAddress, Transport};
+use gdsync::{Access, ConnectOptions, ProtectionDomain, QueuePair, QueuePairConfig};
+use std::sync::Arc;
 
 /// The connections of one rank before they are made.
 #[derive(Debug)]
 pub(crate) struct Unconnected {
     pub(crate) rank: u32,
     pub(crate) size: u32,
-    /// Of each queue, the queue pair to each rank.
-    pub(crate) queues: Vec<Vec<QueuePair>>,
+    ways: Ways,
     pub(crate) control: Control,
     pub(crate) options: ConnectOptions,
 }
 
-/// The endpoints of a rank: of each queue, and of the control connections, one for each rank.
-/// `None` where it offers no connection.
+/// The queue pairs of the queues.
 #[derive(Debug)]
-pub(crate) struct Table {
-    size: u32,
-    queues: Vec<Option<Endpoint>>,
-    control: Vec<Option<Endpoint>>,
+enum Ways {
+    /// Of each queue, the one to each rank.
+    Each(Vec<Vec<QueuePair>>),
+    Dynamic {
+        /// Of each queue.
+        initiators: Vec<Vec<QueuePair>>,
+        /// Of the targets of all ranks that are known.
+        addresses: Vec<(u32, DcAddress)>,
+    },
 }
 
 impl Unconnected {
@@ -34,36 +43,71 @@ impl Unconnected {
     ) -> Result<Self, NotifyError> {
         let access = config.queue_pair.access | Access::LOCAL_WRITE | Access::REMOTE_WRITE;
         let of_queues = config.queue_pair.access(access);
-        let queue = |_| (0..size).map(|_| QueuePair::new(pd, of_queues)).collect::<Result<Vec<_>, _>>();
-        let queues = (0..config.queues).map(queue).collect::<Result<Vec<_>, _>>()?;
         let QueuePairConfig { port, gid_index, pkey_index, queues: api, .. } = config.queue_pair;
         let of_control =
             QueuePairConfig::default().port(port).gid_index(gid_index).pkey_index(pkey_index).queues(api);
-        let control = Control::new(pd, of_control, (rank, size), Watch::of(config.connect))?;
-        Ok(Unconnected { rank, size, queues, control, options: config.connect })
+        let (watch, place) = (Watch::of(config.connect), (rank, size));
+        let make = |count: u32, of_queues: QueuePairConfig<'static>| {
+            let queue = |_| (0..count).map(|_| QueuePair::new(pd, of_queues)).collect();
+            (0..config.queues).map(queue).collect::<Result<Vec<Vec<_>>, _>>()
+        };
+        let (ways, control) = match config.kind_of(size) {
+            ConnectionKind::Dynamic => {
+                let of_queues = of_queues.transport(Transport::Dc).connections(config.connect);
+                let initiators = make(config.initiators.clamp(1, size), of_queues)?;
+                let control = Control::dynamic(pd, of_control, access, place, watch)?;
+                (Ways::Dynamic { initiators, addresses: Vec::new() }, control)
+            }
+            _ => (Ways::Each(make(size, of_queues)?), Control::new(pd, of_control, place, watch)?),
+        };
+        Ok(Unconnected { rank, size, ways, control, options: config.connect })
+    }
+
+    /// What it offers to the other ranks.
+    pub(crate) fn offer(&self) -> Result<Offer, NotifyError> {
+        let (queues, endpoints) = match &self.ways {
+            Ways::Each(queues) => (queues.len(), queues.iter().flatten()),
+            // None of these is connected to.
+            Ways::Dynamic { initiators, .. } => (initiators.len(), [].iter().flatten()),
+        };
+        if let Some(offer) = Offer::of_target(queues, &self.control)? {
+            return Ok(offer);
+        }
+        let endpoints = endpoints.map(|one| Ok(Some(one.endpoint()?)));
+        Ok(Offer::Each(endpoints.collect::<Result<_, NotifyError>>()?))
     }
 
     /// The line for the other ranks.
     pub(crate) fn describe(&self) -> Result<String, NotifyError> {
-        let endpoints = self.queues.iter().flatten().map(QueuePair::endpoint);
-        let queues = endpoints.map(|one| Ok(Some(one?))).collect::<Result<Vec<_>, NotifyError>>()?;
-        Ok(Table { size: self.size, queues, control: self.control.endpoints()? }.to_string())
+        let control = self.control.endpoints()?;
+        Ok(Table { size: self.size, offer: self.offer()?, control }.to_string())
     }
 
     /// Connects to all ranks.
     pub(crate) fn connect(&mut self, lines: &[String]) -> Result<(), NotifyError> {
         let tables = (0..).zip(lines).map(|(rank, line)| Table::parse(line, rank, self.size));
         let tables = tables.collect::<Result<Vec<_>, _>>()?;
-        (0..).zip(&tables).try_for_each(|(rank, table)| table.check(rank, self.queues.len()))?;
+        let own = self.offer()?;
+        (0..).zip(&tables).try_for_each(|(rank, table)| table.check(rank, &own))?;
         self.connect_to(&tables)
     }
 
     /// Connects to the ranks of these tables.
     pub(crate) fn connect_to(&mut self, tables: &[Table]) -> Result<(), NotifyError> {
         for (other, table) in (0..).zip(tables) {
-            for (queue, peers) in self.queues.iter().enumerate() {
-                if let Some(remote) = table.queue(queue, self.rank) {
-                    peers[other as usize].connect(remote, self.options)?;
+            match &mut self.ways {
+                Ways::Each(queues) => {
+                    for (queue, peers) in queues.iter().enumerate() {
+                        if let Some(remote) = table.queue(queue, self.rank) {
+                            peers[other as usize].connect(remote, self.options)?;
+                        }
+                    }
+                }
+                Ways::Dynamic { addresses, .. } => {
+                    if let Some(target) = table.target() {
+                        let address = self.control.connect_to_target(other, target)?;
+                        addresses.extend(address.map(|address| (other, address)));
+                    }
                 }
             }
             if let Some(remote) = table.control(self.rank) {
@@ -72,61 +116,25 @@ impl Unconnected {
         }
         Ok(())
     }
-}
 
-impl Table {
-    /// Without a connection.
-    pub(crate) fn empty(queues: usize, size: u32) -> Self {
-        Table { size, queues: vec![None; queues * size as usize], control: vec![None; size as usize] }
-    }
-
-    pub(crate) fn set_queue(&mut self, queue: usize, to: u32, endpoint: Endpoint) {
-        self.queues[queue * self.size as usize + to as usize] = Some(endpoint);
-    }
-
-    pub(crate) fn set_control(&mut self, to: u32, endpoint: Endpoint) {
-        self.control[to as usize] = Some(endpoint);
-    }
-
-    pub(crate) fn parse(line: &str, rank: u32, size: u32) -> Result<Self, NotifyError> {
-        let endpoint = |text: &str| (text != "-").then(|| text.parse()).transpose();
-        let parse = |text: &str| text.split_whitespace().map(endpoint).collect::<Result<Vec<_>, _>>();
-        let (queues, control) = line.split_once('|').unwrap_or((line, ""));
-        let table = Table { size, queues: parse(queues)?, control: parse(control)? };
-        if table.control.len() != size as usize || !table.queues.len().is_multiple_of(size as usize) {
-            let reason = format!("its endpoints are not those of {size} ranks: {line}");
-            return Err(NotifyError::Elsewhere { rank, reason });
-        }
-        Ok(table)
-    }
-
-    /// Refuses a rank with another number of queues.
-    pub(crate) fn check(&self, rank: u32, ours: usize) -> Result<(), NotifyError> {
-        let theirs = self.queues.len() / self.size as usize;
-        if theirs == ours {
-            return Ok(());
-        }
-        let (theirs, ours) = (theirs.to_string(), ours.to_string());
-        Err(NotifyError::Mismatch { rank, what: "queues", theirs, ours })
-    }
-
-    /// The endpoint of a queue's connection to a rank.
-    pub(crate) fn queue(&self, queue: usize, to: u32) -> Option<&Endpoint> {
-        self.queues.get(queue * self.size as usize + to as usize)?.as_ref()
-    }
-
-    /// The endpoint of the control connection to a rank.
-    pub(crate) fn control(&self, to: u32) -> Option<&Endpoint> {
-        self.control.get(to as usize)?.as_ref()
-    }
-}
-
-impl std::fmt::Display for Table {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let text = |endpoints: &[Option<Endpoint>]| {
-            let one = |one: &Option<Endpoint>| one.as_ref().map_or("-".to_owned(), Endpoint::to_string);
-            endpoints.iter().map(one).collect::<Vec<_>>().join(" ")
+    /// Once connected: the ways of each queue.
+    pub(crate) fn into_routes(self, life: &Arc<Life>) -> (Vec<Routes>, Control) {
+        let peers = |peers: Vec<QueuePair>| {
+            Routes::Each((0..).zip(peers).map(|(rank, one)| Peer::new(rank, one, life.clone())).collect())
         };
-        write!(f, "{}|{}", text(&self.queues), text(&self.control))
+        match self.ways {
+            Ways::Each(queues) => (queues.into_iter().map(peers).collect(), self.control),
+            Ways::Dynamic { initiators, addresses } => {
+                let queue = |queue_pairs: Vec<QueuePair>| {
+                    let count = queue_pairs.len() as u32;
+                    let initiator = |(at, one): (u32, QueuePair)| {
+                        let own = addresses.iter().filter(|(rank, _)| rank % count == at).cloned();
+                        Initiator::new(one, own, life.clone())
+                    };
+                    Routes::Dynamic((0..).zip(queue_pairs).map(initiator).collect())
+                };
+                (initiators.into_iter().map(queue).collect(), self.control)
+            }
+        }
     }
 }

@@ -7,8 +7,8 @@ use crate::control::agreement::Outcome;
 use crate::error::NotifyError;
 use crate::life::{Life, State};
 use crate::parts::Parts;
-use crate::peer::Peer;
-use gdsync::{ConnectOptions, ProtectionDomain, QueuePair};
+use crate::routes::Routes;
+use gdsync::{ConnectOptions, ProtectionDomain};
 use gdsync_sys::pause::Pause;
 use parking_lot::Mutex;
 use std::sync::{Arc, Weak};
@@ -18,8 +18,8 @@ use std::time::{Duration, Instant};
 pub(crate) struct Connections {
     pub(crate) rank: u32,
     pub(crate) size: u32,
-    /// The peers of each queue, in the order of their ranks.
-    pub(crate) queues: Vec<Vec<Peer>>,
+    /// The ways of each queue to the ranks.
+    pub(crate) queues: Vec<Routes>,
     /// How long a post waits for room in a queue.
     pub(crate) timeout: Duration,
     /// How queue pairs are connected.
@@ -43,15 +43,13 @@ impl Connections {
         timeout: Duration,
         patience: Duration,
     ) -> Arc<Self> {
-        let Unconnected { rank, size, queues, control, options } = made;
+        let Unconnected { rank, size, options, .. } = made;
         let life = Arc::new(Life::new(size));
-        let peers = |peers: Vec<QueuePair>| {
-            (0..).zip(peers).map(|(rank, one)| Peer::new(rank, one, life.clone())).collect()
-        };
+        let (queues, control) = made.into_routes(&life);
         Arc::new(Connections {
             rank,
             size,
-            queues: queues.into_iter().map(peers).collect(),
+            queues,
             timeout,
             options,
             patience,
@@ -122,9 +120,7 @@ impl Connections {
     pub(crate) fn settle(&self) -> bool {
         // Connections with dropped ranks were ended before; new processes may be taking them over.
         for rank in self.life.set_of(|state| matches!(state, State::Dead(_))).iter() {
-            for peer in self.queues.iter().filter_map(|peers| peers.get(rank as usize)) {
-                peer.cut();
-            }
+            self.queues.iter().for_each(|routes| routes.cut(rank));
         }
         self.segments().iter().fold(false, |any, one| one.releases.update(&self.life) | any)
     }
@@ -143,9 +139,20 @@ impl Connections {
     /// Flushes a queue: everything given to living ranks has arrived there.
     pub(crate) fn flush(&self, queue: usize, timeout: Duration) -> Result<(), NotifyError> {
         let started = Instant::now();
-        let peers = (0..).zip(&self.queues[queue]);
-        let mut kept = peers.filter(|(rank, _)| !matches!(self.life.state(*rank), State::Dropped(_)));
-        kept.try_for_each(|(_, peer)| peer.flush(timeout.saturating_sub(started.elapsed())))
+        let mut kept = (0..self.size).filter(|rank| !matches!(self.life.state(*rank), State::Dropped(_)));
+        let left = || timeout.saturating_sub(started.elapsed());
+        kept.try_for_each(|rank| self.queues[queue].flush(rank, left()))
+    }
+
+    /// Brings back what the failure of a request has stopped, whether a caller looks or not.
+    pub(crate) fn bring_back(&self) {
+        self.queues.iter().for_each(Routes::bring_back);
+        // Another rank, or a stream of this one, may wait for what is lost, and would for ever.
+        if self.life.first_dead().is_some()
+            && self.queues.iter().fold(false, |any, one| one.take_lost() | any)
+        {
+            self.control.lock().withdraw(&self.life);
+        }
     }
 }
 

@@ -153,6 +153,14 @@ pub enum NotifyError {
         /// Why it failed.
         source: QueueError,
     },
+    /// There is no queue pair to the rank alone.
+    #[error(
+        "the team's connections are dynamic, and no queue pair goes to rank {rank} alone; kernels drive none that ranks share: make the team with ConnectionKind::Each"
+    )]
+    NoQueuePair {
+        /// The rank.
+        rank: u32,
+    },
     /// A queue pair cannot be attached to a device, or detached.
     #[error("the queue pair to rank {rank}: {source}")]
     HandOver {

@@ -4,7 +4,8 @@
 //! they look.
 //!
 //! A [`Team`] connects the ranks: it holds a queue pair from every rank to every rank, itself
-//! included, made over a [`bootstrap::Bootstrap`]. A [`Segment`] is host or GPU memory of which
+//! included, or, in large teams, a few that reach all ([`ConnectionKind`]), made over a
+//! [`bootstrap::Bootstrap`]. A [`Segment`] is host or GPU memory of which
 //! every rank has a part, with notifications: 32-bit words, numbered from 0, whose value 0 means
 //! "not set". A [`Queue`] writes and notifies, from the CPU or in batches of a stream; attached to
 //! a device ([`Queue::attach_device`]), from inside kernels. The death of a rank ends every wait for
@@ -71,6 +72,7 @@
 //! and running kernels look only where the GPU keeps the order by itself
 //! ([`NotifyError::Consistency`]).
 
+mod action;
 pub mod bootstrap;
 mod config;
 mod connect;
@@ -78,9 +80,11 @@ mod connections;
 mod control;
 mod device;
 mod error;
+mod initiator;
 mod layout;
 mod life;
 mod monitor;
+mod offer;
 mod options;
 mod part;
 mod parts;
@@ -89,6 +93,7 @@ mod queue;
 mod rank_set;
 mod release;
 mod replace;
+mod routes;
 mod segment;
 mod team;
 mod together;
@@ -101,7 +106,7 @@ pub mod guide {}
 #[doc = include_str!("../README.md")]
 struct Readme;
 
-pub use config::TeamConfig;
+pub use config::{ConnectionKind, TeamConfig};
 pub use device::{DeviceQueue, DeviceQueueData, DeviceQueueOptions, DeviceSegment, DeviceSegmentData};
 pub use error::{DeathCause, NotifyError};
 pub use layout::RemoteSegment;

@@ -26,6 +26,7 @@ fn run(watched: &Weak<Connections>) {
     while life.wait(period) {
         // The connections are kept for this look only.
         let Some(connections) = watched.upgrade() else { return };
+        connections.bring_back();
         let mut control = connections.control.lock();
         control.poll(&life);
         period = control.look_period().min(LOOK);

@@ -1,15 +1,16 @@
 //! Writes and notifications, by the CPU and for streams.
 
+use crate::action::Action;
 use crate::connections::Connections;
 use crate::error::NotifyError;
-use crate::peer::{Peer, Posting};
+use crate::routes::{Posting, Routes};
 use crate::segment::Segment;
-use gdsync::{PreparedSend, PreparedWait, QueuePair, RemoteMemory, Slice, WorkRequest};
+use gdsync::{PreparedSend, PreparedWait, QueuePair, Slice};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// One of the queues of a [`Team`](crate::Team): a queue pair to every rank, this one included. A
-/// cheap handle.
+/// One of the queues of a [`Team`](crate::Team): a queue pair to every rank, this one included, or a few
+/// that reach all ([`ConnectionKind`](crate::ConnectionKind)). A cheap handle.
 ///
 /// Requests to one rank through one queue arrive in order; between queues, and between ranks, there
 /// is no order. Several threads may use a queue. The CPU and streams take turns: while a stream
@@ -27,22 +28,24 @@ impl Queue {
         Queue { team, index }
     }
 
-    fn peer(&self, rank: u32) -> Result<&Peer, NotifyError> {
+    /// The ways to the ranks, of which this is one.
+    fn routes(&self, rank: u32) -> Result<&Routes, NotifyError> {
         let size = self.team.size;
-        self.team.queues[self.index].get(rank as usize).ok_or(NotifyError::Rank { rank, size })
+        if rank < size { Ok(&self.team.queues[self.index]) } else { Err(NotifyError::Rank { rank, size }) }
     }
 
     fn lock(&self, rank: u32) -> Result<Posting<'_>, NotifyError> {
-        Ok(self.peer(rank)?.lock(self.team.timeout))
+        Ok(self.routes(rank)?.lock(rank, self.team.timeout))
     }
 
     /// The connected queue pair to a rank, for programs and kernels that drive it themselves. A
     /// program that posts there does not poll its send completion queue: [`Self::flush`] does.
     ///
     /// # Errors
-    /// [`NotifyError::Rank`].
+    /// [`NotifyError::Rank`]; [`NotifyError::NoQueuePair`] where connections are dynamic
+    /// ([`ConnectionKind`](crate::ConnectionKind)).
     pub fn queue_pair(&self, rank: u32) -> Result<&QueuePair, NotifyError> {
-        Ok(&self.peer(rank)?.queue_pair)
+        self.routes(rank)?.queue_pair(rank)
     }
 
     /// Writes the slice into the segment of a rank, from a byte offset on, without a notification.
@@ -67,7 +70,7 @@ impl Queue {
     /// As [`Self::write`]; [`NotifyError::Notification`], [`NotifyError::ZeroValue`].
     pub fn notify(&self, rank: u32, to: &Segment, id: u32, value: u32) -> Result<(), NotifyError> {
         let word = to.notification_of(rank, id, value)?;
-        self.lock(rank)?.post(WorkRequest::write_inline(&value.to_ne_bytes(), word))
+        self.lock(rank)?.post(Action::Set(value.to_ne_bytes(), word))
     }
 
     /// [`Self::write`], then [`Self::notify`]: a reader that sees the notification sees the data.
@@ -87,7 +90,7 @@ impl Queue {
         let word = to.notification_of(rank, id, value)?;
         let mut queue = self.lock(rank)?;
         queue.post_unsignaled(write)?;
-        queue.post(WorkRequest::write_inline(&value.to_ne_bytes(), word))
+        queue.post(Action::Set(value.to_ne_bytes(), word))
     }
 
     /// [`Self::write`], for a batch of a stream.
@@ -119,7 +122,7 @@ impl Queue {
         value: u32,
     ) -> Result<PreparedSend, NotifyError> {
         let word = to.notification_of(rank, id, value)?;
-        self.lock(rank)?.prepare(WorkRequest::write_inline(&value.to_ne_bytes(), word))
+        self.lock(rank)?.prepare(Action::Set(value.to_ne_bytes(), word))
     }
 
     /// [`Self::write_notify`], for a batch of a stream, to be posted in this order. In one batch
@@ -139,8 +142,8 @@ impl Queue {
         let write = write_request(from, rank, to, offset)?;
         let word = to.notification_of(rank, id, value)?;
         let mut queue = self.lock(rank)?;
-        let write = queue.prepare(write.unsignaled())?;
-        Ok([write, queue.prepare(WorkRequest::write_inline(&value.to_ne_bytes(), word))?])
+        let write = queue.prepare_unsignaled(write)?;
+        Ok([write, queue.prepare(Action::Set(value.to_ne_bytes(), word))?])
     }
 
     /// Waits for a batch of a stream: after them, everything posted and prepared to that rank so
@@ -150,7 +153,7 @@ impl Queue {
     /// # Errors
     /// [`NotifyError::Rank`], [`NotifyError::Post`].
     pub fn prepare_waits(&self, rank: u32) -> Result<Vec<PreparedWait>, NotifyError> {
-        self.peer(rank)?.prepare_waits()
+        self.routes(rank)?.prepare_waits(rank)
     }
 
     /// Returns when everything posted before, to all ranks of the team, has arrived there: the program may
@@ -170,7 +173,7 @@ impl Queue {
     /// # Errors
     /// As [`Self::flush`]; [`NotifyError::Rank`].
     pub fn flush_rank(&self, rank: u32, timeout: Duration) -> Result<(), NotifyError> {
-        self.peer(rank)?.flush(timeout)
+        self.routes(rank)?.flush(rank, timeout)
     }
 
     /// Asks whether a rank's card answers on this queue: an empty write, flushed. The team probes
@@ -179,18 +182,12 @@ impl Queue {
     /// # Errors
     /// As [`Self::flush_rank`].
     pub fn ping(&self, rank: u32, timeout: Duration) -> Result<(), NotifyError> {
-        let peer = self.peer(rank)?;
-        let nothing = RemoteMemory { addr: 0, len: 0, rkey: 0 };
-        peer.lock(timeout).post(WorkRequest::write_inline(&[], nothing))?;
-        peer.flush(timeout)
+        let routes = self.routes(rank)?;
+        routes.lock(rank, timeout).post(Action::Probe)?;
+        routes.flush(rank, timeout)
     }
 }
 
-fn write_request<'a>(
-    from: &'a Slice,
-    rank: u32,
-    to: &Segment,
-    offset: u64,
-) -> Result<WorkRequest<'a>, NotifyError> {
-    Ok(WorkRequest::write(std::slice::from_ref(from), to.part_of(rank, offset, from.len() as u64)?))
+fn write_request(from: &Slice, rank: u32, to: &Segment, offset: u64) -> Result<Action, NotifyError> {
+    Ok(Action::Write(from.clone(), to.part_of(rank, offset, from.len() as u64)?))
 }

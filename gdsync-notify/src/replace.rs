@@ -1,10 +1,11 @@
 //! New processes in the places of dropped ranks.
 
 use crate::bootstrap::Bootstrap;
-use crate::connect::{Table, Unconnected};
+use crate::connect::Unconnected;
 use crate::connections::Connections;
 use crate::error::NotifyError;
 use crate::life::State;
+use crate::offer::{Offer, Table};
 use crate::parts::Parts;
 use crate::rank_set::RankSet;
 use std::sync::Arc;
@@ -27,9 +28,9 @@ impl Introduction {
     }
 
     /// Those of all ranks, where they fit together: the ranks that are new, and the epoch.
-    pub(crate) fn parse_all(lines: &[String], own: u32, queues: usize) -> Result<All, NotifyError> {
+    pub(crate) fn parse_all(lines: &[String], own: u32, offer: &Offer) -> Result<All, NotifyError> {
         let size = lines.len() as u32;
-        let all = (0..).zip(lines).map(|(rank, line)| Self::parse(line, rank, size, queues));
+        let all = (0..).zip(lines).map(|(rank, line)| Self::parse(line, rank, size, offer));
         let all = all.collect::<Result<Vec<_>, _>>()?;
         let ours = &all[own as usize];
         for (rank, one) in (0..).zip(&all) {
@@ -51,7 +52,7 @@ impl Introduction {
         Ok(All { new, epoch, tables: all.into_iter().map(|one| one.table).collect() })
     }
 
-    fn parse(line: &str, rank: u32, size: u32, queues: usize) -> Result<Self, NotifyError> {
+    fn parse(line: &str, rank: u32, size: u32, offer: &Offer) -> Result<Self, NotifyError> {
         let fields: Vec<&str> = line.splitn(3, ' ').collect();
         let bad = || NotifyError::Elsewhere { rank, reason: format!("{line:?} is no introduction") };
         let [epoch, segments, table] = fields[..] else { return Err(bad()) };
@@ -61,7 +62,7 @@ impl Introduction {
         };
         let segments = segments.parse().map_err(|_| bad())?;
         let table = Table::parse(table, rank, size)?;
-        table.check(rank, queues)?;
+        table.check(rank, offer)?;
         Ok(Introduction { epoch, segments, table })
     }
 }
@@ -90,17 +91,28 @@ impl Connections {
     fn introduce(&self) -> Result<String, NotifyError> {
         self.life.check_all()?;
         let dropped = self.dropped();
-        let mut table = Table::empty(self.queues.len(), self.size);
+        let mut table = Table::new(self.offer()?, self.size);
         for rank in dropped.iter() {
-            for (queue, peers) in self.queues.iter().enumerate() {
-                table.set_queue(queue, rank, peers[rank as usize].reset(self.timeout)?);
+            for (queue, routes) in self.queues.iter().enumerate() {
+                if let Some(endpoint) = routes.vacate(rank, self.timeout)? {
+                    table.set_queue(queue, rank, endpoint);
+                }
             }
         }
         let mut control = self.control.lock();
         for rank in dropped.iter() {
-            table.set_control(rank, control.renew(&self.pd, rank)?);
+            if let Some(endpoint) = control.renew(&self.pd, rank)? {
+                table.set_control(rank, endpoint);
+            }
         }
         Ok(Introduction::text(Some(control.epoch()), self.segments().len(), &table.to_string()))
+    }
+
+    /// What this rank offers to all, before connections with dropped ranks are made anew.
+    fn offer(&self) -> Result<Offer, NotifyError> {
+        let queues = self.queues.len();
+        let offer = Offer::of_target(queues, &self.control.lock())?;
+        Ok(offer.unwrap_or_else(|| Offer::none(queues, self.size)))
     }
 
     fn dropped(&self) -> RankSet {
@@ -131,7 +143,7 @@ impl Connections {
     }
 
     fn connect_new(&self, lines: &[String]) -> Result<All, NotifyError> {
-        let all = Introduction::parse_all(lines, self.rank, self.queues.len())?;
+        let all = Introduction::parse_all(lines, self.rank, &self.offer()?)?;
         let dropped = self.dropped();
         if all.new != dropped {
             let list = |set: &RankSet| format!("{:?}", set.iter().collect::<Vec<_>>());
@@ -146,9 +158,15 @@ impl Connections {
         }
         for rank in all.new.iter() {
             let table = &all.tables[rank as usize];
-            for (queue, peers) in self.queues.iter().enumerate() {
-                if let Some(remote) = table.queue(queue, self.rank) {
-                    peers[rank as usize].connect(remote, self.options)?;
+            let address = match table.target() {
+                Some(target) => self.control.lock().connect_to_target(rank, target)?,
+                None => None,
+            };
+            for (queue, routes) in self.queues.iter().enumerate() {
+                match (&address, table.queue(queue, self.rank)) {
+                    (Some(address), _) => routes.redirect(rank, address)?,
+                    (None, Some(remote)) => routes.connect(rank, remote, self.options)?,
+                    (None, None) => {}
                 }
             }
             if let Some(remote) = table.control(self.rank) {
@@ -171,7 +189,7 @@ pub(crate) fn join(
         Ok((made, line))
     });
     let (mut made, lines) = bootstrap.together(introduced)?;
-    let all = Introduction::parse_all(&lines, made.rank, made.queues.len());
+    let all = made.offer().and_then(|offer| Introduction::parse_all(&lines, made.rank, &offer));
     let connected = all.and_then(|all| {
         made.connect_to(&all.tables)?;
         made.control.begin_epoch(all.epoch + 1);

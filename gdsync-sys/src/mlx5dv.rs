@@ -199,13 +199,13 @@ pub struct mlx5dv_cq_init_attr {
 /// `cqe_size` of [`mlx5dv_cq_init_attr`] is set.
 pub const MLX5DV_CQ_INIT_ATTR_MASK_CQE_SIZE: u64 = 1 << 2;
 
-/// Attributes of a dynamically connected transport (unused here, but part of the layout).
+/// Attributes of a queue pair of dynamically connected transport.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct mlx5dv_dc_init_attr {
-    /// Type.
+    /// `MLX5DV_DCTYPE_*`.
     pub dc_type: u32,
-    /// Access key, or stream counts.
+    /// Access key of a target; of an initiator, stream counts, which are unused here.
     pub dct_access_key: u64,
 }
 
@@ -217,7 +217,7 @@ pub struct mlx5dv_qp_init_attr {
     pub comp_mask: u64,
     /// `MLX5DV_QP_CREATE_*`.
     pub create_flags: u32,
-    /// Unused here.
+    /// Of dynamically connected transport.
     pub dc_init_attr: mlx5dv_dc_init_attr,
     /// Unused here.
     pub send_ops_flags: u64,
@@ -225,6 +225,12 @@ pub struct mlx5dv_qp_init_attr {
 
 /// `create_flags` of [`mlx5dv_qp_init_attr`] is set.
 pub const MLX5DV_QP_INIT_ATTR_MASK_QP_CREATE_FLAGS: u64 = 1 << 0;
+/// `dc_init_attr` of [`mlx5dv_qp_init_attr`] is set.
+pub const MLX5DV_QP_INIT_ATTR_MASK_DC: u64 = 1 << 1;
+/// A target of dynamically connected transport.
+pub const MLX5DV_DCTYPE_DCT: u32 = 1;
+/// An initiator of dynamically connected transport.
+pub const MLX5DV_DCTYPE_DCI: u32 = 2;
 /// Payloads never travel inside a completion entry ([`scatter`](crate::prm::scatter)).
 pub const MLX5DV_QP_CREATE_DISABLE_SCATTER_TO_CQE: u32 = 1 << 3;
 /// Results of reads and atomics do, too, where not every send writes an entry.

@@ -2,6 +2,7 @@
 //! dead ranks, and probes that find those.
 
 pub(crate) mod agreement;
+mod hub;
 mod link;
 mod message;
 
@@ -10,7 +11,10 @@ use crate::error::{DeathCause, NotifyError};
 use crate::life::{Life, State};
 use crate::rank_set::RankSet;
 use agreement::{Agreement, Outcome};
-use gdsync::{ConnectOptions, Endpoint, ProtectionDomain, QueuePairConfig};
+use gdsync::qp::DcTarget;
+use gdsync::verbs::DcAddress;
+use gdsync::{Access, ConnectOptions, Endpoint, ProtectionDomain, QueuePairConfig};
+use hub::{Hub, News};
 use link::Link;
 use message::{MAX_PART, Message, Part};
 use std::collections::VecDeque;
@@ -54,14 +58,20 @@ impl Watch {
 /// The parts of an exchange, `None` of ranks that were dropped; or the ranks that are missing.
 pub(crate) type Parts = Result<Vec<Option<Vec<u8>>>, Vec<u32>>;
 
+/// What carries messages and probes.
+#[derive(Debug)]
+enum Wires {
+    /// A connection with each rank, made with this configuration; `None` is this rank itself.
+    Each(Vec<Option<Link>>, QueuePairConfig<'static>),
+    Dynamic(Box<Hub>),
+}
+
 /// The control connections of one rank.
 #[derive(Debug)]
 pub(crate) struct Control {
     rank: u32,
-    /// `None` is this rank itself.
-    links: Vec<Option<Link>>,
+    wires: Wires,
     watch: Watch,
-    config: QueuePairConfig<'static>,
     agreement: Agreement,
     /// Of each rank, the parts of exchanges that have arrived.
     parts: Vec<VecDeque<Part>>,
@@ -74,7 +84,7 @@ pub(crate) struct Control {
 }
 
 impl Control {
-    /// Unconnected. `config` is that of the team's queue pairs.
+    /// Unconnected, with a connection for each rank. `config` is that of the team's queue pairs.
     pub(crate) fn new(
         pd: &ProtectionDomain,
         config: QueuePairConfig<'static>,
@@ -82,40 +92,92 @@ impl Control {
         watch: Watch,
     ) -> Result<Self, NotifyError> {
         let link = |to| (to != rank).then(|| Link::new(pd, config, to, size)).transpose();
-        Ok(Control {
+        let links = (0..size).map(link).collect::<Result<_, _>>()?;
+        Ok(Self::of(Wires::Each(links, config), (rank, size), watch))
+    }
+
+    /// The same over DC. The other ranks have `access` to this one's memory by its target, which serves
+    /// the team's queues, too.
+    pub(crate) fn dynamic(
+        pd: &ProtectionDomain,
+        config: QueuePairConfig<'static>,
+        access: Access,
+        (rank, size): (u32, u32),
+        watch: Watch,
+    ) -> Result<Self, NotifyError> {
+        let hub = Hub::new(pd, config, access, (rank, size), watch.connect)?;
+        Ok(Self::of(Wires::Dynamic(Box::new(hub)), (rank, size), watch))
+    }
+
+    fn of(wires: Wires, (rank, size): (u32, u32), watch: Watch) -> Self {
+        Control {
             rank,
-            links: (0..size).map(link).collect::<Result<_, _>>()?,
+            wires,
             watch,
-            config,
             agreement: Agreement::new(rank, size, 0),
             parts: vec![VecDeque::new(); size as usize],
             refused: vec![None; size as usize],
             number: 0,
             is_broken: false,
-        })
+        }
     }
 
-    /// The endpoint of the connection to each rank; `None` for this rank itself.
+    /// The endpoint of the connection to each rank; `None` for this rank itself, and where connections
+    /// are dynamic.
     pub(crate) fn endpoints(&self) -> Result<Vec<Option<Endpoint>>, NotifyError> {
         let endpoint =
             |link: &Option<Link>| Ok(link.as_ref().map(|one| one.queue_pair.endpoint()).transpose()?);
-        self.links.iter().map(endpoint).collect()
+        match &self.wires {
+            Wires::Each(links, _) => links.iter().map(endpoint).collect(),
+            Wires::Dynamic(_) => Ok(vec![None; self.parts.len()]),
+        }
+    }
+
+    /// Where what other ranks send and write arrives, if connections are dynamic.
+    pub(crate) fn target(&self) -> Option<&DcTarget> {
+        match &self.wires {
+            Wires::Each(..) => None,
+            Wires::Dynamic(hub) => Some(hub.target()),
+        }
     }
 
     pub(crate) fn connect(&mut self, rank: u32, remote: &Endpoint) -> Result<(), NotifyError> {
         let options = self.watch.connect;
-        self.links[rank as usize].as_mut().map_or(Ok(()), |link| link.connect(remote, options))
+        match &mut self.wires {
+            Wires::Each(links, _) => {
+                links[rank as usize].as_mut().map_or(Ok(()), |link| link.connect(remote, options))
+            }
+            Wires::Dynamic(_) => Ok(()),
+        }
+    }
+
+    /// Connects to a rank's target. Returns its address, for the team's queues; none where connections
+    /// are not dynamic.
+    pub(crate) fn connect_to_target(
+        &mut self,
+        rank: u32,
+        (remote, key): (&Endpoint, u64),
+    ) -> Result<Option<DcAddress>, NotifyError> {
+        let Wires::Dynamic(hub) = &mut self.wires else { return Ok(None) };
+        let address = hub.address(remote, key, self.watch.connect)?;
+        hub.connect(rank, address.clone());
+        Ok(Some(address))
     }
 
     /// Makes a new connection in the place of that with a dropped rank. It is left alone until the
-    /// rank is alive again.
-    pub(crate) fn renew(&mut self, pd: &ProtectionDomain, rank: u32) -> Result<Endpoint, NotifyError> {
-        let link = Link::new(pd, self.config, rank, self.links.len() as u32)?;
-        let endpoint = link.queue_pair.endpoint()?;
-        self.links[rank as usize] = Some(link);
+    /// rank is alive again. Returns its endpoint, unless connections are dynamic.
+    pub(crate) fn renew(
+        &mut self,
+        pd: &ProtectionDomain,
+        rank: u32,
+    ) -> Result<Option<Endpoint>, NotifyError> {
         self.parts[rank as usize].clear();
         self.refused[rank as usize] = None;
-        Ok(endpoint)
+        let Wires::Each(links, config) = &mut self.wires else { return Ok(None) };
+        let link = Link::new(pd, *config, rank, links.len() as u32)?;
+        let endpoint = link.queue_pair.endpoint()?;
+        links[rank as usize] = Some(link);
+        Ok(Some(endpoint))
     }
 
     /// Agreements so far.
@@ -137,20 +199,13 @@ impl Control {
     /// Takes what has arrived, sends what waits, probes, and finds the dead. Ranks that `life` says
     /// are dead are cut off.
     pub(crate) fn poll(&mut self, life: &Life) {
-        for rank in 0..self.links.len() as u32 {
-            let mut arrived = Vec::new();
-            let Some(link) = &mut self.links[rank as usize] else { continue };
-            // Cut off before it was dropped; perhaps a new connection is being made.
-            if matches!(life.state(rank), State::Dropped(_)) {
-                continue;
-            }
-            if let Some(cause) = link.poll(self.watch.period, &mut arrived) {
-                life.died(rank, cause);
-            }
-            if !life.is_alive(rank) {
-                link.cut(&mut arrived);
-            }
-            self.take(rank, arrived);
+        let news = self.wires.poll(self.watch.period, life);
+        for (rank, cause) in news.dead {
+            life.died(rank, cause);
+        }
+        self.take(news.arrived);
+        for rank in life.set_of(|state| matches!(state, State::Dead(_))).iter() {
+            self.cut_off(rank);
         }
         while let Some((rank, by)) = self.agreement.reported(|rank| life.is_alive(rank)) {
             life.died(rank, DeathCause::Reported { by });
@@ -162,15 +217,12 @@ impl Control {
     }
 
     fn cut_off(&mut self, rank: u32) {
-        let mut arrived = Vec::new();
-        if let Some(link) = &mut self.links[rank as usize] {
-            link.cut(&mut arrived);
-        }
-        self.take(rank, arrived);
+        let arrived = self.wires.cut(rank);
+        self.take(arrived);
     }
 
-    fn take(&mut self, rank: u32, arrived: Vec<Message>) {
-        for message in arrived {
+    fn take(&mut self, arrived: Vec<(u32, Message)>) {
+        for (rank, message) in arrived {
             match message {
                 Message::Part(part) => self.parts[rank as usize].push_back(part),
                 Message::Proposal(said) => {
@@ -184,9 +236,17 @@ impl Control {
 
     /// Sends to every rank outside a set.
     fn tell(&mut self, message: &Message, outside: &RankSet) {
-        for link in self.links.iter_mut().flatten().filter(|link| !outside.contains(link.rank)) {
-            link.send(message.clone());
+        for rank in (0..self.parts.len() as u32).filter(|rank| !outside.contains(*rank)) {
+            self.wires.send(rank, message);
         }
+    }
+
+    /// What this rank had sent is lost, as another one is dead: waits for it end, here, too.
+    pub(crate) fn withdraw(&mut self, life: &Life) {
+        let epoch = self.agreement.epoch();
+        self.refused[self.rank as usize] = Some(epoch);
+        self.tell(&Message::Refusal { epoch }, &life.lost());
+        self.poll(life);
     }
 
     /// Sends this rank's part of the next exchange. Bytes beyond 500 are left out.
@@ -219,7 +279,7 @@ impl Control {
             while parts.front().is_some_and(|part| part.epoch < at.0) {
                 parts.pop_front();
             }
-            let is_flushed = self.links[rank as usize].as_ref().is_none_or(Link::is_flushed);
+            let is_flushed = self.wires.is_flushed(rank);
             // A rank that has ended after its part arrived has taken part.
             match life.state(rank) {
                 State::Alive if parts.is_empty() || !is_flushed => missing.push(rank),
@@ -274,8 +334,63 @@ impl Control {
 
     /// The living ranks at which not everything has arrived that was sent there.
     pub(crate) fn unflushed(&self, life: &Life) -> Vec<u32> {
-        let links = self.links.iter().flatten();
-        links.filter(|link| life.is_alive(link.rank) && !link.is_flushed()).map(|link| link.rank).collect()
+        let living = (0..self.parts.len() as u32).filter(|rank| life.is_alive(*rank));
+        living.filter(|rank| !self.wires.is_flushed(*rank)).collect()
+    }
+}
+
+impl Wires {
+    /// Takes what has arrived, sends what waits, probes, and finds the dead.
+    fn poll(&mut self, period: Duration, life: &Life) -> News {
+        // Of a dropped rank: cut off before it was dropped; perhaps a new connection is being made.
+        let dropped = life.set_of(|state| matches!(state, State::Dropped(_)));
+        let is_here = |rank| !dropped.contains(rank);
+        let links = match self {
+            Wires::Each(links, _) => links,
+            Wires::Dynamic(hub) => return hub.poll(period, is_here),
+        };
+        let mut news = News::default();
+        for link in links.iter_mut().flatten().filter(|link| is_here(link.rank)) {
+            let mut arrived = Vec::new();
+            if let Some(cause) = link.poll(period, &mut arrived) {
+                news.dead.push((link.rank, cause));
+            }
+            news.arrived.extend(arrived.into_iter().map(|message| (link.rank, message)));
+        }
+        news
+    }
+
+    /// Cuts a dead rank off. Returns what had arrived from it before.
+    fn cut(&mut self, rank: u32) -> Vec<(u32, Message)> {
+        let mut arrived = Vec::new();
+        match self {
+            Wires::Each(links, _) => {
+                if let Some(link) = &mut links[rank as usize] {
+                    link.cut(&mut arrived);
+                }
+            }
+            Wires::Dynamic(hub) => hub.cut(rank),
+        }
+        arrived.into_iter().map(|message| (rank, message)).collect()
+    }
+
+    fn send(&mut self, rank: u32, message: &Message) {
+        match self {
+            Wires::Each(links, _) => {
+                if let Some(link) = &mut links[rank as usize] {
+                    link.send(message.clone());
+                }
+            }
+            Wires::Dynamic(hub) => hub.send(rank, message.clone()),
+        }
+    }
+
+    /// Every message has arrived at the rank's memory.
+    fn is_flushed(&self, rank: u32) -> bool {
+        match self {
+            Wires::Each(links, _) => links[rank as usize].as_ref().is_none_or(Link::is_flushed),
+            Wires::Dynamic(hub) => hub.is_flushed(rank),
+        }
     }
 }
 

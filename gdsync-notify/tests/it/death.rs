@@ -2,12 +2,12 @@
 
 use crate::notify_device::{Kernels, kernels};
 use crate::notify_rig::Rank;
-use crate::ranks::{LONG, Ranks, domain, ended_well};
+use crate::ranks::{LONG, Ranks, config, domain, ended_well};
 use gdsync::memop::{Condition, Word32};
 use gdsync::stream::{Cpu, DoorbellPath};
 use gdsync::{Batch, PinnedMemory, QueuePairConfig, SoftStream, Stream};
 use gdsync_notify::bootstrap::{Bootstrap, Job};
-use gdsync_notify::{NotifyError, Segment, Team, TeamConfig, WaitNotification};
+use gdsync_notify::{NotifyError, Segment, Team, WaitNotification};
 use gdsync_test_support::device::Ended;
 use gdsync_test_support::process::role;
 use std::os::unix::process::ExitStatusExt;
@@ -21,7 +21,7 @@ const VICTIM: u32 = 2;
 
 pub(crate) fn team(queues: u32) -> Team {
     let bootstrap = Bootstrap::join(&Job::from_env().unwrap(), LONG).unwrap();
-    Team::new(&domain(), bootstrap, TeamConfig::default().queues(queues)).unwrap()
+    Team::new(&domain(), bootstrap, config().queues(queues)).unwrap()
 }
 
 /// Ends this process as a signal does that no process survives.
@@ -285,7 +285,7 @@ fn a_ring_of_streams_ends_with_the_death_of_a_rank() {
     };
     // A short queue: ranks soon wait for room.
     let bootstrap = Bootstrap::join(&Job::from_env().unwrap(), LONG).unwrap();
-    let config = TeamConfig::default().queue_pair(QueuePairConfig::default().send_depth(8));
+    let config = config().queue_pair(QueuePairConfig::default().send_depth(8));
     let team = Team::new(&domain(), bootstrap, config).unwrap();
     // A rank may be three rounds behind the one before it.
     let segment = team.allocate(64, 4).unwrap();

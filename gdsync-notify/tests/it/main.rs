@@ -4,6 +4,7 @@
 
 mod bootstrap;
 mod death;
+mod dynamic;
 mod gpu_notify;
 mod notify;
 mod notify_device;

@@ -1,6 +1,6 @@
 //! Notified writes between ranks that are threads, and processes.
 
-use crate::ranks::{LONG, Ranks, domain, each_on_a_thread, ended_well, on_threads};
+use crate::ranks::{LONG, Ranks, config, domain, each_on_a_thread, ended_well, on_threads};
 use gdsync::memop::{Condition, Word32};
 use gdsync::memory::OutOfBounds;
 use gdsync::queue::{OrderError, RequestError};
@@ -85,14 +85,14 @@ fn all_to_all(team: &Team, rounds: usize) {
 
 #[test]
 fn every_rank_writes_to_every_rank_between_threads() {
-    on_threads(4, &TeamConfig::default(), |team| all_to_all(team, 30));
+    on_threads(4, &config(), |team| all_to_all(team, 30));
 }
 
 #[test]
 fn every_rank_writes_to_every_rank_between_processes() {
     if role().is_some() {
         let bootstrap = Bootstrap::join(&Job::from_env().unwrap(), LONG).unwrap();
-        return all_to_all(&Team::new(&domain(), bootstrap, TeamConfig::default()).unwrap(), 20);
+        return all_to_all(&Team::new(&domain(), bootstrap, config()).unwrap(), 20);
     }
     Ranks::new(module_path!(), "every_rank_writes_to_every_rank_between_processes", 4).run("all-to-all");
 }
@@ -104,7 +104,7 @@ fn nothing_is_lost_or_early_where_packets_are() {
         let bootstrap = Bootstrap::join(&Job::from_env().unwrap(), LONG).unwrap();
         // 4.096 µs * 2^15, eight times, is a second: cards answer within that even on a busy
         // machine.
-        let config = TeamConfig::default().connect(ConnectOptions::default().timeout(15));
+        let config = config().connect(ConnectOptions::default().timeout(15));
         let team = Team::new(&domain(), bootstrap, config).unwrap();
         all_to_all(&team, 6);
         // The card under the system's libraries counts its faults elsewhere.
@@ -170,14 +170,14 @@ fn ring(team: &Team, rounds: u32) {
 
 #[test]
 fn streams_write_and_wait_between_threads() {
-    on_threads(4, &TeamConfig::default().queues(2), |team| ring(team, 200));
+    on_threads(4, &config().queues(2), |team| ring(team, 200));
 }
 
 #[test]
 fn streams_write_and_wait_between_processes() {
     if role().is_some() {
         let bootstrap = Bootstrap::join(&Job::from_env().unwrap(), LONG).unwrap();
-        return ring(&Team::new(&domain(), bootstrap, TeamConfig::default().queues(2)).unwrap(), 100);
+        return ring(&Team::new(&domain(), bootstrap, config().queues(2)).unwrap(), 100);
     }
     Ranks::new(module_path!(), "streams_write_and_wait_between_processes", 4).run("ring");
 }
@@ -187,7 +187,7 @@ fn a_dead_rank_is_named_and_the_others_go_on() {
     if let Some(role) = role() {
         let mut bootstrap = Bootstrap::join(&Job::from_env().unwrap(), LONG).unwrap();
         bootstrap.set_timeout(Duration::from_secs(20));
-        let config = TeamConfig::default().queues(2);
+        let config = config().queues(2);
         let team = Team::new(&domain(), bootstrap, config).unwrap();
         let segment = team.allocate(64, 3).unwrap();
         let queue = team.queue(0).unwrap();
@@ -233,7 +233,7 @@ fn a_dead_rank_is_named_and_the_others_go_on() {
 
 #[test]
 fn what_cannot_be_is_refused_with_the_limit() {
-    let teams = in_one_hand(2, &TeamConfig::default(), 100, 3);
+    let teams = in_one_hand(2, &config(), 100, 3);
     let (team, segment) = &teams[0];
     let queue = team.queue(0).unwrap();
     let slice = segment.slice(..10).unwrap();
@@ -282,14 +282,14 @@ fn ranks_that_disagree_or_fail_are_told_on_all() {
         let threads: Vec<_> = (1..)
             .zip(ranks)
             .map(|(queues, one)| {
-                scope.spawn(move || Team::new(&domain(), one, TeamConfig::default().queues(queues)).map(drop))
+                scope.spawn(move || Team::new(&domain(), one, config().queues(queues)).map(drop))
             })
             .collect();
         threads.into_iter().map(|thread| thread.join().unwrap().unwrap_err().to_string()).collect()
     });
     assert_eq!(outcomes[0], "rank 1 has 2 queues, this one 1: give all ranks the same");
     assert_eq!(outcomes[1], "rank 0 has 1 queues, this one 2: give all ranks the same");
-    on_threads(2, &TeamConfig::default(), |team| {
+    on_threads(2, &config(), |team| {
         // More memory than there is.
         let len = if team.rank() == 1 { usize::MAX / 4 } else { 8 };
         match (team.rank(), team.allocate(len, 1)) {
@@ -304,14 +304,14 @@ fn ranks_that_disagree_or_fail_are_told_on_all() {
         wait(&segment, 0..1);
         team.queue(0).unwrap().flush(LONG).unwrap();
     });
-    let unreliable = TeamConfig::default().queue_pair(QueuePairConfig::default().transport(Transport::Uc));
+    let unreliable = config().queue_pair(QueuePairConfig::default().transport(Transport::Uc));
     let alone = Bootstrap::threads(1, LONG).unwrap().remove(0);
     assert!(matches!(Team::new(&domain(), alone, unreliable), Err(NotifyError::Transport)));
 }
 
 #[test]
 fn a_short_queue_takes_any_number_of_writes() {
-    let config = TeamConfig::default().queue_pair(QueuePairConfig::default().send_depth(4));
+    let config = config().queue_pair(QueuePairConfig::default().send_depth(4));
     const WRITES: usize = 500;
     let teams = in_one_hand(2, &config, 8 * WRITES, 1);
     let (queue, segment) = (teams[0].0.queue(0).unwrap(), &teams[0].1);
@@ -331,7 +331,7 @@ fn a_short_queue_takes_any_number_of_writes() {
 
 #[test]
 fn a_full_queue_that_a_stream_holds_is_a_time_out() {
-    let config = TeamConfig::default().queue_pair(QueuePairConfig::default().send_depth(4));
+    let config = config().queue_pair(QueuePairConfig::default().send_depth(4));
     let teams = in_one_hand(2, &config.timeout(Duration::from_millis(50)), 8, 1);
     let (queue, segment) = (teams[0].0.queue(0).unwrap(), &teams[0].1);
     let mut held = Vec::new();
@@ -355,7 +355,7 @@ fn stream_of(queue: &Queue, segment: &Segment) -> (Stream<SoftStream>, Word32) {
 
 #[test]
 fn a_flush_includes_what_streams_were_given_and_not_what_was_dropped() {
-    let teams = in_one_hand(2, &TeamConfig::default(), 8, 1);
+    let teams = in_one_hand(2, &config(), 8, 1);
     let (queue, segment) = (teams[0].0.queue(0).unwrap(), &teams[0].1);
     let (stream, gate) = stream_of(&queue, segment);
     // The stream has not reached the send.
@@ -395,7 +395,7 @@ fn a_flush_includes_what_streams_were_given_and_not_what_was_dropped() {
 
 #[test]
 fn any_value_wakes_a_stream() {
-    let teams = in_one_hand(1, &TeamConfig::default(), 0, 1);
+    let teams = in_one_hand(1, &config(), 0, 1);
     let (queue, segment) = (teams[0].0.queue(0).unwrap(), &teams[0].1);
     assert!(segment.is_empty());
     let stream = Stream::new(SoftStream::new().unwrap()).unwrap();

@@ -1,9 +1,9 @@
 //! Random notified writes between ranks, by the CPU and by streams, against a model of their
 //! memory.
 
-use crate::ranks::{LONG, domain, each_on_a_thread};
+use crate::ranks::{LONG, config, domain, each_on_a_thread};
 use gdsync::{Batch, QueuePairConfig, SoftStream, Stream};
-use gdsync_notify::{Segment, Team, TeamConfig};
+use gdsync_notify::{Segment, Team};
 use proptest::prelude::*;
 use std::time::Duration;
 
@@ -130,7 +130,7 @@ impl Rank {
 
 fn ranks() -> Vec<Rank> {
     let pd = domain();
-    let config = TeamConfig::default().queues(2).queue_pair(QueuePairConfig::default().send_depth(64));
+    let config = config().queues(2).queue_pair(QueuePairConfig::default().send_depth(64));
     each_on_a_thread(SIZE, |bootstrap| {
         let team = Team::new(&pd, bootstrap, config.clone()).unwrap();
         let segment = team.allocate(LEN, IDS + SIZE).unwrap();

@@ -2,7 +2,7 @@
 
 use gdsync::ProtectionDomain;
 use gdsync_notify::bootstrap::Bootstrap;
-use gdsync_notify::{Team, TeamConfig};
+use gdsync_notify::{ConnectionKind, Team, TeamConfig};
 use gdsync_test_support::folder::Folder;
 use gdsync_test_support::pair;
 use gdsync_test_support::process::again;
@@ -15,6 +15,20 @@ pub(crate) const LONG: Duration = Duration::from_secs(60);
 
 pub(crate) fn domain() -> ProtectionDomain {
     ProtectionDomain::new(&pair::device()).unwrap()
+}
+
+/// Names the kind of the connections under test: `each`, which is the default, or `dynamic`.
+pub(crate) const CONNECTIONS: &str = "GDSYNC_TEST_CONNECTIONS";
+
+/// The configuration of a team of the kind under test.
+pub(crate) fn config() -> TeamConfig {
+    let kind = match std::env::var(CONNECTIONS).as_deref() {
+        Err(_) | Ok("each") => ConnectionKind::Each,
+        Ok("dynamic") => ConnectionKind::Dynamic,
+        other => panic!("{CONNECTIONS} is {other:?}, neither each nor dynamic"),
+    };
+    // Of several ranks, some share a queue pair.
+    TeamConfig::default().connections(kind).initiators(2)
 }
 
 /// Runs a function for every rank, on a thread each, and returns the results in the order of the

@@ -1,11 +1,12 @@
 //! Teams of which a rank is killed at a random moment, and whose survivors go on.
 
 use crate::death::{be_killed, team};
-use crate::ranks::{LONG, Ranks, domain, ended_well};
+use crate::ranks::{LONG, Ranks, config, domain, ended_well};
+use gdsync::queue::OrderError;
 use gdsync::stream::PostFailure;
-use gdsync::{Batch, QueueError, SoftStream, Stream};
+use gdsync::{Batch, QueueError, QueuePair, SoftStream, Stream};
 use gdsync_notify::bootstrap::{Bootstrap, Job, Meeting};
-use gdsync_notify::{NotifyError, PartPlan, Queue, Segment, Team, TeamConfig, WaitNotification};
+use gdsync_notify::{NotifyError, PartPlan, Queue, Segment, Team, WaitNotification};
 use gdsync_test_support::process::role;
 use std::os::unix::process::ExitStatusExt;
 use std::sync::Arc;
@@ -88,7 +89,7 @@ impl Rank {
     /// A new process in the place of one that was killed.
     fn in_place() -> Rank {
         let plans = [0, 2 * SIZE].map(|notifications| PartPlan::Host { len: LEN, notifications });
-        let config = TeamConfig::default().queues(2);
+        let config = config().queues(2);
         let (team, segments) = Team::take_place(&domain(), meet_again(), config, &plans).unwrap();
         let [outbox, inbox] = segments.try_into().unwrap();
         Rank::of(team, outbox, inbox)
@@ -156,6 +157,8 @@ impl Rank {
             // A queue pair to a rank that has died since is in the error state.
             Err(error) => match error.source {
                 PostFailure::Queue(QueueError::State(_)) => return Err(Dead),
+                // It was shared with that rank, and is back.
+                PostFailure::Queue(QueueError::Order(OrderError::Stale { .. })) => return Err(Dead),
                 other => panic!("{other}"),
             },
         }
@@ -318,7 +321,9 @@ fn a_new_process_takes_the_place_of_a_killed_one() {
             if rank.team.rank() == VICTIM {
                 die_later(50_000);
             }
-            let numbers: Vec<_> = (0..SIZE).map(|to| rank.queue().queue_pair(to).unwrap().number()).collect();
+            // None where connections are dynamic.
+            let number = |to| rank.queue().queue_pair(to).ok().map(QueuePair::number);
+            let numbers: Vec<_> = (0..SIZE).map(number).collect();
             let error = rank.team.replace(Bootstrap::threads(1, LONG).unwrap().remove(0)).unwrap_err();
             assert!(matches!(error, NotifyError::Mismatch { what: "ranks in its bootstrap", .. }), "{error}");
             _ = (0..).find(|round| rank.round(BEFORE, *round).is_err());
@@ -326,7 +331,7 @@ fn a_new_process_takes_the_place_of_a_killed_one() {
             rank.assert_dropped(&[VICTIM]);
             assert_eq!(rank.team.replace(meet_again()).unwrap(), [VICTIM]);
             assert_eq!(rank.team.members().len(), SIZE as usize);
-            let now: Vec<_> = (0..SIZE).map(|to| rank.queue().queue_pair(to).unwrap().number()).collect();
+            let now: Vec<_> = (0..SIZE).map(number).collect();
             assert_eq!(now, numbers, "queue pairs stay");
             all_do(&rank, REPLACED);
             return rank.end();

@@ -202,6 +202,16 @@ mod tests {
     }
 
     #[test]
+    fn an_access_key_takes_the_first_8_bytes() {
+        // mlx5dv.h, struct mlx5_wqe_av: `dc_key` is in a union with the Q_Key and the word behind it.
+        let vector = AddressVector::new(&AddressFields { dlid: 7, ..AddressFields::default() });
+        let vector = vector.with_destination(0x12_3456, 0).with_dc_key(0x0102_0304_0506_0708);
+        assert_eq!(vector.as_bytes()[..16], [1, 2, 3, 4, 5, 6, 7, 8, 0x80, 0x12, 0x34, 0x56, 0, 0, 0, 7]);
+        assert_eq!((vector.dc_key(), vector.fields().qpn), (0x0102_0304_0506_0708, 0x12_3456));
+        assert!(vector.is_extended());
+    }
+
+    #[test]
     fn a_vector_prints_on_one_line() {
         let mut gid = [0; 16];
         gid[0] = 0xfe;

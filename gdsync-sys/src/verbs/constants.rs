@@ -29,6 +29,8 @@ c_enum! {
     IBV_QPT_UC = 3;
     /// Unreliable datagram.
     IBV_QPT_UD = 4;
+    /// The driver's own: of mlx5, dynamically connected transport.
+    IBV_QPT_DRIVER = 255;
 
     /// 256 bytes.
     IBV_MTU_256 = 1;

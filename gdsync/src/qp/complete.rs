@@ -25,8 +25,11 @@ impl QueuePairInner {
         let status = match opcode {
             CqeOpcode::RequesterError | CqeOpcode::ResponderError => {
                 let error = WorkError { syndrome: cqe.raw_syndrome(), vendor: cqe.vendor_syndrome() };
-                self.fail(FailureCause::Work(error));
-                self.is_flushed.store(true, Ordering::Release);
+                // Of a target, the connection of one initiator has ended: it serves the others.
+                if !self.is_target() {
+                    self.fail(FailureCause::Work(error));
+                    self.is_flushed.store(true, Ordering::Release);
+                }
                 Err(error)
             }
             _ => Ok(()),
@@ -35,6 +38,7 @@ impl QueuePairInner {
         let unknown =
             || format!("work request {counter} of queue pair {:#x} is not outstanding", self.number);
         let is_send = matches!(opcode, CqeOpcode::Requester | CqeOpcode::RequesterError);
+        let mut was_posted = true;
         let (wr_id, kind, claim) = if is_send {
             let mut send = self.send();
             if status.is_err() {
@@ -46,6 +50,7 @@ impl QueuePairInner {
             if retired.hidden {
                 return Ok(None);
             }
+            was_posted = !retired.withheld;
             (retired.wr_id, requester_kind(cqe)?, retired.claim)
         } else {
             let write = opcode == CqeOpcode::RespWriteImm;
@@ -71,6 +76,7 @@ impl QueuePairInner {
             immediate: has_immediate.then_some(number),
             invalidated: (opcode == CqeOpcode::RespSendInval).then_some(number),
             source: is_datagram.then(|| DatagramSource::new(cqe, self.gid.kind.link())),
+            was_posted,
             status,
         };
         match claim {

@@ -6,7 +6,7 @@ use super::shared_receives::SharedReceiveQueue;
 use super::trigger::Trigger;
 use crate::cuda::QueuePlacement;
 use crate::util::options::options;
-use crate::verbs::{Access, DEFAULT_PORT, QueueApi, Transport};
+use crate::verbs::{Access, ConnectOptions, DEFAULT_PORT, QueueApi, Transport};
 
 options! {
     /// How a [`crate::QueuePair`] is made. The provider may grant larger sizes than asked for.
@@ -59,6 +59,10 @@ options! {
         placement: QueuePlacement = QueuePlacement::HOST,
         /// The interface that makes its queues.
         queues: QueueApi = QueueApi::Verbs,
+        /// Of DC: the attributes of the connections that its card makes. (Of others,
+        /// [`crate::QueuePair::connect`] is given them.) Service level and route come with each address
+        /// ([`crate::QueuePair::dc_address`]).
+        connections: ConnectOptions = ConnectOptions::default(),
     }
     no setters {
         /// Where its sends complete: a completion queue that it shares, or by default one of its
@@ -160,5 +164,43 @@ options! {
 impl From<u32> for SharedReceiveQueueConfig {
     fn from(depth: u32) -> Self {
         SharedReceiveQueueConfig::default().depth(depth)
+    }
+}
+
+options! {
+    /// How a [`DcTarget`](crate::qp::DcTarget) is made.
+    #[derive(Clone, Copy, Debug)]
+    #[non_exhaustive]
+    pub struct DcTargetConfig<'a>
+    /// Access key 0, remote reads and writes allowed, port 1, its best GID, the partition key at index 0,
+    /// and a completion queue of its own.
+    default {
+        /// Access key: requests that do not carry it are refused. It keeps out strangers who do not
+        /// guess it.
+        key: u64 = 0,
+        /// What initiators may do to memory regions of its protection domain.
+        access: Access = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE,
+        /// Physical port, from 1 on.
+        port: u8 = DEFAULT_PORT,
+        /// Index of the port's global identifier; by default chosen by the rule of
+        /// [`crate::Device::choose_gid`].
+        gid_index: Option<u32> = None,
+        /// Index of the partition key in the port's table.
+        pkey_index: u16 = 0,
+        /// The attributes of the connections to it that are its side's: path MTU, RNR timer, service level
+        /// and route.
+        connections: ConnectOptions = ConnectOptions::default(),
+    }
+    no setters {
+        /// Where its receives complete: a completion queue that it shares, or by default one of its own.
+        completion_queue: Option<&'a CompletionQueue> = None,
+    }
+}
+
+impl<'a> DcTargetConfig<'a> {
+    /// Sets where its receives complete. The queue is made by verbs.
+    #[must_use]
+    pub fn completion_queue(self, queue: &'a CompletionQueue) -> Self {
+        DcTargetConfig { completion_queue: Some(queue), ..self }
     }
 }

@@ -4,8 +4,8 @@ use crate::qp::create::QpObject;
 use crate::qp::{QpState, QueuePair, QueuePairInner};
 use crate::verbs::ah::path;
 use crate::verbs::{
-    Access, AddressHandle, ConnectOptions, Endpoint, Error, GidEntry, Mtu, OutOfRange, QueuePairError,
-    Transport, call,
+    Access, AddressHandle, ConnectOptions, DcAddress, Endpoint, Error, GidEntry, Mtu, OutOfRange,
+    PortAttributes, QueuePairError, Transport, call,
 };
 use gdsync_sys::verbs::{self, ibv_qp_attr};
 use std::sync::atomic::Ordering;
@@ -36,14 +36,81 @@ impl QueuePair {
     pub fn address_handle(&self, remote: &Endpoint, options: ConnectOptions) -> Result<AddressHandle, Error> {
         AddressHandle::new(&self.inner.domain.pd, self.inner.config.port, &self.inner.gid, remote, &options)
     }
+
+    /// The address of a DC target, reached from this queue pair's port and global identifier, for the
+    /// requests of DC queue pairs ([`crate::WorkRequest::to_target`]). `target` is what its
+    /// [`DcTarget::endpoint`](crate::qp::DcTarget::endpoint) says, and `key` its access key; of the
+    /// options, service level and global route count.
+    ///
+    /// # Errors
+    /// As [`Self::address_handle`], and [`QueuePairError::NotAnInitiator`] of a queue pair that is not
+    /// DC.
+    pub fn dc_address(
+        &self,
+        target: &Endpoint,
+        key: u64,
+        options: ConnectOptions,
+    ) -> Result<DcAddress, Error> {
+        let transport = self.transport();
+        if transport != Transport::Dc {
+            let qpn = self.number();
+            return Err(Error::QueuePair(QueuePairError::NotAnInitiator { qpn, transport }));
+        }
+        Ok(DcAddress::new(self.address_handle(target, options)?, target.qpn, key))
+    }
+}
+
+/// The address of a queue pair at a port.
+pub(super) fn endpoint(port: &PortAttributes, gid: &GidEntry, qpn: u32, psn: u32) -> Result<Endpoint, Error> {
+    let mtu = port.mtu.ok_or(Error::QueuePair(QueuePairError::Layout { what: "port MTU", value: 0 }))?;
+    Ok(Endpoint { qpn, psn, kind: gid.kind, lid: port.lid, gid: gid.gid, mtu })
+}
+
+/// The attributes that bring an initiator or a target of DC to RTR, with their mask: those that all
+/// its connections have. The path is that to its own port: of it counts what is this side's.
+pub(crate) fn ready_to_receive(
+    own: &GidEntry,
+    endpoint: &Endpoint,
+    port: u8,
+    options: &ConnectOptions,
+) -> Result<(ibv_qp_attr, u32), Error> {
+    let attr = ibv_qp_attr {
+        qp_state: verbs::IBV_QPS_RTR,
+        path_mtu: path_mtu(None, endpoint.mtu, options.mtu)? as i32,
+        min_rnr_timer: options.min_rnr_timer,
+        ah_attr: path(port, own, endpoint, options)?,
+        ..Default::default()
+    };
+    Ok((attr, verbs::IBV_QP_STATE | verbs::IBV_QP_PATH_MTU | verbs::IBV_QP_AV))
 }
 
 impl QueuePairInner {
+    /// The attributes that bring the queue pair to RTS, with their mask.
+    fn ready_to_send(&self, options: &ConnectOptions, reliable: bool) -> (ibv_qp_attr, u32) {
+        let attr = ibv_qp_attr {
+            qp_state: verbs::IBV_QPS_RTS,
+            timeout: options.timeout,
+            retry_cnt: options.retry_count,
+            rnr_retry: options.rnr_retry,
+            sq_psn: self.psn.load(Ordering::Relaxed),
+            max_rd_atomic: options.max_reads,
+            ..Default::default()
+        };
+        let mask = verbs::IBV_QP_STATE | verbs::IBV_QP_SQ_PSN;
+        let of_reliable = verbs::IBV_QP_TIMEOUT
+            | verbs::IBV_QP_RETRY_CNT
+            | verbs::IBV_QP_RNR_RETRY
+            | verbs::IBV_QP_MAX_QP_RD_ATOMIC;
+        (attr, if reliable { mask | of_reliable } else { mask })
+    }
+
     fn modify(&self, attr: &mut ibv_qp_attr, mask: u32, step: &'static str) -> Result<(), Error> {
         let pd = &self.domain.pd;
         let raw = match &self.object {
             QpObject::Verbs(qp) => qp.raw,
             QpObject::Devx(qp) => return qp.modify(pd, &self.config, self.gid.kind.link(), attr),
+            // It got all that it can have when it was made.
+            QpObject::Target(_) => return Ok(()),
         };
         // SAFETY: the queue pair is alive as long as `self`; `attr` is valid.
         let rc = unsafe { (pd.device.api.modify_qp)(raw, attr, mask as libc::c_int) };
@@ -62,18 +129,27 @@ impl QueuePairInner {
         let own = match self.config.transport {
             Transport::Rc | Transport::Uc => verbs::IBV_QP_ACCESS_FLAGS,
             Transport::Ud => verbs::IBV_QP_QKEY,
+            // Nothing is done to an initiator.
+            Transport::Dc => 0,
         };
         let mask = verbs::IBV_QP_STATE | verbs::IBV_QP_PKEY_INDEX | verbs::IBV_QP_PORT | own;
         self.modify(&mut attr, mask, "RESET to INIT")
     }
 
-    /// A UD queue pair, which has nothing to connect to, becomes ready at once.
+    /// A queue pair of UD or DC, which the program does not connect, becomes ready at once.
     pub(crate) fn to_ready(&self) -> Result<(), Error> {
         let mut status = self.status();
-        self.to_state(verbs::IBV_QPS_RTR, "INIT to RTR")?;
-        let sq_psn = self.psn.load(Ordering::Relaxed);
-        let mut attr = ibv_qp_attr { qp_state: verbs::IBV_QPS_RTS, sq_psn, ..Default::default() };
-        self.modify(&mut attr, verbs::IBV_QP_STATE | verbs::IBV_QP_SQ_PSN, "RTR to RTS")?;
+        let is_dc = self.config.transport == Transport::Dc;
+        if is_dc {
+            let own = self.endpoint()?;
+            let (mut attr, mask) =
+                ready_to_receive(&self.gid, &own, self.config.port, &self.config.connections)?;
+            self.modify(&mut attr, mask, "INIT to RTR")?;
+        } else {
+            self.to_state(verbs::IBV_QPS_RTR, "INIT to RTR")?;
+        }
+        let (mut attr, mask) = self.ready_to_send(&self.config.connections, is_dc);
+        self.modify(&mut attr, mask, "RTR to RTS")?;
         *status = QpState::Connected;
         self.connected.store(true, Ordering::Release);
         Ok(())
@@ -84,7 +160,10 @@ impl QueuePairInner {
     }
 
     pub(crate) fn to_error(&self) -> Result<(), Error> {
-        self.to_state(verbs::IBV_QPS_ERR, "to ERR")?;
+        match &self.object {
+            QpObject::Target(target) => self.close(target),
+            _ => self.to_state(verbs::IBV_QPS_ERR, "to ERR")?,
+        }
         self.is_flushed.store(true, Ordering::Release);
         Ok(())
     }
@@ -96,16 +175,7 @@ impl QueuePairInner {
 
     pub(crate) fn endpoint(&self) -> Result<Endpoint, Error> {
         let port = self.domain.pd.device.active_port(self.config.port)?;
-        let mtu = port.mtu.ok_or(Error::QueuePair(QueuePairError::Layout { what: "port MTU", value: 0 }))?;
-        let GidEntry { gid, kind, .. } = self.gid;
-        Ok(Endpoint {
-            qpn: self.number,
-            psn: self.psn.load(Ordering::Relaxed),
-            kind,
-            lid: port.lid,
-            gid,
-            mtu,
-        })
+        endpoint(&port, &self.gid, self.number, self.psn.load(Ordering::Relaxed))
     }
 
     pub(crate) fn connect(&self, remote: &Endpoint, options: ConnectOptions) -> Result<(), Error> {
@@ -114,7 +184,9 @@ impl QueuePairInner {
         let reliable = match self.config.transport {
             Transport::Rc => true,
             Transport::Uc => false,
-            Transport::Ud => return Err(Error::QueuePair(QueuePairError::Connectionless { qpn })),
+            transport @ (Transport::Ud | Transport::Dc) => {
+                return Err(Error::QueuePair(QueuePairError::Connectionless { qpn, transport }));
+            }
         };
         let refuse = |state| Err(Error::QueuePair(QueuePairError::State { qpn, state, needed }));
         match *status {
@@ -144,22 +216,7 @@ impl QueuePairInner {
             mask |= verbs::IBV_QP_MAX_DEST_RD_ATOMIC | verbs::IBV_QP_MIN_RNR_TIMER;
         }
         self.modify(&mut attr, mask, "INIT to RTR")?;
-        let mut attr = ibv_qp_attr {
-            qp_state: verbs::IBV_QPS_RTS,
-            timeout: options.timeout,
-            retry_cnt: options.retry_count,
-            rnr_retry: options.rnr_retry,
-            sq_psn: self.psn.load(Ordering::Relaxed),
-            max_rd_atomic: options.max_reads,
-            ..Default::default()
-        };
-        let mut mask = verbs::IBV_QP_STATE | verbs::IBV_QP_SQ_PSN;
-        if reliable {
-            mask |= verbs::IBV_QP_TIMEOUT
-                | verbs::IBV_QP_RETRY_CNT
-                | verbs::IBV_QP_RNR_RETRY
-                | verbs::IBV_QP_MAX_QP_RD_ATOMIC;
-        }
+        let (mut attr, mask) = self.ready_to_send(&options, reliable);
         self.modify(&mut attr, mask, "RTR to RTS")?;
         *status = QpState::Connected;
         self.connected.store(true, Ordering::Release);

@@ -4,8 +4,8 @@ use crate::qp::channel::{ArmFor, Told, deadline};
 use crate::qp::{CompletionChannel, PreparedWait, QueuePairInner};
 use crate::queue::completion::CompletionState;
 use crate::queue::{Completion, PollError, QueueError, Ring, StateError};
-use crate::verbs::Error;
 use crate::verbs::device::DeviceInner;
+use crate::verbs::{Error, Transport};
 use gdsync_sys::verbs::ibv_cq;
 use std::fmt::Debug;
 use std::ptr::{self, NonNull};
@@ -287,9 +287,14 @@ impl CompletionQueueInner {
     ///
     /// Returns the counters of its receives that were not polled.
     pub(crate) fn detach(&self, state: &mut CompletionState, qpn: u32) -> Vec<u16> {
+        self.unlist(qpn);
+        state.forget(qpn)
+    }
+
+    /// The same, where no entry is the queue pair's.
+    pub(crate) fn unlist(&self, qpn: u32) {
         let mut known = self.queue_pairs.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         known.retain(|(number, weak)| *number != qpn || weak.strong_count() > 0);
-        state.forget(qpn)
     }
 
     /// The queue pairs that complete here; `None` while one of them is being destroyed.
@@ -305,12 +310,14 @@ impl CompletionQueueInner {
     pub(crate) fn is_of_sends_of(&self, queue_pair: &QueuePairInner) -> bool {
         let known = self.queue_pairs.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let alone = matches!(&known[..], [(_, weak)] if ptr::eq(weak.as_ptr(), queue_pair));
-        alone && !ptr::eq(self, &*queue_pair.recv_cq)
+        // An initiator has no receives.
+        alone && (queue_pair.config.transport == Transport::Dc || !ptr::eq(self, &*queue_pair.recv_cq))
     }
 
     fn owner_of(&self, qpn: u32) -> Owner {
         let known = self.queue_pairs.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        match known.iter().find(|(number, _)| *number == qpn) {
+        // The newest: it may have the number of a target that was closed, whose handle is still held.
+        match known.iter().rev().find(|(number, _)| *number == qpn) {
             Some((_, weak)) => weak.upgrade().map_or(Owner::Going, Owner::Here),
             None => Owner::Unknown,
         }

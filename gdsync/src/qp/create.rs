@@ -11,6 +11,7 @@ use crate::verbs::{DeviceInner, DevxError, Error, QueuePairError, Transport, cal
 use gdsync_sys::mlx5dv::{self, mlx5dv_obj, mlx5dv_qp, mlx5dv_qp_init_attr, mlx5dv_ring};
 use gdsync_sys::prm::wqe::BASIC_BLOCK;
 use gdsync_sys::verbs::{self, ibv_cq, ibv_qp, ibv_qp_cap, ibv_qp_init_attr_ex};
+use parking_lot::Mutex;
 use std::cmp::Ordering;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -20,6 +21,8 @@ use std::sync::Arc;
 pub(crate) enum QpObject {
     Verbs(VerbsQp),
     Devx(devx::Qp),
+    /// A DC target, which ends by being destroyed.
+    Target(Mutex<VerbsQp>),
 }
 
 /// A queue pair of verbs; null once it is destroyed.
@@ -40,6 +43,7 @@ impl QpObject {
         match self {
             QpObject::Verbs(qp) => NonNull::new(qp.raw),
             QpObject::Devx(_) => None,
+            QpObject::Target(qp) => NonNull::new(qp.lock().raw),
         }
     }
 
@@ -47,23 +51,33 @@ impl QpObject {
         match self {
             QpObject::Verbs(qp) => qp.destroy(),
             QpObject::Devx(qp) => qp.destroy(),
+            QpObject::Target(qp) => qp.get_mut().destroy(),
         }
     }
 }
 
 impl VerbsQp {
+    pub(super) fn new(raw: NonNull<ibv_qp>, device: &Arc<DeviceInner>) -> Self {
+        VerbsQp { raw: raw.as_ptr(), device: device.clone() }
+    }
+
     fn destroy(&mut self) {
-        let raw = std::mem::replace(&mut self.raw, std::ptr::null_mut());
-        if !raw.is_null() {
-            // SAFETY: created by us, and destroyed once.
-            call::on_drop("ibv_destroy_qp", unsafe { (self.device.api.destroy_qp)(raw) });
-        }
+        drop(self.take());
+    }
+
+    /// Takes it out, unless it is destroyed.
+    pub(super) fn take(&mut self) -> Option<VerbsQp> {
+        let raw = NonNull::new(std::mem::replace(&mut self.raw, std::ptr::null_mut()))?;
+        Some(VerbsQp::new(raw, &self.device))
     }
 }
 
 impl Drop for VerbsQp {
     fn drop(&mut self) {
-        self.destroy();
+        if !self.raw.is_null() {
+            // SAFETY: created by us, and destroyed once: who takes it leaves a null pointer.
+            call::on_drop("ibv_destroy_qp", unsafe { (self.device.api.destroy_qp)(self.raw) });
+        }
     }
 }
 
@@ -99,8 +113,11 @@ fn make_by_verbs(
 ) -> Result<(QpObject, QueueParts), Error> {
     let device = &domain.pd.device;
     let mut attr = init_attr(config, parent, queues);
+    let is_dc = config.transport == Transport::Dc;
     if let Some(shared) = shared {
         attr.srq = shared.receives.raw().as_ptr();
+    }
+    if shared.is_some() || is_dc {
         (attr.cap.max_recv_wr, attr.cap.max_recv_sge) = (0, 0);
     }
     let mut mlx5_attr = mlx5dv_qp_init_attr {
@@ -108,11 +125,15 @@ fn make_by_verbs(
         create_flags: mlx5dv::MLX5DV_QP_CREATE_DISABLE_SCATTER_TO_CQE | role.flag(),
         ..Default::default()
     };
+    if is_dc {
+        mlx5_attr.comp_mask |= mlx5dv::MLX5DV_QP_INIT_ATTR_MASK_DC;
+        mlx5_attr.dc_init_attr.dc_type = mlx5dv::MLX5DV_DCTYPE_DCI;
+    }
     // SAFETY: context, domain and queues are alive (held by the caller); both structs are valid.
     let raw = unsafe { (device.api.mlx5dv_create_qp)(device.context(), &mut attr, &mut mlx5_attr) };
     let raw = call::pointer("mlx5dv_create_qp", raw, || format!("{config:?}"))
         .map_err(|error| refusal(error, domain, config.transport))?;
-    let object = QpObject::Verbs(VerbsQp { raw: raw.as_ptr(), device: device.clone() });
+    let object = QpObject::Verbs(VerbsQp::new(raw, device));
     let layout = describe(raw, domain)?;
     // SAFETY: a queue pair just returned by the provider is valid; its number never changes.
     let number = unsafe { (*raw.as_ptr()).qp_num };
@@ -121,6 +142,7 @@ fn make_by_verbs(
     let sq = unsafe { Ring::new(layout.sq.buf.cast(), layout.sq.wqe_cnt, BASIC_BLOCK, layout.dbrec.add(1)) };
     let rq = match shared {
         Some(_) => None,
+        None if is_dc => None,
         None => {
             let (entries, stride) = check_receives(&layout)?;
             // SAFETY: as above.
@@ -162,7 +184,7 @@ fn init_attr(
 }
 
 /// The provider's refusal of a queue pair: of a transport that it does not have, by name.
-fn refusal(error: Error, domain: &QueueDomain, transport: Transport) -> Error {
+pub(super) fn refusal(error: Error, domain: &QueueDomain, transport: Transport) -> Error {
     match &error {
         Error::Verbs { source, .. } if source.raw_os_error() == Some(libc::EOPNOTSUPP) => {
             Error::QueuePair(QueuePairError::NoTransport {
@@ -221,6 +243,8 @@ impl Drop for QueuePairInner {
             Ordering::Greater => (&self.recv_cq, Some(&self.send_cq)),
         };
         let mut states = [Some((first, first.lock())), second.map(|queue| (queue, queue.lock()))];
+        // Another one may have the number of a target that was closed.
+        let is_closed = self.is_target() && self.object.verbs().is_none();
         // Every prepared send and batch in flight holds an `Arc` of this, so none is left. After
         // this the card touches neither the rings nor the memory that work requests name; fields
         // drop afterwards.
@@ -232,6 +256,10 @@ impl Drop for QueuePairInner {
             }
             if Arc::ptr_eq(queue, &self.recv_cq) {
                 (0..receives).for_each(|_| state.unreserve(true));
+            }
+            if is_closed {
+                queue.unlist(self.number);
+                continue;
             }
             for receive in queue.detach(state, self.number) {
                 // Polling does not return it: its entry is free.

@@ -3,6 +3,7 @@
 use crate::qp::{CompletionQueueInner, QueuePairInner};
 use crate::queue::failure::FailureCause;
 use crate::verbs::events::{AsyncEventKind, Element, EventSink};
+use std::sync::atomic::Ordering;
 
 /// Whether an event names a completion queue. It never names one that verbs do not know.
 fn is_named(queue: &CompletionQueueInner, raw: usize) -> bool {
@@ -28,6 +29,12 @@ impl EventSink for QueuePairInner {
 
     fn fail_by_event(&self, kind: AsyncEventKind, element: Element) {
         self.fail(FailureCause::Event(kind));
+        if self.is_target() && matches!(element, Element::Qp(_)) {
+            // The card serves it no more. To destroy it would wait until this event is acknowledged, and
+            // so would a thread that does, under the lock of its completion queue: who polls that next
+            // ends the waits there.
+            return self.is_flushed.store(true, Ordering::Release);
+        }
         if let Err(error) = self.to_error() {
             tracing::warn!(%error, qpn = self.number(), "a queue pair that the card reported cannot be told to fail");
         }

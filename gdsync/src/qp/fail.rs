@@ -99,7 +99,7 @@ impl QueuePairInner {
 
     /// The flush that an entry reports, where no earlier error is known.
     pub(crate) fn flush_of_unknown_cause(&self, cqe: &Cqe64) -> Option<WorkError> {
-        let error = outcome(cqe).err().filter(|error| error.is_flush())?;
+        let error = outcome(cqe).err().filter(|error| error.is_flush() && !self.is_target())?;
         self.failure().is_none().then_some(error)
     }
 

@@ -1,6 +1,6 @@
 //! Making queue pairs, whatever drives and releases them.
 
-use super::create;
+use super::create::{self, QpObject};
 use super::role::Role;
 use super::shared_receives::Sharing;
 use super::trigger::{Trigger, TriggerInner};
@@ -15,7 +15,10 @@ use crate::queue::recv::RecvState;
 use crate::queue::request::{Limits, MAX_COUNT};
 use crate::queue::send::{Handover, SendState};
 use crate::verbs::events::EventSink;
-use crate::verbs::{Access, DevxError, Error, Mtu, ProtectionDomain, QueueApi, QueuePairError, Transport};
+use crate::verbs::{
+    Access, DeviceAttributes, DeviceInner, DevxError, Error, GidEntry, Mtu, PortAttributes, ProtectionDomain,
+    QueueApi, QueuePairError, Transport,
+};
 use gdsync_sys::api::Provider;
 use gdsync_sys::prm::doorbell::UAR_PAGE;
 use parking_lot::Mutex;
@@ -32,6 +35,15 @@ impl QueuePair {
             config.shared_receives.is_some_and(|receives| !Arc::ptr_eq(&receives.inner.pd().device, device));
         if other_receives || shared.any(|queue| !Arc::ptr_eq(&queue.inner.device, device)) {
             return Err(Error::QueuePair(QueuePairError::OtherDevice { device: device.name.to_owned() }));
+        }
+        if config.transport == Transport::Dc {
+            if config.shared_receives.is_some() {
+                return Err(Error::QueuePair(QueuePairError::InitiatorOnly));
+            }
+            if config.trigger.is_some() {
+                return Err(Error::QueuePair(QueuePairError::NotTriggered));
+            }
+            config.connections.check(device.attributes()?.max_reads)?;
         }
         if let Some(trigger) = config.trigger {
             return Self::triggered(pd, config, trigger);
@@ -95,6 +107,9 @@ impl QueuePair {
             if config.shared_receives.is_some() {
                 return Err(Error::Devx(DevxError::NoSharedReceives));
             }
+            if config.transport == Transport::Dc {
+                return Err(Error::Devx(DevxError::NoDc));
+            }
             devx.check(&config)?;
         }
         // Every work request may complete, even an unsignaled one if it fails; and the slots that a
@@ -109,27 +124,55 @@ impl QueuePair {
             Some(receives) => receives.inner.credits().capacity(),
             None => config.recv_depth,
         };
-        let recv_cq = queue(config.recv_cq, recv_depth)?;
+        let recv_cq = match config.transport {
+            // It has no receives, but verbs want a queue for them.
+            Transport::Dc => send_cq.clone(),
+            _ => queue(config.recv_cq, recv_depth)?,
+        };
         let sharing = |receives: &SharedReceiveQueue| Sharing::new(&receives.inner, &recv_cq);
         let shared = config.shared_receives.map(sharing).transpose()?;
         let trigger = config.trigger.map(|trigger| trigger.inner.clone());
-        Self::complete_to(domain, config.to_static(), [send_cq, recv_cq], shared, trigger, role)
+        let place = Place::of(&domain.pd.device, config.port, config.gid_index)?;
+        let made = create::make(&domain, &config, [&send_cq, &recv_cq], shared.as_ref(), role)?;
+        let queues = [send_cq, recv_cq];
+        Ok(Parts { domain, config: config.to_static(), queues, shared, trigger, role }.assemble(place, made))
     }
+}
 
-    /// In the state in which the provider makes it: RESET.
-    fn complete_to(
-        domain: Arc<QueueDomain>,
-        config: QueuePairConfig<'static>,
-        [send_cq, recv_cq]: [Arc<CompletionQueueInner>; 2],
-        shared: Option<Sharing>,
-        trigger: Option<Arc<TriggerInner>>,
-        role: Role,
-    ) -> Result<Self, Error> {
+/// The port of a queue pair, and what its device can do.
+pub(super) struct Place {
+    pub(super) port: PortAttributes,
+    pub(super) gid: GidEntry,
+    pub(super) abilities: DeviceAttributes,
+}
+
+impl Place {
+    pub(super) fn of(device: &DeviceInner, port: u8, gid_index: Option<u32>) -> Result<Self, Error> {
+        Ok(Place {
+            port: device.active_port(port)?,
+            gid: device.choose_gid(port, gid_index)?,
+            abilities: device.attributes()?,
+        })
+    }
+}
+
+/// What a queue pair has besides its own queues.
+pub(super) struct Parts {
+    pub(super) domain: Arc<QueueDomain>,
+    pub(super) config: QueuePairConfig<'static>,
+    /// Of sends, and of receives.
+    pub(super) queues: [Arc<CompletionQueueInner>; 2],
+    pub(super) shared: Option<Sharing>,
+    pub(super) trigger: Option<Arc<TriggerInner>>,
+    pub(super) role: Role,
+}
+
+impl Parts {
+    /// In the state in which the object is: RESET, but for a target.
+    pub(super) fn assemble(self, place: Place, (object, made): (QpObject, QueueParts)) -> QueuePair {
+        let Parts { domain, config, queues: [send_cq, recv_cq], shared, trigger, role } = self;
+        let Place { port, gid, abilities } = place;
         let device = domain.pd.device.clone();
-        let port = device.active_port(config.port)?;
-        let gid = device.choose_gid(config.port, config.gid_index)?;
-        let abilities = device.attributes()?;
-        let (object, made) = create::make(&domain, &config, [&send_cq, &recv_cq], shared.as_ref(), role)?;
         let QueueParts { number, sq, rq, register, .. } = made;
         let combined = domain.placement.work_is_combined();
         let (sq, rq) = (sq.write_combined(combined), rq.map(|rq| rq.write_combined(combined)));
@@ -144,7 +187,8 @@ impl QueuePair {
         // mapped.
         let keep = domain.clone();
         let kind = Kind::Registers { mmio: device.api.provider != Provider::Software };
-        let registers = Span::announce(page, UAR_PAGE as u64, kind, Box::new(move || drop(keep)));
+        let announce = || Span::announce(page, UAR_PAGE as u64, kind, Box::new(move || drop(keep)));
+        let registers = (!matches!(object, QpObject::Target(_))).then(announce);
         let inner = Arc::new(QueuePairInner {
             object,
             number,
@@ -156,7 +200,7 @@ impl QueuePair {
                 inline: made.inline,
                 message: match config.transport {
                     Transport::Ud => port.mtu.unwrap_or(Mtu::Bytes256).bytes().into(),
-                    Transport::Rc | Transport::Uc => port.max_message.min(MAX_COUNT).into(),
+                    _ => port.max_message.min(MAX_COUNT).into(),
                 },
                 transport: config.transport,
                 atomics: abilities.atomics,
@@ -183,6 +227,6 @@ impl QueuePair {
         // The list holds it weakly.
         let sink: Arc<dyn EventSink> = inner.clone();
         device.queue_pairs.add(Arc::downgrade(&sink));
-        Ok(QueuePair { inner })
+        QueuePair { inner }
     }
 }

@@ -50,6 +50,7 @@ mod role;
 mod shared_receives;
 #[cfg(test)]
 mod spoilt_tests;
+mod target;
 #[cfg(test)]
 pub(crate) mod testing;
 #[cfg(feature = "tokio")]
@@ -65,11 +66,12 @@ pub use card_word::CardWord;
 pub use channel::{ArmFor, CompletionChannel};
 pub use checked::CheckedWait;
 pub use collector::{Collector, CollectorConfig};
-pub use config::{CompletionQueueConfig, QueuePairConfig, SharedReceiveQueueConfig};
+pub use config::{CompletionQueueConfig, DcTargetConfig, QueuePairConfig, SharedReceiveQueueConfig};
 pub use cq::{CompletionQueue, WaitError};
 pub use prepared::PreparedSend;
 pub use reset::ResetError;
 pub use shared_receives::SharedReceiveQueue;
+pub use target::DcTarget;
 pub use trigger::{MasterConfig, Trigger};
 pub use wait::PreparedWait;
 
@@ -93,7 +95,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 /// A queue pair with a doorbell register of its own, and with completion queues of its own unless
 /// it was given some.
 ///
-/// Its transport is a reliable connection unless [`QueuePairConfig::transport`] says otherwise.
+/// Its transport is a reliable connection unless [`QueuePairConfig::transport`] says otherwise. One of
+/// [`Transport::Dc`] sends to any number of targets ([`DcTarget`]).
 ///
 /// Dropping it while work is in flight moves it to the error state, so that streams that wait for
 /// it wake; its memory is released when the last of them has passed. Polling returns no completion
@@ -159,8 +162,8 @@ pub(crate) struct QueuePairInner {
     pub(crate) trigger: Option<Arc<TriggerInner>>,
     /// Receives that will be posted when a stream has reached the start of a persistent request.
     pub(crate) starts: AtomicU32,
-    /// Tells streams of the page of doorbell registers.
-    _registers: Arc<Span>,
+    /// Tells streams of the page of doorbell registers; a DC target has none.
+    _registers: Option<Arc<Span>>,
     pub(crate) domain: Arc<QueueDomain>,
 }
 
@@ -180,23 +183,27 @@ pub(crate) fn next_psn() -> u32 {
 }
 
 impl QueuePair {
-    /// Makes a queue pair: ready to take receives and to be connected; of UD, ready for everything.
+    /// Makes a queue pair: ready to take receives and to be connected; of UD and DC, ready for everything.
     ///
     /// # Errors
     /// [`PortError::NotActive`](crate::verbs::PortError::NotActive),
     /// [`PortError::NoGid`](crate::verbs::PortError::NoGid),
     /// [`QueuePairError::NoTransport`](crate::verbs::QueuePairError), [`Error::Verbs`] where the
     /// provider refuses; [`QueuePairError::OtherDevice`](crate::verbs::QueuePairError) for a completion
-    /// queue of another device; of queues made by commands ([`QueuePairConfig::queues`], and those of a
+    /// queue of another device; of DC, [`OutOfRange`](crate::verbs::OutOfRange) for
+    /// [`QueuePairConfig::connections`] outside their ranges, and
+    /// [`QueuePairError::InitiatorOnly`](crate::verbs::QueuePairError),
+    /// [`QueuePairError::NotTriggered`](crate::verbs::QueuePairError) and
+    /// [`DevxError::NoDc`](crate::verbs::DevxError) for what it cannot have; of queues made by commands ([`QueuePairConfig::queues`], and those of a
     /// trigger with a master), [`OutOfRange`](crate::verbs::OutOfRange) and [`Error::Devx`], too.
     pub fn new(pd: &ProtectionDomain, config: QueuePairConfig<'_>) -> Result<Self, Error> {
         Self::in_reset(pd, config).and_then(Self::started)
     }
 
-    /// Ready to take receives and to be connected; of UD, ready for everything.
+    /// Ready to take receives and to be connected; of UD and DC, ready for everything.
     pub(crate) fn started(self) -> Result<Self, Error> {
         self.inner.to_init()?;
-        if self.transport() == Transport::Ud {
+        if self.transport().is_addressed() {
             self.inner.to_ready()?;
         }
         Ok(self)
@@ -235,7 +242,7 @@ impl QueuePair {
     ///
     /// # Errors
     /// [`QueuePairError::State`](crate::verbs::QueuePairError) where it is connected already,
-    /// [`QueuePairError::Connectionless`](crate::verbs::QueuePairError) where it is UD,
+    /// [`QueuePairError::Connectionless`](crate::verbs::QueuePairError) where it is UD or DC,
     /// [`OutOfRange`](crate::verbs::OutOfRange) for options outside their ranges,
     /// [`PortError::OtherWire`](crate::verbs::PortError::OtherWire) where the remote port speaks
     /// another protocol, [`Error::Verbs`] where the provider refuses.
@@ -352,8 +359,16 @@ impl QueuePairInner {
         unsafe { send.post_behind(waits, request, self, &mut completions) }
     }
 
+    /// It is a DC target.
+    pub(crate) fn is_target(&self) -> bool {
+        matches!(self.object, QpObject::Target(_))
+    }
+
     /// The segments of a receive into the slices, if it could be posted.
     pub(crate) fn recv_segments(&self, slices: &[Slice]) -> Result<Vec<DataSeg>, QueueError> {
+        if self.config.transport == Transport::Dc {
+            return Err(QueueError::State(StateError::InitiatorOnly { qpn: self.number }));
+        }
         if self.shared.is_some() {
             return Err(QueueError::State(StateError::SharedReceives { qpn: self.number }));
         }

@@ -3,7 +3,7 @@
 use crate::qp::{QpState, QueuePair, QueuePairInner, next_psn};
 use crate::queue::completion::CompletionState;
 use crate::queue::failure::ResetBlocker;
-use crate::verbs::{ConnectOptions, Endpoint, Error, Transport};
+use crate::verbs::{ConnectOptions, Endpoint, Error};
 use parking_lot::MutexGuard;
 use std::cmp::Ordering as Cmp;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ pub enum ResetError {
 
 impl QueuePair {
     /// Brings the queue pair back to where [`QueuePair::new`] left it: ready to take receives and
-    /// to be connected, with no failure, empty queues, and another first sequence number. Its
+    /// to be connected (of UD and DC, ready to send), with no failure, empty queues, and another first sequence number. Its
     /// number, its completion queues and whatever else was made from it stay.
     ///
     /// Nothing of the last connection may be outstanding: after a failure, or [`QueuePair::abort`],
@@ -39,7 +39,8 @@ impl QueuePair {
     /// the failure, they have none. Prepared sends that were kept are refused from then on
     /// ([`OrderError::Stale`](crate::queue::OrderError::Stale)).
     ///
-    /// Give the remote side the new [`QueuePair::endpoint`]; it must reset, too.
+    /// Give the remote side the new [`QueuePair::endpoint`]; it must reset, too. A target of DC need not:
+    /// it stays what it was, and so do the addresses of targets.
     ///
     /// # Errors
     /// [`ResetError::Blocked`], which names what is in the way; nothing has changed then.
@@ -82,7 +83,7 @@ impl QueuePairInner {
     }
 
     /// Its entries that were not polled keep their places; those of receives of a shared queue are free.
-    fn leave_behind(&self, completions: &mut CompletionState) {
+    pub(super) fn leave_behind(&self, completions: &mut CompletionState) {
         for receive in completions.leave_behind(self.number) {
             self.shared.as_ref().and_then(|shared| shared.receives.retire(receive));
         }
@@ -146,7 +147,7 @@ impl QueuePairInner {
         *status = QpState::Initialised;
         self.is_flushed.store(false, Ordering::Release);
         drop(status);
-        if self.config.transport == Transport::Ud {
+        if self.config.transport.is_addressed() {
             self.to_ready()?;
         }
         tracing::debug!(qpn = self.number, "queue pair reset");

@@ -42,6 +42,7 @@ impl Claim {
             immediate: None,
             invalidated: None,
             source: None,
+            was_posted: false,
             status,
         });
     }

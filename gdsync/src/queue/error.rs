@@ -149,7 +149,7 @@ pub enum RequestError {
     },
     /// The transport does not have the operation.
     #[error(
-        "{operation} is not possible on a {transport} queue pair: RC has every operation, UC sends, RDMA writes and changes of memory windows, UD sends that have an address"
+        "{operation} is not possible on a {transport} queue pair: RC has every operation, UC sends, RDMA writes and changes of memory windows, UD sends that have an address, DC what has a target, but for changes of memory windows"
     )]
     NotOnTransport {
         /// What was asked for.
@@ -166,6 +166,9 @@ pub enum RequestError {
     /// A datagram without a destination.
     #[error("a request on a UD queue pair needs an address: say where it goes with WorkRequest::to")]
     NoDestination,
+    /// A request of DC without a target.
+    #[error("a request on a DC queue pair needs a target: say where it goes with WorkRequest::to_target")]
+    NoTarget,
     /// A queue pair that cannot be.
     #[error("queue pair number {qpn:#x} has more than 24 bits: use the remote endpoint's")]
     BadDestination {
@@ -239,6 +242,12 @@ pub enum StateError {
     /// The queue pair has no receive queue of its own.
     #[error("queue pair {qpn:#x} takes its receives from a shared receive queue: post them there")]
     SharedReceives {
+        /// Its number.
+        qpn: u32,
+    },
+    /// The queue pair takes no receives.
+    #[error("queue pair {qpn:#x} is a DC initiator, which only sends: messages come to a DcTarget")]
+    InitiatorOnly {
         /// Its number.
         qpn: u32,
     },

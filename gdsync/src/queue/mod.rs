@@ -32,9 +32,10 @@ pub use status::Status;
 use crate::memory::HostAddr;
 use gdsync_gdr::load_combined;
 use gdsync_sys::barrier;
-use gdsync_sys::prm::wqe::{MAX_DS, SEGMENT};
+use gdsync_sys::prm::wqe::{BASIC_BLOCK, MAX_DS, SEGMENT};
 use gdsync_sys::shared::{SharedU32, SharedU64};
-use std::sync::atomic::{Ordering, fence};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, Ordering, fence};
 
 /// A ring in memory that the card shares, and the doorbell record word that belongs to it.
 ///
@@ -42,7 +43,7 @@ use std::sync::atomic::{Ordering, fence};
 #[derive(Debug)]
 pub(crate) struct Ring {
     base: *mut u8,
-    /// Entries, a power of two.
+    /// Entries, a power of two; or 0 ([`Ring::none`]).
     entries: u32,
     /// Bytes from one entry to the next, a multiple of 16.
     stride: usize,
@@ -67,6 +68,14 @@ impl Ring {
     pub(crate) unsafe fn new(base: *mut u8, entries: u32, stride: usize, record: *mut u32) -> Self {
         debug_assert!(entries.is_power_of_two());
         Ring { base, entries, stride, size: entries as usize * stride, record, combined: false }
+    }
+
+    /// The ring of a queue that is not there: it has no entries, so nothing is posted, and its record
+    /// says so for ever.
+    pub(crate) fn none() -> Self {
+        static RECORD: AtomicU32 = AtomicU32::new(0);
+        let base = NonNull::dangling().as_ptr();
+        Ring { base, entries: 0, stride: BASIC_BLOCK, size: 0, record: RECORD.as_ptr(), combined: false }
     }
 
     /// The ring, or its record, in write-combined memory.
@@ -187,7 +196,7 @@ impl Ring {
 pub(crate) struct QueueParts {
     pub(crate) number: u32,
     pub(crate) sq: Ring,
-    /// None beside a shared receive queue.
+    /// None beside a shared receive queue, and of DC.
     pub(crate) rq: Option<Ring>,
     /// The doorbell register.
     pub(crate) register: HostAddr,

@@ -51,6 +51,9 @@ pub struct Completion {
     pub invalidated: Option<u32>,
     /// Where a datagram came from.
     pub source: Option<DatagramSource>,
+    /// False of a send that was only prepared when its queue pair failed, and was flushed with the
+    /// others: no stream had been given it.
+    pub was_posted: bool,
     /// How it ended.
     pub status: Result<(), WorkError>,
 }

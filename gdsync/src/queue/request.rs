@@ -8,7 +8,7 @@ pub(crate) use self::window::WindowRequest;
 use crate::memory::OutOfBounds;
 use crate::queue::regions::Regions;
 use crate::queue::{QueueError, RequestError, Segments};
-use crate::verbs::{AddressHandle, MemoryWindow, RemoteMemory, Slice, Transport, WindowError};
+use crate::verbs::{AddressHandle, DcAddress, MemoryWindow, RemoteMemory, Slice, Transport, WindowError};
 use gdsync_sys::prm::wqe::{
     AddressVector, AtomicSeg, CtrlFlags, CtrlSeg, DataSeg, InlineSeg, MAX_DS, Opcode, RemoteAddrSeg, SEGMENT,
 };
@@ -60,12 +60,27 @@ pub struct WorkRequest<'a> {
     pub(crate) wr_id: u64,
 }
 
-/// Destination of a datagram.
+/// Where a request goes that names it.
 #[derive(Clone, Copy, Debug)]
-struct Destination<'a> {
-    handle: &'a AddressHandle,
-    qpn: u32,
-    qkey: u32,
+enum Destination<'a> {
+    Datagram { handle: &'a AddressHandle, qpn: u32, qkey: u32 },
+    Target(&'a DcAddress),
+}
+
+impl<'a> Destination<'a> {
+    fn handle(self) -> &'a AddressHandle {
+        match self {
+            Destination::Datagram { handle, .. } => handle,
+            Destination::Target(target) => &target.handle,
+        }
+    }
+
+    fn vector(self) -> AddressVector {
+        match self {
+            Destination::Datagram { handle, qpn, qkey } => handle.inner.vector.with_destination(qpn, qkey),
+            Destination::Target(target) => target.vector,
+        }
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -88,7 +103,7 @@ pub(crate) struct Limits {
     pub(crate) invalidation: bool,
 }
 
-/// Segments of a datagram's address.
+/// Segments of an address.
 const ADDRESS_SEGMENTS: usize = size_of::<AddressVector>() / SEGMENT;
 /// Bytes of an atomic operation.
 const ATOMIC_BYTES: usize = 8;
@@ -193,7 +208,16 @@ impl<'a> WorkRequest<'a> {
     /// specification, 10.2.5).
     #[inline]
     pub fn to(mut self, handle: &'a AddressHandle, remote_qpn: u32, remote_qkey: u32) -> Self {
-        self.to = Some(Destination { handle, qpn: remote_qpn, qkey: remote_qkey });
+        self.to = Some(Destination::Datagram { handle, qpn: remote_qpn, qkey: remote_qkey });
+        self
+    }
+
+    /// The target that the request goes to. Requests of DC queue pairs need it, and no others have it.
+    /// A target whose key is another refuses it: the request fails with a remote access error, and the
+    /// queue pair with it.
+    #[inline]
+    pub fn to_target(mut self, target: &'a DcAddress) -> Self {
+        self.to = Some(Destination::Target(target));
         self
     }
 
@@ -299,7 +323,7 @@ impl<'a> WorkRequest<'a> {
         };
         match self.to {
             None => regions,
-            Some(to) => regions.with_address(to.handle.clone()),
+            Some(to) => regions.with_address(to.handle().clone()),
         }
     }
 
@@ -309,9 +333,8 @@ impl<'a> WorkRequest<'a> {
     /// Returns whether the slices are of several regions.
     #[inline(always)]
     pub(crate) fn encode(&self, rules: &impl Rules, out: &mut impl Segments) -> Result<bool, QueueError> {
-        if let Some(to) = &self.to {
-            let vector = to.handle.inner.vector.with_destination(to.qpn, to.qkey);
-            let segments: [[u8; SEGMENT]; ADDRESS_SEGMENTS] = zerocopy::transmute!(vector);
+        if let Some(to) = self.to {
+            let segments: [[u8; SEGMENT]; ADDRESS_SEGMENTS] = zerocopy::transmute!(to.vector());
             segments.into_iter().for_each(|segment| out.put(segment));
         }
         if let Some(remote) = &self.remote {
@@ -391,7 +414,7 @@ pub(crate) trait Rules {
     fn check(&self, slice: &Slice, card_writes: bool) -> Result<(), QueueError>;
     /// Whether the queue pair may change the window.
     fn check_window(&self, window: &MemoryWindow) -> Result<(), WindowError>;
-    /// Whether a datagram may go to that address.
+    /// Whether a request may go to that address.
     fn check_address(&self, handle: &AddressHandle) -> Result<(), QueueError>;
 }
 

@@ -42,6 +42,15 @@ enum State {
     Hidden,
     /// Handed to a stream (or rung by the CPU).
     Posted,
+    /// Handed to the card by a flush, before it was posted.
+    Withheld,
+}
+
+impl State {
+    /// The card has it, or a stream that rings for it.
+    fn is_given(self) -> bool {
+        matches!(self, State::Posted | State::Withheld)
+    }
 }
 
 #[derive(Debug)]
@@ -75,7 +84,7 @@ pub(crate) enum Handover {
 }
 
 /// What completing an entry of the ring yields.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Retired {
     pub(crate) wr_id: u64,
     /// Work requests that retired together, and how many of them had a completion of their own
@@ -84,6 +93,8 @@ pub(crate) struct Retired {
     pub(crate) signaled: u32,
     /// A WAIT, or a send that was dropped: its completion is not returned.
     pub(crate) hidden: bool,
+    /// It was flushed before it was posted.
+    pub(crate) withheld: bool,
     pub(crate) claim: Option<Arc<Claim>>,
 }
 
@@ -353,13 +364,14 @@ impl SendState {
     /// succeeded, but for the one of the completion after [`Self::doubt`].
     pub(crate) fn retire(&mut self, wqe_counter: u16) -> Option<Retired> {
         let position = self.entries.iter().position(|entry| entry.first as u16 == wqe_counter)?;
-        let mut retired = Retired { wr_id: 0, entries: 0, signaled: 0, hidden: false, claim: None };
+        let mut retired = Retired::default();
         for entry in self.entries.drain(..=position) {
             if let Some(change) = entry.change() {
                 change.finish();
             }
             retired.wr_id = entry.wr_id;
             retired.hidden = entry.state == State::Hidden;
+            retired.withheld = entry.state == State::Withheld;
             retired.entries += 1;
             retired.signaled += u32::from(entry.signaled);
             self.tail = entry.end();
@@ -396,7 +408,7 @@ impl SendState {
         self.entries
             .iter()
             .find(|entry| entry.state != State::Hidden)
-            .is_some_and(|e| e.state == State::Posted)
+            .is_some_and(|entry| entry.state.is_given())
     }
 }
 

@@ -20,7 +20,7 @@ use crate::queue::request::Rules;
 use crate::queue::{Claim, Completion, QueueError, StateError, Status, WorkKind, WorkRequest};
 use crate::stream::{PostFailure, Stream};
 use crate::util::poller::{Polled, Task};
-use crate::verbs::{Error, RemoteMemory, Slice};
+use crate::verbs::{DcAddress, Error, RemoteMemory, Slice};
 use gdsync_sys::pause::Pause;
 use std::collections::VecDeque;
 use std::fmt;
@@ -95,6 +95,7 @@ pub type PersistentRecv = Persistent<Incoming>;
 pub struct Outgoing {
     remote: Option<RemoteMemory>,
     immediate: Option<u32>,
+    target: Option<DcAddress>,
 }
 
 /// The kind of a [`PersistentRecv`].
@@ -236,7 +237,7 @@ impl PersistentSend {
         slices: &[Slice],
         remote: Option<RemoteMemory>,
     ) -> Result<Self, QueueError> {
-        let kind = Outgoing { remote, immediate: None };
+        let kind = Outgoing { remote, immediate: None, target: None };
         let this = Self::with_kind(kind, queue_pair, &queue_pair.inner.send_cq, slices, false)?;
         this.work_request().most_units(queue_pair.inner.limits())?;
         Ok(this)
@@ -248,11 +249,19 @@ impl PersistentSend {
         self
     }
 
+    /// Says which target it goes to, as requests of DC queue pairs need it. A start is refused without
+    /// one there, and with one elsewhere.
+    pub fn to_target(mut self, target: &DcAddress) -> Self {
+        self.kind.target = Some(target.clone());
+        self
+    }
+
     fn work_request(&self) -> WorkRequest<'_> {
         let request = match self.kind.remote {
             None => WorkRequest::send(&self.slices),
             Some(remote) => WorkRequest::write(&self.slices, remote),
         };
+        let request = self.kind.target.iter().fold(request, WorkRequest::to_target);
         self.kind.immediate.into_iter().fold(request, WorkRequest::immediate)
     }
 

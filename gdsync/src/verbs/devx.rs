@@ -50,6 +50,11 @@ pub enum DevxError {
         "a queue pair that is made by commands has a receive queue of its own: have verbs make one that takes from a shared receive queue"
     )]
     NoSharedReceives,
+    /// Commands make queue pairs of RC, UC and UD.
+    #[error(
+        "commands make no DC queue pairs here: have verbs make it (QueueApi::Verbs), in the host's memory"
+    )]
+    NoDc,
 }
 
 /// Status of a command that the device has refused (`MLX5_CMD_STAT_*` of `mlx5_ifc.h`).

@@ -176,14 +176,35 @@ pub enum QueuePairError {
         /// The transport asked for.
         transport: Transport,
     },
-    /// Datagrams need no connection.
+    /// The program does not connect queue pairs of UD and DC.
     #[error(
-        "queue pair {qpn:#x} is UD, which is never connected: make an AddressHandle, and say where each request goes"
+        "queue pair {qpn:#x} is {transport}, which is never connected by the program: say where each request goes, to {}",
+        if *.transport == Transport::Dc { "a DcAddress (WorkRequest::to_target)" } else { "an AddressHandle (WorkRequest::to)" }
     )]
     Connectionless {
         /// Its number.
         qpn: u32,
+        /// Its transport.
+        transport: Transport,
     },
+    /// Only DC has targets.
+    #[error("queue pair {qpn:#x} is {transport}: only one of Transport::Dc sends to a DC target")]
+    NotAnInitiator {
+        /// Its number.
+        qpn: u32,
+        /// Its transport.
+        transport: Transport,
+    },
+    /// Initiators of DC take no receives.
+    #[error(
+        "a DC queue pair sends, and takes no receives: give the shared receive queue to a DcTarget, which the other side sends to"
+    )]
+    InitiatorOnly,
+    /// A trigger does not release the sends of DC.
+    #[error(
+        "a trigger does not release the sends of a DC queue pair: have streams ring its doorbell, or use RC queue pairs"
+    )]
+    NotTriggered,
     /// The card does not wait.
     #[error(
         "the card of device {device} does not wait for {what} (`gdsync doctor` says which do): release sends by doorbells, and have the stream wait for each queue"

@@ -19,6 +19,11 @@ pub enum Transport {
     /// names its destination ([`crate::WorkRequest::to`]); what finds no receive is lost, and the
     /// sender gets no error.
     Ud,
+    /// Dynamically connected transport, the side that sends (an initiator): every operation, as
+    /// reliable as [`Self::Rc`]. Each request names its target ([`crate::WorkRequest::to_target`]), to
+    /// which the card connects by itself: one queue pair reaches any number of targets
+    /// ([`crate::qp::DcTarget`]), and takes no receives.
+    Dc,
 }
 
 impl Transport {
@@ -28,16 +33,25 @@ impl Transport {
             Transport::Rc => verbs::IBV_QPT_RC,
             Transport::Uc => verbs::IBV_QPT_UC,
             Transport::Ud => verbs::IBV_QPT_UD,
+            Transport::Dc => verbs::IBV_QPT_DRIVER,
         }
     }
 
-    /// IB specification, 9.1 (table 35, which operations each service has).
+    /// Each request says where it goes, and the queue pair is ready as soon as it is made.
+    pub(crate) fn is_addressed(self) -> bool {
+        matches!(self, Transport::Ud | Transport::Dc)
+    }
+
+    /// IB specification, 9.1 (table 35, which operations each service has); an initiator of DC has
+    /// those of RC (libmlx5's `MLX5_SUPPORTED_SEND_OPS_FLAGS_DCI`).
     fn has(self, opcode: Opcode) -> bool {
         match opcode {
             Opcode::Nop | Opcode::Send | Opcode::SendImm => true,
             Opcode::RdmaWrite | Opcode::RdmaWriteImm => self != Transport::Ud,
             Opcode::Umr => matches!(self, Transport::Rc | Transport::Uc),
-            _ => self == Transport::Rc,
+            // A window belongs to a queue pair, and a target of DC is none.
+            Opcode::SendInval => self == Transport::Rc,
+            _ => matches!(self, Transport::Rc | Transport::Dc),
         }
     }
 
@@ -66,6 +80,7 @@ impl fmt::Display for Transport {
             Transport::Rc => "RC",
             Transport::Uc => "UC",
             Transport::Ud => "UD",
+            Transport::Dc => "DC",
         })
     }
 }

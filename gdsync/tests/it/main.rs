@@ -13,6 +13,7 @@ mod channels;
 mod collectors;
 mod cpu_waits;
 mod datagrams;
+mod dc;
 mod device_calls;
 mod device_qp;
 mod device_qp_failures;

@@ -3,6 +3,7 @@
 
 #![cfg(feature = "software-card")]
 
+use gdsync::qp::{DcTarget, DcTargetConfig, SharedReceiveQueue};
 use gdsync::queue::RequestError;
 use gdsync::verbs::{GidKind, OpenError, PortError, PortState, QueuePairError, Transport, provider};
 use gdsync::{
@@ -79,7 +80,7 @@ fn a_transport_that_the_device_lacks_is_named() {
     ) -> *mut ibv_qp {
         // SAFETY: the caller's arguments are valid, and handed on; errno is the thread's own.
         unsafe {
-            if (*attr).qp_type == verbs::IBV_QPT_UD {
+            if [verbs::IBV_QPT_UD, verbs::IBV_QPT_DRIVER].contains(&(*attr).qp_type) {
                 *libc::__errno_location() = libc::EOPNOTSUPP;
                 return std::ptr::null_mut();
             }
@@ -96,6 +97,15 @@ fn a_transport_that_the_device_lacks_is_named() {
     );
     assert!(error.to_string().contains("has no UD queue pairs"), "{error}");
     assert!(make(Transport::Rc).is_ok() && make(Transport::Uc).is_ok());
+    let receives = SharedReceiveQueue::new(&pd, 4).unwrap();
+    let target = DcTarget::new(&pd, &receives, DcTargetConfig::default()).map(drop);
+    for refused in [make(Transport::Dc).map(drop), target] {
+        let error = refused.unwrap_err();
+        assert!(
+            matches!(&error, Error::QueuePair(QueuePairError::NoTransport { transport: Transport::Dc, device }) if device == "softhca0"),
+            "{error}"
+        );
+    }
 }
 
 #[test]

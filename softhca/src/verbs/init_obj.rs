@@ -29,7 +29,7 @@ unsafe fn describe(obj: *mut mlx5dv_obj, obj_type: u64) -> Result<()> {
     if obj_type & MLX5DV_OBJ_QP != 0 {
         // SAFETY: the caller's.
         let (qp, out) = unsafe { (object::borrow::<Qp>(obj.qp.r#in)?, object::attributes(obj.qp.out)?) };
-        qp.describe(out);
+        qp.describe(out)?;
     }
     if obj_type & MLX5DV_OBJ_CQ != 0 {
         // SAFETY: the caller's.

@@ -11,7 +11,8 @@ use super::sizes::QueueSizes;
 use super::srq::Srq;
 use crate::card::{QpConfig, ScatterToCqe, Transport};
 use gdsync_sys::mlx5dv::{
-    MLX5DV_QP_CREATE_ALLOW_SCATTER_TO_CQE, MLX5DV_QP_CREATE_DISABLE_SCATTER_TO_CQE,
+    MLX5DV_DCTYPE_DCI, MLX5DV_DCTYPE_DCT, MLX5DV_QP_CREATE_ALLOW_SCATTER_TO_CQE,
+    MLX5DV_QP_CREATE_DISABLE_SCATTER_TO_CQE, MLX5DV_QP_INIT_ATTR_MASK_DC,
     MLX5DV_QP_INIT_ATTR_MASK_QP_CREATE_FLAGS, MLX5DV_RES_TYPE_QP, SOFTWARE_QP_CREATE_MASTER,
     SOFTWARE_QP_CREATE_SLAVE_SEND, mlx5dv_qp, mlx5dv_qp_init_attr, mlx5dv_ring,
 };
@@ -37,8 +38,8 @@ const KNOWN_MLX5_FLAGS: u32 = 0xff;
 const OWN_FLAGS: u32 = SOFTWARE_QP_CREATE_MASTER | SOFTWARE_QP_CREATE_SLAVE_SEND;
 /// Those about data inside completion entries, which exclude each other.
 const SCATTER_FLAGS: u32 = MLX5DV_QP_CREATE_DISABLE_SCATTER_TO_CQE | MLX5DV_QP_CREATE_ALLOW_SCATTER_TO_CQE;
-/// Transports of verbs.h that this card lacks: raw packet, XRC send and receive, driver.
-const OTHER_TRANSPORTS: [c_int; 4] = [8, 9, 10, 0xff];
+/// Transports of verbs.h that this front lacks: raw packet, XRC send and receive.
+const OTHER_TRANSPORTS: [c_int; 3] = [8, 9, 10];
 
 /// A queue pair.
 #[repr(C)]
@@ -52,7 +53,8 @@ pub(super) struct Qp {
     qp_type: c_int,
     signal_all: bool,
     sizes: QueueSizes,
-    memory: Memory,
+    /// A DC target has none.
+    memory: Option<Memory>,
     send_cq: Arc<Cq>,
     recv_cq: Arc<Cq>,
     srq: Option<Arc<Srq>>,
@@ -94,7 +96,9 @@ impl Qp {
     }
 
     pub(super) fn clear_records(&self) {
-        self.memory.dbrec.clear_record();
+        if let Some(memory) = &self.memory {
+            memory.dbrec.clear_record();
+        }
     }
 
     pub(super) fn init_attributes(&self) -> ibv_qp_init_attr {
@@ -112,11 +116,12 @@ impl Qp {
     }
 
     /// The answer of `mlx5dv_init_obj`, without optional fields: the register's page cannot be
-    /// mapped a second time through this front.
-    pub(super) fn describe(&self, out: &mut mlx5dv_qp) {
+    /// mapped a second time through this front. EINVAL for a DC target, which has nothing to describe.
+    pub(super) fn describe(&self, out: &mut mlx5dv_qp) -> Result<()> {
+        let memory = self.memory.as_ref().ok_or(Errno::INVALID)?;
         let QueueSizes { sq_blocks, rq_entries, rq_stride } = self.sizes;
-        let start = self.memory.rings.start();
-        out.dbrec = self.memory.dbrec.start().cast();
+        let start = memory.rings.start();
+        out.dbrec = memory.dbrec.start().cast();
         let sq_stride = if sq_blocks == 0 { 1 } else { BASIC_BLOCK as u32 };
         let sq = start.wrapping_add(self.sizes.send_offset()).cast();
         out.sq = mlx5dv_ring { buf: sq, wqe_cnt: sq_blocks, stride: sq_stride };
@@ -125,6 +130,7 @@ impl Qp {
         // No BlueFlame: the register takes doorbells only.
         out.bf.size = 0;
         out.comp_mask = 0;
+        Ok(())
     }
 }
 
@@ -156,7 +162,7 @@ impl Memory {
         QpConfig {
             pdn: Some(domain.number()),
             send_cq: Some(send_cq.number),
-            recv_cq: Some(recv_cq.number),
+            recv_cq: (transport != Transport::DcInitiator).then_some(recv_cq.number),
             uar: Some(domain.uar().id()),
             sq: start.wrapping_add(sizes.send_offset()),
             sq_blocks: sizes.sq_blocks,
@@ -173,8 +179,8 @@ impl Memory {
     }
 }
 
-/// `mlx5dv_create_qp`: a queue pair of the transports RC, UC and UD. `attr.cap` gets the granted
-/// capacities.
+/// `mlx5dv_create_qp`: a queue pair of the transports RC, UC, UD and DC. `attr.cap` gets the granted
+/// capacities. A DC target has its number from the start, and libmlx5's from RTR on.
 ///
 /// # Safety
 /// `context` is null or open; `attr` is null or valid, with valid objects; `mlx5_attr` is null or
@@ -195,9 +201,10 @@ unsafe fn new_qp(
 ) -> Result<*mut ibv_qp> {
     // SAFETY: the caller's.
     let (context, attr) = unsafe { (object::share::<Context>(context)?, object::attributes(attr)?) };
-    let transport = check(attr)?;
     // SAFETY: null or valid, as the caller says.
-    let flags = unsafe { mlx5_attr.as_ref() }.map_or(Ok(0), check_mlx5)?;
+    let mlx5_attr = unsafe { mlx5_attr.as_ref() };
+    let transport = check(attr, mlx5_attr)?;
+    let flags = mlx5_attr.map_or(Ok(0), check_mlx5)?;
     // SAFETY: the caller's.
     let (domain, send_cq, recv_cq) = unsafe {
         (
@@ -214,17 +221,26 @@ unsafe fn new_qp(
         return Err(Errno::INVALID);
     }
     let mut cap = attr.cap;
-    if srq.is_some() {
+    if srq.is_some() || transport == Transport::DcInitiator {
         // As libmlx5: the queue pair has no receive queue of its own.
         (cap.max_recv_wr, cap.max_recv_sge) = (0, 0);
     }
-    let sizes = QueueSizes::new(transport, &mut cap)?;
-    let memory = Memory::new(&domain, &sizes)?;
     let signal_all = attr.sq_sig_all != 0;
-    let config = QpConfig {
-        srq: srq.as_ref().map(|srq| srq.number),
-        ..memory.config(transport, &domain, [&send_cq, &recv_cq], &sizes, signal_all, flags)
+    let (sizes, memory, config) = if transport == Transport::DcTarget {
+        let config = QpConfig {
+            pdn: Some(domain.number()),
+            recv_cq: Some(recv_cq.number),
+            dc_key: mlx5_attr.map_or(0, |mlx5_attr| mlx5_attr.dc_init_attr.dct_access_key),
+            ..QpConfig::new(transport)
+        };
+        (QueueSizes::default(), None, config)
+    } else {
+        let sizes = QueueSizes::new(transport, &mut cap)?;
+        let memory = Memory::new(&domain, &sizes)?;
+        let config = memory.config(transport, &domain, [&send_cq, &recv_cq], &sizes, signal_all, flags);
+        (sizes, Some(memory), config)
     };
+    let config = QpConfig { srq: srq.as_ref().map(|srq| srq.number), ..config };
     // SAFETY: the memory is kept in the `Qp` until the card has destroyed the queue pair.
     let number = unsafe { context.card().create_qp(&config) }?;
     let ibv = ibv_qp {
@@ -274,20 +290,24 @@ fn scatter(flags: u32, transport: Transport, signal_all: bool) -> ScatterToCqe {
 }
 
 /// Checks in libmlx5's order. Returns the transport.
-fn check(attr: &ibv_qp_init_attr_ex) -> Result<Transport> {
+fn check(attr: &ibv_qp_init_attr_ex, mlx5_attr: Option<&mlx5dv_qp_init_attr>) -> Result<Transport> {
     if attr.comp_mask & !KNOWN_MASK != 0 {
         return Err(Errno::INVALID);
     }
     if OTHER_TRANSPORTS.contains(&attr.qp_type) {
-        tracing::warn!(attr.qp_type, "the software card serves the transports RC, UC and UD only");
+        tracing::warn!(attr.qp_type, "this front serves the transports RC, UC, UD and DC only");
         return Err(Errno::NOT_SUPPORTED);
     }
     let transport = match attr.qp_type {
         verbs::IBV_QPT_RC => Transport::Rc,
         verbs::IBV_QPT_UC => Transport::Uc,
         verbs::IBV_QPT_UD => Transport::Ud,
+        verbs::IBV_QPT_DRIVER => dc_transport(mlx5_attr)?,
         _ => return Err(Errno::INVALID),
     };
+    if mlx5_attr.is_some_and(has_dc) && attr.qp_type != verbs::IBV_QPT_DRIVER {
+        return Err(Errno::INVALID);
+    }
     if attr.comp_mask & IBV_QP_INIT_ATTR_PD == 0 {
         return Err(Errno::INVALID);
     }
@@ -296,6 +316,19 @@ fn check(attr: &ibv_qp_init_attr_ex) -> Result<Transport> {
         return Err(Errno::NOT_SUPPORTED);
     }
     Ok(transport)
+}
+
+fn has_dc(attr: &mlx5dv_qp_init_attr) -> bool {
+    attr.comp_mask & MLX5DV_QP_INIT_ATTR_MASK_DC != 0
+}
+
+/// The side of DC that the driver's own type of queue pairs is asked for.
+fn dc_transport(attr: Option<&mlx5dv_qp_init_attr>) -> Result<Transport> {
+    match attr.filter(|attr| has_dc(attr)).map(|attr| attr.dc_init_attr.dc_type) {
+        Some(MLX5DV_DCTYPE_DCI) => Ok(Transport::DcInitiator),
+        Some(MLX5DV_DCTYPE_DCT) => Ok(Transport::DcTarget),
+        _ => Err(Errno::INVALID),
+    }
 }
 
 /// Returns the creation flags.
@@ -308,7 +341,7 @@ fn check_mlx5(attr: &mlx5dv_qp_init_attr) -> Result<u32> {
     {
         return Err(Errno::INVALID);
     }
-    if attr.comp_mask & !MLX5DV_QP_INIT_ATTR_MASK_QP_CREATE_FLAGS != 0
+    if attr.comp_mask & !(MLX5DV_QP_INIT_ATTR_MASK_QP_CREATE_FLAGS | MLX5DV_QP_INIT_ATTR_MASK_DC) != 0
         || flags & !(SCATTER_FLAGS | OWN_FLAGS) != 0
     {
         tracing::warn!(

@@ -16,19 +16,21 @@ const INLINE_HEADER: u64 = 4;
 ///
 /// On connections the largest operation binds a memory window. It has a control segment (16 bytes),
 /// a UMR control segment (48), a key context (64) and at least one block of key entries (64). A
-/// datagram has a control segment and its address (48).
+/// datagram has a control segment and its address (48), and a DC request the address besides.
 fn overhead(transport: Transport) -> u64 {
     match transport {
         Transport::Ud => 16 + 48,
+        Transport::DcInitiator => 16 + 48 + 48 + 64 + 64,
         _ => 16 + 48 + 64 + 64,
     }
 }
 
 /// Segments of a WQE for data: 63 at most, less one for control and one for the remote address, or
-/// three for a datagram's address.
+/// three for a datagram's address, or both.
 fn data_segments(transport: Transport) -> u32 {
     match transport {
         Transport::Ud => u32::from(MAX_DS) - 4,
+        Transport::DcInitiator => u32::from(MAX_DS) - 5,
         _ => u32::from(MAX_DS) - 2,
     }
 }
@@ -190,6 +192,15 @@ mod tests {
         for asked in [cap(1, 1, 60, 1, 0), cap(1, 1, 1, 1, 941)] {
             assert_eq!(QueueSizes::new(Transport::Ud, &mut { asked }), Err(Errno::INVALID), "{asked:?}");
         }
+        // A DC request has the address and all that a connection's has: 240 + 64 = 304 -> 320 bytes;
+        // 16 * 320 = 5120 -> 8192 bytes, 25 WQEs; inline 320 - 240 - 4. 58 segments are the most.
+        let mut dc = cap(16, 0, 4, 0, 44);
+        let sizes = QueueSizes { sq_blocks: 128, rq_entries: 0, rq_stride: 1 };
+        assert_eq!(QueueSizes::new(Transport::DcInitiator, &mut dc), Ok(sizes));
+        assert_eq!(dc, cap(25, 0, 4, 0, 76));
+        let dc =
+            [58, 59].map(|segments| QueueSizes::new(Transport::DcInitiator, &mut cap(1, 0, segments, 0, 0)));
+        assert!(dc[0].is_ok() && dc[1] == Err(Errno::INVALID), "{dc:?}");
         let asked = cap(128, 128, 4, 4, 44);
         assert_eq!(
             QueueSizes::new(Transport::Uc, &mut { asked }),

@@ -8,6 +8,7 @@ mod tcp_hosts;
 mod verbs_allocators;
 mod verbs_bed;
 mod verbs_channels;
+mod verbs_dc;
 mod verbs_devices;
 mod verbs_errors;
 mod verbs_ethernet;

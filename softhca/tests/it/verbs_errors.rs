@@ -8,7 +8,7 @@ use std::ptr::{self, null_mut};
 
 /// A call that returns a pointer: null, with that errno.
 #[track_caller]
-fn refused<T>(what: &str, expected: c_int, call: impl FnOnce() -> *mut T) {
+pub(crate) fn refused<T>(what: &str, expected: c_int, call: impl FnOnce() -> *mut T) {
     clear_errno();
     assert!(call().is_null(), "{what}");
     assert_eq!(errno(), expected, "{what}");
@@ -270,7 +270,7 @@ fn queue_pairs_that_cannot_be_made() {
     let of_type = |qp_type| ibv_qp_init_attr_ex { qp_type, ..good };
     let cases = [
         ("raw packets", of_type(8), EOPNOTSUPP),
-        ("DC", of_type(0xff), EOPNOTSUPP),
+        ("DC that is neither side", of_type(0xff), EINVAL),
         ("no transport", of_type(0), EINVAL),
         ("unknown transport", of_type(77), EINVAL),
         ("no domain bit", ibv_qp_init_attr_ex { comp_mask: 0, ..good }, EINVAL),
@@ -309,7 +309,7 @@ fn queue_pairs_that_cannot_be_made() {
         ("scatter and not", flags(1 << 3 | 1 << 4), EINVAL),
         ("out of order", flags(1 << 7), EOPNOTSUPP),
         ("unknown flags", flags(1 << 8), EINVAL),
-        ("DC", bits(1 << 1), EOPNOTSUPP),
+        ("DC that is RC", bits(1 << 1), EINVAL),
         ("operations", bits(1 << 2), EOPNOTSUPP),
         ("unknown bits", bits(1 << 4), EINVAL),
     ];

@@ -28,7 +28,8 @@ pub(crate) struct Qp {
 
 fn service(transport: Transport) -> Service {
     match transport {
-        Transport::Rc => Service::Rc,
+        // `QueuePair::in_domain_as` refuses DC.
+        Transport::Rc | Transport::Dc => Service::Rc,
         Transport::Uc => Service::Uc,
         Transport::Ud => Service::Ud,
     }
@@ -126,7 +127,7 @@ fn transition(
             port: config.port,
             peer: match config.transport {
                 Transport::Ud => None,
-                Transport::Rc | Transport::Uc => Some(Peer {
+                Transport::Rc | Transport::Uc | Transport::Dc => Some(Peer {
                     // The kernel knows the remote port's Ethernet address; a command has to say it.
                     route: Route {
                         vector: ah::resolve(pd, &attr.ah_attr)?,

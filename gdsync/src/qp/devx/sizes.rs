@@ -35,7 +35,7 @@ pub(super) struct Sizes {
 /// datagram.
 fn overhead(transport: Transport) -> u32 {
     match transport {
-        Transport::Rc | Transport::Uc => 2,
+        Transport::Rc | Transport::Uc | Transport::Dc => 2,
         Transport::Ud => 4,
     }
 }

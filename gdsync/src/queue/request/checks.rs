@@ -1,6 +1,6 @@
 //! Which requests a queue pair refuses.
 
-use super::{ATOMIC_BYTES, Limits, Payload, Rules, WorkRequest};
+use super::{ATOMIC_BYTES, Destination, Limits, Payload, Rules, WorkRequest};
 use crate::queue::{QueueError, RequestError};
 use crate::verbs::{Slice, Transport};
 use gdsync_sys::prm::wqe::Opcode;
@@ -17,7 +17,7 @@ impl WorkRequest<'_> {
             return Ok(());
         }
         self.check_special(rules)?;
-        self.to.map_or(Ok(()), |to| rules.check_address(to.handle))
+        self.to.map_or(Ok(()), |to| rules.check_address(to.handle()))
     }
 
     // Takes no copy of the limits, which every post would make.
@@ -29,19 +29,29 @@ impl WorkRequest<'_> {
         transport
             .check(self.opcode)
             .map_err(|operation| RequestError::NotOnTransport { operation, transport })?;
-        let goes_somewhere = transport == Transport::Ud && self.opcode != Opcode::Nop;
-        match &self.to {
-            None if goes_somewhere => return Err(RequestError::NoDestination),
-            Some(_) if !goes_somewhere => {
-                return Err(RequestError::NotOnTransport { operation: "an address of its own", transport });
-            }
-            Some(to) if to.qpn > MAX_QPN => return Err(RequestError::BadDestination { qpn: to.qpn }),
-            _ => {}
-        }
+        self.check_destination(transport)?;
         if self.opcode == Opcode::SendInval && !limits.invalidation {
             return Err(RequestError::NotOnDevice { operation: "sends that invalidate a remote key" });
         }
         if self.operands.is_some() { self.check_atomic(limits) } else { Ok(()) }
+    }
+
+    /// A request has the kind of destination that its transport has, and no other.
+    fn check_destination(&self, transport: Transport) -> Result<(), RequestError> {
+        let needed = if self.opcode == Opcode::Nop { None } else { Some(transport) };
+        let operation = match (self.to, needed) {
+            (None, Some(Transport::Ud)) => return Err(RequestError::NoDestination),
+            (None, Some(Transport::Dc)) => return Err(RequestError::NoTarget),
+            (Some(Destination::Datagram { qpn, .. }), Some(Transport::Ud)) if qpn > MAX_QPN => {
+                return Err(RequestError::BadDestination { qpn });
+            }
+            (None, _)
+            | (Some(Destination::Datagram { .. }), Some(Transport::Ud))
+            | (Some(Destination::Target(_)), Some(Transport::Dc)) => return Ok(()),
+            (Some(Destination::Datagram { .. }), _) => "an address of its own",
+            (Some(Destination::Target(_)), _) => "a DC target",
+        };
+        Err(RequestError::NotOnTransport { operation, transport })
     }
 
     fn check_atomic(&self, limits: Limits) -> Result<(), RequestError> {

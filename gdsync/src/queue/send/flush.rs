@@ -32,7 +32,7 @@ impl SendState {
         (self.flushed, self.guarded) = (true, true);
         for entry in &mut self.entries {
             if entry.state == State::Prepared {
-                entry.state = State::Posted;
+                entry.state = State::Withheld;
             }
         }
         self.skip_unprepared();

@@ -185,7 +185,7 @@ impl SendState {
     /// behind all others.
     #[inline]
     pub(crate) fn unposted(&self) -> u32 {
-        let behind = self.entries.iter().rev().take_while(|entry| entry.state != State::Posted);
+        let behind = self.entries.iter().rev().take_while(|entry| !entry.state.is_given());
         behind.filter(|entry| entry.signaled).count() as u32
     }
 

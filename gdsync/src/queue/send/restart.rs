@@ -23,7 +23,7 @@ impl SendState {
         }
         let is_silent = |entry: &Entry| match entry.state {
             State::Prepared => false,
-            State::Posted => failed && !entry.signaled,
+            State::Posted | State::Withheld => failed && !entry.signaled,
             State::Hidden => failed && !(entry.signaled && awaited),
         };
         let is_drained = self.entries.iter().all(is_silent);

@@ -1,0 +1,242 @@
+//! DC targets: where the requests of DC queue pairs arrive.
+
+use crate::memory::HostAddr;
+use crate::qp::connect::{endpoint, ready_to_receive};
+use crate::qp::create::{self, QpObject, VerbsQp};
+use crate::qp::domain::QueueDomain;
+use crate::qp::make::{Parts, Place};
+use crate::qp::role::Role;
+use crate::qp::shared_receives::Sharing;
+use crate::qp::{
+    CompletionQueue, CompletionQueueInner, DcTargetConfig, QueuePair, QueuePairConfig, QueuePairInner,
+    SharedReceiveQueue,
+};
+use crate::queue::{FailureCause, QueueParts, Ring};
+use crate::verbs::{DevxError, Endpoint, Error, ProtectionDomain, QueueApi, QueuePairError, Transport, call};
+use gdsync_sys::mlx5dv::{self, mlx5dv_qp_init_attr};
+use gdsync_sys::verbs::{self, ibv_qp_attr, ibv_qp_init_attr_ex};
+use parking_lot::Mutex;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// A target of dynamically connected transport (DC): any number of DC queue pairs
+/// ([`Transport::Dc`](crate::verbs::Transport::Dc)) write to the memory of its protection domain, read it,
+/// and send into the receives of its shared queue, if they know its number and its key. A rank of a large
+/// job needs one target, and a few DC queue pairs, where reliable connections need a queue pair for each
+/// other rank.
+///
+/// Receives complete in its completion queue, with its number
+/// ([`Completion::qp_num`](crate::Completion::qp_num)). What the receiver has to know of the sender, a
+/// message says itself.
+///
+/// # Failure
+/// A request that must be refused (a wrong access key or rkey, a receive that is too short) fails the queue
+/// pair that has sent it, and the target serves the others; the receive that was too short completes with
+/// an error. [`Self::abort`] and dropping end the target: what is sent to it then is not answered, and
+/// fails with [`Syndrome::RetryExceeded`](crate::queue::Syndrome). Waits for receives that do not come end
+/// as those of a [`SharedReceiveQueue`] do.
+///
+/// ```
+/// use gdsync::qp::{DcTarget, DcTargetConfig, SharedReceiveQueue};
+/// use gdsync::verbs::Transport;
+/// use gdsync::{Access, Device, MemoryRegion, ProtectionDomain, QueuePair, QueuePairConfig, WorkRequest};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let pd = ProtectionDomain::new(&Device::software()?)?;
+/// let region = MemoryRegion::allocate(&pd, 64, Access::LOCAL_WRITE)?;
+/// let initiator = QueuePair::new(&pd, QueuePairConfig::default().transport(Transport::Dc))?;
+/// let mut targets = Vec::new();
+/// for key in [0x5eed_0001, 0x5eed_0002] {
+///     let receives = SharedReceiveQueue::new(&pd, 16)?;
+///     let target = DcTarget::new(&pd, &receives, DcTargetConfig::default().key(key))?;
+///     receives.post_recv(&[region.slice(..8)?], key)?;
+///     // The target's endpoint has a text form, and the key is told with it.
+///     let address = initiator.dc_address(&target.endpoint()?, target.key(), Default::default())?;
+///     initiator.post_send(WorkRequest::send_inline(b"message").to_target(&address))?;
+///     let arrived = loop {
+///         if let Some(completion) = target.recv_cq().poll()? {
+///             break completion;
+///         }
+///     };
+///     assert_eq!((arrived.wr_id, arrived.byte_len, arrived.qp_num), (key, 7, target.number()));
+///     targets.push(target);
+/// }
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct DcTarget {
+    /// Queue pairs and targets complete, fail and end in the same ways; a target sends nothing.
+    queue_pair: QueuePair,
+    key: u64,
+}
+
+impl DcTarget {
+    /// Makes a target, ready for requests.
+    ///
+    /// # Errors
+    /// [`PortError::NotActive`](crate::verbs::PortError::NotActive),
+    /// [`PortError::NoGid`](crate::verbs::PortError::NoGid);
+    /// [`QueuePairError::NoTransport`](crate::verbs::QueuePairError) where the device has no DC;
+    /// [`QueuePairError::OtherDevice`](crate::verbs::QueuePairError) for a queue of another device, and
+    /// [`DevxError::OtherMaker`](crate::verbs::DevxError) for a completion queue that commands made;
+    /// [`OutOfRange`](crate::verbs::OutOfRange) for options outside their ranges; [`Error::Verbs`] where
+    /// the provider refuses.
+    pub fn new(
+        pd: &ProtectionDomain,
+        receives: &SharedReceiveQueue,
+        config: DcTargetConfig<'_>,
+    ) -> Result<Self, Error> {
+        let device = &pd.inner.device;
+        let is_here = |other: &Arc<_>| Arc::ptr_eq(other, device);
+        let queue = config.completion_queue.map(|queue| &queue.inner);
+        if !is_here(&receives.inner.pd().device) || queue.is_some_and(|queue| !is_here(&queue.device)) {
+            return Err(Error::QueuePair(QueuePairError::OtherDevice { device: device.name.to_owned() }));
+        }
+        let as_queue_pair = QueuePairConfig::default()
+            .transport(Transport::Dc)
+            .access(config.access)
+            .port(config.port)
+            .gid_index(config.gid_index)
+            .pkey_index(config.pkey_index)
+            .connections(config.connections);
+        let domain = QueueDomain::of_completions(&pd.inner, QueueApi::Verbs, as_queue_pair.placement)?;
+        let place = Place::of(device, config.port, config.gid_index)?;
+        config.connections.check(place.abilities.max_reads)?;
+        let queue = match queue {
+            Some(queue) => queue.clone(),
+            None => {
+                let receives = receives.inner.credits().capacity();
+                CompletionQueueInner::make(&domain, receives.saturating_mul(2), None)?
+            }
+        };
+        let sharing = Sharing::new(&receives.inner, &queue)?;
+        let made = make(&domain, &as_queue_pair, &place, config.key, &sharing, &queue)?;
+        let parts = Parts {
+            domain,
+            config: as_queue_pair,
+            queues: [queue.clone(), queue],
+            shared: Some(sharing),
+            trigger: None,
+            role: Role::Plain,
+        };
+        Ok(DcTarget { queue_pair: parts.assemble(place, made), key: config.key })
+    }
+
+    /// Its number, which requests name.
+    pub fn number(&self) -> u32 {
+        self.queue_pair.number()
+    }
+
+    /// The access key that requests need.
+    pub fn key(&self) -> u64 {
+        self.key
+    }
+
+    /// Its address, for initiators: [`QueuePair::dc_address`] takes it together with the key.
+    ///
+    /// # Errors
+    /// [`Error::Verbs`] where the port cannot be queried.
+    pub fn endpoint(&self) -> Result<Endpoint, Error> {
+        Ok(Endpoint { psn: 0, ..self.queue_pair.endpoint()? })
+    }
+
+    /// Where its receives complete.
+    pub fn recv_cq(&self) -> CompletionQueue {
+        self.queue_pair.recv_cq()
+    }
+
+    /// Ends the target for good: the card serves no more requests for it, and every stream that waits for
+    /// its receives wakes, as soon as no other queue pair completes there. Messages that have arrived and
+    /// were not polled are dropped.
+    ///
+    /// May be called from any thread, and more than once.
+    ///
+    /// # Errors
+    /// None today: a provider that cannot destroy the target is logged.
+    pub fn abort(&self) -> Result<(), Error> {
+        self.queue_pair.abort()
+    }
+
+    /// Why it serves no more requests, if it does not.
+    pub fn failure(&self) -> Option<FailureCause> {
+        self.queue_pair.failure()
+    }
+}
+
+/// Makes the object, and brings it to the state in which it serves requests.
+fn make(
+    domain: &QueueDomain,
+    config: &QueuePairConfig<'_>,
+    place: &Place,
+    key: u64,
+    sharing: &Sharing,
+    queue: &CompletionQueueInner,
+) -> Result<(QpObject, QueueParts), Error> {
+    let device = &domain.pd.device;
+    let queue = queue.verbs().ok_or(DevxError::OtherMaker { cqn: queue.number() })?.as_ptr();
+    // SAFETY: all-zero bytes are a valid value of this plain C struct.
+    let mut attr: ibv_qp_init_attr_ex = unsafe { std::mem::zeroed() };
+    // It sends nothing, but verbs want a queue for that, too.
+    (attr.send_cq, attr.recv_cq) = (queue, queue);
+    attr.srq = sharing.receives.raw().as_ptr();
+    attr.qp_type = verbs::IBV_QPT_DRIVER;
+    (attr.comp_mask, attr.pd) = (verbs::IBV_QP_INIT_ATTR_PD, domain.pd.raw());
+    let mut mlx5_attr = mlx5dv_qp_init_attr {
+        comp_mask: mlx5dv::MLX5DV_QP_INIT_ATTR_MASK_DC | mlx5dv::MLX5DV_QP_INIT_ATTR_MASK_QP_CREATE_FLAGS,
+        create_flags: mlx5dv::MLX5DV_QP_CREATE_DISABLE_SCATTER_TO_CQE,
+        ..Default::default()
+    };
+    mlx5_attr.dc_init_attr.dc_type = mlx5dv::MLX5DV_DCTYPE_DCT;
+    mlx5_attr.dc_init_attr.dct_access_key = key;
+    // SAFETY: context, domain and queues are alive (held by the caller); both structs are valid.
+    let raw = unsafe { (device.api.mlx5dv_create_qp)(device.context(), &mut attr, &mut mlx5_attr) };
+    let raw = call::pointer("mlx5dv_create_qp", raw, || "DC target".to_owned())
+        .map_err(|error| create::refusal(error, domain, Transport::Dc))?;
+    let object = VerbsQp::new(raw, device);
+    let raw = raw.as_ptr();
+    let modify = |attr: &mut ibv_qp_attr, mask: u32, step: &str| {
+        // SAFETY: the queue pair is alive; the struct is valid.
+        let rc = unsafe { (device.api.modify_qp)(raw, attr, mask as libc::c_int) };
+        call::status("ibv_modify_qp", rc, || format!("DC target, {step}"))
+    };
+    let mut init = ibv_qp_attr {
+        qp_state: verbs::IBV_QPS_INIT,
+        pkey_index: config.pkey_index,
+        port_num: config.port,
+        qp_access_flags: config.access.bits(),
+        ..Default::default()
+    };
+    let basic = verbs::IBV_QP_PKEY_INDEX | verbs::IBV_QP_PORT | verbs::IBV_QP_ACCESS_FLAGS;
+    modify(&mut init, verbs::IBV_QP_STATE | basic, "RESET to INIT")?;
+    let own = endpoint(&place.port, &place.gid, 0, 0)?;
+    let (mut ready, mask) = ready_to_receive(&place.gid, &own, config.port, &config.connections)?;
+    modify(&mut ready, mask | verbs::IBV_QP_MIN_RNR_TIMER, "INIT to RTR")?;
+    // SAFETY: alive. libmlx5 knows the number from RTR on, and it never changes then.
+    let number = unsafe { (*raw).qp_num };
+    let parts = QueueParts {
+        number,
+        sq: Ring::none(),
+        rq: None,
+        register: HostAddr(0),
+        send_segments: 0,
+        inline: 0,
+        recv_segments: 0,
+    };
+    Ok((QpObject::Target(Mutex::new(object)), parts))
+}
+
+impl QueuePairInner {
+    /// Destroys a target, so that the card serves it no more. What has arrived and was not polled is left
+    /// behind: by the time it is, another target may have the number.
+    pub(super) fn close(&self, target: &Mutex<VerbsQp>) {
+        let mut completions = self.recv_cq.lock();
+        // Not under the target's lock, which those take who look for what an event concerns: to destroy it
+        // waits until they have acknowledged the event.
+        let taken = target.lock().take();
+        if let Some(taken) = taken {
+            drop(taken);
+            self.leave_behind(&mut completions);
+        }
+        self.is_flushed.store(true, Ordering::Release);
+    }
+}
