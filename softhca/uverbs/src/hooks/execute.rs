@@ -120,7 +120,7 @@ c_functions! {
 
 /// The functions with a list of arguments, which only the C library can read: what they name is looked at, and
 /// the C library's function goes on with the caller's registers and stack.
-#[cfg(not(test))]
+#[cfg(not(any(test, fuzzing)))]
 pub mod lists {
     use super::super::next::Next;
     use super::tell;
