@@ -2,6 +2,7 @@
 
 use super::shared_queues::{TestSrq, card_with_events};
 use super::*;
+use crate::liberties::{Liberties, LibertyKinds};
 use crate::packet::{FIRST, Header, PacketKind};
 use gdsync_sys::prm::wqe::{AddressFields, AddressVector, AtomicSeg};
 use std::sync::mpsc;
@@ -282,4 +283,34 @@ fn states_and_parts_are_those_of_the_driver() {
     assert_eq!(errno(bed.card.destroy_srq(target.srq.srqn)), Err(libc::EBUSY));
     assert_eq!(errno(bed.card.destroy_qp(target.qpn)), Ok(()));
     assert_eq!(errno(bed.card.destroy_srq(target.srq.srqn)), Ok(()));
+}
+
+/// Answers that a card keeps back for a while go on when the time has come, long before the initiator's time-out.
+#[test]
+fn answers_that_are_kept_back_go_on() {
+    for seed in 0..10 {
+        let mut bed = Bed::new();
+        bed.card.set_liberties(Some(Liberties {
+            seed,
+            kinds: LibertyKinds::ACKNOWLEDGEMENTS | LibertyKinds::ATOMICS,
+        }));
+        let mut now = Instant::now();
+        for (n, from) in (0..2).cycle().take(40).enumerate() {
+            let target = &bed.targets[n / 2 % 2];
+            let (qpn, remote, result) = (target.qpn, target.place.remote(0), bed.source.data(0..8));
+            let add = AtomicSeg::new(1, 0);
+            let (opcode, segments): (_, &[&[u8]]) = match n % 3 {
+                0 => (Opcode::AtomicFa, &[remote.as_bytes(), add.as_bytes(), result.as_bytes()]),
+                _ => (Opcode::RdmaWrite, &[remote.as_bytes(), result.as_bytes()]),
+            };
+            bed.queue(from, KEY, qpn, opcode, segments);
+            let completion = (0..200).find_map(|_| {
+                now += Duration::from_micros(5);
+                bed.card.shared.engine.lock().step(now);
+                bed.initiators[from].cq.poll()
+            });
+            assert!(completion.is_some(), "seed {seed}, request {n}");
+            success(completion);
+        }
+    }
 }

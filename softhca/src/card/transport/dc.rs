@@ -12,6 +12,7 @@ use crate::fabric::Node;
 use crate::packet::{Header, Packet};
 use crate::peer_memory::PeerFailure;
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Instant;
 use zerocopy::byteorder::big_endian::U64;
 
 /// An initiator: its node, and the number of its queue pair.
@@ -32,6 +33,8 @@ pub(super) struct Initiators {
     known: BTreeMap<Address, Initiator>,
     /// Those that wait for an answer.
     waiting: BTreeSet<Address>,
+    /// Those whose answers are kept back for a while.
+    held: BTreeSet<Address>,
     /// The one that was answered last: others come first.
     last: Option<Address>,
 }
@@ -86,9 +89,37 @@ impl Initiators {
                     self.last = Some(address);
                     return Some(header);
                 }
-                None => _ = self.waiting.remove(&address),
+                None => {
+                    self.waiting.remove(&address);
+                    if self.held_until(address).is_some() {
+                        self.held.insert(address);
+                    }
+                }
             }
         }
+    }
+
+    fn held_until(&self, address: Address) -> Option<Instant> {
+        self.known.get(&address)?.responder.next_wake()
+    }
+
+    /// When answers go on that are kept back.
+    pub(super) fn next_wake(&self) -> Option<Instant> {
+        self.held.iter().filter_map(|address| self.held_until(*address)).min()
+    }
+
+    /// Whether the time of some answers has come. They go on.
+    pub(super) fn take_hold_over(&mut self, now: Instant) -> bool {
+        let Initiators { known, waiting, held, .. } = self;
+        let before = held.len();
+        held.retain(|address| {
+            let Some(initiator) = known.get_mut(address) else { return false };
+            if initiator.responder.take_hold_over(now) {
+                waiting.insert(*address);
+            }
+            initiator.responder.next_wake().is_some()
+        });
+        held.len() < before
     }
 
     /// An answer has left.

@@ -204,14 +204,16 @@ impl Qp {
 
     /// When its timers expire.
     pub(crate) fn next_wake(&self) -> Option<Instant> {
-        let wakes = [self.requester.next_wake(), self.responder.next_wake(), self.endpoint.parked.due()];
+        let answers = self.responder.next_wake().or_else(|| self.initiators.next_wake());
+        let wakes = [self.requester.next_wake(), answers, self.endpoint.parked.due()];
         wakes.into_iter().flatten().min()
     }
 
     /// Ends the pauses that are over. Returns whether there was one.
     pub(crate) fn take_pauses_over(&mut self, now: Instant) -> bool {
         let fetches = self.requester.take_fetch_due(now);
-        let answers = self.responder.take_hold_over(now);
+        // Only a target has initiators, and their responders in place of its own.
+        let answers = self.responder.take_hold_over(now) | self.initiators.take_hold_over(now);
         let written = self.endpoint.parked.write_due(now);
         self.requester.take_rnr_over(now) || fetches || answers || written
     }
