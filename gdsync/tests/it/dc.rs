@@ -268,7 +268,7 @@ fn what_a_dc_queue_pair_cannot_do_is_refused_by_name() {
     let operation = "an address of its own";
     let datagram = RequestError::NotOnTransport { operation, transport: Transport::Dc };
     assert_eq!(refused(&left, message().to(&ah, 1, 2)), datagram);
-    assert!(datagram.to_string().contains("DC every operation that has a target"));
+    assert!(datagram.to_string().contains("DC what has a target"));
     let connected =
         |transport| QueuePair::new(&bed.pd, QueuePairConfig::default().transport(transport)).unwrap();
     for transport in [Transport::Rc, Transport::Uc, Transport::Ud] {
