@@ -8,13 +8,13 @@ int main(void)
     struct ibv_cq *cq = ibv_create_cq(context, 1, NULL, NULL, 0);
     struct ibv_qp_init_attr raw = {
         .send_cq = cq, .recv_cq = cq, .cap = {1, 1, 1, 1, 0}, .qp_type = IBV_QPT_RAW_PACKET};
-    struct ibv_qp_init_attr_ex quiet = {.send_cq = cq,
+    struct ibv_qp_init_attr_ex checked = {.send_cq = cq,
                                         .recv_cq = cq,
                                         .cap = {1, 1, 1, 1, 0},
                                         .qp_type = IBV_QPT_UD,
                                         .comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_CREATE_FLAGS,
                                         .pd = pd,
-                                        .create_flags = IBV_QP_CREATE_BLOCK_SELF_MCAST_LB};
+                                        .create_flags = IBV_QP_CREATE_SCATTER_FCS};
     struct ibv_qp_init_attr plain = raw;
     struct ibv_counters_init_attr none = {0};
     struct ibv_qp_attr slow = {.rate_limit = 1000};
@@ -22,7 +22,7 @@ int main(void)
     char byte = 0;
     CHECK(pd && cq);
     CHECK(!ibv_create_qp(pd, &raw) && errno == EOPNOTSUPP);
-    CHECK(!ibv_create_qp_ex(context, &quiet) && errno == EOPNOTSUPP);
+    CHECK(!ibv_create_qp_ex(context, &checked) && errno == EOPNOTSUPP);
     CHECK(!ibv_create_counters(context, &none) && (errno == EOPNOTSUPP || errno == EPROTONOSUPPORT));
     /* The rights of InfiniBand's FLUSH, which younger headers name; and one that no header names. */
     CHECK(!ibv_reg_mr(pd, &byte, 1, IBV_ACCESS_LOCAL_WRITE | 1 << 8) && errno == EOPNOTSUPP);

@@ -186,7 +186,7 @@ fn multicast_reaches_every_process_that_has_joined() {
         receivers.iter_mut().for_each(|receiver| wait_for_name(&name, 2, receiver));
         let sender = pair.start(&pair.client, &temporary);
         for ended in receivers.into_iter().chain([sender]).map(Running::end) {
-            assert!(ended.succeeded().contains("data transfer complete"), "{devices}: {}", ended.text);
+            assert!(ended.succeeded().contains("data transfers complete"), "{devices}: {}", ended.text);
         }
     }
 }
