@@ -8,9 +8,9 @@ use crate::uverbs::support::succeeds_with;
 const LOSSY: &str =
     "seed=3; drop p=0.02; duplicate p=0.02; delay=200us p=0.02; rnr every=50; late=300us every=40";
 /// The same for programs of which one side ends as soon as it has everything: if the last acknowledgement
-/// is lost, nobody is there to send it again, and the other side fails, as it would with a card.
+/// is lost, or late, nothing is there to send it, and the other side fails, as it would with a card.
 pub(super) const LOSSY_ANSWERED: &str = "seed=3; drop p=0.02 kind=send,write,read; duplicate p=0.02; \
-     delay=200us p=0.02; rnr every=50; late=300us every=40";
+     delay=200us p=0.02 kind=send,write,read; rnr every=50; late=300us every=40";
 /// The same for transports that lose what is dropped: the programs wait for it for ever.
 const LATE: &str = "seed=3; delay=200us p=0.05; hold=3 p=0.02; late=300us every=20";
 
