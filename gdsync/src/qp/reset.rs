@@ -39,6 +39,10 @@ impl QueuePair {
     /// the failure, they have none. Prepared sends that were kept are refused from then on
     /// ([`OrderError::Stale`](crate::queue::OrderError::Stale)).
     ///
+    /// Beside a shared receive queue, a receive whose completion the card writes only during the reset is
+    /// lost with its message, and its place in the shared queue is free again. The card has written all
+    /// when it reports [`AsyncEventKind::LastReceive`](crate::verbs::AsyncEventKind::LastReceive).
+    ///
     /// Give the remote side the new [`QueuePair::endpoint`]; it must reset, too. A target of DC need not:
     /// it stays what it was, and so do the addresses of targets.
     ///

@@ -185,6 +185,14 @@ impl Context<'_> {
         self.events.push(event);
     }
 
+    /// Reports that a queue pair takes no more of its shared receive queue, and that it has completed
+    /// what it took: an entry that is delayed comes first.
+    pub(crate) fn last_receive(&mut self, qpn: u32) {
+        if self.delayed.last_receive(qpn) {
+            self.emit(Event::LastReceive { qpn });
+        }
+    }
+
     /// How far a completion queue is filled; `None` if it does not exist.
     pub(crate) fn progress(&self, cqn: u32) -> Option<Progress> {
         self.cqs.get(&cqn).map(Cq::progress)

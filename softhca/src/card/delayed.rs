@@ -120,6 +120,8 @@ impl DelayedPackets {
 pub(crate) struct DelayedCompletions {
     /// By completion queue; no list is empty.
     queues: BTreeMap<u32, VecDeque<(Instant, Entry)>>,
+    /// Queue pairs whose last receive is to be reported once none of their entries waits.
+    last_receives: Vec<u32>,
 }
 
 impl DelayedCompletions {
@@ -157,12 +159,38 @@ impl DelayedCompletions {
         self.queues.remove(&cqn);
     }
 
+    /// Completion queues in which entries of this queue pair wait.
+    fn queues_of(&self, qpn: u32) -> impl Iterator<Item = u32> {
+        let waits =
+            move |queue: &VecDeque<(Instant, Entry)>| queue.iter().any(|(_, entry)| entry.cqe.qpn() == qpn);
+        self.queues.iter().filter(move |(_, queue)| waits(queue)).map(|(cqn, _)| *cqn)
+    }
+
+    /// The last receive of this queue pair is to be reported. True if that can be done at once, as none
+    /// of its entries waits; [`Self::take_last_receives`] returns it later otherwise.
+    pub(crate) fn last_receive(&mut self, qpn: u32) -> bool {
+        let waits = self.queues_of(qpn).next().is_some();
+        if waits {
+            self.last_receives.push(qpn);
+        }
+        !waits
+    }
+
+    /// Takes the queue pairs whose last receive can be reported now.
+    pub(crate) fn take_last_receives(&mut self) -> Vec<u32> {
+        if self.last_receives.is_empty() {
+            return Vec::new();
+        }
+        let (wait, ready) = std::mem::take(&mut self.last_receives)
+            .into_iter()
+            .partition(|qpn| self.queues_of(*qpn).next().is_some());
+        self.last_receives = wait;
+        ready
+    }
+
     /// Takes all entries of the queues in which entries of this queue pair wait.
     pub(crate) fn take_of(&mut self, qpn: u32) -> Vec<(u32, Entry)> {
-        let waits =
-            |queue: &VecDeque<(Instant, Entry)>| queue.iter().any(|(_, entry)| entry.cqe.qpn() == qpn);
-        let of: Vec<u32> =
-            self.queues.iter().filter(|(_, queue)| waits(queue)).map(|(cqn, _)| *cqn).collect();
+        let of: Vec<u32> = self.queues_of(qpn).collect();
         let taken = of.into_iter().filter_map(|cqn| self.queues.remove(&cqn).map(|queue| (cqn, queue)));
         taken.flat_map(|(cqn, queue)| queue.into_iter().map(move |(_, entry)| (cqn, entry))).collect()
     }

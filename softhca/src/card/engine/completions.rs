@@ -13,6 +13,12 @@ impl Engine {
         for (cqn, entry) in self.resources.delayed.take_of(qpn) {
             self.write_completion(cqn, entry, now);
         }
+        self.report_last_receives();
+    }
+
+    fn report_last_receives(&mut self) {
+        let last = self.resources.delayed.take_last_receives();
+        self.resources.events.extend(last.into_iter().map(|qpn| Event::LastReceive { qpn }));
     }
 
     fn write_completion(&mut self, cqn: u32, entry: Entry, now: Instant) {
@@ -34,6 +40,9 @@ impl Engine {
         while let Some((cqn, entry)) = self.resources.delayed.pop(due) {
             released = true;
             self.write_completion(cqn, entry, now);
+        }
+        if released {
+            self.report_last_receives();
         }
         released
     }

@@ -231,6 +231,39 @@ fn a_queue_pair_that_fails_leaves_the_others_their_receives() {
 }
 
 #[test]
+fn the_last_receive_is_reported_behind_its_completion() {
+    use crate::liberties::{Liberties, LibertyKinds};
+
+    let mut delayed = 0;
+    for seed in 0..32 {
+        let mut bed = Bed::new();
+        bed.card.set_liberties(Some(Liberties { seed, kinds: LibertyKinds::COMPLETIONS }));
+        let index = bed.srq.post(&[bed.target.data(0..16)]);
+        let (mut now, receiver) = (Instant::now(), bed.receivers[0].qpn);
+        bed.senders[0].post(Opcode::Send, &[bed.source.data(0..16).as_bytes()]);
+        let mut step = || {
+            now += Duration::from_micros(5);
+            bed.card.shared.engine.lock().step(now);
+        };
+        let packets = 4;
+        (0..packets).for_each(|_| step());
+        let change = QpChange { state: Some(QpState::Err), ..QpChange::default() };
+        bed.card.modify_qp(receiver, &change).unwrap();
+        for _ in 0..100 {
+            let events: Vec<Event> = bed.events.try_iter().collect();
+            if !events.is_empty() {
+                assert_eq!(events, [Event::LastReceive { qpn: receiver }]);
+                break;
+            }
+            delayed += 1;
+            step();
+        }
+        assert_eq!(bed.receivers[0].cq.poll().map(|cqe| cqe.wqe_counter()), Some(index), "seed {seed}");
+    }
+    assert!(delayed > 0, "no completion was delayed");
+}
+
+#[test]
 fn datagrams_take_shared_receives_too() {
     let (card, _events) = card_with_events();
     let pdn = card.alloc_pd().unwrap();

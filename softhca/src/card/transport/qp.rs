@@ -349,8 +349,7 @@ impl Qp {
             self.requester.flush(step);
             self.responder.flush(step);
             if step.endpoint.config.srq.is_some() && !std::mem::replace(&mut self.last_receive_said, true) {
-                let qpn = step.endpoint.qpn;
-                step.context.emit(Event::LastReceive { qpn });
+                step.context.last_receive(step.endpoint.qpn);
             }
         }
     }
