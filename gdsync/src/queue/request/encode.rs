@@ -1,0 +1,180 @@
+//! The encoding of work requests, and of what receives are made of.
+
+use super::{ADDRESS_SEGMENTS, Limits, MAX_COUNT, Payload, Rules, WorkRequest};
+use crate::memory::OutOfBounds;
+use crate::queue::regions::Regions;
+use crate::queue::{QueueError, RequestError, Segments};
+use crate::verbs::Slice;
+use gdsync_sys::prm::wqe::{DataSeg, InlineSeg, MAX_DS, RemoteAddrSeg, SEGMENT};
+use std::sync::Arc;
+use zerocopy::IntoBytes;
+
+impl WorkRequest<'_> {
+    /// Segments that it takes at most, with the control segment; fewer where slices are empty.
+    #[inline(always)]
+    pub(crate) fn most_units(&self, limits: Limits) -> Result<u32, QueueError> {
+        let address = if self.to.is_some() { ADDRESS_SEGMENTS } else { 0 };
+        let fixed = 1 + address + usize::from(self.remote.is_some()) + usize::from(self.operands.is_some());
+        let data = match self.payload {
+            Payload::Slices(slices) if slices.len() <= limits.segments as usize => slices.len(),
+            Payload::Slices(slices) => count_segments(slices, limits.segments)?,
+            Payload::Inline(bytes) if bytes.len() > limits.inline as usize => {
+                return Err(QueueError::Request(RequestError::InlineTooLong {
+                    given: bytes.len(),
+                    limit: limits.inline,
+                }));
+            }
+            Payload::Inline(bytes) => (size_of::<InlineSeg>() + bytes.len()).div_ceil(SEGMENT),
+        };
+        if fixed + data > usize::from(MAX_DS) { Err(self.too_long(fixed)) } else { Ok((fixed + data) as u32) }
+    }
+
+    /// It takes more segments than a WQE can have, of which `fixed` are not the payload's.
+    #[cold]
+    fn too_long(&self, fixed: usize) -> QueueError {
+        let room = usize::from(MAX_DS) - fixed;
+        match self.payload {
+            Payload::Slices(slices) => {
+                QueueError::Request(RequestError::TooManySegments { given: slices.len(), limit: room as u32 })
+            }
+            Payload::Inline(bytes) => QueueError::Request(RequestError::InlineTooLong {
+                given: bytes.len(),
+                limit: (room * SEGMENT) as u32,
+            }),
+        }
+    }
+
+    /// The regions that the card will reach, and the address; `several`, as [`Self::encode`] says.
+    #[inline(always)]
+    pub(crate) fn regions(&self, several: bool) -> Regions {
+        let regions = match self.payload {
+            Payload::Slices(slices) => Regions::of(slices, several),
+            Payload::Inline(_) => Regions::None,
+        };
+        match self.to {
+            None => regions,
+            Some(to) => regions.with_address(to.handle().clone()),
+        }
+    }
+
+    /// Gives out the segments after the control segment, no more than [`Self::most_units`] says.
+    /// Where it fails, some were given out.
+    ///
+    /// Returns whether the slices are of several regions.
+    #[inline(always)]
+    pub(crate) fn encode(&self, rules: &impl Rules, out: &mut impl Segments) -> Result<bool, QueueError> {
+        if let Some(to) = self.to {
+            let segments: [[u8; SEGMENT]; ADDRESS_SEGMENTS] = zerocopy::transmute!(to.vector());
+            segments.into_iter().for_each(|segment| out.put(segment));
+        }
+        if let Some(remote) = &self.remote {
+            out.put(zerocopy::transmute!(RemoteAddrSeg::new(remote.addr, remote.rkey)));
+        }
+        if let Some(operands) = self.operands {
+            out.put(zerocopy::transmute!(operands));
+        }
+        let (length, several) = match self.payload {
+            Payload::Inline(bytes) => {
+                encode_inline(bytes, out);
+                (bytes.len() as u64, false)
+            }
+            Payload::Slices(slices) => self.encode_slices(slices, rules, out)?,
+        };
+        let remote = self.remote.as_ref().map_or(u64::MAX, |remote| remote.len);
+        let limit = rules.limits().message;
+        if length > limit || length > remote {
+            return Err(Self::length_refused(length, limit, remote));
+        }
+        Ok(several)
+    }
+
+    /// The message is longer than the limit, or than the remote memory.
+    #[cold]
+    #[inline(never)]
+    fn length_refused(length: u64, limit: u64, remote: u64) -> QueueError {
+        if length > limit {
+            return QueueError::Request(RequestError::MessageTooLong { given: length, limit });
+        }
+        QueueError::Bounds(OutOfBounds { start: 0, end: length, len: remote })
+    }
+
+    /// The check of a slice of another region than the first slice's. Out of line: the loop over the
+    /// slices keeps its registers.
+    #[cold]
+    #[inline(never)]
+    fn check_other_region(&self, slice: &Slice, rules: &impl Rules) -> Result<(), QueueError> {
+        rules.check(slice, self.card_writes())
+    }
+
+    /// The data segments. Slices in a row are mostly of one region: what concerns that is looked at
+    /// once.
+    #[inline(always)]
+    fn encode_slices(
+        &self,
+        slices: &[Slice],
+        rules: &impl Rules,
+        out: &mut impl Segments,
+    ) -> Result<(u64, bool), QueueError> {
+        let Some(first) = slices.first() else { return Ok((0, false)) };
+        let mut region = first.region();
+        rules.check(first, self.card_writes())?;
+        let (mut length, mut several) = (0u64, false);
+        for slice in slices {
+            if !Arc::ptr_eq(region, slice.region()) {
+                self.check_other_region(slice, rules)?;
+                region = slice.region();
+                several = true;
+            }
+            let len = slice.len() as u64;
+            length += len;
+            if len != 0 {
+                out.put(zerocopy::transmute!(DataSeg::new(len as u32, slice.lkey(), slice.addr())));
+            }
+        }
+        Ok((length, several))
+    }
+}
+
+/// Bytes behind a count of them, in as many segments as that takes.
+#[inline(always)]
+fn encode_inline(bytes: &[u8], out: &mut impl Segments) {
+    let mut segment = [0; SEGMENT];
+    let (header, rest) = segment.split_at_mut(size_of::<InlineSeg>());
+    header.copy_from_slice(InlineSeg::new(bytes.len() as u32).as_bytes());
+    let (first, bytes) = bytes.split_at(bytes.len().min(rest.len()));
+    rest[..first.len()].copy_from_slice(first);
+    out.put(segment);
+    for chunk in bytes.chunks(SEGMENT) {
+        let mut segment = [0; SEGMENT];
+        segment[..chunk.len()].copy_from_slice(chunk);
+        out.put(segment);
+    }
+}
+
+/// The slices that need a segment. A byte count of 0 means 2^31 to the card (PRM, data segment), so
+/// empty ones are left out, as libmlx5 does.
+fn count_segments(slices: &[Slice], limit: u32) -> Result<usize, QueueError> {
+    let given = slices.iter().filter(|slice| !slice.is_empty()).count();
+    if given > limit as usize {
+        Err(QueueError::Request(RequestError::TooManySegments { given, limit }))
+    } else {
+        Ok(given)
+    }
+}
+
+/// The data segment of a slice that is not empty.
+fn data_segment(slice: &Slice) -> Result<DataSeg, QueueError> {
+    match u32::try_from(slice.len()) {
+        Ok(count) if count <= MAX_COUNT => Ok(DataSeg::new(count, slice.lkey(), slice.addr())),
+        _ => Err(QueueError::Request(RequestError::MessageTooLong {
+            given: slice.len() as u64,
+            limit: MAX_COUNT.into(),
+        })),
+    }
+}
+
+/// Data segments of the non-empty slices, for a receive.
+pub(crate) fn data_segments(slices: &[Slice], limit: u32) -> Result<Vec<DataSeg>, QueueError> {
+    count_segments(slices, limit)?;
+    slices.iter().filter(|slice| !slice.is_empty()).map(data_segment).collect()
+}
