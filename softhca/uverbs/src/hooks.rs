@@ -13,8 +13,8 @@ use crate::process;
 use crate::uapi::ioctl::RDMA_VERBS_IOCTL;
 use crate::verbs::{device, dm, uar};
 use define::returned;
-use files::live;
 use libc::{c_char, c_int, c_long, c_uint, c_ulong, c_void, mode_t, off_t, size_t, ssize_t};
+use live::live;
 use std::os::fd::IntoRawFd;
 
 #[macro_use]
@@ -23,6 +23,7 @@ pub mod cuda;
 pub mod duplicates;
 pub mod execute;
 pub mod files;
+mod live;
 mod next;
 pub mod place;
 pub mod sockets;
@@ -47,12 +48,12 @@ unsafe fn open_any(directory: c_int, path: *const c_char, flags: c_int, mode: mo
         return returned(file.map(IntoRawFd::into_raw_fd));
     }
     // SAFETY: as above.
-    let is_relative = private.is_none() && unsafe { files::is_relative(path) };
+    let is_relative = private.is_none() && unsafe { live::is_relative(path) };
     let path = private.as_ref().map_or(path, Private::as_ptr);
     // SAFETY: the caller vouches for the arguments.
     let fd = unsafe { libc::syscall(libc::SYS_openat, directory, path, flags, mode as c_uint) as c_int };
     if is_relative {
-        preserving(|| files::enliven(fd));
+        preserving(|| live::enliven(fd));
     }
     fd
 }
