@@ -223,38 +223,3 @@ fn configurations_that_cannot_be_are_refused() {
     assert_eq!(refused(|config| config.rq_stride = 8), "receive queue stride");
     assert_eq!(refused(|config| config.user_index = Some(1 << 24)), "user index");
 }
-
-/// A program need not clear a doorbell record before its first post.
-#[test]
-fn what_a_record_held_before_announces_nothing() {
-    let card = Card::stopped(LinkLayer::InfiniBand, Box::new(|_| {})).unwrap();
-    let pdn = card.alloc_pd().unwrap();
-    let uar = card.alloc_uar(&[0x800]).unwrap();
-    let beside = |found: u32| {
-        let mut qp = TestQp::with(&card, pdn, &SIZES, |config| {
-            word(config.dbrec, doorbell::DBR_SEND).store(doorbell::record(found), Ordering::Release);
-            config.uar = Some(uar.id);
-        });
-        qp.page = uar.page;
-        qp
-    };
-    let (mut first, mut second) = (beside(0), beside(0xff0f));
-    for qp in [&first, &second] {
-        qp.connect(&card, qp.qpn, card.lid(), QpChange::default());
-    }
-    first.post(Opcode::Nop, &[]);
-    run(&card);
-    success(first.cq.poll());
-    assert_eq!((card.diagnostics(), card.query_qp(second.qpn).unwrap().state), (vec![], QpState::Rts));
-
-    let nop = second.wqe(Opcode::Nop, &[], CtrlFlags::CQ_UPDATE, [0; 4]);
-    second.head += second.write(&nop);
-    word(second.dbrec, doorbell::DBR_SEND).store(doorbell::record(second.head), Ordering::Release);
-    first.post(Opcode::Nop, &[]);
-    run(&card);
-    success(first.cq.poll());
-    success(second.cq.poll());
-    second.post(Opcode::Nop, &[]);
-    run(&card);
-    success(second.cq.poll());
-}

@@ -1,0 +1,138 @@
+//! Doorbells of send queues, and the records behind them.
+
+use super::*;
+
+fn connect(card: &Card, qp: &TestQp) {
+    qp.connect(card, qp.qpn, card.lid(), QpChange::default());
+}
+
+/// Two queue pairs, each connected to itself, that share a page, and so its register. What their doorbell
+/// records hold when they are made.
+fn on_one_page(found: [u32; 2]) -> (Card, [TestQp; 2]) {
+    let card = Card::stopped(LinkLayer::InfiniBand, Box::new(drop)).unwrap();
+    let pdn = card.alloc_pd().unwrap();
+    let uar = card.alloc_uar(&[0x800]).unwrap();
+    let qps = found.map(|found| {
+        let mut qp = TestQp::with(&card, pdn, &SIZES, |config| {
+            word(config.dbrec, doorbell::DBR_SEND).store(doorbell::record(found), Ordering::Release);
+            config.uar = Some(uar.id);
+        });
+        qp.page = uar.page;
+        qp
+    });
+    qps.iter().for_each(|qp| connect(&card, qp));
+    (card, qps)
+}
+
+#[test]
+fn doorbells_that_make_no_sense_are_diagnosed() {
+    let mut pair = Pair::new(64);
+    // The record is behind: the doorbell names an entry that the record does not announce.
+    let wqe = pair.left.wqe(Opcode::Nop, &[], CtrlFlags::CQ_UPDATE, [0; 4]);
+    pair.left.write(&wqe);
+    let second = CtrlSeg::new(Opcode::Nop, 1, pair.left.qpn, 1, CtrlFlags::empty(), [0; 4]);
+    pair.left.store_doorbell(second.doorbell());
+    pair.run();
+    assert_eq!(pair.card.diagnostics()[0].verdict, Verdict::Refused);
+    assert!(pair.diagnosed("send doorbell record"));
+    assert!(pair.left.cq.poll().is_none(), "and not performed");
+    // A queue pair of another page.
+    let stranger = CtrlSeg::new(Opcode::Nop, 0, pair.right.qpn, 1, CtrlFlags::empty(), [0; 4]);
+    pair.left.store_doorbell(stranger.doorbell());
+    pair.run();
+    assert!(pair.diagnosed("doorbell"));
+    // More than the ring holds.
+    pair.left.head = 39;
+    pair.left.post(Opcode::Nop, &[]);
+    pair.run();
+    assert_eq!(pair.state(&pair.left), QpState::Err);
+    let flushed = std::iter::from_fn(|| pair.left.cq.poll()).count();
+    assert_eq!(flushed, 16, "what does not fit the ring does not exist");
+}
+
+#[test]
+fn a_doorbell_may_name_the_index_behind_its_request() {
+    // As NVSHMEM's IBGDA rings.
+    let mut pair = Pair::new(64);
+    for round in 0..40 {
+        let wqe = pair.left.wqe(Opcode::Nop, &[], CtrlFlags::CQ_UPDATE, [0; 4]);
+        pair.left.head += pair.left.write(&wqe);
+        word(pair.left.dbrec, doorbell::DBR_SEND).store(doorbell::record(pair.left.head), Ordering::Release);
+        pair.left
+            .store_doorbell(doorbell::Doorbell::without_record(pair.left.head as u16, pair.left.qpn).raw());
+        pair.run();
+        assert_eq!(success(pair.left.cq.poll()).1, round);
+    }
+    assert_eq!(pair.card.diagnostics(), []);
+}
+
+#[test]
+fn ringing_before_rts_is_diagnosed_and_lost() {
+    let card = Card::stopped(LinkLayer::InfiniBand, Box::new(drop)).unwrap();
+    let pdn = card.alloc_pd().unwrap();
+    let mut qp = TestQp::new(&card, pdn, &SIZES);
+    qp.post(Opcode::Nop, &[]);
+    run(&card);
+    assert!(card.diagnostics()[0].to_string().contains("rung in state Reset"));
+    assert!(qp.cq.poll().is_none());
+}
+
+#[test]
+fn a_doorbell_rung_before_a_reset_is_of_the_former_life() {
+    let mut pair = Pair::new(64);
+    pair.left.post(Opcode::Nop, &[]);
+    let change = |state| QpChange { state: Some(state), ..QpChange::default() };
+    pair.card.modify_qp(pair.left.qpn, &change(QpState::Err)).unwrap();
+    assert_eq!(error(pair.left.cq.poll()).1, Syndrome::WrFlush);
+    // The card has not polled the register yet.
+    pair.card.modify_qp(pair.left.qpn, &change(QpState::Reset)).unwrap();
+    pair.left.head = 0;
+    bytes(pair.left.dbrec.cast(), 8).fill(0);
+    pair.left.connect(&pair.card, pair.right.qpn, pair.card.lid(), QpChange::default());
+    pair.run();
+    assert_eq!(pair.card.diagnostics().len(), 0, "{:?}", pair.card.diagnostics());
+}
+
+#[test]
+fn a_record_from_before_a_reset_announces_nothing() {
+    let (card, [mut failed, mut other]) = on_one_page([0, 0]);
+    failed.post(Opcode::Nop, &[]);
+    run(&card);
+    success(failed.cq.poll());
+    card.modify_qp(failed.qpn, &QpChange { state: Some(QpState::Reset), ..QpChange::default() }).unwrap();
+    // The program begins the ring anew, and leaves the record.
+    failed.head = 0;
+    bytes(failed.sq, failed.blocks as usize * BASIC_BLOCK).fill(0);
+    connect(&card, &failed);
+    other.post(Opcode::Nop, &[]);
+    run(&card);
+    success(other.cq.poll());
+    assert!(failed.cq.poll().is_none() && card.diagnostics().is_empty(), "{:?}", card.diagnostics());
+    // The record gets the value that it had before, and the other queue pair's doorbell overwrites this one's.
+    failed.post(Opcode::Nop, &[]);
+    other.post(Opcode::Nop, &[]);
+    run(&card);
+    success(failed.cq.poll());
+    success(other.cq.poll());
+}
+
+/// A program need not clear a doorbell record before its first post.
+#[test]
+fn what_a_record_held_before_announces_nothing() {
+    let (card, [mut first, mut second]) = on_one_page([0, 0xff0f]);
+    first.post(Opcode::Nop, &[]);
+    run(&card);
+    success(first.cq.poll());
+    assert_eq!((card.diagnostics(), card.query_qp(second.qpn).unwrap().state), (vec![], QpState::Rts));
+
+    let nop = second.wqe(Opcode::Nop, &[], CtrlFlags::CQ_UPDATE, [0; 4]);
+    second.head += second.write(&nop);
+    word(second.dbrec, doorbell::DBR_SEND).store(doorbell::record(second.head), Ordering::Release);
+    first.post(Opcode::Nop, &[]);
+    run(&card);
+    success(first.cq.poll());
+    success(second.cq.poll());
+    second.post(Opcode::Nop, &[]);
+    run(&card);
+    success(second.cq.poll());
+}
