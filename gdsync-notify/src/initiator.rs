@@ -11,8 +11,9 @@
 use crate::action::Action;
 use crate::error::NotifyError;
 use crate::life::{Life, State};
+use crate::peer::all_waits;
 use gdsync::qp::ResetError;
-use gdsync::queue::{FailureCause, OrderError, StateError};
+use gdsync::queue::{FailureCause, StateError};
 use gdsync::verbs::DcAddress;
 use gdsync::{PreparedSend, PreparedWait, QueueError, QueuePair, WorkRequest};
 use gdsync_sys::pause::Pause;
@@ -87,6 +88,11 @@ impl Book {
         self.routes.get_mut(&rank).ok_or(NotifyError::Rank { rank, size })
     }
 
+    /// Keeps the newest request until it has completed.
+    fn keep(&mut self, to: Option<(u32, Action)>, signaled: bool, is_posted: bool) {
+        self.entries.push_back(Entry { number: self.given, to, signaled, is_posted, is_awaited: false });
+    }
+
     fn complete(&mut self, number: u64) {
         self.completed = self.completed.max(number);
         while self.entries.front().is_some_and(|entry| entry.number <= number) {
@@ -129,24 +135,12 @@ impl Initiator {
         Initiator { queue_pair, life, book: Mutex::new(book), has_lost: AtomicBool::new(false) }
     }
 
-    /// The error for the failure of a request to a rank.
-    fn of_cause(&self, rank: u32, cause: FailureCause) -> NotifyError {
-        match self.life.check(rank) {
-            Err(dead) => dead,
-            Ok(()) => {
-                // The monitor looks whether the rank is dead.
-                self.life.hurry();
-                NotifyError::of_cause(rank, cause)
-            }
-        }
-    }
-
     /// Refuses a rank that is dead, or to which a request has failed.
     fn check(&self, book: &mut Book, rank: u32) -> Result<(), NotifyError> {
         self.life.check(rank)?;
         let lost = book.lost;
         match book.route(rank)?.failed.or(lost) {
-            Some(cause) => Err(self.of_cause(rank, cause)),
+            Some(cause) => Err(self.life.of_failure(rank, cause)),
             None => Ok(()),
         }
     }
@@ -257,15 +251,8 @@ impl Initiator {
 
     /// Waits of a stream for every request that no stream waits for yet.
     pub(crate) fn prepare_waits(&self, rank: u32) -> Result<Vec<PreparedWait>, NotifyError> {
-        let (queue, mut waits) = (self.queue_pair.send_cq(), Vec::new());
         self.book.lock().entries.iter_mut().for_each(|entry| entry.is_awaited = true);
-        loop {
-            match queue.prepare_wait() {
-                Ok(wait) => waits.push(wait),
-                Err(QueueError::Order(OrderError::NothingToWaitFor { .. })) => return Ok(waits),
-                Err(source) => return Err(NotifyError::Post { rank, source }),
-            }
-        }
+        all_waits(&self.queue_pair, |source| NotifyError::Post { rank, source })
     }
 
     /// Returns when every request to the rank given before has completed.
@@ -280,7 +267,7 @@ impl Initiator {
             if let Some((other, cause)) = book.route(rank)?.lost.take()
                 && !matches!(self.life.state(other), State::Dropped(_))
             {
-                return Err(self.of_cause(other, cause));
+                return Err(self.life.of_failure(other, cause));
             }
             if book.completed >= until {
                 return Ok(());
@@ -292,14 +279,7 @@ impl Initiator {
                 match self.queue_pair.post_send(WorkRequest::nop().wr_id(number)) {
                     Ok(()) => {
                         (book.given, book.certain) = (number, number);
-                        let (is_posted, is_awaited) = (true, false);
-                        book.entries.push_back(Entry {
-                            number,
-                            to: None,
-                            signaled: true,
-                            is_posted,
-                            is_awaited,
-                        });
+                        book.keep(None, true, true);
                     }
                     // It is brought back by the next look.
                     Err(QueueError::State(StateError::Failed { .. })) => {}
@@ -379,8 +359,7 @@ impl Posting<'_> {
 
     /// Keeps the newest request until it has completed.
     fn keep(&mut self, action: Action, signaled: bool, is_posted: bool) {
-        let (number, to) = (self.book.given, Some((self.rank, action)));
-        self.book.entries.push_back(Entry { number, to, signaled, is_posted, is_awaited: false });
+        self.book.keep(Some((self.rank, action)), signaled, is_posted);
     }
 
     /// Gives the next request to the queue pair, and waits for room while it is full or is being

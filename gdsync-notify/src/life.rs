@@ -6,6 +6,7 @@
 
 use crate::error::{DeathCause, NotifyError};
 use crate::rank_set::RankSet;
+use gdsync::queue::FailureCause;
 use parking_lot::{Condvar, Mutex};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -61,6 +62,18 @@ impl Life {
         match self.state(rank) {
             State::Alive => Ok(()),
             State::Dead(cause) | State::Dropped(cause) => Err(NotifyError::PeerDead { rank, cause }),
+        }
+    }
+
+    /// The error for a failure of what leads to a rank. That of a dead rank has perhaps been aborted.
+    pub(crate) fn of_failure(&self, rank: u32, cause: FailureCause) -> NotifyError {
+        match self.check(rank) {
+            Err(dead) => dead,
+            Ok(()) => {
+                // The monitor looks whether the rank is dead.
+                self.hurry();
+                NotifyError::of_cause(rank, cause)
+            }
         }
     }
 

@@ -3,7 +3,7 @@
 use crate::error::NotifyError;
 use crate::life::Life;
 use gdsync::qp::ResetError;
-use gdsync::queue::{FailureCause, OrderError, StateError};
+use gdsync::queue::{OrderError, StateError};
 use gdsync::{ConnectOptions, Endpoint, PreparedSend, PreparedWait, QueueError, QueuePair, WorkRequest};
 use gdsync_sys::pause::Pause;
 use parking_lot::{Mutex, MutexGuard};
@@ -36,23 +36,10 @@ impl Peer {
         Peer { rank, queue_pair, life, is_cut: AtomicBool::new(false), progress: Mutex::default() }
     }
 
-    /// The error for the first failure of the queue pair. That of a dead rank has perhaps been
-    /// aborted.
-    fn of_cause(&self, cause: FailureCause) -> NotifyError {
-        match self.life.check(self.rank) {
-            Err(dead) => dead,
-            Ok(()) => {
-                // The monitor looks whether the rank is dead.
-                self.life.hurry();
-                NotifyError::of_cause(self.rank, cause)
-            }
-        }
-    }
-
     /// The error for one of the queue pair.
     fn of_queue(&self, error: QueueError) -> NotifyError {
         match error {
-            QueueError::State(StateError::Failed { cause, .. }) => self.of_cause(cause),
+            QueueError::State(StateError::Failed { cause, .. }) => self.life.of_failure(self.rank, cause),
             source => NotifyError::Post { rank: self.rank, source },
         }
     }
@@ -105,19 +92,12 @@ impl Peer {
         while let Some(completion) = queue.poll().map_err(|error| self.of_queue(error.into()))? {
             progress.completed = progress.completed.max(completion.wr_id);
         }
-        self.queue_pair.failure().map_or(Ok(()), |cause| Err(self.of_cause(cause)))
+        self.queue_pair.failure().map_or(Ok(()), |cause| Err(self.life.of_failure(self.rank, cause)))
     }
 
     /// Waits of a stream for every request that no stream waits for yet.
     pub(crate) fn prepare_waits(&self) -> Result<Vec<PreparedWait>, NotifyError> {
-        let (queue, mut waits) = (self.queue_pair.send_cq(), Vec::new());
-        loop {
-            match queue.prepare_wait() {
-                Ok(wait) => waits.push(wait),
-                Err(QueueError::Order(OrderError::NothingToWaitFor { .. })) => return Ok(waits),
-                Err(error) => return Err(self.of_queue(error)),
-            }
-        }
+        all_waits(&self.queue_pair, |error| self.of_queue(error))
     }
 
     /// Returns when every request given before has completed, so that its data have arrived at the
@@ -138,7 +118,7 @@ impl Peer {
                 match self.queue_pair.post_send(WorkRequest::nop().wr_id(number)) {
                     Ok(()) => (progress.given, progress.certain) = (number, number),
                     Err(QueueError::State(StateError::Failed { cause, .. })) => {
-                        return Err(self.of_cause(cause));
+                        return Err(self.life.of_failure(self.rank, cause));
                     }
                     // The stream has not reached its sends, or the program holds a prepared one.
                     Err(error) => in_the_way = Some(error),
@@ -152,6 +132,21 @@ impl Peer {
                 });
             }
             pause.pause();
+        }
+    }
+}
+
+/// Waits of a stream for every request of a queue pair that no stream waits for yet.
+pub(crate) fn all_waits(
+    queue_pair: &QueuePair,
+    refused: impl Fn(QueueError) -> NotifyError,
+) -> Result<Vec<PreparedWait>, NotifyError> {
+    let (queue, mut waits) = (queue_pair.send_cq(), Vec::new());
+    loop {
+        match queue.prepare_wait() {
+            Ok(wait) => waits.push(wait),
+            Err(QueueError::Order(OrderError::NothingToWaitFor { .. })) => return Ok(waits),
+            Err(error) => return Err(refused(error)),
         }
     }
 }

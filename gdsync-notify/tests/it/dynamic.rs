@@ -24,6 +24,15 @@ fn in_one_hand(size: u32, notifications: u32) -> Vec<(Team, Segment)> {
     })
 }
 
+/// Three ranks, as far as tests use them: the first, whose requests tests watch; the second, which refuses writes
+/// as its memory is gone; and the third.
+fn with_a_rank_that_refuses(notifications: u32) -> ((Team, Segment), Team, (Team, Segment)) {
+    let teams: [_; 3] = in_one_hand(3, notifications).try_into().unwrap();
+    let [first, (second, memory), third] = teams;
+    drop(memory);
+    (first, second, third)
+}
+
 /// Runs other tests again, over DC.
 fn again(tests: &[&str]) {
     if std::env::var_os(CONNECTIONS).is_some() {
@@ -57,11 +66,7 @@ fn is_refused(result: Result<(), NotifyError>) {
 
 #[test]
 fn what_one_rank_refuses_costs_the_others_nothing() {
-    let mut teams = in_one_hand(3, 40);
-    let (third, first) = (teams.pop().unwrap(), teams.remove(0));
-    // The memory of rank 1 is gone: it refuses writes.
-    let (second, memory) = teams.pop().unwrap();
-    drop(memory);
+    let (first, second, third) = with_a_rank_that_refuses(40);
     let (queue, segment) = (first.0.queue(0).unwrap(), &first.1);
     let from = segment.slice(..8).unwrap();
     for id in 0..40 {
@@ -88,10 +93,7 @@ fn what_one_rank_refuses_costs_the_others_nothing() {
 
 #[test]
 fn a_write_is_done_again_whether_its_rank_looks_or_not() {
-    let mut teams = in_one_hand(3, 1);
-    let (third, first) = (teams.pop().unwrap(), teams.remove(0));
-    let (second, memory) = teams.pop().unwrap();
-    drop(memory);
+    let (first, second, third) = with_a_rank_that_refuses(1);
     let queue = first.0.queue(0).unwrap();
     queue.write(&first.1.slice(..8).unwrap(), 1, &first.1, 0).unwrap();
     queue.notify(2, &first.1, 0, 7).unwrap();
@@ -102,10 +104,7 @@ fn a_write_is_done_again_whether_its_rank_looks_or_not() {
 
 #[test]
 fn what_a_stream_was_given_behind_a_refused_write_is_done_again() {
-    let mut teams = in_one_hand(3, 2);
-    let (third, first) = (teams.pop().unwrap(), teams.remove(0));
-    let (second, memory) = teams.pop().unwrap();
-    drop(memory);
+    let (first, second, third) = with_a_rank_that_refuses(2);
     let (queue, segment) = (first.0.queue(0).unwrap(), &first.1);
     let stream = Stream::new(SoftStream::new().unwrap()).unwrap();
     segment.write(0, b"content.").unwrap();
@@ -130,10 +129,7 @@ fn what_a_stream_was_given_behind_a_refused_write_is_done_again() {
 
 #[test]
 fn what_a_stream_has_waited_for_behind_a_refused_write_is_told_as_lost() {
-    let mut teams = in_one_hand(3, 2);
-    let (third, first) = (teams.pop().unwrap(), teams.remove(0));
-    let (second, memory) = teams.pop().unwrap();
-    drop(memory);
+    let (first, second, third) = with_a_rank_that_refuses(2);
     let (queue, segment) = (first.0.queue(0).unwrap(), &first.1);
     let stream = Stream::new(SoftStream::new().unwrap()).unwrap();
     let from = segment.slice(..8).unwrap();
