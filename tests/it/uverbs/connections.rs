@@ -33,19 +33,19 @@ fn program(test: &str, name: &str, package: &str) -> Option<PathBuf> {
 
 /// Waits until a process has bound a port of the connection manager. Nothing connects to it for that.
 fn wait_for_service(space: u16, port: u16, server: &mut Running) {
-    wait_for_name(&format!("/service/{space:x}/{port}"), 1, server);
+    let name = format!("/service/{space:x}/{port}");
+    wait_for_sockets(&name, 1, |socket| socket.ends_with(&name), server);
 }
 
-/// Waits until so many sockets have that in their names.
-fn wait_for_name(name: &str, count: usize, server: &mut Running) {
+/// Waits until there are so many sockets of that kind.
+fn wait_for_sockets(what: &str, count: usize, is_one: impl Fn(&str) -> bool, server: &mut Running) {
     let end = Instant::now() + LIMIT;
     let is_there = || {
         let sockets = std::fs::read_to_string("/proc/net/unix").unwrap_or_default();
-        let is_it = |line: &&str| line.split_once(name).is_some_and(|(_, rest)| !rest.contains('/'));
-        sockets.lines().filter(is_it).count() >= count
+        sockets.lines().filter(|line| is_one(line)).count() >= count
     };
     while !is_there() {
-        assert!(Instant::now() < end, "no process has the name {name}");
+        assert!(Instant::now() < end, "no process has the name {what}");
         if server.child.try_wait().unwrap().is_some() {
             return;
         }
@@ -177,13 +177,15 @@ fn multicast_reaches_every_process_that_has_joined() {
     for devices in ["ib", "roce"] {
         // As the kernel makes it of the address: with the first four bits cleared on InfiniBand.
         let first = if devices == "ib" { 0x0f } else { 239 };
+        // A member's number follows.
         let name = format!("{first:02x}{b:02x}{c:02x}{d:02x}/");
+        let is_member = |socket: &str| socket.split_once(&name).is_some_and(|(_, rest)| !rest.contains('/'));
         let (server, client) = (words(&format!("-m {group} -C 20")), words(&format!("-m {group} -C 20 -s")));
         let pair =
             Pair { test, program: program.clone(), devices, environment: &[], server, client, done: &[] };
         let temporary = Folder::new(&format!("{test}-{devices}"));
         let mut receivers = [(); 2].map(|()| pair.start(&pair.server, &temporary));
-        receivers.iter_mut().for_each(|receiver| wait_for_name(&name, 2, receiver));
+        receivers.iter_mut().for_each(|receiver| wait_for_sockets(&name, 2, is_member, receiver));
         let sender = pair.start(&pair.client, &temporary);
         for ended in receivers.into_iter().chain([sender]).map(Running::end) {
             assert!(ended.succeeded().contains("data transfers complete"), "{devices}: {}", ended.text);
