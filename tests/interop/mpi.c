@@ -112,7 +112,7 @@ static void one_sided(size_t size)
     MPI_Win_allocate((MPI_Aint)(2 * size), 1, MPI_INFO_NULL, MPI_COMM_WORLD, &memory, &window);
     for (at = 0; at < size; at++) {
         mine[at] = byte_of(rank, right, size, at);
-        /* For whoever gets. */
+        /* The peer reads this half with MPI_Get. */
         memory[size + at] = byte_of(rank, rank, size, at);
     }
     MPI_Win_fence(0, window);

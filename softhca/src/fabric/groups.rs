@@ -2,7 +2,7 @@
 //!
 //! A card with members holds an abstract socket name with the GID of the group and its LID. Cards that send to the
 //! group find the names in `/proc/net/unix`, which lists those of the network namespace. So a card that has joined
-//! gets what is sent from then on, and whoever has no member gets no packet. Nobody connects to the name. A name that
+//! gets what is sent from then on, and a card without a member gets no packet. No socket connects to the name. A name that
 //! another user holds leads to a card that drops the packet.
 
 use super::names;

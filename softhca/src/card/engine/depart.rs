@@ -111,7 +111,7 @@ impl Engine {
     /// Passes a datagram to the cards with members of its group. Where one has no room, all wait; one that takes
     /// it no more misses it.
     fn transmit_to_group(&mut self, header: &Header, parts: &[Part], now: Instant) -> SendOutcome {
-        // What is for another number is nobody's.
+        // No queue pair takes a packet to a group that names another number.
         let is_for_group = header.dest_qpn.get() == MULTICAST_QPN && header.has(GLOBAL);
         let members = if is_for_group { self.fabric.members(&header.group()) } else { Vec::new() };
         let (own, length) = (self.resources.port.node(), bytes(parts));

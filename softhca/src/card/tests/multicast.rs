@@ -67,7 +67,7 @@ fn every_member_gets_a_copy_with_a_network_header_and_nobody_else_does() {
     card.detach_multicast(qps[1].qpn, &gid).unwrap();
     assert!(matches!(card.detach_multicast(qps[1].qpn, &gid), Err(CardError::NotFound { .. })));
     card.destroy_qp(qps[2].qpn).unwrap();
-    post(&mut qps[0], &to(gid), b"to nobody");
+    post(&mut qps[0], &to(gid), b"to no member");
     run(&card);
     success(qps[0].cq.poll());
     assert!(received(&mut qps[1]).is_empty());

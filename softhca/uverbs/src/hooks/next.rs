@@ -66,7 +66,7 @@ pub(super) type Filter = Option<unsafe extern "C" fn(*const c_void) -> c_int>;
 /// As [`Filter`].
 pub(super) type Compare = Option<unsafe extern "C" fn(*mut *const c_void, *mut *const c_void) -> c_int>;
 
-/// A function of `glob(3)` that is told of folders that cannot be read.
+/// A function of `glob(3)` that `glob` calls for each folder that it cannot read.
 pub(super) type Unreadable = Option<unsafe extern "C" fn(*const c_char, c_int) -> c_int>;
 /// A function of `ftw(3)`.
 pub(super) type Visit = unsafe extern "C" fn(*const c_char, *const libc::stat, c_int) -> c_int;

@@ -16,7 +16,7 @@ type Glob = unsafe fn(*const c_char, c_int, Unreadable, *mut libc::glob_t) -> c_
 /// Moves the end of a path, with its zero, to its beginning if the path is in the private folder.
 ///
 /// # Safety
-/// A C string that nobody else uses.
+/// A C string that no other thread reads or writes.
 unsafe fn shorten(path: *mut c_char) {
     // SAFETY: the caller's.
     let whole = unsafe { CStr::from_ptr(path) }.to_bytes_with_nul();
