@@ -23,6 +23,7 @@ pub mod prm;
 pub mod shared;
 pub mod system;
 pub mod verbs;
+pub mod wake;
 
 pub use api::VerbsApi;
 

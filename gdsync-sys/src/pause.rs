@@ -1,6 +1,7 @@
 //! How a thread waits for memory that another thread, a card or a process writes, without occupying
 //! a core.
 
+use crate::wake::{self, Helper};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
@@ -32,6 +33,8 @@ pub struct Pause {
 
 const SHORTEST_NAP: Duration = Duration::from_micros(20);
 const LONGEST_NAP: Duration = Duration::from_micros(500);
+/// How long a thread does a card's work while it waits, before it naps.
+const HELP_TIME: Duration = Duration::from_micros(100);
 
 impl Pause {
     /// Begins the wait.
@@ -47,16 +50,54 @@ impl Pause {
 
     /// Called between two looks at the memory.
     pub fn pause(&mut self) {
+        if !self.spins() {
+            std::thread::sleep(self.nap);
+            self.napped();
+        }
+    }
+
+    /// As [`Self::pause`], beside a word of memory: a nap ends as soon as a software card of this process
+    /// writes to the word's page. `is_there` looks at the memory once more before a nap; returns
+    /// whether it has found what is awaited.
+    ///
+    /// With `helper`, the thread serves a card that it waits for, instead of spinning.
+    pub fn pause_at(
+        &mut self,
+        address: usize,
+        helper: Option<&mut Helper>,
+        is_there: impl FnOnce() -> bool,
+    ) -> bool {
+        if let Some(helper) = helper {
+            let elapsed = self.started.elapsed();
+            if elapsed < HELP_TIME && helper.serve() {
+                if elapsed > spin_time() {
+                    // On few cores, who writes may wait for this one.
+                    std::thread::yield_now();
+                }
+                return false;
+            }
+            helper.leave();
+        }
+        if self.spins() {
+            return false;
+        }
+        let found = wake::rest(address, self.nap, is_there);
+        self.napped();
+        found
+    }
+
+    /// Whether it is too early to nap.
+    fn spins(&mut self) -> bool {
         self.spins = self.spins.wrapping_add(1);
         // Reading the clock costs more than a look at the memory, so not every pause reads it.
         if !self.spins.is_multiple_of(32) {
             std::hint::spin_loop();
-            return;
+            return true;
         }
-        if self.started.elapsed() < spin_time() {
-            return;
-        }
-        std::thread::sleep(self.nap);
+        self.started.elapsed() < spin_time()
+    }
+
+    fn napped(&mut self) {
         self.spins = u32::MAX - (u32::MAX % 32) - 1;
         if self.started.elapsed() > self.nap * 20 {
             self.nap = (self.nap * 2).min(LONGEST_NAP);

@@ -7,6 +7,7 @@
 
 use gdsync_sys::contain::contain;
 use parking_lot::RwLock;
+use std::cell::Cell;
 use std::fmt;
 use std::sync::Arc;
 
@@ -84,6 +85,15 @@ pub fn register_peer_memory(client: Arc<dyn PeerMemory>) {
     CLIENTS.write().push(client);
 }
 
+thread_local! {
+    static CLAIMED: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether a client has claimed memory that this thread has asked for since the last call.
+pub(crate) fn take_claimed() -> bool {
+    CLAIMED.take()
+}
+
 /// The client that failed, and its error.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{client}: {error}")]
@@ -135,6 +145,7 @@ pub(crate) fn acquire(addr: u64, len: u64, writable: bool) -> Result<Option<Peer
     for client in clients {
         let acquired = client.acquire(addr, len, writable).map_err(|error| failure(client.name(), error))?;
         if let Some(region) = acquired {
+            CLAIMED.set(true);
             return Ok(Some(PeerMapping::new(client.name(), region)));
         }
     }
@@ -162,6 +173,7 @@ pub(crate) fn acquire_queue(addr: u64, len: u64) -> Option<PeerMapping> {
         return None;
     }
     acquire(addr, len, true).unwrap_or_else(|PeerFailure { client, error }| {
+        CLAIMED.set(true);
         Some(PeerMapping::new(&client, Arc::new(Refused(error))))
     })
 }

@@ -8,6 +8,7 @@ use super::Ring;
 use crate::memory::HostAddr;
 use gdsync_sys::barrier;
 use gdsync_sys::shared::{SharedU32, SharedU64};
+use gdsync_sys::wake;
 use std::sync::atomic::Ordering;
 
 /// One step of the card's protocol. Steps are performed in order; a store becomes visible to the
@@ -100,6 +101,7 @@ impl Doorbell {
         // SAFETY: the caller's.
         unsafe { SharedU64::from_ptr(self.register.get() as *mut u64) }.store(self.value, Ordering::Release);
         barrier::drain();
+        wake::rung(self.register.get() as usize, false);
     }
 }
 
@@ -115,4 +117,5 @@ pub(crate) unsafe fn ring(queue: &Ring, record: u32, register: HostAddr, value: 
     // SAFETY: the caller's.
     unsafe { SharedU64::from_ptr(register.get() as *mut u64) }.store(value, Ordering::Release);
     barrier::drain();
+    wake::rung(register.get() as usize, false);
 }

@@ -36,14 +36,13 @@ impl Cpu {
     fn wait(&self, op: &MemOp) -> Result<(), StreamError> {
         let mut pause = Pause::new();
         // SAFETY: the caller of `submit` vouches for the addresses.
-        while !unsafe { execute::try_perform(op) } {
+        while !unsafe { execute::try_perform(op, false) || execute::pause(op, &mut pause, None) } {
             if let Some(timeout) = self.timeout
                 && pause.elapsed() > timeout
             {
                 let reason = format!("{op:?} was not satisfied within {timeout:?}");
                 return Err(StreamError::Failed { reason });
             }
-            pause.pause();
         }
         Ok(())
     }
@@ -68,7 +67,7 @@ unsafe impl MemOpStream for Cpu {
             return Err(error.clone());
         }
         // SAFETY: the caller's.
-        let first_open = ops.iter().position(|op| !unsafe { execute::try_perform(op) });
+        let first_open = ops.iter().position(|op| !unsafe { execute::try_perform(op, false) });
         let Some(first_open) = first_open else { return Ok(()) };
         self.waiting.store(true, Ordering::Release);
         let result = ops[first_open..].iter().try_for_each(|op| self.wait(op));

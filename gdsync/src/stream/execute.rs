@@ -3,14 +3,18 @@
 use crate::memop::MemOp;
 use crate::memory::StreamAddr;
 use gdsync_sys::barrier;
+use gdsync_sys::pause::Pause;
 use gdsync_sys::shared::{self, SharedU32, SharedU64};
+use gdsync_sys::wake::{self, Helper};
 use std::sync::atomic::Ordering;
 
 /// Performs an operation, unless it is a wait that is not satisfied: then it returns false.
+/// `lends_itself`: the thread may do a software card's work, if the operation is its doorbell
+/// ([`wake::rung`]).
 ///
 /// # Safety
 /// The operation's address is a host address, valid and aligned.
-pub(super) unsafe fn try_perform(op: &MemOp) -> bool {
+pub(super) unsafe fn try_perform(op: &MemOp, lends_itself: bool) -> bool {
     match *op {
         // As on a GPU, earlier writes become visible first, also those to GPU memory that is mapped
         // for the CPU.
@@ -26,6 +30,7 @@ pub(super) unsafe fn try_perform(op: &MemOp) -> bool {
             unsafe { word64(&addr) }.store(value, Ordering::Release);
             // The address may be a doorbell register.
             barrier::drain();
+            wake::rung(addr.get() as usize, lends_itself);
             true
         }
         MemOp::Wait32 { addr, condition, value } => {
@@ -41,6 +46,23 @@ pub(super) unsafe fn try_perform(op: &MemOp) -> bool {
         MemOp::Barrier | MemOp::FlushRemote => {
             std::sync::atomic::fence(Ordering::SeqCst);
             true
+        }
+    }
+}
+
+/// Pauses between two attempts at a wait. Returns whether the wait is satisfied now.
+///
+/// # Safety
+/// As [`try_perform`].
+pub(super) unsafe fn pause(op: &MemOp, pause: &mut Pause, helper: Option<&mut Helper>) -> bool {
+    match op {
+        MemOp::Wait32 { addr, .. } | MemOp::Wait64 { addr, .. } => {
+            // SAFETY: the caller's.
+            pause.pause_at(addr.get() as usize, helper, || unsafe { try_perform(op, false) })
+        }
+        _ => {
+            pause.pause();
+            false
         }
     }
 }

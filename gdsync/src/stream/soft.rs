@@ -6,6 +6,7 @@ use crate::memory::{HostAddr, StreamAddr};
 use crate::util::contain::{drop_contained, log};
 use gdsync_sys::contain::contain;
 use gdsync_sys::pause::{Pause, use_fine_timers};
+use gdsync_sys::wake::Helper;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::VecDeque;
 use std::fmt;
@@ -243,13 +244,13 @@ fn perform(item: Item) -> Result<(), String> {
     match item {
         Item::Ops(ops) => {
             for op in &ops {
-                let mut pause = Pause::new();
+                let (mut pause, mut helper) = (Pause::new(), Helper::default());
                 // SAFETY: the caller of `submit` vouched that the addresses are aligned, and valid
                 // until the operation has been performed. Stream addresses of this backend are host
-                // addresses.
-                while !unsafe { execute::try_perform(op) } {
-                    pause.pause();
-                }
+                // addresses. The worker holds no lock, so it lends itself.
+                while !unsafe {
+                    execute::try_perform(op, true) || execute::pause(op, &mut pause, Some(&mut helper))
+                } {}
             }
         }
         // SAFETY: the caller of `write_bytes` vouched that the addresses are valid until the bytes

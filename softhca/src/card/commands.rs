@@ -1,5 +1,6 @@
 //! Commands: creation, change and destruction of a card's objects.
 
+use super::bell;
 use super::config::{
     Address, CqAttributes, CqConfig, CqModeration, LIMITS, NUMBERS, QpAttributes, QpChange, QpConfig, QpState,
 };
@@ -78,6 +79,7 @@ impl Card {
             let page = engine.uar_pages.take()?;
             let id = self.number(|number| engine.uars.contains_key(&number));
             let handle = UarHandle { id, page: page.base(), offset: page.offset() };
+            bell::hang(handle.page as usize, self.shared.as_served(), Some(id));
             engine.uars.insert(handle.id, Uar { page, registers, qps: BTreeSet::new() });
             Ok(handle)
         })
@@ -273,7 +275,7 @@ impl Card {
             if to == QpState::Reset {
                 // Doorbells that rang before this command must not reach the queue pair after its
                 // reset.
-                engine.take_doorbells(now);
+                engine.take_doorbells_of(qpn, now);
                 engine.flush_delayed_completions(qpn, now);
                 engine.delayed.forget(qpn);
             }

@@ -6,6 +6,7 @@ use super::diagnostic::{Diagnostic, Diagnostics, Verdict};
 use super::event::Event;
 use super::groups::Members;
 use super::management::Inbox;
+use super::memory::awaited::Awaited;
 use super::memory::clock::Clock;
 use super::memory::copy::{self, Target};
 use super::memory::entry::{self, Entry};
@@ -59,6 +60,7 @@ pub(crate) struct Resources {
     pub(crate) enables: Vec<Enable>,
     pub(crate) inbox: Inbox,
     pub(crate) groups: Members,
+    pub(crate) awaited: Awaited,
 }
 
 /// A SEND_EN that was executed.
@@ -93,6 +95,7 @@ impl Resources {
             enables: Vec::new(),
             inbox: Inbox::default(),
             groups: Members::default(),
+            awaited: Awaited::default(),
         }
     }
 
@@ -119,6 +122,7 @@ impl Resources {
             enables: &mut self.enables,
             inbox: &mut self.inbox,
             groups: &self.groups,
+            awaited: &mut self.awaited,
         }
     }
 }
@@ -144,6 +148,7 @@ pub(crate) struct Context<'a> {
     enables: &'a mut Vec<Enable>,
     pub(crate) inbox: &'a mut Inbox,
     pub(crate) groups: &'a Members,
+    pub(crate) awaited: &'a mut Awaited,
 }
 
 /// A shared receive queue can give no receive, ever. A diagnostic says why.

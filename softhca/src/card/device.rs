@@ -1,5 +1,6 @@
 //! A running card: its port, its objects, and the thread that serves them.
 
+use super::bell::{self, Served};
 use super::config::{LIMITS, Limits};
 use super::counters::Counters;
 use super::diagnostic::Diagnostic;
@@ -12,17 +13,22 @@ use crate::fabric::{Fabric, Sleeper};
 use crate::faults::{self, FaultPlan, Faults, RuleCount};
 use crate::liberties::{self, Dice, Liberties};
 use crate::os::clock;
+use crate::peer_memory;
 use crate::setting;
 use gdsync_sys::contain::contain;
+use gdsync_sys::wake;
 use parking_lot::{Mutex, MutexGuard};
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// Object numbers start here: small numbers are special to hardware.
 pub(super) const FIRST_NUMBER: u32 = 0x40;
+
+/// How long the card's thread sleeps at a time while another thread does its work.
+const HELPED_NAP: Duration = Duration::from_micros(100);
 
 /// Receives asynchronous events. The engine's thread calls it, or the thread that caused the event,
 /// without holding a lock. If it panics, that is logged, and the event is lost.
@@ -52,22 +58,9 @@ pub struct Card {
 /// The part of a card that its thread uses.
 pub(super) struct Shared {
     pub(super) engine: Mutex<Engine>,
-    sleeper: Arc<Sleeper>,
+    pub(super) sleeper: Arc<Sleeper>,
     sink: EventSink,
-    stop: AtomicBool,
-}
-
-/// Leaves the fabric where the card's thread panics. Peers would wait for as long as the process
-/// lives, as for one that is stopped.
-pub(super) struct CloseOnPanic<'a>(pub(super) &'a Shared);
-
-impl Drop for CloseOnPanic<'_> {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            tracing::error!("the software card's thread panicked: the card serves nothing any more");
-            self.0.engine.lock().fabric.close();
-        }
-    }
+    pub(super) stop: AtomicBool,
 }
 
 impl Card {
@@ -81,10 +74,8 @@ impl Card {
     pub fn start(link: LinkLayer, sink: EventSink) -> Result<Card, CardError> {
         let mut card = Card::stopped(link, sink)?;
         let shared = card.shared.clone();
-        let thread = std::thread::Builder::new().name("gdsync-softhca".to_owned()).spawn(move || {
-            let _closes = CloseOnPanic(&shared);
-            shared.run();
-        })?;
+        let thread =
+            std::thread::Builder::new().name("gdsync-softhca".to_owned()).spawn(move || shared.run())?;
         card.thread = Some(thread);
         Ok(card)
     }
@@ -144,6 +135,12 @@ impl Card {
         self.shared.engine.lock().resources.waits
     }
 
+    /// The page of doorbell registers of that number is mapped at another address, too ([`Self::uar_file`]): what this
+    /// process stores there wakes the card, where the storing thread says so ([`gdsync_sys::wake::rung`]).
+    pub fn also_mapped_at(&self, id: u32, page: *mut u8) {
+        bell::hang(page as usize, self.shared.as_served(), Some(id));
+    }
+
     /// Changes how it treats work requests that wait, those that wait already included.
     pub fn set_wait_rules(&self, rules: WaitRules) {
         self.command(|engine| engine.resources.waits = rules);
@@ -186,6 +183,7 @@ impl Card {
     pub(super) fn command<R>(&self, command: impl FnOnce(&mut Engine) -> R) -> R {
         let mut engine = self.shared.engine.lock();
         let result = command(&mut engine);
+        engine.rest.own_thread_only |= peer_memory::take_claimed();
         self.shared.deliver_events(engine);
         self.shared.sleeper.wake();
         result
@@ -208,6 +206,7 @@ impl Drop for Card {
             tracing::error!("the software card's thread panicked");
         }
         let mut engine = self.shared.engine.lock();
+        engine.rest.own_thread_only = true;
         engine.flush_delayed_packets(Instant::now());
         engine.write_parked();
         drop(engine);
@@ -216,6 +215,28 @@ impl Drop for Card {
 }
 
 impl Shared {
+    /// One step of the engine, as [`Self::contain`] runs it.
+    pub(super) fn step(&self, engine: &mut Engine, now: Instant) -> bool {
+        self.contain(engine, |engine| engine.step(now))
+    }
+
+    /// As [`Engine::prepare_sleep`], with a step as above.
+    pub(super) fn prepare_sleep(&self, engine: &mut Engine, now: Instant) -> bool {
+        self.contain(engine, |engine| engine.prepare_sleep(now))
+    }
+
+    /// Runs `work`, false if it panics. Then the card serves nothing any more, and leaves the fabric: peers would wait
+    /// for as long as the process lives, as for one that is stopped.
+    pub(super) fn contain(&self, engine: &mut Engine, work: impl FnOnce(&mut Engine) -> bool) -> bool {
+        contain(|| work(engine)).unwrap_or_else(|panic| {
+            tracing::error!(panic, "the software card panicked: it serves nothing any more");
+            engine.rest.own_thread_only = true;
+            engine.fabric.close();
+            self.stop.store(true, Ordering::Release);
+            false
+        })
+    }
+
     /// Passes events to the sink, after releasing the lock.
     pub(super) fn deliver_events(&self, mut engine: MutexGuard<'_, Engine>) {
         let events = std::mem::take(&mut engine.resources.events);
@@ -229,14 +250,18 @@ impl Shared {
         }
     }
 
-    fn run(&self) {
+    fn run(self: &Arc<Self>) {
         use_fine_timers();
         let spin = spin_time();
         let mut idle_since: Option<Instant> = None;
         while !self.stop.load(Ordering::Acquire) {
             let now = Instant::now();
             let mut engine = self.engine.lock();
-            let worked = engine.step(now);
+            if engine.rest.helpers > 0 {
+                self.sleep(engine, HELPED_NAP);
+                continue;
+            }
+            let worked = self.step(&mut engine, now);
             let has_events = !engine.resources.events.is_empty();
             if has_events {
                 self.deliver_events(engine);
@@ -258,18 +283,59 @@ impl Shared {
     }
 
     /// Sleeps until the fabric or a command wakes the card, or until the doorbell registers must be
-    /// polled again: a store to memory raises no wake-up.
-    fn nap(&self, longest: Duration, now: Instant) {
+    /// polled again: a store to memory raises no wake-up, unless the storing thread says what it has done.
+    fn nap(self: &Arc<Self>, longest: Duration, now: Instant) {
         let mut engine = self.engine.lock();
-        if !engine.prepare_sleep(now) {
+        // Before the last look at the registers.
+        let _rests = Rests::new();
+        if engine.rest.helpers > 0 || !self.prepare_sleep(&mut engine, now) {
             return;
         }
+        self.hang_words(&mut engine);
         let timer = engine.next_timer().map_or(longest, |at| at.saturating_duration_since(now));
+        self.sleep(engine, timer.min(longest));
+    }
+
+    /// What threads of the process ring.
+    pub(super) fn as_served(self: &Arc<Self>) -> Weak<dyn Served> {
+        let this: Weak<Self> = Arc::downgrade(self);
+        this
+    }
+
+    /// Who stores to a word that a request of the card waits for finds the card from here on.
+    pub(super) fn hang_words(self: &Arc<Self>, engine: &mut Engine) {
+        for word in engine.resources.awaited.take_new() {
+            bell::hang(word, self.as_served(), None);
+        }
+    }
+
+    fn sleep(&self, mut engine: MutexGuard<'_, Engine>, longest: Duration) {
+        engine.rest.asleep = true;
         drop(engine);
         if !self.stop.load(Ordering::Acquire) {
-            self.sleeper.sleep(timer.min(longest));
+            self.sleeper.sleep(longest);
         }
-        self.engine.lock().fabric.finish_sleep();
+        let mut engine = self.engine.lock();
+        engine.rest.asleep = false;
+        if engine.rest.helpers == 0 {
+            engine.fabric.finish_sleep();
+        }
+    }
+}
+
+/// The card's thread sleeps, or is about to.
+struct Rests(());
+
+impl Rests {
+    fn new() -> Self {
+        wake::card_rests(true);
+        Rests(())
+    }
+}
+
+impl Drop for Rests {
+    fn drop(&mut self) {
+        wake::card_rests(false);
     }
 }
 

@@ -12,6 +12,7 @@
 //! its peer: programs that must know send a message from time to time. Unreliable connections and
 //! datagrams complete and are lost.
 
+mod bell;
 mod capabilities;
 mod commands;
 mod config;
@@ -27,6 +28,7 @@ mod event;
 #[doc(hidden)]
 pub mod fuzzing;
 mod groups;
+mod help;
 mod management;
 mod memory;
 mod multicast;

@@ -36,6 +36,7 @@ mod dead_peers;
 mod doorbells;
 mod errors;
 mod faults;
+mod helpers;
 mod hostile;
 mod hosts;
 mod interface;

@@ -45,6 +45,11 @@ impl Sleeper {
         wait::drain(self.event.as_fd());
     }
 
+    /// Ends a sleep that was not announced, or the next one.
+    pub(crate) fn raise(&self) {
+        wait::raise(self.event.as_fd());
+    }
+
     /// Wakes the sleeper, or keeps it from falling asleep. Any thread may call it, after making the
     /// work that the sleeper is to find.
     pub fn wake(&self) {

@@ -13,6 +13,7 @@ use crate::process;
 use crate::uapi::ioctl::RDMA_VERBS_IOCTL;
 use crate::verbs::{device, dm, uar};
 use define::returned;
+use gdsync_sys::wake::Table;
 use libc::{c_char, c_int, c_long, c_uint, c_ulong, c_void, mode_t, off_t, size_t, ssize_t};
 use live::live;
 use std::os::fd::IntoRawFd;
@@ -69,6 +70,11 @@ unsafe fn write_any(fd: c_int, bytes: *const c_void, count: size_t) -> ssize_t {
     }
 }
 
+/// Threads that wait beside memory, and cards that sleep, of all copies of gdsync in the process: the program's own
+/// copy finds this one by its name ([`gdsync_sys::wake::EXPORTED`]).
+#[cfg_attr(not(any(test, fuzzing)), unsafe(no_mangle))]
+pub static GDSYNC_WAKE_1: Table = Table::new();
+
 /// # Safety
 /// As `mmap(2)`.
 unsafe fn map_any(
@@ -80,18 +86,28 @@ unsafe fn map_any(
     offset: off_t,
 ) -> *mut c_void {
     let checked = preserving(|| match process::context(fd) {
-        Some(context) => uar::check_mapping(&context, offset as u64, len)
-            .or_else(|_| dm::check_mapping(&context, offset as u64, len))
-            .or_else(|_| device::check_mapping(offset as u64, len, protection)),
-        None => Ok(()),
+        Some(context) => match uar::check_mapping(&context, offset as u64, len) {
+            Ok(page) => Ok(Some((context, page))),
+            Err(_) => dm::check_mapping(&context, offset as u64, len)
+                .or_else(|_| device::check_mapping(offset as u64, len, protection))
+                .map(|()| None),
+        },
+        None => Ok(None),
     });
-    if let Err(errno) = checked {
-        errno.set();
-        return libc::MAP_FAILED;
-    }
+    let registers_of = match checked {
+        Ok(context) => context,
+        Err(errno) => {
+            errno.set();
+            return libc::MAP_FAILED;
+        }
+    };
     // SAFETY: the caller vouches for the arguments.
     let mapped: c_long = unsafe { libc::syscall(libc::SYS_mmap, at, len, protection, flags, fd, offset) };
-    mapped as *mut c_void
+    let mapped = mapped as *mut c_void;
+    if let Some((context, page)) = registers_of.filter(|_| mapped != libc::MAP_FAILED) {
+        preserving(|| context.card().also_mapped_at(page, mapped.cast()));
+    }
+    mapped
 }
 
 c_functions! {

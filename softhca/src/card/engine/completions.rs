@@ -68,7 +68,7 @@ impl Engine {
     pub(crate) fn remove_qp(&mut self, qpn: u32) -> Option<Qp> {
         // Its last doorbell may still stand in its register: an earlier one found the record already
         // written, and all work done. That names no stranger.
-        self.take_doorbells(Instant::now());
+        self.take_doorbells_of(qpn, Instant::now());
         self.flush_delayed_completions(qpn, Instant::now());
         let mut qp = self.qps.remove(&qpn)?;
         qp.endpoint.parked.write_all();

@@ -1,43 +1,70 @@
 //! Doorbells of UAR pages.
 
-use super::state::Engine;
+use super::state::{Engine, Uar};
 use crate::card::diagnostic::{Diagnostic, Verdict};
 use crate::card::event::Event;
 use crate::liberties::LibertyKinds;
 use gdsync_sys::prm::doorbell::{self, CqArm, Doorbell};
 use std::time::Instant;
 
+/// Pages that a step looks at, beside those of which it is told. A program with hundreds of connections has thousands of
+/// pages: looking at all of them takes as long as many messages.
+pub(super) const PAGES: usize = 256;
+/// Pages that are looked at before the card's thread sleeps.
+pub(super) const PAGES_BEFORE_SLEEP: usize = 4096;
+
 impl Engine {
-    /// Handles every doorbell that has rung, or looks at none for a while: one look serves several.
-    pub(super) fn look_at_doorbells(&mut self, now: Instant) -> bool {
+    /// Handles doorbells that have rung: on the pages of which it is told, and on the next `pages` of all others in
+    /// turn. Or looks at none for a while: one look serves several.
+    pub(super) fn look_at_doorbells(&mut self, pages: usize, now: Instant) -> bool {
         if self.look_at.is_some_and(|at| now < at) {
             return false;
         }
-        let rung = self.take_doorbells(now);
-        if rung {
+        let mut rung = Vec::new();
+        for id in self.told.drain(..) {
+            if let Some(uar) = self.uars.get(&id) {
+                collect(id, uar, &mut rung);
+            }
+        }
+        let in_turn = self.uars.range(self.next_page..).chain(self.uars.range(..self.next_page));
+        let mut last = None;
+        for (&id, uar) in in_turn.take(pages) {
+            collect(id, uar, &mut rung);
+            last = Some(id);
+        }
+        self.next_page = last.map_or(0, |id| id + 1);
+        self.handle(&rung, now);
+        if !rung.is_empty() {
             self.look_at = self.resources.dice.pause(LibertyKinds::DOORBELLS).map(|pause| now + pause);
         }
-        rung
+        !rung.is_empty()
     }
 
-    /// Handles every doorbell that has rung. Returns whether there were any.
-    pub(crate) fn take_doorbells(&mut self, now: Instant) -> bool {
+    /// Handles every doorbell that has rung, on all pages.
+    pub(crate) fn take_doorbells(&mut self, now: Instant) {
         let mut rung = Vec::new();
-        for (id, uar) in &self.uars {
-            for &register in &uar.registers {
-                if let Some(raw) = uar.page.take(register) {
-                    rung.push((*id, register.offset(), Doorbell::from_raw(raw)));
-                }
-            }
+        self.uars.iter().for_each(|(id, uar)| collect(*id, uar, &mut rung));
+        self.handle(&rung, now);
+    }
+
+    /// Handles every doorbell that has rung on the page of a queue pair.
+    pub(crate) fn take_doorbells_of(&mut self, qpn: u32, now: Instant) {
+        let mut rung = Vec::new();
+        let page = self.qps.get(&qpn).and_then(|qp| qp.endpoint.config.uar);
+        if let Some((id, uar)) = page.and_then(|id| self.uars.get_key_value(&id)) {
+            collect(*id, uar, &mut rung);
         }
-        for (id, offset, bell) in &rung {
+        self.handle(&rung, now);
+    }
+
+    fn handle(&mut self, rung: &[Rung], now: Instant) {
+        for Rung { page, offset, bell } in rung {
             match *offset {
                 doorbell::UAR_CQ_ARM => self.arm(*bell, now),
-                doorbell::UAR_NO_RECORD => self.ring_without_record(*id, *bell, now),
-                _ => self.ring(*id, *bell, now),
+                doorbell::UAR_NO_RECORD => self.ring_without_record(*page, *bell, now),
+                _ => self.ring(*page, *bell, now),
             }
         }
-        !rung.is_empty()
     }
 
     /// Arms a completion queue, and all others whose doorbells this one may have overwritten. They
@@ -105,5 +132,21 @@ impl Engine {
         let diagnostic =
             Diagnostic { verdict: Verdict::Refused, qpn: None, index, field: "doorbell", message };
         self.resources.diagnostics.report(diagnostic);
+    }
+}
+
+/// A doorbell that has rung.
+struct Rung {
+    page: u32,
+    /// Of its register.
+    offset: usize,
+    bell: Doorbell,
+}
+
+fn collect(page: u32, uar: &Uar, rung: &mut Vec<Rung>) {
+    for &register in &uar.registers {
+        if let Some(raw) = uar.page.take(register) {
+            rung.push(Rung { page, offset: register.offset(), bell: Doorbell::from_raw(raw) });
+        }
     }
 }

@@ -55,7 +55,7 @@ impl Engine {
     /// Sends what was posted to a queue pair of an unreliable transport that is about to go, unless that is much. On a
     /// card of hardware it has left: a command takes longer than a doorbell. Programs count on that (`mckey`).
     pub(crate) fn send_the_last(&mut self, qpn: u32) {
-        self.take_doorbells(Instant::now());
+        self.take_doorbells_of(qpn, Instant::now());
         let is_reliable = |qp: &Qp| qp.endpoint.config.transport.is_reliable();
         if self.qps.get(&qpn).is_none_or(is_reliable) {
             return;

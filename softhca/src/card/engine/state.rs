@@ -12,7 +12,7 @@ use crate::card::waits::WaitRules;
 use crate::fabric::Fabric;
 use crate::faults::Faults;
 use crate::liberties::Dice;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -50,7 +50,7 @@ pub(crate) struct Engine {
     /// Protection domains, each with the number of objects in it.
     pub(crate) pds: HashMap<u32, u32>,
     pub(crate) xrcds: HashMap<u32, XrcDomain>,
-    pub(crate) uars: HashMap<u32, Uar>,
+    pub(crate) uars: BTreeMap<u32, Uar>,
     /// The memory of the pages in `uars`, declared after them: it is dropped later.
     pub(crate) uar_pages: UarPages,
     pub(crate) qps: HashMap<u32, Qp>,
@@ -58,20 +58,40 @@ pub(crate) struct Engine {
     pub(super) schedule: Schedule,
     /// Before this, a step looks at no doorbell.
     pub(super) look_at: Option<Instant>,
+    /// The page at which the next look at doorbells begins.
+    pub(super) next_page: u32,
+    /// Pages of which threads have said that they have rung: the next look begins with them.
+    pub(crate) told: Vec<u32>,
     /// Packets that faults delay.
     pub(crate) delayed: DelayedPackets,
     /// Where packets are counted, if anywhere.
     pub(crate) counters: Option<Arc<Counters>>,
+    pub(crate) rest: Rest,
+}
+
+/// Who does the card's work.
+#[derive(Debug, Default)]
+pub(crate) struct Rest {
+    /// The card's own thread sleeps.
+    pub(crate) asleep: bool,
+    /// Threads that do the work in its place, while they wait for the card.
+    pub(crate) helpers: u32,
+    /// No other thread may do it: the card uses memory of a peer-memory client, which is called from the card's thread
+    /// only, or the card is dropped, and its memory may be gone.
+    pub(crate) own_thread_only: bool,
 }
 
 impl Engine {
     pub(crate) fn new(fabric: Fabric, port: Port, faults: Faults, dice: Dice, waits: WaitRules) -> Self {
         let clock = Arc::<Clock>::default();
         Engine {
+            rest: Rest::default(),
+            next_page: 0,
+            told: Vec::new(),
             fabric,
             pds: HashMap::new(),
             xrcds: HashMap::new(),
-            uars: HashMap::new(),
+            uars: BTreeMap::new(),
             uar_pages: UarPages::showing(clock.clone()),
             qps: HashMap::new(),
             resources: Resources::new(port, clock, faults, dice, waits),

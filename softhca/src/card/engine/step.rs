@@ -1,6 +1,7 @@
 //! One step of the engine: a bounded amount of work of every kind.
 
 use super::arrive::arrive;
+use super::doorbells::{PAGES, PAGES_BEFORE_SLEEP};
 use super::send::Served;
 use super::state::Engine;
 use crate::card::transport::qp::Qp;
@@ -16,8 +17,13 @@ const QP_BUDGET: usize = 16;
 impl Engine {
     /// Does a bounded amount of work. Returns whether there was any.
     pub(crate) fn step(&mut self, now: Instant) -> bool {
+        self.step_with(PAGES, now)
+    }
+
+    /// A step that looks at the doorbells of so many pages.
+    fn step_with(&mut self, pages: usize, now: Instant) -> bool {
         self.resources.clock.tick();
-        let mut worked = self.look_at_doorbells(now);
+        let mut worked = self.look_at_doorbells(pages, now);
         worked |= self.take_packets(now);
         worked |= self.flush_failed(now);
         worked |= self.fire_timers(now);
@@ -105,7 +111,7 @@ impl Engine {
             return false;
         }
         // Work made before the announcement raised no wake-up: look for it once more.
-        if self.step(now) {
+        if self.step_with(PAGES_BEFORE_SLEEP, now) {
             self.fabric.finish_sleep();
             return false;
         }

@@ -5,6 +5,7 @@ use crate::os::memory::append;
 use crate::peer_memory::{PeerFailure, PeerMapping};
 use gdsync_sys::barrier;
 use gdsync_sys::shared::{self, SharedU32, SharedU64};
+use gdsync_sys::wake;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -76,6 +77,7 @@ pub(crate) unsafe fn copy_piece(from: *const u8, to: *mut u8, count: usize) {
         // SAFETY: the caller's.
         unsafe { shared::copy(to, from, count) }
     }
+    wake::wrote(to as usize, count);
 }
 
 /// Copies the concatenated parts to the concatenated targets, until either ends or a client fails.
@@ -227,6 +229,7 @@ pub(crate) unsafe fn atomic(
                     Err(found) => original = found,
                 }
             }
+            wake::wrote(at as usize, 4);
             Ok(original.into())
         }
         (Place::Host(at), _) => {
@@ -239,6 +242,7 @@ pub(crate) unsafe fn atomic(
                     Err(found) => original = found,
                 }
             }
+            wake::wrote(at as usize, 8);
             Ok(original)
         }
         (Place::Peer(memory, addr), 4) => {

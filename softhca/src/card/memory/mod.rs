@@ -7,6 +7,7 @@
 //! registered memory of a peer-memory client: its bytes pass through a buffer of the card and the
 //! client's functions.
 
+pub(crate) mod awaited;
 pub(crate) mod clock;
 pub(crate) mod copy;
 pub(crate) mod device;

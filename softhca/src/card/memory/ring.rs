@@ -6,6 +6,7 @@ use crate::peer_memory::{self, PeerFailure, PeerMapping};
 use gdsync_sys::barrier;
 use gdsync_sys::prm::cqe::CQE_SIZE;
 use gdsync_sys::shared::{self, SharedU32};
+use gdsync_sys::wake;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use zerocopy::IntoBytes;
@@ -184,6 +185,7 @@ impl CqRing {
         barrier::drain();
         word.store(u32::from_ne_bytes([last[0], last[1], last[2], last[3]]), Ordering::Release);
         barrier::drain();
+        wake::wrote(word.as_ptr() as usize, size_of::<u32>());
     }
 
     /// Writes words at an offset in the ring.

@@ -136,3 +136,37 @@ fn what_a_record_held_before_announces_nothing() {
     run(&card);
     success(second.cq.poll());
 }
+
+#[test]
+fn pages_are_looked_at_in_turn_and_those_that_are_told_at_once() {
+    let mut pair = Pair::new(64);
+    let card = &pair.card;
+    let pages: Vec<_> = (0..700).map(|_| card.alloc_uar(&[0x800]).unwrap()).collect();
+    let last = pages.last().unwrap();
+    let mut late = TestQp::with(card, pair.pdn, &SIZES, |config| config.uar = Some(last.id));
+    late.page = last.page;
+    connect(card, &late);
+    let step = || card.shared.engine.lock().step(Instant::now());
+    let mut longest = 0;
+    for _ in 0..10 {
+        late.post(Opcode::Nop, &[]);
+        pair.left.post(Opcode::Nop, &[]);
+        let steps = (1..).find(|_| {
+            step();
+            late.cq.peek().is_some() && pair.left.cq.peek().is_some()
+        });
+        longest = longest.max(steps.unwrap());
+        success(late.cq.poll());
+        success(pair.left.cq.poll());
+        late.post(Opcode::Nop, &[]);
+        card.shared.engine.lock().told.push(last.id);
+        step();
+        success(late.cq.poll());
+    }
+    assert!((2..=4).contains(&longest), "{longest} steps");
+    // A page that is gone is told in vain.
+    card.shared.engine.lock().told.push(pages[0].id);
+    card.free_uar(pages[0].id).unwrap();
+    step();
+    assert!(card.diagnostics().is_empty());
+}

@@ -18,14 +18,14 @@ const REGISTERS: &[usize] =
 const LAST_TYPE: u64 = 2;
 
 /// Checks that a program maps a page of this context, and no more. The system itself would map others
-/// of the file, too.
+/// of the file, too. Returns the number of the page.
 ///
 /// # Errors
 /// EINVAL, as of a kernel.
-pub(crate) fn check_mapping(context: &Context, offset: u64, len: usize) -> Result<()> {
+pub(crate) fn check_mapping(context: &Context, offset: u64, len: usize) -> Result<u32> {
     let page = context.pages.lock().get(&offset).copied();
-    let is_own = page.is_some_and(|id| context.objects.lock().has(Resource::Uar(id)));
-    if is_own && len <= PAGE as usize { Ok(()) } else { Err(Errno::INVALID) }
+    let own = page.filter(|id| context.objects.lock().has(Resource::Uar(*id)));
+    own.filter(|_| len <= PAGE as usize).ok_or(Errno::INVALID)
 }
 
 /// `MLX5_IB_METHOD_UAR_OBJ_ALLOC`.

@@ -143,6 +143,12 @@ impl Requester {
                 self.waits.look_at = None;
                 Look::Met
             }
+            Look::NotYet => {
+                if let Place::Host(word) = place {
+                    step.context.awaited.add(word as usize);
+                }
+                Look::NotYet
+            }
             other => other,
         }
     }

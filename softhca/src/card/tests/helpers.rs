@@ -1,0 +1,114 @@
+//! Threads that do the card's work in the place of its own thread.
+
+use super::*;
+use gdsync_sys::prm::wait::{Kind, WaitDataSeg, word as number};
+use gdsync_sys::wake::{self, Helper};
+
+/// A page's register that [`TestQp`] rings.
+fn register(qp: &TestQp) -> usize {
+    qp.page as usize + 0x800
+}
+
+/// Posts a send with its receive, whose completions nothing has written yet.
+fn post(pair: &mut Pair) {
+    let to = pair.target.data(0..64);
+    pair.right.post_recv(&[to]);
+    pair.source.fill(7);
+    let from = pair.source.data(0..64);
+    pair.left.post(Opcode::Send, &[from.as_bytes()]);
+    assert!(pair.left.cq.poll().is_none() && pair.right.cq.poll().is_none());
+}
+
+fn check(pair: &mut Pair) {
+    assert!(pair.right.cq.poll().is_some_and(|cqe| !cqe.is_error()));
+    success(pair.left.cq.poll());
+    assert_eq!(pair.target.bytes()[..64], pair.source.bytes()[..64]);
+}
+
+#[test]
+fn a_thread_that_lends_itself_does_the_work_that_it_has_rung_for() {
+    let mut pair = Pair::new(64);
+    for _ in 0..10 {
+        post(&mut pair);
+        wake::rung(register(&pair.left), true);
+        // What is more than a bounded amount of work is left to the helper.
+        let mut helper = Helper::default();
+        while pair.left.cq.peek().is_none() {
+            assert!(helper.serve());
+        }
+        assert!(helper.serve());
+        assert_eq!(pair.card.shared.engine.lock().rest.helpers, 1);
+        drop(helper);
+        assert_eq!(pair.card.shared.engine.lock().rest.helpers, 0);
+        check(&mut pair);
+    }
+}
+
+#[test]
+fn a_thread_that_does_not_lend_itself_leaves_the_work() {
+    let mut pair = Pair::new(64);
+    post(&mut pair);
+    wake::rung(register(&pair.left), false);
+    assert!(pair.left.cq.poll().is_none());
+    assert!(!Helper::default().serve(), "it has rung no card, as a helper");
+    pair.run();
+    check(&mut pair);
+}
+
+#[test]
+fn a_card_with_memory_of_clients_works_on_its_own_thread_only() {
+    let mut pair = Pair::new(64);
+    post(&mut pair);
+    pair.card.shared.engine.lock().rest.own_thread_only = true;
+    wake::rung(register(&pair.left), true);
+    assert!(pair.left.cq.poll().is_none() && !Helper::default().serve());
+    pair.run();
+    check(&mut pair);
+}
+
+#[test]
+fn a_word_that_a_request_waits_for_rings_as_a_register_does() {
+    let mut pair = Pair::new(64);
+    let region = Region::new(&pair.card, pair.pdn, 8, Access::empty());
+    let segment = WaitDataSeg::reached(region.key, region.at as u64, 5);
+    let mut wqe = Kind::Data.control(0, pair.left.qpn, CtrlFlags::CQ_UPDATE).as_bytes().to_vec();
+    wqe.extend_from_slice(segment.as_bytes());
+    pair.left.post_wqe(&wqe);
+    pair.run();
+    // SAFETY: aligned, of 8 bytes, and never freed; the card looks at it as a shared word.
+    unsafe { AtomicU64::from_ptr(region.at.cast()) }.store(number(5), Ordering::Release);
+    wake::rung(region.at as usize, true);
+    assert!(pair.left.cq.poll().is_none(), "the card's thread has not said which words there are");
+    pair.card.shared.hang_words(&mut pair.card.shared.engine.lock());
+    wake::rung(region.at as usize, true);
+    success(pair.left.cq.poll());
+}
+
+#[test]
+fn a_card_that_is_gone_is_served_no_more() {
+    let mut pair = Pair::new(64);
+    post(&mut pair);
+    wake::rung(register(&pair.left), true);
+    let mut helper = Helper::default();
+    assert!(helper.serve());
+    check(&mut pair);
+    post(&mut pair);
+    let Pair { card, mut left, .. } = pair;
+    let part = card.shared.clone();
+    drop(card);
+    // The queue pair is there, but its memory might be gone.
+    wake::rung(register(&left), true);
+    assert!(!helper.serve() && left.cq.poll().is_none());
+    assert_eq!(part.engine.lock().rest.helpers, 0);
+}
+
+#[test]
+fn a_panic_on_a_lent_thread_ends_the_card_and_not_the_thread() {
+    let mut pair = Pair::new(64);
+    let shared = &pair.card.shared;
+    assert!(!shared.contain(&mut shared.engine.lock(), |_| panic!("out of cheese")));
+    assert!(shared.stop.load(Ordering::Acquire), "its own thread ends, too");
+    post(&mut pair);
+    wake::rung(register(&pair.left), true);
+    assert!(pair.left.cq.poll().is_none());
+}
