@@ -21,6 +21,8 @@ pub(crate) trait Driver: Sized {
     type Place;
     /// A write of bytes.
     type Bytes;
+    /// Receives.
+    type Receives;
     /// Why a descriptor cannot be lowered.
     type Error: From<StreamError>;
 
@@ -55,6 +57,12 @@ pub(crate) trait Driver: Sized {
     /// collect nothing leave it out.
     fn collect(&self) -> Result<(StreamAddr, u64), Self::Error> {
         Err(StreamError::Unsupported { what: "collectors" }.into())
+    }
+
+    /// Marks receives as posted. Returns what announces them to the card. Drivers whose batches hold
+    /// none leave it out.
+    fn commit_receives(&self, _receives: &mut Self::Receives) -> Result<PeerOp, Self::Error> {
+        Err(StreamError::Unsupported { what: "receives" }.into())
     }
 
     /// Appends the operations that ring the card for a send.
@@ -140,12 +148,19 @@ impl<'a, D: Driver> Lowering<'a, D> {
     #[inline]
     pub(crate) fn lower(
         &mut self,
-        descriptor: &mut Descriptor<D::Send, D::Wait, D::Place, D::Bytes>,
+        descriptor: &mut Descriptor<D::Send, D::Wait, D::Place, D::Bytes, D::Receives>,
         fate: Fate,
     ) -> Result<(), D::Error> {
         match descriptor {
             Descriptor::Send(send) => return self.send(send, fate),
             Descriptor::WaitCq(wait) => self.wait(wait, fate)?,
+            Descriptor::Receives(receives) => {
+                self.end_run()?;
+                let record = self.driver.commit_receives(receives)?;
+                // Whatever has read the buffers before is through.
+                self.peer_op(PeerOp::Fence)?;
+                self.peer_op(record)?;
+            }
             Descriptor::Wait32(place, condition, value) => {
                 self.catch_up()?;
                 let addr = self.driver.address(place, 4)?;
