@@ -262,7 +262,7 @@ impl<K: Kind> Persistent<K> {
     where
         K: fmt::Debug,
     {
-        self.core.take_done();
+        self.core.progress();
         if self.is_active() { Err(StillActive { request: Box::new(self) }) } else { Ok(()) }
     }
 }
