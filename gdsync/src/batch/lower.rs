@@ -75,6 +75,15 @@ pub(crate) trait Driver: Sized {
     }
 }
 
+/// A descriptor that a driver lowers.
+type Lowered<D> = Descriptor<
+    <D as Driver>::Send,
+    <D as Driver>::Wait,
+    <D as Driver>::Place,
+    <D as Driver>::Bytes,
+    <D as Driver>::Receives,
+>;
+
 /// Points of a submission.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Points {
@@ -146,11 +155,7 @@ impl<'a, D: Driver> Lowering<'a, D> {
 
     /// Marks a descriptor as posted and appends its operations.
     #[inline]
-    pub(crate) fn lower(
-        &mut self,
-        descriptor: &mut Descriptor<D::Send, D::Wait, D::Place, D::Bytes, D::Receives>,
-        fate: Fate,
-    ) -> Result<(), D::Error> {
+    pub(crate) fn lower(&mut self, descriptor: &mut Lowered<D>, fate: Fate) -> Result<(), D::Error> {
         match descriptor {
             Descriptor::Send(send) => return self.send(send, fate),
             Descriptor::WaitCq(wait) => self.wait(wait, fate)?,
