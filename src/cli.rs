@@ -369,7 +369,7 @@ pub(crate) struct BenchOptions {
     /// Ranks of `alltoall`, 2 to 256, a thread each
     #[arg(long, value_name = "N", default_value = "8", value_parser = clap::value_parser!(u32).range(2..=256), allow_hyphen_values = true)]
     pub(crate) ranks: u32,
-    /// Rounds of `alltoall`
+    /// Rounds of `alltoall`, and of each of the ten runs of `persistent`
     #[arg(long, value_name = "N", default_value = "100", value_parser = values::positive, allow_hyphen_values = true)]
     pub(crate) rounds: u64,
     /// Print one JSON object instead of a table
@@ -411,6 +411,9 @@ pub(crate) enum Benchmark {
     /// Rounds in which every rank sends to every other, by the card's waits and by doorbells, every
     /// byte checked; on all software cards (SOFTHCA_DEVICES) where none is named
     Alltoall,
+    /// The same rounds among 2, 4 and 8 ranks by persistent requests, together and one by one, against
+    /// notified writes
+    Persistent,
     /// Waking and posting on a GPU's stream, against the same memory operations written by hand
     Turnaround,
     /// Launching a graph with fresh sends and waits, against posting on the stream

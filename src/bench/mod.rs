@@ -12,6 +12,7 @@ mod graph;
 mod memops;
 mod overlap;
 mod pair;
+mod persistent;
 mod plan;
 mod post;
 mod turnaround;
@@ -29,6 +30,7 @@ pub(crate) fn run(options: &BenchOptions) -> Result<(), Failure> {
         Benchmark::Cq => cq::run(options),
         Benchmark::Device => device::run(options),
         Benchmark::Alltoall => alltoall::run(options),
+        Benchmark::Persistent => persistent::run(options),
         Benchmark::Fanout => fanout::run(options),
         Benchmark::Batch => batch::run(options),
         Benchmark::Memops => memops::run(options),

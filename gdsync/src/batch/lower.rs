@@ -21,6 +21,8 @@ pub(crate) trait Driver: Sized {
     type Place;
     /// A write of bytes.
     type Bytes;
+    /// Receives.
+    type Receives;
     /// Why a descriptor cannot be lowered.
     type Error: From<StreamError>;
 
@@ -57,6 +59,12 @@ pub(crate) trait Driver: Sized {
         Err(StreamError::Unsupported { what: "collectors" }.into())
     }
 
+    /// Marks receives as posted. Returns what announces them to the card. Drivers whose batches hold
+    /// none leave it out.
+    fn commit_receives(&self, _receives: &mut Self::Receives) -> Result<PeerOp, Self::Error> {
+        Err(StreamError::Unsupported { what: "receives" }.into())
+    }
+
     /// Appends the operations that ring the card for a send.
     fn ring(
         lowering: &mut Lowering<'_, Self>,
@@ -66,6 +74,15 @@ pub(crate) trait Driver: Sized {
         lowering.doorbell(doorbell)
     }
 }
+
+/// A descriptor that a driver lowers.
+type Lowered<D> = Descriptor<
+    <D as Driver>::Send,
+    <D as Driver>::Wait,
+    <D as Driver>::Place,
+    <D as Driver>::Bytes,
+    <D as Driver>::Receives,
+>;
 
 /// Points of a submission.
 #[derive(Clone, Copy, Debug)]
@@ -138,14 +155,17 @@ impl<'a, D: Driver> Lowering<'a, D> {
 
     /// Marks a descriptor as posted and appends its operations.
     #[inline]
-    pub(crate) fn lower(
-        &mut self,
-        descriptor: &mut Descriptor<D::Send, D::Wait, D::Place, D::Bytes>,
-        fate: Fate,
-    ) -> Result<(), D::Error> {
+    pub(crate) fn lower(&mut self, descriptor: &mut Lowered<D>, fate: Fate) -> Result<(), D::Error> {
         match descriptor {
             Descriptor::Send(send) => return self.send(send, fate),
             Descriptor::WaitCq(wait) => self.wait(wait, fate)?,
+            Descriptor::Receives(receives) => {
+                self.end_run()?;
+                let record = self.driver.commit_receives(receives)?;
+                // Whatever has read the buffers before is through.
+                self.peer_op(PeerOp::Fence)?;
+                self.peer_op(record)?;
+            }
             Descriptor::Wait32(place, condition, value) => {
                 self.catch_up()?;
                 let addr = self.driver.address(place, 4)?;

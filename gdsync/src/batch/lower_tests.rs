@@ -8,13 +8,14 @@ const SEND: Doorbell =
 /// A stream that sees host memory 0x1000 higher, and nothing above 0x1000.
 struct Shifted;
 
-type Step = Descriptor<Doorbell, PeerOp, HostAddr, Infallible>;
+type Step = Descriptor<Doorbell, PeerOp, HostAddr, Infallible, PeerOp>;
 
 impl Driver for Shifted {
     type Send = Doorbell;
     type Wait = PeerOp;
     type Place = HostAddr;
     type Bytes = Infallible;
+    type Receives = PeerOp;
     type Error = StreamError;
 
     fn translate(&self, addr: HostAddr, len: usize) -> Result<StreamAddr, StreamError> {
@@ -35,6 +36,10 @@ impl Driver for Shifted {
 
     fn commit_wait(&self, wait: &mut PeerOp, _fate: Fate, _point: TimelinePoint) -> Option<PeerOp> {
         Some(*wait)
+    }
+
+    fn commit_receives(&self, receives: &mut PeerOp) -> Result<PeerOp, StreamError> {
+        Ok(*receives)
     }
 }
 
@@ -67,6 +72,15 @@ fn unfenced_writes_get_barriers() {
         ops[..],
         [MemOp::Barrier, MemOp::Write32 { .. }, MemOp::Barrier, MemOp::Write64 { .. }]
     ));
+}
+
+#[test]
+fn receives_are_announced_by_one_write_behind_everything_before() {
+    let receives = Step::Receives(PeerOp::StoreDword { addr: HostAddr(0x200), value: 7 });
+    let write = MemOp::Write32 { addr: StreamAddr::new(0x1200), value: 7 };
+    assert_eq!(lower(MemOpCaps::FULL, &[receives]).unwrap(), [write]);
+    let caps = MemOpCaps { writes_are_fenced: false, ..MemOpCaps::FULL };
+    assert_eq!(lower(caps, &[receives]).unwrap(), [MemOp::Barrier, write]);
 }
 
 #[test]

@@ -105,6 +105,7 @@ struct Run {
 struct Costs {
     doorbell: usize,
     trigger: usize,
+    record: usize,
     flush: usize,
     point: usize,
 }
@@ -115,6 +116,7 @@ impl Costs {
         Costs {
             doorbell: 2 + 2 * fences,
             trigger: 1 + fences,
+            record: 1 + fences,
             flush: usize::from(caps.flush_after_wait),
             point: 1 + fences,
         }
@@ -134,9 +136,9 @@ pub(crate) struct Planner {
 impl Planner {
     /// Plans as many descriptors as fit one submission, the closing point included. One always
     /// does.
-    pub(crate) fn plan<S, W, P, B>(
+    pub(crate) fn plan<S, W, P, B, R>(
         &mut self,
-        descriptors: &[Descriptor<S, W, P, B>],
+        descriptors: &[Descriptor<S, W, P, B, R>],
         caps: &MemOpCaps,
         merged: bool,
     ) -> Chunk
@@ -210,6 +212,10 @@ impl Planner {
                     scope.end_run();
                     operations += 1;
                 }
+                Descriptor::Receives(_) => {
+                    scope.end_run();
+                    operations += costs.record;
+                }
                 Descriptor::Bytes(bytes) => match bytes.key(caps) {
                     Some(words) => {
                         scope.end_run();
@@ -241,10 +247,10 @@ impl Planner {
 
     /// One queue more in a run whose waits a collector can take over: it does so once there are
     /// enough of them. Returns the fate of its wait.
-    fn collect<S, W, P, B>(
+    fn collect<S, W, P, B, R>(
         &mut self,
         run: &mut Run,
-        descriptors: &[Descriptor<S, W, P, B>],
+        descriptors: &[Descriptor<S, W, P, B, R>],
         caps: &MemOpCaps,
         operations: &mut usize,
     ) -> Fate

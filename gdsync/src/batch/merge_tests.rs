@@ -33,6 +33,23 @@ const fn bytes(words: usize) -> Key {
     Bytes(Some(words))
 }
 
+#[test]
+fn receives_stand_between_sends_and_not_between_waits_as_writes_do() {
+    type Key = Descriptor<SendKey, Option<WaitKey>, (), Option<usize>, ()>;
+    let send = || Key::Send(SendKey::Doorbell(1));
+    let wait = |index| Key::WaitCq(Some(WaitKey { queue: 1, index, device: 0 }));
+    let list = |between: Key| [send(), between, send(), wait(0), between, wait(1)];
+    let mut planner = Planner::default();
+    for fences in [0, 1] {
+        let caps = MemOpCaps { writes_are_fenced: fences == 0, ..MemOpCaps::FULL };
+        let writes = planner.plan(&list(Key::Write32((), 0)), &caps, true);
+        let fates = planner.fates.clone();
+        let receives = planner.plan(&list(Key::Receives(())), &caps, true);
+        assert_eq!(receives.operations, writes.operations + 2 * fences);
+        assert!(planner.fates == fates && fates == [Covered, Kept, Kept, Kept, Kept, Kept]);
+    }
+}
+
 fn plan(items: &[Key], caps: &MemOpCaps, merged: bool) -> (Chunk, Vec<Fate>) {
     let mut planner = Planner::default();
     let chunk = planner.plan(items, caps, merged);

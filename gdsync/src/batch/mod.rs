@@ -25,7 +25,7 @@ pub use shape::BatchShape;
 pub use stream_wait::StreamWait;
 
 use crate::memop::{Condition, MemOpCaps, Place, StreamWord};
-use crate::qp::{CheckedWait, PreparedSend, PreparedWait, QueuePairInner};
+use crate::qp::{CheckedWait, PreparedReceives, PreparedSend, PreparedWait, QueuePairInner};
 use std::fmt;
 use std::sync::Arc;
 
@@ -66,7 +66,8 @@ pub struct Batch {
 }
 
 /// A descriptor that a stream can post.
-pub(crate) type Descriptor = descriptor::Descriptor<PreparedSend, PreparedWait, Place, Bytes>;
+pub(crate) type Descriptor =
+    descriptor::Descriptor<PreparedSend, PreparedWait, Place, Bytes, PreparedReceives>;
 
 impl Batch {
     /// An empty batch.
@@ -222,6 +223,7 @@ impl Descriptor {
         match self {
             Descriptor::Send(send) => send.undo(),
             Descriptor::WaitCq(wait) => wait.undo(),
+            Descriptor::Receives(receives) => receives.undo(),
             _ => {}
         }
     }
@@ -231,6 +233,7 @@ impl Descriptor {
         match self {
             Descriptor::Send(send) => std::slice::from_ref(&send.queue_pair),
             Descriptor::WaitCq(wait) => &wait.queue_pairs,
+            Descriptor::Receives(receives) => std::slice::from_ref(&receives.queue_pair),
             _ => &[],
         }
     }
@@ -267,6 +270,7 @@ impl fmt::Display for Descriptor {
                 send.ticket().map_or(Ok(()), |ticket| write!(f, " by ticket {ticket}"))
             }
             Descriptor::WaitCq(wait) => write!(f, "{wait}"),
+            Descriptor::Receives(receives) => write!(f, "{receives}"),
             Descriptor::Wait32(word, condition, value) => {
                 write!(f, "wait until {word} {condition:?} {value:#x}")
             }

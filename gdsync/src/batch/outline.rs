@@ -207,6 +207,7 @@ impl Driver for Paper<'_> {
     type Wait = PaperWait;
     type Place = u32;
     type Bytes = Infallible;
+    type Receives = Infallible;
     type Error = StreamError;
 
     fn translate(&self, addr: HostAddr, _len: usize) -> Result<StreamAddr, StreamError> {

@@ -5,11 +5,11 @@ use crate::qp::{CompletionChannel, PreparedWait, QueuePairInner};
 use crate::queue::completion::CompletionState;
 use crate::queue::{Completion, PollError, QueueError, Ring, StateError};
 use crate::verbs::device::DeviceInner;
-use crate::verbs::{Error, Transport};
+use crate::verbs::{Error, QueuePairError, Transport};
 use gdsync_sys::verbs::ibv_cq;
 use std::fmt::Debug;
 use std::ptr::{self, NonNull};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
@@ -65,6 +65,7 @@ pub(crate) struct CompletionQueueInner {
     /// Of a queue with a channel. Dropped after the object, which uses the channel.
     pub(crate) told: Option<Told>,
     state: parking_lot::Mutex<CompletionState>,
+    pub(crate) company: Company,
     /// Queue pairs that complete here, by number.
     queue_pairs: Mutex<Vec<(u32, Weak<QueuePairInner>)>>,
     pub(crate) device: Arc<DeviceInner>,
@@ -225,6 +226,7 @@ impl CompletionQueueInner {
             object,
             told,
             state: parking_lot::Mutex::new(CompletionState::new(ring)),
+            company: Company::default(),
             queue_pairs: Mutex::default(),
             device: device.clone(),
             domain,
@@ -233,6 +235,15 @@ impl CompletionQueueInner {
             told.channel.add(raw, &inner);
         }
         inner
+    }
+
+    /// A queue pair that has not made it is to complete here, too.
+    ///
+    /// # Errors
+    /// [`QueuePairError::AwaitedAlone`].
+    pub(crate) fn share(&self) -> Result<(), Error> {
+        let refused = Error::QueuePair(QueuePairError::AwaitedAlone { cqn: self.number() });
+        if self.company.share() { Ok(()) } else { Err(refused) }
     }
 
     /// What tells that it has entries, and how often it has.
@@ -397,6 +408,34 @@ impl CompletionQueueInner {
                 return taken;
             }
         }
+    }
+}
+
+/// Whether queue pairs may share a completion queue.
+#[derive(Debug, Default)]
+pub(crate) struct Company(AtomicU8);
+
+impl Company {
+    /// Any number of queue pairs may complete there.
+    const SHARED: u8 = 0;
+    /// A queue pair has made it for one of its own queues.
+    const OWN: u8 = 1;
+    /// Waits there count on it that nothing else completes there.
+    const ALONE: u8 = 2;
+
+    pub(crate) fn own(&self) {
+        self.0.store(Self::OWN, Ordering::Release);
+    }
+
+    /// Whether nothing but the work of one of its maker's queues completes there, for ever.
+    pub(crate) fn is_alone(&self) -> bool {
+        let taken = self.0.compare_exchange(Self::OWN, Self::ALONE, Ordering::AcqRel, Ordering::Acquire);
+        taken.is_ok() || taken == Err(Self::ALONE)
+    }
+
+    fn share(&self) -> bool {
+        let shared = self.0.compare_exchange(Self::OWN, Self::SHARED, Ordering::AcqRel, Ordering::Acquire);
+        shared != Err(Self::ALONE)
     }
 }
 

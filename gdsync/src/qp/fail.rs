@@ -131,7 +131,7 @@ impl QueuePairInner {
         self.fail(cause);
         self.to_error()?;
         self.flush_unposted();
-        if self.send().is_rung_later() || self.has_waits_to_end() {
+        if self.is_announced_later() || self.send().is_rung_later() || self.has_waits_to_end() {
             self.watch();
         }
         Ok(())
@@ -173,6 +173,9 @@ impl QueuePairInner {
         } else {
             drop(send);
         }
+        if self.flush_receives() {
+            self.release_waits(&self.recv_cq);
+        }
         if self.has_waits_to_end() {
             self.release_waits(&self.recv_cq);
             if self.has_waits_to_end() {
@@ -194,7 +197,7 @@ impl QueuePairInner {
     }
 
     /// Ends waits for what never comes, where all queue pairs that complete in the queue have failed:
-    /// sends that were not rung, and receives of shared queues. The work of another one could complete at
+    /// sends that were not rung, receives that were not announced, and receives of shared queues. The work of another one could complete at
     /// the entry of such a wait, and well.
     #[cold]
     fn release_waits(&self, queue: &Arc<CompletionQueueInner>) {
@@ -216,6 +219,10 @@ impl QueuePairInner {
                 rung.push((queue_pair.number, counts.0));
                 unrung += counts.1;
             }
+            drop(send);
+            if Arc::ptr_eq(&queue_pair.recv_cq, queue) {
+                unrung += queue_pair.recv().unannounced();
+            }
         }
         completions.release_waits(&rung, unrung, &sharing);
     }
@@ -233,14 +240,13 @@ impl QueuePairInner {
         // One lock at a time: both may be the same queue's.
         let sends = self.send_cq.lock().has_posted_waits();
         let receives = self.recv_cq.lock().has_posted_waits();
-        // Starts before receives: one becomes the other.
-        let starts = self.starts.load(Ordering::Acquire) > 0;
         let shared = self.shared.as_ref().is_some_and(|shared| shared.receives.credits().posted() > 0);
-        sends || receives || starts || shared || self.send().in_flight() || !self.recv().is_empty()
+        sends || receives || shared || self.send().in_flight() || !self.recv().is_empty()
     }
 }
 
-/// A failed queue pair for whose sends a stream has still to ring, or for whose receives one waits:
+/// A failed queue pair for whose sends a stream has still to ring, whose receives it has still to
+/// announce, or for whose receives it waits:
 /// flushed by a thread of the library, as the program may wait for the stream by means of its own.
 struct Flushing(Weak<QueuePairInner>);
 
@@ -249,7 +255,7 @@ impl Task for Flushing {
         let Some(queue_pair) = self.0.upgrade() else { return Polled::Done };
         queue_pair.flush_unposted();
         // Once reset, it has no sends.
-        let to_ring = queue_pair.send().is_rung_later();
+        let to_ring = queue_pair.send().is_rung_later() || queue_pair.is_announced_later();
         if queue_pair.failure().is_some() && (to_ring || queue_pair.has_waits_to_end()) {
             return Polled::Nothing;
         }

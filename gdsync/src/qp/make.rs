@@ -114,9 +114,16 @@ impl QueuePair {
         }
         // Every work request may complete, even an unsignaled one if it fails; and the slots that a
         // stream still has to look at come on top.
-        let own = |depth: u32| CompletionQueueInner::make(&domain, depth.max(1).saturating_mul(2), None);
+        let own = |depth: u32| {
+            let queue = CompletionQueueInner::make(&domain, depth.max(1).saturating_mul(2), None)?;
+            queue.company.own();
+            Ok::<_, Error>(queue)
+        };
         let queue = |shared: Option<&CompletionQueue>, depth| match shared {
-            Some(queue) => Ok(queue.inner.clone()),
+            Some(queue) => {
+                queue.inner.share()?;
+                Ok(queue.inner.clone())
+            }
             None => own(depth),
         };
         let send_cq = queue(config.send_cq, config.send_depth)?;
@@ -218,7 +225,6 @@ impl Parts {
             send_cq,
             recv_cq,
             trigger,
-            starts: AtomicU32::new(0),
             _registers: registers,
             domain,
         });

@@ -45,6 +45,7 @@ mod events;
 mod fail;
 mod make;
 pub(crate) mod prepared;
+pub(crate) mod receives;
 mod reset;
 mod role;
 mod shared_receives;
@@ -59,6 +60,7 @@ pub(crate) mod trigger;
 pub(crate) mod wait;
 
 pub(crate) use cq::CompletionQueueInner;
+pub(crate) use receives::PreparedReceives;
 
 #[cfg(feature = "tokio")]
 pub use self::tokio::AsyncCompletionQueue;
@@ -83,7 +85,7 @@ use crate::qp::trigger::{Master, TriggerInner};
 use crate::queue::recv::RecvState;
 use crate::queue::request::{Limits, Rules, data_segments};
 use crate::queue::send::{CardWait, SendState};
-use crate::queue::{Claim, FailureCause, QueueError, StateError, WorkRequest};
+use crate::queue::{FailureCause, QueueError, StateError, WorkRequest};
 use crate::verbs::{ConnectOptions, Endpoint, Error, GidEntry, ProtectionDomain, Slice, Transport};
 use gdsync_sys::prm::wqe::DataSeg;
 use parking_lot::{Mutex, MutexGuard};
@@ -160,8 +162,6 @@ pub(crate) struct QueuePairInner {
     pub(crate) recv_cq: Arc<CompletionQueueInner>,
     /// What releases its sends, in the place of doorbells.
     pub(crate) trigger: Option<Arc<TriggerInner>>,
-    /// Receives that will be posted when a stream has reached the start of a persistent request.
-    pub(crate) starts: AtomicU32,
     /// Tells streams of the page of doorbell registers; a DC target has none.
     _registers: Option<Arc<Span>>,
     pub(crate) domain: Arc<QueueDomain>,
@@ -190,7 +190,9 @@ impl QueuePair {
     /// [`PortError::NoGid`](crate::verbs::PortError::NoGid),
     /// [`QueuePairError::NoTransport`](crate::verbs::QueuePairError), [`Error::Verbs`] where the
     /// provider refuses; [`QueuePairError::OtherDevice`](crate::verbs::QueuePairError) for a completion
-    /// queue of another device; of DC, [`OutOfRange`](crate::verbs::OutOfRange) for
+    /// queue of another device, and
+    /// [`QueuePairError::AwaitedAlone`](crate::verbs::QueuePairError) for one that another queue pair has
+    /// made for itself and has persistent requests awaited in; of DC, [`OutOfRange`](crate::verbs::OutOfRange) for
     /// [`QueuePairConfig::connections`] outside their ranges, and
     /// [`QueuePairError::InitiatorOnly`](crate::verbs::QueuePairError),
     /// [`QueuePairError::NotTriggered`](crate::verbs::QueuePairError) and
@@ -276,10 +278,11 @@ impl QueuePair {
     /// Posts a receive: the next send of the remote side fills the slices, one after the other.
     ///
     /// # Errors
-    /// [`QueueError`]: no room, a limit, a slice of another domain or not writable, failed before, or a
-    /// queue pair that takes its receives from a [`SharedReceiveQueue`].
+    /// [`QueueError`]: no room, a limit, a slice of another domain or not writable, failed before, a
+    /// queue pair that takes its receives from a [`SharedReceiveQueue`], or receives of persistent
+    /// requests that a stream has not reached.
     pub fn post_recv(&self, slices: &[Slice], wr_id: u64) -> Result<(), QueueError> {
-        self.inner.post_recv(slices, wr_id, None)
+        self.inner.post_recv(slices, wr_id)
     }
 
     /// Where its sends complete.
@@ -376,25 +379,24 @@ impl QueuePairInner {
         data_segments(slices, self.recv_segments)
     }
 
-    pub(crate) fn post_recv(
-        &self,
-        slices: &[Slice],
-        wr_id: u64,
-        claim: Option<Arc<Claim>>,
-    ) -> Result<(), QueueError> {
-        if let QpState::Failed(cause) = *self.status() {
-            return Err(QueueError::State(StateError::Failed { qpn: self.number, cause }));
+    /// Refuses receives of a queue pair that has failed.
+    fn check_not_failed(&self) -> Result<(), QueueError> {
+        match self.failure() {
+            Some(cause) => Err(QueueError::State(StateError::Failed { qpn: self.number, cause })),
+            None => Ok(()),
         }
+    }
+
+    pub(crate) fn post_recv(&self, slices: &[Slice], wr_id: u64) -> Result<(), QueueError> {
+        self.check_not_failed()?;
         let segments = self.recv_segments(slices)?;
         let regions = slices.iter().map(|slice| slice.region().clone()).collect();
         let mut completions = self.recv_cq.lock();
         let mut recv = self.recv();
+        recv.check_turn(self.number, None)?;
         recv.check_room()?;
         completions.reserve(true)?;
         recv.post(&segments, wr_id, regions);
-        if let Some(claim) = claim {
-            recv.claim_newest(claim);
-        }
         Ok(())
     }
 

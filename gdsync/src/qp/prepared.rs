@@ -203,6 +203,7 @@ impl QueuePairInner {
             Some(trigger) => self.prepare_triggered(&mut send, &mut completions, request, trigger)?,
         };
         if let Some(claim) = claim {
+            let _ = claim.entry.set(completions.newest_booked());
             send.claims.add(serial, claim);
         }
         Ok((serial, release))

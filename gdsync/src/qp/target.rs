@@ -103,7 +103,10 @@ impl DcTarget {
         let place = Place::of(device, config.port, config.gid_index)?;
         config.connections.check(place.abilities.max_reads)?;
         let queue = match queue {
-            Some(queue) => queue.clone(),
+            Some(queue) => {
+                queue.share()?;
+                queue.clone()
+            }
             None => {
                 let receives = receives.inner.credits().capacity();
                 CompletionQueueInner::make(&domain, receives.saturating_mul(2), None)?

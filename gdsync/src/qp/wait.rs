@@ -6,7 +6,7 @@ use crate::qp::checked::Checked;
 use crate::qp::collector::Entry;
 use crate::qp::{CompletionQueueInner, QueuePairInner};
 use crate::queue::completion::CompletionState;
-use crate::queue::{PeerOp, QueueError};
+use crate::queue::{Claim, PeerOp, QueueError};
 use std::fmt;
 use std::sync::Arc;
 
@@ -84,6 +84,29 @@ impl PreparedWait {
                 arrival: None,
             });
         }
+    }
+
+    /// A wait for claimed work of a queue pair: one of its sends, or of its receives. `None` where the
+    /// entry in which the work completes is not known, was polled, or is the place of another wait; or
+    /// where work of the program completes before it, for which its next wait is.
+    pub(crate) fn of_claim(
+        queue_pair: &Arc<QueuePairInner>,
+        cq: &Arc<CompletionQueueInner>,
+        claim: &Claim,
+    ) -> Option<Self> {
+        let index = *claim.entry.get()?;
+        let is_send = Arc::ptr_eq(cq, &queue_pair.send_cq);
+        if !cq.company.is_alone() {
+            return None;
+        }
+        let skips = |next| match is_send {
+            true => queue_pair.send().claims.cover(next, index),
+            false => queue_pair.recv().claims.cover(next, index),
+        };
+        let queue_pairs = vec![queue_pair.clone()];
+        let prepared = cq.lock().prepare_wait_for(index, skips);
+        let (cq, point, checked, arrival) = (cq.clone(), None, None, None);
+        prepared.then_some(PreparedWait { cq, index, point, queue_pairs, checked, arrival })
     }
 
     /// Index of the completion that it waits for, from 0 on, modulo 2^32.

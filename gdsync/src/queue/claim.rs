@@ -5,18 +5,26 @@ use crate::verbs::error::Error;
 use gdsync_sys::prm::cqe::Syndrome;
 use parking_lot::Mutex;
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 /// Receives the completion of one start.
 #[derive(Debug)]
 pub(crate) struct Claim {
     pub(crate) status: Status,
+    /// The entry of the completion queue in which the work completes, where nothing but this kind of
+    /// work of one queue pair completes there.
+    pub(crate) entry: OnceLock<u32>,
+    /// A thread of the library looks for the completion.
+    is_watched: AtomicBool,
     completion: Mutex<Option<Completion>>,
 }
 
 impl Claim {
     pub(crate) fn new() -> Result<Arc<Self>, Error> {
-        Ok(Arc::new(Claim { status: Status::new()?, completion: Mutex::new(None) }))
+        let status = Status::new()?;
+        let (entry, is_watched) = (OnceLock::new(), AtomicBool::new(false));
+        Ok(Arc::new(Claim { status, entry, is_watched, completion: Mutex::new(None) }))
     }
 
     /// Sets the outcome, unless there is one.
@@ -52,6 +60,11 @@ impl Claim {
         self.finish_unposted(qp_num, kind, Syndrome::WrFlush as u8);
     }
 
+    /// Says that a thread is to look for the completion. False where one does.
+    pub(crate) fn watch(&self) -> bool {
+        !self.is_watched.swap(true, Ordering::AcqRel)
+    }
+
     pub(crate) fn completion(&self) -> Option<Completion> {
         *self.completion.lock()
     }
@@ -71,6 +84,18 @@ impl Claims {
     /// The work request was withdrawn, and does not complete.
     pub(crate) fn forget(&mut self, serial: u64) {
         self.claims.retain(|(known, _)| *known != serial);
+    }
+
+    /// Those on work requests that have not retired, oldest first.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (u64, &Arc<Claim>)> {
+        self.claims.iter().map(|(serial, claim)| (*serial, claim))
+    }
+
+    /// Whether the entries `from..to` of the completion queue are all those of claimed work.
+    pub(crate) fn cover(&self, from: u32, to: u32) -> bool {
+        let is_between = |entry: &u32| entry.wrapping_sub(from) < to.wrapping_sub(from);
+        let claimed = self.claims.iter().filter(|(_, claim)| claim.entry.get().is_some_and(is_between));
+        claimed.count() as u32 == to.wrapping_sub(from)
     }
 
     /// Takes out the claim on the work request that has just retired.

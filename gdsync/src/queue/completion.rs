@@ -238,6 +238,27 @@ impl CompletionState {
         self.ring.publish(doorbell::ci_record(self.recycled.wrapping_add(1)));
     }
 
+    /// The entry of what was booked last, where everything completes in that order and has a completion.
+    pub(crate) fn newest_booked(&self) -> u32 {
+        self.polled.wrapping_add(self.expected).wrapping_sub(1)
+    }
+
+    /// Takes an entry that was not polled, if no wait is for it or for a later one, and `skips` agrees that
+    /// none is for those before it, from the one that it is given on.
+    pub(crate) fn prepare_wait_for(&mut self, index: u32, skips: impl FnOnce(u32) -> bool) -> bool {
+        let next = self.next_wait();
+        let is_ahead = index.wrapping_sub(next) <= i32::MAX as u32;
+        let is_booked = index.wrapping_sub(self.polled) < self.expected;
+        if self.attached.is_some() || !is_ahead || !is_booked || !skips(next) {
+            return false;
+        }
+        while self.recycled.wrapping_add(self.slots.len() as u32) != index {
+            self.slots.push_back(Slot::Free);
+        }
+        self.slots.push_back(Slot::Prepared);
+        true
+    }
+
     /// Takes the next entry that no wait is for.
     pub(crate) fn prepare_wait(&mut self) -> Result<u32, QueueError> {
         self.check_not_attached()?;

@@ -364,6 +364,16 @@ pub enum OrderError {
         /// Index of the completion.
         index: u32,
     },
+    /// Receives of persistent requests are given to a stream that has not reached them.
+    #[error(
+        "a stream has still to reach {receives} receives of persistent requests on queue pair {qpn:#x}: synchronize it first, or start more on the same stream"
+    )]
+    ReceivesOnStream {
+        /// The queue pair.
+        qpn: u32,
+        /// Receives that the card does not know yet.
+        receives: u32,
+    },
     /// A wait that nothing would satisfy.
     #[error(
         "nothing is prepared or posted that would complete here after {waits} waits: prepare the send, or post the receive, before the wait"

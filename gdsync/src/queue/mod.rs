@@ -28,6 +28,7 @@ pub use gdsync_sys::prm::cqe::Syndrome;
 pub use outcome::{Completion, WorkError, WorkKind};
 pub use request::WorkRequest;
 pub use status::Status;
+pub(crate) use status::Writer;
 
 use crate::memory::HostAddr;
 use gdsync_gdr::load_combined;

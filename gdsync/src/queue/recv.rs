@@ -1,13 +1,16 @@
 //! The state of a receive queue.
 
 use super::Ring;
+use crate::memory::{HostAddr, Timeline};
+use crate::queue::PeerOp;
 use crate::queue::claim::{Claim, Claims};
-use crate::queue::error::{QueueError, QueueFull};
+use crate::queue::error::{OrderError, QueueError, QueueFull};
 use crate::verbs::mr::MemoryRegionInner;
 use gdsync_sys::prm::doorbell;
 use gdsync_sys::prm::wqe::DataSeg;
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use zerocopy::IntoBytes;
 
 #[derive(Debug)]
@@ -26,12 +29,23 @@ pub(crate) struct RecvState {
     tail: u32,
     entries: VecDeque<Entry>,
     /// Receives of persistent requests, by index: polling does not return their completions.
-    claims: Claims,
+    pub(crate) claims: Claims,
+    /// Receives at the end that no stream was given yet.
+    prepared: u32,
+    /// The stream that was given the newest receives to announce, unless it is known to have done so.
+    announcer: Option<Arc<Timeline>>,
 }
 
 impl RecvState {
     pub(crate) fn new(ring: Option<Ring>) -> Self {
-        RecvState { ring, tail: 0, entries: VecDeque::new(), claims: Claims::default() }
+        RecvState {
+            ring,
+            tail: 0,
+            entries: VecDeque::new(),
+            claims: Claims::default(),
+            prepared: 0,
+            announcer: None,
+        }
     }
 
     pub(crate) fn check_room(&self) -> Result<(), QueueError> {
@@ -43,11 +57,34 @@ impl RecvState {
         }
     }
 
-    /// Writes a receive into the ring and announces it to the card. The caller has checked the room
-    /// and the number of segments.
+    /// The index of the next receive.
+    fn head(&self) -> u32 {
+        self.tail.wrapping_add(self.entries.len() as u32)
+    }
+
+    /// Writes a receive into the ring and announces it to the card. The caller has checked the turn,
+    /// the room and the number of segments.
     pub(crate) fn post(&mut self, segments: &[DataSeg], wr_id: u64, regions: Vec<Arc<MemoryRegionInner>>) {
+        self.write(segments, wr_id, regions);
+        self.publish(self.head());
+    }
+
+    /// Writes a receive into the ring, for a stream to announce; its completion is stored in `claim`. The
+    /// caller has checked the same.
+    pub(crate) fn prepare(
+        &mut self,
+        segments: &[DataSeg],
+        regions: Vec<Arc<MemoryRegionInner>>,
+        claim: Arc<Claim>,
+    ) {
+        self.claims.add(self.head().into(), claim);
+        self.write(segments, 0, regions);
+        self.prepared += 1;
+    }
+
+    fn write(&mut self, segments: &[DataSeg], wr_id: u64, regions: Vec<Arc<MemoryRegionInner>>) {
+        let head = self.head();
         let Some(ring) = &mut self.ring else { return };
-        let head = self.tail.wrapping_add(self.entries.len() as u32);
         let mut wqe = Vec::with_capacity(ring.stride());
         for segment in segments {
             wqe.extend_from_slice(segment.as_bytes());
@@ -56,23 +93,93 @@ impl RecvState {
             wqe.extend_from_slice(DataSeg::terminator().as_bytes());
         }
         ring.write(head, &wqe);
+        // The stream's store of the record does not depend on the kind of memory that the ring is in.
+        ring.drain();
         self.entries.push_back(Entry { wr_id, _regions: regions });
-        // The card reads the entry once it sees the record: `publish` orders the two.
-        ring.publish(doorbell::record(head.wrapping_add(1)));
+    }
+
+    /// Announces the receives before an index.
+    fn publish(&self, end: u32) {
+        // The card reads an entry once it sees the record: `publish` orders the two.
+        self.ring.iter().for_each(|ring| ring.publish(doorbell::record(end)));
+    }
+
+    /// Refuses receives while others stand in front of them that the card does not know, as announcing
+    /// these would announce those: by the CPU, or by another stream than the one that was given them.
+    pub(crate) fn check_turn(&mut self, qpn: u32, stream: Option<&Arc<Timeline>>) -> Result<(), QueueError> {
+        let receives = self.unannounced();
+        let is_same = match (&self.announcer, stream) {
+            (Some(announcer), Some(stream)) => Arc::ptr_eq(announcer, stream),
+            _ => false,
+        };
+        if receives == 0 || self.prepared == 0 && is_same {
+            return Ok(());
+        }
+        Err(QueueError::Order(OrderError::ReceivesOnStream { qpn, receives }))
+    }
+
+    /// Receives that the card does not know.
+    pub(crate) fn unannounced(&mut self) -> u32 {
+        let Some(ring) = self.ring.as_ref().filter(|_| self.announcer.is_some()) else {
+            return self.prepared;
+        };
+        let record = doorbell::record_value(ring.record().load(Ordering::Acquire));
+        let unannounced = (self.head() as u16).wrapping_sub(record);
+        if unannounced == 0 {
+            self.announcer = None;
+        }
+        unannounced.into()
+    }
+
+    /// A stream takes the prepared receives. Returns what it does to announce them.
+    pub(crate) fn give(&mut self, timeline: &Arc<Timeline>) -> PeerOp {
+        self.prepared = 0;
+        self.announcer = Some(timeline.clone());
+        let addr = self.ring.as_ref().map_or(0, |ring| ring.record().as_ptr() as u64);
+        PeerOp::StoreDword { addr: HostAddr(addr), value: doorbell::record(self.head()) }
+    }
+
+    /// The stream was not given that many after all: undoes [`Self::give`].
+    pub(crate) fn take(&mut self, receives: u32) {
+        self.prepared = receives;
+    }
+
+    /// Takes the prepared receives out of the queue again.
+    pub(crate) fn take_back(&mut self) {
+        for _ in 0..std::mem::take(&mut self.prepared) {
+            self.entries.pop_back();
+            self.claims.forget(self.head().into());
+        }
+    }
+
+    /// Announces the prepared receives, behind which are no others that the card does not know.
+    pub(crate) fn announce(&mut self) {
+        self.prepared = 0;
+        self.publish(self.head());
+    }
+
+    /// The claims on receives that a stream was given and has not announced.
+    pub(crate) fn given_claims(&mut self) -> impl Iterator<Item = &Arc<Claim>> {
+        let given = self.unannounced().saturating_sub(self.prepared);
+        let first = self.head().wrapping_sub(self.prepared).wrapping_sub(given);
+        let is_given = move |serial: u64| (serial as u32).wrapping_sub(first) < given;
+        self.claims.iter().filter(move |(serial, _)| is_given(*serial)).map(|(_, claim)| claim)
+    }
+
+    /// Announces what was given to a stream that touches nothing any more.
+    pub(crate) fn announce_lost(&mut self) {
+        if self.announcer.as_ref().is_some_and(|announcer| announcer.is_dead()) {
+            self.announcer = None;
+            self.publish(self.head().wrapping_sub(self.prepared));
+        }
     }
 
     /// Gives the newest receive, which has a slice, a key that the card does not know.
     #[cfg(test)]
     pub(crate) fn spoil_key(&self) {
-        let newest = self.tail.wrapping_add(self.entries.len() as u32).wrapping_sub(1);
+        let newest = self.head().wrapping_sub(1);
         let ring = self.ring.as_ref().expect("a receive was posted");
         ring.word(newest, 4).store(!0, std::sync::atomic::Ordering::Release);
-    }
-
-    /// The completion of the newest receive is stored in `claim`.
-    pub(crate) fn claim_newest(&mut self, claim: Arc<Claim>) {
-        let newest = self.tail.wrapping_add(self.entries.len() as u32).wrapping_sub(1);
-        self.claims.add(newest.into(), claim);
     }
 
     /// The claim on the receive that has just retired.
@@ -116,7 +223,7 @@ impl RecvState {
 mod tests {
     use super::*;
     use crate::queue::test_ring;
-    use std::sync::atomic::Ordering;
+    use proptest::prelude::*;
 
     #[test]
     fn receives_retire_in_order_over_many_laps() {
@@ -145,5 +252,158 @@ mod tests {
             "the invalid lkey"
         );
         assert_eq!(queue.retire(1), Some((1, 2)));
+    }
+
+    /// What a receive queue and its card are to have, told in the simplest way.
+    #[derive(Default)]
+    struct Model {
+        /// Receives that have not retired, by number: announced ones, those that each stream was given in
+        /// one piece, and prepared ones.
+        announced: VecDeque<u64>,
+        given: VecDeque<(usize, Vec<u64>)>,
+        prepared: Vec<u64>,
+    }
+
+    impl Model {
+        fn len(&self) -> usize {
+            self.announced.len() + self.unannounced()
+        }
+
+        fn unannounced(&self) -> usize {
+            self.given.iter().map(|(_, receives)| receives.len()).sum::<usize>() + self.prepared.len()
+        }
+    }
+
+    /// One thing that happens to a receive queue.
+    #[derive(Clone, Copy, Debug)]
+    enum Step {
+        /// The CPU posts.
+        Post,
+        /// A start for a stream prepares so many.
+        Prepare(usize, u32),
+        Give,
+        /// Given, and refused by the stream.
+        GiveInVain,
+        TakeBack,
+        /// A stream performs the oldest store that it was given.
+        Perform,
+        /// The CPU announces what is prepared.
+        Announce,
+        Retire,
+        /// The stream has failed, and the queue is flushed.
+        Lose(usize),
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            Just(Step::Post),
+            (0..2usize, 1..4u32).prop_map(|(stream, count)| Step::Prepare(stream, count)),
+            Just(Step::Give),
+            Just(Step::GiveInVain),
+            Just(Step::TakeBack),
+            Just(Step::Perform),
+            Just(Step::Announce),
+            Just(Step::Retire),
+            (0..12usize).prop_map(Step::Lose),
+        ]
+    }
+
+    proptest! {
+        /// The card is told of receives in their order, each once, when its stream comes to it, and of no
+        /// others.
+        #[test]
+        fn the_card_learns_of_receives_when_they_are_announced(
+            steps in proptest::collection::vec(step(), 1..120),
+            start in prop::sample::select(vec![0u32, 65_530, u32::MAX - 5]),
+        ) {
+            let mut queue = RecvState::new(Some(test_ring(8, 32)));
+            queue.tail = start;
+            queue.publish(start);
+            let (mut model, mut stores) = (Model::default(), VecDeque::new());
+            let mut streams = [Timeline::new(0).unwrap(), Timeline::new(0).unwrap()];
+            let (mut next, mut preparing) = (0, None);
+            for step in steps {
+                match step {
+                    Step::Post => {
+                        let turn = queue.check_turn(9, None);
+                        prop_assert_eq!(turn.is_ok(), model.unannounced() == 0);
+                        if turn.is_ok() && queue.check_room().is_ok() {
+                            queue.post(&[], next, Vec::new());
+                            model.announced.push_back(next);
+                            next += 1;
+                        }
+                    }
+                    Step::Prepare(stream, count) => {
+                        let turn = queue.check_turn(9, Some(&streams[stream]));
+                        let others = model.given.iter().any(|(on, _)| *on != stream);
+                        prop_assert_eq!(turn.is_ok(), model.prepared.is_empty() && !others);
+                        if turn.is_err() || model.len() + count as usize > 8 {
+                            continue;
+                        }
+                        for _ in 0..count {
+                            queue.prepare(&[], Vec::new(), Claim::new().unwrap());
+                            model.prepared.push(next);
+                            next += 1;
+                        }
+                        preparing = Some(stream);
+                    }
+                    Step::Give | Step::GiveInVain => {
+                        let Some(stream) = preparing.filter(|_| !model.prepared.is_empty()) else { continue };
+                        let PeerOp::StoreDword { addr, value } = queue.give(&streams[stream]) else {
+                            panic!("not a store of 32 bits")
+                        };
+                        prop_assert_eq!(addr.get(), queue.ring.as_ref().unwrap().record().as_ptr() as u64);
+                        if let Step::GiveInVain = step {
+                            queue.take(model.prepared.len() as u32);
+                        } else {
+                            stores.push_back(value);
+                            model.given.push_back((stream, std::mem::take(&mut model.prepared)));
+                        }
+                    }
+                    Step::TakeBack => {
+                        queue.take_back();
+                        model.prepared.clear();
+                    }
+                    Step::Perform => {
+                        let Some(value) = stores.pop_front() else { continue };
+                        queue.ring.as_ref().unwrap().record().store(value, Ordering::Release);
+                        let (_, receives) = model.given.pop_front().unwrap();
+                        model.announced.extend(receives);
+                    }
+                    Step::Announce => {
+                        if !model.prepared.is_empty() && model.given.is_empty() {
+                            queue.announce();
+                            model.announced.extend(std::mem::take(&mut model.prepared));
+                        }
+                    }
+                    Step::Retire => {
+                        if model.announced.pop_front().is_some() {
+                            prop_assert_eq!(queue.retire(queue.tail as u16).map(|(_, retired)| retired), Some(1));
+                            queue.take_claim();
+                        } else {
+                            prop_assert!(model.unannounced() > 0 || queue.retire(queue.tail as u16).is_none());
+                        }
+                    }
+                    Step::Lose(stream) => {
+                        let given: usize = model.given.iter().map(|(_, receives)| receives.len()).sum();
+                        prop_assert_eq!(queue.given_claims().count(), given);
+                        // Rarely, as the stream is another one then.
+                        if stream < 2 && model.given.iter().all(|(on, _)| *on == stream) {
+                            streams[stream].kill();
+                            queue.announce_lost();
+                            stores.clear();
+                            model.given.drain(..).for_each(|(_, lost)| model.announced.extend(lost));
+                            streams[stream] = Timeline::new(0).unwrap();
+                            queue.take_back();
+                            model.prepared.clear();
+                        }
+                    }
+                }
+                let record = doorbell::record_value(queue.ring.as_ref().unwrap().record().load(Ordering::Relaxed));
+                prop_assert_eq!(record, queue.tail.wrapping_add(model.announced.len() as u32) as u16);
+                prop_assert_eq!(queue.unannounced() as usize, model.unannounced());
+                prop_assert_eq!(queue.len() as usize, model.len());
+            }
+        }
     }
 }

@@ -5,6 +5,8 @@ use crate::memory::PinnedMemory;
 use crate::queue::{PeerOp, WorkError};
 use crate::verbs::error::Error;
 use parking_lot::Mutex;
+use std::fmt::Debug;
+use std::sync::Arc;
 
 /// Bytes of pinned memory that status words are taken from, and from one word to the next.
 const CHUNK: usize = 64 << 10;
@@ -23,6 +25,17 @@ const STRIDE: usize = 16;
 #[derive(Clone, Debug)]
 pub struct Status {
     word: Word32,
+    /// Who writes the word; none where that looks by itself.
+    writer: Option<Arc<dyn Writer>>,
+}
+
+/// Writes a status when somebody asks for it.
+pub(crate) trait Writer: Debug + Send + Sync {
+    /// Looks whether the work has completed, and writes how if it has.
+    fn look(&self);
+
+    /// Has a thread look until the work has completed.
+    fn watch(self: Arc<Self>);
 }
 
 impl Status {
@@ -48,16 +61,34 @@ impl Status {
         let word = Word32::new(&memory, offset)
             .map_err(|error| Error::Memory { len: CHUNK, source: std::io::Error::other(error) })?;
         *current = Some((memory, offset + STRIDE));
-        Ok(Status { word })
+        Ok(Status { word, writer: None })
     }
 
-    /// The word itself, for descriptors of later batches; [`Self::address_on`] is for kernels.
+    /// The same status, for those who ask: `writer` writes it.
+    pub(crate) fn written_by(&self, writer: Arc<dyn Writer>) -> Self {
+        Status { word: self.word.clone(), writer: Some(writer) }
+    }
+
+    /// The word itself, for descriptors of later batches; [`Self::address_on`] is for kernels. It is
+    /// written at the latest when a thread of the library, which looks from now on, finds that the work
+    /// has completed.
     pub fn word(&self) -> &Word32 {
+        if let Some(writer) = self.open() {
+            writer.clone().watch();
+        }
         &self.word
+    }
+
+    /// The writer, if the work has not completed by now.
+    fn open(&self) -> Option<&Arc<dyn Writer>> {
+        let writer = self.writer.as_ref().filter(|_| self.word.load() == Self::PENDING)?;
+        writer.look();
+        (self.word.load() == Self::PENDING).then_some(writer)
     }
 
     /// What it says now: `None` while the work has not completed.
     pub fn get(&self) -> Option<Result<(), WorkError>> {
+        self.open();
         match self.word.load() {
             Self::PENDING => None,
             Self::OK => Some(Ok(())),

@@ -8,7 +8,9 @@ use super::proxy::{self, Queue, Ring};
 use crate::batch::{Bytes, Descriptor, Driver, Fate, Lowering, Points, Words};
 use crate::memop::{MemOp, MemOpStream, Place, StreamError};
 use crate::memory::{HostAddr, StreamAddr, TimelinePoint};
-use crate::qp::{CompletionQueueInner, PreparedSend, PreparedWait, QueuePair, QueuePairInner};
+use crate::qp::{
+    CompletionQueueInner, PreparedReceives, PreparedSend, PreparedWait, QueuePair, QueuePairInner,
+};
 use crate::queue::{Doorbell, PeerOp, QueueError, Release};
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -33,6 +35,7 @@ impl<B: MemOpStream> Driver for Posting<'_, B> {
     type Wait = PreparedWait;
     type Place = Place;
     type Bytes = Bytes;
+    type Receives = PreparedReceives;
     type Error = PostFailure;
 
     #[inline]
@@ -78,6 +81,10 @@ impl<B: MemOpStream> Driver for Posting<'_, B> {
                 None
             }
         }
+    }
+
+    fn commit_receives(&self, receives: &mut PreparedReceives) -> Result<PeerOp, PostFailure> {
+        Ok(receives.commit(&self.stream.timeline)?)
     }
 
     fn collect(&self) -> Result<(StreamAddr, u64), PostFailure> {

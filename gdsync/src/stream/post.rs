@@ -151,7 +151,13 @@ impl<B: MemOpStream> Stream<B> {
     /// what was rung is not known.
     pub fn post(&self, batch: Batch) -> Result<Posted, PostError> {
         let mut done = Posted { operations: 0, submissions: 0 };
-        self.post_counting(batch, &mut done).map(|()| done)
+        self.post_counting(batch, &mut done, false).map(|()| done)
+    }
+
+    /// As [`Self::post`], but posts nothing where the stream has no room for the whole batch. Counts what
+    /// it has posted in `done`.
+    pub(super) fn post_whole(&self, batch: Batch, done: &mut Posted) -> Result<(), PostError> {
+        self.post_counting(batch, done, true)
     }
 
     /// As [`Self::post`], but waits up to `timeout` while the stream has as many submissions
@@ -164,7 +170,7 @@ impl<B: MemOpStream> Stream<B> {
         let mut done = Posted { operations: 0, submissions: 0 };
         let mut before = 0;
         loop {
-            match self.post_counting(batch, &mut done) {
+            match self.post_counting(batch, &mut done, false) {
                 Err(PostError { batch: rest, posted, source: PostFailure::WouldBlock { .. } })
                     if pause.elapsed() < timeout =>
                 {
@@ -178,7 +184,7 @@ impl<B: MemOpStream> Stream<B> {
         }
     }
 
-    fn post_counting(&self, batch: Batch, done: &mut Posted) -> Result<(), PostError> {
+    fn post_counting(&self, batch: Batch, done: &mut Posted, whole: bool) -> Result<(), PostError> {
         let _span = tracing::enabled!(tracing::Level::TRACE)
             .then(|| tracing::trace_span!("post", descriptors = batch.len()).entered());
         let Batch { descriptors, unmerged } = batch;
@@ -187,6 +193,19 @@ impl<B: MemOpStream> Stream<B> {
         let mut past = Past::default();
         let mut state = self.lock_to_post();
         let mut posted = 0;
+        if whole {
+            let submissions = self.submissions(&mut state, rest.as_slice(), unmerged);
+            if self.check_room(&mut state, submissions).is_err() {
+                past.extend(self.reap(&mut state));
+            }
+            if let Err(source) = self.check_room(&mut state, submissions) {
+                return Err(PostError {
+                    batch: Batch { descriptors: rest.collect(), unmerged },
+                    posted,
+                    source,
+                });
+            }
+        }
         while rest.len() > 0 {
             if state.is_long(&self.caps) {
                 past.extend(self.reap(&mut state));
@@ -222,6 +241,18 @@ impl<B: MemOpStream> Stream<B> {
             tracing::debug!(%error, "the stream cannot write the point of a copy");
         }
         Ok(())
+    }
+
+    /// How many submissions a batch takes.
+    fn submissions(&self, state: &mut State, descriptors: &[Descriptor], unmerged: bool) -> usize {
+        let (mut rest, mut submissions) = (descriptors, 0);
+        while !rest.is_empty() {
+            state.planner.collecting = state.collector.collecting(rest, &self.backend);
+            let plan = state.planner.plan(rest, &self.caps, !unmerged);
+            rest = rest.get(plan.count..).unwrap_or_default();
+            submissions += 1;
+        }
+        submissions
     }
 
     /// Gives back what was not posted. If the backend has failed, which doorbells it rang is not

@@ -7,8 +7,9 @@ use crate::queue::Status;
 
 impl Status {
     /// The address of the word, 4 bytes, for kernels on a stream: on a GPU's, in the GPU's address
-    /// space, of which the word's page becomes part now if it is not yet. What was waited for has
-    /// completed when a kernel behind the wait reads the word; it is for reading only.
+    /// space, of which the word's page becomes part now if it is not yet. It is for reading only. Where
+    /// what was waited for is a [`CheckedWait`](crate::qp::CheckedWait), a kernel behind the wait finds the
+    /// word written; behind another wait it may be written a little later, as [`Self::word`] says.
     ///
     /// The address holds as long as this status or a clone of it lives, and on a GPU's stream until
     /// the kernels that were enqueued before are through.

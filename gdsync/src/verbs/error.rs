@@ -231,6 +231,14 @@ pub enum QueuePairError {
     /// A trigger of another protection domain.
     #[error("the trigger belongs to another protection domain than the queue pair: make it there")]
     OtherDomain,
+    /// Another queue pair's own completion queue, where streams wait for its persistent requests.
+    #[error(
+        "completion queue {cqn:#x} is another queue pair's own, and streams wait there for its persistent requests: share one that CompletionQueue::new has made"
+    )]
+    AwaitedAlone {
+        /// Its number.
+        cqn: u32,
+    },
     /// A completion queue, channel or shared receive queue of another device.
     #[error(
         "the completion queue, channel or shared receive queue belongs to another opening of a device than {device}: make it there"

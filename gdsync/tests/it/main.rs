@@ -48,6 +48,8 @@ mod masters;
 mod merging;
 mod model;
 mod own_waits;
+mod persistent_faults;
+mod persistent_lists;
 mod placement;
 mod post_one;
 mod proxy;

@@ -9,6 +9,7 @@ use crate::memory::{HostAddr, PinnedMemory, StreamAddr, TimelinePoint};
 use crate::queue::doorbell::{Doorbell, PeerOp, Release};
 use crate::stream::Stream;
 use cudarc::driver::sys;
+use std::convert::Infallible;
 use std::marker::PhantomData;
 use std::sync::Mutex;
 
@@ -75,6 +76,7 @@ impl Driver for Idle<'_> {
     type Wait = ();
     type Place = ();
     type Bytes = ();
+    type Receives = Infallible;
     type Error = GraphError;
 
     fn translate(&self, addr: HostAddr, len: usize) -> Result<StreamAddr, StreamError> {

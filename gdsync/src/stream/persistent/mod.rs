@@ -1,0 +1,324 @@
+//! Persistent requests: prepared once, started many times on a stream.
+//!
+//! The shape is that of the MPI Forum's stream-triggered proposals. *init* remembers buffers and
+//! peer, *start* and *wait* are enqueued on a stream, *complete* runs on the CPU, *free* ends the
+//! request. If one stream starts a request, waits for it and starts it again, the iterations need
+//! no CPU between them. [`start_all`] and [`wait_all`] do that for a list, in one batch each.
+//!
+//! Requests are sends, writes and receives. Changes of memory windows are none: each bind makes another
+//! key. A write goes through a window as long as that is bound.
+//!
+//! # What the stream performs
+//! A start of a send rings its queue pair's doorbell (two memory operations, a list's for one queue pair
+//! together). A start of a receive stores the record of the receive queue, by which the card learns of it
+//! (one, a list's for one queue pair together). A wait is for the entry of the completion queue (one, a
+//! list's for one queue together, and one more for all). No thread of the CPU takes part, where the request's queue pair has
+//! completion queues of its own ([`QueuePairConfig::completion_queues`](crate::QueuePairConfig::completion_queues)
+//! shares others), and no work of the program completes there in front of the request that no wait is for. Otherwise a thread of the library looks at the completions and writes the request's
+//! [`Status`], and the stream waits for that.
+//!
+//! # Statuses
+//! Every start has a [`Status`] of its own. It is written when somebody looks: [`Status::get`],
+//! [`Persistent::complete`], the next start; or by a thread of the library, from the call of [`Status::word`]
+//! on. A stream whose later operations read the word waits for it
+//! (`wait_value32(status.word(), Condition::And, Status::OK | Status::FAILED)`).
+//!
+//! ```
+//! use gdsync::persistent::{PersistentRecv, PersistentSend, Request, start_all, wait_all};
+//! use gdsync::{Access, Device, MemoryRegion, ProtectionDomain, QueuePair, SoftStream, Stream};
+//! use std::time::Duration;
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let pd = ProtectionDomain::new(&Device::software()?)?;
+//! # let (left, right) = (QueuePair::new(&pd, Default::default())?, QueuePair::new(&pd, Default::default())?);
+//! # left.connect(&right.endpoint()?, Default::default())?;
+//! # right.connect(&left.endpoint()?, Default::default())?;
+//! const LONG: Duration = Duration::from_secs(30);
+//! let region = MemoryRegion::allocate(&pd, 64, Access::LOCAL_WRITE)?;
+//! let mut there = PersistentSend::send(&left, &[region.slice(..16)?])?;
+//! let mut back = PersistentSend::send(&right, &[region.slice(16..32)?])?;
+//! let mut arrival = PersistentRecv::new(&right, &[region.slice(32..48)?])?;
+//! let mut answer = PersistentRecv::new(&left, &[region.slice(48..)?])?;
+//! let stream = Stream::new(SoftStream::new()?)?;
+//! for _round in 0..3 {
+//!     let mut all: [&mut dyn Request; 4] = [&mut there, &mut back, &mut arrival, &mut answer];
+//!     start_all(&mut all, &stream, LONG)?;
+//!     wait_all(&mut all, &stream, LONG)?;
+//!     stream.launch(|| { /* reads what has arrived, and writes what is sent next */ })?;
+//! }
+//! for request in [&mut there, &mut back] {
+//!     request.complete(LONG)?.ok_or("it takes too long")?.status?;
+//! }
+//! for request in [&mut arrival, &mut answer] {
+//!     assert_eq!(request.complete(LONG)?.ok_or("it takes too long")?.byte_len, 16);
+//! }
+//! # Ok(())
+//! # }
+//! ```
+
+mod progress;
+mod request;
+mod start;
+mod wait;
+
+pub use request::Request;
+pub use start::start_all;
+pub use wait::wait_all;
+
+use crate::memop::MemOpStream;
+use crate::qp::{CompletionQueueInner, QueuePair};
+use crate::queue::request::Rules;
+use crate::queue::{Claim, Completion, QueueError, Status, WorkKind, WorkRequest};
+use crate::stream::{PostFailure, Stream};
+use crate::verbs::{DcAddress, Error, RemoteMemory, Slice};
+use gdsync_sys::pause::Pause;
+use progress::Progress;
+use request::sealed::{Core, Kind, Work};
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Errors of persistent requests. None of them starts or loses anything.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PersistentError {
+    /// The last start has not completed, and the stream does not wait for it before this start.
+    #[error(
+        "the request is active: complete() it, or have the same stream wait for it before it is started again"
+    )]
+    Active,
+    /// The request was not started.
+    #[error("the request is not active: start it first")]
+    Inactive,
+    /// The queue pair refuses the request.
+    #[error(transparent)]
+    Queue(#[from] QueueError),
+    /// The stream refuses the operations.
+    #[error(transparent)]
+    Post(#[from] PostFailure),
+    /// The library's thread could not be started, or there is no memory for the status.
+    #[error(transparent)]
+    Resources(#[from] Error),
+}
+
+/// Why [`start_all`] has started, or [`wait_all`] has waited for, nothing of a list.
+#[derive(Debug, thiserror::Error)]
+#[error("{}{source}", .index.map_or(String::new(), |index| format!("request {index} of the list: ")))]
+pub struct ListError {
+    /// Which of the requests is refused, from 0 on; none where the stream refuses whatever they are.
+    pub index: Option<usize>,
+    /// Why.
+    pub source: PersistentError,
+}
+
+/// A persistent request is active and was not freed.
+#[derive(Debug, thiserror::Error)]
+#[error("the request is active: complete() it before it is freed, or drop it")]
+pub struct StillActive<R: fmt::Debug> {
+    /// The request.
+    pub request: Box<R>,
+}
+
+/// A request that is started again and again, with the same buffers: a [`PersistentSend`] or a
+/// [`PersistentRecv`].
+///
+/// If it is dropped while it is active, the started work goes on unobserved. Its memory stays
+/// registered until the card has completed the work.
+#[derive(Debug)]
+pub struct Persistent<K> {
+    kind: K,
+    core: Core,
+}
+
+/// A send or a write that is started again and again, with the same buffers.
+pub type PersistentSend = Persistent<Outgoing>;
+
+/// A receive that is started again and again, into the same buffers.
+///
+/// The receive is posted when the stream reaches the start: a message that arrived earlier could
+/// overwrite what the stream still reads. So the remote side may send before the receive is posted,
+/// and needs receiver-not-ready retries, which take longer than the message. A program that starts the
+/// receive before it sends what the remote side answers spares them.
+///
+/// Until the stream has reached it, nothing else is received by the queue pair: [`QueuePair::post_recv`] and
+/// starts on other streams are refused ([`OrderError::ReceivesOnStream`](crate::queue::OrderError)).
+pub type PersistentRecv = Persistent<Incoming>;
+
+/// The kind of a [`PersistentSend`].
+#[derive(Debug)]
+pub struct Outgoing {
+    remote: Option<RemoteMemory>,
+    immediate: Option<u32>,
+    target: Option<DcAddress>,
+}
+
+/// The kind of a [`PersistentRecv`].
+#[derive(Debug)]
+pub struct Incoming(());
+
+impl Kind for Outgoing {
+    fn work<'a>(&'a self, slices: &'a [Slice]) -> Work<'a> {
+        let request = match self.remote {
+            None => WorkRequest::send(slices),
+            Some(remote) => WorkRequest::write(slices, remote),
+        };
+        let request = self.target.iter().fold(request, WorkRequest::to_target);
+        Work::Send(self.immediate.into_iter().fold(request, WorkRequest::immediate))
+    }
+
+    fn work_kind(&self) -> WorkKind {
+        if self.remote.is_some() { WorkKind::RdmaWrite } else { WorkKind::Send }
+    }
+}
+
+impl Kind for Incoming {
+    fn work<'a>(&'a self, slices: &'a [Slice]) -> Work<'a> {
+        Work::Receive(slices)
+    }
+
+    fn work_kind(&self) -> WorkKind {
+        WorkKind::Receive
+    }
+}
+
+impl<K: Kind> Persistent<K> {
+    fn with_kind(
+        kind: K,
+        queue_pair: &QueuePair,
+        queue: &Arc<CompletionQueueInner>,
+        slices: &[Slice],
+        card_writes: bool,
+    ) -> Result<Self, QueueError> {
+        let queue_pair = queue_pair.inner.clone();
+        slices.iter().try_for_each(|slice| queue_pair.check(slice, card_writes))?;
+        Ok(Persistent { kind, core: Core::new(queue_pair, queue.clone(), slices.to_vec()) })
+    }
+
+    /// Starts the request on a stream: [`start_all`] of it alone, which waits for no room. The stream
+    /// rings the card for a send, and posts a receive, when it reaches the start. If the stream is idle,
+    /// a receive is posted now.
+    ///
+    /// # Errors
+    /// [`PersistentError`]: starts are active that the stream does not wait for before this one,
+    /// the queue pair has failed or is full, or the stream is full.
+    pub fn start<B: MemOpStream>(&mut self, stream: &Stream<B>) -> Result<(), PersistentError> {
+        start_all(&mut [self], stream, Duration::ZERO).map(drop).map_err(|error| error.source)
+    }
+
+    /// Has a stream wait until the newest start has completed, well or not: [`wait_all`] for it alone,
+    /// which waits for no room. [`Self::status`] says which. After a receive that completed well, later
+    /// operations of the stream find the message in the buffers.
+    ///
+    /// # Errors
+    /// [`PersistentError::Inactive`], [`PersistentError::Post`].
+    pub fn wait_on<B: MemOpStream>(&mut self, stream: &Stream<B>) -> Result<(), PersistentError> {
+        wait_all(&mut [self], stream, Duration::ZERO).map(drop).map_err(|error| error.source)
+    }
+
+    /// Waits on the CPU until every start has completed; then the request is inactive. `None` if
+    /// that takes longer than `timeout`. Of several starts, it returns the first failure, or else
+    /// the newest completion.
+    ///
+    /// # Errors
+    /// [`PersistentError::Inactive`].
+    pub fn complete(&mut self, timeout: Duration) -> Result<Option<Completion>, PersistentError> {
+        let core = &mut self.core;
+        if core.active.is_empty() && core.done.is_none() {
+            return Err(PersistentError::Inactive);
+        }
+        let mut pause = Pause::new();
+        loop {
+            core.progress();
+            if core.active.is_empty() {
+                core.awaited_on = None;
+                return Ok(core.done.take());
+            }
+            if pause.elapsed() >= timeout {
+                return Ok(None);
+            }
+            pause.pause();
+        }
+    }
+
+    /// The outcome of the newest start; `None` if the request is inactive.
+    pub fn status(&self) -> Option<Status> {
+        let core = &self.core;
+        let of = |claim: &Arc<Claim>| {
+            let progress = Progress::new(&core.queue, &core.queue_pair, claim);
+            claim.status.written_by(Arc::new(progress))
+        };
+        core.active.back().map(of)
+    }
+
+    /// True from a start until the CPU has completed it.
+    pub fn is_active(&self) -> bool {
+        !self.core.active.is_empty()
+    }
+
+    /// Ends the request.
+    ///
+    /// # Errors
+    /// [`StillActive`], with the request, if starts have not completed.
+    pub fn free(mut self) -> Result<(), StillActive<Self>>
+    where
+        K: fmt::Debug,
+    {
+        self.core.progress();
+        if self.is_active() { Err(StillActive { request: Box::new(self) }) } else { Ok(()) }
+    }
+}
+
+impl PersistentSend {
+    /// Remembers a send of the slices, one after the other. Each start sends what they hold when
+    /// the stream reaches it.
+    ///
+    /// # Errors
+    /// [`QueueError`]: a slice of another domain, or a limit of the queue pair.
+    pub fn send(queue_pair: &QueuePair, slices: &[Slice]) -> Result<Self, QueueError> {
+        Self::to(queue_pair, slices, None)
+    }
+
+    /// Remembers an RDMA write of the slices.
+    ///
+    /// # Errors
+    /// As [`Self::send`].
+    pub fn write(queue_pair: &QueuePair, slices: &[Slice], remote: RemoteMemory) -> Result<Self, QueueError> {
+        Self::to(queue_pair, slices, Some(remote))
+    }
+
+    fn to(
+        queue_pair: &QueuePair,
+        slices: &[Slice],
+        remote: Option<RemoteMemory>,
+    ) -> Result<Self, QueueError> {
+        let kind = Outgoing { remote, immediate: None, target: None };
+        let this = Self::with_kind(kind, queue_pair, &queue_pair.inner.send_cq, slices, false)?;
+        if let Work::Send(request) = this.kind.work(&this.core.slices) {
+            request.most_units(queue_pair.inner.limits())?;
+        }
+        Ok(this)
+    }
+
+    /// Adds immediate data, which the receiver finds in its completion.
+    pub fn immediate(mut self, value: u32) -> Self {
+        self.kind.immediate = Some(value);
+        self
+    }
+
+    /// Says which target it goes to, as requests of DC queue pairs need it. A start is refused without
+    /// one there, and with one elsewhere.
+    pub fn to_target(mut self, target: &DcAddress) -> Self {
+        self.kind.target = Some(target.clone());
+        self
+    }
+}
+
+impl PersistentRecv {
+    /// Remembers a receive into the slices, one after the other.
+    ///
+    /// # Errors
+    /// [`QueueError`]: a slice of another domain or not writable, or too many.
+    pub fn new(queue_pair: &QueuePair, slices: &[Slice]) -> Result<Self, QueueError> {
+        queue_pair.inner.recv_segments(slices)?;
+        Self::with_kind(Incoming(()), queue_pair, &queue_pair.inner.recv_cq, slices, true)
+    }
+}

@@ -1,0 +1,213 @@
+//! Starting a list of requests: all of them, or none.
+
+use super::request::sealed::Work;
+use super::{ListError, PersistentError, Request};
+use crate::batch::{Batch, Descriptor};
+use crate::memop::MemOpStream;
+use crate::qp::{PreparedReceives, PreparedSend, QueuePairInner};
+use crate::queue::{Claim, OrderError, QueueError, StateError, Syndrome};
+use crate::stream::{PostError, PostFailure, Posted, Stream};
+use crate::verbs::Slice;
+use gdsync_sys::pause::Pause;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Starts all requests of a list on a stream, in one batch: receives first, then the others in their
+/// order. What goes through one queue pair shares a doorbell. Waits on the CPU up to `timeout` while a
+/// queue or the stream has no room.
+///
+/// The list may mix kinds, queue pairs and domains. A request is in it once:
+///
+/// ```compile_fail,E0499
+/// # use gdsync::persistent::{PersistentSend, start_all};
+/// # fn f(mut send: PersistentSend, stream: gdsync::Stream<gdsync::SoftStream>) {
+/// start_all(&mut [&mut send, &mut send], &stream, std::time::Duration::ZERO);
+/// # }
+/// ```
+///
+/// On an idle stream, a list of receives alone is posted now, without the stream. Returns what the
+/// stream was given.
+///
+/// # Errors
+/// [`ListError`], which names the request; nothing was started then, and nothing is lost. Where a list
+/// needs several submissions to the stream and a queue pair fails between them, all is started, and the
+/// statuses of what was not handed over any more say so: a flush, or syndrome 0.
+pub fn start_all<B: MemOpStream>(
+    requests: &mut [&mut dyn Request],
+    stream: &Stream<B>,
+    timeout: Duration,
+) -> Result<Posted, ListError> {
+    for (index, request) in requests.iter_mut().enumerate() {
+        request.core().check_start(&stream.timeline).map_err(ListError::of(index))?;
+    }
+    let mut pause = Pause::new();
+    loop {
+        let error = match start_now(requests, stream) {
+            Ok((claims, posted)) => {
+                let started = requests.iter_mut().zip(claims);
+                started.for_each(|(request, claim)| request.core().started(claim));
+                return Ok(posted);
+            }
+            Err(error) => error,
+        };
+        if !error.source.is_lack_of_room() || pause.elapsed() >= timeout {
+            return Err(error);
+        }
+        requests.iter_mut().for_each(|request| request.core().progress());
+        pause.pause();
+    }
+}
+
+/// Returns the claims of the starts, and what they took.
+fn start_now<B: MemOpStream>(
+    requests: &[&mut dyn Request],
+    stream: &Stream<B>,
+) -> Result<(Vec<Arc<Claim>>, Posted), ListError> {
+    let mut prepared = Prepared::default();
+    prepared.fill(requests, stream)?;
+    let posted = prepared.post(requests, stream)?;
+    Ok((std::mem::take(&mut prepared.claims), posted))
+}
+
+/// What a list has in queues, and no stream was given.
+#[derive(Default)]
+struct Prepared {
+    /// Dropped newest first: so everything leaves its queue.
+    work: Vec<Descriptor>,
+    /// By request: its claim, and which of the work is its.
+    claims: Vec<Arc<Claim>>,
+    places: Vec<usize>,
+}
+
+/// Receives of one queue pair: which of the list, and what they are.
+type Group<'a> = (&'a Arc<QueuePairInner>, Vec<usize>, Vec<(&'a [Slice], Arc<Claim>)>);
+
+impl Prepared {
+    fn fill<B: MemOpStream>(
+        &mut self,
+        requests: &[&mut dyn Request],
+        stream: &Stream<B>,
+    ) -> Result<(), ListError> {
+        for index in 0..requests.len() {
+            self.claims.push(Claim::new().map_err(|error| ListError::of(index)(error.into()))?);
+        }
+        self.places = vec![0; requests.len()];
+        let mut groups: Vec<Group<'_>> = Vec::new();
+        let mut known = HashMap::new();
+        for (index, (request, claim)) in requests.iter().zip(&self.claims).enumerate() {
+            let (core, Work::Receive(slices), _) = request.parts() else { continue };
+            let group = *known.entry(Arc::as_ptr(&core.queue_pair)).or_insert(groups.len());
+            if group == groups.len() {
+                groups.push((&core.queue_pair, Vec::new(), Vec::new()));
+            }
+            if let Some((_, indices, receives)) = groups.get_mut(group) {
+                indices.push(index);
+                receives.push((slices, claim.clone()));
+            }
+        }
+        for (queue_pair, indices, receives) in groups {
+            let prepared = PreparedReceives::new(queue_pair, &receives, &stream.timeline);
+            let prepared =
+                prepared.map_err(|(position, error)| ListError::of(indices[position])(error.into()))?;
+            indices.iter().for_each(|index| self.places[*index] = self.work.len());
+            self.work.push(Descriptor::Receives(prepared));
+        }
+        for (index, (request, claim)) in requests.iter().zip(&self.claims).enumerate() {
+            let (core, Work::Send(work), _) = request.parts() else { continue };
+            let send = PreparedSend::claimed(core.queue_pair.clone(), work, claim.clone());
+            self.places[index] = self.work.len();
+            self.work.push(Descriptor::Send(send.map_err(|error| ListError::of(index)(error.into()))?));
+        }
+        Ok(())
+    }
+
+    fn post<B: MemOpStream>(
+        &mut self,
+        requests: &[&mut dyn Request],
+        stream: &Stream<B>,
+    ) -> Result<Posted, ListError> {
+        let mut done = Posted { operations: 0, submissions: 0 };
+        let only_receives = self.work.iter().all(|work| matches!(work, Descriptor::Receives(_)));
+        if only_receives && matches!(stream.backend.wait_idle(Duration::ZERO), Ok(true)) {
+            for (place, work) in std::mem::take(&mut self.work).into_iter().enumerate() {
+                if let Descriptor::Receives(receives) = work
+                    && let Err(error) = receives.announce()
+                {
+                    self.give_up(requests, place..place + 1, &error.into());
+                }
+            }
+            return Ok(done);
+        }
+        let batch = Batch { descriptors: std::mem::take(&mut self.work), unmerged: false };
+        let Err(PostError { batch, posted, source }) = stream.post_whole(batch, &mut done) else {
+            return Ok(done);
+        };
+        self.work = batch.descriptors;
+        if posted == 0 {
+            let index = queue_pair_of(&source).and_then(|qpn| {
+                requests.iter().position(|request| request.parts().0.queue_pair.number == qpn)
+            });
+            return Err(ListError { index, source: source.into() });
+        }
+        self.give_up(requests, posted..posted + self.work.len(), &source);
+        Ok(done)
+    }
+
+    /// Completes the claims of work that was not handed over, while other work of the list was.
+    fn give_up(&self, requests: &[&mut dyn Request], places: std::ops::Range<usize>, why: &PostFailure) {
+        tracing::warn!(%why, "persistent requests were started and not handed over");
+        let is_flush = matches!(why, PostFailure::Queue(QueueError::State(StateError::Failed { .. })));
+        let syndrome = if is_flush { Syndrome::WrFlush as u8 } else { 0 };
+        for ((request, claim), place) in requests.iter().zip(&self.claims).zip(&self.places) {
+            if places.contains(place) {
+                let (core, _, kind) = request.parts();
+                claim.finish_unposted(core.queue_pair.number, kind, syndrome);
+            }
+        }
+    }
+}
+
+impl Drop for Prepared {
+    fn drop(&mut self) {
+        while self.work.pop().is_some() {}
+    }
+}
+
+impl ListError {
+    pub(super) fn of(index: usize) -> impl Fn(PersistentError) -> ListError {
+        move |source| ListError { index: Some(index), source }
+    }
+}
+
+impl PersistentError {
+    /// Waiting may help.
+    pub(super) fn is_lack_of_room(&self) -> bool {
+        matches!(
+            self,
+            PersistentError::Queue(QueueError::Full(_))
+                | PersistentError::Post(
+                    PostFailure::Queue(QueueError::Full(_)) | PostFailure::WouldBlock { .. }
+                )
+        )
+    }
+}
+
+/// The queue pair that a stream's refusal is about.
+fn queue_pair_of(failure: &PostFailure) -> Option<u32> {
+    let PostFailure::Queue(error) = failure else { return None };
+    match error {
+        QueueError::Order(
+            OrderError::OutOfOrder { qpn, .. }
+            | OrderError::Stale { qpn, .. }
+            | OrderError::OtherStream { qpn, .. }
+            | OrderError::BehindOwnWait { qpn, .. },
+        )
+        | QueueError::State(
+            StateError::Failed { qpn, .. }
+            | StateError::NotConnected { qpn }
+            | StateError::DeviceAttached { qpn },
+        ) => Some(*qpn),
+        _ => None,
+    }
+}

@@ -1,0 +1,541 @@
+//! Lists of persistent requests: started in one batch, waited for in one, and refused whole.
+
+use gdsync::memop::{Condition, Word32};
+use gdsync::persistent::{
+    ListError, PersistentError, PersistentRecv, PersistentSend, Request, start_all, wait_all,
+};
+use gdsync::queue::{OrderError, QueueFull, StateError, Status, Syndrome, WorkError};
+use gdsync::stream::{Cpu, PostFailure};
+use gdsync::verbs::QueuePairError;
+use gdsync::{
+    Batch, ConnectOptions, Error, MemoryRegion, PinnedMemory, QueueError, QueuePair, QueuePairConfig,
+    RemoteMemory, SoftStream, Stream, WorkRequest,
+};
+use gdsync_test_support::pair::{
+    self, LONG, Pair, completion_queue, content, drain_and_reconnect, poll, sharing, soft, synchronize,
+};
+use std::time::{Duration, Instant};
+
+/// A word behind which a stream stands.
+fn gate(stream: &Stream<SoftStream>) -> Word32 {
+    let word = Word32::new(&PinnedMemory::allocate(4).unwrap(), 0).unwrap();
+    stream.post(Batch::new().wait_value32(&word, Condition::Eq, 1)).unwrap();
+    word
+}
+
+fn send_of(queue_pair: &QueuePair, region: &MemoryRegion, at: usize) -> PersistentSend {
+    PersistentSend::send(queue_pair, &[region.slice(at..at + 8).unwrap()]).unwrap()
+}
+
+fn recv_of(queue_pair: &QueuePair, region: &MemoryRegion, at: usize) -> PersistentRecv {
+    PersistentRecv::new(queue_pair, &[region.slice(at..at + 8).unwrap()]).unwrap()
+}
+
+/// Both directions of a pair, two requests of each kind and side.
+struct Both {
+    pair: Pair,
+    source: MemoryRegion,
+    target: MemoryRegion,
+    sends: Vec<PersistentSend>,
+    receives: Vec<PersistentRecv>,
+}
+
+impl Both {
+    fn new() -> Self {
+        let pair =
+            Pair::with(QueuePairConfig::default().send_depth(64).recv_depth(64), ConnectOptions::default());
+        let (source, target) = (pair.region(32), pair.region(32));
+        let sides = [&pair.left, &pair.right];
+        let sends = (0..4).map(|i| send_of(sides[i / 2], &source, i * 8)).collect();
+        let receives = (0..4).map(|i| recv_of(sides[1 - i / 2], &target, i * 8)).collect();
+        Both { pair, source, target, sends, receives }
+    }
+
+    /// Sends and receives by turns.
+    fn list(&mut self) -> Vec<&mut dyn Request> {
+        let pairs = self.sends.iter_mut().zip(&mut self.receives);
+        pairs.flat_map(|(send, recv)| [send as &mut dyn Request, recv]).collect()
+    }
+
+    fn complete(&mut self) {
+        for send in &mut self.sends {
+            assert_eq!(send.complete(LONG).unwrap().unwrap().status, Ok(()));
+        }
+        for recv in &mut self.receives {
+            let done = recv.complete(LONG).unwrap().unwrap();
+            assert_eq!((done.status, done.byte_len), (Ok(()), 8));
+        }
+    }
+
+    fn nothing_is_started(&self) -> bool {
+        let sends = self.sends.iter().all(|one| !one.is_active() && one.status().is_none());
+        sends && self.receives.iter().all(|one| !one.is_active() && one.status().is_none())
+    }
+}
+
+#[test]
+fn a_list_is_one_batch_and_goes_round_without_the_cpu() {
+    let mut both = Both::new();
+    let stream = soft();
+    let gate = gate(&stream);
+    let (seen, told) = std::sync::mpsc::channel();
+    for round in 0..20u8 {
+        let source = both.source.clone();
+        stream.launch(move || assert_eq!(source.write(0, &[round; 32]), 32)).unwrap();
+        let started = start_all(&mut both.list(), &stream, LONG).unwrap();
+        // A record for each receive queue, and a doorbell for each send queue.
+        assert_eq!((started.operations, started.submissions), (2 + 2 * 2, 1));
+        let waited = wait_all(&mut both.list(), &stream, LONG).unwrap();
+        // An entry of each completion queue, and the timeline's point.
+        assert_eq!((waited.operations, waited.submissions), (4 + 1, 1), "round {round}");
+        let (target, seen) = (both.target.clone(), seen.clone());
+        stream.launch(move || seen.send(content(&target)).unwrap()).unwrap();
+    }
+    gate.store(1);
+    synchronize(&stream);
+    let rounds: Vec<_> = told.try_iter().collect();
+    assert_eq!(rounds, (0..20u8).map(|round| vec![round; 32]).collect::<Vec<_>>());
+    both.complete();
+    assert!(start_all(&mut [], &stream, LONG).is_ok() && wait_all(&mut [], &stream, LONG).is_ok());
+}
+
+#[test]
+fn streams_announce_receives_in_order_and_nothing_gets_in_between() {
+    let pair = Pair::new();
+    let (source, target) = (pair.region(16), pair.region(16));
+    let (stream, other) = (soft(), soft());
+    source.write(0, b"the onethe other");
+    let mut receives = [recv_of(&pair.right, &target, 0), recv_of(&pair.right, &target, 8)];
+    let gates = [gate(&stream), Word32::new(&PinnedMemory::allocate(4).unwrap(), 0).unwrap()];
+    receives[0].start(&stream).unwrap();
+    stream.post(Batch::new().wait_value32(&gates[1], Condition::Eq, 1)).unwrap();
+    receives[1].start(&stream).unwrap();
+    let in_the_way = |error: &QueueError| {
+        matches!(error, QueueError::Order(OrderError::ReceivesOnStream { receives: 1 | 2, .. }))
+    };
+    let refused = pair.right.post_recv(&[], 1).unwrap_err();
+    assert!(in_the_way(&refused), "{refused}");
+    let mut third = recv_of(&pair.right, &target, 0);
+    let refused = third.start(&other).unwrap_err();
+    assert!(matches!(&refused, PersistentError::Queue(error) if in_the_way(error)), "{refused}");
+    pair.left.post_send(WorkRequest::send(&[source.slice(..8).unwrap()])).unwrap();
+    pair.left.post_send(WorkRequest::send(&[source.slice(8..).unwrap()])).unwrap();
+    assert!(receives[0].complete(Duration::from_millis(20)).unwrap().is_none(), "not posted yet");
+    gates[0].store(1);
+    assert_eq!(receives[0].complete(LONG).unwrap().unwrap().status, Ok(()));
+    assert!(receives[1].complete(Duration::from_millis(20)).unwrap().is_none(), "not posted yet");
+    assert_eq!(content(&target), b"the onet\0\0\0\0\0\0\0\0");
+    gates[1].store(1);
+    assert_eq!(receives[1].complete(LONG).unwrap().unwrap().status, Ok(()));
+    assert_eq!(content(&target), b"the onethe other");
+    // Once the stream has announced all, everybody may post.
+    pair.right.post_recv(&[], 1).unwrap();
+    third.start(&other).unwrap();
+}
+
+#[test]
+fn a_list_with_one_that_cannot_be_started_is_refused_whole() {
+    let mut both = Both::new();
+    let stream = soft();
+    let gate = gate(&stream);
+    let index_of = |error: ListError| (error.index, error.source);
+    // One of them is active.
+    both.receives[1].start(&stream).unwrap();
+    let (index, source) = index_of(start_all(&mut both.list(), &stream, LONG).unwrap_err());
+    assert!(index == Some(3) && matches!(source, PersistentError::Active), "{source}");
+    assert!(both.sends.iter().all(|one| !one.is_active()));
+    let (index, source) = index_of(wait_all(&mut both.list(), &stream, LONG).unwrap_err());
+    assert!(index == Some(0) && matches!(source, PersistentError::Inactive), "{source}");
+    gate.store(1);
+    both.sends[1].start(&stream).unwrap();
+    assert_eq!(both.receives[1].complete(LONG).unwrap().unwrap().status, Ok(()));
+    assert_eq!(both.sends[1].complete(LONG).unwrap().unwrap().status, Ok(()));
+    // A queue pair has failed: those before it in the list leave their queues again.
+    let broken = Pair::new();
+    let mut bad = send_of(&broken.left, &broken.region(8), 0);
+    broken.left.abort().unwrap();
+    for position in [0, 4, 8] {
+        let mut list = both.list();
+        list.insert(position, &mut bad);
+        let error = start_all(&mut list, &stream, Duration::ZERO).unwrap_err();
+        assert!(error.to_string().starts_with(&format!("request {position} of the list: ")), "{error}");
+        let (index, source) = index_of(error);
+        assert_eq!(index, Some(position));
+        assert!(matches!(source, PersistentError::Queue(QueueError::State(StateError::Failed { .. }))));
+        assert!(both.nothing_is_started());
+    }
+    // The order of a queue pair is wrong: only the stream's post finds that.
+    let early = both.pair.right.prepare(WorkRequest::nop()).unwrap();
+    let (index, source) = index_of(start_all(&mut both.list(), &stream, Duration::ZERO).unwrap_err());
+    assert!(
+        matches!(
+            source,
+            PersistentError::Post(PostFailure::Queue(QueueError::Order(OrderError::OutOfOrder { .. })))
+        ),
+        "{source}"
+    );
+    assert_eq!(index, Some(1), "the first request of the queue pair");
+    assert!(both.nothing_is_started());
+    drop(early);
+    // Nothing of all that is in the way.
+    for _ in 0..40 {
+        start_all(&mut both.list(), &stream, LONG).unwrap();
+        wait_all(&mut both.list(), &stream, LONG).unwrap();
+    }
+    synchronize(&stream);
+    both.complete();
+}
+
+#[test]
+fn a_list_waits_for_room_in_queues() {
+    let pair = Pair::with(QueuePairConfig::default().send_depth(4).recv_depth(2), ConnectOptions::default());
+    let (source, target) = (pair.region(8), pair.region(8));
+    let stream = soft();
+    let gate = gate(&stream);
+    let mut writes: Vec<_> = (0..4)
+        .map(|_| PersistentSend::write(&pair.left, &[source.slice(..).unwrap()], target.remote()).unwrap())
+        .collect();
+    let mut receives: Vec<_> = (0..3).map(|_| recv_of(&pair.right, &target, 0)).collect();
+    // More than the receive queue ever has room for.
+    let mut list: Vec<&mut dyn Request> = receives.iter_mut().map(|one| one as _).collect();
+    let begin = Instant::now();
+    let error = start_all(&mut list, &stream, Duration::from_millis(30)).unwrap_err();
+    assert!(begin.elapsed() >= Duration::from_millis(30));
+    assert_eq!(error.index, Some(2));
+    let full = |error: &ListError, queue: fn(&QueueFull) -> bool| matches!(&error.source, PersistentError::Queue(QueueError::Full(full)) if queue(full));
+    assert!(full(&error, |full| matches!(full, QueueFull::ReceiveQueue { capacity: 2 })), "{error}");
+    pair.right.post_recv(&[], 0).unwrap();
+    // Until the stream goes on.
+    let mut list: Vec<&mut dyn Request> = writes.iter_mut().map(|one| one as _).collect();
+    let error = loop {
+        match start_all(&mut list, &stream, Duration::ZERO) {
+            Ok(_) => wait_all(&mut list, &stream, LONG).unwrap(),
+            Err(error) => break error,
+        };
+    };
+    // Which of them is full first depends on how long a work request is.
+    let is_either =
+        |full: &QueueFull| matches!(full, QueueFull::SendQueue { .. } | QueueFull::CompletionQueue { .. });
+    assert!(full(&error, is_either), "{error}");
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(30));
+            gate.store(1);
+        });
+        start_all(&mut list, &stream, LONG).unwrap();
+    });
+    wait_all(&mut list, &stream, LONG).unwrap();
+    synchronize(&stream);
+    writes.iter_mut().for_each(|one| assert_eq!(one.complete(LONG).unwrap().unwrap().status, Ok(())));
+}
+
+#[test]
+fn a_list_waits_for_room_in_the_stream() {
+    let mut both = Both::new();
+    let stream = soft();
+    let gate = gate(&stream);
+    let refused = loop {
+        if let Err(error) = stream.post(Batch::new().barrier()) {
+            break error.source;
+        }
+    };
+    let PostFailure::WouldBlock { limit, .. } = refused else { panic!("{refused}") };
+    let is_full = |error: ListError| {
+        assert_eq!(error.index, None, "{error}");
+        matches!(error.source, PersistentError::Post(PostFailure::WouldBlock { outstanding, .. }) if outstanding == limit)
+    };
+    assert!(is_full(start_all(&mut both.list(), &stream, Duration::from_millis(5)).unwrap_err()));
+    assert!(both.nothing_is_started());
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(30));
+            gate.store(1);
+        });
+        start_all(&mut both.list(), &stream, LONG).unwrap();
+        wait_all(&mut both.list(), &stream, LONG).unwrap();
+    });
+    synchronize(&stream);
+    both.complete();
+}
+
+/// Queue pairs that are connected with themselves: enough of them that a list needs two submissions.
+fn many(pair: &Pair) -> Vec<QueuePair> {
+    let config = QueuePairConfig::default().send_depth(4).recv_depth(4);
+    let new = |_| {
+        let one = pair::queue_pair(&pair.pd, config).unwrap();
+        one.connect(&one.endpoint().unwrap(), ConnectOptions::default()).unwrap();
+        one
+    };
+    (0..90).map(new).collect()
+}
+
+#[test]
+fn a_long_list_takes_several_submissions_or_none() {
+    let pair = Pair::new();
+    let queue_pairs = many(&pair);
+    let (source, target) = (pair.region(8), pair.region(8 * queue_pairs.len()));
+    source.write(0, b"sent all");
+    let mut sends: Vec<_> = queue_pairs.iter().map(|one| send_of(one, &source, 0)).collect();
+    let mut receives: Vec<_> =
+        queue_pairs.iter().enumerate().map(|(i, one)| recv_of(one, &target, 8 * i)).collect();
+    let receives = receives.iter_mut().map(|one| one as &mut dyn Request);
+    let mut list: Vec<_> = receives.chain(sends.iter_mut().map(|one| one as _)).collect();
+    let stream = soft();
+    let gate = gate(&stream);
+    // There is room for one submission, and no more.
+    let mut room = 0;
+    while stream.post(Batch::new().barrier()).is_ok() {
+        room += 1;
+    }
+    gate.store(1);
+    synchronize(&stream);
+    let gate = self::gate(&stream);
+    (1..room).for_each(|_| assert_eq!(stream.post(Batch::new().barrier()).unwrap().submissions, 1));
+    let error = start_all(&mut list, &stream, Duration::ZERO).unwrap_err();
+    assert!(matches!(error.source, PersistentError::Post(PostFailure::WouldBlock { .. })), "{error}");
+    gate.store(1);
+    for _ in 0..3 {
+        let started = start_all(&mut list, &stream, LONG).unwrap();
+        assert_eq!((started.operations, started.submissions), (90 + 180, 2));
+        wait_all(&mut list, &stream, LONG).unwrap();
+    }
+    synchronize(&stream);
+    drop(list);
+    assert_eq!(content(&target), b"sent all".repeat(90));
+    sends.iter_mut().for_each(|one| assert_eq!(one.complete(LONG).unwrap().unwrap().status, Ok(())));
+}
+
+#[test]
+fn a_failure_ends_its_own_wait_and_the_statuses_say_whose_it_is() {
+    let (good, bad) = (Pair::new(), Pair::new());
+    let source = good.region(8);
+    let target = good.region(8);
+    let nowhere = RemoteMemory { addr: 0, len: 8, rkey: 1 };
+    let elsewhere = bad.region(8);
+    let mut fine = PersistentSend::write(&good.left, &[source.slice(..).unwrap()], target.remote()).unwrap();
+    let mut fails = PersistentSend::write(&bad.left, &[elsewhere.slice(..).unwrap()], nowhere).unwrap();
+    let mut behind = PersistentSend::send(&bad.left, &[elsewhere.slice(..).unwrap()]).unwrap();
+    let mut flushed = recv_of(&bad.left, &elsewhere, 0);
+    let stream = soft();
+    let gate = gate(&stream);
+    let mut list: [&mut dyn Request; 4] = [&mut fine, &mut fails, &mut behind, &mut flushed];
+    start_all(&mut list, &stream, LONG).unwrap();
+    wait_all(&mut list, &stream, LONG).unwrap();
+    let statuses = [&fine, &fails, &behind].map(|one| one.status().unwrap());
+    let arrival = flushed.status().unwrap();
+    gate.store(1);
+    synchronize(&stream);
+    let kind = |status: &Status| status.get().unwrap().err().and_then(WorkError::kind);
+    let [first, second, third] = &statuses;
+    assert_eq!((kind(first), kind(second)), (None, Some(Syndrome::RemoteAccess)));
+    assert_eq!((kind(third), kind(&arrival)), (Some(Syndrome::WrFlush), Some(Syndrome::WrFlush)));
+    let told = fails.complete(LONG).unwrap().unwrap().status.unwrap_err();
+    assert_eq!(told.kind(), Some(Syndrome::RemoteAccess));
+    assert!(behind.complete(LONG).unwrap().unwrap().status.unwrap_err().is_flush());
+    assert!(flushed.complete(LONG).unwrap().unwrap().status.unwrap_err().is_flush());
+    assert_eq!(fine.complete(LONG).unwrap().unwrap().status, Ok(()));
+    drain_and_reconnect(&bad);
+    let mut arrives = recv_of(&bad.right, &elsewhere, 0);
+    let mut list: [&mut dyn Request; 3] = [&mut fine, &mut behind, &mut arrives];
+    start_all(&mut list, &stream, LONG).unwrap();
+    wait_all(&mut list, &stream, LONG).unwrap();
+    synchronize(&stream);
+    assert_eq!(arrives.complete(LONG).unwrap().unwrap().status, Ok(()));
+}
+
+#[test]
+fn a_failure_ends_the_wait_of_another_stream_for_receives_that_were_not_announced() {
+    let pair = Pair::new();
+    let target = pair.region(16);
+    let (stream, other) = (soft(), soft());
+    let gate = gate(&stream);
+    let mut receives = [recv_of(&pair.right, &target, 0), recv_of(&pair.right, &target, 8)];
+    let mut list: Vec<&mut dyn Request> = receives.iter_mut().map(|one| one as _).collect();
+    start_all(&mut list, &stream, LONG).unwrap();
+    wait_all(&mut list, &other, LONG).unwrap();
+    assert!(!other.synchronize_timeout(Duration::from_millis(10)).unwrap());
+    pair.right.abort().unwrap();
+    assert!(other.synchronize_timeout(LONG).unwrap(), "{:?}", other.oldest_wait());
+    for receive in &mut receives {
+        assert!(receive.complete(LONG).unwrap().unwrap().status.unwrap_err().is_flush());
+    }
+    gate.store(1);
+    synchronize(&stream);
+    drain_and_reconnect(&pair);
+}
+
+#[test]
+fn an_active_list_may_be_dropped() {
+    let mut both = Both::new();
+    let stream = soft();
+    let gate = gate(&stream);
+    start_all(&mut both.list(), &stream, LONG).unwrap();
+    wait_all(&mut both.list(), &stream, LONG).unwrap();
+    let Both { pair, source, target, sends, receives } = both;
+    drop((sends, receives));
+    source.write(0, &[7; 32]);
+    gate.store(1);
+    synchronize(&stream);
+    assert_eq!(content(&target), [7; 32]);
+    // Of completions nothing is told to the program's polls, and the queues are free again.
+    assert!(pair.left.send_cq().poll().unwrap().is_none() && pair.right.recv_cq().poll().unwrap().is_none());
+    // Queue pairs go away while a stream has still to come to the starts.
+    let gate = self::gate(&stream);
+    let mut receive = recv_of(&pair.right, &target, 0);
+    let mut send = send_of(&pair.left, &source, 0);
+    let mut list: [&mut dyn Request; 2] = [&mut receive, &mut send];
+    start_all(&mut list, &stream, LONG).unwrap();
+    wait_all(&mut list, &stream, LONG).unwrap();
+    drop(pair);
+    gate.store(1);
+    synchronize(&stream);
+    drop((send, receive));
+}
+
+#[test]
+fn a_stream_that_fails_flushes_what_it_was_given_and_has_not_come_to() {
+    let mut both = Both::new();
+    let stream = soft();
+    let gate = gate(&stream);
+    stream.launch(|| panic!("a kernel fails")).unwrap();
+    start_all(&mut both.list(), &stream, LONG).unwrap();
+    wait_all(&mut both.list(), &stream, LONG).unwrap();
+    gate.store(1);
+    assert!(stream.synchronize().is_err());
+    for recv in &mut both.receives {
+        assert!(recv.complete(LONG).unwrap().unwrap().status.unwrap_err().is_flush());
+    }
+    for send in &mut both.sends {
+        assert!(send.complete(LONG).unwrap().unwrap().status.unwrap_err().is_flush());
+    }
+    let error = start_all(&mut both.list(), &stream, LONG).unwrap_err();
+    assert!(matches!(error.source, PersistentError::Queue(QueueError::State(StateError::Failed { .. }))));
+    drain_and_reconnect(&both.pair);
+    let error = start_all(&mut both.list(), &stream, LONG).unwrap_err();
+    assert!(error.index.is_none() && matches!(error.source, PersistentError::Post(_)), "{error}");
+    drain_and_reconnect(&both.pair);
+    let stream = soft();
+    start_all(&mut both.list(), &stream, LONG).unwrap();
+    both.complete();
+}
+
+#[test]
+fn requests_of_shared_completion_queues_are_waited_for_by_their_statuses() {
+    let pair = Pair::new();
+    let shared = completion_queue(&pair.device, 256).unwrap();
+    let [left, right] =
+        [(); 2].map(|()| sharing(&pair.pd, QueuePairConfig::default(), &shared, &shared).unwrap());
+    left.connect(&right.endpoint().unwrap(), ConnectOptions::default()).unwrap();
+    right.connect(&left.endpoint().unwrap(), ConnectOptions::default()).unwrap();
+    let (source, target) = (pair.region(8), pair.region(16));
+    source.write(0, b"by both.");
+    let (mut send, mut recv) = (send_of(&left, &source, 0), recv_of(&right, &target, 0));
+    let (mut own_send, mut own_recv) = (send_of(&pair.left, &source, 0), recv_of(&pair.right, &target, 8));
+    let stream = soft();
+    for _ in 0..5 {
+        let mut list: [&mut dyn Request; 4] = [&mut send, &mut own_send, &mut recv, &mut own_recv];
+        start_all(&mut list, &stream, LONG).unwrap();
+        wait_all(&mut list, &stream, LONG).unwrap();
+    }
+    synchronize(&stream);
+    assert_eq!(content(&target), b"by both.by both.");
+    for one in [&mut send, &mut own_send] {
+        assert_eq!(one.complete(LONG).unwrap().unwrap().status, Ok(()));
+    }
+    // Where streams count on a queue pair's own queue being its alone, it is not shared any more.
+    let queues = [pair.left.send_cq(), pair.left.recv_cq()];
+    let shared = sharing(&pair.pd, QueuePairConfig::default(), &queues[0], &queues[1]);
+    assert!(matches!(shared, Err(Error::QueuePair(QueuePairError::AwaitedAlone { .. }))), "{shared:?}");
+    let shared = sharing(&pair.pd, QueuePairConfig::default(), &queues[1], &queues[1]).unwrap();
+    drop(shared);
+    // And one that is shared is waited for by statuses from then on.
+    let mut answer = recv_of(&pair.left, &target, 0);
+    let mut question = send_of(&pair.right, &source, 0);
+    answer.start(&stream).unwrap();
+    question.start(&stream).unwrap();
+    answer.wait_on(&stream).unwrap();
+    synchronize(&stream);
+    assert_eq!(answer.complete(LONG).unwrap().unwrap().status, Ok(()));
+}
+
+#[test]
+fn the_programs_own_waits_are_for_its_own_work() {
+    let pair = Pair::new();
+    let (source, target) = (pair.region(8), pair.region(8));
+    let slices = [source.slice(..).unwrap()];
+    let stream = soft();
+    let mut write = PersistentSend::write(&pair.left, &slices, target.remote()).unwrap();
+    for wr_id in 0..4 {
+        let request = || WorkRequest::write(&slices, target.remote()).wr_id(wr_id);
+        // In front of the request: its entry stays for the program's wait.
+        pair.left.post_send(request()).unwrap();
+        write.start(&stream).unwrap();
+        write.wait_on(&stream).unwrap();
+        synchronize(&stream);
+        let own = pair.left.send_cq().prepare_wait();
+        // Unless the thread that looks for the request has taken it out meanwhile.
+        if let Ok(own) = own {
+            stream.post(Batch::new().wait(own)).unwrap();
+        }
+        synchronize(&stream);
+        assert_eq!(poll(&pair.left.send_cq()).wr_id, wr_id);
+        assert_eq!(write.complete(LONG).unwrap().unwrap().status, Ok(()));
+        // Behind it.
+        write.start(&stream).unwrap();
+        write.wait_on(&stream).unwrap();
+        let send = pair.left.prepare(request()).unwrap();
+        let wait = pair.left.send_cq().prepare_wait().unwrap();
+        stream.post(Batch::new().send(send).wait(wait)).unwrap();
+        synchronize(&stream);
+        assert_eq!(write.complete(LONG).unwrap().unwrap().status, Ok(()));
+        assert_eq!(poll(&pair.left.send_cq()).wr_id, wr_id);
+    }
+}
+
+#[test]
+fn a_thread_writes_the_word_of_a_status_that_somebody_has_asked_for() {
+    let pair = Pair::new();
+    let (source, target) = (pair.region(8), pair.region(8));
+    let (stream, reader) = (soft(), soft());
+    let gate = gate(&stream);
+    let (mut send, mut recv) = (send_of(&pair.left, &source, 0), recv_of(&pair.right, &target, 0));
+    let mut list: [&mut dyn Request; 2] = [&mut send, &mut recv];
+    start_all(&mut list, &stream, LONG).unwrap();
+    let word = recv.status().unwrap().word().clone();
+    reader.post(Batch::new().wait_value32(&word, Condition::And, Status::OK | Status::FAILED)).unwrap();
+    assert!(!reader.synchronize_timeout(Duration::from_millis(10)).unwrap());
+    gate.store(1);
+    // Nobody else looks.
+    assert!(reader.synchronize_timeout(LONG).unwrap());
+    assert_eq!(word.load(), Status::OK);
+    // Twice for the same start: by two streams.
+    recv.wait_on(&stream).unwrap();
+    send.wait_on(&stream).unwrap();
+    send.wait_on(&reader).unwrap();
+    synchronize(&stream);
+    synchronize(&reader);
+    let status = send.status().unwrap();
+    assert_eq!(status.get(), Some(Ok(())));
+    assert_eq!(send.complete(LONG).unwrap().unwrap().status, Ok(()));
+}
+
+#[test]
+fn the_cpu_as_a_stream_returns_behind_the_wait() {
+    let pair = Pair::new();
+    let shared = completion_queue(&pair.device, 64).unwrap();
+    let loopback = sharing(&pair.pd, QueuePairConfig::default(), &shared, &shared).unwrap();
+    loopback.connect(&loopback.endpoint().unwrap(), ConnectOptions::default()).unwrap();
+    let (source, target) = (pair.region(8), pair.region(16));
+    let stream = Stream::new(Cpu::new()).unwrap();
+    let mut receives = [recv_of(&pair.right, &target, 0), recv_of(&loopback, &target, 8)];
+    let mut sends = [send_of(&pair.left, &source, 0), send_of(&loopback, &source, 0)];
+    for round in 0..5 {
+        source.write(0, &[round; 8]);
+        let receives = receives.iter_mut().map(|one| one as &mut dyn Request);
+        let mut list: Vec<_> = receives.chain(sends.iter_mut().map(|one| one as _)).collect();
+        start_all(&mut list, &stream, LONG).unwrap();
+        wait_all(&mut list, &stream, LONG).unwrap();
+        assert_eq!(content(&target), [round; 16]);
+    }
+    sends.iter_mut().for_each(|one| assert_eq!(one.complete(LONG).unwrap().unwrap().status, Ok(())));
+}

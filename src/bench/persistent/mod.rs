@@ -1,0 +1,156 @@
+//! `gdsync bench persistent`: rounds in which every rank sends to every other, by persistent requests and
+//! by notified writes. Ranks are threads with software streams.
+
+mod rank;
+mod requests;
+mod writes;
+
+use super::{median, print};
+use crate::cli::BenchOptions;
+use crate::failure::Failure;
+use crate::hca;
+use gdsync_notify::bootstrap::Bootstrap;
+use rank::{BLOCK, Rank, Way};
+use serde::Serialize;
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Barrier};
+use std::time::Duration;
+
+/// Ranks of the rows.
+const RANKS: [usize; 3] = [2, 4, 8];
+/// In each, every way is measured once.
+const RUNS: usize = 10;
+/// For the ranks to meet.
+const TIMEOUT: Duration = Duration::from_secs(60);
+
+#[derive(Debug, Serialize)]
+struct Results {
+    runs: usize,
+    /// Of a run, by each way.
+    rounds: u64,
+    /// Every byte of every message was checked.
+    verified: bool,
+    bytes_checked: u64,
+    rows: Vec<Row>,
+}
+
+#[derive(Debug, Serialize)]
+struct Row {
+    ranks: usize,
+    what: &'static str,
+    /// Medians over the runs, of a round.
+    gdsync_us: f64,
+    /// By notified writes.
+    reference_us: f64,
+    /// Of the times of one run: the median, and the ends.
+    ratio: f64,
+    least_ratio: f64,
+    most_ratio: f64,
+    /// Memory operations of a rank's stream in a round.
+    gdsync_operations: f64,
+    reference_operations: f64,
+}
+
+/// What one way took in each run, in µs a round, and its memory operations.
+#[derive(Default)]
+struct Measured {
+    times: Vec<f64>,
+    operations: f64,
+}
+
+pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {
+    let mut results =
+        Results { runs: RUNS, rounds: options.rounds, verified: true, bytes_checked: 0, rows: Vec::new() };
+    for ranks in RANKS {
+        let measured = measure(options, ranks)?;
+        let [all, singly, notified] = &measured;
+        let messages = (ranks * (ranks - 1) * RUNS * measured.len()) as u64 * options.rounds;
+        results.bytes_checked += messages * BLOCK as u64;
+        results.rows.push(Row::new(ranks, "start_all, wait_all", all, notified));
+        results.rows.push(Row::new(ranks, "start, wait_on", singly, notified));
+    }
+    let heading = format!("{RUNS} RUNS OF {} ROUNDS", options.rounds);
+    let titles = ["REQUESTS µs", "WRITES µs", "RATIO", "FROM", "TO", "OPERATIONS", "OF WRITES"];
+    let header: Vec<_> = [heading.as_str()].into_iter().chain(titles).collect();
+    let rows: Vec<_> = results.rows.iter().map(Row::cells).collect();
+    print(options, &results, &header, &rows)
+}
+
+impl Row {
+    fn new(ranks: usize, what: &'static str, ours: &Measured, reference: &Measured) -> Self {
+        let mut ratios: Vec<_> =
+            ours.times.iter().zip(&reference.times).map(|(one, two)| one / two).collect();
+        ratios.sort_by(f64::total_cmp);
+        let end = |ratio: Option<&f64>| ratio.copied().unwrap_or(f64::NAN);
+        Row {
+            ranks,
+            what,
+            gdsync_us: median(ours.times.clone()),
+            reference_us: median(reference.times.clone()),
+            least_ratio: end(ratios.first()),
+            most_ratio: end(ratios.last()),
+            ratio: median(ratios),
+            gdsync_operations: ours.operations,
+            reference_operations: reference.operations,
+        }
+    }
+
+    fn cells(&self) -> Vec<String> {
+        let Row { ranks, what, .. } = self;
+        let mut cells = vec![format!("{ranks} ranks, {what}")];
+        let numbers = [self.gdsync_us, self.reference_us, self.ratio, self.least_ratio, self.most_ratio];
+        cells.extend(numbers.map(|number| format!("{number:.2}")));
+        cells.extend([self.gdsync_operations, self.reference_operations].map(|count| format!("{count:.2}")));
+        cells
+    }
+}
+
+/// Each way in each run. The ways take turns in being the first.
+fn measure(options: &BenchOptions, ranks: usize) -> Result<[Measured; 3], Failure> {
+    let begin = Arc::new(Barrier::new(ranks));
+    let (sender, done) = channel();
+    for bootstrap in Bootstrap::threads(u32::try_from(ranks)?, TIMEOUT)? {
+        let (sender, begin, hca, rounds) =
+            (sender.clone(), begin.clone(), options.hca.clone(), options.rounds);
+        std::thread::Builder::new().name("persistent-rank".to_owned()).spawn(move || {
+            let played = hca::open(hca.as_ref())
+                .and_then(|place| play(place, bootstrap, &begin, rounds))
+                .map_err(|error| error.to_string());
+            let _ = sender.send(played);
+        })?;
+    }
+    drop(sender);
+    let mut measured: [Measured; 3] = Default::default();
+    for _ in 0..ranks {
+        // Where one fails, the others wait for it: they end with the process.
+        let played = done.recv().map_err(|_| "a rank has panicked")??;
+        for (all, one) in measured.iter_mut().zip(played) {
+            all.operations += one.operations / ranks as f64;
+            // All begin together, and the last one ends the round.
+            all.times.resize(RUNS, 0.0);
+            all.times.iter_mut().zip(one.times).for_each(|(most, time)| *most = most.max(time));
+        }
+    }
+    Ok(measured)
+}
+
+fn play(
+    place: (gdsync::Device, u8),
+    bootstrap: Bootstrap,
+    begin: &Barrier,
+    rounds: u64,
+) -> Result<[Measured; 3], Failure> {
+    let mut rank = Rank::new(place, bootstrap)?;
+    let mut measured: [Measured; 3] = Default::default();
+    for run in 0..RUNS {
+        for turn in 0..Way::ALL.len() {
+            let way = (turn + run) % Way::ALL.len();
+            let (time, operations) = rank.play(Way::ALL[way], rounds, begin)?;
+            measured[way].times.push(time);
+            measured[way].operations = operations;
+        }
+    }
+    // A rank that leaves takes its queue pairs along.
+    begin.wait();
+    Ok(measured)
+}
