@@ -1,6 +1,7 @@
 //! Making queue pairs, whatever drives and releases them.
 
 use super::create::{self, QpObject};
+use super::ready::Ready;
 use super::role::Role;
 use super::shared_receives::Sharing;
 use super::trigger::{Trigger, TriggerInner};
@@ -208,7 +209,7 @@ impl Parts {
             },
             recv_segments: made.recv_segments,
             status: Mutex::new(QpState::Initialised),
-            connected: AtomicBool::new(false),
+            ready: Ready::default(),
             is_flushed: AtomicBool::new(false),
             is_dropped: AtomicBool::new(false),
             send: SpinMutex::new(send),

@@ -129,7 +129,7 @@ impl QueuePairInner {
             master.forget(trigger, self.number);
         }
         let mut status = self.status();
-        self.connected.store(false, Ordering::Release);
+        self.ready.close();
         // Every completion was polled, but perhaps of sends that asked for none; so no entry of the
         // old queues appears under the new ones' numbers. (libmlx5 would look for some, but leaves
         // completion queues alone whose ring it has given away.)

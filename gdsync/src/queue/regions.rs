@@ -1,8 +1,9 @@
 //! The memory regions, the address, and the memory window that a work request in flight keeps.
 
 use crate::verbs::mw::WindowChange;
-use crate::verbs::{AddressHandle, MemoryRegionInner, Slice};
-use std::sync::Arc;
+use crate::verbs::{AddressHandle, MemoryRegionInner, RegionKeeper, Slice};
+use std::cell::{Cell, RefCell};
+use std::sync::{Arc, Weak};
 
 /// Regions that a work request names: most name one, if any, and that takes no memory of its own.
 #[derive(Debug)]
@@ -12,6 +13,8 @@ pub(crate) enum Regions {
     Several(#[expect(dead_code, reason = "held, not looked at")] Vec<Arc<MemoryRegionInner>>),
     /// Those of a datagram.
     Addressed(#[expect(dead_code, reason = "held, not looked at")] Box<(AddressHandle, Regions)>),
+    /// The queue keeps them: its owner has posted the request.
+    Kept,
     /// The window keeps its region.
     Window(Box<WindowChange>),
 }
@@ -42,5 +45,43 @@ impl Regions {
             }
         }
         Regions::Several(all)
+    }
+}
+
+/// Regions that an owner has posted lately: they know the queue's keeper, and need not be held.
+#[derive(Debug)]
+pub(crate) struct KnownRegions {
+    keeper: Arc<RegionKeeper>,
+    /// Address of the last one; 0 before the first.
+    newest: Cell<usize>,
+    /// Their addresses are no other region's as long as these are here.
+    all: RefCell<Vec<Weak<MemoryRegionInner>>>,
+}
+
+/// Most regions that an owner remembers.
+const MOST_KNOWN: usize = 16;
+
+impl KnownRegions {
+    pub(crate) fn new(keeper: &Arc<RegionKeeper>) -> Self {
+        KnownRegions { keeper: keeper.clone(), newest: Cell::new(0), all: RefCell::default() }
+    }
+
+    #[inline(always)]
+    pub(crate) fn is_newest(&self, region: &Arc<MemoryRegionInner>) -> bool {
+        Arc::as_ptr(region).addr() == self.newest.get()
+    }
+
+    /// Makes the keeper known to the region, unless it is.
+    #[inline(never)]
+    pub(crate) fn admit(&self, region: &Arc<MemoryRegionInner>) {
+        let mut all = self.all.borrow_mut();
+        if !all.iter().any(|known| std::ptr::eq(known.as_ptr(), Arc::as_ptr(region))) {
+            region.used_by(&self.keeper);
+            if all.len() >= MOST_KNOWN {
+                all.remove(0);
+            }
+            all.push(Arc::downgrade(region));
+        }
+        self.newest.set(Arc::as_ptr(region).addr());
     }
 }

@@ -9,6 +9,7 @@ mod cancel;
 mod device;
 mod flush;
 mod order;
+mod owned;
 mod released;
 mod restart;
 mod window;
@@ -16,8 +17,10 @@ mod window;
 pub(crate) use behind::CardWait;
 pub(crate) use device::BorrowedSends;
 pub(crate) use order::{Before, LastPost, Replaced};
+pub(crate) use owned::OwnedSends;
 pub(crate) use released::Enable;
 
+use self::owned::Owner;
 use super::regions::Regions;
 use super::{Copy, Ring, SegmentWriter};
 use crate::memory::HostAddr;
@@ -133,6 +136,25 @@ fn write(
     Ok(Written { doorbell: words[0], several, units })
 }
 
+/// The same for a work request that wraps around the ring's end.
+#[cold]
+#[inline(never)]
+fn write_wrapped(
+    ring: &mut Ring,
+    request: &WorkRequest<'_>,
+    rules: &impl Rules,
+    head: u32,
+    qpn: u32,
+) -> Result<Written, QueueError> {
+    let mut copy = Copy::new();
+    // SAFETY: no request has more segments (`WorkRequest::most_units`), and `write` writes no more than
+    // it has.
+    let mut writer = unsafe { copy.writer() };
+    let written = write(&mut writer, request, rules, head, qpn)?;
+    ring.write(head, copy.bytes(written.units));
+    Ok(written)
+}
+
 /// Basic blocks that hold that many segments.
 fn blocks_of(units: u32) -> u32 {
     units.div_ceil(UNITS_PER_BLOCK)
@@ -170,6 +192,8 @@ pub(crate) struct SendState {
     is_released: bool,
     /// The newest request changes a memory window.
     has_changed_window: bool,
+    /// It has an owner, or had one.
+    owner: Option<Owner>,
 }
 
 impl SendState {
@@ -192,6 +216,7 @@ impl SendState {
             handover: Handover::Doorbells,
             is_released: false,
             has_changed_window: false,
+            owner: None,
         }
     }
 
@@ -298,7 +323,7 @@ impl SendState {
         // SAFETY: the ring has room for that many segments, and `write` writes no more.
         let written = match unsafe { self.ring.writer(head, most) } {
             Some(mut writer) => write(&mut writer, request, rules, head, self.qpn)?,
-            None => self.place_wrapped(request, rules)?,
+            None => write_wrapped(&mut self.ring, request, rules, head, self.qpn)?,
         };
         let signaled = request.is_signaled();
         book(signaled)?;
@@ -326,23 +351,6 @@ impl SendState {
         self.entries.push_back(entry);
     }
 
-    /// Writes a work request that wraps around the ring's end.
-    #[cold]
-    #[inline(never)]
-    fn place_wrapped(
-        &mut self,
-        request: &WorkRequest<'_>,
-        rules: &impl Rules,
-    ) -> Result<Written, QueueError> {
-        let mut copy = Copy::new();
-        // SAFETY: no request has more segments (`WorkRequest::most_units`), and `write` writes no
-        // more than it has.
-        let mut writer = unsafe { copy.writer() };
-        let written = write(&mut writer, request, rules, self.head, self.qpn)?;
-        self.ring.write(self.head, copy.bytes(written.units));
-        Ok(written)
-    }
-
     /// The serial number of the next work request.
     fn next_serial(&self) -> u64 {
         self.first_serial + self.entries.len() as u64
@@ -364,8 +372,9 @@ impl SendState {
     /// succeeded, but for the one of the completion after [`Self::doubt`].
     pub(crate) fn retire(&mut self, wqe_counter: u16) -> Option<Retired> {
         let position = self.entries.iter().position(|entry| entry.first as u16 == wqe_counter)?;
-        let mut retired = Retired::default();
+        let (mut retired, mut owners) = (Retired::default(), 0);
         for entry in self.entries.drain(..=position) {
+            owners += usize::from(entry.is_owners());
             if let Some(change) = entry.change() {
                 change.finish();
             }
@@ -375,6 +384,9 @@ impl SendState {
             retired.entries += 1;
             retired.signaled += u32::from(entry.signaled);
             self.tail = entry.end();
+        }
+        if let Some(owner) = &self.owner {
+            owner.retire(self.tail, owners);
         }
         self.first_serial += u64::from(retired.entries);
         retired.claim = self.claims.take(self.first_serial.wrapping_sub(1));

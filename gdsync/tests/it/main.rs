@@ -48,6 +48,7 @@ mod masters;
 mod merging;
 mod model;
 mod own_waits;
+mod owned;
 mod placement;
 mod post_one;
 mod proxy;

@@ -37,6 +37,10 @@ impl SendState {
         for change in self.entries.iter().filter_map(Entry::change) {
             change.doubt();
         }
+        let owners = self.entries.iter().filter(|entry| entry.is_owners()).count();
+        if let Some(owner) = &self.owner {
+            owner.retire(0, owners);
+        }
         self.entries.clear();
         self.next_to_post = self.next_to_post.max(self.first_serial);
         (self.head, self.tail) = (0, 0);
