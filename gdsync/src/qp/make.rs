@@ -13,6 +13,7 @@ use crate::memory::spans::{Kind, Span};
 use crate::qp::domain::{Maker, QueueDomain};
 use crate::queue::QueueParts;
 use crate::queue::recv::RecvState;
+use crate::queue::regions::KnownRegions;
 use crate::queue::request::{Limits, MAX_COUNT};
 use crate::queue::send::{Handover, SendState};
 use crate::verbs::events::EventSink;
@@ -212,6 +213,7 @@ impl Parts {
             ready: Ready::default(),
             is_flushed: AtomicBool::new(false),
             is_dropped: AtomicBool::new(false),
+            known: KnownRegions::new(send.keeper()),
             send: SpinMutex::new(send),
             recv: Mutex::new(RecvState::new(rq)),
             shared,

@@ -81,6 +81,7 @@ pub use target::DcTarget;
 pub use trigger::{MasterConfig, Trigger};
 pub use wait::PreparedWait;
 
+use self::complete::Keeping;
 use self::create::QpObject;
 use self::ready::Ready;
 use self::shared_receives::Sharing;
@@ -88,6 +89,7 @@ use crate::memory::spans::Span;
 use crate::qp::domain::QueueDomain;
 use crate::qp::trigger::{Master, TriggerInner};
 use crate::queue::recv::RecvState;
+use crate::queue::regions::KnownRegions;
 use crate::queue::request::{Limits, Rules, data_segments};
 use crate::queue::send::{CardWait, SendState};
 use crate::queue::{Claim, FailureCause, QueueError, StateError, WorkRequest};
@@ -157,6 +159,8 @@ pub(crate) struct QueuePairInner {
     /// Its memory stays while prepared waits and posted batches need it.
     pub(crate) is_dropped: AtomicBool,
     pub(crate) send: SpinMutex<SendState, Yield>,
+    /// Regions that need not be held by what the CPU posts.
+    known: KnownRegions,
     /// Empty beside a shared receive queue.
     pub(crate) recv: Mutex<RecvState>,
     pub(crate) shared: Option<Sharing>,
@@ -353,7 +357,7 @@ impl QueuePairInner {
         // Under the lock: the queue is flushed only after the queue pair was marked as failed.
         self.check_connected()?;
         // SAFETY: the register belongs to this queue pair, which is alive.
-        unsafe { send.post_now(request, self, |signaled| completions.reserve(signaled)) }
+        unsafe { send.post_now(request, &Keeping(self), |signaled| completions.reserve(signaled)) }
     }
 
     /// Posts a request behind WAITs: the card performs it when it has what these wait for.

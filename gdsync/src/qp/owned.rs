@@ -1,15 +1,12 @@
 //! Queue pairs with one owner.
 
+use super::complete::Keeping;
 use super::monitor::QueuePairMonitor;
 use super::reset::ResetError;
 use super::{CompletionQueue, QpState, QueuePair, QueuePairInner};
-use crate::queue::regions::KnownRegions;
-use crate::queue::request::{Limits, Rules};
 use crate::queue::send::OwnedSends;
-use crate::queue::{FailureCause, QueueError, RequestError, ResetBlocker, StateError, WorkRequest};
-use crate::verbs::{
-    AddressHandle, ConnectOptions, DcAddress, Endpoint, Error, MemoryWindow, Slice, Transport, WindowError,
-};
+use crate::queue::{FailureCause, QueueError, ResetBlocker, StateError, WorkRequest};
+use crate::verbs::{AddressHandle, ConnectOptions, DcAddress, Endpoint, Error, Slice, Transport};
 use std::cell::Cell;
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -72,7 +69,6 @@ pub struct OwnedQueuePair {
 #[derive(Debug)]
 struct Poster {
     sends: OwnedSends,
-    known: KnownRegions,
     inner: Arc<QueuePairInner>,
     /// One thread at a time.
     _not_sync: PhantomData<Cell<()>>,
@@ -265,8 +261,7 @@ impl Poster {
         let sends = unsafe { send.own() };
         completions.add_owner(sends.inbox());
         drop((completions, send));
-        let known = KnownRegions::new(sends.keeper());
-        Ok(Poster { sends, known, inner: inner.clone(), _not_sync: PhantomData })
+        Ok(Poster { sends, inner: inner.clone(), _not_sync: PhantomData })
     }
 
     #[inline(always)]
@@ -278,7 +273,7 @@ impl Poster {
             return self.post_in_full(request);
         }
         // SAFETY: the register belongs to this queue pair, which is alive; a place is booked.
-        unsafe { self.sends.post(request, &OwnerRules { inner, known: &self.known }) }
+        unsafe { self.sends.post(request, &Keeping(inner)) }
     }
 
     /// Posts as a queue pair without an owner does, and books places ahead.
@@ -301,7 +296,7 @@ impl Poster {
             None => completions.reserve(signaled),
         };
         // SAFETY: the register belongs to this queue pair, which is alive.
-        let posted = unsafe { send.post_now(request, inner, book) };
+        let posted = unsafe { send.post_now(request, &Keeping(inner), book) };
         if ahead == 0 && posted.is_ok() {
             ahead = completions.book_ahead(send.unused());
         }
@@ -340,38 +335,6 @@ impl QueuePairInner {
             QpState::Initialised => Err(QueueError::State(StateError::NotConnected { qpn })),
             QpState::Failed(cause) => Err(QueueError::State(StateError::Failed { qpn, cause })),
         }
-    }
-}
-
-/// As the queue pair's, but regions that the owner has posted need not be looked at again.
-struct OwnerRules<'a> {
-    inner: &'a QueuePairInner,
-    known: &'a KnownRegions,
-}
-
-impl Rules for OwnerRules<'_> {
-    #[inline(always)]
-    fn limits(&self) -> Limits {
-        self.inner.limits()
-    }
-
-    #[inline(always)]
-    fn check(&self, slice: &Slice, card_writes: bool) -> Result<(), QueueError> {
-        if !self.known.is_newest(slice.region()) {
-            self.inner.check(slice, card_writes)?;
-            self.known.admit(slice.region());
-        } else if card_writes && !slice.region().is_writable() {
-            return Err(QueueError::Request(RequestError::NotWritable { lkey: slice.lkey() }));
-        }
-        Ok(())
-    }
-
-    fn check_window(&self, window: &MemoryWindow) -> Result<(), WindowError> {
-        self.inner.check_window(window)
-    }
-
-    fn check_address(&self, handle: &AddressHandle) -> Result<(), QueueError> {
-        self.inner.check_address(handle)
     }
 }
 

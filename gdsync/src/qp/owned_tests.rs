@@ -4,6 +4,7 @@ use super::*;
 use crate::qp::testing::{LONG, poll};
 use crate::verbs::mr::Registration;
 use crate::{Access, Device, MemoryRegion, ProtectionDomain, QueuePairConfig};
+use std::sync::Weak;
 use std::time::Instant;
 
 struct Bed {
@@ -47,7 +48,7 @@ impl Bed {
 #[test]
 fn a_region_stays_registered_until_its_posts_have_completed_and_no_longer() {
     let mut bed = Bed::new(8);
-    // The first is posted under the locks, and holds its region.
+    // The first is posted under the locks.
     let before = bed.send();
     assert!(bed.booked() > 0);
     let (first, second) = (bed.send(), bed.send());

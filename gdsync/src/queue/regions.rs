@@ -2,7 +2,8 @@
 
 use crate::verbs::mw::WindowChange;
 use crate::verbs::{AddressHandle, MemoryRegionInner, RegionKeeper, Slice};
-use std::cell::{Cell, RefCell};
+use parking_lot::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
 /// Regions that a work request names: most name one, if any, and that takes no memory of its own.
@@ -13,7 +14,7 @@ pub(crate) enum Regions {
     Several(#[expect(dead_code, reason = "held, not looked at")] Vec<Arc<MemoryRegionInner>>),
     /// Those of a datagram.
     Addressed(#[expect(dead_code, reason = "held, not looked at")] Box<(AddressHandle, Regions)>),
-    /// The queue keeps them: its owner has posted the request.
+    /// The queue keeps them.
     Kept,
     /// The window keeps its region.
     Window(Box<WindowChange>),
@@ -48,33 +49,34 @@ impl Regions {
     }
 }
 
-/// Regions that an owner has posted lately: they know the queue's keeper, and need not be held.
+/// Regions that were posted to a queue lately: they know its keeper, and posts need not hold them.
+/// Used by one thread at a time: under the queue's lock, or by its owner.
 #[derive(Debug)]
 pub(crate) struct KnownRegions {
     keeper: Arc<RegionKeeper>,
     /// Address of the last one; 0 before the first.
-    newest: Cell<usize>,
+    newest: AtomicUsize,
     /// Their addresses are no other region's as long as these are here.
-    all: RefCell<Vec<Weak<MemoryRegionInner>>>,
+    all: Mutex<Vec<Weak<MemoryRegionInner>>>,
 }
 
-/// Most regions that an owner remembers.
+/// Most regions that a queue remembers.
 const MOST_KNOWN: usize = 16;
 
 impl KnownRegions {
     pub(crate) fn new(keeper: &Arc<RegionKeeper>) -> Self {
-        KnownRegions { keeper: keeper.clone(), newest: Cell::new(0), all: RefCell::default() }
+        KnownRegions { keeper: keeper.clone(), newest: AtomicUsize::new(0), all: Mutex::default() }
     }
 
     #[inline(always)]
     pub(crate) fn is_newest(&self, region: &Arc<MemoryRegionInner>) -> bool {
-        Arc::as_ptr(region).addr() == self.newest.get()
+        Arc::as_ptr(region).addr() == self.newest.load(Ordering::Relaxed)
     }
 
     /// Makes the keeper known to the region, unless it is.
     #[inline(never)]
     pub(crate) fn admit(&self, region: &Arc<MemoryRegionInner>) {
-        let mut all = self.all.borrow_mut();
+        let mut all = self.all.lock();
         if !all.iter().any(|known| std::ptr::eq(known.as_ptr(), Arc::as_ptr(region))) {
             region.used_by(&self.keeper);
             if all.len() >= MOST_KNOWN {
@@ -82,6 +84,6 @@ impl KnownRegions {
             }
             all.push(Arc::downgrade(region));
         }
-        self.newest.set(Arc::as_ptr(region).addr());
+        self.newest.store(Arc::as_ptr(region).addr(), Ordering::Relaxed);
     }
 }

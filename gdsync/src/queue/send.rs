@@ -20,14 +20,15 @@ pub(crate) use order::{Before, LastPost, Replaced};
 pub(crate) use owned::OwnedSends;
 pub(crate) use released::Enable;
 
-use self::owned::Owner;
 use super::regions::Regions;
 use super::{Copy, Ring, SegmentWriter};
 use crate::memory::HostAddr;
 use crate::queue::claim::Claims;
 use crate::queue::doorbell::ring;
+use crate::queue::inbox::Inbox;
 use crate::queue::request::Rules;
 use crate::queue::{Claim, Doorbell, QueueError, QueueFull, WorkRequest};
+use crate::verbs::RegionKeeper;
 use gdsync_sys::prm::doorbell;
 use gdsync_sys::prm::wqe::{BASIC_BLOCK, SEGMENT};
 use std::collections::VecDeque;
@@ -192,8 +193,12 @@ pub(crate) struct SendState {
     is_released: bool,
     /// The newest request changes a memory window.
     has_changed_window: bool,
+    /// Keeps the regions of posts that do not hold them.
+    keeper: Arc<RegionKeeper>,
+    /// How many such posts there were, as far as is known here: an owner's are in the inbox first.
+    kept: u64,
     /// It has an owner, or had one.
-    owner: Option<Owner>,
+    inbox: Option<Arc<Inbox>>,
 }
 
 impl SendState {
@@ -216,7 +221,9 @@ impl SendState {
             handover: Handover::Doorbells,
             is_released: false,
             has_changed_window: false,
-            owner: None,
+            keeper: Arc::new(RegionKeeper::new()),
+            kept: 0,
+            inbox: None,
         }
     }
 
@@ -306,10 +313,10 @@ impl SendState {
     ///
     /// Returns the value of the doorbell register.
     #[inline(always)]
-    fn place(
+    fn place<R: Rules>(
         &mut self,
         request: &WorkRequest<'_>,
-        rules: &impl Rules,
+        rules: &R,
         book: impl FnOnce(bool) -> Result<(), QueueError>,
         state: State,
     ) -> Result<u64, QueueError> {
@@ -332,13 +339,20 @@ impl SendState {
         }
         let blocks = blocks_of(written.units);
         self.head = head.wrapping_add(blocks);
+        let regions = if R::KEEPS && request.has_regions_only() {
+            self.kept += 1;
+            self.keeper.post(self.kept);
+            Regions::Kept
+        } else {
+            request.regions(written.several)
+        };
         self.entries.push_back(Entry {
             wr_id: request.wr_id,
             first: head,
             blocks: blocks as u16,
             signaled,
             state,
-            regions: request.regions(written.several),
+            regions,
         });
         // Drained here, so that ringing does not depend on the kind of memory that the ring is in.
         self.ring.drain();
@@ -372,9 +386,9 @@ impl SendState {
     /// succeeded, but for the one of the completion after [`Self::doubt`].
     pub(crate) fn retire(&mut self, wqe_counter: u16) -> Option<Retired> {
         let position = self.entries.iter().position(|entry| entry.first as u16 == wqe_counter)?;
-        let (mut retired, mut owners) = (Retired::default(), 0);
+        let (mut retired, mut kept) = (Retired::default(), 0);
         for entry in self.entries.drain(..=position) {
-            owners += usize::from(entry.is_owners());
+            kept += u64::from(entry.is_kept());
             if let Some(change) = entry.change() {
                 change.finish();
             }
@@ -385,9 +399,7 @@ impl SendState {
             retired.signaled += u32::from(entry.signaled);
             self.tail = entry.end();
         }
-        if let Some(owner) = &self.owner {
-            owner.retire(self.tail, owners);
-        }
+        self.free_kept(kept);
         self.first_serial += u64::from(retired.entries);
         retired.claim = self.claims.take(self.first_serial.wrapping_sub(1));
         if !self.has_posted() {

@@ -1,9 +1,9 @@
-//! Keeping things for work that does not hold them: the regions of the posts of a queue with one owner.
+//! Keeping things for work that does not hold them: the regions of what the CPU posts.
 //!
 //! A post that holds its regions counts a reference to each, and its completion counts it back: two
-//! locked instructions. A queue with one owner counts its posts in the place of that. A region knows
-//! the queues that it was posted to, once each, and hands its registration over to them when its last
-//! handle is dropped. A queue keeps it until everything has retired that was posted there before.
+//! locked instructions. A queue counts its posts in the place of that. A region knows the queues that it
+//! was posted to, once each, and hands its registration over to them when its last handle is dropped.
+//! A queue keeps it until everything has retired that was posted there before.
 //!
 //! That is enough: a post borrows a handle until it returns, so no post names the region after its last
 //! handle was dropped; and the counting of handles orders every earlier post before that drop.
@@ -11,10 +11,10 @@
 use crate::util::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use crate::util::sync::{Mutex, MutexGuard};
 
-/// How much a queue's owner has posted, how much of that has retired, and what is kept until more has.
+/// How much was posted to a queue, how much of that has retired, and what is kept until more has.
 #[derive(Debug)]
 pub(crate) struct Keeper<T> {
-    /// Written by the owner alone.
+    /// Written by the queue's owner alone, or under the lock of the queue.
     posted: AtomicU64,
     /// Written under the lock of the queue.
     retired: AtomicU64,
@@ -34,13 +34,13 @@ impl<T> Keeper<T> {
         }
     }
 
-    /// Posts so far. What the owner wrote before them is visible.
+    /// Posts so far. What was written before them is visible.
     #[inline(always)]
     pub(crate) fn posted(&self) -> u64 {
         self.posted.load(Ordering::Acquire)
     }
 
-    /// The owner has posted so much.
+    /// So much was posted.
     #[inline(always)]
     pub(crate) fn post(&self, posted: u64) {
         self.posted.store(posted, Ordering::Release);

@@ -69,7 +69,7 @@ pub(crate) struct MemoryRegionInner {
     addr: u64,
     len: usize,
     pub(crate) pd: Arc<ProtectionDomainInner>,
-    /// Queues of one owner that it was posted to: their posts do not hold it.
+    /// Of queues that it was posted to by posts that do not hold it.
     users: Mutex<Vec<Weak<RegionKeeper>>>,
 }
 
@@ -87,7 +87,7 @@ unsafe impl Send for Registration {}
 // SAFETY: as above.
 unsafe impl Sync for Registration {}
 
-/// Keeps the regions of what a queue's owner has posted.
+/// Keeps the regions of what the CPU has posted to a queue.
 pub(crate) type RegionKeeper = Keeper<Arc<Registration>>;
 
 /// What keeps the memory of a region: keepers, which do not count as users of it.
@@ -226,7 +226,7 @@ impl MemoryRegionInner {
         Arc::downgrade(&self.registration)
     }
 
-    /// A queue of one owner is about to post it: what is posted there keeps it registered.
+    /// It is about to be posted to a queue, which keeps it registered for that.
     pub(crate) fn used_by(&self, keeper: &Arc<RegionKeeper>) {
         let mut users = self.users.lock();
         users.retain(|user| user.strong_count() > 0);

@@ -17,55 +17,51 @@ use crate::verbs::RegionKeeper;
 use gdsync_sys::prm::doorbell;
 use std::sync::Arc;
 
-/// What the queue's lock has to do with its owner, of now or of before.
-#[derive(Debug)]
-pub(super) struct Owner {
-    pub(super) inbox: Arc<Inbox>,
-    keeper: Arc<RegionKeeper>,
-    /// Posts that were taken out of the inbox.
-    taken: u64,
-}
-
-impl Owner {
-    /// Blocks before `tail` are free, and so many of the owner's posts have retired.
-    pub(super) fn retire(&self, tail: u32, posts: usize) {
-        self.inbox.free(tail);
-        if posts > 0 {
-            self.keeper.retire(posts as u64);
-        }
-    }
-}
-
 impl Entry {
-    /// The owner has posted it without the lock.
-    pub(super) fn is_owners(&self) -> bool {
+    /// The CPU has posted it, perhaps an owner without the lock; the queue keeps its regions.
+    pub(super) fn is_kept(&self) -> bool {
         matches!(self.regions, Regions::Kept)
     }
 }
 
 impl SendState {
+    /// What keeps regions.
+    pub(crate) fn keeper(&self) -> &Arc<RegionKeeper> {
+        &self.keeper
+    }
+
+    /// The blocks before the tail are free, and so many posts more have retired that do not hold their
+    /// regions.
+    pub(super) fn free_kept(&self, kept: u64) {
+        if let Some(inbox) = &self.inbox {
+            inbox.free(self.tail);
+        }
+        if kept > 0 {
+            self.keeper.retire(kept);
+        }
+    }
+
     /// Takes what the owner has posted since the last time. All that looks at the queue comes after it.
     #[inline(always)]
     pub(crate) fn absorb(&mut self) {
-        if self.owner.is_some() {
+        if self.inbox.is_some() {
             self.take_posts();
         }
     }
 
     fn take_posts(&mut self) {
-        let Some(owner) = &mut self.owner else { return };
-        let posted = owner.keeper.posted();
-        if owner.taken == posted {
+        let (Some(inbox), posted) = (&self.inbox, self.keeper.posted()) else { return };
+        if self.kept == posted {
             return;
         }
-        while owner.taken != posted {
-            if let Some(Posted { wr_id, first, blocks, signaled }) = owner.inbox.take(owner.taken) {
+        while self.kept != posted {
+            if let Some(Posted { wr_id, first, blocks, signaled }) = inbox.take(self.kept) {
                 let entry =
                     Entry { wr_id, first, blocks, signaled, state: State::Posted, regions: Regions::Kept };
                 self.head = entry.end();
                 self.entries.push_back(entry);
             }
-            owner.taken += 1;
+            self.kept += 1;
         }
         self.next_to_post = self.next_serial();
     }
@@ -82,12 +78,10 @@ impl SendState {
     /// thread; the ring is not used longer than the queue.
     pub(crate) unsafe fn own(&mut self) -> OwnedSends {
         let (blocks, tail) = (self.ring.entries(), self.tail);
-        let owner = self.owner.get_or_insert_with(|| Owner {
-            inbox: Arc::new(Inbox::new(blocks, tail)),
-            keeper: Arc::new(RegionKeeper::new()),
-            taken: 0,
-        });
-        owner.inbox.free(tail);
+        let inbox = self.inbox.get_or_insert_with(|| Arc::new(Inbox::new(blocks, tail))).clone();
+        inbox.free(tail);
+        // Streams have passed what they were given here.
+        self.last_post = None;
         OwnedSends {
             // SAFETY: the caller's: one of the two writes at a time.
             ring: unsafe { self.ring.alias() },
@@ -96,11 +90,11 @@ impl SendState {
             head: self.head,
             tail,
             ahead: 0,
-            posted: owner.taken,
-            signaled: owner.inbox.signaled(),
+            posted: self.kept,
+            signaled: inbox.signaled(),
             is_fenced: self.has_changed_window,
-            inbox: owner.inbox.clone(),
-            keeper: owner.keeper.clone(),
+            inbox,
+            keeper: self.keeper.clone(),
         }
     }
 }
@@ -127,10 +121,6 @@ pub(crate) struct OwnedSends {
 impl OwnedSends {
     pub(crate) fn inbox(&self) -> &Arc<Inbox> {
         &self.inbox
-    }
-
-    pub(crate) fn keeper(&self) -> &Arc<RegionKeeper> {
-        &self.keeper
     }
 
     /// Whether a plain request may be posted by [`Self::post`] now.
@@ -198,7 +188,7 @@ impl OwnedSends {
     /// booked ahead.
     pub(crate) fn follow(&mut self, send: &SendState, ahead: u32) {
         (self.head, self.tail, self.is_fenced) = (send.head, send.tail, send.has_changed_window);
-        self.ahead = ahead;
+        (self.posted, self.ahead) = (send.kept, ahead);
     }
 
     #[cfg(test)]
