@@ -4,7 +4,7 @@
 pub mod sync {
     //! As `gdsync/src/util/sync.rs`, on loom.
 
-    pub use loom::sync::Mutex;
+    pub use loom::sync::{Mutex, MutexGuard};
     pub use loom::thread::yield_now;
 
     /// As `std::sync::atomic`.

@@ -9,7 +9,6 @@ use crate::queue::outcome::{WorkError, outcome};
 use crate::util::poller::Task;
 use gdsync_sys::pause::Pause;
 use std::sync::PoisonError;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 impl DeviceQp {
@@ -109,7 +108,7 @@ impl DeviceQp {
         }
         let status = inner.status();
         if matches!(*status, QpState::Connected) {
-            inner.connected.store(true, Ordering::Release);
+            inner.ready.open();
         }
     }
 }

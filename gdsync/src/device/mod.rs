@@ -27,7 +27,6 @@ use crate::verbs::transport::Transport;
 use layout::{ERROR_WORK, MAILBOX, Progress, VERSION};
 use mailbox::Mailbox;
 use state::State;
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -267,7 +266,7 @@ impl QueuePairInner {
         })?;
         let status = self.status();
         // If the queue pair has failed meanwhile, the kernel learns that from the card.
-        self.connected.store(false, Ordering::Release);
+        self.ready.close();
         drop(status);
         Ok((sends, attached))
     }

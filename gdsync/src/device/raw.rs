@@ -47,7 +47,7 @@ impl QueuePair {
         let state = unsafe { AtomicI32::from_ptr(&raw mut (*raw.as_ptr()).state) }.load(Ordering::Relaxed);
         if matches!(*status, QpState::Initialised) && state == verbs::IBV_QPS_RTS {
             *status = QpState::Connected;
-            inner.connected.store(true, Ordering::Release);
+            inner.ready.open();
         }
     }
 

@@ -128,7 +128,7 @@ fn the_program_moves_its_queue_pair() {
     queue_pair.inner.to_init().unwrap();
     queue_pair.inner.connect(&queue_pair.endpoint().unwrap(), ConnectOptions::default()).unwrap();
     *queue_pair.inner.status() = crate::qp::QpState::Initialised;
-    queue_pair.inner.connected.store(false, Ordering::Release);
+    queue_pair.inner.ready.close();
 
     queue_pair.adopt_state();
     region.write(0, b"8 bytes!");

@@ -119,3 +119,35 @@ impl Rules for QueuePairInner {
         }
     }
 }
+
+/// The queue pair's rules for posts of the CPU, which do not hold their regions: those come to know the
+/// queue. Under its lock, or by its owner.
+pub(super) struct Keeping<'a>(pub(super) &'a QueuePairInner);
+
+impl Rules for Keeping<'_> {
+    const KEEPS: bool = true;
+
+    #[inline(always)]
+    fn limits(&self) -> Limits {
+        self.0.limits()
+    }
+
+    #[inline(always)]
+    fn check(&self, slice: &Slice, card_writes: bool) -> Result<(), QueueError> {
+        if !self.0.known.is_newest(slice.region()) {
+            self.0.check(slice, card_writes)?;
+            self.0.known.admit(slice.region());
+        } else if card_writes && !slice.region().is_writable() {
+            return Err(QueueError::Request(RequestError::NotWritable { lkey: slice.lkey() }));
+        }
+        Ok(())
+    }
+
+    fn check_window(&self, window: &MemoryWindow) -> Result<(), WindowError> {
+        self.0.check_window(window)
+    }
+
+    fn check_address(&self, handle: &AddressHandle) -> Result<(), QueueError> {
+        self.0.check_address(handle)
+    }
+}

@@ -151,7 +151,7 @@ impl QueuePairInner {
         let (mut attr, mask) = self.ready_to_send(&self.config.connections, is_dc);
         self.modify(&mut attr, mask, "RTR to RTS")?;
         *status = QpState::Connected;
-        self.connected.store(true, Ordering::Release);
+        self.ready.open();
         Ok(())
     }
 
@@ -219,7 +219,7 @@ impl QueuePairInner {
         let (mut attr, mask) = self.ready_to_send(&options, reliable);
         self.modify(&mut attr, mask, "RTR to RTS")?;
         *status = QpState::Connected;
-        self.connected.store(true, Ordering::Release);
+        self.ready.open();
         Ok(())
     }
 }

@@ -7,6 +7,8 @@ use crate::queue::{Completion, PollError, QueueError, Ring, StateError};
 use crate::verbs::device::DeviceInner;
 use crate::verbs::{Error, QueuePairError, Transport};
 use gdsync_sys::verbs::ibv_cq;
+use spin::mutex::{SpinMutex, SpinMutexGuard};
+use spin::relax::Yield;
 use std::fmt::Debug;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -64,7 +66,7 @@ pub(crate) struct CompletionQueueInner {
     object: Box<dyn CqObject>,
     /// Of a queue with a channel. Dropped after the object, which uses the channel.
     pub(crate) told: Option<Told>,
-    state: parking_lot::Mutex<CompletionState>,
+    state: SpinMutex<CompletionState, Yield>,
     pub(crate) company: Company,
     /// Queue pairs that complete here, by number.
     queue_pairs: Mutex<Vec<(u32, Weak<QueuePairInner>)>>,
@@ -225,7 +227,7 @@ impl CompletionQueueInner {
         let inner = Arc::new(CompletionQueueInner {
             object,
             told,
-            state: parking_lot::Mutex::new(CompletionState::new(ring)),
+            state: SpinMutex::new(CompletionState::new(ring)),
             company: Company::default(),
             queue_pairs: Mutex::default(),
             device: device.clone(),
@@ -280,8 +282,11 @@ impl CompletionQueueInner {
     }
 
     /// The queue's state. Lock order: completion queue, then send or receive queue.
+    ///
+    /// A lock that is released by a store, as that of a send queue is. Only making, resetting and
+    /// destroying queue pairs hold it for long.
     #[inline(always)]
-    pub(crate) fn lock(&self) -> parking_lot::MutexGuard<'_, CompletionState> {
+    pub(crate) fn lock(&self) -> SpinMutexGuard<'_, CompletionState, Yield> {
         self.state.lock()
     }
 

@@ -33,8 +33,7 @@ impl QueuePair {
     /// different queues in any order, so the cause may be there a little later: it is looked for again
     /// with every call.
     pub fn failure(&self) -> Option<FailureCause> {
-        self.inner.look_for_cause();
-        self.inner.failure()
+        self.inner.known_failure()
     }
 }
 
@@ -50,8 +49,14 @@ impl Drop for QueuePair {
 }
 
 impl QueuePairInner {
+    /// As [`Self::failure`], after looking for the cause of a flush. No completion queue's lock is held.
+    pub(crate) fn known_failure(&self) -> Option<FailureCause> {
+        self.look_for_cause();
+        self.failure()
+    }
+
     pub(crate) fn failure(&self) -> Option<FailureCause> {
-        if self.connected.load(Ordering::Acquire) {
+        if self.ready.is_open() {
             return None;
         }
         match *self.status() {
@@ -80,7 +85,7 @@ impl QueuePairInner {
             FailureCause::Aborted => tracing::debug!(qpn = self.number, "queue pair aborted"),
         }
         *status = QpState::Failed(cause);
-        self.connected.store(false, Ordering::Release);
+        self.ready.close();
     }
 
     /// Remembers the error of a completion; in the place of a flush, the error before it, which the

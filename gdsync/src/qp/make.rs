@@ -1,6 +1,7 @@
 //! Making queue pairs, whatever drives and releases them.
 
 use super::create::{self, QpObject};
+use super::ready::Ready;
 use super::role::Role;
 use super::shared_receives::Sharing;
 use super::trigger::{Trigger, TriggerInner};
@@ -12,6 +13,7 @@ use crate::memory::spans::{Kind, Span};
 use crate::qp::domain::{Maker, QueueDomain};
 use crate::queue::QueueParts;
 use crate::queue::recv::RecvState;
+use crate::queue::regions::KnownRegions;
 use crate::queue::request::{Limits, MAX_COUNT};
 use crate::queue::send::{Handover, SendState};
 use crate::verbs::events::EventSink;
@@ -215,9 +217,10 @@ impl Parts {
             },
             recv_segments: made.recv_segments,
             status: Mutex::new(QpState::Initialised),
-            connected: AtomicBool::new(false),
+            ready: Ready::default(),
             is_flushed: AtomicBool::new(false),
             is_dropped: AtomicBool::new(false),
+            known: KnownRegions::new(send.keeper()),
             send: SpinMutex::new(send),
             recv: Mutex::new(RecvState::new(rq)),
             shared,

@@ -12,8 +12,9 @@
 //! - A stream never hangs because a send failed: an error entry flips the owner bit, too, and a
 //!   failed queue pair has everything flushed, including what was only prepared (`fail.rs`). A send
 //!   that only its own stream would ring, behind the wait for it, is refused (`prepared.rs`).
-//! - One driver at a time: while kernels drive a queue pair, `connected` is false, which every post
-//!   checks under the queues' locks, and all places of its completion queue are taken.
+//! - One driver at a time: while kernels drive a queue pair, it is not `ready`, which every post checks
+//!   under the queues' locks, and all places of its completion queue are taken. While it has one owner
+//!   (`owned.rs`), it is ready for the owner alone.
 //!
 //! # Lock order
 //! 1. A stream's state, then a completion queue, then a send or receive queue, then the master of a
@@ -44,7 +45,10 @@ pub(crate) mod domain;
 mod events;
 mod fail;
 mod make;
+mod monitor;
+mod owned;
 pub(crate) mod prepared;
+mod ready;
 pub(crate) mod receives;
 mod reset;
 mod role;
@@ -70,6 +74,8 @@ pub use checked::CheckedWait;
 pub use collector::{Collector, CollectorConfig};
 pub use config::{CompletionQueueConfig, DcTargetConfig, QueuePairConfig, SharedReceiveQueueConfig};
 pub use cq::{CompletionQueue, WaitError};
+pub use monitor::QueuePairMonitor;
+pub use owned::{NotOwned, OwnedQueuePair, OwnerBlocker};
 pub use prepared::PreparedSend;
 pub use reset::ResetError;
 pub use shared_receives::SharedReceiveQueue;
@@ -77,12 +83,15 @@ pub use target::DcTarget;
 pub use trigger::{MasterConfig, Trigger};
 pub use wait::PreparedWait;
 
+use self::complete::Keeping;
 use self::create::QpObject;
+use self::ready::Ready;
 use self::shared_receives::Sharing;
 use crate::memory::spans::Span;
 use crate::qp::domain::QueueDomain;
 use crate::qp::trigger::{Master, TriggerInner};
 use crate::queue::recv::RecvState;
+use crate::queue::regions::KnownRegions;
 use crate::queue::request::{Limits, Rules, data_segments};
 use crate::queue::send::{CardWait, SendState};
 use crate::queue::{FailureCause, QueueError, StateError, WorkRequest};
@@ -143,9 +152,8 @@ pub(crate) struct QueuePairInner {
     recv_segments: u32,
     /// `IBV_QPS_*`, and the first error with it.
     status: Mutex<QpState>,
-    /// The same in short, to be read without the lock: connected, not failed, and not handed over
-    /// to kernels.
-    pub(crate) connected: AtomicBool,
+    /// The same in short, to be read without the lock.
+    pub(crate) ready: Ready,
     /// The card has it in the error state: what has not completed by now is flushed. A queue pair
     /// that is being aborted has failed a moment before.
     pub(crate) is_flushed: AtomicBool,
@@ -153,6 +161,8 @@ pub(crate) struct QueuePairInner {
     /// Its memory stays while prepared waits and posted batches need it.
     pub(crate) is_dropped: AtomicBool,
     pub(crate) send: SpinMutex<SendState, Yield>,
+    /// Regions that need not be held by what the CPU posts.
+    known: KnownRegions,
     /// Empty beside a shared receive queue.
     pub(crate) recv: Mutex<RecvState>,
     pub(crate) shared: Option<Sharing>,
@@ -297,14 +307,16 @@ impl QueuePair {
 }
 
 impl QueuePairInner {
-    /// The send queue. Lock order: completion queue first.
+    /// The send queue, with what its owner has posted. Lock order: completion queue first.
     ///
     /// A lock that is released by a store: another read-modify-write would be a large part of the
     /// cost of a post. A thread that finds it taken yields, as only a reset of the queue pair holds
     /// it for long.
     #[inline(always)]
     pub(crate) fn send(&self) -> SpinMutexGuard<'_, SendState, Yield> {
-        self.send.lock()
+        let mut send = self.send.lock();
+        send.absorb();
+        send
     }
 
     /// What releases its sends, where it has a master.
@@ -324,7 +336,7 @@ impl QueuePairInner {
     /// Sends may be prepared: connected, not failed, and not handed over to kernels.
     #[inline(always)]
     pub(crate) fn check_connected(&self) -> Result<(), QueueError> {
-        if self.connected.load(Ordering::Acquire) { Ok(()) } else { self.why_not_connected() }
+        if self.ready.for_all() { Ok(()) } else { self.why_not_connected() }
     }
 
     #[cold]
@@ -332,7 +344,8 @@ impl QueuePairInner {
     fn why_not_connected(&self) -> Result<(), QueueError> {
         let qpn = self.number;
         match *self.status() {
-            // Only that keeps a queue pair that is connected from being ready.
+            // Only an owner and kernels keep a queue pair that is connected from being ready.
+            QpState::Connected if self.ready.is_owned() => Err(QueueError::State(StateError::Owned { qpn })),
             QpState::Connected => Err(QueueError::State(StateError::DeviceAttached { qpn })),
             QpState::Initialised => Err(QueueError::State(StateError::NotConnected { qpn })),
             QpState::Failed(cause) => Err(QueueError::State(StateError::Failed { qpn, cause })),
@@ -342,11 +355,12 @@ impl QueuePairInner {
     #[inline(always)]
     fn post_send(&self, request: &WorkRequest<'_>) -> Result<(), QueueError> {
         let mut completions = self.send_cq.lock();
-        let mut send = self.send();
+        // It has no owner where this succeeds: there is nothing to take from one.
+        let mut send = self.send.lock();
         // Under the lock: the queue is flushed only after the queue pair was marked as failed.
         self.check_connected()?;
         // SAFETY: the register belongs to this queue pair, which is alive.
-        unsafe { send.post_now(request, self, |signaled| completions.reserve(signaled)) }
+        unsafe { send.post_now(request, &Keeping(self), |signaled| completions.reserve(signaled)) }
     }
 
     /// Posts a request behind WAITs: the card performs it when it has what these wait for.

@@ -8,7 +8,6 @@ use crate::queue::send::{Before, Replaced, SendState};
 use crate::queue::{Claim, OrderError, QueueError, Release, StateError, WorkRequest};
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 /// A send, write or read that is ready in the send queue; posting it on a stream rings the card.
 ///
@@ -259,7 +258,7 @@ impl QueuePairInner {
         timeline: &Arc<Timeline>,
         point: TimelinePoint,
     ) -> Option<Replaced> {
-        if !self.connected.load(Ordering::Acquire) {
+        if !self.ready.for_all() {
             return None;
         }
         self.send().post_next(serial, timeline, point)

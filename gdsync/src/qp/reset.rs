@@ -4,12 +4,13 @@ use crate::qp::{QpState, QueuePair, QueuePairInner, next_psn};
 use crate::queue::completion::CompletionState;
 use crate::queue::failure::ResetBlocker;
 use crate::verbs::{ConnectOptions, Endpoint, Error};
-use parking_lot::MutexGuard;
+use spin::mutex::SpinMutexGuard;
+use spin::relax::Yield;
 use std::cmp::Ordering as Cmp;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-type CompletionGuard<'a> = MutexGuard<'a, CompletionState>;
+type CompletionGuard<'a> = SpinMutexGuard<'a, CompletionState, Yield>;
 
 /// Why [`QueuePair::reset`] and [`QueuePair::reconnect`] did nothing, or failed.
 #[derive(Debug, thiserror::Error)]
@@ -129,7 +130,7 @@ impl QueuePairInner {
             master.forget(trigger, self.number);
         }
         let mut status = self.status();
-        self.connected.store(false, Ordering::Release);
+        self.ready.close();
         // Every completion was polled, but perhaps of sends that asked for none; so no entry of the
         // old queues appears under the new ones' numbers. (libmlx5 would look for some, but leaves
         // completion queues alone whose ring it has given away.)

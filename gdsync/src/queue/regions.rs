@@ -1,8 +1,10 @@
 //! The memory regions, the address, and the memory window that a work request in flight keeps.
 
 use crate::verbs::mw::WindowChange;
-use crate::verbs::{AddressHandle, MemoryRegionInner, Slice};
-use std::sync::Arc;
+use crate::verbs::{AddressHandle, MemoryRegionInner, RegionKeeper, Slice};
+use parking_lot::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
 
 /// Regions that a work request names: most name one, if any, and that takes no memory of its own.
 #[derive(Debug)]
@@ -12,6 +14,8 @@ pub(crate) enum Regions {
     Several(#[expect(dead_code, reason = "held, not looked at")] Vec<Arc<MemoryRegionInner>>),
     /// Those of a datagram.
     Addressed(#[expect(dead_code, reason = "held, not looked at")] Box<(AddressHandle, Regions)>),
+    /// The queue keeps them.
+    Kept,
     /// The window keeps its region.
     Window(Box<WindowChange>),
 }
@@ -42,5 +46,44 @@ impl Regions {
             }
         }
         Regions::Several(all)
+    }
+}
+
+/// Regions that were posted to a queue lately: they know its keeper, and posts need not hold them.
+/// Used by one thread at a time: under the queue's lock, or by its owner.
+#[derive(Debug)]
+pub(crate) struct KnownRegions {
+    keeper: Arc<RegionKeeper>,
+    /// Address of the last one; 0 before the first.
+    newest: AtomicUsize,
+    /// Their addresses are no other region's as long as these are here.
+    all: Mutex<Vec<Weak<MemoryRegionInner>>>,
+}
+
+/// Most regions that a queue remembers.
+const MOST_KNOWN: usize = 16;
+
+impl KnownRegions {
+    pub(crate) fn new(keeper: &Arc<RegionKeeper>) -> Self {
+        KnownRegions { keeper: keeper.clone(), newest: AtomicUsize::new(0), all: Mutex::default() }
+    }
+
+    #[inline(always)]
+    pub(crate) fn is_newest(&self, region: &Arc<MemoryRegionInner>) -> bool {
+        Arc::as_ptr(region).addr() == self.newest.load(Ordering::Relaxed)
+    }
+
+    /// Makes the keeper known to the region, unless it is.
+    #[inline(never)]
+    pub(crate) fn admit(&self, region: &Arc<MemoryRegionInner>) {
+        let mut all = self.all.lock();
+        if !all.iter().any(|known| std::ptr::eq(known.as_ptr(), Arc::as_ptr(region))) {
+            region.used_by(&self.keeper);
+            if all.len() >= MOST_KNOWN {
+                all.remove(0);
+            }
+            all.push(Arc::downgrade(region));
+        }
+        self.newest.store(Arc::as_ptr(region).addr(), Ordering::Relaxed);
     }
 }

@@ -281,6 +281,9 @@ impl<'a> WorkRequest<'a> {
 pub(crate) const MAX_COUNT: u32 = (1 << 31) - 1;
 /// What a queue pair asks of the requests that it takes.
 pub(crate) trait Rules {
+    /// The regions of slices that were checked know the queue that is posted to, which keeps them.
+    const KEEPS: bool = false;
+
     fn limits(&self) -> Limits;
     /// Whether the card may use the slice; `card_writes` to it.
     fn check(&self, slice: &Slice, card_writes: bool) -> Result<(), QueueError>;

@@ -9,6 +9,7 @@ mod cancel;
 mod device;
 mod flush;
 mod order;
+mod owned;
 mod released;
 mod restart;
 mod window;
@@ -16,6 +17,7 @@ mod window;
 pub(crate) use behind::CardWait;
 pub(crate) use device::BorrowedSends;
 pub(crate) use order::{Before, LastPost, Replaced};
+pub(crate) use owned::OwnedSends;
 pub(crate) use released::Enable;
 
 use super::regions::Regions;
@@ -23,8 +25,10 @@ use super::{Copy, Ring, SegmentWriter};
 use crate::memory::HostAddr;
 use crate::queue::claim::Claims;
 use crate::queue::doorbell::ring;
+use crate::queue::inbox::Inbox;
 use crate::queue::request::Rules;
 use crate::queue::{Claim, Doorbell, QueueError, QueueFull, WorkRequest};
+use crate::verbs::RegionKeeper;
 use gdsync_sys::prm::doorbell;
 use gdsync_sys::prm::wqe::{BASIC_BLOCK, SEGMENT};
 use std::collections::VecDeque;
@@ -133,6 +137,25 @@ fn write(
     Ok(Written { doorbell: words[0], several, units })
 }
 
+/// The same for a work request that wraps around the ring's end.
+#[cold]
+#[inline(never)]
+fn write_wrapped(
+    ring: &mut Ring,
+    request: &WorkRequest<'_>,
+    rules: &impl Rules,
+    head: u32,
+    qpn: u32,
+) -> Result<Written, QueueError> {
+    let mut copy = Copy::new();
+    // SAFETY: no request has more segments (`WorkRequest::most_units`), and `write` writes no more than
+    // it has.
+    let mut writer = unsafe { copy.writer() };
+    let written = write(&mut writer, request, rules, head, qpn)?;
+    ring.write(head, copy.bytes(written.units));
+    Ok(written)
+}
+
 /// Basic blocks that hold that many segments.
 fn blocks_of(units: u32) -> u32 {
     units.div_ceil(UNITS_PER_BLOCK)
@@ -170,6 +193,12 @@ pub(crate) struct SendState {
     is_released: bool,
     /// The newest request changes a memory window.
     has_changed_window: bool,
+    /// Keeps the regions of posts that do not hold them.
+    keeper: Arc<RegionKeeper>,
+    /// How many such posts there were, as far as is known here: an owner's are in the inbox first.
+    kept: u64,
+    /// It has an owner, or had one.
+    inbox: Option<Arc<Inbox>>,
 }
 
 impl SendState {
@@ -192,6 +221,9 @@ impl SendState {
             handover: Handover::Doorbells,
             is_released: false,
             has_changed_window: false,
+            keeper: Arc::new(RegionKeeper::new()),
+            kept: 0,
+            inbox: None,
         }
     }
 
@@ -281,10 +313,10 @@ impl SendState {
     ///
     /// Returns the value of the doorbell register.
     #[inline(always)]
-    fn place(
+    fn place<R: Rules>(
         &mut self,
         request: &WorkRequest<'_>,
-        rules: &impl Rules,
+        rules: &R,
         book: impl FnOnce(bool) -> Result<(), QueueError>,
         state: State,
     ) -> Result<u64, QueueError> {
@@ -298,7 +330,7 @@ impl SendState {
         // SAFETY: the ring has room for that many segments, and `write` writes no more.
         let written = match unsafe { self.ring.writer(head, most) } {
             Some(mut writer) => write(&mut writer, request, rules, head, self.qpn)?,
-            None => self.place_wrapped(request, rules)?,
+            None => write_wrapped(&mut self.ring, request, rules, head, self.qpn)?,
         };
         let signaled = request.is_signaled();
         book(signaled)?;
@@ -307,13 +339,20 @@ impl SendState {
         }
         let blocks = blocks_of(written.units);
         self.head = head.wrapping_add(blocks);
+        let regions = if R::KEEPS && request.has_regions_only() {
+            self.kept += 1;
+            self.keeper.post(self.kept);
+            Regions::Kept
+        } else {
+            request.regions(written.several)
+        };
         self.entries.push_back(Entry {
             wr_id: request.wr_id,
             first: head,
             blocks: blocks as u16,
             signaled,
             state,
-            regions: request.regions(written.several),
+            regions,
         });
         // Drained here, so that ringing does not depend on the kind of memory that the ring is in.
         self.ring.drain();
@@ -324,23 +363,6 @@ impl SendState {
     fn push(&mut self, entry: Entry) {
         self.head = entry.end();
         self.entries.push_back(entry);
-    }
-
-    /// Writes a work request that wraps around the ring's end.
-    #[cold]
-    #[inline(never)]
-    fn place_wrapped(
-        &mut self,
-        request: &WorkRequest<'_>,
-        rules: &impl Rules,
-    ) -> Result<Written, QueueError> {
-        let mut copy = Copy::new();
-        // SAFETY: no request has more segments (`WorkRequest::most_units`), and `write` writes no
-        // more than it has.
-        let mut writer = unsafe { copy.writer() };
-        let written = write(&mut writer, request, rules, self.head, self.qpn)?;
-        self.ring.write(self.head, copy.bytes(written.units));
-        Ok(written)
     }
 
     /// The serial number of the next work request.
@@ -364,8 +386,9 @@ impl SendState {
     /// succeeded, but for the one of the completion after [`Self::doubt`].
     pub(crate) fn retire(&mut self, wqe_counter: u16) -> Option<Retired> {
         let position = self.entries.iter().position(|entry| entry.first as u16 == wqe_counter)?;
-        let mut retired = Retired::default();
+        let (mut retired, mut kept) = (Retired::default(), 0);
         for entry in self.entries.drain(..=position) {
+            kept += u64::from(entry.is_kept());
             if let Some(change) = entry.change() {
                 change.finish();
             }
@@ -376,6 +399,7 @@ impl SendState {
             retired.signaled += u32::from(entry.signaled);
             self.tail = entry.end();
         }
+        self.free_kept(kept);
         self.first_serial += u64::from(retired.entries);
         retired.claim = self.claims.take(self.first_serial.wrapping_sub(1));
         if !self.has_posted() {

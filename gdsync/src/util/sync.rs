@@ -1,7 +1,7 @@
 //! Locks and atomics of the modules whose interleavings are explored: `model/` compiles them with
 //! loom's in this place.
 
-pub(crate) use std::sync::Mutex;
+pub(crate) use std::sync::{Mutex, MutexGuard};
 pub(crate) use std::thread::yield_now;
 
 /// As `std::sync::atomic`.

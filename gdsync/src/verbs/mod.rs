@@ -16,6 +16,7 @@ pub(crate) mod gid;
 pub(crate) mod gpu_mr;
 #[cfg(feature = "ibverbs")]
 pub mod ibverbs;
+pub(crate) mod keeper;
 pub(crate) mod mr;
 pub(crate) mod mw;
 pub(crate) mod pd;
@@ -24,7 +25,7 @@ pub(crate) mod registration;
 pub(crate) mod transport;
 
 pub(crate) use device::DeviceInner;
-pub(crate) use mr::MemoryRegionInner;
+pub(crate) use mr::{MemoryRegionInner, RegionKeeper};
 pub(crate) use pd::ProtectionDomainInner;
 
 pub use ah::AddressHandle;

@@ -3,13 +3,15 @@
 use crate::cuda::GpuMemory;
 use crate::memop::{Word32, Word64, WordError};
 use crate::memory::{OutOfBounds, PinnedMemory};
+use crate::verbs::keeper::Keeper;
 use crate::verbs::{Error, ParseError, ProtectionDomain, ProtectionDomainInner, RegistrationPath, call};
 use gdsync_sys::verbs::{self, ibv_mr};
+use parking_lot::Mutex;
 use std::fmt;
 use std::ops::{Bound, Range, RangeBounds};
-use std::ptr::NonNull;
+use std::ptr::{self, NonNull};
 use std::str::FromStr;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 bitflags::bitflags! {
     /// What a card may do with a memory region, or a remote side with a queue pair. Reading locally
@@ -60,16 +62,33 @@ pub struct MemoryRegion {
 
 #[derive(Debug)]
 pub(crate) struct MemoryRegionInner {
-    /// None where the program registered the memory itself.
-    raw: Option<NonNull<ibv_mr>>,
+    registration: Arc<Registration>,
     pub(crate) lkey: u32,
     pub(crate) rkey: u32,
     access: Access,
     addr: u64,
     len: usize,
-    memory: Backing,
     pub(crate) pd: Arc<ProtectionDomainInner>,
+    /// Of queues that it was posted to by posts that do not hold it.
+    users: Mutex<Vec<Weak<RegionKeeper>>>,
 }
+
+/// A region as the provider knows it, and its memory. Deregistered when dropped.
+#[derive(Debug)]
+pub(crate) struct Registration {
+    /// None where the program registered the memory itself.
+    raw: Option<NonNull<ibv_mr>>,
+    memory: Backing,
+    pd: Arc<ProtectionDomainInner>,
+}
+
+// SAFETY: libibverbs allows a memory region to be used from any thread.
+unsafe impl Send for Registration {}
+// SAFETY: as above.
+unsafe impl Sync for Registration {}
+
+/// Keeps the regions of what the CPU has posted to a queue.
+pub(crate) type RegionKeeper = Keeper<Arc<Registration>>;
 
 /// What keeps the memory of a region: keepers, which do not count as users of it.
 #[derive(Debug)]
@@ -84,11 +103,6 @@ pub(crate) enum Backing {
     /// The program's.
     Foreign,
 }
-
-// SAFETY: libibverbs allows a memory region to be used from any thread; the keys are plain numbers.
-unsafe impl Send for MemoryRegionInner {}
-// SAFETY: as above.
-unsafe impl Sync for MemoryRegionInner {}
 
 impl MemoryRegion {
     /// Allocates `len` zeroed bytes and registers them. A length of 0 registers one page of which 0
@@ -194,14 +208,31 @@ impl MemoryRegionInner {
         // SAFETY: a region just returned by the provider is a valid `ibv_mr`; its keys never
         // change.
         let (lkey, rkey) = unsafe { ((*raw.as_ptr()).lkey, (*raw.as_ptr()).rkey) };
-        MemoryRegionInner { raw: Some(raw), lkey, rkey, access, addr, len, memory, pd }
+        let registration = Arc::new(Registration { raw: Some(raw), memory, pd: pd.clone() });
+        MemoryRegionInner { registration, lkey, rkey, access, addr, len, pd, users: Mutex::default() }
     }
 
     /// Whatever memory the program has registered in a domain itself: only its slices know their
     /// keys.
     pub(crate) fn foreign(pd: Arc<ProtectionDomainInner>) -> Self {
-        let (access, memory) = (Access::all(), Backing::Foreign);
-        MemoryRegionInner { raw: None, lkey: 0, rkey: 0, access, addr: 0, len: usize::MAX, memory, pd }
+        let registration = Arc::new(Registration { raw: None, memory: Backing::Foreign, pd: pd.clone() });
+        let (access, len, users) = (Access::all(), usize::MAX, Mutex::default());
+        MemoryRegionInner { registration, lkey: 0, rkey: 0, access, addr: 0, len, pd, users }
+    }
+
+    /// What is there as long as the region is registered.
+    #[cfg(test)]
+    pub(crate) fn registration(&self) -> Weak<Registration> {
+        Arc::downgrade(&self.registration)
+    }
+
+    /// It is about to be posted to a queue, which keeps it registered for that.
+    pub(crate) fn used_by(&self, keeper: &Arc<RegionKeeper>) {
+        let mut users = self.users.lock();
+        users.retain(|user| user.strong_count() > 0);
+        if !users.iter().any(|user| ptr::eq(user.as_ptr(), Arc::as_ptr(keeper))) {
+            users.push(Arc::downgrade(keeper));
+        }
     }
 
     pub(crate) fn remote(&self) -> RemoteMemory {
@@ -210,7 +241,7 @@ impl MemoryRegionInner {
 
     /// How the card gets to GPU memory; none for host memory.
     pub(crate) fn path(&self) -> Option<RegistrationPath> {
-        match self.memory {
+        match self.registration.memory {
             Backing::Host { .. } | Backing::Foreign => None,
             Backing::Gpu { path, .. } => Some(path),
         }
@@ -226,12 +257,20 @@ impl MemoryRegionInner {
     }
 }
 
-impl Drop for MemoryRegionInner {
+impl Drop for Registration {
     fn drop(&mut self) {
         if let Some(raw) = self.raw {
-            // SAFETY: registered by us, and no work request names it any more: they hold an `Arc`
-            // of this.
+            // SAFETY: registered by us, and no work request names it any more: those hold the region,
+            // or their queue keeps this.
             call::on_drop("ibv_dereg_mr", unsafe { (self.pd.device.api.dereg_mr)(raw.as_ptr()) });
+        }
+    }
+}
+
+impl Drop for MemoryRegionInner {
+    fn drop(&mut self) {
+        for user in self.users.get_mut().iter().filter_map(Weak::upgrade) {
+            user.keep(|| self.registration.clone());
         }
     }
 }

@@ -48,6 +48,7 @@ mod masters;
 mod merging;
 mod model;
 mod own_waits;
+mod owned;
 mod persistent_faults;
 mod persistent_lists;
 mod placement;

@@ -9,11 +9,17 @@ use gdsync_sys::prm::wqe::Opcode;
 const MAX_QPN: u32 = (1 << 24) - 1;
 
 impl WorkRequest<'_> {
+    /// A request that takes no look at what its queue pair can do, on a reliable connection.
+    #[inline(always)]
+    pub(crate) fn is_plain(&self, transport: Transport) -> bool {
+        let plain = self.operands.is_none() && self.opcode != Opcode::SendInval;
+        transport == Transport::Rc && plain && self.to.is_none()
+    }
+
     /// Refuses what the queue pair or its device cannot do. Most requests are none of that.
     #[inline(always)]
     pub(crate) fn check(&self, rules: &impl Rules) -> Result<(), QueueError> {
-        let plain = self.operands.is_none() && self.opcode != Opcode::SendInval;
-        if rules.limits().transport == Transport::Rc && plain && self.to.is_none() {
+        if self.is_plain(rules.limits().transport) {
             return Ok(());
         }
         self.check_special(rules)?;

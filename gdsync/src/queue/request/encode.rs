@@ -44,6 +44,12 @@ impl WorkRequest<'_> {
         }
     }
 
+    /// Whether it holds nothing but regions.
+    #[inline(always)]
+    pub(crate) fn has_regions_only(&self) -> bool {
+        matches!(self.payload, Payload::Slices(_)) && self.to.is_none()
+    }
+
     /// The regions that the card will reach, and the address; `several`, as [`Self::encode`] says.
     #[inline(always)]
     pub(crate) fn regions(&self, several: bool) -> Regions {

@@ -24,8 +24,9 @@ use table::{Extent, Table};
 /// A cheap handle; clones name the same cache. It holds at most what its [`CacheLimits`] say:
 /// registrations that nothing uses make way for new ones, the longest unused first; what is in use
 /// stays, and where there is no room beside it, a new registration is handed out without being
-/// kept. A request is served by any registration that has all of its bytes, and all of the access
-/// asked for, or more.
+/// kept. What the CPU has posted uses none: its registrations may make way, and the card forgets them
+/// when it has completed. A request is served by any registration that has all of its bytes, and all of
+/// the access asked for, or more.
 ///
 /// A registration leaves the cache with its memory: when the last handle of a [`PinnedMemory`] or
 /// [`GpuMemory`] that the program or a stream has is dropped, or when

@@ -1,0 +1,155 @@
+//! Regions of posts that do not hold them, and places that are booked ahead.
+
+use super::*;
+use crate::qp::testing::{LONG, poll};
+use crate::verbs::mr::Registration;
+use crate::{Access, Device, MemoryRegion, ProtectionDomain, QueuePairConfig};
+use std::sync::Weak;
+use std::time::Instant;
+
+struct Bed {
+    pd: ProtectionDomain,
+    left: OwnedQueuePair,
+    right: QueuePair,
+}
+
+impl Bed {
+    fn new(depth: u32) -> Bed {
+        let pd = ProtectionDomain::new(&Device::software().unwrap()).unwrap();
+        let config = QueuePairConfig::default().send_depth(depth).recv_depth(depth);
+        let (left, right) = (QueuePair::new(&pd, config).unwrap(), QueuePair::new(&pd, config).unwrap());
+        left.connect(&right.endpoint().unwrap(), ConnectOptions::default()).unwrap();
+        right.connect(&left.endpoint().unwrap(), ConnectOptions::default()).unwrap();
+        Bed { pd, left: left.into_owned().unwrap(), right }
+    }
+
+    /// Posts a send of a region that is dropped at once; it goes when a receive is posted.
+    fn send(&mut self) -> Weak<Registration> {
+        let region = MemoryRegion::allocate(&self.pd, 8, Access::LOCAL_WRITE).unwrap();
+        region.write(0, b"stays!!!");
+        self.left.post_send(WorkRequest::send(&[region.slice(..).unwrap()])).unwrap();
+        region.inner.registration()
+    }
+
+    fn receive(&self) {
+        let target = MemoryRegion::allocate(&self.pd, 8, Access::LOCAL_WRITE).unwrap();
+        self.right.post_recv(&[target.slice(..).unwrap()], 0).unwrap();
+        assert_eq!(poll(&self.right.recv_cq()).status, Ok(()));
+        let mut bytes = [0; 8];
+        target.read(0, &mut bytes);
+        assert_eq!(&bytes, b"stays!!!");
+    }
+
+    fn booked(&self) -> u32 {
+        self.left.poster.sends.ahead()
+    }
+}
+
+#[test]
+fn a_region_stays_registered_until_its_posts_have_completed_and_no_longer() {
+    let mut bed = Bed::new(8);
+    // The first is posted under the locks.
+    let before = bed.send();
+    assert!(bed.booked() > 0);
+    let (first, second) = (bed.send(), bed.send());
+    assert!([&before, &first, &second].iter().all(|region| region.strong_count() == 1));
+    for region in [before, first] {
+        bed.receive();
+        assert_eq!(region.strong_count(), 1, "its completion was not polled");
+        assert_eq!(poll(&bed.left.send_cq()).status, Ok(()));
+        assert_eq!(region.strong_count(), 0);
+    }
+    assert_eq!(second.strong_count(), 1);
+    bed.receive();
+    assert_eq!(poll(&bed.left.send_cq()).status, Ok(()));
+    assert_eq!(second.strong_count(), 0);
+    // With nothing in flight, it goes at once.
+    let region = MemoryRegion::allocate(&bed.pd, 8, Access::LOCAL_WRITE).unwrap();
+    bed.left.post_send(WorkRequest::write(&[region.slice(..0).unwrap()], region.remote())).unwrap();
+    assert_eq!(poll(&bed.left.send_cq()).status, Ok(()));
+    let registration = region.inner.registration();
+    drop(region);
+    assert_eq!(registration.strong_count(), 0);
+}
+
+#[test]
+fn regions_of_what_is_reset_or_dropped_go_with_it() {
+    let mut bed = Bed::new(8);
+    drop(bed.send());
+    bed.receive();
+    assert_eq!(poll(&bed.left.send_cq()).status, Ok(()));
+    let region = MemoryRegion::allocate(&bed.pd, 8, Access::LOCAL_WRITE).unwrap();
+    let slices = [region.slice(..).unwrap()];
+    let silent = WorkRequest::send(&slices).unsignaled();
+    // Without a completion, and never polled: a reset forgets it.
+    bed.right.post_recv(&slices, 0).unwrap();
+    bed.left.post_send(silent).unwrap();
+    assert_eq!(poll(&bed.right.recv_cq()).status, Ok(()));
+    let registration = region.inner.registration();
+    drop((region, slices));
+    assert_eq!(registration.strong_count(), 1);
+    bed.left.abort().unwrap();
+    let deadline = Instant::now() + LONG;
+    while bed.left.reset().is_err() {
+        assert!(Instant::now() < deadline);
+        bed.left.send_cq().poll().unwrap();
+    }
+    assert_eq!(registration.strong_count(), 0);
+
+    let mut bed = Bed::new(8);
+    drop(bed.send());
+    let registration = bed.send();
+    assert_eq!(registration.strong_count(), 1);
+    drop(bed);
+    assert_eq!(registration.strong_count(), 0);
+}
+
+#[test]
+fn more_regions_than_an_owner_remembers_are_kept_all_the_same() {
+    let mut bed = Bed::new(64);
+    let regions: Vec<_> =
+        (0..40).map(|_| MemoryRegion::allocate(&bed.pd, 8, Access::LOCAL_WRITE).unwrap()).collect();
+    for region in regions.iter().chain(&regions) {
+        bed.left.post_send(WorkRequest::send(&[region.slice(..).unwrap()]).wr_id(1)).unwrap();
+        bed.right.post_recv(&[regions[0].slice(..).unwrap()], 0).unwrap();
+        assert_eq!(poll(&bed.left.send_cq()).wr_id, 1);
+        while bed.right.recv_cq().poll().unwrap().is_some() {}
+    }
+    let registrations: Vec<_> = regions.iter().map(|region| region.inner.registration()).collect();
+    for pair in regions.chunks(2) {
+        let slices = [pair[0].slice(..4).unwrap(), pair[1].slice(4..).unwrap()];
+        bed.left.post_send(WorkRequest::send(&slices).wr_id(2)).unwrap();
+    }
+    drop(regions);
+    assert!(registrations.iter().all(|registration| registration.strong_count() == 1));
+    bed.left.abort().unwrap();
+    for _ in 0..20 {
+        assert_eq!(poll(&bed.left.send_cq()).wr_id, 2);
+    }
+    assert!(registrations.iter().all(|registration| registration.strong_count() == 0));
+}
+
+#[test]
+fn places_that_are_booked_ahead_come_back() {
+    let mut bed = Bed::new(16);
+    let room = |bed: &Bed| {
+        let queue = bed.left.send_cq();
+        let entries = queue.entries();
+        let state = queue.inner.lock();
+        (1..=entries).rev().find(|places| state.has_room(*places)).unwrap_or(0)
+    };
+    let all = bed.left.send_cq().entries();
+    assert_eq!((room(&bed), bed.booked()), (all, 0));
+    for number in 1..100 {
+        bed.left.post_send(WorkRequest::nop().wr_id(number)).unwrap();
+        assert_eq!(room(&bed) + bed.booked(), all - 1);
+        assert_eq!(poll(&bed.left.send_cq()).wr_id, number);
+    }
+    assert!(bed.booked() > 0);
+    let shared = bed.left.into_shared();
+    assert!(shared.send_cq().inner.lock().has_room(all));
+    let owned = shared.into_owned().unwrap();
+    let queue = owned.send_cq();
+    drop(owned);
+    assert!(queue.inner.lock().has_room(all));
+}
