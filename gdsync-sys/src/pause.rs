@@ -57,7 +57,7 @@ impl Pause {
     }
 
     /// As [`Self::pause`], beside a word of memory: a nap ends as soon as a software card of this process
-    /// writes to the word's page. `is_there` looks at the memory once more before a nap; returns
+    /// writes to the word. `is_there` looks at the memory once more before a nap; returns
     /// whether it has found what is awaited.
     ///
     /// With `helper`, the thread serves a card that it waits for, instead of spinning.

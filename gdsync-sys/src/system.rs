@@ -60,6 +60,8 @@ pub fn load() -> Result<&'static VerbsApi, LoadError> {
     if let Some(api) = API.get() {
         return Ok(api);
     }
+    // The software card may stand behind these libraries.
+    crate::wake::find();
     let table = fill(LIBIBVERBS, LIBMLX5)?;
     // SAFETY: the entries are rdma-core's own functions, in libraries that stay loaded, and those of
     // `inline`, which call them: they do what their manual pages say.

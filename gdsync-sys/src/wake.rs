@@ -16,7 +16,7 @@
 //! the name [`EXPORTED`], or else its own.
 
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering, fence};
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering, fence};
 use std::time::Duration;
 
 /// The symbol by which a library exports the table of the process. It ends with the table's version: another layout,
@@ -39,16 +39,53 @@ pub struct Bell {
 /// Most bells: one for each copy of the software card in a process.
 const BELLS: usize = 4;
 /// Places at which threads rest. A power of two.
-const PLACES: usize = 64;
-/// Addresses of one place: a page.
-const PAGE_SHIFT: usize = 12;
+const PLACES: usize = 256;
+/// Addresses of one place: a cache line, and a completion entry.
+const LINE_SHIFT: usize = 6;
+/// In the place of an address: threads rest beside several.
+const SEVERAL: usize = 0;
 
-/// Threads that rest beside some pages.
+/// Threads that rest beside some lines of memory.
 #[repr(C, align(64))]
 struct Place {
     resting: AtomicU32,
     /// Changes with every write that is said; a futex.
     turn: AtomicU32,
+    /// The word beside which they rest, or [`SEVERAL`].
+    beside: AtomicUsize,
+}
+
+impl Place {
+    const fn new() -> Place {
+        Place { resting: AtomicU32::new(0), turn: AtomicU32::new(0), beside: AtomicUsize::new(SEVERAL) }
+    }
+
+    /// Announces a thread.
+    fn enter(&self, address: usize) {
+        let others = self.resting.fetch_add(1, Ordering::AcqRel);
+        if others == 0 || self.beside.load(Ordering::Relaxed) != address {
+            self.beside.store(if others == 0 { address } else { SEVERAL }, Ordering::Release);
+        }
+    }
+
+    /// Two threads that come and go at one moment may leave the word of one of them: the other one's rest then
+    /// ends by itself.
+    fn leave(&self) {
+        self.resting.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// Wakes who rests beside what was written. Others of its memory, such as the entries of a completion queue
+    /// that come before the one that is awaited, wake no thread.
+    fn wrote(&self, first: usize, last: usize) {
+        if self.resting.load(Ordering::Acquire) == 0 {
+            return;
+        }
+        let beside = self.beside.load(Ordering::Relaxed);
+        if beside == SEVERAL || (first..=last).contains(&beside) {
+            self.turn.fetch_add(1, Ordering::Release);
+            futex::wake(&self.turn);
+        }
+    }
 }
 
 /// The state of a process: who rests, and where.
@@ -69,13 +106,13 @@ impl Table {
             bells: [const { AtomicPtr::new(std::ptr::null_mut()) }; BELLS],
             cards_resting: AtomicU32::new(0),
             resting: AtomicU32::new(0),
-            places: [const { Place { resting: AtomicU32::new(0), turn: AtomicU32::new(0) } }; PLACES],
+            places: [const { Place::new() }; PLACES],
         }
     }
 
-    fn place(&self, page: usize) -> &Place {
-        // Fibonacci hashing: pages of one ring do not meet.
-        let hash = page.wrapping_mul(0x9e37_79b9_7f4a_7c15_u64 as usize) >> (usize::BITS - PLACES.ilog2());
+    fn place(&self, line: usize) -> &Place {
+        // Fibonacci hashing: lines of one ring do not meet.
+        let hash = line.wrapping_mul(0x9e37_79b9_7f4a_7c15_u64 as usize) >> (usize::BITS - PLACES.ilog2());
         &self.places[hash]
     }
 
@@ -99,24 +136,19 @@ impl Table {
         if self.resting.load(Ordering::Relaxed) == 0 || len == 0 {
             return;
         }
-        let (first, last) = (address >> PAGE_SHIFT, (address + (len - 1)) >> PAGE_SHIFT);
-        let wake = |place: &Place| {
-            if place.resting.load(Ordering::Relaxed) > 0 {
-                place.turn.fetch_add(1, Ordering::Release);
-                futex::wake(&place.turn);
-            }
-        };
-        if last - first >= PLACES {
-            self.places.iter().for_each(wake);
+        let (first, last) = (address, address + (len - 1));
+        let lines = first >> LINE_SHIFT..=last >> LINE_SHIFT;
+        if lines.end() - lines.start() >= PLACES {
+            self.places.iter().for_each(|place| place.wrote(first, last));
         } else {
-            (first..=last).for_each(|page| wake(self.place(page)));
+            lines.for_each(|line| self.place(line).wrote(first, last));
         }
     }
 
     fn rest(&self, address: usize, longest: Duration, is_there: impl FnOnce() -> bool) -> bool {
-        let place = self.place(address >> PAGE_SHIFT);
+        let place = self.place(address >> LINE_SHIFT);
         self.resting.fetch_add(1, Ordering::Relaxed);
-        place.resting.fetch_add(1, Ordering::Relaxed);
+        place.enter(address);
         let turn = place.turn.load(Ordering::Acquire);
         // Either this look finds what was written, or the writer finds this thread resting: one fence comes
         // between its write and its look, this one between the announcement and this look. If the writer has
@@ -126,17 +158,31 @@ impl Table {
         if !found {
             futex::wait(&place.turn, turn, longest);
         }
-        place.resting.fetch_sub(1, Ordering::Relaxed);
+        place.leave();
         self.resting.fetch_sub(1, Ordering::Relaxed);
         found
     }
 }
 
+static OWN: Table = Table::new();
+
+/// The table that [`rung`] looks at: this copy's own, until [`find`] has looked for another.
+static CURRENT: AtomicPtr<Table> = AtomicPtr::new((&raw const OWN).cast_mut());
+
 /// The table of this process.
 fn table() -> &'static Table {
-    static OWN: Table = Table::new();
     static FOUND: OnceLock<&'static Table> = OnceLock::new();
-    FOUND.get_or_init(|| exported().unwrap_or(&OWN))
+    FOUND.get_or_init(|| {
+        let found = exported().unwrap_or(&OWN);
+        CURRENT.store(std::ptr::from_ref(found).cast_mut(), Ordering::Release);
+        found
+    })
+}
+
+/// Looks for the table that another library of the process exports. Before that, [`rung`] reaches cards of this copy
+/// alone. Every other function here does it first.
+pub fn find() {
+    table();
 }
 
 /// The table that a library of the process exports.
@@ -159,11 +205,12 @@ fn exported() -> Option<&'static Table> {
 /// With `lends_itself`, the thread holds no lock, and may be kept for some microseconds: the card may
 /// do its work on this thread at once, instead of waking its own.
 ///
-/// Where no card rests this is two loads. It has no fence: a card that falls asleep at this moment may
+/// Where no card rests this is two loads ([`find`]). It has no fence: a card that falls asleep at this moment may
 /// miss the store, and finds it after its nap.
 #[inline]
 pub fn rung(address: usize, lends_itself: bool) {
-    let table = table();
+    // SAFETY: a static of this library, or of another one (`exported`).
+    let table = unsafe { &*CURRENT.load(Ordering::Acquire) };
     if lends_itself || table.cards_resting.load(Ordering::Relaxed) != 0 {
         table.bells().for_each(|bell| (bell.rung)(address, lends_itself));
     }
@@ -229,7 +276,7 @@ pub fn wrote(address: usize, len: usize) {
     table().wrote(address, len);
 }
 
-/// Rests until a card of this process writes to the page of `address`, for `longest` at most; not at all if
+/// Rests until a card of this process writes to `address`, for `longest` at most; not at all if
 /// `is_there`, which looks at the memory once more. Returns what that found.
 ///
 /// It may return early for no reason, as [`std::thread::park`] does.
@@ -303,13 +350,42 @@ mod tests {
     #[test]
     fn a_write_ends_a_rest_beside_it() {
         let table = Table::new();
-        for at in [0, 0x1000, 0x7fff_1234_5678] {
+        for at in [8, 0x1000, 0x7fff_1234_5678] {
             assert!(woken(&table, at, || table.wrote(at, 1)));
-            // A range that ends there, one that begins there, and one of more pages than there are places.
+            // A range that ends there, one that begins there, and one of more lines than there are places.
             assert!(woken(&table, at + 9000, || table.wrote(at, 9001)));
             assert!(woken(&table, at, || table.wrote(at, 9001)));
-            assert!(woken(&table, at + (70 << PAGE_SHIFT), || table.wrote(at, 200 << PAGE_SHIFT)));
+            assert!(woken(&table, at + (1 << 20), || table.wrote(at, 1 << 21)));
         }
+    }
+
+    #[test]
+    fn threads_that_share_a_place_all_wake() {
+        let table = Table::new();
+        let place = table.place(0x1000 >> LINE_SHIFT);
+        place.enter(0x1008);
+        place.enter(0x1010);
+        assert!(woken(&table, 0x1000, || table.wrote(0x1000, 8)), "beside others");
+        place.leave();
+        assert!(woken(&table, 0x1000, || table.wrote(0x1000, 8)));
+        place.leave();
+        assert!(woken(&table, 0x1000, || table.wrote(0x1000, 8)), "alone again");
+    }
+
+    #[test]
+    fn what_is_written_elsewhere_wakes_no_thread() {
+        let table = Table::new();
+        let place = table.place(0x1000 >> LINE_SHIFT);
+        place.enter(0x1008);
+        let turn = || place.turn.load(Ordering::Relaxed);
+        let before = turn();
+        table.wrote(0x1000, 8);
+        table.wrote(0x1009, 100_000);
+        table.wrote(0, 0x1008);
+        assert_eq!(turn(), before);
+        table.wrote(0x1000, 9);
+        assert_ne!(turn(), before);
+        place.leave();
     }
 
     #[test]
@@ -319,7 +395,7 @@ mod tests {
         assert!(!table.rest(0x1000, Duration::from_micros(50), || false));
         // A write between that look and the sleep: the futex finds another turn.
         assert!(!table.rest(0x1000, LONG, || {
-            table.wrote(0x1fff, 1);
+            table.wrote(0xf00, 0x200);
             false
         }));
         table.wrote(0x1000, 0);

@@ -243,7 +243,7 @@ impl QueuePairInner {
     /// Attaches both queues, or neither.
     fn attach(self: &Arc<Self>) -> Result<(BorrowedSends, BorrowedCompletions), DeviceQpError> {
         let qpn = self.number;
-        let alone = self.send_cq.attached().is_some_and(|attached| {
+        let alone = self.send_cq.attached().is_ok_and(|attached| {
             matches!(&attached[..], [one] if Arc::ptr_eq(one, self))
                 && !Arc::ptr_eq(&self.send_cq, &self.recv_cq)
         });

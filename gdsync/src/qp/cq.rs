@@ -283,8 +283,9 @@ impl CompletionQueueInner {
 
     /// The queue's state. Lock order: completion queue, then send or receive queue.
     ///
-    /// A lock that is released by a store, as that of a send queue is. Only making, resetting and
-    /// destroying queue pairs hold it for long.
+    /// A lock that is released by a store, as that of a send queue is. Making, resetting and destroying queue pairs
+    /// hold it for long, and so does a poll that lets go of the last of a region. A thread that finds it taken
+    /// yields: one of a real-time policy must not share a core with others that use the queue.
     #[inline(always)]
     pub(crate) fn lock(&self) -> SpinMutexGuard<'_, CompletionState, Yield> {
         self.state.lock()
@@ -313,13 +314,15 @@ impl CompletionQueueInner {
         known.retain(|(number, weak)| *number != qpn || weak.strong_count() > 0);
     }
 
-    /// The queue pairs that complete here; `None` while one of them is being destroyed.
-    pub(crate) fn attached(&self) -> Option<Vec<Arc<QueuePairInner>>> {
+    /// The queue pairs that complete here.
+    ///
+    /// # Errors
+    /// One of them is being destroyed. These are the others: they may be the last handles by now, whose drop takes the
+    /// locks of their queues.
+    pub(crate) fn attached(&self) -> Result<Vec<Arc<QueuePairInner>>, Vec<Arc<QueuePairInner>>> {
         let known = self.queue_pairs.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        if known.iter().any(|(_, weak)| weak.strong_count() == 0) {
-            return None;
-        }
-        known.iter().map(|(_, weak)| weak.upgrade()).collect()
+        let living: Vec<_> = known.iter().filter_map(|(_, weak)| weak.upgrade()).collect();
+        if living.len() == known.len() { Ok(living) } else { Err(living) }
     }
 
     /// True where nothing completes here but the sends of that queue pair.

@@ -198,7 +198,7 @@ impl QueuePairInner {
             return false;
         }
         let queue_pairs = self.recv_cq.attached();
-        queue_pairs.is_some_and(|all| all.iter().all(|queue_pair| queue_pair.failure().is_some()))
+        queue_pairs.is_ok_and(|all| all.iter().all(|queue_pair| queue_pair.failure().is_some()))
     }
 
     /// Ends waits for what never comes, where all queue pairs that complete in the queue have failed:
@@ -207,7 +207,7 @@ impl QueuePairInner {
     #[cold]
     fn release_waits(&self, queue: &Arc<CompletionQueueInner>) {
         // Dropped after the locks: these may be the last references.
-        let Some(queue_pairs) = queue.attached() else { return };
+        let Ok(queue_pairs) = queue.attached() else { return };
         let completions = queue.lock();
         let (mut rung, mut unrung, mut sharing) = (Vec::new(), 0, Vec::new());
         for queue_pair in &queue_pairs {

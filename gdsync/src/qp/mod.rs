@@ -24,6 +24,9 @@
 //! 2. The doorbell proxy's list, then a stream's doorbells, then a send queue.
 //! 3. The state of an attached device queue pair, then its mailbox or the queues.
 //!
+//! 4. A send queue, then the regions that it knows, then the queues that a region was posted to; and a send queue, then
+//!    what its keeper keeps. Both are innermost.
+//!
 //! Of two completion queues, the one at the lower address comes first. The lock of a peer map is
 //! innermost, but for calls of the CUDA driver. A software card has one lock, its engine's.
 

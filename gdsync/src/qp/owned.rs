@@ -284,7 +284,7 @@ impl Poster {
         let mut completions = inner.send_cq.lock();
         let mut send = inner.send();
         if !inner.ready.for_owner() {
-            inner.why_not_owners()?;
+            return Err(inner.why_not_owners());
         }
         let mut ahead = self.sends.take_ahead();
         let book = |signaled| match ahead.checked_sub(1) {
@@ -327,13 +327,11 @@ impl Drop for Poster {
 
 impl QueuePairInner {
     /// Why the owner cannot post.
-    fn why_not_owners(&self) -> Result<(), QueueError> {
+    fn why_not_owners(&self) -> QueueError {
         let qpn = self.number;
         match *self.status() {
-            // It was connected a moment ago.
-            QpState::Connected => Ok(()),
-            QpState::Initialised => Err(QueueError::State(StateError::NotConnected { qpn })),
-            QpState::Failed(cause) => Err(QueueError::State(StateError::Failed { qpn, cause })),
+            QpState::Connected | QpState::Initialised => QueueError::State(StateError::NotConnected { qpn }),
+            QpState::Failed(cause) => QueueError::State(StateError::Failed { qpn, cause }),
         }
     }
 }

@@ -73,6 +73,31 @@ fn a_region_stays_registered_until_its_posts_have_completed_and_no_longer() {
 }
 
 #[test]
+fn a_region_goes_with_its_own_posts_whatever_was_posted_after_them() {
+    let mut bed = Bed::new(8);
+    let other = MemoryRegion::allocate(&bed.pd, 8, Access::LOCAL_WRITE).unwrap();
+    let posted = |post: &mut dyn FnMut(WorkRequest<'_>), queue: &CompletionQueue| {
+        let region = MemoryRegion::allocate(&bed.pd, 8, Access::LOCAL_WRITE).unwrap();
+        post(WorkRequest::write(&[region.slice(..0).unwrap()], region.remote()));
+        assert_eq!(poll(queue).status, Ok(()));
+        post(WorkRequest::nop().unsignaled());
+        post(WorkRequest::write(&[other.slice(..0).unwrap()], other.remote()).unsignaled());
+        region.inner.registration()
+    };
+    let queue = bed.left.send_cq();
+    for _ in 0..2 {
+        let registration = posted(&mut |request| bed.left.post_send(request).unwrap(), &queue);
+        assert_eq!(registration.strong_count(), 0, "one owner");
+    }
+    let shared = bed.left.into_shared();
+    let registration = posted(&mut |request| shared.post_send(request).unwrap(), &queue);
+    assert_eq!(registration.strong_count(), 0, "any thread");
+    let registration = other.inner.registration();
+    drop(other);
+    assert_eq!(registration.strong_count(), 1, "its last post has no completion");
+}
+
+#[test]
 fn regions_of_what_is_reset_or_dropped_go_with_it() {
     let mut bed = Bed::new(8);
     drop(bed.send());

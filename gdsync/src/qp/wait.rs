@@ -66,10 +66,14 @@ impl PreparedWait {
             let mut state = cq.lock();
             // The completion counted on may be that of a queue pair being destroyed, which unbooks
             // its entries under this lock.
-            let Some(queue_pairs) = cq.attached() else {
-                drop(state);
-                std::thread::yield_now();
-                continue;
+            let queue_pairs = match cq.attached() {
+                Ok(queue_pairs) => queue_pairs,
+                Err(others) => {
+                    drop(state);
+                    drop(others);
+                    std::thread::yield_now();
+                    continue;
+                }
             };
             let prepared = state.prepare_wait();
             // Released before the queue pairs may be dropped: the drop of the last handle takes

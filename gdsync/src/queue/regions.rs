@@ -3,7 +3,7 @@
 use crate::verbs::mw::WindowChange;
 use crate::verbs::{AddressHandle, MemoryRegionInner, RegionKeeper, Slice};
 use parking_lot::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
 /// Regions that a work request names: most name one, if any, and that takes no memory of its own.
@@ -56,8 +56,17 @@ pub(crate) struct KnownRegions {
     keeper: Arc<RegionKeeper>,
     /// Address of the last one; 0 before the first.
     newest: AtomicUsize,
-    /// Their addresses are no other region's as long as these are here.
-    all: Mutex<Vec<Weak<MemoryRegionInner>>>,
+    /// Where the number of its last post is written, which is in `all`; null before the first.
+    newest_last: AtomicPtr<AtomicU64>,
+    all: Mutex<Vec<Known>>,
+}
+
+#[derive(Debug)]
+struct Known {
+    /// Its address is no other region's as long as this is here.
+    region: Weak<MemoryRegionInner>,
+    /// Number of its last post.
+    last: Arc<AtomicU64>,
 }
 
 /// Most regions that a queue remembers.
@@ -65,25 +74,43 @@ const MOST_KNOWN: usize = 16;
 
 impl KnownRegions {
     pub(crate) fn new(keeper: &Arc<RegionKeeper>) -> Self {
-        KnownRegions { keeper: keeper.clone(), newest: AtomicUsize::new(0), all: Mutex::default() }
+        KnownRegions {
+            keeper: keeper.clone(),
+            newest: AtomicUsize::new(0),
+            newest_last: AtomicPtr::default(),
+            all: Mutex::default(),
+        }
     }
 
+    /// Whether the region is the last one that was posted. If so, the next post names it, too.
     #[inline(always)]
     pub(crate) fn is_newest(&self, region: &Arc<MemoryRegionInner>) -> bool {
-        Arc::as_ptr(region).addr() == self.newest.load(Ordering::Relaxed)
+        let is_newest = Arc::as_ptr(region).addr() == self.newest.load(Ordering::Relaxed);
+        if is_newest {
+            // SAFETY: the newest one is in `all`, which holds this word; one thread at a time changes both and
+            // comes here.
+            if let Some(last) = unsafe { self.newest_last.load(Ordering::Relaxed).as_ref() } {
+                last.store(self.keeper.next(), Ordering::Relaxed);
+            }
+        }
+        is_newest
     }
 
-    /// Makes the keeper known to the region, unless it is.
+    /// The next post names this region: makes the keeper known to it, unless it is.
     #[inline(never)]
     pub(crate) fn admit(&self, region: &Arc<MemoryRegionInner>) {
         let mut all = self.all.lock();
-        if !all.iter().any(|known| std::ptr::eq(known.as_ptr(), Arc::as_ptr(region))) {
-            region.used_by(&self.keeper);
+        let is_it = |known: &Known| std::ptr::eq(known.region.as_ptr(), Arc::as_ptr(region));
+        let at = all.iter().position(is_it).unwrap_or_else(|| {
             if all.len() >= MOST_KNOWN {
                 all.remove(0);
             }
-            all.push(Arc::downgrade(region));
-        }
+            all.push(Known { region: Arc::downgrade(region), last: region.used_by(&self.keeper) });
+            all.len() - 1
+        });
+        let last = &all[at].last;
+        last.store(self.keeper.next(), Ordering::Relaxed);
+        self.newest_last.store(Arc::as_ptr(last).cast_mut(), Ordering::Relaxed);
         self.newest.store(Arc::as_ptr(region).addr(), Ordering::Relaxed);
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! A post that holds its regions counts a reference to each, and its completion counts it back: two
 //! locked instructions. A queue counts its posts in the place of that. A region knows the queues that it
-//! was posted to, once each, and hands its registration over to them when its last handle is dropped.
-//! A queue keeps it until everything has retired that was posted there before.
+//! was posted to, once each, with the number of its last post there, and hands its registration over to
+//! them when its last handle is dropped. A queue keeps it until that post has retired.
 //!
 //! That is enough: a post borrows a handle until it returns, so no post names the region after its last
 //! handle was dropped; and the counting of handles orders every earlier post before that drop.
@@ -59,9 +59,16 @@ impl<T> Keeper<T> {
         }
     }
 
-    /// Keeps what is about to go, while posts may name it.
-    pub(crate) fn keep(&self, thing: impl FnOnce() -> T) {
-        let until = self.posted();
+    /// The number of the next post, for who posts.
+    #[inline(always)]
+    pub(crate) fn next(&self) -> u64 {
+        self.posted.load(Ordering::Relaxed) + 1
+    }
+
+    /// Keeps what is about to go until post number `last` has retired, which may name it; or what is posted by now,
+    /// where that post was refused.
+    pub(crate) fn keep(&self, last: u64, thing: impl FnOnce() -> T) {
+        let until = last.min(self.posted());
         if self.retired.load(Ordering::Acquire) >= until {
             return;
         }
@@ -77,6 +84,9 @@ impl<T> Keeper<T> {
     fn release(&self) {
         let mut kept = self.lock();
         let retired = self.retired.load(Ordering::Acquire);
+        if kept.iter().all(|(until, _)| *until > retired) {
+            return;
+        }
         let (still, past): (Vec<_>, Vec<_>) =
             std::mem::take(&mut *kept).into_iter().partition(|(until, _)| *until > retired);
         self.keeps.store(!still.is_empty(), Ordering::Relaxed);
@@ -97,19 +107,21 @@ mod tests {
     use std::sync::Arc;
 
     proptest! {
-        /// Each thing goes when everything has retired that was posted before it was given away, and
-        /// no later.
+        /// Each thing goes when the last post that names it has retired, and no later.
         #[test]
-        fn things_go_with_the_posts_before_them(steps in prop::collection::vec((0u64..4, 0u64..4, any::<bool>()), 1..40)) {
+        fn things_go_with_their_last_posts(steps in prop::collection::vec((0u64..4, 0u64..4, any::<Option<u64>>()), 1..40)) {
             let (keeper, mut posted, mut retired, mut things) = (Keeper::new(), 0, 0, Vec::new());
             for (posts, retires, gives) in steps {
                 posted += posts;
                 keeper.post(posted);
-                if gives {
+                prop_assert_eq!(keeper.next(), posted + 1);
+                if let Some(last) = gives {
+                    // Up to the number of a post that was refused.
+                    let last = last % (posted + 2);
                     let thing = Arc::new(());
                     let kept = thing.clone();
-                    keeper.keep(move || kept);
-                    things.push((posted, thing));
+                    keeper.keep(last, move || kept);
+                    things.push((last.min(posted), thing));
                 }
                 let retires = retires.min(posted - retired);
                 retired += retires;

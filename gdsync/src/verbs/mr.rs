@@ -11,6 +11,7 @@ use std::fmt;
 use std::ops::{Bound, Range, RangeBounds};
 use std::ptr::{self, NonNull};
 use std::str::FromStr;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 bitflags::bitflags! {
@@ -69,8 +70,16 @@ pub(crate) struct MemoryRegionInner {
     addr: u64,
     len: usize,
     pub(crate) pd: Arc<ProtectionDomainInner>,
-    /// Of queues that it was posted to by posts that do not hold it.
-    users: Mutex<Vec<Weak<RegionKeeper>>>,
+    /// Queues that it was posted to by posts that do not hold it.
+    users: Mutex<Vec<User>>,
+}
+
+/// A queue that a region was posted to.
+#[derive(Debug)]
+struct User {
+    keeper: Weak<RegionKeeper>,
+    /// Number of the last post there that names it.
+    last: Arc<AtomicU64>,
 }
 
 /// A region as the provider knows it, and its memory. Deregistered when dropped.
@@ -226,13 +235,17 @@ impl MemoryRegionInner {
         Arc::downgrade(&self.registration)
     }
 
-    /// It is about to be posted to a queue, which keeps it registered for that.
-    pub(crate) fn used_by(&self, keeper: &Arc<RegionKeeper>) {
+    /// It is about to be posted to a queue, which keeps it registered for that. Returns where the number of its last
+    /// post there is written.
+    pub(crate) fn used_by(&self, keeper: &Arc<RegionKeeper>) -> Arc<AtomicU64> {
         let mut users = self.users.lock();
-        users.retain(|user| user.strong_count() > 0);
-        if !users.iter().any(|user| ptr::eq(user.as_ptr(), Arc::as_ptr(keeper))) {
-            users.push(Arc::downgrade(keeper));
+        if let Some(known) = users.iter().find(|user| ptr::eq(user.keeper.as_ptr(), Arc::as_ptr(keeper))) {
+            return known.last.clone();
         }
+        users.retain(|user| user.keeper.strong_count() > 0);
+        let last = Arc::<AtomicU64>::default();
+        users.push(User { keeper: Arc::downgrade(keeper), last: last.clone() });
+        last
     }
 
     pub(crate) fn remote(&self) -> RemoteMemory {
@@ -269,8 +282,11 @@ impl Drop for Registration {
 
 impl Drop for MemoryRegionInner {
     fn drop(&mut self) {
-        for user in self.users.get_mut().iter().filter_map(Weak::upgrade) {
-            user.keep(|| self.registration.clone());
+        for User { keeper, last } in self.users.get_mut() {
+            if let Some(keeper) = keeper.upgrade() {
+                // Written before the handle was dropped that the post had borrowed.
+                keeper.keep(last.load(Ordering::Relaxed), || self.registration.clone());
+            }
         }
     }
 }

@@ -38,7 +38,7 @@ fn a_region_stays_until_its_post_has_retired(keeps: bool) {
             if keeps {
                 // Not dropped where it is not taken.
                 let mut memory = Some(memory);
-                keeper.keep(|| memory.take());
+                keeper.keep(1, || memory.take());
             }
         })
     };

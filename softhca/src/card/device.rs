@@ -61,6 +61,7 @@ pub(super) struct Shared {
     pub(super) sleeper: Arc<Sleeper>,
     sink: EventSink,
     pub(super) stop: AtomicBool,
+    rests: AtomicBool,
 }
 
 impl Card {
@@ -96,7 +97,13 @@ impl Card {
         let port = Port { link, lid: fabric.lid(), ipv4 };
         let faults = faults::join();
         let engine = Mutex::new(Engine::new(fabric, port, faults.clone(), dice, waits));
-        let shared = Arc::new(Shared { engine, sleeper, sink, stop: AtomicBool::new(false) });
+        let shared = Arc::new(Shared {
+            engine,
+            sleeper,
+            sink,
+            stop: AtomicBool::new(false),
+            rests: AtomicBool::new(false),
+        });
         let next_number = AtomicU32::new(FIRST_NUMBER);
         Card { shared, thread: None, next_number, port, gids: port.gids(), faults }
     }
@@ -287,13 +294,21 @@ impl Shared {
     fn nap(self: &Arc<Self>, longest: Duration, now: Instant) {
         let mut engine = self.engine.lock();
         // Before the last look at the registers.
-        let _rests = Rests::new();
-        if engine.rest.helpers > 0 || !self.prepare_sleep(&mut engine, now) {
-            return;
+        self.set_rests(true);
+        if engine.rest.helpers == 0 && self.prepare_sleep(&mut engine, now) {
+            self.hang_words(&mut engine);
+            let timer = engine.next_timer().map_or(longest, |at| at.saturating_duration_since(now));
+            self.sleep(engine, timer.min(longest));
         }
-        self.hang_words(&mut engine);
-        let timer = engine.next_timer().map_or(longest, |at| at.saturating_duration_since(now));
-        self.sleep(engine, timer.min(longest));
+        self.set_rests(false);
+    }
+
+    /// Whether the card's thread sleeps, or is about to, and no thread has woken it: only then a ring asks whom it
+    /// concerns.
+    pub(super) fn set_rests(&self, rests: bool) {
+        if self.rests.swap(rests, Ordering::AcqRel) != rests {
+            wake::card_rests(rests);
+        }
     }
 
     /// What threads of the process ring.
@@ -320,22 +335,6 @@ impl Shared {
         if engine.rest.helpers == 0 {
             engine.fabric.finish_sleep();
         }
-    }
-}
-
-/// The card's thread sleeps, or is about to.
-struct Rests(());
-
-impl Rests {
-    fn new() -> Self {
-        wake::card_rests(true);
-        Rests(())
-    }
-}
-
-impl Drop for Rests {
-    fn drop(&mut self) {
-        wake::card_rests(false);
     }
 }
 

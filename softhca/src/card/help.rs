@@ -3,6 +3,7 @@
 
 use super::bell::Served;
 use super::device::Shared;
+use super::engine::Engine;
 use std::sync::OnceLock;
 use std::time::Instant;
 
@@ -11,26 +12,43 @@ const STEPS: usize = 4;
 /// Most pages of which the card is told at a time: it looks at all in turn, too.
 const TOLD: usize = 64;
 
+/// Most queue pairs of a card that other threads help. With many, one thread that takes the work of all together does it
+/// sooner than threads that each do a step for one.
+const QUEUE_PAIRS: usize = 64;
+
+fn may_help(engine: &Engine) -> bool {
+    !engine.rest.own_thread_only && engine.qps.len() <= QUEUE_PAIRS
+}
+
 /// A helper occupies a core.
 fn most_helpers() -> u32 {
     static MOST: OnceLock<u32> = OnceLock::new();
     *MOST.get_or_init(|| std::thread::available_parallelism().map_or(1, |cores| cores.get() as u32))
 }
 
+impl Shared {
+    fn wake(&self) {
+        self.sleeper.wake();
+        // Rings that follow need not.
+        self.set_rests(false);
+    }
+}
+
 impl Served for Shared {
     fn rung(&self, page: Option<u32>, lends_itself: bool) {
         // Who holds the lock works, or is about to sleep.
-        let Some(mut engine) = self.engine.try_lock() else { return self.sleeper.wake() };
+        let Some(mut engine) = self.engine.try_lock() else { return self.wake() };
         let has_room = engine.told.len() < TOLD;
         engine.told.extend(page.filter(|_| has_room));
-        if engine.rest.own_thread_only || !lends_itself {
-            return self.sleeper.wake();
+        if !lends_itself || !may_help(&engine) {
+            drop(engine);
+            return self.wake();
         }
         let now = Instant::now();
         let all = (0..STEPS).any(|_| !self.step(&mut engine, now));
         self.deliver_events(engine);
         if !all {
-            self.sleeper.wake();
+            self.wake();
         }
     }
 
@@ -41,7 +59,7 @@ impl Served for Shared {
             None if helps => return true,
             None => self.engine.lock(),
         };
-        if engine.rest.own_thread_only {
+        if !may_help(&engine) {
             engine.rest.helpers -= u32::from(helps);
             return false;
         }
