@@ -376,6 +376,7 @@ mod tests {
     fn what_is_written_elsewhere_wakes_no_thread() {
         let table = Table::new();
         let place = table.place(0x1000 >> LINE_SHIFT);
+        table.resting.fetch_add(1, Ordering::Relaxed);
         place.enter(0x1008);
         let turn = || place.turn.load(Ordering::Relaxed);
         let before = turn();
