@@ -2,11 +2,13 @@
 
 use gdsync::memop::{Condition, Word32};
 use gdsync::qp::MasterConfig;
+use gdsync::queue::QueueFull;
 use gdsync::{
     Access, Batch, ConnectOptions, Device, MemoryRegion, PinnedMemory, PreparedSend, ProtectionDomain,
     QueueError, QueuePair, QueuePairConfig, Trigger, WorkRequest,
 };
-use gdsync_test_support::pair::{self, poll, soft};
+use gdsync_test_support::pair::{self, LONG, poll, soft};
+use std::time::Instant;
 
 /// Queue pairs that one trigger releases, each with a remote side, and memory of 8 bytes for each.
 pub(crate) struct Fan {
@@ -53,9 +55,18 @@ impl Fan {
         &self.pairs[peer].0
     }
 
-    /// A write of a number to a peer's place.
+    /// A write of a number to a peer's place. A master has room again when its card has said that it has released
+    /// enough, which may be after the sends have completed.
     pub(crate) fn send(&self, peer: usize, number: u64) -> PreparedSend {
-        self.try_send(peer, number).unwrap()
+        let deadline = Instant::now() + LONG;
+        loop {
+            match self.try_send(peer, number) {
+                Err(QueueError::Full(QueueFull::Master { .. })) if Instant::now() < deadline => {
+                    std::thread::yield_now();
+                }
+                send => return send.unwrap(),
+            }
+        }
     }
 
     pub(crate) fn try_send(&self, peer: usize, number: u64) -> Result<PreparedSend, QueueError> {
