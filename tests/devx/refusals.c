@@ -9,12 +9,12 @@ int main(void)
     struct ibv_qp_init_attr raw = {
         .send_cq = cq, .recv_cq = cq, .cap = {1, 1, 1, 1, 0}, .qp_type = IBV_QPT_RAW_PACKET};
     struct ibv_qp_init_attr_ex checked = {.send_cq = cq,
-                                        .recv_cq = cq,
-                                        .cap = {1, 1, 1, 1, 0},
-                                        .qp_type = IBV_QPT_UD,
-                                        .comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_CREATE_FLAGS,
-                                        .pd = pd,
-                                        .create_flags = IBV_QP_CREATE_SCATTER_FCS};
+                                          .recv_cq = cq,
+                                          .cap = {1, 1, 1, 1, 0},
+                                          .qp_type = IBV_QPT_UD,
+                                          .comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_CREATE_FLAGS,
+                                          .pd = pd,
+                                          .create_flags = IBV_QP_CREATE_SCATTER_FCS};
     struct ibv_qp_init_attr plain = raw;
     struct ibv_counters_init_attr none = {0};
     struct ibv_qp_attr slow = {.rate_limit = 1000};

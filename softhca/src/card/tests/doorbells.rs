@@ -6,6 +6,13 @@ fn connect(card: &Card, qp: &TestQp) {
     qp.connect(card, qp.qpn, card.lid(), QpChange::default());
 }
 
+/// Posts a request that does nothing, and checks that the card completes it.
+fn performs(card: &Card, qp: &mut TestQp) {
+    qp.post(Opcode::Nop, &[]);
+    run(card);
+    success(qp.cq.poll());
+}
+
 /// Two queue pairs, each connected to itself, that share a page, and so its register. What their doorbell
 /// records hold when they are made.
 fn on_one_page(found: [u32; 2]) -> (Card, [TestQp; 2]) {
@@ -96,17 +103,13 @@ fn a_doorbell_rung_before_a_reset_is_of_the_former_life() {
 #[test]
 fn a_record_from_before_a_reset_announces_nothing() {
     let (card, [mut failed, mut other]) = on_one_page([0, 0]);
-    failed.post(Opcode::Nop, &[]);
-    run(&card);
-    success(failed.cq.poll());
+    performs(&card, &mut failed);
     card.modify_qp(failed.qpn, &QpChange { state: Some(QpState::Reset), ..QpChange::default() }).unwrap();
     // The program begins the ring anew, and leaves the record.
     failed.head = 0;
     bytes(failed.sq, failed.blocks as usize * BASIC_BLOCK).fill(0);
     connect(&card, &failed);
-    other.post(Opcode::Nop, &[]);
-    run(&card);
-    success(other.cq.poll());
+    performs(&card, &mut other);
     assert!(failed.cq.poll().is_none() && card.diagnostics().is_empty(), "{:?}", card.diagnostics());
     // The record gets the value that it had before, and the other queue pair's doorbell overwrites this one's.
     failed.post(Opcode::Nop, &[]);
@@ -120,21 +123,15 @@ fn a_record_from_before_a_reset_announces_nothing() {
 #[test]
 fn what_a_record_held_before_announces_nothing() {
     let (card, [mut first, mut second]) = on_one_page([0, 0xff0f]);
-    first.post(Opcode::Nop, &[]);
-    run(&card);
-    success(first.cq.poll());
+    performs(&card, &mut first);
     assert_eq!((card.diagnostics(), card.query_qp(second.qpn).unwrap().state), (vec![], QpState::Rts));
 
     let nop = second.wqe(Opcode::Nop, &[], CtrlFlags::CQ_UPDATE, [0; 4]);
     second.head += second.write(&nop);
     word(second.dbrec, doorbell::DBR_SEND).store(doorbell::record(second.head), Ordering::Release);
-    first.post(Opcode::Nop, &[]);
-    run(&card);
-    success(first.cq.poll());
+    performs(&card, &mut first);
     success(second.cq.poll());
-    second.post(Opcode::Nop, &[]);
-    run(&card);
-    success(second.cq.poll());
+    performs(&card, &mut second);
 }
 
 #[test]
