@@ -80,7 +80,9 @@ impl Connections {
     ) -> Result<T, NotifyError> {
         let (mut pause, timeout) = (Pause::new(), self.patience);
         loop {
-            match look(&mut self.control.lock())? {
+            // Not held through the pause: the monitor needs it, too.
+            let looked = look(&mut self.control.lock())?;
+            match looked {
                 Ok(done) => return Ok(done),
                 Err(ranks) if pause.elapsed() >= timeout => {
                     return Err(BootstrapError::Late { ranks, timeout }.into());

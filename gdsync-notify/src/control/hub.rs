@@ -1,9 +1,13 @@
 //! Control connections over DC: a few queue pairs reach all ranks, and one target hears them.
 //!
 //! A message names its sender, and the access key of the sender's target, which tells one process in the
-//! place of a rank from the next. To each rank at most one request is under way. One that fails ends what
+//! place of a rank from the next. To each rank at most one message is under way. One that fails ends what
 //! the card has not begun behind it: the queue pair is reset, and that is posted again. So messages to a
 //! rank arrive once, and in their order, as on a connection.
+//!
+//! Probes have queue pairs of their own. A rank that has taken part in the last exchange may end while
+//! others still wait for each other; a probe of it waits until the card gives it up, and messages would
+//! wait behind it.
 
 use super::message::{Message, longest};
 use crate::error::{DeathCause, NotifyError};
@@ -18,11 +22,12 @@ use std::collections::VecDeque;
 use std::hash::{BuildHasher, RandomState};
 use std::time::{Duration, Instant};
 
-/// Queue pairs: a dead rank holds up those that are reached by the same one.
+/// Queue pairs for messages, and as many for probes: a dead rank holds up those that are reached by the
+/// same one.
 const LANES: usize = 4;
 /// Messages under way from one queue pair.
 const SLOTS: usize = 8;
-/// Requests under way from one queue pair: messages and probes.
+/// Requests under way from one queue pair.
 const SENDS: usize = 64;
 /// Messages that have room until they are taken.
 const RECEIVES: usize = 256;
@@ -36,9 +41,10 @@ pub(super) struct Hub {
     rank: u32,
     target: DcTarget,
     receives: SharedReceiveQueue,
-    /// First the slots of receives, then those of each queue pair.
+    /// First the slots of receives, then those of each queue pair for messages.
     memory: MemoryRegion,
     slot_bytes: usize,
+    /// For messages, then as many for probes.
     lanes: Vec<Lane>,
     /// In the order of the ranks.
     ranks: Vec<Far>,
@@ -50,6 +56,7 @@ pub(super) struct Hub {
 /// A queue pair, which reaches every [`LANES`]th rank.
 #[derive(Debug)]
 struct Lane {
+    for_probes: bool,
     queue_pair: QueuePair,
     /// Requests are numbered from 1.
     given: u64,
@@ -75,8 +82,9 @@ struct Far {
     key: u64,
     /// Messages that are not under way.
     waiting: VecDeque<Message>,
-    /// The request that is.
+    /// The message that is.
     under_way: Option<u64>,
+    probe: Option<u64>,
     /// What has arrived from a process that is not of the team yet.
     early: Vec<Message>,
     last_probe: Instant,
@@ -100,6 +108,7 @@ impl Far {
             key: 0,
             waiting: VecDeque::new(),
             under_way: None,
+            probe: None,
             early: Vec::new(),
             last_probe: Instant::now(),
             not_before: Instant::now(),
@@ -136,12 +145,13 @@ impl Hub {
             .send_depth(SENDS as u32)
             .connections(options.rnr_retry(RNR_RETRIES));
         let lane = |at: usize| {
+            let for_probes = at >= lanes;
             let first = RECEIVES + at * SLOTS;
-            let free = (first..first + SLOTS).collect();
-            let queue_pair = QueuePair::new(pd, of_lanes)?;
-            Ok(Lane { queue_pair, given: 0, under_way: VecDeque::new(), free, next: at })
+            let free = if for_probes { Vec::new() } else { (first..first + SLOTS).collect() };
+            let (queue_pair, next) = (QueuePair::new(pd, of_lanes)?, at % lanes);
+            Ok(Lane { for_probes, queue_pair, given: 0, under_way: VecDeque::new(), free, next })
         };
-        let lanes = (0..lanes).map(lane).collect::<Result<_, NotifyError>>()?;
+        let lanes = (0..2 * lanes).map(lane).collect::<Result<_, NotifyError>>()?;
         let ranks = (0..size).map(|_| Far::new()).collect();
         let last_post = Instant::now();
         let hub = Hub { rank, target, receives, memory, slot_bytes, lanes, ranks, is_due: true, last_post };
@@ -287,11 +297,12 @@ impl Hub {
     fn ended(&mut self, request: Request, status: Result<(), WorkError>, period: Duration, news: &mut News) {
         let Request { number, rank, message } = request;
         let far = &mut self.ranks[rank as usize];
-        if far.under_way != Some(number) {
+        let under_way = if message.is_some() { &mut far.under_way } else { &mut far.probe };
+        if *under_way != Some(number) {
             // It was for another process in the rank's place.
             return;
         }
-        far.under_way = None;
+        *under_way = None;
         let Err(error) = status else { return };
         let is_full = error.kind() == Some(Syndrome::RnrRetryExceeded);
         if !is_full && !error.is_flush() {
@@ -313,11 +324,12 @@ impl Hub {
         period: Duration,
         is_here: &impl Fn(u32) -> bool,
     ) -> Result<(), NotifyError> {
-        let (lanes, size) = (self.lanes.len(), self.ranks.len());
-        for _ in (at..size).step_by(lanes) {
+        let (lanes, size) = (self.lanes.len() / 2, self.ranks.len());
+        let first = at % lanes;
+        for _ in (first..size).step_by(lanes) {
             let lane = &mut self.lanes[at];
             let rank = lane.next as u32;
-            lane.next = if lane.next + lanes < size { lane.next + lanes } else { at };
+            lane.next = if lane.next + lanes < size { lane.next + lanes } else { first };
             if rank == self.rank || lane.under_way.len() == SENDS || !is_here(rank) {
                 continue;
             }
@@ -331,36 +343,41 @@ impl Hub {
         Ok(())
     }
 
-    /// Posts the next message to a rank, or a probe, if it is time for one.
+    /// Posts the next message to a rank; or, from a queue pair for probes, one of those, if it is time.
     fn post_to(&mut self, lane: usize, rank: u32, period: Duration) -> Result<(), NotifyError> {
         let (lane, far, now) = (&mut self.lanes[lane], &mut self.ranks[rank as usize], Instant::now());
         let Some(address) = far.address.as_ref().filter(|_| !far.is_cut && far.under_way.is_none()) else {
             return Ok(());
         };
         let number = lane.given + 1;
-        let slot = lane.free.last().copied().filter(|_| now >= far.not_before);
-        let message = match (far.waiting.front(), slot) {
-            (Some(message), Some(slot)) => {
-                let start = slot * self.slot_bytes;
-                let (own, key) = (self.rank.to_le_bytes(), self.target.key().to_le_bytes());
-                let bytes = [&own[..], &key, &message.encode()].concat();
-                self.memory.write(start, &bytes);
-                let slices = [self.memory.slice(start..start + bytes.len())?];
-                lane.queue_pair.post_send(WorkRequest::send(&slices).wr_id(number).to_target(address))?;
-                lane.free.pop();
-                far.waiting.pop_front().map(|message| (message, slot))
+        let message = if lane.for_probes {
+            if far.probe.is_some() || !far.waiting.is_empty() || far.last_probe.elapsed() < period {
+                return Ok(());
             }
-            (None, _) if far.last_probe.elapsed() >= period => {
-                let nothing = RemoteMemory { addr: 0, len: 0, rkey: 0 };
-                let probe = WorkRequest::write_inline(&[], nothing).wr_id(number).to_target(address);
-                lane.queue_pair.post_send(probe)?;
-                far.last_probe = now;
-                None
-            }
-            _ => return Ok(()),
+            let nothing = RemoteMemory { addr: 0, len: 0, rkey: 0 };
+            let probe = WorkRequest::write_inline(&[], nothing).wr_id(number).to_target(address);
+            lane.queue_pair.post_send(probe)?;
+            (far.last_probe, far.probe) = (now, Some(number));
+            None
+        } else {
+            let slot = lane.free.last().copied().filter(|_| now >= far.not_before);
+            let (Some(message), Some(slot)) = (far.waiting.front(), slot) else { return Ok(()) };
+            let start = slot * self.slot_bytes;
+            let (own, key) = (self.rank.to_le_bytes(), self.target.key().to_le_bytes());
+            let bytes = [&own[..], &key, &message.encode()].concat();
+            self.memory.write(start, &bytes);
+            let slices = [self.memory.slice(start..start + bytes.len())?];
+            lane.queue_pair.post_send(WorkRequest::send(&slices).wr_id(number).to_target(address))?;
+            lane.free.pop();
+            far.under_way = Some(number);
+            far.waiting.pop_front().map(|message| (message, slot))
         };
-        (lane.given, far.under_way) = (number, Some(number));
+        lane.given = number;
         lane.under_way.push_back(Request { number, rank, message });
         Ok(())
     }
 }
+
+#[cfg(test)]
+#[path = "hub_tests.rs"]
+mod tests;
