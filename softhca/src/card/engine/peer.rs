@@ -41,19 +41,29 @@ pub(super) fn examine(fabric: &mut Fabric, node: Node, round: u64, requester: &m
     }
     let Some(rounds) = fabric.rounds(node) else { return PeerState::Answered };
     let until = match requester.examination {
-        None | Some(Examination::Parting { .. }) => {
-            requester.examination = Some(Examination::Answering { since: rounds });
-            return PeerState::Answering;
-        }
-        Some(Examination::Answering { since }) if rounds.wrapping_sub(since) < ROUNDS_TO_ANSWER => {
-            return PeerState::Answering;
-        }
-        Some(Examination::Answering { .. }) => fabric.arrived(node),
         Some(Examination::Arriving { until }) => until,
+        _ if !has_answered(rounds, requester) => return PeerState::Answering,
+        _ => fabric.arrived(node),
     };
     if fabric.has_received(node, until) {
         return PeerState::Answered;
     }
     requester.examination = Some(Examination::Arriving { until });
     PeerState::Answering
+}
+
+/// The same where both queue pairs are of this card, in a round of it: its thread may have stopped before it
+/// served the other one, or released an answer that it keeps back.
+pub(super) fn examine_own(round: u64, requester: &mut Requester) -> PeerState {
+    if has_answered(round, requester) { PeerState::Answered } else { PeerState::Answering }
+}
+
+/// Whether a card, which has taken the packets, has served all its queue pairs since the examination began.
+/// `rounds` is how many of its rounds have ended.
+fn has_answered(rounds: u64, requester: &mut Requester) -> bool {
+    if let Some(Examination::Answering { since }) = requester.examination {
+        return rounds.wrapping_sub(since) >= ROUNDS_TO_ANSWER;
+    }
+    requester.examination = Some(Examination::Answering { since: rounds });
+    false
 }

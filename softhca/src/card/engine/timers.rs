@@ -1,6 +1,6 @@
 //! Timers of queue pairs.
 
-use super::peer::examine;
+use super::peer::{examine, examine_own};
 use super::state::Engine;
 use crate::card::transport::requester::PeerState;
 use std::time::Instant;
@@ -15,10 +15,11 @@ impl Engine {
             let node = qp.endpoint.node(self.resources.port);
             let expired = qp.requester.is_expired(now);
             let ready = qp.take_pauses_over(now);
-            let peer = if expired && node != self.resources.port.node() {
-                examine(&mut self.fabric, node, self.schedule.rounds(), &mut qp.requester)
-            } else {
-                PeerState::Answered
+            let round = self.schedule.rounds();
+            let peer = match expired {
+                true if node == self.resources.port.node() => examine_own(round, &mut qp.requester),
+                true => examine(&mut self.fabric, node, round, &mut qp.requester),
+                false => PeerState::Answered,
             };
             self.with_qp(qpn, now, |qp, context| {
                 if expired {

@@ -4,6 +4,7 @@
 use super::super::config::MTU;
 use super::dead_peers::{card, first_counts, impatient, run_both, run_for_a_while, write};
 use super::*;
+use crate::liberties::{Liberties, LibertyKinds};
 use crate::testing::{again, role};
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Stdio};
@@ -112,6 +113,26 @@ fn a_peer_that_stops_while_it_serves_others_is_waited_for() {
     assert!(sender.cq.peek().is_none(), "it may still answer");
     run_both(&alive, Some(&stopped), || sender.cq.peek().is_some());
     success(sender.cq.poll());
+}
+
+#[test]
+fn a_card_that_is_stopped_answers_itself_before_it_gives_up() {
+    let card = card();
+    card.set_liberties(Some(Liberties { seed: 1, kinds: LibertyKinds::all() }));
+    let mut all: Vec<_> = (0..40).map(|_| impatient(&card, &card)).collect();
+    for (sender, target) in &mut all {
+        let [remote, data] = write(target);
+        sender.post(Opcode::RdmaWrite, &[&remote, &data]);
+    }
+    // One step serves 16 queue pairs: senders first, and those that answer behind them.
+    for _ in 0..8 {
+        card.shared.engine.lock().step(Instant::now());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    for (sender, _) in &mut all {
+        run_both(&card, None, || sender.cq.peek().is_some());
+        success(sender.cq.poll());
+    }
 }
 
 #[test]
