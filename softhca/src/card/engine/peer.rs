@@ -40,10 +40,12 @@ pub(super) fn examine(fabric: &mut Fabric, node: Node, round: u64, requester: &m
         return PeerState::Behind;
     }
     let Some(rounds) = fabric.rounds(node) else { return PeerState::Answered };
-    let until = match requester.examination {
-        Some(Examination::Arriving { until }) => until,
-        _ if !has_answered(rounds, requester) => return PeerState::Answering,
-        _ => fabric.arrived(node),
+    let until = if let Some(Examination::Arriving { until }) = requester.examination {
+        until
+    } else if has_answered(rounds, requester) {
+        fabric.arrived(node)
+    } else {
+        return PeerState::Answering;
     };
     if fabric.has_received(node, until) {
         return PeerState::Answered;
