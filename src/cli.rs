@@ -416,6 +416,8 @@ pub(crate) enum Benchmark {
     Persistent,
     /// Waking and posting on a GPU's stream, against the same memory operations written by hand
     Turnaround,
+    /// How soon a GPU's stream is idle once its last write is seen, against the driver's calls alone
+    Quiet,
     /// Launching a graph with fresh sends and waits, against posting on the stream
     Graph,
     /// A stream that computes and a stream that communicates, together and each alone, and the CPU

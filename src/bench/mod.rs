@@ -15,6 +15,7 @@ mod pair;
 mod persistent;
 mod plan;
 mod post;
+mod quiet;
 mod turnaround;
 
 use crate::cli::{BenchOptions, Benchmark};
@@ -36,6 +37,7 @@ pub(crate) fn run(options: &BenchOptions) -> Result<(), Failure> {
         Benchmark::Memops => memops::run(options),
         Benchmark::Plan => plan::run(options),
         Benchmark::Turnaround => turnaround::run(options),
+        Benchmark::Quiet => quiet::run(options),
         Benchmark::Graph => graph::run(options),
         Benchmark::Post => post::run(options),
         Benchmark::Overlap => overlap::run(options),

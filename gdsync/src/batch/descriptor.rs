@@ -57,6 +57,12 @@ impl<S, W, P, B, R> Descriptor<S, W, P, B, R> {
         matches!(self, Descriptor::WaitCq(_) | Descriptor::Wait32(..) | Descriptor::Wait64(..))
     }
 
+    /// It writes words or bytes of the program, which may look at the stream as soon as it sees them.
+    #[inline]
+    pub(crate) fn is_write(&self) -> bool {
+        matches!(self, Descriptor::Write32(..) | Descriptor::Write64(..) | Descriptor::Bytes(_))
+    }
+
     /// Refuses a wait that no value of the word satisfies.
     #[inline]
     pub(crate) fn check_satisfiable(&self) -> Result<(), WordError> {

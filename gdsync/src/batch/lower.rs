@@ -5,7 +5,7 @@
 //! what it makes, and the proof of the merges runs it.
 
 use super::descriptor::Descriptor;
-use super::{Chunk, Fate, Word, Words};
+use super::{Chunk, Fate, LastPoint, Word, Words};
 use crate::memop::{Condition, MemOp, MemOpCaps, StreamError};
 use crate::memory::{HostAddr, StreamAddr, TimelinePoint};
 use crate::queue::doorbell::{Doorbell, PeerOp, Release};
@@ -93,6 +93,10 @@ pub(crate) struct Points {
     pub(crate) end: TimelinePoint,
     /// None of its operations writes the last one.
     pub(crate) open: bool,
+    /// Its sends are passed.
+    pub(crate) sends: TimelinePoint,
+    /// It writes points of its own.
+    pub(crate) has_own: bool,
 }
 
 impl Points {
@@ -101,12 +105,18 @@ impl Points {
     pub(crate) fn planned(before: TimelinePoint, plan: &Chunk) -> Self {
         let last = before.after(plan.points);
         // Operations after the last point that is written need another.
-        Points { before, end: if plan.closed { last } else { last.next() }, open: !plan.closed }
+        let (end, sends) = match plan.last_point {
+            LastPoint::AtEnd => (last, last),
+            LastPoint::BeforeWrite => (last.next(), last),
+            LastPoint::Earlier => (last.next(), last.next()),
+        };
+        Points { before, end, open: end != last, sends, has_own: plan.points > 0 }
     }
 
     /// The point of a submission without waits for completions.
     pub(crate) fn next(before: TimelinePoint) -> Self {
-        Points { before, end: before.next(), open: true }
+        let end = before.next();
+        Points { before, end, open: true, sends: end, has_own: false }
     }
 }
 
@@ -270,7 +280,15 @@ impl<'a, D: Driver> Lowering<'a, D> {
         Ok(())
     }
 
-    /// Before a wait for a word, and at the end: writes the last point, unless it is written.
+    /// Before the last descriptor of a submission. The program may ask whether the stream is idle as soon as
+    /// it sees what it had written last: no operation follows that, and the point stands in front.
+    #[inline]
+    pub(crate) fn before_last(&mut self, descriptor: &Lowered<D>) -> Result<(), D::Error> {
+        if descriptor.is_write() { self.catch_up() } else { Ok(()) }
+    }
+
+    /// Before a wait for a word, before a last write, and at the end: writes the last point, unless it is
+    /// written.
     #[inline]
     pub(crate) fn catch_up(&mut self) -> Result<(), D::Error> {
         self.end_run()?;

@@ -65,10 +65,21 @@ pub(crate) struct Chunk {
     pub(crate) count: usize,
     /// Points that their waits for completions take.
     pub(crate) points: u32,
-    /// The last operation writes the last of these points.
-    pub(crate) closed: bool,
-    /// Memory operations, without the closing point where it is not closed.
+    /// Where the last of these points is written.
+    pub(crate) last_point: LastPoint,
+    /// Memory operations, without the point of earlier submissions that one without points may write.
     pub(crate) operations: usize,
+}
+
+/// Where a submission writes the last point of its waits for completions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LastPoint {
+    /// Nowhere, or somewhere in the middle.
+    Earlier,
+    /// In front of its last descriptor, a write of the program: no operation follows that.
+    BeforeWrite,
+    /// By its last operation.
+    AtEnd,
 }
 
 /// What the next descriptor may share with earlier ones.
@@ -134,8 +145,7 @@ pub(crate) struct Planner {
 }
 
 impl Planner {
-    /// Plans as many descriptors as fit one submission, the closing point included. One always
-    /// does.
+    /// Plans as many descriptors as fit one submission, a point included. One always does.
     pub(crate) fn plan<S, W, P, B, R>(
         &mut self,
         descriptors: &[Descriptor<S, W, P, B, R>],
@@ -151,7 +161,7 @@ impl Planner {
         self.fates.clear();
         self.fates.reserve(descriptors.len());
         self.table.reserve(descriptors.len());
-        let mut chunk = Chunk { count: 0, points: 0, closed: false, operations: 0 };
+        let mut chunk = Chunk { count: 0, points: 0, last_point: LastPoint::Earlier, operations: 0 };
         let mut scope = Scope::Nothing;
         let mut run = Run::default();
         for (position, descriptor) in (0..).zip(descriptors) {
@@ -159,7 +169,7 @@ impl Planner {
             let Chunk { mut operations, mut points, .. } = chunk;
             // Unmerged, each wait for a completion is followed by its point; merged, the point of a
             // run may be written later.
-            let mut closed = merged && chunk.closed;
+            let mut is_due = merged && chunk.last_point != LastPoint::Earlier;
             match descriptor {
                 Descriptor::Send(send) => {
                     let (key, cost) = match send.key(caps) {
@@ -182,7 +192,7 @@ impl Planner {
                         run = Run { start: position, ..Run::default() };
                         // The point of the run before is written first, if it is not written yet.
                         operations += costs.flush + if merged { costs.point } else { 1 };
-                        (points, closed) = (points + 1, true);
+                        (points, is_due) = (points + 1, true);
                     }
                     match wait.key(caps) {
                         Some(WaitKey { queue, index, device }) if merged => {
@@ -206,7 +216,7 @@ impl Planner {
                 Descriptor::Wait32(..) | Descriptor::Wait64(..) => {
                     scope = Scope::Nothing;
                     operations += 1 + costs.flush;
-                    closed = false;
+                    is_due = false;
                 }
                 Descriptor::Write32(..) | Descriptor::Write64(..) => {
                     scope.end_run();
@@ -233,14 +243,19 @@ impl Planner {
                     operations += 1;
                 }
             }
-            let closing = if closed { 0 } else { costs.point };
+            let last_point = match is_due {
+                false => LastPoint::Earlier,
+                true if descriptor.is_write() => LastPoint::BeforeWrite,
+                true => LastPoint::AtEnd,
+            };
+            let earlier = if points > 0 { 0 } else { costs.point };
             // A descriptor that is covered, or covers another, costs nothing. So one that does not
             // fit has changed no other's fate.
-            if chunk.count > 0 && operations.saturating_add(closing) > caps.max_ops {
+            if chunk.count > 0 && operations.saturating_add(earlier) > caps.max_ops {
                 break;
             }
             self.fates.push(fate);
-            chunk = Chunk { count: chunk.count + 1, points, closed, operations };
+            chunk = Chunk { count: chunk.count + 1, points, last_point, operations };
         }
         chunk
     }

@@ -1,6 +1,7 @@
 use super::*;
 use Descriptor::{Barrier, Bytes, Wait32, WaitCq};
 use Fate::{Covered, Kept};
+use LastPoint::{AtEnd, BeforeWrite, Earlier};
 
 type Key = Descriptor<SendKey, Option<WaitKey>, (), Option<usize>>;
 
@@ -128,19 +129,22 @@ fn anything_else_ends_a_run_of_waits() {
 #[test]
 fn operations_and_points_are_counted() {
     let all = |count| vec![Kept; count];
-    let cases: [(&[Key], _, _); 6] = [
-        (&[ring(1), ring(1)], (2, 0, false), (4, 0, false)),
+    let cases: [(&[Key], _, _); 8] = [
+        (&[ring(1), ring(1)], (2, 0, Earlier), (4, 0, Earlier)),
         // Two doorbells; two waits and one point.
-        (&[ring(1), ring(2), wait(1, 0), wait(2, 0)], (7, 1, true), (8, 2, true)),
+        (&[ring(1), ring(2), wait(1, 0), wait(2, 0)], (7, 1, AtEnd), (8, 2, AtEnd)),
         // The point of the run is the batch's.
-        (&[wait(1, 0), wait(1, 1), ring(1)], (4, 1, true), (6, 2, false)),
+        (&[wait(1, 0), wait(1, 1), ring(1)], (4, 1, AtEnd), (6, 2, Earlier)),
+        // It is written before what the program writes last.
+        (&[wait(1, 0), ring(1), bytes(1)], (5, 1, BeforeWrite), (5, 1, Earlier)),
+        (&[wait(1, 0), bytes(1), ring(1)], (5, 1, AtEnd), (5, 1, Earlier)),
         // Before the wait for a word there is one.
-        (&[wait(1, 0), ring(1), WAIT_WORD], (5, 1, false), (5, 1, false)),
-        (&[wait(1, 0), Barrier, wait(1, 1)], (5, 2, true), (5, 2, true)),
-        (&[bytes(3), WAIT_WORD], (4, 0, false), (4, 0, false)),
+        (&[wait(1, 0), ring(1), WAIT_WORD], (5, 1, Earlier), (5, 1, Earlier)),
+        (&[wait(1, 0), Barrier, wait(1, 1)], (5, 2, AtEnd), (5, 2, AtEnd)),
+        (&[bytes(3), WAIT_WORD], (4, 0, Earlier), (4, 0, Earlier)),
     ];
     for (items, merged, unmerged) in cases {
-        let figures = |chunk: Chunk| (chunk.operations, chunk.points, chunk.closed);
+        let figures = |chunk: Chunk| (chunk.operations, chunk.points, chunk.last_point);
         assert_eq!(figures(plan(items, &MemOpCaps::FULL, true).0), merged, "{items:?}");
         let (chunk, fates) = plan(items, &MemOpCaps::FULL, false);
         assert_eq!((figures(chunk), fates), (unmerged, all(items.len())), "{items:?}");
@@ -157,7 +161,7 @@ fn what_does_not_fit_begins_the_next_submission() {
     // A wait that is covered always fits.
     let run = [wait(1, 0), wait(2, 0), wait(3, 0), wait(4, 0), wait(1, 1), wait(5, 0)];
     let (chunk, fates) = plan(&run, &caps, true);
-    assert_eq!((chunk.count, chunk.operations, chunk.closed), (5, 5, true));
+    assert_eq!((chunk.count, chunk.operations, chunk.last_point), (5, 5, AtEnd));
     assert_eq!(fates, [Covered, Kept, Kept, Kept, Kept]);
     let (chunk, _) = plan(&run, &caps, false);
     assert_eq!((chunk.count, chunk.operations), (2, 4));

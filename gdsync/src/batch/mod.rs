@@ -20,7 +20,7 @@ mod table;
 pub(crate) use bytes::{Bytes, Word, Words};
 pub use bytes::{MemoryWrite, WriteError};
 pub(crate) use lower::{Driver, Lowering, Points};
-pub(crate) use merge::{Chunk, Collecting, Fate, Keyed, Planner, SendKey, WaitKey};
+pub(crate) use merge::{Chunk, Collecting, Fate, Keyed, LastPoint, Planner, SendKey, WaitKey};
 pub use shape::BatchShape;
 pub use stream_wait::StreamWait;
 

@@ -255,6 +255,8 @@ pub struct Program {
     /// Where each submission ends, in operations.
     ends: Vec<usize>,
     point: TimelinePoint,
+    /// Nothing has written it.
+    is_open: bool,
 }
 
 impl Program {
@@ -270,9 +272,9 @@ impl Program {
         self
     }
 
-    /// Compiles a batch for a backend, and replaces what was compiled before. The last point of a
-    /// submission is always written, as by every 64th submission of a stream. Points continue from
-    /// one batch to the next.
+    /// Compiles a batch for a backend, and replaces what was compiled before. A submission without waits
+    /// for completions always writes the point of the one before, if none has, as every 64th one of a
+    /// stream does. Points continue from one batch to the next.
     ///
     /// # Errors
     /// [`StreamError::Unsupported`] where the backend lacks an operation.
@@ -298,8 +300,15 @@ impl Program {
             let (timeline, ops) = (Target::Progress.addr(), &mut self.operations);
             let paper = Paper(&self.collector);
             let mut lowering = Lowering::new(paper, caps, timeline, merged, points.before, ops);
+            if points.open && !points.has_own && self.is_open {
+                lowering.progress(points.before)?;
+                self.descriptors.resize(lowering.ops.len(), first as u32);
+            }
             for (i, (descriptor, fate)) in (first..).zip(rest.iter().zip(&self.planner.fates)) {
                 let at = self.descriptors.len();
+                if i + 1 == first + plan.count {
+                    lowering.before_last(descriptor)?;
+                }
                 lowering.lower(&mut { *descriptor }, *fate)?;
                 self.descriptors.resize(lowering.ops.len(), i as u32);
                 // What follows a run makes the stream wait for the collector: for the run's last wait.
@@ -311,10 +320,7 @@ impl Program {
             }
             self.covered.extend(self.planner.fates.iter().map(|fate| *fate == Fate::Covered));
             lowering.catch_up()?;
-            if points.open {
-                lowering.progress(points.end)?;
-            }
-            self.point = points.end;
+            (self.point, self.is_open) = (points.end, points.open);
             first += plan.count;
             self.descriptors.resize(self.operations.len(), first as u32 - 1);
             self.ends.push(self.operations.len());

@@ -19,8 +19,8 @@ use std::sync::Arc;
 pub(super) struct Posting<'a, B: MemOpStream> {
     stream: &'a Stream<B>,
     state: &'a State,
-    /// The last point of the submission.
-    end: TimelinePoint,
+    /// The submission's sends are passed.
+    sends: TimelinePoint,
     /// Doorbells that the proxy will ring.
     pub(super) rings: Vec<Ring>,
     /// Entries for a collector to wait for.
@@ -54,7 +54,7 @@ impl<B: MemOpStream> Driver for Posting<'_, B> {
 
     #[inline]
     fn commit_send(&self, send: &mut PreparedSend) -> Result<Option<Release>, PostFailure> {
-        Ok(send.commit(&self.stream.timeline, self.end)?)
+        Ok(send.commit(&self.stream.timeline, self.sends)?)
     }
 
     fn trigger(&self, send: &PreparedSend) -> Result<StreamAddr, StreamError> {
@@ -173,7 +173,7 @@ impl<B: MemOpStream> Stream<B> {
         let driver = Posting {
             stream: self,
             state,
-            end: points.end,
+            sends: points.sends,
             rings: Vec::new(),
             collected: RefCell::default(),
         };
@@ -186,8 +186,12 @@ impl<B: MemOpStream> Stream<B> {
         lowering: &mut Lowering<'_, Posting<'_, B>>,
         descriptors: impl Iterator<Item = (&'d mut Descriptor, Fate)>,
     ) -> Result<(), PostFailure> {
-        for (descriptor, fate) in descriptors {
+        let mut rest = descriptors.peekable();
+        while let Some((descriptor, fate)) = rest.next() {
             descriptor.check_satisfiable().map_err(QueueError::from)?;
+            if rest.peek().is_none() {
+                lowering.before_last(descriptor)?;
+            }
             lowering.lower(descriptor, fate)?;
         }
         Ok(())

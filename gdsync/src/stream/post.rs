@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tracing::level_filters::LevelFilter;
 
-/// Of submissions that no wait for a completion ends, one in this many writes its point.
+/// Of submissions without waits for completions, one in this many writes the point of those before.
 pub(super) const PROGRESS_EVERY: u32 = 64;
 /// From this many submissions in flight on, posts retire those that are past. Posts before that
 /// read no memory that the stream writes.
@@ -64,9 +64,9 @@ pub struct Stream<B: MemOpStream> {
 pub(super) struct State {
     /// The last point handed out.
     pub(super) issued: TimelinePoint,
-    /// Submissions since the last one whose end point the stream writes.
+    /// Submissions since the last point that the stream writes.
     pub(super) unwritten: u32,
-    /// One submission in this many writes its end point.
+    /// One submission in this many writes a point; each its own end, where that is 1.
     progress_every: u32,
     pub(super) in_flight: VecDeque<InFlight>,
     /// The submission that a thread performs at this moment, without the lock: no other thread
@@ -303,8 +303,8 @@ impl<B: MemOpStream> Stream<B> {
             .inspect_err(|_| chunk.iter_mut().rev().for_each(Descriptor::undo))
     }
 
-    /// Makes the operations of a submission, `state.ops`, of what `lower` appends, and the last
-    /// point if it is due.
+    /// Makes the operations of a submission, `state.ops`, of what `lower` appends, and a point if one is
+    /// due.
     pub(super) fn lower_submission(
         &self,
         state: &mut State,
@@ -317,11 +317,19 @@ impl<B: MemOpStream> Stream<B> {
         let mut ops = std::mem::take(&mut state.ops);
         ops.clear();
         let mut lowering = self.lowering(state, points, merged, &mut ops);
-        let mut result = lower(&mut lowering);
-        // The last submission that there is room for always writes its point, so that a full stream
+        // The last submission that there is room for always writes a point, so that a full stream
         // drains without another one.
         let last = state.weight + 1 >= self.caps.max_outstanding;
-        if points.open && (state.unwritten + 1 >= state.progress_every || last) && result.is_ok() {
+        let is_due = points.open && (state.unwritten + 1 >= state.progress_every || last);
+        let at_end = state.progress_every == 1;
+        let mut result = Ok(());
+        if is_due && !at_end && !points.has_own && state.unwritten > 0 {
+            // In front: the program may ask whether the stream is idle as soon as it sees its last write.
+            result = lowering.progress(points.before).map_err(PostFailure::from);
+            points.has_own = true;
+        }
+        result = result.and_then(|()| lower(&mut lowering));
+        if is_due && at_end && result.is_ok() {
             result = lowering.progress(points.end).map_err(PostFailure::from);
             points.open = false;
         }
@@ -398,7 +406,11 @@ impl State {
     /// The backend has taken a submission.
     pub(super) fn accept(&mut self, points: Points, held: Held, caps: &MemOpCaps) {
         self.issued = points.end;
-        self.unwritten = if points.open { self.unwritten + 1 } else { 0 };
+        self.unwritten = match points {
+            Points { open: false, .. } => 0,
+            Points { has_own: true, .. } => 1,
+            _ => self.unwritten + 1,
+        };
         self.weight += held.weight();
         self.in_flight.push_back(InFlight { end: points.end, held });
         let room = caps.max_outstanding.saturating_sub(self.weight + 1);

@@ -131,6 +131,9 @@ impl<B: MemOpStream> Stream<B> {
     /// dropped.
     #[inline(never)]
     pub(super) fn reap(&self, state: &mut State) -> Past {
+        if state.weight >= self.caps.max_outstanding {
+            self.retire_if_idle(state);
+        }
         let mut past = Past::default();
         while let Some(oldest) = state.in_flight.front() {
             if !self.timeline.has_passed(oldest.end) {
@@ -195,8 +198,13 @@ impl<B: MemOpStream> Drop for Stream<B> {
         if state.in_flight.is_empty() {
             return drop((state, past));
         }
-        let closed =
-            self.backend.wait_idle(Duration::ZERO).and_then(|_| self.write_closing_point(&mut state));
+        let closed = self.backend.wait_idle(Duration::ZERO).and_then(|idle| match idle {
+            true => {
+                self.timeline.declare_passed(state.issued);
+                Ok(())
+            }
+            false => self.write_closing_point(&mut state),
+        });
         if let Err(StreamError::Failed { .. }) = closed {
             return self.abandon(state);
         }

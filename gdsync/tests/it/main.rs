@@ -54,6 +54,7 @@ mod persistent_lists;
 mod placement;
 mod post_one;
 mod proxy;
+mod quiet;
 mod refusals;
 mod registration;
 mod registration_peer;

@@ -130,6 +130,12 @@ impl Running {
         for submission in program.submissions() {
             let end = submission.clone().last().map_or(start, |last| self.of[first + last] + 1);
             self.share_points(start..end);
+            let last = submission.clone().last().map(|last| self.ops[first + last]);
+            let word =
+                last.as_ref().and_then(Target::of).is_some_and(|target| matches!(target, Target::Word(_)));
+            if self.descriptors[start..end].last().is_some_and(Descriptor::is_write) && !word {
+                return Err(format!("{last:?} follows the write {}, the last of its submission", end - 1));
+            }
             for i in submission {
                 if let (MemOp::Wait64 { value, .. }, Some(Target::Arrival)) =
                     (self.ops[first + i], Target::of(&self.ops[first + i]))

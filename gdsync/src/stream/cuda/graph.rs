@@ -16,7 +16,7 @@
 pub use super::record::{Capture, GraphBuilder};
 
 use super::{CudaStream, with_params};
-use crate::batch::{Batch, BatchShape, Chunk, Descriptor, Fate, Points};
+use crate::batch::{Batch, BatchShape, Chunk, Descriptor, Fate, LastPoint, Points};
 use crate::cuda::{CudaError, GpuContext, check};
 use crate::memop::{MemOp, StreamError};
 use crate::stream::in_flight::{Held, Past};
@@ -188,15 +188,21 @@ impl Stream<CudaStream> {
         self.check_room(&mut state, graph.nodes.len())?;
         // A node's operations keep their kinds, whatever queues they name: nothing is merged.
         let waits = descriptors.iter().filter(|descriptor| matches!(descriptor, Descriptor::WaitCq(_)));
-        let closed = matches!(descriptors.last(), Some(Descriptor::WaitCq(_)));
-        let plan = Chunk { count: descriptors.len(), points: waits.count() as u32, closed, operations: 0 };
+        let waits = waits.count() as u32;
+        let last_point = match descriptors.last() {
+            Some(Descriptor::WaitCq(_)) => LastPoint::AtEnd,
+            Some(last) if last.is_write() && waits > 0 => LastPoint::BeforeWrite,
+            _ => LastPoint::Earlier,
+        };
+        let plan = Chunk { count: descriptors.len(), points: waits, last_point, operations: 0 };
         let mut points = Points::planned(state.issued, &plan);
         let result =
             self.fill_in(graph, &state, descriptors, counts, points).and_then(|(operations, rings)| {
                 Self::with_proxy(&state.proxied, rings, || self.launch_exec(graph)).map(|()| operations)
             });
-        // Every node that ends with no wait writes its point.
-        points.open = false;
+        // The last node writes the last point, unless it ends with a write of the program.
+        points.open = descriptors.last().is_some_and(Descriptor::is_write);
+        points.has_own = true;
         match result {
             Ok(operations) => {
                 let held = Held::Graph(Box::new((std::mem::take(descriptors), graph.nodes.len())));
@@ -231,12 +237,17 @@ impl Stream<CudaStream> {
             let (part, others) = rest.split_at_mut(*count);
             rest = others;
             lowering.ops.clear();
-            Self::lower(&mut lowering, part.iter_mut().map(|descriptor| (descriptor, Fate::Kept)))?;
+            let kept = |descriptor| (descriptor, Fate::Kept);
+            // Nothing follows a last write of the program, as in other submissions.
+            let ends_with_write = part.last().is_some_and(Descriptor::is_write);
+            let (before, last) = part.split_at_mut(count - usize::from(ends_with_write));
+            Self::lower(&mut lowering, before.iter_mut().map(kept))?;
             if !node.shape.ends_with_wait() {
                 // The last node writes the last point, others the last one that was taken.
-                let end = if i + 1 == counts.len() { points.end } else { lowering.point };
-                lowering.progress(end)?;
+                let is_last = i + 1 == counts.len() && !ends_with_write;
+                lowering.progress(if is_last { points.end } else { lowering.point })?;
             }
+            Self::lower(&mut lowering, last.iter_mut().map(kept))?;
             graph.set(node, lowering.ops)?;
             operations += lowering.ops.len();
         }
