@@ -255,7 +255,7 @@ impl Drop for Helper {
     }
 }
 
-/// Has [`rung`] ask a copy of the card. False if there is no room: a process holds [`BELLS`] copies at most.
+/// Has [`rung`] ask a copy of the card. False if there is no room: a process holds four copies at most.
 pub fn add_bell(bell: &'static Bell) -> bool {
     table().add_bell(bell)
 }

@@ -35,15 +35,15 @@ impl QueuePairMonitor {
         self.number
     }
 
-    /// As [`QueuePair::failure`].
+    /// As [`QueuePair::failure`](crate::QueuePair::failure).
     pub fn failure(&self) -> Option<FailureCause> {
         self.inner.upgrade().and_then(|inner| inner.known_failure())
     }
 
-    /// As [`QueuePair::abort`].
+    /// As [`QueuePair::abort`](crate::QueuePair::abort).
     ///
     /// # Errors
-    /// As [`QueuePair::abort`].
+    /// As [`QueuePair::abort`](crate::QueuePair::abort).
     pub fn abort(&self) -> Result<(), Error> {
         self.inner.upgrade().map_or(Ok(()), |inner| inner.abort())
     }
