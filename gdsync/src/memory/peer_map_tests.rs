@@ -261,9 +261,11 @@ struct Used {
 
 impl Used {
     fn new(test: u64) -> Self {
-        let at = base(test);
-        let registrar =
-            InUse { device: Device::default(), own: at..at + (1 << 32), refuses: Mutex::new(false) };
+        Self::over(base(test), 1 << 32)
+    }
+
+    fn over(at: u64, len: u64) -> Self {
+        let registrar = InUse { device: Device::default(), own: at..at + len, refuses: Mutex::new(false) };
         let alone = BEGINS_USE.write().unwrap_or_else(PoisonError::into_inner);
         Used { _alone: alone, map: PeerMap::new(registrar), at }
     }
@@ -355,6 +357,22 @@ fn what_is_refused_when_it_is_made_is_asked_for_again_when_it_is_named() {
     assert!(used.map.translate(HostAddr(used.at), 8).is_ok());
     used.map.remove_stream();
     drop((words, registers));
+}
+
+#[test]
+fn of_pinned_memory_the_pages_of_words_and_of_writes_are_made() {
+    let pinned = crate::PinnedMemory::allocate(5 * 4096).unwrap();
+    let used = Used::over(pinned.addr().get(), pinned.len() as u64);
+    used.map.add_stream();
+    let write = |offset, bytes: &[u8]| crate::batch::MemoryWrite::new(&pinned, offset, bytes).unwrap();
+    let word = crate::memop::Word32::new(&pinned, 4096).unwrap();
+    assert_eq!(used.registered(), [4096]);
+    let writes = [write(3 * 4096 - 1, &[1, 2]), write(5 * 4096, &[])];
+    assert_eq!(used.registered(), [4096, 2 * 4096, 3 * 4096], "nothing past the end");
+    used.map.remove_stream();
+    drop((word, writes, pinned));
+    used.map.collect();
+    assert!(used.registered().is_empty());
 }
 
 #[test]

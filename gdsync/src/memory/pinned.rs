@@ -129,13 +129,13 @@ impl PinnedMemory {
         self.len() == 0
     }
 
-    /// Operations may name bytes there from now on: streams' GPUs get to know their pages.
+    /// Operations may name the bytes from now on, which lie in one page or in two: streams' GPUs get to
+    /// know these.
     pub(crate) fn make(&self, offset: usize, len: usize) {
-        let first = self.addr().get() + offset as u64;
-        self.handle.pages.span.make(first);
-        let last = first + len.saturating_sub(1) as u64;
-        if last / page_size() as u64 != first / page_size() as u64 {
-            self.handle.pages.span.make(last);
+        let (span, first) = (&self.handle.pages.span, self.addr().get() + offset as u64);
+        if len > 0 {
+            span.make(first);
+            span.make(first + len as u64 - 1);
         }
     }
 

@@ -12,11 +12,13 @@
 //! Lock order: the list of the address spaces in use, then an address space's own locks; the list of
 //! spans is locked alone.
 
-use gdsync_sys::host::page_size;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, Weak};
+
+/// The smallest page of any system, in bytes.
+const PAGE: u64 = 4096;
 
 /// What a span is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,7 +68,7 @@ pub(crate) struct Span {
     base: u64,
     len: u64,
     pub(crate) kind: Kind,
-    /// Of a span that is mapped page by page, a bit for each page that has a word.
+    /// Of a span that is mapped page by page, a bit for each [`PAGE`] that has a word.
     made: OnceLock<Box<[AtomicU64]>>,
     releases: Mutex<Vec<Release>>,
     watchers: Mutex<Vec<Weak<dyn Watcher>>>,
@@ -119,8 +121,8 @@ impl Span {
         span
     }
 
-    /// A word, or some other place that operations may name, was made in the page around `addr`, and
-    /// whoever made it holds the span.
+    /// A word, or some other place that operations may name, was made in the page around `addr`, which
+    /// is of this span, and whoever made it holds the span.
     #[inline]
     pub(crate) fn make(&self, addr: u64) {
         if self.kind == Kind::Pages {
@@ -129,11 +131,12 @@ impl Span {
     }
 
     fn make_page(&self, addr: u64) {
-        let page = page_size() as u64;
-        let first = self.base / page;
-        let pages = (self.base + self.len).div_ceil(page) - first;
-        let made = self.made.get_or_init(|| (0..pages.div_ceil(64)).map(|_| AtomicU64::new(0)).collect());
-        let at = addr / page - first;
+        let first = self.base / PAGE;
+        let made = self.made.get_or_init(|| {
+            let pages = (self.base + self.len).div_ceil(PAGE) - first;
+            (0..pages.div_ceil(64)).map(|_| AtomicU64::new(0)).collect()
+        });
+        let at = addr / PAGE - first;
         let (Some(bits), bit) = (made.get((at / 64) as usize), 1 << (at % 64)) else { return };
         // Relaxed: whoever gets its first stream later looks at the bits behind the lock that `tell`
         // takes after this, and is told otherwise. An operation that names the page before it is
@@ -154,12 +157,12 @@ impl Span {
         if self.kind != Kind::Pages {
             return vec![self.base];
         }
-        let (page, words) = (page_size() as u64, self.made.get().map_or(&[][..], |made| made));
+        let words = self.made.get().map_or(&[][..], |made| made);
         let bits = words.iter().zip(0..).map(|(bits, at)| (bits.load(Ordering::Relaxed), at));
         let pages = bits.filter(|(bits, _)| *bits != 0).flat_map(|(bits, at)| {
             (0..64).filter(move |bit| bits >> bit & 1 == 1).map(move |bit| at * 64 + bit)
         });
-        pages.map(|at| (self.base / page + at) * page).map(|start| start.max(self.base)).collect()
+        pages.map(|at| (self.base / PAGE + at) * PAGE).map(|start| start.max(self.base)).collect()
     }
 
     /// The watcher's address space has a stream now: tells it of everything that is there, and from
