@@ -57,6 +57,9 @@ pub(crate) enum Command {
     Doctor(DoctorOptions),
     /// Measure, beside a reference in the same run
     Bench(BenchOptions),
+    /// The process of a run of `bench first`; started by it
+    #[command(hide = true)]
+    BenchFirst(BenchFirstOptions),
     /// Random work on many queue pairs between several processes, with random faults: everything is
     /// accounted for
     Soak(SoakOptions),
@@ -377,6 +380,19 @@ pub(crate) struct BenchOptions {
     pub(crate) json: bool,
 }
 
+#[derive(Clone, Debug, Args)]
+pub(crate) struct BenchFirstOptions {
+    /// Which of the runs
+    #[arg(long)]
+    pub(crate) run: u32,
+    /// The GPU, if not a software stream
+    #[arg(long)]
+    pub(crate) gpu: Option<u32>,
+    /// The card
+    #[arg(long, value_parser = hca::parse)]
+    pub(crate) hca: Option<Hca>,
+}
+
 /// Whose memory something lies in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Memory {
@@ -396,6 +412,9 @@ pub(crate) enum Benchmark {
     Cq,
     /// Posting by the CPU, against libmlx5's own functions (`gdsync soft -- gdsync bench post`)
     Post,
+    /// The first post of each kind on a fresh stream with fresh queue pairs, against the hundredth: on
+    /// a software stream, and on a GPU's where there is one
+    First,
     /// What each kind of stream memory operation costs a GPU
     Memops,
     /// The batch compiler: memory operations of a batch and the CPU's time for a descriptor, merged

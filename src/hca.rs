@@ -16,6 +16,12 @@ pub(crate) struct Hca {
     pub(crate) port: u8,
 }
 
+impl std::fmt::Display for Hca {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}:{}", self.name, self.port)
+    }
+}
+
 /// The name of a card, with the number of a port behind a colon or without.
 pub(crate) fn parse(text: &str) -> Result<Hca, String> {
     let (name, port) = match text.split_once(':') {
@@ -60,6 +66,7 @@ mod tests {
         let hca = |name: &str, port| Ok(Hca { name: name.to_owned(), port });
         assert_eq!(parse("mlx5_0"), hca("mlx5_0", 1));
         assert_eq!(parse("mlx5_bond_0:2"), hca("mlx5_bond_0", 2));
+        assert_eq!(parse(&parse("softhca0:3").unwrap().to_string()), hca("softhca0", 3));
         for bad in ["", ":1", "mlx5_0:", "mlx5_0:0", "mlx5_0:256", "mlx5_0:x", "mlx5_0:1:1"] {
             assert!(parse(bad).unwrap_err().contains("NAME:PORT"), "{bad}");
         }

@@ -46,6 +46,7 @@ fn main() -> ExitCode {
         Command::Devices(options) => done(devices::run(&options)),
         Command::Doctor(options) => doctor::run(&options),
         Command::Bench(options) => done(bench::run(&options)),
+        Command::BenchFirst(options) => done(bench::first::run_one(&options)),
         Command::Copybw(options) => done(mapped::bandwidth(&options)),
         Command::Copylat(options) => done(mapped::latency(&options)),
         Command::Sanity(options) => mapped::sanity(&options),

@@ -7,6 +7,7 @@ mod checked;
 mod cq;
 mod device;
 mod fanout;
+pub(crate) mod first;
 mod gpu;
 mod graph;
 mod memops;
@@ -33,6 +34,7 @@ pub(crate) fn run(options: &BenchOptions) -> Result<(), Failure> {
         Benchmark::Alltoall => alltoall::run(options),
         Benchmark::Persistent => persistent::run(options),
         Benchmark::Fanout => fanout::run(options),
+        Benchmark::First => first::run(options),
         Benchmark::Batch => batch::run(options),
         Benchmark::Memops => memops::run(options),
         Benchmark::Plan => plan::run(options),

@@ -88,6 +88,26 @@ fn a_checked_wait_is_measured_beside_a_plain_one() {
 }
 
 #[test]
+fn first_posts_of_every_kind_are_measured_beside_later_ones() {
+    let tables = json(&["bench", "first", "--json"]);
+    let software = &tables[0];
+    assert_eq!(software["on"], "a software stream");
+    let rows = software["rows"].as_array().unwrap();
+    // The very first post of a process, and the kinds.
+    assert_eq!(rows.len(), 1 + 17, "{software}");
+    assert_eq!(software["values_checked"], 17 * 10 * 110, "every post of every run");
+    for row in rows {
+        let number = |name: &str| row[name].as_f64().unwrap();
+        assert!(number("first_us") > 0.0 && number("hundredth_us") > 0.0, "{row}");
+        assert!(number("least_ratio") <= number("ratio") && number("ratio") <= number("most_ratio"), "{row}");
+    }
+    let mut names: Vec<_> = rows.iter().map(|row| row["what"].as_str().unwrap()).collect();
+    names.sort_unstable();
+    names.dedup();
+    assert_eq!(names.len(), rows.len(), "{names:?}");
+}
+
+#[test]
 fn copies_are_measured_on_a_stand_in_and_say_so() {
     for (command, sizes) in [("copylat", [4, 64]), ("copybw", [64, 128])] {
         let largest = sizes[1].to_string();

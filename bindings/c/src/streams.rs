@@ -10,6 +10,7 @@ use gdsync::memop::{MemOpStream, StreamError};
 use gdsync::queue::{OrderError, QueueFull};
 use gdsync::stream::{PostError, PostFailure, Posted, StreamOptions};
 use gdsync::{Batch, CudaStream, PreparedSend, QueueError, QueuePair, SoftStream, Stream, WorkRequest};
+use libc::c_int;
 use parking_lot::RwLock;
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -378,6 +379,18 @@ pub(crate) fn current() -> Result<Option<Arc<StreamObject>>, CallError> {
         // SAFETY: the legacy default stream of the current context is always there.
         Ok(_) => unsafe { find(std::ptr::null_mut()) }.map(Some),
         Err(_) => Ok(None),
+    }
+}
+
+/// A queue pair is made for streams of a GPU. Where a context of that GPU is current, it gets to know the
+/// library's memory now, and has the driver load what posts need: C has no call that makes a CUDA stream
+/// known but its first post.
+pub(crate) fn prepare(gpu: c_int) {
+    patience();
+    if u32::try_from(gpu).is_ok_and(|gpu| current_gpu() == Some(gpu))
+        && let Err(error) = current()
+    {
+        tracing::debug!(%error, gpu, "the context of the queue pair's GPU is left to the first post");
     }
 }
 

@@ -42,7 +42,9 @@ impl MemoryWrite {
     pub const MAX: usize = 4096;
 
     /// A write of bytes to an offset of pinned memory or GPU memory. Neither the offset nor the
-    /// length needs any alignment.
+    /// length needs any alignment. The GPUs that have streams get to know the pages of pinned memory
+    /// now, which takes most of a millisecond for the first write there, so that the first post does
+    /// not.
     ///
     /// # Errors
     /// [`WriteError::TooLong`](crate::batch::WriteError::TooLong);
@@ -57,7 +59,9 @@ impl MemoryWrite {
             let (start, end, len) = (offset as u64, end as u64, place.len() as u64);
             return Err(OutOfBounds { start, end, len }.into());
         }
-        Ok(MemoryWrite { place: place.at(offset), bytes: bytes.to_vec() })
+        let place = place.at(offset);
+        place.make(given);
+        Ok(MemoryWrite { place, bytes: bytes.to_vec() })
     }
 
     /// The pieces that a stream writes one by one.

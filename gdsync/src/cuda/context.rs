@@ -12,9 +12,10 @@ use crate::memory::{HostAddr, StreamAddr, left_behind};
 use cudarc::driver::{CudaContext, sys};
 use gdsync_gdr::driver::{self, DriverError};
 use gdsync_gdr::{Context, Entered};
+use std::any::Any;
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 
 /// Host pages in a context's address space.
 struct Pages {
@@ -48,6 +49,7 @@ impl Registrar for Pages {
         if owned {
             *known.entry(base).or_default() += 1;
         }
+        tracing::debug!(base, len, ?kind, ordinal = self.ordinal, "a GPU gets to know pages");
         drop(known);
         let device = |at: u64| {
             let mut device = 0;
@@ -143,6 +145,9 @@ pub(crate) struct GpuContext {
     /// Calls that wait for the GPU.
     deferred: Mutex<Vec<Box<dyn FnOnce() + Send>>>,
     copier: Mutex<Option<Copier>>,
+    /// What its first stream has had the driver load ([`Self::at_first_stream`]), with the memory
+    /// that this took.
+    loaded: OnceLock<Box<dyn Any + Send + Sync>>,
     _owner: Option<Arc<CudaContext>>,
 }
 
@@ -195,6 +200,7 @@ impl GpuContext {
             streams: Mutex::default(),
             deferred: Mutex::default(),
             copier: Mutex::default(),
+            loaded: OnceLock::new(),
             _owner: owner.cloned(),
         });
         tracing::debug!(device, ?capabilities, "a GPU");
@@ -233,11 +239,32 @@ impl GpuContext {
         self.map.translate(addr, len)
     }
 
-    /// Adds a stream: its work must be done before the GPU counts as idle.
+    /// Adds a stream: its work must be done before the GPU counts as idle. With the first one, the GPU
+    /// gets to know all pages that operations can name.
     pub(crate) fn add_stream(&self, stream: &Arc<StreamHandle>) {
         let mut streams = lock(&self.streams);
         streams.retain(|known| known.strong_count() > 0);
         streams.push(Arc::downgrade(stream));
+        drop(streams);
+        self.map.add_stream();
+    }
+
+    /// Once in the context's life: has `load` make calls on gdsync's own stream, with the context
+    /// current. What it returns is kept as long as the context.
+    pub(crate) fn at_first_stream<T: Send + Sync + 'static>(
+        self: &Arc<Self>,
+        load: impl FnOnce(sys::CUstream) -> Result<T, CudaError>,
+    ) -> Result<(), CudaError> {
+        if self.loaded.get().is_some() {
+            return Ok(());
+        }
+        self.with_copier(|copier| {
+            // One thread at a time has the copier.
+            if self.loaded.get().is_none() {
+                let _ = self.loaded.set(Box::new(load(copier.stream())?));
+            }
+            Ok(())
+        })
     }
 
     /// Copies between GPU memory and the caller's, on a stream of gdsync's own.
@@ -266,6 +293,7 @@ impl GpuContext {
     pub(crate) fn remove_stream(&self, stream: &Arc<StreamHandle>) {
         let gone = Arc::downgrade(stream);
         lock(&self.streams).retain(|known| !known.ptr_eq(&gone));
+        self.map.remove_stream();
     }
 
     /// True where all streams of gdsync on this context are idle, and no dropped stream has work

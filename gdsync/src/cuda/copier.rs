@@ -36,6 +36,10 @@ impl Copier {
         Ok(Copier { stream, staging })
     }
 
+    pub(super) fn stream(&self) -> sys::CUstream {
+        self.stream
+    }
+
     fn synchronize(&self) -> Result<(), CudaError> {
         // SAFETY: the stream is ours, and alive.
         check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(self.stream) })

@@ -73,7 +73,7 @@ impl GpuMemory {
     }
 
     /// Memory with any content (`cuMemAlloc`).
-    fn unfilled(context: &Arc<GpuContext>, len: usize) -> Result<Self, CudaError> {
+    pub(crate) fn unfilled(context: &Arc<GpuContext>, len: usize) -> Result<Self, CudaError> {
         let _entered = context.enter()?;
         let _mode = super::CaptureModeGuard::relaxed();
         let mut address = 0;

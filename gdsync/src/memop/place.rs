@@ -97,6 +97,13 @@ impl Place {
         }
     }
 
+    /// Operations may name the bytes from now on.
+    pub(crate) fn make(&self, len: usize) {
+        if let Memory::Host(memory) = &self.memory {
+            memory.make(self.offset, len);
+        }
+    }
+
     /// The GPU memory, where it is that.
     pub(crate) fn gpu_memory(&self) -> Option<&GpuMemory> {
         match &self.memory {
@@ -127,7 +134,7 @@ impl Place {
     /// The 32-bit word there now; `None` in GPU memory, which the CPU does not look at.
     pub(crate) fn load32(&self) -> Option<u32> {
         match &self.memory {
-            Memory::Host(memory) => Word32::new(memory, self.offset).ok().map(|word| word.load()),
+            Memory::Host(memory) => Word32::seen_by_cpu(memory, self.offset).ok().map(|word| word.load()),
             Memory::Gpu(_) | Memory::Stream { .. } => None,
         }
     }
@@ -135,7 +142,7 @@ impl Place {
     /// The 64-bit word there now; `None` in GPU memory.
     pub(crate) fn load64(&self) -> Option<u64> {
         match &self.memory {
-            Memory::Host(memory) => Word64::new(memory, self.offset).ok().map(|word| word.load()),
+            Memory::Host(memory) => Word64::seen_by_cpu(memory, self.offset).ok().map(|word| word.load()),
             Memory::Gpu(_) | Memory::Stream { .. } => None,
         }
     }

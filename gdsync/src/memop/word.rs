@@ -18,12 +18,21 @@ macro_rules! word {
         }
 
         impl $name {
-            /// The word at a byte offset of some pinned memory.
+            /// The word at a byte offset of some pinned memory. The GPUs that have streams get to
+            /// know its page now, which takes most of a millisecond for the first word there, so
+            /// that the first post does not.
             ///
             /// # Errors
             /// [`WordError::Outside`](crate::memop::WordError::Outside) where the offset is not
             /// aligned to the word's size or lies outside.
             pub fn new(memory: &PinnedMemory, offset: usize) -> Result<Self, WordError> {
+                let word = Self::seen_by_cpu(memory, offset)?;
+                memory.make(offset, size_of::<$value>());
+                Ok(word)
+            }
+
+            /// The word, for the CPU alone.
+            pub(super) fn seen_by_cpu(memory: &PinnedMemory, offset: usize) -> Result<Self, WordError> {
                 let size = size_of::<$value>();
                 if !offset.is_multiple_of(size) || offset / size >= memory.$words().len() {
                     return Err(WordError::Outside { offset, size, len: memory.len() });

@@ -1,7 +1,9 @@
 //! The peer address map: which of this process' pages a device's address space has, and where.
 //!
-//! Pages are registered when an operation first names them, and unregistered after the last span
-//! that holds them is dropped. To unregister them may have to wait until the device is idle, so
+//! While the address space has streams, pages are registered when they are made ([`super::spans`]),
+//! and with its first stream all that are there. What cannot be registered then, or is made without
+//! that module's knowing, is registered when an operation names it, and that says why if it fails.
+//! Pages are unregistered after the last span that holds them is dropped. To unregister them may have to wait until the device is idle, so
 //! they are *retired* first, with what keeps their memory mapped. What a device answers is kept,
 //! refusals too: asking it costs a system call.
 
@@ -11,7 +13,7 @@ use gdsync_sys::host::page_size;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
 
 /// How a device's address space takes pages in.
 pub(crate) trait Registrar: Send + Sync + 'static {
@@ -45,6 +47,8 @@ pub(crate) struct PeerMap<R: Registrar> {
     runs: RwLock<Runs>,
     /// Counts runs that went: what was translated before may not hold any more.
     epoch: AtomicU64,
+    /// Streams that operations may come from.
+    streams: Mutex<u32>,
     this: Weak<PeerMap<R>>,
 }
 
@@ -92,6 +96,7 @@ impl<R: Registrar> PeerMap<R> {
             registrar,
             runs: RwLock::default(),
             epoch: AtomicU64::new(0),
+            streams: Mutex::new(0),
             this: this.clone(),
         })
     }
@@ -128,15 +133,40 @@ impl<R: Registrar> PeerMap<R> {
         let translated = run.translate(base, addr);
         // It is not known which of them the operation means, so each holds the run.
         for span in &spans {
-            if runs.held.entry(span.id).or_default().insert(base) {
-                if let Some(run) = runs.by_base.get_mut(&base) {
-                    run.holders += 1;
-                }
-                span.watch(self.this.clone() as Weak<dyn Watcher>);
-            }
+            self.hold(&mut runs, span, base);
         }
         drop(runs);
         translated
+    }
+
+    fn hold(&self, runs: &mut Runs, span: &Span, base: u64) {
+        if runs.held.entry(span.id).or_default().insert(base) {
+            if let Some(run) = runs.by_base.get_mut(&base) {
+                run.holders += 1;
+            }
+            span.watch(self.this.clone() as Weak<dyn Watcher>);
+        }
+    }
+
+    /// A stream is there from now on: with the first, all pages that operations can name are
+    /// registered.
+    pub(crate) fn add_stream(&self) {
+        let mut streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
+        *streams += 1;
+        let is_first = *streams == 1;
+        drop(streams);
+        if is_first && let Some(this) = self.this.upgrade() {
+            Span::begin_use(&this);
+        }
+    }
+
+    /// Counterpart: after the last stream, no page is registered until there is one again.
+    pub(crate) fn remove_stream(&self) {
+        let mut streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
+        *streams -= 1;
+        if *streams == 0 {
+            Span::end_use(&(self.this.clone() as Weak<dyn Watcher>));
+        }
     }
 
     /// Asks the device to take in the part of a span around an address.
@@ -183,6 +213,15 @@ impl<R: Registrar> PeerMap<R> {
 }
 
 impl<R: Registrar> Watcher for PeerMap<R> {
+    fn made(&self, span: &Span, addr: u64) {
+        let mut runs = self.write();
+        // A refusal is told to whoever names the page: that asks again, but for registers.
+        if runs.around(addr, 1).is_some() || self.add_run(&mut runs, span, addr).is_ok() {
+            let base = runs.around(addr, 1).map(|(base, _)| base);
+            base.into_iter().for_each(|base| self.hold(&mut runs, span, base));
+        }
+    }
+
     fn gone(&self, span: u64, gone: &Arc<Gone>) {
         // Dropped after the lock is released: the drop may take other locks.
         let mut forgotten = Vec::new();

@@ -1,4 +1,5 @@
 use super::*;
+use crate::memory::spans::BEGINS_USE;
 use proptest::prelude::*;
 use std::collections::HashSet;
 use std::sync::Mutex;
@@ -49,6 +50,7 @@ fn registered(map: &PeerMap<Device>) -> usize {
 
 #[test]
 fn spans_are_registered_once_and_unregistered_when_they_go() {
+    let _spans = BEGINS_USE.read().unwrap_or_else(PoisonError::into_inner);
     let map = PeerMap::new(Device::default());
     let at = base(1);
     assert_eq!(map.translate(HostAddr(at), 8), Err(MapError::Unknown));
@@ -67,6 +69,7 @@ fn spans_are_registered_once_and_unregistered_when_they_go() {
 
 #[test]
 fn a_page_that_two_spans_share_stays_until_both_are_gone() {
+    let _spans = BEGINS_USE.read().unwrap_or_else(PoisonError::into_inner);
     let map = PeerMap::new(Device::default());
     let at = base(2);
     let (one, two) = (
@@ -87,6 +90,7 @@ fn a_page_that_two_spans_share_stays_until_both_are_gone() {
 
 #[test]
 fn every_span_around_a_word_holds_its_page() {
+    let _spans = BEGINS_USE.read().unwrap_or_else(PoisonError::into_inner);
     let map = PeerMap::new(Device::default());
     let at = base(7);
     let (outer, inner) = (
@@ -104,6 +108,7 @@ fn every_span_around_a_word_holds_its_page() {
 
 #[test]
 fn a_retired_page_is_taken_up_again() {
+    let _spans = BEGINS_USE.read().unwrap_or_else(PoisonError::into_inner);
     let map = PeerMap::new(Device::default());
     let at = base(8);
     let announce = || Span::announce(at, 4096, Kind::Registers { mmio: false }, nothing());
@@ -149,6 +154,7 @@ fn pages_of_the_program_are_left_alone() {
 
 #[test]
 fn a_refusal_is_remembered_as_long_as_the_span_is_there() {
+    let _spans = BEGINS_USE.read().unwrap_or_else(PoisonError::into_inner);
     let map = PeerMap::new(Device { refuses_registers: true, ..Device::default() });
     let at = base(4);
     let page = Span::announce(at, 4096, Kind::Registers { mmio: true }, nothing());
@@ -165,6 +171,7 @@ fn a_refusal_is_remembered_as_long_as_the_span_is_there() {
 
 #[test]
 fn retired_pages_stay_mapped_until_they_are_unregistered() {
+    let _spans = BEGINS_USE.read().unwrap_or_else(PoisonError::into_inner);
     let map = PeerMap::new(Device::default());
     let at = base(5);
     let released = Arc::new(Mutex::new(false));
@@ -186,6 +193,7 @@ proptest! {
     fn registrations_follow_the_spans(
         steps in proptest::collection::vec((0u8..4, 0u64..16, 1u64..5, any::<prop::sample::Index>()), 1..60)
     ) {
+        let _spans = BEGINS_USE.read().unwrap_or_else(PoisonError::into_inner);
         let page = page_size() as u64;
         let origin = base(6);
         let map = PeerMap::new(Device::default());
@@ -217,5 +225,171 @@ proptest! {
                 prop_assert_eq!(&registered, &named);
             }
         }
+    }
+}
+
+/// A device that is told of all memory of the process, other tests' too, and takes this test's only.
+struct InUse {
+    device: Device,
+    own: std::ops::Range<u64>,
+    refuses: Mutex<bool>,
+}
+
+impl Registrar for InUse {
+    fn register(&self, base: u64, len: u64, kind: Kind) -> Result<Registered, String> {
+        if !self.own.contains(&base) {
+            return Err("another test's".to_owned());
+        }
+        if *self.refuses.lock().unwrap() {
+            *self.device.calls.lock().unwrap() += 1;
+            return Err("not now".to_owned());
+        }
+        self.device.register(base, len, kind)
+    }
+
+    fn unregister(&self, base: u64) {
+        self.device.unregister(base);
+    }
+}
+
+/// The map of such a device, with a stream or without.
+struct Used {
+    _alone: std::sync::RwLockWriteGuard<'static, ()>,
+    map: Arc<PeerMap<InUse>>,
+    at: u64,
+}
+
+impl Used {
+    fn new(test: u64) -> Self {
+        Self::over(base(test), 1 << 32)
+    }
+
+    fn over(at: u64, len: u64) -> Self {
+        let registrar = InUse { device: Device::default(), own: at..at + len, refuses: Mutex::new(false) };
+        let alone = BEGINS_USE.write().unwrap_or_else(PoisonError::into_inner);
+        Used { _alone: alone, map: PeerMap::new(registrar), at }
+    }
+
+    fn announce(&self, offset: u64, len: u64, kind: Kind) -> Arc<Span> {
+        Span::announce(self.at + offset, len, kind, nothing())
+    }
+
+    fn registered(&self) -> Vec<u64> {
+        let registered = self.map.registrar.device.registered.lock().unwrap();
+        let mut offsets: Vec<u64> = registered.iter().map(|base| base - self.at).collect();
+        offsets.sort_unstable();
+        offsets
+    }
+
+    fn calls(&self) -> usize {
+        *self.map.registrar.device.calls.lock().unwrap()
+    }
+}
+
+#[test]
+fn what_is_made_while_there_is_a_stream_is_registered_then() {
+    let used = Used::new(10);
+    let before = used.announce(0, 0x2000, Kind::Whole);
+    let words = used.announce(0x1_0010, 0x80_0000, Kind::Pages);
+    // Two words of one page, the last page but one, and the last.
+    for offset in [0x1_0010, 0x1_0ff8, 0x80_f008, 0x81_0000] {
+        words.make(used.at + offset);
+    }
+    assert!(used.registered().is_empty(), "nobody asks for it");
+    used.map.add_stream();
+    assert_eq!(used.registered(), [0, 0x1_0000, 0x80_f000, 0x81_0000]);
+    let after = used.announce(0x4000, 0x1000, Kind::Whole);
+    let registers = used.announce(0x6000, 0x1000, Kind::Registers { mmio: true });
+    let payload = used.announce(0x8000, 0x4000, Kind::Pages);
+    words.make(used.at + 0x1_1000);
+    assert_eq!(used.registered(), [0, 0x4000, 0x6000, 0x1_0000, 0x1_1000, 0x80_f000, 0x81_0000]);
+    let calls = used.calls();
+    for offset in [8, 0x4008, 0x6800, 0x1_0ff8, 0x1_1000, 0x80_fff8, 0x81_0008] {
+        let addr = HostAddr(used.at + offset);
+        assert_eq!(used.map.translate(addr, 8), Ok(StreamAddr::new(addr.get() + SHIFT)));
+        words.make(addr.get().max(used.at + 0x1_0010));
+    }
+    assert_eq!(used.calls(), calls, "named for the first time, and known");
+    used.map.translate(HostAddr(used.at + 0x9000), 8).unwrap();
+    assert_eq!(used.calls(), calls + 1, "no word of it was made");
+    drop((before, words, after, registers, payload));
+    used.map.collect();
+    assert!(used.registered().is_empty());
+    used.map.remove_stream();
+}
+
+#[test]
+fn without_a_stream_nothing_is_registered_until_it_is_named() {
+    let used = Used::new(11);
+    used.map.add_stream();
+    used.map.add_stream();
+    used.map.remove_stream();
+    let one = used.announce(0, 0x1000, Kind::Whole);
+    assert_eq!(used.registered(), [0], "there is another stream");
+    used.map.remove_stream();
+    let two = used.announce(0x2000, 0x1000, Kind::Whole);
+    let words = used.announce(0x4000, 0x1000, Kind::Pages);
+    words.make(used.at + 0x4000);
+    assert_eq!(used.registered(), [0]);
+    used.map.translate(HostAddr(used.at + 0x2000), 8).unwrap();
+    assert_eq!(used.registered(), [0, 0x2000]);
+    used.map.add_stream();
+    assert_eq!((used.registered(), used.calls()), (vec![0, 0x2000, 0x4000], 3), "each of them once");
+    used.map.remove_stream();
+    drop((one, two, words));
+}
+
+#[test]
+fn what_is_refused_when_it_is_made_is_asked_for_again_when_it_is_named() {
+    let used = Used::new(12);
+    used.map.add_stream();
+    *used.map.registrar.refuses.lock().unwrap() = true;
+    let words = used.announce(0, 0x1000, Kind::Pages);
+    words.make(used.at);
+    words.make(used.at + 8);
+    let registers = used.announce(0x2000, 0x1000, Kind::Registers { mmio: true });
+    assert_eq!(used.calls(), 2, "a refusal is no reason to ask for each word");
+    let refused = Err(MapError::Refused("not now".to_owned()));
+    assert_eq!(used.map.translate(HostAddr(used.at), 8), refused);
+    assert_eq!(used.map.translate(HostAddr(used.at + 0x2000), 8), refused);
+    assert_eq!(used.calls(), 3, "registers stay out of reach");
+    *used.map.registrar.refuses.lock().unwrap() = false;
+    assert!(used.map.translate(HostAddr(used.at), 8).is_ok());
+    used.map.remove_stream();
+    drop((words, registers));
+}
+
+#[test]
+fn of_pinned_memory_the_pages_of_words_and_of_writes_are_made() {
+    let pinned = crate::PinnedMemory::allocate(5 * 4096).unwrap();
+    let used = Used::over(pinned.addr().get(), pinned.len() as u64);
+    used.map.add_stream();
+    let write = |offset, bytes: &[u8]| crate::batch::MemoryWrite::new(&pinned, offset, bytes).unwrap();
+    let word = crate::memop::Word32::new(&pinned, 4096).unwrap();
+    assert_eq!(used.registered(), [4096]);
+    let writes = [write(3 * 4096 - 1, &[1, 2]), write(5 * 4096, &[])];
+    assert_eq!(used.registered(), [4096, 2 * 4096, 3 * 4096], "nothing past the end");
+    used.map.remove_stream();
+    drop((word, writes, pinned));
+    used.map.collect();
+    assert!(used.registered().is_empty());
+}
+
+#[test]
+fn threads_that_make_words_and_streams_at_once_miss_none() {
+    for round in 0..100 {
+        let used = Used::new(0x100 + round);
+        let words = used.announce(0, 0x10_0000, Kind::Pages);
+        std::thread::scope(|scope| {
+            let (words, used) = (&words, &used);
+            for thread in 0..2 {
+                scope.spawn(move || {
+                    (0..8).for_each(|page| words.make(used.at + (page * 2 + thread) * 0x1000))
+                });
+            }
+            scope.spawn(|| used.map.add_stream());
+        });
+        assert_eq!(used.registered(), (0..16).map(|page| page * 0x1000).collect::<Vec<_>>());
+        used.map.remove_stream();
     }
 }

@@ -38,7 +38,7 @@ struct Pages {
     own: bool,
     /// Tells streams of the memory, and unmaps it, where it is ours, when all of them have
     /// forgotten it.
-    _span: Arc<Span>,
+    span: Arc<Span>,
 }
 
 // SAFETY: `Pages` is only an address and a length; all access to the memory goes through the words
@@ -80,7 +80,7 @@ impl PinnedMemory {
         });
         // All of its pages, also those behind `len`: no other memory shares them.
         let span = Span::announce(address as u64, mapped as u64, kind, unmap);
-        Ok(Self::of(Arc::new(Pages { base, len, own: true, _span: span })))
+        Ok(Self::of(Arc::new(Pages { base, len, own: true, span })))
     }
 
     /// Wraps memory of the program.
@@ -103,7 +103,7 @@ impl PinnedMemory {
     pub unsafe fn from_raw(base: NonNull<u8>, len: usize, owner: impl Send + Sync + 'static) -> Self {
         let release: Release = Box::new(move || drop(owner));
         let span = Span::announce(base.as_ptr() as u64, len as u64, Kind::Pages, release);
-        Self::of(Arc::new(Pages { base, len, own: false, _span: span }))
+        Self::of(Arc::new(Pages { base, len, own: false, span }))
     }
 
     fn of(pages: Arc<Pages>) -> Self {
@@ -127,6 +127,16 @@ impl PinnedMemory {
     /// True where the length is 0.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// Operations may name the bytes from now on, which lie in one page or in two: streams' GPUs get to
+    /// know these.
+    pub(crate) fn make(&self, offset: usize, len: usize) {
+        let (span, first) = (&self.handle.pages.span, self.addr().get() + offset as u64);
+        if len > 0 {
+            span.make(first);
+            span.make(first + len as u64 - 1);
+        }
     }
 
     /// Bytes that a card registers for it: one at least of own pages, as there is no region of none.
@@ -197,6 +207,8 @@ impl PinnedMemory {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::memory::spans::BEGINS_USE;
+    use std::sync::PoisonError;
     use std::sync::atomic::Ordering;
 
     #[test]
@@ -234,6 +246,7 @@ mod tests {
 
     #[test]
     fn foreign_memory_need_not_be_aligned() {
+        let _spans = BEGINS_USE.read().unwrap_or_else(PoisonError::into_inner);
         let bytes: Arc<[SharedU8]> = (0..64).map(|_| SharedU8::new(0)).collect();
         let base = bytes.as_ptr().cast::<u8>().cast_mut().wrapping_add(1);
         // SAFETY: the owner keeps the bytes, which are shared words.
@@ -247,6 +260,7 @@ mod tests {
     }
     #[test]
     fn clones_and_keepers_keep_the_owner() {
+        let _spans = BEGINS_USE.read().unwrap_or_else(PoisonError::into_inner);
         let words: Arc<[SharedU32]> = (0..4).map(|_| SharedU32::new(0)).collect();
         let base = NonNull::new(words.as_ptr().cast_mut().cast()).unwrap();
         // SAFETY: the owner keeps the words, which are shared.

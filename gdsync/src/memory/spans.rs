@@ -1,13 +1,24 @@
 //! Spans of this process' memory that streams may be asked to reach.
 //!
-//! A stream with an address space of its own learns of memory when an operation names it, a
-//! *granule* at a time, and has to unmap it before it is released. So everything that operations
-//! can name announces itself here.
+//! A stream with an address space of its own maps memory a *granule* at a time, and has to unmap it
+//! before it is released. So everything that operations can name announces itself here.
+//!
+//! To map a granule may take most of a millisecond. So an address space that has streams
+//! ([`Span::begin_use`]) is told of each granule when it is made, and not when an operation first
+//! names it: of the library's own memory when that is announced; of the program's, of which most is
+//! payload that no operation names, when a word there is made ([`Span::make`]). When an address space
+//! gets its first stream, it is told of all that is there.
+//!
+//! Lock order: the list of the address spaces in use, then an address space's own locks; the list of
+//! spans is locked alone.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, Weak};
+
+/// The smallest page of any system, in bytes.
+const PAGE: u64 = 4096;
 
 /// What a span is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,6 +53,10 @@ impl Drop for Gone {
 
 /// What maps spans into another address space.
 pub(crate) trait Watcher: Send + Sync {
+    /// The granule around `addr` of a span can be named from now on. It may be told of more than
+    /// once. May be called with any lock held but those of a watcher.
+    fn made(&self, span: &Span, addr: u64);
+
     /// The span was dropped; its memory is released when every watcher has dropped `gone`. May be
     /// called with any lock held.
     fn gone(&self, span: u64, gone: &Arc<Gone>);
@@ -53,6 +68,8 @@ pub(crate) struct Span {
     base: u64,
     len: u64,
     pub(crate) kind: Kind,
+    /// Of a span that is mapped page by page, a bit for each [`PAGE`] that has a word.
+    made: OnceLock<Box<[AtomicU64]>>,
     releases: Mutex<Vec<Release>>,
     watchers: Mutex<Vec<Weak<dyn Watcher>>>,
 }
@@ -68,6 +85,9 @@ struct Known {
 /// All spans by their first address; several may start at one.
 static SPANS: Mutex<BTreeMap<u64, Vec<Known>>> = Mutex::new(BTreeMap::new());
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+
+/// Address spaces that have streams.
+static IN_USE: RwLock<Vec<Weak<dyn Watcher>>> = RwLock::new(Vec::new());
 
 fn spans() -> MutexGuard<'static, BTreeMap<u64, Vec<Known>>> {
     // A panic while the lock was held left a map that is consistent after each single step.
@@ -88,14 +108,78 @@ impl Span {
         let known = shared.find_map(|known| known.span.upgrade());
         let span = known.unwrap_or_else(|| {
             let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
-            let (releases, watchers) = (Mutex::default(), Mutex::default());
-            let span = Arc::new(Span { id, base, len, kind, releases, watchers });
+            let (made, releases, watchers) = Default::default();
+            let span = Arc::new(Span { id, base, len, kind, made, releases, watchers });
             here.push(Known { len, kind, span: Arc::downgrade(&span) });
             span
         });
         span.releases.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).push(release);
         drop(spans);
+        if kind != Kind::Pages {
+            span.tell(base);
+        }
         span
+    }
+
+    /// A word, or some other place that operations may name, was made in the page around `addr`, which
+    /// is of this span, and whoever made it holds the span.
+    #[inline]
+    pub(crate) fn make(&self, addr: u64) {
+        if self.kind == Kind::Pages {
+            self.make_page(addr);
+        }
+    }
+
+    fn make_page(&self, addr: u64) {
+        let first = self.base / PAGE;
+        let made = self.made.get_or_init(|| {
+            let pages = (self.base + self.len).div_ceil(PAGE) - first;
+            (0..pages.div_ceil(64)).map(|_| AtomicU64::new(0)).collect()
+        });
+        let at = addr / PAGE - first;
+        let (Some(bits), bit) = (made.get((at / 64) as usize), 1 << (at % 64)) else { return };
+        // Relaxed: whoever gets its first stream later looks at the bits behind the lock that `tell`
+        // takes after this, and is told otherwise. An operation that names the page before it is
+        // mapped maps it.
+        if bits.load(Ordering::Relaxed) & bit == 0 && bits.fetch_or(bit, Ordering::Relaxed) & bit == 0 {
+            self.tell(addr);
+        }
+    }
+
+    /// Under the lock: after [`Self::end_use`], a watcher is not told any more.
+    fn tell(&self, addr: u64) {
+        let in_use = IN_USE.read().unwrap_or_else(PoisonError::into_inner);
+        in_use.iter().filter_map(Weak::upgrade).for_each(|watcher| watcher.made(self, addr));
+    }
+
+    /// An address in each granule that can be named.
+    fn granules(&self) -> Vec<u64> {
+        if self.kind != Kind::Pages {
+            return vec![self.base];
+        }
+        let words = self.made.get().map_or(&[][..], |made| made);
+        let bits = words.iter().zip(0..).map(|(bits, at)| (bits.load(Ordering::Relaxed), at));
+        let pages = bits.filter(|(bits, _)| *bits != 0).flat_map(|(bits, at)| {
+            (0..64).filter(move |bit| bits >> bit & 1 == 1).map(move |bit| at * 64 + bit)
+        });
+        pages.map(|at| (self.base / PAGE + at) * PAGE).map(|start| start.max(self.base)).collect()
+    }
+
+    /// The watcher's address space has a stream now: tells it of everything that is there, and from
+    /// now on of what is made.
+    pub(crate) fn begin_use(watcher: &Arc<impl Watcher + 'static>) {
+        let weak: Weak<dyn Watcher> = Arc::downgrade(watcher) as _;
+        IN_USE.write().unwrap_or_else(PoisonError::into_inner).push(weak);
+        let all: Vec<_> = spans().values().flatten().map(|known| known.span.clone()).collect();
+        // One at a time: a span whose owner drops it meanwhile goes when it has been looked at.
+        for span in all.iter().filter_map(Weak::upgrade) {
+            span.granules().into_iter().for_each(|addr| watcher.made(&span, addr));
+        }
+    }
+
+    /// Counterpart. When it returns, nobody tells the watcher of anything any more.
+    pub(crate) fn end_use(watcher: &Weak<dyn Watcher>) {
+        IN_USE.write().unwrap_or_else(PoisonError::into_inner).retain(|known| !known.ptr_eq(watcher));
     }
 
     /// The spans that hold `len` bytes from `addr` on: several where the program has named its
@@ -154,6 +238,11 @@ impl Drop for Span {
     }
 }
 
+/// For tests. One that begins a use writes: it looks at the spans of all others, and may be the last to
+/// hold one. One that says when a span goes reads.
+#[cfg(test)]
+pub(crate) static BEGINS_USE: RwLock<()> = RwLock::new(());
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -165,6 +254,8 @@ mod tests {
     struct Told(Mutex<Vec<(u64, Arc<Gone>)>>);
 
     impl Watcher for Told {
+        fn made(&self, _span: &Span, _addr: u64) {}
+
         fn gone(&self, span: u64, gone: &Arc<Gone>) {
             self.0.lock().unwrap().push((span, gone.clone()));
         }
@@ -180,6 +271,7 @@ mod tests {
 
     #[test]
     fn all_spans_around_an_address_are_found() {
+        let _spans = BEGINS_USE.read().unwrap_or_else(PoisonError::into_inner);
         let outer = Span::announce(BASE, 0x4000, Kind::Pages, nothing());
         let inner = Span::announce(BASE + 0x1000, 0x100, Kind::Pages, nothing());
         assert_eq!(found(BASE + 0x1010, 8), [outer.id, inner.id]);
@@ -195,6 +287,7 @@ mod tests {
 
     #[test]
     fn register_pages_are_shared_and_memory_is_not() {
+        let _spans = BEGINS_USE.read().unwrap_or_else(PoisonError::into_inner);
         let (base, registers) = (BASE + 0x10_0000, Kind::Registers { mmio: true });
         let (one, two) = (
             Span::announce(base, 4096, registers, nothing()),
@@ -215,6 +308,7 @@ mod tests {
 
     #[test]
     fn memory_is_released_when_the_last_device_has_forgotten_it() {
+        let _spans = BEGINS_USE.read().unwrap_or_else(PoisonError::into_inner);
         let (one, two): (Arc<Told>, Arc<Told>) = Default::default();
         let released = Arc::new(AtomicU64::new(0));
         let span = Span::announce(BASE + 0x20_0000, 4096, Kind::Whole, counting(&released));
@@ -234,6 +328,7 @@ mod tests {
 
     #[test]
     fn who_shares_a_register_page_is_released_with_it() {
+        let _spans = BEGINS_USE.read().unwrap_or_else(PoisonError::into_inner);
         let released = Arc::new(AtomicU64::new(0));
         let share = || {
             let registers = Kind::Registers { mmio: false };

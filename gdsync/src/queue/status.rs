@@ -38,6 +38,20 @@ pub(crate) trait Writer: Debug + Send + Sync {
     fn watch(self: Arc<Self>);
 }
 
+/// Memory for words, and the offset of the next one.
+static CURRENT: Mutex<Option<(PinnedMemory, usize)>> = Mutex::new(None);
+
+/// Takes out the memory with the next word, or new memory where that is used up.
+fn take(current: &mut Option<(PinnedMemory, usize)>) -> Result<(PinnedMemory, usize), Error> {
+    if let Some((memory, next)) = current.take()
+        && next + STRIDE <= CHUNK
+    {
+        return Ok((memory, next));
+    }
+    let memory = PinnedMemory::allocate_whole(CHUNK);
+    Ok((memory.map_err(|source| Error::Memory { len: CHUNK, source })?, 0))
+}
+
 impl Status {
     /// Not completed.
     pub const PENDING: u32 = 0;
@@ -48,20 +62,19 @@ impl Status {
 
     /// A new word, which says [`Self::PENDING`].
     pub(crate) fn new() -> Result<Self, Error> {
-        static CURRENT: Mutex<Option<(PinnedMemory, usize)>> = Mutex::new(None);
         let mut current = CURRENT.lock();
-        let (memory, offset) = match current.take() {
-            Some((memory, next)) if next + STRIDE <= CHUNK => (memory, next),
-            _ => {
-                let memory =
-                    PinnedMemory::allocate(CHUNK).map_err(|source| Error::Memory { len: CHUNK, source })?;
-                (memory, 0)
-            }
-        };
+        let (memory, offset) = take(&mut current)?;
         let word = Word32::new(&memory, offset)
             .map_err(|error| Error::Memory { len: CHUNK, source: std::io::Error::other(error) })?;
         *current = Some((memory, offset + STRIDE));
         Ok(Status { word, writer: None })
+    }
+
+    /// Takes the memory for the next word now, for work that is posted later.
+    pub(crate) fn prepare() -> Result<(), Error> {
+        let mut current = CURRENT.lock();
+        *current = Some(take(&mut current)?);
+        Ok(())
     }
 
     /// The same status, for those who ask: `writer` writes it.

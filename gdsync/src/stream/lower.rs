@@ -141,10 +141,11 @@ impl<B: MemOpStream> Posting<'_, B> {
 }
 
 impl<B: MemOpStream> Stream<B> {
-    /// How the doorbells of a queue pair reach its card. Decides it, if that is still open.
+    /// How the doorbells of a queue pair reach its card. Decides it, if that is still open, so that
+    /// the first send does not.
     ///
     /// # Errors
-    /// [`StreamError`] where the stream cannot reach the doorbell register and
+    /// [`StreamError::NoThread`]; [`StreamError`] where the stream cannot reach the doorbell register and
     /// [`DoorbellPath::Direct`] demands it.
     pub fn doorbells(&self, queue_pair: &QueuePair) -> Result<Doorbells, StreamError> {
         let state = self.lock();
@@ -153,6 +154,7 @@ impl<B: MemOpStream> Stream<B> {
             match self.backend.translate(register, size_of::<u64>()) {
                 Err(StreamError::Unreachable { reason, .. }) if self.path == DoorbellPath::Auto => {
                     state.fall_back(reason);
+                    proxy::start()?;
                 }
                 other => drop(other?),
             }

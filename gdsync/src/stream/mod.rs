@@ -12,6 +12,8 @@ pub(crate) mod cuda;
 mod doorbells;
 mod execute;
 mod fast_path;
+#[cfg(test)]
+mod first_post_tests;
 pub(crate) mod in_flight;
 mod lower;
 mod perform;

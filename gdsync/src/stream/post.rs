@@ -102,8 +102,9 @@ impl<B: MemOpStream> Stream<B> {
     /// A stream on a backend, with options.
     ///
     /// # Errors
-    /// As [`Self::new`].
+    /// As [`Self::new`]; [`Error::Thread`] for [`DoorbellPath::Proxy`].
     pub fn with_options(backend: B, options: StreamOptions) -> Result<Self, Error> {
+        proxy::start_if_asked_for(options.doorbells)?;
         let timeline = match arena_of(options.timeline)? {
             Some(arena) => Timeline::of(backend.device(), &arena),
             None => Timeline::new(backend.device()),
@@ -113,14 +114,14 @@ impl<B: MemOpStream> Stream<B> {
             issued: TimelinePoint::default(),
             unwritten: 0,
             progress_every: if options.always_signal { 1 } else { PROGRESS_EVERY },
-            in_flight: VecDeque::new(),
+            in_flight: VecDeque::with_capacity(REAP_FROM),
             performing: None,
             weight: 0,
             fast_posts_left: Cell::new(0),
             doorbells: RefCell::new(Doorbells::at_first(options.doorbells)),
             translations: Translations::default(),
             proxied: Arc::default(),
-            ops: Vec::new(),
+            ops: Vec::with_capacity(REAP_FROM),
             planner: Planner::default(),
             collector: StreamCollector::new(options.collect_from, options.collect_in),
             spare: Arc::default(),

@@ -4,13 +4,20 @@
 //! mailbox in pinned memory. Each doorbell has a mailbox of its own. One thread of the process
 //! polls the oldest mailbox of each stream, and writes the values to the card once they are there.
 //! So a stream's doorbells ring in the stream's order.
+//!
+//! The thread starts with the first stream that is made for it ([`DoorbellPath::Proxy`]), or with the first
+//! doorbell that needs it: most programs never do, and whether a stream reaches a card's registers is known
+//! when both are there. A program that asks ([`Stream::doorbells`](super::Stream::doorbells)) has it
+//! started then.
 
+use super::doorbells::DoorbellPath;
 use crate::memop::StreamError;
 use crate::memory::arena::Line;
 use crate::memory::timeline::Timeline;
 use crate::qp::QueuePairInner;
 use crate::queue::doorbell::Doorbell;
 use crate::util::poller::{Polled, Poller, Task};
+use crate::verbs::error::Error;
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::VecDeque;
 use std::fmt;
@@ -119,6 +126,14 @@ impl Task for Queue {
             // It may hold the last handle of a queue pair, whose drop takes other locks.
             drop(rung);
         }
+    }
+}
+
+/// Starts the proxy's thread for a stream that is made to need it, unless it runs.
+pub(super) fn start_if_asked_for(path: DoorbellPath) -> Result<(), Error> {
+    match path {
+        DoorbellPath::Proxy => PROXY.start().map_err(|source| Error::Thread { name: PROXY.name, source }),
+        DoorbellPath::Auto | DoorbellPath::Direct => Ok(()),
     }
 }
 

@@ -35,6 +35,7 @@ mod gpu_collector;
 mod gpu_device;
 mod gpu_failure_model;
 mod gpu_failures;
+mod gpu_first;
 mod gpu_graph;
 mod gpu_graph_trigger;
 mod gpu_mapped;

@@ -3,7 +3,7 @@
 use crate::error::{self, CallError, bad, non_null_mut};
 use crate::placement::Wishes;
 use crate::types::{self, gds_cq, gds_qp, gds_qp_init_attr_t, ibv_recv_wr};
-use crate::{completion, log, objects, work};
+use crate::{completion, log, objects, streams, work};
 use gdsync::QueuePairConfig;
 use gdsync::verbs::Transport;
 use gdsync_sys::verbs::{ibv_context, ibv_pd, ibv_qp_attr, ibv_wc};
@@ -83,6 +83,7 @@ pub unsafe extern "C" fn gds_create_qp(
             .send_segments(attr.cap.max_send_sge)
             .recv_segments(attr.cap.max_recv_sge)
             .inline(attr.cap.max_inline_data);
+        streams::prepare(gpu_id);
         let wishes = Wishes { flags, gpu: gpu_id };
         // SAFETY: the caller's.
         let made = unsafe { objects::create(context, pd, config, wishes, attr.sq_sig_all != 0) }?;

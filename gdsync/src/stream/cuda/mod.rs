@@ -1,5 +1,6 @@
 //! A CUDA stream as a backend.
 
+mod first;
 pub(crate) mod graph;
 mod record;
 
@@ -33,6 +34,9 @@ pub struct CudaStream {
 impl CudaStream {
     /// A stream of cudarc, which is kept alive.
     ///
+    /// The first stream of a context takes longer, for all first posts: the GPU gets to know the queues
+    /// and the words of pinned memory that are there, and the driver loads what posts need.
+    ///
     /// # Errors
     /// [`CudaError`].
     pub fn new(stream: Arc<cudarc::driver::CudaStream>) -> Result<Self, CudaError> {
@@ -54,8 +58,9 @@ impl CudaStream {
     /// # Safety
     /// The stream is alive, and stays so until `owner` is dropped; with `()` for an owner, until
     /// the returned value is dropped. Its context stays alive as long as the process uses memory
-    /// that this library has registered in it: pinned memory, queues, GPU memory. A primary context
-    /// does, as it is retained.
+    /// that this library has registered in it: GPU memory, what its streams have named, and all queues
+    /// and words of pinned memory that are there while it has such streams. A primary context does, as
+    /// it is retained.
     pub unsafe fn from_raw(
         stream: sys::CUstream,
         owner: impl Send + Sync + 'static,
@@ -72,6 +77,7 @@ impl CudaStream {
     fn made(context: Arc<GpuContext>, raw: sys::CUstream, owner: impl Send + Sync + 'static) -> Self {
         let handle = StreamHandle::new(raw, owner);
         context.add_stream(&handle);
+        first::load(&context);
         context.collect();
         CudaStream { handle, context }
     }

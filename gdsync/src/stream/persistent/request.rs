@@ -4,7 +4,7 @@ use super::{Persistent, PersistentError};
 use crate::memory::timeline::Timeline;
 use crate::qp::checker::start_checker;
 use crate::qp::{CompletionQueueInner, QueuePairInner};
-use crate::queue::{Claim, Completion, WorkKind, WorkRequest};
+use crate::queue::{Claim, Completion, Status, WorkKind, WorkRequest};
 use crate::verbs::Slice;
 use std::collections::VecDeque;
 use std::fmt;
@@ -71,6 +71,11 @@ impl sealed::Core {
         queue: Arc<CompletionQueueInner>,
         slices: Vec<Slice>,
     ) -> Self {
+        // What a start needs besides the queue. Where that cannot be had now, the start tries again and
+        // says why.
+        if let Err(error) = start_checker().and_then(|()| Status::prepare()) {
+            tracing::debug!(%error, "what a persistent request needs is left to its start");
+        }
         let (active, done, awaited_on) = (VecDeque::new(), None, None);
         Self { queue_pair, queue, slices, active, done, awaited_on }
     }
