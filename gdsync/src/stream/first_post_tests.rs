@@ -219,7 +219,9 @@ fn sends() {
         stream.post(Batch::new().send(send)).unwrap();
     };
     first_post("send", prepare, posted, arrived);
-    let alone = |_: &mut Objects, stream: &Stream<Mapped>, send| drop(stream.post_send(send).unwrap());
+    let alone = |_: &mut Objects, stream: &Stream<Mapped>, send| {
+        stream.post_send(send).unwrap();
+    };
     first_post("prepared send", prepare, alone, arrived);
     let queued = |objects: &mut Objects, stream: &Stream<Mapped>, ()| {
         stream.queue_send(&objects.left, objects.write()).unwrap();
@@ -294,7 +296,9 @@ fn batches_of_many() {
 
 #[test]
 fn persistent_requests() {
-    let prepare = |objects: &mut Objects| drop(objects.source.write(0, &[3; LEN]));
+    let prepare = |objects: &mut Objects| {
+        objects.source.write(0, &[3; LEN]);
+    };
     let post = |objects: &mut Objects, stream: &Stream<Mapped>, ()| {
         let (send, receive) = &mut objects.requests;
         let mut list: [&mut dyn Request; 2] = [receive, send];
