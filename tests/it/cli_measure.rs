@@ -90,7 +90,7 @@ fn a_checked_wait_is_measured_beside_a_plain_one() {
 /// Every message of every way is checked by the bench itself. cargo builds the C library with the command.
 #[test]
 fn an_exchange_is_measured_by_both_interfaces_beside_the_same_operations_by_hand() {
-    let results = json(&["bench", "exchange", "--rounds", "70", "--json"]);
+    let results = json(&["bench", "exchange", "--rounds", "5", "--json"]);
     assert_eq!((&results["on"], &results["verified"]), (&"a software stream".into(), &true.into()));
     assert!(results["library"]["Ok"].as_str().unwrap().contains("libgdsync"), "{results}");
     let rows = results["rows"].as_array().unwrap();

@@ -93,7 +93,8 @@ impl C {
             self.sends.resize_with(CHUNK, || std::mem::zeroed());
             self.waits.resize_with(CHUNK, || std::mem::zeroed());
         }
-        Ok(())
+        // The library makes what it keeps for a stream when it first hears of it: before anything waits.
+        self.synchronize()
     }
 
     fn queues(&self) -> [*mut gds_cq; 2] {

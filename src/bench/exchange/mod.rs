@@ -70,6 +70,12 @@ struct Row {
     rust_posting_us: f64,
     c_posting_us: Option<f64>,
     by_hand_posting_us: f64,
+    /// Naps of the software card of this process after which it found work, for one exchange, and their lengths
+    /// together: at most so much of the time is theirs.
+    rust_naps: f64,
+    rust_naps_us: f64,
+    by_hand_naps: f64,
+    by_hand_naps_us: f64,
     /// Memory operations of an exchange.
     rust_operations: Option<f64>,
     by_hand_operations: Option<f64>,
@@ -113,10 +119,15 @@ pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {
 impl Results {
     fn text(&self) -> String {
         let heading = format!("{}, {RUNS} RUNS OF {} EXCHANGES, VERIFIED", self.on, self.rounds);
-        let titles = ["RUST µs", "C µs", "BY HAND µs", "RUST : BY HAND", "C : BY HAND"];
-        let more = ["POSTING: RUST / C / BY HAND µs", "OPERATIONS: RUST / BY HAND"];
-        let header: Vec<_> = [heading.as_str()].into_iter().chain(titles).chain(more).collect();
-        let rows: Vec<_> = self.rows.iter().map(Row::cells).collect();
+        let ratios = ["RUST : BY HAND", "C : BY HAND"];
+        let operations = ["OPERATIONS: RUST", "BY HAND"];
+        let times = ["RUST µs", "C µs", "BY HAND µs"];
+        let header = [&[heading.as_str()][..], &times, &ratios, &operations].concat();
+        let whole: Vec<_> = self.rows.iter().map(Row::whole).collect();
+        let posting = ["POSTING: RUST µs", "C µs", "BY HAND µs"];
+        let naps = ["THE CARD LATE AFTER: RUST µs", "BY HAND µs"];
+        let parts_header = [&["OF AN EXCHANGE"][..], &posting, &naps].concat();
+        let parts: Vec<_> = self.rows.iter().map(Row::parts).collect();
         let library = match &self.library {
             Ok(path) => format!("C library: {}\n", path.display()),
             Err(why) => format!("C interface NOT MEASURED: {why}\n"),
@@ -128,7 +139,8 @@ impl Results {
             }
             None => "",
         };
-        text::table(&header, &rows) + &library + sharing
+        [text::table(&header, &whole), text::table(&parts_header, &parts), library, sharing.to_owned()]
+            .join("\n")
     }
 }
 
@@ -211,6 +223,10 @@ impl Plan {
     }
 }
 
+fn number(value: Option<f64>) -> String {
+    value.map_or_else(|| "-".to_owned(), |value| format!("{value:.2}"))
+}
+
 impl Row {
     fn new(processes: u64, shape: Shape, ways: &[Measured; 3]) -> Self {
         let [rust, hand, c] = [&ways[BY_RUST], &ways[BY_HAND], &ways[BY_C]];
@@ -230,21 +246,34 @@ impl Row {
             rust_posting_us: middle(&rust.posting),
             c_posting_us: has_c.then(|| middle(&c.posting)),
             by_hand_posting_us: middle(&hand.posting),
+            rust_naps: middle(&rust.naps),
+            rust_naps_us: middle(&rust.napped),
+            by_hand_naps: middle(&hand.naps),
+            by_hand_naps_us: middle(&hand.napped),
             rust_operations: rust.operations,
             by_hand_operations: hand.operations,
         }
     }
 
-    fn cells(&self) -> Vec<String> {
-        let number = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), |value| format!("{value:.2}"));
-        let spread = |value: Option<&Spread>| value.map_or_else(|| "-".to_owned(), Spread::text);
+    fn name(&self) -> String {
         let processes = if self.processes == 1 { "1 process" } else { "2 processes" };
-        let mut cells = vec![format!("{processes}, {}", self.shape.name())];
-        cells.extend([Some(self.rust_us), self.c_us, Some(self.by_hand_us)].map(number));
-        cells.extend([spread(Some(&self.rust_ratio)), spread(self.c_ratio.as_ref())]);
+        format!("{processes}, {}", self.shape.name())
+    }
+
+    /// What an exchange takes.
+    fn whole(&self) -> Vec<String> {
+        let spread = |value: Option<&Spread>| value.map_or_else(|| "-".to_owned(), Spread::text);
+        let times = [Some(self.rust_us), self.c_us, Some(self.by_hand_us)].map(number);
+        let ratios = [spread(Some(&self.rust_ratio)), spread(self.c_ratio.as_ref())];
+        let operations = [self.rust_operations, self.by_hand_operations].map(number);
+        [vec![self.name()], times.to_vec(), ratios.to_vec(), operations.to_vec()].concat()
+    }
+
+    /// Whose part of it is how large.
+    fn parts(&self) -> Vec<String> {
         let posting = [Some(self.rust_posting_us), self.c_posting_us, Some(self.by_hand_posting_us)];
-        cells.push(posting.map(number).join(" / "));
-        cells.push([self.rust_operations, self.by_hand_operations].map(number).join(" / "));
-        cells
+        let naps = |naps, us| format!("{naps:.2} naps, {us:.2}");
+        let naps = [naps(self.rust_naps, self.rust_naps_us), naps(self.by_hand_naps, self.by_hand_naps_us)];
+        [vec![self.name()], posting.map(number).to_vec(), naps.to_vec()].concat()
     }
 }

@@ -13,6 +13,7 @@ use gdsync::{
     Access, Batch, ConnectOptions, CudaStream, Device, MemoryRegion, PreparedSend, PreparedWait,
     ProtectionDomain, QueuePair, QueuePairConfig, SoftStream, Stream, WorkRequest,
 };
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// A queue pair, and its messages.
@@ -227,7 +228,9 @@ pub(super) struct Hand<B: Bare> {
     ends: Ends,
     prepared: Vec<Prepared<B::Op>>,
     /// Words of the library's that a batch leaves out, as the library's batch does, and their values.
-    flags: Vec<(HostAddr, u32)>,
+    flags: Vec<Flag>,
+    /// The stream's names for addresses: a program that does this by hand has them.
+    known: HashMap<HostAddr, StreamAddr>,
     operations: usize,
 }
 
@@ -236,8 +239,11 @@ struct Prepared<Op> {
     /// For each wait: itself, and the write that tells the library that it is over.
     waits: [[Op; 2]; 2],
     /// The first of these writes.
-    flag: (HostAddr, u32),
+    flag: Flag,
 }
+
+/// A word of the library's by which a wait says that it is over, and its value.
+type Flag = (HostAddr, u32);
 
 impl<B: Bare> Hand<B> {
     /// # Errors
@@ -247,21 +253,35 @@ impl<B: Bare> Hand<B> {
         let (stream, ends) = (Stream::with_options(backend, options)?, Ends::new(place)?);
         // Maps the register for the stream.
         stream.doorbells(&ends.queue_pair)?;
-        Ok(Hand { stream, ends, prepared: Vec::with_capacity(CHUNK), flags: Vec::new(), operations: 0 })
+        Ok(Hand {
+            stream,
+            ends,
+            prepared: Vec::with_capacity(CHUNK),
+            flags: Vec::new(),
+            known: HashMap::new(),
+            operations: 0,
+        })
     }
 
-    fn ring(&self, send: PreparedSend) -> Result<[B::Op; 2], Failure> {
+    fn translate(&mut self, at: HostAddr, len: usize) -> Result<StreamAddr, Failure> {
+        if let Some(known) = self.known.get(&at) {
+            return Ok(*known);
+        }
+        let translated = self.stream.translate(at, len)?;
+        self.known.insert(at, translated);
+        Ok(translated)
+    }
+
+    fn ring(&mut self, send: PreparedSend) -> Result<[B::Op; 2], Failure> {
         let send = send.give_to_kernel()?;
-        let (record_at, register) =
-            (self.stream.translate(send.record_at, 4)?, self.stream.translate(send.register, 8)?);
+        let (record_at, register) = (self.translate(send.record_at, 4)?, self.translate(send.register, 8)?);
         Ok([B::write32(record_at, send.record), B::write64(register, send.doorbell)])
     }
 
     /// The wait, and the write after it.
-    fn wait(&self, wait: PreparedWait) -> Result<([B::Op; 2], (HostAddr, u32)), Failure> {
+    fn wait(&mut self, wait: PreparedWait) -> Result<([B::Op; 2], Flag), Failure> {
         let wait = wait.give_to_kernel()?;
-        let (word_at, flag_at) =
-            (self.stream.translate(wait.word_at, 4)?, self.stream.translate(wait.flag_at, 4)?);
+        let (word_at, flag_at) = (self.translate(wait.word_at, 4)?, self.translate(wait.flag_at, 4)?);
         let ops = [B::wait32(word_at, wait.condition, wait.value), B::write32(flag_at, wait.flag)];
         Ok((ops, (wait.flag_at, wait.flag)))
     }
@@ -280,10 +300,11 @@ impl<B: Bare> Way for Hand<B> {
 
     fn prepare(&mut self, shape: Shape, count: usize) -> Result<(), Failure> {
         for place in 0..if shape == Shape::Calls { 0 } else { count } {
-            let ring = self.ring(self.ends.prepare_send(place)?)?;
+            let send = self.ends.prepare_send(place)?;
+            let ring = self.ring(send)?;
             let [sent, arrived] = self.ends.prepare_waits()?;
-            let (sent, flag) = self.wait(sent)?;
-            self.prepared.push(Prepared { ring, waits: [sent, self.wait(arrived)?.0], flag });
+            let ((sent, flag), (arrived, _)) = (self.wait(sent)?, self.wait(arrived)?);
+            self.prepared.push(Prepared { ring, waits: [sent, arrived], flag });
         }
         Ok(())
     }
@@ -291,7 +312,8 @@ impl<B: Bare> Way for Hand<B> {
     fn post(&mut self, shape: Shape, count: usize) -> Result<(), Failure> {
         if shape == Shape::Calls {
             for place in 0..count {
-                let mut ring = self.ring(self.ends.prepare_send(place)?)?;
+                let send = self.ends.prepare_send(place)?;
+                let mut ring = self.ring(send)?;
                 self.enqueue(&mut ring)?;
                 for queue in [self.ends.queue_pair.send_cq(), self.ends.queue_pair.recv_cq()] {
                     let mut wait = self.wait(queue.prepare_wait()?)?.0;

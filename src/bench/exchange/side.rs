@@ -10,6 +10,7 @@ use crate::hca::{self, Hca};
 use gdsync::cudarc::driver::CudaStream as Queue;
 use gdsync::{CudaStream, SoftStream, cuda};
 use gdsync_notify::bootstrap::Bootstrap;
+use softhca::card::naps;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -27,8 +28,20 @@ pub(super) struct Measured {
     pub(super) whole: Vec<f64>,
     /// Until the CPU had handed everything over.
     pub(super) posting: Vec<f64>,
+    /// Naps of this process' cards after which there was work, and µs of them.
+    pub(super) naps: Vec<f64>,
+    pub(super) napped: Vec<f64>,
     /// Memory operations of an exchange.
     pub(super) operations: Option<f64>,
+}
+
+/// What a chunk took, or a run, in µs.
+#[derive(Clone, Copy, Default)]
+struct Times {
+    posting: f64,
+    whole: f64,
+    naps: f64,
+    napped: f64,
 }
 
 /// By shape, and by way.
@@ -83,8 +96,8 @@ impl Side {
     /// All runs, each of so many rounds.
     pub(super) fn play(mut self, rounds: u64) -> Result<Figures, Failure> {
         let mut figures = Figures::default();
-        // What is made lazily is made before.
-        for shape in Shape::ALL {
+        // What is made lazily is made before; first by what is prepared while no stream waits.
+        for shape in Shape::ALL.into_iter().rev() {
             for way in 0..self.ways.len() {
                 self.chunk(way, shape, CHUNK)?;
             }
@@ -105,23 +118,28 @@ impl Side {
 
     fn run(&mut self, way: usize, shape: Shape, rounds: u64, to: &mut Measured) -> Result<(), Failure> {
         let before = self.ways[way].operations();
-        let (mut posting, mut whole, mut left) = (0.0, 0.0, rounds);
+        let (mut all, mut left) = (Times::default(), rounds);
         while left > 0 {
             let count = left.min(CHUNK as u64);
             let times = self.chunk(way, shape, count as usize)?;
-            (posting, whole, left) = (posting + times.0, whole + times.1, left - count);
+            all.posting += times.posting;
+            all.whole += times.whole;
+            all.naps += times.naps;
+            all.napped += times.napped;
+            left -= count;
         }
         let each = |all: f64| all / rounds as f64;
-        to.posting.push(each(posting));
-        to.whole.push(each(whole));
+        to.posting.push(each(all.posting));
+        to.whole.push(each(all.whole));
+        to.naps.push(each(all.naps));
+        to.napped.push(each(all.napped));
         let operations = self.ways[way].operations().zip(before);
         to.operations = operations.map(|(after, before)| each((after - before) as f64));
         Ok(())
     }
 
-    /// Some exchanges, whose messages are checked. Returns µs until they were handed over, and until the
-    /// stream had performed them.
-    fn chunk(&mut self, way: usize, shape: Shape, count: usize) -> Result<(f64, f64), Failure> {
+    /// Some exchanges, whose messages are checked.
+    fn chunk(&mut self, way: usize, shape: Shape, count: usize) -> Result<Times, Failure> {
         let rank = u64::from(self.bootstrap.rank());
         let (way, first) = (&mut self.ways[way], self.sequence);
         self.sequence += count as u64;
@@ -130,11 +148,11 @@ impl Side {
         (0..count).for_each(|place| way.write(place, number(place, rank)));
         way.prepare(shape, count)?;
         self.bootstrap.barrier()?;
-        let start = Instant::now();
+        let (before, start) = (naps(), Instant::now());
         way.post(shape, count)?;
         let posting = micros_since(start);
         way.synchronize()?;
-        let whole = micros_since(start);
+        let (whole, after) = (micros_since(start), naps());
         way.collect(count)?;
         for place in 0..count {
             let (found, sent) = (way.read(place), number(place, 1 - rank));
@@ -142,7 +160,12 @@ impl Side {
                 return Err(format!("message {sent} came as {found}").into());
             }
         }
-        Ok((posting, whole))
+        Ok(Times {
+            posting,
+            whole,
+            naps: (after.late - before.late) as f64,
+            napped: (after.late_time - before.late_time).as_secs_f64() * 1e6,
+        })
     }
 }
 
