@@ -66,6 +66,9 @@ pub(crate) enum Command {
     /// A process of a soak; started by it
     #[command(hide = true)]
     SoakWorker,
+    /// The other process of `bench exchange`; started by it
+    #[command(hide = true)]
+    ExchangePeer,
     /// How fast the CPU copies into and out of GPU memory that it has mapped, beside cuMemcpy and
     /// libc's memcpy
     Copybw(CopyOptions),
@@ -363,18 +366,25 @@ pub(crate) struct BenchOptions {
     /// Posts of each kind; for `fanout` at most, as it has 200 rounds at most
     #[arg(long, value_name = "N", default_value = "100000", value_parser = values::posts, allow_hyphen_values = true)]
     pub(crate) posts: u64,
-    /// The GPU to measure on
-    #[arg(long, value_name = "N", default_value = "0")]
-    pub(crate) gpu: u32,
+    /// The GPU to measure on [default: 0; for `exchange` none, which is on software streams]
+    #[arg(long, value_name = "N", value_parser = values::ordinal, allow_hyphen_values = true)]
+    pub(crate) gpu: Option<u32>,
     /// Where the word of `fanout` lies that the card writes for completions
     #[arg(long, value_enum, default_value_t = Memory::Host)]
     pub(crate) arrivals: Memory,
     /// Ranks of `alltoall`, 2 to 256, a thread each
     #[arg(long, value_name = "N", default_value = "8", value_parser = clap::value_parser!(u32).range(2..=256), allow_hyphen_values = true)]
     pub(crate) ranks: u32,
-    /// Rounds of `alltoall`, and of each of the ten runs of `persistent`
+    /// Rounds of `alltoall`, and of each of the ten runs of `persistent` and `exchange`
     #[arg(long, value_name = "N", default_value = "100", value_parser = values::positive, allow_hyphen_values = true)]
     pub(crate) rounds: u64,
+    /// Processes of `exchange`: 2, or 1 for both sides in one [default: both]
+    #[arg(long, value_name = "N", value_parser = values::procs, allow_hyphen_values = true)]
+    pub(crate) processes: Option<u64>,
+    /// The C library that `exchange` loads [default: libgdsync.so.2 beside the command, the one that cargo has
+    /// built there, or the system's]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) library: Option<PathBuf>,
     /// Print one JSON object instead of a table
     #[arg(long)]
     pub(crate) json: bool,
@@ -391,6 +401,13 @@ pub(crate) struct BenchFirstOptions {
     /// The card
     #[arg(long, value_parser = hca::parse)]
     pub(crate) hca: Option<Hca>,
+}
+
+impl BenchOptions {
+    /// The GPU of what is measured on a GPU only.
+    pub(crate) fn gpu(&self) -> u32 {
+        self.gpu.unwrap_or(0)
+    }
 }
 
 /// Whose memory something lies in.
@@ -433,6 +450,9 @@ pub(crate) enum Benchmark {
     /// The same rounds among 2, 4 and 8 ranks by persistent requests, together and one by one, against
     /// notified writes
     Persistent,
+    /// Two streams that send to each other and wait for it, in one process and between two, by the Rust and
+    /// the C interface, against the same memory operations by hand
+    Exchange,
     /// Waking and posting on a GPU's stream, against the same memory operations written by hand
     Turnaround,
     /// How soon a GPU's stream is idle once its last write is seen, against the driver's calls alone

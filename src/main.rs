@@ -52,6 +52,7 @@ fn main() -> ExitCode {
         Command::Sanity(options) => mapped::sanity(&options),
         Command::Explain(options) => explain::run(&options),
         Command::Soak(options) => done(soak::run(&options)),
+        Command::ExchangePeer => done(bench::run_exchange_peer()),
         Command::SoakWorker => done(soak::run_worker()),
         Command::Soft(options) => soft::run(&options),
         Command::SoftWatch { folder } => done(soft::watch(&folder)),

@@ -126,7 +126,7 @@ struct Bench {
 impl Bench {
     fn new(options: &BenchOptions) -> Result<Self, Failure> {
         let pair = Pair::new(options.hca.as_ref())?;
-        Ok(Bench { gpu: Gpu::new(options.gpu)?, pair, crowd: Vec::new(), value: 0 })
+        Ok(Bench { gpu: Gpu::new(options.gpu())?, pair, crowd: Vec::new(), value: 0 })
     }
 
     /// Makes queue pairs only when a part needs them: a software card polls all that exist, which

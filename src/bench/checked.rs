@@ -25,7 +25,7 @@ pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {
     let bench = Bench::new()?;
     let mut results = vec![bench.compare("a software stream", &Stream::new(SoftStream::new()?)?)?];
     // Without a GPU only the software stream is measured.
-    if let Ok(gpu) = Gpu::new(options.gpu) {
+    if let Ok(gpu) = Gpu::new(options.gpu()) {
         results.push(bench.compare(&gpu.name()?, &gpu.stream)?);
     }
     let what = "8 B WRITTEN, FROM POST UNTIL THE STREAM IS PAST THE WAIT";

@@ -27,11 +27,11 @@ struct Results {
 }
 
 pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {
-    let gpu = Gpu::new(options.gpu)?;
+    let gpu = Gpu::new(options.gpu())?;
     let (device, port) = hca::open(options.hca.as_ref())?;
     let pd = ProtectionDomain::new(&device)?;
     let set = |placement| Set::new(&pd, port, placement);
-    let (host, device) = (set(Placement::Host)?, set(Placement::Gpu(options.gpu))?);
+    let (host, device) = (set(Placement::Host)?, set(Placement::Gpu(options.gpu()))?);
     let mut rounds: [Vec<(f64, f64)>; 3] = Default::default();
     for round in 1..=ROUNDS {
         let none = span(&gpu, round, Batch::new())?;

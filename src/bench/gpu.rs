@@ -85,16 +85,16 @@ impl Gpu {
         &self,
         params: &mut [sys::CUstreamBatchMemOpParams],
     ) -> Result<(), Failure> {
-        let (count, at) = (u32::try_from(params.len())?, params.as_mut_ptr());
-        // SAFETY: the stream is alive, the array has `count` entries; the addresses in it are the
-        // caller's promise.
-        unsafe { sys::cuStreamBatchMemOp_v2(self.stream.raw(), count, at, 0) }.result()?;
-        Ok(())
+        // SAFETY: the caller's.
+        unsafe { by_hand::submit(&self.stream, params) }
     }
 }
 
 /// Operations as a program would write them by hand, for references.
 pub(super) mod by_hand {
+    use crate::failure::Failure;
+    use gdsync::CudaStream;
+    use gdsync::cudarc::driver::sys;
     use gdsync::cudarc::driver::sys::{
         CUstreamBatchMemOpParams as Params,
         CUstreamBatchMemOpParams_union_CUstreamMemOpWaitValueParams_st as Wait,
@@ -103,7 +103,20 @@ pub(super) mod by_hand {
         CUstreamBatchMemOpParams_union_CUstreamMemOpWriteValueParams_st__bindgen_ty_1 as WriteValue,
         CUstreamBatchMemOpType as Type,
     };
+    use gdsync::memop::Condition;
     use gdsync::memory::StreamAddr;
+
+    /// Enqueues operations by a call of the driver, and nothing else.
+    ///
+    /// # Safety
+    /// Every address is valid for the stream, and aligned, until the stream has passed the operation.
+    pub(in crate::bench) unsafe fn submit(stream: &CudaStream, params: &mut [Params]) -> Result<(), Failure> {
+        let (count, at) = (u32::try_from(params.len())?, params.as_mut_ptr());
+        // SAFETY: the stream is alive, the array has `count` entries; the addresses in it are the
+        // caller's promise.
+        unsafe { sys::cuStreamBatchMemOp_v2(stream.raw(), count, at, 0) }.result()?;
+        Ok(())
+    }
 
     pub(in crate::bench) fn write(addr: StreamAddr, value64: u64, wide: bool) -> Params {
         let kinds = [Type::CU_STREAM_MEM_OP_WRITE_VALUE_32, Type::CU_STREAM_MEM_OP_WRITE_VALUE_64];
@@ -120,12 +133,24 @@ pub(super) mod by_hand {
 
     /// A 32-bit wait for "greater or equal".
     pub(in crate::bench) fn wait(addr: StreamAddr, value: u32) -> Params {
+        wait_for(addr, Condition::Geq, value)
+    }
+
+    /// A 32-bit wait.
+    pub(in crate::bench) fn wait_for(addr: StreamAddr, condition: Condition, value: u32) -> Params {
+        use sys::CUstreamWaitValue_flags as Flags;
+        let flags = match condition {
+            Condition::Geq => Flags::CU_STREAM_WAIT_VALUE_GEQ,
+            Condition::Eq => Flags::CU_STREAM_WAIT_VALUE_EQ,
+            Condition::And => Flags::CU_STREAM_WAIT_VALUE_AND,
+            Condition::Nor => Flags::CU_STREAM_WAIT_VALUE_NOR,
+        };
         let mut params = Params { pad: [0; 6] };
         params.waitValue = Wait {
             operation: Type::CU_STREAM_MEM_OP_WAIT_VALUE_32,
             address: addr.get(),
             __bindgen_anon_1: WaitValue { value64: value.into() },
-            flags: 0,
+            flags: flags as u32,
             alias: 0,
         };
         params

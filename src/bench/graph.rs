@@ -30,7 +30,7 @@ struct Results {
 }
 
 pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {
-    let gpu = Gpu::new(options.gpu)?;
+    let gpu = Gpu::new(options.gpu())?;
     let name = gpu.name()?;
     let bench = Bench::new(gpu, options.hca.as_ref())?;
     let mut rows = bench.measure()?;

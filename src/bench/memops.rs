@@ -32,7 +32,7 @@ struct Row {
 }
 
 pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {
-    let gpu = Gpu::new(options.gpu)?;
+    let gpu = Gpu::new(options.gpu())?;
     let results = Results { gpu: gpu.name()?, rows: measure(&gpu)? };
     let rows: Vec<_> =
         results.rows.iter().map(|row| vec![row.what.to_owned(), format!("{:.2} µs", row.us)]).collect();

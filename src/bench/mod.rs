@@ -6,6 +6,7 @@ mod card;
 mod checked;
 mod cq;
 mod device;
+mod exchange;
 mod fanout;
 pub(crate) mod first;
 mod gpu;
@@ -18,6 +19,8 @@ mod plan;
 mod post;
 mod quiet;
 mod turnaround;
+
+pub(crate) use exchange::run_peer as run_exchange_peer;
 
 use crate::cli::{BenchOptions, Benchmark};
 use crate::failure::Failure;
@@ -41,6 +44,7 @@ pub(crate) fn run(options: &BenchOptions) -> Result<(), Failure> {
         Benchmark::Turnaround => turnaround::run(options),
         Benchmark::Quiet => quiet::run(options),
         Benchmark::Graph => graph::run(options),
+        Benchmark::Exchange => exchange::run(options),
         Benchmark::Post => post::run(options),
         Benchmark::Overlap => overlap::run(options),
     }
@@ -95,6 +99,28 @@ fn in_turn(
 pub(crate) fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+/// Of several runs.
+#[derive(Debug, Serialize)]
+struct Spread {
+    median: f64,
+    least: f64,
+    most: f64,
+}
+
+impl Spread {
+    fn of(values: Vec<f64>) -> Self {
+        let (least, most) = (
+            values.iter().copied().fold(f64::NAN, f64::min),
+            values.iter().copied().fold(f64::NAN, f64::max),
+        );
+        Spread { median: median(values), least, most }
+    }
+
+    fn text(&self) -> String {
+        format!("{:.2} ({:.2} to {:.2})", self.median, self.least, self.most)
+    }
 }
 
 /// Two ways of doing the same, measured in turns.

@@ -62,7 +62,7 @@ struct Row {
 }
 
 pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {
-    let bench = Bench::new(Gpu::new(options.gpu)?, options.hca.as_ref())?;
+    let bench = Bench::new(Gpu::new(options.gpu())?, options.hca.as_ref())?;
     let results = Results {
         gpu: bench.gpu.name()?,
         exchanges: EXCHANGES,

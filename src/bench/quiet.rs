@@ -32,7 +32,7 @@ struct Row {
 }
 
 pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {
-    let bench = Bench { gpu: Gpu::new(options.gpu)?, pair: Pair::new(options.hca.as_ref())? };
+    let bench = Bench { gpu: Gpu::new(options.gpu())?, pair: Pair::new(options.hca.as_ref())? };
     let results = Results { gpu: bench.gpu.name()?, rounds: ROUNDS, rows: bench.rows()? };
     let of = |count: u32| format!("{count} of {ROUNDS}");
     let row = |row: &Row| {

@@ -29,7 +29,7 @@ struct Results {
 }
 
 pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {
-    let bench = Bench { gpu: Gpu::new(options.gpu)?, pair: Pair::new(options.hca.as_ref())? };
+    let bench = Bench { gpu: Gpu::new(options.gpu())?, pair: Pair::new(options.hca.as_ref())? };
     let results = Results {
         gpu: bench.gpu.name()?,
         doorbells: bench.gpu.stream.doorbells(&bench.pair.left)?.to_string(),

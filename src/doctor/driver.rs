@@ -15,6 +15,7 @@ pub(super) fn checks(machine: &Machine<'_>) -> Vec<Check> {
         for gpu in &cuda.gpus {
             checks.push(stream_operations(gpu));
             checks.push(consistency(gpu));
+            checks.push(sharing(gpu));
         }
     }
     checks.push(peer_mapping(machine));
@@ -118,6 +119,21 @@ fn consistency(gpu: &Gpu) -> Check {
             format!("{seen}, and there is no flush"),
             "let the card write into host memory and copy in stream order: GPU memory that a card may write is refused",
         ),
+    }
+}
+
+fn sharing(gpu: &Gpu) -> Check {
+    let question = Question::new(
+        format!("GPU {} among processes", gpu.ordinal),
+        "without MPS a GPU serves one process at a time, for a time slice: a stream that answers another process' stream waits for its slice, 100 µs and more",
+    );
+    match gpu.mps {
+        Some(true) => question.pass("shared by MPS: streams of several processes run side by side"),
+        Some(false) => question.warn(
+            "not shared by MPS: processes take turns, in time slices",
+            "nothing to do for one process to a GPU; for several, `nvidia-cuda-mps-control -d` before they start",
+        ),
+        None => question.skip("the driver does not say whether MPS is on"),
     }
 }
 

@@ -67,6 +67,9 @@ pub(super) struct Gpu {
     /// How what a card wrote becomes visible: `ordered`, `flushed`, `impossible`.
     pub(super) consistency: String,
     pub(super) dma_buf: bool,
+    /// Processes share it by MPS; none where the driver does not say.
+    #[serde(default)]
+    pub(super) mps: Option<bool>,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -155,6 +158,7 @@ fn gpu(ordinal: u32) -> Result<Gpu, CudaError> {
         writes_ordering: ordering.to_owned(),
         consistency: consistency.to_owned(),
         dma_buf: capabilities.dma_buf,
+        mps: capabilities.mps,
     })
 }
 

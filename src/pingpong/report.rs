@@ -11,6 +11,8 @@ use std::time::Duration;
 pub(super) struct Measured<'a> {
     pub(super) card: &'a str,
     pub(super) gpu: Option<&'a str>,
+    /// Processes share that GPU by MPS; none where its driver does not say.
+    pub(super) mps: Option<bool>,
     pub(super) doorbells: String,
     pub(super) timing: &'a Timing,
     /// Elapsed time and CPU time of the measured exchanges, as the CPU sees them: prepared,
@@ -30,6 +32,8 @@ pub(super) struct Report {
     trigger: Trigger,
     /// The GPU that triggers, and that has the messages in its memory.
     gpu: Option<String>,
+    /// Whether processes share it by MPS. Two that do not are served in turn, each for a time slice.
+    mps: Option<bool>,
     /// How doorbells reach the card; `card` where the stream rings none.
     doorbells: String,
     /// The interface that makes the queues.
@@ -73,6 +77,7 @@ impl Report {
             procs: options.procs,
             trigger: options.trigger,
             gpu: measured.gpu.map(str::to_owned),
+            mps: measured.mps,
             doorbells: measured.doorbells,
             queues: options.queues,
             layout: options.layout,
@@ -93,16 +98,26 @@ impl Report {
         }
     }
 
+    /// How two processes share the GPU.
+    fn sharing(&self) -> &'static str {
+        match self.mps.filter(|_| self.procs == 2) {
+            Some(true) => ", shared by MPS",
+            Some(false) => ", shared WITHOUT MPS (half a round trip is that of time slices)",
+            None => "",
+        }
+    }
+
     pub(super) fn table(&self) -> String {
         let checked = if self.verified { "every byte verified" } else { "NOT verified" };
         let heading = format!(
-            "{} {} between {} on {}, triggered by the {}{}, doorbells {}{}{}, {} exchanges enqueued at a time, {checked}\n",
+            "{} {} between {} on {}, triggered by the {}{}{}, doorbells {}{}{}, {} exchanges enqueued at a time, {checked}\n",
             gdsync::verbs::Transport::from(self.transport),
             cli::word(&self.op),
             if self.procs == 2 { "two processes" } else { "two sides of one process" },
             self.card,
             cli::word(&self.trigger),
             self.gpu.as_ref().map_or(String::new(), |gpu| format!(" of {gpu}, messages in its memory")),
+            self.sharing(),
             self.doorbells,
             if self.queues == QueueChoice::Devx { ", queues made by commands" } else { "" },
             self.layout,

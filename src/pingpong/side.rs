@@ -356,6 +356,10 @@ impl Side {
         let measured = Measured {
             card: &self.card,
             gpu: self.driver.gpu(),
+            mps: match self.options.gpu {
+                Some(ordinal) => gdsync::cuda::describe(ordinal)?.capabilities.mps,
+                None => None,
+            },
             doorbells: match self.options.doorbells {
                 DoorbellChoice::Card => cli::word(&DoorbellChoice::Card),
                 _ => self.driver.doorbells(&self.connection.queue_pair)?.to_string(),

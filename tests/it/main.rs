@@ -8,6 +8,7 @@ mod cli_measure;
 mod command;
 mod devx;
 mod doctor;
+mod driver_calls;
 mod hangs;
 mod kernels;
 mod layers;

@@ -110,17 +110,29 @@ pub(crate) fn keep(owner: usize, pending: Pending) -> u64 {
 /// and nothing has changed.
 #[inline]
 pub(crate) fn take_send(name: u64) -> Option<PreparedSend> {
-    let mut table = lock_of(name);
-    let (index, place) = table.place(name).ok()?;
-    if !matches!(place.pending, Some(Pending::Send(_))) {
-        return None;
-    }
-    let taken = place.pending.take();
-    table.free(index);
-    match taken {
-        Some(Pending::Send(send)) => Some(send),
+    match take_if(name, |pending| matches!(pending, Pending::Send(_)))? {
+        Pending::Send(send) => Some(send),
         _ => None,
     }
+}
+
+/// The same for a wait without words.
+#[inline]
+pub(crate) fn take_wait(name: u64) -> Option<PreparedWait> {
+    match take_if(name, |pending| matches!(pending, Pending::Wait(_, words) if words.is_empty()))? {
+        Pending::Wait(wait, _) => Some(wait),
+        _ => None,
+    }
+}
+
+/// Takes out what a number names and uses the number up, where it is what the caller looks for.
+#[inline]
+fn take_if(name: u64, is_it: impl FnOnce(&Pending) -> bool) -> Option<Pending> {
+    let mut table = lock_of(name);
+    let (index, place) = table.place(name).ok()?;
+    let taken = place.pending.take_if(|pending| is_it(pending))?;
+    table.free(index);
+    Some(taken)
 }
 
 /// Takes it out. The number is used up after [`used_up`]; until then [`put_back`] undoes it.

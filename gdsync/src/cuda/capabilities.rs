@@ -45,6 +45,10 @@ pub struct GpuCapabilities {
     /// Atomic operations of kernels on host memory are one step for the CPU and for cards, too:
     /// mostly not so over PCIe (`CU_DEVICE_ATTRIBUTE_HOST_NATIVE_ATOMIC_SUPPORTED`).
     pub host_atomics: bool,
+    /// Processes that use the GPU share one context of the Multi-Process Service
+    /// (`CU_DEVICE_ATTRIBUTE_MPS_ENABLED`), so that their streams run side by side. Without it the GPU
+    /// serves one process at a time, for a time slice. `None` where the driver does not know the attribute.
+    pub mps: Option<bool>,
 }
 
 impl GpuCapabilities {
@@ -64,6 +68,7 @@ impl GpuCapabilities {
             },
             dma_buf: attribute(A::CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED)? != 0,
             host_atomics: attribute(A::CU_DEVICE_ATTRIBUTE_HOST_NATIVE_ATOMIC_SUPPORTED)? != 0,
+            mps: attribute(A::CU_DEVICE_ATTRIBUTE_MPS_ENABLED).ok().map(|value| value != 0),
         })
     }
 
@@ -91,6 +96,7 @@ mod tests {
             writes_ordering,
             dma_buf: true,
             host_atomics: false,
+            mps: None,
         };
         // An H200: no flush, ordered for its owner.
         assert_eq!(caps(false, WritesOrdering::Owner).consistency(), Consistency::Ordered);

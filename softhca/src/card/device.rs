@@ -7,6 +7,7 @@ use super::diagnostic::Diagnostic;
 use super::engine::{self, Engine};
 use super::error::CardError;
 use super::event::Event;
+use super::naps;
 use super::port::{GidEntry, LinkLayer, Port};
 use super::waits::{self, WaitRules};
 use crate::fabric::{Fabric, Sleeper};
@@ -261,6 +262,7 @@ impl Shared {
         use_fine_timers();
         let spin = spin_time();
         let mut idle_since: Option<Instant> = None;
+        let mut nap: Option<Duration> = None;
         while !self.stop.load(Ordering::Acquire) {
             let now = Instant::now();
             let mut engine = self.engine.lock();
@@ -276,6 +278,9 @@ impl Shared {
                 // A command that waits for the lock gets it first.
                 MutexGuard::unlock_fair(engine);
             }
+            if let Some(nap) = nap.take().filter(|_| worked) {
+                naps::was_late(nap);
+            }
             if worked {
                 idle_since = None;
                 continue;
@@ -285,22 +290,28 @@ impl Shared {
                 std::hint::spin_loop();
                 continue;
             }
-            self.nap(engine::nap(idle), now);
+            nap = self.nap(engine::nap(idle), now);
         }
     }
 
     /// Sleeps until the fabric or a command wakes the card, or until the doorbell registers must be
-    /// polled again: a store to memory raises no wake-up, unless the storing thread says what it has done.
-    fn nap(self: &Arc<Self>, longest: Duration, now: Instant) {
+    /// polled again: a store to memory raises no wake-up, unless the storing thread says what it has done. Returns how
+    /// long it slept, if it was for the whole time.
+    fn nap(self: &Arc<Self>, longest: Duration, now: Instant) -> Option<Duration> {
+        let mut slept = None;
         let mut engine = self.engine.lock();
         // Before the last look at the registers.
         self.set_rests(true);
         if engine.rest.helpers == 0 && self.prepare_sleep(&mut engine, now) {
             self.hang_words(&mut engine);
             let timer = engine.next_timer().map_or(longest, |at| at.saturating_duration_since(now));
+            let start = Instant::now();
             self.sleep(engine, timer.min(longest));
+            // Shorter ones were ended by somebody, or by a timer, whose work was not there before.
+            slept = Some(start.elapsed()).filter(|slept| timer > longest && *slept >= longest);
         }
         self.set_rests(false);
+        slept
     }
 
     /// Whether the card's thread sleeps, or is about to, and no thread has woken it: only then a ring asks whom it

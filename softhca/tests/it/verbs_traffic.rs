@@ -78,6 +78,33 @@ fn a_ping_by_hand() {
     peer.close();
 }
 
+/// As a GPU rings: no thread of the process says that the register was stored to.
+#[test]
+fn naps_after_which_the_card_finds_a_doorbell_are_counted() {
+    let bed = Bed::new();
+    let cq = bed.cq(15);
+    let qp = bed.qp(cq);
+    connect(qp, qpn(qp), bed.lid());
+    let (source, target) = (Buffer::new(&bed, 1), Buffer::new(&bed, 0));
+    let (rings, entries) = (describe_qp(qp), describe_cq(cq));
+    let before = softhca::card::naps();
+    for i in 0..5u32 {
+        // It naps by now.
+        std::thread::sleep(Duration::from_millis(5));
+        let remote = RemoteAddrSeg::new(keys(target.mr).1, keys(target.mr).0);
+        let ctrl = CtrlSeg::new(Opcode::RdmaWrite, i as u16, qpn(qp), 3, CtrlFlags::CQ_UPDATE, [0; 4]);
+        send(&rings, i, ctrl, [remote.as_bytes(), source.segment(8).as_bytes()].concat().as_slice());
+        completion(&entries, i);
+    }
+    let after = softhca::card::naps();
+    let (late, time) = (after.late - before.late, after.late_time - before.late_time);
+    assert!(late > 0 && time >= Duration::from_micros(30), "{late} naps of {time:?}");
+    destroy_qp(qp);
+    destroy_cq(cq);
+    [source.mr, target.mr].into_iter().for_each(deregister);
+    bed.close();
+}
+
 #[test]
 fn a_thread_domains_register_rings_its_queue_pair() {
     let bed = Bed::new();

@@ -77,10 +77,10 @@ fn rows(columns: &[&[(&'static str, f64)]]) -> Vec<Row> {
 }
 
 pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {
-    let gpu = Gpu::new(options.gpu)?;
+    let gpu = Gpu::new(options.gpu())?;
     let kernels = Kernels::load(&gpu)?;
     let (mut measured, mut layouts, mut left_out) = (Vec::new(), Vec::new(), None);
-    for layout in Layout::all(options.gpu) {
+    for layout in Layout::all(options.gpu()) {
         let bench = match Bench::new(options, &gpu, &kernels, layout) {
             Err(error) if layout.queues_in_gpu() => {
                 left_out = Some(error.to_string());

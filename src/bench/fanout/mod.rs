@@ -51,9 +51,10 @@ struct Row {
 }
 
 pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {
-    let results = match (Gpu::new(options.gpu), options.arrivals) {
+    let results = match (Gpu::new(options.gpu()), options.arrivals) {
         (Ok(gpu), memory) => {
-            let arrivals = if memory == Memory::Gpu { Placement::Gpu(options.gpu) } else { Placement::Host };
+            let arrivals =
+                if memory == Memory::Gpu { Placement::Gpu(options.gpu()) } else { Placement::Host };
             measure(options, gpu.name()?, arrivals, || Ok(CudaStream::new(gpu.context.new_stream()?)?))
         }
         (Err(_), Memory::Host) => {

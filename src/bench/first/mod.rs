@@ -68,8 +68,8 @@ struct Row {
 
 pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {
     let mut tables = vec![table(options, None)?];
-    if cuda::device_count().is_ok_and(|count| options.gpu < count) {
-        tables.push(table(options, Some(options.gpu))?);
+    if cuda::device_count().is_ok_and(|count| options.gpu() < count) {
+        tables.push(table(options, Some(options.gpu()))?);
     }
     let shown = || tables.iter().map(Table::text).collect::<Vec<_>>().join("\n");
     text::print(options.json, &tables, shown)

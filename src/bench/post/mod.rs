@@ -6,7 +6,7 @@
 mod reference;
 
 use super::pair::{collect, connected};
-use super::{median, print};
+use super::{Spread, median, print};
 use crate::cli::BenchOptions;
 use crate::failure::Failure;
 use gdsync::qp::OwnedQueuePair;
@@ -35,28 +35,6 @@ struct Row {
     owned_ratio: Spread,
     /// By a queue pair that threads share, likewise.
     gdsync_ratio: Spread,
-}
-
-/// Of the runs.
-#[derive(Debug, Serialize)]
-struct Spread {
-    median: f64,
-    least: f64,
-    most: f64,
-}
-
-impl Spread {
-    fn of(values: Vec<f64>) -> Self {
-        let (least, most) = (
-            values.iter().copied().fold(f64::NAN, f64::min),
-            values.iter().copied().fold(f64::NAN, f64::max),
-        );
-        Spread { median: median(values), least, most }
-    }
-
-    fn text(&self) -> String {
-        format!("{:.2} ({:.2} to {:.2})", self.median, self.least, self.most)
-    }
 }
 
 pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {

@@ -126,6 +126,21 @@ fn a_card_that_does_not_wait_is_told_with_what_that_costs() {
 }
 
 #[test]
+fn a_gpu_that_processes_share_in_time_slices_is_told_with_the_way_out() {
+    let whole = topologies::DGX_LIBRARIES;
+    Said::of(&tree(topologies::DGX, whole)).has("GPU 1 among processes", "pass", "shared by MPS", "");
+    let said = Said::of(&tree(topologies::DGX, &whole.replacen("\"mps\": true", "\"mps\": false", 1)));
+    said.has("GPU 0 among processes", "warn", "take turns", "nvidia-cuda-mps-control -d");
+    said.has("GPU 1 among processes", "pass", "shared by MPS", "");
+    assert_eq!(said.code, Some(0));
+    // A driver that does not know the attribute; and a record from before.
+    let unknown = whole.replace("\"mps\": true", "\"mps\": null");
+    Said::of(&tree(topologies::DGX, &unknown)).has("GPU 0 among processes", "skip", "does not say", "");
+    let wrong = Said::of(&tree(topologies::WRONG, topologies::WRONG_LIBRARIES));
+    wrong.has("GPU 0 among processes", "skip", "does not say", "");
+}
+
+#[test]
 fn peer_memory_is_not_asked_for_where_dma_bufs_work() {
     let without = topologies::DGX.lines().filter(|line| !line.contains("peer"));
     let said = Said::of(&tree(&without.collect::<Vec<_>>().join("\n"), topologies::DGX_LIBRARIES));

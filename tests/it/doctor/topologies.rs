@@ -38,9 +38,11 @@ card mlx5_1 pci0000:97/0000:97:01.0/0000:98:00.0/0000:99:00.0/0000:9a:00.0 fw=28
 pub(crate) const DGX_LIBRARIES: &str = r#"{
   "cuda": {"says": {"version": 13000, "gpus": [
     {"ordinal": 0, "name": "NVIDIA H100 80GB HBM3", "pci_address": "0000:1a:00.0", "ops_64_bit": true, "wait_nor": true,
-     "flush_remote_writes": false, "writes_ordering": "owner", "consistency": "ordered", "dma_buf": true},
+     "flush_remote_writes": false, "writes_ordering": "owner", "consistency": "ordered", "dma_buf": true,
+     "mps": true},
     {"ordinal": 1, "name": "NVIDIA H100 80GB HBM3", "pci_address": "0000:9b:00.0", "ops_64_bit": true, "wait_nor": true,
-     "flush_remote_writes": false, "writes_ordering": "owner", "consistency": "ordered", "dma_buf": true}]}},
+     "flush_remote_writes": false, "writes_ordering": "owner", "consistency": "ordered", "dma_buf": true,
+     "mps": true}]}},
   "verbs": {"says": {"dma_buf": true, "ports": [
     {"device": "mlx5_0", "port": 1, "state": "ACTIVE", "link": "InfiniBand", "firmware": "28.39.1002"},
     {"device": "mlx5_1", "port": 1, "state": "ACTIVE", "link": "InfiniBand", "firmware": "28.39.1002"}], "waits": {

@@ -83,8 +83,16 @@ pub unsafe extern "C" fn gds_stream_post_wait_cq(
     stream: CUstream,
     request: *mut gds_wait_request_t,
 ) -> c_int {
-    // SAFETY: the caller's.
-    error::status("gds_stream_post_wait_cq", || unsafe { post_all(stream, 1, request) })
+    error::status("gds_stream_post_wait_cq", || {
+        // SAFETY: the caller's.
+        if let (Some(stream), Some(request)) = unsafe { (streams::remembered(stream), request.as_ref()) }
+            && let Some(wait) = requests::take_wait(request.peek_id)
+        {
+            return stream.post(Batch::new().wait(wait));
+        }
+        // SAFETY: the caller's.
+        unsafe { post_all(stream, 1, request) }
+    })
 }
 
 /// `gds_stream_post_wait_cq_all`.
@@ -101,6 +109,7 @@ pub unsafe extern "C" fn gds_stream_post_wait_cq_all(
     error::status("gds_stream_post_wait_cq_all", || unsafe { post_all(stream, count, request) })
 }
 
+#[inline(never)]
 unsafe fn post_all(
     stream: CUstream,
     count: c_int,
@@ -119,6 +128,12 @@ pub unsafe extern "C" fn gds_stream_wait_cq(stream: CUstream, cq: *mut gds_cq, f
     error::status("gds_stream_wait_cq", || {
         no_flags(flags)?;
         non_null_mut("the completion queue", cq)?;
+        // SAFETY: the caller's.
+        if let Some(stream) = unsafe { streams::remembered(stream) } {
+            // SAFETY: the caller's.
+            let (wait, _) = unsafe { prepare(cq) }?;
+            return stream.post(Batch::new().wait(wait));
+        }
         // SAFETY: the caller's.
         let (stream, (wait, _)) = unsafe { (streams::find(stream)?, prepare(cq)?) };
         stream.post(Batch::new().wait(wait))

@@ -416,6 +416,7 @@ mod tests {
             writes_ordering: WritesOrdering::None,
             dma_buf: true,
             host_atomics: false,
+            mps: None,
         };
         assert!(mem_ops(&gpu).flush_after_wait);
         // An H200: no flush, ordered for its owner.

@@ -1,0 +1,279 @@
+//! `gdsync bench exchange`: two streams that send to each other and wait, each for its own completion and
+//! for the other's message; by the Rust interface, by the C interface, and by the same memory operations
+//! given to the stream by hand. In one process and between two.
+
+mod c;
+mod library;
+mod ours;
+mod side;
+mod way;
+
+use super::{Spread, median};
+use crate::child;
+use crate::cli::BenchOptions;
+use crate::failure::Failure;
+use crate::hca::{self, Hca};
+use crate::text;
+use gdsync::cuda;
+use gdsync_notify::bootstrap::{Bootstrap, Job, Meeting};
+use library::Library;
+use serde::{Deserialize, Serialize};
+use side::{BY_C, BY_HAND, BY_RUST, Figures, Measured, RUNS, Side};
+use std::io::{self, BufRead, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+use way::Shape;
+
+/// For the sides to meet.
+const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// What the other process is told.
+#[derive(Debug, Serialize, Deserialize)]
+struct Plan {
+    /// Where the two meet.
+    name: String,
+    hca: Option<Hca>,
+    gpu: Option<u32>,
+    rounds: u64,
+    library: Option<PathBuf>,
+}
+
+#[derive(Debug, Serialize)]
+struct Results {
+    /// The GPU, or that there is none.
+    on: String,
+    /// Whether processes share the GPU by MPS; none without a GPU, or where its driver does not say.
+    mps: Option<bool>,
+    /// The C library, or why there is none.
+    library: Result<PathBuf, String>,
+    runs: usize,
+    /// Of a run, by each way.
+    rounds: u64,
+    /// Every message was checked.
+    verified: bool,
+    rows: Vec<Row>,
+}
+
+#[derive(Debug, Serialize)]
+struct Row {
+    processes: u64,
+    shape: Shape,
+    /// An exchange: medians over the runs, in µs.
+    rust_us: f64,
+    c_us: Option<f64>,
+    by_hand_us: f64,
+    /// Divided by the time by hand in the same run.
+    rust_ratio: Spread,
+    c_ratio: Option<Spread>,
+    /// What of it the CPU takes to hand over one exchange.
+    rust_posting_us: f64,
+    c_posting_us: Option<f64>,
+    by_hand_posting_us: f64,
+    /// Naps of the software card of this process after which it found work, for one exchange, and their lengths
+    /// together: at most so much of the time is theirs.
+    rust_naps: f64,
+    rust_naps_us: f64,
+    by_hand_naps: f64,
+    by_hand_naps_us: f64,
+    /// Memory operations of an exchange.
+    rust_operations: Option<f64>,
+    by_hand_operations: Option<f64>,
+}
+
+pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {
+    let (on, mps) = match options.gpu {
+        Some(ordinal) => {
+            let gpu = cuda::describe(ordinal)?;
+            (gpu.name, gpu.capabilities.mps)
+        }
+        None => ("a software stream".to_owned(), None),
+    };
+    // The C interface has software cards of its own only.
+    let loaded = match hca::is_software(options.hca.as_ref()) {
+        true => Library::load(options.library.as_deref()),
+        false => Err("it is measured on software cards only".to_owned()),
+    };
+    if let (Some(_), Err(why)) = (&options.library, &loaded) {
+        return Err(format!("--library: {why}").into());
+    }
+    let path = loaded.as_ref().ok().map(|(_, path)| path.as_path());
+    let library = loaded.as_ref().ok().map(|(library, _)| *library);
+    let mut rows = Vec::new();
+    for processes in options.processes.map_or(vec![1, 2], |processes| vec![processes]) {
+        let figures = measure(options, processes, library, path)?;
+        rows.extend(Shape::ALL.iter().zip(&figures).map(|(shape, ways)| Row::new(processes, *shape, ways)));
+    }
+    let results = Results {
+        on,
+        mps,
+        library: loaded.map(|(_, path)| path),
+        runs: RUNS,
+        rounds: options.rounds,
+        verified: true,
+        rows,
+    };
+    text::print(options.json, &results, || results.text())
+}
+
+impl Results {
+    fn text(&self) -> String {
+        let heading = format!("{}, {RUNS} RUNS OF {} EXCHANGES, VERIFIED", self.on, self.rounds);
+        let ratios = ["RUST : BY HAND", "C : BY HAND"];
+        let operations = ["OPERATIONS: RUST", "BY HAND"];
+        let times = ["RUST µs", "C µs", "BY HAND µs"];
+        let header = [&[heading.as_str()][..], &times, &ratios, &operations].concat();
+        let whole: Vec<_> = self.rows.iter().map(Row::whole).collect();
+        let posting = ["POSTING: RUST µs", "C µs", "BY HAND µs"];
+        let naps = ["THE CARD LATE AFTER: RUST µs", "BY HAND µs"];
+        let parts_header = [&["OF AN EXCHANGE"][..], &posting, &naps].concat();
+        let parts: Vec<_> = self.rows.iter().map(Row::parts).collect();
+        let library = match &self.library {
+            Ok(path) => format!("C library: {}\n", path.display()),
+            Err(why) => format!("C interface NOT MEASURED: {why}\n"),
+        };
+        let sharing = match self.mps {
+            Some(true) => "MPS is on: streams of both processes run side by side\n",
+            Some(false) => {
+                "MPS is off: the GPU serves two processes in turn, and their exchanges take its time slices\n"
+            }
+            None => "",
+        };
+        [text::table(&header, &whole), text::table(&parts_header, &parts), library, sharing.to_owned()]
+            .join("\n")
+    }
+}
+
+/// The first side's figures: with the other side in a thread, or in a process of its own.
+fn measure(
+    options: &BenchOptions,
+    processes: u64,
+    library: Option<Library>,
+    path: Option<&Path>,
+) -> Result<Figures, Failure> {
+    if processes == 1 {
+        return with_thread(options, library);
+    }
+    let plan = Plan {
+        name: format!("exchange-{}", std::process::id()),
+        hca: options.hca.clone(),
+        gpu: options.gpu,
+        rounds: options.rounds,
+        library: path.map(Path::to_owned),
+    };
+    let mut command = Command::new(std::env::current_exe()?);
+    command.arg("exchange-peer").stdin(Stdio::piped());
+    child::dies_with_this_process(&mut command);
+    let mut peer = Peer(command.spawn().map_err(|error| format!("cannot start the other process: {error}"))?);
+    let mut input = peer.0.stdin.take().ok_or("the other process has no input")?;
+    writeln!(input, "{}", serde_json::to_string(&plan)?)?;
+    let figures = plan.play(0, library)?;
+    match peer.0.wait()? {
+        status if status.success() => Ok(figures),
+        status => Err(format!("the other process has failed: {status}").into()),
+    }
+}
+
+fn with_thread(options: &BenchOptions, library: Option<Library>) -> Result<Figures, Failure> {
+    let mut sides = Bootstrap::threads(2, TIMEOUT)?.into_iter();
+    let (Some(first), Some(second)) = (sides.next(), sides.next()) else {
+        return Err("a job of two has not two ranks".into());
+    };
+    let (hca, gpu, rounds) = (options.hca.clone(), options.gpu, options.rounds);
+    let other = std::thread::Builder::new().name("exchange-peer".to_owned()).spawn(move || {
+        let side = Side::new(hca.as_ref(), gpu, library, second)?;
+        side.play(rounds).map(drop)
+    })?;
+    let side = Side::new(options.hca.as_ref(), gpu, library, first);
+    let figures = side.and_then(|side| side.play(rounds));
+    match (figures, other.join()) {
+        (_, Err(_)) => Err("the other side panicked".into()),
+        (Ok(figures), Ok(Ok(()))) => Ok(figures),
+        (Err(error), Ok(Err(other))) => Err(format!("{error}; the other side: {other}").into()),
+        (Err(error), Ok(Ok(()))) | (Ok(_), Ok(Err(error))) => Err(error),
+    }
+}
+
+/// The other process: what it does comes in a line of stdin.
+pub(crate) fn run_peer() -> Result<(), Failure> {
+    let mut line = String::new();
+    io::stdin().lock().read_line(&mut line)?;
+    let plan: Plan = serde_json::from_str(&line)?;
+    let library = plan.library.as_deref().map(|path| Library::load(Some(path))).transpose()?;
+    plan.play(1, library.map(|(library, _)| library)).map(drop)
+}
+
+/// The other process; killed if it is still there when this side is done with it.
+struct Peer(Child);
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        // Killing a peer that has ended fails, which is fine.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Plan {
+    /// One of two processes.
+    fn play(&self, rank: u32, library: Option<Library>) -> Result<Figures, Failure> {
+        let job = Job::new(rank, 2, Meeting::Local(self.name.clone()))?;
+        let bootstrap = Bootstrap::join(&job, TIMEOUT)?;
+        Side::new(self.hca.as_ref(), self.gpu, library, bootstrap)?.play(self.rounds)
+    }
+}
+
+fn number(value: Option<f64>) -> String {
+    value.map_or_else(|| "-".to_owned(), |value| format!("{value:.2}"))
+}
+
+impl Row {
+    fn new(processes: u64, shape: Shape, ways: &[Measured; 3]) -> Self {
+        let [rust, hand, c] = [&ways[BY_RUST], &ways[BY_HAND], &ways[BY_C]];
+        let middle = |times: &Vec<f64>| median(times.clone());
+        let ratio = |way: &Measured| {
+            Spread::of(way.whole.iter().zip(&hand.whole).map(|(way, hand)| way / hand).collect())
+        };
+        let has_c = !c.whole.is_empty();
+        Row {
+            processes,
+            shape,
+            rust_us: middle(&rust.whole),
+            c_us: has_c.then(|| middle(&c.whole)),
+            by_hand_us: middle(&hand.whole),
+            rust_ratio: ratio(rust),
+            c_ratio: has_c.then(|| ratio(c)),
+            rust_posting_us: middle(&rust.posting),
+            c_posting_us: has_c.then(|| middle(&c.posting)),
+            by_hand_posting_us: middle(&hand.posting),
+            rust_naps: middle(&rust.naps),
+            rust_naps_us: middle(&rust.napped),
+            by_hand_naps: middle(&hand.naps),
+            by_hand_naps_us: middle(&hand.napped),
+            rust_operations: rust.operations,
+            by_hand_operations: hand.operations,
+        }
+    }
+
+    fn name(&self) -> String {
+        let processes = if self.processes == 1 { "1 process" } else { "2 processes" };
+        format!("{processes}, {}", self.shape.name())
+    }
+
+    /// What an exchange takes.
+    fn whole(&self) -> Vec<String> {
+        let spread = |value: Option<&Spread>| value.map_or_else(|| "-".to_owned(), Spread::text);
+        let times = [Some(self.rust_us), self.c_us, Some(self.by_hand_us)].map(number);
+        let ratios = [spread(Some(&self.rust_ratio)), spread(self.c_ratio.as_ref())];
+        let operations = [self.rust_operations, self.by_hand_operations].map(number);
+        [vec![self.name()], times.to_vec(), ratios.to_vec(), operations.to_vec()].concat()
+    }
+
+    /// Whose part of it is how large.
+    fn parts(&self) -> Vec<String> {
+        let posting = [Some(self.rust_posting_us), self.c_posting_us, Some(self.by_hand_posting_us)];
+        let naps = |naps, us| format!("{naps:.2} naps, {us:.2}");
+        let naps = [naps(self.rust_naps, self.rust_naps_us), naps(self.by_hand_naps, self.by_hand_naps_us)];
+        [vec![self.name()], posting.map(number).to_vec(), naps.to_vec()].concat()
+    }
+}
