@@ -116,7 +116,8 @@ fn candidates() -> Vec<PathBuf> {
     let command = std::env::current_exe().unwrap_or_default();
     let mut paths = Vec::new();
     if let Some(folder) = command.parent() {
-        let all = [folder.join(NAME), folder.join(BUILT), folder.join("deps").join(BUILT)];
+        // cargo builds it there with the command; a copy beside the command may be of an earlier build.
+        let all = [folder.join(NAME), folder.join("deps").join(BUILT)];
         paths.extend(all.into_iter().filter(|path| path.exists()));
     }
     paths.push(NAME.into());
