@@ -74,7 +74,7 @@ fn first_posts(rig: &Rig, stream_is_first: bool) {
         let stream = early.unwrap_or_else(|| rig.stream());
         // The three pages that are named.
         assert!(registrations.count() >= 3, "{}", registrations.count());
-        let region = rig.region(8);
+        let region = pair.open_region(8);
         let write = || WorkRequest::write_inline(b"12345678", region.remote());
         let send = pair.left.prepare(write()).unwrap();
         let wait = pair.left.send_cq().prepare_wait().unwrap();
