@@ -1,5 +1,6 @@
 //! Processes that the command starts for itself, and that are of no use without it.
 
+use std::env;
 use std::io;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
@@ -28,4 +29,26 @@ pub(crate) fn dies_with_this_process(command: &mut Command) {
     // SAFETY: between fork and exec, `ask` makes two system calls, allocates nothing and takes no
     // lock.
     unsafe { command.pre_exec(ask) };
+}
+
+/// Every stream gets a channel of its own, as far as the driver has them.
+const CHANNELS: (&str, &str) = ("CUDA_DEVICE_MAX_CONNECTIONS", "32");
+/// The first launch of a kernel has nothing left to load.
+const LOADING: (&str, &str) = ("CUDA_MODULE_LOADING", "EAGER");
+
+/// Settings of the CUDA driver, for programs that have none of their own. The software card reaches GPU memory by
+/// copies of the program's own driver, also while a kernel of the program waits for the card. A driver that loads
+/// a kernel at its first launch waits for that kernel first. A copy, or a stream, may stand in a channel behind
+/// work that waits for it: then neither goes on (`docs/gpu-memory.md`).
+pub(crate) fn for_cuda(command: &mut Command) {
+    for (name, value) in [CHANNELS, LOADING] {
+        if env::var_os(name).is_none() {
+            command.env(name, value);
+        }
+    }
+}
+
+/// Whether this process has its channels by [`for_cuda`], or by its program's own will.
+pub(crate) fn has_channels() -> bool {
+    env::var_os(CHANNELS.0).is_some()
 }

@@ -8,7 +8,6 @@ use gdsync::cudarc::nvrtc::Ptx;
 use gdsync::memop::MemOpStream;
 use gdsync::stream::StreamOptions;
 use gdsync::{CudaStream, SoftStream, Stream, cuda};
-use std::process::Command;
 use std::sync::Arc;
 
 /// The PTX of `kernels/soak.cu`; `build.rs` says which. The GPU's driver compiles it for its GPU.
@@ -49,12 +48,6 @@ pub(super) fn check(ordinal: u32, links: u32, procs: u32) -> Result<(), Failure>
         Ok(count) => Err(format!("there is no GPU {ordinal}: the driver has {count}; {remedy}").into()),
         Err(error) => Err(format!("GPU {ordinal} cannot be used: {error}; {remedy}").into()),
     }
-}
-
-/// Every stream gets a channel of its own, as far as the driver has them; and the first launch of a
-/// kernel, behind streams that wait, has nothing left to load.
-pub(super) fn prepare(command: &mut Command) {
-    command.env("CUDA_DEVICE_MAX_CONNECTIONS", "32").env("CUDA_MODULE_LOADING", "EAGER");
 }
 
 impl Gpu {

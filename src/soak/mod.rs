@@ -186,7 +186,7 @@ impl Worker {
             // Failures are what this is about.
             command.env(log::VARIABLE, "error");
         }
-        gpu::prepare(&mut command);
+        child::for_cuda(&mut command);
         faults::apply(&mut command, &assignment.plan, assignment.rank)?;
         take_liberties(&mut command, assignment)?;
         child::dies_with_this_process(&mut command);

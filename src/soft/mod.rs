@@ -7,6 +7,7 @@ mod signals;
 
 pub(crate) use folder::watch;
 
+use crate::child;
 use crate::cli::SoftOptions;
 use crate::failure::Failure;
 use crate::log;
@@ -27,12 +28,6 @@ const CARD_LOG_VARIABLE: &str = "SOFTHCA_LOG";
 /// What a shell answers for a command that is not there, and for one that cannot be run.
 const NOT_FOUND: u8 = 127;
 const NOT_RUNNABLE: u8 = 126;
-
-/// Settings of the CUDA driver, for programs that have none of their own. The card reaches GPU memory
-/// by copies of the program's own driver, also while a kernel of the program waits for the card. A
-/// driver that loads a kernel at its first launch waits for that kernel first, and a copy may stand
-/// in a channel behind work that waits: then neither goes on (`docs/gpu-memory.md`).
-const FOR_CUDA: [(&str, &str); 2] = [("CUDA_MODULE_LOADING", "EAGER"), ("CUDA_DEVICE_MAX_CONNECTIONS", "32")];
 
 /// Runs the command, and answers with its exit status; 128 and the number where a signal ended it.
 pub(crate) fn run(options: &SoftOptions) -> Result<ExitCode, Failure> {
@@ -56,11 +51,7 @@ pub(crate) fn run(options: &SoftOptions) -> Result<ExitCode, Failure> {
         .env_remove("SYSFS_PATH")
         .env(DEVICES_VARIABLE, &options.devices.text)
         .env("LD_PRELOAD", preload(library.into_os_string()));
-    for (name, value) in FOR_CUDA {
-        if std::env::var_os(name).is_none() {
-            command.env(name, value);
-        }
-    }
+    child::for_cuda(&mut command);
     if let Some(plan) = &options.faults {
         command.env(FAULTS_VARIABLE, plan.to_string());
     }

@@ -82,6 +82,9 @@ struct Row {
 }
 
 pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {
+    if options.gpu.is_some() && !child::has_channels() {
+        return run_with_channels();
+    }
     let (on, mps) = match options.gpu {
         Some(ordinal) => {
             let gpu = cuda::describe(ordinal)?;
@@ -114,6 +117,19 @@ pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {
         rows,
     };
     text::print(options.json, &results, || results.text())
+}
+
+/// Runs the command again, with a channel of the GPU for each stream: two that wait for each other go on in none
+/// that they share.
+fn run_with_channels() -> Result<(), Failure> {
+    let mut command = Command::new(std::env::current_exe()?);
+    command.args(std::env::args_os().skip(1));
+    child::for_cuda(&mut command);
+    child::dies_with_this_process(&mut command);
+    match command.status()? {
+        status if status.success() => Ok(()),
+        status => Err(format!("the measurement has failed: {status}").into()),
+    }
 }
 
 impl Results {
