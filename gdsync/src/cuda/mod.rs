@@ -13,6 +13,10 @@
 //! streams that gdsync knows are idle: when one is synchronized, made or dropped, or GPU memory is
 //! allocated. (A stream of the program's own that waits, or a kernel that never ends, is waited for
 //! even so.)
+//!
+//! Streams of one context that wait for each other need a channel each: the driver has 8 by default, and what
+//! shares one is done in the order of its submission, whatever stream it is of. Set
+//! `CUDA_DEVICE_MAX_CONNECTIONS=32` before the process uses CUDA (docs/gpu-results.md has figures).
 
 //! # What a stream sees of what a card wrote
 //! After a wait for a completion (or for a word that a card writes), whatever follows on the stream
