@@ -50,6 +50,7 @@ mod merging;
 mod model;
 mod own_waits;
 mod owned;
+mod persistent_ends;
 mod persistent_faults;
 mod persistent_lists;
 mod placement;
