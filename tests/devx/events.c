@@ -75,6 +75,8 @@ int main(void)
     CHECK(is_ready(cookies->fd, 10000));
     CHECK(mlx5dv_devx_get_event(cookies, (void *)&cookie, sizeof(cookie)) == sizeof(cookie));
     CHECK(cookie == COOKIE);
+    /* The card tells one after the other. */
+    CHECK(is_ready(counter, 10000));
     CHECK(read(counter, &count, sizeof(count)) == sizeof(count) && count == 1);
     for (int failed = 0; !failed;) {
         struct entry_event event;
