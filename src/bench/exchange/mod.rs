@@ -20,6 +20,7 @@ use library::Library;
 use serde::{Deserialize, Serialize};
 use side::{BY_C, BY_HAND, BY_RUST, Figures, Measured, RUNS, Side};
 use std::io::{self, BufRead, Write};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -119,17 +120,13 @@ pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {
     text::print(options.json, &results, || results.text())
 }
 
-/// Runs the command again, with a channel of the GPU for each stream: two that wait for each other go on in none
+/// The command begins anew, with a channel of the GPU for each stream: two that wait for each other go on in none
 /// that they share.
 fn run_with_channels() -> Result<(), Failure> {
     let mut command = Command::new(std::env::current_exe()?);
     command.args(std::env::args_os().skip(1));
     child::for_cuda(&mut command);
-    child::dies_with_this_process(&mut command);
-    match command.status()? {
-        status if status.success() => Ok(()),
-        status => Err(format!("the measurement has failed: {status}").into()),
-    }
+    Err(format!("the command cannot begin anew: {}", command.exec()).into())
 }
 
 impl Results {
