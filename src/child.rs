@@ -3,7 +3,18 @@
 use std::env;
 use std::io;
 use std::os::unix::process::CommandExt;
-use std::process::Command;
+use std::process::{Child, Command};
+
+/// A process that is killed if it is still there when this one is done with it.
+pub(crate) struct Guarded(pub(crate) Child);
+
+impl Drop for Guarded {
+    fn drop(&mut self) {
+        // Killing a process that has ended fails, which is fine.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
 
 /// The kernel kills the process that `command` starts as soon as this one has ended, however it
 /// ends. Even a process that is stopped ends then.

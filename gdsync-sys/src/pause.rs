@@ -105,6 +105,12 @@ impl Pause {
     }
 }
 
+/// Asks the system how many cores there are, so that no wait has to ask: the question reads files and
+/// allocates. The answer is kept for the life of the process.
+pub fn prepare() {
+    spin_time();
+}
+
 fn spin_time() -> Duration {
     static TIME: OnceLock<Duration> = OnceLock::new();
     *TIME.get_or_init(|| {

@@ -55,26 +55,13 @@ fn take_liberties(options: &PingpongOptions) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The other process; killed if it is still there when this side is done with it.
-struct Peer(Child);
-
-impl Drop for Peer {
-    fn drop(&mut self) {
-        // Killing a peer that has ended fails, which is fine.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-impl Peer {
-    /// Waits until it ends, for [`LAST`] at most: it may be stopped.
-    fn wait_a_while(&mut self) {
-        let deadline = Instant::now() + LAST;
-        while let Ok(None) = self.0.try_wait()
-            && Instant::now() < deadline
-        {
-            std::thread::sleep(Duration::from_millis(5));
-        }
+/// Waits until the other process ends, for [`LAST`] at most: it may be stopped.
+fn wait_a_while(peer: &mut Child) {
+    let deadline = Instant::now() + LAST;
+    while let Ok(None) = peer.try_wait()
+        && Instant::now() < deadline
+    {
+        std::thread::sleep(Duration::from_millis(5));
     }
 }
 
@@ -90,14 +77,14 @@ fn with_process(options: &PingpongOptions) -> Result<Report, Failure> {
     child::dies_with_this_process(&mut command);
     let mut child = command.spawn().map_err(|error| format!("cannot start the other process: {error}"))?;
     let pipes = child.stdin.take().zip(child.stdout.take());
-    let mut peer = Peer(child);
+    let mut peer = child::Guarded(child);
     let (mut input, output) = pipes.ok_or("the other process has no pipes")?;
     writeln!(input, "{}", serde_json::to_string(options)?)?;
     let report = side::play(options, 0, Channel::new(output, input));
     // A side that has failed says why: the other has the time to say it, too.
     match report {
         Ok(_) => drop(peer.0.wait()?),
-        Err(_) => peer.wait_a_while(),
+        Err(_) => wait_a_while(&mut peer.0),
     }
     report
 }

@@ -3,8 +3,8 @@
 //! While the address space has streams, pages are registered when they are made ([`super::spans`]),
 //! and with its first stream all that are there. What cannot be registered then, or is made without
 //! that module's knowing, is registered when an operation names it, and that says why if it fails.
-//! Pages are unregistered after the last span that holds them is dropped. To unregister them may have to wait until the device is idle, so
-//! they are *retired* first, with what keeps their memory mapped. What a device answers is kept,
+//! Pages are unregistered after the last span that holds them is dropped. To unregister them may have to wait
+//! until the device is idle, so they are *retired* first, with what keeps their memory mapped. What a device answers is kept,
 //! refusals too: asking it costs a system call.
 
 use super::spans::{Gone, Kind, Span, Watcher};
@@ -215,11 +215,12 @@ impl<R: Registrar> PeerMap<R> {
 impl<R: Registrar> Watcher for PeerMap<R> {
     fn made(&self, span: &Span, addr: u64) {
         let mut runs = self.write();
-        // A refusal is told to whoever names the page: that asks again, but for registers.
-        if runs.around(addr, 1).is_some() || self.add_run(&mut runs, span, addr).is_ok() {
-            let base = runs.around(addr, 1).map(|(base, _)| base);
-            base.into_iter().for_each(|base| self.hold(&mut runs, span, base));
+        // An operation that names a page that was refused asks again, but for registers, and gets the reason.
+        if runs.around(addr, 1).is_none() && self.add_run(&mut runs, span, addr).is_err() {
+            return;
         }
+        let base = runs.around(addr, 1).map(|(base, _)| base);
+        base.into_iter().for_each(|base| self.hold(&mut runs, span, base));
     }
 
     fn gone(&self, span: u64, gone: &Arc<Gone>) {

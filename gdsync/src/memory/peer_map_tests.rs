@@ -228,7 +228,7 @@ proptest! {
     }
 }
 
-/// A device that is told of all memory of the process, other tests' too, and takes this test's only.
+/// A device that the spans offer all memory of the process, other tests' too. It takes this test's only.
 struct InUse {
     device: Device,
     own: std::ops::Range<u64>,
@@ -295,7 +295,7 @@ fn what_is_made_while_there_is_a_stream_is_registered_then() {
     for offset in [0x1_0010, 0x1_0ff8, 0x80_f008, 0x81_0000] {
         words.make(used.at + offset);
     }
-    assert!(used.registered().is_empty(), "nobody asks for it");
+    assert!(used.registered().is_empty(), "there is no stream");
     used.map.add_stream();
     assert_eq!(used.registered(), [0, 0x1_0000, 0x80_f000, 0x81_0000]);
     let after = used.announce(0x4000, 0x1000, Kind::Whole);

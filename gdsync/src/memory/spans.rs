@@ -4,10 +4,10 @@
 //! before it is released. So everything that operations can name announces itself here.
 //!
 //! To map a granule may take most of a millisecond. So an address space that has streams
-//! ([`Span::begin_use`]) is told of each granule when it is made, and not when an operation first
-//! names it: of the library's own memory when that is announced; of the program's, of which most is
-//! payload that no operation names, when a word there is made ([`Span::make`]). When an address space
-//! gets its first stream, it is told of all that is there.
+//! ([`Span::begin_use`]) maps each granule when it is made, and not when an operation first names it:
+//! the library's own memory when that is announced; the program's, of which most is payload that no
+//! operation names, when a word there is made ([`Span::make`]). An address space that gets its first
+//! stream maps every granule that is there.
 //!
 //! Lock order: the list of the address spaces in use, then an address space's own locks; the list of
 //! spans is locked alone.
@@ -53,8 +53,8 @@ impl Drop for Gone {
 
 /// What maps spans into another address space.
 pub(crate) trait Watcher: Send + Sync {
-    /// The granule around `addr` of a span can be named from now on. It may be told of more than
-    /// once. May be called with any lock held but those of a watcher.
+    /// The granule around `addr` of a span can be named from now on. May be called more than once for
+    /// one granule. May be called with any lock held but those of a watcher.
     fn made(&self, span: &Span, addr: u64);
 
     /// The span was dropped; its memory is released when every watcher has dropped `gone`. May be
@@ -122,7 +122,7 @@ impl Span {
     }
 
     /// A word, or some other place that operations may name, was made in the page around `addr`, which
-    /// is of this span, and whoever made it holds the span.
+    /// is of this span. The caller holds the span.
     #[inline]
     pub(crate) fn make(&self, addr: u64) {
         if self.kind == Kind::Pages {
@@ -138,9 +138,9 @@ impl Span {
         });
         let at = addr / PAGE - first;
         let (Some(bits), bit) = (made.get((at / 64) as usize), 1 << (at % 64)) else { return };
-        // Relaxed: whoever gets its first stream later looks at the bits behind the lock that `tell`
-        // takes after this, and is told otherwise. An operation that names the page before it is
-        // mapped maps it.
+        // Relaxed: a watcher that `tell` finds hears of the page there. Another one begins its use after
+        // `tell` has released the lock, and so looks at the bits after this store. An operation that names
+        // the page before it is mapped maps it.
         if bits.load(Ordering::Relaxed) & bit == 0 && bits.fetch_or(bit, Ordering::Relaxed) & bit == 0 {
             self.tell(addr);
         }
@@ -165,8 +165,8 @@ impl Span {
         pages.map(|at| (self.base / PAGE + at) * PAGE).map(|start| start.max(self.base)).collect()
     }
 
-    /// The watcher's address space has a stream now: tells it of everything that is there, and from
-    /// now on of what is made.
+    /// The watcher's address space has a stream now: calls [`Watcher::made`] for every granule that is
+    /// there, and from now on for each that is made.
     pub(crate) fn begin_use(watcher: &Arc<impl Watcher + 'static>) {
         let weak: Weak<dyn Watcher> = Arc::downgrade(watcher) as _;
         IN_USE.write().unwrap_or_else(PoisonError::into_inner).push(weak);
@@ -177,7 +177,7 @@ impl Span {
         }
     }
 
-    /// Counterpart. When it returns, nobody tells the watcher of anything any more.
+    /// Counterpart. [`Watcher::made`] is not called after it has returned.
     pub(crate) fn end_use(watcher: &Weak<dyn Watcher>) {
         IN_USE.write().unwrap_or_else(PoisonError::into_inner).retain(|known| !known.ptr_eq(watcher));
     }

@@ -8,7 +8,8 @@ use crate::verbs::{DEFAULT_PORT, Device, Error};
 use std::sync::Arc;
 
 /// A stream's collector. It is made when the first batch needs one, for the device of that batch's
-/// waits, which is not known before: that batch takes as long as a queue pair takes to make. Waits for completions of other devices stay the stream's.
+/// waits, which is not known before: that batch takes as long as a queue pair takes to make. Waits for
+/// completions of other devices stay the stream's.
 #[derive(Debug)]
 pub(super) struct StreamCollector {
     /// From how many queues on; none: never.

@@ -12,7 +12,7 @@ use crate::cuda::arena_of;
 use crate::memop::{MemOp, MemOpCaps, MemOpStream, StreamError};
 use crate::memory::timeline::{Timeline, TimelinePoint};
 use crate::verbs::error::Error;
-use gdsync_sys::pause::Pause;
+use gdsync_sys::pause::{self, Pause};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -104,6 +104,7 @@ impl<B: MemOpStream> Stream<B> {
     /// # Errors
     /// As [`Self::new`]; [`Error::Thread`] for [`DoorbellPath::Proxy`].
     pub fn with_options(backend: B, options: StreamOptions) -> Result<Self, Error> {
+        pause::prepare();
         proxy::start_if_asked_for(options.doorbells)?;
         let timeline = match arena_of(options.timeline)? {
             Some(arena) => Timeline::of(backend.device(), &arena),

@@ -79,7 +79,7 @@ fn an_active_list_may_be_dropped() {
     gate.store(1);
     synchronize(&stream);
     assert_eq!(content(&target), [7; 32]);
-    // Of completions nothing is told to the program's polls, and the queues are free again.
+    // The program's polls return no completions, and the queues are free again.
     assert!(pair.left.send_cq().poll().unwrap().is_none() && pair.right.recv_cq().poll().unwrap().is_none());
     // Queue pairs go away while a stream has still to come to the starts.
     let gate = self::gate(&stream);

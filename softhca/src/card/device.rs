@@ -307,7 +307,7 @@ impl Shared {
             let timer = engine.next_timer().map_or(longest, |at| at.saturating_duration_since(now));
             let start = Instant::now();
             self.sleep(engine, timer.min(longest));
-            // Shorter ones were ended by somebody, or by a timer, whose work was not there before.
+            // A wake-up or a timer ended shorter ones: its work was not there before.
             slept = Some(start.elapsed()).filter(|slept| timer > longest && *slept >= longest);
         }
         self.set_rests(false);

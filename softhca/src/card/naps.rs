@@ -8,7 +8,7 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Naps {
-    /// Those that nobody ended before their time, and after which there was work at once.
+    /// Those that lasted to their end, and after which there was work at once.
     pub late: u64,
     /// Their lengths together: the most that work has waited for a nap to end.
     pub late_time: Duration,

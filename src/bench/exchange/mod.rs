@@ -22,14 +22,14 @@ use side::{BY_C, BY_HAND, BY_RUST, Figures, Measured, RUNS, Side};
 use std::io::{self, BufRead, Write};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::Duration;
 use way::Shape;
 
 /// For the sides to meet.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// What the other process is told.
+/// What the other process reads from its standard input.
 #[derive(Debug, Serialize, Deserialize)]
 struct Plan {
     /// Where the two meet.
@@ -177,7 +177,8 @@ fn measure(
     let mut command = Command::new(std::env::current_exe()?);
     command.arg("exchange-peer").stdin(Stdio::piped());
     child::dies_with_this_process(&mut command);
-    let mut peer = Peer(command.spawn().map_err(|error| format!("cannot start the other process: {error}"))?);
+    let mut peer =
+        child::Guarded(command.spawn().map_err(|error| format!("cannot start the other process: {error}"))?);
     let mut input = peer.0.stdin.take().ok_or("the other process has no input")?;
     writeln!(input, "{}", serde_json::to_string(&plan)?)?;
     let figures = plan.play(0, library)?;
@@ -214,17 +215,6 @@ pub(crate) fn run_peer() -> Result<(), Failure> {
     let plan: Plan = serde_json::from_str(&line)?;
     let library = plan.library.as_deref().map(|path| Library::load(Some(path))).transpose()?;
     plan.play(1, library.map(|(library, _)| library)).map(drop)
-}
-
-/// The other process; killed if it is still there when this side is done with it.
-struct Peer(Child);
-
-impl Drop for Peer {
-    fn drop(&mut self) {
-        // Killing a peer that has ended fails, which is fine.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
 }
 
 impl Plan {

@@ -340,8 +340,8 @@ impl<B: Bare> Way for Hand<B> {
 
     fn collect(&mut self, count: usize) -> Result<(), Failure> {
         for (at, value) in self.flags.drain(..) {
-            // SAFETY: a word that the library keeps for the life of the process, aligned, and written by
-            // whoever has the wait.
+            // SAFETY: a word that the library keeps for the life of the process, aligned, and only the
+            // owner of the wait writes it.
             unsafe { AtomicU32::from_ptr(at.get() as *mut u32) }.store(value, Ordering::Release);
         }
         self.ends.collect(count)

@@ -132,7 +132,7 @@ fn finish<B: MemOpStream>(stream: &Stream<B>) -> Result<(), Failure> {
     }
 }
 
-/// The times of all posts, of which each is told its number.
+/// The times of all posts. Each post gets its number.
 fn each(mut one: impl FnMut(u64) -> Result<f64, Failure>) -> Result<Vec<f64>, Failure> {
     (1..=POSTS as u64).map(&mut one).collect()
 }

@@ -6,7 +6,7 @@
 
 mod kinds;
 
-use super::{gpu::Gpu, median, micros_since};
+use super::{Spread, gpu::Gpu, median, micros_since};
 use crate::child;
 use crate::cli::{BenchFirstOptions, BenchOptions};
 use crate::failure::Failure;
@@ -152,12 +152,13 @@ impl Row {
             .filter_map(|run| run.us.get(HUNDREDTH))
             .map(|around| median(around.to_vec()))
             .collect();
-        let ratios: Vec<f64> = first.iter().zip(&hundredth).map(|(first, later)| first / later).collect();
+        let ratios = first.iter().zip(&hundredth).map(|(first, later)| first / later);
+        let Spread { median: ratio, least, most } = Spread::of(ratios.collect());
         Row {
             what: what.to_owned(),
-            least_ratio: ratios.iter().copied().fold(f64::NAN, f64::min),
-            most_ratio: ratios.iter().copied().fold(f64::NAN, f64::max),
-            ratio: median(ratios),
+            ratio,
+            least_ratio: least,
+            most_ratio: most,
             first_us: median(first),
             hundredth_us: median(hundredth),
         }

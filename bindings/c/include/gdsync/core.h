@@ -58,8 +58,8 @@ typedef struct gds_qp {
 
 /* Makes a queue pair (RC, UC or UD) with two completion queues of its own and a doorbell register of its own, in the state RESET:
  * the program moves it on with ibv_modify_qp or gds_modify_qp. gpu_id is checked where there is a CUDA driver; -1 for none. Where
- * a context of that GPU is current, it gets to know the library's memory now, so that the first post on a stream of it need not. NULL and errno on failure. The domain
- * and the context stay the program's, and must outlive it. */
+ * a context of that GPU is current, the library registers its memory there now, so that the first post on a stream of it need not.
+ * NULL and errno on failure. The domain and the context stay the program's, and must outlive it. */
 struct gds_qp *gds_create_qp(struct ibv_pd *pd, struct ibv_context *context, gds_qp_init_attr_t *qp_init_attr, int gpu_id,
                              int flags);
 

@@ -129,13 +129,18 @@ pub unsafe extern "C" fn gds_stream_wait_cq(stream: CUstream, cq: *mut gds_cq, f
         no_flags(flags)?;
         non_null_mut("the completion queue", cq)?;
         // SAFETY: the caller's.
-        if let Some(stream) = unsafe { streams::remembered(stream) } {
-            // SAFETY: the caller's.
-            let (wait, _) = unsafe { prepare(cq) }?;
-            return stream.post(Batch::new().wait(wait));
-        }
+        let remembered = unsafe { streams::remembered(stream) };
+        let found;
+        let stream = match remembered {
+            Some(stream) => stream,
+            None => {
+                // SAFETY: the caller's.
+                found = unsafe { streams::find(stream) }?;
+                &found
+            }
+        };
         // SAFETY: the caller's.
-        let (stream, (wait, _)) = unsafe { (streams::find(stream)?, prepare(cq)?) };
+        let (wait, _) = unsafe { prepare(cq) }?;
         stream.post(Batch::new().wait(wait))
     })
 }
