@@ -3,6 +3,7 @@
 
 use crate::wake::{self, Helper};
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 /// Spins for a moment, then naps. The naps grow up to a limit.
@@ -10,6 +11,10 @@ use std::time::{Duration, Instant};
 /// The awaited writer usually is another thread of this machine: a software card, a kernel, a peer
 /// process. On a machine with few cores, a spinning thread occupies the core that the writer needs,
 /// so it spins only briefly.
+///
+/// Each nap that ends occupies a core for a moment. Where more than eight threads of the process nap at a
+/// time, each naps longer, up to 32 ms, so that all of them together wake as often as eight do.
+/// A nap beside memory ([`Pause::pause_at`]) still ends with the write.
 ///
 /// ```
 /// use gdsync_sys::pause::Pause;
@@ -33,6 +38,10 @@ pub struct Pause {
 
 const SHORTEST_NAP: Duration = Duration::from_micros(20);
 const LONGEST_NAP: Duration = Duration::from_micros(500);
+/// So many threads of a process may nap without prolonging each other's naps.
+const FEW: u32 = 8;
+/// The longest nap, however many threads nap.
+const LONGEST_OF_MANY: Duration = Duration::from_millis(32);
 /// How long a thread does a card's work while it waits, before it naps.
 const HELP_TIME: Duration = Duration::from_micros(100);
 
@@ -51,7 +60,8 @@ impl Pause {
     /// Called between two looks at the memory.
     pub fn pause(&mut self) {
         if !self.spins() {
-            std::thread::sleep(self.nap);
+            let napping = Napping::begin();
+            std::thread::sleep(napping.length(self.nap));
             self.napped();
         }
     }
@@ -81,7 +91,8 @@ impl Pause {
         if self.spins() {
             return false;
         }
-        let found = wake::rest(address, self.nap, is_there);
+        let napping = Napping::begin();
+        let found = wake::rest(address, napping.length(self.nap), is_there);
         self.napped();
         found
     }
@@ -102,6 +113,32 @@ impl Pause {
         if self.started.elapsed() > self.nap * 20 {
             self.nap = (self.nap * 2).min(LONGEST_NAP);
         }
+    }
+}
+
+/// Threads of this process that nap.
+static NAPPING: AtomicU32 = AtomicU32::new(0);
+
+/// A thread naps as long as this lives.
+struct Napping {
+    /// Threads that nap, this one included.
+    threads: u32,
+}
+
+impl Napping {
+    fn begin() -> Self {
+        // Relaxed: the number decides on a length of time alone.
+        Napping { threads: NAPPING.fetch_add(1, Ordering::Relaxed) + 1 }
+    }
+
+    fn length(&self, nap: Duration) -> Duration {
+        if self.threads <= FEW { nap } else { (nap * self.threads / FEW).min(LONGEST_OF_MANY) }
+    }
+}
+
+impl Drop for Napping {
+    fn drop(&mut self) {
+        NAPPING.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -140,5 +177,29 @@ mod tests {
             pause.pause();
         }
         assert!(pause.nap > SHORTEST_NAP && pause.nap <= LONGEST_NAP);
+    }
+
+    #[test]
+    fn many_threads_nap_longer_and_wake_no_more_often_together() {
+        let length = |threads| {
+            // No thread of its own naps: the count is left as it is.
+            std::mem::ManuallyDrop::new(Napping { threads }).length(LONGEST_NAP)
+        };
+        assert!((1..=FEW).all(|threads| length(threads) == LONGEST_NAP));
+        let often = |threads: u32| f64::from(threads) / length(threads).as_secs_f64();
+        assert!((FEW + 1..=512).all(|threads| often(threads) <= often(FEW) * 1.001));
+        assert!((FEW..5000).all(|threads| length(threads) <= length(threads + 1)));
+        assert_eq!((length(512), length(5000)), (LONGEST_OF_MANY, LONGEST_OF_MANY));
+    }
+
+    #[test]
+    fn a_nap_that_has_ended_is_not_counted() {
+        let before = {
+            let napping = Napping::begin();
+            assert_ne!(NAPPING.load(Ordering::Relaxed), 0);
+            napping.threads
+        };
+        // Other tests nap meanwhile, each on a thread.
+        assert!((0..10_000).all(|_| Napping::begin().threads < before + 1000));
     }
 }

@@ -21,7 +21,7 @@ use std::time::Duration;
 
 /// The symbol by which a library exports the table of the process. It ends with the table's version: another layout,
 /// or another meaning of a field, gets another name.
-pub const EXPORTED: &str = "GDSYNC_WAKE_1";
+pub const EXPORTED: &str = "GDSYNC_WAKE_2";
 
 /// What a copy of the software card answers.
 #[repr(C)]
@@ -39,7 +39,10 @@ pub struct Bell {
 /// Most bells: one for each copy of the software card in a process.
 const BELLS: usize = 4;
 /// Places at which threads rest. A power of two.
-const PLACES: usize = 256;
+const PLACES: usize = 4096;
+/// Places are counted in groups of so many, so that few of them are looked at for a write of many lines.
+const GROUP: usize = 64;
+const GROUPS: usize = PLACES / GROUP;
 /// Addresses of one place: a cache line, and a completion entry.
 const LINE_SHIFT: usize = 6;
 /// In the place of an address: threads rest beside several.
@@ -95,6 +98,8 @@ pub struct Table {
     cards_resting: AtomicU32,
     /// At all places together.
     resting: AtomicU32,
+    /// At the places of each group.
+    groups: [AtomicU32; GROUPS],
     places: [Place; PLACES],
 }
 
@@ -106,14 +111,15 @@ impl Table {
             bells: [const { AtomicPtr::new(std::ptr::null_mut()) }; BELLS],
             cards_resting: AtomicU32::new(0),
             resting: AtomicU32::new(0),
+            groups: [const { AtomicU32::new(0) }; GROUPS],
             places: [const { Place::new() }; PLACES],
         }
     }
 
-    fn place(&self, line: usize) -> &Place {
+    /// The number of a line's place.
+    fn place_of(line: usize) -> usize {
         // Fibonacci hashing: lines of one ring do not meet.
-        let hash = line.wrapping_mul(0x9e37_79b9_7f4a_7c15_u64 as usize) >> (usize::BITS - PLACES.ilog2());
-        &self.places[hash]
+        line.wrapping_mul(0x9e37_79b9_7f4a_7c15_u64 as usize) >> (usize::BITS - PLACES.ilog2())
     }
 
     fn bells(&self) -> impl Iterator<Item = &'static Bell> {
@@ -138,16 +144,20 @@ impl Table {
         }
         let (first, last) = (address, address + (len - 1));
         let lines = first >> LINE_SHIFT..=last >> LINE_SHIFT;
-        if lines.end() - lines.start() >= PLACES {
-            self.places.iter().for_each(|place| place.wrote(first, last));
+        if lines.end() - lines.start() >= GROUPS {
+            let groups = self.groups.iter().zip(self.places.chunks(GROUP));
+            let resting = groups.filter(|(resting, _)| resting.load(Ordering::Relaxed) != 0);
+            resting.flat_map(|(_, places)| places).for_each(|place| place.wrote(first, last));
         } else {
-            lines.for_each(|line| self.place(line).wrote(first, last));
+            lines.for_each(|line| self.places[Self::place_of(line)].wrote(first, last));
         }
     }
 
     fn rest(&self, address: usize, longest: Duration, is_there: impl FnOnce() -> bool) -> bool {
-        let place = self.place(address >> LINE_SHIFT);
+        let at = Self::place_of(address >> LINE_SHIFT);
+        let (place, group) = (&self.places[at], &self.groups[at / GROUP]);
         self.resting.fetch_add(1, Ordering::Relaxed);
+        group.fetch_add(1, Ordering::Relaxed);
         place.enter(address);
         let turn = place.turn.load(Ordering::Acquire);
         // Either this look finds what was written, or the writer finds this thread resting: one fence comes
@@ -159,6 +169,7 @@ impl Table {
             futex::wait(&place.turn, turn, longest);
         }
         place.leave();
+        group.fetch_sub(1, Ordering::Relaxed);
         self.resting.fetch_sub(1, Ordering::Relaxed);
         found
     }
@@ -344,6 +355,7 @@ mod tests {
             }
         });
         assert_eq!(table.resting.load(Ordering::Relaxed), 0);
+        assert!(table.groups.iter().all(|group| group.load(Ordering::Relaxed) == 0));
         started.elapsed() < LONG
     }
 
@@ -362,7 +374,7 @@ mod tests {
     #[test]
     fn threads_that_share_a_place_all_wake() {
         let table = Table::new();
-        let place = table.place(0x1000 >> LINE_SHIFT);
+        let place = &table.places[Table::place_of(0x1000 >> LINE_SHIFT)];
         place.enter(0x1008);
         place.enter(0x1010);
         assert!(woken(&table, 0x1000, || table.wrote(0x1000, 8)), "beside others");
@@ -375,8 +387,10 @@ mod tests {
     #[test]
     fn what_is_written_elsewhere_wakes_no_thread() {
         let table = Table::new();
-        let place = table.place(0x1000 >> LINE_SHIFT);
+        let at = Table::place_of(0x1000 >> LINE_SHIFT);
+        let place = &table.places[at];
         table.resting.fetch_add(1, Ordering::Relaxed);
+        table.groups[at / GROUP].fetch_add(1, Ordering::Relaxed);
         place.enter(0x1008);
         let turn = || place.turn.load(Ordering::Relaxed);
         let before = turn();
@@ -385,6 +399,10 @@ mod tests {
         table.wrote(0, 0x1008);
         assert_eq!(turn(), before);
         table.wrote(0x1000, 9);
+        assert_ne!(turn(), before);
+        // More lines than there are groups.
+        let before = turn();
+        table.wrote(0x1000, 100_000);
         assert_ne!(turn(), before);
         place.leave();
     }
