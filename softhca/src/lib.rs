@@ -15,6 +15,7 @@ pub mod devices;
 pub mod environment;
 pub mod fabric;
 pub mod faults;
+mod lent;
 pub mod liberties;
 mod os;
 mod packet;
@@ -28,7 +29,8 @@ mod testing;
 pub mod verbs;
 
 pub use faults::{FaultPlan, fault_counts, set_faults};
-pub use peer_memory::{PeerMemory, PeerMemoryError, PeerRegion, register_peer_memory};
+pub use lent::HostRange;
+pub use peer_memory::{Begun, PeerMemory, PeerMemoryError, PeerRegion, register_peer_memory};
 pub use verbs::verbs_api;
 
 #[cfg(doctest)]

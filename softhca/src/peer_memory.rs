@@ -44,6 +44,9 @@ pub trait PeerMemory: Send + Sync {
 /// The card has checked keys, bounds and rights: all addresses lie in the acquired range. A copy
 /// has at least one byte and at most [`MAX_PAYLOAD`](crate::fabric::MAX_PAYLOAD). If it fails, the
 /// work request and its queue pair fail as with a wrong key.
+///
+/// Copies of many bytes may begin in one call and end in another ([`Self::begin_read`],
+/// [`Self::begin_write`], [`Self::finish`]), so that several are under way at once.
 pub trait PeerRegion: Send + Sync + fmt::Debug {
     /// Copies from the peer memory at `addr` to `into`. When it returns, every byte of `into` is
     /// written.
@@ -58,6 +61,54 @@ pub trait PeerRegion: Send + Sync + fmt::Debug {
     /// # Errors
     /// The memory cannot be written.
     fn write(&self, addr: u64, from: &[u8]) -> Result<(), PeerMemoryError>;
+
+    /// Begins to copy `len` bytes from the peer memory at `addr` to `into`, which may be memory that a
+    /// card has lent ([`HostRange`](crate::HostRange)). Where the answer is [`Begun::Not`], the card
+    /// calls [`Self::read`].
+    ///
+    /// # Errors
+    /// The memory cannot be read. Nothing was begun.
+    ///
+    /// # Safety
+    /// Where the answer is [`Begun::Yes`], `into..into + len` is writable until [`Self::finish`] has
+    /// returned, and nobody reads or writes it before.
+    unsafe fn begin_read(&self, addr: u64, into: *mut u8, len: usize) -> Result<Begun, PeerMemoryError> {
+        let _ = (addr, into, len);
+        Ok(Begun::Not)
+    }
+
+    /// Begins to copy `len` bytes at `from` to the peer memory at `addr`. Where the answer is
+    /// [`Begun::Not`], the card calls [`Self::write`].
+    ///
+    /// # Errors
+    /// The memory cannot be written. Nothing was begun.
+    ///
+    /// # Safety
+    /// Where the answer is [`Begun::Yes`], `from..from + len` is readable until [`Self::finish`] has
+    /// returned.
+    unsafe fn begin_write(&self, addr: u64, from: *const u8, len: usize) -> Result<Begun, PeerMemoryError> {
+        let _ = (addr, from, len);
+        Ok(Begun::Not)
+    }
+
+    /// Waits for every copy that was begun on this region: what was read is there, and what was written
+    /// is visible to a program that sees the message's completion. After an error, too, no copy goes on.
+    ///
+    /// # Errors
+    /// A copy that was begun has failed; it is not said which. The card takes every copy that it has begun, on
+    /// whatever region, and not waited for before, for failed.
+    fn finish(&self) -> Result<(), PeerMemoryError> {
+        Ok(())
+    }
+}
+
+/// Whether a copy was begun.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Begun {
+    /// It goes on until [`PeerRegion::finish`].
+    Yes,
+    /// The client does not copy these bytes in that way.
+    Not,
 }
 
 /// Why peer memory cannot be registered or reached.
@@ -122,11 +173,39 @@ impl PeerMapping {
         self.copy(|region| region.write(addr, from))
     }
 
-    /// A panic of the program's client must not end the card's thread.
-    fn copy(
+    /// # Safety
+    /// As [`PeerRegion::begin_read`].
+    pub(crate) unsafe fn begin_read(
         &self,
-        copy: impl FnOnce(&dyn PeerRegion) -> Result<(), PeerMemoryError>,
-    ) -> Result<(), PeerFailure> {
+        addr: u64,
+        into: *mut u8,
+        len: usize,
+    ) -> Result<Begun, PeerFailure> {
+        // SAFETY: the caller's.
+        self.copy(|region| unsafe { region.begin_read(addr, into, len) })
+    }
+
+    /// # Safety
+    /// As [`PeerRegion::begin_write`].
+    pub(crate) unsafe fn begin_write(
+        &self,
+        addr: u64,
+        from: *const u8,
+        len: usize,
+    ) -> Result<Begun, PeerFailure> {
+        // SAFETY: the caller's.
+        self.copy(|region| unsafe { region.begin_write(addr, from, len) })
+    }
+
+    pub(crate) fn finish(&self) -> Result<(), PeerFailure> {
+        self.copy(|region| region.finish())
+    }
+
+    /// A panic of the program's client must not end the card's thread.
+    fn copy<T>(
+        &self,
+        copy: impl FnOnce(&dyn PeerRegion) -> Result<T, PeerMemoryError>,
+    ) -> Result<T, PeerFailure> {
         let copied = contain(|| copy(&*self.region));
         copied
             .unwrap_or_else(|panic| Err(PeerMemoryError::new(format!("the copy panicked: {panic}"))))

@@ -6,6 +6,8 @@ use super::copier::Copier;
 use super::error::{CudaError, check};
 use super::gate::{Busy, Gate, Submitting};
 use super::handle::StreamHandle;
+#[cfg(feature = "software-card")]
+use super::noted::Noted;
 use crate::memory::peer_map::{MapError, PeerMap, Registered, Registrar};
 use crate::memory::spans::Kind;
 use crate::memory::{HostAddr, StreamAddr, left_behind};
@@ -145,6 +147,9 @@ pub(crate) struct GpuContext {
     /// Calls that wait for the GPU.
     deferred: Mutex<Vec<Box<dyn FnOnce() + Send>>>,
     copier: Mutex<Option<Copier>>,
+    /// Copies for software cards. Its lock is taken after the copier's.
+    #[cfg(feature = "software-card")]
+    pub(super) noted: Mutex<Noted>,
     /// What its first stream has had the driver load ([`Self::at_first_stream`]), with the memory
     /// that this took.
     loaded: OnceLock<Box<dyn Any + Send + Sync>>,
@@ -154,7 +159,7 @@ pub(crate) struct GpuContext {
 /// All contexts, by the number that the driver gave them.
 static CONTEXTS: Mutex<BTreeMap<u64, Arc<GpuContext>>> = Mutex::new(BTreeMap::new());
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // Nothing of ours panics while it holds one of these; if it did, what they guard is consistent
     // after each step.
     mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
@@ -200,6 +205,8 @@ impl GpuContext {
             streams: Mutex::default(),
             deferred: Mutex::default(),
             copier: Mutex::default(),
+            #[cfg(feature = "software-card")]
+            noted: Mutex::default(),
             loaded: OnceLock::new(),
             _owner: owner.cloned(),
         });

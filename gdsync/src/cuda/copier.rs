@@ -6,6 +6,8 @@
 
 use super::context::GpuContext;
 use super::error::{CudaError, check};
+#[cfg(feature = "software-card")]
+use super::rows::Rows;
 use crate::memory::PinnedMemory;
 use cudarc::driver::sys;
 use std::sync::Arc;
@@ -84,6 +86,26 @@ impl Copier {
             self.synchronize()?;
         }
         Ok(())
+    }
+
+    /// Copies rows between GPU memory and pinned memory, and waits for them.
+    ///
+    /// # Errors
+    /// The driver's first. The other copies are performed where it lets them.
+    ///
+    /// # Safety
+    /// The GPU's side is memory of a GPU that this context reaches. Until this returns, the pinned side stays
+    /// pinned, and readable; where it is written to, it is writable, and nobody else reads or writes it.
+    #[cfg(feature = "software-card")]
+    pub(super) unsafe fn copy_rows(&mut self, all: &[Rows]) -> Result<(), CudaError> {
+        let mut outcome = Ok(());
+        for rows in all {
+            let copy = rows.copy();
+            // SAFETY: the caller's, for each row; the description lives through the call.
+            let begun = check("cuMemcpy2DAsync", unsafe { sys::cuMemcpy2DAsync_v2(&copy, self.stream) });
+            outcome = outcome.and(begun);
+        }
+        outcome.and(self.synchronize())
     }
 
     /// Fills GPU memory with zeroes.

@@ -73,11 +73,17 @@ mod error;
 mod exportable;
 pub(crate) mod gate;
 mod handle;
+#[cfg(feature = "software-card")]
+mod lent;
 pub mod mapped;
 mod memory;
 #[cfg(feature = "software-card")]
+mod noted;
+#[cfg(feature = "software-card")]
 mod peer_memory;
 mod placement;
+#[cfg(feature = "software-card")]
+mod rows;
 
 pub use capabilities::{Consistency, GpuCapabilities, WritesOrdering};
 pub use description::{GpuDescription, describe, driver_version};

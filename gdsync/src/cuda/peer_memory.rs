@@ -1,8 +1,12 @@
 //! How the software cards of this process reach GPU memory.
 
+use super::context::lock;
+use super::lent;
 use super::memory::GpuMemory;
+use super::rows::Piece;
 use gdsync_gdr::Mapping;
-use softhca::{PeerMemory, PeerMemoryError, PeerRegion};
+use softhca::{Begun, PeerMemory, PeerMemoryError, PeerRegion};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Once};
 
 struct Client;
@@ -16,6 +20,8 @@ const READ_BY_DRIVER: usize = 4096;
 /// where there is one.
 #[derive(Debug)]
 struct Region {
+    /// Never used again: other cards, and other regions, copy on the same context.
+    number: u64,
     // In the order in which they go.
     mapping: Option<Arc<Mapping>>,
     memory: GpuMemory,
@@ -34,13 +40,31 @@ impl PeerMemory for Client {
     ) -> Result<Option<Arc<dyn PeerRegion>>, PeerMemoryError> {
         match GpuMemory::find(addr, len) {
             None => Ok(None),
-            Some(Ok(memory)) => Ok(Some(Arc::new(Region { mapping: memory.mapping(), memory }))),
+            Some(Ok(memory)) => Ok(Some(Arc::new(Region::of(memory)))),
             Some(Err(reason)) => Err(PeerMemoryError::new(reason)),
         }
     }
 }
 
 impl Region {
+    fn of(memory: GpuMemory) -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        Region { number, mapping: memory.mapping(), memory }
+    }
+
+    /// Notes a copy, which [`PeerRegion::finish`] performs.
+    ///
+    /// # Safety
+    /// The pinned side is the caller's, as [`PeerRegion::begin_read`] and [`PeerRegion::begin_write`] ask. The
+    /// card has checked that the GPU's side is of this memory.
+    unsafe fn begin(&self, gpu: u64, host: usize, len: usize, is_read: bool) -> Begun {
+        let context = self.memory.context();
+        let Some(range) = lent::pinned(context, host, len) else { return Begun::Not };
+        lock(&context.noted).note(Piece { region: self.number, gpu, range, host, len, is_read });
+        Begun::Yes
+    }
+
     fn offset(&self, addr: u64) -> usize {
         addr.wrapping_sub(self.memory.address()) as usize
     }
@@ -65,6 +89,41 @@ impl PeerRegion for Region {
             Some(mapping) => mapping.copy_to(at, from).map_err(failed),
             None => self.memory.write(at, from).map_err(failed),
         }
+    }
+
+    unsafe fn begin_read(&self, addr: u64, into: *mut u8, len: usize) -> Result<Begun, PeerMemoryError> {
+        // SAFETY: the caller's.
+        Ok(unsafe { self.begin(addr, into as usize, len, true) })
+    }
+
+    unsafe fn begin_write(&self, addr: u64, from: *const u8, len: usize) -> Result<Begun, PeerMemoryError> {
+        // SAFETY: the caller's.
+        Ok(unsafe { self.begin(addr, from as usize, len, false) })
+    }
+
+    /// Performs what every region has noted on the context: together, that takes the driver less time.
+    fn finish(&self) -> Result<(), PeerMemoryError> {
+        let context = self.memory.context();
+        if !lock(&context.noted).concerns(self.number) {
+            return Ok(());
+        }
+        let performed = context.with_copier(|copier| {
+            // SAFETY: each region has noted copies of its own memory, which lives until the region is dropped, and
+            // forgets them before it says that they have ended: until then, its card keeps the pinned side usable
+            // (`begin`). What is lent stays pinned while a card uses it.
+            lock(&context.noted).perform(|rows| unsafe { copier.copy_rows(rows) });
+            Ok(())
+        });
+        // Where the context does not answer, none of its copies is performed later: the card uses their memory again.
+        let outcome = lock(&context.noted).forget(self.number);
+        performed.and(outcome).map_err(failed)
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        // Nobody asks any more.
+        let _ = lock(&self.memory.context().noted).forget(self.number);
     }
 }
 

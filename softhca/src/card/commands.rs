@@ -80,7 +80,11 @@ impl Card {
             let id = self.number(|number| engine.uars.contains_key(&number));
             let handle = UarHandle { id, page: page.base(), offset: page.offset() };
             bell::hang(handle.page as usize, self.shared.as_served(), Some(id));
+            if registers.contains(&Register::new(doorbell::UAR_CQ_ARM)?) {
+                engine.arming.insert(id);
+            }
             engine.uars.insert(handle.id, Uar { page, registers, qps: BTreeSet::new() });
+            self.shared.set_always_told(engine.has_many_pages());
             Ok(handle)
         })
     }
@@ -107,6 +111,8 @@ impl Card {
             }
             if let Some(uar) = engine.uars.remove(&id) {
                 engine.uar_pages.give_back(uar.page);
+                engine.arming.remove(&id);
+                self.shared.set_always_told(engine.has_many_pages());
             }
             Ok(())
         })
@@ -194,7 +200,7 @@ impl Card {
             None => Err(missing(CQ, cqn)),
             Some(0) => {
                 // What was rung before was for this queue.
-                engine.take_doorbells(Instant::now());
+                engine.take_arms(Instant::now());
                 engine.resources.cqs.remove(&cqn);
                 engine.resources.delayed.forget_queue(cqn);
                 Ok(())

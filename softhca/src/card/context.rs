@@ -12,6 +12,7 @@ use super::memory::copy::{self, Target};
 use super::memory::entry::{self, Entry};
 use super::memory::gather::Gather;
 use super::memory::parked::Parked;
+use super::memory::peer_copies::PeerCopies;
 use super::memory::refusal::Refusal;
 use super::memory::region::Regions;
 use super::port::Port;
@@ -45,8 +46,8 @@ pub(crate) struct Resources {
     pub(crate) diagnostics: Diagnostics,
     /// Payload of the packet that is being made.
     pub(crate) payload: Gather,
-    /// Buffer that collects payload on its way to peer memory.
-    bounce: Vec<u8>,
+    /// Payload on its way to peer memory.
+    pub(crate) peers: PeerCopies,
     pub(crate) faults: Faults,
     pub(crate) dice: Dice,
     /// Completion entries that faults or liberties delay.
@@ -85,7 +86,7 @@ impl Resources {
             events: Vec::new(),
             diagnostics: Diagnostics::default(),
             payload: Gather::default(),
-            bounce: Vec::new(),
+            peers: PeerCopies::default(),
             faults,
             dice,
             delayed: DelayedCompletions::default(),
@@ -112,7 +113,7 @@ impl Resources {
             events: &mut self.events,
             diagnostics: &mut self.diagnostics,
             payload: &mut self.payload,
-            bounce: &mut self.bounce,
+            peers: &mut self.peers,
             faults: &self.faults,
             dice: &mut self.dice,
             delayed: &mut self.delayed,
@@ -138,7 +139,7 @@ pub(crate) struct Context<'a> {
     events: &'a mut Vec<Event>,
     diagnostics: &'a mut Diagnostics,
     pub(crate) payload: &'a mut Gather,
-    bounce: &'a mut Vec<u8>,
+    peers: &'a mut PeerCopies,
     pub(crate) faults: &'a Faults,
     pub(crate) dice: &'a mut Dice,
     delayed: &'a mut DelayedCompletions,
@@ -273,13 +274,13 @@ impl Context<'_> {
         keys: impl IntoIterator<Item = u32>,
     ) -> Result<(), PeerFailure> {
         if !self.dice.is_on() {
-            // SAFETY: the caller's; no region is removed while the engine is locked. Only `copy` uses the
-            // bounce buffer.
-            return unsafe { copy::copy(payload, targets, self.bounce) };
+            // SAFETY: the caller's; no region is removed while the engine is locked. The fabric keeps the
+            // payload of a packet whose copies may end later.
+            return unsafe { copy::copy(payload, targets, self.peers) };
         }
         let is_relaxed = keys.into_iter().all(|key| self.regions.is_relaxed(key));
         // SAFETY: as above; and what is parked is written before a region is removed.
-        unsafe { parked.copy(payload, targets, is_relaxed, self.bounce, (self.dice, self.now)) }
+        unsafe { parked.copy(payload, targets, is_relaxed, self.peers, (self.dice, self.now)) }
     }
 
     /// Copies payload to the bytes of a list of segments from `offset` on.

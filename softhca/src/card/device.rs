@@ -9,6 +9,7 @@ use super::error::CardError;
 use super::event::Event;
 use super::naps;
 use super::port::{GidEntry, LinkLayer, Port};
+use super::told::Told;
 use super::waits::{self, WaitRules};
 use crate::fabric::{Fabric, Sleeper};
 use crate::faults::{self, FaultPlan, Faults, RuleCount};
@@ -63,6 +64,10 @@ pub(super) struct Shared {
     sink: EventSink,
     pub(super) stop: AtomicBool,
     rests: AtomicBool,
+    /// Threads tell of all that they ring, as there are many pages.
+    is_always_told: AtomicBool,
+    /// The engine's.
+    pub(super) told: Arc<Told>,
 }
 
 impl Card {
@@ -97,9 +102,11 @@ impl Card {
         let link = if ipv4.is_some() { LinkLayer::Ethernet } else { link };
         let port = Port { link, lid: fabric.lid(), ipv4 };
         let faults = faults::join();
-        let engine = Mutex::new(Engine::new(fabric, port, faults.clone(), dice, waits));
+        let engine = Engine::new(fabric, port, faults.clone(), dice, waits);
         let shared = Arc::new(Shared {
-            engine,
+            told: engine.told.clone(),
+            is_always_told: AtomicBool::new(false),
+            engine: Mutex::new(engine),
             sleeper,
             sink,
             stop: AtomicBool::new(false),
@@ -218,6 +225,7 @@ impl Drop for Card {
         engine.flush_delayed_packets(Instant::now());
         engine.write_parked();
         drop(engine);
+        self.shared.set_always_told(false);
         faults::leave(&self.faults);
     }
 }
@@ -239,6 +247,7 @@ impl Shared {
         contain(|| work(engine)).unwrap_or_else(|panic| {
             tracing::error!(panic, "the software card panicked: it serves nothing any more");
             engine.rest.own_thread_only = true;
+            engine.end_copies();
             engine.fabric.close();
             self.stop.store(true, Ordering::Release);
             false
@@ -319,6 +328,13 @@ impl Shared {
     pub(super) fn set_rests(&self, rests: bool) {
         if self.rests.swap(rests, Ordering::AcqRel) != rests {
             wake::card_rests(rests);
+        }
+    }
+
+    /// Whether rings ask whom they concern even while the card's thread is awake.
+    pub(super) fn set_always_told(&self, told: bool) {
+        if self.is_always_told.swap(told, Ordering::AcqRel) != told {
+            wake::card_rests(told);
         }
     }
 

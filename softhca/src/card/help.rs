@@ -9,8 +9,6 @@ use std::time::Instant;
 
 /// Steps that a thread which has rung does at most.
 const STEPS: usize = 4;
-/// Most pages of which the card is told at a time: it looks at all in turn, too.
-const TOLD: usize = 64;
 
 /// Most queue pairs of a card that other threads help. With many, one thread that takes the work of all together does it
 /// sooner than threads that each do a step for one.
@@ -36,11 +34,13 @@ impl Shared {
 
 impl Served for Shared {
     fn rung(&self, page: Option<u32>, lends_itself: bool) {
+        page.into_iter().for_each(|page| self.told.push(page));
+        if !lends_itself {
+            return self.wake();
+        }
         // Who holds the lock works, or is about to sleep.
         let Some(mut engine) = self.engine.try_lock() else { return self.wake() };
-        let has_room = engine.told.len() < TOLD;
-        engine.told.extend(page.filter(|_| has_room));
-        if !lends_itself || !may_help(&engine) {
+        if !may_help(&engine) {
             drop(engine);
             return self.wake();
         }

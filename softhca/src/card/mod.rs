@@ -38,6 +38,7 @@ mod queue;
 mod regions;
 mod relations;
 mod shared_queues;
+mod told;
 mod transport;
 mod waits;
 mod xrc;

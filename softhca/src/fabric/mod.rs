@@ -37,7 +37,8 @@ pub use listen::{DEFAULT_PORT, LISTEN_VARIABLE, is_tcp};
 pub use network::Fabric;
 pub use node::Node;
 pub(crate) use node::{MULTICAST, node_of_address};
-pub use packet::{MAX_HEADER, MAX_PAYLOAD, Part, SendOutcome};
+pub(crate) use packet::Hole;
+pub use packet::{MAX_HEADER, MAX_PAYLOAD, Part, SendOutcome, Sink, Use};
 pub use services::{Service, ServiceCard, find_service};
 pub use sleeper::Sleeper;
 

@@ -5,7 +5,7 @@ use super::groups::{self, Group, Groups};
 use super::key;
 use super::listen;
 use super::node::Node;
-use super::packet::{Part, SendOutcome};
+use super::packet::{Hole, Part, SendOutcome, Sink};
 use super::shared::Shared;
 use super::sleeper::Sleeper;
 use super::tcp::Tcp;
@@ -87,6 +87,53 @@ impl Fabric {
             }
             // SAFETY: the caller's.
             Network::Tcp(tcp) => unsafe { tcp.try_send(node, header, payload) },
+        }
+    }
+
+    /// Whether packets can be placed before their payload is there.
+    pub(crate) fn can_place(&self) -> bool {
+        matches!(self.network, Network::Shared(..))
+    }
+
+    /// Places a packet, some of whose payload the caller has still to fill in: the parts at the null
+    /// address, at the places that are added to `holes`. The node gets it, and all that were placed
+    /// before, with [`Self::publish`]; a packet that is sent meanwhile publishes them, too. On the fabric
+    /// of several hosts no node is reached so.
+    ///
+    /// # Safety
+    /// As [`Self::try_send`]. Nobody publishes before the holes are filled.
+    pub(crate) unsafe fn place(
+        &mut self,
+        node: Node,
+        header: &[u8],
+        payload: &[Part],
+        holes: &mut Vec<Hole>,
+    ) -> SendOutcome {
+        match (&mut self.network, u16::try_from(node)) {
+            // SAFETY: the caller's.
+            (Network::Shared(shared, _), Ok(lid)) => unsafe { shared.place(lid, header, payload, holes) },
+            _ => SendOutcome::Unreachable,
+        }
+    }
+
+    /// Publishes the packets that were placed on the way to a node.
+    pub(crate) fn publish(&mut self, node: Node) {
+        if let (Network::Shared(shared, _), Ok(lid)) = (&mut self.network, u16::try_from(node)) {
+            shared.publish(lid);
+        }
+    }
+
+    /// Takes back the packet that was placed last on the way to a node.
+    pub(crate) fn take_back(&mut self, node: Node) {
+        if let (Network::Shared(shared, _), Ok(lid)) = (&mut self.network, u16::try_from(node)) {
+            shared.take_back(lid);
+        }
+    }
+
+    /// Takes back the packets that were placed on the way to a node.
+    pub(crate) fn withdraw(&mut self, node: Node) {
+        if let (Network::Shared(shared, _), Ok(lid)) = (&mut self.network, u16::try_from(node)) {
+            shared.withdraw(lid);
         }
     }
 
@@ -177,16 +224,11 @@ impl Fabric {
         }
     }
 
-    /// Passes at most `budget` packets to `take`: source, header, payload in two parts. Returns how
-    /// many.
-    ///
-    /// The peer can still write to the payload parts: read each byte once, and check the copy.
-    pub fn poll(&mut self, budget: usize, mut take: impl FnMut(Node, &[u8], [Part; 2])) -> usize {
+    /// Passes at most `budget` packets to `sink`. Returns how many. When it returns, the sink is settled.
+    pub fn poll(&mut self, budget: usize, mut sink: impl Sink) -> usize {
         match &mut self.network {
-            Network::Shared(shared, _) => {
-                shared.poll(budget, |lid, header, payload| take(lid.into(), header, payload))
-            }
-            Network::Tcp(tcp) => tcp.poll(budget, take),
+            Network::Shared(shared, _) => shared.poll(budget, &mut sink),
+            Network::Tcp(tcp) => tcp.poll(budget, &mut sink),
         }
     }
 

@@ -1,5 +1,7 @@
 //! What a fabric carries.
 
+use super::node::Node;
+
 /// Longest header of a packet in bytes.
 pub const MAX_HEADER: usize = 96;
 /// Longest payload of a packet in bytes.
@@ -7,6 +9,38 @@ pub const MAX_PAYLOAD: usize = 64 * 1024;
 
 /// A piece of payload: its address and its length in bytes.
 pub type Part = (*const u8, usize);
+
+/// The place of a piece of payload that is still to be filled: in two parts, each an address and a
+/// length in bytes.
+pub(crate) type Hole = [(*mut u8, usize); 2];
+
+/// Whether the payload of a packet that was taken is still in use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Use {
+    /// Nobody reads it any more, nor that of any packet that was taken before it.
+    Over,
+    /// It is read until [`Sink::settle`] returns, or until [`Use::Over`] is said of a later packet.
+    GoesOn,
+}
+
+/// What takes the packets of a fabric.
+///
+/// The peer can still write to the payload: read each byte once, and check the copy.
+pub trait Sink {
+    /// Takes a packet: source, header, payload in two parts.
+    fn take(&mut self, source: Node, header: &[u8], payload: [Part; 2]) -> Use;
+
+    /// Ends every use of what was taken.
+    fn settle(&mut self) {}
+}
+
+/// A function that has used the payload when it returns.
+impl<F: FnMut(Node, &[u8], [Part; 2])> Sink for F {
+    fn take(&mut self, source: Node, header: &[u8], payload: [Part; 2]) -> Use {
+        self(source, header, payload);
+        Use::Over
+    }
+}
 
 /// What became of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

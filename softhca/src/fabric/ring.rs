@@ -4,6 +4,8 @@
 //! bytes in the ring. The producer writes a record and then publishes `tail` (release). The
 //! consumer reads `tail` (acquire), so it sees the record, and publishes `head` (release) when it
 //! has finished with the bytes. The producer reads `head` (acquire) before it overwrites them.
+//! Either side may do that for several records at once: while others still copy to what the
+//! producer has placed, or from what the consumer has taken.
 //!
 //! Each side may *announce* that it sleeps. Dekker's argument keeps wake-ups from being lost: the
 //! sleeper stores its flag, fences (SeqCst) and loads the index again; the other side stores the
@@ -17,20 +19,29 @@
 //! The other process may be broken or hostile: every number read from the ring is checked before it
 //! is used, and a ring with an impossible number is closed.
 
-use super::packet::{MAX_HEADER, MAX_PAYLOAD, Part};
+use super::packet::{Hole, MAX_HEADER, MAX_PAYLOAD, Part, Use};
+use crate::lent::Lent;
 use crate::os::memory::SharedMemory;
 use gdsync_sys::shared::{self, SharedU64};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
-/// Bytes of a ring's data; a power of two. It holds several packets and still fits a cache.
-const CAPACITY: usize = 1 << 20;
+/// Bytes of a ring's data; a power of two. It holds several lots of packets whose payload a GPU copies.
+const CAPACITY: usize = 2 << 20;
+/// Bytes of an empty ring behind which the producer goes back to the beginning with a short packet: between
+/// cards that exchange short ones and keep up, only these take memory, and a place in a cache.
+const ENOUGH: usize = 128 << 10;
+/// Most bytes that a short packet takes. Longer ones do not go back: the rest of the ring is no room until the
+/// consumer has passed it.
+const SHORT: usize = 8 << 10;
+/// In the place of a packet's lengths: the next packet lies at the beginning of the ring.
+const REST_IS_EMPTY: u64 = u64::MAX;
 /// Bytes before the data: indices and flags, each on a cache line of its own.
 const CONTROL: usize = 4096;
-const MAGIC: u64 = u64::from_be_bytes(*b"gdsync\x00\x03");
+const MAGIC: u64 = u64::from_be_bytes(*b"gdsync\x00\x04");
 
 const AT_MAGIC: usize = 0;
 const AT_TAIL: usize = 128;
-const AT_HEAD: usize = 256;
+pub(super) const AT_HEAD: usize = 256;
 const AT_CONSUMER_SLEEPS: usize = 384;
 const AT_PRODUCER_SLEEPS: usize = 512;
 const AT_ROUNDS: usize = 640;
@@ -40,13 +51,13 @@ pub(super) const RING_BYTES: usize = CONTROL + CAPACITY;
 
 /// A ring's memory, seen from either side.
 struct Shared {
-    memory: SharedMemory,
+    memory: Lent,
 }
 
 impl Shared {
     fn new(memory: SharedMemory) -> Result<Self, Corrupt> {
         if memory.len() == RING_BYTES {
-            Ok(Shared { memory })
+            Ok(Shared { memory: Lent::new(memory) })
         } else {
             Err(Corrupt("the memory of the ring has another size"))
         }
@@ -91,7 +102,11 @@ pub(super) enum PushError {
 /// The sending side.
 pub(super) struct Producer {
     shared: Shared,
+    /// The end of the packets that are published.
     tail: u64,
+    /// The end of those that are placed, and the beginning of the last of them.
+    end: u64,
+    last: u64,
 }
 
 /// Whether the caller must wake the other side.
@@ -103,18 +118,38 @@ impl Producer {
     pub(super) fn new(memory: SharedMemory) -> Result<Self, Corrupt> {
         let shared = Shared::new(memory)?;
         shared.word64(AT_MAGIC).store(MAGIC, Ordering::Release);
-        Ok(Producer { shared, tail: 0 })
+        Ok(Producer { shared, tail: 0, end: 0, last: 0 })
     }
 
-    /// Puts a packet into the ring.
+    /// Puts a packet into the ring, and publishes all that were placed before.
     ///
     /// # Safety
     /// Each payload part is readable memory; together they are at most [`MAX_PAYLOAD`] bytes.
-    /// `header` is at most [`MAX_HEADER`] bytes (checked).
+    /// `header` is at most [`MAX_HEADER`] bytes (checked). The holes before it are filled.
     pub(super) unsafe fn push(&mut self, header: &[u8], payload: &[Part]) -> Result<MustWake, PushError> {
+        // SAFETY: the caller's.
+        unsafe { self.place(header, payload, &mut Vec::new()) }?;
+        Ok(self.publish())
+    }
+
+    /// Places a packet behind the last, where the consumer does not see it yet. A part at the null
+    /// address is a hole: the caller has it filled, at the places that are added to `holes`, before it
+    /// publishes the packet.
+    ///
+    /// # Safety
+    /// As [`Self::push`], but for holes.
+    pub(super) unsafe fn place(
+        &mut self,
+        header: &[u8],
+        payload: &[Part],
+        holes: &mut Vec<Hole>,
+    ) -> Result<(), PushError> {
         let length: usize = payload.iter().map(|part| part.1).sum();
         let need = self.reserve(header.len(), length)?;
-        let mut at = self.tail;
+        if need <= SHORT {
+            self.go_back();
+        }
+        let mut at = self.end;
         let lengths = (header.len() as u64) << 32 | length as u64;
         for (bytes, count) in [(lengths.to_ne_bytes().as_ptr(), 8), (header.as_ptr(), header.len())] {
             // SAFETY: `count` bytes are readable: a local array, or the header.
@@ -122,20 +157,52 @@ impl Producer {
             at += count.next_multiple_of(8) as u64;
         }
         for &(bytes, count) in payload {
-            // SAFETY: the caller's.
-            unsafe { self.copy_in(at, bytes, count) };
+            if bytes.is_null() {
+                holes.push(self.shared.parts(at, count));
+            } else {
+                // SAFETY: the caller's.
+                unsafe { self.copy_in(at, bytes, count) };
+            }
             at += count as u64;
         }
-        self.tail += need as u64;
+        (self.last, self.end) = (self.end, self.end + need as u64);
+        Ok(())
+    }
+
+    /// Leaves the rest of the ring empty, if all of it is and the beginning is enough.
+    fn go_back(&mut self) {
+        let offset = self.end as usize & (CAPACITY - 1);
+        if offset < ENOUGH || self.shared.word64(AT_HEAD).load(Ordering::Acquire) != self.end {
+            return;
+        }
+        let [(lengths, _), _] = self.shared.parts(self.end, 8);
+        // SAFETY: 8 bytes inside the ring, aligned, that the consumer does not read before `tail` covers them.
+        unsafe { SharedU64::from_ptr(lengths.cast()) }.store(REST_IS_EMPTY, Ordering::Relaxed);
+        self.end += (CAPACITY - offset) as u64;
+    }
+
+    /// Publishes the packets that were placed.
+    pub(super) fn publish(&mut self) -> MustWake {
+        self.tail = self.end;
         self.shared.word64(AT_TAIL).store(self.tail, Ordering::Release);
         fence(Ordering::SeqCst);
         let sleeps = self.shared.word32(AT_CONSUMER_SLEEPS);
-        Ok(MustWake(sleeps.load(Ordering::Relaxed) != 0 && sleeps.swap(0, Ordering::Relaxed) != 0))
+        MustWake(sleeps.load(Ordering::Relaxed) != 0 && sleeps.swap(0, Ordering::Relaxed) != 0)
+    }
+
+    /// Takes back the packet that was placed last.
+    pub(super) fn take_back(&mut self) {
+        self.end = self.last.max(self.tail);
+    }
+
+    /// Takes back all packets that were placed and not published.
+    pub(super) fn withdraw(&mut self) {
+        (self.last, self.end) = (self.tail, self.tail);
     }
 
     /// The end of the last packet, in bytes since the ring was made.
     pub(super) fn position(&self) -> u64 {
-        self.tail
+        self.end
     }
 
     /// Whether the consumer has taken everything before a position. True of a position that is not
@@ -170,7 +237,7 @@ impl Producer {
     }
 
     fn has_room(&self, need: usize) -> Result<bool, PushError> {
-        let used = self.tail.wrapping_sub(self.shared.word64(AT_HEAD).load(Ordering::Acquire));
+        let used = self.end.wrapping_sub(self.shared.word64(AT_HEAD).load(Ordering::Acquire));
         if used > CAPACITY as u64 { Err(PushError::Corrupt) } else { Ok(CAPACITY - used as usize >= need) }
     }
 
@@ -242,21 +309,25 @@ impl Consumer {
     }
 
     /// Passes the next packet to `take`. `None` if there is none, else whether the producer waits
-    /// for room.
-    pub(super) fn pop(&mut self, take: impl FnOnce(Packet<'_>)) -> Result<Option<MustWake>, Corrupt> {
+    /// for room. What `take` still uses stays where it is until [`Self::release`], and so does what
+    /// comes after it.
+    pub(super) fn pop(&mut self, take: impl FnOnce(Packet<'_>) -> Use) -> Result<Option<MustWake>, Corrupt> {
         let tail = self.shared.word64(AT_TAIL).load(Ordering::Acquire);
-        let used = tail.wrapping_sub(self.head);
-        if used == 0 {
-            return Ok(None);
+        let mut used = tail.wrapping_sub(self.head);
+        let mut lengths = match self.lengths(used)? {
+            None => return Ok(None),
+            Some(lengths) => lengths,
+        };
+        if lengths == REST_IS_EMPTY {
+            let rest = CAPACITY as u64 - (self.head & (CAPACITY as u64 - 1));
+            used = used.checked_sub(rest).ok_or(Corrupt("the rest of the ring is incomplete"))?;
+            self.head = self.head.wrapping_add(rest);
+            lengths = match self.lengths(used)? {
+                // The producer hears of that with the next packet.
+                None => return Ok(None),
+                Some(lengths) => lengths,
+            };
         }
-        if used > CAPACITY as u64 || used < 8 {
-            return Err(Corrupt("the ring's tail is out of range"));
-        }
-        // Every position is a multiple of 8, so the two lengths never wrap.
-        let [(lengths, _), _] = self.shared.parts(self.head, 8);
-        // SAFETY: 8 bytes inside the ring, aligned; the producer may change them, which a shared word
-        // tolerates.
-        let lengths = unsafe { SharedU64::from_ptr(lengths.cast()) }.load(Ordering::Relaxed);
         let (header_len, payload_len) = ((lengths >> 32) as usize, lengths as u32 as usize);
         if header_len > MAX_HEADER || payload_len > MAX_PAYLOAD {
             return Err(Corrupt("a packet is too long"));
@@ -274,19 +345,41 @@ impl Consumer {
             shared::copy(header.as_mut_ptr().add(first_len), second, second_len);
         }
         let payload = self.shared.parts(self.head + 8 + header_len.next_multiple_of(8) as u64, payload_len);
-        take(Packet {
+        let used = take(Packet {
             header: &header[..header_len],
             payload: payload.map(|(part, len)| (part.cast_const(), len)),
         });
         self.head = self.head.wrapping_add(bytes as u64);
+        Ok(Some(match used {
+            Use::Over => self.release(),
+            Use::GoesOn => MustWake(false),
+        }))
+    }
+
+    /// The lengths of the next packet, where `used` bytes are in the ring; `None` if it is empty.
+    fn lengths(&self, used: u64) -> Result<Option<u64>, Corrupt> {
+        if used == 0 {
+            return Ok(None);
+        }
+        if used > CAPACITY as u64 || used < 8 {
+            return Err(Corrupt("the ring's tail is out of range"));
+        }
+        // Every position is a multiple of 8, so the two lengths never wrap.
+        let [(lengths, _), _] = self.shared.parts(self.head, 8);
+        // SAFETY: 8 bytes inside the ring, aligned; the producer may change them, which a shared word
+        // tolerates.
+        Ok(Some(unsafe { SharedU64::from_ptr(lengths.cast()) }.load(Ordering::Relaxed)))
+    }
+
+    /// Gives the producer the room of every packet that was taken. Returns whether it waits for room.
+    pub(super) fn release(&mut self) -> MustWake {
+        let tail = self.shared.word64(AT_TAIL).load(Ordering::Acquire);
         self.shared.word64(AT_HEAD).store(self.head, Ordering::Release);
         fence(Ordering::SeqCst);
         let waits = self.shared.word32(AT_PRODUCER_SLEEPS);
         // Half a ring of room is worth a wake-up; less is not.
-        let room = CAPACITY as u64 - tail.wrapping_sub(self.head) >= CAPACITY as u64 / 2;
-        Ok(Some(MustWake(
-            room && waits.load(Ordering::Relaxed) != 0 && waits.swap(0, Ordering::Relaxed) != 0,
-        )))
+        let room = (CAPACITY as u64).saturating_sub(tail.wrapping_sub(self.head)) >= CAPACITY as u64 / 2;
+        MustWake(room && waits.load(Ordering::Relaxed) != 0 && waits.swap(0, Ordering::Relaxed) != 0)
     }
 
     /// Announces sleep. If a packet is waiting, withdraws the announcement and returns false.

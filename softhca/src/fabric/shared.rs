@@ -15,7 +15,7 @@
 use super::error::FabricError;
 use super::names::{self, Claim};
 use super::node::LIDS;
-use super::packet::{Part, SendOutcome};
+use super::packet::{Hole, Part, SendOutcome, Sink};
 use super::peers::{ACCEPT_BUDGET, LISTENER, OUTGOING, Peers, Turn, free_slot};
 use super::ring;
 use super::shared_link::{Incoming, Outgoing};
@@ -96,13 +96,10 @@ impl Shared {
     /// # Safety
     /// As [`super::Fabric::try_send`].
     pub(super) unsafe fn try_send(&mut self, lid: u16, header: &[u8], payload: &[Part]) -> SendOutcome {
-        if !self.outgoing.links.contains_key(&lid) {
-            match self.connect(lid) {
-                SendOutcome::Sent => {}
-                other => return other,
-            }
-        }
-        let Some(link) = self.outgoing.links.get_mut(&lid) else { return SendOutcome::Unreachable };
+        let link = match self.link_to(lid) {
+            Ok(link) => link,
+            Err(outcome) => return outcome,
+        };
         // SAFETY: the caller's.
         match unsafe { link.push(header, payload) } {
             Ok(()) => {
@@ -120,6 +117,65 @@ impl Shared {
                 SendOutcome::Unreachable
             }
         }
+    }
+
+    /// Never drops the link, as packets that were placed before may still be filled: a packet that a broken link
+    /// does not take is to be sent by [`Self::try_send`], which drops it.
+    ///
+    /// # Safety
+    /// As [`super::Fabric::place`].
+    pub(super) unsafe fn place(
+        &mut self,
+        lid: u16,
+        header: &[u8],
+        payload: &[Part],
+        holes: &mut Vec<Hole>,
+    ) -> SendOutcome {
+        let link = match self.link_to(lid) {
+            Ok(link) => link,
+            Err(outcome) => return outcome,
+        };
+        // SAFETY: the caller's.
+        match unsafe { link.place(header, payload, holes) } {
+            Ok(()) => {
+                self.position = link.position();
+                SendOutcome::Sent
+            }
+            Err(ring::PushError::Full) if !link.is_closed() => SendOutcome::Full,
+            Err(ring::PushError::Full | ring::PushError::Corrupt) => SendOutcome::Unreachable,
+        }
+    }
+
+    /// Publishes the packets that were placed on the way to a card.
+    pub(super) fn publish(&mut self, lid: u16) {
+        if let Some(link) = self.outgoing.links.get_mut(&lid) {
+            link.publish();
+        }
+    }
+
+    /// Takes back the packet that was placed last on the way to a card.
+    pub(super) fn take_back(&mut self, lid: u16) {
+        if let Some(link) = self.outgoing.links.get_mut(&lid) {
+            link.take_back();
+        }
+    }
+
+    /// Takes back the packets that were placed on the way to a card.
+    pub(super) fn withdraw(&mut self, lid: u16) {
+        if let Some(link) = self.outgoing.links.get_mut(&lid) {
+            link.withdraw();
+        }
+    }
+
+    /// The link to a card, which is made if there is none; or why there is none.
+    fn link_to(&mut self, lid: u16) -> Result<&mut Outgoing, SendOutcome> {
+        if !self.outgoing.links.contains_key(&lid) {
+            match self.connect(lid) {
+                SendOutcome::Sent => {}
+                other => return Err(other),
+            }
+        }
+        self.outgoing.links.get_mut(&lid).ok_or(SendOutcome::Unreachable)
     }
 
     pub(super) fn is_full(&self, lid: u16, header: usize, payload: usize) -> bool {
@@ -202,7 +258,7 @@ impl Shared {
         }
     }
 
-    pub(super) fn poll(&mut self, budget: usize, mut take: impl FnMut(u16, &[u8], [Part; 2])) -> usize {
+    pub(super) fn poll(&mut self, budget: usize, sink: &mut impl Sink) -> usize {
         if self.polled.elapsed() > POLL_SOCKETS {
             self.poll_sockets();
         }
@@ -212,7 +268,7 @@ impl Shared {
             let Some(link) = place else { continue };
             // Fairness: no link delivers more than 16 packets in one call.
             let share = (budget - taken).min(16);
-            match link.poll(share, &mut take) {
+            match link.poll(share, sink) {
                 Ok(count) => taken += count,
                 Err(ring::Corrupt(reason)) => {
                     tracing::warn!(lid = link.source(), reason, "a peer broke its ring: the link is closed");

@@ -1,7 +1,8 @@
 //! One-way links between two cards of a host.
 
-use super::packet::Part;
-use super::ring::{Consumer, Corrupt, Producer, PushError, RING_BYTES};
+use super::node::Node;
+use super::packet::{Hole, Part, Sink, Use};
+use super::ring::{Consumer, Corrupt, Packet, Producer, PushError, RING_BYTES};
 use crate::os::memory::SharedMemory;
 use crate::os::{socket, wait};
 use gdsync_auth::own_user;
@@ -50,6 +51,35 @@ impl Outgoing {
             socket::poke(&self.socket);
         }
         Ok(())
+    }
+
+    /// # Safety
+    /// As [`Producer::place`].
+    pub(super) unsafe fn place(
+        &mut self,
+        header: &[u8],
+        payload: &[Part],
+        holes: &mut Vec<Hole>,
+    ) -> Result<(), PushError> {
+        // SAFETY: the caller's.
+        unsafe { self.ring.place(header, payload, holes) }
+    }
+
+    /// Publishes the packets that were placed.
+    pub(super) fn publish(&mut self) {
+        if self.ring.publish().0 {
+            socket::poke(&self.socket);
+        }
+    }
+
+    /// As [`Producer::take_back`].
+    pub(super) fn take_back(&mut self) {
+        self.ring.take_back();
+    }
+
+    /// As [`Producer::withdraw`].
+    pub(super) fn withdraw(&mut self) {
+        self.ring.withdraw();
     }
 
     /// Whether the ring has no room. A closed link is not full: no consumer will make room.
@@ -160,25 +190,36 @@ impl Incoming {
         }
     }
 
-    pub(super) fn poll(
-        &mut self,
-        budget: usize,
-        take: &mut impl FnMut(u16, &[u8], [Part; 2]),
-    ) -> Result<usize, Corrupt> {
+    pub(super) fn poll(&mut self, budget: usize, sink: &mut impl Sink) -> Result<usize, Corrupt> {
         let Some((lid, ring)) = &mut self.greeted else { return Ok(0) };
-        let mut taken = 0;
-        while taken < budget {
-            match ring.pop(|packet| take(*lid, packet.header, packet.payload))? {
-                None => break,
-                Some(wake) => {
+        let (source, mut taken, mut last) = (Node::from(*lid), 0, Use::Over);
+        let outcome = loop {
+            if taken == budget {
+                break Ok(taken);
+            }
+            let take = |packet: Packet<'_>| {
+                last = sink.take(source, packet.header, packet.payload);
+                last
+            };
+            match ring.pop(take) {
+                Ok(None) => break Ok(taken),
+                Ok(Some(wake)) => {
                     taken += 1;
                     if wake.0 {
                         socket::poke(&self.socket);
                     }
                 }
+                Err(corrupt) => break Err(corrupt),
+            }
+        };
+        // Before the producer, or the end of a broken ring, takes the bytes away.
+        if last == Use::GoesOn {
+            sink.settle();
+            if ring.release().0 {
+                socket::poke(&self.socket);
             }
         }
-        Ok(taken)
+        outcome
     }
 
     pub(super) fn announce_sleep(&self) -> bool {

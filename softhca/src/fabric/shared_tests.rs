@@ -1,5 +1,6 @@
 use super::super::packet::MAX_PAYLOAD;
 use super::*;
+use crate::fabric::Node;
 use crate::testing::until;
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
@@ -12,7 +13,7 @@ fn send(fabric: &mut Shared, lid: u16, header: &[u8], payload: &[u8]) -> SendOut
 /// Packets that have arrived: source and header.
 fn take(fabric: &mut Shared) -> Vec<(u16, Vec<u8>)> {
     let mut taken = Vec::new();
-    fabric.poll(100, |lid, header, _| taken.push((lid, header.to_vec())));
+    fabric.poll(100, &mut |lid: Node, header: &[u8], _: [Part; 2]| taken.push((lid as u16, header.to_vec())));
     taken
 }
 
@@ -63,6 +64,31 @@ fn packets_go_both_ways_in_order() {
 }
 
 #[test]
+fn a_link_whose_peer_breaks_the_ring_stays_while_placed_packets_are_filled() {
+    let (mut a, b) = (Shared::bind().unwrap(), Shared::bind().unwrap());
+    let mut place = |holes: &mut Vec<Hole>| {
+        // SAFETY: the hole is filled before anything is published.
+        unsafe { a.place(b.lid(), b"x", &[(std::ptr::null(), 5000)], holes) }
+    };
+    let mut holes = Vec::new();
+    assert_eq!(place(&mut holes), SendOutcome::Sent);
+    let (at, len) = holes[0][0];
+    let range = crate::HostRange::of(at as usize, len).unwrap();
+    let head = (range.address() + ring::AT_HEAD) as *mut u64;
+    drop(range);
+    // SAFETY: a word of the ring, which is mapped; nobody else uses it now.
+    unsafe { std::sync::atomic::AtomicU64::from_ptr(head) }
+        .store(1 << 40, std::sync::atomic::Ordering::Release);
+    assert_eq!(place(&mut Vec::new()), SendOutcome::Unreachable);
+    assert!(crate::HostRange::of(at as usize, len).is_some(), "the hole is still there");
+    // SAFETY: in the ring, which is mapped, and at whose end the peer does not look.
+    unsafe { at.write_bytes(1, len) };
+    a.publish(b.lid());
+    assert_eq!(send(&mut a, b.lid(), b"x", b""), SendOutcome::Unreachable);
+    assert!(crate::HostRange::of(at as usize, len).is_none() && a.outgoing.links.is_empty());
+}
+
+#[test]
 fn no_link_starves_behind_busy_ones() {
     let mut to = Shared::bind().unwrap();
     let mut from: Vec<Shared> = (0..4).map(|_| Shared::bind().unwrap()).collect();
@@ -72,7 +98,7 @@ fn no_link_starves_behind_busy_ones() {
         for fabric in &mut from {
             while send(fabric, to.lid(), b"x", &[1; 5000]) == SendOutcome::Sent {}
         }
-        to.poll(16, |lid, _, _| missing.retain(|one| *one != lid));
+        to.poll(16, &mut |lid: Node, _: &[u8], _: [Part; 2]| missing.retain(|one| Node::from(*one) != lid));
         missing.is_empty().then_some(())
     });
 }
@@ -258,7 +284,7 @@ fn a_link_knows_how_far_its_peer_has_come() {
     assert!(!a.has_taken(b.lid(), first) && !a.has_taken(b.lid(), second));
     until("the first packet", || {
         let mut lids = Vec::new();
-        b.poll(1, |lid, _, _| lids.push(lid));
+        b.poll(1, &mut |lid: Node, _: &[u8], _: [Part; 2]| lids.push(lid as u16));
         (lids == [a.lid()]).then_some(())
     });
     assert!(a.has_taken(b.lid(), first) && !a.has_taken(b.lid(), second));
@@ -288,7 +314,7 @@ fn a_link_counts_the_rounds_of_its_peer_and_knows_what_came_before_them() {
 
 fn take_one(fabric: &mut Shared) -> Option<u16> {
     let mut source = None;
-    fabric.poll(1, |lid, _, _| source = Some(lid));
+    fabric.poll(1, &mut |lid: Node, _: &[u8], _: [Part; 2]| source = Some(lid as u16));
     source
 }
 

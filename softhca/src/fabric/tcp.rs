@@ -12,7 +12,7 @@
 use super::error::FabricError;
 use super::listen;
 use super::node::{Node, node_of_address};
-use super::packet::{Part, SendOutcome};
+use super::packet::{Part, SendOutcome, Sink};
 use super::peers::{ACCEPT_BUDGET, LISTENER, OUTGOING, Peers, Turn, UNPROVEN, free_slot};
 use super::sleeper::Sleeper;
 use super::tcp_join::{Entering, Route};
@@ -141,7 +141,7 @@ impl Tcp {
         }
     }
 
-    pub(super) fn poll(&mut self, budget: usize, mut take: impl FnMut(Node, &[u8], [Part; 2])) -> usize {
+    pub(super) fn poll(&mut self, budget: usize, sink: &mut impl Sink) -> usize {
         self.poll_sockets();
         if !self.joining.is_empty() || !self.unproven.is_empty() {
             self.tend(Instant::now());
@@ -151,7 +151,7 @@ impl Tcp {
             let place = &mut self.incoming[index];
             let Some(link) = place else { continue };
             // Fairness: no link delivers more than 16 packets in one call.
-            match link.poll((budget - taken).min(16), &mut take) {
+            match link.poll((budget - taken).min(16), sink) {
                 Ok(count) => {
                     taken += count;
                     if link.is_finished() {

@@ -2,7 +2,7 @@
 
 use super::frame::{self, GREETING_BYTES, LENGTHS, MAX_FRAME};
 use super::node::Node;
-use super::packet::Part;
+use super::packet::{Part, Sink, Use};
 use super::tcp_join::{Joining, Progress, Route};
 use crate::os::memory::append;
 use crate::os::{socket, wait};
@@ -218,17 +218,16 @@ impl Incoming {
         self.address
     }
 
-    /// Passes at most `budget` complete packets to `take`. Returns how many.
-    pub(super) fn poll(
-        &mut self,
-        budget: usize,
-        take: &mut impl FnMut(Node, &[u8], [Part; 2]),
-    ) -> Result<usize, frame::Malformed> {
+    /// Passes at most `budget` complete packets to `sink`. Returns how many.
+    pub(super) fn poll(&mut self, budget: usize, sink: &mut impl Sink) -> Result<usize, frame::Malformed> {
         let mut taken = 0;
         while self.greeted && taken < budget {
             let Some(frame) = frame::parse(&self.buffer[self.start..self.end])? else { break };
             let none = (frame.payload.as_ptr(), 0);
-            take(self.address, frame.header, [(frame.payload.as_ptr(), frame.payload.len()), none]);
+            let payload = [(frame.payload.as_ptr(), frame.payload.len()), none];
+            if sink.take(self.address, frame.header, payload) == Use::GoesOn {
+                sink.settle();
+            }
             self.start += frame.len();
             taken += 1;
         }

@@ -46,7 +46,7 @@ fn deliver(from: &mut Fabric, to: &mut Fabric, header: &[u8]) {
 /// Packets that have arrived: source, header, payload.
 fn take(fabric: &mut Fabric) -> Vec<(Node, Vec<u8>, Vec<u8>)> {
     let mut taken = Vec::new();
-    fabric.poll(100, |node, header, payload| {
+    fabric.poll(100, |node: Node, header: &[u8], payload: [Part; 2]| {
         let mut bytes = Vec::new();
         for (at, len) in payload {
             // SAFETY: readable during the call.

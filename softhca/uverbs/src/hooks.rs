@@ -73,7 +73,7 @@ unsafe fn write_any(fd: c_int, bytes: *const c_void, count: size_t) -> ssize_t {
 /// Threads that wait beside memory, and cards that sleep, of all copies of gdsync in the process: the program's own
 /// copy finds this one by its name ([`gdsync_sys::wake::EXPORTED`]).
 #[cfg_attr(not(any(test, fuzzing)), unsafe(no_mangle))]
-pub static GDSYNC_WAKE_1: Table = Table::new();
+pub static GDSYNC_WAKE_2: Table = Table::new();
 
 /// # Safety
 /// As `mmap(2)`.

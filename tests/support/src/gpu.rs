@@ -122,7 +122,28 @@ impl Rig {
 
     /// Launches a kernel over the first 16 words at most.
     pub fn launch(&self, stream: &CudaStream, kernel: &CudaFunction, memory: &GpuMemory, value: u32) {
-        let (address, count) = (memory.address(), (memory.len() / 4).min(16) as u32);
+        self.launch_on(stream, kernel, (memory.address(), (memory.len() / 4).min(16) as u32), value);
+    }
+
+    /// Launches a kernel over 16 words of memory from a byte on.
+    pub fn launch_at(
+        &self,
+        stream: &CudaStream,
+        kernel: &CudaFunction,
+        (memory, offset): (&GpuMemory, usize),
+        value: u32,
+    ) {
+        assert!(offset + 64 <= memory.len(), "16 words from {offset} on leave {} bytes", memory.len());
+        self.launch_on(stream, kernel, (memory.address() + offset as u64, 16), value);
+    }
+
+    fn launch_on(
+        &self,
+        stream: &CudaStream,
+        kernel: &CudaFunction,
+        (address, count): (u64, u32),
+        value: u32,
+    ) {
         let config = LaunchConfig { grid_dim: (1, 1, 1), block_dim: (32, 1, 1), shared_mem_bytes: 0 };
         let mut launch = stream.cudarc().unwrap().launch_builder(kernel);
         launch.arg(&address).arg(&count).arg(&value);

@@ -20,7 +20,7 @@ pub mod pair;
 pub mod process;
 
 #[cfg(feature = "softhca")]
-use softhca::{PeerMemory, PeerMemoryError, PeerRegion, register_peer_memory};
+use softhca::{Begun, PeerMemory, PeerMemoryError, PeerRegion, register_peer_memory};
 use std::io::Write;
 use std::path::Path;
 

@@ -5,11 +5,14 @@ use crate::card::diagnostic::{Diagnostic, Verdict};
 use crate::card::event::Event;
 use crate::liberties::LibertyKinds;
 use gdsync_sys::prm::doorbell::{self, CqArm, Doorbell};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Pages that a step looks at, beside those of which it is told. A program with hundreds of connections has thousands of
-/// pages: looking at all of them takes as long as many messages.
+/// pages: looking at all of them takes as long as many messages. A card with more pages has threads of the process tell
+/// of each that they ring, whether it rests or not.
 pub(super) const PAGES: usize = 256;
+/// Time between two such looks of a card that has more pages.
+const TURN: Duration = Duration::from_micros(50);
 /// Pages that are looked at before the card's thread sleeps.
 pub(super) const PAGES_BEFORE_SLEEP: usize = 4096;
 
@@ -21,18 +24,21 @@ impl Engine {
             return false;
         }
         let mut rung = Vec::new();
-        for id in self.told.drain(..) {
-            if let Some(uar) = self.uars.get(&id) {
-                collect(id, uar, &mut rung);
+        self.told.take(&mut self.told_pages);
+        for id in &self.told_pages {
+            if let Some(uar) = self.uars.get(id) {
+                collect(*id, uar, &mut rung);
             }
         }
-        let in_turn = self.uars.range(self.next_page..).chain(self.uars.range(..self.next_page));
-        let mut last = None;
-        for (&id, uar) in in_turn.take(pages) {
-            collect(id, uar, &mut rung);
-            last = Some(id);
+        if self.is_turn(pages, now) {
+            let in_turn = self.uars.range(self.next_page..).chain(self.uars.range(..self.next_page));
+            let mut last = None;
+            for (&id, uar) in in_turn.take(pages) {
+                collect(id, uar, &mut rung);
+                last = Some(id);
+            }
+            self.next_page = last.map_or(0, |id| id + 1);
         }
-        self.next_page = last.map_or(0, |id| id + 1);
         self.handle(&rung, now);
         if !rung.is_empty() {
             self.look_at = self.resources.dice.pause(LibertyKinds::DOORBELLS).map(|pause| now + pause);
@@ -40,7 +46,34 @@ impl Engine {
         !rung.is_empty()
     }
 
+    /// Whether there are more pages of doorbell registers than one step looks at.
+    pub(crate) fn has_many_pages(&self) -> bool {
+        self.uars.len() > PAGES
+    }
+
+    /// Whether it is time to look at pages of which nobody has told.
+    fn is_turn(&mut self, pages: usize, now: Instant) -> bool {
+        let has_many = self.has_many_pages();
+        let is_turn = !has_many || pages > PAGES || self.next_turn.is_none_or(|at| now >= at);
+        if is_turn {
+            self.next_turn = has_many.then(|| now + TURN);
+        }
+        is_turn
+    }
+
+    /// Handles every doorbell that has rung, on all pages where completion queues are armed.
+    pub(crate) fn take_arms(&mut self, now: Instant) {
+        let mut rung = Vec::new();
+        for id in &self.arming {
+            if let Some(uar) = self.uars.get(id) {
+                collect(*id, uar, &mut rung);
+            }
+        }
+        self.handle(&rung, now);
+    }
+
     /// Handles every doorbell that has rung, on all pages.
+    #[cfg(test)]
     pub(crate) fn take_doorbells(&mut self, now: Instant) {
         let mut rung = Vec::new();
         self.uars.iter().for_each(|(id, uar)| collect(*id, uar, &mut rung));

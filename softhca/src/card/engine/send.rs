@@ -1,5 +1,6 @@
 //! Sending the packets of a queue pair.
 
+use super::ahead::Made;
 use super::depart::Departure;
 use super::state::Engine;
 use crate::card::transport::qp::{Outgoing, Qp};
@@ -33,11 +34,36 @@ enum Fetch {
 impl Engine {
     /// Sends packets of a queue pair.
     pub(super) fn serve(&mut self, qpn: u32, now: Instant) -> Served {
+        let served = self.serve_up_to_budget(qpn, now);
+        match (self.settle(now), served) {
+            // What failed was a response, perhaps: its refusal is still to be sent.
+            (false, Served::All) => Served::Part,
+            (_, served) => served,
+        }
+    }
+
+    fn serve_up_to_budget(&mut self, qpn: u32, now: Instant) -> Served {
         for _ in 0..SEND_BUDGET {
             self.resources.payload.clear();
             let made = self.with_qp(qpn, now, |qp, context| qp.next_packet(context));
             self.pass_on_enables(now);
             let Some(Some(packet)) = made else { return Served::All };
+            if self.resources.payload.is_waiting() {
+                match self.make_ahead(&packet, now) {
+                    Made::Yes if !self.ahead.is_full() => continue,
+                    Made::Yes => {
+                        self.settle(now);
+                        continue;
+                    }
+                    Made::No => {}
+                    Made::Refused => continue,
+                    Made::NoRoom => return Served::Blocked,
+                }
+            }
+            if !self.settle(now) {
+                // The queue pair has failed, or will when its turn comes: the packet is not of it any more.
+                continue;
+            }
             if self.resources.payload.is_waiting() {
                 match self.fetch_payload(&packet, now) {
                     Fetch::Done => {}

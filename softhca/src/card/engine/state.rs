@@ -1,5 +1,6 @@
 //! The state of an engine.
 
+use super::placed::Ahead;
 use super::schedule::Schedule;
 use crate::card::context::{Context, Resources};
 use crate::card::counters::Counters;
@@ -7,6 +8,7 @@ use crate::card::delayed::DelayedPackets;
 use crate::card::memory::clock::Clock;
 use crate::card::memory::uar::{Register, UarPage, UarPages};
 use crate::card::port::Port;
+use crate::card::told::Told;
 use crate::card::transport::qp::Qp;
 use crate::card::waits::WaitRules;
 use crate::fabric::Fabric;
@@ -56,12 +58,19 @@ pub(crate) struct Engine {
     pub(crate) qps: HashMap<u32, Qp>,
     pub(crate) resources: Resources,
     pub(super) schedule: Schedule,
+    pub(super) ahead: Ahead,
     /// Before this, a step looks at no doorbell.
     pub(super) look_at: Option<Instant>,
     /// The page at which the next look at doorbells begins.
     pub(super) next_page: u32,
+    /// When a card with many pages looks at the next of them.
+    pub(super) next_turn: Option<Instant>,
     /// Pages of which threads have said that they have rung: the next look begins with them.
-    pub(crate) told: Vec<u32>,
+    pub(crate) told: Arc<Told>,
+    /// What it has taken of that.
+    pub(super) told_pages: Vec<u32>,
+    /// Pages on which completion queues are armed.
+    pub(crate) arming: BTreeSet<u32>,
     /// Packets that faults delay.
     pub(crate) delayed: DelayedPackets,
     /// Where packets are counted, if anywhere.
@@ -87,7 +96,10 @@ impl Engine {
         Engine {
             rest: Rest::default(),
             next_page: 0,
-            told: Vec::new(),
+            next_turn: None,
+            told: Arc::default(),
+            told_pages: Told::list(),
+            arming: BTreeSet::new(),
             fabric,
             pds: HashMap::new(),
             xrcds: HashMap::new(),
@@ -96,6 +108,7 @@ impl Engine {
             qps: HashMap::new(),
             resources: Resources::new(port, clock, faults, dice, waits),
             schedule: Schedule::default(),
+            ahead: Ahead::default(),
             look_at: None,
             delayed: DelayedPackets::default(),
             counters: None,

@@ -1,16 +1,11 @@
 //! One step of the engine: a bounded amount of work of every kind.
 
-use super::arrive::arrive;
 use super::doorbells::{PAGES, PAGES_BEFORE_SLEEP};
 use super::send::Served;
 use super::state::Engine;
 use crate::card::transport::qp::Qp;
-use crate::packet::Header;
 use std::time::{Duration, Instant};
-use zerocopy::FromBytes;
 
-/// Packets that one step takes from the fabric.
-const RECEIVE_BUDGET: usize = 32;
 /// Queue pairs that one step serves.
 const QP_BUDGET: usize = 16;
 
@@ -59,26 +54,6 @@ impl Engine {
         let delayed = [self.delayed.next_due(), self.resources.delayed.next_due()];
         let held = self.resources.held.first().map(|(due, _)| *due);
         delayed.into_iter().chain([self.schedule.next_timer(), held]).flatten().min()
-    }
-
-    /// Takes packets from the fabric. Returns whether there were any.
-    pub(crate) fn take_packets(&mut self, now: Instant) -> bool {
-        if self.delayed.is_congested() {
-            return false;
-        }
-        // Handling a packet needs all of the engine but the fabric, which hands the packet over.
-        let Engine { fabric, qps, resources, delayed, counters, .. } = self;
-        let mut touched = Vec::new();
-        let taken = fabric.poll(RECEIVE_BUDGET, |source, header, payload| {
-            if let (Some(counters), Ok(header)) = (&counters, Header::read_from_bytes(header)) {
-                counters.received(&header, payload.iter().map(|(_, len)| *len as u64).sum());
-            }
-            arrive(delayed, qps, source, header, &payload, &mut resources.context(now), &mut touched);
-        });
-        for qpn in touched {
-            self.touched(qpn);
-        }
-        taken > 0
     }
 
     fn flush_failed(&mut self, now: Instant) -> bool {

@@ -1,5 +1,6 @@
 //! Copies between payloads and registered memory, and atomic operations on it.
 
+use super::peer_copies::PeerCopies;
 use crate::fabric::{MAX_PAYLOAD, Part};
 use crate::os::memory::append;
 use crate::peer_memory::{PeerFailure, PeerMapping};
@@ -29,6 +30,20 @@ struct Source<'a> {
 }
 
 impl Source<'_> {
+    /// The next bytes that lie together, `room` at most. None are left where it is empty.
+    fn peek(&mut self, room: usize) -> Part {
+        while self.left == 0 {
+            let Some(&(from, left)) = self.parts.next() else { break };
+            (self.from, self.left) = (from, left);
+        }
+        (self.from, self.left.min(room))
+    }
+
+    /// Passes over bytes that [`Self::peek`] has returned.
+    fn skip(&mut self, count: usize) {
+        (self.from, self.left) = (self.from.wrapping_add(count), self.left - count);
+    }
+
     /// Copies the next bytes, `room` at most. Returns how many.
     ///
     /// # Safety
@@ -81,17 +96,15 @@ pub(crate) unsafe fn copy_piece(from: *const u8, to: *mut u8, count: usize) {
 }
 
 /// Copies the concatenated parts to the concatenated targets, until either ends or a client fails.
-/// Bytes for peer memory are collected in `bounce`, which is allocated for the first of them:
-/// programs and other processes may write to the parts at any time, so a client cannot get them as
-/// a slice.
 ///
 /// # Safety
 /// All parts and all host targets are mapped, with the right access. They may overlap (a message to
-/// oneself), but none is `bounce`.
+/// oneself). Where `peers` lets copies end later ([`PeerCopies::end_later`]), the parts stay readable until
+/// [`PeerCopies::finish`].
 pub(crate) unsafe fn copy(
     parts: &[Part],
     targets: &[Target<'_>],
-    bounce: &mut Vec<u8>,
+    peers: &mut PeerCopies,
 ) -> Result<(), PeerFailure> {
     let mut source = Source { parts: parts.iter(), from: std::ptr::null(), left: 0 };
     for &(place, room) in targets {
@@ -99,32 +112,44 @@ pub(crate) unsafe fn copy(
             // SAFETY: the caller's.
             Place::Host(to) => _ = unsafe { source.copy_to(to, room) },
             // SAFETY: the caller's.
-            Place::Peer(memory, addr) => unsafe { copy_to_peer(&mut source, memory, addr, room, bounce) }?,
+            Place::Peer(memory, addr) => unsafe { copy_to_peer(&mut source, memory, addr, room, peers) }?,
         }
     }
     Ok(())
 }
 
-/// Copies the next bytes, `room` at most, to peer memory: the bytes of one packet with one call.
+/// Copies the next bytes, `room` at most, to peer memory. What the client does not copy without a detour
+/// is collected first, the bytes of one packet for one call: programs and other processes may write to
+/// the parts at any time, so a client cannot get them as a slice.
 ///
 /// # Safety
-/// The parts are readable, and none is `bounce`.
+/// As [`copy`].
 unsafe fn copy_to_peer(
     source: &mut Source<'_>,
-    memory: &PeerMapping,
+    memory: &Arc<PeerMapping>,
     addr: u64,
     room: usize,
-    bounce: &mut Vec<u8>,
+    peers: &mut PeerCopies,
 ) -> Result<(), PeerFailure> {
-    bounce.resize(MAX_PAYLOAD, 0);
-    let mut done = 0;
+    let (mut done, mut directly) = (0, true);
     while done < room {
-        // SAFETY: the caller's; the buffer has room for that.
-        let count = unsafe { source.copy_to(bounce.as_mut_ptr(), (room - done).min(MAX_PAYLOAD)) };
+        let at = addr.wrapping_add(done as u64);
+        let (from, count) = source.peek(room - done);
         if count == 0 {
             break;
         }
-        memory.write(addr.wrapping_add(done as u64), &bounce[..count])?;
+        // SAFETY: the caller's.
+        directly = directly && unsafe { peers.write(memory, at, from, count) }?;
+        if directly {
+            source.skip(count);
+            done += count;
+            continue;
+        }
+        let bounce = &mut peers.bounce;
+        bounce.resize(MAX_PAYLOAD, 0);
+        // SAFETY: the caller's; the buffer has room for that, and is no part.
+        let count = unsafe { source.copy_to(bounce.as_mut_ptr(), (room - done).min(MAX_PAYLOAD)) };
+        memory.write(at, &bounce[..count])?;
         done += count;
     }
     Ok(())
@@ -357,7 +382,7 @@ mod tests {
             let places: Vec<Target<'_>> =
                 targets.iter().map(|(at, size)| (Place::Host(base.wrapping_add(*at)), *size)).collect();
             // SAFETY: the pieces lie inside the two vectors.
-            unsafe { copy(&parts, &places, &mut Vec::new()) }.unwrap();
+            unsafe { copy(&parts, &places, &mut PeerCopies::default()) }.unwrap();
             let sent: usize = from.iter().sum::<usize>().min(bytes.len());
             let room: usize = to.iter().sum::<usize>().min(200);
             let count = sent.min(room);

@@ -1,8 +1,8 @@
 //! The payload of a packet that is being made.
 
 use super::copy::Place;
-use crate::fabric::{MAX_PAYLOAD, Part};
-use crate::peer_memory::{PeerFailure, PeerMapping};
+use crate::fabric::{Hole, MAX_PAYLOAD, Part};
+use crate::peer_memory::{Begun, PeerFailure, PeerMapping};
 use std::sync::Arc;
 
 /// A piece that is not read from peer memory yet.
@@ -93,6 +93,42 @@ impl Gather {
             at = at.wrapping_add(piece.len);
         }
         Ok(())
+    }
+
+    /// Begins to read the pieces in peer memory to the places that the fabric has for them, one for each.
+    /// Adds the memory that is being read to `reading`. False if a client does not read without a detour;
+    /// others may have begun then.
+    ///
+    /// # Errors
+    /// A client cannot read its memory. Others may have begun.
+    ///
+    /// # Safety
+    /// The places are writable, and nobody else uses them before [`PeerMapping::finish`] has returned for
+    /// all that was added.
+    pub(crate) unsafe fn begin(
+        &self,
+        places: &[Hole],
+        reading: &mut Vec<Arc<PeerMapping>>,
+    ) -> Result<bool, PeerFailure> {
+        for (piece, parts) in self.waiting.iter().zip(places) {
+            let mut addr = piece.addr;
+            for (into, len) in parts.iter().copied().filter(|part| part.1 > 0) {
+                // SAFETY: the caller's.
+                if unsafe { piece.memory.begin_read(addr, into, len) }? == Begun::Not {
+                    return Ok(false);
+                }
+                if !reading.last().is_some_and(|last| Arc::ptr_eq(last, &piece.memory)) {
+                    reading.push(piece.memory.clone());
+                }
+                addr = addr.wrapping_add(len as u64);
+            }
+        }
+        Ok(true)
+    }
+
+    /// The list of pieces; those in peer memory are at the null address.
+    pub(crate) fn parts(&self) -> &[Part] {
+        &self.parts
     }
 
     /// Takes the list of pieces, so that the rest of the card can be used while it is read. Pieces

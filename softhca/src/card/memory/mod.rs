@@ -4,8 +4,8 @@
 //! No other module of the card dereferences an address. The fronts promise that addresses of rings
 //! and records are valid until their object is destroyed; memory regions check that registered
 //! memory is mapped. *Contents* are never trusted. The card never dereferences an address of
-//! registered memory of a peer-memory client: its bytes pass through a buffer of the card and the
-//! client's functions.
+//! registered memory of a peer-memory client: its bytes pass through the client's functions, and a
+//! buffer of the card where the client does not copy to and from the fabric itself.
 
 pub(crate) mod awaited;
 pub(crate) mod clock;
@@ -17,6 +17,7 @@ pub(crate) mod indirect;
 pub(crate) mod mapped;
 mod null;
 pub(crate) mod parked;
+pub(crate) mod peer_copies;
 pub(crate) mod pieces;
 pub(crate) mod refusal;
 pub(crate) mod region;

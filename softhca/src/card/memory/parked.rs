@@ -2,6 +2,7 @@
 //! once, where nothing orders them. What orders them is in docs/liberties.md.
 
 use super::copy::{Place, Target, collect, copy, copy_piece};
+use super::peer_copies::PeerCopies;
 use crate::fabric::Part;
 use crate::liberties::{Dice, LibertyKinds};
 use crate::peer_memory::PeerFailure;
@@ -83,13 +84,13 @@ impl Parked {
         parts: &[Part],
         targets: &[Target<'_>],
         is_relaxed: bool,
-        bounce: &mut Vec<u8>,
+        peers: &mut PeerCopies,
         (dice, now): (&mut Dice, Instant),
     ) -> Result<(), PeerFailure> {
         let relaxed = is_relaxed && dice.takes(LibertyKinds::RELAXED);
         if !relaxed && !dice.takes(LibertyKinds::PIECES) {
             // SAFETY: the caller's.
-            return unsafe { copy(parts, targets, bounce) };
+            return unsafe { copy(parts, targets, peers) };
         }
         // SAFETY: the caller's.
         let bytes = unsafe { collect(parts) };
@@ -99,7 +100,7 @@ impl Parked {
             match place {
                 Place::Host(to) => cut(to, mine, relaxed, dice, &mut pieces),
                 // SAFETY: the caller's; the bytes are ours.
-                Place::Peer(..) => unsafe { copy(&[(mine.as_ptr(), mine.len())], &[(place, room)], bounce) }?,
+                Place::Peer(..) => unsafe { copy(&[(mine.as_ptr(), mine.len())], &[(place, room)], peers) }?,
             }
             rest = behind;
         }
@@ -181,7 +182,7 @@ mod tests {
             let count = bytes.len().min(at);
             let now = Instant::now();
             // SAFETY: at most 420 bytes from the start, inside the vector, which outlives `parked`.
-            unsafe { parked.copy(&parts, &targets, false, &mut Vec::new(), (&mut dice, now)) }.unwrap();
+            unsafe { parked.copy(&parts, &targets, false, &mut PeerCopies::default(), (&mut dice, now)) }.unwrap();
             for piece in &parked.pieces {
                 let (first, last) = (piece.to as usize, piece.to as usize + piece.bytes.len());
                 let is_edge = |at: usize| targets.iter().any(|(place, size)| {
@@ -212,8 +213,10 @@ mod tests {
             let mut copy = |is_relaxed| {
                 let (parts, targets) = ([(bytes.as_ptr(), 512)], [(place, 512)]);
                 // SAFETY: the array outlives `parked`; nothing reads it meanwhile.
-                unsafe { parked.copy(&parts, &targets, is_relaxed, &mut Vec::new(), (&mut dice, now)) }
-                    .unwrap();
+                unsafe {
+                    parked.copy(&parts, &targets, is_relaxed, &mut PeerCopies::default(), (&mut dice, now))
+                }
+                .unwrap();
             };
             copy(false);
             copy(true);
@@ -238,7 +241,8 @@ mod tests {
             let (parts, targets) = ([(bytes.as_ptr(), bytes.len())], [(place, bytes.len())]);
             let now = Instant::now();
             // SAFETY: the vectors have that many bytes and outlive `parked`.
-            unsafe { parked.copy(&parts, &targets, false, &mut Vec::new(), (&mut dice, now)) }.unwrap();
+            unsafe { parked.copy(&parts, &targets, false, &mut PeerCopies::default(), (&mut dice, now)) }
+                .unwrap();
             assert!(parked.pieces.iter().map(|piece| piece.bytes.len()).sum::<usize>() <= MOST);
             parked.write_all();
         }

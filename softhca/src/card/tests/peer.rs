@@ -1,9 +1,10 @@
 //! Peer memory as source, as target, as both.
 
 use super::*;
-use crate::peer_memory::{PeerMemory, PeerMemoryError, PeerRegion, register_peer_memory};
+use crate::peer_memory::{Begun, PeerMemory, PeerMemoryError, PeerRegion, register_peer_memory};
 use fake_gpu::Buffer;
 
+mod begun;
 mod failures;
 pub(super) mod fake_gpu;
 mod queues;

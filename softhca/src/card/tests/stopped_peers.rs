@@ -115,6 +115,45 @@ fn a_peer_that_stops_while_it_serves_others_is_waited_for() {
     success(sender.cq.poll());
 }
 
+/// Hundreds of time-outs that expire again and again, as on a machine that is far too slow: those who go on waiting
+/// take no turn of those who send, and one step handles a part of them.
+#[test]
+fn time_outs_of_a_stopped_peer_do_not_hold_up_others() {
+    const COUNT: usize = 200;
+    let (alive, stopped) = (card(), card());
+    let mut waiting: Vec<_> = (0..COUNT).map(|_| impatient(&alive, &stopped)).collect();
+    for (sender, target) in &mut waiting {
+        let [remote, data] = write(target);
+        sender.post(Opcode::RdmaWrite, &[&remote, &data]);
+    }
+    run(&alive);
+    let (mut other, target) = impatient(&alive, &alive);
+    let mut engine = alive.shared.engine.lock();
+    let is_expired = |engine: &Engine, now| {
+        waiting.iter().filter(|(sender, _)| engine.qps[&sender.qpn].timer.is_some_and(|at| at <= now)).count()
+    };
+    let mut now = Instant::now();
+    let mut step = || {
+        // More than the time-out: all of them expire before every step.
+        now += Duration::from_secs(1);
+        assert_eq!(is_expired(&engine, now), COUNT);
+        assert!(engine.step(now));
+        let handled = COUNT - is_expired(&engine, now);
+        assert!((1..COUNT / 4).contains(&handled), "{handled} time-outs in one step");
+    };
+    (0..COUNT).for_each(|_| step());
+    let [remote, data] = write(&target);
+    other.post(Opcode::RdmaWrite, &[&remote, &data]);
+    let steps = (1..COUNT).find(|_| {
+        step();
+        other.cq.peek().is_some()
+    });
+    assert!(steps.is_some_and(|steps| steps <= 3), "{steps:?} steps for a write");
+    drop(engine);
+    success(other.cq.poll());
+    assert!(waiting.iter().all(|(sender, _)| sender.cq.peek().is_none()), "the peer may still answer");
+}
+
 #[test]
 fn a_card_that_is_stopped_answers_itself_before_it_gives_up() {
     let card = card();

@@ -265,7 +265,8 @@ impl Qp {
         }
     }
 
-    /// The payload of a packet that [`Self::next_packet`] made cannot be read from peer memory.
+    /// The payload of a packet that [`Self::next_packet`] made cannot be read from peer memory. The packet
+    /// may count as sent, and others after it; none of them has left.
     pub(crate) fn payload_failed(
         &mut self,
         packet: &Outgoing,
@@ -280,8 +281,17 @@ impl Qp {
         if packet.is_response {
             self.responder.refuse_read(packet.header.psn.get(), failure, step);
         } else {
+            self.requester.return_to(packet.header.psn.get());
             self.requester.refuse_locally(PEER_MEMORY, failure.to_string(), step);
         }
+        self.flush_if_failed(context);
+    }
+
+    /// The payload of packet `psn`, and perhaps of packets after it, was taken and could not be written to
+    /// peer memory.
+    pub(crate) fn copy_failed(&mut self, psn: u32, failure: &PeerFailure, context: &mut Context<'_>) {
+        let step = &mut Step { endpoint: &mut self.endpoint, context };
+        self.responder.copy_failed(psn, failure, step);
         self.flush_if_failed(context);
     }
 

@@ -6,9 +6,9 @@
 
 #![allow(dead_code, unreachable_pub, reason = "the unit tests do not use the whole")]
 
-use super::{PeerMemory, PeerMemoryError, PeerRegion, register_peer_memory};
+use super::{Begun, PeerMemory, PeerMemoryError, PeerRegion, register_peer_memory};
 use parking_lot::Mutex;
-use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, OnceLock};
 
 /// The client's name.
@@ -41,7 +41,23 @@ pub struct Buffer {
     pub reads_left: AtomicI64,
     /// Writes that still succeed.
     pub writes_left: AtomicI64,
+    /// Whether copies begin in one call and end in another. They count as reads and writes when they begin.
+    pub begins: AtomicBool,
+    /// Waits for copies that still succeed.
+    pub finishes_left: AtomicI64,
+    under_way: Mutex<Vec<Copying>>,
 }
+
+/// A copy that was begun: between these bytes of the host and those from an index on.
+#[derive(Debug)]
+struct Copying {
+    is_read: bool,
+    host: *mut u8,
+    range: std::ops::Range<usize>,
+}
+
+// SAFETY: the card promises that the bytes stay usable until it has waited, from any thread.
+unsafe impl Send for Copying {}
 
 fn gpu() -> &'static Arc<FakeGpu> {
     static GPU: OnceLock<Arc<FakeGpu>> = OnceLock::new();
@@ -72,6 +88,9 @@ pub fn allocate(len: usize) -> Arc<Buffer> {
         writes: AtomicUsize::new(0),
         reads_left: AtomicI64::new(ALWAYS),
         writes_left: AtomicI64::new(ALWAYS),
+        begins: AtomicBool::new(false),
+        finishes_left: AtomicI64::new(ALWAYS),
+        under_way: Mutex::default(),
     });
     allocations.push(buffer.clone());
     buffer
@@ -91,6 +110,26 @@ impl Buffer {
     /// Calls of either kind.
     pub fn calls(&self) -> usize {
         self.reads.load(SeqCst) + self.writes.load(SeqCst)
+    }
+
+    /// Copies that were begun, and not waited for.
+    pub fn under_way(&self) -> usize {
+        self.under_way.lock().len()
+    }
+
+    fn begin(&self, is_read: bool, addr: u64, host: *mut u8, len: usize) -> Result<Begun, PeerMemoryError> {
+        if !self.begins.load(SeqCst) {
+            return Ok(Begun::Not);
+        }
+        let range = self.at(addr, len);
+        let (count, left) =
+            if is_read { (&self.reads, &self.reads_left) } else { (&self.writes, &self.writes_left) };
+        count.fetch_add(1, SeqCst);
+        if left.fetch_sub(1, SeqCst) <= 0 {
+            return Err(PeerMemoryError::new("the copy has not begun"));
+        }
+        self.under_way.lock().push(Copying { is_read, host, range });
+        Ok(Begun::Yes)
     }
 
     fn at(&self, addr: u64, len: usize) -> std::ops::Range<usize> {
@@ -156,6 +195,39 @@ impl PeerRegion for FakeRegion {
             return Err(PeerMemoryError::new("the write has failed"));
         }
         self.buffer.bytes.lock()[range].copy_from_slice(from);
+        Ok(())
+    }
+
+    unsafe fn begin_read(&self, addr: u64, into: *mut u8, len: usize) -> Result<Begun, PeerMemoryError> {
+        self.buffer.begin(true, addr, into, len)
+    }
+
+    unsafe fn begin_write(&self, addr: u64, from: *const u8, len: usize) -> Result<Begun, PeerMemoryError> {
+        self.buffer.begin(false, addr, from.cast_mut(), len)
+    }
+
+    /// Copies as late as it may, the last first.
+    fn finish(&self) -> Result<(), PeerMemoryError> {
+        let copies: Vec<Copying> = self.buffer.under_way.lock().drain(..).rev().collect();
+        if copies.is_empty() {
+            return Ok(());
+        }
+        if self.buffer.finishes_left.fetch_sub(1, SeqCst) <= 0 {
+            return Err(PeerMemoryError::new("a copy has failed"));
+        }
+        let mut bytes = self.buffer.bytes.lock();
+        for Copying { is_read, host, range } in copies {
+            let (place, len) = (bytes[range.clone()].as_mut_ptr(), range.len());
+            // SAFETY: the card keeps the bytes of the host usable until this returns; those of the buffer are
+            // locked.
+            unsafe {
+                if is_read {
+                    place.copy_to_nonoverlapping(host, len);
+                } else {
+                    place.copy_from_nonoverlapping(host, len);
+                }
+            }
+        }
         Ok(())
     }
 }

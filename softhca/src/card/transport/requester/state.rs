@@ -210,6 +210,15 @@ impl Requester {
         self.arm(attributes, now);
     }
 
+    /// Moves back to the request of a packet, if one has it: neither the packet nor those after it have left.
+    pub(crate) fn return_to(&mut self, psn: u32) {
+        let Some(position) = self.requests.iter().position(|request| request.contains(psn)) else { return };
+        self.cursor = position;
+        let first = self.requests[position].first_psn;
+        self.requests[position].sent = psn_distance(psn, first) as u32;
+        self.requests.iter_mut().skip(position + 1).for_each(|request| request.sent = 0);
+    }
+
     /// Moves back to the oldest packet that is not acknowledged.
     pub(super) fn rewind(&mut self) {
         let oldest = self.requests.iter().position(|request| !request.done);

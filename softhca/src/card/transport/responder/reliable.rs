@@ -3,10 +3,12 @@
 use super::response::Response;
 use super::state::{Failure, Responder, Stop};
 use crate::card::config::Transport;
+use crate::card::context::PEER_MEMORY;
 use crate::card::event::Event;
 use crate::card::transport::step::Step;
 use crate::faults::Refused;
 use crate::packet::{NakCode, PSN_MASK, Packet, PacketKind, psn_distance};
+use crate::peer_memory::PeerFailure;
 use gdsync_sys::prm::cqe::Syndrome;
 
 /// A refusal that faults inject.
@@ -63,19 +65,39 @@ impl Responder {
                 self.nak_sent = true;
                 self.responses.push_back(Response::Nak { psn, code });
             }
-            Err(Stop::Fatal(code, failure)) => {
-                self.release_completions(step);
-                self.responses.push_back(Response::Nak { psn, code });
-                match failure {
-                    Failure::Event(event) => step.responder_failed(event),
-                    Failure::Completion(slot, syndrome) => {
-                        step.receive_error(slot, syndrome);
-                    }
-                }
-                // The flush includes a receive that a message has begun to fill, unless it is the
-                // one that failed.
-                step.endpoint.fail();
-            }
+            Err(Stop::Fatal(code, failure)) => self.refuse(psn, (code, failure), step),
         }
+    }
+
+    /// Refuses packet `psn`, and fails.
+    fn refuse(&mut self, psn: u32, (code, failure): (NakCode, Failure), step: &mut Step<'_, '_>) {
+        self.release_completions(step);
+        self.responses.push_back(Response::Nak { psn, code });
+        match failure {
+            Failure::Event(event) => step.responder_failed(event),
+            Failure::Completion(slot, syndrome) => step.receive_error(slot, syndrome),
+        }
+        // The flush includes a receive that a message has begun to fill, unless it is the
+        // one that failed.
+        step.endpoint.fail();
+    }
+
+    /// The payload of packet `psn`, and perhaps of packets after it, was taken and could not be written to
+    /// peer memory. None of them was the last of its message, and no acknowledgement of them has left.
+    pub(crate) fn copy_failed(&mut self, psn: u32, failure: &PeerFailure, step: &mut Step<'_, '_>) {
+        step.report(None, PEER_MEMORY, failure.to_string());
+        let is_earlier = |last: u32| psn_distance(last, psn) < 0;
+        self.responses.retain(|response| !matches!(response, Response::Ack { psn, .. } if !is_earlier(*psn)));
+        let refusal = match self.queue.current.take() {
+            Some(receive) => {
+                let failure = Failure::Completion(receive.slot, Syndrome::LocalProtection);
+                (NakCode::RemoteOperation, failure)
+            }
+            None => {
+                let event = Event::QpAccessError { qpn: step.endpoint.qpn };
+                (NakCode::RemoteAccess, Failure::Event(event))
+            }
+        };
+        self.refuse(psn, refusal, step);
     }
 }

@@ -1,0 +1,102 @@
+//! The packets that arrive in one step.
+//!
+//! A client of peer memory may copy the payload of several packets at once, from where they lie in the fabric.
+//! Such are the packets before the last of a message: nothing shows a program that they have arrived, and
+//! their acknowledgements leave behind this. Everything is copied before another packet is handled, and
+//! before the fabric takes the payload back.
+
+use super::arrive::arrive;
+use super::state::Engine;
+use crate::card::config::Transport;
+use crate::card::context::Resources;
+use crate::card::counters::Counters;
+use crate::card::delayed::DelayedPackets;
+use crate::card::memory::peer_copies::PacketName;
+use crate::card::transport::qp::Qp;
+use crate::fabric::{Node, Part, Sink, Use};
+use crate::packet::{Header, LAST, PacketKind};
+use std::collections::HashMap;
+use std::time::Instant;
+use zerocopy::FromBytes;
+
+/// Packets that one step takes from the fabric.
+const RECEIVE_BUDGET: usize = 32;
+
+/// What handling a packet needs: all of the engine but the fabric, which hands the packet over.
+struct Arrivals<'a> {
+    now: Instant,
+    qps: &'a mut HashMap<u32, Qp>,
+    resources: &'a mut Resources,
+    delayed: &'a mut DelayedPackets,
+    counters: Option<&'a Counters>,
+    /// Queue pairs that packets have concerned.
+    touched: Vec<u32>,
+}
+
+impl Engine {
+    /// Takes packets from the fabric. Returns whether there were any.
+    pub(crate) fn take_packets(&mut self, now: Instant) -> bool {
+        if self.delayed.is_congested() {
+            return false;
+        }
+        let Engine { fabric, qps, resources, delayed, counters, .. } = self;
+        let mut touched = Vec::new();
+        let mut arrivals =
+            Arrivals { now, qps, resources, delayed, counters: counters.as_deref(), touched: Vec::new() };
+        let taken = fabric.poll(RECEIVE_BUDGET, &mut arrivals);
+        touched.append(&mut arrivals.touched);
+        for qpn in touched {
+            self.touched(qpn);
+        }
+        taken > 0
+    }
+}
+
+impl Arrivals<'_> {
+    /// The name of a packet whose copies may end later.
+    fn ends_later(&self, header: &Header) -> Option<PacketName> {
+        let qpn = header.dest_qpn.get();
+        let is_part = matches!(PacketKind::try_from(header.kind), Ok(PacketKind::Send | PacketKind::Write))
+            && !header.has(LAST);
+        let may = is_part
+            && header.is_reliable()
+            && !self.resources.faults.is_on()
+            && self.delayed.is_empty()
+            && !self.resources.dice.is_on()
+            && self.qps.get(&qpn).is_some_and(|qp| qp.endpoint.config.transport == Transport::Rc);
+        may.then(|| (qpn, header.psn.get()))
+    }
+}
+
+impl Sink for &mut Arrivals<'_> {
+    fn take(&mut self, source: Node, header: &[u8], payload: [Part; 2]) -> Use {
+        let parsed = Header::read_from_bytes(header).ok();
+        if let (Some(counters), Some(header)) = (self.counters, &parsed) {
+            counters.received(header, payload.iter().map(|(_, len)| *len as u64).sum());
+        }
+        let later = parsed.and_then(|header| self.ends_later(&header));
+        if later.is_none() {
+            self.settle();
+        }
+        self.resources.peers.end_later(later);
+        let Arrivals { now, qps, resources, delayed, touched, .. } = &mut **self;
+        arrive(delayed, qps, source, header, &payload, &mut resources.context(*now), touched);
+        self.resources.peers.end_later(None);
+        if self.resources.peers.is_full() {
+            self.settle();
+        }
+        if self.resources.peers.is_under_way() { Use::GoesOn } else { Use::Over }
+    }
+
+    fn settle(&mut self) {
+        if !self.resources.peers.is_under_way() {
+            return;
+        }
+        for ((qpn, psn), failure) in self.resources.peers.finish() {
+            if let Some(qp) = self.qps.get_mut(&qpn) {
+                qp.copy_failed(psn, &failure, &mut self.resources.context(self.now));
+                self.touched.push(qpn);
+            }
+        }
+    }
+}
