@@ -83,8 +83,8 @@ pub(crate) struct SharedReceives {
     segments: u32,
     credits: Arc<Credits>,
     state: Mutex<SharedRecvState>,
-    /// Where its receives may complete: one entry for each queue pair.
-    queues: Mutex<Vec<Arc<CompletionQueueInner>>>,
+    /// Where its receives may complete, and of how many of its queue pairs.
+    queues: Mutex<Vec<(Arc<CompletionQueueInner>, u32)>>,
     /// The card takes no more receives from it.
     has_failed: AtomicBool,
 }
@@ -248,7 +248,7 @@ impl SharedReceives {
         self.credits.take()?;
         // No lock is held while completion queues are locked, and one of them at a time.
         let queues = self.queues.lock().clone();
-        if let Err(full) = queues.iter().try_for_each(|queue| queue.lock().check_not_overbooked()) {
+        if let Err(full) = queues.iter().try_for_each(|(queue, _)| queue.lock().check_not_overbooked()) {
             self.credits.give_back();
             return Err(full);
         }
@@ -310,7 +310,12 @@ impl Sharing {
         queue: &Arc<CompletionQueueInner>,
     ) -> Result<Self, QueuePairError> {
         // Before the queue is looked at: a receive that is posted meanwhile is found here, or finds it.
-        receives.queues.lock().push(queue.clone());
+        let mut queues = receives.queues.lock();
+        match queues.iter_mut().find(|(known, _)| Arc::ptr_eq(known, queue)) {
+            Some((_, queue_pairs)) => *queue_pairs += 1,
+            None => queues.push((queue.clone(), 1)),
+        }
+        drop(queues);
         let has_room = queue.lock().add_credits(&receives.credits);
         // From here on, dropping it takes both away.
         let made = Sharing { receives: receives.clone(), queue: queue.clone() };
@@ -326,10 +331,13 @@ impl Drop for Sharing {
     fn drop(&mut self) {
         self.queue.lock().remove_credits(&self.receives.credits);
         let mut queues = self.receives.queues.lock();
-        let place = queues.iter().position(|queue| Arc::ptr_eq(queue, &self.queue));
-        // Not the last handle of the queue: this one has another.
+        let place = queues.iter().position(|(queue, _)| Arc::ptr_eq(queue, &self.queue));
         if let Some(place) = place {
-            queues.swap_remove(place);
+            queues[place].1 -= 1;
+            if queues[place].1 == 0 {
+                // Not the last handle of the queue: this one has another.
+                queues.swap_remove(place);
+            }
         }
     }
 }

@@ -10,8 +10,10 @@ use crate::memory::timeline::TimelinePoint;
 use parking_lot::MutexGuard;
 use std::time::{Duration, Instant};
 
-/// How often a waiting CPU thread looks for queue pairs that have failed meanwhile.
-const LOOK_AFTER: Duration = Duration::from_millis(20);
+/// When a waiting CPU thread first looks for queue pairs that have failed meanwhile. Each time between two looks is twice
+/// the one before, up to [`LONGEST_LOOK`]: a look takes a step for each send that is in flight, and many threads may wait.
+const FIRST_LOOK: Duration = Duration::from_millis(20);
+const LONGEST_LOOK: Duration = Duration::from_millis(160);
 /// How often a waiting CPU thread names the wait at which the stream stands still.
 const STALL: Duration = Duration::from_secs(10);
 
@@ -35,9 +37,11 @@ impl<B: MemOpStream> Stream<B> {
     /// [`StreamError::Failed`]; another [`StreamError`] if the backend cannot tell.
     pub fn synchronize_timeout(&self, timeout: Duration) -> Result<bool, StreamError> {
         let deadline = Instant::now().checked_add(timeout);
+        let mut look_after = FIRST_LOOK;
         loop {
             let left = deadline.map_or(Duration::MAX, |at| at.saturating_duration_since(Instant::now()));
-            let idle = self.backend.wait_idle(left.min(LOOK_AFTER));
+            let idle = self.backend.wait_idle(left.min(look_after));
+            look_after = (look_after * 2).min(LONGEST_LOOK);
             let mut state = self.lock();
             let idle = idle.and_then(|idle| if idle { self.is_idle(&state) } else { Ok(false) });
             match idle {

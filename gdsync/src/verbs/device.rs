@@ -17,7 +17,8 @@ pub const DEFAULT_PORT: u8 = 1;
 
 /// An open card.
 ///
-/// A cheap handle; clones name the same device, which closes with the last object made on it.
+/// A cheap handle; clones name the same device, which closes with the last object made on it. A thread of the library
+/// may hold the last one, for a moment: that of checked waits drops a wait after it has told its outcome.
 ///
 /// ```
 /// use gdsync::{Device, verbs::DEFAULT_PORT};
