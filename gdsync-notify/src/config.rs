@@ -8,7 +8,8 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ConnectionKind {
-    /// Up to 1,000 ranks [`Self::Each`], in larger teams [`Self::Dynamic`].
+    /// Up to 64 ranks [`Self::Each`]; in larger teams [`Self::Dynamic`], if the card has it, else [`Self::Each`], too.
+    /// (A queue pair to each of 512 ranks takes 40 MiB a rank, and its card forgets those that it has not used for a while.)
     #[default]
     BySize,
     /// A queue has a queue pair (RC) to each rank. Kernels can drive them.
@@ -23,7 +24,7 @@ pub enum ConnectionKind {
 }
 
 /// Ranks of the largest team that has a queue pair to each by default.
-const MOST_WITH_EACH: u32 = 1000;
+const MOST_WITH_EACH: u32 = 64;
 
 /// How a [`Team`](crate::Team) is made.
 #[derive(Clone, Debug)]
@@ -62,7 +63,7 @@ impl Default for TeamConfig {
 }
 
 impl TeamConfig {
-    /// What a team of so many ranks has.
+    /// What a team of so many ranks has, on a card that has all.
     pub(crate) fn kind_of(&self, size: u32) -> ConnectionKind {
         match self.connections {
             ConnectionKind::BySize if size > MOST_WITH_EACH => ConnectionKind::Dynamic,
@@ -80,7 +81,7 @@ mod tests {
 
     #[test]
     fn large_teams_are_connected_dynamically_unless_told() {
-        let kinds = |config: TeamConfig| [2, 1000, 1001].map(|size| config.kind_of(size));
+        let kinds = |config: TeamConfig| [2, 64, 65].map(|size| config.kind_of(size));
         let (each, dynamic) = (ConnectionKind::Each, ConnectionKind::Dynamic);
         assert_eq!(kinds(TeamConfig::default()), [each, each, dynamic]);
         for told in [each, dynamic] {

@@ -51,41 +51,61 @@ impl Unconnected {
             let queue = |_| (0..count).map(|_| QueuePair::new(pd, of_queues)).collect();
             (0..config.queues).map(queue).collect::<Result<Vec<Vec<_>>, _>>()
         };
+        let dynamic = || {
+            let of_queues = of_queues.transport(Transport::Dc).connections(config.connect);
+            let initiators = make(config.initiators.clamp(1, size), of_queues)?;
+            let control = Control::dynamic(pd, of_control, access, place, watch)?;
+            Ok((Ways::Dynamic { initiators, addresses: Vec::new() }, control))
+        };
+        let each = || -> Result<_, NotifyError> {
+            Ok((Ways::Each(make(size, of_queues)?), Control::new(pd, of_control, place, watch)?))
+        };
         let (ways, control) = match config.kind_of(size) {
-            ConnectionKind::Dynamic => {
-                let of_queues = of_queues.transport(Transport::Dc).connections(config.connect);
-                let initiators = make(config.initiators.clamp(1, size), of_queues)?;
-                let control = Control::dynamic(pd, of_control, access, place, watch)?;
-                (Ways::Dynamic { initiators, addresses: Vec::new() }, control)
-            }
-            _ => (Ways::Each(make(size, of_queues)?), Control::new(pd, of_control, place, watch)?),
+            ConnectionKind::Dynamic if config.connections == ConnectionKind::Dynamic => dynamic()?,
+            ConnectionKind::Dynamic => dynamic().or_else(|error: NotifyError| {
+                tracing::info!(%error, "the card makes no dynamic connections: a queue has a queue pair to each rank");
+                each()
+            })?,
+            _ => each()?,
         };
         Ok(Unconnected { rank, size, ways, control, options: config.connect })
     }
 
-    /// What it offers to the other ranks.
-    pub(crate) fn offer(&self) -> Result<Offer, NotifyError> {
-        let (queues, endpoints) = match &self.ways {
-            Ways::Each(queues) => (queues.len(), queues.iter().flatten()),
-            // None of these is connected to.
-            Ways::Dynamic { initiators, .. } => (initiators.len(), [].iter().flatten()),
-        };
-        if let Some(offer) = Offer::of_target(queues, &self.control)? {
-            return Ok(offer);
+    /// Its queues.
+    fn queues(&self) -> usize {
+        match &self.ways {
+            Ways::Each(queues) => queues.len(),
+            Ways::Dynamic { initiators, .. } => initiators.len(),
         }
-        let endpoints = endpoints.map(|one| Ok(Some(one.endpoint()?)));
-        Ok(Offer::Each(endpoints.collect::<Result<_, NotifyError>>()?))
     }
 
-    /// The line for the other ranks.
-    pub(crate) fn describe(&self) -> Result<String, NotifyError> {
-        let control = self.control.endpoints()?;
-        Ok(Table { size: self.size, offer: self.offer()?, control }.to_string())
+    /// What its queues offer, whichever rank they offer it to.
+    pub(crate) fn offer(&self) -> Result<Offer, NotifyError> {
+        let queues = self.queues();
+        Ok(Offer::of_target(queues, &self.control)?.unwrap_or_else(|| Offer::none(queues)))
     }
 
-    /// Connects to all ranks.
+    /// The line for each rank.
+    pub(crate) fn describe(&self) -> Result<Vec<String>, NotifyError> {
+        (0..self.size).map(|rank| Ok(self.table(rank)?.to_string())).collect()
+    }
+
+    /// What it offers to a rank.
+    fn table(&self, rank: u32) -> Result<Table, NotifyError> {
+        let offer = match &self.ways {
+            Ways::Each(queues) => {
+                let endpoints = queues.iter().map(|to| Ok(Some(to[rank as usize].endpoint()?)));
+                Offer::Each(endpoints.collect::<Result<_, NotifyError>>()?)
+            }
+            // None of these is connected to.
+            Ways::Dynamic { .. } => self.offer()?,
+        };
+        Ok(Table { offer, control: self.control.endpoint(rank)? })
+    }
+
+    /// Connects to all ranks, by what each offers to this one.
     pub(crate) fn connect(&mut self, lines: &[String]) -> Result<(), NotifyError> {
-        let tables = (0..).zip(lines).map(|(rank, line)| Table::parse(line, rank, self.size));
+        let tables = (0..).zip(lines).map(|(rank, line)| Table::parse(line, rank));
         let tables = tables.collect::<Result<Vec<_>, _>>()?;
         let own = self.offer()?;
         (0..).zip(&tables).try_for_each(|(rank, table)| table.check(rank, &own))?;
@@ -98,7 +118,7 @@ impl Unconnected {
             match &mut self.ways {
                 Ways::Each(queues) => {
                     for (queue, peers) in queues.iter().enumerate() {
-                        if let Some(remote) = table.queue(queue, self.rank) {
+                        if let Some(remote) = table.queue(queue) {
                             peers[other as usize].connect(remote, self.options)?;
                         }
                     }
@@ -110,7 +130,7 @@ impl Unconnected {
                     }
                 }
             }
-            if let Some(remote) = table.control(self.rank) {
+            if let Some(remote) = &table.control {
                 self.control.connect(other, remote)?;
             }
         }

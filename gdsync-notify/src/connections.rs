@@ -66,47 +66,53 @@ impl Connections {
     pub(crate) fn exchange(&self, bytes: &[u8]) -> Result<Vec<Option<Vec<u8>>>, NotifyError> {
         let _turn = self.turn.lock();
         self.control.lock().begin_exchange(bytes, &self.life)?;
-        let all = self.wait_for_all(|control| control.try_exchange(&self.life));
+        let missing = |control: &Control| control.missing(&self.life);
+        let all = self.wait_for_all(|control| control.try_exchange(&self.life), missing);
         if all.is_err() {
             self.control.lock().give_up_exchanges();
         }
         all
     }
 
-    /// Waits until all ranks have taken a step; `look` returns the ranks that are missing.
+    /// Waits until all ranks have taken a step; `missing` says which have not.
     fn wait_for_all<T>(
         &self,
-        mut look: impl FnMut(&mut Control) -> Result<Result<T, Vec<u32>>, NotifyError>,
+        mut look: impl FnMut(&mut Control) -> Result<Option<T>, NotifyError>,
+        missing: impl Fn(&Control) -> Vec<u32>,
     ) -> Result<T, NotifyError> {
         let (mut pause, timeout) = (Pause::new(), self.patience);
         loop {
             // Not held through the pause: the monitor needs it, too.
-            let looked = look(&mut self.control.lock())?;
-            match looked {
-                Ok(done) => return Ok(done),
-                Err(ranks) if pause.elapsed() >= timeout => {
-                    return Err(BootstrapError::Late { ranks, timeout }.into());
+            let mut control = self.control.lock();
+            match look(&mut control)? {
+                Some(done) => return Ok(done),
+                None if pause.elapsed() >= timeout => {
+                    return Err(BootstrapError::Late { ranks: missing(&control), timeout }.into());
                 }
-                Err(_) => pause.pause(),
+                None => {}
             }
+            drop(control);
+            pause.pause();
         }
     }
 
     /// Agrees with the other survivors on the dead ranks, and drops them.
     pub(crate) fn shrink(&self) -> Result<Vec<u32>, NotifyError> {
         let _turn = self.turn.lock();
-        let outcome = self.wait_for_all(|control| Ok(control.try_agree(&self.life)))?;
+        let agree = |control: &mut Control| Ok(control.try_agree(&self.life));
+        let outcome = self.wait_for_all(agree, |control| control.silent(&self.life))?;
         let dead = match outcome {
             Outcome::Drop(dead) => dead,
             Outcome::Expelled { by } => return Err(NotifyError::Expelled { by }),
         };
         // The others hear of the decision even if this process ends now. What is decided stays: a
         // rank that stands still hears of it later.
-        let told = self.wait_for_all(|control| {
+        let unflushed = |control: &Control| control.unflushed(&self.life);
+        let flush = |control: &mut Control| {
             control.poll(&self.life);
-            let missing = control.unflushed(&self.life);
-            Ok(if missing.is_empty() { Ok(()) } else { Err(missing) })
-        });
+            Ok(unflushed(control).is_empty().then_some(()))
+        };
+        let told = self.wait_for_all(flush, unflushed);
         if let Err(error) = told {
             tracing::warn!(%error, "a rank has not taken the message that the team has dropped ranks");
         }

@@ -10,7 +10,8 @@
 //! "not set". A [`Queue`] writes and notifies, from the CPU or in batches of a stream; attached to
 //! a device ([`Queue::attach_device`]), from inside kernels. The death of a rank ends every wait for
 //! it, with its number ([`NotifyError::PeerDead`]); the others go on without it ([`Team::shrink`]),
-//! or with a new process in its place ([`Team::replace`]). The [`guide`] compares the calls with
+//! or with a new process in its place ([`Team::replace`]). [`collective`] has barrier, all-gather,
+//! all-to-all, reduce-scatter and broadcast in the order of streams. The [`guide`] compares the calls with
 //! GASPI's and lists what a program has to know.
 //!
 //! ```
@@ -74,6 +75,7 @@
 
 mod action;
 pub mod bootstrap;
+pub mod collective;
 mod config;
 mod connect;
 mod connections;

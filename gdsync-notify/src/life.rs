@@ -8,7 +8,7 @@ use crate::error::{DeathCause, NotifyError};
 use crate::rank_set::RankSet;
 use gdsync::queue::FailureCause;
 use parking_lot::{Condvar, Mutex};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,6 +24,8 @@ pub(crate) struct Life {
     states: Mutex<States>,
     /// Ranks that are dead and not dropped, so that living teams pay one load.
     dead: AtomicU32,
+    /// Some ranks are dropped, or were: so the others pay one load here, too.
+    has_dropped: AtomicBool,
     /// Signalled when the monitor has something to do before its next look.
     changed: Condvar,
 }
@@ -46,7 +48,12 @@ impl Life {
             is_due: false,
             is_closed: false,
         };
-        Life { states: Mutex::new(states), dead: AtomicU32::new(0), changed: Condvar::new() }
+        Life {
+            states: Mutex::new(states),
+            dead: AtomicU32::new(0),
+            has_dropped: AtomicBool::new(false),
+            changed: Condvar::new(),
+        }
     }
 
     pub(crate) fn state(&self, rank: u32) -> State {
@@ -126,6 +133,14 @@ impl Life {
         (0..).zip(&states.ranks).filter(|(_, state)| is_one(**state)).map(|(rank, _)| rank).collect()
     }
 
+    /// Ranks that were dropped.
+    pub(crate) fn dropped(&self) -> RankSet {
+        match self.has_dropped.load(Ordering::Acquire) {
+            true => self.set_of(|state| matches!(state, State::Dropped(_))),
+            false => RankSet::default(),
+        }
+    }
+
     /// Ranks that are not alive.
     pub(crate) fn lost(&self) -> RankSet {
         self.set_of(|state| state != State::Alive)
@@ -155,6 +170,7 @@ impl Life {
             let state = &mut states.ranks[rank as usize];
             if let State::Dead(cause) = *state {
                 *state = State::Dropped(cause);
+                self.has_dropped.store(true, Ordering::Release);
                 self.dead.fetch_sub(1, Ordering::Release);
                 dropped.push(rank);
             }

@@ -1,4 +1,4 @@
-//! What a rank offers to the others to connect to, as a line of text.
+//! What a rank offers to another to connect to, as a line of text.
 
 use crate::control::Control;
 use crate::error::NotifyError;
@@ -6,19 +6,18 @@ use gdsync::Endpoint;
 use gdsync::qp::DcTarget;
 use std::fmt;
 
-/// The endpoints of a rank: of its queues, and of the control connections, one for each rank. `None`
-/// where it offers no connection.
+/// What a rank offers to another: the endpoints of its queues, and of the control connection. `None` where it
+/// offers no connection.
 #[derive(Debug)]
 pub(crate) struct Table {
-    pub(crate) size: u32,
     pub(crate) offer: Offer,
-    pub(crate) control: Vec<Option<Endpoint>>,
+    pub(crate) control: Option<Endpoint>,
 }
 
 /// Of its queues.
 #[derive(Debug)]
 pub(crate) enum Offer {
-    /// Of each queue, that for each rank.
+    /// Of each queue, that for the rank.
     Each(Vec<Option<Endpoint>>),
     /// The target of all queues, of which there are so many, and its access key.
     Dynamic { queues: usize, target: Endpoint, key: u64 },
@@ -35,9 +34,9 @@ impl Offer {
         control.target().map(offer).transpose()
     }
 
-    /// Without a connection of its own for any rank.
-    pub(crate) fn none(queues: usize, size: u32) -> Self {
-        Offer::Each(vec![None; queues * size as usize])
+    /// Without a connection for the rank.
+    pub(crate) fn none(queues: usize) -> Self {
+        Offer::Each(vec![None; queues])
     }
 
     fn parse(text: &str) -> Result<Self, String> {
@@ -56,9 +55,9 @@ impl Offer {
     }
 
     /// How many queues a rank has, and what they are.
-    fn kind(&self, size: u32) -> (usize, &'static str) {
+    fn kind(&self) -> (usize, &'static str) {
         match self {
-            Offer::Each(endpoints) => (endpoints.len() / size as usize, "separate"),
+            Offer::Each(endpoints) => (endpoints.len(), "separate"),
             Offer::Dynamic { queues, .. } => (*queues, "dynamic"),
         }
     }
@@ -85,39 +84,28 @@ fn list(f: &mut fmt::Formatter<'_>, endpoints: &[Option<Endpoint>]) -> fmt::Resu
 }
 
 impl Table {
-    /// Without a control connection.
-    pub(crate) fn new(offer: Offer, size: u32) -> Self {
-        Table { size, offer, control: vec![None; size as usize] }
-    }
-
-    pub(crate) fn set_queue(&mut self, queue: usize, to: u32, endpoint: Endpoint) {
-        if let Offer::Each(queues) = &mut self.offer {
-            queues[queue * self.size as usize + to as usize] = Some(endpoint);
-        }
-    }
-
-    pub(crate) fn set_control(&mut self, to: u32, endpoint: Endpoint) {
-        self.control[to as usize] = Some(endpoint);
-    }
-
-    pub(crate) fn parse(line: &str, rank: u32, size: u32) -> Result<Self, NotifyError> {
+    pub(crate) fn parse(line: &str, rank: u32) -> Result<Self, NotifyError> {
         let bad = |reason: String| NotifyError::Elsewhere { rank, reason };
         let (queues, control) = line.split_once('|').unwrap_or((line, ""));
         let offer = Offer::parse(queues).map_err(bad)?;
-        let Offer::Each(control) = Offer::parse(control).map_err(bad)? else {
-            return Err(bad(format!("{control:?} are no control connections")));
-        };
-        let is_odd =
-            matches!(&offer, Offer::Each(endpoints) if !endpoints.len().is_multiple_of(size as usize));
-        if control.len() != size as usize || is_odd {
-            return Err(bad(format!("its endpoints are not those of {size} ranks: {line}")));
+        match Offer::parse(control).map_err(bad)? {
+            Offer::Each(control) if control.len() == 1 => {
+                Ok(Table { offer, control: control.into_iter().next().flatten() })
+            }
+            _ => Err(bad(format!("{control:?} is no control connection, nor `-` in the place of one"))),
         }
-        Ok(Table { size, offer, control })
+    }
+
+    /// Offers a connection of a queue.
+    pub(crate) fn set_queue(&mut self, queue: usize, endpoint: Endpoint) {
+        if let Offer::Each(queues) = &mut self.offer {
+            queues[queue] = Some(endpoint);
+        }
     }
 
     /// Refuses a rank with another number of queues, or other connections, than this one's.
     pub(crate) fn check(&self, rank: u32, ours: &Offer) -> Result<(), NotifyError> {
-        let ((theirs, their_kind), (ours, our_kind)) = (self.offer.kind(self.size), ours.kind(self.size));
+        let ((theirs, their_kind), (ours, our_kind)) = (self.offer.kind(), ours.kind());
         let (what, theirs, ours) = if their_kind != our_kind {
             ("connections", their_kind.to_owned(), our_kind.to_owned())
         } else if theirs != ours {
@@ -128,10 +116,10 @@ impl Table {
         Err(NotifyError::Mismatch { rank, what, theirs, ours })
     }
 
-    /// The endpoint of a queue's connection to a rank.
-    pub(crate) fn queue(&self, queue: usize, to: u32) -> Option<&Endpoint> {
+    /// The endpoint of a queue's connection.
+    pub(crate) fn queue(&self, queue: usize) -> Option<&Endpoint> {
         match &self.offer {
-            Offer::Each(queues) => queues.get(queue * self.size as usize + to as usize)?.as_ref(),
+            Offer::Each(queues) => queues.get(queue)?.as_ref(),
             Offer::Dynamic { .. } => None,
         }
     }
@@ -143,17 +131,12 @@ impl Table {
             Offer::Dynamic { target, key, .. } => Some((target, *key)),
         }
     }
-
-    /// The endpoint of the control connection to a rank.
-    pub(crate) fn control(&self, to: u32) -> Option<&Endpoint> {
-        self.control.get(to as usize)?.as_ref()
-    }
 }
 
 impl fmt::Display for Table {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}|", self.offer)?;
-        list(f, &self.control)
+        list(f, std::slice::from_ref(&self.control))
     }
 }
 
@@ -166,34 +149,35 @@ mod tests {
     #[test]
     fn tables_round_trip() {
         for line in [
-            format!("dc 2 {TARGET} 123456789abcdef0|- {TARGET}"),
-            format!("{TARGET} - - {TARGET}|{TARGET} -"),
-            "|- -".to_owned(),
+            format!("dc 2 {TARGET} 123456789abcdef0|-"),
+            format!("{TARGET} - - {TARGET}|{TARGET}"),
+            "|-".to_owned(),
         ] {
-            assert_eq!(Table::parse(&line, 0, 2).unwrap().to_string(), line);
+            assert_eq!(Table::parse(&line, 0).unwrap().to_string(), line);
         }
     }
 
     #[test]
     fn what_is_no_table_is_refused_with_the_rank() {
         for line in [
-            "dc 2|- -".to_owned(),
-            format!("dc x {TARGET} 1|- -"),
-            format!("dc 2 {TARGET} 1 1|- -"),
-            format!("dc 2 {TARGET} 1g|- -"),
-            "dc 2 ib 1|- -".to_owned(),
+            "dc 2|-".to_owned(),
+            format!("dc x {TARGET} 1|-"),
+            format!("dc 2 {TARGET} 1 1|-"),
+            format!("dc 2 {TARGET} 1g|-"),
+            "dc 2 ib 1|-".to_owned(),
             format!("{TARGET}|- -"),
+            format!("{TARGET}|"),
             format!("|dc 2 {TARGET} 1"),
             "- -".to_owned(),
         ] {
-            let error = Table::parse(&line, 7, 2).unwrap_err();
+            let error = Table::parse(&line, 7).unwrap_err();
             assert!(matches!(error, NotifyError::Elsewhere { rank: 7, .. }), "{line}: {error}");
         }
     }
 
     #[test]
     fn another_kind_or_number_is_a_mismatch() {
-        let table = |line: &str| Table::parse(line, 1, 1).unwrap();
+        let table = |line: &str| Table::parse(line, 1).unwrap();
         let dynamic = format!("dc 2 {TARGET} 1|-");
         let ours = |line: &str| table(line).offer;
         let refused = |theirs: &str, own: &str| match table(theirs).check(1, &ours(own)) {

@@ -110,6 +110,18 @@ impl Queue {
         self.lock(rank)?.prepare(write)
     }
 
+    /// [`Self::prepare_write`] of a request that a later one completes.
+    pub(crate) fn prepare_write_unsignaled(
+        &self,
+        from: &Slice,
+        rank: u32,
+        to: &Segment,
+        offset: u64,
+    ) -> Result<PreparedSend, NotifyError> {
+        let write = write_request(from, rank, to, offset)?;
+        self.lock(rank)?.prepare_unsignaled(write)
+    }
+
     /// [`Self::notify`], for a batch of a stream.
     ///
     /// # Errors

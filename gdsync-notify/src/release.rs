@@ -24,6 +24,11 @@ pub(crate) const DROPPED: u32 = 1 << 30;
 const RANK: u32 = DROPPED - 1;
 /// The sender of a notification that any rank may set.
 const ANY: u32 = u32::MAX;
+/// The sender of a notification of a collective, in which all ranks take part.
+const ALL: u32 = u32::MAX - 1;
+/// What notifications of collectives are set to, in turn. A stream waits for the bit; a release has both.
+pub(crate) const PHASES: [u32; 2] = [1, 1 << 4];
+const _: () = assert!(RELEASED & PHASES[0] != 0 && RELEASED & PHASES[1] != 0 && PHASES[0] & PHASES[1] == 0);
 
 /// The notifications of one rank's part of a segment, their senders, and their statuses.
 #[derive(Debug)]
@@ -74,7 +79,18 @@ impl Releases {
     }
 
     pub(crate) fn sender(&self, id: u32) -> Option<u32> {
-        Some(self.senders[id as usize].load(Ordering::Relaxed)).filter(|sender| *sender != ANY)
+        Some(self.senders[id as usize].load(Ordering::Relaxed)).filter(|sender| *sender < ALL)
+    }
+
+    /// Whether a notification belongs to a collective.
+    pub(crate) fn is_of_all(&self, id: u32) -> bool {
+        self.senders[id as usize].load(Ordering::Relaxed) == ALL
+    }
+
+    /// Says that these notifications belong to a collective: the death of any rank releases them, for good, whatever they
+    /// were set to.
+    pub(crate) fn set_of_all(&self, ids: Range<u32>) {
+        self.set_sender(ids, Some(ALL));
     }
 
     /// Says which rank sets these notifications; `None` for any.
@@ -85,8 +101,8 @@ impl Releases {
     }
 
     /// Releases the notifications that dead ranks were to set, and, while a rank is dead and not
-    /// dropped, those that any rank may set, and those of ranks that have withdrawn. Takes back the release of others. Returns whether some
-    /// are released.
+    /// dropped, those that any rank may set, and those of ranks that have withdrawn. Takes back the release of others, but of
+    /// collectives. Returns whether some are released.
     pub(crate) fn update(&self, life: &Life) -> bool {
         let _turn = self.turn.lock();
         let any = life.first_dead().map_or(0, |(rank, _)| PEER_DEAD | rank);
@@ -96,21 +112,30 @@ impl Releases {
             Some((rank, _)) => PEER_DEAD | rank,
         };
         let of_senders: Vec<u32> = life.ended_waits().iter().map(status_of).collect();
-        let (mut released, mut restored) = (Vec::new(), Vec::new());
+        let (mut released, mut restored, mut of_all) = (Vec::new(), Vec::new(), Vec::new());
         for ((id, status), sender) in (0..).zip(self.statuses.words32()).zip(&self.senders) {
-            // `ANY` is above all ranks.
-            let sender = sender.load(Ordering::Relaxed) as usize;
-            let wanted = of_senders.get(sender).copied().unwrap_or(any);
+            let sender = sender.load(Ordering::Relaxed);
+            let wanted = match (sender, status.load(Ordering::Relaxed)) {
+                (ALL, before) if before != 0 => before,
+                // `ANY` and `ALL` are above all ranks.
+                _ => of_senders.get(sender as usize).copied().unwrap_or(any),
+            };
             if wanted != 0 {
                 // Release: a reader that sees the word sees the status.
                 status.store(wanted, Ordering::Release);
                 released.push(id);
+                if sender == ALL {
+                    of_all.push(id);
+                }
             } else if status.load(Ordering::Relaxed) != 0 {
                 restored.push(id);
             }
         }
-        let changed =
-            self.words.exchange(&released, 0, RELEASED).and(self.words.exchange(&restored, RELEASED, 0));
+        let changed = self.words.exchange(&released, 0, RELEASED);
+        let changed = PHASES.iter().fold(changed, |so_far, phase| {
+            so_far.and_then(|()| self.words.exchange(&of_all, *phase, RELEASED))
+        });
+        let changed = changed.and(self.words.exchange(&restored, RELEASED, 0));
         if let Err(error) = changed {
             tracing::error!(%error, "waits for notifications of a dead rank could not be released");
         }

@@ -4,7 +4,6 @@ use crate::bootstrap::Bootstrap;
 use crate::connect::Unconnected;
 use crate::connections::Connections;
 use crate::error::NotifyError;
-use crate::life::State;
 use crate::offer::{Offer, Table};
 use crate::parts::Parts;
 use crate::rank_set::RankSet;
@@ -21,16 +20,15 @@ pub(crate) struct Introduction {
 }
 
 impl Introduction {
-    /// A line for the other ranks.
-    pub(crate) fn text(epoch: Option<u32>, segments: usize, table: &str) -> String {
+    /// A line for each rank, to which a table is offered.
+    fn texts(epoch: Option<u32>, segments: usize, tables: impl Iterator<Item = String>) -> Vec<String> {
         let epoch = epoch.map_or("new".to_owned(), |epoch| epoch.to_string());
-        format!("{epoch} {segments} {table}")
+        tables.map(|table| format!("{epoch} {segments} {table}")).collect()
     }
 
     /// Those of all ranks, where they fit together: the ranks that are new, and the epoch.
     pub(crate) fn parse_all(lines: &[String], own: u32, offer: &Offer) -> Result<All, NotifyError> {
-        let size = lines.len() as u32;
-        let all = (0..).zip(lines).map(|(rank, line)| Self::parse(line, rank, size, offer));
+        let all = (0..).zip(lines).map(|(rank, line)| Self::parse(line, rank, offer));
         let all = all.collect::<Result<Vec<_>, _>>()?;
         let ours = &all[own as usize];
         for (rank, one) in (0..).zip(&all) {
@@ -52,7 +50,7 @@ impl Introduction {
         Ok(All { new, epoch, tables: all.into_iter().map(|one| one.table).collect() })
     }
 
-    fn parse(line: &str, rank: u32, size: u32, offer: &Offer) -> Result<Self, NotifyError> {
+    fn parse(line: &str, rank: u32, offer: &Offer) -> Result<Self, NotifyError> {
         let fields: Vec<&str> = line.splitn(3, ' ').collect();
         let bad = || NotifyError::Elsewhere { rank, reason: format!("{line:?} is no introduction") };
         let [epoch, segments, table] = fields[..] else { return Err(bad()) };
@@ -61,7 +59,7 @@ impl Introduction {
             number => Some(number.parse().map_err(|_| bad())?),
         };
         let segments = segments.parse().map_err(|_| bad())?;
-        let table = Table::parse(table, rank, size)?;
+        let table = Table::parse(table, rank)?;
         table.check(rank, offer)?;
         Ok(Introduction { epoch, segments, table })
     }
@@ -87,44 +85,40 @@ pub(crate) fn description(line: &str, segment: usize) -> Option<String> {
 }
 
 impl Connections {
-    /// The first step of a survivor: connections that new processes can take over.
-    fn introduce(&self) -> Result<String, NotifyError> {
+    /// The first step of a survivor: connections that new processes can take over. A line for each rank.
+    fn introduce(&self) -> Result<Vec<String>, NotifyError> {
         self.life.check_all()?;
-        let dropped = self.dropped();
-        let mut table = Table::new(self.offer()?, self.size);
-        for rank in dropped.iter() {
-            for (queue, routes) in self.queues.iter().enumerate() {
-                if let Some(endpoint) = routes.vacate(rank, self.timeout)? {
-                    table.set_queue(queue, rank, endpoint);
+        let dropped = self.life.dropped();
+        let mut tables = Vec::with_capacity(self.size as usize);
+        for rank in 0..self.size {
+            let mut table = Table { offer: self.offer()?, control: None };
+            if dropped.contains(rank) {
+                for (queue, routes) in self.queues.iter().enumerate() {
+                    if let Some(endpoint) = routes.vacate(rank, self.timeout)? {
+                        table.set_queue(queue, endpoint);
+                    }
                 }
+                table.control = self.control.lock().renew(&self.pd, rank)?;
             }
+            tables.push(table.to_string());
         }
-        let mut control = self.control.lock();
-        for rank in dropped.iter() {
-            if let Some(endpoint) = control.renew(&self.pd, rank)? {
-                table.set_control(rank, endpoint);
-            }
-        }
-        Ok(Introduction::text(Some(control.epoch()), self.segments().len(), &table.to_string()))
+        let (epoch, segments) = (self.control.lock().epoch(), self.segments().len());
+        Ok(Introduction::texts(Some(epoch), segments, tables.into_iter()))
     }
 
     /// What this rank offers to all, before connections with dropped ranks are made anew.
     fn offer(&self) -> Result<Offer, NotifyError> {
         let queues = self.queues.len();
         let offer = Offer::of_target(queues, &self.control.lock())?;
-        Ok(offer.unwrap_or_else(|| Offer::none(queues, self.size)))
-    }
-
-    fn dropped(&self) -> RankSet {
-        self.life.set_of(|state| matches!(state, State::Dropped(_)))
+        Ok(offer.unwrap_or_else(|| Offer::none(queues)))
     }
 
     /// Takes new processes into the places of all dropped ranks, together with them and with all
     /// survivors.
     pub(crate) fn replace(&self, bootstrap: &mut Bootstrap) -> Result<Vec<u32>, NotifyError> {
         let _turn = self.turn.lock();
-        let introduced = self.introduce().map(|line| ((), line));
-        let ((), lines) = bootstrap.together(introduced)?;
+        let introduced = self.introduce().map(|lines| ((), lines));
+        let ((), lines) = bootstrap.together_with_each(introduced)?;
         let connected = self.connect_new(&lines);
         let (all, _) = bootstrap.together(connected.map(|all| (all, String::new())))?;
         let segments = self.segments();
@@ -144,7 +138,7 @@ impl Connections {
 
     fn connect_new(&self, lines: &[String]) -> Result<All, NotifyError> {
         let all = Introduction::parse_all(lines, self.rank, &self.offer()?)?;
-        let dropped = self.dropped();
+        let dropped = self.life.dropped();
         if all.new != dropped {
             let list = |set: &RankSet| format!("{:?}", set.iter().collect::<Vec<_>>());
             let (theirs, ours) = (list(&all.new), list(&dropped));
@@ -163,13 +157,13 @@ impl Connections {
                 None => None,
             };
             for (queue, routes) in self.queues.iter().enumerate() {
-                match (&address, table.queue(queue, self.rank)) {
+                match (&address, table.queue(queue)) {
                     (Some(address), _) => routes.redirect(rank, address)?,
                     (None, Some(remote)) => routes.connect(rank, remote, self.options)?,
                     (None, None) => {}
                 }
             }
-            if let Some(remote) = table.control(self.rank) {
+            if let Some(remote) = &table.control {
                 self.control.lock().connect(rank, remote)?;
             }
         }
@@ -185,10 +179,10 @@ pub(crate) fn join(
     bootstrap: &mut Bootstrap,
 ) -> Result<(Unconnected, Vec<String>), NotifyError> {
     let introduced = made.and_then(|made| {
-        let line = Introduction::text(None, segments, &made.describe()?);
-        Ok((made, line))
+        let lines = Introduction::texts(None, segments, made.describe()?.into_iter());
+        Ok((made, lines))
     });
-    let (mut made, lines) = bootstrap.together(introduced)?;
+    let (mut made, lines) = bootstrap.together_with_each(introduced)?;
     let all = made.offer().and_then(|offer| Introduction::parse_all(&lines, made.rank, &offer));
     let connected = all.and_then(|all| {
         made.connect_to(&all.tables)?;

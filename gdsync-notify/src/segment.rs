@@ -8,6 +8,7 @@ use crate::parts::Parts;
 use crate::release::Look;
 use crate::word::NotificationWord;
 use gdsync::cuda::{Consistency, GpuCapabilities};
+use gdsync::cudarc::driver::CudaContext;
 use gdsync::memop::{GpuWord32, Word32};
 use gdsync::{RemoteMemory, Slice};
 use gdsync_sys::pause::Pause;
@@ -141,6 +142,34 @@ impl Segment {
         self.inner.parts.releases.set_sender(ids, sender);
         self.inner.parts.releases.update(&self.inner.life);
         Ok(())
+    }
+
+    /// Says that these notifications belong to a collective of all ranks: the death of any ends waits for them, for good.
+    pub(crate) fn expect_from_all(&self, ids: Range<u32>) -> Result<(), NotifyError> {
+        self.check_ids(&ids)?;
+        self.inner.parts.releases.set_of_all(ids);
+        self.inner.parts.releases.update(&self.inner.life);
+        Ok(())
+    }
+
+    /// Whether a notification belongs to a collective.
+    pub(crate) fn is_expected_from_all(&self, id: u32) -> bool {
+        self.inner.parts.releases.is_of_all(id)
+    }
+
+    /// The rank whose death has released one of these notifications.
+    pub(crate) fn released_for(&self, ids: Range<u32>) -> Option<u32> {
+        ids.into_iter().find_map(|id| self.inner.parts.releases.status(id)).map(|(rank, _)| rank)
+    }
+
+    /// The context of the GPU in whose memory this rank's part is.
+    pub(crate) fn context(&self) -> Option<Arc<CudaContext>> {
+        self.inner.own.gpu.as_ref().map(|gpu| gpu.taker.context().clone())
+    }
+
+    /// Whether this is a segment of the team whose ranks these are.
+    pub(crate) fn is_of(&self, life: &Arc<Life>) -> bool {
+        Arc::ptr_eq(&self.inner.life, life)
     }
 
     fn check_id(&self, id: u32) -> Result<(), NotifyError> {

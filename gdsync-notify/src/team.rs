@@ -72,10 +72,10 @@ impl Team {
         let mut bootstrap = bootstrap;
         let made = Unconnected::new(pd, (rank, size), &config);
         let described = made.and_then(|made| {
-            let text = made.describe()?;
-            Ok((made, text))
+            let texts = made.describe()?;
+            Ok((made, texts))
         });
-        let (mut made, lines) = bootstrap.together(described)?;
+        let (mut made, lines) = bootstrap.together_with_each(described)?;
         let connected = made.connect(&lines).map(|()| ((), String::new()));
         // No rank writes before all of them can receive.
         bootstrap.together(connected)?;
@@ -175,7 +175,7 @@ impl Team {
 
     /// The ranks that the team consists of: all but those that were dropped.
     pub fn members(&self) -> Vec<u32> {
-        let dropped = self.inner.life.set_of(|state| matches!(state, State::Dropped(_)));
+        let dropped = self.inner.life.dropped();
         (0..self.size()).filter(|rank| !dropped.contains(*rank)).collect()
     }
 

@@ -10,22 +10,32 @@ pub(crate) fn together<T>(
     gather: impl FnOnce(&[u8]) -> Result<Vec<Option<Vec<u8>>>, NotifyError>,
 ) -> Result<(T, Vec<Option<String>>), NotifyError> {
     let line = match &done {
-        Ok((_, text)) => format!("+{text}"),
-        Err(error) => format!("-{error}"),
+        Ok((_, text)) => success(text),
+        Err(error) => failure(error),
     };
-    let all = gather(line.as_bytes());
+    let all = gather(&line);
     // This rank's own failure says more than that of the exchange.
     let (value, _) = done?;
-    let text = |(rank, bytes): (u32, Option<Vec<u8>>)| {
-        let Some(bytes) = bytes else { return Ok(None) };
-        let text = String::from_utf8_lossy(&bytes);
-        match text.split_at_checked(1) {
-            Some(("+", text)) => Ok(Some(text.to_owned())),
-            Some((_, reason)) => Err(NotifyError::Elsewhere { rank, reason: reason.to_owned() }),
-            None => Err(NotifyError::Elsewhere { rank, reason: "it sent an empty line".to_owned() }),
-        }
-    };
+    let text = |(rank, bytes): (u32, Option<Vec<u8>>)| bytes.map(|bytes| read(rank, &bytes)).transpose();
     Ok((value, (0..).zip(all?).map(text).collect::<Result<Vec<_>, _>>()?))
+}
+
+fn success(text: &str) -> Vec<u8> {
+    format!("+{text}").into_bytes()
+}
+
+fn failure(error: &NotifyError) -> Vec<u8> {
+    format!("-{error}").into_bytes()
+}
+
+/// What a rank says of its step.
+fn read(rank: u32, bytes: &[u8]) -> Result<String, NotifyError> {
+    let text = String::from_utf8_lossy(bytes);
+    match text.split_at_checked(1) {
+        Some(("+", text)) => Ok(text.to_owned()),
+        Some((_, reason)) => Err(NotifyError::Elsewhere { rank, reason: reason.to_owned() }),
+        None => Err(NotifyError::Elsewhere { rank, reason: "it sent an empty line".to_owned() }),
+    }
 }
 
 impl Bootstrap {
@@ -37,5 +47,20 @@ impl Bootstrap {
         let gather = |line: &[u8]| Ok(self.all_gather(line)?.into_iter().map(Some).collect());
         let (value, lines) = together(done, gather)?;
         Ok((value, lines.into_iter().flatten().collect()))
+    }
+
+    /// As [`Self::together`], with a line for each rank.
+    pub(crate) fn together_with_each<T>(
+        &mut self,
+        done: Result<(T, Vec<String>), NotifyError>,
+    ) -> Result<(T, Vec<String>), NotifyError> {
+        let parts = match &done {
+            Ok((_, texts)) => texts.iter().map(|text| success(text)).collect(),
+            Err(error) => vec![failure(error); self.size() as usize],
+        };
+        let all = self.all_to_all(&parts);
+        let (value, _) = done?;
+        let lines = (0..).zip(all?).map(|(rank, bytes)| read(rank, &bytes));
+        Ok((value, lines.collect::<Result<_, _>>()?))
     }
 }

@@ -24,6 +24,16 @@ pub enum NotificationWord {
     Gpu(GpuWord32),
 }
 
+impl NotificationWord {
+    /// Names it for [`gdsync::Stream::oldest_wait`].
+    pub(crate) fn named(self, name: String) -> Self {
+        match self {
+            NotificationWord::Host(word) => NotificationWord::Host(word.named(name)),
+            NotificationWord::Gpu(word) => NotificationWord::Gpu(word.named(name)),
+        }
+    }
+}
+
 /// Batches that wait for notifications.
 pub trait WaitNotification {
     /// Adds: wait until a notification is set, and clear it. What follows in the stream sees what
@@ -111,6 +121,11 @@ impl Taker {
         taker.take(&GpuWord32::new(&scratch, 0)?)?;
         taker.change(&scratch, 0..1, 0, 0)?;
         Ok(taker)
+    }
+
+    /// The GPU's context.
+    pub(crate) fn context(&self) -> &Arc<CudaContext> {
+        self.stream.context()
     }
 
     /// Changes those words of a range, counted from the memory's begin, that have the value `from`.

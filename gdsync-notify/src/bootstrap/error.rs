@@ -144,6 +144,14 @@ pub enum BootstrapError {
         /// Bytes allowed.
         limit: usize,
     },
+    /// Not one part for each rank.
+    #[error("{given} parts for {size} ranks: give one for each rank, this one included")]
+    Parts {
+        /// Parts given.
+        given: usize,
+        /// Processes of the job.
+        size: u32,
+    },
     /// A rank sent a malformed or unexpected message.
     #[error("rank {rank} sent what the protocol does not allow: {reason}")]
     Protocol {

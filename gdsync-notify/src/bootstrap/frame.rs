@@ -5,7 +5,7 @@
 //! payload 4; big endian), then the payload.
 
 /// First bytes of every frame; the last one is the version.
-const MAGIC: [u8; 8] = *b"gdsboot\x01";
+const MAGIC: [u8; 8] = *b"gdsboot\x02";
 /// Bytes before the payload.
 pub(super) const HEADER: usize = 24;
 /// Bytes of a hello's payload: the hash of the job's name.
@@ -24,15 +24,17 @@ pub(super) enum Kind {
     Welcome = 2,
     /// A rank's contribution to the exchange `number`.
     Part = 3,
-    /// All contributions, as a list.
+    /// All contributions, or all that are for the rank, as a list.
     All = 4,
     /// The job cannot go on: a [`Stop`].
     Stop = 5,
+    /// A rank's contributions to the exchange `number`, one for each rank, as a list.
+    Parts = 6,
 }
 
 impl Kind {
     fn from_byte(byte: u8) -> Option<Kind> {
-        [Kind::Hello, Kind::Welcome, Kind::Part, Kind::All, Kind::Stop]
+        [Kind::Hello, Kind::Welcome, Kind::Part, Kind::All, Kind::Stop, Kind::Parts]
             .into_iter()
             .find(|kind| *kind as u8 == byte)
     }
@@ -184,7 +186,8 @@ mod tests {
     use proptest::prelude::*;
 
     fn frame() -> impl Strategy<Value = Frame> {
-        let kinds = prop::sample::select(vec![Kind::Hello, Kind::Welcome, Kind::Part, Kind::All, Kind::Stop]);
+        let kinds = [Kind::Hello, Kind::Welcome, Kind::Part, Kind::All, Kind::Stop, Kind::Parts];
+        let kinds = prop::sample::select(kinds.to_vec());
         (kinds, any::<u32>(), any::<u32>(), prop::collection::vec(any::<u8>(), 0..100))
             .prop_map(|(kind, rank, number, payload)| Frame { kind, rank, number, payload })
     }

@@ -4,7 +4,7 @@
 //! Programs that start under `mpirun` or `srun`, or with `GDSYNC_RANK` and `GDSYNC_SIZE` set, but
 //! do not use MPI, have to exchange a few bytes before their cards can carry the rest: endpoints of
 //! queue pairs, addresses and keys of memory. This module exchanges such small strings among all
-//! ranks ([`Bootstrap::all_gather`]), and has barriers. Everything passes through rank 0, so it is
+//! ranks ([`Bootstrap::all_gather`], [`Bootstrap::all_to_all`]), and has barriers. Everything passes through rank 0, so it is
 //! not meant for data.
 //!
 //! ```no_run
@@ -157,24 +157,61 @@ impl Bootstrap {
     /// [`BootstrapError::TooLong`]; [`BootstrapError::Gone`], [`BootstrapError::Late`], with the
     /// missing ranks; [`BootstrapError::Broken`].
     pub fn all_gather(&mut self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, BootstrapError> {
+        self.exchange(Kind::Part, bytes)
+    }
+
+    /// Sends to each rank the bytes that are for it, in the order of the ranks, and returns those that each rank has
+    /// for this one. A rank may send 1 MiB to all ranks together, with 4 bytes for each of them.
+    ///
+    /// ```
+    /// use gdsync_notify::bootstrap::{Bootstrap, BootstrapError};
+    /// use std::time::Duration;
+    ///
+    /// /// Each rank says to each other which two they are.
+    /// fn rank(mut bootstrap: Bootstrap) -> Result<(), BootstrapError> {
+    ///     let (own, size) = (bootstrap.rank(), bootstrap.size());
+    ///     let parts: Vec<_> = (0..size).map(|to| format!("{own} to {to}").into_bytes()).collect();
+    ///     let heard = bootstrap.all_to_all(&parts)?;
+    ///     assert_eq!(heard[2], format!("2 to {own}").as_bytes());
+    ///     Ok(())
+    /// }
+    ///
+    /// # fn main() -> Result<(), BootstrapError> {
+    /// std::thread::scope(|scope| {
+    ///     let ranks = Bootstrap::threads(3, Duration::from_secs(30))?;
+    ///     let threads: Vec<_> = ranks.into_iter().map(|one| scope.spawn(|| rank(one))).collect();
+    ///     threads.into_iter().try_for_each(|thread| thread.join().expect("a rank panicked"))
+    /// })
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Self::all_gather`]; [`BootstrapError::Parts`], and then nothing was sent.
+    pub fn all_to_all(&mut self, parts: &[Vec<u8>]) -> Result<Vec<Vec<u8>>, BootstrapError> {
+        if parts.len() != self.size as usize {
+            return Err(BootstrapError::Parts { given: parts.len(), size: self.size });
+        }
+        self.exchange(Kind::Parts, &encode_list(parts))
+    }
+
+    fn exchange(&mut self, kind: Kind, bytes: &[u8]) -> Result<Vec<Vec<u8>>, BootstrapError> {
         if self.broken {
             return Err(BootstrapError::Broken);
         }
         let size = self.size as usize;
-        for (what, given, limit) in
-            [("one rank", bytes.len(), MAX_PART), ("all ranks", bytes.len().saturating_mul(size), MAX_ALL)]
-        {
+        let all = if kind == Kind::Part { bytes.len().saturating_mul(size) } else { bytes.len() };
+        for (what, given, limit) in [("one rank", bytes.len(), MAX_PART), ("all ranks", all, MAX_ALL)] {
             if given > limit {
                 return Err(BootstrapError::TooLong { what, given, limit });
             }
         }
-        let (rank, number) = (self.rank, self.number);
+        let (rank, exchange) = (self.rank, (kind, self.number));
         let result = match &mut self.role {
-            Role::Alone => Ok(vec![bytes.to_vec()]),
-            Role::Root(links) => gather(links, number, bytes, self.timeout),
-            Role::Member(link) => contribute(link, rank, self.size, number, bytes, self.timeout),
+            Role::Alone => Answers::new(kind, vec![bytes.to_vec()]).map(Answers::into_own),
+            Role::Root(links) => gather(links, exchange, bytes, self.timeout),
+            Role::Member(link) => contribute(link, (rank, self.size), exchange, bytes, self.timeout),
         };
-        self.number = number.wrapping_add(1);
+        self.number = self.number.wrapping_add(1);
         self.broken = result.is_err();
         result
     }
@@ -188,24 +225,68 @@ impl Bootstrap {
     }
 }
 
+/// What the ranks get, of the contributions of all.
+enum Answers {
+    /// All get all of them.
+    Same(Vec<Vec<u8>>),
+    /// Each gets those that are for it.
+    Each(Vec<Vec<Vec<u8>>>),
+}
+
+impl Answers {
+    /// # Errors
+    /// A rank has not contributed what it should.
+    fn new(kind: Kind, parts: Vec<Vec<u8>>) -> Result<Self, BootstrapError> {
+        if kind == Kind::Part {
+            return Ok(Answers::Same(parts));
+        }
+        let size = parts.len();
+        let mut all = vec![Vec::with_capacity(size); size];
+        for (rank, bytes) in (0..).zip(&parts) {
+            let list = decode_list(bytes, size as u32).map_err(|malformed| protocol(rank, &malformed.0))?;
+            all.iter_mut().zip(list).for_each(|(of, part)| of.push(part));
+        }
+        Ok(Answers::Each(all))
+    }
+
+    /// The messages to ranks from 1 on.
+    fn frames(&self, number: u32) -> impl Iterator<Item = Frame> {
+        let frame =
+            move |list: &Vec<Vec<u8>>| Frame { kind: Kind::All, rank: 0, number, payload: encode_list(list) };
+        let (same, each) = match self {
+            Answers::Same(parts) => (Some(frame(parts)), &[][..]),
+            Answers::Each(lists) => (None, &lists[1..]),
+        };
+        same.into_iter().cycle().chain(each.iter().map(frame))
+    }
+
+    /// What rank 0 gets.
+    fn into_own(self) -> Vec<Vec<u8>> {
+        match self {
+            Answers::Same(parts) => parts,
+            Answers::Each(mut lists) => lists.swap_remove(0),
+        }
+    }
+}
+
 /// Rank 0's side of an exchange.
 fn gather(
     links: &mut [Link],
-    number: u32,
+    (kind, number): (Kind, u32),
     bytes: &[u8],
     timeout: Duration,
 ) -> Result<Vec<Vec<u8>>, BootstrapError> {
-    let outcome = gather_parts(links, number, bytes, timeout).and_then(|parts| {
-        let payload = encode_list(&parts);
-        if payload.len() > MAX_ALL {
-            return Err(BootstrapError::TooLong { what: "all ranks", given: payload.len(), limit: MAX_ALL });
-        }
+    let outcome = gather_parts(links, (kind, number), bytes, timeout).and_then(|parts| {
+        let answers = Answers::new(kind, parts)?;
         let deadline = Instant::now() + timeout;
-        let frame = Frame { kind: Kind::All, rank: 0, number, payload };
-        for (rank, link) in (1..).zip(&mut *links) {
+        for ((rank, link), frame) in (1..).zip(&mut *links).zip(answers.frames(number)) {
+            if frame.payload.len() > MAX_ALL {
+                let given = frame.payload.len();
+                return Err(BootstrapError::TooLong { what: "all ranks", given, limit: MAX_ALL });
+            }
             link.send(&frame, deadline).map_err(|error| failed(rank, error, timeout))?;
         }
-        Ok(parts)
+        Ok(answers.into_own())
     });
     outcome.inspect_err(|error| {
         let (stop, deadline) = (stop_of(error), Instant::now() + GRACE / 2);
@@ -215,56 +296,53 @@ fn gather(
 
 fn gather_parts(
     links: &mut [Link],
-    number: u32,
+    (kind, number): (Kind, u32),
     bytes: &[u8],
     timeout: Duration,
 ) -> Result<Vec<Vec<u8>>, BootstrapError> {
     let deadline = Instant::now() + timeout;
     let mut parts: Vec<Option<Vec<u8>>> = vec![None; links.len()];
+    // Those that may have sent something.
+    let mut ready: Vec<usize> = (0..links.len()).collect();
     loop {
-        let missing: Vec<usize> = (0..links.len()).filter(|&i| parts[i].is_none()).collect();
-        if missing.is_empty() {
-            return Ok(std::iter::once(bytes.to_vec()).chain(parts.into_iter().flatten()).collect());
-        }
-        let mut progressed = false;
-        for &i in &missing {
+        for &i in &ready {
             let rank = i as u32 + 1;
             match links[i].try_receive().map_err(|error| failed(rank, error, timeout))? {
-                Some(frame) if frame.kind == Kind::Part && frame.rank == rank && frame.number == number => {
+                Some(frame) if frame.kind == kind && frame.rank == rank && frame.number == number => {
                     parts[i] = Some(frame.payload);
-                    progressed = true;
                 }
                 Some(frame) => {
-                    let Frame { kind, number: given, .. } = frame;
-                    return Err(protocol(rank, &format!("{kind:?} {given} instead of Part {number}")));
+                    let Frame { kind: other, number: given, .. } = frame;
+                    return Err(protocol(rank, &format!("{other:?} {given} instead of {kind:?} {number}")));
                 }
                 None => {}
             }
         }
-        if progressed {
-            continue;
+        let missing: Vec<usize> = (0..links.len()).filter(|&i| parts[i].is_none()).collect();
+        if missing.is_empty() {
+            return Ok(std::iter::once(bytes.to_vec()).chain(parts.into_iter().flatten()).collect());
         }
         let files: Vec<_> = missing.iter().map(|&i| (links[i].fd(), libc::POLLIN)).collect();
-        let ready =
+        let readable =
             wait(&files, deadline).map_err(|source| BootstrapError::Connection { rank: 0, source })?;
-        if Instant::now() >= deadline || !ready.contains(&true) {
+        if Instant::now() >= deadline || !readable.contains(&true) {
             let ranks = missing.iter().map(|&i| i as u32 + 1).collect();
             return Err(BootstrapError::Late { ranks, timeout });
         }
+        ready = missing.into_iter().zip(readable).filter(|(_, is)| *is).map(|(i, _)| i).collect();
     }
 }
 
 /// Any other rank's side of an exchange.
 fn contribute(
     link: &mut Link,
-    rank: u32,
-    size: u32,
-    number: u32,
+    (rank, size): (u32, u32),
+    (kind, number): (Kind, u32),
     bytes: &[u8],
     timeout: Duration,
 ) -> Result<Vec<Vec<u8>>, BootstrapError> {
     let deadline = Instant::now() + timeout + GRACE;
-    let part = Frame { kind: Kind::Part, rank, number, payload: bytes.to_vec() };
+    let part = Frame { kind, rank, number, payload: bytes.to_vec() };
     // Rank 0 may have stopped the job and ended: its message is then still in the socket.
     let sent = link.send(&part, deadline);
     match (link.receive(deadline), sent) {

@@ -10,6 +10,8 @@
 //! wait behind it.
 
 use super::message::{Message, longest};
+use super::news::News;
+use super::watch::Turn;
 use crate::error::{DeathCause, NotifyError};
 use gdsync::qp::{DcTarget, DcTargetConfig, SharedReceiveQueue};
 use gdsync::queue::{FailureCause, StateError, Syndrome, WorkError};
@@ -29,8 +31,9 @@ const LANES: usize = 4;
 const SLOTS: usize = 8;
 /// Requests under way from one queue pair.
 const SENDS: usize = 64;
-/// Messages that have room until they are taken.
-const RECEIVES: usize = 256;
+/// Messages that have room until they are taken: in an exchange each rank sends one, and the fast ones that of the next.
+/// In a very large team some are sent again.
+const RECEIVES: std::ops::RangeInclusive<usize> = 256..=4096;
 /// Bytes before a message: the sender's rank, and its access key; little endian.
 const ENVELOPE: usize = 12;
 /// Retries where a rank has no room for a message; then others have their turn.
@@ -48,9 +51,14 @@ pub(super) struct Hub {
     lanes: Vec<Lane>,
     /// In the order of the ranks.
     ranks: Vec<Far>,
-    /// Something may be posted; else probes alone are, when it is time.
+    /// There may be room for a message that waits.
     is_due: bool,
-    last_post: Instant,
+    /// When it was time last for probes, and for messages to ranks that had no room.
+    last_turn: Instant,
+    /// There are messages of processes that are not of the team yet.
+    has_early: bool,
+    /// The ranks that are probed now.
+    turn: Turn,
 }
 
 /// A queue pair, which reaches every [`LANES`]th rank.
@@ -63,8 +71,8 @@ struct Lane {
     /// Oldest first.
     under_way: VecDeque<Request>,
     free: Vec<usize>,
-    /// The rank that is looked at first, so that each has its turn.
-    next: usize,
+    /// Ranks with messages that wait, in the order of their turns. One may be there twice.
+    due: VecDeque<u32>,
 }
 
 #[derive(Debug)]
@@ -90,15 +98,10 @@ struct Far {
     last_probe: Instant,
     /// It had no room for a message: nothing is sent before.
     not_before: Instant,
+    /// Its queue pair knows that messages wait.
+    is_due: bool,
     /// Nothing is sent to it, and nothing that arrives is taken.
     is_cut: bool,
-}
-
-/// What a look has found.
-#[derive(Debug, Default)]
-pub(super) struct News {
-    pub(super) arrived: Vec<(u32, Message)>,
-    pub(super) dead: Vec<(u32, DeathCause)>,
 }
 
 impl Far {
@@ -112,6 +115,7 @@ impl Far {
             early: Vec::new(),
             last_probe: Instant::now(),
             not_before: Instant::now(),
+            is_due: false,
             is_cut: false,
         }
     }
@@ -128,9 +132,10 @@ impl Hub {
     ) -> Result<Self, NotifyError> {
         let slot_bytes = (ENVELOPE + longest(size)).next_multiple_of(64);
         let lanes = LANES.min(size as usize);
-        let slots = RECEIVES + lanes * SLOTS;
+        let room = (2 * size as usize).clamp(*RECEIVES.start(), *RECEIVES.end());
+        let slots = room + lanes * SLOTS;
         let memory = MemoryRegion::allocate(pd, slots * slot_bytes, Access::LOCAL_WRITE)?;
-        let receives = SharedReceiveQueue::new(pd, RECEIVES as u32)?;
+        let receives = SharedReceiveQueue::new(pd, room as u32)?;
         let of_target = DcTargetConfig::default()
             // The operating system's random numbers are in it.
             .key(RandomState::new().hash_one(rank))
@@ -146,16 +151,28 @@ impl Hub {
             .connections(options.rnr_retry(RNR_RETRIES));
         let lane = |at: usize| {
             let for_probes = at >= lanes;
-            let first = RECEIVES + at * SLOTS;
+            let first = room + at * SLOTS;
             let free = if for_probes { Vec::new() } else { (first..first + SLOTS).collect() };
-            let (queue_pair, next) = (QueuePair::new(pd, of_lanes)?, at % lanes);
-            Ok(Lane { for_probes, queue_pair, given: 0, under_way: VecDeque::new(), free, next })
+            let (queue_pair, under_way) = (QueuePair::new(pd, of_lanes)?, VecDeque::new());
+            Ok(Lane { for_probes, queue_pair, given: 0, under_way, free, due: VecDeque::new() })
         };
         let lanes = (0..2 * lanes).map(lane).collect::<Result<_, NotifyError>>()?;
         let ranks = (0..size).map(|_| Far::new()).collect();
-        let last_post = Instant::now();
-        let hub = Hub { rank, target, receives, memory, slot_bytes, lanes, ranks, is_due: true, last_post };
-        (0..RECEIVES).try_for_each(|slot| hub.receive(slot))?;
+        let turn = Turn::now((rank, size), Duration::ZERO);
+        let hub = Hub {
+            rank,
+            target,
+            receives,
+            memory,
+            slot_bytes,
+            lanes,
+            ranks,
+            is_due: true,
+            last_turn: Instant::now(),
+            has_early: false,
+            turn,
+        };
+        (0..room).try_for_each(|slot| hub.receive(slot))?;
         Ok(hub)
     }
 
@@ -190,24 +207,30 @@ impl Hub {
         let far = &mut self.ranks[rank as usize];
         if !far.is_cut && rank != self.rank {
             far.waiting.push_back(message);
-            self.is_due = true;
+            self.is_waiting(rank);
         }
+    }
+
+    /// Messages to a rank wait.
+    fn is_waiting(&mut self, rank: u32) {
+        let lane = rank as usize % (self.lanes.len() / 2);
+        if !std::mem::replace(&mut self.ranks[rank as usize].is_due, true) {
+            self.lanes[lane].due.push_back(rank);
+        }
+        self.is_due = true;
     }
 
     /// Every message has arrived in the rank's memory.
     pub(super) fn is_flushed(&self, rank: u32) -> bool {
         let far = &self.ranks[rank as usize];
-        let sends = |lane: &Lane| {
-            lane.under_way.iter().any(|request| request.rank == rank && request.message.is_some())
-        };
-        far.is_cut || (far.waiting.is_empty() && !self.lanes.iter().any(sends))
+        far.is_cut || (far.waiting.is_empty() && far.under_way.is_none())
     }
 
     /// Nothing is sent to a dead rank, and nothing that arrives from it is taken any more.
-    pub(super) fn cut(&mut self, rank: u32) {
+    pub(super) fn cut(&mut self, rank: u32) -> News {
         let far = &mut self.ranks[rank as usize];
-        far.is_cut = true;
         far.waiting.clear();
+        News { has_sent: !std::mem::replace(&mut far.is_cut, true), ..News::default() }
     }
 
     /// Takes what has arrived, sends what waits, and probes each rank once in `period` while nothing is
@@ -215,22 +238,31 @@ impl Hub {
     pub(super) fn poll(&mut self, period: Duration, is_here: impl Fn(u32) -> bool) -> News {
         let mut news = News::default();
         self.take_arrived(&mut news);
-        // Many looks find nothing: a rank that waits looks often.
-        let posts = std::mem::take(&mut self.is_due) || self.last_post.elapsed() >= period / 16;
-        self.last_post = if posts { Instant::now() } else { self.last_post };
+        // A rank that waits looks often, and most looks find nothing: what takes a step for each rank is rare.
+        let is_time = self.last_turn.elapsed() >= period / 16;
+        if is_time {
+            self.last_turn = Instant::now();
+            self.turn = Turn::now((self.rank, self.ranks.len() as u32), period);
+        }
+        let posts = std::mem::take(&mut self.is_due) || is_time;
         for lane in 0..self.lanes.len() {
+            let posts = if self.lanes[lane].for_probes { is_time } else { posts };
             if let Err(error) = self.progress(lane, (period, posts), &is_here, &mut news) {
                 tracing::error!(%error, "control messages cannot be sent");
             }
         }
-        for (rank, far) in (0..).zip(&mut self.ranks).filter(|(rank, _)| is_here(*rank)) {
-            let early = std::mem::take(&mut far.early);
-            news.arrived.splice(0..0, early.into_iter().map(|message| (rank, message)));
+        if self.has_early {
+            for (rank, far) in (0..).zip(&mut self.ranks).filter(|(rank, _)| is_here(*rank)) {
+                let early = std::mem::take(&mut far.early);
+                news.arrived.splice(0..0, early.into_iter().map(|message| (rank, message)));
+            }
+            self.has_early = self.ranks.iter().any(|far| !far.early.is_empty());
         }
         let (arrived, late): (Vec<_>, Vec<_>) =
             news.arrived.into_iter().partition(|(rank, _)| is_here(*rank));
+        self.has_early |= !late.is_empty();
         late.into_iter().for_each(|(rank, message)| self.ranks[rank as usize].early.push(message));
-        News { arrived, dead: news.dead }
+        News { arrived, ..news }
     }
 
     fn take_arrived(&self, news: &mut News) {
@@ -274,13 +306,15 @@ impl Hub {
         news: &mut News,
     ) -> Result<(), NotifyError> {
         let queue = self.lanes[lane].queue_pair.send_cq();
-        while let Some(done) = queue.poll().map_err(QueueError::from)? {
+        while !self.lanes[lane].under_way.is_empty()
+            && let Some(done) = queue.poll().map_err(QueueError::from)?
+        {
             let lane = &mut self.lanes[lane];
             let Some(at) = lane.under_way.iter().position(|request| request.number == done.wr_id) else {
                 continue;
             };
             let Some(request) = lane.under_way.remove(at) else { continue };
-            self.is_due = true;
+            (self.is_due, news.has_sent) = (true, true);
             lane.free.extend(request.message.as_ref().map(|(_, slot)| *slot));
             self.ended(request, done.status, period, news);
         }
@@ -314,65 +348,97 @@ impl Hub {
         }
         if let Some((message, _)) = message.filter(|_| !far.is_cut) {
             far.waiting.push_front(message);
+            self.is_waiting(rank);
         }
     }
 
-    /// Posts messages and probes, as many as there is room for.
+    /// Posts messages, or probes, as many as there is room for.
     fn post(
         &mut self,
         at: usize,
         period: Duration,
         is_here: &impl Fn(u32) -> bool,
     ) -> Result<(), NotifyError> {
-        let (lanes, size) = (self.lanes.len() / 2, self.ranks.len());
-        let first = at % lanes;
-        for _ in (first..size).step_by(lanes) {
-            let lane = &mut self.lanes[at];
-            let rank = lane.next as u32;
-            lane.next = if lane.next + lanes < size { lane.next + lanes } else { first };
-            if rank == self.rank || lane.under_way.len() == SENDS || !is_here(rank) {
-                continue;
+        let (lanes, size) = (self.lanes.len() / 2, self.ranks.len() as u32);
+        let now = Instant::now();
+        let posted = if self.lanes[at].for_probes {
+            let turn = self.turn;
+            let mut probed = (0..size).skip(at % lanes).step_by(lanes).filter(|rank| turn.probes(*rank));
+            probed.try_for_each(|rank| match is_here(rank) && self.lanes[at].under_way.len() < SENDS {
+                true => self.probe(at, rank, (now, period)),
+                false => Ok(()),
+            })
+        } else {
+            self.post_messages(at, now, is_here)
+        };
+        match posted {
+            // It is brought back by the next look.
+            Err(NotifyError::Local(QueueError::State(StateError::Failed { .. }))) => Ok(()),
+            posted => posted,
+        }
+    }
+
+    /// Posts the next message to each rank that has one, in the order of their turns.
+    fn post_messages(
+        &mut self,
+        at: usize,
+        now: Instant,
+        is_here: &impl Fn(u32) -> bool,
+    ) -> Result<(), NotifyError> {
+        for _ in 0..self.lanes[at].due.len() {
+            // A completion makes room.
+            if self.lanes[at].free.is_empty() {
+                return Ok(());
             }
-            let posted = self.post_to(at, rank, period);
-            match posted {
-                // It is brought back by the next look.
-                Err(NotifyError::Local(QueueError::State(StateError::Failed { .. }))) => return Ok(()),
-                posted => posted?,
-            }
+            let Some(rank) = self.lanes[at].due.pop_front() else { return Ok(()) };
+            let posted = if is_here(rank) { self.post_message(at, rank, now) } else { Ok(()) };
+            let (lane, far) = (&mut self.lanes[at], &mut self.ranks[rank as usize]);
+            far.is_due = !far.waiting.is_empty();
+            lane.due.extend(far.is_due.then_some(rank));
+            posted?;
         }
         Ok(())
     }
 
-    /// Posts the next message to a rank; or, from a queue pair for probes, one of those, if it is time.
-    fn post_to(&mut self, lane: usize, rank: u32, period: Duration) -> Result<(), NotifyError> {
-        let (lane, far, now) = (&mut self.lanes[lane], &mut self.ranks[rank as usize], Instant::now());
-        let Some(address) = far.address.as_ref().filter(|_| !far.is_cut && far.under_way.is_none()) else {
+    /// Posts a probe of a rank, if it is time.
+    fn probe(
+        &mut self,
+        lane: usize,
+        rank: u32,
+        (now, period): (Instant, Duration),
+    ) -> Result<(), NotifyError> {
+        let (lane, far) = (&mut self.lanes[lane], &mut self.ranks[rank as usize]);
+        let is_idle = !far.is_cut && far.under_way.is_none() && far.probe.is_none() && far.waiting.is_empty();
+        let Some(address) = far.address.as_ref().filter(|_| is_idle) else { return Ok(()) };
+        if now.saturating_duration_since(far.last_probe) < period {
+            return Ok(());
+        }
+        let (number, nothing) = (lane.given + 1, RemoteMemory { addr: 0, len: 0, rkey: 0 });
+        lane.queue_pair
+            .post_send(WorkRequest::write_inline(&[], nothing).wr_id(number).to_target(address))?;
+        (far.last_probe, far.probe, lane.given) = (now, Some(number), number);
+        lane.under_way.push_back(Request { number, rank, message: None });
+        Ok(())
+    }
+
+    /// Posts the next message to a rank, unless one is under way.
+    fn post_message(&mut self, lane: usize, rank: u32, now: Instant) -> Result<(), NotifyError> {
+        let (lane, far) = (&mut self.lanes[lane], &mut self.ranks[rank as usize]);
+        let may_send = !far.is_cut && far.under_way.is_none() && now >= far.not_before;
+        let (Some(address), Some(message), Some(slot)) =
+            (far.address.as_ref().filter(|_| may_send), far.waiting.front(), lane.free.last().copied())
+        else {
             return Ok(());
         };
-        let number = lane.given + 1;
-        let message = if lane.for_probes {
-            if far.probe.is_some() || !far.waiting.is_empty() || far.last_probe.elapsed() < period {
-                return Ok(());
-            }
-            let nothing = RemoteMemory { addr: 0, len: 0, rkey: 0 };
-            let probe = WorkRequest::write_inline(&[], nothing).wr_id(number).to_target(address);
-            lane.queue_pair.post_send(probe)?;
-            (far.last_probe, far.probe) = (now, Some(number));
-            None
-        } else {
-            let slot = lane.free.last().copied().filter(|_| now >= far.not_before);
-            let (Some(message), Some(slot)) = (far.waiting.front(), slot) else { return Ok(()) };
-            let start = slot * self.slot_bytes;
-            let (own, key) = (self.rank.to_le_bytes(), self.target.key().to_le_bytes());
-            let bytes = [&own[..], &key, &message.encode()].concat();
-            self.memory.write(start, &bytes);
-            let slices = [self.memory.slice(start..start + bytes.len())?];
-            lane.queue_pair.post_send(WorkRequest::send(&slices).wr_id(number).to_target(address))?;
-            lane.free.pop();
-            far.under_way = Some(number);
-            far.waiting.pop_front().map(|message| (message, slot))
-        };
-        lane.given = number;
+        let (number, start) = (lane.given + 1, slot * self.slot_bytes);
+        let (own, key) = (self.rank.to_le_bytes(), self.target.key().to_le_bytes());
+        let bytes = [&own[..], &key, &message.encode()].concat();
+        self.memory.write(start, &bytes);
+        let slices = [self.memory.slice(start..start + bytes.len())?];
+        lane.queue_pair.post_send(WorkRequest::send(&slices).wr_id(number).to_target(address))?;
+        lane.free.pop();
+        (far.under_way, lane.given) = (Some(number), number);
+        let message = far.waiting.pop_front().map(|message| (message, slot));
         lane.under_way.push_back(Request { number, rank, message });
         Ok(())
     }

@@ -13,6 +13,7 @@ const PART: u8 = 1;
 const PROPOSAL: u8 = 2;
 const DECISION: u8 = 3;
 const REFUSAL: u8 = 4;
+const DEAD: u8 = 5;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Message {
@@ -22,6 +23,8 @@ pub(super) enum Message {
     Proposal(Proposal),
     /// A rank takes part in no exchange of that epoch any more: it has seen a death.
     Refusal { epoch: u32 },
+    /// A rank has found others dead.
+    Dead { epoch: u32, dead: RankSet },
 }
 
 /// A rank's contribution to an exchange.
@@ -45,6 +48,7 @@ impl Message {
             Message::Part(part) => (PART, part.epoch, part.number),
             Message::Proposal(said) => (if said.is_decided { DECISION } else { PROPOSAL }, said.epoch, 0),
             Message::Refusal { epoch } => (REFUSAL, *epoch, 0),
+            Message::Dead { epoch, .. } => (DEAD, *epoch, 0),
         };
         let mut bytes = vec![kind, 0, 0, 0];
         bytes.extend(epoch.to_le_bytes());
@@ -53,6 +57,7 @@ impl Message {
             Message::Part(part) => bytes.extend(&part.bytes),
             Message::Proposal(said) => bytes.extend(said.dead.encode()),
             Message::Refusal { .. } => {}
+            Message::Dead { dead, .. } => bytes.extend(dead.encode()),
         }
         bytes
     }
@@ -70,6 +75,7 @@ impl Message {
                 let dead = RankSet::decode(payload, size)?;
                 Some(Message::Proposal(Proposal { epoch, is_decided: kind == DECISION, dead }))
             }
+            (DEAD, 0) => Some(Message::Dead { epoch, dead: RankSet::decode(payload, size)? }),
             (REFUSAL, 0) if payload.is_empty() => Some(Message::Refusal { epoch }),
             _ => None,
         }
@@ -86,7 +92,9 @@ mod tests {
     fn message() -> impl Strategy<Value = Message> {
         let part = (any::<u32>(), any::<u32>(), prop::collection::vec(any::<u8>(), 0..=MAX_PART));
         let said = (any::<u32>(), any::<bool>(), prop::collection::vec(0..SIZE, 0..10));
+        let dead = (any::<u32>(), prop::collection::vec(0..SIZE, 0..10));
         prop_oneof![
+            dead.prop_map(|(epoch, dead)| Message::Dead { epoch, dead: dead.into_iter().collect() }),
             part.prop_map(|(epoch, number, bytes)| Message::Part(Part { epoch, number, bytes })),
             said.prop_map(|(epoch, is_decided, dead)| {
                 Message::Proposal(Proposal { epoch, is_decided, dead: dead.into_iter().collect() })
@@ -104,7 +112,7 @@ mod tests {
         }
 
         #[test]
-        fn what_is_no_message_is_refused(kind in 0u8..6, mut bytes in prop::collection::vec(any::<u8>(), 0..600)) {
+        fn what_is_no_message_is_refused(kind in 0u8..7, mut bytes in prop::collection::vec(any::<u8>(), 0..600)) {
             if let [first, zeroes @ ..] = &mut bytes[..] {
                 *first = kind;
                 zeroes.iter_mut().take(3).for_each(|byte| *byte = 0);

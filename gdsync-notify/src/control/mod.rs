@@ -3,8 +3,13 @@
 
 pub(crate) mod agreement;
 mod hub;
-mod link;
+mod letters;
+mod mesh;
 mod message;
+mod news;
+mod watch;
+
+pub(crate) use watch::Watch;
 
 use crate::bootstrap::BootstrapError;
 use crate::error::{DeathCause, NotifyError};
@@ -13,56 +18,24 @@ use crate::rank_set::RankSet;
 use agreement::{Agreement, Outcome};
 use gdsync::qp::DcTarget;
 use gdsync::verbs::DcAddress;
-use gdsync::{Access, ConnectOptions, Endpoint, ProtectionDomain, QueuePairConfig};
-use hub::{Hub, News};
-use link::Link;
+use gdsync::{Access, Endpoint, ProtectionDomain, QueuePairConfig};
+use hub::Hub;
+use letters::Letter;
+use mesh::Mesh;
 use message::{MAX_PART, Message, Part};
+use news::News;
 use std::collections::VecDeque;
 use std::time::Duration;
+use watch::Turn;
 
-/// The unit of a connection's time-out code.
-const TIMEOUT_UNIT: Duration = Duration::from_nanos(4096);
-/// A control connection is not given up sooner: busy machines answer late.
-const SHORTEST: Duration = Duration::from_secs(1);
-
-/// How control connections are made and watched, so that a dead rank is found within the time after
-/// which the team's own connections give up.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Watch {
-    pub(crate) connect: ConnectOptions,
-    /// Time between two probes.
-    pub(crate) period: Duration,
-}
-
-impl Watch {
-    pub(crate) fn of(team: ConnectOptions) -> Self {
-        let attempt = |code: u8| TIMEOUT_UNIT * (1 << code.min(31));
-        // A receiver that takes its messages late is not dead.
-        let team = team.rnr_retry(7);
-        let (timeout, retries) = (team.timeout, team.retry_count);
-        // IB specification, 9.7.6.1.3: a time-out of 0 never ends.
-        if timeout == 0 {
-            return Watch { connect: team, period: SHORTEST };
-        }
-        // One attempt less than the team's connections: a death is met by the probe after it.
-        if retries >= 3 && attempt(timeout) * u32::from(retries) >= SHORTEST {
-            return Watch { connect: team.retry_count(retries - 1), period: attempt(timeout) * 3 / 4 };
-        }
-        let limit = attempt(timeout) * (u32::from(retries) + 1);
-        let shortest = (1..31).find(|code| attempt(*code) * 8 >= SHORTEST).unwrap_or(31);
-        let code = (shortest..31).take_while(|code| attempt(*code) * 9 <= limit).last().unwrap_or(shortest);
-        Watch { connect: team.timeout(code).retry_count(7), period: attempt(code) * 3 / 4 }
-    }
-}
-
-/// The parts of an exchange, `None` of ranks that were dropped; or the ranks that are missing.
-pub(crate) type Parts = Result<Vec<Option<Vec<u8>>>, Vec<u32>>;
+/// The parts of an exchange, `None` of ranks that were dropped.
+pub(crate) type Parts = Vec<Option<Vec<u8>>>;
 
 /// What carries messages and probes.
 #[derive(Debug)]
 enum Wires {
-    /// A connection with each rank, made with this configuration; `None` is this rank itself.
-    Each(Vec<Option<Link>>, QueuePairConfig<'static>),
+    /// A connection with each rank.
+    Each(Box<Mesh>),
     Dynamic(Box<Hub>),
 }
 
@@ -75,12 +48,20 @@ pub(crate) struct Control {
     agreement: Agreement,
     /// Of each rank, the parts of exchanges that have arrived.
     parts: Vec<VecDeque<Part>>,
+    /// What ranks have said of deaths that they have found, with their epochs.
+    reports: VecDeque<(u32, u32, RankSet)>,
     /// Of each rank, the newest epoch of whose exchanges it takes no part any more.
     refused: Vec<Option<u32>>,
     /// The next exchange of this epoch.
     number: u32,
     /// An exchange of this epoch has failed: the ranks may disagree on the next.
     is_broken: bool,
+    /// What ranks have said, or the epoch, has changed since it was thought of.
+    is_fresh: bool,
+    /// Something has changed since an exchange looked.
+    is_new: bool,
+    /// A rank that the exchange waited for when it looked last.
+    waits_for: Option<u32>,
 }
 
 impl Control {
@@ -91,9 +72,8 @@ impl Control {
         (rank, size): (u32, u32),
         watch: Watch,
     ) -> Result<Self, NotifyError> {
-        let link = |to| (to != rank).then(|| Link::new(pd, config, to, size)).transpose();
-        let links = (0..size).map(link).collect::<Result<_, _>>()?;
-        Ok(Self::of(Wires::Each(links, config), (rank, size), watch))
+        let mesh = Mesh::new(pd, config, (rank, size), watch)?;
+        Ok(Self::of(Wires::Each(Box::new(mesh)), (rank, size), watch))
     }
 
     /// The same over DC. The other ranks have `access` to this one's memory by its target, which serves
@@ -116,27 +96,29 @@ impl Control {
             watch,
             agreement: Agreement::new(rank, size, 0),
             parts: vec![VecDeque::new(); size as usize],
+            reports: VecDeque::new(),
             refused: vec![None; size as usize],
             number: 0,
             is_broken: false,
+            is_fresh: false,
+            is_new: false,
+            waits_for: None,
         }
     }
 
-    /// The endpoint of the connection to each rank; `None` for this rank itself, and where connections
+    /// The endpoint of the connection to a rank; `None` for this rank itself, and where connections
     /// are dynamic.
-    pub(crate) fn endpoints(&self) -> Result<Vec<Option<Endpoint>>, NotifyError> {
-        let endpoint =
-            |link: &Option<Link>| Ok(link.as_ref().map(|one| one.queue_pair.endpoint()).transpose()?);
+    pub(crate) fn endpoint(&self, rank: u32) -> Result<Option<Endpoint>, NotifyError> {
         match &self.wires {
-            Wires::Each(links, _) => links.iter().map(endpoint).collect(),
-            Wires::Dynamic(_) => Ok(vec![None; self.parts.len()]),
+            Wires::Each(mesh) => mesh.endpoint(rank),
+            Wires::Dynamic(_) => Ok(None),
         }
     }
 
     /// Where what other ranks send and write arrives, if connections are dynamic.
     pub(crate) fn target(&self) -> Option<&DcTarget> {
         match &self.wires {
-            Wires::Each(..) => None,
+            Wires::Each(_) => None,
             Wires::Dynamic(hub) => Some(hub.target()),
         }
     }
@@ -144,9 +126,7 @@ impl Control {
     pub(crate) fn connect(&mut self, rank: u32, remote: &Endpoint) -> Result<(), NotifyError> {
         let options = self.watch.connect;
         match &mut self.wires {
-            Wires::Each(links, _) => {
-                links[rank as usize].as_mut().map_or(Ok(()), |link| link.connect(remote, options))
-            }
+            Wires::Each(mesh) => mesh.connect(rank, remote, options),
             Wires::Dynamic(_) => Ok(()),
         }
     }
@@ -173,11 +153,10 @@ impl Control {
     ) -> Result<Option<Endpoint>, NotifyError> {
         self.parts[rank as usize].clear();
         self.refused[rank as usize] = None;
-        let Wires::Each(links, config) = &mut self.wires else { return Ok(None) };
-        let link = Link::new(pd, *config, rank, links.len() as u32)?;
-        let endpoint = link.queue_pair.endpoint()?;
-        links[rank as usize] = Some(link);
-        Ok(Some(endpoint))
+        self.is_fresh = true;
+        let Wires::Each(mesh) = &mut self.wires else { return Ok(None) };
+        mesh.renew(pd, rank)?;
+        mesh.endpoint(rank)
     }
 
     /// Agreements so far.
@@ -185,10 +164,15 @@ impl Control {
         self.agreement.epoch()
     }
 
-    /// The members of the team have changed by another way than the agreement on the dead.
+    /// The members of the team have changed by another way than the agreement on the dead: those whose
+    /// connections were made anew are connected, on both sides.
     pub(crate) fn begin_epoch(&mut self, epoch: u32) {
         self.agreement.begin(epoch);
-        (self.number, self.is_broken) = (0, false);
+        (self.number, self.is_broken, self.is_fresh) = (0, false, true);
+        if let Wires::Each(mesh) = &mut self.wires {
+            let arrived = mesh.begin();
+            self.take(arrived);
+        }
     }
 
     /// Time between two looks that is short beside that between two probes.
@@ -199,15 +183,25 @@ impl Control {
     /// Takes what has arrived, sends what waits, probes, and finds the dead. Ranks that `life` says
     /// are dead are cut off.
     pub(crate) fn poll(&mut self, life: &Life) {
-        let news = self.wires.poll(self.watch.period, life);
-        for (rank, cause) in news.dead {
-            life.died(rank, cause);
+        let News { arrived, dead, has_sent } = self.wires.poll(self.watch.period, life);
+        self.is_new |= has_sent;
+        let died = |(rank, cause)| life.died(rank, cause).then_some(rank);
+        let found: RankSet = dead.into_iter().filter_map(died).collect();
+        self.take(arrived);
+        if found != RankSet::default() {
+            self.is_fresh = true;
+            self.report(found, life);
         }
-        self.take(news.arrived);
-        for rank in life.set_of(|state| matches!(state, State::Dead(_))).iter() {
-            self.cut_off(rank);
+        if life.first_dead().is_some() {
+            for rank in life.set_of(|state| matches!(state, State::Dead(_))).iter() {
+                self.cut_off(rank);
+            }
         }
-        while let Some((rank, by)) = self.agreement.reported(|rank| life.is_alive(rank)) {
+        if !std::mem::take(&mut self.is_fresh) {
+            return;
+        }
+        self.is_new = true;
+        while let Some((rank, by)) = self.next_reported(life) {
             life.died(rank, DeathCause::Reported { by });
             self.cut_off(rank);
         }
@@ -216,12 +210,37 @@ impl Control {
         life.set_withdrawn(withdrawn.map(|(rank, _)| rank).collect());
     }
 
+    /// Tells the others of deaths that this rank has found, where not every rank finds each by itself.
+    fn report(&mut self, dead: RankSet, life: &Life) {
+        if Turn::reports(self.parts.len() as u32) {
+            let epoch = self.agreement.epoch();
+            self.tell(&Message::Dead { epoch, dead }, &life.lost());
+        }
+    }
+
+    /// The next rank that lives as far as this one knows, and is dead as another one says.
+    fn next_reported(&mut self, life: &Life) -> Option<(u32, u32)> {
+        let epoch = self.agreement.epoch();
+        let is_news = |rank: u32| rank != self.rank && life.is_alive(rank);
+        while let Some((by, of, dead)) = self.reports.front() {
+            // One of an earlier epoch may be of a process whose place another one has taken.
+            let rank = dead.iter().find(|rank| *of >= epoch && is_news(*rank));
+            if let Some(rank) = rank {
+                return Some((rank, *by));
+            }
+            self.reports.pop_front();
+        }
+        self.agreement.reported(is_news)
+    }
+
     fn cut_off(&mut self, rank: u32) {
-        let arrived = self.wires.cut(rank);
+        let News { arrived, has_sent, .. } = self.wires.cut(rank);
+        self.is_new |= has_sent;
         self.take(arrived);
     }
 
     fn take(&mut self, arrived: Vec<(u32, Message)>) {
+        self.is_fresh |= !arrived.is_empty();
         for (rank, message) in arrived {
             match message {
                 Message::Part(part) => self.parts[rank as usize].push_back(part),
@@ -230,14 +249,20 @@ impl Control {
                     self.agreement.hear(rank, said);
                 }
                 Message::Refusal { epoch } => self.refused[rank as usize] = Some(epoch),
+                Message::Dead { epoch, dead } => self.reports.push_back((rank, epoch, dead)),
             }
         }
     }
 
     /// Sends to every rank outside a set.
     fn tell(&mut self, message: &Message, outside: &RankSet) {
-        for rank in (0..self.parts.len() as u32).filter(|rank| !outside.contains(*rank)) {
-            self.wires.send(rank, message);
+        let others = (0..self.parts.len() as u32).filter(|rank| !outside.contains(*rank));
+        match &mut self.wires {
+            Wires::Each(mesh) => {
+                let letter = Letter::new(message.encode());
+                others.for_each(|rank| mesh.send(rank, &letter));
+            }
+            Wires::Dynamic(hub) => others.for_each(|rank| hub.send(rank, message.clone())),
         }
     }
 
@@ -245,6 +270,7 @@ impl Control {
     pub(crate) fn withdraw(&mut self, life: &Life) {
         let epoch = self.agreement.epoch();
         self.refused[self.rank as usize] = Some(epoch);
+        self.is_fresh = true;
         self.tell(&Message::Refusal { epoch }, &life.lost());
         self.poll(life);
     }
@@ -265,34 +291,46 @@ impl Control {
         let part = Part { epoch: self.agreement.epoch(), number: self.number, bytes };
         self.parts[self.rank as usize].push_back(part.clone());
         self.tell(&Message::Part(part), &life.lost());
+        self.is_new = true;
         Ok(())
     }
 
     /// The parts of all ranks, `None` for those that were dropped, once all have arrived and the
-    /// own one has arrived everywhere. Before that, the ranks that are missing.
-    pub(crate) fn try_exchange(&mut self, life: &Life) -> Result<Parts, NotifyError> {
+    /// own one has arrived everywhere. `None` before that.
+    pub(crate) fn try_exchange(&mut self, life: &Life) -> Result<Option<Parts>, NotifyError> {
         self.poll(life);
+        // Many looks find nothing: a rank that waits looks often, and there may be many ranks.
+        if !std::mem::take(&mut self.is_new) {
+            return Ok(None);
+        }
+        if self.waits_on(life) {
+            return Ok(None);
+        }
         let at = (self.agreement.epoch(), self.number);
-        let mut missing = Vec::new();
+        let (mut is_complete, any_dead) = (true, life.first_dead().is_some());
         for (rank, parts) in (0..).zip(&mut self.parts) {
             // What exchanges of earlier epochs have left.
             while parts.front().is_some_and(|part| part.epoch < at.0) {
                 parts.pop_front();
             }
-            let is_flushed = self.wires.is_flushed(rank);
-            // A rank that has ended after its part arrived has taken part.
-            match life.state(rank) {
-                State::Alive if parts.is_empty() || !is_flushed => missing.push(rank),
-                State::Dead(cause) if parts.is_empty() => return Err(NotifyError::PeerDead { rank, cause }),
-                _ => {}
+            if any_dead
+                && parts.is_empty()
+                && let State::Dead(cause) = life.state(rank)
+            {
+                return Err(NotifyError::PeerDead { rank, cause });
             }
         }
-        if !missing.is_empty() {
+        let missing = self.missing(life);
+        self.waits_for = missing.first().copied();
+        for rank in missing {
+            is_complete = false;
             // A rank that has seen a death before does not come.
-            if missing.iter().any(|rank| self.refused[*rank as usize].is_some_and(|epoch| epoch >= at.0)) {
+            if self.refused[rank as usize].is_some_and(|epoch| epoch >= at.0) {
                 life.check_all()?;
             }
-            return Ok(Err(missing));
+        }
+        if !is_complete {
+            return Ok(None);
         }
         let take = |(rank, parts): (u32, &mut VecDeque<Part>)| match parts.pop_front() {
             _ if matches!(life.state(rank), State::Dropped(_)) => Ok(None),
@@ -305,7 +343,26 @@ impl Control {
         };
         let all = (0..).zip(&mut self.parts).map(take).collect::<Result<Vec<_>, _>>()?;
         self.number += 1;
-        Ok(Ok(all))
+        Ok(Some(all))
+    }
+
+    /// Whether the exchange still waits for the rank that was missing at its last look, and nothing has happened that ends
+    /// it: then no other rank needs a look.
+    fn waits_on(&self, life: &Life) -> bool {
+        self.waits_for.is_some_and(|rank| self.is_missing(rank, life))
+            && life.first_dead().is_none()
+            && self.refused.iter().all(Option::is_none)
+    }
+
+    /// The living ranks that an exchange waits for: for their parts, or until this one's has arrived there. (A
+    /// rank that has ended after its part arrived has taken part.)
+    pub(crate) fn missing(&self, life: &Life) -> Vec<u32> {
+        (0..self.parts.len() as u32).filter(|rank| self.is_missing(*rank, life)).collect()
+    }
+
+    fn is_missing(&self, rank: u32, life: &Life) -> bool {
+        let has_part = !self.parts[rank as usize].is_empty();
+        !(has_part && self.wires.is_flushed(rank)) && life.is_alive(rank)
     }
 
     /// No exchange succeeds in this epoch any more.
@@ -313,107 +370,61 @@ impl Control {
         self.is_broken = true;
     }
 
-    /// One step of the agreement on the dead ranks. Before its end, the ranks that take no part
-    /// yet.
-    pub(crate) fn try_agree(&mut self, life: &Life) -> Result<Outcome, Vec<u32>> {
+    /// One step of the agreement on the dead ranks. `None` before its end.
+    pub(crate) fn try_agree(&mut self, life: &Life) -> Option<Outcome> {
         self.poll(life);
-        let lost = life.lost();
-        let (said, outcome) = self.agreement.step(&lost);
+        let (said, outcome) = self.agreement.step(&life.lost());
         if let Some(said) = said {
             let outside = said.dead.clone();
             self.tell(&Message::Proposal(said), &outside);
         }
-        let Some(outcome) = outcome else { return Err(self.agreement.silent(&lost)) };
+        let outcome = outcome?;
         if matches!(outcome, Outcome::Drop(_)) {
-            (self.number, self.is_broken) = (0, false);
+            (self.number, self.is_broken, self.is_fresh) = (0, false, true);
         }
         // What was said goes out now.
         self.poll(life);
-        Ok(outcome)
+        Some(outcome)
+    }
+
+    /// The ranks that take no part yet in the agreement.
+    pub(crate) fn silent(&self, life: &Life) -> Vec<u32> {
+        self.agreement.silent(&life.lost())
     }
 
     /// The living ranks at which not everything has arrived that was sent there.
     pub(crate) fn unflushed(&self, life: &Life) -> Vec<u32> {
-        let living = (0..self.parts.len() as u32).filter(|rank| life.is_alive(*rank));
-        living.filter(|rank| !self.wires.is_flushed(*rank)).collect()
+        let waits = |rank: &u32| !self.wires.is_flushed(*rank) && life.is_alive(*rank);
+        (0..self.parts.len() as u32).filter(waits).collect()
     }
 }
 
 impl Wires {
     /// Takes what has arrived, sends what waits, probes, and finds the dead.
     fn poll(&mut self, period: Duration, life: &Life) -> News {
-        // Of a dropped rank: cut off before it was dropped; perhaps a new connection is being made.
-        let dropped = life.set_of(|state| matches!(state, State::Dropped(_)));
-        let is_here = |rank| !dropped.contains(rank);
-        let links = match self {
-            Wires::Each(links, _) => links,
-            Wires::Dynamic(hub) => return hub.poll(period, is_here),
-        };
-        let mut news = News::default();
-        for link in links.iter_mut().flatten().filter(|link| is_here(link.rank)) {
-            let mut arrived = Vec::new();
-            if let Some(cause) = link.poll(period, &mut arrived) {
-                news.dead.push((link.rank, cause));
+        match self {
+            Wires::Each(mesh) => mesh.poll(),
+            Wires::Dynamic(hub) => {
+                // Of a dropped rank: cut off before it was dropped; perhaps another process takes its place.
+                let dropped = life.dropped();
+                hub.poll(period, |rank| !dropped.contains(rank))
             }
-            news.arrived.extend(arrived.into_iter().map(|message| (link.rank, message)));
         }
-        news
     }
 
-    /// Cuts a dead rank off. Returns what had arrived from it before.
-    fn cut(&mut self, rank: u32) -> Vec<(u32, Message)> {
-        let mut arrived = Vec::new();
+    /// Cuts a dead rank off. Returns what had arrived before.
+    fn cut(&mut self, rank: u32) -> News {
         match self {
-            Wires::Each(links, _) => {
-                if let Some(link) = &mut links[rank as usize] {
-                    link.cut(&mut arrived);
-                }
-            }
+            Wires::Each(mesh) => mesh.cut(rank),
             Wires::Dynamic(hub) => hub.cut(rank),
-        }
-        arrived.into_iter().map(|message| (rank, message)).collect()
-    }
-
-    fn send(&mut self, rank: u32, message: &Message) {
-        match self {
-            Wires::Each(links, _) => {
-                if let Some(link) = &mut links[rank as usize] {
-                    link.send(message.clone());
-                }
-            }
-            Wires::Dynamic(hub) => hub.send(rank, message.clone()),
         }
     }
 
     /// Every message has arrived at the rank's memory.
     fn is_flushed(&self, rank: u32) -> bool {
         match self {
-            Wires::Each(links, _) => links[rank as usize].as_ref().is_none_or(Link::is_flushed),
+            Wires::Each(mesh) => mesh.is_flushed(rank),
             Wires::Dynamic(hub) => hub.is_flushed(rank),
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_death_is_found_within_the_time_out_of_the_team() {
-        let whole = |options: ConnectOptions| {
-            TIMEOUT_UNIT * (1 << options.timeout) * (u32::from(options.retry_count) + 1)
-        };
-        for (timeout, retries) in (1..24).flat_map(|timeout| (0..8).map(move |retries| (timeout, retries))) {
-            let team = ConnectOptions::default().timeout(timeout).retry_count(retries).rnr_retry(0);
-            let watch = Watch::of(team);
-            // A probe may be late by the time between two looks.
-            let latest = whole(watch.connect) + watch.period * 5 / 4;
-            let limit = whole(team).max(Duration::from_millis(1300));
-            assert!(latest <= limit, "{timeout} {retries}: {latest:?} {watch:?}");
-            // One lost packet, or one late answer, is no death.
-            assert!(watch.connect.retry_count >= 2 && whole(watch.connect) >= SHORTEST, "{watch:?}");
-            assert_eq!(watch.connect.rnr_retry, 7);
-        }
-        assert_eq!(Watch::of(ConnectOptions::default().timeout(0)).connect.timeout, 0);
     }
 }

@@ -21,6 +21,10 @@ fn exchange(bootstrap: &mut Bootstrap, rounds: usize) {
         let all = bootstrap.all_gather(&part(bootstrap.rank(), round)).unwrap();
         let expected: Vec<_> = (0..bootstrap.size()).map(|rank| part(rank, round)).collect();
         assert!(all == expected, "round {round} of rank {}", bootstrap.rank());
+        let (own, of) = (bootstrap.rank(), |from: u32, to: u32| part(from * 3 + to, round));
+        let parts: Vec<_> = (0..bootstrap.size()).map(|to| of(own, to)).collect();
+        let expected: Vec<_> = (0..bootstrap.size()).map(|from| of(from, own)).collect();
+        assert!(bootstrap.all_to_all(&parts).unwrap() == expected, "round {round} of rank {own}");
         bootstrap.barrier().unwrap();
     }
 }
@@ -62,7 +66,7 @@ fn processes_meet_over_tcp_past_strangers_and_other_jobs() {
     browser.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
     assert!(browser.read(&mut [0; 16]).map_or(true, |count| count == 0), "it is hung up on");
     let mut long = connect();
-    let mut hello = b"gdsboot\x01\x01\0\0\0\0\0\0\x01\0\0\0\x03".to_vec();
+    let mut hello = b"gdsboot\x02\x01\0\0\0\0\0\0\x01\0\0\0\x03".to_vec();
     hello.extend([0xff; 4]);
     long.write_all(&hello).unwrap();
     assert!(long.read(&mut [0; 16]).map_or(true, |count| count == 0), "it is hung up on");
@@ -92,7 +96,7 @@ fn connect(root: &str) -> TcpStream {
 fn hello(job: &str, rank: u32, size: u32) -> Vec<u8> {
     let fnv = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
     let hash = job.bytes().fold(0xcbf2_9ce4_8422_2325, fnv);
-    let mut bytes = b"gdsboot\x01\x01\0\0\0".to_vec();
+    let mut bytes = b"gdsboot\x02\x01\0\0\0".to_vec();
     [rank, size, 8].into_iter().for_each(|word| bytes.extend(word.to_be_bytes()));
     bytes.extend(hash.to_be_bytes());
     bytes
@@ -330,6 +334,24 @@ fn a_thread_that_comes_too_late_is_named() {
 }
 
 #[test]
+fn ranks_that_are_at_different_exchanges_are_an_error_everywhere() {
+    let ranks = Bootstrap::threads(3, LONG).unwrap();
+    let errors = std::thread::scope(|scope| {
+        let run = |mut one: Bootstrap| {
+            let parts = vec![b"part".to_vec(); 3];
+            if one.rank() == 2 { one.all_to_all(&parts) } else { one.all_gather(&parts[0]) }
+        };
+        let threads: Vec<_> = ranks.into_iter().map(|one| scope.spawn(move || run(one))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap().unwrap_err().to_string()).collect::<Vec<_>>()
+    });
+    assert!(
+        errors[0].starts_with("rank 2 sent") && errors[0].contains("Parts 0 instead of Part 0"),
+        "{errors:?}"
+    );
+    assert!(errors[1..].iter().all(|error| error.contains("Parts 0 instead of Part 0")), "{errors:?}");
+}
+
+#[test]
 fn one_process_is_a_job_and_long_parts_are_refused() {
     let alone = Job::new(0, 1, Meeting::Local(String::new())).unwrap();
     let mut alone = Bootstrap::join(&alone, LONG).unwrap();
@@ -338,6 +360,12 @@ fn one_process_is_a_job_and_long_parts_are_refused() {
     assert!(matches!(error, BootstrapError::TooLong { given: 1_048_577, limit: 1_048_576, .. }), "{error}");
     exchange(&mut alone, 1);
     assert_eq!(alone.all_gather(&vec![3; 1 << 20]).unwrap(), [vec![3; 1 << 20]]);
+    let error = alone.all_to_all(&[vec![], vec![]]).unwrap_err();
+    assert_eq!(error.to_string(), "2 parts for 1 ranks: give one for each rank, this one included");
+    // The length of the part counts.
+    let error = alone.all_to_all(&[vec![0; (1 << 20) - 3]]).unwrap_err();
+    assert!(matches!(error, BootstrapError::TooLong { given: 1_048_577, limit: 1_048_576, .. }), "{error}");
+    assert_eq!(alone.all_to_all(&[vec![5; (1 << 20) - 4]]).unwrap(), [vec![5; (1 << 20) - 4]]);
 }
 
 #[test]

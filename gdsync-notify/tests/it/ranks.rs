@@ -34,7 +34,16 @@ pub(crate) fn config() -> TeamConfig {
 /// Runs a function for every rank, on a thread each, and returns the results in the order of the
 /// ranks.
 pub(crate) fn each_on_a_thread<T: Send>(size: u32, rank: impl Fn(Bootstrap) -> T + Sync) -> Vec<T> {
-    let (bootstraps, rank) = (Bootstrap::threads(size, LONG).unwrap(), &rank);
+    each_within(LONG, size, rank)
+}
+
+/// As [`each_on_a_thread`], for ranks that wait so long for each other.
+pub(crate) fn each_within<T: Send>(
+    patience: Duration,
+    size: u32,
+    rank: impl Fn(Bootstrap) -> T + Sync,
+) -> Vec<T> {
+    let (bootstraps, rank) = (Bootstrap::threads(size, patience).unwrap(), &rank);
     std::thread::scope(|scope| {
         let threads: Vec<_> = bootstraps.into_iter().map(|one| scope.spawn(move || rank(one))).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()

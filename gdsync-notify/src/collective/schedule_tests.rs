@@ -1,0 +1,279 @@
+//! Schedules are run on paper: streams of all ranks step in random order, and messages are read from their source and arrive
+//! as late as the order of a connection allows. The content of each block is who made it, for whom, and in which round.
+
+use super::schedule::{Area, Program, Step, Way, program};
+use proptest::prelude::*;
+use std::collections::VecDeque;
+
+/// Made by a rank, for a place, in a round.
+type Content = Option<(u32, u32, u64)>;
+
+const WAYS: [Way; 8] = [
+    Way::Barrier,
+    Way::Gather,
+    Way::GatherBySteps,
+    Way::Exchange,
+    Way::ExchangeBySteps,
+    Way::Reduce,
+    Way::ReduceBySteps,
+    Way::Tree,
+];
+
+/// What goes through a connection.
+enum Parcel {
+    Block { from: (Area, u64, u32), to: (Area, u64, u32) },
+    Word { word: u32, round: u64 },
+}
+
+struct Rank {
+    program: Program,
+    /// Of each area, of both sets.
+    memory: [[Vec<Content>; 2]; Area::COUNT],
+    /// Of both sets, the newest round that has set it.
+    words: [Vec<Option<u64>>; 2],
+    round: u64,
+    at: usize,
+    /// Steps more or less often than others.
+    weight: u64,
+}
+
+struct Model {
+    way: Way,
+    root: u32,
+    rounds: u64,
+    /// Sets of memory: 2, but where a test shows that fewer are not enough.
+    sets: u64,
+    ranks: Vec<Rank>,
+    /// Of each pair of ranks: from, to.
+    wires: Vec<VecDeque<Parcel>>,
+    random: u64,
+}
+
+impl Model {
+    fn new(way: Way, count: u32, root: u32, rounds: u64, sets: u64, seed: u64) -> Model {
+        let mut model =
+            Model { way, root, rounds, sets, ranks: Vec::new(), wires: Vec::new(), random: seed | 1 };
+        for own in 0..count {
+            let area = |area: Area| vec![None; way.blocks(area, count) as usize];
+            let words = vec![None; way.words(count) as usize];
+            let weight = 1 << (model.next() % 6);
+            model.ranks.push(Rank {
+                program: program(way, count, own, root),
+                memory: Area::ALL.map(|one| [area(one), area(one)]),
+                words: [words.clone(), words],
+                round: 0,
+                at: 0,
+                weight,
+            });
+        }
+        model.wires.resize_with((count * count) as usize, VecDeque::new);
+        model
+    }
+
+    /// xorshift64.
+    fn next(&mut self) -> u64 {
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        self.random >> 11
+    }
+
+    /// Runs to the end. What went wrong, if something did.
+    fn run(mut self) -> Result<(), String> {
+        let count = self.ranks.len();
+        (0..count).for_each(|rank| self.fill(rank));
+        let mut idle = 0;
+        // The wires that something is on.
+        let mut busy: Vec<usize> = Vec::new();
+        while self.ranks.iter().any(|rank| rank.round < self.rounds) || !busy.is_empty() {
+            let chosen = self.next() as usize % (count + busy.len());
+            let owner = chosen.checked_sub(count).map_or(chosen, |at| busy[at] / count);
+            if self.next() % 32 >= self.ranks[owner].weight {
+                continue;
+            }
+            let moved = match chosen.checked_sub(count) {
+                None => self.step(chosen, &mut busy)?,
+                Some(at) => {
+                    self.deliver(busy[at]);
+                    if self.wires[busy[at]].is_empty() {
+                        busy.swap_remove(at);
+                    }
+                    true
+                }
+            };
+            idle = if moved { 0 } else { idle + 1 };
+            if idle > 1000 * count {
+                return Err("nothing moves any more".to_owned());
+            }
+        }
+        Ok(())
+    }
+
+    /// The input of the next round.
+    fn fill(&mut self, own: usize) {
+        let (way, sets, ranks) = (self.way, self.sets, self.ranks.len());
+        let rank = &mut self.ranks[own];
+        let (round, set) = (rank.round, (rank.round % sets) as usize);
+        let mut put = |area: Area, block: usize, to: u32| {
+            rank.memory[area as usize][set][block] = Some((own as u32, to, round));
+        };
+        match way {
+            Way::Gather | Way::GatherBySteps => put(Area::Output, own, 0),
+            Way::Exchange | Way::ExchangeBySteps | Way::Reduce | Way::ReduceBySteps => {
+                (0..ranks).for_each(|to| put(Area::Input, to, to as u32));
+            }
+            Way::Tree if own as u32 == self.root => put(Area::Output, 0, 0),
+            Way::Barrier | Way::Tree => {}
+        }
+    }
+
+    /// The output of the round that a rank has passed.
+    fn check(&self, own: usize) -> Result<(), String> {
+        let rank = &self.ranks[own];
+        let (round, set) = (rank.round, (rank.round % self.sets) as usize);
+        let is_reduced = matches!(self.way, Way::Reduce | Way::ReduceBySteps);
+        let area = if is_reduced { Area::Arrived } else { Area::Output };
+        let blocks = (0..).zip(&rank.memory[area as usize][set]);
+        // The own block is reduced from where it is.
+        for (block, content) in blocks.filter(|(block, _)| !is_reduced || *block != own as u32) {
+            let expected = match self.way {
+                Way::Exchange | Way::ExchangeBySteps | Way::Reduce | Way::ReduceBySteps => {
+                    (block, own as u32, round)
+                }
+                Way::Tree => (self.root, 0, round),
+                _ => (block, 0, round),
+            };
+            if *content != Some(expected) {
+                return Err(format!("rank {own}, round {round}, block {block}: {content:?}"));
+            }
+        }
+        // No rank passes a barrier that another has not reached.
+        let behind = self.ranks.iter().position(|other| other.round < round);
+        match behind {
+            Some(other) if self.way != Way::Tree => {
+                Err(format!("rank {own} has passed round {round}, which rank {other} has not begun"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The next step of a rank's stream; false where it has to wait.
+    fn step(&mut self, own: usize, busy: &mut Vec<usize>) -> Result<bool, String> {
+        let (sets, count) = (self.sets, self.ranks.len());
+        let rank = &mut self.ranks[own];
+        if rank.round == self.rounds {
+            return Ok(false);
+        }
+        let (round, set) = (rank.round, rank.round % sets);
+        match rank.program.get(rank.at).cloned() {
+            Some(Step::Send { to, copies, word }) => {
+                let number = own * count + to as usize;
+                let wire = &mut self.wires[number];
+                if wire.is_empty() {
+                    busy.push(number);
+                }
+                for (copy, at) in copies.iter().flat_map(|copy| (0..copy.blocks).map(move |at| (copy, at))) {
+                    let place = |(area, first): (Area, u32)| (area, set, first + at);
+                    wire.push_back(Parcel::Block { from: place(copy.from), to: place(copy.to) });
+                }
+                wire.push_back(Parcel::Word { word, round });
+            }
+            Some(Step::Wait { word }) if !rank.has_seen(word, round) => return Ok(false),
+            Some(Step::WaitForLast { word }) if round > 0 && !rank.has_seen(word, round - 1) => {
+                return Ok(false);
+            }
+            Some(_) => {}
+            None => {
+                // What a stream does with the output, and then with the next input.
+                self.check(own)?;
+                let rank = &mut self.ranks[own];
+                (rank.round, rank.at) = (round + 1, 0);
+                self.fill(own);
+                return Ok(true);
+            }
+        }
+        self.ranks[own].at += 1;
+        Ok(true)
+    }
+
+    /// The next of a connection arrives.
+    fn deliver(&mut self, wire: usize) {
+        let (from, to) = (wire / self.ranks.len(), wire % self.ranks.len());
+        match self.wires[wire].pop_front() {
+            Some(Parcel::Block { from: (area, set, block), to: (into, to_set, place) }) => {
+                let content = self.ranks[from].memory[area as usize][set as usize][block as usize];
+                self.ranks[to].memory[into as usize][to_set as usize][place as usize] = content;
+            }
+            Some(Parcel::Word { word, round }) => {
+                self.ranks[to].words[(round % 2) as usize][word as usize] = Some(round);
+            }
+            None => {}
+        }
+    }
+}
+
+impl Rank {
+    /// As the wait for a phase: the word has the value of exactly that round, or that of four rounds away.
+    fn has_seen(&self, word: u32, round: u64) -> bool {
+        let found = self.words[(round % 2) as usize][word as usize];
+        found.is_some_and(|newest| newest / 2 % 2 == round / 2 % 2)
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 1000, ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_block_ends_where_it_must(way in prop::sample::select(&WAYS[..]), ranks in 1u32..=33, root: u32, seed: u64) {
+        let outcome = Model::new(way, ranks, root % ranks, 7, 2, seed).run();
+        prop_assert!(outcome.is_ok(), "{:?} of {}: {}", way, ranks, outcome.unwrap_err());
+    }
+}
+
+#[test]
+fn one_set_of_memory_is_not_enough() {
+    for way in WAYS.into_iter().filter(|way| *way != Way::Barrier) {
+        let fails = |seed: u64| Model::new(way, 5, 1, 7, 1, seed * 0x9e37_79b9_7f4a_7c15).run().is_err();
+        assert!(
+            (1..200).any(fails),
+            "{way:?}: the model would not see a block that is overwritten too early"
+        );
+    }
+}
+
+#[test]
+fn a_tree_needs_its_confirmations() {
+    let fails = |seed: u64| {
+        let mut model = Model::new(Way::Tree, 5, 1, 7, 2, seed * 0x9e37_79b9_7f4a_7c15);
+        for rank in &mut model.ranks {
+            rank.program.retain(|step| !matches!(step, Step::WaitForLast { .. }));
+        }
+        model.run().is_err()
+    };
+    assert!((1..200).any(fails), "the model would not see that a root is too far ahead");
+}
+
+#[test]
+fn messages_are_as_few_as_promised() {
+    for ranks in 1..=33u32 {
+        let steps = ranks.next_power_of_two().trailing_zeros() as usize;
+        for own in 0..ranks {
+            let count = |way| {
+                let steps = program(way, ranks, own, 0);
+                let sends = steps.iter().filter(|step| matches!(step, Step::Send { .. })).count();
+                (sends, steps.len() - sends)
+            };
+            let others = ranks as usize - 1;
+            assert_eq!(count(Way::Barrier), (steps, steps));
+            assert_eq!(count(Way::Gather), (others, others));
+            assert_eq!(count(Way::GatherBySteps), (steps, steps));
+            // The own block goes to this rank itself.
+            assert_eq!(count(Way::Exchange), (others + 1, others + 1));
+            assert_eq!(count(Way::ExchangeBySteps), (steps + 1, steps + 1));
+            assert_eq!(count(Way::Reduce), (others, others));
+            assert_eq!(count(Way::ReduceBySteps), (steps, steps));
+            let (sends, waits) = count(Way::Tree);
+            assert!(sends <= steps + 1 && waits <= steps + 1, "{ranks} {own}: {sends} {waits}");
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! What a collective does, and how much memory and how many notifications its plan takes.
+
+use crate::collective::element::{Element, Operation};
+use crate::collective::error::CollectiveError;
+use crate::collective::schedule::{self, Area, Program, Way};
+use std::fmt;
+
+/// Most bytes of a block: those of one message of a card.
+const MOST: usize = 1 << 30;
+/// What the areas of a plan begin at multiples of: a cache line.
+pub(crate) const ALIGNMENT: usize = 64;
+/// From so many ranks on, small blocks go by way of other ranks.
+const RANKS_BY_STEPS: u32 = 16;
+/// The largest of the small blocks.
+const BYTES_BY_STEPS: usize = 1024;
+
+/// What all ranks of a [`Plan`](crate::collective::Plan) do together. Lengths are in bytes; blocks are in the order of
+/// [`Team::members`](crate::Team::members).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Collective {
+    /// No stream passes it before the streams of all ranks have reached it.
+    Barrier,
+    /// The block of each rank comes to all. The output has a block for each rank; the own one is the input.
+    AllGather {
+        /// Bytes of a rank.
+        block: usize,
+    },
+    /// A block from each rank to each: block `j` of rank `i`'s input becomes block `i` of rank `j`'s output.
+    AllToAll {
+        /// Bytes from one rank to another.
+        block: usize,
+    },
+    /// Of a block from each rank to each one is made, number by number: the output of rank `j` is the sum, or another
+    /// [`Operation`], of the blocks `j` of all ranks' inputs, in the order of the ranks.
+    ReduceScatter {
+        /// Bytes of a block: whole numbers.
+        block: usize,
+        /// The numbers.
+        element: Element,
+        /// What is made of them.
+        operation: Operation,
+    },
+    /// The bytes of one rank come to all. The input of that rank is its output.
+    Broadcast {
+        /// The rank whose bytes they are.
+        root: u32,
+        /// Bytes.
+        len: usize,
+    },
+}
+
+impl fmt::Display for Collective {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Collective::Barrier => write!(f, "barrier"),
+            Collective::AllGather { block } => write!(f, "all-gather of {block} bytes"),
+            Collective::AllToAll { block } => write!(f, "all-to-all of {block} bytes"),
+            Collective::ReduceScatter { block, element, operation } => {
+                write!(f, "reduce-scatter of {block} bytes by {operation} of {element}")
+            }
+            Collective::Broadcast { root, len } => write!(f, "broadcast of {len} bytes from rank {root}"),
+        }
+    }
+}
+
+impl Collective {
+    /// Bytes of a segment that a plan among so many ranks takes on each. A plan begins at a multiple of 64.
+    pub fn bytes(&self, ranks: u32) -> usize {
+        Layout::new(self, ranks, 0).end
+    }
+
+    /// Notifications of a segment that a plan among so many ranks takes on each.
+    pub fn notifications(&self, ranks: u32) -> u32 {
+        2 * self.way(ranks).words(ranks)
+    }
+
+    /// Bytes of a block.
+    pub(crate) fn block(&self) -> usize {
+        match *self {
+            Collective::Barrier => 0,
+            Collective::AllGather { block }
+            | Collective::AllToAll { block }
+            | Collective::ReduceScatter { block, .. } => block,
+            Collective::Broadcast { len, .. } => len,
+        }
+    }
+
+    /// How blocks get from rank to rank.
+    pub(crate) fn way(&self, ranks: u32) -> Way {
+        let by_steps = ranks >= RANKS_BY_STEPS && self.block() <= BYTES_BY_STEPS;
+        match self {
+            Collective::Barrier => Way::Barrier,
+            Collective::AllGather { .. } if by_steps => Way::GatherBySteps,
+            Collective::AllGather { .. } => Way::Gather,
+            Collective::AllToAll { .. } if by_steps => Way::ExchangeBySteps,
+            Collective::AllToAll { .. } => Way::Exchange,
+            Collective::ReduceScatter { .. } if by_steps => Way::ReduceBySteps,
+            Collective::ReduceScatter { .. } => Way::Reduce,
+            Collective::Broadcast { .. } => Way::Tree,
+        }
+    }
+
+    pub(crate) fn program(&self, members: &[u32], own: u32) -> Program {
+        let root = match self {
+            Collective::Broadcast { root, .. } => members.iter().position(|rank| rank == root),
+            _ => None,
+        };
+        schedule::program(self.way(members.len() as u32), members.len() as u32, own, root.unwrap_or(0) as u32)
+    }
+
+    /// Refuses what no plan can be made for.
+    pub(crate) fn check(&self, members: &[u32]) -> Result<(), CollectiveError> {
+        let bytes = self.block();
+        if bytes > MOST {
+            return Err(CollectiveError::TooLong { bytes, limit: MOST });
+        }
+        match *self {
+            Collective::Broadcast { root, .. } if !members.contains(&root) => {
+                Err(CollectiveError::Root { root, ranks: members.len() as u32 })
+            }
+            Collective::ReduceScatter { element, .. } if !bytes.is_multiple_of(element.bytes()) => {
+                Err(CollectiveError::Element { bytes, element })
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Where the areas of a plan lie in a segment. Each is there twice, for rounds in turn.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Layout {
+    block: usize,
+    /// Where each begins, by [`Area`], and how long one of the two is.
+    areas: [(usize, usize); Area::COUNT],
+    /// The end of the last.
+    pub(crate) end: usize,
+}
+
+impl Layout {
+    /// From a multiple of [`ALIGNMENT`] on.
+    pub(crate) fn new(collective: &Collective, ranks: u32, start: usize) -> Self {
+        let (block, way) = (collective.block(), collective.way(ranks));
+        let mut end = start;
+        let areas = Area::ALL.map(|area| {
+            let half = (way.blocks(area, ranks) as usize * block).next_multiple_of(ALIGNMENT);
+            let first = end;
+            end += 2 * half;
+            (first, half)
+        });
+        Layout { block, areas, end }
+    }
+
+    /// Where a block begins in a round.
+    pub(crate) fn at(&self, area: Area, round: u64, block: u32) -> usize {
+        let (first, half) = self.areas[area as usize];
+        first + (round % 2) as usize * half + block as usize * self.block
+    }
+}

@@ -1,0 +1,436 @@
+//! Collectives on software streams, between ranks that are threads, and processes.
+
+use crate::death::{be_killed, team};
+use crate::ranks::{LONG, Ranks, config, domain, ended_well, on_threads};
+use gdsync::{SoftStream, Stream};
+use gdsync_notify::collective::{Collective, CollectiveError, Collectives, Element, Operation, Plan};
+use gdsync_notify::{NotifyError, Segment, Team};
+use gdsync_test_support::process::role;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+/// Byte `at` of what a rank has for another in a round.
+fn byte(from: u32, to: u32, round: u64, at: usize) -> u8 {
+    let seed = u64::from(from) * 131 + u64::from(to) * 61 + round * 29;
+    (seed as usize + at * 7 + at / 251) as u8
+}
+
+fn bytes(from: u32, to: u32, round: u64, len: usize) -> Vec<u8> {
+    (0..len).map(|at| byte(from, to, round, at)).collect()
+}
+
+/// As [`bytes`], as numbers.
+fn numbers(from: u32, to: u32, round: u64, len: usize, element: Element) -> Vec<u8> {
+    let value = |at: usize| i32::from(byte(from, to, round, at)) - 100;
+    let number = |at: usize| match element {
+        Element::F32 => (value(at) as f32 / 7.0).to_ne_bytes().to_vec(),
+        Element::F64 => (f64::from(value(at)) / 7.0).to_ne_bytes().to_vec(),
+        Element::I32 => (value(at) << 22).to_ne_bytes().to_vec(),
+        Element::I64 => (i64::from(value(at)) << 55).to_ne_bytes().to_vec(),
+        Element::U64 => (value(at) as u64).to_ne_bytes().to_vec(),
+        other => panic!("{other}"),
+    };
+    (0..len / element.bytes()).flat_map(number).collect()
+}
+
+/// Of lists of numbers of equal length, the reduction in their order.
+fn reduced(all: Vec<Vec<u8>>, element: Element, operation: Operation) -> Vec<u8> {
+    macro_rules! of {
+        ($number:ty, $sum:expr) => {{
+            let act = |one: $number, other: $number| match operation {
+                Operation::Sum => $sum(one, other),
+                Operation::Min => one.min(other),
+                Operation::Max => one.max(other),
+                other => panic!("{other}"),
+            };
+            let list = |bytes: Vec<u8>| {
+                bytes.as_chunks().0.iter().map(|one| <$number>::from_ne_bytes(*one)).collect::<Vec<_>>()
+            };
+            let fold = |one: Vec<$number>, other: Vec<$number>| {
+                one.into_iter().zip(other).map(|(one, other)| act(one, other)).collect()
+            };
+            let found = all.into_iter().map(list).reduce(fold).unwrap();
+            found.into_iter().flat_map(|number| number.to_ne_bytes()).collect()
+        }};
+    }
+    match element {
+        Element::F32 => of!(f32, |one: f32, other: f32| one + other),
+        Element::F64 => of!(f64, |one: f64, other: f64| one + other),
+        Element::I32 => of!(i32, i32::wrapping_add),
+        Element::I64 => of!(i64, i64::wrapping_add),
+        Element::U64 => of!(u64, u64::wrapping_add),
+        other => panic!("{other}"),
+    }
+}
+
+/// What a rank gives into a round, and what it gets.
+pub(crate) fn contents(plan: &Plan, rank: u32, round: u64) -> (Vec<u8>, Vec<u8>) {
+    let all = plan.members().iter().copied();
+    match plan.collective() {
+        Collective::Barrier => (Vec::new(), Vec::new()),
+        Collective::AllGather { block } => {
+            (bytes(rank, 0, round, block), all.flat_map(|from| bytes(from, 0, round, block)).collect())
+        }
+        Collective::AllToAll { block } => (
+            all.clone().flat_map(|to| bytes(rank, to, round, block)).collect(),
+            all.flat_map(|from| bytes(from, rank, round, block)).collect(),
+        ),
+        Collective::ReduceScatter { block, element, operation } => (
+            all.clone().flat_map(|to| numbers(rank, to, round, block, element)).collect(),
+            reduced(all.map(|from| numbers(from, rank, round, block, element)).collect(), element, operation),
+        ),
+        Collective::Broadcast { root, len } => {
+            let input = if rank == root { bytes(root, 0, round, len) } else { Vec::new() };
+            (input, bytes(root, 0, round, len))
+        }
+        other => panic!("{other}"),
+    }
+}
+
+/// Plans on a segment that holds just them.
+pub(crate) fn plans(team: &Team, queue: u32, all: &[Collective]) -> Vec<Plan> {
+    let size = team.members().len() as u32;
+    let segment = team.allocate(total(all, size), notifications(all, size)).unwrap();
+    let collectives = Collectives::new(&team.queue(queue).unwrap(), &segment).unwrap();
+    all.iter().map(|what| collectives.plan(*what).unwrap()).collect()
+}
+
+pub(crate) fn total(all: &[Collective], size: u32) -> usize {
+    all.iter().map(|what| what.bytes(size).next_multiple_of(64)).sum()
+}
+
+pub(crate) fn notifications(all: &[Collective], size: u32) -> u32 {
+    all.iter().map(|what| what.notifications(size)).sum()
+}
+
+/// The rounds and places that were wrong.
+#[derive(Clone, Default)]
+struct Wrong(Arc<AtomicU32>);
+
+impl Wrong {
+    fn check(&self, is_right: bool) {
+        self.0.fetch_add(u32::from(!is_right), Ordering::Relaxed);
+    }
+
+    fn count(&self) -> u32 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// A round: the stream fills the input, and checks the output behind it. `delay` is waited before and behind.
+fn round(stream: &Stream<SoftStream>, plan: &Plan, rank: u32, wrong: &Wrong, delay: Option<Duration>) {
+    let round = plan.round();
+    let (input, expected) = contents(plan, rank, round);
+    let (segment, at) = (plan.segment().clone(), plan.input(round));
+    assert_eq!(at.len(), input.len());
+    let pause = move || delay.into_iter().for_each(std::thread::sleep);
+    let fill = move || {
+        pause();
+        segment.write(at.start, &input).unwrap();
+    };
+    stream.launch(fill).unwrap();
+    plan.post(stream).unwrap();
+    let (segment, at, wrong) = (plan.segment().clone(), plan.output(round), wrong.clone());
+    let check = move || {
+        pause();
+        let mut found = vec![0; at.len()];
+        segment.read(at.start, &mut found).unwrap();
+        wrong.check(found == expected);
+    };
+    stream.launch(check).unwrap();
+}
+
+fn soft() -> Stream<SoftStream> {
+    Stream::new(SoftStream::new().unwrap()).unwrap()
+}
+
+fn synchronize(stream: &Stream<SoftStream>) {
+    assert!(stream.synchronize_timeout(LONG).unwrap(), "the stream is stuck: {:?}", stream.oldest_wait());
+}
+
+/// Before its plans are dropped, a rank waits until the others have written all that they write there.
+fn leave(team: &Team, queues: u32) {
+    (0..queues).for_each(|queue| team.queue(queue).unwrap().flush(LONG).unwrap());
+    team.barrier().unwrap();
+}
+
+/// Reductions of each kind, of these lengths in turn.
+pub(crate) fn reductions(blocks: &[usize]) -> Vec<Collective> {
+    let kinds =
+        Element::ALL.into_iter().flat_map(|element| Operation::ALL.map(|operation| (element, operation)));
+    let of = |((element, operation), block): (_, &usize)| Collective::ReduceScatter {
+        block: *block,
+        element,
+        operation,
+    };
+    kinds.zip(blocks.iter().cycle()).map(of).collect()
+}
+
+/// Short and long blocks, of odd lengths, too.
+fn all_kinds(size: u32) -> Vec<Collective> {
+    let blocks = [0, 1, 24, 1024, 5000];
+    let of_block = |block| [Collective::AllGather { block }, Collective::AllToAll { block }];
+    let of_root = |root| Collective::Broadcast { root, len: 777 * root as usize };
+    let roots = [0, size / 2, size - 1].map(of_root);
+    let reductions = reductions(&[1000, 40_000, 64]);
+    let first = [Collective::Barrier].into_iter().chain(reductions);
+    first.chain(blocks.into_iter().flat_map(of_block)).chain(roots).collect()
+}
+
+/// Several plans in turn on one stream.
+fn in_turn(size: u32, rounds: u64) {
+    on_threads(size, &config(), |team| {
+        let (plans, stream, wrong) = (plans(team, 0, &all_kinds(size)), soft(), Wrong::default());
+        for _ in 0..rounds {
+            plans.iter().for_each(|plan| round(&stream, plan, team.rank(), &wrong, None));
+        }
+        synchronize(&stream);
+        plans.iter().for_each(|plan| plan.check().unwrap());
+        assert_eq!(wrong.count(), 0, "wrong outputs of rank {}", team.rank());
+        leave(team, 1);
+    });
+}
+
+#[test]
+fn every_byte_is_right_among_few_ranks() {
+    (1..=5).for_each(|size| in_turn(size, 20));
+}
+
+#[test]
+fn every_byte_is_right_among_more_ranks() {
+    [8, 9].into_iter().for_each(|size| in_turn(size, 6));
+}
+
+#[test]
+fn every_byte_is_right_by_steps() {
+    [16, 17].into_iter().for_each(|size| in_turn(size, 5));
+}
+
+#[test]
+fn ranks_that_are_late_at_random_get_every_round() {
+    let kinds = [
+        Collective::AllToAll { block: 96 },
+        Collective::Broadcast { root: 1, len: 3000 },
+        Collective::Barrier,
+        Collective::AllGather { block: 100 },
+        Collective::ReduceScatter { block: 80, element: Element::F64, operation: Operation::Sum },
+    ];
+    on_threads(4, &config(), |team| {
+        let (plans, stream, wrong) = (plans(team, 0, &kinds), soft(), Wrong::default());
+        let mut random = 0x9e37_79b9 + u64::from(team.rank());
+        for at in 0..1000usize {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            let delay = (random >> 60 == 0).then_some(Duration::from_micros(random >> 40 & 0x1ff));
+            round(&stream, &plans[at % plans.len()], team.rank(), &wrong, delay);
+        }
+        synchronize(&stream);
+        assert_eq!(wrong.count(), 0, "wrong outputs of rank {}", team.rank());
+        leave(team, 1);
+    });
+}
+
+#[test]
+fn two_streams_have_collectives_of_their_own() {
+    on_threads(3, &config().queues(2), |team| {
+        let kinds = [Collective::AllToAll { block: 64 }, Collective::Barrier];
+        let pairs = [0, 1].map(|queue| (plans(team, queue, &kinds), soft()));
+        let wrong = Wrong::default();
+        for at in 0..200usize {
+            // The ranks hand their streams work in different orders.
+            let (plans, stream) = &pairs[(at + team.rank() as usize) % 2];
+            plans.iter().for_each(|plan| round(stream, plan, team.rank(), &wrong, None));
+        }
+        pairs.iter().for_each(|(_, stream)| synchronize(stream));
+        assert_eq!(wrong.count(), 0, "wrong outputs of rank {}", team.rank());
+        leave(team, 2);
+    });
+}
+
+#[test]
+fn operations_are_as_few_as_promised() {
+    for size in [2, 3, 16] {
+        on_threads(size, &config(), |team| {
+            let steps = size.next_power_of_two().trailing_zeros() as usize;
+            let of = |block| {
+                let is_small = size >= 16 && block <= 1024;
+                let direct = size as usize - 1;
+                let messages = if is_small { steps } else { direct };
+                [
+                    (Collective::AllGather { block }, 3 * messages),
+                    (Collective::AllToAll { block }, 3 * messages + 3),
+                    (
+                        Collective::ReduceScatter { block, element: Element::I32, operation: Operation::Max },
+                        3 * messages,
+                    ),
+                ]
+            };
+            let mut expected = vec![(Collective::Barrier, 3 * steps)];
+            expected.extend([of(64), of(4096)].concat());
+            let kinds: Vec<_> = expected.iter().map(|(what, _)| *what).collect();
+            let (plans, stream) = (plans(team, 0, &kinds), soft());
+            for (plan, (what, most)) in plans.iter().zip(&expected) {
+                let operations: Vec<_> = (0..4).map(|_| plan.post(&stream).unwrap()).collect();
+                // Where connections are dynamic, messages share a queue pair. Now and then one tells how far the stream is.
+                assert!(
+                    operations.iter().sum::<usize>() <= 4 * most + 1,
+                    "{what}: {operations:?}, not {most}"
+                );
+            }
+            synchronize(&stream);
+            leave(team, 1);
+        });
+    }
+}
+
+fn refused(team: &Team, segment: &Segment, what: Collective) -> CollectiveError {
+    Collectives::new(&team.queue(0).unwrap(), segment).unwrap().plan(what).unwrap_err()
+}
+
+fn is_elsewhere(error: &CollectiveError) -> bool {
+    matches!(error, CollectiveError::Notify(NotifyError::Elsewhere { rank: 1, .. }))
+}
+
+#[test]
+fn what_cannot_be_is_refused_on_all_ranks() {
+    on_threads(3, &config(), |team| {
+        let gather = Collective::AllGather { block: 100 };
+        // One rank has too few bytes; then too few notifications.
+        let (len, count) = (gather.bytes(3), gather.notifications(3));
+        let is_short = team.rank() == 1;
+        let error = refused(team, &team.allocate(len - usize::from(is_short), count).unwrap(), gather);
+        match error {
+            CollectiveError::Bytes { needed, from: 0, size } if is_short => {
+                assert_eq!((needed, size), (len, len - 1))
+            }
+            error => assert!(!is_short && is_elsewhere(&error), "{error}"),
+        }
+        let error = refused(team, &team.allocate(len, count - u32::from(is_short)).unwrap(), gather);
+        match error {
+            CollectiveError::Notifications { needed, from: 0, count: found } if is_short => {
+                assert_eq!((needed, found), (count, count - 1));
+            }
+            error => assert!(!is_short && is_elsewhere(&error), "{error}"),
+        }
+        let segment = team.allocate(len, count).unwrap();
+        // One rank makes another plan.
+        let what = if is_short { Collective::AllGather { block: 99 } } else { gather };
+        let error = refused(team, &segment, what).to_string();
+        let expected = if is_short {
+            "rank 0 has all-gather of 100 bytes as the next collective, this one all-gather of 99 bytes: give all ranks the same"
+        } else {
+            "rank 1 has all-gather of 99 bytes as the next collective, this one all-gather of 100 bytes: give all ranks the same"
+        };
+        assert_eq!(error, expected);
+        let error = refused(team, &segment, Collective::AllToAll { block: (1 << 30) + 1 });
+        assert!(matches!(error, CollectiveError::TooLong { limit, .. } if limit == 1 << 30), "{error}");
+        let error = refused(team, &segment, Collective::Broadcast { root: 3, len: 1 });
+        assert!(matches!(error, CollectiveError::Root { root: 3, ranks: 3 }), "{error}");
+        let element = Element::F64;
+        let error = refused(
+            team,
+            &segment,
+            Collective::ReduceScatter { block: 12, element, operation: Operation::Sum },
+        );
+        assert!(matches!(error, CollectiveError::Element { bytes: 12, element: Element::F64 }), "{error}");
+        // All that was refused has taken nothing; another on the same segment takes what has an owner.
+        let collectives = Collectives::new(&team.queue(0).unwrap(), &segment).unwrap();
+        let plan = collectives.plan(gather).unwrap();
+        let error = refused(team, &segment, gather);
+        assert!(matches!(error, CollectiveError::Taken { id: 0 }), "{error}");
+        let error = collectives.plan(gather).unwrap_err();
+        assert!(matches!(error, CollectiveError::Bytes { from, .. } if from == len), "{error}");
+        let (stream, wrong) = (soft(), Wrong::default());
+        (0..3).for_each(|_| round(&stream, &plan, team.rank(), &wrong, None));
+        synchronize(&stream);
+        assert_eq!((wrong.count(), plan.round()), (0, 3));
+        leave(team, 1);
+    });
+}
+
+#[test]
+fn a_segment_of_another_team_is_refused() {
+    let [one, other] = [0, 1].map(|_| {
+        let bootstrap = gdsync_notify::bootstrap::Bootstrap::threads(1, LONG).unwrap().remove(0);
+        Team::new(&domain(), bootstrap, config()).unwrap()
+    });
+    let error = Collectives::new(&one.queue(0).unwrap(), &other.allocate(64, 2).unwrap()).unwrap_err();
+    assert!(matches!(error, CollectiveError::OtherTeam), "{error}");
+}
+
+/// Until a member is dead: the time-out of the transport is 2.1 s, the rest is for a busy machine.
+const WITHIN: Duration = Duration::from_secs(15);
+const VICTIM: u32 = 2;
+
+#[test]
+fn a_death_in_the_middle_of_rounds_ends_the_waits_of_all_others() {
+    const TEST: &str = "a_death_in_the_middle_of_rounds_ends_the_waits_of_all_others";
+    let Some(role) = role() else {
+        let ranks = Ranks::new(module_path!(), TEST, 4);
+        let spawn = |rank| ranks.spawn(rank, if rank == VICTIM { "die" } else { "live" });
+        let children: Vec<_> = (0..4).map(spawn).collect();
+        for (rank, child) in (0..).zip(children) {
+            if rank == VICTIM {
+                assert!(!child.wait_with_output().unwrap().status.success());
+            } else {
+                ended_well(child);
+            }
+        }
+        return;
+    };
+    // A queue for a stream that is ended by the death, and one to begin anew.
+    let team = team(2);
+    let kinds = [
+        Collective::AllToAll { block: 5000 },
+        Collective::Barrier,
+        Collective::Broadcast { root: 3, len: 100 },
+        Collective::AllGather { block: 64 },
+        Collective::ReduceScatter { block: 64, element: Element::U64, operation: Operation::Min },
+    ];
+    let (plans_of_all, stream, wrong) = (plans(&team, 0, &kinds), soft(), Wrong::default());
+    let mut ended = None;
+    for at in 0.. {
+        let plan = &plans_of_all[at % kinds.len()];
+        if role == "die" && at == 101 {
+            // Behind what it has posted so far, and in front of a barrier.
+            stream.launch(|| be_killed()).unwrap();
+        }
+        if let Err(error) = plan.post(&stream) {
+            ended = Some(error);
+            break;
+        }
+        assert!(at < 100_000, "nobody has died");
+    }
+    assert!(stream.synchronize_timeout(WITHIN).unwrap(), "the stream is stuck: {:?}", stream.oldest_wait());
+    let is_dead = |error: &CollectiveError| match error {
+        CollectiveError::Notify(error @ NotifyError::PeerDead { rank: VICTIM, .. }) => {
+            assert!(error.to_string().starts_with("rank 2 is dead, as "), "{error}");
+            true
+        }
+        _ => false,
+    };
+    assert!(ended.as_ref().is_some_and(is_dead), "{ended:?}");
+    for plan in &plans_of_all {
+        let errors = [plan.check().unwrap_err(), plan.post(&stream).unwrap_err()];
+        assert!(errors.iter().all(is_dead), "{errors:?}");
+    }
+    let error = Collectives::new(&team.queue(1).unwrap(), plans_of_all[0].segment());
+    assert!(is_dead(&error.unwrap().plan(Collective::Barrier).unwrap_err()));
+    assert_eq!(team.shrink().unwrap(), [VICTIM]);
+    for plan in &plans_of_all {
+        let errors = [plan.check().unwrap_err(), plan.post(&stream).unwrap_err()];
+        let is_ended = |error: &CollectiveError| matches!(error, CollectiveError::Ended { rank: VICTIM });
+        assert!(errors.iter().all(is_ended), "{errors:?}");
+    }
+    // The survivors go on with a new segment and new plans.
+    let (plans, stream) = (plans(&team, 1, &kinds), soft());
+    assert_eq!(plans[0].members(), [0, 1, 3]);
+    for _ in 0..50 {
+        plans.iter().for_each(|plan| round(&stream, plan, team.rank(), &wrong, None));
+    }
+    synchronize(&stream);
+    plans.iter().for_each(|plan| plan.check().unwrap());
+    assert_eq!(wrong.count(), 0, "wrong outputs of rank {}", team.rank());
+    team.queue(1).unwrap().flush(LONG).unwrap();
+    team.barrier().unwrap();
+}

@@ -1,0 +1,92 @@
+//! Teams of many ranks in one process: each a thread, with a stream of its own.
+
+use crate::ranks::{domain, each_on_a_thread, each_within};
+use gdsync::{Batch, SoftStream, Stream};
+use gdsync_notify::{ConnectionKind, NotifyError, Team, TeamConfig, WaitNotification};
+use gdsync_test_support::process::alone;
+use std::time::Duration;
+
+/// Nothing here takes longer, however busy the machine is.
+const LONG: Duration = Duration::from_secs(300);
+/// Bytes of a message.
+const BLOCK: usize = 64;
+/// Ranks that a batch sends to: queues have room for the requests.
+const TO_AT_ONCE: usize = 32;
+
+/// The message of a round.
+fn message(from: u32, to: u32, round: u32) -> [u8; BLOCK] {
+    std::array::from_fn(|at| (from * 31 + to * 17 + round * 101 + at as u32 * 7) as u8)
+}
+
+/// In each round every rank writes a message to every other, and its stream waits for those of all others. Rounds take
+/// turns with two halves of the memory: who has heard from all in one round has been read by all in the last.
+fn all_to_all(team: &Team, rounds: u32) {
+    let (own, size) = (team.rank(), team.size());
+    let half = size as usize * BLOCK;
+    let (outbox, inbox) = (team.allocate(2 * half, 0).unwrap(), team.allocate(2 * half, 2 * size).unwrap());
+    let (queue, stream) = (team.queue(0).unwrap(), Stream::new(SoftStream::new().unwrap()).unwrap());
+    // Not all begin with the same one.
+    let others: Vec<u32> = (1..size).map(|distance| (own + distance) % size).collect();
+    for round in 0..rounds {
+        let base = (round % 2) as usize * half;
+        for some in others.chunks(TO_AT_ONCE) {
+            let mut batch = Batch::new();
+            for to in some {
+                let at = base + *to as usize * BLOCK;
+                outbox.write(at, &message(own, *to, round)).unwrap();
+                let (from, id) = (outbox.slice(at..at + BLOCK).unwrap(), round % 2 * size + own);
+                let offset = (base + own as usize * BLOCK) as u64;
+                for send in queue.prepare_write_notify(&from, *to, &inbox, offset, id, round + 1).unwrap() {
+                    batch = batch.send(send);
+                }
+            }
+            stream.post(batch).unwrap();
+        }
+        let words: Vec<_> =
+            others.iter().map(|from| inbox.notification(round % 2 * size + from).unwrap()).collect();
+        stream.post(words.iter().fold(Batch::new(), |batch, word| batch.wait_notification(word))).unwrap();
+        stream.synchronize().unwrap();
+        for from in &others {
+            let mut bytes = [0; BLOCK];
+            inbox.read(base + *from as usize * BLOCK, &mut bytes).unwrap();
+            assert!(bytes == message(*from, own, round), "round {round}, from {from} to {own}: {bytes:?}");
+        }
+    }
+    queue.flush(LONG).unwrap();
+}
+
+fn play(size: u32, rounds: u32, config: &TeamConfig) {
+    each_within(LONG, size, |bootstrap| {
+        let team = Team::new(&domain(), bootstrap, config.clone()).unwrap();
+        all_to_all(&team, rounds);
+        team.barrier().unwrap();
+    });
+}
+
+#[test]
+fn a_hundred_ranks_write_to_each_other() {
+    play(100, 3, &TeamConfig::default().connections(ConnectionKind::Each));
+}
+
+/// By what a team of the size has by default: dynamic connections.
+#[test]
+fn two_hundred_and_fifty_six_ranks_write_to_each_other() {
+    if alone(module_path!(), "two_hundred_and_fifty_six_ranks_write_to_each_other", &[]) {
+        // Its hundreds of threads yield to those of the tests beside it, which do not wait so long for each other.
+        // SAFETY: the call has no preconditions. It is for this thread, and those that it starts.
+        let _ = unsafe { libc::nice(10) };
+        play(256, 2, &TeamConfig::default());
+    }
+}
+
+#[test]
+fn a_large_team_has_no_queue_pairs_for_kernels_unless_told() {
+    each_on_a_thread(65, |bootstrap| {
+        let rank = bootstrap.rank();
+        let team = Team::new(&domain(), bootstrap, TeamConfig::default()).unwrap();
+        let refused = team.queue(0).unwrap().queue_pair(1).unwrap_err();
+        assert!(matches!(refused, NotifyError::NoQueuePair { rank: 1 }), "{refused}");
+        assert!(rank != 0 || refused.to_string().contains("ConnectionKind::Each"), "{refused}");
+        team.barrier().unwrap();
+    });
+}
