@@ -1,5 +1,6 @@
 //! Processes that the command starts for itself, and that are of no use without it.
 
+use crate::failure::Failure;
 use std::env;
 use std::io;
 use std::os::unix::process::CommandExt;
@@ -59,7 +60,18 @@ pub(crate) fn for_cuda(command: &mut Command) {
     }
 }
 
-/// Whether this process has its channels by [`for_cuda`], or by its program's own will.
-pub(crate) fn has_channels() -> bool {
-    env::var_os(CHANNELS.0).is_some()
+/// Begins the command anew with a channel of the GPU for each stream, unless it has them by [`for_cuda`] or by its
+/// program's own will: two streams that wait for each other go on in none that they share. Before the first call of the
+/// CUDA driver, which reads its settings then.
+///
+/// # Errors
+/// The system starts no program. Else this returns only where there is nothing to do.
+pub(crate) fn with_channels() -> Result<(), Failure> {
+    if env::var_os(CHANNELS.0).is_some() {
+        return Ok(());
+    }
+    let mut command = Command::new(env::current_exe()?);
+    command.args(env::args_os().skip(1));
+    for_cuda(&mut command);
+    Err(format!("the command cannot begin anew: {}", command.exec()).into())
 }

@@ -1,11 +1,14 @@
 //! The command line.
 
+#[path = "cli_bench.rs"]
+mod bench;
 #[path = "cli_choices.rs"]
 mod choices;
 #[path = "cli_values.rs"]
 mod values;
 
-pub(crate) use choices::{DoorbellChoice, Operation, QueueChoice, Service, Trigger};
+pub(crate) use bench::{BenchFirstOptions, BenchOptions, BenchScaleOptions, Benchmark, Memory};
+pub(crate) use choices::{Connections, DoorbellChoice, Operation, QueueChoice, Service, Trigger};
 
 use crate::fault_plan;
 use crate::hca::{self, Hca};
@@ -60,6 +63,9 @@ pub(crate) enum Command {
     /// The process of a run of `bench first`; started by it
     #[command(hide = true)]
     BenchFirst(BenchFirstOptions),
+    /// The process of a team of `bench scale`; started by it
+    #[command(hide = true)]
+    BenchScale(BenchScaleOptions),
     /// Random work on many queue pairs between several processes, with random faults: everything is
     /// accounted for
     Soak(SoakOptions),
@@ -352,116 +358,6 @@ pub(crate) enum Example {
     /// A step among 64 peers that the card waits for: one trigger releases all sends, and a collector
     /// waits for all completions
     Card,
-}
-
-#[derive(Clone, Debug, Args)]
-pub(crate) struct BenchOptions {
-    /// What to measure
-    #[arg(value_enum, default_value_t = Benchmark::Card)]
-    pub(crate) what: Benchmark,
-    /// The card: softhca0 is software, others the system's [default: the software one; for `post`,
-    /// the system's first]
-    #[arg(long, value_name = "NAME[:PORT]", value_parser = hca::parse)]
-    pub(crate) hca: Option<Hca>,
-    /// Posts of each kind; for `fanout` at most, as it has 200 rounds at most
-    #[arg(long, value_name = "N", default_value = "100000", value_parser = values::posts, allow_hyphen_values = true)]
-    pub(crate) posts: u64,
-    /// The GPU to measure on [default: 0; for `exchange` none, which is on software streams]
-    #[arg(long, value_name = "N", value_parser = values::ordinal, allow_hyphen_values = true)]
-    pub(crate) gpu: Option<u32>,
-    /// Where the word of `fanout` lies that the card writes for completions
-    #[arg(long, value_enum, default_value_t = Memory::Host)]
-    pub(crate) arrivals: Memory,
-    /// Ranks of `alltoall`, 2 to 256, a thread each
-    #[arg(long, value_name = "N", default_value = "8", value_parser = clap::value_parser!(u32).range(2..=256), allow_hyphen_values = true)]
-    pub(crate) ranks: u32,
-    /// Rounds of `alltoall`, and of each of the ten runs of `persistent` and `exchange`
-    #[arg(long, value_name = "N", default_value = "100", value_parser = values::positive, allow_hyphen_values = true)]
-    pub(crate) rounds: u64,
-    /// Processes of `exchange`: 2, or 1 for both sides in one [default: both]
-    #[arg(long, value_name = "N", value_parser = values::procs, allow_hyphen_values = true)]
-    pub(crate) processes: Option<u64>,
-    /// The C library that `exchange` loads [default: libgdsync.so.2 beside the command, the one that cargo has
-    /// built there, or the system's]
-    #[arg(long, value_name = "FILE")]
-    pub(crate) library: Option<PathBuf>,
-    /// Print one JSON object instead of a table
-    #[arg(long)]
-    pub(crate) json: bool,
-}
-
-#[derive(Clone, Debug, Args)]
-pub(crate) struct BenchFirstOptions {
-    /// Which of the runs
-    #[arg(long)]
-    pub(crate) run: u32,
-    /// The GPU, if not a software stream
-    #[arg(long)]
-    pub(crate) gpu: Option<u32>,
-    /// The card
-    #[arg(long, value_parser = hca::parse)]
-    pub(crate) hca: Option<Hca>,
-}
-
-impl BenchOptions {
-    /// The GPU of what is measured on a GPU only.
-    pub(crate) fn gpu(&self) -> u32 {
-        self.gpu.unwrap_or(0)
-    }
-}
-
-/// Whose memory something lies in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Memory {
-    /// The host's
-    Host,
-    /// The GPU's
-    Gpu,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Benchmark {
-    /// The software card against memcpy
-    Card,
-    /// A software stream's wait that tells success from failure, against a plain one
-    Checked,
-    /// A stream's waits for completions, the queue in the GPU's memory against in the host's
-    Cq,
-    /// Posting by the CPU, against libmlx5's own functions (`gdsync soft -- gdsync bench post`)
-    Post,
-    /// The first post of each kind on a fresh stream with fresh queue pairs, against the hundredth: on
-    /// a software stream, and on a GPU's where there is one
-    First,
-    /// What each kind of stream memory operation costs a GPU
-    Memops,
-    /// The batch compiler: memory operations of a batch and the CPU's time for a descriptor, merged
-    /// against plain
-    Plan,
-    /// Merged batches on a GPU's stream, from trigger to done, against plain ones
-    Batch,
-    /// Posting by kernels: a GPU's cycles for each way, latency and rate of threads and queue pairs
-    Device,
-    /// Sends to many queue pairs by one word that the card waits for, and waits that the card
-    /// collects, against doorbells and waits of the stream
-    Fanout,
-    /// Rounds in which every rank sends to every other, by the card's waits and by doorbells, every
-    /// byte checked; on all software cards (SOFTHCA_DEVICES) where none is named
-    Alltoall,
-    /// The same rounds among 2, 4 and 8 ranks by persistent requests, together and one by one, against
-    /// notified writes
-    Persistent,
-    /// Two streams that send to each other and wait for it, in one process and between two, by the Rust and
-    /// the C interface, against the same memory operations by hand
-    Exchange,
-    /// Waking and posting on a GPU's stream, against the same memory operations written by hand
-    Turnaround,
-    /// How soon a GPU's stream is idle once its last write is seen, against the driver's calls alone
-    Quiet,
-    /// Launching a graph with fresh sends and waits, against posting on the stream
-    Graph,
-    /// A stream that computes and a stream that communicates, together and each alone, and the CPU
-    /// meanwhile
-    Overlap,
 }
 
 /// The word for a value on the command line.

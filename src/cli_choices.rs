@@ -3,6 +3,7 @@
 use clap::ValueEnum;
 use gdsync::stream::DoorbellPath;
 use gdsync::verbs::{QueueApi, Transport};
+use gdsync_notify::ConnectionKind;
 use serde::{Deserialize, Serialize};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
@@ -85,6 +86,27 @@ impl From<DoorbellChoice> for DoorbellPath {
             DoorbellChoice::Auto | DoorbellChoice::Card => DoorbellPath::Auto,
             DoorbellChoice::Direct => DoorbellPath::Direct,
             DoorbellChoice::Proxy => DoorbellPath::Proxy,
+        }
+    }
+}
+
+/// What connects the ranks of a team.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Connections {
+    /// What a team of the size has by default
+    Size,
+    /// A queue pair to each rank
+    Each,
+    /// Dynamically connected transport
+    Dynamic,
+}
+
+impl From<Connections> for ConnectionKind {
+    fn from(connections: Connections) -> Self {
+        match connections {
+            Connections::Size => ConnectionKind::BySize,
+            Connections::Each => ConnectionKind::Each,
+            Connections::Dynamic => ConnectionKind::Dynamic,
         }
     }
 }

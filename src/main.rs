@@ -47,6 +47,7 @@ fn main() -> ExitCode {
         Command::Doctor(options) => doctor::run(&options),
         Command::Bench(options) => done(bench::run(&options)),
         Command::BenchFirst(options) => done(bench::first::run_one(&options)),
+        Command::BenchScale(options) => done(bench::scale::run_one(&options)),
         Command::Copybw(options) => done(mapped::bandwidth(&options)),
         Command::Copylat(options) => done(mapped::latency(&options)),
         Command::Sanity(options) => mapped::sanity(&options),

@@ -18,6 +18,7 @@ mod persistent;
 mod plan;
 mod post;
 mod quiet;
+pub(crate) mod scale;
 mod turnaround;
 
 pub(crate) use exchange::run_peer as run_exchange_peer;
@@ -35,6 +36,7 @@ pub(crate) fn run(options: &BenchOptions) -> Result<(), Failure> {
         Benchmark::Cq => cq::run(options),
         Benchmark::Device => device::run(options),
         Benchmark::Alltoall => alltoall::run(options),
+        Benchmark::Scale => scale::run(options),
         Benchmark::Persistent => persistent::run(options),
         Benchmark::Fanout => fanout::run(options),
         Benchmark::First => first::run(options),

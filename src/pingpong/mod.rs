@@ -27,6 +27,10 @@ const LAST: Duration = Duration::from_secs(5);
 
 /// Runs both sides, and prints what was measured.
 pub(crate) fn run(options: &PingpongOptions) -> Result<(), Failure> {
+    // Each side of two processes has the GPU's channels to itself, but for one stream.
+    if options.gpu.is_some() && options.procs == 1 {
+        child::with_channels()?;
+    }
     take_liberties(options)?;
     // Before the other process starts, so that a missing GPU is reported once. Kept: both sides of
     // one process use it.

@@ -169,7 +169,7 @@ fn mistakes_are_told_in_one_line_with_status_2() {
         (&["pingpong", "--nonsense"], "--nonsense"),
         (
             &["bench", "flood"],
-            "possible values: card, checked, cq, post, first, memops, plan, batch, device, fanout, alltoall, persistent, exchange, turnaround, quiet, graph, overlap",
+            "possible values: card, checked, cq, post, first, memops, plan, batch, device, fanout, alltoall, scale, persistent, exchange, turnaround, quiet, graph, overlap",
         ),
         (&["soak", "--minutes", "0"], "0 is no number of minutes"),
         (&["soak", "--procs", "65"], "65 is not in 2..=64"),

@@ -176,6 +176,29 @@ fn first_posts_of_every_kind_are_measured_beside_later_ones() {
 }
 
 #[test]
+fn teams_that_grow_are_measured_beside_one_of_eight() {
+    let results = json(&["bench", "scale", "--ranks", "16", "--rounds", "3", "--json"]);
+    let rows = results["rows"].as_array().unwrap();
+    for (row, ranks) in rows.iter().zip([2u64, 4, 8, 16]) {
+        assert_eq!(row["ranks"], ranks);
+        // By both ways, with the rounds that warm up.
+        assert_eq!(row["bytes_checked"], 2 * (3 + 1) * ranks * (ranks - 1) * 64, "{row}");
+        for name in ["connect_s", "connected_kib", "used_kib", "writes_us", "collective_us", "writes_ratio"] {
+            assert!(row[name].as_f64().unwrap() > 0.0, "{name} of {row}");
+        }
+        let operations = row["writes_operations"].as_f64().unwrap();
+        assert!(operations >= (ranks - 1) as f64, "a wait for each message: {row}");
+    }
+    assert_eq!((rows.len(), &rows[2]["writes_ratio"]), (4, &1.0.into()));
+    let dynamic = succeeds(&["bench", "scale", "--ranks", "3", "--rounds", "1", "--connections", "dynamic"]);
+    assert!(dynamic.starts_with("RANKS, 64 BYTES TO EACH, VERIFIED"), "{dynamic}");
+    assert_eq!(dynamic.lines().count(), 2, "there is no team of 4: {dynamic}");
+    let refused = run(&["bench", "alltoall", "--ranks", "257"]);
+    let said = text(&refused.stderr);
+    assert!(refused.status.code() == Some(1) && said.contains("257") && said.contains("256"), "{said}");
+}
+
+#[test]
 fn copies_are_measured_on_a_stand_in_and_say_so() {
     for (command, sizes) in [("copylat", [4, 64]), ("copybw", [64, 128])] {
         let largest = sizes[1].to_string();

@@ -15,6 +15,11 @@ use std::sync::mpsc::channel;
 use std::sync::{Arc, Barrier};
 use std::time::Instant;
 
+/// Ranks where `--ranks` does not say.
+const RANKS: u32 = 8;
+/// The number of a rank is a byte of its messages.
+const MOST_RANKS: u32 = 256;
+
 #[derive(Debug, Serialize)]
 struct Results {
     ranks: usize,
@@ -33,7 +38,11 @@ struct Results {
 
 pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {
     let cards = cards(options)?;
-    let (ranks, rounds) = (options.ranks as usize, options.rounds);
+    let (ranks, rounds) = (options.ranks.unwrap_or(RANKS), options.rounds);
+    if ranks > MOST_RANKS {
+        return Err(format!("--ranks {ranks} is more than the {MOST_RANKS} of alltoall: give fewer").into());
+    }
+    let ranks = ranks as usize;
     let (word, gdsync_operations) = measure(&cards, ranks, rounds, Way::Word)?;
     let (doorbells, reference_operations) = measure(&cards, ranks, rounds, Way::Doorbells)?;
     let messages = (ranks * (ranks - 1)) as u64 * rounds;

@@ -20,7 +20,6 @@ use library::Library;
 use serde::{Deserialize, Serialize};
 use side::{BY_C, BY_HAND, BY_RUST, Figures, Measured, RUNS, Side};
 use std::io::{self, BufRead, Write};
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -83,8 +82,8 @@ struct Row {
 }
 
 pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {
-    if options.gpu.is_some() && !child::has_channels() {
-        return run_with_channels();
+    if options.gpu.is_some() {
+        child::with_channels()?;
     }
     let (on, mps) = match options.gpu {
         Some(ordinal) => {
@@ -118,15 +117,6 @@ pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {
         rows,
     };
     text::print(options.json, &results, || results.text())
-}
-
-/// The command begins anew, with a channel of the GPU for each stream: two that wait for each other go on in none
-/// that they share.
-fn run_with_channels() -> Result<(), Failure> {
-    let mut command = Command::new(std::env::current_exe()?);
-    command.args(std::env::args_os().skip(1));
-    child::for_cuda(&mut command);
-    Err(format!("the command cannot begin anew: {}", command.exec()).into())
 }
 
 impl Results {
