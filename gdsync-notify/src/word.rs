@@ -111,6 +111,7 @@ impl Taker {
         let function = |name| module.load_function(name).map_err(failed("cuModuleGetFunction"));
         let (take, change) = (function("take")?, function("change")?);
         let stream = context.new_stream().map_err(failed("cuStreamCreate"))?;
+        cuda::claim_channel(&stream)?;
         let result = PinnedMemory::allocate(size_of::<u32>())
             .map_err(|error| CudaError::NoHostMemory { len: size_of::<u32>(), reason: error.to_string() })?;
         let result_address = cuda::pin(context, &result)?;

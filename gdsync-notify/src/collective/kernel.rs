@@ -165,6 +165,7 @@ fn load(
     let module = module.map_err(failed("cuModuleLoadData"))?;
     let function = module.load_function("reduce").map_err(failed("cuModuleGetFunction"))?;
     let stream = context.new_stream().map_err(failed("cuStreamCreate"))?;
+    cuda::claim_channel(&stream)?;
     launch_on(&function, &stream, [0; 3], (0, 0, 0), 0)?;
     stream.synchronize().map_err(failed("cuStreamSynchronize"))?;
     loaded.push(Loaded { of, function: function.clone() });

@@ -291,6 +291,26 @@ impl GpuContext {
         result
     }
 
+    /// Has the driver give a new stream its channel ([`Copier::claim_channel`]). A stream that has work has one already;
+    /// default streams wait for other streams by their nature, and have none to themselves.
+    pub(crate) fn claim_channel(self: &Arc<Self>, stream: &StreamHandle) {
+        if stream.is_default() {
+            return;
+        }
+        // Before the copier's lock, which a call that the gate keeps others from may take.
+        let _submitting = self.submitting(&stream.busy);
+        let claimed = self.with_copier(|copier| {
+            if stream.query()? {
+                // SAFETY: a handle's stream is alive, and `query` refuses one that is being captured.
+                unsafe { copier.claim_channel(stream.raw) };
+            }
+            Ok(())
+        });
+        if let Err(error) = claimed {
+            tracing::debug!(%error, "a stream claims its channel with its first post");
+        }
+    }
+
     /// Makes a call that waits for the GPU, some time when that is idle. Does not try now.
     pub(crate) fn defer(&self, call: impl FnOnce() + Send + 'static) {
         lock(&self.deferred).push(Box::new(call));

@@ -11,14 +11,20 @@ use super::rows::Rows;
 use crate::memory::PinnedMemory;
 use cudarc::driver::sys;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// Bytes of the pinned buffer: one copy of the software card fits in.
 const STAGING: usize = 1 << 20;
+/// How long a new stream may take to write one word ([`Copier::claim_channel`]).
+const CLAIM: Duration = Duration::from_millis(100);
 
 /// The stream and its buffer.
 pub(crate) struct Copier {
     stream: sys::CUstream,
     staging: PinnedMemory,
+    /// The GPU's address of the word that new streams write, and which has no reader.
+    scratch: u64,
+    _scratch: PinnedMemory,
 }
 
 // SAFETY: a stream may be used from any thread; one at a time has it, under the context's lock.
@@ -27,15 +33,51 @@ unsafe impl Send for Copier {}
 impl Copier {
     /// Where the context is current.
     pub(super) fn new(context: &Arc<GpuContext>) -> Result<Self, CudaError> {
-        let staging = PinnedMemory::allocate_whole(STAGING)
-            .map_err(|error| CudaError::NoHostMemory { len: STAGING, reason: error.to_string() })?;
+        let no_memory =
+            |len| move |error: std::io::Error| CudaError::NoHostMemory { len, reason: error.to_string() };
+        let staging = PinnedMemory::allocate_whole(STAGING).map_err(no_memory(STAGING))?;
         context.translate(staging.addr(), 1)?;
+        let word = PinnedMemory::allocate(size_of::<u32>()).map_err(no_memory(size_of::<u32>()))?;
+        let scratch = context.translate(word.addr(), word.len())?.get();
         let mut stream = std::ptr::null_mut();
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
         // SAFETY: `stream` is a valid place; the context is current (the caller's). It lives as
         // long as the context.
         check("cuStreamCreate", unsafe { sys::cuStreamCreate(&mut stream, flags) })?;
-        Ok(Copier { stream, staging })
+        let copier = Copier { stream, staging, scratch, _scratch: word };
+        // SAFETY: the stream is the copier's own.
+        unsafe { copier.claim_channel(stream) };
+        Ok(copier)
+    }
+
+    /// Has the driver give an idle stream its channel of the GPU, by writing one word in its order, and waits for that.
+    ///
+    /// A stream gets its channel with its first work. Threads that give several streams their first work at the same time
+    /// may have them all put on one channel, although others are free (`scripts/gpu/channels.cu`): then a stream that waits
+    /// for another one that shares its channel waits for ever. So streams do their first work here, one after the other:
+    /// the caller holds the lock of the context's copier.
+    ///
+    /// # Safety
+    /// The stream is alive, and not being captured.
+    pub(super) unsafe fn claim_channel(&self, stream: sys::CUstream) {
+        // SAFETY: the stream is the caller's; the word is pinned, kept as long as the context, and has no reader.
+        let written = check("cuStreamWriteValue32", unsafe {
+            sys::cuStreamWriteValue32_v2(stream, self.scratch, 0, 0)
+        });
+        if let Err(error) = written {
+            // The stream's first post says what is wrong.
+            return tracing::debug!(%error, "a new stream writes no word");
+        }
+        let begun = Instant::now();
+        // SAFETY: the caller's.
+        while unsafe { sys::cuStreamQuery(stream) } == sys::CUresult::CUDA_ERROR_NOT_READY {
+            if begun.elapsed() > CLAIM {
+                return tracing::warn!(
+                    "a new stream stands behind others that wait: the GPU has no channel left for it. Set CUDA_DEVICE_MAX_CONNECTIONS (8 by default, 32 at most) above the number of streams that wait at a time"
+                );
+            }
+            std::hint::spin_loop();
+        }
     }
 
     pub(super) fn stream(&self) -> sys::CUstream {

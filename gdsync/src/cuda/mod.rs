@@ -15,8 +15,13 @@
 //! even so.)
 //!
 //! Streams of one context that wait for each other need a channel each: the driver has 8 by default, and what
-//! shares one is done in the order of its submission, whatever stream it is of. Set
-//! `CUDA_DEVICE_MAX_CONNECTIONS=32` before the process uses CUDA (docs/gpu-results.md has figures).
+//! shares one is done in the order of its submission, whatever stream it is of. Where as many streams wait as there are
+//! channels, all others stand still, short copies included. Set `CUDA_DEVICE_MAX_CONNECTIONS=32` before the process uses CUDA.
+//!
+//! A stream gets its channel with its first work. Streams that several threads give their first work at the same time may share
+//! one, although others are free (measured: `scripts/gpu/channels.cu`). [`CudaStream::new`](crate::CudaStream::new) does that
+//! first work, so that streams of gdsync have their own; [`claim_channel`] does it for streams on which a program launches
+//! kernels alone.
 
 //! # What a stream sees of what a card wrote
 //! After a wait for a completion (or for a word that a card writes), whatever follows on the stream
@@ -126,6 +131,18 @@ pub fn context(ordinal: u32) -> Result<Arc<CudaContext>, CudaError> {
 /// [`DriverError::Call`].
 pub fn capabilities(context: &Arc<CudaContext>) -> Result<GpuCapabilities, CudaError> {
     Ok(GpuContext::of(context)?.capabilities)
+}
+
+/// Has the driver give a new stream a channel of the GPU of its own, if one is free: before a program's threads launch kernels on
+/// streams that wait for each other by other means than [`CudaStream`](crate::CudaStream), which does this itself (module documentation).
+/// Takes some microseconds. A stream that has work, or is being captured, is left alone.
+///
+/// # Errors
+/// [`CudaError`], if gdsync cannot use the stream's context.
+pub fn claim_channel(stream: &Arc<cudarc::driver::CudaStream>) -> Result<(), CudaError> {
+    let context = GpuContext::of(stream.context())?;
+    context.claim_channel(&StreamHandle::new(stream.cu_stream(), stream.clone()));
+    Ok(())
 }
 
 /// Maps pinned memory for kernels: the GPU's address of its first byte, valid as long as the memory

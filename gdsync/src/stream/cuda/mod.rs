@@ -78,6 +78,7 @@ impl CudaStream {
         let handle = StreamHandle::new(raw, owner);
         context.add_stream(&handle);
         first::load(&context);
+        context.claim_channel(&handle);
         context.collect();
         CudaStream { handle, context }
     }
