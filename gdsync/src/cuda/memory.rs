@@ -228,6 +228,17 @@ impl GpuMemory {
         if self.inner.own { self.len().max(1) } else { self.len() }
     }
 
+    /// Whether it was made with this context, and is memory of the context's own GPU: not of another
+    /// GPU that the context reaches.
+    ///
+    /// # Errors
+    /// [`CudaError::Driver`] where the driver does not know the memory.
+    pub fn is_of(&self, context: &Arc<CudaContext>) -> Result<bool, CudaError> {
+        let context = GpuContext::of(context)?;
+        let own = Arc::ptr_eq(&context, self.context());
+        Ok(own && gpu_at(&context, self.address())? == context.ordinal)
+    }
+
     /// Remembers a mapping of this memory.
     pub(crate) fn set_mapping(&self, mapping: Weak<Mapping>) {
         *self.inner.mapping.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = mapping;
@@ -304,6 +315,18 @@ pub(crate) fn buffer_id(context: &GpuContext, address: u64) -> Result<u64, CudaE
         sys::cuPointerGetAttribute((&raw mut id).cast(), attribute, address)
     })?;
     Ok(id)
+}
+
+/// The GPU whose memory is at an address (`CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL`).
+fn gpu_at(context: &GpuContext, address: u64) -> Result<i32, CudaError> {
+    let _entered = context.enter()?;
+    let mut ordinal = 0i32;
+    let attribute = sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL;
+    // SAFETY: the attribute is an int; the driver checks the address.
+    check("cuPointerGetAttribute", unsafe {
+        sys::cuPointerGetAttribute((&raw mut ordinal).cast(), attribute, address)
+    })?;
+    Ok(ordinal)
 }
 
 impl fmt::Debug for GpuMemory {

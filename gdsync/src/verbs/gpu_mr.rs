@@ -37,7 +37,12 @@ impl GpuMemoryRegion {
     /// stream that has waited for the completion could still see old data.
     pub fn register(pd: &ProtectionDomain, memory: GpuMemory, access: Access) -> Result<Self, Error> {
         let inner = Arc::new(Self::register_inner(pd, &memory, access)?);
-        Ok(GpuMemoryRegion { inner, memory })
+        Ok(Self::of(inner, memory))
+    }
+
+    /// Memory whose bytes the registration has, and perhaps more.
+    pub(crate) fn of(inner: Arc<MemoryRegionInner>, memory: GpuMemory) -> Self {
+        GpuMemoryRegion { inner, memory }
     }
 
     pub(crate) fn register_inner(
@@ -50,12 +55,11 @@ impl GpuMemoryRegion {
         if real && access.contains(Access::LOCAL_WRITE) && consistency == Consistency::Impossible {
             return Err(Error::Registration(RegistrationError::NoOrder { gpu: memory.context().ordinal }));
         }
-        let (address, len) = (memory.address(), memory.len());
         let (raw, path) = register(pd, memory, access)?;
         let access = if path == RegistrationPath::DmaBuf { access - Access::MW_BIND } else { access };
         tracing::debug!(?memory, ?path, "GPU memory is registered");
         let backing = Backing::Gpu { _memory: memory.keeper(), path };
-        Ok(MemoryRegionInner::new(raw, pd.inner.clone(), access, address, len, backing))
+        Ok(MemoryRegionInner::new(raw, pd.inner.clone(), access, backing))
     }
 
     /// How the card gets to the memory.
@@ -84,12 +88,13 @@ impl GpuMemoryRegion {
     /// # Errors
     /// [`OutOfBounds`](crate::memory::OutOfBounds).
     pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<Slice, OutOfBounds> {
-        Slice::new(&self.inner, range)
+        let start = self.memory.address();
+        Slice::within(&self.inner, &(start..start + self.memory.len() as u64), range)
     }
 
     /// What the remote side has to know to read or write it.
     pub fn remote(&self) -> RemoteMemory {
-        self.inner.remote()
+        RemoteMemory { addr: self.memory.address(), len: self.memory.len() as u64, rkey: self.rkey() }
     }
 }
 

@@ -67,8 +67,6 @@ pub(crate) struct MemoryRegionInner {
     pub(crate) lkey: u32,
     pub(crate) rkey: u32,
     access: Access,
-    addr: u64,
-    len: usize,
     pub(crate) pd: Arc<ProtectionDomainInner>,
     /// Queues that it was posted to by posts that do not hold it.
     users: Mutex<Vec<User>>,
@@ -132,7 +130,12 @@ impl MemoryRegion {
     /// [`PinnedMemory::from_raw`], where the next byte is not this memory's.
     pub fn register(pd: &ProtectionDomain, memory: PinnedMemory, access: Access) -> Result<Self, Error> {
         let inner = Arc::new(Self::register_inner(pd, &memory, access)?);
-        Ok(MemoryRegion { inner, memory })
+        Ok(Self::of(inner, memory))
+    }
+
+    /// Memory whose bytes the registration has, and perhaps more.
+    pub(crate) fn of(inner: Arc<MemoryRegionInner>, memory: PinnedMemory) -> Self {
+        MemoryRegion { inner, memory }
     }
 
     pub(crate) fn register_inner(
@@ -147,7 +150,7 @@ impl MemoryRegion {
         let raw = unsafe { (pd.device.api.reg_mr)(pd.raw(), memory.as_ptr().cast(), len, flags) };
         let raw = call::pointer("ibv_reg_mr", raw, || format!("{len} bytes, {access:?}"))?;
         let backing = Backing::Host { _memory: memory.keeper() };
-        Ok(MemoryRegionInner::new(raw, pd, access, memory.addr().get(), memory.len(), backing))
+        Ok(MemoryRegionInner::new(raw, pd, access, backing))
     }
 
     /// The memory.
@@ -170,12 +173,17 @@ impl MemoryRegion {
     /// # Errors
     /// [`OutOfBounds`](crate::memory::OutOfBounds).
     pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<Slice, OutOfBounds> {
-        Slice::new(&self.inner, range)
+        Slice::within(&self.inner, &self.addresses(), range)
     }
 
     /// What a remote side has to know to reach the whole region.
     pub fn remote(&self) -> RemoteMemory {
-        self.inner.remote()
+        RemoteMemory { addr: self.memory.addr().get(), len: self.memory.len() as u64, rkey: self.rkey() }
+    }
+
+    fn addresses(&self) -> Range<u64> {
+        let start = self.memory.addr().get();
+        start..start + self.memory.len() as u64
     }
 
     /// The 32-bit word at a byte offset, for a stream to wait on or to write.
@@ -204,29 +212,26 @@ impl std::ops::Deref for MemoryRegion {
 }
 
 impl MemoryRegionInner {
-    /// A region that the provider has just registered: `len` bytes from `addr` on, which `memory`
-    /// keeps.
+    /// A region that the provider has just registered, whose bytes `memory` keeps.
     pub(crate) fn new(
         raw: NonNull<ibv_mr>,
         pd: Arc<ProtectionDomainInner>,
         access: Access,
-        addr: u64,
-        len: usize,
         memory: Backing,
     ) -> Self {
         // SAFETY: a region just returned by the provider is a valid `ibv_mr`; its keys never
         // change.
         let (lkey, rkey) = unsafe { ((*raw.as_ptr()).lkey, (*raw.as_ptr()).rkey) };
         let registration = Arc::new(Registration { raw: Some(raw), memory, pd: pd.clone() });
-        MemoryRegionInner { registration, lkey, rkey, access, addr, len, pd, users: Mutex::default() }
+        MemoryRegionInner { registration, lkey, rkey, access, pd, users: Mutex::default() }
     }
 
     /// Whatever memory the program has registered in a domain itself: only its slices know their
     /// keys.
     pub(crate) fn foreign(pd: Arc<ProtectionDomainInner>) -> Self {
         let registration = Arc::new(Registration { raw: None, memory: Backing::Foreign, pd: pd.clone() });
-        let (access, len, users) = (Access::all(), usize::MAX, Mutex::default());
-        MemoryRegionInner { registration, lkey: 0, rkey: 0, access, addr: 0, len, pd, users }
+        let (access, users) = (Access::all(), Mutex::default());
+        MemoryRegionInner { registration, lkey: 0, rkey: 0, access, pd, users }
     }
 
     /// What is there as long as the region is registered.
@@ -246,10 +251,6 @@ impl MemoryRegionInner {
         let last = Arc::<AtomicU64>::default();
         users.push(User { keeper: Arc::downgrade(keeper), last: last.clone() });
         last
-    }
-
-    pub(crate) fn remote(&self) -> RemoteMemory {
-        RemoteMemory { addr: self.addr, len: self.len as u64, rkey: self.rkey }
     }
 
     /// How the card gets to GPU memory; none for host memory.
@@ -332,13 +333,6 @@ pub struct Slice {
 }
 
 impl Slice {
-    pub(crate) fn new(
-        region: &Arc<MemoryRegionInner>,
-        range: impl RangeBounds<usize>,
-    ) -> Result<Self, OutOfBounds> {
-        Self::within(region, &(region.addr..region.addr + region.len as u64), range)
-    }
-
     /// Memory that the program registered itself, in the domain of `region`.
     #[inline(always)]
     pub(crate) fn foreign(region: Arc<MemoryRegionInner>, addr: u64, len: usize, lkey: u32) -> Self {

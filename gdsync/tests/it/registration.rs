@@ -84,6 +84,32 @@ fn a_part_is_served_by_the_registration_of_the_whole() {
 }
 
 #[test]
+fn a_region_of_a_part_is_the_part() {
+    let pair = Pair::new();
+    let cache = RegistrationCache::new(&pair.pd);
+    let bytes = Bytes::new(1000);
+    let whole = cache.host_region(&bytes.part(0, 1000), ALL).unwrap();
+    let part = cache.host_region(&bytes.part(300, 100), Access::empty()).unwrap();
+    assert_eq!((part.lkey(), part.len()), (whole.lkey(), 100));
+    assert_eq!((part.remote().addr, part.remote().len), (whole.remote().addr + 300, 100));
+    assert!(matches!(part.slice(90..101), Err(OutOfBounds { end: 101, len: 100, .. })));
+    // A word of it, and what the card writes, are those of the part.
+    whole.write(300, &[7; 100]);
+    let (slices, target) = ([part.slice(..8).unwrap()], part.remote().slice(92..).unwrap());
+    part.write(0, &[9; 8]);
+    ring(pair.left.prepare(WorkRequest::write(&slices, target)).unwrap());
+    poll(&pair.left.send_cq()).status.unwrap();
+    let mut got = [0; 100];
+    whole.read(300, &mut got);
+    assert_eq!((&got[..8], &got[8..92], &got[92..]), (&[9; 8][..], &[7; 84][..], &[9; 8][..]));
+    assert_eq!((cache.statistics().misses, cache.statistics().hits), (1, 1));
+    assert_eq!(format!("{:?}", cache.domain()), format!("{:?}", pair.pd));
+    drop((whole, part, slices));
+    assert_eq!(cache.statistics().entries, 0);
+    assert!(!bytes.needed());
+}
+
+#[test]
 fn a_registration_goes_with_the_last_user_of_its_memory() {
     let pair = Pair::new();
     let cache = RegistrationCache::new(&pair.pd);

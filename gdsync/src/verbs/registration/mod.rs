@@ -98,6 +98,11 @@ impl RegistrationCache {
         RegistrationCache { inner: Arc::new(inner) }
     }
 
+    /// The protection domain.
+    pub fn domain(&self) -> &ProtectionDomain {
+        &self.inner.pd
+    }
+
     /// Pinned memory, registered as a whole with at least that access.
     ///
     /// # Errors
@@ -109,6 +114,36 @@ impl RegistrationCache {
         self.get(extent, Some(memory.use_count()), handle, memory.len(), || {
             MemoryRegion::register_inner(&self.inner.pd, memory, access)
         })
+    }
+
+    /// As [`Self::host`], as a region: with the memory's words and copies.
+    ///
+    /// ```
+    /// use gdsync::{Access, Device, PinnedMemory, ProtectionDomain};
+    /// use gdsync::verbs::RegistrationCache;
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let cache = RegistrationCache::new(&ProtectionDomain::new(&Device::software()?)?);
+    /// let memory = PinnedMemory::allocate(1 << 16)?;
+    /// let region = cache.host_region(&memory, Access::LOCAL_WRITE)?;
+    /// region.write(0, b"hello");
+    /// assert_eq!(region.lkey(), cache.host(&memory, Access::LOCAL_WRITE)?.lkey());
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`MemoryRegion::register`].
+    pub fn host_region(&self, memory: &PinnedMemory, access: Access) -> Result<MemoryRegion, Error> {
+        Ok(MemoryRegion::of(self.host(memory, access)?.region, memory.clone()))
+    }
+
+    /// As [`Self::gpu`], as a region: with the memory's copies.
+    ///
+    /// # Errors
+    /// As [`Self::gpu`].
+    pub fn gpu_region(&self, memory: &GpuMemory, access: Access) -> Result<GpuMemoryRegion, Error> {
+        Ok(GpuMemoryRegion::of(self.gpu(memory, access)?.region, memory.clone()))
     }
 
     /// GPU memory, registered as a whole with at least that access.
