@@ -37,13 +37,14 @@ pub struct TeamConfig {
     pub connections: ConnectionKind,
     /// Of [`ConnectionKind::Dynamic`]: queue pairs of each queue, at least 1. By default 4.
     pub initiators: u32,
-    /// Queue pairs, of transport RC (those of dynamic connections are made like it); remote writes are always allowed. By default
+    /// Queue pairs, of transport RC (those of dynamic connections are made like it); remote writes, reads and atomics are always allowed. By default
     /// [`QueuePairConfig::default`] with one receive.
     pub queue_pair: QueuePairConfig<'static>,
     /// Connections: `timeout` and `retry_count` decide when a rank counts as dead: a rank whose
     /// card does not answer any more is found dead within that time, or within 1.3 s where that is
     /// longer, whether anything is sent to it or not. By default [`ConnectOptions::default`], which
-    /// comes to 2.1 s. With a time-out of 0 no rank is found dead.
+    /// comes to 2.1 s. With a time-out of 0 no rank is found dead. `max_reads` is how many reads and atomics to a
+    /// rank a card has under way at a time, in the order of the queue; with 0 they are refused.
     pub connect: ConnectOptions,
     /// How long a post waits for room in a queue. By default 30 s.
     pub timeout: Duration,

@@ -35,13 +35,19 @@ enum Ways {
     },
 }
 
+/// What other ranks may do with a rank's parts of segments. Not every card has atomics.
+pub(crate) fn access(pd: &ProtectionDomain) -> Result<Access, NotifyError> {
+    let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
+    Ok(if pd.device().attributes()?.atomics { access | Access::REMOTE_ATOMIC } else { access })
+}
+
 impl Unconnected {
     pub(crate) fn new(
         pd: &ProtectionDomain,
         (rank, size): (u32, u32),
         config: &TeamConfig,
     ) -> Result<Self, NotifyError> {
-        let access = config.queue_pair.access | Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+        let access = config.queue_pair.access | access(pd)?;
         let of_queues = config.queue_pair.access(access);
         let QueuePairConfig { port, gid_index, pkey_index, queues: api, .. } = config.queue_pair;
         let of_control =

@@ -8,6 +8,7 @@ use crate::error::NotifyError;
 use crate::life::{Life, State};
 use crate::parts::Parts;
 use crate::routes::Routes;
+use gdsync::verbs::RegistrationCache;
 use gdsync::{ConnectOptions, ProtectionDomain};
 use gdsync_sys::pause::Pause;
 use parking_lot::Mutex;
@@ -27,6 +28,8 @@ pub(crate) struct Connections {
     /// How long a call that all ranks make together waits for the others.
     pub(crate) patience: Duration,
     pub(crate) pd: ProtectionDomain,
+    /// Memory of the program that segments were made of.
+    pub(crate) registrations: RegistrationCache,
     pub(crate) life: Arc<Life>,
     pub(crate) control: Mutex<Control>,
     /// Held through a call that all ranks make together. Locked before `control`.
@@ -38,7 +41,7 @@ pub(crate) struct Connections {
 impl Connections {
     /// Of a rank that is connected.
     pub(crate) fn new(
-        pd: &ProtectionDomain,
+        registrations: RegistrationCache,
         made: Unconnected,
         timeout: Duration,
         patience: Duration,
@@ -53,7 +56,8 @@ impl Connections {
             timeout,
             options,
             patience,
-            pd: pd.clone(),
+            pd: registrations.domain().clone(),
+            registrations,
             life: life.clone(),
             control: Mutex::new(control),
             turn: Mutex::default(),

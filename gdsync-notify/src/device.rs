@@ -305,7 +305,8 @@ impl Segment {
     /// # Errors
     /// [`NotifyError::Unreachable`] if the device cannot reach this rank's part;
     /// [`NotifyError::Consistency`] if that is memory of a GPU that keeps no order for running
-    /// kernels; [`NotifyError::Memory`], [`NotifyError::Cuda`].
+    /// kernels; [`NotifyError::TwoKeys`] if a rank has registered memory of its own, with notifications
+    /// ([`Team::register`](crate::Team::register)); [`NotifyError::Memory`], [`NotifyError::Cuda`].
     pub fn describe_to_device(
         &self,
         device: &impl MemOpStream,
@@ -314,8 +315,12 @@ impl Segment {
         // Only kernels of the GPU that owns the memory look at it: its order for its owner is
         // enough.
         self.check_order(|gpu| gpu.writes_ordering != WritesOrdering::None)?;
-        let parts: Vec<Part> =
-            self.parts().remotes().iter().map(|one| one.as_ref().map_or(Part::NONE, Part::of)).collect();
+        let remotes = self.parts().remotes();
+        let with_two_keys = (0..).zip(&remotes).find(|(_, one)| one.is_some_and(|one| one.has_two_keys()));
+        if let Some((rank, _)) = with_two_keys {
+            return Err(NotifyError::TwoKeys { rank });
+        }
+        let parts: Vec<Part> = remotes.iter().map(|one| one.as_ref().map_or(Part::NONE, Part::of)).collect();
         let statuses = self.parts().releases.statuses();
         let statuses = device.translate(statuses.addr(), statuses.len())?.get();
         let watch = SegmentWatch { statuses, reserved: [0; 3] };
@@ -335,7 +340,8 @@ impl Segment {
         let data = DeviceSegmentData {
             parts: table.address(device)?,
             data: address,
-            words: address + (own.notifications.addr - own.data.addr),
+            // Registered memory has no notifications here, and those have another address.
+            words: address.wrapping_add(own.notifications.addr.wrapping_sub(own.data.addr)),
             card_data: own.data.addr,
             bytes: own.data.len,
             lkey,
@@ -359,7 +365,7 @@ impl Part {
             data: data.addr,
             bytes: data.len,
             words: notifications.addr,
-            count: (notifications.len / size_of::<u32>() as u64) as u32,
+            count: remote.count(),
             rkey: data.rkey,
         }
     }

@@ -61,6 +61,27 @@ pub enum NotifyError {
         /// Bytes that the segment has there.
         size: u64,
     },
+    /// Memory of no bytes, which no card registers.
+    #[error(
+        "0 bytes of existing memory cannot be registered: a part without data is made by Team::allocate(0, notifications)"
+    )]
+    NothingToRegister,
+    /// Memory of another GPU, or of another context.
+    #[error(
+        "the memory is not of GPU {gpu}, or was not made with the context given: give the context of the GPU that has it, and make GpuMemory with that one"
+    )]
+    OtherGpu {
+        /// The GPU of the context given.
+        gpu: i32,
+    },
+    /// Kernels know one key of each part.
+    #[error(
+        "rank {rank} has registered memory of its own, whose notifications have a key of their own, and kernels know one key for each part: describe a segment that all ranks have allocated, or register it with 0 notifications"
+    )]
+    TwoKeys {
+        /// The first such rank.
+        rank: u32,
+    },
     /// There is no such notification.
     #[error("notification {id} is none of the {count} of the segment at rank {rank}: ask for more there")]
     Notification {
@@ -153,6 +174,11 @@ pub enum NotifyError {
         /// Why it failed.
         source: QueueError,
     },
+    /// A read or an atomic, in a team whose connections carry none.
+    #[error(
+        "the team's connections have 0 reads and atomics in flight: make the team with ConnectOptions::max_reads of 1 or more in TeamConfig::connect"
+    )]
+    NoReads,
     /// There is no queue pair to the rank alone.
     #[error(
         "the team's connections are dynamic, and no queue pair goes to rank {rank} alone; kernels drive none that ranks share: make the team with ConnectionKind::Each"

@@ -4,11 +4,14 @@
 //! stands behind it, for other ranks, too. It has not begun any of that: a card connects to the next
 //! target when the requests before have completed. So the queue pair is reset, the rank's requests are
 //! given up, and those for other ranks are posted again by the CPU, in their order, those of streams, too:
-//! what they are written from does not change before a flush. But where a stream has waited for them, it
-//! may have; so these are lost, and the next flush of their ranks says so, until the team has dropped the
-//! failed one.
+//! what they are written from does not change before a flush, and what they are read into is not used. But
+//! where a stream has waited for them, it may have; so these are lost, and the next flush of their ranks says
+//! so, until the team has dropped the failed one.
+//!
+//! So an atomic is never executed twice: that of the failed rank, which the card may have executed, is given up
+//! with it, and one for another rank was not begun.
 
-use crate::action::Action;
+use crate::action::{Action, Fetches, fenced};
 use crate::error::NotifyError;
 use crate::life::{Life, State};
 use crate::peer::all_waits;
@@ -49,6 +52,7 @@ struct Book {
     lost: Option<FailureCause>,
     /// The ranks that it reaches.
     routes: BTreeMap<u32, Route>,
+    fetches: Fetches,
 }
 
 #[derive(Debug)]
@@ -200,7 +204,9 @@ impl Initiator {
                 continue;
             }
             // Nothing is seen without what was written before it.
-            if !entry.is_awaited && !without.contains(rank) && self.post_one(&entry, action, &route.address) {
+            let fence = book.fetches.need_fence(Some(action), book.completed);
+            let may_post = !entry.is_awaited && !without.contains(rank);
+            if may_post && self.post_one(&entry, fenced(action.request(), fence), &route.address) {
                 book.certain = if entry.signaled { entry.number } else { book.certain };
                 posted.push_back(entry);
             } else {
@@ -214,8 +220,8 @@ impl Initiator {
         (book.entries, book.certain) = (posted, book.certain.max(book.completed));
     }
 
-    fn post_one(&self, entry: &Entry, action: &Action, address: &DcAddress) -> bool {
-        let request = action.request().wr_id(entry.number).to_target(address);
+    fn post_one(&self, entry: &Entry, request: WorkRequest<'_>, address: &DcAddress) -> bool {
+        let request = request.wr_id(entry.number).to_target(address);
         let request = if entry.signaled { request } else { request.unsignaled() };
         match self.queue_pair.post_send(request) {
             // Where it has failed again, this is posted when it is back.
@@ -276,7 +282,8 @@ impl Initiator {
             let mut in_the_way = None;
             if book.certain < until {
                 let number = book.given + 1;
-                match self.queue_pair.post_send(WorkRequest::nop().wr_id(number)) {
+                let fence = book.fetches.need_fence(None, book.completed);
+                match self.queue_pair.post_send(fenced(WorkRequest::nop(), fence).wr_id(number)) {
                     Ok(()) => {
                         (book.given, book.certain) = (number, number);
                         book.keep(None, true, true);
@@ -376,12 +383,14 @@ impl Posting<'_> {
         loop {
             initiator.check(&mut self.book, rank)?;
             let number = self.book.given + 1;
+            let fence = self.book.fetches.need_fence(Some(action), self.book.completed);
             let route = self.book.route(rank)?;
-            let request = action.request().wr_id(number).to_target(&route.address);
+            let request = fenced(action.request(), fence).wr_id(number).to_target(&route.address);
             let request = if signaled { request } else { request.unsignaled() };
             match act(&initiator.queue_pair, request) {
                 Ok(done) => {
                     (route.newest, self.book.given) = (number, number);
+                    self.book.fetches.note(action, number);
                     return Ok(done);
                 }
                 Err(QueueError::Full(_) | QueueError::State(StateError::Failed { .. })) => {}

@@ -1,4 +1,5 @@
-//! Where a rank's part of a segment lies: the data, and behind it the notifications.
+//! Where a rank's part of a segment lies: the data, and the notifications, behind the data where the library
+//! has allocated both.
 
 use crate::error::NotifyError;
 use gdsync::RemoteMemory;
@@ -24,12 +25,15 @@ pub(crate) fn words_at(len: usize) -> usize {
     len.next_multiple_of(ALIGNMENT)
 }
 
+/// Bytes of notifications.
+pub(crate) fn words_bytes(notifications: u32) -> usize {
+    notifications as usize * WORD
+}
+
 /// Bytes of data and notifications.
 pub(crate) fn total(len: usize, notifications: u32) -> Result<usize, NotifyError> {
-    let words = (notifications as usize).checked_mul(WORD);
-    let total =
-        len.checked_next_multiple_of(ALIGNMENT).zip(words).and_then(|(data, words)| data.checked_add(words));
-    total.ok_or_else(|| {
+    let data = len.checked_next_multiple_of(ALIGNMENT);
+    data.and_then(|data| data.checked_add(words_bytes(notifications))).ok_or_else(|| {
         let source = std::io::ErrorKind::OutOfMemory.into();
         Error::Memory { len, source }.into()
     })
@@ -37,27 +41,34 @@ pub(crate) fn total(len: usize, notifications: u32) -> Result<usize, NotifyError
 
 impl RemoteSegment {
     /// The description of a part that a rank sends to the others.
-    pub(crate) fn describe(whole: RemoteMemory, len: usize, notifications: u32) -> String {
-        format!("{whole} {len} {notifications}")
+    pub(crate) fn describe(&self) -> String {
+        format!("{} {}", self.data, self.notifications)
     }
 
     /// Reads the description of a part.
     pub(crate) fn parse(text: &str) -> Result<Self, NotifyError> {
         let bad = || {
-            let reason = format!("{text:?} is not addr:len:rkey len notifications");
+            let reason = format!("{text:?} is not the addr:len:rkey of data and that of notifications");
             Error::Parse(ParseError { what: "segment", reason })
         };
-        let fields: Vec<&str> = text.split(' ').collect();
-        let [whole, len, notifications] = fields[..] else { return Err(bad().into()) };
-        let whole: RemoteMemory = whole.parse()?;
-        let (len, count): (usize, u32) = match (len.parse(), notifications.parse()) {
-            (Ok(len), Ok(count)) => (len, count),
-            _ => return Err(bad().into()),
-        };
-        if total(len, count)? as u64 != whole.len {
+        let (data, notifications) = text.split_once(' ').ok_or_else(bad)?;
+        let (data, notifications): (RemoteMemory, RemoteMemory) = (data.parse()?, notifications.parse()?);
+        let is_words = |number: u64| number.is_multiple_of(WORD as u64);
+        let count = notifications.len / WORD as u64;
+        if !is_words(notifications.addr) || !is_words(notifications.len) || count > u64::from(u32::MAX) {
             return Err(bad().into());
         }
-        Ok(RemoteSegment { data: whole.slice(..len)?, notifications: whole.slice(words_at(len)..)? })
+        Ok(RemoteSegment { data, notifications })
+    }
+
+    /// Notifications.
+    pub(crate) fn count(&self) -> u32 {
+        (self.notifications.len / WORD as u64) as u32
+    }
+
+    /// The notifications have another key than the data.
+    pub(crate) fn has_two_keys(&self) -> bool {
+        self.notifications.len > 0 && self.notifications.rkey != self.data.rkey
     }
 }
 
@@ -68,21 +79,28 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_ranks_tell_is_read_back_and_parts_do_not_overlap(addr in 0u64..1 << 48, len in 0usize..1 << 20, count in 0u32..5000, rkey: u32) {
-            let whole = RemoteMemory { addr, len: total(len, count).unwrap() as u64, rkey };
-            let remote = RemoteSegment::parse(&RemoteSegment::describe(whole, len, count)).unwrap();
-            prop_assert_eq!((remote.data.len, remote.notifications.len), (len as u64, u64::from(count) * 4));
-            prop_assert!(remote.data.addr + remote.data.len <= remote.notifications.addr);
-            prop_assert_eq!(remote.notifications.addr + remote.notifications.len, addr + whole.len);
-            prop_assert_eq!((remote.notifications.addr - addr) % 64, 0);
+        fn what_ranks_tell_is_read_back(addr in 0u64..1 << 48, len in 0u64..1 << 40, words in 0u64..1 << 46, count: u32, rkeys: (u32, u32)) {
+            let data = RemoteMemory { addr, len, rkey: rkeys.0 };
+            let notifications = RemoteMemory { addr: words * 4, len: u64::from(count) * 4, rkey: rkeys.1 };
+            let segment = RemoteSegment { data, notifications };
+            prop_assert_eq!(RemoteSegment::parse(&segment.describe()).unwrap(), segment);
+            prop_assert_eq!(segment.count(), count);
+            prop_assert_eq!(segment.has_two_keys(), count > 0 && rkeys.0 != rkeys.1);
         }
 
         #[test]
-        fn what_makes_no_sense_is_refused(text: String, len in 0usize..1000, count in 0u32..100) {
+        fn notifications_behind_data_are_not_in_its_cache_lines(len in 0usize..1 << 20, count in 0u32..5000) {
+            prop_assert!(words_at(len) >= len && words_at(len).is_multiple_of(64));
+            prop_assert_eq!(total(len, count).unwrap(), words_at(len) + count as usize * 4);
+        }
+
+        #[test]
+        fn what_makes_no_sense_is_refused(text: String, odd in 1u64..4) {
             prop_assert!(RemoteSegment::parse(&text).is_err());
-            let short = RemoteMemory { addr: 0, len: total(len, count).unwrap() as u64 + 1, rkey: 0 };
-            let told = format!("{short} {len} {count}");
-            prop_assert!(RemoteSegment::parse(&told).is_err());
+            for (addr, len) in [(odd, 8), (8, 8 + odd), (8, 1 << 34)] {
+                let (data, notifications) = (RemoteMemory { addr: 0, len: 8, rkey: 1 }, RemoteMemory { addr, len, rkey: 1 });
+                prop_assert!(RemoteSegment::parse(&RemoteSegment { data, notifications }.describe()).is_err());
+            }
         }
     }
 }

@@ -7,7 +7,8 @@
 //! included, or, in large teams, a few that reach all ([`ConnectionKind`]), made over a
 //! [`bootstrap::Bootstrap`]. A [`Segment`] is host or GPU memory of which
 //! every rank has a part, with notifications: 32-bit words, numbered from 0, whose value 0 means
-//! "not set". A [`Queue`] writes and notifies, from the CPU or in batches of a stream; attached to
+//! "not set". Its memory is allocated, or is what the program has ([`Team::register`]). A [`Queue`] writes,
+//! notifies, reads and performs atomics, from the CPU or in batches of a stream; attached to
 //! a device ([`Queue::attach_device`]), from inside kernels. The death of a rank ends every wait for
 //! it, with its number ([`NotifyError::PeerDead`]); the others go on without it ([`Team::shrink`]),
 //! or with a new process in its place ([`Team::replace`]). [`collective`] has barrier, all-gather,
@@ -67,8 +68,9 @@
 //! specification promises this order for completions only; GASPI, MPI and NVSHMEM libraries rely on
 //! it as well.)
 //!
-//! Data and notification lie in the same memory, so the two writes take the same path over PCIe.
-//! Host memory is coherent with the card, and the CPU loads the word with acquire. For GPU memory,
+//! Data and notification lie in the same memory, or in two memories of the host or of one GPU
+//! ([`Team::register`]), so the two writes take the same path over PCIe, which performs them in their
+//! order. Host memory is coherent with the card, and the CPU loads the word with acquire. For GPU memory,
 //! gdsync follows a stream's wait with a flush where the GPU needs one ([`gdsync::cuda`]); the CPU
 //! and running kernels look only where the GPU keeps the order by itself
 //! ([`NotifyError::Consistency`]).

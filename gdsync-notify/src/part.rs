@@ -1,21 +1,24 @@
-//! A rank's own part of a segment: its memory, and where the notifications lie in it.
+//! A rank's own part of a segment: its memory, and where its notifications lie.
 
+use crate::connect::access;
 use crate::error::NotifyError;
-use crate::layout::{RemoteSegment, WORD, total, words_at};
+use crate::layout::{RemoteSegment, WORD, total, words_at, words_bytes};
 use crate::word::{Taker, Words};
 use gdsync::cuda::{self, GpuCapabilities, GpuMemory};
 use gdsync::cudarc::driver::CudaContext;
-use gdsync::verbs::{GpuMemoryRegion, Provider};
-use gdsync::{Access, MemoryRegion, ProtectionDomain};
+use gdsync::verbs::{GpuMemoryRegion, Provider, RegistrationCache};
+use gdsync::{Access, MemoryRegion, PinnedMemory, ProtectionDomain, RemoteMemory};
 use std::sync::Arc;
-
-const ACCESS: Access = Access::LOCAL_WRITE.union(Access::REMOTE_WRITE).union(Access::REMOTE_READ);
 
 /// The part of this rank.
 #[derive(Debug)]
 pub(crate) struct OwnPart {
     pub(crate) rank: u32,
     pub(crate) memory: SegmentMemory,
+    /// The memory of the notifications: that of the data, unless the program has given it.
+    pub(crate) words: SegmentMemory,
+    /// The first notification, counted in words of that memory.
+    pub(crate) first: usize,
     pub(crate) len: usize,
     pub(crate) notifications: u32,
     /// The card is no software card. It promises an order of its writes into GPU memory to the
@@ -52,20 +55,98 @@ pub enum PartPlan<'a> {
         /// Notifications.
         notifications: u32,
     },
+    /// As [`Team::register`](crate::Team::register) makes it.
+    Registered {
+        /// The data.
+        memory: &'a PinnedMemory,
+        /// Notifications.
+        notifications: u32,
+    },
+    /// As [`Team::register_gpu`](crate::Team::register_gpu) makes it.
+    RegisteredGpu {
+        /// The context that the memory was made with.
+        context: &'a Arc<CudaContext>,
+        /// The data.
+        memory: &'a GpuMemory,
+        /// Notifications.
+        notifications: u32,
+    },
 }
 
 impl PartPlan<'_> {
-    pub(crate) fn make(&self, pd: &ProtectionDomain, rank: u32) -> Result<OwnPart, NotifyError> {
+    /// Memory of the program is registered by way of the cache.
+    pub(crate) fn make(&self, registrations: &RegistrationCache, rank: u32) -> Result<OwnPart, NotifyError> {
+        let pd = registrations.domain();
+        let access = access(pd)?;
+        let behind = |len: usize| words_at(len) / WORD;
         match *self {
-            PartPlan::Host { len, notifications } => OwnPart::host(pd, rank, len, notifications),
+            PartPlan::Host { len, notifications } => {
+                let memory = host(pd, total(len, notifications)?, access)?;
+                Ok(OwnPart::new(pd, rank, (memory.clone(), len), (memory, behind(len), notifications), None))
+            }
             PartPlan::Gpu { context, len, notifications } => {
-                OwnPart::gpu(pd, rank, context, len, notifications)
+                let gpu = Gpu::new(context)?;
+                let memory = on_gpu(pd, context, total(len, notifications)?, access)?;
+                let words = (memory.clone(), behind(len), notifications);
+                Ok(OwnPart::new(pd, rank, (memory, len), words, Some(gpu)))
+            }
+            PartPlan::Registered { memory, notifications } => {
+                let data = (registered(registrations, memory, access)?, memory.len());
+                let words = host(pd, words_bytes(notifications), access)?;
+                Ok(OwnPart::new(pd, rank, data, (words, 0, notifications), None))
+            }
+            PartPlan::RegisteredGpu { context, memory, notifications } => {
+                let data = (registered_on_gpu(registrations, context, memory, access)?, memory.len());
+                let gpu = Gpu::new(context)?;
+                let words = on_gpu(pd, context, words_bytes(notifications), access)?;
+                Ok(OwnPart::new(pd, rank, data, (words, 0, notifications), Some(gpu)))
             }
         }
     }
 }
 
-/// This rank's memory of a [`Segment`](crate::Segment): data, and behind them notifications.
+fn host(pd: &ProtectionDomain, bytes: usize, access: Access) -> Result<SegmentMemory, NotifyError> {
+    Ok(SegmentMemory::Host(MemoryRegion::allocate(pd, bytes, access)?))
+}
+
+fn on_gpu(
+    pd: &ProtectionDomain,
+    context: &Arc<CudaContext>,
+    bytes: usize,
+    access: Access,
+) -> Result<SegmentMemory, NotifyError> {
+    let memory = GpuMemory::allocate(context, bytes)?;
+    Ok(SegmentMemory::Gpu(GpuMemoryRegion::register(pd, memory, access)?))
+}
+
+fn registered(
+    registrations: &RegistrationCache,
+    memory: &PinnedMemory,
+    access: Access,
+) -> Result<SegmentMemory, NotifyError> {
+    if memory.is_empty() {
+        return Err(NotifyError::NothingToRegister);
+    }
+    Ok(SegmentMemory::Host(registrations.host_region(memory, access)?))
+}
+
+fn registered_on_gpu(
+    registrations: &RegistrationCache,
+    context: &Arc<CudaContext>,
+    memory: &GpuMemory,
+    access: Access,
+) -> Result<SegmentMemory, NotifyError> {
+    if memory.is_empty() {
+        return Err(NotifyError::NothingToRegister);
+    }
+    if !memory.is_of(context)? {
+        return Err(NotifyError::OtherGpu { gpu: context.cu_device() });
+    }
+    Ok(SegmentMemory::Gpu(registrations.gpu_region(memory, access)?))
+}
+
+/// This rank's memory of a [`Segment`](crate::Segment): the data, and, unless the program has given the
+/// memory ([`Team::register`](crate::Team::register)), the notifications behind them.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum SegmentMemory {
@@ -75,56 +156,46 @@ pub enum SegmentMemory {
     Gpu(GpuMemoryRegion),
 }
 
-impl OwnPart {
-    pub(crate) fn host(
-        pd: &ProtectionDomain,
-        rank: u32,
-        len: usize,
-        notifications: u32,
-    ) -> Result<Self, NotifyError> {
-        let region = MemoryRegion::allocate(pd, total(len, notifications)?, ACCESS)?;
-        Ok(Self::new(pd, rank, SegmentMemory::Host(region), len, notifications, None))
+impl SegmentMemory {
+    pub(crate) fn remote(&self) -> RemoteMemory {
+        match self {
+            SegmentMemory::Host(region) => region.remote(),
+            SegmentMemory::Gpu(region) => region.remote(),
+        }
     }
+}
 
-    pub(crate) fn gpu(
-        pd: &ProtectionDomain,
-        rank: u32,
-        context: &Arc<CudaContext>,
-        len: usize,
-        notifications: u32,
-    ) -> Result<Self, NotifyError> {
+impl Gpu {
+    fn new(context: &Arc<CudaContext>) -> Result<Self, NotifyError> {
         let (number, capabilities) = (context.cu_device(), cuda::capabilities(context)?);
-        let gpu = Gpu { number, capabilities, taker: Arc::new(Taker::new(context)?) };
-        let memory = GpuMemory::allocate(context, total(len, notifications)?)?;
-        let region = GpuMemoryRegion::register(pd, memory, ACCESS)?;
-        Ok(Self::new(pd, rank, SegmentMemory::Gpu(region), len, notifications, Some(gpu)))
+        Ok(Gpu { number, capabilities, taker: Arc::new(Taker::new(context)?) })
     }
+}
 
+impl OwnPart {
     fn new(
         pd: &ProtectionDomain,
         rank: u32,
-        memory: SegmentMemory,
-        len: usize,
-        notifications: u32,
+        (memory, len): (SegmentMemory, usize),
+        (words, first, notifications): (SegmentMemory, usize, u32),
         gpu: Option<Gpu>,
     ) -> Self {
         let is_real = pd.device().provider() != Provider::Software;
-        OwnPart { rank, memory, len, notifications, is_real, gpu }
+        OwnPart { rank, memory, words, first, len, notifications, is_real, gpu }
     }
 
     /// The line that the other ranks get.
-    pub(crate) fn describe(&self) -> String {
-        let whole = match &self.memory {
-            SegmentMemory::Host(region) => region.remote(),
-            SegmentMemory::Gpu(region) => region.remote(),
-        };
-        RemoteSegment::describe(whole, self.len, self.notifications)
+    pub(crate) fn describe(&self) -> Result<String, NotifyError> {
+        let words = self.first * WORD..self.first * WORD + words_bytes(self.notifications);
+        let data = self.memory.remote().slice(..self.len)?;
+        let segment = RemoteSegment { data, notifications: self.words.remote().slice(words)? };
+        Ok(segment.describe())
     }
 
     /// Its notifications.
     pub(crate) fn words(&self) -> Words {
-        let first = words_at(self.len) / WORD;
-        match &self.memory {
+        let first = self.first;
+        match &self.words {
             SegmentMemory::Gpu(region) => {
                 let taker = self.gpu.as_ref().map(|gpu| gpu.taker.clone());
                 Words::Gpu { memory: region.memory().clone(), first, taker }

@@ -1,5 +1,6 @@
 //! One queue pair of a team, and which of its requests have completed.
 
+use crate::action::{Action, Fetches, fenced};
 use crate::error::NotifyError;
 use crate::life::Life;
 use gdsync::qp::ResetError;
@@ -29,6 +30,7 @@ struct Progress {
     certain: u64,
     /// The newest request that has completed.
     completed: u64,
+    fetches: Fetches,
 }
 
 impl Peer {
@@ -115,7 +117,8 @@ impl Peer {
             let mut in_the_way = None;
             if progress.certain < until {
                 let number = progress.given + 1;
-                match self.queue_pair.post_send(WorkRequest::nop().wr_id(number)) {
+                let fence = progress.fetches.need_fence(None, progress.completed);
+                match self.queue_pair.post_send(fenced(WorkRequest::nop(), fence).wr_id(number)) {
                     Ok(()) => (progress.given, progress.certain) = (number, number),
                     Err(QueueError::State(StateError::Failed { cause, .. })) => {
                         return Err(self.life.of_failure(self.rank, cause));
@@ -160,41 +163,45 @@ pub(crate) struct Posting<'a> {
 
 impl Posting<'_> {
     /// Posts a request whose completion says that those before it have completed, too.
-    pub(crate) fn post(&mut self, request: WorkRequest<'_>) -> Result<(), NotifyError> {
-        self.give(request, QueuePair::post_send, |_| Ok(()))?;
+    pub(crate) fn post(&mut self, action: &Action) -> Result<(), NotifyError> {
+        self.give(action, true, QueuePair::post_send, |_| Ok(()))?;
         self.progress.certain = self.progress.given;
         Ok(())
     }
 
     /// Posts a request that a later one completes.
-    pub(crate) fn post_unsignaled(&mut self, request: WorkRequest<'_>) -> Result<(), NotifyError> {
-        self.give(request.unsignaled(), QueuePair::post_send, |_| Ok(()))
+    pub(crate) fn post_unsignaled(&mut self, action: &Action) -> Result<(), NotifyError> {
+        self.give(action, false, QueuePair::post_send, |_| Ok(()))
     }
 
     /// Prepares a request for a stream. Refused while any rank is dead and not dropped: a stream
     /// does not see that its waits are released, and would write what it has not received.
-    pub(crate) fn prepare(&mut self, request: WorkRequest<'_>) -> Result<PreparedSend, NotifyError> {
+    pub(crate) fn prepare(&mut self, action: &Action, signaled: bool) -> Result<PreparedSend, NotifyError> {
         self.peer.life.check(self.peer.rank)?;
         self.peer.life.check_all()?;
-        self.give(request, QueuePair::prepare, Life::check_all)
+        self.give(action, signaled, QueuePair::prepare, Life::check_all)
     }
 
     /// Gives the next request to the queue pair, and waits for room while the queue is full, as long
     /// as `may_wait` says so.
-    fn give<'a, T>(
+    fn give<T>(
         &mut self,
-        request: WorkRequest<'a>,
-        act: impl Fn(&QueuePair, WorkRequest<'a>) -> Result<T, QueueError>,
+        action: &Action,
+        signaled: bool,
+        act: impl for<'b> Fn(&QueuePair, WorkRequest<'b>) -> Result<T, QueueError>,
         may_wait: impl Fn(&Life) -> Result<(), NotifyError>,
     ) -> Result<T, NotifyError> {
         let Posting { peer, timeout, .. } = *self;
         let mut pause = Pause::new();
         let number = self.progress.given + 1;
-        let request = request.wr_id(number);
         loop {
-            match act(&peer.queue_pair, request.clone()) {
+            let Progress { fetches, completed, .. } = &*self.progress;
+            let request = fenced(action.request(), fetches.need_fence(Some(action), *completed));
+            let request = if signaled { request } else { request.unsignaled() };
+            match act(&peer.queue_pair, request.wr_id(number)) {
                 Ok(done) => {
                     self.progress.given = number;
+                    self.progress.fetches.note(action, number);
                     return Ok(done);
                 }
                 Err(QueueError::Full(_)) if pause.elapsed() < timeout => {

@@ -1,19 +1,20 @@
-//! Writes and notifications, by the CPU and for streams.
+//! Writes, notifications, reads and atomics, by the CPU and for streams.
 
 use crate::action::Action;
 use crate::connections::Connections;
 use crate::error::NotifyError;
 use crate::routes::{Posting, Routes};
 use crate::segment::Segment;
-use gdsync::{PreparedSend, PreparedWait, QueuePair, Slice};
+use gdsync::{PreparedSend, PreparedWait, QueuePair, RemoteMemory, Slice};
 use std::sync::Arc;
 use std::time::Duration;
 
 /// One of the queues of a [`Team`](crate::Team): a queue pair to every rank, this one included, or a few
 /// that reach all ([`ConnectionKind`](crate::ConnectionKind)). A cheap handle.
 ///
-/// Requests to one rank through one queue arrive in order; between queues, and between ranks, there
-/// is no order. Several threads may use a queue. The CPU and streams take turns: while a stream
+/// Requests to one rank through one queue are performed in order: a write or notification behind a read or an
+/// atomic starts when that has finished. Between queues, and between ranks, there is no order. Several threads
+/// may use a queue. The CPU and streams take turns: while a stream
 /// still has to reach sends that it was given, a post by the CPU or by another stream is refused
 /// ([`OrderError::OtherStream`](gdsync::queue::OrderError::OtherStream)). Give a stream that sends
 /// a queue of its own.
@@ -158,9 +159,162 @@ impl Queue {
         Ok([write, queue.prepare(Action::Set(value.to_ne_bytes(), word))?])
     }
 
+    /// Reads from the segment of a rank, from a byte offset on, into the slice, which is of memory that the
+    /// local card may write to, as that of a [`Segment`]. The bytes are there when [`Self::flush`] has
+    /// returned. No notification tells the other rank.
+    ///
+    /// A read sees what this queue has written there before; a write behind it is performed after it.
+    ///
+    /// # Errors
+    /// As [`Self::write`]; [`NotifyError::NoReads`].
+    pub fn read(&self, into: &Slice, rank: u32, of: &Segment, offset: u64) -> Result<(), NotifyError> {
+        let read = self.read_request(into, rank, of, offset)?;
+        self.lock(rank)?.post(read)
+    }
+
+    /// [`Self::read`], for a batch of a stream, which sees the bytes behind the waits of
+    /// [`Self::prepare_waits`].
+    ///
+    /// # Errors
+    /// As there, and as [`Self::prepare_write`].
+    pub fn prepare_read(
+        &self,
+        into: &Slice,
+        rank: u32,
+        of: &Segment,
+        offset: u64,
+    ) -> Result<PreparedSend, NotifyError> {
+        let read = self.read_request(into, rank, of, offset)?;
+        self.lock(rank)?.prepare(read)
+    }
+
+    /// Adds to the 64-bit number at a byte offset of the segment of a rank, modulo 2^64, and fetches what
+    /// it was into the slice, as [`Self::read`] does. The slice has 8 bytes; the number's address is a
+    /// multiple of 8, and with it the offset, unless the rank has registered memory that is not aligned
+    /// itself. Numbers are in the byte order of the hosts.
+    ///
+    /// It is one step among the atomics of all ranks: that rank's card performs them. Whether it is for
+    /// writes, for the CPU and for GPUs, too, is not promised; they leave such numbers alone while
+    /// atomics are under way.
+    ///
+    /// An atomic is executed once, or, where a call says that the rank is dead or its connection has
+    /// failed, perhaps not at all; it is never executed twice.
+    ///
+    /// ```
+    /// use gdsync::{Device, ProtectionDomain};
+    /// use gdsync_notify::bootstrap::Bootstrap;
+    /// use gdsync_notify::{Team, TeamConfig};
+    /// use std::time::Duration;
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # const LONG: Duration = Duration::from_secs(30);
+    /// # let (pd, bootstrap) = (ProtectionDomain::new(&Device::software()?)?, Bootstrap::threads(1, LONG)?.remove(0));
+    /// let team = Team::new(&pd, bootstrap, TeamConfig::default())?;
+    /// // Numbers at byte 0 of each rank; old ones come to byte 8.
+    /// let (segment, queue) = (team.allocate(16, 0)?, team.queue(0)?);
+    /// let old = segment.slice(8..16)?;
+    /// queue.fetch_add(&old, 0, &segment, 0, 5)?;
+    /// queue.fetch_add(&old, 0, &segment, 0, 7)?;
+    /// queue.flush(LONG)?;
+    /// let mut numbers = [0; 16];
+    /// segment.read(0, &mut numbers)?;
+    /// assert_eq!(numbers[..8], 12u64.to_ne_bytes());
+    /// assert_eq!(numbers[8..], 5u64.to_ne_bytes());
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Self::read`]; [`NotifyError::Post`] for a slice of another length, an address that is no
+    /// multiple of 8, or a card that has no atomics.
+    pub fn fetch_add(
+        &self,
+        into: &Slice,
+        rank: u32,
+        of: &Segment,
+        offset: u64,
+        add: u64,
+    ) -> Result<(), NotifyError> {
+        let at = self.number_of(rank, of, offset)?;
+        self.lock(rank)?.post(Action::FetchAdd(into.clone(), at, add))
+    }
+
+    /// [`Self::fetch_add`], for a batch of a stream, as [`Self::prepare_read`].
+    ///
+    /// # Errors
+    /// As of both.
+    pub fn prepare_fetch_add(
+        &self,
+        into: &Slice,
+        rank: u32,
+        of: &Segment,
+        offset: u64,
+        add: u64,
+    ) -> Result<PreparedSend, NotifyError> {
+        let at = self.number_of(rank, of, offset)?;
+        self.lock(rank)?.prepare(Action::FetchAdd(into.clone(), at, add))
+    }
+
+    /// Replaces the 64-bit number at a byte offset of the segment of a rank by `swap`, if it is `compare`,
+    /// and fetches what it was into the slice. All else is as with [`Self::fetch_add`].
+    ///
+    /// # Errors
+    /// As [`Self::fetch_add`].
+    pub fn compare_swap(
+        &self,
+        into: &Slice,
+        rank: u32,
+        of: &Segment,
+        offset: u64,
+        compare: u64,
+        swap: u64,
+    ) -> Result<(), NotifyError> {
+        let at = self.number_of(rank, of, offset)?;
+        self.lock(rank)?.post(Action::CompareSwap(into.clone(), at, [compare, swap]))
+    }
+
+    /// [`Self::compare_swap`], for a batch of a stream, as [`Self::prepare_read`].
+    ///
+    /// # Errors
+    /// As of both.
+    pub fn prepare_compare_swap(
+        &self,
+        into: &Slice,
+        rank: u32,
+        of: &Segment,
+        offset: u64,
+        compare: u64,
+        swap: u64,
+    ) -> Result<PreparedSend, NotifyError> {
+        let at = self.number_of(rank, of, offset)?;
+        self.lock(rank)?.prepare(Action::CompareSwap(into.clone(), at, [compare, swap]))
+    }
+
+    /// The connections carry reads and atomics.
+    fn check_reads(&self) -> Result<(), NotifyError> {
+        if self.team.options.max_reads == 0 { Err(NotifyError::NoReads) } else { Ok(()) }
+    }
+
+    fn read_request(
+        &self,
+        into: &Slice,
+        rank: u32,
+        of: &Segment,
+        offset: u64,
+    ) -> Result<Action, NotifyError> {
+        self.check_reads()?;
+        Ok(Action::Read(into.clone(), of.part_of(rank, offset, into.len() as u64)?))
+    }
+
+    /// The target of an atomic.
+    fn number_of(&self, rank: u32, of: &Segment, offset: u64) -> Result<RemoteMemory, NotifyError> {
+        self.check_reads()?;
+        of.part_of(rank, offset, size_of::<u64>() as u64)
+    }
+
     /// Waits for a batch of a stream: after them, everything posted and prepared to that rank so
-    /// far has arrived, and the program may change what it was written from. In one batch they
-    /// share an operation. None, if streams wait for all of it already.
+    /// far has arrived, what was read from it is there, and the program may change what was written.
+    /// In one batch they share an operation. None, if streams wait for all of it already.
     ///
     /// # Errors
     /// [`NotifyError::Rank`], [`NotifyError::Post`].
@@ -168,8 +322,8 @@ impl Queue {
         self.routes(rank)?.prepare_waits(rank)
     }
 
-    /// Returns when everything posted before, to all ranks of the team, has arrived there: the program may
-    /// change what it was written from. This includes the sends that streams were given, so the
+    /// Returns when everything posted before, to all ranks of the team, has arrived there, and what was read
+    /// from them is here: the program may change what was written. This includes the sends that streams were given, so the
     /// streams must reach them within the time.
     ///
     /// # Errors

@@ -127,7 +127,7 @@ impl Posting<'_> {
     /// Posts a request whose completion says that those before it have completed, too.
     pub(crate) fn post(&mut self, action: Action) -> Result<(), NotifyError> {
         match self {
-            Posting::Each(posting) => posting.post(action.request()),
+            Posting::Each(posting) => posting.post(&action),
             Posting::Dynamic(posting) => posting.post(action),
         }
     }
@@ -135,7 +135,7 @@ impl Posting<'_> {
     /// Posts a request that a later one completes.
     pub(crate) fn post_unsignaled(&mut self, action: Action) -> Result<(), NotifyError> {
         match self {
-            Posting::Each(posting) => posting.post_unsignaled(action.request()),
+            Posting::Each(posting) => posting.post_unsignaled(&action),
             Posting::Dynamic(posting) => posting.post_unsignaled(action),
         }
     }
@@ -143,7 +143,7 @@ impl Posting<'_> {
     /// Prepares a request for a stream.
     pub(crate) fn prepare(&mut self, action: Action) -> Result<PreparedSend, NotifyError> {
         match self {
-            Posting::Each(posting) => posting.prepare(action.request()),
+            Posting::Each(posting) => posting.prepare(&action, true),
             Posting::Dynamic(posting) => posting.prepare(action, true),
         }
     }
@@ -151,7 +151,7 @@ impl Posting<'_> {
     /// Prepares a request for a stream that a later one completes.
     pub(crate) fn prepare_unsignaled(&mut self, action: Action) -> Result<PreparedSend, NotifyError> {
         match self {
-            Posting::Each(posting) => posting.prepare(action.request().unsignaled()),
+            Posting::Each(posting) => posting.prepare(&action, false),
             Posting::Dynamic(posting) => posting.prepare(action, false),
         }
     }

@@ -1,7 +1,7 @@
 //! Memory that other ranks write into, with notifications.
 
 use crate::error::NotifyError;
-use crate::layout::{RemoteSegment, WORD, words_at};
+use crate::layout::{RemoteSegment, WORD};
 use crate::life::Life;
 use crate::part::{OwnPart, SegmentMemory};
 use crate::parts::Parts;
@@ -20,8 +20,10 @@ use std::time::Duration;
 /// Memory of which every rank of a [`Team`](crate::Team) has a part, with notifications: 32-bit
 /// words, whose value 0 means "not set". A cheap handle.
 ///
-/// The notifications lie behind the data, in the same memory: a card writes to one memory in order,
-/// and nothing orders its writes to a GPU's memory with those to the host's.
+/// The notifications lie behind the data, in the same memory, or, where the program has given the memory
+/// ([`Team::register`](crate::Team::register)), in memory of the same kind: the host's, or that of the same
+/// GPU. A card's writes by one path are performed in order, and nothing orders its writes to a GPU's
+/// memory with those to the host's.
 ///
 /// ```
 /// use gdsync::{Device, ProtectionDomain};
@@ -74,7 +76,7 @@ struct Inner {
 impl Segment {
     /// From the own part, and the descriptions of all parts.
     pub(crate) fn new(own: OwnPart, texts: &[Option<String>], life: &Arc<Life>) -> Result<Self, NotifyError> {
-        let parts = Arc::new(Parts::new(own.describe(), texts, own.words(), own.notifications)?);
+        let parts = Arc::new(Parts::new(own.describe()?, texts, own.words(), own.notifications)?);
         Ok(Segment { inner: Arc::new(Inner { own, parts, life: life.clone() }) })
     }
 
@@ -97,7 +99,7 @@ impl Segment {
         self.inner.own.notifications
     }
 
-    /// The memory of this rank.
+    /// The memory of this rank's data.
     pub fn memory(&self) -> &SegmentMemory {
         &self.inner.own.memory
     }
@@ -218,7 +220,7 @@ impl Segment {
     /// # Errors
     /// [`NotifyError::Local`] if the range leaves the data.
     pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<Slice, NotifyError> {
-        // The region holds the notifications, too: the range is checked against the data alone.
+        // The region may hold the notifications, too: the range is checked against the data alone.
         let part = RemoteMemory { addr: 0, len: self.len() as u64, rkey: 0 }.slice(range)?;
         let range = part.addr as usize..(part.addr + part.len) as usize;
         Ok(match self.memory() {
@@ -269,8 +271,8 @@ impl Segment {
             Some(sender) => format!("notification {id} of rank {sender}"),
             None => format!("notification {id} of rank {rank}'s segment, from any rank"),
         };
-        let offset = words_at(self.len()) + id as usize * WORD;
-        Ok(match self.memory() {
+        let offset = (self.inner.own.first + id as usize) * WORD;
+        Ok(match &self.inner.own.words {
             SegmentMemory::Host(region) => NotificationWord::Host(Word32::new(region, offset)?.named(name)),
             SegmentMemory::Gpu(region) => {
                 NotificationWord::Gpu(GpuWord32::new(region.memory(), offset)?.named(name))
@@ -324,10 +326,10 @@ impl Segment {
     }
 
     fn look(&self, ids: Range<u32>) -> Result<Look, NotifyError> {
-        let first = words_at(self.len()) / WORD;
-        match self.memory() {
+        let OwnPart { first, words, .. } = &self.inner.own;
+        match words {
             SegmentMemory::Host(region) => {
-                let words = &region.words32()[first..];
+                let words = &region.words32()[*first..];
                 // Acquire: pairs with the card's write of the word, which follows its writes of the
                 // data.
                 Ok(self.inner.parts.releases.look(ids, |id| words[id as usize].load(Ordering::Acquire)))
@@ -377,8 +379,8 @@ impl Segment {
         id: u32,
         value: u32,
     ) -> Result<RemoteMemory, NotifyError> {
-        let RemoteSegment { notifications, .. } = self.remote(rank)?;
-        let count = (notifications.len / WORD as u64) as u32;
+        let remote = self.remote(rank)?;
+        let (notifications, count) = (remote.notifications, remote.count());
         if id >= count {
             return Err(NotifyError::Notification { rank, id, count });
         }

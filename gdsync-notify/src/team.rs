@@ -12,9 +12,10 @@ use crate::queue::Queue;
 use crate::replace;
 use crate::segment::Segment;
 use crate::together::together;
-use gdsync::ProtectionDomain;
+use gdsync::cuda::GpuMemory;
 use gdsync::cudarc::driver::CudaContext;
-use gdsync::verbs::Transport;
+use gdsync::verbs::{RegistrationCache, Transport};
+use gdsync::{PinnedMemory, ProtectionDomain};
 use std::sync::Arc;
 
 /// Ranks that write into each other's segments: a table of connections, which all ranks make
@@ -79,7 +80,8 @@ impl Team {
         let connected = made.connect(&lines).map(|()| ((), String::new()));
         // No rank writes before all of them can receive.
         bootstrap.together(connected)?;
-        Self::of(Connections::new(pd, made, config.timeout, bootstrap.timeout()))
+        let registrations = RegistrationCache::new(pd);
+        Self::of(Connections::new(registrations, made, config.timeout, bootstrap.timeout()))
     }
 
     /// A rank that is alone needs no monitor.
@@ -120,7 +122,7 @@ impl Team {
     /// [`NotifyError::Device`]; [`NotifyError::Elsewhere`] if the call fails on another rank;
     /// [`NotifyError::Bootstrap`].
     pub fn allocate(&self, len: usize, notifications: u32) -> Result<Segment, NotifyError> {
-        self.share(OwnPart::host(&self.inner.pd, self.inner.rank, len, notifications))
+        self.share(PartPlan::Host { len, notifications })
     }
 
     /// As [`Self::allocate`], in GPU memory, notifications included. Other ranks may call
@@ -138,14 +140,84 @@ impl Team {
         len: usize,
         notifications: u32,
     ) -> Result<Segment, NotifyError> {
-        self.share(OwnPart::gpu(&self.inner.pd, self.inner.rank, context, len, notifications))
+        self.share(PartPlan::Gpu { context, len, notifications })
     }
 
-    /// Exchanges the descriptions of all ranks' parts.
-    fn share(&self, made: Result<OwnPart, NotifyError>) -> Result<Segment, NotifyError> {
-        let described = made.map(|part| {
-            let text = part.describe();
-            (part, text)
+    /// As [`Self::allocate`], over host memory that the program has: the memory, whatever its alignment, is
+    /// this rank's data. Other ranks may allocate their parts, or register memory of another length.
+    ///
+    /// The notifications have memory of their own, of the host, too: the card's writes to both take the
+    /// same path over PCIe, which keeps their order, so that a reader that sees a notification sees the data.
+    /// Memory that is mapped into this process and is not the host's (a GPU's, for example) does not
+    /// do: [`Self::register_gpu`].
+    ///
+    /// The team keeps the registration as long as the program holds the memory
+    /// ([`RegistrationCache`]): to register it again, whole or in part, is cheap, and the keys
+    /// that other ranks have got stay valid until then. The owner of
+    /// [`PinnedMemory::from_raw`] is dropped after the segment, the last handle of the memory, and the last
+    /// request that names it. Other ranks may still write to a segment that is dropped: before that they
+    /// flush, and meet at a [`Self::barrier`].
+    ///
+    /// ```
+    /// use gdsync::{Device, PinnedMemory, ProtectionDomain};
+    /// use gdsync_notify::bootstrap::Bootstrap;
+    /// use gdsync_notify::{Team, TeamConfig};
+    /// use gdsync_sys::shared::SharedU8;
+    /// use std::ptr::NonNull;
+    /// use std::sync::Arc;
+    /// use std::time::Duration;
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # const LONG: Duration = Duration::from_secs(30);
+    /// # let (pd, bootstrap) = (ProtectionDomain::new(&Device::software()?)?, Bootstrap::threads(1, LONG)?.remove(0));
+    /// let team = Team::new(&pd, bootstrap, TeamConfig::default())?;
+    /// // Memory of another library, kept by what it hands out for it.
+    /// let tensor: Arc<[SharedU8]> = (0..64).map(SharedU8::new).collect();
+    /// let base = NonNull::from(&tensor[..]).cast();
+    /// // SAFETY: the owner keeps the bytes, which are shared words.
+    /// let memory = unsafe { PinnedMemory::from_raw(base, tensor.len(), tensor.clone()) };
+    /// let segment = team.register(&memory, 1)?;
+    /// team.queue(0)?.write_notify(&segment.slice(..32)?, 0, &segment, 32, 0, 1)?;
+    /// assert_eq!(segment.notify_waitsome(0..1, LONG)?, Some(0));
+    /// assert_eq!(tensor[33].load(std::sync::atomic::Ordering::Relaxed), 1);
+    /// team.queue(0)?.flush(LONG)?;
+    /// drop((segment, memory));
+    /// assert_eq!(Arc::strong_count(&tensor), 1);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Self::allocate`]; [`NotifyError::NothingToRegister`] for memory of 0 bytes.
+    pub fn register(&self, memory: &PinnedMemory, notifications: u32) -> Result<Segment, NotifyError> {
+        self.share(PartPlan::Registered { memory, notifications })
+    }
+
+    /// As [`Self::register`], over GPU memory that the program has. The notifications have memory of
+    /// their own in the same GPU: the card writes to both through the GPU's window on PCIe, which
+    /// performs writes in their order, and what the GPU needs beyond that to show them in order
+    /// ([`NotifyError::Consistency`]) is a property of the GPU, and not of an allocation.
+    ///
+    /// `context` is the one that the memory was made with, and of the GPU that has it. What
+    /// [`Self::allocate_gpu`] says of streams that are blocked holds here, too.
+    ///
+    /// # Errors
+    /// As [`Self::register`]; [`NotifyError::OtherGpu`], [`NotifyError::Cuda`].
+    pub fn register_gpu(
+        &self,
+        context: &Arc<CudaContext>,
+        memory: &GpuMemory,
+        notifications: u32,
+    ) -> Result<Segment, NotifyError> {
+        self.share(PartPlan::RegisteredGpu { context, memory, notifications })
+    }
+
+    /// Makes this rank's part, and exchanges the descriptions of all ranks' parts.
+    fn share(&self, plan: PartPlan<'_>) -> Result<Segment, NotifyError> {
+        let made = plan.make(&self.inner.registrations, self.inner.rank);
+        let described = made.and_then(|part| {
+            let text = part.describe()?;
+            Ok((part, text))
         });
         let (part, everywhere) = together(described, |line| self.inner.exchange(line))?;
         let segment = Segment::new(part, &everywhere, &self.inner.life)?;
@@ -256,16 +328,19 @@ impl Team {
         let mut bootstrap = bootstrap;
         let (rank, size) = (bootstrap.rank(), bootstrap.size());
         let made = Unconnected::new(pd, (rank, size), &config);
-        let own = segments.iter().map(|plan| plan.make(pd, rank)).collect::<Result<Vec<_>, _>>();
-        let (own, line) = match own {
-            Ok(own) => {
-                let lines: Vec<_> = own.iter().map(OwnPart::describe).collect();
-                (own, Ok(lines.join(";")))
-            }
+        let registrations = RegistrationCache::new(pd);
+        let own = segments.iter().map(|plan| plan.make(&registrations, rank));
+        let own = own.collect::<Result<Vec<_>, _>>();
+        let described = own.and_then(|own| {
+            let lines = own.iter().map(OwnPart::describe).collect::<Result<Vec<_>, _>>()?;
+            Ok((own, lines.join(";")))
+        });
+        let (own, line) = match described {
+            Ok((own, line)) => (own, Ok(line)),
             Err(error) => (Vec::new(), Err(error)),
         };
         let (made, lines) = replace::join(made, line, segments.len(), &mut bootstrap)?;
-        let team = Self::of(Connections::new(pd, made, config.timeout, bootstrap.timeout()))?;
+        let team = Self::of(Connections::new(registrations, made, config.timeout, bootstrap.timeout()))?;
         let segment = |(at, part): (usize, OwnPart)| {
             let texts: Vec<_> = lines.iter().map(|line| replace::description(line, at)).collect();
             let segment = Segment::new(part, &texts, &team.inner.life)?;

@@ -78,6 +78,12 @@ fn check(
     collective: &Collective,
 ) -> Result<(), CollectiveError> {
     collective.check(members)?;
+    if let Collective::ReduceScatter { element, .. } = *collective {
+        let address = segment.remote(segment.rank())?.data.addr;
+        if !address.is_multiple_of(element.bytes() as u64) {
+            return Err(CollectiveError::Unaligned { address, element });
+        }
+    }
     let ranks = members.len() as u32;
     let (needed, size) = (collective.bytes(ranks), segment.len());
     if from.checked_add(needed).is_none_or(|end| end > size) {

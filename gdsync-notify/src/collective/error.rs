@@ -60,6 +60,16 @@ pub enum CollectiveError {
         /// The numbers.
         element: Element,
     },
+    /// A reduction in registered memory that is not aligned to its numbers.
+    #[error(
+        "the segment's data begins at {address:#x}, which is not aligned to {element}: register memory at a multiple of {}", .element.bytes()
+    )]
+    Unaligned {
+        /// The first address.
+        address: u64,
+        /// The numbers.
+        element: Element,
+    },
     /// A reduction on a GPU's stream, and the plan has no kernel, as its segment is in host memory.
     #[error("the plan reduces in host memory, and no GPU was named: make it by Collectives::reduce_on")]
     NoKernel,

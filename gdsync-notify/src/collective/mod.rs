@@ -117,7 +117,7 @@ impl Collectives {
     ///
     /// # Errors
     /// [`CollectiveError::Bytes`], [`CollectiveError::Notifications`], [`CollectiveError::TooLong`],
-    /// [`CollectiveError::Root`], [`CollectiveError::Element`], [`CollectiveError::Taken`],
+    /// [`CollectiveError::Root`], [`CollectiveError::Element`], [`CollectiveError::Unaligned`], [`CollectiveError::Taken`],
     /// [`NotifyError::Cuda`](crate::NotifyError::Cuda), which the other ranks get as
     /// [`NotifyError::Elsewhere`](crate::NotifyError::Elsewhere); [`NotifyError::Mismatch`](crate::NotifyError::Mismatch), on
     /// all ranks, if they make different plans; [`NotifyError::PeerDead`](crate::NotifyError::PeerDead),

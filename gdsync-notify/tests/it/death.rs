@@ -12,6 +12,7 @@ use gdsync_test_support::device::Ended;
 use gdsync_test_support::process::role;
 use std::os::unix::process::ExitStatusExt;
 use std::process::Output;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// The time-out of the transport, 4.096 µs * 2^16, eight times, is 2.1 s. The rest is for a busy
@@ -118,6 +119,57 @@ fn a_wait_for_a_notification_ends_with_the_death_of_its_sender() {
     assert_eq!(segment.notify_waitsome(4..6, LONG).unwrap(), Some(4));
     assert_eq!(segment.notify_reset(4).unwrap(), 0x9d5d_ead1);
     queue.flush(LONG).unwrap();
+    team.barrier().unwrap();
+}
+
+#[test]
+fn reads_atomics_and_registered_memory_end_with_a_death_as_writes_do() {
+    let Some(role) = role() else {
+        return three("reads_atomics_and_registered_memory_end_with_a_death_as_writes_do");
+    };
+    let team = team(2);
+    let memory = PinnedMemory::allocate(4096).unwrap();
+    let segment = team.register(&memory, 3).unwrap();
+    segment.expect_from(VICTIM..VICTIM + 1, VICTIM).unwrap();
+    let (queue, other) = (team.queue(0).unwrap(), 1 - team.rank().min(1));
+    let [old, read] = [16..24, 1024..2048].map(|range| segment.slice(range).unwrap());
+    team.barrier().unwrap();
+    if role == "die" {
+        be_killed();
+    }
+    // The stream's wait is for a word that is not behind the data.
+    let seen = Word32::new(&memory, 4092).unwrap();
+    let stream = Stream::new(SoftStream::new().unwrap()).unwrap();
+    post_wait(&stream, &segment, VICTIM, &seen);
+    // To the dead one, until that is known, and to the other rank.
+    for _ in 0..20 {
+        _ = queue.fetch_add(&old, VICTIM, &segment, 8, 1);
+        _ = queue.read(&read, VICTIM, &segment, 2048);
+        queue.fetch_add(&old, other, &segment, 0, 1).unwrap();
+    }
+    ended_by_death(|| queue.flush_rank(VICTIM, LONG));
+    ended_by_death(|| segment.notify_waitsome(VICTIM..VICTIM + 1, LONG).map(drop));
+    is_dead(queue.fetch_add(&old, VICTIM, &segment, 8, 1));
+    is_dead(queue.compare_swap(&old, VICTIM, &segment, 8, 0, 1));
+    is_dead(queue.read(&read, VICTIM, &segment, 2048));
+    // A stream gets nothing new to do, whichever rank it is for.
+    is_dead(queue.prepare_read(&read, other, &segment, 2048).map(drop));
+    is_dead(queue.prepare_fetch_add(&old, other, &segment, 0, 1).map(drop));
+    assert!(stream.synchronize_timeout(LONG).unwrap(), "{:?}", stream.oldest_wait());
+    assert_eq!(seen.load(), 1 << 31 | VICTIM);
+    queue.flush_rank(other, LONG).unwrap();
+    assert_eq!(team.shrink().unwrap(), [VICTIM]);
+    queue.flush(LONG).unwrap();
+    team.barrier().unwrap();
+    // The survivors' atomics were executed, each once.
+    assert_eq!(memory.words64()[0].load(Ordering::Acquire), 20);
+    segment.write(2048, &[team.rank() as u8 + 1; 1024]).unwrap();
+    team.barrier().unwrap();
+    queue.read(&read, other, &segment, 2048).unwrap();
+    queue.flush(LONG).unwrap();
+    let mut found = [0; 1024];
+    segment.read(1024, &mut found).unwrap();
+    assert_eq!(found, [other as u8 + 1; 1024]);
     team.barrier().unwrap();
 }
 

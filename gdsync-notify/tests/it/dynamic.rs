@@ -53,6 +53,11 @@ fn writes_of_the_cpu_and_of_streams_pass_their_tests() {
 }
 
 #[test]
+fn registered_memory_reads_and_atomics_pass_their_tests() {
+    again(&["registered::", "fetches::"]);
+}
+
+#[test]
 fn deaths_and_what_follows_pass_their_tests() {
     again(&["death::", "survivors::"]);
 }
@@ -88,6 +93,37 @@ fn what_one_rank_refuses_costs_the_others_nothing() {
         assert_eq!((third.1.notify_reset(0).unwrap(), segment.notify_reset(0).unwrap()), (9, 9));
     }
     is_refused(queue.flush(LONG));
+    drop(second);
+}
+
+#[test]
+fn what_one_rank_refuses_has_no_atomic_of_the_others_executed_twice() {
+    let (first, second, third) = with_a_rank_that_refuses(1);
+    let (queue, segment) = (first.0.queue(0).unwrap(), &first.1);
+    let [old, read, refused] = [0, 8, 16].map(|at| segment.slice(at..at + 8).unwrap());
+    for count in 0..40 {
+        queue.fetch_add(&old, 2, segment, 0, 1).unwrap();
+        if count == 20 {
+            queue.fetch_add(&refused, 1, segment, 0, 1).unwrap();
+        }
+        if count % 7 == 0 {
+            queue.read(&read, 2, segment, 0).unwrap();
+        }
+    }
+    queue.notify(2, segment, 0, 1).unwrap();
+    queue.flush_rank(2, LONG).unwrap();
+    // Behind all of them, as a request behind a read or an atomic is.
+    assert_eq!(third.1.notify_reset(0).unwrap(), 1);
+    let number = |segment: &Segment, at| {
+        let mut bytes = [0; 8];
+        segment.read(at, &mut bytes).unwrap();
+        u64::from_ne_bytes(bytes)
+    };
+    assert_eq!(number(&third.1, 0), 40, "each once");
+    assert_eq!((number(segment, 0), number(segment, 8), number(segment, 16)), (39, 36, 0));
+    is_refused(queue.flush_rank(1, LONG));
+    is_refused(queue.fetch_add(&refused, 1, segment, 0, 1));
+    is_refused(queue.read(&refused, 1, segment, 0));
     drop(second);
 }
 

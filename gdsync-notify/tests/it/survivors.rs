@@ -4,7 +4,7 @@ use crate::death::{be_killed, team};
 use crate::ranks::{LONG, Ranks, config, domain, ended_well};
 use gdsync::queue::OrderError;
 use gdsync::stream::PostFailure;
-use gdsync::{Batch, QueueError, QueuePair, SoftStream, Stream};
+use gdsync::{Batch, PinnedMemory, QueueError, QueuePair, SoftStream, Stream};
 use gdsync_notify::bootstrap::{Bootstrap, Job, Meeting};
 use gdsync_notify::{NotifyError, PartPlan, Queue, Segment, Team, WaitNotification};
 use gdsync_test_support::process::role;
@@ -88,7 +88,12 @@ impl Rank {
 
     /// A new process in the place of one that was killed.
     fn in_place() -> Rank {
-        let plans = [0, 2 * SIZE].map(|notifications| PartPlan::Host { len: LEN, notifications });
+        // It registers memory where the one before had allocated.
+        let memory = PinnedMemory::allocate(LEN).unwrap();
+        let plans = [
+            PartPlan::Host { len: LEN, notifications: 0 },
+            PartPlan::Registered { memory: &memory, notifications: 2 * SIZE },
+        ];
         let config = config().queues(2);
         let (team, segments) = Team::take_place(&domain(), meet_again(), config, &plans).unwrap();
         let [outbox, inbox] = segments.try_into().unwrap();
