@@ -99,7 +99,8 @@ mod tests {
             prop_assert!(RemoteSegment::parse(&text).is_err());
             for (addr, len) in [(odd, 8), (8, 8 + odd), (8, 1 << 34)] {
                 let (data, notifications) = (RemoteMemory { addr: 0, len: 8, rkey: 1 }, RemoteMemory { addr, len, rkey: 1 });
-                prop_assert!(RemoteSegment::parse(&RemoteSegment { data, notifications }.describe()).is_err());
+                let segment = RemoteSegment { data, notifications };
+                prop_assert!(RemoteSegment::parse(&segment.describe()).is_err());
             }
         }
     }
