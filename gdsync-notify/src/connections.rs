@@ -8,7 +8,7 @@ use crate::error::NotifyError;
 use crate::life::{Life, State};
 use crate::parts::Parts;
 use crate::routes::Routes;
-use gdsync::verbs::RegistrationCache;
+use crate::stock::Stock;
 use gdsync::{ConnectOptions, ProtectionDomain};
 use gdsync_sys::pause::Pause;
 use parking_lot::Mutex;
@@ -28,8 +28,7 @@ pub(crate) struct Connections {
     /// How long a call that all ranks make together waits for the others.
     pub(crate) patience: Duration,
     pub(crate) pd: ProtectionDomain,
-    /// Memory of the program that segments were made of.
-    pub(crate) registrations: RegistrationCache,
+    pub(crate) stock: Stock,
     pub(crate) life: Arc<Life>,
     pub(crate) control: Mutex<Control>,
     /// Held through a call that all ranks make together. Locked before `control`.
@@ -40,12 +39,7 @@ pub(crate) struct Connections {
 
 impl Connections {
     /// Of a rank that is connected.
-    pub(crate) fn new(
-        registrations: RegistrationCache,
-        made: Unconnected,
-        timeout: Duration,
-        patience: Duration,
-    ) -> Arc<Self> {
+    pub(crate) fn new(stock: Stock, made: Unconnected, timeout: Duration, patience: Duration) -> Arc<Self> {
         let Unconnected { rank, size, options, .. } = made;
         let life = Arc::new(Life::new(size));
         let (queues, control) = made.into_routes(&life);
@@ -56,8 +50,8 @@ impl Connections {
             timeout,
             options,
             patience,
-            pd: registrations.domain().clone(),
-            registrations,
+            pd: stock.registrations.domain().clone(),
+            stock,
             life: life.clone(),
             control: Mutex::new(control),
             turn: Mutex::default(),

@@ -99,6 +99,7 @@ mod release;
 mod replace;
 mod routes;
 mod segment;
+mod stock;
 mod team;
 mod together;
 mod word;

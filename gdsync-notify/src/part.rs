@@ -3,6 +3,7 @@
 use crate::connect::access;
 use crate::error::NotifyError;
 use crate::layout::{RemoteSegment, WORD, total, words_at, words_bytes};
+use crate::stock::Stock;
 use crate::word::{Taker, Words};
 use gdsync::cuda::{self, GpuCapabilities, GpuMemory};
 use gdsync::cudarc::driver::CudaContext;
@@ -74,8 +75,8 @@ pub enum PartPlan<'a> {
 }
 
 impl PartPlan<'_> {
-    /// Memory of the program is registered by way of the cache.
-    pub(crate) fn make(&self, registrations: &RegistrationCache, rank: u32) -> Result<OwnPart, NotifyError> {
+    pub(crate) fn make(&self, stock: &Stock, rank: u32) -> Result<OwnPart, NotifyError> {
+        let registrations = &stock.registrations;
         let pd = registrations.domain();
         let access = access(pd)?;
         let behind = |len: usize| words_at(len) / WORD;
@@ -85,7 +86,7 @@ impl PartPlan<'_> {
                 Ok(OwnPart::new(pd, rank, (memory.clone(), len), (memory, behind(len), notifications), None))
             }
             PartPlan::Gpu { context, len, notifications } => {
-                let gpu = Gpu::new(context)?;
+                let gpu = Gpu::new(stock, context)?;
                 let memory = on_gpu(pd, context, total(len, notifications)?, access)?;
                 let words = (memory.clone(), behind(len), notifications);
                 Ok(OwnPart::new(pd, rank, (memory, len), words, Some(gpu)))
@@ -97,7 +98,7 @@ impl PartPlan<'_> {
             }
             PartPlan::RegisteredGpu { context, memory, notifications } => {
                 let data = (registered_on_gpu(registrations, context, memory, access)?, memory.len());
-                let gpu = Gpu::new(context)?;
+                let gpu = Gpu::new(stock, context)?;
                 let words = on_gpu(pd, context, words_bytes(notifications), access)?;
                 Ok(OwnPart::new(pd, rank, data, (words, 0, notifications), Some(gpu)))
             }
@@ -166,9 +167,9 @@ impl SegmentMemory {
 }
 
 impl Gpu {
-    fn new(context: &Arc<CudaContext>) -> Result<Self, NotifyError> {
+    fn new(stock: &Stock, context: &Arc<CudaContext>) -> Result<Self, NotifyError> {
         let (number, capabilities) = (context.cu_device(), cuda::capabilities(context)?);
-        Ok(Gpu { number, capabilities, taker: Arc::new(Taker::new(context)?) })
+        Ok(Gpu { number, capabilities, taker: stock.taker(context)? })
     }
 }
 

@@ -161,7 +161,9 @@ impl Queue {
 
     /// Reads from the segment of a rank, from a byte offset on, into the slice, which is of memory that the
     /// local card may write to, as that of a [`Segment`]. The bytes are there when [`Self::flush`] has
-    /// returned. No notification tells the other rank.
+    /// returned. No notification tells the other rank. In GPU memory a real card's writes are seen behind the
+    /// waits of a stream ([`Self::prepare_waits`]), and behind a flush only where the GPU shows them in order
+    /// ([`gdsync::cuda::Consistency`]).
     ///
     /// A read sees what this queue has written there before; a write behind it is performed after it.
     ///

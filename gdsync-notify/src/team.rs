@@ -11,10 +11,11 @@ use crate::part::{OwnPart, PartPlan};
 use crate::queue::Queue;
 use crate::replace;
 use crate::segment::Segment;
+use crate::stock::Stock;
 use crate::together::together;
 use gdsync::cuda::GpuMemory;
 use gdsync::cudarc::driver::CudaContext;
-use gdsync::verbs::{RegistrationCache, Transport};
+use gdsync::verbs::Transport;
 use gdsync::{PinnedMemory, ProtectionDomain};
 use std::sync::Arc;
 
@@ -80,8 +81,7 @@ impl Team {
         let connected = made.connect(&lines).map(|()| ((), String::new()));
         // No rank writes before all of them can receive.
         bootstrap.together(connected)?;
-        let registrations = RegistrationCache::new(pd);
-        Self::of(Connections::new(registrations, made, config.timeout, bootstrap.timeout()))
+        Self::of(Connections::new(Stock::new(pd), made, config.timeout, bootstrap.timeout()))
     }
 
     /// A rank that is alone needs no monitor.
@@ -128,9 +128,9 @@ impl Team {
     /// As [`Self::allocate`], in GPU memory, notifications included. Other ranks may call
     /// [`Self::allocate`] and have their part in host memory.
     ///
-    /// No stream of the GPU may be blocked in a wait during this call, nor while the segment is
-    /// dropped: both load or unload the kernel of [`Segment::notify_reset`], for which the driver
-    /// waits ([`gdsync::cuda`]).
+    /// No stream of the GPU may be blocked in a wait during a team's first such call for that GPU, nor while
+    /// the last handle of the team and its segments is dropped: these load and unload the kernel of
+    /// [`Segment::notify_reset`], for which the driver waits ([`gdsync::cuda`]).
     ///
     /// # Errors
     /// As [`Self::allocate`]; [`NotifyError::Cuda`].
@@ -151,9 +151,10 @@ impl Team {
     /// Memory that is mapped into this process and is not the host's (a GPU's, for example) does not
     /// do: [`Self::register_gpu`].
     ///
-    /// The team keeps the registration as long as the program holds the memory
-    /// ([`RegistrationCache`]): to register it again, whole or in part, is cheap, and the keys
-    /// that other ranks have got stay valid until then. The owner of
+    /// The team keeps the registration as long as the program holds the memory, if newer ones leave it
+    /// room ([`RegistrationCache`](gdsync::verbs::RegistrationCache)): to register the memory again, whole or
+    /// in part, is cheap. The keys that other ranks have got stay valid until then, and open all that is
+    /// registered with the memory. The owner of
     /// [`PinnedMemory::from_raw`] is dropped after the segment, the last handle of the memory, and the last
     /// request that names it. Other ranks may still write to a segment that is dropped: before that they
     /// flush, and meet at a [`Self::barrier`].
@@ -214,7 +215,7 @@ impl Team {
 
     /// Makes this rank's part, and exchanges the descriptions of all ranks' parts.
     fn share(&self, plan: PartPlan<'_>) -> Result<Segment, NotifyError> {
-        let made = plan.make(&self.inner.registrations, self.inner.rank);
+        let made = plan.make(&self.inner.stock, self.inner.rank);
         let described = made.and_then(|part| {
             let text = part.describe()?;
             Ok((part, text))
@@ -328,8 +329,8 @@ impl Team {
         let mut bootstrap = bootstrap;
         let (rank, size) = (bootstrap.rank(), bootstrap.size());
         let made = Unconnected::new(pd, (rank, size), &config);
-        let registrations = RegistrationCache::new(pd);
-        let own = segments.iter().map(|plan| plan.make(&registrations, rank));
+        let stock = Stock::new(pd);
+        let own = segments.iter().map(|plan| plan.make(&stock, rank));
         let own = own.collect::<Result<Vec<_>, _>>();
         let described = own.and_then(|own| {
             let lines = own.iter().map(OwnPart::describe).collect::<Result<Vec<_>, _>>()?;
@@ -340,7 +341,7 @@ impl Team {
             Err(error) => (Vec::new(), Err(error)),
         };
         let (made, lines) = replace::join(made, line, segments.len(), &mut bootstrap)?;
-        let team = Self::of(Connections::new(registrations, made, config.timeout, bootstrap.timeout()))?;
+        let team = Self::of(Connections::new(stock, made, config.timeout, bootstrap.timeout()))?;
         let segment = |(at, part): (usize, OwnPart)| {
             let texts: Vec<_> = lines.iter().map(|line| replace::description(line, at)).collect();
             let segment = Segment::new(part, &texts, &team.inner.life)?;
