@@ -1,11 +1,12 @@
 //! Collectives in stream order: each round of each is checked to the last byte, then as many are posted ahead and timed.
 //!
 //! `cargo run --release --example collectives` has four threads as ranks (`--ranks N`); under `mpirun` or `srun` each process
-//! is one. On software streams and the software card; `--gpu N` with CUDA streams and GPU memory, `--system` on the system's
-//! first mlx5 card, `--rounds N` of each, `--size BYTES` of a block.
+//! is one. On software streams and the software card; `--gpu N` with CUDA streams and GPU memory, `--gpu 0,1`
+//! or `--gpu all` with ranks that take these GPUs in turn, `--system` on the system's first mlx5 card, `--rounds N` of each, `--size BYTES` of a block.
 
+use gdsync::cuda::{self, GpuList, Gpus};
 use gdsync::verbs::provider;
-use gdsync::{CudaStream, Device, ProtectionDomain, SoftStream, Stream, cuda};
+use gdsync::{CudaStream, Device, ProtectionDomain, SoftStream, Stream};
 use gdsync_notify::bootstrap::{Bootstrap, BootstrapError, Job};
 use gdsync_notify::collective::{Collective, CollectiveStream, Collectives, Element, Operation, Plan};
 use gdsync_notify::{Team, TeamConfig};
@@ -21,7 +22,7 @@ const LONG: Duration = Duration::from_secs(60);
 
 #[derive(Clone)]
 struct Options {
-    gpu: Option<u32>,
+    gpus: Option<Gpus>,
     system: bool,
     ranks: u32,
     rounds: u64,
@@ -29,19 +30,20 @@ struct Options {
 }
 
 fn options() -> Result<Options, Failure> {
-    let mut options = Options { gpu: None, system: false, ranks: 4, rounds: 300, size: 4096 };
+    let mut options = Options { gpus: None, system: false, ranks: 4, rounds: 300, size: 4096 };
     let mut arguments = std::env::args().skip(1);
     while let Some(option) = arguments.next() {
         let mut value = || arguments.next().ok_or_else(|| format!("{option} needs a value"));
         match &option[..] {
-            "--gpu" => options.gpu = Some(value()?.parse()?),
+            "--gpu" => options.gpus = Some(value()?.parse::<GpuList>()?.resolve()?),
             "--system" => options.system = true,
             "--ranks" => options.ranks = value()?.parse()?,
             "--rounds" => options.rounds = value()?.parse()?,
             "--size" => options.size = value()?.parse()?,
             _ => {
                 return Err(
-                    "usage: collectives [--gpu N] [--system] [--ranks N] [--rounds N] [--size BYTES]".into(),
+                    "usage: collectives [--gpu N,N...|all] [--system] [--ranks N] [--rounds N] [--size BYTES]"
+                        .into(),
                 );
             }
         }
@@ -167,7 +169,8 @@ fn take_part(bootstrap: Bootstrap, options: &Options) -> Result<(), Failure> {
     let (kinds, size) = (kinds(options.size), team.size());
     let len = kinds.iter().map(|what| what.bytes(size).next_multiple_of(64)).sum();
     let notifications = kinds.iter().map(|what| what.notifications(size)).sum();
-    let context = options.gpu.map(cuda::context).transpose()?;
+    let gpus = options.gpus.as_ref();
+    let context = gpus.map(|gpus| cuda::context(gpus.of_rank(team.rank()))).transpose()?;
     let segment = match &context {
         None => team.allocate(len, notifications)?,
         Some(context) => team.allocate_gpu(context, len, notifications)?,
@@ -178,11 +181,12 @@ fn take_part(bootstrap: Bootstrap, options: &Options) -> Result<(), Failure> {
     let (kind, times) = match &context {
         None => {
             let stream = Stream::new(SoftStream::new()?)?;
-            ("software streams", run(&team, &plans, &stream, options.rounds)?)
+            ("software streams".to_owned(), run(&team, &plans, &stream, options.rounds)?)
         }
         Some(context) => {
             let stream = Stream::new(CudaStream::new(context.new_stream()?)?)?;
-            ("CUDA streams and GPU memory", run(&team, &plans, &stream, options.rounds)?)
+            let gpus = gpus.map_or(String::new(), Gpus::to_string);
+            (format!("CUDA streams and GPU memory ({gpus})"), run(&team, &plans, &stream, options.rounds)?)
         }
     };
     // No rank leaves while others still send to it.

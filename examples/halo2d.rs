@@ -3,12 +3,13 @@
 //! 2 ranks. It runs merged and plain, and the result is, bit by bit, that of one rank alone.
 //!
 //! `cargo run --example halo2d`, on software streams; `-- --gpu 0`, with CUDA streams that ring and
-//! wait, while the CPU computes.
+//! wait, while the CPU computes; `-- --gpu 0,1` or `--gpu all` has the ranks take these GPUs in turn.
 
+use gdsync::cuda::{self, GpuList, Gpus};
 use gdsync::memop::MemOpStream;
 use gdsync::{
     Access, Batch, ConnectOptions, CudaStream, Device, MemoryRegion, ProtectionDomain, QueuePair,
-    QueuePairConfig, SoftStream, Stream, WorkRequest, cuda,
+    QueuePairConfig, SoftStream, Stream, WorkRequest,
 };
 use std::error::Error;
 use std::io::Write;
@@ -199,7 +200,7 @@ fn ranks() -> Result<Vec<Rank>, Failure> {
 
 /// Runs all ranks, each on a thread with a stream of its own. Returns the grid, and the memory
 /// operations of all.
-fn run(gpu: Option<u32>, merged: bool) -> Result<(Vec<f64>, usize), Failure> {
+fn run(gpus: Option<&Gpus>, merged: bool) -> Result<(Vec<f64>, usize), Failure> {
     let ranks = ranks()?;
     let on_software = |rank: &Rank| -> Result<usize, Failure> {
         let stream = Stream::new(SoftStream::new()?)?;
@@ -217,8 +218,11 @@ fn run(gpu: Option<u32>, merged: bool) -> Result<(Vec<f64>, usize), Failure> {
         })
     };
     let operations = std::thread::scope(|scope| {
-        let rank = |rank| scope.spawn(move || gpu.map_or_else(|| on_software(rank), |gpu| on_gpu(rank, gpu)));
-        let threads: Vec<_> = ranks.iter().map(rank).collect();
+        let rank = |(rank, number)| {
+            let gpu = gpus.map(|gpus| gpus.of_rank(number));
+            scope.spawn(move || gpu.map_or_else(|| on_software(rank), |gpu| on_gpu(rank, gpu)))
+        };
+        let threads: Vec<_> = ranks.iter().zip(0..).map(rank).collect();
         let results = threads.into_iter().map(|thread| thread.join().map_err(|_| "a rank panicked")?);
         results.sum::<Result<usize, Failure>>()
     })?;
@@ -232,16 +236,16 @@ fn run(gpu: Option<u32>, merged: bool) -> Result<(Vec<f64>, usize), Failure> {
 
 fn main() -> Result<(), Failure> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let gpu = match &arguments[..] {
+    let gpus = match &arguments[..] {
         [] => None,
-        [option, number] if option == "--gpu" => Some(number.parse()?),
-        _ => return Err("usage: halo2d [--gpu N]".into()),
+        [option, list] if option == "--gpu" => Some(list.parse::<GpuList>()?.resolve()?),
+        _ => return Err("usage: halo2d [--gpu N,N...|all]".into()),
     };
     let bits = |grid: &[f64]| grid.iter().map(|cell| cell.to_bits()).collect::<Vec<_>>();
     let expected = bits(&reference());
     let mut operations = Vec::new();
     for merged in [true, false] {
-        let (grid, taken) = run(gpu, merged)?;
+        let (grid, taken) = run(gpus.as_ref(), merged)?;
         if bits(&grid) != expected {
             return Err(format!("the grid differs from that of one rank (merged: {merged})").into());
         }
@@ -249,8 +253,9 @@ fn main() -> Result<(), Failure> {
     }
     writeln!(
         std::io::stdout(),
-        "{ITERATIONS} iterations on {} ranks, bit by bit as one rank alone: {} memory operations an exchange merged, {} plain",
+        "{ITERATIONS} iterations on {} ranks, streams of {}, bit by bit as one rank alone: {} memory operations an exchange merged, {} plain",
         RANKS * RANKS,
+        gpus.map_or("the software".to_owned(), |gpus| gpus.to_string()),
         operations[0],
         operations[1]
     )?;

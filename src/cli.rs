@@ -15,6 +15,7 @@ use crate::hca::{self, Hca};
 use crate::placement::Layout;
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
+use gdsync::cuda::GpuList;
 use gdsync::mapped::MappingBackend;
 use serde::{Deserialize, Serialize};
 use softhca::FaultPlan;
@@ -130,9 +131,11 @@ pub(crate) struct PingpongOptions {
     /// Path MTU: 256, 512, 1024, 2048 or 4096 [default: the largest that both ports take]
     #[arg(long, value_name = "BYTES", value_parser = values::mtu, allow_hyphen_values = true)]
     pub(crate) mtu: Option<u32>,
-    /// Keep messages in the memory of GPU N, and let a CUDA stream and kernels do the work
-    #[arg(long, value_name = "N", value_parser = values::ordinal, allow_hyphen_values = true)]
-    pub(crate) gpu: Option<u32>,
+    /// Keep messages in the memory of GPU N, and let a CUDA stream and kernels do the work; `N,M` has
+    /// the first side on GPU N and the second on GPU M, `all` on the GPUs of a machine with one or two
+    #[arg(long, value_name = "N[,M]", allow_hyphen_values = true)]
+    #[serde(with = "crate::gpus")]
+    pub(crate) gpu: Option<GpuList>,
     #[command(flatten)]
     pub(crate) layout: Layout,
     /// How a stream's doorbells reach the card
@@ -166,6 +169,7 @@ impl Cli {
         let cli = Self::try_parse_from(words)?;
         let conflict = match &cli.command {
             Command::Pingpong(options) => options.conflict(),
+            Command::Bench(options) => options.conflict(),
             _ => None,
         };
         conflict.map_or(Ok(cli), |text| Err(Self::command().error(ErrorKind::ArgumentConflict, text)))
@@ -208,7 +212,7 @@ impl PingpongOptions {
                 self.batch
             ));
         }
-        if let (None, Some(option)) = (self.gpu, self.layout.wants_gpu()) {
+        if let (None, Some(option)) = (&self.gpu, self.layout.wants_gpu()) {
             return Some(format!("--{option} gpu needs --gpu N, which says whose memory"));
         }
         if self.transport == Service::Ud && self.op != Operation::Send {

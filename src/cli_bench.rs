@@ -3,6 +3,7 @@
 use super::{Connections, values};
 use crate::hca::{self, Hca};
 use clap::{Args, ValueEnum};
+use gdsync::cuda::GpuList;
 use std::path::PathBuf;
 
 #[derive(Clone, Debug, Args)]
@@ -17,9 +18,10 @@ pub(crate) struct BenchOptions {
     /// Posts of each kind; for `fanout` at most, as it has 200 rounds at most
     #[arg(long, value_name = "N", default_value = "100000", value_parser = values::posts, allow_hyphen_values = true)]
     pub(crate) posts: u64,
-    /// The GPU to measure on [default: 0; for `exchange` none, which is on software streams]
-    #[arg(long, value_name = "N", value_parser = values::ordinal, allow_hyphen_values = true)]
-    pub(crate) gpu: Option<u32>,
+    /// The GPU to measure on [default: 0; for `exchange` none, which is on software streams]; for `exchange` and
+    /// `turnaround` also several, such as `0,1` or `all`: between every two of them
+    #[arg(long, value_name = "N[,N...]", allow_hyphen_values = true)]
+    pub(crate) gpu: Option<GpuList>,
     /// Where the word of `fanout` lies that the card writes for completions
     #[arg(long, value_enum, default_value_t = Memory::Host)]
     pub(crate) arrivals: Memory,
@@ -77,7 +79,19 @@ pub(crate) struct BenchScaleOptions {
 impl BenchOptions {
     /// The GPU of what is measured on a GPU only.
     pub(crate) fn gpu(&self) -> u32 {
-        self.gpu.unwrap_or(0)
+        self.gpu.as_ref().and_then(GpuList::single).unwrap_or(0)
+    }
+
+    /// What does not go together.
+    pub(super) fn conflict(&self) -> Option<String> {
+        let list = self.gpu.as_ref().filter(|list| list.single().is_none())?;
+        let takes_several = matches!(self.what, Benchmark::Exchange | Benchmark::Turnaround);
+        (!takes_several).then(|| {
+            format!(
+                "--gpu {list} is for `exchange` and `turnaround`, which measure between GPUs: for `{}`, name one GPU",
+                super::word(&self.what)
+            )
+        })
     }
 }
 
@@ -127,7 +141,8 @@ pub(crate) enum Benchmark {
     /// Two streams that send to each other and wait for it, in one process and between two, by the Rust and
     /// the C interface, against the same memory operations by hand
     Exchange,
-    /// Waking and posting on a GPU's stream, against the same memory operations written by hand
+    /// Waking and posting on a GPU's stream, against the same memory operations written by hand; with several GPUs,
+    /// streams of every two that wake each other, by words in host memory and in either GPU's
     Turnaround,
     /// How soon a GPU's stream is idle once its last write is seen, against the driver's calls alone
     Quiet,

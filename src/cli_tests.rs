@@ -39,7 +39,7 @@ fn counts_are_checked() {
         ("--procs", "3", "neither 1 nor 2"),
         ("--batch", "1025", "more than the 1024"),
         ("--gpu", "-1", "-1 is not the number of a GPU"),
-        ("--gpu", "all", "all is not the number of a GPU"),
+        ("--gpu", "0,x", "x is not the number of a GPU"),
         ("--gid-index", "-1", "-1 is not an index of a GID"),
         ("--mtu", "1500", "1500 is none of 256, 512"),
         ("--liberties", "-1", "it begins with a seed"),
@@ -75,10 +75,13 @@ fn options_that_do_not_go_together_are_refused() {
         assert!(message.contains(said) && !message.contains('\n'), "{arguments:?}: {message}");
     }
     let options = parse(&["--gpu", "3", "--batch", "120", "--doorbells", "proxy"]).unwrap();
-    assert_eq!((options.gpu, options.doorbells), (Some(3), DoorbellChoice::Proxy));
+    assert_eq!((options.gpu, options.doorbells), (Some(3.into()), DoorbellChoice::Proxy));
+    for list in ["all", "0,1", "0,0"] {
+        assert_eq!(parse(&["--gpu", list]).unwrap().gpu, Some(list.parse().unwrap()));
+    }
     assert!(parse(&["--trigger", "cpu", "--batch", "1024"]).is_ok());
     let options = parse(&["--gpu", "2", "--cq", "gpu", "--wq", "stand-in"]).unwrap();
-    let placement = options.layout.placement(options.gpu);
+    let placement = options.layout.placement(Some(2));
     let (gpu, stand_in) = (gdsync::cuda::Placement::Gpu(2), gdsync::cuda::Placement::StandIn);
     assert_eq!(placement, gdsync::cuda::QueuePlacement::HOST.completions(gpu).work(stand_in));
 }
@@ -95,6 +98,25 @@ fn posts_have_a_limit() {
         let message = posts(text).unwrap_err();
         assert!(message.contains(&format!("{text} is more than the 281474976710656 posts")), "{message}");
     }
+}
+
+#[test]
+fn benchmarks_are_on_one_gpu_but_for_those_between_gpus() {
+    let bench = |what: &str, list: &str| match Cli::parse_words(["gdsync", "bench", what, "--gpu", list]) {
+        Ok(Cli { command: Command::Bench(options) }) => Ok(options.gpu()),
+        Ok(other) => Err(format!("{other:?}")),
+        Err(error) => Err(one_line(&error.to_string())),
+    };
+    assert_eq!((bench("memops", "3"), bench("exchange", "3")), (Ok(3), Ok(3)));
+    for list in ["0,1", "0,0", "all"] {
+        assert!(bench("exchange", list).is_ok() && bench("turnaround", list).is_ok());
+        let message = bench("memops", list).unwrap_err();
+        assert!(
+            message.contains(&format!("--gpu {list} is for")) && message.contains("`memops`"),
+            "{message}"
+        );
+    }
+    assert!(bench("memops", "x").unwrap_err().contains("x is not the number of a GPU"));
 }
 
 #[test]

@@ -11,6 +11,7 @@ mod doctor;
 mod explain;
 mod failure;
 mod fault_plan;
+mod gpus;
 mod hca;
 mod log;
 mod mapped;

@@ -4,10 +4,11 @@
 //!
 //! `mpirun -n 4 target/release/examples/ring`, or `srun`; alone, `cargo run --release --example
 //! ring` starts four processes itself. On software streams and the software card; `--gpu N` with
-//! CUDA streams and GPU memory, `--system` on the system's first mlx5 card, `--rounds N` and
+//! CUDA streams and GPU memory, `--gpu 0,1` and `--gpu all` with a rank to each of these GPUs (and alone
+//! as many processes, `mpirun`'s ranks take the list in turn), `--system` on the system's first mlx5 card, `--rounds N` and
 //! `--size BYTES`.
 
-use gdsync::cuda::{self, GpuMemory};
+use gdsync::cuda::{self, GpuList, GpuMemory, Gpus};
 use gdsync::memop::MemOpStream;
 use gdsync::verbs::{GpuMemoryRegion, provider};
 use gdsync::{
@@ -30,23 +31,23 @@ const WINDOW: usize = 8;
 const LONG: Duration = Duration::from_secs(20);
 
 struct Options {
-    gpu: Option<u32>,
+    gpus: Option<Gpus>,
     system: bool,
     rounds: usize,
     size: usize,
 }
 
 fn options() -> Result<Options, Failure> {
-    let mut options = Options { gpu: None, system: false, rounds: 1000, size: 4096 };
+    let mut options = Options { gpus: None, system: false, rounds: 1000, size: 4096 };
     let mut arguments = std::env::args().skip(1);
     while let Some(option) = arguments.next() {
         let mut value = || arguments.next().ok_or_else(|| format!("{option} needs a value"));
         match &option[..] {
-            "--gpu" => options.gpu = Some(value()?.parse()?),
+            "--gpu" => options.gpus = Some(value()?.parse::<GpuList>()?.resolve()?),
             "--system" => options.system = true,
             "--rounds" => options.rounds = value()?.parse()?,
             "--size" => options.size = value()?.parse()?,
-            _ => return Err("usage: ring [--gpu N] [--system] [--rounds N] [--size BYTES]".into()),
+            _ => return Err("usage: ring [--gpu N,N...|all] [--system] [--rounds N] [--size BYTES]".into()),
         }
     }
     Ok(options)
@@ -110,6 +111,11 @@ struct Ring {
     bytes: usize,
 }
 
+/// The GPU of a rank.
+fn gpu_of(options: &Options, rank: u32) -> Option<u32> {
+    options.gpus.as_ref().map(|gpus| gpus.of_rank(rank))
+}
+
 impl Ring {
     fn new(bootstrap: &mut Bootstrap, options: &Options) -> Result<Ring, Failure> {
         let device = match options.system {
@@ -132,7 +138,7 @@ impl Ring {
         };
         next.connect(&endpoint((rank + 1) % size, 1)?, ConnectOptions::default())?;
         before.connect(&endpoint((rank + size - 1) % size, 0)?, ConnectOptions::default())?;
-        let memory = Memory::new(&pd, options.gpu, 3 * WINDOW * options.size)?;
+        let memory = Memory::new(&pd, gpu_of(options, rank), 3 * WINDOW * options.size)?;
         let ring = Ring { memory, next, before, rank, size, bytes: options.size };
         ring.receive(0, WINDOW.min(options.rounds))?;
         // No rank sends before all can receive.
@@ -205,15 +211,16 @@ fn take_part(job: &Job, options: &Options) -> Result<(), Failure> {
     let mut bootstrap = Bootstrap::join(job, LONG)?;
     let ring = Ring::new(&mut bootstrap, options)?;
     let started = Instant::now();
-    let kind = match options.gpu {
+    let kind = match gpu_of(options, job.rank()) {
         None => {
             ring.run(&Stream::new(SoftStream::new()?)?, options.rounds)?;
-            "software streams"
+            "software streams".to_owned()
         }
         Some(gpu) => {
             let stream = CudaStream::new(cuda::context(gpu)?.new_stream()?)?;
             ring.run(&Stream::new(stream)?, options.rounds)?;
-            "CUDA streams and GPU memory"
+            let gpus = options.gpus.as_ref().map_or(String::new(), Gpus::to_string);
+            format!("CUDA streams and GPU memory ({gpus})")
         }
     };
     // No rank leaves while others still send to it.
@@ -231,15 +238,17 @@ fn take_part(job: &Job, options: &Options) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Four processes of this program, as a launcher would start them.
-fn launch() -> Result<(), Failure> {
+/// Processes of this program, as a launcher would start them: one to a GPU where several are named.
+fn launch(options: &Options) -> Result<(), Failure> {
+    let named = options.gpus.as_ref().map_or(0, |gpus| gpus.numbers().len());
+    let own = if named > 1 { u32::try_from(named)? } else { OWN };
     let start = |rank: u32| -> Result<Child, Failure> {
         let mut command = Command::new(std::env::current_exe()?);
         command.args(std::env::args_os().skip(1));
-        command.env("GDSYNC_RANK", rank.to_string()).env("GDSYNC_SIZE", OWN.to_string());
+        command.env("GDSYNC_RANK", rank.to_string()).env("GDSYNC_SIZE", own.to_string());
         Ok(command.env("GDSYNC_JOB", format!("ring-{}", std::process::id())).spawn()?)
     };
-    let mut running = (0..OWN).map(start).collect::<Result<Vec<_>, _>>()?;
+    let mut running = (0..own).map(start).collect::<Result<Vec<_>, _>>()?;
     let mut failed = false;
     while !running.is_empty() {
         let mut left = Vec::new();
@@ -261,7 +270,7 @@ fn main() -> Result<(), Failure> {
     let options = options()?;
     match Job::from_env() {
         Ok(job) => take_part(&job, &options),
-        Err(BootstrapError::NoLauncher) => launch(),
+        Err(BootstrapError::NoLauncher) => launch(&options),
         Err(error) => Err(error.into()),
     }
 }

@@ -3,6 +3,7 @@
 use crate::driver::{self, DriverError, check};
 use cudarc::driver::sys;
 use std::ffi::CStr;
+use std::fmt;
 
 /// Room for a name, or for a PCI address (`cuDeviceGetPCIBusId` wants at least 13 bytes), and the
 /// zero behind it.
@@ -93,6 +94,37 @@ impl Gpu {
         Ok(value)
     }
 
+    /// True where streams and kernels of this GPU can be given access to the memory of another one
+    /// (`cuDeviceCanAccessPeer`). A GPU is no peer of itself.
+    ///
+    /// # Errors
+    /// [`DriverError::Call`], and as [`driver::initialise`].
+    pub fn can_access(self, peer: Gpu) -> Result<bool, DriverError> {
+        driver::initialise()?;
+        let mut can = 0;
+        // SAFETY: `can` is a valid place; the driver checks the handles.
+        check("cuDeviceCanAccessPeer", unsafe { sys::cuDeviceCanAccessPeer(&mut can, self.0, peer.0) })?;
+        Ok(can != 0)
+    }
+
+    /// One of the driver's attributes of the way from this GPU to a peer.
+    ///
+    /// # Errors
+    /// [`DriverError::Call`], and as [`driver::initialise`].
+    pub fn peer_attribute(
+        self,
+        peer: Gpu,
+        attribute: sys::CUdevice_P2PAttribute,
+    ) -> Result<i32, DriverError> {
+        driver::initialise()?;
+        let mut value = 0;
+        // SAFETY: `value` is a valid place; the driver checks the handles.
+        check("cuDeviceGetP2PAttribute", unsafe {
+            sys::cuDeviceGetP2PAttribute(&mut value, attribute, self.0, peer.0)
+        })?;
+        Ok(value)
+    }
+
     /// True where the driver makes dma-bufs of this GPU's memory.
     pub(crate) fn makes_dma_bufs(self) -> bool {
         self.attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED)
@@ -105,6 +137,14 @@ impl Gpu {
         use sys::CUdevice_attribute as A;
         self.attribute(A::CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES)
             .is_ok_and(|value| value != 0)
+    }
+}
+
+/// `GPU 1 (NVIDIA H200)`; the number alone where the driver does not say the name.
+impl fmt::Display for Gpu {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "GPU {}", self.0)?;
+        self.name().map_or(Ok(()), |name| write!(f, " ({name})"))
     }
 }
 
@@ -128,11 +168,19 @@ mod tests {
     fn a_handle_that_no_driver_knows_is_an_error() {
         let gpu = Gpu::from_device(1 << 20);
         let attribute = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED;
-        for refused in [gpu.name().err(), gpu.pci_address().err(), gpu.attribute(attribute).err()] {
+        let rank = sys::CUdevice_P2PAttribute::CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK;
+        for refused in [
+            gpu.name().err(),
+            gpu.pci_address().err(),
+            gpu.attribute(attribute).err(),
+            gpu.can_access(gpu).err(),
+            gpu.peer_attribute(gpu, rank).err(),
+        ] {
             match refused {
                 Some(DriverError::NoDriver | DriverError::TooOld { .. } | DriverError::Call { .. }) => {}
                 other => panic!("{other:?}"),
             }
         }
+        assert_eq!(gpu.to_string(), format!("GPU {}", 1 << 20));
     }
 }

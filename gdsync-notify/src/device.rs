@@ -159,7 +159,7 @@ impl Table {
         Ok(match self {
             Table::Pinned(memory) => device.translate(memory.addr(), memory.len())?.get(),
             Table::Gpu(memory) => {
-                device.reaches(memory)?;
+                device.owns(memory)?;
                 memory.address()
             }
         })
@@ -332,7 +332,7 @@ impl Segment {
                 (address, region.lkey(), device.caps().host_atomics)
             }
             SegmentMemory::Gpu(region) => {
-                device.reaches(region.memory())?;
+                device.owns(region.memory())?;
                 (region.memory().address(), region.lkey(), true)
             }
         };

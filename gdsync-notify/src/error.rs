@@ -1,7 +1,7 @@
 //! Errors of notified writes.
 
 use crate::bootstrap::BootstrapError;
-use gdsync::cuda::CudaError;
+use gdsync::cuda::{CudaError, Gpu};
 use gdsync::device::DeviceQpError;
 use gdsync::memop::{StreamError, WordError};
 use gdsync::memory::OutOfBounds;
@@ -160,7 +160,8 @@ pub enum NotifyError {
     /// The CPU, or a running kernel, might see a notification before the data that the card wrote
     /// earlier.
     #[error(
-        "GPU {gpu} does not show a card's writes in order to the CPU and to running kernels: wait for the notification on a stream, or use a segment in host memory"
+        "{} does not show a card's writes in order to the CPU and to running kernels: wait for the notification on a stream, or use a segment in host memory",
+        Gpu::from_device(*.gpu)
     )]
     Consistency {
         /// The GPU.

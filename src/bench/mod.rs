@@ -2,6 +2,7 @@
 
 mod alltoall;
 mod batch;
+mod between;
 mod card;
 mod checked;
 mod cq;
@@ -43,6 +44,9 @@ pub(crate) fn run(options: &BenchOptions) -> Result<(), Failure> {
         Benchmark::Batch => batch::run(options),
         Benchmark::Memops => memops::run(options),
         Benchmark::Plan => plan::run(options),
+        Benchmark::Turnaround if options.gpu.as_ref().is_some_and(|list| list.single().is_none()) => {
+            between::run(options)
+        }
         Benchmark::Turnaround => turnaround::run(options),
         Benchmark::Quiet => quiet::run(options),
         Benchmark::Graph => graph::run(options),

@@ -53,6 +53,19 @@ pub(super) struct Cuda {
     /// As `cuDriverGetVersion` counts.
     pub(super) version: u32,
     pub(super) gpus: Vec<Gpu>,
+    /// What each reaches of each other, where the driver says it.
+    #[serde(default)]
+    pub(super) peers: Vec<Peer>,
+}
+
+/// What streams of one GPU can do with the memory of another.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Peer {
+    pub(super) from: u32,
+    pub(super) to: u32,
+    pub(super) access: bool,
+    /// Atomic operations there are one step: so over NVLink.
+    pub(super) atomics: bool,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -121,8 +134,11 @@ impl Libraries {
 
 fn ask_cuda() -> Answer<Cuda> {
     let answer = || -> Result<Cuda, CudaError> {
-        let gpus: Result<_, _> = (0..cuda::device_count()?).map(gpu).collect();
-        Ok(Cuda { version: cuda::driver_version()?, gpus: gpus? })
+        let count = cuda::device_count()?;
+        let gpus: Result<_, _> = (0..count).map(gpu).collect();
+        let pairs = (0..count).flat_map(|from| (0..count).map(move |to| (from, to)));
+        let peers = pairs.filter(|(from, to)| from != to).filter_map(peer).collect();
+        Ok(Cuda { version: cuda::driver_version()?, gpus: gpus?, peers })
     };
     // `CUDA_ERROR_NO_DEVICE`: cuInit returns it where there is a driver but no GPU.
     const NO_DEVICE: u32 = 100;
@@ -160,6 +176,11 @@ fn gpu(ordinal: u32) -> Result<Gpu, CudaError> {
         dma_buf: capabilities.dma_buf,
         mps: capabilities.mps,
     })
+}
+
+fn peer((from, to): (u32, u32)) -> Option<Peer> {
+    let says = cuda::peer_capabilities(from, to).ok()?;
+    Some(Peer { from, to, access: says.access, atomics: says.atomics })
 }
 
 fn ask_verbs() -> Answer<Verbs> {

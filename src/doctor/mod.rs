@@ -9,6 +9,7 @@ mod driver;
 mod libraries;
 mod machine;
 mod parse;
+mod peers;
 mod platform;
 mod rdma;
 mod registration;
@@ -46,9 +47,9 @@ pub(crate) fn run(options: &DoctorOptions) -> Result<ExitCode, Failure> {
 
 fn examine(tree: &Tree, libraries: &Libraries) -> Report {
     let machine = Machine::survey(tree, libraries);
-    let paths = topology::paths(&machine);
+    let (paths, pairs) = (topology::paths(&machine), peers::pairs(&machine));
     let family = |family, checks| Family { family, checks };
-    let families = vec![
+    let families = [
         family("GPU", driver::checks(&machine)),
         family("GPU memory", registration::checks(&machine)),
         family("Cards", [rdma::checks(&machine), waits::checks(&machine)].concat()),
@@ -56,8 +57,9 @@ fn examine(tree: &Tree, libraries: &Libraries) -> Report {
             "PCI Express",
             [platform::checks(&machine, &paths), topology::checks(&machine, &paths)].concat(),
         ),
+        family("Between GPUs", peers::checks(&machine, &pairs)),
     ];
-    Report::new(families, paths)
+    Report::new(families.into_iter().filter(|family| !family.checks.is_empty()).collect(), paths, pairs)
 }
 
 /// A library's error without the remedy that follows it: the check words its own remedy.

@@ -1,6 +1,7 @@
 //! The doctor's report as text.
 
 use super::check::{Check, Status};
+use super::peers::Pair;
 use super::topology::Path;
 use crate::text;
 use serde::Serialize;
@@ -17,6 +18,8 @@ pub(super) struct Report {
     families: Vec<Family>,
     /// Every pair of GPU and card.
     paths: Vec<Path>,
+    /// Every two GPUs.
+    pairs: Vec<Pair>,
     summary: Summary,
 }
 
@@ -29,7 +32,7 @@ struct Summary {
 }
 
 impl Report {
-    pub(super) fn new(families: Vec<Family>, paths: Vec<Path>) -> Self {
+    pub(super) fn new(families: Vec<Family>, paths: Vec<Path>, pairs: Vec<Pair>) -> Self {
         let mut summary = Summary::default();
         for check in families.iter().flat_map(|family| &family.checks) {
             *match check.status {
@@ -39,7 +42,7 @@ impl Report {
                 Status::Fail => &mut summary.fail,
             } += 1;
         }
-        Report { families, paths, summary }
+        Report { families, paths, pairs, summary }
     }
 
     /// True where something is there that does not work.
@@ -67,9 +70,35 @@ impl Report {
             line("\nPaths".to_owned());
             line(self.matrix().trim_end().to_owned());
         }
+        if !self.pairs.is_empty() {
+            line("\nAccess between GPUs".to_owned());
+            line(self.access().trim_end().to_owned());
+        }
         let Summary { pass, warn, fail, skip } = self.summary;
         line(format!("\n{pass} pass, {warn} warn, {fail} fail, {skip} skipped"));
         out
+    }
+
+    /// A row and a column for each GPU.
+    fn access(&self) -> String {
+        let mut gpus: Vec<&str> = Vec::new();
+        for gpu in self.pairs.iter().flat_map(|pair| &pair.gpus) {
+            if !gpus.contains(&gpu.as_str()) {
+                gpus.push(gpu);
+            }
+        }
+        let mark = |row: &str, column: &str| {
+            let of = |pair: &&Pair| pair.gpus.iter().all(|gpu| gpu == row || gpu == column);
+            let pair = self.pairs.iter().find(of).filter(|_| row != column);
+            pair.map_or_else(|| "X".to_owned(), Pair::mark)
+        };
+        let row = |gpu: &&str| {
+            let marks = gpus.iter().map(|column| mark(gpu, column));
+            std::iter::once((*gpu).to_owned()).chain(marks).collect()
+        };
+        let rows: Vec<Vec<String>> = gpus.iter().map(row).collect();
+        let header: Vec<&str> = std::iter::once("").chain(gpus.iter().copied()).collect();
+        text::table(&header, &rows)
     }
 
     /// A row for each GPU, a column for each card.

@@ -47,10 +47,6 @@ pub(super) trait Driver {
 
     /// How the doorbells of a queue pair reach the card.
     fn doorbells(&self, queue_pair: &QueuePair) -> Result<Doorbells, StreamError>;
-    /// The name of the GPU, where one does the work.
-    fn gpu(&self) -> Option<&str> {
-        None
-    }
 }
 
 /// A stream on a backend, with the options that concern it.

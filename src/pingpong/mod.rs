@@ -32,9 +32,11 @@ pub(crate) fn run(options: &PingpongOptions) -> Result<(), Failure> {
         child::with_channels()?;
     }
     take_liberties(options)?;
-    // Before the other process starts, so that a missing GPU is reported once. Kept: both sides of
-    // one process use it.
-    let _context = options.gpu.map(gdsync::cuda::context).transpose()?;
+    // Before the other process starts, so that a missing GPU is reported once. Kept: what this process
+    // uses of them.
+    let sides = gpus_of_sides(options)?;
+    let own = sides.iter().flatten().take(if options.procs == 1 { 2 } else { 1 });
+    let _contexts = own.map(|gpu| gdsync::cuda::context(*gpu)).collect::<Result<Vec<_>, _>>()?;
     let report = if options.procs == 2 { with_process(options) } else { with_thread(options) }?;
     text::print(options.json, &report, || report.table())
 }
@@ -49,6 +51,12 @@ pub(crate) fn run_peer() -> Result<(), Failure> {
     take_liberties(&options)?;
     let channel = Channel::new(io::stdin(), io::stdout());
     side::play(&options, 1, channel).map(drop)
+}
+
+/// The GPU of each side, where there are any.
+fn gpus_of_sides(options: &PingpongOptions) -> Result<Option<[u32; 2]>, Failure> {
+    let Some(list) = &options.gpu else { return Ok(None) };
+    crate::gpus::of_sides(&list.resolve()?).map(Some)
 }
 
 /// Gives the software cards of this process the liberties that are asked for.

@@ -2,17 +2,17 @@
 
 use super::timing::Timing;
 use crate::cli::{self, Operation, PingpongOptions, QueueChoice, Service, Trigger};
+use crate::failure::Failure;
 use crate::placement::Layout;
 use crate::text;
+use gdsync::cuda;
 use serde::Serialize;
 use std::time::Duration;
 
 /// What was measured, and where.
 pub(super) struct Measured<'a> {
     pub(super) card: &'a str,
-    pub(super) gpu: Option<&'a str>,
-    /// Processes share that GPU by MPS; none where its driver does not say.
-    pub(super) mps: Option<bool>,
+    pub(super) gpus: Option<GpusOfSides>,
     pub(super) doorbells: String,
     pub(super) timing: &'a Timing,
     /// Elapsed time and CPU time of the measured exchanges, as the CPU sees them: prepared,
@@ -20,6 +20,32 @@ pub(super) struct Measured<'a> {
     pub(super) usage: (Duration, Duration),
     /// Memory operations of the stream, warm-up included.
     pub(super) operations: u64,
+}
+
+/// The GPUs of the two sides.
+pub(super) struct GpusOfSides {
+    sides: [u32; 2],
+    names: [String; 2],
+    /// Processes share the GPU by MPS; none where each side has a GPU, or where its driver does not
+    /// say.
+    mps: Option<bool>,
+}
+
+impl GpusOfSides {
+    pub(super) fn describe(sides: [u32; 2]) -> Result<Self, Failure> {
+        let [first, second] = [cuda::describe(sides[0])?, cuda::describe(sides[1])?];
+        let mps = first.capabilities.mps.filter(|_| sides[0] == sides[1]);
+        Ok(GpusOfSides { sides, names: [first.name, second.name], mps })
+    }
+
+    fn text(&self) -> String {
+        let ([first, second], [name, other]) = (self.sides, &self.names);
+        if first == second {
+            format!("{name} (GPU {first} for both sides)")
+        } else {
+            format!("GPU {first} ({name}) and GPU {second} ({other}), a side each")
+        }
+    }
 }
 
 /// The result, in the words of the JSON form.
@@ -30,8 +56,10 @@ pub(super) struct Report {
     op: Operation,
     procs: u64,
     trigger: Trigger,
-    /// The GPU that triggers, and that has the messages in its memory.
+    /// The GPUs that trigger, and that have the messages in their memory.
     gpu: Option<String>,
+    /// Their numbers, one for each side.
+    gpus: Option<[u32; 2]>,
     /// Whether processes share it by MPS. Two that do not are served in turn, each for a time slice.
     mps: Option<bool>,
     /// How doorbells reach the card; `card` where the stream rings none.
@@ -76,8 +104,9 @@ impl Report {
             op: options.op,
             procs: options.procs,
             trigger: options.trigger,
-            gpu: measured.gpu.map(str::to_owned),
-            mps: measured.mps,
+            gpu: measured.gpus.as_ref().map(GpusOfSides::text),
+            gpus: measured.gpus.as_ref().map(|gpus| gpus.sides),
+            mps: measured.gpus.and_then(|gpus| gpus.mps),
             doorbells: measured.doorbells,
             queues: options.queues,
             layout: options.layout,
@@ -116,7 +145,7 @@ impl Report {
             if self.procs == 2 { "two processes" } else { "two sides of one process" },
             self.card,
             cli::word(&self.trigger),
-            self.gpu.as_ref().map_or(String::new(), |gpu| format!(" of {gpu}, messages in its memory")),
+            self.gpu.as_ref().map_or(String::new(), |gpu| format!(" of {gpu}, messages in GPU memory")),
             self.sharing(),
             self.doorbells,
             if self.queues == QueueChoice::Devx { ", queues made by commands" } else { "" },
@@ -148,5 +177,18 @@ impl Report {
             format!("{:.2}", self.memory_operations_per_iteration),
         ];
         heading + &text::table(&header, &[row])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_side_each_and_one_gpu_for_both_are_told_apart() {
+        let text =
+            |sides| GpusOfSides { sides, names: ["H200".to_owned(), "H100".to_owned()], mps: None }.text();
+        assert_eq!(text([0, 0]), "H200 (GPU 0 for both sides)");
+        assert_eq!(text([0, 1]), "GPU 0 (H200) and GPU 1 (H100), a side each");
     }
 }

@@ -10,7 +10,7 @@ use super::findings::Findings;
 use super::gpu::GpuDriver;
 use super::host::HostDriver;
 use super::progress::Progress;
-use super::report::{Measured, Report};
+use super::report::{GpusOfSides, Measured, Report};
 use super::timing::Usage;
 use super::watch::Watch;
 use crate::cli::{self, DoorbellChoice, Operation, PingpongOptions, Service};
@@ -50,6 +50,8 @@ pub(super) fn play(options: &PingpongOptions, rank: u64, mut channel: Channel) -
 struct Side {
     options: PingpongOptions,
     rank: u64,
+    /// The GPU of each side.
+    gpus: Option<[u32; 2]>,
     card: String,
     connection: Arc<Connection>,
     datagrams: Option<Datagrams>,
@@ -89,14 +91,16 @@ impl Side {
         // next is prepared.
         let config = QueuePairConfig::default().send_depth(4 * window).recv_depth(2 * window);
         let config = config.port(port).gid_index(options.gid_index).transport(options.transport.into());
-        let config = config.placement(options.layout.placement(options.gpu));
+        let gpus = super::gpus_of_sides(options)?;
+        let gpu = gpus.map(|gpus| gpus[rank as usize % 2]);
+        let config = config.placement(options.layout.placement(gpu));
         let config = config.queues(options.queues.into());
         let by_card = options.doorbells == DoorbellChoice::Card;
         let trigger = by_card.then(|| Trigger::new(&pd)).transpose()?;
         let config = trigger.as_ref().map_or(config, |trigger| config.trigger(trigger));
         let queue_pair = QueuePair::new(&pd, config)?;
         let findings = Findings::new(options.warmup);
-        let driver = driver(options, rank, &pd, &findings)?;
+        let driver = driver(options, (rank, gpu), &pd, &findings)?;
         let flag = MemoryRegion::allocate(&pd, 4, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
         channel.send(&Message::Hello {
             endpoint: queue_pair.endpoint()?.to_string(),
@@ -117,6 +121,7 @@ impl Side {
         let side = Side {
             options: options.clone(),
             rank,
+            gpus,
             card,
             connection: Arc::new(connection),
             datagrams,
@@ -355,9 +360,8 @@ impl Side {
         let (before, after) = self.usage.ok_or("nothing was measured")?;
         let measured = Measured {
             card: &self.card,
-            gpu: self.driver.gpu(),
-            mps: match self.options.gpu {
-                Some(ordinal) => gdsync::cuda::describe(ordinal)?.capabilities.mps,
+            gpus: match self.gpus {
+                Some(sides) => Some(GpusOfSides::describe(sides)?),
                 None => None,
             },
             doorbells: match self.options.doorbells {
@@ -375,12 +379,12 @@ impl Side {
 /// The driver that the options ask for, with everything allocated that it will need.
 fn driver(
     options: &PingpongOptions,
-    rank: u64,
+    (rank, gpu): (u64, Option<u32>),
     pd: &ProtectionDomain,
     findings: &Findings,
 ) -> Result<Box<dyn Driver>, Failure> {
     let findings = findings.clone();
-    Ok(match (options.gpu, options.trigger) {
+    Ok(match (gpu, options.trigger) {
         (Some(ordinal), _) => Box::new(GpuDriver::new(ordinal, options, rank, pd, findings)?),
         (None, cli::Trigger::Stream) => {
             Box::new(HostDriver::new(SoftStream::new()?, options, rank, pd, findings)?)

@@ -103,7 +103,7 @@ fn of_stream(error: &StreamError) -> c_int {
 fn of_cuda(error: &CudaError) -> c_int {
     match error {
         CudaError::Driver(DriverError::NoDriver | DriverError::NoDevice { .. }) => libc::ENODEV,
-        CudaError::Unreachable { .. } => libc::EFAULT,
+        CudaError::Unreachable { .. } | CudaError::NoPeerAccess { .. } => libc::EFAULT,
         CudaError::OtherThread | CudaError::Capturing => libc::EINVAL,
         _ => libc::EIO,
     }

@@ -2,6 +2,7 @@
 
 use crate::collective::element::Element;
 use crate::error::NotifyError;
+use gdsync::cuda::Gpu;
 use gdsync::memop::StreamError;
 use gdsync::stream::PostFailure;
 
@@ -78,13 +79,14 @@ pub enum CollectiveError {
     RawStream,
     /// A reduction on a stream of another GPU than the plan's.
     #[error(
-        "the stream is of GPU {stream}, and the plan reduces on GPU {kernel}: post it on a stream of that one"
+        "the stream is of {}, and the plan reduces on {}, or in another context on it: post it on a stream of that one",
+        Gpu::from_device(*.stream), Gpu::from_device(*.kernel)
     )]
     OtherGpu {
         /// That of the stream.
-        stream: usize,
+        stream: i32,
         /// That of the plan.
-        kernel: usize,
+        kernel: i32,
     },
     /// A reduction could not reach its memory: the output of a round is not there.
     #[error(

@@ -115,8 +115,8 @@ impl Kernel {
             None => Err(CollectiveError::RawStream),
             Some(stream) if stream.context().cu_ctx() != self.context.cu_ctx() => {
                 Err(CollectiveError::OtherGpu {
-                    stream: stream.context().ordinal(),
-                    kernel: self.context.ordinal(),
+                    stream: stream.context().cu_device(),
+                    kernel: self.context.cu_device(),
                 })
             }
             Some(_) => Ok(()),

@@ -10,6 +10,7 @@ mod fetches;
 mod gpu_collectives;
 mod gpu_notify;
 mod gpu_registered;
+mod gpu_several;
 mod many;
 mod notify;
 mod notify_device;

@@ -8,12 +8,13 @@ use super::gate::{Busy, Gate, Submitting};
 use super::handle::StreamHandle;
 #[cfg(feature = "software-card")]
 use super::noted::Noted;
+use super::peers::{Peers, not_enabled};
 use crate::memory::peer_map::{MapError, PeerMap, Registered, Registrar};
 use crate::memory::spans::Kind;
 use crate::memory::{HostAddr, StreamAddr, left_behind};
 use cudarc::driver::{CudaContext, sys};
 use gdsync_gdr::driver::{self, DriverError};
-use gdsync_gdr::{Context, Entered};
+use gdsync_gdr::{Context, Entered, Gpu};
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -23,6 +24,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 struct Pages {
     raw: Context,
     ordinal: i32,
+    peers: Arc<Peers>,
 }
 
 /// How many contexts know pages that we registered. Registered pages are every context's
@@ -31,22 +33,22 @@ static REGISTERED: Mutex<BTreeMap<u64, u32>> = Mutex::new(BTreeMap::new());
 
 impl Registrar for Pages {
     fn register(&self, base: u64, len: u64, kind: Kind) -> Result<Registered, String> {
-        if let Kind::Gpu { ordinal, address } = kind {
-            let other = || format!("it is memory of GPU {ordinal}, and the stream is GPU {}'s", self.ordinal);
-            return (ordinal == self.ordinal)
+        if let Kind::Gpu { ordinal, context, address } = kind {
+            return (ordinal == self.ordinal || self.peers.reaches(context))
                 .then_some(Registered { device: address, owned: false })
-                .ok_or_else(other);
+                .ok_or_else(|| not_enabled(self.ordinal, ordinal).to_string());
         }
-        let _entered = self.raw.enter().map_err(|error| error.to_string())?;
+        let gpu = Gpu::from_device(self.ordinal);
+        let _entered = self.raw.enter().map_err(|error| format!("{gpu}: {error}"))?;
         let _mode = CaptureModeGuard::relaxed();
         let registers = matches!(kind, Kind::Registers { .. });
         let mut known = lock(&REGISTERED);
         let owned = known.contains_key(&base)
             || register_pages(base, len, kind == Kind::Registers { mmio: true }).map_err(|error| match error {
                 CudaError::Driver(DriverError::Call { call, code, name }) if registers => format!(
-                    "{call} of a page of doorbell registers failed: {name} ({code}); it needs root, or the NVIDIA driver's registry key PeerMappingOverride=1"
+                    "{gpu}: {call} of a page of doorbell registers failed: {name} ({code}); it needs root, or the NVIDIA driver's registry key PeerMappingOverride=1"
                 ),
-                other => other.to_string(),
+                other => format!("{gpu}: {other}"),
             })?;
         if owned {
             *known.entry(base).or_default() += 1;
@@ -67,8 +69,13 @@ impl Registrar for Pages {
                 if owned {
                     self.unregister(base);
                 }
-                Err(other
-                    .map_or_else(|error| error.to_string(), |_| "only a part of it is registered".to_owned()))
+                Err(match other {
+                    Err(error) if !owned => format!(
+                        "{gpu}: {error}: the program has registered it for one context only, where it needs CU_MEMHOSTREGISTER_PORTABLE"
+                    ),
+                    Err(error) => format!("{gpu}: {error}"),
+                    Ok(_) => "only a part of it is registered".to_owned(),
+                })
             }
         }
     }
@@ -81,16 +88,22 @@ impl Registrar for Pages {
             return;
         }
         known.remove(&base);
-        let result = self.raw.enter().map_err(CudaError::from).and_then(|_entered| {
-            let _mode = CaptureModeGuard::relaxed();
-            // SAFETY: registered by us, once.
-            check("cuMemHostUnregister", unsafe { sys::cuMemHostUnregister(base as *mut libc::c_void) })
-        });
-        if let Err(error) = result {
-            // A context that is lost has forgotten everything.
+        let Err(error) = unregister_pages(self.raw, base) else { return };
+        // A context that is lost has forgotten everything, but the others know the pages still.
+        let others = GpuContext::all();
+        let mut others = others.iter().filter(|other| other.raw != self.raw);
+        if !others.any(|other| unregister_pages(other.raw, base).is_ok()) {
             tracing::debug!(%error, base, "pages were not unregistered");
         }
     }
+}
+
+/// Unregisters pages, from a context that knows them.
+fn unregister_pages(context: Context, base: u64) -> Result<(), CudaError> {
+    let _entered = context.enter()?;
+    let _mode = CaptureModeGuard::relaxed();
+    // SAFETY: registered by us, once; that of the contexts that first succeeds is the last that is asked.
+    check("cuMemHostUnregister", unsafe { sys::cuMemHostUnregister(base as *mut libc::c_void) })
 }
 
 /// Registers pages. False where the program had done that before.
@@ -140,6 +153,7 @@ pub(crate) struct GpuContext {
     pub(crate) ordinal: i32,
     pub(crate) capabilities: GpuCapabilities,
     map: Arc<PeerMap<Pages>>,
+    pub(super) peers: Arc<Peers>,
     /// Open while operations may be submitted, closed while calls are made that wait for the GPU:
     /// those must find it idle, and stay alone with it.
     gate: Gate,
@@ -195,12 +209,14 @@ impl GpuContext {
         let device = gpu.device();
         keep_primary(raw, device)?;
         let capabilities = GpuCapabilities::read(gpu)?;
+        let peers = Arc::new(Peers::default());
         let made = Arc::new(GpuContext {
             id,
             raw,
             ordinal: device,
             capabilities,
-            map: PeerMap::new(Pages { raw, ordinal: device }),
+            map: PeerMap::new(Pages { raw, ordinal: device, peers: peers.clone() }),
+            peers,
             gate: Gate::new(),
             streams: Mutex::default(),
             deferred: Mutex::default(),
@@ -213,6 +229,24 @@ impl GpuContext {
         tracing::debug!(device, ?capabilities, "a GPU");
         contexts.insert(id, made.clone());
         Ok(made)
+    }
+
+    /// All that gdsync knows.
+    fn all() -> Vec<Arc<GpuContext>> {
+        lock(&CONTEXTS).values().cloned().collect()
+    }
+
+    /// Its GPU.
+    pub(crate) fn gpu(&self) -> Gpu {
+        Gpu::from_device(self.ordinal)
+    }
+
+    /// The result of a call of the driver: an error of it names the GPU.
+    pub(crate) fn named<T>(&self, result: Result<T, CudaError>) -> Result<T, CudaError> {
+        result.map_err(|error| match error {
+            CudaError::Driver(error) => CudaError::OnGpu { gpu: self.ordinal, error },
+            other => other,
+        })
     }
 
     /// Makes the context current for the calling thread.
@@ -228,6 +262,7 @@ impl GpuContext {
     /// The GPU's address of host memory that lies within one page.
     pub(crate) fn translate(&self, addr: HostAddr, len: usize) -> Result<StreamAddr, CudaError> {
         self.look_up(addr, len).map_err(|error| CudaError::Unreachable {
+            gpu: self.ordinal,
             addr,
             reason: match error {
                 MapError::Unknown => "it is no memory that gdsync knows".to_owned(),
@@ -288,7 +323,7 @@ impl GpuContext {
         };
         let result = copy(&mut copier);
         *place = Some(copier);
-        result
+        self.named(result)
     }
 
     /// Has the driver give a new stream its channel ([`Copier::claim_channel`]). A stream that has work has one already;
@@ -342,7 +377,7 @@ impl GpuContext {
         if lock(&self.deferred).is_empty() && !self.map.has_retired() {
             return;
         }
-        let contexts: Vec<Arc<GpuContext>> = lock(&CONTEXTS).values().cloned().collect();
+        let contexts = Self::all();
         // No stream can submit while the gate is closed. `try_close` never waits: the calling
         // thread itself may be submitting.
         let gates: Vec<_> = contexts.iter().filter_map(|context| context.gate.try_close()).collect();
@@ -361,8 +396,7 @@ impl GpuContext {
 
 /// [`GpuContext::collect`], wherever there is something to give back.
 pub(crate) fn collect_all() {
-    let contexts: Vec<Arc<GpuContext>> = lock(&CONTEXTS).values().cloned().collect();
-    contexts.iter().for_each(|context| context.collect());
+    GpuContext::all().iter().for_each(|context| context.collect());
 }
 
 /// A primary context stays while we hold it; one that the program made itself stays by its promise.

@@ -2,6 +2,7 @@
 
 use crate::memory::HostAddr;
 use cudarc::driver::sys;
+use gdsync_gdr::Gpu;
 use gdsync_gdr::driver::{self, DriverError};
 
 /// Errors of the library's use of CUDA.
@@ -11,9 +12,32 @@ pub enum CudaError {
     /// The driver's own, or of loading it.
     #[error(transparent)]
     Driver(#[from] DriverError),
-    /// The GPU cannot reach host memory.
-    #[error("the GPU cannot reach {addr:?}: {reason}")]
+    /// A call of the driver failed for a GPU.
+    #[error("{}: {error}", Gpu::from_device(*.gpu))]
+    OnGpu {
+        /// The GPU's number.
+        gpu: i32,
+        /// The driver's error.
+        error: DriverError,
+    },
+    /// Streams of a GPU cannot have access to the memory of another.
+    #[error(
+        "{} has no access to the memory of {}: {reason}; `gdsync doctor` lists which GPUs have: use host memory, or a stream of the memory's GPU",
+        Gpu::from_device(*.gpu), Gpu::from_device(*.peer)
+    )]
+    NoPeerAccess {
+        /// The GPU of the streams.
+        gpu: i32,
+        /// The GPU of the memory.
+        peer: i32,
+        /// Why not.
+        reason: String,
+    },
+    /// A GPU cannot reach host memory.
+    #[error("{} cannot reach {addr:?}: {reason}", Gpu::from_device(*.gpu))]
     Unreachable {
+        /// The GPU's number.
+        gpu: i32,
         /// The address.
         addr: HostAddr,
         /// Why not.
@@ -80,7 +104,8 @@ impl CudaError {
         ];
         matches!(
             self,
-            CudaError::Driver(DriverError::Call { code, .. }) if FATAL.iter().any(|fatal| *fatal as u32 == *code)
+            CudaError::Driver(DriverError::Call { code, .. })
+            | CudaError::OnGpu { error: DriverError::Call { code, .. }, .. } if FATAL.iter().any(|fatal| *fatal as u32 == *code)
         )
     }
 }
@@ -95,12 +120,30 @@ mod tests {
     use super::*;
 
     #[test]
+    fn errors_name_their_gpus() {
+        let refused = DriverError::call("cuMemAlloc", sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY);
+        let on_gpu = CudaError::OnGpu { gpu: 1 << 20, error: refused }.to_string();
+        assert!(on_gpu.starts_with("GPU 1048576: cuMemAlloc failed"), "{on_gpu}");
+        let reason = "no way".to_owned();
+        let none = CudaError::NoPeerAccess { gpu: 1 << 20, peer: 1 << 21, reason }.to_string();
+        for part in ["GPU 1048576 has no access", "memory of GPU 2097152: no way", "use host memory"] {
+            assert!(none.contains(part), "{none}");
+        }
+    }
+
+    #[test]
     fn only_errors_that_end_a_context_are_fatal() {
         let error = |code: sys::CUresult| {
             CudaError::Driver(DriverError::Call { call: "", code: code as u32, name: String::new() })
         };
         assert!(error(sys::CUresult::CUDA_ERROR_LAUNCH_FAILED).is_fatal());
         assert!(!error(sys::CUresult::CUDA_ERROR_INVALID_VALUE).is_fatal());
+        let lost = DriverError::Call {
+            call: "",
+            code: sys::CUresult::CUDA_ERROR_ASSERT as u32,
+            name: String::new(),
+        };
+        assert!(CudaError::OnGpu { gpu: 1, error: lost }.is_fatal());
         assert!(!CudaError::Driver(DriverError::NoDriver).is_fatal());
     }
 }

@@ -4,6 +4,13 @@
 use super::context::GpuContext;
 use super::error::{CudaError, check};
 use cudarc::driver::sys;
+use std::collections::BTreeSet;
+
+/// Access of a GPU to such memory.
+pub(super) fn access(gpu: i32) -> sys::CUmemAccessDesc {
+    let location = sys::CUmemLocation { type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: gpu };
+    sys::CUmemAccessDesc { location, flags: sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE }
+}
 
 /// Such memory. Freed when dropped, which may wait for the GPU.
 pub(super) struct Exportable {
@@ -13,12 +20,13 @@ pub(super) struct Exportable {
 }
 
 impl Exportable {
-    /// At least `len` bytes. The context is current (the caller's).
-    pub(super) fn allocate(context: &GpuContext, len: usize) -> Result<Self, CudaError> {
-        let location = sys::CUmemLocation {
-            type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE,
-            id: context.ordinal,
-        };
+    /// At least `len` bytes, which `readers` reach, too. The context is current (the caller's).
+    pub(super) fn allocate(
+        context: &GpuContext,
+        len: usize,
+        readers: &BTreeSet<i32>,
+    ) -> Result<Self, CudaError> {
+        let location = access(context.ordinal).location;
         let properties = sys::CUmemAllocationProp {
             type_: sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
             requestedHandleTypes: sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
@@ -44,19 +52,16 @@ impl Exportable {
         let mut handle = 0;
         // SAFETY: valid places.
         check("cuMemCreate", unsafe { sys::cuMemCreate(&mut handle, size, &properties, 0) })?;
-        let mapped = Self::map(handle, size, location);
+        let mapped = Self::map(handle, size);
         // SAFETY: made just now. What is mapped keeps the memory from here on.
         let released = check("cuMemRelease", unsafe { sys::cuMemRelease(handle) });
         let mapped = mapped?;
         released?;
+        [context.ordinal].iter().chain(readers).try_for_each(|gpu| mapped.share(*gpu))?;
         Ok(mapped)
     }
 
-    fn map(
-        handle: sys::CUmemGenericAllocationHandle,
-        size: usize,
-        location: sys::CUmemLocation,
-    ) -> Result<Self, CudaError> {
+    fn map(handle: sys::CUmemGenericAllocationHandle, size: usize) -> Result<Self, CudaError> {
         let mut address = 0;
         // SAFETY: a valid place; an address of the driver's choice.
         check("cuMemAddressReserve", unsafe { sys::cuMemAddressReserve(&mut address, size, 0, 0, 0) })?;
@@ -65,13 +70,14 @@ impl Exportable {
         // SAFETY: the range is reserved, and as large as the memory.
         check("cuMemMap", unsafe { sys::cuMemMap(address, size, 0, handle, 0) })?;
         memory.mapped = true;
-        let access = sys::CUmemAccessDesc {
-            location,
-            flags: sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
-        };
-        // SAFETY: mapped just now.
-        check("cuMemSetAccess", unsafe { sys::cuMemSetAccess(address, size, &access, 1) })?;
         Ok(memory)
+    }
+
+    /// Gives a GPU access.
+    pub(super) fn share(&self, gpu: i32) -> Result<(), CudaError> {
+        let access = access(gpu);
+        // SAFETY: mapped as long as `self`, and one entry.
+        check("cuMemSetAccess", unsafe { sys::cuMemSetAccess(self.address, self.size, &access, 1) })
     }
 }
 

@@ -59,7 +59,7 @@ impl GpuMemory {
     /// usable.
     ///
     /// # Errors
-    /// [`CudaError::Driver`] where the memory cannot be had.
+    /// [`CudaError::OnGpu`] where the memory cannot be had.
     pub fn allocate(context: &Arc<CudaContext>, len: usize) -> Result<Self, CudaError> {
         let context = GpuContext::of(context)?;
         // What was dropped before may be free now.
@@ -78,7 +78,8 @@ impl GpuMemory {
         let _mode = super::CaptureModeGuard::relaxed();
         let mut address = 0;
         // SAFETY: `address` is a valid place; the context is current.
-        check("cuMemAlloc", unsafe { sys::cuMemAlloc_v2(&mut address, len.max(1)) })?;
+        let made = check("cuMemAlloc", unsafe { sys::cuMemAlloc_v2(&mut address, len.max(1)) });
+        context.named(made)?;
         Ok(Self::known(address, len, true, context.clone(), Owner::Ours))
     }
 
@@ -86,13 +87,14 @@ impl GpuMemory {
     /// 2 MiB as a rule.
     pub(crate) fn allocate_exportable(context: &Arc<GpuContext>, len: usize) -> Result<Self, CudaError> {
         context.collect();
-        let memory = {
+        let (memory, address, size) = context.with_readers(|readers| {
             let _entered = context.enter()?;
             let _mode = super::CaptureModeGuard::relaxed();
-            Exportable::allocate(context, len)?
-        };
-        let (address, size) = (memory.address, memory.size);
-        let memory = Self::known(address, len, true, context.clone(), Owner::Program(Box::new(memory)));
+            let memory = context.named(Exportable::allocate(context, len, readers))?;
+            let (address, size) = (memory.address, memory.size);
+            let owner = Owner::Program(Box::new(memory));
+            Ok::<_, CudaError>((Self::known(address, len, true, context.clone(), owner), address, size))
+        })?;
         // SAFETY: allocated just now, so many bytes long.
         memory.inner.context.with_copier(|copier| unsafe { copier.zero(address, size) })?;
         Ok(memory)
@@ -239,6 +241,11 @@ impl GpuMemory {
         Ok(own && gpu_at(&context, self.address())? == context.ordinal)
     }
 
+    /// Allocated by gdsync.
+    pub(super) fn is_own(&self) -> bool {
+        self.inner.own
+    }
+
     /// Remembers a mapping of this memory.
     pub(crate) fn set_mapping(&self, mapping: Weak<Mapping>) {
         *self.inner.mapping.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = mapping;
@@ -258,7 +265,7 @@ impl GpuMemory {
     /// may be torn.
     ///
     /// # Errors
-    /// [`CudaError::OutOfBounds`], [`CudaError::Driver`].
+    /// [`CudaError::OutOfBounds`], [`CudaError::OnGpu`].
     pub fn read(&self, offset: usize, into: &mut [u8]) -> Result<(), CudaError> {
         self.check(offset, into.len())?;
         // SAFETY: checked to lie inside, and alive as long as `self`.
@@ -268,7 +275,7 @@ impl GpuMemory {
     /// Copies in, from `offset` on. Not in the order of any stream.
     ///
     /// # Errors
-    /// [`CudaError::OutOfBounds`], [`CudaError::Driver`].
+    /// [`CudaError::OutOfBounds`], [`CudaError::OnGpu`].
     pub fn write(&self, offset: usize, from: &[u8]) -> Result<(), CudaError> {
         self.check(offset, from.len())?;
         // SAFETY: checked to lie inside, and alive as long as `self`.
@@ -302,6 +309,18 @@ impl GpuMemory {
     pub fn dma_buf(&self) -> Result<(OwnedFd, u64), CudaError> {
         Ok(self.range().dma_buf()?)
     }
+}
+
+/// Gives a GPU access to the physical memory that gdsync has made in a context.
+pub(super) fn share_mapped(context: &GpuContext, reader: i32) -> Result<(), CudaError> {
+    // Their drops take the list's lock.
+    let all: Vec<Arc<Inner>> = known().values().filter_map(|(_, weak)| weak.upgrade()).collect();
+    let shared =
+        all.iter().filter(|inner| inner.context.id == context.id).filter_map(|inner| match &inner.owner {
+            Owner::Program(owner) => owner.downcast_ref::<Exportable>(),
+            Owner::Ours => None,
+        });
+    shared.map(|memory| memory.share(reader)).collect()
 }
 
 /// The driver's number of the allocation that holds an address (`CU_POINTER_ATTRIBUTE_BUFFER_ID`):

@@ -80,12 +80,14 @@ pub(crate) mod gate;
 mod handle;
 #[cfg(feature = "software-card")]
 mod lent;
+mod list;
 pub mod mapped;
 mod memory;
 #[cfg(feature = "software-card")]
 mod noted;
 #[cfg(feature = "software-card")]
 mod peer_memory;
+mod peers;
 mod placement;
 #[cfg(feature = "software-card")]
 mod rows;
@@ -93,8 +95,11 @@ mod rows;
 pub use capabilities::{Consistency, GpuCapabilities, WritesOrdering};
 pub use description::{GpuDescription, describe, driver_version};
 pub use error::CudaError;
+pub use gdsync_gdr::Gpu;
 pub use gdsync_gdr::driver::DriverError;
+pub use list::{GpuList, GpuListError, Gpus};
 pub use memory::GpuMemory;
+pub use peers::{PeerCapabilities, enable_peer_access, peer_capabilities};
 pub use placement::{Placement, PlacementError, QueuePlacement};
 pub(crate) use placement::{QueueArenas, arena_of, gpu};
 
@@ -105,7 +110,7 @@ pub(crate) use memory::buffer_id;
 
 use crate::memory::{HostAddr, PinnedMemory};
 use cudarc::driver::CudaContext;
-use gdsync_gdr::{Gpu, driver};
+use gdsync_gdr::driver;
 use std::sync::Arc;
 
 /// Number of GPUs.
@@ -165,7 +170,7 @@ pub fn pin(context: &Arc<CudaContext>, memory: &PinnedMemory) -> Result<u64, Cud
         expected = (expected & !(page - 1)) + page;
         if gpu.translate(HostAddr(at), 1)?.get() != expected {
             let reason = "the GPU has its pages in several places".to_owned();
-            return Err(CudaError::Unreachable { addr: HostAddr(at), reason });
+            return Err(CudaError::Unreachable { gpu: gpu.ordinal, addr: HostAddr(at), reason });
         }
         at += page;
     }

@@ -20,7 +20,8 @@ pub enum Placement {
     #[default]
     Host,
     /// Memory of the GPU of that number, mapped for the CPU ([`crate::mapped`]). Streams of that
-    /// GPU only can reach it.
+    /// GPU reach it, and those of a GPU that was given access
+    /// ([`enable_peer_access`](super::enable_peer_access)).
     Gpu(u32),
     /// Memory of the host that is treated as a GPU's, with all the barriers that such memory needs:
     /// for tests where there is no GPU.
@@ -185,7 +186,7 @@ pub(crate) mod gpu {
     fn chunk(context: &Arc<CudaContext>, ordinal: u32, len: usize) -> Result<ChunkMemory, MappingError> {
         let memory = MappedMemory::allocate(context, len.next_multiple_of(PIECE))?;
         let (base, len, address) = (memory.as_ptr(), memory.len(), memory.gpu().address());
-        let kind = Kind::Gpu { ordinal: ordinal.cast_signed(), address };
+        let kind = Kind::Gpu { ordinal: ordinal.cast_signed(), context: memory.gpu().context().id, address };
         let gpu = memory.gpu().clone();
         let span = Span::announce(base as u64, len as u64, kind, Box::new(move || drop(memory)));
         let chunk = Chunk { base: base as u64, memory: gpu, _span: span };

@@ -32,7 +32,7 @@ impl State {
         match self {
             State::Pinned(memory) => Ok(device.translate(memory.addr(), STATE_BYTES)?.get()),
             State::Gpu(memory) => {
-                device.reaches(memory)?;
+                device.owns(memory)?;
                 Ok(memory.address())
             }
         }

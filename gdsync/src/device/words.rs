@@ -60,7 +60,7 @@ impl Collector {
 /// The device's address of a word.
 fn address(place: &Place, device: &impl MemOpStream) -> Result<u64, StreamError> {
     if let Some(memory) = place.gpu_memory() {
-        device.reaches(memory)?;
+        device.owns(memory)?;
     }
     match place.site() {
         Site::Host(at) => Ok(device.translate(at, size_of::<u64>())?.get()),

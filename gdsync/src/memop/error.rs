@@ -1,6 +1,7 @@
 //! Why a backend refuses, or has failed.
 
 use super::Condition;
+use crate::cuda::Gpu;
 use crate::memory::HostAddr;
 
 /// Errors of backends.
@@ -30,7 +31,8 @@ pub enum StreamError {
     },
     /// GPU memory of another context.
     #[error(
-        "the memory is GPU {memory}'s and the stream GPU {stream}'s, or in another context of it: use a stream of the memory's context"
+        "the memory is of {}, and the stream of {} or of another context on it: use a stream of the memory's context; words, bytes and queues may lie in a peer's memory after gdsync::cuda::enable_peer_access",
+        Gpu::from_device(*.memory), Gpu::from_device(*.stream)
     )]
     OtherGpu {
         /// The stream's GPU.

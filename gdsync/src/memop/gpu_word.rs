@@ -75,7 +75,8 @@ macro_rules! gpu_word {
 gpu_word! {
     /// A 32-bit word of GPU memory. Clones name the same word and keep its memory alive. A wait for
     /// it takes the GPU a fifth of the time of one for a word of the host, and only streams of the
-    /// memory's context can name it.
+    /// memory's context can name it, and those of a context that was given access
+    /// ([`crate::cuda::enable_peer_access`]).
     GpuWord32, u32
 }
 gpu_word! {

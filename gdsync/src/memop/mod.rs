@@ -164,7 +164,7 @@ pub type Staged = Option<Box<dyn Any + Send + Sync>>;
 /// Streams give memory back because of what a backend says. So an implementation keeps what its
 /// methods promise, the safe ones too:
 /// - An address of [`Self::translate`] is where the backend reaches that host memory, until
-///   [`Self::epoch`] changes; [`Self::reaches`] is true of its GPU memory.
+///   [`Self::epoch`] changes; [`Self::reaches`] and [`Self::owns`] are true of its GPU memory.
 /// - Operations are performed in the order of their submission, each once, and not at all after an
 ///   error as [`Self::submit`] says.
 /// - After [`Self::wait_idle`] has returned true, nothing that was submitted before is performed.
@@ -223,10 +223,20 @@ pub unsafe trait MemOpStream: Send + Sync {
     ///
     /// # Errors
     /// [`StreamError::Unsupported`] where it performs on the CPU, [`StreamError::OtherGpu`] where
-    /// on another GPU.
+    /// on another GPU that was given no access ([`crate::cuda::enable_peer_access`]).
     fn reaches(&self, memory: &GpuMemory) -> Result<(), StreamError> {
         let _ = memory;
         Err(StreamError::Unsupported { what: "GPU memory: only streams of that GPU do" })
+    }
+
+    /// Whether memory of a GPU is the stream's own GPU's: kernels there perform atomic operations on it
+    /// in one step, and see what cards write into it in the order that its owner sees. Of a peer's
+    /// memory that it reaches, neither need be true.
+    ///
+    /// # Errors
+    /// As [`Self::reaches`].
+    fn owns(&self, memory: &GpuMemory) -> Result<(), StreamError> {
+        self.reaches(memory)
     }
 
     /// Writes bytes in stream order: a submission of its own, after all that was submitted before.

@@ -43,6 +43,10 @@ unsafe impl<B: MemOpStream + ?Sized> MemOpStream for Box<B> {
         (**self).reaches(memory)
     }
 
+    fn owns(&self, memory: &GpuMemory) -> Result<(), StreamError> {
+        (**self).owns(memory)
+    }
+
     unsafe fn write_bytes(
         &self,
         to: StreamAddr,

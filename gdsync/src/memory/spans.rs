@@ -27,9 +27,9 @@ pub(crate) enum Kind {
     Whole,
     /// Pages that belong to the program, or are many: mapped one by one.
     Pages,
-    /// Memory of a GPU that the CPU has mapped. Only streams of that GPU can name it, by the GPU's
-    /// own address.
-    Gpu { ordinal: i32, address: u64 },
+    /// Memory of a GPU that the CPU has mapped, made in the context of that number. Streams of that
+    /// GPU name it by the GPU's own address, and so do those of a peer that has access.
+    Gpu { ordinal: i32, context: u64, address: u64 },
     /// A page of a card's doorbell registers: memory-mapped input and output, or ordinary memory of
     /// a software card.
     Registers { mmio: bool },

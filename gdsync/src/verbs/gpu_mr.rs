@@ -1,6 +1,6 @@
 //! GPU memory registered with a card.
 
-use crate::cuda::{Consistency, CudaError, GpuMemory};
+use crate::cuda::{Consistency, CudaError, Gpu, GpuMemory};
 use crate::memory::OutOfBounds;
 use crate::verbs::mr::Backing;
 use crate::verbs::{Access, Error, MemoryRegionInner, ProtectionDomain, RemoteMemory, Slice};
@@ -104,9 +104,12 @@ impl GpuMemoryRegion {
 pub enum RegistrationError {
     /// GPU memory could not be registered with the card.
     #[error(
-        "{len} bytes of GPU memory cannot be registered: as a dma-buf: {dma_buf}; through peer memory (modprobe nvidia-peermem): {peer_memory}"
+        "{len} bytes of {} cannot be registered: as a dma-buf: {dma_buf}; through peer memory (modprobe nvidia-peermem): {peer_memory}",
+        Gpu::from_device(*.gpu)
     )]
     Refused {
+        /// The GPU of the memory.
+        gpu: i32,
         /// Bytes asked for.
         len: usize,
         /// Why not as a dma-buf.
@@ -116,7 +119,8 @@ pub enum RegistrationError {
     },
     /// Streams of the GPU could not be sure to see what a card writes.
     #[error(
-        "GPU {gpu} shows a card's writes in no order and has no flush: let cards write into host memory, and copy in stream order"
+        "{} shows a card's writes in no order and has no flush: let cards write into host memory, and copy in stream order",
+        Gpu::from_device(*.gpu)
     )]
     NoOrder {
         /// The GPU.
@@ -159,7 +163,8 @@ fn register(
         Some(raw) => Ok((raw, path)),
         None => {
             let peer_memory = io::Error::last_os_error().to_string();
-            Err(Error::Registration(RegistrationError::Refused { len, dma_buf, peer_memory }))
+            let gpu = memory.context().ordinal;
+            Err(Error::Registration(RegistrationError::Refused { gpu, len, dma_buf, peer_memory }))
         }
     }
 }

@@ -103,5 +103,5 @@ fn a_trigger_that_the_driver_cannot_write_says_so() {
     unsafe { stream.cudarc().unwrap().launch_builder(&rig.crash).launch(grid(1, 1)) }.unwrap();
     assert!(matches!(stream.synchronize_timeout(LONG), Err(StreamError::Failed { .. })));
     let error = trigger.release(ticket).unwrap_err();
-    assert!(matches!(error, Error::Cuda(CudaError::Driver(_))), "{error}");
+    assert!(matches!(error, Error::Cuda(CudaError::OnGpu { gpu: 0, .. })), "{error}");
 }

@@ -46,7 +46,10 @@ fn operations_that_the_driver_refuses_are_not_lost() {
     assert!(
         matches!(
             error,
-            StreamError::Cuda(CudaError::Driver(DriverError::Call { call: "cuStreamBatchMemOp", .. }))
+            StreamError::Cuda(CudaError::OnGpu {
+                gpu: 0,
+                error: DriverError::Call { call: "cuStreamBatchMemOp", .. }
+            })
         ),
         "{error}"
     );

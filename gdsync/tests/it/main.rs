@@ -41,6 +41,7 @@ mod gpu_graph_trigger;
 mod gpu_mapped;
 mod gpu_placement;
 mod gpu_registration;
+mod gpu_several;
 mod gpu_trigger;
 mod gpu_words;
 mod ibverbs;

@@ -14,7 +14,7 @@ use crate::cli::BenchOptions;
 use crate::failure::Failure;
 use crate::hca::{self, Hca};
 use crate::text;
-use gdsync::cuda;
+use gdsync::cuda::{self, GpuList, Gpus};
 use gdsync_notify::bootstrap::{Bootstrap, Job, Meeting};
 use library::Library;
 use serde::{Deserialize, Serialize};
@@ -34,16 +34,17 @@ struct Plan {
     /// Where the two meet.
     name: String,
     hca: Option<Hca>,
-    gpu: Option<u32>,
+    gpus: Option<[u32; 2]>,
     rounds: u64,
     library: Option<PathBuf>,
 }
 
 #[derive(Debug, Serialize)]
 struct Results {
-    /// The GPU, or that there is none.
+    /// The GPUs, or that there is none.
     on: String,
-    /// Whether processes share the GPU by MPS; none without a GPU, or where its driver does not say.
+    /// Whether processes share the GPU by MPS; none where each side has a GPU of its own or none, or where
+    /// the driver does not say.
     mps: Option<bool>,
     /// The C library, or why there is none.
     library: Result<PathBuf, String>,
@@ -57,6 +58,8 @@ struct Results {
 
 #[derive(Debug, Serialize)]
 struct Row {
+    /// The GPU of each side.
+    gpus: Option<[u32; 2]>,
     processes: u64,
     shape: Shape,
     /// An exchange: medians over the runs, in µs.
@@ -85,12 +88,13 @@ pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {
     if options.gpu.is_some() {
         child::with_channels()?;
     }
-    let (on, mps) = match options.gpu {
-        Some(ordinal) => {
-            let gpu = cuda::describe(ordinal)?;
-            (gpu.name, gpu.capabilities.mps)
-        }
-        None => ("a software stream".to_owned(), None),
+    let gpus = options.gpu.as_ref().map(GpuList::resolve).transpose()?;
+    let on = gpus.as_ref().map_or("a software stream".to_owned(), Gpus::to_string);
+    let pairs = gpus.map_or(vec![None], |gpus| gpus.pairs().into_iter().map(Some).collect());
+    let shared = pairs.iter().flatten().find(|[one, other]| one == other);
+    let mps = match shared {
+        Some([gpu, _]) => cuda::describe(*gpu)?.capabilities.mps,
+        None => None,
     };
     // The C interface has software cards of its own only.
     let loaded = match hca::is_software(options.hca.as_ref()) {
@@ -103,9 +107,12 @@ pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {
     let path = loaded.as_ref().ok().map(|(_, path)| path.as_path());
     let library = loaded.as_ref().ok().map(|(library, _)| *library);
     let mut rows = Vec::new();
-    for processes in options.processes.map_or(vec![1, 2], |processes| vec![processes]) {
-        let figures = measure(options, processes, library, path)?;
-        rows.extend(Shape::ALL.iter().zip(&figures).map(|(shape, ways)| Row::new(processes, *shape, ways)));
+    for gpus in pairs {
+        for processes in options.processes.map_or(vec![1, 2], |processes| vec![processes]) {
+            let place = (gpus, processes);
+            let figures = measure(options, place, library, path)?;
+            rows.extend(Shape::ALL.iter().zip(&figures).map(|(shape, ways)| Row::new(place, *shape, ways)));
+        }
     }
     let results = Results {
         on,
@@ -150,17 +157,17 @@ impl Results {
 /// The first side's figures: with the other side in a thread, or in a process of its own.
 fn measure(
     options: &BenchOptions,
-    processes: u64,
+    (gpus, processes): (Option<[u32; 2]>, u64),
     library: Option<Library>,
     path: Option<&Path>,
 ) -> Result<Figures, Failure> {
     if processes == 1 {
-        return with_thread(options, library);
+        return with_thread(options, gpus, library);
     }
     let plan = Plan {
         name: format!("exchange-{}", std::process::id()),
         hca: options.hca.clone(),
-        gpu: options.gpu,
+        gpus,
         rounds: options.rounds,
         library: path.map(Path::to_owned),
     };
@@ -178,19 +185,25 @@ fn measure(
     }
 }
 
-fn with_thread(options: &BenchOptions, library: Option<Library>) -> Result<Figures, Failure> {
+fn with_thread(
+    options: &BenchOptions,
+    gpus: Option<[u32; 2]>,
+    library: Option<Library>,
+) -> Result<Figures, Failure> {
     let mut sides = Bootstrap::threads(2, TIMEOUT)?.into_iter();
     let (Some(first), Some(second)) = (sides.next(), sides.next()) else {
         return Err("a job of two has not two ranks".into());
     };
-    let (hca, gpu, rounds) = (options.hca.clone(), options.gpu, options.rounds);
-    let other = std::thread::Builder::new().name("exchange-peer".to_owned()).spawn(move || {
-        let side = Side::new(hca.as_ref(), gpu, library, second)?;
+    let (hca, rounds) = (options.hca.clone(), options.rounds);
+    let gpu = |side: usize| gpus.map(|gpus| gpus[side]);
+    let (own, other) = (gpu(0), gpu(1));
+    let thread = std::thread::Builder::new().name("exchange-peer".to_owned()).spawn(move || {
+        let side = Side::new(hca.as_ref(), other, library, second)?;
         side.play(rounds).map(drop)
     })?;
-    let side = Side::new(options.hca.as_ref(), gpu, library, first);
+    let side = Side::new(options.hca.as_ref(), own, library, first);
     let figures = side.and_then(|side| side.play(rounds));
-    match (figures, other.join()) {
+    match (figures, thread.join()) {
         (_, Err(_)) => Err("the other side panicked".into()),
         (Ok(figures), Ok(Ok(()))) => Ok(figures),
         (Err(error), Ok(Err(other))) => Err(format!("{error}; the other side: {other}").into()),
@@ -212,7 +225,8 @@ impl Plan {
     fn play(&self, rank: u32, library: Option<Library>) -> Result<Figures, Failure> {
         let job = Job::new(rank, 2, Meeting::Local(self.name.clone()))?;
         let bootstrap = Bootstrap::join(&job, TIMEOUT)?;
-        Side::new(self.hca.as_ref(), self.gpu, library, bootstrap)?.play(self.rounds)
+        let gpu = self.gpus.map(|gpus| gpus[rank as usize % 2]);
+        Side::new(self.hca.as_ref(), gpu, library, bootstrap)?.play(self.rounds)
     }
 }
 
@@ -221,7 +235,7 @@ fn number(value: Option<f64>) -> String {
 }
 
 impl Row {
-    fn new(processes: u64, shape: Shape, ways: &[Measured; 3]) -> Self {
+    fn new((gpus, processes): (Option<[u32; 2]>, u64), shape: Shape, ways: &[Measured; 3]) -> Self {
         let [rust, hand, c] = [&ways[BY_RUST], &ways[BY_HAND], &ways[BY_C]];
         let middle = |times: &Vec<f64>| median(times.clone());
         let ratio = |way: &Measured| {
@@ -229,6 +243,7 @@ impl Row {
         };
         let has_c = !c.whole.is_empty();
         Row {
+            gpus,
             processes,
             shape,
             rust_us: middle(&rust.whole),
@@ -250,7 +265,10 @@ impl Row {
 
     fn name(&self) -> String {
         let processes = if self.processes == 1 { "1 process" } else { "2 processes" };
-        format!("{processes}, {}", self.shape.name())
+        match self.gpus.filter(|[one, other]| one != other) {
+            Some([one, other]) => format!("GPU {one} and {other}, {processes}, {}", self.shape.name()),
+            None => format!("{processes}, {}", self.shape.name()),
+        }
     }
 
     /// What an exchange takes.

@@ -35,7 +35,6 @@ const NAP: Duration = Duration::from_micros(20);
 const LONGEST_NAP: Duration = Duration::from_micros(200);
 
 pub(super) struct GpuDriver {
-    name: String,
     stream: Stream<CudaStream>,
     kernels: Kernels,
     messages: Messages,
@@ -83,7 +82,6 @@ impl GpuDriver {
         let target = memory(Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
         let events = (0..CHUNKS).map(|_| context.new_event(None).map_err(failed("cuEventCreate")));
         let driver = GpuDriver {
-            name: context.name().map_err(failed("cuDeviceGetName"))?,
             stream: driver::stream(CudaStream::new(Arc::clone(&queue))?, options)?,
             kernels: Kernels::load(queue)?,
             messages: Messages {
@@ -211,9 +209,5 @@ impl Driver for GpuDriver {
 
     fn doorbells(&self, queue_pair: &QueuePair) -> Result<Doorbells, StreamError> {
         self.stream.doorbells(queue_pair)
-    }
-
-    fn gpu(&self) -> Option<&str> {
-        Some(&self.name)
     }
 }

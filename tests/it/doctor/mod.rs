@@ -125,6 +125,46 @@ fn a_card_that_does_not_wait_is_told_with_what_that_costs() {
     Said::of(&tree(topologies::DGX, &broken)).has("mlx5_0 waits", "skip", "no answer", "");
 }
 
+/// The way between GPUs, and their nodes.
+#[test]
+fn gpus_without_access_to_each_other_are_told_with_their_way() {
+    let whole = topologies::DGX_LIBRARIES;
+    let said = Said::of(&tree(topologies::DGX, whole));
+    said.has("GPU 0 and GPU 1", "pass", "access both ways, by NVLink, at NUMA nodes 0 and 1", "");
+    said.has("GPU 0 NUMA node", "pass", "0", "");
+    said.has("GPU 1 NUMA node", "pass", "1: CPUs 48-95 (`numactl --cpunodebind=1 --membind=1`)", "");
+    let pair = &said.report["pairs"][0];
+    assert_eq!((&pair["way"], &pair["access"]), (&"NVLINK".into(), &serde_json::json!([true, true])));
+
+    let without = |old: &str, new: &str, count: usize| {
+        let libraries = whole.replacen(old, new, count);
+        assert_ne!(libraries, whole);
+        Said::of(&tree(topologies::DGX, &libraries))
+    };
+    let (nvlink, pcie) = (r#""access": true, "atomics": true"#, r#""access": true, "atomics": false"#);
+    let said = without(nvlink, pcie, 2);
+    said.has("GPU 0 and GPU 1", "pass", "access both ways, over PCI Express (SYS)", "");
+    let none = r#""access": false, "atomics": false"#;
+    let said = without(nvlink, none, 2);
+    said.has("GPU 0 and GPU 1", "warn", "no access; over PCI Express (SYS)", "nvidia-smi topo -p2p r");
+    assert_eq!((said.code, &said.report["pairs"][0]["way"]), (Some(0), &"SYS".into()));
+    let said = without(nvlink, none, 1);
+    said.has("GPU 0 and GPU 1", "warn", "GPU 1 reaches GPU 0, not the other way", "host memory");
+    // A driver that does not say, and a record from before.
+    let said = without(r#"{"from": 1,"#, r#"{"from": 7,"#, 1);
+    said.has("GPU 0 and GPU 1", "skip", "does not say", "");
+    let folder = tree(topologies::DGX, whole);
+    let text = doctor(&["--root", folder.root().to_str().unwrap()]);
+    let text = String::from_utf8_lossy(&text.stdout).into_owned();
+    let table = text.split("Access between GPUs\n").nth(1).unwrap();
+    let rows: Vec<Vec<&str>> = table.lines().map(|line| line.split_whitespace().collect()).collect();
+    assert_eq!(rows[1][2..], ["X", "NVLINK"], "{table}");
+    assert_eq!(rows[2][2..], ["NVLINK", "X"], "{table}");
+    // One GPU has no pair.
+    let single = Said::of(&tree(topologies::WRONG, topologies::WRONG_LIBRARIES));
+    assert_eq!(single.report["pairs"].as_array().unwrap().len(), 0);
+}
+
 #[test]
 fn a_gpu_that_processes_share_in_time_slices_is_told_with_the_way_out() {
     let whole = topologies::DGX_LIBRARIES;

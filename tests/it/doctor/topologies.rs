@@ -18,6 +18,7 @@ pub(crate) const DGX: &str = r#"
 /sys/class/iommu/dmar0/
 /sys/kernel/iommu_groups/10/type = identity\n
 /sys/devices/system/node/online = 0-1\n
+/sys/devices/system/node/node1/cpulist = 48-95\n
 pci pci0000:15/0000:15:01.0 vendor=0x8086 class=0x060400 numa=0 acs=1d
 pci pci0000:15/0000:15:01.0/0000:16:00.0 vendor=0x1000 class=0x060400 numa=0
 pci pci0000:15/0000:15:01.0/0000:16:00.0/0000:17:00.0 vendor=0x1000 class=0x060400 numa=0 acs=0
@@ -42,7 +43,8 @@ pub(crate) const DGX_LIBRARIES: &str = r#"{
      "mps": true},
     {"ordinal": 1, "name": "NVIDIA H100 80GB HBM3", "pci_address": "0000:9b:00.0", "ops_64_bit": true, "wait_nor": true,
      "flush_remote_writes": false, "writes_ordering": "owner", "consistency": "ordered", "dma_buf": true,
-     "mps": true}]}},
+     "mps": true}], "peers": [
+    {"from": 0, "to": 1, "access": true, "atomics": true}, {"from": 1, "to": 0, "access": true, "atomics": true}]}},
   "verbs": {"says": {"dma_buf": true, "ports": [
     {"device": "mlx5_0", "port": 1, "state": "ACTIVE", "link": "InfiniBand", "firmware": "28.39.1002"},
     {"device": "mlx5_1", "port": 1, "state": "ACTIVE", "link": "InfiniBand", "firmware": "28.39.1002"}], "waits": {

@@ -2,7 +2,7 @@
 
 use crate::pair::{LONG, Pair};
 use crate::skipped;
-use gdsync::cuda::{self, GpuMemory};
+use gdsync::cuda::{self, GpuList, GpuMemory};
 use gdsync::cudarc::driver::{self, CudaContext, CudaFunction, LaunchConfig, PushKernelArg};
 use gdsync::cudarc::nvrtc::Ptx;
 use gdsync::stream::{DoorbellPath, StreamOptions};
@@ -58,20 +58,48 @@ pub struct Rig {
     pub add: CudaFunction,
     /// Traps, which loses the context.
     pub crash: CudaFunction,
-    _alone: MutexGuard<'static, ()>,
+    /// Of the first rig of a test.
+    _alone: Option<MutexGuard<'static, ()>>,
 }
 
 impl Rig {
     /// `None` without a GPU: the test is skipped.
     pub fn new(test: &str) -> Option<Rig> {
         let alone = ONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        let context = match cuda::context(0) {
-            Ok(context) => context,
+        match cuda::context(0) {
+            Ok(context) => Some(Self::of(context, Some(alone))),
             Err(error) => {
                 skipped(test, &error.to_string());
-                return None;
+                None
             }
-        };
+        }
+    }
+
+    /// The first two GPUs, each with queue pairs and kernels of its own; where there is one GPU, that
+    /// one twice. `None` without a GPU: the test is skipped.
+    pub fn two(test: &str) -> Option<[Rig; 2]> {
+        let first = Self::new(test)?;
+        let gpus = "all".parse::<GpuList>().unwrap().resolve().unwrap();
+        let second = Self::of(cuda::context(gpus.of_rank(1)).unwrap(), None);
+        Some([first, second])
+    }
+
+    /// As [`Self::two`], for a test that makes no sense on one GPU: it is skipped there.
+    pub fn two_gpus(test: &str) -> Option<[Rig; 2]> {
+        let rigs = Self::two(test)?;
+        if rigs[0].number() == rigs[1].number() {
+            skipped(test, "there is one GPU");
+            return None;
+        }
+        Some(rigs)
+    }
+
+    /// The GPU's number.
+    pub fn number(&self) -> u32 {
+        self.context.ordinal() as u32
+    }
+
+    fn of(context: Arc<CudaContext>, alone: Option<MutexGuard<'static, ()>>) -> Rig {
         // SAFETY: kernels get raw addresses here, so cudarc has nothing to track.
         unsafe { context.disable_event_tracking() };
         let module = context.load_module(Ptx::from_src(PTX)).unwrap();
@@ -90,7 +118,7 @@ impl Rig {
         rig.launch(&stream, &rig.fill, &scratch, 1);
         rig.launch(&stream, &rig.add, &scratch, 1);
         synchronize(&stream);
-        Some(rig)
+        rig
     }
 
     /// A stream of the driver.

@@ -17,7 +17,7 @@ pub use super::record::{Capture, GraphBuilder};
 
 use super::{CudaStream, with_params};
 use crate::batch::{Batch, BatchShape, Chunk, Descriptor, Fate, LastPoint, Points};
-use crate::cuda::{CudaError, GpuContext, check};
+use crate::cuda::{CudaError, Gpu, GpuContext, check};
 use crate::memop::{MemOp, StreamError};
 use crate::stream::in_flight::{Held, Past};
 use crate::stream::post::State;
@@ -108,7 +108,10 @@ pub enum GraphError {
     #[error("write_memory cannot be a part of a batch node: add a memory-copy node, or write words")]
     Copy,
     /// The graph belongs to another GPU context than the stream.
-    #[error("the graph was recorded on GPU {graph}, in another context than the stream's")]
+    #[error(
+        "the graph was recorded on {}, in another context than the stream's: launch it on a stream of that one",
+        Gpu::from_device(*.graph)
+    )]
     OtherContext {
         /// The GPU of the graph.
         graph: i32,
@@ -261,8 +264,8 @@ impl Stream<CudaStream> {
         let _submitting = self.context.submitting(&self.handle.busy);
         // SAFETY: graph and stream are alive. Addresses in the nodes were translated by this
         // backend, and the submission in flight holds what they name, as for any submission.
-        check("cuGraphLaunch", unsafe { sys::cuGraphLaunch(graph.raw.exec, self.raw()) })
-            .map_err(as_stream_error)
+        let launched = check("cuGraphLaunch", unsafe { sys::cuGraphLaunch(graph.raw.exec, self.raw()) });
+        self.context.named(launched).map_err(as_stream_error)
     }
 }
 

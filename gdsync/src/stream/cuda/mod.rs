@@ -99,7 +99,7 @@ impl CudaStream {
     /// [`CudaError`], for example where the GPU has failed.
     pub fn query(&self) -> Result<bool, CudaError> {
         let _entered = self.context.enter()?;
-        self.handle.query()
+        self.context.named(self.handle.query())
     }
 
     /// What the stream's GPU can do.
@@ -180,14 +180,21 @@ unsafe impl MemOpStream for CudaStream {
             let (count, params) = (params.len() as u32, params.as_mut_ptr());
             // SAFETY: the stream is alive (`CudaStream`'s promise); the array has `count` entries,
             // and the driver copies it. The addresses are the caller's promise.
-            check("cuStreamBatchMemOp", unsafe {
+            self.context.named(check("cuStreamBatchMemOp", unsafe {
                 sys::cuStreamBatchMemOp_v2(self.handle.raw, count, params, 0)
-            })
+            }))
         })?;
         Ok(())
     }
 
     fn reaches(&self, memory: &GpuMemory) -> Result<(), StreamError> {
+        if self.context.reaches(memory) {
+            return Ok(());
+        }
+        Err(StreamError::OtherGpu { stream: self.context.ordinal, memory: memory.context().ordinal })
+    }
+
+    fn owns(&self, memory: &GpuMemory) -> Result<(), StreamError> {
         if Arc::ptr_eq(memory.context(), &self.context) {
             return Ok(());
         }
@@ -213,14 +220,17 @@ unsafe impl MemOpStream for CudaStream {
         let _submitting = self.context.submitting(&self.handle.busy);
         // SAFETY: the stream is alive (`CudaStream`'s promise). The target is the caller's; the
         // source holds so many bytes, and the caller keeps it.
-        check("cuMemcpyAsync", unsafe { sys::cuMemcpyAsync(to.get(), from, bytes.len(), self.handle.raw) })?;
+        let enqueued = check("cuMemcpyAsync", unsafe {
+            sys::cuMemcpyAsync(to.get(), from, bytes.len(), self.handle.raw)
+        });
+        self.context.named(enqueued)?;
         Ok(Some(staged))
     }
 
     fn wait_idle(&self, timeout: Duration) -> Result<bool, StreamError> {
         let entered = self.context.enter()?;
         let mut pause = Pause::new();
-        while !self.handle.query()? {
+        while !self.context.named(self.handle.query())? {
             if pause.elapsed() >= timeout {
                 return Ok(false);
             }
