@@ -253,9 +253,9 @@ fn main() -> Result<(), Failure> {
     }
     writeln!(
         std::io::stdout(),
-        "{ITERATIONS} iterations on {} ranks, streams of {}, bit by bit as one rank alone: {} memory operations an exchange merged, {} plain",
+        "{ITERATIONS} iterations on {} ranks, {}, bit by bit as one rank alone: {} memory operations an exchange merged, {} plain",
         RANKS * RANKS,
-        gpus.map_or("the software".to_owned(), |gpus| gpus.to_string()),
+        gpus.map_or("software streams".to_owned(), |gpus| format!("streams of {gpus}")),
         operations[0],
         operations[1]
     )?;

@@ -8,6 +8,8 @@ mod cli;
 mod failure;
 #[path = "../../src/fault_plan.rs"]
 mod fault_plan;
+#[path = "../../src/gpus.rs"]
+mod gpus;
 #[path = "../../src/hca.rs"]
 mod hca;
 #[path = "../../src/placement.rs"]

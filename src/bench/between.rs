@@ -6,8 +6,8 @@ use super::{Comparison, print};
 use crate::child;
 use crate::cli::BenchOptions;
 use crate::failure::Failure;
-use gdsync::cuda::{self, GpuList, GpuMemory, Gpus};
-use gdsync::memop::{Condition, GpuWord32, StreamWord, Word32};
+use gdsync::cuda::{self, GpuList, GpuMemory};
+use gdsync::memop::{Condition, GpuWord32, MemOpStream, StreamWord, Word32};
 use gdsync::memory::StreamAddr;
 use gdsync::{Batch, PinnedMemory};
 use serde::Serialize;
@@ -43,7 +43,7 @@ pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {
     child::with_channels()?;
     let gpus = options.gpu.as_ref().map_or_else(|| GpuList::from(0).resolve(), GpuList::resolve)?;
     let pairs = gpus.pairs().into_iter().map(between).collect::<Result<_, _>>()?;
-    let results = Results { on: Gpus::to_string(&gpus), pairs };
+    let results = Results { on: gpus.to_string(), pairs };
     let heading = format!("{}, A WAKE THERE AND BACK", results.on);
     let rows: Vec<_> = results.pairs.iter().flat_map(Between::text).collect();
     print(options, &results, &[&heading, "GDSYNC µs", "BY HAND µs", "RATIO"], &rows)

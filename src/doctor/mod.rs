@@ -55,9 +55,10 @@ fn examine(tree: &Tree, libraries: &Libraries) -> Report {
         family("Cards", [rdma::checks(&machine), waits::checks(&machine)].concat()),
         family(
             "PCI Express",
-            [platform::checks(&machine, &paths), topology::checks(&machine, &paths)].concat(),
+            [platform::checks(&machine, &paths), topology::checks(&machine, &paths), peers::nodes(&machine)]
+                .concat(),
         ),
-        family("Between GPUs", peers::checks(&machine, &pairs)),
+        family("Between GPUs", peers::checks(&pairs)),
     ];
     Report::new(families.into_iter().filter(|family| !family.checks.is_empty()).collect(), paths, pairs)
 }

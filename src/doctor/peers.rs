@@ -5,29 +5,27 @@ use super::check::{Check, Question};
 use super::libraries::Peer;
 use super::machine::{Gpu, Machine};
 use super::topology::{Class, classify};
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use std::fmt;
 
-/// The way between two GPUs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(untagged)]
+/// The way between two GPUs. Its JSON form is its text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Way {
-    NvLink(NvLink),
+    NvLink,
     /// What it crosses of PCI Express.
     Pci(Class),
 }
 
-/// NVIDIA's link between GPUs, in the words of the JSON form.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub(super) enum NvLink {
-    #[serde(rename = "NVLINK")]
-    NvLink,
+impl Serialize for Way {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_str(self)
+    }
 }
 
 impl fmt::Display for Way {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Way::NvLink(_) => f.pad("NVLINK"),
+            Way::NvLink => f.pad("NVLINK"),
             Way::Pci(class) => class.fmt(f),
         }
     }
@@ -71,7 +69,7 @@ fn pair(gpus: [&Gpu; 2], says: [Option<&Peer>; 2], one_node: bool) -> Pair {
     Pair {
         gpus: gpus.map(|gpu| gpu.name.clone()),
         access: says.map(|peer| peer.map(|peer| peer.access)),
-        way: if by_nvlink { Some(Way::NvLink(NvLink::NvLink)) } else { on_bus().map(Way::Pci) },
+        way: if by_nvlink { Some(Way::NvLink) } else { on_bus().map(Way::Pci) },
         numa: functions.map(|function| function.and_then(|function| function.numa)),
     }
 }
@@ -84,7 +82,7 @@ impl Pair {
             "with access, a stream of one waits for and writes words and queues in the memory of the other; without, they meet in host memory",
         );
         let way = match self.way {
-            Some(Way::NvLink(_)) => "by NVLink".to_owned(),
+            Some(Way::NvLink) => "by NVLink".to_owned(),
             Some(Way::Pci(class)) => format!("over PCI Express ({class})"),
             None => "by a way that sysfs does not show".to_owned(),
         };
@@ -115,11 +113,15 @@ impl Pair {
     }
 }
 
-/// For each GPU that CUDA sees its NUMA node, and for every two what they reach of each other.
-pub(super) fn checks(machine: &Machine<'_>, pairs: &[Pair]) -> Vec<Check> {
+/// What every two GPUs reach of each other.
+pub(super) fn checks(pairs: &[Pair]) -> Vec<Check> {
+    pairs.iter().map(Pair::check).collect()
+}
+
+/// The NUMA node of each GPU that CUDA sees.
+pub(super) fn nodes(machine: &Machine<'_>) -> Vec<Check> {
     let seen = machine.libraries.cuda.says().map_or(0, |cuda| cuda.gpus.len());
-    let nodes = machine.gpus.iter().take(seen).map(|gpu| node(machine, gpu));
-    nodes.chain(pairs.iter().map(Pair::check)).collect()
+    machine.gpus.iter().take(seen).map(|gpu| node(machine, gpu)).collect()
 }
 
 fn node(machine: &Machine<'_>, gpu: &Gpu) -> Check {

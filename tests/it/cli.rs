@@ -166,6 +166,7 @@ fn mistakes_are_told_in_one_line_with_status_2() {
         (&["pingpong", "--gpu", "0", "--trigger", "cpu"], "--gpu is for streams"),
         (&["pingpong", "--gpu", "0", "--batch", "1024"], "more than the 120"),
         (&["pingpong", "--gpu", "first"], "first is not the number of a GPU"),
+        (&["bench", "memops", "--gpu", "0,1"], "name one GPU"),
         (&["pingpong", "--nonsense"], "--nonsense"),
         (
             &["bench", "flood"],
@@ -237,8 +238,9 @@ fn messages_in_gpu_memory_are_verified() {
         return skipped("messages_in_gpu_memory_are_verified", &reason);
     }
     let play = |more: &[&str]| {
-        let arguments = ["pingpong", "--gpu", "0", "--iters", "100", "--warmup", "10", "--json"];
-        let report = json(&[&arguments[..], more].concat());
+        let arguments = ["pingpong", "--iters", "100", "--warmup", "10", "--json"];
+        let gpu: &[&str] = if more.contains(&"--gpu") { &[] } else { &["--gpu", "0"] };
+        let report = json(&[&arguments[..], gpu, more].concat());
         assert!(report["gpu"].is_string() && report["min_us"].as_f64().unwrap() > 0.0, "{report}");
         report
     };
@@ -251,6 +253,11 @@ fn messages_in_gpu_memory_are_verified() {
         assert_eq!((&report["verified"], &report["doorbells"]), (&true.into(), &"proxy (asked for)".into()));
         let report = play(&["--op", op, "--doorbells", "card"]);
         assert_eq!((&report["verified"], &report["doorbells"]), (&true.into(), &"card".into()));
+    }
+    for procs in ["1", "2"] {
+        let report = play(&["--gpu", "0,0", "--procs", procs]);
+        assert_eq!((&report["verified"], &report["gpus"]), (&true.into(), &serde_json::json!([0, 0])));
+        assert!(report["gpu"].as_str().unwrap().contains("GPU 0 for both sides"), "{report}");
     }
     let report = play(&["--check=false", "--batch", "120"]);
     assert_eq!(report["verified"], false, "{report}");
