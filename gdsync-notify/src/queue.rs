@@ -22,11 +22,22 @@ use std::time::Duration;
 pub struct Queue {
     pub(crate) team: Arc<Connections>,
     index: usize,
+    /// How long a post waits for room, where that is not what the team says.
+    timeout: Option<Duration>,
 }
 
 impl Queue {
     pub(crate) fn new(team: Arc<Connections>, index: usize) -> Self {
-        Queue { team, index }
+        Queue { team, index, timeout: None }
+    }
+
+    /// The same queue; posts and preparations by this handle wait for room for up to `timeout`, and not for
+    /// [`TeamConfig::timeout`](crate::TeamConfig::timeout). A caller that has other things to look after
+    /// meanwhile, such as signals, waits for a short time and tries again: a call that was refused for want
+    /// of room ([`NotifyError::TimedOut`]) has posted nothing.
+    #[must_use]
+    pub fn with_timeout(&self, timeout: Duration) -> Self {
+        Queue { timeout: Some(timeout), ..self.clone() }
     }
 
     /// The ways to the ranks, of which this is one.
@@ -36,7 +47,7 @@ impl Queue {
     }
 
     fn lock(&self, rank: u32) -> Result<Posting<'_>, NotifyError> {
-        Ok(self.routes(rank)?.lock(rank, self.team.timeout))
+        Ok(self.routes(rank)?.lock(rank, self.timeout.unwrap_or(self.team.timeout)))
     }
 
     /// The connected queue pair to a rank, for programs and kernels that drive it themselves. A

@@ -11,7 +11,7 @@ use std::time::Duration;
 pub enum BootstrapError {
     /// No launcher has started this process.
     #[error(
-        "none of GDSYNC_RANK, OMPI_COMM_WORLD_RANK, PMIX_RANK, PMI_RANK, SLURM_PROCID is set: start the program under mpirun or srun, or set GDSYNC_RANK and GDSYNC_SIZE"
+        "none of GDSYNC_RANK, OMPI_COMM_WORLD_RANK, PMIX_RANK, PMI_RANK, SLURM_PROCID, RANK is set: start the program under mpirun, srun or torchrun, or set GDSYNC_RANK and GDSYNC_SIZE"
     )]
     NoLauncher,
     /// The launcher gave a rank, but no number of processes.

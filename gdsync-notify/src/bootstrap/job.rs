@@ -35,14 +35,19 @@ pub struct Job {
 type Launcher = (&'static str, &'static [&'static str]);
 
 /// gdsync's own first, so that they override the launcher's.
-const LAUNCHERS: [Launcher; 5] = [
+const LAUNCHERS: [Launcher; 6] = [
     ("GDSYNC_RANK", &["GDSYNC_SIZE"]),
     ("OMPI_COMM_WORLD_RANK", &["OMPI_COMM_WORLD_SIZE"]),
     // PMIx gives the size by a call only; launchers that use it set a variable of their own.
     ("PMIX_RANK", &["SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "GDSYNC_SIZE"]),
     ("PMI_RANK", &["PMI_SIZE"]),
     ("SLURM_PROCID", &["SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"]),
+    (TORCHRUN, &["WORLD_SIZE"]),
 ];
+
+/// The variable of torchrun, and of programs that start themselves for torch.distributed. Of the launchers the
+/// last: its names are the least its own.
+const TORCHRUN: &str = "RANK";
 
 /// Variables with the number of hosts of a launcher's job.
 const HOSTS: [&str; 2] = ["SLURM_STEP_NUM_NODES", "SLURM_NNODES"];
@@ -71,12 +76,13 @@ impl Job {
 
     /// The process as its launcher describes it: rank and size from `GDSYNC_RANK` and
     /// `GDSYNC_SIZE`, or the variables of Open MPI (`OMPI_COMM_WORLD_RANK`, `_SIZE`), PMIx
-    /// (`PMIX_RANK`), PMI (`PMI_RANK`, `PMI_SIZE`; MPICH, Intel MPI) or Slurm (`SLURM_PROCID`,
-    /// `SLURM_STEP_NUM_TASKS` or `SLURM_NTASKS`).
+    /// (`PMIX_RANK`), PMI (`PMI_RANK`, `PMI_SIZE`; MPICH, Intel MPI), Slurm (`SLURM_PROCID`,
+    /// `SLURM_STEP_NUM_TASKS` or `SLURM_NTASKS`) or torchrun (`RANK`, `WORLD_SIZE`).
     ///
     /// The processes meet at `GDSYNC_ROOT=host:port`, where rank 0 listens, and prove the key of
     /// [`KEY_VARIABLES`] there. On one host this is not needed: they meet under the job's name, from
-    /// `GDSYNC_JOB` or from the launcher.
+    /// `GDSYNC_JOB` or from the launcher. Of torchrun that is its run, `MASTER_ADDR` and `MASTER_PORT`; where it
+    /// has started processes on other hosts, too, they meet at the port behind `MASTER_PORT`, which torch listens at.
     ///
     /// # Errors
     /// [`BootstrapError::NoLauncher`], [`BootstrapError::NoSize`], [`BootstrapError::Variable`],
@@ -97,9 +103,12 @@ impl Job {
         let size = sizes.iter().find_map(|name| Some((*name, get(name)?)));
         let (size_name, size) = size.ok_or(BootstrapError::NoSize { rank: rank_name, size: sizes[0] })?;
         let size = number(size_name, &size)?;
-        let name = job_name(&get);
+        let name = if rank_name == TORCHRUN { torchrun_name(&get) } else { job_name(&get) };
         let meeting = match get("GDSYNC_ROOT") {
             Some(root) => Meeting::Root(checked_root(root)?),
+            None if rank_name == TORCHRUN && size > 1 && is_on_several_hosts(size, &get)? => {
+                torchrun_root(&get)?
+            }
             None => {
                 on_one_host(rank_name, size, &get)?;
                 // A single process meets no other.
@@ -190,6 +199,49 @@ fn job_name(get: &impl Fn(&str) -> Option<OsString>) -> Option<String> {
         .or_else(|| value("OMPI_MCA_ess_base_jobid"))
         .or_else(slurm)
         .or_else(|| value("PMI_JOBID"))
+}
+
+/// The name of a run of torchrun: a restart is another one.
+fn torchrun_name(get: &impl Fn(&str) -> Option<OsString>) -> Option<String> {
+    let value = |name: &str| get(name).map(|value| value.to_string_lossy().into_owned());
+    value("GDSYNC_JOB").filter(|name| !name.is_empty()).or_else(|| {
+        let (address, port) = (value("MASTER_ADDR")?, value("MASTER_PORT")?);
+        let of_run = |name| value(name).unwrap_or_default();
+        let (run, restart) = (of_run("TORCHELASTIC_RUN_ID"), of_run("TORCHELASTIC_RESTART_COUNT"));
+        Some(format!("torchrun {address} {port} {run} {restart}"))
+    })
+}
+
+/// Whether torchrun has started processes on other hosts: it says how many are here. Programs that set the variables
+/// themselves may leave that out; then a host's own name for itself is one host.
+fn is_on_several_hosts(size: u32, get: &impl Fn(&str) -> Option<OsString>) -> Result<bool, BootstrapError> {
+    const HERE: &str = "LOCAL_WORLD_SIZE";
+    match (get(HERE), get("MASTER_ADDR")) {
+        (Some(here), _) => Ok(number(HERE, &here)? != size),
+        (None, Some(address)) => {
+            let address = address.to_string_lossy();
+            Ok(!(address == "localhost" || address == "::1" || address.starts_with("127.")))
+        }
+        (None, None) => Ok(false),
+    }
+}
+
+/// Rank 0's host, and the port behind torch's own.
+fn torchrun_root(get: &impl Fn(&str) -> Option<OsString>) -> Result<Meeting, BootstrapError> {
+    let (Some(address), Some(port)) = (get("MASTER_ADDR"), get("MASTER_PORT")) else {
+        return Err(BootstrapError::NoJobName);
+    };
+    let (address, port) = (text("MASTER_ADDR", address)?, number("MASTER_PORT", &port)?);
+    match u16::try_from(port).ok().and_then(|port| port.checked_add(1)) {
+        Some(port) => Ok(Meeting::Root(format!("{address}:{port}"))),
+        None => Err(BootstrapError::Variable {
+            name: "MASTER_PORT",
+            value: port.to_string(),
+            reason:
+                "it should be a port below 65535: ranks meet at the next one, unless GDSYNC_ROOT says where"
+                    .to_owned(),
+        }),
+    }
 }
 
 /// Refuses to meet on this host if the launcher has put processes on others. The launcher's counts

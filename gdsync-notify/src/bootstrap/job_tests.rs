@@ -136,3 +136,55 @@ fn the_environment_gives_a_key_or_says_what_is_wrong_with_it() {
     let absent = of(&[("GDSYNC_KEY_FILE", "/nowhere/key")]).unwrap_err().to_string();
     assert!(absent.starts_with("GDSYNC_KEY_FILE: the key file /nowhere/key"), "{absent}");
 }
+
+/// What torchrun sets for rank 1 of 4, all on this host.
+const TORCHRUN_HERE: [(&str, &str); 7] = [
+    ("RANK", "1"),
+    ("WORLD_SIZE", "4"),
+    ("LOCAL_WORLD_SIZE", "4"),
+    ("MASTER_ADDR", "node7"),
+    ("MASTER_PORT", "29500"),
+    ("TORCHELASTIC_RUN_ID", "none"),
+    ("TORCHELASTIC_RESTART_COUNT", "0"),
+];
+
+fn with(changes: &[(&'static str, &'static str)]) -> Vec<(&'static str, &'static str)> {
+    let kept = TORCHRUN_HERE.iter().filter(|(name, _)| changes.iter().all(|(other, _)| other != name));
+    changes.iter().chain(kept).copied().collect()
+}
+
+#[test]
+fn ranks_of_torchrun_on_one_host_meet_under_the_name_of_their_run() {
+    let meeting = |variables: &[_]| job(variables).unwrap().meeting().clone();
+    let here = job(&TORCHRUN_HERE).unwrap();
+    assert_eq!((here.rank(), here.size()), (1, 4));
+    assert_eq!(*here.meeting(), Meeting::Local("torchrun node7 29500 none 0".to_owned()));
+    for other in [("MASTER_PORT", "29501"), ("TORCHELASTIC_RESTART_COUNT", "1"), ("GDSYNC_JOB", "mine")] {
+        assert_ne!(meeting(&with(&[other])), *here.meeting(), "{other:?}");
+    }
+    // Another launcher's variables come first.
+    let slurm = [("SLURM_PROCID", "5"), ("SLURM_NTASKS", "8"), ("GDSYNC_JOB", "a")];
+    assert_eq!(job(&with(&slurm)).unwrap().rank(), 5);
+    let by_hand = [("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "1234")];
+    assert_eq!(meeting(&by_hand), Meeting::Local("torchrun 127.0.0.1 1234  ".to_owned()));
+    assert_eq!(meeting(&[("RANK", "0"), ("WORLD_SIZE", "1")]), Meeting::Local(String::new()));
+}
+
+#[test]
+fn ranks_of_torchrun_on_several_hosts_meet_at_the_port_behind_torchs() {
+    let there = Meeting::Root("node7:29501".to_owned());
+    assert_eq!(*job(&with(&[("LOCAL_WORLD_SIZE", "2")])).unwrap().meeting(), there);
+    let by_hand = [("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "node7"), ("MASTER_PORT", "29500")];
+    assert_eq!(*job(&by_hand).unwrap().meeting(), there);
+    let root = with(&[("LOCAL_WORLD_SIZE", "2"), ("GDSYNC_ROOT", "node8:18515")]);
+    assert_eq!(*job(&root).unwrap().meeting(), Meeting::Root("node8:18515".to_owned()));
+}
+
+#[test]
+fn what_torchrun_cannot_mean_is_refused() {
+    let port = refusal(&with(&[("LOCAL_WORLD_SIZE", "2"), ("MASTER_PORT", "65535")]));
+    assert!(port.contains("MASTER_PORT") && port.contains("65535"), "{port}");
+    let nowhere = refusal(&[("RANK", "0"), ("WORLD_SIZE", "2")]);
+    assert!(nowhere.contains("GDSYNC_JOB"), "{nowhere}");
+    assert!(refusal(&[("RANK", "0")]).contains("WORLD_SIZE"));
+}

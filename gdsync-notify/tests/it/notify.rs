@@ -331,9 +331,21 @@ fn a_short_queue_takes_any_number_of_writes() {
 
 #[test]
 fn a_full_queue_that_a_stream_holds_is_a_time_out() {
-    let config = config().queue_pair(QueuePairConfig::default().send_depth(4));
-    let teams = in_one_hand(2, &config.timeout(Duration::from_millis(50)), 8, 1);
-    let (queue, segment) = (teams[0].0.queue(0).unwrap(), &teams[0].1);
+    fill(&config().timeout(SHORT), |queue| queue);
+}
+
+#[test]
+fn a_handle_of_a_queue_may_have_a_time_out_of_its_own() {
+    fill(&config().timeout(Duration::MAX), |queue| queue.with_timeout(SHORT));
+}
+
+const SHORT: Duration = Duration::from_millis(50);
+
+/// Prepares until there is no room.
+fn fill(config: &TeamConfig, with: impl FnOnce(Queue) -> Queue) {
+    let config = config.clone().queue_pair(QueuePairConfig::default().send_depth(4));
+    let teams = in_one_hand(2, &config, 8, 1);
+    let (queue, segment) = (with(teams[0].0.queue(0).unwrap()), &teams[0].1);
     let mut held = Vec::new();
     let error = loop {
         match queue.prepare_notify(1, segment, 0, 1) {

@@ -1,0 +1,111 @@
+"""What the examples share: ranks that are processes, and arrays on the CPU or on a GPU.
+
+``python pipeline.py`` starts its ranks itself, as ``torchrun --nproc-per-node 4 pipeline.py`` does.
+"""
+
+import argparse
+import os
+import socket
+import subprocess
+import sys
+
+import gdsync
+
+
+def main(run, ranks, **options):
+    """Runs ``run(machine, team, arguments)`` on every rank. ``options`` are numbers that the command line may change."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--on", choices=["numpy", "torch", "cupy"], default="numpy", help="what holds the arrays")
+    parser.add_argument("--ranks", type=int, default=ranks)
+    for name, value in options.items():
+        parser.add_argument(f"--{name}", type=int, default=value)
+    arguments = parser.parse_args()
+    if "RANK" not in os.environ:
+        sys.exit(start(arguments.ranks))
+    machine = Machine(arguments.on)
+    team = gdsync.Team.from_env(machine.pd, queues=2)
+    run(machine, team, arguments)
+
+
+def leave(team):
+    """No rank drops its segments while others still write to them."""
+    team.flush(60)
+    team.barrier()
+
+
+def start(ranks):
+    """Starts this program once for each rank, with the variables that torchrun sets. Returns the worst exit status."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    # For GPUs without a card: the software card copies beside streams that wait, so kernels are loaded ahead, and streams
+    # share no channel.
+    common = {"CUDA_MODULE_LOADING": "EAGER", "CUDA_DEVICE_MAX_CONNECTIONS": "32", **os.environ}
+    common |= {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    each = [common | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
+    processes = [subprocess.Popen([sys.executable, *sys.argv], env=environment) for environment in each]
+    return max(abs(process.wait()) for process in processes)
+
+
+class Machine:
+    """Arrays, and a stream on which they are computed."""
+
+    def __init__(self, on):
+        self.on = on
+        self.pd = gdsync.ProtectionDomain()
+        if on == "numpy":
+            import numpy
+
+            self.arrays, self.stream = numpy, gdsync.Stream()
+            return
+        local = int(os.environ.get("LOCAL_RANK", "0"))
+        if on == "torch":
+            import torch
+
+            torch.cuda.set_device(local % torch.cuda.device_count())
+            self.arrays, self.own = torch, torch.cuda.Stream()
+            self.enter = lambda: torch.cuda.stream(self.own)
+        else:
+            import cupy
+
+            cupy.cuda.Device(local % cupy.cuda.runtime.getDeviceCount()).use()
+            self.arrays, self.own = cupy, cupy.cuda.Stream(non_blocking=True)
+            self.enter = lambda: self.own
+        self.stream = gdsync.Stream(self.own)
+
+    def zeros(self, *shape):
+        """Single-precision zeroes, where the streams find them."""
+        if self.on == "torch":
+            zeros = self.arrays.zeros(shape, dtype=self.arrays.float32, device="cuda")
+        else:
+            zeros = self.arrays.zeros(shape, dtype="float32")
+        self.settle()
+        return zeros
+
+    def settle(self):
+        """Waits for the GPU, before anything on it waits for others."""
+        if self.on == "torch":
+            self.arrays.cuda.synchronize()
+        elif self.on == "cupy":
+            self.arrays.cuda.Device().synchronize()
+
+    def run(self, kernel):
+        """Runs a function of arrays in the order of the stream."""
+        if self.on == "numpy":
+            self.stream.launch(kernel)
+        else:
+            with self.enter():
+                kernel()
+
+    def warm(self, *kernels):
+        """Runs functions once ahead: the driver, which loads a kernel at its first launch, waits for streams that wait."""
+        if self.on != "numpy":
+            for kernel in kernels:
+                self.run(kernel)
+            self.stream.synchronize(120)
+
+    def numpy(self, array):
+        """A copy for the CPU."""
+        if self.on == "torch":
+            return array.cpu().numpy()
+        return array.get() if self.on == "cupy" else array.copy()

@@ -1,0 +1,39 @@
+"""Ranks that are threads of one process: for tests, and to try things."""
+
+from __future__ import annotations
+
+import threading
+import traceback
+from typing import Any, Callable, Optional
+
+from ._gdsync import Bootstrap, Team
+
+
+def run_ranks(size: int, rank: Callable[[Team], Any], *, queues: int = 1, timeout: float = 30.0) -> list[Any]:
+    """Runs ``rank(team)`` in ``size`` threads, each a rank of one team on the software card.
+
+    Returns what each rank has returned. Raises what the first of them has raised.
+    """
+    results: list[Any] = [None] * size
+    errors: list[Optional[BaseException]] = [None] * size
+
+    def run(bootstrap: Bootstrap) -> None:
+        try:
+            results[bootstrap.rank] = rank(Team(bootstrap, queues=queues))
+        except BaseException as error:
+            # The frames hold the team, and the other ranks wait for a rank as long as its team is there.
+            traceback.clear_frames(error.__traceback__)
+            errors[bootstrap.rank] = error
+
+    # Daemons: a rank that hangs does not keep an interrupted program from ending.
+    threads = [
+        threading.Thread(target=run, args=(bootstrap,), daemon=True) for bootstrap in Bootstrap.threads(size, timeout)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for error in errors:
+        if error is not None:
+            raise error
+    return results

@@ -1,0 +1,349 @@
+//! Batches: what a stream performs in one go.
+
+use crate::backend::Backend;
+use crate::errors::Failure;
+use crate::interrupt::{self, Limit};
+use crate::queue_pair::{CompletionQueue, QueuePair, WorkRequest};
+use crate::region::{AnyWord, Slice, Word, narrow};
+use crate::segment::Segment;
+use crate::shared::Shared;
+use gdsync::batch::BatchShape;
+use gdsync::memop::Condition;
+use gdsync::stream::{PostError, PostFailure};
+use gdsync_notify::{NotifyError, Queue, WaitNotification};
+use parking_lot::Mutex;
+use pyo3::prelude::*;
+use pyo3::types::PyTuple;
+use std::mem;
+use std::sync::Arc;
+
+/// Operations that a stream performs in order. Each method adds one.
+#[pyclass(frozen, module = "gdsync")]
+pub(crate) struct Batch {
+    backend: Arc<Backend>,
+    /// The queue of teams by which it sends.
+    queue: u32,
+    timeout: Option<f64>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    batch: gdsync::Batch,
+    /// Memory operations and submissions that it took.
+    posted: Option<(usize, usize)>,
+}
+
+impl Batch {
+    pub(crate) fn on(
+        backend: Arc<Backend>,
+        queue: u32,
+        merged: bool,
+        timeout: Option<f64>,
+    ) -> Result<Self, Failure> {
+        // Refuses what is no time now, and not when the batch is posted.
+        Limit::new(timeout)?;
+        let state = State { batch: gdsync::Batch::with_capacity(8).merged(merged), posted: None };
+        Ok(Batch { backend, queue, timeout, state: Mutex::new(state) })
+    }
+
+    /// Adds to the batch.
+    fn add(&self, add: impl FnOnce(gdsync::Batch) -> gdsync::Batch) {
+        let mut state = self.state.lock();
+        state.batch = add(mem::take(&mut state.batch));
+    }
+
+    /// The queue of a segment's team by which the batch sends.
+    fn queue_of(&self, segment: &Shared, queue: Option<u32>) -> Result<Queue, Failure> {
+        Ok(segment.team.queue(queue.unwrap_or(self.queue))?.with_timeout(interrupt::SLICE))
+    }
+
+    /// What is prepared may wait for room in the queue.
+    fn prepare<T: Send>(
+        &self,
+        py: Python<'_>,
+        mut prepare: impl FnMut() -> Result<T, NotifyError> + Send,
+    ) -> Result<T, Failure> {
+        let limit = Limit::new(self.timeout)?;
+        let made = interrupt::wait(py, limit, move |_| match prepare() {
+            Err(NotifyError::TimedOut { .. }) => Ok(None),
+            made => Ok(Some(made?)),
+        })?;
+        made.ok_or_else(|| limit.passed("the wait for room in the queue"))
+    }
+
+    /// What was taken out of the batch.
+    pub(crate) fn take(&self) -> gdsync::Batch {
+        mem::take(&mut self.state.lock().batch)
+    }
+
+    /// The kinds of its operations.
+    pub(crate) fn shape(&self) -> BatchShape {
+        BatchShape::of(&self.state.lock().batch)
+    }
+
+    /// Gives back what was not posted.
+    pub(crate) fn restore(&self, batch: gdsync::Batch) {
+        self.state.lock().batch = batch;
+    }
+}
+
+/// Where a write lands: a segment that is named, or the slice's own.
+pub(crate) fn target(slice: &Slice, to: Option<&Segment>) -> Result<Shared, Failure> {
+    match (to, &slice.segment) {
+        (Some(to), _) => Ok(to.shared.clone()),
+        (None, Some(own)) => Ok(own.clone()),
+        (None, None) => {
+            Err(Failure::invalid("the slice is of no segment: name the one that is written by to=SEGMENT"))
+        }
+    }
+}
+
+fn condition_of(name: &str) -> Result<Condition, Failure> {
+    match name {
+        "eq" => Ok(Condition::Eq),
+        "geq" => Ok(Condition::Geq),
+        "and" => Ok(Condition::And),
+        "nor" => Ok(Condition::Nor),
+        other => Err(Failure::invalid(format!("{other:?} is no condition: eq, geq, and, nor are"))),
+    }
+}
+
+#[pymethods]
+impl Batch {
+    #[pyo3(signature = (source, rank, offset=0, *, to=None, queue=None))]
+    fn write(
+        &self,
+        py: Python<'_>,
+        source: &Slice,
+        rank: u32,
+        offset: u64,
+        to: Option<&Segment>,
+        queue: Option<u32>,
+    ) -> Result<(), Failure> {
+        let to = target(source, to)?;
+        let queue = self.queue_of(&to, queue)?;
+        let send = self.prepare(py, || queue.prepare_write(&source.inner, rank, &to.segment, offset))?;
+        self.add(|batch| batch.send(send));
+        Ok(())
+    }
+
+    #[pyo3(signature = (source, rank, offset=0, id=0, value=1, *, to=None, queue=None))]
+    #[expect(clippy::too_many_arguments, reason = "Python passes them by name")]
+    fn write_notify(
+        &self,
+        py: Python<'_>,
+        source: &Slice,
+        rank: u32,
+        offset: u64,
+        id: u32,
+        value: u32,
+        to: Option<&Segment>,
+        queue: Option<u32>,
+    ) -> Result<(), Failure> {
+        let to = target(source, to)?;
+        let queue = self.queue_of(&to, queue)?;
+        let [write, notify] = self.prepare(py, || {
+            queue.prepare_write_notify(&source.inner, rank, &to.segment, offset, id, value)
+        })?;
+        self.add(|batch| batch.send(write).send(notify));
+        Ok(())
+    }
+
+    #[pyo3(signature = (segment, rank, id=0, value=1, *, queue=None))]
+    fn notify(
+        &self,
+        py: Python<'_>,
+        segment: &Segment,
+        rank: u32,
+        id: u32,
+        value: u32,
+        queue: Option<u32>,
+    ) -> Result<(), Failure> {
+        let to = &segment.shared;
+        let queue = self.queue_of(to, queue)?;
+        let send = self.prepare(py, || queue.prepare_notify(rank, &to.segment, id, value))?;
+        self.add(|batch| batch.send(send));
+        Ok(())
+    }
+
+    #[pyo3(signature = (into, rank, offset=0, *, of=None, queue=None))]
+    fn read(
+        &self,
+        py: Python<'_>,
+        into: &Slice,
+        rank: u32,
+        offset: u64,
+        of: Option<&Segment>,
+        queue: Option<u32>,
+    ) -> Result<(), Failure> {
+        let of = target(into, of)?;
+        let queue = self.queue_of(&of, queue)?;
+        let send = self.prepare(py, || queue.prepare_read(&into.inner, rank, &of.segment, offset))?;
+        self.add(|batch| batch.send(send));
+        Ok(())
+    }
+
+    #[pyo3(signature = (into, rank, offset=0, *, add, of=None, queue=None))]
+    #[expect(clippy::too_many_arguments, reason = "Python passes them by name")]
+    fn fetch_add(
+        &self,
+        py: Python<'_>,
+        into: &Slice,
+        rank: u32,
+        offset: u64,
+        add: u64,
+        of: Option<&Segment>,
+        queue: Option<u32>,
+    ) -> Result<(), Failure> {
+        let of = target(into, of)?;
+        let queue = self.queue_of(&of, queue)?;
+        let send =
+            self.prepare(py, || queue.prepare_fetch_add(&into.inner, rank, &of.segment, offset, add))?;
+        self.add(|batch| batch.send(send));
+        Ok(())
+    }
+
+    #[pyo3(signature = (into, rank, offset=0, *, compare, swap, of=None, queue=None))]
+    #[expect(clippy::too_many_arguments, reason = "Python passes them by name")]
+    fn compare_swap(
+        &self,
+        py: Python<'_>,
+        into: &Slice,
+        rank: u32,
+        offset: u64,
+        compare: u64,
+        swap: u64,
+        of: Option<&Segment>,
+        queue: Option<u32>,
+    ) -> Result<(), Failure> {
+        let of = target(into, of)?;
+        let queue = self.queue_of(&of, queue)?;
+        let send = self.prepare(py, || {
+            queue.prepare_compare_swap(&into.inner, rank, &of.segment, offset, compare, swap)
+        })?;
+        self.add(|batch| batch.send(send));
+        Ok(())
+    }
+
+    fn wait_notification(&self, segment: &Segment, id: u32) -> Result<(), Failure> {
+        let word = segment.shared.segment.notification(id)?;
+        self.add(|batch| batch.wait_notification(&word));
+        Ok(())
+    }
+
+    #[pyo3(signature = (segment, rank, *, queue=None))]
+    fn wait_writes(&self, segment: &Segment, rank: u32, queue: Option<u32>) -> Result<(), Failure> {
+        let waits = self.queue_of(&segment.shared, queue)?.prepare_waits(rank)?;
+        self.add(|batch| waits.into_iter().fold(batch, gdsync::Batch::wait));
+        Ok(())
+    }
+
+    fn send(&self, queue_pair: &QueuePair, request: &WorkRequest) -> Result<(), Failure> {
+        let send = request.with(|request| Ok(queue_pair.inner.prepare(request)?))?;
+        self.add(|batch| batch.send(send));
+        Ok(())
+    }
+
+    fn wait(&self, queue: &CompletionQueue) -> Result<(), Failure> {
+        let wait = queue.inner.prepare_wait()?;
+        self.add(|batch| batch.wait(wait));
+        Ok(())
+    }
+
+    #[pyo3(signature = (word, value, condition="geq"))]
+    fn wait_value(&self, word: &Word, value: u64, condition: &str) -> Result<(), Failure> {
+        let condition = condition_of(condition)?;
+        match &word.inner {
+            AnyWord::Host32(word) => {
+                let value = narrow(value)?;
+                self.add(|batch| batch.wait_value32(word, condition, value));
+            }
+            AnyWord::Gpu32(word) => {
+                let value = narrow(value)?;
+                self.add(|batch| batch.wait_value32(word, condition, value));
+            }
+            AnyWord::Host64(word) => self.add(|batch| batch.wait_value64(word, condition, value)),
+            AnyWord::Gpu64(word) => self.add(|batch| batch.wait_value64(word, condition, value)),
+        }
+        Ok(())
+    }
+
+    fn write_value(&self, word: &Word, value: u64) -> Result<(), Failure> {
+        match &word.inner {
+            AnyWord::Host32(word) => {
+                let value = narrow(value)?;
+                self.add(|batch| batch.write_value32(word, value));
+            }
+            AnyWord::Gpu32(word) => {
+                let value = narrow(value)?;
+                self.add(|batch| batch.write_value32(word, value));
+            }
+            AnyWord::Host64(word) => self.add(|batch| batch.write_value64(word, value)),
+            AnyWord::Gpu64(word) => self.add(|batch| batch.write_value64(word, value)),
+        }
+        Ok(())
+    }
+
+    fn barrier(&self) {
+        self.add(gdsync::Batch::barrier);
+    }
+
+    fn __len__(&self) -> usize {
+        self.state.lock().batch.len()
+    }
+
+    /// Posts what was added. What does not fit stays in the batch.
+    fn post<'py>(&self, py: Python<'py>) -> Result<Bound<'py, PyTuple>, Failure> {
+        let limit = Limit::new(self.timeout)?;
+        let posted = interrupt::wait(py, limit, |time| match self.backend.post(self.take(), time) {
+            Ok(posted) => Ok(Some((posted.operations, posted.submissions))),
+            Err(PostError { batch, source, .. }) => {
+                self.restore(batch);
+                match source {
+                    PostFailure::WouldBlock { .. } if !time.is_zero() => Ok(None),
+                    source => Err(source.into()),
+                }
+            }
+        })?;
+        let posted = posted.ok_or_else(|| limit.passed("the wait for room on the stream"))?;
+        self.state.lock().posted = Some(posted);
+        Ok((posted.0, posted.1).into_pyobject(py)?)
+    }
+
+    /// Memory operations and submissions of the last post.
+    #[getter]
+    fn posted(&self) -> Option<(usize, usize)> {
+        self.state.lock().posted
+    }
+
+    fn __enter__(this: Py<Self>) -> Py<Self> {
+        this
+    }
+
+    #[pyo3(signature = (kind=None, _error=None, _trace=None))]
+    fn __exit__(
+        &self,
+        py: Python<'_>,
+        kind: Option<Bound<'_, PyAny>>,
+        _error: Option<Bound<'_, PyAny>>,
+        _trace: Option<Bound<'_, PyAny>>,
+    ) -> Result<bool, Failure> {
+        match kind {
+            None => _ = self.post(py)?,
+            // Its sends leave their queues.
+            Some(_) => drop(self.take()),
+        }
+        Ok(false)
+    }
+
+    fn __str__(&self) -> String {
+        self.state.lock().batch.to_string()
+    }
+
+    fn __repr__(&self) -> String {
+        let state = self.state.lock();
+        let posted = if state.posted.is_some() { ", posted" } else { "" };
+        format!("<gdsync.Batch of {} operations{posted}>", state.batch.len())
+    }
+}

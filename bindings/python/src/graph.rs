@@ -1,0 +1,107 @@
+//! CUDA graphs that hold batches.
+
+use crate::backend::Backend;
+use crate::batch::Batch;
+use crate::errors::{Failure, Kind};
+use crate::interrupt::{self, Limit};
+use crate::stream::Stream;
+use gdsync::graph::{CudaGraph, GraphError, LaunchError};
+use gdsync::stream::PostFailure;
+use parking_lot::Mutex;
+use pyo3::prelude::*;
+use pyo3::types::PyIterator;
+use std::time::Duration;
+
+/// How long a launch lets a stream without room catch up.
+const PAUSE: Duration = Duration::from_micros(50);
+
+/// A CUDA graph with places for batches.
+#[pyclass(frozen, module = "gdsync")]
+pub(crate) struct Graph {
+    inner: Mutex<CudaGraph>,
+    nodes: usize,
+}
+
+/// Records what the steps enqueue on the stream, and a place for each batch that they yield.
+#[pyfunction]
+pub(crate) fn capture(stream: &Stream, steps: &Bound<'_, PyAny>) -> Result<Graph, Failure> {
+    let Backend::Cuda(cuda) = &*stream.backend else {
+        let text = "only CUDA streams are captured: a software stream has no graphs";
+        return Err(Failure::Of(Kind::Unsupported, text.to_owned()));
+    };
+    let steps = PyIterator::from_object(steps)?;
+    let mut nodes = 0;
+    let inner = cuda.capture(|capture| {
+        for step in steps {
+            let step = step?;
+            let batch = step.cast::<Batch>().map_err(PyErr::from)?;
+            capture.batch(&batch.get().shape())?;
+            nodes += 1;
+        }
+        Ok(())
+    });
+    match inner {
+        Ok(inner) => Ok(Graph { inner: Mutex::new(inner), nodes }),
+        Err(GraphError::Record(error)) => match error.downcast::<PyErr>() {
+            Ok(own) => Err(Failure::Python(*own)),
+            Err(other) => Err(Failure::Of(Kind::Error, other.to_string())),
+        },
+        Err(error) => Err(of_graph(&error)),
+    }
+}
+
+fn of_graph(error: &GraphError) -> Failure {
+    let kind = match error {
+        GraphError::Stale { .. } | GraphError::Shape { .. } | GraphError::Size { .. } | GraphError::Copy => {
+            Kind::InvalidArgument
+        }
+        GraphError::Post(PostFailure::WouldBlock { .. }) => Kind::WouldBlock,
+        GraphError::OtherContext { .. } => Kind::InvalidArgument,
+        _ => Kind::DeviceError,
+    };
+    Failure::Of(kind, error.to_string())
+}
+
+#[pymethods]
+impl Graph {
+    #[pyo3(signature = (stream, *batches, timeout=Some(30.0)))]
+    fn launch(
+        &self,
+        py: Python<'_>,
+        stream: &Stream,
+        batches: Vec<Py<Batch>>,
+        timeout: Option<f64>,
+    ) -> Result<(), Failure> {
+        let Backend::Cuda(cuda) = &*stream.backend else {
+            let text = "a graph is launched on a CUDA stream";
+            return Err(Failure::Of(Kind::Unsupported, text.to_owned()));
+        };
+        let limit = Limit::new(timeout)?;
+        let launched = interrupt::wait(py, limit, |_| {
+            let taken: Vec<_> = batches.iter().map(|batch| batch.get().take()).collect();
+            match cuda.launch(&mut self.inner.lock(), taken) {
+                Ok(_) => Ok(Some(())),
+                Err(LaunchError { batches: rest, source, .. }) => {
+                    batches.iter().zip(rest).for_each(|(batch, rest)| batch.get().restore(rest));
+                    match source {
+                        GraphError::Post(PostFailure::WouldBlock { .. }) => {
+                            std::thread::sleep(PAUSE);
+                            Ok(None)
+                        }
+                        source => Err(of_graph(&source)),
+                    }
+                }
+            }
+        })?;
+        launched.ok_or_else(|| limit.passed("the wait for room on the stream"))
+    }
+
+    #[getter]
+    fn batches(&self) -> usize {
+        self.nodes
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<gdsync.Graph with {} batches>", self.nodes)
+    }
+}

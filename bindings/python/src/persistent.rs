@@ -1,0 +1,163 @@
+//! Persistent requests: prepared once, started many times on a stream.
+
+use crate::backend::{Backend, on};
+use crate::errors::{Failure, Kind};
+use crate::interrupt::{self, Limit};
+use crate::queue_pair::{Completion, QueuePair};
+use crate::region::{RemoteMemory, Slice};
+use crate::stream::Stream;
+use gdsync::persistent::{self, ListError, PersistentError, PersistentRecv, PersistentSend, Request};
+use gdsync::stream::PostFailure;
+use parking_lot::Mutex;
+use pyo3::prelude::*;
+
+/// A send, a write or a receive that is prepared once and started many times.
+#[pyclass(frozen, module = "gdsync")]
+pub(crate) struct Persistent {
+    inner: Mutex<Any>,
+    what: &'static str,
+}
+
+#[derive(Debug)]
+enum Any {
+    Send(PersistentSend),
+    Recv(PersistentRecv),
+}
+
+impl Any {
+    fn request(&mut self) -> &mut dyn Request {
+        match self {
+            Any::Send(request) => request,
+            Any::Recv(request) => request,
+        }
+    }
+}
+
+fn of_persistent(error: PersistentError) -> Failure {
+    match error {
+        PersistentError::Queue(error) => error.into(),
+        PersistentError::Post(error) => error.into(),
+        PersistentError::Resources(error) => error.into(),
+        other => Failure::Of(Kind::InvalidArgument, other.to_string()),
+    }
+}
+
+fn slices_of(slices: &[Py<Slice>]) -> Vec<gdsync::Slice> {
+    slices.iter().map(|slice| slice.get().inner.clone()).collect()
+}
+
+#[pymethods]
+impl Persistent {
+    #[staticmethod]
+    #[pyo3(signature = (queue_pair, *slices))]
+    fn send(queue_pair: &QueuePair, slices: Vec<Py<Slice>>) -> Result<Self, Failure> {
+        let request = PersistentSend::send(&queue_pair.inner, &slices_of(&slices))?;
+        Ok(Persistent { inner: Mutex::new(Any::Send(request)), what: "send" })
+    }
+
+    #[staticmethod]
+    #[pyo3(signature = (queue_pair, *slices, remote))]
+    fn write(queue_pair: &QueuePair, slices: Vec<Py<Slice>>, remote: &RemoteMemory) -> Result<Self, Failure> {
+        let request = PersistentSend::write(&queue_pair.inner, &slices_of(&slices), remote.inner)?;
+        Ok(Persistent { inner: Mutex::new(Any::Send(request)), what: "write" })
+    }
+
+    #[staticmethod]
+    #[pyo3(signature = (queue_pair, *slices))]
+    fn receive(queue_pair: &QueuePair, slices: Vec<Py<Slice>>) -> Result<Self, Failure> {
+        let request = PersistentRecv::new(&queue_pair.inner, &slices_of(&slices))?;
+        Ok(Persistent { inner: Mutex::new(Any::Recv(request)), what: "receive" })
+    }
+
+    /// How the oldest start ended, once it has.
+    #[pyo3(signature = (timeout=None))]
+    fn complete(&self, py: Python<'_>, timeout: Option<f64>) -> Result<Completion, Failure> {
+        let limit = Limit::new(timeout)?;
+        let found = interrupt::wait(py, limit, |time| {
+            let done = match &mut *self.inner.lock() {
+                Any::Send(request) => request.complete(time),
+                Any::Recv(request) => request.complete(time),
+            };
+            done.map_err(of_persistent)
+        })?;
+        Ok(Completion::new(found.ok_or_else(|| limit.passed(&format!("the {}", self.what)))?))
+    }
+
+    #[getter]
+    fn is_active(&self) -> bool {
+        match &*self.inner.lock() {
+            Any::Send(request) => request.is_active(),
+            Any::Recv(request) => request.is_active(),
+        }
+    }
+
+    fn __repr__(&self) -> String {
+        let active = if self.is_active() { ", active" } else { "" };
+        format!("<gdsync.Persistent {}{active}>", self.what)
+    }
+}
+
+/// One of the calls for lists of requests, on a stream of either kind.
+type Call = fn(&mut [&mut dyn Request], &Backend) -> Result<(), ListError>;
+
+fn for_all(
+    py: Python<'_>,
+    requests: &[Py<Persistent>],
+    stream: &Stream,
+    timeout: Option<f64>,
+    call: Call,
+) -> Result<(), Failure> {
+    let limit = Limit::new(timeout)?;
+    let done = interrupt::wait(py, limit, |_| {
+        let locked: Option<Vec<_>> = requests.iter().map(|request| request.get().inner.try_lock()).collect();
+        let mut locked = locked.ok_or_else(|| {
+            Failure::invalid("a request stands twice in the list, or another thread uses it at the moment")
+        })?;
+        let mut all: Vec<&mut dyn Request> = locked.iter_mut().map(|one| one.request()).collect();
+        match call(&mut all, &stream.backend) {
+            Ok(()) => Ok(Some(())),
+            Err(ListError { source: PersistentError::Post(PostFailure::WouldBlock { .. }), .. }) => Ok(None),
+            Err(ListError { index: None, source, .. }) => Err(of_persistent(source)),
+            Err(ListError { index: Some(index), source, .. }) => {
+                Err(of_persistent(source).with_hint(&format!("this is request {index} of the list")))
+            }
+        }
+    })?;
+    done.ok_or_else(|| limit.passed("the wait for room on the stream"))
+}
+
+/// Starts requests on a stream, in one batch.
+#[pyfunction]
+#[pyo3(signature = (requests, stream, timeout=Some(30.0)))]
+pub(crate) fn start_all(
+    py: Python<'_>,
+    requests: Vec<Py<Persistent>>,
+    stream: &Stream,
+    timeout: Option<f64>,
+) -> Result<(), Failure> {
+    for_all(
+        py,
+        &requests,
+        stream,
+        timeout,
+        |all, backend| on!(backend, stream => persistent::start_all(all, stream, interrupt::SLICE).map(drop)),
+    )
+}
+
+/// Has a stream wait for requests that were started, in one batch.
+#[pyfunction]
+#[pyo3(signature = (requests, stream, timeout=Some(30.0)))]
+pub(crate) fn wait_all(
+    py: Python<'_>,
+    requests: Vec<Py<Persistent>>,
+    stream: &Stream,
+    timeout: Option<f64>,
+) -> Result<(), Failure> {
+    for_all(
+        py,
+        &requests,
+        stream,
+        timeout,
+        |all, backend| on!(backend, stream => persistent::wait_all(all, stream, interrupt::SLICE).map(drop)),
+    )
+}

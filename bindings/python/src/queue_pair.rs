@@ -1,0 +1,293 @@
+//! Queue pairs, completion queues, and work requests.
+
+use crate::device::ProtectionDomain;
+use crate::errors::Failure;
+use crate::interrupt::{self, Limit};
+use crate::region::{RemoteMemory, Slice};
+use crate::trigger::Trigger;
+use gdsync::qp::CompletionChannel;
+use gdsync::queue::WorkKind;
+use gdsync::{CompletionQueueConfig, ConnectOptions, QueuePairConfig};
+use pyo3::prelude::*;
+
+/// Where work completes.
+#[pyclass(frozen, module = "gdsync")]
+pub(crate) struct CompletionQueue {
+    pub(crate) inner: gdsync::CompletionQueue,
+}
+
+impl CompletionQueue {
+    /// With a channel, so that waits sleep.
+    fn on(device: &gdsync::Device, entries: u32) -> Result<Self, Failure> {
+        let channel = CompletionChannel::new(device)?;
+        let config = CompletionQueueConfig::from(entries).channel(&channel);
+        Ok(CompletionQueue { inner: gdsync::CompletionQueue::new(device, config)? })
+    }
+}
+
+#[pymethods]
+impl CompletionQueue {
+    #[new]
+    #[pyo3(signature = (pd, entries=256))]
+    fn new(pd: &ProtectionDomain, entries: u32) -> Result<Self, Failure> {
+        Self::on(&pd.device, entries)
+    }
+
+    fn poll(&self) -> Result<Option<Completion>, Failure> {
+        Ok(self.inner.poll()?.map(|inner| Completion { inner }))
+    }
+
+    #[pyo3(signature = (timeout=None))]
+    fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> Result<Completion, Failure> {
+        let limit = Limit::new(timeout)?;
+        let found = interrupt::wait(py, limit, |time| Ok(self.inner.wait(time)?))?;
+        let inner = found.ok_or_else(|| limit.passed("the wait for a completion"))?;
+        Ok(Completion { inner })
+    }
+
+    #[pyo3(signature = (timeout=None))]
+    fn wait_async<'py>(this: &Bound<'py, Self>, timeout: Option<f64>) -> PyResult<Bound<'py, PyAny>> {
+        interrupt::awaitable(this.getattr("wait")?, (), timeout)
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<gdsync.CompletionQueue of {} entries>", self.inner.entries())
+    }
+}
+
+/// How a work request ended.
+#[pyclass(frozen, module = "gdsync")]
+pub(crate) struct Completion {
+    inner: gdsync::Completion,
+}
+
+impl Completion {
+    pub(crate) fn new(inner: gdsync::Completion) -> Self {
+        Completion { inner }
+    }
+}
+
+#[pymethods]
+impl Completion {
+    #[getter]
+    fn wr_id(&self) -> u64 {
+        self.inner.wr_id
+    }
+
+    #[getter]
+    fn kind(&self) -> &'static str {
+        match self.inner.kind {
+            WorkKind::Send => "send",
+            WorkKind::RdmaWrite => "write",
+            WorkKind::RdmaRead => "read",
+            WorkKind::CompareSwap => "compare_swap",
+            WorkKind::FetchAdd => "fetch_add",
+            WorkKind::Receive | WorkKind::ReceiveRdmaWithImmediate => "receive",
+            WorkKind::Nop => "nop",
+            _ => "other",
+        }
+    }
+
+    #[getter]
+    fn nbytes(&self) -> u32 {
+        self.inner.byte_len
+    }
+
+    #[getter]
+    fn immediate(&self) -> Option<u32> {
+        self.inner.immediate
+    }
+
+    #[getter]
+    fn error(&self) -> Option<String> {
+        self.inner.status.err().map(|error| error.to_string())
+    }
+
+    fn __repr__(&self) -> String {
+        let end = self.error().unwrap_or_else(|| format!("{} bytes", self.inner.byte_len));
+        format!("<gdsync.Completion of {} {}: {end}>", self.kind(), self.inner.wr_id)
+    }
+}
+
+/// What a queue pair is asked to do.
+#[pyclass(frozen, module = "gdsync")]
+pub(crate) struct WorkRequest {
+    what: What,
+    slices: Vec<gdsync::Slice>,
+    remote: Option<gdsync::RemoteMemory>,
+    signaled: bool,
+    wr_id: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum What {
+    Send,
+    Write,
+    Read,
+    FetchAdd(u64),
+    CompareSwap(u64, u64),
+    Nop,
+}
+
+impl WorkRequest {
+    /// The request as the library takes it.
+    pub(crate) fn with<T>(
+        &self,
+        take: impl FnOnce(gdsync::WorkRequest<'_>) -> Result<T, Failure>,
+    ) -> Result<T, Failure> {
+        let remote = || self.remote.ok_or_else(|| Failure::invalid("the request names no remote memory"));
+        let one = || self.slices.first().ok_or_else(|| Failure::invalid("the request has no slice"));
+        let request = match self.what {
+            What::Send => gdsync::WorkRequest::send(&self.slices),
+            What::Write => gdsync::WorkRequest::write(&self.slices, remote()?),
+            What::Read => gdsync::WorkRequest::read(&self.slices, remote()?),
+            What::FetchAdd(add) => gdsync::WorkRequest::fetch_add(one()?, remote()?, add),
+            What::CompareSwap(compare, swap) => {
+                gdsync::WorkRequest::compare_swap(one()?, remote()?, compare, swap)
+            }
+            What::Nop => gdsync::WorkRequest::nop(),
+        };
+        let request = request.wr_id(self.wr_id);
+        take(if self.signaled { request } else { request.unsignaled() })
+    }
+
+    fn made(
+        what: What,
+        slices: Vec<Py<Slice>>,
+        remote: Option<&RemoteMemory>,
+        wr_id: u64,
+        signaled: bool,
+    ) -> Self {
+        let slices = slices.iter().map(|slice| slice.get().inner.clone()).collect();
+        WorkRequest { what, slices, remote: remote.map(|remote| remote.inner), signaled, wr_id }
+    }
+}
+
+#[pymethods]
+impl WorkRequest {
+    #[staticmethod]
+    #[pyo3(signature = (*slices, wr_id=0, signaled=true))]
+    fn send(slices: Vec<Py<Slice>>, wr_id: u64, signaled: bool) -> Self {
+        Self::made(What::Send, slices, None, wr_id, signaled)
+    }
+
+    #[staticmethod]
+    #[pyo3(signature = (*slices, remote, wr_id=0, signaled=true))]
+    fn write(slices: Vec<Py<Slice>>, remote: &RemoteMemory, wr_id: u64, signaled: bool) -> Self {
+        Self::made(What::Write, slices, Some(remote), wr_id, signaled)
+    }
+
+    #[staticmethod]
+    #[pyo3(signature = (*slices, remote, wr_id=0, signaled=true))]
+    fn read(slices: Vec<Py<Slice>>, remote: &RemoteMemory, wr_id: u64, signaled: bool) -> Self {
+        Self::made(What::Read, slices, Some(remote), wr_id, signaled)
+    }
+
+    #[staticmethod]
+    #[pyo3(signature = (result, *, remote, add, wr_id=0, signaled=true))]
+    fn fetch_add(result: Py<Slice>, remote: &RemoteMemory, add: u64, wr_id: u64, signaled: bool) -> Self {
+        Self::made(What::FetchAdd(add), vec![result], Some(remote), wr_id, signaled)
+    }
+
+    #[staticmethod]
+    #[pyo3(signature = (result, *, remote, compare, swap, wr_id=0, signaled=true))]
+    fn compare_swap(
+        result: Py<Slice>,
+        remote: &RemoteMemory,
+        compare: u64,
+        swap: u64,
+        wr_id: u64,
+        signaled: bool,
+    ) -> Self {
+        Self::made(What::CompareSwap(compare, swap), vec![result], Some(remote), wr_id, signaled)
+    }
+
+    #[staticmethod]
+    #[pyo3(signature = (*, wr_id=0, signaled=true))]
+    fn nop(wr_id: u64, signaled: bool) -> Self {
+        Self::made(What::Nop, Vec::new(), None, wr_id, signaled)
+    }
+
+    fn __repr__(&self) -> String {
+        let bytes: u64 = self.slices.iter().map(|slice| slice.len() as u64).sum();
+        format!("<gdsync.WorkRequest {:?} of {bytes} bytes, wr_id {}>", self.what, self.wr_id)
+    }
+}
+
+/// One end of a reliable connection.
+#[pyclass(frozen, module = "gdsync")]
+pub(crate) struct QueuePair {
+    pub(crate) inner: gdsync::QueuePair,
+}
+
+#[pymethods]
+impl QueuePair {
+    #[new]
+    #[pyo3(signature = (pd, *, send_depth=128, recv_depth=128, send_cq=None, recv_cq=None, trigger=None))]
+    fn new(
+        py: Python<'_>,
+        pd: &ProtectionDomain,
+        send_depth: u32,
+        recv_depth: u32,
+        send_cq: Option<&CompletionQueue>,
+        recv_cq: Option<&CompletionQueue>,
+        trigger: Option<&Trigger>,
+    ) -> Result<Self, Failure> {
+        py.detach(|| {
+            // Only those that are not given.
+            let own = |given: Option<&CompletionQueue>, depth: u32| match given {
+                Some(given) => Ok(given.inner.clone()),
+                None => CompletionQueue::on(&pd.device, depth.max(1)).map(|queue| queue.inner),
+            };
+            let (send_cq, recv_cq) = (own(send_cq, send_depth)?, own(recv_cq, recv_depth)?);
+            let access = QueuePairConfig::default().access | gdsync::Access::REMOTE_ATOMIC;
+            let config = QueuePairConfig::default().send_depth(send_depth).recv_depth(recv_depth);
+            let config = config.access(access).completion_queues(&send_cq, &recv_cq);
+            let config = match trigger {
+                Some(trigger) => config.trigger(&trigger.inner),
+                None => config,
+            };
+            Ok(QueuePair { inner: gdsync::QueuePair::new(&pd.inner, config)? })
+        })
+    }
+
+    #[getter]
+    fn endpoint(&self) -> Result<String, Failure> {
+        Ok(self.inner.endpoint()?.to_string())
+    }
+
+    fn connect(&self, py: Python<'_>, endpoint: &str) -> Result<(), Failure> {
+        let remote = endpoint.parse::<gdsync::Endpoint>()?;
+        Ok(py.detach(|| self.inner.connect(&remote, ConnectOptions::default()))?)
+    }
+
+    #[pyo3(signature = (*slices, wr_id=0))]
+    fn post_recv(&self, slices: Vec<Py<Slice>>, wr_id: u64) -> Result<(), Failure> {
+        let slices: Vec<_> = slices.iter().map(|slice| slice.get().inner.clone()).collect();
+        Ok(self.inner.post_recv(&slices, wr_id)?)
+    }
+
+    fn post_send(&self, request: &WorkRequest) -> Result<(), Failure> {
+        request.with(|request| Ok(self.inner.post_send(request)?))
+    }
+
+    #[getter]
+    fn send_cq(&self) -> CompletionQueue {
+        CompletionQueue { inner: self.inner.send_cq() }
+    }
+
+    #[getter]
+    fn recv_cq(&self) -> CompletionQueue {
+        CompletionQueue { inner: self.inner.recv_cq() }
+    }
+
+    #[getter]
+    fn failure(&self) -> Option<String> {
+        self.inner.failure().map(|cause| cause.to_string())
+    }
+
+    fn __repr__(&self) -> String {
+        let state = self.failure().map_or(String::new(), |cause| format!(", failed: {cause}"));
+        format!("<gdsync.QueuePair {:#x}{state}>", self.inner.number())
+    }
+}

@@ -1,0 +1,153 @@
+//! Streams: software ones, and those of CUDA that other libraries have made.
+
+use crate::backend::{Backend, on};
+use crate::batch::Batch;
+use crate::errors::{Failure, Kind};
+use crate::interrupt::{self, Limit};
+use crate::owner::{self, Owner};
+use gdsync::cuda;
+use gdsync::cudarc::driver::sys::CUstream;
+use gdsync::stream::StreamOptions;
+use gdsync::{CudaStream, SoftStream};
+use pyo3::prelude::*;
+use std::panic;
+use std::sync::Arc;
+
+/// A stream on which batches are posted.
+#[pyclass(frozen, module = "gdsync")]
+pub(crate) struct Stream {
+    pub(crate) backend: Arc<Backend>,
+}
+
+/// A stream of another library, and its GPU where the object says it.
+struct Handle {
+    raw: u64,
+    gpu: Option<u32>,
+}
+
+/// The handle of a stream of torch (`cuda_stream`), CuPy (`ptr`), or cuda-python (`__cuda_stream__`), or a
+/// number.
+///
+/// # Errors
+/// Any other object.
+fn handle_of(object: &Bound<'_, PyAny>) -> Result<Handle, Failure> {
+    let gpu = ["device_index", "device_id"].into_iter().find_map(|name| {
+        let value = object.getattr(name).ok()?;
+        value.extract::<u32>().ok()
+    });
+    if let Ok(raw) = object.extract::<u64>() {
+        return Ok(Handle { raw, gpu: None });
+    }
+    for name in ["cuda_stream", "ptr", "handle"] {
+        if let Some(raw) = object.getattr(name).ok().and_then(|value| value.extract::<u64>().ok()) {
+            return Ok(Handle { raw, gpu });
+        }
+    }
+    if let Ok(protocol) = object.getattr("__cuda_stream__") {
+        // A method, or in older releases a property: the version of the protocol, and the handle.
+        let pair = if protocol.is_callable() { protocol.call0()? } else { protocol };
+        let (_version, raw): (u32, u64) = pair.extract()?;
+        return Ok(Handle { raw, gpu });
+    }
+    let name = object.get_type().qualname()?;
+    Err(Failure::invalid(format!(
+        "a {name} is no CUDA stream: pass one of torch or CuPy, an object with __cuda_stream__, a handle as a number, or nothing for a software stream"
+    )))
+}
+
+#[pymethods]
+impl Stream {
+    #[new]
+    #[pyo3(signature = (stream=None, *, always_signal=false))]
+    fn new(stream: Option<&Bound<'_, PyAny>>, always_signal: bool) -> Result<Self, Failure> {
+        let options = StreamOptions::default().always_signal(always_signal);
+        let Some(object) = stream else {
+            let stream = gdsync::Stream::with_options(SoftStream::new()?, options)?;
+            return Ok(Stream { backend: Arc::new(Backend::Soft(stream)) });
+        };
+        let Handle { raw, gpu } = handle_of(object)?;
+        if let Some(ordinal) = gpu {
+            // A default stream is that of the context that is current.
+            cuda::context(ordinal)?
+                .bind_to_thread()
+                .map_err(|error| Failure::Of(Kind::DeviceError, format!("cuCtxSetCurrent: {error}")))?;
+        } else {
+            // Says where there is no driver.
+            cuda::device_count()?;
+        }
+        let owner = Owner::new(object.clone());
+        // SAFETY: the object says that this is the handle of its stream, and `owner` keeps the object; of a
+        // plain number the program promises the same. Contexts that torch and CuPy use are primary ones.
+        let stream = unsafe { CudaStream::from_raw(raw as CUstream, owner) }?;
+        Ok(Stream { backend: Arc::new(Backend::Cuda(gdsync::Stream::with_options(stream, options)?)) })
+    }
+
+    #[pyo3(signature = (*, queue=0, merged=true, timeout=Some(30.0)))]
+    fn batch(&self, queue: u32, merged: bool, timeout: Option<f64>) -> Result<Batch, Failure> {
+        Batch::on(self.backend.clone(), queue, merged, timeout)
+    }
+
+    #[pyo3(signature = (timeout=None))]
+    fn synchronize(&self, py: Python<'_>, timeout: Option<f64>) -> Result<(), Failure> {
+        let limit = Limit::new(timeout)?;
+        let done = interrupt::wait(py, limit, |time| {
+            let done = on!(&*self.backend, stream => stream.synchronize_timeout(time))?;
+            Ok(done.then_some(()))
+        })?;
+        owner::release(py);
+        done.ok_or_else(|| {
+            let at = self.oldest_wait().map_or(String::new(), |wait| format!(", at the {wait}"));
+            limit.passed(&format!("the stream{at}"))
+        })
+    }
+
+    #[pyo3(signature = (timeout=None))]
+    fn synchronize_async<'py>(this: &Bound<'py, Self>, timeout: Option<f64>) -> PyResult<Bound<'py, PyAny>> {
+        interrupt::awaitable(this.getattr("synchronize")?, (), timeout)
+    }
+
+    fn launch(&self, kernel: Py<PyAny>) -> Result<(), Failure> {
+        let Backend::Soft(stream) = &*self.backend else {
+            let text =
+                "launch runs Python on a software stream: on a CUDA stream, launch kernels by torch or CuPy";
+            return Err(Failure::Of(Kind::Unsupported, text.to_owned()));
+        };
+        let kernel = Owner::around(kernel);
+        stream.launch(move || {
+            // While the interpreter ends, nothing of Python runs any more.
+            let result = Python::try_attach(|py| kernel.call(py).map_err(|error| error.to_string()));
+            if let Some(Err(text)) = result {
+                // The stream contains it, and fails with this text, as an illegal access fails a GPU's.
+                panic::resume_unwind(Box::new(text));
+            }
+        })?;
+        Ok(())
+    }
+
+    #[getter]
+    fn outstanding(&self, py: Python<'_>) -> usize {
+        py.detach(|| on!(&*self.backend, stream => stream.outstanding()))
+    }
+
+    #[getter]
+    fn oldest_wait(&self) -> Option<String> {
+        on!(&*self.backend, stream => stream.oldest_wait())
+    }
+
+    #[getter]
+    fn cuda_stream(&self) -> Option<u64> {
+        match &*self.backend {
+            Backend::Soft(_) => None,
+            Backend::Cuda(stream) => Some(stream.raw() as u64),
+        }
+    }
+
+    fn __repr__(&self) -> String {
+        let outstanding = on!(&*self.backend, stream => stream.outstanding());
+        let kind = match &*self.backend {
+            Backend::Soft(_) => "in software".to_owned(),
+            Backend::Cuda(stream) => format!("of CUDA, {:#x}", stream.raw() as u64),
+        };
+        format!("<gdsync.Stream {kind}: {outstanding} submissions outstanding>")
+    }
+}

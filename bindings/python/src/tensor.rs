@@ -1,0 +1,156 @@
+//! Memory of Python objects, as the library names it.
+
+use crate::errors::Failure;
+use crate::owner::Owner;
+use gdsync::PinnedMemory;
+use gdsync::cuda::{self, GpuMemory};
+use gdsync::cudarc::driver::sys;
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use std::ptr::NonNull;
+
+/// Memory of the host, or of a GPU.
+#[derive(Clone, Debug)]
+pub(crate) enum Memory {
+    Host(PinnedMemory),
+    Gpu(GpuMemory, u32),
+}
+
+impl Memory {
+    /// The memory of an array, a tensor or a buffer, which is kept until its last use has passed.
+    ///
+    /// # Errors
+    /// What cannot be registered, with the reason (`_tensors.py`).
+    pub(crate) fn of(tensor: &Bound<'_, PyAny>) -> Result<Self, Failure> {
+        static DESCRIBE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+        let describe = DESCRIBE.import(tensor.py(), "gdsync._tensors", "describe")?;
+        let (address, len, gpu, owner): (u64, usize, Option<i64>, Bound<'_, PyAny>) =
+            describe.call1((tensor,))?.extract()?;
+        let owner = Owner::new(owner);
+        let Some(gpu) = gpu else {
+            let base = NonNull::new(address as *mut u8)
+                .ok_or_else(|| Failure::invalid("the tensor has the address 0"))?;
+            // SAFETY: the tensor's protocol says that the memory is there, writable, as long as the object,
+            // which `owner` keeps. Other code that accesses it is Python's libraries, of which this side's
+            // accesses are those of a device.
+            return Ok(Memory::Host(unsafe { PinnedMemory::from_raw(base, len, owner) }));
+        };
+        let ordinal = match u32::try_from(gpu) {
+            Ok(ordinal) => ordinal,
+            Err(_) => ordinal_of(address)?,
+        };
+        let context = cuda::context(ordinal)?;
+        // SAFETY: the tensor's protocol says that this is memory of the GPU as long as the object, which
+        // `owner` keeps; the primary context reaches all memory of its GPU.
+        let memory = unsafe { GpuMemory::from_raw(&context, address, len, owner) }?;
+        Ok(Memory::Gpu(memory, ordinal))
+    }
+
+    pub(crate) fn allocate(len: usize, gpu: Option<u32>) -> Result<Self, Failure> {
+        match gpu {
+            None => {
+                let memory = PinnedMemory::allocate(len);
+                Ok(Memory::Host(memory.map_err(|source| gdsync::Error::Memory { len, source })?))
+            }
+            Some(ordinal) => Ok(Memory::Gpu(GpuMemory::allocate(&cuda::context(ordinal)?, len)?, ordinal)),
+        }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            Memory::Host(memory) => memory.len(),
+            Memory::Gpu(memory, _) => memory.len(),
+        }
+    }
+
+    pub(crate) fn address(&self) -> u64 {
+        match self {
+            Memory::Host(memory) => memory.addr().get(),
+            Memory::Gpu(memory, _) => memory.address(),
+        }
+    }
+
+    pub(crate) fn place(&self) -> String {
+        match self {
+            Memory::Host(_) => "host memory".to_owned(),
+            Memory::Gpu(_, ordinal) => format!("memory of GPU {ordinal}"),
+        }
+    }
+
+    /// # Errors
+    /// A range that leaves the memory.
+    pub(crate) fn read(&self, offset: usize, len: usize) -> Result<Vec<u8>, Failure> {
+        self.check(offset, len)?;
+        let mut bytes = vec![0; len];
+        match self {
+            Memory::Host(memory) => _ = memory.read(offset, &mut bytes),
+            Memory::Gpu(memory, _) => memory.read(offset, &mut bytes)?,
+        }
+        Ok(bytes)
+    }
+
+    /// # Errors
+    /// A range that leaves the memory.
+    pub(crate) fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), Failure> {
+        self.check(offset, bytes.len())?;
+        match self {
+            Memory::Host(memory) => _ = memory.write(offset, bytes),
+            Memory::Gpu(memory, _) => memory.write(offset, bytes)?,
+        }
+        Ok(())
+    }
+
+    fn check(&self, offset: usize, len: usize) -> Result<(), Failure> {
+        let size = self.len();
+        match offset.checked_add(len) {
+            Some(end) if end <= size => Ok(()),
+            _ => Err(Failure::invalid(format!(
+                "{len} bytes from offset {offset} leave the {size} bytes there"
+            ))),
+        }
+    }
+
+    /// What NumPy (`__array_interface__`) and CuPy or PyTorch (`__cuda_array_interface__`) take: the
+    /// memory as bytes.
+    pub(crate) fn interface<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, pyo3::types::PyDict>> {
+        let interface = pyo3::types::PyDict::new(py);
+        interface.set_item("shape", (self.len(),))?;
+        interface.set_item("typestr", "|u1")?;
+        interface.set_item("data", (self.address(), false))?;
+        interface.set_item("version", 3)?;
+        Ok(interface)
+    }
+}
+
+/// The GPU whose memory is at an address.
+fn ordinal_of(address: u64) -> Result<u32, Failure> {
+    // Initialises the driver.
+    cuda::device_count()?;
+    let mut ordinal = 0i32;
+    let attribute = sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL;
+    // SAFETY: the attribute is an int; the driver checks the address.
+    let result = unsafe { sys::cuPointerGetAttribute((&raw mut ordinal).cast(), attribute, address) };
+    match (result, u32::try_from(ordinal)) {
+        (sys::CUresult::CUDA_SUCCESS, Ok(ordinal)) => Ok(ordinal),
+        _ => Err(Failure::invalid(format!("the CUDA driver knows no memory at {address:#x}"))),
+    }
+}
+
+/// Whether memory is of CUDA's virtual memory management, as that of torch's expandable segments.
+fn is_virtual(address: u64) -> bool {
+    let mut legacy = 1i32;
+    let attribute = sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE;
+    // SAFETY: the attribute is a boolean, which fits an int; the driver checks the address.
+    let result = unsafe { sys::cuPointerGetAttribute((&raw mut legacy).cast(), attribute, address) };
+    result == sys::CUresult::CUDA_SUCCESS && legacy & 0xff == 0
+}
+
+/// Says of memory that a card refuses what the setting is that helps.
+pub(crate) fn explain(memory: &Memory, failure: Failure) -> Failure {
+    match memory {
+        Memory::Gpu(gpu, _) if is_virtual(gpu.address()) => failure.with_hint(
+            "the memory is of CUDA's virtual memory management, as torch's expandable segments are, which this card does not take: set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False, or allocate by gdsync",
+        ),
+        _ => failure,
+    }
+}
