@@ -315,12 +315,12 @@ impl GpuMemory {
 pub(super) fn share_mapped(context: &GpuContext, reader: i32) -> Result<(), CudaError> {
     // Their drops take the list's lock.
     let all: Vec<Arc<Inner>> = known().values().filter_map(|(_, weak)| weak.upgrade()).collect();
-    let shared =
+    let mut shared =
         all.iter().filter(|inner| inner.context.id == context.id).filter_map(|inner| match &inner.owner {
             Owner::Program(owner) => owner.downcast_ref::<Exportable>(),
             Owner::Ours => None,
         });
-    shared.map(|memory| memory.share(reader)).collect()
+    shared.try_for_each(|memory| memory.share(reader))
 }
 
 /// The driver's number of the allocation that holds an address (`CU_POINTER_ATTRIBUTE_BUFFER_ID`):
