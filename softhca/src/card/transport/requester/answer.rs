@@ -65,6 +65,11 @@ impl Requester {
         }
         self.answer_is_lost = false;
         let Ok(work) = &request.work else { return };
+        if part == 0 {
+            // What is left of earlier answers is in memory before this one: both may be for the same place, and the completions
+            // between them may be late.
+            step.endpoint.parked.write_ordered();
+        }
         let offset = part * MTU;
         let length = (work.length - offset).min(MTU);
         if packet.payload_len() != length as usize {
