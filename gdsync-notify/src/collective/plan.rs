@@ -234,7 +234,7 @@ impl Given {
             return Ok(());
         }
         self.has_begun = true;
-        // A word of the segment is set once more to what the stream has waited for. Nobody sets it before this rank's next round.
+        // A word of the segment is set once more to what the stream has waited for. No rank sets it before this rank's next round.
         let word = Batch::new();
         let named = match plan.words.get(plan.word(self.round, 0) as usize) {
             Some(NotificationWord::Host(one)) => word.write_value32(one, phase(self.round)),

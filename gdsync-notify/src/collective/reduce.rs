@@ -92,7 +92,7 @@ impl Reducer {
         Ok(())
     }
 
-    /// [`Self::run`] where nobody takes the error.
+    /// [`Self::run`] where no caller takes the error.
     fn run_noting(&self, blocks: Blocks) {
         if let Err(error) = self.run(blocks) {
             tracing::error!(%error, "a reduction could not reach its memory");

@@ -137,7 +137,7 @@ impl Copier {
     ///
     /// # Safety
     /// The GPU's side is memory of a GPU that this context reaches. Until this returns, the pinned side stays
-    /// pinned, and readable; where it is written to, it is writable, and nobody else reads or writes it.
+    /// pinned, and readable; where it is written to, it is writable, and no other code reads or writes it.
     #[cfg(feature = "software-card")]
     pub(super) unsafe fn copy_rows(&mut self, all: &[Rows]) -> Result<(), CudaError> {
         let mut outcome = Ok(());

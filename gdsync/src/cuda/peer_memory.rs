@@ -122,7 +122,7 @@ impl PeerRegion for Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // Nobody asks any more.
+        // The card of a dropped region asks no more.
         let _ = lock(&self.memory.context().noted).forget(self.number);
     }
 }

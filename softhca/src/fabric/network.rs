@@ -101,7 +101,7 @@ impl Fabric {
     /// of several hosts no node is reached so.
     ///
     /// # Safety
-    /// As [`Self::try_send`]. Nobody publishes before the holes are filled.
+    /// As [`Self::try_send`]. Nothing is published before the holes are filled.
     pub(crate) unsafe fn place(
         &mut self,
         node: Node,

@@ -51,7 +51,7 @@ impl Engine {
         self.uars.len() > PAGES
     }
 
-    /// Whether it is time to look at pages of which nobody has told.
+    /// Whether it is time to look at pages of which no thread has told.
     fn is_turn(&mut self, pages: usize, now: Instant) -> bool {
         let has_many = self.has_many_pages();
         let is_turn = !has_many || pages > PAGES || self.next_turn.is_none_or(|at| now >= at);

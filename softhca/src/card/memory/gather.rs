@@ -103,7 +103,7 @@ impl Gather {
     /// A client cannot read its memory. Others may have begun.
     ///
     /// # Safety
-    /// The places are writable, and nobody else uses them before [`PeerMapping::finish`] has returned for
+    /// The places are writable, and no other code uses them before [`PeerMapping::finish`] has returned for
     /// all that was added.
     pub(crate) unsafe fn begin(
         &self,
