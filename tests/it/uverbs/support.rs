@@ -10,7 +10,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// Longest that one program may take: much longer than any does, also on a busy machine.
-const LIMIT: Duration = Duration::from_secs(240);
+const LIMIT: Duration = Duration::from_secs(600);
 
 /// Skips a test that lacks a package; with `GDSYNC_REQUIRE_RDMA=1` that is a failure.
 pub(crate) fn lacks(test: &str, why: &str) {
