@@ -11,7 +11,9 @@ import gdsync
 import pytest
 
 BEGIN = """
-import gdsync, sys
+import gdsync, signal, sys
+# Programs that a shell starts in the background ignore the signal, and so do those that they start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 pd = gdsync.ProtectionDomain()
 stream, word = gdsync.Stream(), pd.allocate(4).word32(0)
 with stream.batch() as b:
