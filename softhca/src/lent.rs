@@ -95,7 +95,7 @@ mod tests {
         assert!(
             !kept.is_lent() && HostRange::of(base, 1).is_none() && format!("{kept:?}").ends_with("+8192)")
         );
-        // SAFETY: mapped as long as `kept` lives, and used by nobody else.
+        // SAFETY: mapped as long as `kept` lives, and used by no other code.
         unsafe { (kept.address() as *mut u8).write(1) };
     }
 }

@@ -71,7 +71,7 @@ pub trait PeerRegion: Send + Sync + fmt::Debug {
     ///
     /// # Safety
     /// Where the answer is [`Begun::Yes`], `into..into + len` is writable until [`Self::finish`] has
-    /// returned, and nobody reads or writes it before.
+    /// returned, and no other code reads or writes it before.
     unsafe fn begin_read(&self, addr: u64, into: *mut u8, len: usize) -> Result<Begun, PeerMemoryError> {
         let _ = (addr, into, len);
         Ok(Begun::Not)

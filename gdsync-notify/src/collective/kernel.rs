@@ -2,7 +2,6 @@
 
 use crate::collective::element::{Element, Operation};
 use crate::collective::error::CollectiveError;
-
 use crate::error::NotifyError;
 use crate::part::SegmentMemory;
 use crate::segment::Segment;

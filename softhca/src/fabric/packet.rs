@@ -17,7 +17,7 @@ pub(crate) type Hole = [(*mut u8, usize); 2];
 /// Whether the payload of a packet that was taken is still in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Use {
-    /// Nobody reads it any more, nor that of any packet that was taken before it.
+    /// No side reads it any more, nor that of any packet that was taken before it.
     Over,
     /// It is read until [`Sink::settle`] returns, or until [`Use::Over`] is said of a later packet.
     GoesOn,

@@ -76,7 +76,7 @@ fn a_link_whose_peer_breaks_the_ring_stays_while_placed_packets_are_filled() {
     let range = crate::HostRange::of(at as usize, len).unwrap();
     let head = (range.address() + ring::AT_HEAD) as *mut u64;
     drop(range);
-    // SAFETY: a word of the ring, which is mapped; nobody else uses it now.
+    // SAFETY: a word of the ring, which is mapped; no other code uses it now.
     unsafe { std::sync::atomic::AtomicU64::from_ptr(head) }
         .store(1 << 40, std::sync::atomic::Ordering::Release);
     assert_eq!(place(&mut Vec::new()), SendOutcome::Unreachable);

@@ -162,7 +162,7 @@ pub(crate) fn run_one(options: &BenchScaleOptions) -> Result<(), Failure> {
         let (shared, sender) = (shared.clone(), sender.clone());
         std::thread::Builder::new().name("scale-rank".to_owned()).spawn(move || {
             let played = rank::play(&shared, bootstrap, resident_kib).map_err(|error| error.to_string());
-            // Nobody takes it where another rank has failed.
+            // No caller takes it where another rank has failed.
             let _ = sender.send(played);
         })?;
     }
