@@ -65,13 +65,20 @@ pub(crate) trait Driver: Sized {
         Err(StreamError::Unsupported { what: "receives" }.into())
     }
 
-    /// Appends the operations that ring the card for a send.
+    /// Marks the receives as posted that a send announces along with itself. Returns what announces them to
+    /// the card. Drivers whose sends announce none leave it out.
+    fn commit_announced(&self, _send: &mut Self::Send) -> Result<Option<PeerOp>, Self::Error> {
+        Ok(None)
+    }
+
+    /// Appends the operations that ring the card for a send, and announce receives.
     fn ring(
         lowering: &mut Lowering<'_, Self>,
         _send: &Self::Send,
         doorbell: Doorbell,
+        receives: Option<PeerOp>,
     ) -> Result<(), StreamError> {
-        lowering.doorbell(doorbell)
+        lowering.doorbell(doorbell, receives)
     }
 }
 
@@ -172,9 +179,7 @@ impl<'a, D: Driver> Lowering<'a, D> {
             Descriptor::Receives(receives) => {
                 self.end_run()?;
                 let record = self.driver.commit_receives(receives)?;
-                // Whatever has read the buffers before is through.
-                self.peer_op(PeerOp::Fence)?;
-                self.peer_op(record)?;
+                self.announce(Some(record))?;
             }
             Descriptor::Wait32(place, condition, value) => {
                 self.catch_up()?;
@@ -228,11 +233,23 @@ impl<'a, D: Driver> Lowering<'a, D> {
     #[inline]
     pub(crate) fn send(&mut self, send: &mut D::Send, fate: Fate) -> Result<(), D::Error> {
         self.end_run()?;
-        match self.driver.commit_send(send)? {
-            Some(Release::Ring(doorbell)) if fate == Fate::Kept => Ok(D::ring(self, send, doorbell)?),
-            Some(Release::Ticket(ticket)) if fate == Fate::Kept => Ok(self.release(send, ticket)?),
-            _ => Ok(()),
+        let release = self.driver.commit_send(send)?;
+        let receives = self.driver.commit_announced(send)?;
+        match release {
+            Some(Release::Ring(doorbell)) if fate == Fate::Kept => {
+                return Ok(D::ring(self, send, doorbell, receives)?);
+            }
+            Some(Release::Ticket(ticket)) if fate == Fate::Kept => self.release(send, ticket)?,
+            _ => {}
         }
+        Ok(self.announce(receives)?)
+    }
+
+    /// Appends what announces receives, behind whatever has read their buffers before.
+    pub(crate) fn announce(&mut self, receives: Option<PeerOp>) -> Result<(), StreamError> {
+        let Some(record) = receives else { return Ok(()) };
+        self.peer_op(PeerOp::Fence)?;
+        self.peer_op(record)
     }
 
     /// Appends the write of a ticket, behind everything before it.
@@ -308,10 +325,19 @@ impl<'a, D: Driver> Lowering<'a, D> {
         Ok(())
     }
 
-    /// Appends a doorbell's operations.
+    /// Appends a doorbell's operations, with receives announced in front or together with the send.
     #[inline(always)]
-    pub(crate) fn doorbell(&mut self, doorbell: Doorbell) -> Result<(), StreamError> {
-        let [before, record, between, register] = doorbell.peer_ops();
+    pub(crate) fn doorbell(
+        &mut self,
+        doorbell: Doorbell,
+        receives: Option<PeerOp>,
+    ) -> Result<(), StreamError> {
+        let [before, mut record, between, register] = doorbell.peer_ops();
+        match receives.map(|receives| doorbell.record_with(receives)) {
+            Some(Some(both)) => record = both,
+            Some(None) => self.announce(receives)?,
+            None => {}
+        }
         self.peer_op(before)?;
         self.peer_op(record)?;
         self.peer_op(between)?;

@@ -21,6 +21,8 @@ pub(crate) trait Keyed<K> {
 pub(crate) enum SendKey {
     /// The doorbell of a queue pair.
     Doorbell(u64),
+    /// The same, and the send announces receives: with an operation of their own, where the proxy rings.
+    Announcing(u64),
     /// A trigger.
     Trigger(u64),
 }
@@ -67,7 +69,8 @@ pub(crate) struct Chunk {
     pub(crate) points: u32,
     /// Where the last of these points is written.
     pub(crate) last_point: LastPoint,
-    /// Memory operations, without the point of earlier submissions that one without points may write.
+    /// At most so many memory operations, without the point of earlier submissions that one without points
+    /// may write.
     pub(crate) operations: usize,
 }
 
@@ -174,6 +177,7 @@ impl Planner {
                 Descriptor::Send(send) => {
                     let (key, cost) = match send.key(caps) {
                         SendKey::Doorbell(key) => (key, costs.doorbell),
+                        SendKey::Announcing(key) => (key, costs.doorbell + costs.record),
                         SendKey::Trigger(key) => (key, costs.trigger),
                     };
                     let earlier = if merged {

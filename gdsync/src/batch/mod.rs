@@ -203,6 +203,7 @@ impl Keyed<SendKey> for PreparedSend {
     #[inline]
     fn key(&self, _caps: &MemOpCaps) -> SendKey {
         match self.trigger() {
+            None if self.receives.is_some() => SendKey::Announcing(Arc::as_ptr(&self.queue_pair) as u64),
             None => SendKey::Doorbell(Arc::as_ptr(&self.queue_pair) as u64),
             Some(trigger) => SendKey::Trigger(std::ptr::from_ref(trigger) as u64),
         }

@@ -1,8 +1,8 @@
 //! A prepared send: a work request in the send queue for which the card was not rung.
 
 use crate::memory::timeline::{Timeline, TimelinePoint};
-use crate::qp::QueuePairInner;
 use crate::qp::trigger::TriggerInner;
+use crate::qp::{PreparedReceives, QueuePairInner};
 use crate::queue::completion::CompletionState;
 use crate::queue::send::{Before, Replaced, SendState};
 use crate::queue::{Claim, OrderError, QueueError, Release, StateError, WorkRequest};
@@ -42,6 +42,8 @@ pub struct PreparedSend {
     serial: u64,
     release: Release,
     posted: Option<Posted>,
+    /// Receives of its queue pair that are posted with it.
+    pub(crate) receives: Option<PreparedReceives>,
 }
 
 /// Where the sends of a queue pair were before one was posted, and the tickets of its trigger.
@@ -77,7 +79,13 @@ impl PreparedSend {
     /// What [`QueuePairInner::prepare_send`] has prepared.
     #[inline]
     pub(crate) fn assemble(queue_pair: Arc<QueuePairInner>, serial: u64, release: Release) -> Self {
-        PreparedSend { queue_pair, serial, release, posted: None }
+        PreparedSend { queue_pair, serial, release, posted: None, receives: None }
+    }
+
+    /// The same, which announces receives of its queue pair, too, in the same store where it rings a doorbell.
+    pub(crate) fn with_receives(mut self, receives: Option<PreparedReceives>) -> Self {
+        self.receives = receives;
+        self
     }
 
     /// The number of the queue pair.
@@ -164,13 +172,14 @@ impl PreparedSend {
     #[inline]
     pub(crate) fn into_queue_pair(self) -> Arc<QueuePairInner> {
         let mut send = ManuallyDrop::new(self);
-        drop(send.posted.take());
+        drop((send.posted.take(), send.receives.take()));
         // SAFETY: read once, as `send` is not dropped; no other field is left that would have to
         // be.
         unsafe { std::ptr::read(&send.queue_pair) }
     }
 
     pub(crate) fn undo(&mut self) {
+        self.receives.iter_mut().for_each(PreparedReceives::undo);
         let Some(Posted { sends, tickets }) = self.posted.take() else { return };
         self.queue_pair.send().undo_post(self.serial, sends);
         if let (Release::Ticket(ticket), Some(trigger), Some(before)) =
@@ -251,7 +260,8 @@ impl QueuePairInner {
     /// Marks a prepared send as posted, where it is plainly the next one on the stream that has
     /// posted before it. Returns what that has replaced, for [`Self::undo_next`]; none where
     /// [`PreparedSend::commit`] has to look, and nothing has changed.
-    #[inline]
+    // Inlined: its callers are the two ways on which time counts.
+    #[inline(always)]
     pub(crate) fn commit_next(
         &self,
         serial: u64,

@@ -82,6 +82,22 @@ impl Doorbell {
         ]
     }
 
+    /// One store of the record that counts sends and receives, in the place of two: that of [`Self::record`],
+    /// and that of the counter of receives (`MLX5_RCV_DBR`), which stands in front of it. None where it does
+    /// not.
+    pub(crate) fn record_with(self, receives: PeerOp) -> Option<PeerOp> {
+        match receives {
+            PeerOp::StoreDword { addr, value }
+                if addr.get().is_multiple_of(8) && addr.get() + 4 == self.record_at.get() =>
+            {
+                // The lower half stands first: hosts are little endian.
+                let value = u64::from(value) | u64::from(self.record) << 32;
+                Some(PeerOp::StoreQword { addr, value })
+            }
+            _ => None,
+        }
+    }
+
     /// Rings the card from the CPU, in the place of a stream: what was written to the queue, then
     /// the record, then the register.
     ///
@@ -118,4 +134,26 @@ pub(crate) unsafe fn ring(queue: &Ring, record: u32, register: HostAddr, value: 
     unsafe { SharedU64::from_ptr(register.get() as *mut u64) }.store(value, Ordering::Release);
     barrier::drain();
     wake::rung(register.get() as usize, false);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_counters_of_a_record_are_stored_in_one_piece() {
+        let doorbell = |record_at| Doorbell {
+            record_at: HostAddr(record_at),
+            record: 0x5678,
+            register: HostAddr(0x2000),
+            value: 9,
+        };
+        let receives = PeerOp::StoreDword { addr: HostAddr(0x1000), value: 0x1234 };
+        let both = PeerOp::StoreQword { addr: HostAddr(0x1000), value: 0x5678_0000_1234 };
+        assert_eq!(doorbell(0x1004).record_with(receives), Some(both));
+        // Another record, and one that is not aligned.
+        assert_eq!(doorbell(0x1044).record_with(receives), None);
+        let receives = PeerOp::StoreDword { addr: HostAddr(0x1004), value: 0x1234 };
+        assert_eq!(doorbell(0x1008).record_with(receives), None);
+    }
 }

@@ -87,6 +87,12 @@ impl<B: MemOpStream> Driver for Posting<'_, B> {
         Ok(receives.commit(&self.stream.timeline)?)
     }
 
+    #[inline]
+    fn commit_announced(&self, send: &mut PreparedSend) -> Result<Option<PeerOp>, PostFailure> {
+        let Some(receives) = &mut send.receives else { return Ok(None) };
+        Ok(Some(receives.commit(&self.stream.timeline)?))
+    }
+
     fn collect(&self) -> Result<(StreamAddr, u64), PostFailure> {
         let waits = self.collected.take();
         let entries: Vec<_> =
@@ -103,11 +109,12 @@ impl<B: MemOpStream> Driver for Posting<'_, B> {
         lowering: &mut Lowering<'_, Self>,
         send: &PreparedSend,
         doorbell: Doorbell,
+        receives: Option<PeerOp>,
     ) -> Result<(), StreamError> {
         let state = lowering.driver.state;
         if state.rings_itself() {
             let before = lowering.ops.len();
-            match lowering.doorbell(doorbell) {
+            match lowering.doorbell(doorbell, receives) {
                 Err(StreamError::Unreachable { addr, reason })
                     if lowering.driver.stream.path == DoorbellPath::Auto && doorbell.register == addr =>
                 {
@@ -117,6 +124,8 @@ impl<B: MemOpStream> Driver for Posting<'_, B> {
                 other => return other,
             }
         }
+        // The stream stores that record itself, as it does without a send.
+        lowering.announce(receives)?;
         Self::ring_through_proxy(lowering, send, doorbell)
     }
 }
@@ -134,7 +143,7 @@ impl<B: MemOpStream> Posting<'_, B> {
         let ring = Ring::new(&send.queue_pair, &stream.timeline)?;
         // The mailbox may reuse memory whose translation is out of date.
         state.translations.refresh(&stream.backend);
-        lowering.doorbell(ring.to_mailbox(doorbell))?;
+        lowering.doorbell(ring.to_mailbox(doorbell), None)?;
         lowering.driver.rings.push(ring);
         Ok(())
     }

@@ -1,7 +1,9 @@
 //! Doorbells through the proxy: the same results as from the stream itself.
 
+use crate::persistent_lists::{recv_of, send_of};
 use gdsync::memop::{MemOp, MemOpCaps, MemOpStream, StreamError};
 use gdsync::memory::{HostAddr, StreamAddr};
+use gdsync::persistent::{Request, start_all, wait_all};
 use gdsync::queue::OrderError;
 use gdsync::stream::{Cpu, DoorbellPath, Doorbells, PostFailure, StreamOptions};
 use gdsync::{Batch, ConnectOptions, QueueError, QueuePairConfig, SoftStream, Stream, WorkRequest};
@@ -50,6 +52,27 @@ fn thousands_of_messages_arrive_in_order() {
             assert_eq!((sent.wr_id, received.immediate), (number, Some(number as u32)));
         }
     }
+}
+
+#[test]
+fn a_list_that_sends_and_receives_announces_its_receives_in_front_of_the_mailbox() {
+    let (pair, stream) = (Pair::new(), proxied());
+    let (source, target) = (pair.region(16), pair.region(16));
+    assert_eq!(source.write(0, b"to rightto left."), 16);
+    let [left, right] = [&pair.left, &pair.right];
+    let mut sends = [send_of(left, &source, 0), send_of(right, &source, 8)];
+    let mut receives = [recv_of(right, &target, 0), recv_of(left, &target, 8)];
+    for _ in 0..5 {
+        let sends = sends.iter_mut().map(|one| one as &mut dyn Request);
+        let mut list: Vec<_> = sends.chain(receives.iter_mut().map(|one| one as _)).collect();
+        let started = start_all(&mut list, &stream, LONG).unwrap();
+        assert_eq!(started.operations, 2 * (1 + 2), "a counter of receives, and a mailbox of two words");
+        wait_all(&mut list, &stream, LONG).unwrap();
+    }
+    synchronize(&stream);
+    assert_eq!(content(&target), b"to rightto left.");
+    sends.iter_mut().for_each(|one| assert_eq!(one.complete(LONG).unwrap().unwrap().status, Ok(())));
+    receives.iter_mut().for_each(|one| assert_eq!(one.complete(LONG).unwrap().unwrap().status, Ok(())));
 }
 
 #[test]

@@ -11,7 +11,8 @@
 //! # What the stream performs
 //! A start of a send rings its queue pair's doorbell (two memory operations, a list's for one queue pair
 //! together). A start of a receive stores the record of the receive queue, by which the card learns of it
-//! (one, a list's for one queue pair together). A wait is for the entry of the completion queue (one, a
+//! (one, a list's for one queue pair together; none, where the list also sends by the queue pair: the store
+//! of the send's record announces the receives). A wait is for the entry of the completion queue (one, a
 //! list's for one queue together, and one more for all). No thread of the CPU takes part, where the request's queue pair has
 //! completion queues of its own ([`QueuePairConfig::completion_queues`](crate::QueuePairConfig::completion_queues)
 //! shares others), and no work of the program completes there in front of the request that no wait is for. Otherwise a thread of the library looks at the completions and writes the request's

@@ -13,9 +13,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Starts all requests of a list on a stream, in one batch: receives first, then the others in their
-/// order. What goes through one queue pair shares a doorbell. Waits on the CPU up to `timeout` while a
-/// queue or the stream has no room.
+/// Starts all requests of a list on a stream, in one batch: receives first, or with the last send of their
+/// queue pair, and sends in their order. What goes through one queue pair shares a doorbell. Waits on the CPU
+/// up to `timeout` while a queue or the stream has no room.
 ///
 /// The list may mix kinds, queue pairs and domains. A request is in it once:
 ///
@@ -106,18 +106,28 @@ impl Prepared {
                 receives.push((slices, claim.clone()));
             }
         }
+        let last_sends = last_sends(requests);
+        let mut together = HashMap::new();
         for (queue_pair, indices, receives) in groups {
             let prepared = PreparedReceives::new(queue_pair, &receives, &stream.timeline);
             let prepared =
                 prepared.map_err(|(position, error)| ListError::of(indices[position])(error.into()))?;
-            indices.iter().for_each(|index| self.places[*index] = self.work.len());
-            self.work.push(Descriptor::Receives(prepared));
+            match last_sends.get(&Arc::as_ptr(queue_pair)) {
+                Some(send) => drop(together.insert(*send, (indices, prepared))),
+                None => {
+                    indices.iter().for_each(|index| self.places[*index] = self.work.len());
+                    self.work.push(Descriptor::Receives(prepared));
+                }
+            }
         }
         for (index, (request, claim)) in requests.iter().zip(&self.claims).enumerate() {
             let (core, Work::Send(work), _) = request.parts() else { continue };
             let send = PreparedSend::claimed(core.queue_pair.clone(), work, claim.clone());
-            self.places[index] = self.work.len();
-            self.work.push(Descriptor::Send(send.map_err(|error| ListError::of(index)(error.into()))?));
+            let send = send.map_err(|error| ListError::of(index)(error.into()))?;
+            let (indices, receives) = together.remove(&index).unzip();
+            let with_it = indices.into_iter().flatten().chain([index]);
+            with_it.for_each(|index| self.places[index] = self.work.len());
+            self.work.push(Descriptor::Send(send.with_receives(receives)));
         }
         Ok(())
     }
@@ -166,6 +176,17 @@ impl Prepared {
             }
         }
     }
+}
+
+/// Of each queue pair whose doorbell the list rings: which request is the last that it sends. That send
+/// announces the queue pair's receives.
+fn last_sends(requests: &[&mut dyn Request]) -> HashMap<*const QueuePairInner, usize> {
+    let sends = requests.iter().enumerate().filter_map(|(index, request)| {
+        let (core, work, _) = request.parts();
+        let rings = matches!(work, Work::Send(_)) && core.queue_pair.trigger.is_none();
+        rings.then_some((Arc::as_ptr(&core.queue_pair), index))
+    });
+    sends.collect()
 }
 
 impl Drop for Prepared {
