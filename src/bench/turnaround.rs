@@ -2,13 +2,13 @@
 
 use super::gpu::{END, Gpu, START, by_hand};
 use super::pair::Pair;
-use super::{Comparison, in_turn, print_comparisons, timed};
+use super::{Comparison, micros_since, print_comparisons, timed};
 use crate::cli::BenchOptions;
 use crate::failure::Failure;
 use gdsync::memop::Condition;
-use gdsync::{Batch, PreparedSend, WorkRequest};
+use gdsync::{Batch, CudaStream, PreparedSend, Stream, WorkRequest};
 use serde::Serialize;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Turnarounds that are measured.
 const TURNS: u32 = 2000;
@@ -29,22 +29,45 @@ struct Results {
 }
 
 pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {
-    let bench = Bench { gpu: Gpu::new(options.gpu())?, pair: Pair::new(options.hca.as_ref())? };
+    let mut bench = Bench::new(options)?;
     let results = Results {
         gpu: bench.gpu.name()?,
         doorbells: bench.gpu.stream.doorbells(&bench.pair.left)?.to_string(),
-        rows: vec![bench.turnaround()?, bench.posting(IDLE_POSTS, 1)?, bench.posting(POSTS, BURST)?],
+        rows: vec![
+            bench.turnaround()?,
+            bench.posting(Poster::Any, IDLE_POSTS, 1)?,
+            bench.posting(Poster::Any, POSTS, BURST)?,
+            bench.posting(Poster::Owner, IDLE_POSTS, 1)?,
+            bench.posting(Poster::Owner, POSTS, BURST)?,
+        ],
     };
     let heading = format!("{}, DOORBELLS {}", results.gpu, results.doorbells);
     print_comparisons(options, &results, [&heading, "GDSYNC µs", "BY HAND µs"], &results.rows)
 }
 
+/// Who posts: any thread, or the only owner of a stream that nothing captures.
+#[derive(Clone, Copy)]
+enum Poster {
+    Any,
+    Owner,
+}
+
 struct Bench {
     gpu: Gpu,
     pair: Pair,
+    /// The stream of [`Poster::Owner`].
+    owned: Stream<CudaStream>,
 }
 
 impl Bench {
+    fn new(options: &BenchOptions) -> Result<Self, Failure> {
+        let (gpu, pair) = (Gpu::new(options.gpu())?, Pair::new(options.hca.as_ref())?);
+        let stream = CudaStream::new(gpu.context.new_stream()?)?;
+        // SAFETY: the bench captures no stream.
+        let owned = Stream::new(unsafe { stream.never_captured() })?;
+        Ok(Bench { gpu, pair, owned })
+    }
+
     fn prepare(&self) -> Result<PreparedSend, Failure> {
         self.pair.right.post_recv(&[], 0)?;
         Ok(self.pair.left.prepare(WorkRequest::send(&[]))?)
@@ -86,37 +109,52 @@ impl Bench {
 
     /// What it costs the CPU to post one prepared send: with `burst` of them between two
     /// synchronizations.
-    fn posting(&self, posts: u32, burst: u32) -> Result<Comparison, Failure> {
-        let gpu = &self.gpu;
-        let (record, register) = (gpu.addr(RECORD)?, gpu.addr(REGISTER)?);
-        let by_hand = |value: u32| {
+    fn posting(&mut self, by: Poster, posts: u32, burst: u32) -> Result<Comparison, Failure> {
+        let (record, register) = (self.gpu.addr(RECORD)?, self.gpu.addr(REGISTER)?);
+        let by_hand = |stream: &CudaStream, value: u32| {
             let mut ops =
                 [by_hand::write(record, value.into(), false), by_hand::write(register, value.into(), true)];
-            // SAFETY: the addresses are words of `gpu`.
-            unsafe { gpu.submit_by_hand(&mut ops) }
+            // SAFETY: the addresses are words of `gpu`, which both streams' context has registered.
+            unsafe { by_hand::submit(stream, &mut ops) }
         };
         let mut pairs = Vec::new();
         for post in 0..posts {
             // Preparing evicts the driver's memory from the nearest caches, and the first of the
             // two calls brings it back.
-            let send = self.prepare()?;
-            let post_send = || gpu.stream.post_send(send).map(drop).map_err(|error| error.to_string().into());
-            pairs.push(in_turn(
-                post % 2 == 1,
-                || self.rest(burst).and_then(|()| timed(post_send)),
-                || self.rest(burst).and_then(|()| timed(|| by_hand(post))),
-            )?);
+            let mut send = Some(self.prepare()?);
+            let stream = match by {
+                Poster::Any => &mut self.gpu.stream,
+                Poster::Owner => &mut self.owned,
+            };
+            let (mut ours, mut reference) = (f64::NAN, f64::NAN);
+            for is_ours in [post % 2 == 1, post % 2 == 0] {
+                if burst == 1 {
+                    stream.synchronize()?;
+                }
+                match send.take_if(|_| is_ours) {
+                    None => reference = timed(|| by_hand(stream, post))?,
+                    Some(send) => {
+                        let start = Instant::now();
+                        let posted = match by {
+                            Poster::Any => stream.post_send(send),
+                            Poster::Owner => stream.post_send_mut(send),
+                        };
+                        ours = micros_since(start);
+                        posted.map_err(|error| error.to_string())?;
+                    }
+                }
+            }
+            pairs.push((ours, reference));
             if post % burst == burst - 1 {
-                gpu.synchronize()?;
+                stream.synchronize()?;
                 self.pair.collect(burst.into())?;
             }
         }
         let what = if burst == 1 { "an idle stream" } else { "a busy stream" };
-        Ok(Comparison::new(format!("the CPU posts one prepared send, {what}"), pairs))
-    }
-
-    /// Waits until the stream is idle, where each post is to find it so.
-    fn rest(&self, burst: u32) -> Result<(), Failure> {
-        if burst == 1 { self.gpu.synchronize() } else { Ok(()) }
+        let who = match by {
+            Poster::Any => "the CPU posts one prepared send",
+            Poster::Owner => "the stream's owner does, uncaptured",
+        };
+        Ok(Comparison::new(format!("{who}, {what}"), pairs))
     }
 }

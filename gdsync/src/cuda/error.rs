@@ -66,6 +66,10 @@ pub enum CudaError {
         "the stream is being captured: batches posted now would be replayed with old doorbells; use Stream::capture"
     )]
     Capturing,
+    /// The program has promised that the stream is never captured
+    /// ([`CudaStream::never_captured`](crate::CudaStream::never_captured)).
+    #[error("the stream is one that is never captured, as its program has promised: capture another one")]
+    NeverCaptured,
     /// The per-thread default stream is another stream in every thread.
     #[error(
         "this is the per-thread default stream of another thread: post from the thread that wrapped it, or use a stream of your own"

@@ -6,6 +6,7 @@ use super::gate::Busy;
 use cudarc::driver::{CudaStream as CudarcStream, sys};
 use std::any::Any;
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread::{self, ThreadId};
 
@@ -24,6 +25,8 @@ pub(crate) struct StreamHandle {
     pub(crate) busy: Busy,
     /// Tells whether everything posted has been performed, where the driver cannot be asked.
     idle_probe: OnceLock<IdleProbe>,
+    /// The program has promised never to capture it.
+    never_captured: AtomicBool,
 }
 
 struct IdleProbe(Arc<dyn Fn() -> bool + Send + Sync>);
@@ -44,7 +47,14 @@ impl StreamHandle {
     pub(crate) fn new(raw: sys::CUstream, owner: impl Send + Sync + 'static) -> Arc<Self> {
         let owner = Box::new(owner);
         let thread = (raw as usize == PER_THREAD).then(|| thread::current().id());
-        Arc::new(StreamHandle { raw, thread, owner, busy: Busy::default(), idle_probe: OnceLock::new() })
+        Arc::new(StreamHandle {
+            raw,
+            thread,
+            owner,
+            busy: Busy::default(),
+            idle_probe: OnceLock::new(),
+            never_captured: AtomicBool::new(false),
+        })
     }
 
     /// Sets what answers [`Self::is_idle`] in the driver's place. One stream has one backend: the
@@ -73,9 +83,26 @@ impl StreamHandle {
         }
     }
 
+    /// From now on the driver is not asked any more whether the stream is being captured. A default stream
+    /// is another one in each context or thread: there the promise has no effect.
+    ///
+    /// # Safety
+    /// It never is.
+    pub(crate) unsafe fn promise_no_capture(&self) {
+        self.never_captured.store(!self.is_default(), Ordering::Relaxed);
+    }
+
+    /// Refuses to capture a stream of which the opposite was promised.
+    pub(crate) fn check_may_be_captured(&self) -> Result<(), CudaError> {
+        if self.never_captured.load(Ordering::Relaxed) { Err(CudaError::NeverCaptured) } else { Ok(()) }
+    }
+
     /// Refuses a stream that is being captured: what would be recorded then is not what is meant.
     #[inline]
     pub(crate) fn check_not_capturing(&self) -> Result<(), CudaError> {
+        if self.never_captured.load(Ordering::Relaxed) {
+            return Ok(());
+        }
         let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
         // SAFETY: the stream is alive (`CudaStream`'s promise), `status` a valid place.
         match unsafe { sys::cuStreamIsCapturing(self.raw, &mut status) } {
@@ -107,5 +134,35 @@ impl StreamHandle {
             return (probe.0)();
         }
         self.query().unwrap_or_else(|error| error.is_fatal())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A handle that the driver does not know: where there is no driver, asking it panics.
+    fn handle(raw: usize) -> Arc<StreamHandle> {
+        StreamHandle::new(raw as sys::CUstream, ())
+    }
+
+    #[test]
+    fn a_stream_that_is_never_captured_is_not_asked_about_and_refuses_to_be() {
+        let stream = handle(0x1000);
+        assert_eq!(stream.check_may_be_captured(), Ok(()));
+        // SAFETY: there is no such stream, and nothing captures it.
+        unsafe { stream.promise_no_capture() };
+        assert_eq!(stream.check_not_capturing(), Ok(()));
+        assert_eq!(stream.check_may_be_captured(), Err(CudaError::NeverCaptured));
+    }
+
+    #[test]
+    fn of_a_default_stream_the_promise_has_no_effect() {
+        for raw in 0..=PER_THREAD {
+            let stream = handle(raw);
+            // SAFETY: nothing here captures one.
+            unsafe { stream.promise_no_capture() };
+            assert_eq!(stream.check_may_be_captured(), Ok(()));
+        }
     }
 }

@@ -6,7 +6,8 @@ use super::post::{State, Stream};
 use super::post_error::{PostError, PostFailure, Posted};
 use crate::batch::{Batch, Fate, Points};
 use crate::memop::{MemOp, MemOpStream, StreamError};
-use crate::memory::timeline::TimelinePoint;
+use crate::memory::StreamAddr;
+use crate::memory::timeline::{Timeline, TimelinePoint};
 use crate::qp::{PreparedSend, QueuePair, QueuePairInner};
 use crate::queue::{Release, WorkRequest};
 use parking_lot::MutexGuard;
@@ -23,18 +24,93 @@ enum FastPath {
     Refused(StreamError),
 }
 
-/// The operations of a send on the fast path: a doorbell record and a doorbell.
-const POSTED: Posted = Posted { operations: 2, submissions: 1 };
-
 impl State {
+    /// Submits a send if its pages are in the cache of translations and it is next in its queue
+    /// pair's order. The state is that of the stream which has this backend and this timeline.
+    #[inline(always)]
+    fn submit_fast<B: MemOpStream>(
+        &mut self,
+        backend: &B,
+        timeline: &Arc<Timeline>,
+        queue_pair: &QueuePairInner,
+        (serial, release): (u64, Release),
+    ) -> FastPath {
+        let left = self.fast_posts_left.get();
+        let Release::Ring(doorbell) = release else { return FastPath::NotTaken };
+        if left == 0 || LevelFilter::current() >= LevelFilter::TRACE {
+            return FastPath::NotTaken;
+        }
+        self.translations.refresh(backend);
+        let end = self.issued.next();
+        let known = |addr| self.translations.known(addr);
+        let (Some(record), Some(register)) = (known(doorbell.record_at), known(doorbell.register)) else {
+            return FastPath::NotTaken;
+        };
+        let word = match self.signals_always() {
+            false => None,
+            true => match known(timeline.word()) {
+                None => return FastPath::NotTaken,
+                word => word,
+            },
+        };
+        let Some(before) = queue_pair.commit_next(serial, timeline, end) else {
+            return FastPath::NotTaken;
+        };
+        let ring = [
+            MemOp::Write32 { addr: record, value: doorbell.record },
+            MemOp::Write64 { addr: register, value: doorbell.value },
+        ];
+        // SAFETY: as in `submit_lowered`: the addresses were translated by this backend; record and
+        // register belong to the queue pair, which the submission in flight holds (`State::hold`), and the
+        // word to the timeline. The exclusive reference to the state, by its lock or by the stream's only
+        // owner, keeps others from submitting.
+        let submitted = unsafe {
+            match word {
+                None => backend.submit(&ring),
+                Some(word) => submit_signalling(backend, timeline, ring, word, [self.issued, end]),
+            }
+        };
+        if let Err(error) = submitted {
+            queue_pair.undo_next(serial, before);
+            return FastPath::Refused(error);
+        }
+        self.fast_posts_left.set(left - 1);
+        FastPath::Posted(end)
+    }
+
     /// A send has been submitted: its queue pair lives until the stream has passed it.
     #[inline(always)]
-    fn hold(&mut self, end: TimelinePoint, queue_pair: Arc<QueuePairInner>) {
+    fn hold(&mut self, end: TimelinePoint, queue_pair: Arc<QueuePairInner>) -> Posted {
+        let signals = self.signals_always();
         self.issued = end;
-        self.unwritten += 1;
+        self.unwritten += u32::from(!signals);
         self.weight += 1;
         self.in_flight.push_back(InFlight { end, held: Held::Send(queue_pair) });
+        Posted { operations: 2 + usize::from(signals), submissions: 1 }
     }
+}
+
+/// Submits a doorbell, and behind it the write of the submission's own point: the second of the points,
+/// after the first.
+///
+/// # Safety
+/// As [`MemOpStream::submit`], of the ring and of the word, which is the timeline's.
+#[inline(never)]
+unsafe fn submit_signalling<B: MemOpStream>(
+    backend: &B,
+    timeline: &Timeline,
+    [record, register]: [MemOp; 2],
+    word: StreamAddr,
+    [before, end]: [TimelinePoint; 2],
+) -> Result<(), StreamError> {
+    let ops = [record, register, MemOp::Write32 { addr: word, value: end.get() }];
+    timeline.expect(end);
+    // SAFETY: the caller's.
+    let submitted = unsafe { backend.submit(&ops) };
+    if submitted.is_err() {
+        timeline.expect(before);
+    }
+    submitted
 }
 
 impl<B: MemOpStream> Stream<B> {
@@ -45,14 +121,38 @@ impl<B: MemOpStream> Stream<B> {
     /// As [`Self::post`].
     pub fn post_send(&self, send: PreparedSend) -> Result<Posted, PostError> {
         let mut state = self.lock();
-        let (serial, release) = send.place();
-        match self.submit_fast(&mut state, &send.queue_pair, serial, release) {
-            FastPath::Posted(end) => {
-                state.hold(end, send.into_queue_pair());
-                Ok(POSTED)
-            }
-            FastPath::NotTaken => self.post_send_in_full(state, send),
-            FastPath::Refused(error) => Err(self.refuse(state, Batch::new().send(send), 0, error.into())),
+        match state.submit_fast(&self.backend, &self.timeline, &send.queue_pair, send.place()) {
+            FastPath::Posted(end) => Ok(state.hold(end, send.into_queue_pair())),
+            other => self.post_otherwise(state, other, send),
+        }
+    }
+
+    /// As [`Self::post_send`], for a stream's only owner: takes no lock of the stream.
+    ///
+    /// ```
+    /// use gdsync::{Access, Device, MemoryRegion, ProtectionDomain, QueuePair, SoftStream, Stream, WorkRequest};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let pd = ProtectionDomain::new(&Device::software()?)?;
+    /// # let (left, right) = (QueuePair::new(&pd, Default::default())?, QueuePair::new(&pd, Default::default())?);
+    /// # left.connect(&right.endpoint()?, Default::default())?;
+    /// # right.connect(&left.endpoint()?, Default::default())?;
+    /// # let region = MemoryRegion::allocate(&pd, 8, Access::all())?;
+    /// let mut stream = Stream::new(SoftStream::new()?)?;
+    /// let send = left.prepare(WorkRequest::write_inline(b"hello", region.remote()))?;
+    /// stream.post_send_mut(send)?;
+    /// stream.synchronize()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Self::post`].
+    pub fn post_send_mut(&mut self, send: PreparedSend) -> Result<Posted, PostError> {
+        let Stream { backend, timeline, state, .. } = self;
+        let state = state.get_mut();
+        match state.submit_fast(backend, timeline, &send.queue_pair, send.place()) {
+            FastPath::Posted(end) => Ok(state.hold(end, send.into_queue_pair())),
+            other => self.post_otherwise(self.lock(), other, send),
         }
     }
 
@@ -68,74 +168,62 @@ impl<B: MemOpStream> Stream<B> {
         request: WorkRequest<'_>,
     ) -> Result<Posted, PostFailure> {
         let queue_pair = &queue_pair.inner;
-        let (serial, release) = queue_pair.prepare_send(&request, None)?;
+        let place = queue_pair.prepare_send(&request, None)?;
         let mut state = self.lock();
-        let fast = self.submit_fast(&mut state, queue_pair, serial, release);
-        let queue_pair = queue_pair.clone();
-        if let FastPath::Posted(end) = fast {
-            state.hold(end, queue_pair);
-            return Ok(POSTED);
+        match state.submit_fast(&self.backend, &self.timeline, queue_pair, place) {
+            FastPath::Posted(end) => Ok(state.hold(end, queue_pair.clone())),
+            other => self.queue_otherwise(state, other, queue_pair, place),
         }
-        self.queue_in_full(state, fast, PreparedSend::assemble(queue_pair, serial, release))
+    }
+
+    /// As [`Self::queue_send`], for a stream's only owner: takes no lock of the stream.
+    ///
+    /// # Errors
+    /// As [`Self::queue_send`].
+    pub fn queue_send_mut(
+        &mut self,
+        queue_pair: &QueuePair,
+        request: WorkRequest<'_>,
+    ) -> Result<Posted, PostFailure> {
+        let queue_pair = &queue_pair.inner;
+        let place = queue_pair.prepare_send(&request, None)?;
+        let Stream { backend, timeline, state, .. } = self;
+        let state = state.get_mut();
+        match state.submit_fast(backend, timeline, queue_pair, place) {
+            FastPath::Posted(end) => Ok(state.hold(end, queue_pair.clone())),
+            other => self.queue_otherwise(self.lock(), other, queue_pair, place),
+        }
     }
 
     #[cold]
     #[inline(never)]
-    fn queue_in_full(
+    fn queue_otherwise(
+        &self,
+        state: MutexGuard<'_, State>,
+        fast: FastPath,
+        queue_pair: &Arc<QueuePairInner>,
+        (serial, release): (u64, Release),
+    ) -> Result<Posted, PostFailure> {
+        let send = PreparedSend::assemble(queue_pair.clone(), serial, release);
+        self.post_otherwise(state, fast, send).map_err(|error| error.source)
+    }
+
+    /// For a send that the fast path has not posted.
+    #[cold]
+    #[inline(never)]
+    fn post_otherwise(
         &self,
         state: MutexGuard<'_, State>,
         fast: FastPath,
         send: PreparedSend,
-    ) -> Result<Posted, PostFailure> {
-        let posted = match fast {
+    ) -> Result<Posted, PostError> {
+        match fast {
             FastPath::Refused(error) => Err(self.refuse(state, Batch::new().send(send), 0, error.into())),
             _ => self.post_send_in_full(state, send),
-        };
-        posted.map_err(|error| error.source)
-    }
-
-    /// Submits a send if its pages are in the cache of translations and it is next in its queue
-    /// pair's order.
-    #[inline(always)]
-    fn submit_fast(
-        &self,
-        state: &mut State,
-        queue_pair: &QueuePairInner,
-        serial: u64,
-        release: Release,
-    ) -> FastPath {
-        let left = state.fast_posts_left.get();
-        let Release::Ring(doorbell) = release else { return FastPath::NotTaken };
-        if left == 0 || LevelFilter::current() >= LevelFilter::TRACE {
-            return FastPath::NotTaken;
         }
-        state.translations.refresh(&self.backend);
-        let end = state.issued.next();
-        let known = |addr| state.translations.known(addr);
-        let (Some(record), Some(register)) = (known(doorbell.record_at), known(doorbell.register)) else {
-            return FastPath::NotTaken;
-        };
-        let Some(before) = queue_pair.commit_next(serial, &self.timeline, end) else {
-            return FastPath::NotTaken;
-        };
-        let ops = [
-            MemOp::Write32 { addr: record, value: doorbell.record },
-            MemOp::Write64 { addr: register, value: doorbell.value },
-        ];
-        // SAFETY: as in `submit_lowered`: both addresses were translated by this backend, and
-        // belong to the queue pair, which the submission in flight holds (`State::hold`); the lock
-        // on the state keeps others from submitting.
-        if let Err(error) = unsafe { self.backend.submit(&ops) } {
-            queue_pair.undo_next(serial, before);
-            return FastPath::Refused(error);
-        }
-        state.fast_posts_left.set(left - 1);
-        FastPath::Posted(end)
     }
 
     /// Posts a send with housekeeping and the full lowering.
-    #[cold]
-    #[inline(never)]
     fn post_send_in_full(
         &self,
         mut state: MutexGuard<'_, State>,

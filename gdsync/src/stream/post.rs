@@ -55,7 +55,7 @@ pub struct Stream<B: MemOpStream> {
     pub(super) caps: MemOpCaps,
     pub(super) path: DoorbellPath,
     pub(crate) timeline: Arc<Timeline>,
-    state: Mutex<State>,
+    pub(super) state: Mutex<State>,
     /// Signalled when a thread has performed a submission.
     pub(super) turn: Condvar,
 }
@@ -237,7 +237,7 @@ impl<B: MemOpStream> Stream<B> {
             }
         }
         // Unlike other submissions, copies of bytes write no point.
-        if state.progress_every == 1
+        if state.signals_always()
             && let Err(error) = self.write_closing_point(&mut state)
         {
             tracing::debug!(%error, "the stream cannot write the point of a copy");
@@ -323,7 +323,7 @@ impl<B: MemOpStream> Stream<B> {
         // drains without another one.
         let last = state.weight + 1 >= self.caps.max_outstanding;
         let is_due = points.open && (state.unwritten + 1 >= state.progress_every || last);
-        let at_end = state.progress_every == 1;
+        let at_end = state.signals_always();
         let mut result = Ok(());
         if is_due && !at_end && !points.has_own && state.unwritten > 0 {
             // In front: the program may ask whether the stream is idle as soon as it sees its last write.
@@ -399,6 +399,12 @@ pub(super) struct Lowered {
 }
 
 impl State {
+    /// Each submission writes its own end.
+    #[inline(always)]
+    pub(super) fn signals_always(&self) -> bool {
+        self.progress_every == 1
+    }
+
     /// True once posts retire submissions.
     #[inline]
     pub(super) fn is_long(&self, caps: &MemOpCaps) -> bool {
@@ -417,7 +423,10 @@ impl State {
         self.in_flight.push_back(InFlight { end: points.end, held });
         let room = caps.max_outstanding.saturating_sub(self.weight + 1);
         let left = REAP_FROM.saturating_sub(self.in_flight.len()).min(room) as u32;
-        let left = left.min(self.progress_every.saturating_sub(self.unwritten + 1));
+        let left = match self.signals_always() {
+            true => left,
+            false => left.min(self.progress_every.saturating_sub(self.unwritten + 1)),
+        };
         self.fast_posts_left.set(if self.rings_itself() && caps.writes_are_fenced { left } else { 0 });
         if LevelFilter::current() >= LevelFilter::TRACE {
             trace_posted(points.end);

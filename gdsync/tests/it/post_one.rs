@@ -10,11 +10,13 @@ use gdsync::{
 use gdsync_test_support::pair::{LONG, Pair, poll};
 use proptest::prelude::*;
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const WELL: u8 = 0;
 const REFUSES_ONCE: u8 = 1;
 const FAILS: u8 = 2;
+/// Performs, and does not say when it has.
+const MUTE: u8 = 3;
 
 /// A software stream that takes less, and says no when it is told to.
 struct Fickle {
@@ -47,13 +49,13 @@ unsafe impl MemOpStream for Fickle {
     }
 
     fn wait_idle(&self, timeout: Duration) -> Result<bool, StreamError> {
-        self.inner.wait_idle(timeout)
+        Ok(self.inner.wait_idle(timeout)? && self.mood.load(Ordering::Relaxed) != MUTE)
     }
 }
 
-fn fickle(most: usize, path: DoorbellPath) -> Stream<Fickle> {
+fn fickle(most: usize, options: StreamOptions) -> Stream<Fickle> {
     let backend = Fickle { inner: SoftStream::new().unwrap(), mood: AtomicU8::new(WELL), most };
-    Stream::with_options(backend, StreamOptions::default().doorbells(path)).unwrap()
+    Stream::with_options(backend, options).unwrap()
 }
 
 fn synchronize(stream: &Stream<Fickle>) {
@@ -61,11 +63,17 @@ fn synchronize(stream: &Stream<Fickle>) {
 }
 
 #[derive(Clone, Copy, Debug)]
+enum Poster {
+    Any,
+    Owner,
+}
+
+#[derive(Clone, Copy, Debug)]
 enum Action {
-    /// On one of three streams; the last one rings through the proxy.
-    One(usize),
+    /// On one of the streams, by a thread among others or by the stream's owner.
+    One(usize, Poster),
     /// Prepared and posted in one call.
-    Queued(usize),
+    Queued(usize, Poster),
     Batched(usize),
     Refused(usize),
     QueuedRefused(usize),
@@ -77,10 +85,11 @@ enum Action {
 
 fn action() -> impl Strategy<Value = Action> {
     // Mostly on one stream: a change waits until the other has passed what it had.
-    let stream = || prop_oneof![6 => Just(0usize), 1 => Just(1), 1 => Just(2)];
+    let stream = || prop_oneof![6 => Just(0usize), 1 => Just(1), 1 => Just(PROXIED), 3 => Just(SIGNALLING)];
+    let poster = || prop_oneof![Just(Poster::Any), Just(Poster::Owner)];
     prop_oneof![
-        12 => stream().prop_map(Action::One),
-        6 => stream().prop_map(Action::Queued),
+        12 => (stream(), poster()).prop_map(|(at, by)| Action::One(at, by)),
+        6 => (stream(), poster()).prop_map(|(at, by)| Action::Queued(at, by)),
         2 => stream().prop_map(Action::Batched),
         2 => stream().prop_map(Action::Refused),
         1 => stream().prop_map(Action::QueuedRefused),
@@ -90,10 +99,15 @@ fn action() -> impl Strategy<Value = Action> {
     ]
 }
 
+/// The stream whose doorbells the proxy rings, and the one that signals after each submission.
+const PROXIED: usize = 2;
+const SIGNALLING: usize = 3;
+const STREAMS: usize = 4;
+
 /// Sends numbers through one queue pair.
 struct Sender {
     pair: Pair,
-    streams: [Stream<Fickle>; 3],
+    streams: [Stream<Fickle>; STREAMS],
     next: u32,
     /// Sent, not polled: `next` minus it is the oldest.
     open: u32,
@@ -114,8 +128,14 @@ impl Sender {
     fn new() -> Self {
         let config = QueuePairConfig::default().send_depth(DEPTH).recv_depth(DEPTH);
         let pair = Pair::with(config, ConnectOptions::default());
-        let streams = [(1000, DoorbellPath::Auto), (5, DoorbellPath::Direct), (1000, DoorbellPath::Proxy)];
-        Sender { pair, streams: streams.map(|(most, path)| fickle(most, path)), next: 0, open: 0 }
+        let rung_by = |path| StreamOptions::default().doorbells(path);
+        let streams = [
+            fickle(1000, StreamOptions::default()),
+            fickle(5, rung_by(DoorbellPath::Direct)),
+            fickle(1000, rung_by(DoorbellPath::Proxy)),
+            fickle(1000, StreamOptions::default().always_signal(true)),
+        ];
+        Sender { pair, streams, next: 0, open: 0 }
     }
 
     fn prepare(&mut self) -> PreparedSend {
@@ -126,10 +146,15 @@ impl Sender {
     }
 
     /// Prepares and posts in one call, again after whatever stood in its way has passed.
-    fn queue(&mut self, at: usize) {
+    fn queue(&mut self, at: usize, by: Poster) {
         self.pair.right.post_recv(&[], 0).unwrap();
-        let request = || WorkRequest::send(&[]).immediate(self.next);
-        while let Err(failure) = self.streams[at].queue_send(&self.pair.left, request()) {
+        let (queue_pair, number) = (&self.pair.left, self.next);
+        let request = || WorkRequest::send(&[]).immediate(number);
+        let queue = |stream: &mut Stream<Fickle>| match by {
+            Poster::Any => stream.queue_send(queue_pair, request()),
+            Poster::Owner => stream.queue_send_mut(queue_pair, request()),
+        };
+        while let Err(failure) = queue(&mut self.streams[at]) {
             assert!(in_the_way(&failure), "{failure}");
             self.streams.iter().for_each(synchronize);
         }
@@ -162,11 +187,15 @@ impl Sender {
             self.settle();
         }
         match action {
-            Action::One(at) => {
+            Action::One(at, by) => {
                 let send = self.prepare();
-                self.insist(at, self.streams[at].post_send(send));
+                let result = match by {
+                    Poster::Any => self.streams[at].post_send(send),
+                    Poster::Owner => self.streams[at].post_send_mut(send),
+                };
+                self.insist(at, result);
             }
-            Action::Queued(at) => self.queue(at),
+            Action::Queued(at, by) => self.queue(at, by),
             Action::Batched(at) => {
                 let (first, second) = (self.prepare(), self.prepare());
                 self.insist(at, self.streams[at].post(Batch::new().send(first).send(second)));
@@ -175,14 +204,15 @@ impl Sender {
                 self.settle();
                 let send = self.prepare();
                 self.streams[at].mood.store(REFUSES_ONCE, Ordering::Relaxed);
-                let error = self.streams[at].post_send(send).unwrap_err();
+                let error = self.streams[at].post_send_mut(send).unwrap_err();
                 assert!(
                     matches!(error.source, PostFailure::Stream(StreamError::Unsupported { .. })),
                     "{error}"
                 );
                 assert_eq!((error.posted, error.batch.len()), (0, 1));
                 // As good as before, on any stream.
-                self.insist((at + 1) % 3, self.streams[(at + 1) % 3].post(error.batch));
+                let other = (at + 1) % STREAMS;
+                self.insist(other, self.streams[other].post(error.batch));
             }
             Action::QueuedRefused(at) => {
                 self.settle();
@@ -191,7 +221,7 @@ impl Sender {
                     self.streams[at].queue_send(&self.pair.left, WorkRequest::send(&[])).unwrap_err();
                 assert!(matches!(failure, PostFailure::Stream(StreamError::Unsupported { .. })), "{failure}");
                 // Nothing of it is left in the way of the next.
-                self.queue((at + 1) % 3);
+                self.queue((at + 1) % STREAMS, Poster::Any);
             }
             Action::Swapped(at) => {
                 // With room for it, so that its order is what is wrong.
@@ -233,7 +263,7 @@ fn whatever_else_happens_sends_arrive_once_and_in_order() {
 #[test]
 fn a_full_stream_says_so_and_loses_nothing() {
     let mut sender = Sender::new();
-    let stream = fickle(5, DoorbellPath::Auto);
+    let stream = fickle(5, StreamOptions::default());
     let first = sender.prepare();
     stream.post_send(first).unwrap();
     sender.streams[0] = stream;
@@ -306,4 +336,38 @@ fn a_queue_pair_that_failed_takes_no_single_send() {
     );
     drop(error);
     assert!(poll(&sender.pair.left.send_cq()).status.unwrap_err().is_flush());
+}
+
+#[test]
+fn a_stream_that_always_signals_does_so_behind_each_single_send() {
+    let mut sender = Sender::new();
+    // More than a stream has in flight before it retires some.
+    for turn in 0..100 {
+        let send = sender.prepare();
+        let stream = &mut sender.streams[SIGNALLING];
+        stream.mood.store(MUTE, Ordering::Relaxed);
+        let posted = if turn % 2 == 0 { stream.post_send(send) } else { stream.post_send_mut(send) }.unwrap();
+        assert_eq!((posted.operations, posted.submissions), (3, 1), "a record, a register and a point");
+        let start = Instant::now();
+        while stream.outstanding() > 0 {
+            assert!(start.elapsed() < LONG, "the stream says nothing: {stream:?}");
+            std::thread::yield_now();
+        }
+        stream.mood.store(WELL, Ordering::Relaxed);
+        sender.settle();
+    }
+}
+
+#[test]
+fn the_owner_of_a_stream_may_be_any_thread_in_its_turn() {
+    let mut sender = Sender::new();
+    let mut stream = fickle(1000, StreamOptions::default());
+    for _ in 0..DEPTH / 2 {
+        let (first, second) = (sender.prepare(), sender.prepare());
+        // Others post, too, while it is not borrowed.
+        std::thread::scope(|scope| drop(scope.spawn(|| stream.post_send_mut(first).unwrap())));
+        std::thread::scope(|scope| drop(scope.spawn(|| stream.post_send(second).unwrap())));
+    }
+    synchronize(&stream);
+    sender.settle();
 }

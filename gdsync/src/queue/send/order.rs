@@ -125,7 +125,7 @@ impl SendState {
 
     /// As [`Self::post`], for the common case alone: the next send, on the timeline of the last
     /// one. Otherwise changes nothing.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn post_next(
         &mut self,
         serial: u64,
@@ -141,7 +141,7 @@ impl SendState {
         entry.state = State::Posted;
         let replaced = last.replace(point);
         self.next_to_post = serial + 1;
-        if position + 1 < self.entries.len() {
+        if self.entries.get(position + 1).is_some_and(|next| next.state != State::Prepared) {
             self.skip_unprepared();
         }
         Some(replaced)

@@ -147,14 +147,15 @@ impl Stream<CudaStream> {
     /// before.
     ///
     /// # Errors
-    /// [`GraphError::Cuda`] where the driver refuses what was enqueued, [`GraphError::Record`]
-    /// where `record` fails.
+    /// [`GraphError::Cuda`] where the driver refuses what was enqueued, and for a stream that is
+    /// [never captured](CudaStream::never_captured); [`GraphError::Record`] where `record` fails.
     pub fn capture(
         &self,
         record: impl FnOnce(&mut Capture<'_>) -> Result<(), Box<dyn std::error::Error + Send + Sync>>,
     ) -> Result<CudaGraph, GraphError> {
         let mut capture = Capture { stream: self, recorder: Recorder::default() };
         self.handle.check_thread()?;
+        self.handle.check_may_be_captured()?;
         let _entered = self.context.enter()?;
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // The lock keeps others from posting until the capture has begun; from then on, posting
