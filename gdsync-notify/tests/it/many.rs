@@ -1,6 +1,6 @@
 //! Teams of many ranks in one process: each a thread, with a stream of its own.
 
-use crate::ranks::{domain, each_on_a_thread, each_within};
+use crate::ranks::{domain, each_within};
 use gdsync::{Batch, SoftStream, Stream};
 use gdsync_notify::{ConnectionKind, NotifyError, Team, TeamConfig, WaitNotification};
 use gdsync_test_support::process::alone;
@@ -81,12 +81,13 @@ fn two_hundred_and_fifty_six_ranks_write_to_each_other() {
 
 #[test]
 fn a_large_team_has_no_queue_pairs_for_kernels_unless_told() {
-    each_on_a_thread(65, |bootstrap| {
+    each_within(LONG, 65, |bootstrap| {
         let rank = bootstrap.rank();
         let team = Team::new(&domain(), bootstrap, TeamConfig::default()).unwrap();
         let refused = team.queue(0).unwrap().queue_pair(1).unwrap_err();
         assert!(matches!(refused, NotifyError::NoQueuePair { rank: 1 }), "{refused}");
         assert!(rank != 0 || refused.to_string().contains("ConnectionKind::Each"), "{refused}");
+        all_to_all(&team, 1);
         team.barrier().unwrap();
     });
 }
