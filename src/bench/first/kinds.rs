@@ -1,6 +1,7 @@
 //! The kinds of posts: what each needs, and how its outcome is looked at.
 
 use super::Played;
+use super::by_hand::ByHand;
 use crate::bench::pair::{collect, connected};
 use crate::bench::timed;
 use crate::failure::Failure;
@@ -12,7 +13,8 @@ use gdsync::{
     Access, Batch, Collector, MemoryRegion, PinnedMemory, PreparedWait, ProtectionDomain, QueuePair,
     QueuePairConfig, Stream, Trigger, WorkRequest,
 };
-use std::time::Duration;
+use std::mem::ManuallyDrop;
+use std::time::{Duration, Instant};
 
 /// Posts of each kind.
 pub(super) const POSTS: usize = 110;
@@ -28,6 +30,7 @@ pub(super) enum Kind {
     QueueSend,
     Wait,
     CheckedWait,
+    ByHand,
     Write32,
     Write64,
     WaitWord,
@@ -42,12 +45,13 @@ pub(super) enum Kind {
     OwnedSend,
 }
 
-pub(super) const KINDS: [Kind; 17] = [
+pub(super) const KINDS: [Kind; 18] = [
     Kind::Send,
     Kind::PreparedSend,
     Kind::QueueSend,
     Kind::Wait,
     Kind::CheckedWait,
+    Kind::ByHand,
     Kind::Write32,
     Kind::Write64,
     Kind::WaitWord,
@@ -70,6 +74,7 @@ impl Kind {
             Kind::QueueSend => "queue_send",
             Kind::Wait => "a wait for a completion",
             Kind::CheckedWait => "a checked wait",
+            Kind::ByHand => "a write of 32 bits, by the stream's own call",
             Kind::Write32 => "a write of 32 bits",
             Kind::Write64 => "a write of 64 bits",
             Kind::WaitWord => "a wait for a word",
@@ -86,11 +91,7 @@ impl Kind {
     }
 
     /// Posts so many times, and looks at each outcome before the next.
-    pub(super) fn play<B: MemOpStream>(
-        self,
-        hca: Option<&Hca>,
-        stream: &Stream<B>,
-    ) -> Result<Played, Failure> {
+    pub(super) fn play<B: ByHand>(self, hca: Option<&Hca>, stream: &Stream<B>) -> Result<Played, Failure> {
         let link = Link::new(hca, self)?;
         let us = match self {
             Kind::Send => link.sends(|batch| timed(|| post(stream, batch)), stream),
@@ -98,6 +99,7 @@ impl Kind {
             Kind::QueueSend => link.queued_sends(stream),
             Kind::Wait => link.waits(stream, |wait| Ok(Batch::new().wait(wait))),
             Kind::CheckedWait => link.waits(stream, |wait| Ok(Batch::new().wait_checked(wait.checked()?))),
+            Kind::ByHand => link.words.write_by_hand(stream),
             Kind::Write32 => link.words.write32(stream),
             Kind::Write64 => link.words.write64(stream),
             Kind::WaitWord => link.words.wait(stream),
@@ -354,6 +356,24 @@ impl Words {
             expect(u64::from(self.short.load()), number)?;
             Ok(time)
         })
+    }
+
+    fn write_by_hand<B: ByHand>(&self, stream: &Stream<B>) -> Result<Vec<f64>, Failure> {
+        let addr = stream.translate(self.short.addr(), 4)?;
+        // Where the stream fails, it may have the write yet.
+        let memory = ManuallyDrop::new(self.memory.clone());
+        let times = each(|number| {
+            // SAFETY: the word is aligned, and in this memory, which is dropped only once all has been written.
+            let time = timed(|| unsafe { stream.write_by_hand(addr, number as u32) })?;
+            let begun = Instant::now();
+            while u64::from(self.short.load()) != number && begun.elapsed() < TIMEOUT {
+                std::hint::spin_loop();
+            }
+            expect(u64::from(self.short.load()), number)?;
+            Ok(time)
+        })?;
+        drop(ManuallyDrop::into_inner(memory));
+        Ok(times)
     }
 
     fn write64<B: MemOpStream>(&self, stream: &Stream<B>) -> Result<Vec<f64>, Failure> {

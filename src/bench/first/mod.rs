@@ -4,6 +4,7 @@
 //! Each run is a process of its own, so that it has the very first post of a context, too. The runs begin
 //! with different kinds.
 
+mod by_hand;
 mod kinds;
 
 use super::{Spread, gpu::Gpu, median, micros_since};
@@ -11,6 +12,7 @@ use crate::child;
 use crate::cli::{BenchFirstOptions, BenchOptions};
 use crate::failure::Failure;
 use crate::text;
+use by_hand::ByHand;
 use gdsync::{SoftStream, Stream, cuda};
 use kinds::{KINDS, Kind, POSTS};
 use serde::{Deserialize, Serialize};
@@ -99,7 +101,7 @@ pub(crate) fn run_one(options: &BenchFirstOptions) -> Result<(), Failure> {
 }
 
 /// Every kind, each on a stream of its own, from the run's first kind on.
-fn play<B: gdsync::memop::MemOpStream>(
+fn play<B: ByHand>(
     options: &BenchFirstOptions,
     make: impl Fn() -> Result<Stream<B>, Failure>,
 ) -> Result<Vec<Played>, Failure> {

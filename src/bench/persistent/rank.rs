@@ -5,8 +5,8 @@ use super::writes::Writes;
 use crate::bench::micros_since;
 use crate::failure::Failure;
 use crate::pattern::Pattern;
-use gdsync::stream::Event;
-use gdsync::{Device, PinnedMemory, ProtectionDomain, SoftStream, Stream};
+use gdsync::stream::{Event, StreamOptions};
+use gdsync::{Device, PinnedMemory, ProtectionDomain, QueuePairConfig, SoftStream, Stream, Trigger};
 use gdsync_notify::bootstrap::Bootstrap;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -26,12 +26,14 @@ pub(super) enum Way {
     All,
     /// The same requests, one by one.
     Singly,
+    /// Persistent requests, all of a round together, for which the card waits: by a trigger and a collector.
+    CardWaits,
     /// Notified writes, in one batch a round.
     Notified,
 }
 
 impl Way {
-    pub(super) const ALL: [Way; 3] = [Way::All, Way::Singly, Way::Notified];
+    pub(super) const ALL: [Way; 4] = [Way::All, Way::Singly, Way::CardWaits, Way::Notified];
 }
 
 /// Numbers of a rank and of its peers.
@@ -66,6 +68,8 @@ pub(super) struct Rank {
     place: Place,
     stream: Stream<SoftStream>,
     requests: Requests,
+    /// On queue pairs with a trigger, by a stream that has a collector. None where the card cannot wait.
+    card_waits: Option<(Requests, Stream<SoftStream>)>,
     writes: Writes,
     /// Messages that were not as they were sent.
     wrong: Arc<AtomicU64>,
@@ -77,42 +81,64 @@ impl Rank {
     pub(super) fn new((device, port): (Device, u8), mut bootstrap: Bootstrap) -> Result<Self, Failure> {
         let pd = ProtectionDomain::new(&device)?;
         let place = Place { number: bootstrap.rank() as usize, ranks: bootstrap.size() as usize };
-        let requests = Requests::new((&pd, port), place, &mut bootstrap)?;
+        let config = QueuePairConfig::default().port(port);
+        let requests = Requests::new(&pd, config, place, &mut bootstrap)?;
+        let waits = device.card_waits()?;
+        let card_waits = match waits.data && waits.queues {
+            false => None,
+            true => {
+                let trigger = Trigger::new(&pd)?;
+                let requests = Requests::new(&pd, config.trigger(&trigger), place, &mut bootstrap)?;
+                let options = StreamOptions::default().collect_from(Some(2));
+                Some((requests, Stream::with_options(SoftStream::new()?, options)?))
+            }
+        };
         let writes = Writes::new((&pd, port), place, bootstrap)?;
         let stream = Stream::new(SoftStream::new()?)?;
-        Ok(Rank { place, stream, requests, writes, wrong: Arc::default(), round: 0 })
+        Ok(Rank { place, stream, requests, card_waits, writes, wrong: Arc::default(), round: 0 })
+    }
+
+    /// Whether the card can go that way.
+    pub(super) fn has(&self, way: Way) -> bool {
+        way != Way::CardWaits || self.card_waits.is_some()
     }
 
     /// Sends a message to each other rank and waits for one of each, so many times. Every byte is
     /// checked. Returns µs and memory operations of a round.
     pub(super) fn play(&mut self, way: Way, rounds: u64, begin: &Barrier) -> Result<(f64, f64), Failure> {
+        let Rank { place, stream, requests, card_waits, writes, wrong, round } = self;
+        let (requests, stream) = match (way, card_waits) {
+            (Way::CardWaits, Some((requests, stream))) => (requests, &*stream),
+            (Way::CardWaits, None) => return Err("the card cannot wait".into()),
+            _ => (requests, &*stream),
+        };
+        let place = *place;
         // Of the same parity as the last: places are used in turn.
-        let (first, last) = (self.round, self.round + rounds);
-        self.round = last.next_multiple_of(PLACES as u64);
+        let (first, last) = (*round, *round + rounds);
+        *round = last.next_multiple_of(PLACES as u64);
         if way != Way::Notified {
-            self.requests.expect_first(&self.stream, first)?;
-            self.stream.synchronize()?;
+            requests.expect_first(stream, first)?;
+            stream.synchronize()?;
         }
         begin.wait();
         let (start, mut operations) = (Instant::now(), 0);
         let mut under_way: VecDeque<Event> = VecDeque::new();
         for round in first..last {
             let [source, target] = match way {
-                Way::Notified => self.writes.memory()?,
-                Way::All | Way::Singly => self.requests.memory(),
+                Way::Notified => writes.memory()?,
+                Way::All | Way::Singly | Way::CardWaits => requests.memory(),
             };
-            let place = self.place;
             let fill = move |peer| {
                 content(place.number, peer, round).fill(&source, place.offset(peer, round), BLOCK)
             };
-            self.stream.launch(move || place.peers().for_each(fill))?;
+            stream.launch(move || place.peers().for_each(fill))?;
             operations += match way {
-                Way::All => self.requests.enqueue(&self.stream, round, last)?,
-                Way::Singly => self.requests.enqueue_singly(&self.stream, round, last)?,
-                Way::Notified => self.writes.enqueue(&self.stream, round)?,
+                Way::All | Way::CardWaits => requests.enqueue(stream, round, last)?,
+                Way::Singly => requests.enqueue_singly(stream, round, last)?,
+                Way::Notified => writes.enqueue(stream, round)?,
             };
-            self.check(target, round)?;
-            under_way.push_back(self.stream.record()?);
+            check(stream, place, target, round, wrong)?;
+            under_way.push_back(stream.record()?);
             if under_way.len() == AHEAD {
                 under_way.pop_front().iter().for_each(Event::synchronize);
             }
@@ -120,28 +146,32 @@ impl Rank {
         under_way.iter().for_each(Event::synchronize);
         let time = micros_since(start);
         match way {
-            Way::Notified => self.writes.finish()?,
-            Way::All | Way::Singly => self.requests.finish()?,
+            Way::Notified => writes.finish()?,
+            Way::All | Way::Singly | Way::CardWaits => requests.finish()?,
         }
         begin.wait();
-        match self.wrong.load(Ordering::Relaxed) {
+        match wrong.load(Ordering::Relaxed) {
             0 => Ok((time / rounds as f64, operations as f64 / rounds as f64)),
-            wrong => {
-                Err(format!("rank {}: {wrong} messages are not as they were sent", self.place.number).into())
-            }
+            wrong => Err(format!("rank {}: {wrong} messages are not as they were sent", place.number).into()),
         }
     }
+}
 
-    /// Has the stream check the messages of a round.
-    fn check(&self, target: PinnedMemory, round: u64) -> Result<(), Failure> {
-        let (place, wrong) = (self.place, self.wrong.clone());
-        self.stream.launch(move || {
-            let is_wrong = |peer: &usize| {
-                let content = content(*peer, place.number, round);
-                content.check(&target, place.offset(*peer, round), 0, BLOCK).is_err()
-            };
-            wrong.fetch_add(place.peers().filter(is_wrong).count() as u64, Ordering::Relaxed);
-        })?;
-        Ok(())
-    }
+/// Has a stream check the messages of a round. Those that are not as they were sent are counted.
+fn check(
+    stream: &Stream<SoftStream>,
+    place: Place,
+    target: PinnedMemory,
+    round: u64,
+    wrong: &Arc<AtomicU64>,
+) -> Result<(), Failure> {
+    let wrong = wrong.clone();
+    stream.launch(move || {
+        let is_wrong = |peer: &usize| {
+            let content = content(*peer, place.number, round);
+            content.check(&target, place.offset(*peer, round), 0, BLOCK).is_err()
+        };
+        wrong.fetch_add(place.peers().filter(is_wrong).count() as u64, Ordering::Relaxed);
+    })?;
+    Ok(())
 }

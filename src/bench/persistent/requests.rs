@@ -22,13 +22,13 @@ pub(super) struct Requests {
 
 impl Requests {
     pub(super) fn new(
-        (pd, port): (&ProtectionDomain, u8),
+        pd: &ProtectionDomain,
+        config: QueuePairConfig<'_>,
         place: Place,
         bootstrap: &mut Bootstrap,
     ) -> Result<Self, Failure> {
         let source = MemoryRegion::allocate(pd, place.bytes(), Access::empty())?;
         let target = MemoryRegion::allocate(pd, place.bytes(), Access::LOCAL_WRITE)?;
-        let config = QueuePairConfig::default().port(port);
         let (mut queue_pairs, mut endpoints) = (Vec::new(), Vec::new());
         for _ in place.peers() {
             let queue_pair = QueuePair::new(pd, config)?;
