@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Builds libgdsync and installs it with its headers and its pkg-config file: scripts/install.sh PREFIX. Needs Rust and a C linker.
+# Builds libgdsync and installs it with its headers and its pkg-config file, and the command gdsync with its manual pages and
+# completions: scripts/install.sh PREFIX. Needs Rust and a C linker.
 # DESTDIR, if set, goes before PREFIX. What is built is target/release, unless GDSYNC_BUILD_PROFILE names another cargo profile.
 set -euo pipefail
 source "$(dirname "$0")/install-library"
@@ -7,3 +8,4 @@ begin "$0" "$@"
 libraries gdsync-c libgdsync_c libgdsync 2.2.0
 headers bindings/c/include gdsync/include
 pkg_config gdsync 2.2.0 gdsync "GPUDirect Async: network work in the order of CUDA streams"
+tool

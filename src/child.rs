@@ -1,10 +1,9 @@
 //! Processes that the command starts for itself, and that are of no use without it.
 
-use crate::failure::Failure;
-use std::env;
-use std::io;
+use crate::failure::{AlreadySaid, Failure};
 use std::os::unix::process::CommandExt;
-use std::process::{Child, Command};
+use std::process::{Child, Command, ExitStatus};
+use std::{env, fmt, io};
 
 /// A process that is killed if it is still there when this one is done with it.
 pub(crate) struct Guarded(pub(crate) Child);
@@ -17,8 +16,17 @@ impl Drop for Guarded {
     }
 }
 
+/// How a process that this one has started has failed: it has said it itself, unless it was killed or could not be used.
+pub(crate) fn failure(what: fmt::Arguments<'_>, status: ExitStatus) -> Failure {
+    match status.code() {
+        Some(1) => AlreadySaid.into(),
+        _ => format!("{what} has failed: {status}").into(),
+    }
+}
+
 /// The kernel kills the process that `command` starts as soon as this one has ended, however it
-/// ends. Even a process that is stopped ends then.
+/// ends. Even a process that is stopped ends then. The process ignores SIGINT, which a terminal sends to both: this one
+/// decides what becomes of a run that is interrupted.
 ///
 /// The thread that starts the process must live as long as this process, as the main thread does:
 /// the kernel counts the end of that thread as the parent's.
@@ -36,9 +44,13 @@ pub(crate) fn dies_with_this_process(command: &mut Command) {
         if unsafe { libc::getppid() } as u32 != parent {
             return Err(io::Error::from_raw_os_error(libc::ESRCH));
         }
-        Ok(())
+        // SAFETY: the call changes what a signal does to the calling process, and involves no handler.
+        match unsafe { libc::signal(libc::SIGINT, libc::SIG_IGN) } {
+            libc::SIG_ERR => Err(io::Error::last_os_error()),
+            _ => Ok(()),
+        }
     };
-    // SAFETY: between fork and exec, `ask` makes two system calls, allocates nothing and takes no
+    // SAFETY: between fork and exec, `ask` makes three system calls, allocates nothing and takes no
     // lock.
     unsafe { command.pre_exec(ask) };
 }

@@ -4,11 +4,14 @@
 mod bench;
 #[path = "cli_choices.rs"]
 mod choices;
+#[path = "cli_process.rs"]
+mod process;
 #[path = "cli_values.rs"]
 mod values;
 
-pub(crate) use bench::{BenchFirstOptions, BenchOptions, BenchScaleOptions, Benchmark, Memory};
+pub(crate) use bench::{BenchOptions, Benchmark, Memory};
 pub(crate) use choices::{Connections, DoorbellChoice, Operation, QueueChoice, Service, Trigger};
+pub(crate) use process::{BenchFirstOptions, BenchScaleOptions, Process};
 
 use crate::fault_plan;
 use crate::hca::{self, Hca};
@@ -39,12 +42,35 @@ pub(crate) const MAX_GPU_BATCH: u64 = 120;
 /// as sends.
 pub(crate) const MAX_CARD_BATCH: u64 = 512;
 
+/// What `gdsync` alone prints: the commands that matter.
+pub(crate) const BRIEF: &str = "\
+gdsync: RDMA driven from CUDA streams, on a real card or on a software one.
+  gdsync doctor                   what of this machine works for GPUDirect, and how to mend the rest
+  gdsync devices                  the cards, software ones and the system's
+  gdsync pingpong                 messages between two streams, every byte checked
+  gdsync bench                    measurements, each beside a reference
+  gdsync explain --example halo   what a batch becomes on a stream
+  gdsync soft -- COMMAND          run a program on the software card
+All commands: gdsync help. One of them: gdsync help COMMAND.
+";
+
 /// RDMA driven from streams, on a real card or on a software one.
 #[derive(Debug, Parser)]
-#[command(name = "gdsync", version, about, disable_help_subcommand = true, arg_required_else_help = false)]
+#[command(name = "gdsync", version, about)]
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,
+}
+
+/// What a command line asks for.
+#[derive(Debug)]
+pub(crate) enum Invocation {
+    /// Nothing: there is no word behind the name of the program.
+    Bare,
+    /// A command of the user's.
+    Command(Command),
+    /// A process that a command has started.
+    Process(Process),
 }
 
 #[derive(Debug, Subcommand)]
@@ -52,30 +78,15 @@ pub(crate) enum Command {
     /// Exchange messages between two sides, each send and each receive driven by a stream, and
     /// check every byte
     Pingpong(PingpongOptions),
-    /// The other process of a pingpong; started by it
-    #[command(hide = true)]
-    PingpongPeer,
     /// List cards, software and system
     Devices(DevicesOptions),
     /// Say what of this machine works for GPUDirect, what does not, and what to do about it
     Doctor(DoctorOptions),
     /// Measure, beside a reference in the same run
     Bench(BenchOptions),
-    /// The process of a run of `bench first`; started by it
-    #[command(hide = true)]
-    BenchFirst(BenchFirstOptions),
-    /// The process of a team of `bench scale`; started by it
-    #[command(hide = true)]
-    BenchScale(BenchScaleOptions),
     /// Random work on many queue pairs between several processes, with random faults: everything is
     /// accounted for
     Soak(SoakOptions),
-    /// A process of a soak; started by it
-    #[command(hide = true)]
-    SoakWorker,
-    /// The other process of `bench exchange`; started by it
-    #[command(hide = true)]
-    ExchangePeer,
     /// How fast the CPU copies into and out of GPU memory that it has mapped, beside cuMemcpy and
     /// libc's memcpy
     Copybw(CopyOptions),
@@ -89,12 +100,26 @@ pub(crate) enum Command {
     Explain(ExplainOptions),
     /// Run a command on the software card, through the machine's own libibverbs and libmlx5
     Soft(SoftOptions),
-    /// Removes the folder of a `gdsync soft` that was killed; started by it
-    #[command(hide = true)]
-    SoftWatch {
-        /// The folder
-        folder: PathBuf,
-    },
+    /// Print the completions of a shell; `scripts/install.sh` installs them
+    Completions(CompletionsOptions),
+    /// Print a manual page; `scripts/install.sh` installs them
+    Man(ManOptions),
+}
+
+#[derive(Clone, Debug, Args)]
+pub(crate) struct CompletionsOptions {
+    /// The shell
+    #[arg(value_enum)]
+    pub(crate) shell: clap_complete::Shell,
+}
+
+#[derive(Clone, Debug, Args)]
+pub(crate) struct ManOptions {
+    /// The command whose page it is [default: gdsync itself]
+    pub(crate) command: Option<String>,
+    /// Write the pages of all commands into this folder instead, which exists
+    #[arg(long, value_name = "DIR", conflicts_with = "command")]
+    pub(crate) all: Option<PathBuf>,
 }
 
 #[derive(Clone, Debug, Args, Serialize, Deserialize)]
@@ -105,7 +130,7 @@ pub(crate) struct PingpongOptions {
     /// Exchanges before the measurement
     #[arg(long, default_value = "100", value_parser = values::count, allow_hyphen_values = true)]
     pub(crate) warmup: u64,
-    /// Bytes of a message; suffixes KiB, MiB, GiB
+    /// Bytes of a message: a number, or one with K, KiB, M, MiB, G or GiB (1024 each), or kB, MB or GB (1000 each)
     #[arg(long, value_name = "BYTES", default_value = "8", value_parser = values::size, allow_hyphen_values = true)]
     pub(crate) size: u64,
     /// Transport service; messages of `ud` have at most the port's MTU
@@ -163,16 +188,36 @@ pub(crate) struct PingpongOptions {
 
 impl Cli {
     /// Parses a command line, and refuses options that do not go together.
+    ///
+    /// # Errors
+    /// Wrong usage; or help or the version, which were asked for.
     pub(crate) fn parse_words<W: Into<OsString> + Clone>(
         words: impl IntoIterator<Item = W>,
-    ) -> Result<Self, clap::Error> {
-        let cli = Self::try_parse_from(words)?;
-        let conflict = match &cli.command {
-            Command::Pingpong(options) => options.conflict(),
-            Command::Bench(options) => options.conflict(),
+    ) -> Result<Invocation, clap::Error> {
+        let words: Vec<OsString> = words.into_iter().map(Into::into).collect();
+        match words.get(1) {
+            None => return Ok(Invocation::Bare),
+            Some(word) if Process::is_named(word) => return Process::parse(words).map(Invocation::Process),
+            Some(_) => {}
+        }
+        let command = Self::try_parse_from(words)?.command;
+        let conflict = match &command {
+            Command::Pingpong(options) => options.conflict().map(|text| ("pingpong", text)),
+            Command::Bench(options) => options.conflict().map(|text| ("bench", text)),
             _ => None,
         };
-        conflict.map_or(Ok(cli), |text| Err(Self::command().error(ErrorKind::ArgumentConflict, text)))
+        match conflict {
+            Some((name, text)) => Err(Self::refusal(name, text)),
+            None => Ok(Invocation::Command(command)),
+        }
+    }
+
+    /// The error of a command whose options do not go together, with its usage.
+    fn refusal(name: &str, text: String) -> clap::Error {
+        let mut all = Self::command();
+        all.build();
+        let mut command = all.find_subcommand(name).cloned().unwrap_or(all);
+        command.error(ErrorKind::ArgumentConflict, text)
     }
 }
 
@@ -326,7 +371,7 @@ pub(crate) struct MappedOptions {
 pub(crate) struct CopyOptions {
     #[command(flatten)]
     pub(crate) mapped: MappedOptions,
-    /// Largest copy, 64 bytes to 256 MiB [default: 16MiB for copybw, 64KiB for copylat]
+    /// Largest copy, 64 bytes to 256 MiB, such as 64K or 1MiB [default: 16MiB for copybw, 64KiB for copylat]
     #[arg(long, value_name = "BYTES", value_parser = values::copy_size, allow_hyphen_values = true)]
     pub(crate) max_size: Option<u64>,
 }
@@ -367,14 +412,6 @@ pub(crate) enum Example {
 /// The word for a value on the command line.
 pub(crate) fn word(value: &impl ValueEnum) -> String {
     value.to_possible_value().map(|possible| possible.get_name().to_owned()).unwrap_or_default()
-}
-
-/// A message of clap about a mistake, in one line: without the usage and the pointer to `--help`.
-pub(crate) fn one_line(message: &str) -> String {
-    let said =
-        message.lines().take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more"));
-    let words: Vec<&str> = said.map(str::trim).filter(|line| !line.is_empty()).collect();
-    words.join(" ")
 }
 
 #[cfg(test)]

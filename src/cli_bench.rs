@@ -47,35 +47,6 @@ pub(crate) struct BenchOptions {
     pub(crate) json: bool,
 }
 
-#[derive(Clone, Debug, Args)]
-pub(crate) struct BenchFirstOptions {
-    /// Which of the runs
-    #[arg(long)]
-    pub(crate) run: u32,
-    /// The GPU, if not a software stream
-    #[arg(long)]
-    pub(crate) gpu: Option<u32>,
-    /// The card
-    #[arg(long, value_parser = hca::parse)]
-    pub(crate) hca: Option<Hca>,
-}
-
-#[derive(Clone, Debug, Args)]
-pub(crate) struct BenchScaleOptions {
-    /// Ranks of the team
-    #[arg(long)]
-    pub(crate) ranks: u32,
-    /// Rounds of each kind
-    #[arg(long)]
-    pub(crate) rounds: u64,
-    /// What it connects by
-    #[arg(long, value_enum)]
-    pub(crate) connections: Connections,
-    /// The card
-    #[arg(long, value_parser = hca::parse)]
-    pub(crate) hca: Option<Hca>,
-}
-
 impl BenchOptions {
     /// The GPU of what is measured on a GPU only.
     pub(crate) fn gpu(&self) -> u32 {

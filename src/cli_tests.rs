@@ -1,31 +1,31 @@
-use super::values::{batch, count, positive, procs, size};
+use super::values::{batch, count, positive, procs};
 use super::*;
 use proptest::prelude::*;
 
 fn parse(arguments: &[&str]) -> Result<PingpongOptions, String> {
     let words = ["gdsync", "pingpong"].iter().chain(arguments);
-    match Cli::parse_words(words).map(|cli| cli.command) {
-        Ok(Command::Pingpong(options)) => Ok(options),
+    match Cli::parse_words(words) {
+        Ok(Invocation::Command(Command::Pingpong(options))) => Ok(options),
         Ok(other) => Err(format!("{other:?}")),
-        Err(error) => Err(one_line(&error.to_string())),
+        Err(error) => Err(error.to_string()),
     }
 }
 
 #[test]
 fn sizes_have_suffixes_and_a_limit() {
     for (text, bytes) in
-        [("0", 0), ("8", 8), ("4KiB", 4096), ("64MiB", 64 << 20), ("1GiB", 1 << 30), ("3B", 3)]
+        [("0", 0), ("8", 8), ("4k", 4096), ("64MiB", 64 << 20), ("1GiB", 1 << 30), ("1kB", 1000)]
     {
         assert_eq!(parse(&["--size", text]).unwrap().size, bytes, "{text}");
     }
     for (text, said) in [
-        ("-1", "-1 is not a size"),
+        ("-1", "`-1` is not a size"),
         ("2TiB", "more than the 1 GiB"),
         ("1e3", "not a size"),
         ("", "not a size"),
     ] {
         let message = parse(&["--size", text]).unwrap_err();
-        assert!(message.contains(said) && !message.contains('\n'), "{text}: {message}");
+        assert!(message.contains(said), "{text}: {message}");
     }
     assert!(parse(&["--size", "18446744073709551615GiB"]).is_err());
 }
@@ -51,7 +51,7 @@ fn counts_are_checked() {
         ("--check=maybe", "", "maybe"),
     ] {
         let message = if text.is_empty() { parse(&[option]) } else { parse(&[option, text]) }.unwrap_err();
-        assert!(message.contains(said) && !message.contains('\n'), "{option} {text}: {message}");
+        assert!(message.contains(said), "{option} {text}: {message}");
     }
 }
 
@@ -72,7 +72,7 @@ fn options_that_do_not_go_together_are_refused() {
         (&["--warmup", "18446744073709551615", "--iters", "18446744073709551615"], "give fewer"),
     ] {
         let message = parse(arguments).unwrap_err();
-        assert!(message.contains(said) && !message.contains('\n'), "{arguments:?}: {message}");
+        assert!(message.contains(said), "{arguments:?}: {message}");
     }
     let options = parse(&["--gpu", "3", "--batch", "120", "--doorbells", "proxy"]).unwrap();
     assert_eq!((options.gpu, options.doorbells), (Some(3.into()), DoorbellChoice::Proxy));
@@ -89,9 +89,9 @@ fn options_that_do_not_go_together_are_refused() {
 #[test]
 fn posts_have_a_limit() {
     let posts = |text: &str| match Cli::parse_words(["gdsync", "bench", "post", "--posts", text]) {
-        Ok(Cli { command: Command::Bench(options) }) => Ok(options.posts),
+        Ok(Invocation::Command(Command::Bench(options))) => Ok(options.posts),
         Ok(other) => Err(format!("{other:?}")),
-        Err(error) => Err(one_line(&error.to_string())),
+        Err(error) => Err(error.to_string()),
     };
     assert_eq!(posts("281474976710656"), Ok(MAX_EXCHANGES));
     for text in ["281474976710657", "18446744073709551615"] {
@@ -103,9 +103,9 @@ fn posts_have_a_limit() {
 #[test]
 fn benchmarks_are_on_one_gpu_but_for_those_between_gpus() {
     let bench = |what: &str, list: &str| match Cli::parse_words(["gdsync", "bench", what, "--gpu", list]) {
-        Ok(Cli { command: Command::Bench(options) }) => Ok(options.gpu()),
+        Ok(Invocation::Command(Command::Bench(options))) => Ok(options.gpu()),
         Ok(other) => Err(format!("{other:?}")),
-        Err(error) => Err(one_line(&error.to_string())),
+        Err(error) => Err(error.to_string()),
     };
     assert_eq!((bench("memops", "3"), bench("exchange", "3")), (Ok(3), Ok(3)));
     for list in ["0,1", "0,0", "all"] {
@@ -128,6 +128,35 @@ fn checking_is_on_unless_switched_off() {
 proptest! {
     #[test]
     fn no_text_makes_the_parsers_panic(text in ".{0,40}") {
-        let _ = (size(&text), count(&text), positive(&text), procs(&text), batch(&text), one_line(&text));
+        let _ = (count(&text), positive(&text), procs(&text), batch(&text));
+    }
+}
+
+#[test]
+fn processes_of_commands_are_neither_suggested_nor_listed() {
+    let internal =
+        ["pingpong-peer", "bench-first", "bench-scale", "soak-worker", "exchange-peer", "soft-watch"];
+    for name in internal {
+        assert!(Process::is_named(name.as_ref()), "{name}");
+        // Nearly the name: what is suggested are commands of the user's.
+        let said = Cli::parse_words(["gdsync", &format!("{name}s")]).unwrap_err().to_string();
+        assert!(!said.contains(&format!("'{name}'")), "{said}");
+    }
+    let mut help = Cli::command();
+    let help = help.render_long_help().to_string();
+    assert!(internal.iter().all(|name| !help.contains(name)), "{help}");
+    assert!(matches!(
+        Cli::parse_words(["gdsync", "soak-worker"]),
+        Ok(Invocation::Process(Process::SoakWorker))
+    ));
+}
+
+#[test]
+fn a_program_without_words_is_no_mistake() {
+    assert!(matches!(Cli::parse_words(["gdsync"]), Ok(Invocation::Bare)));
+    assert_eq!(BRIEF.lines().count(), 8);
+    for line in BRIEF.lines().filter(|line| line.starts_with("  gdsync ")) {
+        let words = line.split("  ").nth(1).unwrap().split_whitespace();
+        assert!(matches!(Cli::parse_words(words), Ok(Invocation::Command(_))), "{line}");
     }
 }

@@ -73,26 +73,19 @@ pub(super) fn batch(text: &str) -> Result<u64, String> {
 }
 
 pub(super) fn copy_size(text: &str) -> Result<u64, String> {
-    size(text)
-        .ok()
-        .filter(|bytes| (64..=256 << 20).contains(bytes))
-        .ok_or_else(|| format!("{text} is no size from 64 bytes to 256MiB"))
+    let bytes = crate::size::parse(text)?;
+    match (64..=256 << 20).contains(&bytes) {
+        true => Ok(bytes),
+        false => Err(format!("{text} is no size from 64 bytes to 256MiB")),
+    }
 }
 
+/// Bytes of a message.
 pub(super) fn size(text: &str) -> Result<u64, String> {
-    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
-    let (number, suffix) = text.split_at(digits);
-    let unit: u64 = match suffix {
-        "" | "B" => 1,
-        "K" | "KiB" => 1 << 10,
-        "M" | "MiB" => 1 << 20,
-        "G" | "GiB" => 1 << 30,
-        "T" | "TiB" => 1 << 40,
-        _ => return Err(format!("{text} is not a size: give bytes, or a number with KiB, MiB or GiB")),
-    };
-    let number: u64 = number.parse().map_err(|_| format!("{text} is not a size of 0 bytes or more"))?;
-    match number.checked_mul(unit) {
-        Some(bytes) if bytes <= MAX_SIZE => Ok(bytes),
-        _ => Err(format!("{text} is more than the 1 GiB that a message can have")),
+    match crate::size::parse(text)? {
+        bytes if bytes > MAX_SIZE => {
+            Err(format!("{text} is more than the {} that a message can have", crate::size::text(MAX_SIZE)))
+        }
+        bytes => Ok(bytes),
     }
 }

@@ -1,7 +1,7 @@
 //! The `gdsync` command: it parses, calls the library, and prints.
 //!
-//! Results go to stdout, everything else to stderr. Exit status: 0 done, 1 failed, 2 unusable
-//! arguments; `gdsync soft` answers with that of its command.
+//! Results go to stdout, everything else to stderr. What the exit status means is in `manual.rs`, which the manual
+//! pages are made of.
 
 mod bench;
 mod child;
@@ -13,68 +13,97 @@ mod failure;
 mod fault_plan;
 mod gpus;
 mod hca;
+mod interrupt;
 mod log;
+mod manual;
 mod mapped;
 mod pattern;
 mod pingpong;
 mod placement;
+mod progress;
+mod size;
 mod soak;
 mod soft;
 mod text;
 
-use cli::{Cli, Command};
-use failure::Failure;
+use cli::{Cli, Command, Invocation, Process};
+use failure::{AlreadySaid, Failure};
 use std::io::{self, Write};
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    let cli = match Cli::parse_words(std::env::args_os()) {
-        Ok(cli) => cli,
+    let invocation = match Cli::parse_words(std::env::args_os()) {
+        Ok(invocation) => invocation,
         Err(error) => return usage(&error),
     };
     match log::own_filter() {
         Ok(filter) => tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).init(),
         Err(error) => {
-            // If stderr itself fails, there is no place to report it.
-            let _ = writeln!(io::stderr(), "gdsync: {error}");
-            return ExitCode::from(2);
+            text::complain(error);
+            return ExitCode::from(manual::WRONG_USAGE);
         }
     }
-    let done = |result: Result<(), Failure>| result.map(|()| ExitCode::SUCCESS);
-    let result = match cli.command {
-        Command::Pingpong(options) => done(pingpong::run(&options)),
-        Command::PingpongPeer => done(pingpong::run_peer()),
-        Command::Devices(options) => done(devices::run(&options)),
-        Command::Doctor(options) => doctor::run(&options),
-        Command::Bench(options) => done(bench::run(&options)),
-        Command::BenchFirst(options) => done(bench::first::run_one(&options)),
-        Command::BenchScale(options) => done(bench::scale::run_one(&options)),
-        Command::Copybw(options) => done(mapped::bandwidth(&options)),
-        Command::Copylat(options) => done(mapped::latency(&options)),
-        Command::Sanity(options) => mapped::sanity(&options),
-        Command::Explain(options) => explain::run(&options),
-        Command::Soak(options) => done(soak::run(&options)),
-        Command::ExchangePeer => done(bench::run_exchange_peer()),
-        Command::SoakWorker => done(soak::run_worker()),
-        Command::Soft(options) => soft::run(&options),
-        Command::SoftWatch { folder } => done(soft::watch(&folder)),
+    let result = match invocation {
+        Invocation::Bare => io::stdout().write_all(cli::BRIEF.as_bytes()).map_err(Failure::from).map(done),
+        Invocation::Command(command) => run(command),
+        Invocation::Process(process) => run_process(process).map(done),
     };
     match result {
+        Ok(_) if interrupt::requested() => {
+            text::complain("interrupted: what was measured until then has been printed");
+            ExitCode::from(interrupt::STATUS)
+        }
         Ok(code) => code,
+        Err(error) if error.is::<AlreadySaid>() => ExitCode::FAILURE,
+        Err(error) if error.is::<interrupt::NothingYet>() => {
+            text::complain(error);
+            ExitCode::from(interrupt::STATUS)
+        }
         Err(error) => {
-            // If stderr itself fails, there is no place to report it.
-            let _ = writeln!(io::stderr(), "gdsync: {error}");
+            text::complain(error);
             ExitCode::FAILURE
         }
     }
 }
 
-/// Help is printed on stdout, as it was asked for; a mistake is one line on stderr.
-fn usage(error: &clap::Error) -> ExitCode {
-    if !error.use_stderr() {
-        let _ = write!(io::stdout(), "{}", error.render());
-        return ExitCode::SUCCESS;
+fn done(_: ()) -> ExitCode {
+    ExitCode::SUCCESS
+}
+
+fn run(command: Command) -> Result<ExitCode, Failure> {
+    if matches!(command, Command::Pingpong(_) | Command::Bench(_) | Command::Soak(_)) {
+        interrupt::catch()?;
     }
-    let _ = writeln!(io::stderr(), "{}", cli::one_line(&error.to_string()));
-    ExitCode::from(2)
+    match command {
+        Command::Pingpong(options) => pingpong::run(&options).map(done),
+        Command::Devices(options) => devices::run(&options).map(done),
+        Command::Doctor(options) => doctor::run(&options),
+        Command::Bench(options) => bench::run(&options).map(done),
+        Command::Copybw(options) => mapped::bandwidth(&options).map(done),
+        Command::Copylat(options) => mapped::latency(&options).map(done),
+        Command::Sanity(options) => mapped::sanity(&options),
+        Command::Explain(options) => explain::run(&options),
+        Command::Soak(options) => soak::run(&options).map(done),
+        Command::Soft(options) => soft::run(&options),
+        Command::Completions(options) => manual::completions(&options).map(done),
+        Command::Man(options) => manual::man(&options),
+    }
+}
+
+fn run_process(process: Process) -> Result<(), Failure> {
+    match process {
+        Process::PingpongPeer => pingpong::run_peer(),
+        Process::BenchFirst(options) => bench::first::run_one(&options),
+        Process::BenchScale(options) => bench::scale::run_one(&options),
+        Process::ExchangePeer => bench::run_exchange_peer(),
+        Process::SoakWorker => soak::run_worker(),
+        Process::SoftWatch { folder } => soft::watch(&folder),
+    }
+}
+
+/// What clap says: on stdout where it was asked for, as help, and on stderr where it is a mistake.
+fn usage(error: &clap::Error) -> ExitCode {
+    // If the stream itself fails, there is no place to report it.
+    let _ = error.print();
+    ExitCode::from(if error.use_stderr() { manual::WRONG_USAGE } else { 0 })
 }

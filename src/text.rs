@@ -1,17 +1,40 @@
 //! What commands print: JSON, or tables and units for people.
 
 use crate::failure::Failure;
+use anstyle::{AnsiColor, Style};
 use serde::Serialize;
+use std::fmt;
 use std::io::{self, Write};
 
-/// Prints a result: as a line of JSON, or in the words of `text`.
+/// Of what is well.
+pub(crate) const GOOD: Style = AnsiColor::Green.on_default();
+/// Of what works, but not as it could.
+pub(crate) const POOR: Style = AnsiColor::Yellow.on_default().bold();
+/// Of what does not work, and of errors.
+pub(crate) const BAD: Style = AnsiColor::Red.on_default().bold();
+
+/// Prints a result: as a line of JSON, or in the words of `text`, which are colored where stdout takes colors: on a
+/// terminal, unless NO_COLOR is set, and where CLICOLOR_FORCE is.
 pub(crate) fn print(
     json: bool,
     result: &impl Serialize,
     text: impl FnOnce() -> String,
 ) -> Result<(), Failure> {
-    let text = if json { serde_json::to_string(result)? + "\n" } else { text() };
-    Ok(io::stdout().lock().write_all(text.as_bytes())?)
+    if json {
+        return Ok(writeln!(io::stdout().lock(), "{}", serde_json::to_string(result)?)?);
+    }
+    Ok(anstream::stdout().lock().write_all(text().as_bytes())?)
+}
+
+/// A text in a style, and what follows it in none.
+pub(crate) fn styled(style: Style, text: impl fmt::Display) -> String {
+    format!("{style}{text}{style:#}")
+}
+
+/// Says on stderr what is wrong: a sentence that names its remedy. If stderr itself fails, there is no place to report
+/// it.
+pub(crate) fn complain(what: impl fmt::Display) {
+    let _ = writeln!(anstream::stderr().lock(), "{} {what}", styled(BAD, "gdsync:"));
 }
 
 /// A table of left-aligned columns under a header line.
@@ -34,17 +57,6 @@ pub(crate) fn table(header: &[&str], rows: &[Vec<String>]) -> String {
     text
 }
 
-/// A number of bytes with the largest binary unit that leaves it whole.
-pub(crate) fn bytes(count: u64) -> String {
-    match count {
-        0 => "0 B".to_owned(),
-        _ if count.is_multiple_of(1 << 30) => format!("{} GiB", count >> 30),
-        _ if count.is_multiple_of(1 << 20) => format!("{} MiB", count >> 20),
-        _ if count.is_multiple_of(1 << 10) => format!("{} KiB", count >> 10),
-        _ => format!("{count} B"),
-    }
-}
-
 /// A rate with a decimal prefix.
 pub(crate) fn rate(per_second: f64, unit: &str) -> String {
     let scales = [(1e9, "G"), (1e6, "M"), (1e3, "k")];
@@ -64,10 +76,6 @@ mod tests {
 
     #[test]
     fn units_are_chosen() {
-        assert_eq!(
-            [bytes(0), bytes(8), bytes(4096), bytes(64 << 20), bytes(1 << 30), bytes(1025)],
-            ["0 B", "8 B", "4 KiB", "64 MiB", "1 GiB", "1025 B"]
-        );
         assert_eq!(
             [rate(12.0, "msg"), rate(12_345.0, "msg"), rate(2.5e9, "B")],
             ["12.00 msg/s", "12.35 kmsg/s", "2.50 GB/s"]

@@ -6,6 +6,7 @@ use super::pair::{self, Pair};
 use super::{Comparison, median, print_comparisons};
 use crate::cli::BenchOptions;
 use crate::failure::Failure;
+use crate::interrupt;
 use gdsync::memop::Condition;
 use gdsync::{Batch, QueuePair, QueuePairConfig, WorkRequest};
 use serde::Serialize;
@@ -143,7 +144,7 @@ impl Bench {
     fn compare(&mut self, part: Part) -> Result<Vec<Round>, Failure> {
         self.gather(part.sends().1)?;
         let mut rounds = Vec::new();
-        for number in 0..ROUNDS {
+        for number in interrupt::rounds(0..ROUNDS) {
             let mut round = Round::default();
             for turn in 0..3 {
                 match (number + turn) % 3 {

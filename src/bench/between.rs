@@ -6,6 +6,7 @@ use super::{Comparison, print};
 use crate::child;
 use crate::cli::BenchOptions;
 use crate::failure::Failure;
+use crate::interrupt;
 use gdsync::cuda::{self, GpuList, GpuMemory};
 use gdsync::memop::{Condition, GpuWord32, MemOpStream, StreamWord, Word32};
 use gdsync::memory::StreamAddr;
@@ -100,7 +101,7 @@ fn compare<W: StreamWord<u32>>(
     addresses: [[StreamAddr; 2]; 2],
 ) -> Result<Comparison, Failure> {
     let mut pairs = Vec::new();
-    for run in 0..RUNS {
+    for run in interrupt::rounds(0..RUNS) {
         let first = 2 * run * (TURNS + 1) + 1;
         let ours = wakes(sides, words, first)?;
         pairs.push((ours, wakes_by_hand(sides, addresses, first + TURNS + 1)?));

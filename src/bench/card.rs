@@ -4,6 +4,7 @@ use super::median;
 use super::pair::Pair;
 use crate::cli::BenchOptions;
 use crate::failure::Failure;
+use crate::interrupt;
 use crate::text;
 use gdsync::stream::Cpu;
 use gdsync::{Access, Batch, MemoryRegion, QueuePairConfig, Stream, WorkRequest};
@@ -88,7 +89,7 @@ impl Bench {
         (0..SMALL_WRITES).try_for_each(|_| self.write(8).map(drop))?;
         let (mut small, mut large, mut copies) = (Vec::new(), Vec::new(), Vec::new());
         let (from, mut to) = (vec![7u8; LARGE], vec![0u8; LARGE]);
-        for _ in 0..ROUNDS {
+        for _ in interrupt::rounds(0..ROUNDS) {
             for _ in 0..SMALL_WRITES {
                 small.push(self.write(8)?.as_secs_f64() * 1e6);
             }

@@ -5,6 +5,7 @@ use super::{Comparison, micros_since, pair, print_comparisons};
 use crate::cli::BenchOptions;
 use crate::failure::Failure;
 use crate::hca;
+use crate::interrupt;
 use gdsync::cuda::{Placement, QueuePlacement};
 use gdsync::memop::Condition;
 use gdsync::{
@@ -33,7 +34,7 @@ pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {
     let set = |placement| Set::new(&pd, port, placement);
     let (host, device) = (set(Placement::Host)?, set(Placement::Gpu(options.gpu()))?);
     let mut rounds: [Vec<(f64, f64)>; 3] = Default::default();
-    for round in 1..=ROUNDS {
+    for round in interrupt::rounds(1..=ROUNDS) {
         let none = span(&gpu, round, Batch::new())?;
         let (in_gpu, in_host) = (device.waits(&gpu, round)?, host.waits(&gpu, round)?);
         let each = |time: f64| (time - none) / MANY as f64;

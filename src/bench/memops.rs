@@ -4,6 +4,7 @@ use super::gpu::{END, Gpu, START};
 use super::{median, print, timed};
 use crate::cli::BenchOptions;
 use crate::failure::Failure;
+use crate::interrupt;
 use gdsync::cuda::GpuMemory;
 use gdsync::memop::{Condition, MemOp, MemOpStream};
 use gdsync::memory::StreamAddr;
@@ -76,7 +77,7 @@ fn enqueue(gpu: &Gpu, ops: &[MemOp]) -> Result<(), Failure> {
 
 /// The median of `ROUNDS` measurements, each with a value of its own.
 fn median_of(gpu: &Gpu, measure: impl FnMut(u32) -> Result<f64, Failure>) -> Result<f64, Failure> {
-    let times = (1..=ROUNDS).map(measure).collect::<Result<_, _>>()?;
+    let times = interrupt::rounds(1..=ROUNDS).map(measure).collect::<Result<_, _>>()?;
     gpu.synchronize()?;
     Ok(median(times))
 }

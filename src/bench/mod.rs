@@ -24,13 +24,15 @@ mod turnaround;
 
 pub(crate) use exchange::run_peer as run_exchange_peer;
 
-use crate::cli::{BenchOptions, Benchmark};
+use crate::cli::{self, BenchOptions, Benchmark};
 use crate::failure::Failure;
+use crate::progress::Activity;
 use crate::text;
 use serde::Serialize;
 use std::time::Instant;
 
 pub(crate) fn run(options: &BenchOptions) -> Result<(), Failure> {
+    let _activity = Activity::start(options.json, format!("bench {}", cli::word(&options.what)));
     match options.what {
         Benchmark::Card => card::run(options),
         Benchmark::Checked => checked::run(options),

@@ -4,6 +4,7 @@
 use super::{median, print};
 use crate::cli::BenchOptions;
 use crate::failure::Failure;
+use crate::interrupt;
 use gdsync::memop::MemOpCaps;
 use gdsync::outline::{Descriptor, PaperSend, PaperWait, Program};
 use serde::Serialize;
@@ -107,7 +108,7 @@ fn measure(batch: &[Descriptor], merged: bool, collect_from: Option<u32>) -> Res
     };
     let repetitions = DESCRIPTORS.div_ceil(batch.len());
     let mut times = Vec::new();
-    for _ in 0..ROUNDS {
+    for _ in interrupt::rounds(0..ROUNDS) {
         let start = Instant::now();
         for _ in 0..repetitions {
             program.compile(black_box(batch), &MemOpCaps::FULL, merged)?;

@@ -1,5 +1,7 @@
 //! Checks and their results.
 
+use crate::text::{BAD, GOOD, POOR};
+use anstyle::Style;
 use serde::Serialize;
 use std::fmt;
 
@@ -15,6 +17,18 @@ pub(super) enum Status {
     Warn,
     /// Is there, and does not work.
     Fail,
+}
+
+impl Status {
+    /// Its color on a terminal.
+    pub(super) fn style(self) -> Style {
+        match self {
+            Status::Pass => GOOD,
+            Status::Skip => Style::new(),
+            Status::Warn => POOR,
+            Status::Fail => BAD,
+        }
+    }
 }
 
 impl fmt::Display for Status {

@@ -187,7 +187,7 @@ fn locked_memory(machine: &Machine<'_>) -> Check {
         return question.skip("/proc/self/limits has no readable `Max locked memory`");
     };
     let Some(bytes) = limit else { return question.pass("unlimited") };
-    let seen = crate::text::bytes(bytes);
+    let seen = crate::size::text(bytes);
     let status = machine.tree.text("/proc/self/status").unwrap_or_default();
     if parse::has_capability(&status, IPC_LOCK) == Some(true) {
         return question.pass(format!("{seen}, which does not bind this process (CAP_IPC_LOCK)"));

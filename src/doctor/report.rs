@@ -58,7 +58,8 @@ impl Report {
         for family in &self.families {
             line(family.family.to_owned());
             for check in &family.checks {
-                line(format!("  {}  {:width$}  {}", check.status, check.name, check.seen));
+                let status = text::styled(check.status.style(), check.status);
+                line(format!("  {status}  {:width$}  {}", check.name, check.seen));
                 let Some(remedy) = &check.remedy else { continue };
                 // Under what was seen.
                 let indent = " ".repeat(width + 10);

@@ -5,13 +5,14 @@ mod way;
 
 use crate::cli::{Example, ExplainOptions};
 use crate::failure::Failure;
+use crate::manual::WRONG_USAGE;
 use crate::text;
 use gdsync::Trigger;
 use gdsync::memop::{MemOp, MemOpCaps};
 use gdsync::outline::{self, Program, Target};
 use parse::{Text, sign};
 use serde::Serialize;
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::process::ExitCode;
 use way::Way;
 
@@ -78,8 +79,8 @@ pub(crate) fn run(options: &ExplainOptions) -> Result<ExitCode, Failure> {
     let batch = match Text::parse(&source) {
         Ok(batch) => batch,
         Err(mistake) => {
-            writeln!(io::stderr(), "gdsync: {mistake}")?;
-            return Ok(ExitCode::from(2));
+            text::complain(mistake);
+            return Ok(ExitCode::from(WRONG_USAGE));
         }
     };
     let collect_from = match options.example {

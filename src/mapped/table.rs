@@ -87,12 +87,12 @@ pub(super) fn print(report: &Report, unit: Unit, json: bool) -> Result<(), Failu
 fn render(mapping: &Mapping, unit: Unit) -> String {
     let mut header = vec!["COPY".to_owned(), "BY".to_owned()];
     let cells = mapping.rows.first().map(|row| row.cells.as_slice()).unwrap_or_default();
-    header.extend(cells.iter().map(|cell| text::bytes(cell.size as u64)));
+    header.extend(cells.iter().map(|cell| crate::size::text(cell.size as u64)));
     let compared = match unit {
         Unit::Bandwidth => cells.last(),
         Unit::Latency => cells.first(),
     };
-    let at = compared.map_or_else(String::new, |cell| text::bytes(cell.size as u64));
+    let at = compared.map_or_else(String::new, |cell| crate::size::text(cell.size as u64));
     header.extend([format!("MEMCPY x, {at}"), format!("CUDA x, {at}")]);
     let ratio = |ratio: Option<f64>| ratio.map_or_else(|| "-".to_owned(), |ratio| format!("{ratio:.1}"));
     let rows: Vec<Vec<String>> = mapping

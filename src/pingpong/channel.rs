@@ -1,5 +1,6 @@
 //! The channel on which the two sides exchange addresses and results: lines of JSON over pipes.
 
+use super::limit::Limit;
 use crate::failure::Failure;
 use serde::{Deserialize, Serialize};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -15,6 +16,10 @@ pub(super) enum Message {
     Hello { endpoint: String, data: String, flag: String },
     /// Its receives are posted.
     Ready,
+    /// It was interrupted: it has enqueued so many exchanges, and asks how many the other has.
+    Stop { next: u64 },
+    /// The answer: the run has so many.
+    Until { end: u64 },
     /// It has finished. An error that is no cause is a consequence of a failure that this side may
     /// know better.
     Done { error: Option<String>, is_cause: bool },
@@ -77,20 +82,44 @@ impl OnEnd {
 /// One end of the channel.
 pub(super) struct Channel {
     lines: Receiver<String>,
-    writer: Box<dyn Write + Send>,
+    writer: Writer,
     on_end: OnEnd,
+    limit: Limit,
+}
+
+type Writer = Arc<Mutex<Box<dyn Write + Send>>>;
+
+fn write(writer: &Writer, message: &Message) -> Result<(), Failure> {
+    let lost = |error| format!("{GONE}: {error}");
+    let mut writer = writer.lock().unwrap_or_else(PoisonError::into_inner);
+    writeln!(writer, "{}", serde_json::to_string(message)?).map_err(lost)?;
+    writer.flush().map_err(lost)?;
+    Ok(())
 }
 
 impl Channel {
-    /// A thread of its own reads, so that the end of the other side is noticed at any time.
+    /// A thread of its own reads, so that the end of the other side is noticed at any time, and that an interrupt is
+    /// answered at any time.
     pub(super) fn new(reader: impl Read + Send + 'static, writer: impl Write + Send + 'static) -> Self {
         let (sender, lines) = channel();
         let on_end = OnEnd::default();
         let told = on_end.clone();
+        let limit = Limit::new();
+        let writer: Writer = Arc::new(Mutex::new(Box::new(writer)));
+        let (own_limit, answers) = (limit.clone(), Arc::downgrade(&writer));
         std::thread::spawn(move || {
             for line in BufReader::new(reader).lines().map_while(Result::ok) {
-                if let Ok(Message::Done { error: Some(error), is_cause }) = serde_json::from_str(&line) {
-                    told.happens(End::Failed { error, is_cause });
+                match serde_json::from_str(&line) {
+                    Ok(Message::Done { error: Some(error), is_cause }) => {
+                        told.happens(End::Failed { error, is_cause });
+                    }
+                    Ok(Message::Stop { next }) => {
+                        let end = own_limit.stop(next);
+                        // A side that is gone needs no answer.
+                        let _ = answers.upgrade().map(|writer| write(&writer, &Message::Until { end }));
+                        continue;
+                    }
+                    _ => {}
                 }
                 // A side that receives no more still has to know of the end.
                 let _ = sender.send(line);
@@ -98,18 +127,20 @@ impl Channel {
             drop(sender);
             told.happens(End::Gone);
         });
-        Channel { lines, writer: Box::new(writer), on_end }
+        Channel { lines, writer, on_end, limit }
     }
 
     pub(super) fn on_end(&self) -> &OnEnd {
         &self.on_end
     }
 
+    /// Until which exchange the run lasts.
+    pub(super) fn limit(&self) -> &Limit {
+        &self.limit
+    }
+
     pub(super) fn send(&mut self, message: &Message) -> Result<(), Failure> {
-        let lost = |error| format!("{GONE}: {error}");
-        writeln!(self.writer, "{}", serde_json::to_string(message)?).map_err(lost)?;
-        self.writer.flush().map_err(lost)?;
-        Ok(())
+        write(&self.writer, message)
     }
 
     /// The next message; waits for ever where there is no time-out, but not for a side that has

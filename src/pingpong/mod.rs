@@ -7,14 +7,14 @@ mod driver;
 mod findings;
 mod gpu;
 mod host;
-mod progress;
+mod limit;
 mod report;
 mod side;
 mod timing;
 mod watch;
 
 use crate::cli::PingpongOptions;
-use crate::failure::Failure;
+use crate::failure::{AlreadySaid, Failure};
 use crate::{child, text};
 use channel::Channel;
 use report::Report;
@@ -50,7 +50,8 @@ pub(crate) fn run_peer() -> Result<(), Failure> {
     let options: PingpongOptions = serde_json::from_str(&first)?;
     take_liberties(&options)?;
     let channel = Channel::new(io::stdin(), io::stdout());
-    side::play(&options, 1, channel).map(drop)
+    // The first side knows how this one has failed, and says it.
+    side::play(&options, 1, channel).map(drop).map_err(|_| AlreadySaid.into())
 }
 
 /// The GPU of each side, where there are any.

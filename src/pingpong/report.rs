@@ -20,6 +20,8 @@ pub(super) struct Measured<'a> {
     pub(super) usage: (Duration, Duration),
     /// Memory operations of the stream, warm-up included.
     pub(super) operations: u64,
+    /// Exchanges that were made, warm-up included.
+    pub(super) exchanges: u64,
 }
 
 /// The GPUs of the two sides.
@@ -74,6 +76,9 @@ pub(super) struct Report {
     size: u64,
     /// Exchanges measured; each is two messages.
     iterations: u64,
+    /// The exchanges that were asked for, where the run was interrupted before.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    interrupted_of: Option<u64>,
     /// Half round trips in µs.
     min_us: f64,
     p50_us: f64,
@@ -97,7 +102,8 @@ impl Report {
         let timing = measured.timing;
         let us = |ns: u64| ns as f64 / 1000.0;
         let seconds = timing.elapsed().as_secs_f64();
-        let messages = 2.0 * options.iters as f64 / seconds.max(1e-9);
+        let iterations = measured.exchanges.saturating_sub(options.warmup);
+        let messages = 2.0 * iterations as f64 / seconds.max(1e-9);
         Report {
             card: measured.card.to_owned(),
             transport: options.transport,
@@ -112,7 +118,8 @@ impl Report {
             layout: options.layout,
             batch: options.batch,
             size: options.size,
-            iterations: options.iters,
+            iterations,
+            interrupted_of: (iterations < options.iters).then_some(options.iters),
             min_us: us(timing.shortest),
             p50_us: us(timing.halves.value_at_quantile(0.5)),
             p99_us: us(timing.halves.value_at_quantile(0.99)),
@@ -121,8 +128,7 @@ impl Report {
             bytes_per_s: messages * options.size as f64,
             wall_s: measured.usage.0.as_secs_f64(),
             cpu_s: measured.usage.1.as_secs_f64(),
-            memory_operations_per_iteration: measured.operations as f64
-                / (options.iters as f64 + options.warmup as f64),
+            memory_operations_per_iteration: measured.operations as f64 / measured.exchanges as f64,
             verified: options.check,
         }
     }
@@ -138,8 +144,11 @@ impl Report {
 
     pub(super) fn table(&self) -> String {
         let checked = if self.verified { "every byte verified" } else { "NOT verified" };
+        let interrupted = self
+            .interrupted_of
+            .map_or_else(String::new, |all| format!(", INTERRUPTED before {all} exchanges"));
         let heading = format!(
-            "{} {} between {} on {}, triggered by the {}{}{}, doorbells {}{}{}, {} exchanges enqueued at a time, {checked}\n",
+            "{} {} between {} on {}, triggered by the {}{}{}, doorbells {}{}{}, {} exchanges enqueued at a time, {checked}{interrupted}\n",
             gdsync::verbs::Transport::from(self.transport),
             cli::word(&self.op),
             if self.procs == 2 { "two processes" } else { "two sides of one process" },
@@ -165,7 +174,7 @@ impl Report {
             "MEMOPS/ITER",
         ];
         let row = vec![
-            text::bytes(self.size),
+            crate::size::text(self.size),
             self.iterations.to_string(),
             format!("{:.2}", self.min_us),
             format!("{:.2}", self.p50_us),

@@ -9,13 +9,14 @@ use super::driver::{CHUNKS, Driver};
 use super::findings::Findings;
 use super::gpu::GpuDriver;
 use super::host::HostDriver;
-use super::progress::Progress;
 use super::report::{GpusOfSides, Measured, Report};
 use super::timing::Usage;
 use super::watch::Watch;
 use crate::cli::{self, DoorbellChoice, Operation, PingpongOptions, Service};
 use crate::failure::Failure;
 use crate::hca;
+use crate::interrupt::{self, NothingYet};
+use crate::progress::Progress;
 use gdsync::memop::Condition;
 use gdsync::queue::{GRH_BYTES, QueueFull};
 use gdsync::stream::Cpu;
@@ -60,6 +61,8 @@ struct Side {
     driver: Box<dyn Driver>,
     findings: Findings,
     operations: u64,
+    /// Exchanges that were made: all, unless the run was interrupted.
+    exchanges: u64,
     /// From when the CPU prepares the first exchange that is measured, until it has seen the last.
     usage: Option<(Usage, Usage)>,
 }
@@ -130,6 +133,7 @@ impl Side {
             driver,
             findings,
             operations: 0,
+            exchanges: 0,
             usage: None,
         };
         if side.options.op != Operation::Write {
@@ -193,13 +197,24 @@ impl Side {
         let lossy = (self.options.transport != Service::Rc).then_some(self.options.size);
         let _watch = Watch::start(Arc::clone(&self.connection), lossy)?;
         let total = self.options.exchanges().ok_or("the exchanges are more than 64 bits hold")?;
+        let limit = channel.limit().clone();
+        limit.shorten(total);
+        let mut asked = false;
         let mut chunks: VecDeque<u64> = VecDeque::new();
-        let mut progress = Progress::new(total);
+        // Of both sides, one shows it.
+        let mut progress = Progress::new(self.options.json || self.rank > 0, total, "exchanges");
         self.driver.begin()?;
         let (mut next, mut before) = (0, Usage::now()?);
-        while next < total || !chunks.is_empty() {
-            if next < total && (chunks.len() as u64) < CHUNKS {
-                let count = self.chunk(next, total);
+        while next < limit.end() || !chunks.is_empty() {
+            if self.rank == 0 && interrupt::requested() && !asked {
+                asked = true;
+                limit.shorten(agree_on_end(next, channel)?);
+            }
+            if next < limit.end() && (chunks.len() as u64) < CHUNKS {
+                let count = limit.claim(next, self.chunk(next, total));
+                if count == 0 {
+                    continue;
+                }
                 if next == self.options.warmup {
                     before = Usage::now()?;
                 }
@@ -215,7 +230,8 @@ impl Side {
         }
         self.driver.synchronize()?;
         self.usage = Some((before, Usage::now()?));
-        self.settle(total)
+        self.exchanges = limit.end();
+        self.settle(limit.end())
     }
 
     /// Exchanges of the chunk that begins with exchange `next`: of the warm-up, or of the
@@ -358,6 +374,9 @@ impl Side {
             other => return Err(format!("the other side goes on: {other:?}").into()),
         }
         let (before, after) = self.usage.ok_or("nothing was measured")?;
+        if self.rank == 0 && self.exchanges <= self.options.warmup {
+            return Err(NothingYet.into());
+        }
         let measured = Measured {
             card: &self.card,
             gpus: match self.gpus {
@@ -371,6 +390,7 @@ impl Side {
             timing: &self.findings.timing(),
             usage: after.since(&before),
             operations: self.operations,
+            exchanges: self.exchanges,
         };
         Ok(Report::new(&self.options, measured))
     }
@@ -391,6 +411,15 @@ fn driver(
         }
         (None, cli::Trigger::Cpu) => Box::new(HostDriver::new(Cpu::new(), options, rank, pd, findings)?),
     })
+}
+
+/// Agrees with the other side on the exchange at which an interrupted run ends; this side has enqueued `next`.
+fn agree_on_end(next: u64, channel: &mut Channel) -> Result<u64, Failure> {
+    channel.send(&Message::Stop { next })?;
+    match channel.receive(None)? {
+        Message::Until { end } => Ok(end),
+        other => Err(format!("the other side does not stop: {other:?}").into()),
+    }
 }
 
 /// The flag's value when message `sequence` has arrived. Never 0, its first value; compared

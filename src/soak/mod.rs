@@ -23,17 +23,22 @@ mod worker;
 
 use crate::cli::SoakOptions;
 use crate::failure::Failure;
-use crate::{child, fault_plan, hca, log, text};
+use crate::progress::Progress;
+use crate::{child, fault_plan, hca, interrupt, log, text};
 use serde::{Deserialize, Serialize};
 use softhca::liberties::{LIBERTIES_VARIABLE, Liberties};
 use std::io::{self, BufRead, BufReader, Write};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
 use tally::{RuleTally, Tally};
 
 /// How long workers may take to end after one of them has failed: they notice it at once.
 const LAST: Duration = Duration::from_secs(10);
+/// Time between two looks for an interrupt.
+const LOOK: Duration = Duration::from_millis(100);
 
 /// The configuration of a worker process.
 #[derive(Serialize, Deserialize)]
@@ -58,6 +63,9 @@ struct Report<'a> {
     faults: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
     liberties: Option<&'a str>,
+    /// The user has interrupted it, after so many seconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    interrupted_s: Option<f64>,
     /// None where the cards do not report it, such as the system's.
     injected: Option<u64>,
     #[serde(flatten)]
@@ -84,16 +92,20 @@ pub(crate) fn run(options: &SoakOptions) -> Result<(), Failure> {
             writeln!(out, "liberties: {liberties}")?;
         }
     }
+    // What is wrong with the card is said once, before there are workers that would.
+    drop(hca::open(options.hca.as_ref())?);
     let name = format!("gdsync-soak-{}-{}", std::process::id(), options.seed);
-    let mut workers = Vec::new();
+    let (mut workers, start) = (Vec::new(), Instant::now());
     for rank in 0..options.procs as usize {
         let (options, plan, name) = (options.clone(), plan.clone(), name.clone());
         workers.push(Worker::start(&Assignment { options, plan, name, rank })?);
     }
-    let (all, errors) = finish(workers)?;
+    let progress = Progress::new(options.json, (options.minutes * 60.0).ceil() as u64, "seconds");
+    let (all, errors) = finish(workers, progress)?;
     let injected = if plan == fault_plan::NONE { Some(0) } else { all.injected() };
     let SoakOptions { seed, minutes, procs, links, gpu, .. } = *options;
     let liberties = options.liberties.as_deref();
+    let interrupted_s = interrupt::requested().then(|| start.elapsed().as_secs_f64());
     let report = Report {
         seed,
         minutes,
@@ -102,14 +114,20 @@ pub(crate) fn run(options: &SoakOptions) -> Result<(), Failure> {
         gpu,
         faults: &plan,
         liberties,
+        interrupted_s,
         injected,
         tally: &all,
     };
-    text::print(options.json, &report, || summary(&all, injected))?;
+    text::print(options.json, &report, || {
+        let early =
+            interrupted_s.map_or_else(String::new, |seconds| format!("INTERRUPTED after {seconds:.1} s\n"));
+        early + &summary(&all, injected)
+    })?;
     for text in &all.problems {
         writeln!(io::stderr(), "{text}")?;
     }
-    match errors.first() {
+    // That another process is gone only follows from how that one failed.
+    match errors.iter().find(|error| !error.ends_with(worker::GONE)).or(errors.first()) {
         Some(error) => Err(format!("{} of {} processes failed: {error}", errors.len(), options.procs).into()),
         None if !all.is_clean() => {
             Err("something was lost, duplicated, wrong, unaccounted for or hung".into())
@@ -147,8 +165,9 @@ unreliable: {loose_sent} messages sent, {loose_received} received, {dropped} dro
 }
 
 /// The counts of all workers, and how some failed, in the order in which they ended. Once one has
-/// failed, the others have [`LAST`] to end: one that is stopped would not.
-fn finish(mut workers: Vec<Worker>) -> Result<(Tally, Vec<String>), Failure> {
+/// failed, the others have [`LAST`] to end: one that is stopped would not. Once the user interrupts, they are asked to
+/// come to an end.
+fn finish(mut workers: Vec<Worker>, mut progress: Progress) -> Result<(Tally, Vec<String>), Failure> {
     let (sender, ended) = channel();
     for (rank, worker) in workers.iter_mut().enumerate() {
         worker.listen(rank, sender.clone())?;
@@ -156,27 +175,42 @@ fn finish(mut workers: Vec<Worker>) -> Result<(Tally, Vec<String>), Failure> {
     let mut all = Tally::default();
     let mut errors = Vec::new();
     let mut deadline: Option<Instant> = None;
-    for left in (1..=workers.len()).rev() {
-        let next = match deadline {
-            None => ended.recv().ok(),
-            Some(at) => ended.recv_timeout(at.saturating_duration_since(Instant::now())).ok(),
-        };
-        let Some((rank, line)) = next else {
-            errors.push(format!("{left} workers did not end within {LAST:?} of the first that failed"));
+    let (start, mut shown, mut asked, mut left) = (Instant::now(), 0, false, workers.len());
+    while left > 0 {
+        if let Ok((rank, line)) = ended.recv_timeout(LOOK) {
+            left -= 1;
+            let (tally, error) = workers[rank].finish(&line)?;
+            all.add(&tally);
+            if error.is_some() {
+                deadline.get_or_insert(Instant::now() + LAST);
+            }
+            errors.extend(error.map(|error| format!("worker {rank} {error}")));
+        } else if deadline.is_some_and(|at| Instant::now() > at) {
+            let many = if left == 1 { "1 worker" } else { &format!("{left} workers") };
+            errors.push(format!("{many} did not end within {LAST:?} of the first that failed"));
             break;
-        };
-        let (tally, error) = workers[rank].finish(&line)?;
-        all.add(&tally);
-        if error.is_some() {
-            deadline.get_or_insert(Instant::now() + LAST);
         }
-        errors.extend(error.map(|error| format!("worker {rank} {error}")));
+        if interrupt::requested() && !asked {
+            asked = true;
+            workers.iter_mut().for_each(Worker::stop);
+        }
+        let seconds = start.elapsed().as_secs();
+        progress.advance(seconds - shown);
+        shown = seconds;
     }
     Ok((all, errors))
 }
 
-/// A worker process; killed if it is still there at the end.
-struct Worker(Child);
+/// A worker process; killed if it is still there at the end. A line on its stdin asks it to come to an end.
+struct Worker(Child, ChildStdin);
+
+/// What a worker writes last.
+#[derive(Serialize, Deserialize)]
+struct Outcome {
+    tally: Tally,
+    /// How it has failed.
+    error: Option<String>,
+}
 
 impl Worker {
     fn start(assignment: &Assignment) -> Result<Self, Failure> {
@@ -193,7 +227,12 @@ impl Worker {
         let mut child = command.spawn()?;
         let mut stdin = child.stdin.take().ok_or("a worker has no stdin")?;
         writeln!(stdin, "{}", serde_json::to_string(assignment)?)?;
-        Ok(Worker(child))
+        Ok(Worker(child, stdin))
+    }
+
+    /// Asks it to come to an end. One that has ended does not hear it.
+    fn stop(&mut self) {
+        let _ = writeln!(self.1);
     }
 
     /// A thread passes on the line that the worker writes last; an empty one where it ends without.
@@ -212,8 +251,9 @@ impl Worker {
     fn finish(&mut self, line: &str) -> Result<(Tally, Option<String>), Failure> {
         let status = self.0.wait()?;
         Ok(match serde_json::from_str(line) {
-            Ok(tally) if status.success() => (tally, None),
-            Ok(tally) => (tally, Some(format!("ended with {status}"))),
+            Ok(Outcome { tally, error: Some(error) }) => (tally, Some(format!("failed: {error}"))),
+            Ok(Outcome { tally, error: None }) if status.success() => (tally, None),
+            Ok(Outcome { tally, .. }) => (tally, Some(format!("ended with {status}"))),
             Err(_) => {
                 (Tally::default(), Some(format!("ended with {status}, and counted nothing: {}", line.trim())))
             }
@@ -245,8 +285,15 @@ pub(crate) fn run_worker() -> Result<(), Failure> {
     let mut line = String::new();
     io::stdin().read_line(&mut line)?;
     let assignment: Assignment = serde_json::from_str(&line)?;
+    let stop = Arc::new(AtomicBool::new(false));
+    let asked = Arc::clone(&stop);
+    std::thread::Builder::new().name("soak-stop".to_owned()).spawn(move || {
+        // The end of stdin is that of the process that has started this one, whose end the kernel answers.
+        let mut line = String::new();
+        asked.store(matches!(io::stdin().read_line(&mut line), Ok(count) if count > 0), Ordering::Relaxed);
+    })?;
     let mut tally = Tally::default();
-    let result = worker::work(&assignment, &mut tally);
-    writeln!(io::stdout(), "{}", serde_json::to_string(&tally)?)?;
-    result
+    let error = worker::work(&assignment, &mut tally, &stop).err().map(|error| error.to_string());
+    writeln!(io::stdout(), "{}", serde_json::to_string(&Outcome { tally, error })?)?;
+    Ok(())
 }

@@ -13,8 +13,11 @@ use crate::failure::Failure;
 use crate::{fault_plan, hca};
 use gdsync::{CompletionQueue, Device, ProtectionDomain, Trigger};
 use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+/// What is said of another process that has ended too early.
+pub(super) const GONE: &str = "is gone";
 /// How long the end of a run may take: queues run empty, failures are got over.
 const SETTLE: Duration = Duration::from_secs(120);
 /// Pause of a process whose ends had nothing to do.
@@ -32,7 +35,8 @@ struct Side<'a> {
     is_done: bool,
 }
 
-pub(super) fn work(assignment: &Assignment, tally: &mut Tally) -> Result<(), Failure> {
+/// `asked`: the run is to end before its time.
+pub(super) fn work(assignment: &Assignment, tally: &mut Tally, asked: &AtomicBool) -> Result<(), Failure> {
     let Assignment { options, plan, name, rank } = assignment;
     let procs = options.procs as usize;
     let (device, port) = hca::open(options.hca.as_ref())?;
@@ -48,7 +52,7 @@ pub(super) fn work(assignment: &Assignment, tally: &mut Tally) -> Result<(), Fai
     for end in &side.ends {
         side.mesh.send(end.peer(), &end.up()?)?;
     }
-    let stop = Instant::now() + Duration::from_secs_f64(options.minutes * 60.0);
+    let mut stop = Instant::now() + Duration::from_secs_f64(options.minutes * 60.0);
     let mut random = Random::new(options.seed ^ *rank as u64 ^ 0xc7);
     let mut cut = Instant::now() + Duration::from_millis(random.below(CUT));
     let mut stopped = false;
@@ -58,7 +62,10 @@ pub(super) fn work(assignment: &Assignment, tally: &mut Tally) -> Result<(), Fai
         let before = side.tally.operations;
         let mut worked = side.listen()?;
         let now = Instant::now();
-        if now > stop && !stopped {
+        if asked.load(Ordering::Relaxed) {
+            stop = stop.min(now);
+        }
+        if now >= stop && !stopped {
             stopped = true;
             side.ends.iter_mut().for_each(End::stop);
         }
@@ -128,7 +135,7 @@ impl Side<'_> {
                 if self.others.contains(&peer) {
                     continue;
                 }
-                return Err(format!("process {peer} is gone").into());
+                return Err(format!("process {peer} {GONE}").into());
             };
             let Some(link) = message.link() else {
                 self.others.insert(peer);

@@ -10,14 +10,14 @@ pub(crate) use folder::watch;
 use crate::child;
 use crate::cli::SoftOptions;
 use crate::failure::Failure;
-use crate::log;
+use crate::{log, text};
 use folder::Folder;
 use softhca::devices::{DEVICES_VARIABLE, on_fabric};
 use softhca::faults::FAULTS_VARIABLE;
 use softhca::liberties::LIBERTIES_VARIABLE;
 use softhca::program;
 use std::ffi::OsString;
-use std::io::{self, ErrorKind, Write};
+use std::io::ErrorKind;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, ExitCode, ExitStatus};
 
@@ -64,13 +64,13 @@ pub(crate) fn run(options: &SoftOptions) -> Result<ExitCode, Failure> {
     let folders = std::env::var_os("PATH").unwrap_or_default();
     if let Some((program, obstacle)) = program::find(name, &folders).and_then(|path| program::obstacle(&path))
     {
-        let _ = writeln!(io::stderr(), "gdsync: no software card: {} {obstacle}", program.display());
+        text::complain(format_args!("no software card: {} {obstacle}", program.display()));
     }
     signals.release_in(&mut command);
     let mut child = match command.spawn() {
         Ok(child) => child,
         Err(error) => {
-            let _ = writeln!(io::stderr(), "gdsync: {}: {error}", name.to_string_lossy());
+            text::complain(format_args!("{}: {error}", name.to_string_lossy()));
             return Ok(ExitCode::from(if error.kind() == ErrorKind::NotFound {
                 NOT_FOUND
             } else {

@@ -12,6 +12,8 @@ mod driver_calls;
 mod hangs;
 mod kernels;
 mod layers;
+mod manners;
+mod mistakes;
 mod processes;
 mod settings;
 mod uverbs;

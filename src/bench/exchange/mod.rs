@@ -106,11 +106,14 @@ pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {
     }
     let path = loaded.as_ref().ok().map(|(_, path)| path.as_path());
     let library = loaded.as_ref().ok().map(|(library, _)| *library);
-    let mut rows = Vec::new();
+    // What is wrong with the card is said once, before there are two sides that would.
+    drop(hca::open(options.hca.as_ref())?);
+    let (mut rows, mut runs) = (Vec::new(), RUNS);
     for gpus in pairs {
         for processes in options.processes.map_or(vec![1, 2], |processes| vec![processes]) {
             let place = (gpus, processes);
             let figures = measure(options, place, library, path)?;
+            runs = runs.min(figures[0][BY_RUST].whole.len());
             rows.extend(Shape::ALL.iter().zip(&figures).map(|(shape, ways)| Row::new(place, *shape, ways)));
         }
     }
@@ -118,7 +121,7 @@ pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {
         on,
         mps,
         library: loaded.map(|(_, path)| path),
-        runs: RUNS,
+        runs,
         rounds: options.rounds,
         verified: true,
         rows,
@@ -128,7 +131,7 @@ pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {
 
 impl Results {
     fn text(&self) -> String {
-        let heading = format!("{}, {RUNS} RUNS OF {} EXCHANGES, VERIFIED", self.on, self.rounds);
+        let heading = format!("{}, {} RUNS OF {} EXCHANGES, VERIFIED", self.on, self.runs, self.rounds);
         let ratios = ["RUST : BY HAND", "C : BY HAND"];
         let operations = ["OPERATIONS: RUST", "BY HAND"];
         let times = ["RUST µs", "C µs", "BY HAND µs"];
@@ -181,7 +184,7 @@ fn measure(
     let figures = plan.play(0, library)?;
     match peer.0.wait()? {
         status if status.success() => Ok(figures),
-        status => Err(format!("the other process has failed: {status}").into()),
+        status => Err(child::failure(format_args!("the other process"), status)),
     }
 }
 

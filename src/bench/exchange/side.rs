@@ -7,6 +7,7 @@ use super::way::{CHUNK, Shape, Way};
 use crate::bench::micros_since;
 use crate::failure::Failure;
 use crate::hca::{self, Hca};
+use crate::interrupt;
 use gdsync::cudarc::driver::CudaStream as Queue;
 use gdsync::{CudaStream, SoftStream, cuda};
 use gdsync_notify::bootstrap::Bootstrap;
@@ -103,6 +104,9 @@ impl Side {
             }
         }
         for run in 0..RUNS {
+            if run > 0 && self.is_interrupted()? {
+                break;
+            }
             for (shape, of_shape) in Shape::ALL.into_iter().zip(&mut figures) {
                 for turn in 0..self.ways.len() {
                     // The ways take turns in being the first.
@@ -114,6 +118,12 @@ impl Side {
         // A side that leaves takes its queue pairs along.
         self.bootstrap.barrier()?;
         Ok(figures)
+    }
+
+    /// Whether the user has interrupted either side: both leave at the same run.
+    fn is_interrupted(&mut self) -> Result<bool, Failure> {
+        let all = self.bootstrap.all_gather(&[interrupt::requested().into()])?;
+        Ok(all.iter().any(|one| one.first() == Some(&1)))
     }
 
     fn run(&mut self, way: usize, shape: Shape, rounds: u64, to: &mut Measured) -> Result<(), Failure> {

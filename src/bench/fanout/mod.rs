@@ -10,6 +10,7 @@ use super::{Comparison, median, pair, print};
 use crate::cli::{BenchOptions, Memory};
 use crate::failure::Failure;
 use crate::hca;
+use crate::interrupt;
 use clock::Clocked;
 use gdsync::cuda::Placement;
 use gdsync::{
@@ -158,7 +159,7 @@ impl<B: Clocked> Bench<B> {
     fn compare(&mut self, part: Part, peers: u32, empty: &mut Vec<f64>) -> Result<Row, Failure> {
         let rounds = (self.posts / u64::from(peers)).clamp(1, ROUNDS);
         let (mut times, mut operations) = (Vec::new(), [0; 2]);
-        for round in 0..rounds {
+        for round in interrupt::rounds(0..rounds) {
             let (none, _) = self.streams.time(Way::Doorbells, Batch::new(), Duration::ZERO)?;
             empty.push(none);
             // The first may find caches colder.

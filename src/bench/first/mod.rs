@@ -11,6 +11,7 @@ use super::{Spread, gpu::Gpu, median, micros_since};
 use crate::child;
 use crate::cli::{BenchFirstOptions, BenchOptions};
 use crate::failure::Failure;
+use crate::interrupt;
 use crate::text;
 use by_hand::ByHand;
 use gdsync::{SoftStream, Stream, cuda};
@@ -111,7 +112,8 @@ fn play<B: ByHand>(
 }
 
 fn table(options: &BenchOptions, gpu: Option<u32>) -> Result<Table, Failure> {
-    let runs: Vec<Run> = (0..RUNS).map(|run| in_a_process(options, gpu, run)).collect::<Result<_, _>>()?;
+    let runs: Vec<Run> =
+        interrupt::rounds(0..RUNS).map(|run| in_a_process(options, gpu, run)).collect::<Result<_, _>>()?;
     let the_very_first = runs.iter().filter_map(|run| run.kinds.first()).collect();
     let mut rows = vec![Row::new("the very first post of a process", the_very_first)];
     for kind in KINDS {
@@ -121,7 +123,7 @@ fn table(options: &BenchOptions, gpu: Option<u32>) -> Result<Table, Failure> {
     let values_checked = runs.iter().flat_map(|run| &run.kinds).map(|played| played.checked).sum();
     Ok(Table {
         on: runs.first().map(|run| run.on.clone()).unwrap_or_default(),
-        runs: RUNS,
+        runs: runs.len(),
         posts: POSTS,
         values_checked,
         first_stream_us: median(runs.iter().map(|run| run.stream_us).collect()),
@@ -141,7 +143,7 @@ fn in_a_process(options: &BenchOptions, gpu: Option<u32>, run: usize) -> Result<
     child::dies_with_this_process(&mut command);
     let output = command.output().map_err(|error| format!("cannot start the process of a run: {error}"))?;
     if !output.status.success() {
-        return Err(format!("the process of run {run} has failed: {}", output.status).into());
+        return Err(child::failure(format_args!("the process of run {run}"), output.status));
     }
     Ok(serde_json::from_slice(&output.stdout)?)
 }

@@ -9,9 +9,11 @@ use super::{median, print};
 use crate::cli::BenchOptions;
 use crate::failure::Failure;
 use crate::hca;
+use crate::interrupt;
 use gdsync_notify::bootstrap::Bootstrap;
 use rank::{BLOCK, Rank, Way};
 use serde::Serialize;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Barrier};
 use std::time::Duration;
@@ -63,8 +65,10 @@ struct Measured {
 pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {
     let mut results =
         Results { runs: RUNS, rounds: options.rounds, verified: true, bytes_checked: 0, rows: Vec::new() };
+    let leaves = Arc::new(AtomicBool::new(false));
     for ranks in RANKS {
-        let measured = measure(options, ranks)?;
+        let measured = measure(options, ranks, &leaves)?;
+        results.runs = results.runs.min(measured[0].times.len());
         let [all, singly, card_waits, notified] = &measured;
         let ways = [
             ("start_all, wait_all", all),
@@ -73,14 +77,14 @@ pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {
             ("notified writes", notified),
         ];
         for (what, way) in ways.into_iter().filter(|(_, way)| !way.times.is_empty()) {
-            let messages = (ranks * (ranks - 1) * RUNS) as u64 * options.rounds;
+            let messages = (ranks * (ranks - 1) * way.times.len()) as u64 * options.rounds;
             results.bytes_checked += messages * BLOCK as u64;
             if !std::ptr::eq(way, notified) {
                 results.rows.push(Row::new(ranks, what, way, notified));
             }
         }
     }
-    let heading = format!("{RUNS} RUNS OF {} ROUNDS", options.rounds);
+    let heading = format!("{} RUNS OF {} ROUNDS", results.runs, options.rounds);
     let titles = ["REQUESTS µs", "WRITES µs", "RATIO", "FROM", "TO", "OPERATIONS", "OF WRITES"];
     let header: Vec<_> = [heading.as_str()].into_iter().chain(titles).collect();
     let rows: Vec<_> = results.rows.iter().map(Row::cells).collect();
@@ -117,15 +121,19 @@ impl Row {
 }
 
 /// Each way in each run. The ways take turns in being the first.
-fn measure(options: &BenchOptions, ranks: usize) -> Result<[Measured; WAYS], Failure> {
+fn measure(
+    options: &BenchOptions,
+    ranks: usize,
+    leaves: &Arc<AtomicBool>,
+) -> Result<[Measured; WAYS], Failure> {
     let begin = Arc::new(Barrier::new(ranks));
     let (sender, done) = channel();
     for bootstrap in Bootstrap::threads(u32::try_from(ranks)?, TIMEOUT)? {
-        let (sender, begin, hca, rounds) =
-            (sender.clone(), begin.clone(), options.hca.clone(), options.rounds);
+        let (sender, begin, leaves) = (sender.clone(), begin.clone(), Arc::clone(leaves));
+        let (hca, rounds) = (options.hca.clone(), options.rounds);
         std::thread::Builder::new().name("persistent-rank".to_owned()).spawn(move || {
             let played = hca::open(hca.as_ref())
-                .and_then(|place| play(place, bootstrap, &begin, rounds))
+                .and_then(|place| play(place, bootstrap, (&begin, &leaves), rounds))
                 .map_err(|error| error.to_string());
             let _ = sender.send(played);
         })?;
@@ -148,12 +156,20 @@ fn measure(options: &BenchOptions, ranks: usize) -> Result<[Measured; WAYS], Fai
 fn play(
     place: (gdsync::Device, u8),
     bootstrap: Bootstrap,
-    begin: &Barrier,
+    (begin, leaves): (&Barrier, &AtomicBool),
     rounds: u64,
 ) -> Result<[Measured; WAYS], Failure> {
     let mut rank = Rank::new(place, bootstrap)?;
     let mut measured: [Measured; WAYS] = Default::default();
     for run in 0..RUNS {
+        // All ranks leave at the same run where the user interrupts: one of them looks.
+        if begin.wait().is_leader() {
+            leaves.store(run > 0 && interrupt::requested(), Ordering::Relaxed);
+        }
+        begin.wait();
+        if leaves.load(Ordering::Relaxed) {
+            break;
+        }
         for way in (0..WAYS).map(|turn| (turn + run) % WAYS) {
             if !rank.has(Way::ALL[way]) {
                 continue;

@@ -9,6 +9,7 @@ use super::pair::{collect, connected};
 use super::{Spread, median, print};
 use crate::cli::BenchOptions;
 use crate::failure::Failure;
+use crate::interrupt;
 use gdsync::qp::OwnedQueuePair;
 use gdsync::{Access, MemoryRegion, QueuePair, QueuePairConfig, RemoteMemory, Slice, WorkRequest};
 use reference::{Opened, Reference, Shape};
@@ -86,13 +87,14 @@ impl<'a> Bench<'a> {
         let shapes = [("inline, 8 B", Shape::Inline), ("1 element", Shape::One), ("4 elements", Shape::Four)];
         let mut rows = Vec::new();
         for (what, shape) in shapes {
-            let runs: Vec<[f64; 4]> =
-                (0..RUNS).map(|_| self.measure_run(shape, &slices, bursts)).collect::<Result<_, _>>()?;
+            let runs: Vec<[f64; 4]> = interrupt::rounds(0..RUNS)
+                .map(|_| self.measure_run(shape, &slices, bursts))
+                .collect::<Result<_, _>>()?;
             let ns = |way: usize| median(runs.iter().map(|run| run[way]).collect());
             let ratio = |way: usize| Spread::of(runs.iter().map(|run| run[way] / run[3]).collect());
             rows.push(Row {
                 what,
-                posts: bursts * BURST * RUNS,
+                posts: bursts * BURST * runs.len() as u64,
                 owned_ns: ns(0),
                 gdsync_ns: ns(1),
                 ibv_post_send_ns: ns(2),

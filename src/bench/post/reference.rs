@@ -22,6 +22,9 @@ pub(super) enum Shape {
     Four,
 }
 
+/// What to do where the system has no card.
+const ON_SOFTWARE: &str = "or measure on the software card: `gdsync soft -- gdsync bench post`";
+
 /// Sends in flight.
 const DEPTH: u32 = 128;
 
@@ -52,6 +55,8 @@ pub(super) struct Opened {
 impl Opened {
     pub(super) fn new(hca: Option<&Hca>) -> Result<Self, Failure> {
         let (api, name, port) = hca::system(hca)?;
+        // The library's errors have their remedies, which those of the calls below have not.
+        drop(Device::open(api, name).map_err(|error| format!("{error}; {ON_SOFTWARE}"))?);
         // SAFETY: the list is freed once, after its devices were used; names end with a zero.
         unsafe {
             let mut count = 0;

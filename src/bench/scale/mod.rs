@@ -8,6 +8,7 @@ use crate::child;
 use crate::cli::{self, BenchOptions, BenchScaleOptions};
 use crate::failure::Failure;
 use crate::hca;
+use crate::interrupt;
 use crate::text;
 use gdsync_notify::bootstrap::Bootstrap;
 use rank::{BLOCK, Played, Shared};
@@ -68,7 +69,8 @@ struct Row {
 pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {
     let most = options.ranks.unwrap_or(MOST_RANKS);
     let sizes = (1..).map(|power| 1 << power).take_while(|size| *size <= most);
-    let measured = sizes.map(|ranks| in_a_process(options, ranks)).collect::<Result<Vec<_>, _>>()?;
+    let measured =
+        interrupt::rounds(sizes).map(|ranks| in_a_process(options, ranks)).collect::<Result<Vec<_>, _>>()?;
     let results = Results { block_bytes: BLOCK, verified: true, rows: rows(measured) };
     let heading = format!("RANKS, {BLOCK} BYTES TO EACH, VERIFIED");
     let header = [
@@ -102,7 +104,7 @@ fn in_a_process(options: &BenchOptions, ranks: u32) -> Result<Measured, Failure>
     child::dies_with_this_process(&mut command);
     let output = command.output().map_err(|error| format!("cannot start {ranks} ranks: {error}"))?;
     if !output.status.success() {
-        return Err(format!("the process of {ranks} ranks has failed: {}", output.status).into());
+        return Err(child::failure(format_args!("the process of {ranks} ranks"), output.status));
     }
     Ok(serde_json::from_slice(&output.stdout)?)
 }

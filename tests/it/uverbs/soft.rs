@@ -65,7 +65,8 @@ fn mistakes_are_told_in_one_line() {
     let temporary = Folder::new("mistakes");
     for devices in ["0", "9", "ib,eth", ""] {
         let ended = run(soft(devices, Path::new("/bin/true"), temporary.path()));
-        assert_eq!((ended.code, ended.text.lines().count()), (Some(2), 1), "{devices}: {}", ended.text);
+        let said = format!("error: invalid value '{devices}' for '--devices <LIST>': ");
+        assert!(ended.code == Some(2) && ended.text.starts_with(&said), "{devices}: {}", ended.text);
     }
     let mut command = soft("1", Path::new("/bin/true"), temporary.path());
     command.env("SOFTHCA_UVERBS_LIBRARY", "/no/such/library.so");

@@ -1,0 +1,284 @@
+//! `gdsync man` and `gdsync completions`. Both are made of the command line's own description; what the manual pages
+//! say beside it stands here: exit status, environment, examples.
+
+use crate::cli::{Cli, CompletionsOptions, ManOptions};
+use crate::failure::Failure;
+use crate::text;
+use clap::CommandFactory;
+use clap_mangen::Man;
+use clap_mangen::roff::{Inline, Roff, bold, line_break, roman};
+use std::io::{self, Write};
+use std::path::Path;
+use std::process::ExitCode;
+
+/// The exit status of a command line that cannot be used.
+pub(crate) const WRONG_USAGE: u8 = 2;
+
+/// What a page says in a section of its own, and on the pages of which commands: on all, where none is named.
+struct Entry {
+    commands: &'static [&'static str],
+    term: &'static str,
+    text: &'static str,
+}
+
+/// Those that measure or move messages on a card.
+const ON_CARDS: &[&str] = &["pingpong", "devices", "bench", "soak", "soft"];
+
+const fn entry(commands: &'static [&'static str], term: &'static str, text: &'static str) -> Entry {
+    Entry { commands, term, text }
+}
+
+const EXIT_STATUS: [Entry; 7] = [
+    entry(&[], "0", "Everything was done. Help, and `gdsync` alone, end so, too."),
+    entry(
+        &[],
+        "1",
+        "It failed: standard error says why, once. `doctor` and `sanity` end so where a check fails.",
+    ),
+    entry(
+        &[],
+        "2",
+        "The command line, GDSYNC_LOG, or the batch given to `explain` cannot be used: standard error says what is wrong.",
+    ),
+    entry(
+        &["pingpong", "bench", "soak"],
+        "130",
+        "It was interrupted (SIGINT): what was measured until then has been printed. A second SIGINT ends the process at once.",
+    ),
+    entry(&["soft"], "126", "COMMAND cannot be run."),
+    entry(&["soft"], "127", "COMMAND was not found."),
+    entry(
+        &["soft"],
+        "others",
+        "`soft` ends with the exit status of COMMAND, or with 128 and the number of the signal that ended it.",
+    ),
+];
+
+const ENVIRONMENT: [Entry; 13] = [
+    entry(
+        &[],
+        "GDSYNC_LOG",
+        "What is logged to standard error: a level (error, warn, info, debug, trace), or `target=level` with `,` between. Without it, `warn`.",
+    ),
+    entry(&[], "NO_COLOR", "Nothing is colored. Without it, terminals are."),
+    entry(&[], "CLICOLOR_FORCE", "Everything is colored, also in a pipe."),
+    entry(ON_CARDS, "SOFTHCA_DEVICES", "Software cards: how many, or their link layers, such as `ib,roce`."),
+    entry(ON_CARDS, "SOFTHCA_FAULTS", "Faults that software cards inject: a plan as in docs/faults.md."),
+    entry(
+        ON_CARDS,
+        "SOFTHCA_LIBERTIES",
+        "What software cards do at random that specifications allow: a seed, and words (docs/liberties.md).",
+    ),
+    entry(
+        ON_CARDS,
+        "SOFTHCA_LISTEN",
+        "Addresses of software cards that talk over TCP, such as `192.0.2.1` (docs/hosts.md).",
+    ),
+    entry(
+        ON_CARDS,
+        "SOFTHCA_KEY, SOFTHCA_KEY_FILE",
+        "The key that software cards of several hosts share, or the file that has it.",
+    ),
+    entry(
+        ON_CARDS,
+        "SOFTHCA_WAITS",
+        "What software cards wait for: `off`, `no-cd`, `errors-hold` (docs/waits.md).",
+    ),
+    entry(&["soft"], "SOFTHCA_LOG", "The filter of the card's log under `soft`; as GDSYNC_LOG."),
+    entry(
+        &["soft"],
+        "SOFTHCA_UVERBS_LIBRARY",
+        "The library that `soft` preloads, in place of the one that is part of the command.",
+    ),
+    entry(
+        &["pingpong", "bench", "soak", "soft"],
+        "CUDA_DEVICE_MAX_CONNECTIONS",
+        "Channels of a GPU for streams, 1 to 32. Commands set it to 32 where it is not set.",
+    ),
+    entry(
+        &["sanity", "copybw", "copylat"],
+        "GDSYNC_MAPPING",
+        "What maps GPU memory for the CPU: `gdrdrv`, `dma-buf` or `nvrm`. Without it, what works.",
+    ),
+];
+
+const EXAMPLES: [Entry; 17] = [
+    entry(&["doctor"], "gdsync doctor", "What of this machine works, and what to do about the rest."),
+    entry(&["devices"], "gdsync devices", "The cards, and the GID that connections use."),
+    entry(&["pingpong"], "gdsync pingpong", "Two processes on the software card."),
+    entry(
+        &["pingpong"],
+        "gdsync pingpong --hca mlx5_0 --gpu 0 --size 64K",
+        "On a real card, with messages of 65536 bytes in the memory of GPU 0.",
+    ),
+    entry(
+        &["pingpong"],
+        "gdsync pingpong --op write --iters 100000 --json",
+        "RDMA writes; the result is one JSON object.",
+    ),
+    entry(&["bench"], "gdsync bench", "The software card beside memcpy."),
+    entry(&["bench"], "gdsync bench memops --gpu 0", "What stream memory operations cost GPU 0."),
+    entry(
+        &["bench"],
+        "gdsync soft -- gdsync bench post",
+        "Posting beside libmlx5's own functions, on the software card.",
+    ),
+    entry(
+        &["soak"],
+        "gdsync soak --minutes 10 --seed 7",
+        "Ten minutes of random work with random faults; the same again with the same seed.",
+    ),
+    entry(
+        &["explain"],
+        "gdsync explain --example alltoall",
+        "A step among 64 peers: its memory operations, plain and merged.",
+    ),
+    entry(&["explain"], "gdsync explain batch.txt", "The same of a batch in a file (docs/merging.md)."),
+    entry(&["soft"], "gdsync soft -- ibv_devinfo", "An unmodified program sees the software card."),
+    entry(
+        &["soft"],
+        "gdsync soft --devices ib,roce --faults 'seed=7; drop p=0.01' -- ib_write_bw",
+        "Two cards, which lose one packet of a hundred.",
+    ),
+    entry(&["sanity"], "gdsync sanity --stand-in", "The checks on ordinary memory, without a GPU."),
+    entry(&["copybw", "copylat"], "gdsync copybw --gpu 0 --max-size 1MiB", "Copies of up to 1 MiB."),
+    entry(
+        &["completions"],
+        "gdsync completions bash",
+        "For a folder such as share/bash-completion/completions.",
+    ),
+    entry(&["man"], "gdsync man pingpong", "The page of `pingpong`, in the language of man(7)."),
+];
+
+/// Prints the completions of a shell.
+pub(crate) fn completions(options: &CompletionsOptions) -> Result<(), Failure> {
+    let mut script = Vec::new();
+    clap_complete::generate(options.shell, &mut Cli::command(), "gdsync", &mut script);
+    Ok(io::stdout().lock().write_all(&script)?)
+}
+
+/// Prints a manual page, or writes all of them.
+pub(crate) fn man(options: &ManOptions) -> Result<ExitCode, Failure> {
+    let root = described();
+    if let Some(folder) = &options.all {
+        for command in std::iter::once(&root).chain(root.get_subcommands()) {
+            write_page(command, folder)?;
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
+    let command = match &options.command {
+        None => &root,
+        Some(name) => match root.find_subcommand(name) {
+            Some(command) => command,
+            None => {
+                let names: Vec<&str> = root.get_subcommands().map(clap::Command::get_name).collect();
+                text::complain(format_args!("{name} is no command: there are {}", names.join(", ")));
+                return Ok(ExitCode::from(WRONG_USAGE));
+            }
+        },
+    };
+    io::stdout().lock().write_all(&page(command)?)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The command line as the pages describe it.
+fn described() -> clap::Command {
+    let mut root = Cli::command().disable_help_subcommand(true);
+    root.build();
+    root
+}
+
+fn write_page(command: &clap::Command, folder: &Path) -> Result<(), Failure> {
+    let path = folder.join(Man::new(command.clone()).get_filename());
+    std::fs::write(&path, page(command)?)
+        .map_err(|error| format!("{} cannot be written: {error}", path.display()).into())
+}
+
+fn page(command: &clap::Command) -> Result<Vec<u8>, Failure> {
+    let mut page = Vec::new();
+    let man =
+        Man::new(command.clone()).source(concat!("gdsync ", env!("CARGO_PKG_VERSION"))).manual("gdsync");
+    man.render_title(&mut page)?;
+    man.render_name_section(&mut page)?;
+    man.render_synopsis_section(&mut page)?;
+    man.render_description_section(&mut page)?;
+    man.render_options_section(&mut page)?;
+    let is_root = command.get_subcommands().next().is_some();
+    if is_root {
+        man.render_subcommands_section(&mut page)?;
+    }
+    let of = |entries: &'static [Entry]| {
+        let name = command.get_name();
+        entries
+            .iter()
+            .filter(move |entry| is_root || entry.commands.is_empty() || entry.commands.contains(&name))
+    };
+    let mut roff = Roff::default();
+    section(&mut roff, "EXIT STATUS", of(&EXIT_STATUS), |entry| [bold(entry.term)]);
+    section(&mut roff, "ENVIRONMENT", of(&ENVIRONMENT), |entry| [bold(entry.term)]);
+    section(&mut roff, "EXAMPLES", of(&EXAMPLES), |entry| [roman(entry.term)]);
+    roff.to_writer(&mut page)?;
+    Ok(page)
+}
+
+fn section<'a>(
+    roff: &mut Roff,
+    title: &str,
+    entries: impl Iterator<Item = &'a Entry>,
+    term: impl Fn(&Entry) -> [Inline; 1],
+) {
+    roff.control("SH", [title]);
+    for entry in entries {
+        roff.control("TP", []);
+        roff.text(term(entry));
+        roff.text([roman(entry.text), line_break()]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::Invocation;
+
+    fn names() -> Vec<String> {
+        described().get_subcommands().map(|command| command.get_name().to_owned()).collect()
+    }
+
+    #[test]
+    fn every_example_is_a_command_line_of_its_command() {
+        for Entry { commands, term, .. } in &EXAMPLES {
+            let words = term.replace("'seed=7; drop p=0.01'", "seed=7;drop");
+            let words: Vec<&str> = words.split_whitespace().collect();
+            let parsed = Cli::parse_words(&words).unwrap_or_else(|error| panic!("{term}: {error}"));
+            assert!(matches!(parsed, Invocation::Command(_)), "{term}");
+            assert!(commands.iter().any(|command| words.contains(command)), "{term}: {commands:?}");
+        }
+    }
+
+    #[test]
+    fn every_command_has_an_example_and_entries_name_commands() {
+        let names = names();
+        for entry in EXIT_STATUS.iter().chain(&ENVIRONMENT).chain(&EXAMPLES) {
+            assert!(
+                entry.commands.iter().all(|command| names.iter().any(|name| name == command)),
+                "{}",
+                entry.term
+            );
+        }
+        for name in &names {
+            assert!(EXAMPLES.iter().any(|entry| entry.commands.contains(&name.as_str())), "{name}");
+        }
+    }
+
+    #[test]
+    fn settings_of_the_card_are_those_that_it_knows() {
+        let told: Vec<&str> = ENVIRONMENT.iter().flat_map(|entry| entry.term.split(", ")).collect();
+        // The folder that `gdsync soft` makes is between it and its library.
+        for name in softhca::setting::NAMES.into_iter().filter(|name| *name != "SOFTHCA_FILES") {
+            assert!(told.contains(&name), "{name}");
+        }
+        let known = |name: &&&str| softhca::setting::NAMES.contains(name);
+        let told = told.iter().filter(|name| name.starts_with("SOFTHCA_"));
+        assert_eq!(told.clone().filter(known).count(), told.count());
+    }
+}
