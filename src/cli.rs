@@ -304,6 +304,9 @@ pub(crate) struct DevicesOptions {
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct DoctorOptions {
+    /// Print the commands that would mend what is found, as a script, in place of the report; nothing is run
+    #[arg(long, conflicts_with = "json")]
+    pub(crate) fix: bool,
     /// Print one JSON object instead of text
     #[arg(long)]
     pub(crate) json: bool,

@@ -102,8 +102,9 @@ const ENVIRONMENT: [Entry; 13] = [
     ),
 ];
 
-const EXAMPLES: [Entry; 17] = [
+const EXAMPLES: [Entry; 18] = [
     entry(&["doctor"], "gdsync doctor", "What of this machine works, and what to do about the rest."),
+    entry(&["doctor"], "gdsync doctor --fix", "The commands that would mend what is found; nothing is run."),
     entry(&["devices"], "gdsync devices", "The cards, and the GID that connections use."),
     entry(&["pingpong"], "gdsync pingpong", "Two processes on the software card."),
     entry(

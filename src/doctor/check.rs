@@ -54,6 +54,17 @@ pub(super) struct Check {
     /// What to do: a command, or a line of a file.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) remedy: Option<String>,
+    /// Commands that mend it, for a shell; none where no command does.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(super) commands: Vec<String>,
+}
+
+impl Check {
+    /// Commands that mend what was found. They are printed where the user asks, never run.
+    pub(super) fn fixed_by<C: Into<String>>(mut self, commands: impl IntoIterator<Item = C>) -> Self {
+        self.commands = commands.into_iter().map(Into::into).collect();
+        self
+    }
 }
 
 /// A check that is going to be answered: its name, and why it matters.
@@ -91,6 +102,6 @@ impl Question {
     }
 
     fn answer(self, status: Status, seen: String, remedy: Option<String>) -> Check {
-        Check { name: self.name, status, seen, why: self.why, remedy }
+        Check { name: self.name, status, seen, why: self.why, remedy, commands: Vec::new() }
     }
 }

@@ -7,7 +7,7 @@ use super::parse;
 
 const PARAMETERS: &str = "/proc/driver/nvidia/params";
 /// `CAP_SYS_ADMIN` (`linux/capability.h`).
-const SYS_ADMIN: u32 = 21;
+pub(super) const SYS_ADMIN: u32 = 21;
 
 pub(super) fn checks(machine: &Machine<'_>) -> Vec<Check> {
     let mut checks = vec![kernel_module(machine), cuda(machine)];
@@ -15,7 +15,7 @@ pub(super) fn checks(machine: &Machine<'_>) -> Vec<Check> {
         for gpu in &cuda.gpus {
             checks.push(stream_operations(gpu));
             checks.push(consistency(gpu));
-            checks.push(sharing(gpu));
+            checks.push(sharing(machine, gpu));
         }
     }
     checks.push(peer_mapping(machine));
@@ -38,7 +38,7 @@ fn kernel_module(machine: &Machine<'_>) -> Check {
             Some((version, false)) => question.warn(
                 format!("{version}, proprietary kernel modules"),
                 "install the open kernel modules (nvidia-open in NVIDIA's repositories), or `modprobe nvidia-peermem`",
-            ),
+            ).fixed_by(["modprobe nvidia-peermem"]),
             None => question.skip("/proc/driver/nvidia/version names no version"),
         },
         Err(unread) if !unread.is_missing() => question.skip(unread),
@@ -47,7 +47,7 @@ fn kernel_module(machine: &Machine<'_>) -> Check {
         Err(_) if !machine.gpus_on_bus.is_empty() => question.fail(
             format!("not loaded, with a GPU at {}", on_bus()),
             "install the NVIDIA driver, then `modprobe nvidia`; `dmesg | grep NVRM` says why it does not load",
-        ),
+        ).fixed_by(["modprobe nvidia"]),
         Err(unread) if machine.pci_unread.is_some() => question.skip(unread),
         Err(_) => question.warn(
             "no GPU and no driver",
@@ -122,25 +122,46 @@ fn consistency(gpu: &Gpu) -> Check {
     }
 }
 
-fn sharing(gpu: &Gpu) -> Check {
+/// Where the control daemon of MPS listens, without CUDA_MPS_PIPE_DIRECTORY.
+const MPS_PIPES: &str = "/tmp/nvidia-mps";
+
+fn sharing(machine: &Machine<'_>, gpu: &Gpu) -> Check {
     let question = Question::new(
         format!("GPU {} among processes", gpu.ordinal),
         "without MPS a GPU serves one process at a time, for a time slice: a stream that answers another process' stream waits for its slice, 100 µs and more",
     );
     match gpu.mps {
         Some(true) => question.pass("shared by MPS: streams of several processes run side by side"),
-        Some(false) => question.warn(
-            "not shared by MPS: processes take turns, in time slices",
-            "nothing to do for one process to a GPU; for several, `nvidia-cuda-mps-control -d` before they start",
-        ),
+        Some(false) => {
+            let environment = machine.tree.bytes("/proc/self/environ").unwrap_or_default();
+            let pipes = parse::variable(&environment, "CUDA_MPS_PIPE_DIRECTORY");
+            let pipes = pipes.filter(|pipes| pipes.starts_with('/')).unwrap_or_else(|| MPS_PIPES.to_owned());
+            if machine.tree.exists(&format!("{pipes}/control")).unwrap_or(false) {
+                return question.warn(
+                    format!("not shared by MPS, though its daemon has been started in {pipes}: it has ended, or serves another user or another GPU"),
+                    "`echo quit | nvidia-cuda-mps-control`, then `nvidia-cuda-mps-control -d` as the user of the processes, with the same CUDA_VISIBLE_DEVICES",
+                ).fixed_by(["echo quit | nvidia-cuda-mps-control", "nvidia-cuda-mps-control -d"]);
+            }
+            question.warn(
+                "not shared by MPS: processes take turns, in time slices",
+                "nothing to do for one process to a GPU; for several, `nvidia-cuda-mps-control -d` before they start",
+            ).fixed_by(["nvidia-cuda-mps-control -d"])
+        }
         None => question.skip("the driver does not say whether MPS is on"),
     }
 }
 
+const PEER_MAPPING: &str = "PeerMappingOverride";
+
+/// What the driver was loaded with, where that can be read.
+pub(super) fn peer_mapping_override(machine: &Machine<'_>) -> Option<u32> {
+    let text = machine.tree.text(PARAMETERS).ok()?;
+    parse::registry_dword(parse::field(&text, "RegistryDwords", ':')?, PEER_MAPPING)
+}
+
 fn peer_mapping(machine: &Machine<'_>) -> Check {
-    const KEY: &str = "PeerMappingOverride";
     let question = Question::new(
-        "PeerMappingOverride",
+        PEER_MAPPING,
         "without it only root may let a GPU store to a card's doorbell register; others' doorbells take the way over a CPU thread",
     );
     let text = match machine.tree.text(PARAMETERS) {
@@ -151,14 +172,18 @@ fn peer_mapping(machine: &Machine<'_>) -> Check {
         return question.skip(format!("{PARAMETERS} has no RegistryDwords"));
     };
     let remedy = "/etc/modprobe.d/gdsync.conf: options nvidia NVreg_RegistryDwords=\"PeerMappingOverride=1;\"; then `update-initramfs -u` and reboot";
-    match parse::registry_dword(dwords, KEY) {
+    match parse::registry_dword(dwords, PEER_MAPPING) {
         Some(1) => question.pass("1"),
         found => {
             let seen = found.map_or_else(|| "not set".to_owned(), |value| format!("{value}"));
             let status = machine.tree.text("/proc/self/status").unwrap_or_default();
             match parse::has_capability(&status, SYS_ADMIN) {
                 Some(true) => question.pass(format!("{seen}, which this process, as root, does not need")),
-                _ => question.warn(seen, remedy),
+                _ => question.warn(seen, remedy).fixed_by([
+                    "echo 'options nvidia NVreg_RegistryDwords=\"PeerMappingOverride=1;\"' > /etc/modprobe.d/gdsync.conf",
+                    "update-initramfs -u",
+                    "reboot",
+                ]),
             }
         }
     }

@@ -11,9 +11,11 @@ mod machine;
 mod parse;
 mod peers;
 mod platform;
+mod process;
 mod rdma;
 mod registration;
 mod report;
+mod services;
 mod source;
 mod topology;
 mod waits;
@@ -41,7 +43,7 @@ pub(crate) fn run(options: &DoctorOptions) -> Result<ExitCode, Failure> {
         None => (Tree::new(Path::new("/")), Libraries::ask()),
     };
     let report = examine(&tree, &libraries);
-    text::print(options.json, &report, || report.text())?;
+    text::print(options.json, &report, || if options.fix { report.script() } else { report.text() })?;
     Ok(if report.failed() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
@@ -51,8 +53,12 @@ fn examine(tree: &Tree, libraries: &Libraries) -> Report {
     let family = |family, checks| Family { family, checks };
     let families = [
         family("GPU", driver::checks(&machine)),
+        family("Process", vec![process::channels(&machine), process::container(&machine)]),
         family("GPU memory", registration::checks(&machine)),
-        family("Cards", [rdma::checks(&machine), waits::checks(&machine)].concat()),
+        family(
+            "Cards",
+            [rdma::checks(&machine), vec![services::check(&machine)], waits::checks(&machine)].concat(),
+        ),
         family(
             "PCI Express",
             [platform::checks(&machine, &paths), topology::checks(&machine, &paths), peers::nodes(&machine)]

@@ -57,6 +57,28 @@ pub(super) fn has_capability(status: &str, number: u32) -> Option<bool> {
     Some(set.checked_shr(number)? & 1 != 0)
 }
 
+/// The value of a variable in `/proc/self/environ`, where entries end with a zero.
+pub(super) fn variable(environment: &[u8], name: &str) -> Option<String> {
+    let entries = environment.split(|byte| *byte == 0).map(String::from_utf8_lossy);
+    entries.into_iter().find_map(|entry| {
+        let (found, value) = entry.split_once('=')?;
+        (found == name).then(|| value.to_owned())
+    })
+}
+
+/// The last value of `key=value` in a file of systemd's; an empty one takes back those of earlier files.
+pub(super) fn last_setting<'a>(text: &'a str, key: &str) -> Option<&'a str> {
+    text.lines().rev().find_map(|line| {
+        let (name, value) = line.split_once('=')?;
+        (name.trim() == key).then(|| value.trim())
+    })
+}
+
+/// Whether a limit of systemd's, `SOFT` or `SOFT:HARD`, is none.
+pub(super) fn is_infinite(limit: &str) -> bool {
+    limit.split(':').next().is_some_and(|soft| soft.trim() == "infinity")
+}
+
 /// The file of a library that a process has mapped, in `/proc/self/maps`: the one whose name begins
 /// with `soname`.
 pub(super) fn mapped_library<'a>(maps: &'a str, soname: &str) -> Option<&'a str> {

@@ -61,7 +61,11 @@ fn iommu(machine: &Machine<'_>) -> Check {
     }
     if types.keys().any(|kind| kind.starts_with("DMA") || kind == "blocked") {
         let remedy = "add `iommu=pt` to GRUB_CMDLINE_LINUX in /etc/default/grub, `update-grub`, reboot; or switch it off in the firmware (VT-d, AMD-Vi)";
-        return question.warn(seen, remedy);
+        return question.warn(seen, remedy).fixed_by([
+            "sed -i 's/^GRUB_CMDLINE_LINUX=\"/&iommu=pt /' /etc/default/grub",
+            "update-grub",
+            "reboot",
+        ]);
     }
     if types.keys().all(|kind| kind == "identity" || kind == "no group") {
         return question.pass(seen);
@@ -111,7 +115,7 @@ fn acs(machine: &Machine<'_>, paths: &[Path]) -> Check {
         let also = if unknown.is_empty() { String::new() } else { format!("; unreadable: {unread}") };
         let remedy =
             format!("as root, at every boot: {}; or switch ACS off in the firmware", commands.join(" && "));
-        return question.warn(format!("redirected by {}{also}", names.join(", ")), remedy);
+        return question.warn(format!("redirected by {}{also}", names.join(", ")), remedy).fixed_by(commands);
     }
     if !unknown.is_empty() {
         let remedy = "run `gdsync doctor` as root: others see 64 bytes of a bridge's configuration only";

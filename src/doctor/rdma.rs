@@ -6,8 +6,10 @@ use super::machine::{Card, Machine};
 use super::parse;
 
 const LIBRARIES: [&str; 2] = ["libibverbs.so.1", "libmlx5.so.1"];
+/// Installs them, whichever of the two package managers is there.
+const INSTALL: &str = "apt-get install -y ibverbs-providers || dnf install -y libibverbs";
 /// `CAP_IPC_LOCK` (`linux/capability.h`).
-const IPC_LOCK: u32 = 14;
+pub(super) const IPC_LOCK: u32 = 14;
 
 pub(super) fn checks(machine: &Machine<'_>) -> Vec<Check> {
     let mut checks = vec![software(machine), rdma_core(machine), devices(machine)];
@@ -45,10 +47,10 @@ fn rdma_core(machine: &Machine<'_>) -> Check {
         Answer::Absent(reason) if machine.cards.is_empty() => {
             question.warn(super::without_remedy(reason), format!("only with a real card: {install}"))
         }
-        Answer::Absent(reason) => question.fail(super::without_remedy(reason), install),
-        Answer::Broken(reason) => {
-            question.fail(super::without_remedy(reason), format!("a newer rdma-core: {install}"))
-        }
+        Answer::Absent(reason) => question.fail(super::without_remedy(reason), install).fixed_by([INSTALL]),
+        Answer::Broken(reason) => question
+            .fail(super::without_remedy(reason), format!("a newer rdma-core: {install}"))
+            .fixed_by([INSTALL]),
         Answer::Says(_) => {
             let maps = machine.tree.text("/proc/self/maps").unwrap_or_default();
             let release = |soname: &str| {
@@ -77,7 +79,9 @@ fn devices(machine: &Machine<'_>) -> Check {
         let idle: Vec<&str> = machine.idle.iter().map(|function| function.address.as_str()).collect();
         if !idle.is_empty() {
             let seen = format!("none, though there are network functions of NVIDIA at {}", idle.join(", "));
-            return question.fail(seen, "modprobe mlx5_ib; `dmesg | grep mlx5` says why it does not come up");
+            return question
+                .fail(seen, "modprobe mlx5_ib; `dmesg | grep mlx5` says why it does not come up")
+                .fixed_by(["modprobe mlx5_ib"]);
         }
         if !listed.is_empty() {
             let mut listed = listed;
@@ -110,7 +114,7 @@ fn devices(machine: &Machine<'_>) -> Check {
         return question.fail(
             seen,
             "modprobe ib_uverbs, and see that /dev/infiniband/uverbs* can be read and written (in a container: pass --device=/dev/infiniband)",
-        );
+        ).fixed_by(["modprobe ib_uverbs"]);
     }
     let mlx5 = |card: &Card| card.driver.as_deref() == Some("mlx5_core") || card.driver.is_none();
     if machine.cards.iter().any(mlx5) {
@@ -161,12 +165,16 @@ fn ports(machine: &Machine<'_>, card: &Card) -> Vec<Check> {
         let ethernet = link == "Ethernet";
         match (parse::state(&state), physical.as_str()) {
             ("ACTIVE", _) => question.pass(seen),
-            ("INIT" | "ARMED", _) if !ethernet => question.warn(
-                seen,
-                "run a subnet manager on the fabric: `systemctl start opensm`, or the switch's own",
-            ),
-            (_, "Disabled") if ethernet => question
-                .warn(seen, format!("ip link set $(ls /sys/class/infiniband/{}/device/net) up", card.name)),
+            ("INIT" | "ARMED", _) if !ethernet => question
+                .warn(
+                    seen,
+                    "run a subnet manager on the fabric: `systemctl start opensm`, or the switch's own",
+                )
+                .fixed_by(["systemctl start opensm"]),
+            (_, "Disabled") if ethernet => {
+                let up = format!("ip link set $(ls /sys/class/infiniband/{}/device/net) up", card.name);
+                question.warn(seen, up.clone()).fixed_by([up])
+            }
             _ => question
                 .warn(seen, format!("check cable and switch; `ibstat {}` and `ip link` say more", card.name)),
         }
@@ -198,5 +206,11 @@ fn locked_memory(machine: &Machine<'_>) -> Check {
     question.warn(
         seen,
         "/etc/security/limits.d/rdma.conf: `* - memlock unlimited`, then log in again; for a service `LimitMEMLOCK=infinity`; for a container `--ulimit memlock=-1`",
-    )
+    ).fixed_by(["echo '* - memlock unlimited' > /etc/security/limits.d/rdma.conf"])
+}
+
+/// Whether the memory that this process may lock has a limit.
+pub(super) fn is_locked_memory_limited(machine: &Machine<'_>) -> Option<bool> {
+    let text = machine.tree.text("/proc/self/limits").ok()?;
+    parse::locked_memory(&text).map(|limit| limit.is_some())
 }

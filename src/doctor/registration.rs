@@ -13,6 +13,10 @@ const MODULES: [(&str, &str); 2] =
 /// Clients that `ib_core` of MLNX_OFED and DOCA knows; both modules call themselves `nv_mem`.
 const CLIENTS: &str = "/sys/kernel/mm/memory_peers";
 
+/// Makes the file of the module.
+const MAKE_DEVICE: &str =
+    "mknod /dev/gdrdrv c $(awk '$2==\"gdrdrv\"{print $1}' /proc/devices) 0 && chmod 666 /dev/gdrdrv";
+
 /// Whether a way is open.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Way {
@@ -97,7 +101,10 @@ fn peer_memory(machine: &Machine<'_>, dma_buf: Way) -> (Check, Way) {
         } else if machine.gpus.is_empty() || machine.cards.is_empty() {
             (question.skip(format!("{seen}, and there is no pair of GPU and card")), Way::Closed)
         } else {
-            (question.warn(seen, "modprobe nvidia-peermem"), Way::Closed)
+            (
+                question.warn(seen, "modprobe nvidia-peermem").fixed_by(["modprobe nvidia-peermem"]),
+                Way::Closed,
+            )
         };
     };
     let version = machine.tree.text(&format!("{path}/version"));
@@ -111,8 +118,9 @@ fn peer_memory(machine: &Machine<'_>, dma_buf: Way) -> (Check, Way) {
                 "{seen}, but ib_core knows {}",
                 if clients.is_empty() { "none" } else { "others only" }
             );
-            let remedy = format!("reload it after ib_core: `modprobe -r {module} && modprobe {module}`");
-            (question.warn(seen, remedy), Way::Closed)
+            let reload = format!("modprobe -r {module} && modprobe {module}");
+            let remedy = format!("reload it after ib_core: `{reload}`");
+            (question.warn(seen, remedy).fixed_by([reload]), Way::Closed)
         }
         // Not every ib_core with peer memory shows its clients.
         Err(_) => {
@@ -130,10 +138,12 @@ fn either(machine: &Machine<'_>, dma_buf: Way, peer_memory: Way) -> Check {
     match (dma_buf, peer_memory) {
         (Way::Open, _) => question.pass("by dma-buf"),
         (_, Way::Open) => question.pass("by peer memory"),
-        (Way::Closed, Way::Closed) => question.fail(
-            "neither by dma-buf nor by peer memory",
-            "install the driver's open kernel modules (nvidia-open), or `modprobe nvidia-peermem`",
-        ),
+        (Way::Closed, Way::Closed) => question
+            .fail(
+                "neither by dma-buf nor by peer memory",
+                "install the driver's open kernel modules (nvidia-open), or `modprobe nvidia-peermem`",
+            )
+            .fixed_by(["modprobe nvidia-peermem"]),
         _ => question.skip("whether dma-buf or peer memory work is not known"),
     }
 }
@@ -150,13 +160,13 @@ fn gdrdrv(machine: &Machine<'_>) -> Check {
         (Ok(true), _) => question.pass(named()),
         (Ok(false), Ok(true)) => question.warn(
             format!("{} is loaded, but there is no /dev/gdrdrv", named()),
-            "mknod /dev/gdrdrv c $(awk '$2==\"gdrdrv\"{print $1}' /proc/devices) 0 && chmod 666 /dev/gdrdrv",
-        ),
+            MAKE_DEVICE,
+        ).fixed_by([MAKE_DEVICE]),
         (Ok(false), _) if machine.gpus.is_empty() => question.skip("not loaded, and no GPU to map memory of"),
         (Ok(false), _) => question.warn(
             "not loaded",
             "install gdrcopy's kernel module (Debian, Ubuntu: gdrdrv-dkms of NVIDIA's repository), then `modprobe gdrdrv`",
-        ),
+        ).fixed_by(["apt-get install -y gdrdrv-dkms", "modprobe gdrdrv"]),
         (Err(unread), _) => question.skip(unread),
     }
 }

@@ -80,6 +80,28 @@ impl Report {
         out
     }
 
+    /// A script that mends what was found, as far as commands can. It is for reading first.
+    pub(super) fn script(&self) -> String {
+        let checks = self.families.iter().flat_map(|family| &family.checks);
+        let mut out =
+            "# What `gdsync doctor` would have you do. Nothing of it has been done; most of it wants root.\n"
+                .to_owned();
+        let found = checks.filter(|check| matches!(check.status, Status::Warn | Status::Fail));
+        let mut count = 0;
+        for check in found {
+            count += 1;
+            out += &format!("\n# {} {}: {}\n", check.status, check.name, check.seen);
+            match (&check.commands[..], &check.remedy) {
+                ([], Some(remedy)) => out += &format!("# no command: {remedy}\n"),
+                (commands, _) => commands.iter().for_each(|command| out += &format!("{command}\n")),
+            }
+        }
+        if count == 0 {
+            out += "\n# Nothing to mend.\n";
+        }
+        out
+    }
+
     /// A row and a column for each GPU.
     fn access(&self) -> String {
         let mut gpus: Vec<&str> = Vec::new();

@@ -1,5 +1,6 @@
 //! `gdsync doctor` on recorded trees of several machines, and on this one.
 
+mod given;
 mod topologies;
 mod tree;
 
@@ -86,6 +87,9 @@ fn a_machine_as_it_should_be_passes() {
         "",
     );
     said.has("locked memory", "pass", "unlimited", "");
+    said.has("locked memory of services", "pass", "slurmd infinity", "");
+    said.has("channels of a GPU", "pass", "not set: 8, and 32 for gdsync's own commands", "");
+    said.has("container", "pass", "none that shows itself", "");
     said.has("IOMMU", "pass", "dmar0 (kernel: intel_iommu=on iommu=pt): identity", "");
     said.has("ACS", "pass", "4 bridges", "");
     said.has("GPU 1 nearest card", "pass", "mlx5_1 (PIX)", "");
@@ -340,6 +344,9 @@ fn an_empty_tree_is_unknown_throughout() {
         "ACS",
         "GPU nearest card",
         "locked memory",
+        "channels of a GPU",
+        "container",
+        "locked memory of services",
     ] {
         said.has(name, "skip", "", "");
     }

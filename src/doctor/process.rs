@@ -1,0 +1,102 @@
+//! What this process was given: channels of the GPU, and what a container leaves it.
+
+use super::check::{Check, Question};
+use super::machine::Machine;
+use super::{driver, parse, rdma};
+
+/// The channels that the driver gives a process without the setting, and the most that it gives.
+const DEFAULT_CHANNELS: u32 = 8;
+const MOST_CHANNELS: u32 = 32;
+
+/// `CUDA_DEVICE_MAX_CONNECTIONS` of this process.
+pub(super) fn channels(machine: &Machine<'_>) -> Check {
+    const VARIABLE: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
+    let question = Question::new(
+        "channels of a GPU",
+        "streams that share a channel go on one after the other: behind one that waits for a card, another stands still, and two that wait for each other hang",
+    );
+    if machine.gpus.is_empty() {
+        return question.skip("no GPU");
+    }
+    let environment = match machine.tree.bytes("/proc/self/environ") {
+        Ok(environment) => environment,
+        Err(unread) => return question.skip(unread),
+    };
+    let remedy = format!(
+        "set {VARIABLE}={MOST_CHANNELS} before the program's first call of CUDA; gdsync's own commands do so where it is not set"
+    );
+    let export = format!("export {VARIABLE}={MOST_CHANNELS}");
+    let Some(value) = parse::variable(&environment, VARIABLE) else {
+        return question.pass(format!(
+            "{VARIABLE} is not set: {DEFAULT_CHANNELS}, and {MOST_CHANNELS} for gdsync's own commands; a program with more streams that wait sets it itself"
+        ));
+    };
+    match value.trim().parse::<u32>() {
+        Ok(MOST_CHANNELS) => question.pass(format!("{MOST_CHANNELS}, the most")),
+        Ok(1) => question
+            .warn(format!("{VARIABLE}=1: a stream that waits blocks every other one"), remedy)
+            .fixed_by([export]),
+        Ok(count @ 2..MOST_CHANNELS) => question
+            .warn(
+                format!("{VARIABLE}={count}: with more than {count} streams that wait, one blocks another"),
+                remedy,
+            )
+            .fixed_by([export]),
+        _ => question
+            .warn(format!("{VARIABLE}={value} is no number from 1 to {MOST_CHANNELS}"), remedy)
+            .fixed_by([export]),
+    }
+}
+
+/// Files that container runtimes leave, and words in the control groups of the first process.
+const MARKS: [&str; 2] = ["/.dockerenv", "/run/.containerenv"];
+const GROUPS: [&str; 5] = ["docker", "kubepods", "containerd", "libpod", "lxc"];
+
+/// What a container withholds of what cards and GPUs need.
+pub(super) fn container(machine: &Machine<'_>) -> Check {
+    let question = Question::new(
+        "container",
+        "a container has no devices, capabilities and limits but those that it is started with",
+    );
+    let marked = MARKS.iter().any(|path| machine.tree.exists(path).unwrap_or(false));
+    let groups = machine.tree.text("/proc/1/cgroup");
+    let named = groups.as_ref().is_ok_and(|text| GROUPS.iter().any(|group| text.contains(group)));
+    if !marked && !named {
+        return match groups {
+            Ok(_) => question.pass("none that shows itself"),
+            Err(unread) => question.skip(unread),
+        };
+    }
+    let status = machine.tree.text("/proc/self/status").unwrap_or_default();
+    let lacks = |number| parse::has_capability(&status, number) == Some(false);
+    let (has_cards, has_gpus) = (!machine.cards.is_empty(), !machine.gpus.is_empty());
+    let mut missing = Vec::new();
+    if has_cards && !machine.tree.exists("/dev/infiniband").unwrap_or(true) {
+        missing.push(("/dev/infiniband", "--device=/dev/infiniband"));
+    }
+    if has_cards && lacks(rdma::IPC_LOCK) && rdma::is_locked_memory_limited(machine) == Some(true) {
+        missing.push(("CAP_IPC_LOCK", "--cap-add=IPC_LOCK --ulimit memlock=-1"));
+    }
+    if has_cards && has_gpus && lacks(driver::SYS_ADMIN) && driver::peer_mapping_override(machine) != Some(1)
+    {
+        missing.push((
+            "CAP_SYS_ADMIN, and PeerMappingOverride=1 in its place",
+            "--cap-add=SYS_ADMIN (or set PeerMappingOverride=1 on the host)",
+        ));
+    }
+    if missing.is_empty() {
+        let seen = match (has_cards, has_gpus) {
+            (false, false) => "one, without GPU and card",
+            _ => "one, with the devices and capabilities that are needed",
+        };
+        return question.pass(seen);
+    }
+    let (names, options): (Vec<&str>, Vec<&str>) = missing.into_iter().unzip();
+    question.warn(
+        format!("one, without {}", names.join(" and without ")),
+        format!(
+            "start it with {}; in Kubernetes, securityContext.capabilities.add and a device plugin",
+            options.join(" ")
+        ),
+    )
+}
