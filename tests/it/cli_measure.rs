@@ -151,7 +151,7 @@ fn an_exchange_without_the_gpu_that_is_asked_for_measures_nothing() {
     {
         let output = run(&[&["bench", "exchange"], &arguments[..]].concat());
         assert_eq!(output.status.code(), Some(code), "{arguments:?}");
-        assert!(output.stdout.is_empty() && text(&output.stderr).lines().count() == 1, "{arguments:?}");
+        assert!(output.stdout.is_empty() && !output.stderr.is_empty(), "{arguments:?}");
     }
 }
 
@@ -252,6 +252,6 @@ fn without_the_gpu_that_is_asked_for_nothing_is_mapped() {
     ] {
         let output = run(&arguments);
         assert_eq!(output.status.code(), Some(2), "{arguments:?}");
-        assert_eq!(text(&output.stderr).lines().count(), 1, "{arguments:?}");
+        assert!(text(&output.stderr).starts_with("error: invalid value"), "{arguments:?}");
     }
 }

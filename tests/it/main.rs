@@ -10,6 +10,7 @@ mod devx;
 mod doctor;
 mod driver_calls;
 mod hangs;
+mod interrupts;
 mod kernels;
 mod layers;
 mod manners;

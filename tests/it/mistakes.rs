@@ -1,1 +1,229 @@
 //! Commands that are used wrongly, or on a machine without what they need: what each says, once and with the remedy.
+
+use crate::command::{gdsync, run, text};
+use gdsync_test_support::on_system;
+
+/// A command line, and how the error about it begins, which clap continues with the usage.
+const WRONG_USAGE: [(&[&str], &str); 37] = [
+    (
+        &["pingpong", "--size", "-1"],
+        "invalid value '-1' for '--size <BYTES>': `-1` is not a size: give bytes, or a number with K, KiB,",
+    ),
+    (
+        &["pingpong", "--size", "2TiB"],
+        "invalid value '2TiB' for '--size <BYTES>': 2TiB is more than the 1 GiB that",
+    ),
+    (
+        &["pingpong", "--iters", "0"],
+        "invalid value '0' for '--iters <ITERS>': 0 is not a whole number of 1 or more",
+    ),
+    (
+        &["pingpong", "--warmup", "x"],
+        "invalid value 'x' for '--warmup <WARMUP>': x is not a whole number of 0 or more",
+    ),
+    (&["pingpong", "--procs", "3"], "invalid value '3' for '--procs <PROCS>': 3 is neither 1 nor 2"),
+    (
+        &["pingpong", "--mtu", "1500"],
+        "invalid value '1500' for '--mtu <BYTES>': 1500 is none of 256, 512, 1024,",
+    ),
+    (
+        &["pingpong", "--op", "fetch"],
+        "invalid value 'fetch' for '--op <OP>'\n  [possible values: send, write, write-imm]",
+    ),
+    (
+        &["pingpong", "--hca", ":1"],
+        "invalid value ':1' for '--hca <NAME[:PORT]>': :1 is no NAME or NAME:PORT, such as",
+    ),
+    (
+        &["pingpong", "--gpu", "0", "--trigger", "cpu"],
+        "--gpu is for streams: with --trigger cpu, no GPU has a part in it",
+    ),
+    (&["pingpong", "--gpu", "0", "--batch", "1024"], "--batch 1024 is more than the 120 that --gpu allows"),
+    (
+        &["pingpong", "--gpu", "first"],
+        "invalid value 'first' for '--gpu <N[,M]>': first is not the number of a GPU",
+    ),
+    (
+        &["pingpong", "--transport", "ud", "--op", "write"],
+        "--op write is not for --transport ud, which only sends",
+    ),
+    (&["pingpong", "--cq", "gpu"], "--cq gpu needs --gpu N, which says whose memory"),
+    (
+        &["pingpong", "--sise", "8"],
+        "unexpected argument '--sise' found\n\n  tip: a similar argument exists: '--size'",
+    ),
+    (&["pingpong", "here"], "unexpected argument 'here' found"),
+    (
+        &["bench", "memops", "--gpu", "0,1"],
+        "--gpu 0,1 is for `exchange` and `turnaround`, which measure between GPUs:",
+    ),
+    (
+        &["bench", "flood"],
+        "invalid value 'flood' for '[WHAT]'\n  [possible values: card, checked, cq, post, first, memops,",
+    ),
+    (&["bench", "--posts", "0"], "invalid value '0' for '--posts <N>': 0 is not a whole number of 1 or more"),
+    (&["bench", "alltoall", "--ranks", "1"], "invalid value '1' for '--ranks <N>': 1 is not in 2..=1024"),
+    (
+        &["soak", "--minutes", "0"],
+        "invalid value '0' for '--minutes <MINUTES>': 0 is no number of minutes above 0,",
+    ),
+    (&["soak", "--procs", "65"], "invalid value '65' for '--procs <N>': 65 is not in 2..=64"),
+    (
+        &["soak", "--faults", "drop nth=0"],
+        "invalid value 'drop nth=0' for '--faults <PLAN>': fault plan, line 1, column 6,",
+    ),
+    (
+        &["soak", "--faults", "die nth=9"],
+        "invalid value 'die nth=9' for '--faults <PLAN>': a card that dies for good ends",
+    ),
+    (&["soak", "--gpu", "0", "--stand-in"], "the argument '--gpu <N>' cannot be used with '--stand-in'"),
+    (
+        &["copybw", "--max-size", "63"],
+        "invalid value '63' for '--max-size <BYTES>': 63 is no size from 64 bytes to 256MiB",
+    ),
+    (
+        &["copylat", "--max-size", "big"],
+        "invalid value 'big' for '--max-size <BYTES>': `big` is not a size: give bytes,",
+    ),
+    (&["sanity", "--backend", "mmap"], "invalid value 'mmap' for '--backend <NAME>': "),
+    (
+        &["explain", "--example", "ring"],
+        "invalid value 'ring' for '--example <EXAMPLE>'\n  [possible values: halo,",
+    ),
+    (&["explain", "--collect-from", "0"], "invalid value '0' for '--collect-from <N>': 0 is not in 1.."),
+    (&["soft"], "the following required arguments were not provided:\n  <COMMAND>..."),
+    (
+        &["soft", "--devices", "9", "--", "true"],
+        "invalid value '9' for '--devices <LIST>': 9 is neither a number from 1 to 8",
+    ),
+    (&["doctor", "--fix", "--json"], "the argument '--fix' cannot be used with '--json'"),
+    (&["devices", "mlx5_0"], "unexpected argument 'mlx5_0' found"),
+    (
+        &["completions", "sh"],
+        "invalid value 'sh' for '<SHELL>'\n  [possible values: bash, elvish, fish, powershell, zsh]",
+    ),
+    (&["completions"], "the following required arguments were not provided:\n  <SHELL>"),
+    (&["pingpng"], "unrecognized subcommand 'pingpng'\n\n  tip: a similar subcommand exists: 'pingpong'"),
+    (
+        &["soak-workers"],
+        "unrecognized subcommand 'soak-workers'\n\n  tip: a similar subcommand exists: 'soak'",
+    ),
+];
+
+#[test]
+fn wrong_usage_is_said_with_what_would_be_right() {
+    for (arguments, begins) in WRONG_USAGE {
+        let output = run(arguments);
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {said}");
+        assert!(said.starts_with(&format!("error: {begins}")), "{arguments:?}: {said}");
+        assert!(said.ends_with("For more information, try '--help'.\n"), "{arguments:?}: {said}");
+        assert_eq!(said.matches("error: ").count(), 1, "{arguments:?}: {said}");
+        assert!(output.stdout.is_empty());
+    }
+}
+
+/// The whole error, in one line, of what a command itself finds wrong with its arguments.
+#[test]
+fn a_page_that_is_not_there_is_said_with_those_that_are() {
+    let output = run(&["man", "flood"]);
+    let expected = "gdsync: flood is no command: there are pingpong, devices, doctor, bench, soak, copybw, copylat, sanity, explain, soft, completions, man\n";
+    assert_eq!((output.status.code(), text(&output.stderr).as_str()), (Some(2), expected));
+    let output = run(&["man", "--all", "/nowhere/at/all"]);
+    let expected =
+        "gdsync: /nowhere/at/all/gdsync.1 cannot be written: No such file or directory (os error 2)\n";
+    assert_eq!((output.status.code(), text(&output.stderr).as_str()), (Some(1), expected));
+}
+
+/// A command, and words of its one line of error: the cause, and the remedy.
+fn fails(arguments: &[&str], words: [&str; 2]) {
+    let output = run(arguments);
+    let said = text(&output.stderr);
+    assert_eq!((output.status.code(), output.stdout.len()), (Some(1), 0), "{arguments:?}: {said}");
+    assert!(said.starts_with("gdsync: ") && said.lines().count() == 1, "{arguments:?}: {said}");
+    assert!(words.iter().all(|word| said.contains(word)), "{arguments:?}: {said}");
+}
+
+#[test]
+fn what_is_not_there_is_said_once_with_the_remedy() {
+    if on_system() {
+        return;
+    }
+    let card = ["no device named softhca7", "the software provider has softhca0"];
+    for command in [
+        &["pingpong"][..],
+        &["pingpong", "--procs", "1"],
+        &["soak"],
+        &["bench", "card"],
+        &["bench", "first"],
+        &["bench", "scale"],
+        &["bench", "exchange"],
+        &["bench", "alltoall"],
+        &["bench", "persistent"],
+    ] {
+        fails(&[command, &["--hca", "softhca7"]].concat(), card);
+    }
+    fails(
+        &["bench", "post", "--hca", "softhca0"],
+        ["softhca0 is a software card", "name one of the system's"],
+    );
+    fails(&["explain", "/nowhere/at/all"], ["/nowhere/at/all", "No such file"]);
+}
+
+/// On a machine without a card of the system's. `gdsync soft` brings one.
+#[test]
+fn a_missing_card_is_said_once_with_the_remedy() {
+    if on_system() {
+        return;
+    }
+    let mut missing = gdsync(&["devices", "--json"]);
+    let listing: serde_json::Value = serde_json::from_slice(&missing.output().unwrap().stdout).unwrap();
+    if listing["devices"].as_array().unwrap().iter().any(|device| device["provider"] == "system") {
+        return gdsync_test_support::skipped(
+            "a_missing_card_is_said_once_with_the_remedy",
+            "there is a card",
+        );
+    }
+    // Without libraries, without kernel modules, or without a card: each has a remedy of its own.
+    let remedy = |said: &str| ["install", "modprobe", "provider has"].iter().any(|word| said.contains(word));
+    for arguments in [
+        &["bench", "post"][..],
+        &["pingpong", "--hca", "mlx5_0"],
+        &["soak", "--hca", "mlx5_0"],
+        &["bench", "card", "--hca", "mlx5_0"],
+        &["bench", "exchange", "--hca", "mlx5_0"],
+    ] {
+        let output = run(arguments);
+        let said = text(&output.stderr);
+        assert_eq!((output.status.code(), output.stdout.len()), (Some(1), 0), "{arguments:?}: {said}");
+        assert!(said.starts_with("gdsync: ") && said.lines().count() == 1, "{arguments:?}: {said}");
+        assert!(remedy(&said) && !said.contains("not implemented"), "{arguments:?}: {said}");
+    }
+    assert!(text(&run(&["bench", "post"]).stderr).contains("`gdsync soft -- gdsync bench post`"));
+}
+
+#[test]
+fn a_missing_gpu_is_said_once() {
+    for arguments in [
+        &["pingpong"][..],
+        &["soak"],
+        &["sanity"],
+        &["copybw"],
+        &["copylat"],
+        &["bench", "memops"],
+        &["bench", "batch"],
+        &["bench", "cq"],
+        &["bench", "device"],
+        &["bench", "exchange"],
+        &["bench", "graph"],
+        &["bench", "overlap"],
+        &["bench", "quiet"],
+        &["bench", "turnaround"],
+    ] {
+        let output = run(&[arguments, &["--gpu", "4000000000"]].concat());
+        let said = text(&output.stderr);
+        assert_eq!((output.status.code(), output.stdout.len()), (Some(1), 0), "{arguments:?}: {said}");
+        assert!(said.starts_with("gdsync: ") && said.lines().count() == 1, "{arguments:?}: {said}");
+        assert!(said.contains("no CUDA driver") || said.contains("no GPU"), "{arguments:?}: {said}");
+    }
+}

@@ -30,6 +30,6 @@ fn soft_passes_a_plan_on_and_names_what_is_wrong_with_it() {
     };
     assert_eq!(with("drop  nth=3; seed=9").succeeded(), "seed=9; drop nth=3\n");
     let ended = with("drop nth=0");
-    assert_eq!((ended.code, ended.text.lines().count()), (Some(2), 1), "{}", ended.text);
+    assert_eq!(ended.code, Some(2), "{}", ended.text);
     assert!(ended.text.contains("line 1, column 6, `nth=0`"), "{}", ended.text);
 }

@@ -61,7 +61,7 @@ fn a_command_that_is_not_there_is_status_127() {
 }
 
 #[test]
-fn mistakes_are_told_in_one_line() {
+fn mistakes_are_told_with_their_remedy() {
     let temporary = Folder::new("mistakes");
     for devices in ["0", "9", "ib,eth", ""] {
         let ended = run(soft(devices, Path::new("/bin/true"), temporary.path()));

@@ -1,0 +1,114 @@
+//! Runs that the user interrupts: as from a terminal, which sends SIGINT to every process of the run.
+
+use crate::command::{gdsync, text};
+use crate::processes::{children_of, signal};
+use serde_json::Value;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, Output, Stdio};
+use std::time::Duration;
+
+/// Starts the command in a process group of its own, with SIGINT as a terminal's shell leaves it.
+fn start(arguments: &[&str]) -> Child {
+    let mut command = gdsync(arguments);
+    command.stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
+    let default = || {
+        // SAFETY: the call changes what a signal does, and involves no handler.
+        match unsafe { libc::signal(libc::SIGINT, libc::SIG_DFL) } {
+            libc::SIG_ERR => Err(std::io::Error::last_os_error()),
+            _ => Ok(()),
+        }
+    };
+    // SAFETY: between fork and exec this only makes a system call.
+    unsafe { command.pre_exec(default) };
+    command.spawn().unwrap()
+}
+
+fn interrupt(run: &Child) {
+    // SAFETY: no memory is involved; the group is that of a child that has not been waited for.
+    assert_eq!(unsafe { libc::kill(-(run.id() as libc::pid_t), libc::SIGINT) }, 0);
+}
+
+/// Interrupts a run that has started so many processes, once it is at work.
+fn interrupted(arguments: &[&str], processes: usize) -> Output {
+    let run = start(arguments);
+    // By then it catches the signal.
+    children_of(run.id(), processes);
+    std::thread::sleep(Duration::from_secs(2));
+    interrupt(&run);
+    run.wait_with_output().unwrap()
+}
+
+#[test]
+fn a_pingpong_prints_what_it_has() {
+    for op in ["send", "write"] {
+        for trigger in ["stream", "cpu"] {
+            let arguments =
+                ["pingpong", "--op", op, "--trigger", trigger, "--iters", "1000000000", "--warmup", "10"];
+            let output = interrupted(&[&arguments[..], &["--json"]].concat(), 1);
+            let said = text(&output.stderr);
+            assert_eq!(output.status.code(), Some(130), "{said}");
+            assert_eq!(said, "gdsync: interrupted: what was measured until then has been printed\n");
+            let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+            assert_eq!(
+                (&report["interrupted_of"], &report["verified"]),
+                (&1_000_000_000.into(), &true.into())
+            );
+            assert!(report["iterations"].as_u64().unwrap() > 0, "{report}");
+            assert!(report["memory_operations_per_iteration"].as_f64().unwrap() >= 3.0, "{report}");
+        }
+    }
+    let output = interrupted(&["pingpong", "--iters", "1000000000"], 1);
+    assert!(
+        text(&output.stdout).contains(", INTERRUPTED before 1000000000 exchanges\n"),
+        "{}",
+        text(&output.stdout)
+    );
+}
+
+#[test]
+fn a_pingpong_that_has_measured_nothing_says_so() {
+    let output = interrupted(&["pingpong", "--warmup", "1000000000"], 1);
+    assert_eq!((output.status.code(), output.stdout.len()), (Some(130), 0));
+    assert_eq!(text(&output.stderr), "gdsync: interrupted before anything was measured\n");
+}
+
+#[test]
+fn the_second_interrupt_ends_a_run_at_once() {
+    let run = start(&["pingpong", "--iters", "1000000000"]);
+    let peer = children_of(run.id(), 1)[0];
+    // It can agree with nobody.
+    signal(peer, libc::SIGSTOP);
+    interrupt(&run);
+    std::thread::sleep(Duration::from_millis(500));
+    interrupt(&run);
+    let output = run.wait_with_output().unwrap();
+    assert_eq!((output.status.signal(), output.stdout.len()), (Some(libc::SIGINT), 0));
+}
+
+#[test]
+fn a_soak_accounts_for_everything_until_then() {
+    let arguments = ["soak", "--minutes", "100", "--procs", "2", "--links", "4", "--faults", "none"];
+    let output = interrupted(&arguments, 2);
+    let (out, said) = (text(&output.stdout), text(&output.stderr));
+    assert_eq!(output.status.code(), Some(130), "{said}\n{out}");
+    assert!(out.contains("\nINTERRUPTED after "), "{out}");
+    assert!(out.ends_with("\nlost 0, duplicated 0, wrong 0, unaccounted 0, hung 0\n"), "{out}");
+    let report = interrupted(&[&arguments[..], &["--json"]].concat(), 2);
+    let report: Value = serde_json::from_slice(&report.stdout).unwrap();
+    assert!(
+        report["interrupted_s"].as_f64().unwrap() > 1.0 && report["operations"].as_u64().unwrap() > 0,
+        "{report}"
+    );
+}
+
+#[test]
+fn a_benchmark_prints_the_rounds_that_it_has() {
+    let run = start(&["bench", "first", "--json"]);
+    children_of(run.id(), 1);
+    interrupt(&run);
+    let output = run.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130), "{}", text(&output.stderr));
+    let tables: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let runs = tables[0]["runs"].as_u64().unwrap();
+    assert!((1..10).contains(&runs) && tables[0]["rows"].as_array().unwrap().len() == 1 + 17, "{tables}");
+}
