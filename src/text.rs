@@ -57,6 +57,14 @@ pub(crate) fn table(header: &[&str], rows: &[Vec<String>]) -> String {
     text
 }
 
+/// A number of things: `1 event`, `2 events`.
+pub(crate) fn count(number: impl Into<u64>, what: &str) -> String {
+    match number.into() {
+        1 => format!("1 {what}"),
+        number => format!("{number} {what}s"),
+    }
+}
+
 /// A rate with a decimal prefix.
 pub(crate) fn rate(per_second: f64, unit: &str) -> String {
     let scales = [(1e9, "G"), (1e6, "M"), (1e3, "k")];
@@ -72,6 +80,11 @@ mod tests {
     fn columns_are_as_wide_as_their_widest_cell() {
         let rows = vec![vec!["a".to_owned(), "b".to_owned()], vec!["longer".to_owned(), "c".to_owned()]];
         assert_eq!(table(&["x", "why"], &rows), "x       why\na       b\nlonger  c\n");
+    }
+
+    #[test]
+    fn one_is_singular() {
+        assert_eq!([0u64, 1, 2].map(|number| count(number, "event")), ["0 events", "1 event", "2 events"]);
     }
 
     #[test]

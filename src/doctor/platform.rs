@@ -89,7 +89,7 @@ fn acs(machine: &Machine<'_>, paths: &[Path]) -> Check {
                 .pass("no bridge between GPUs and cards: all of that goes through the processor anyway"),
         };
     }
-    let (mut good, mut redirecting, mut unknown) = (0, Vec::new(), Vec::new());
+    let (mut good, mut redirecting, mut unknown) = (0u64, Vec::new(), Vec::new());
     for bridge in bridges {
         match machine.tree.bytes(&Machine::pci_file(bridge, "config")).map(|config| parse::acs(&config)) {
             Ok(Acs::None) => good += 1,
@@ -121,5 +121,8 @@ fn acs(machine: &Machine<'_>, paths: &[Path]) -> Check {
         let remedy = "run `gdsync doctor` as root: others see 64 bytes of a bridge's configuration only";
         return question.unknown(format!("unknown of {unread}"), remedy);
     }
-    question.pass(format!("{good} bridges between GPUs and cards, none of which redirects"))
+    question.pass(format!(
+        "{} between GPUs and cards, none of which redirects",
+        crate::text::count(good, "bridge")
+    ))
 }

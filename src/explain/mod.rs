@@ -240,9 +240,11 @@ impl Compiled {
     }
 
     fn summary(&self, name: &str) -> String {
-        let (operations, submissions) = (self.operations.len(), self.submissions);
+        let (operations, submissions) = (self.operations.len() as u64, self.submissions as u64);
         format!(
-            "{name}: {operations} memory operations, {submissions} submissions, {:.2} µs of a GPU\n",
+            "{name}: {}, {}, {:.2} µs of a GPU\n",
+            text::count(operations, "memory operation"),
+            text::count(submissions, "submission"),
             self.gpu_us
         )
     }
@@ -370,7 +372,7 @@ mod tests {
             "Wait32  entry 0 of left.sent nor",
             "Write32 flag = 0x5",
             "point",
-            "merged: 5 memory operations, 1 submissions, 3.52 µs",
+            "merged: 5 memory operations, 1 submission, 3.52 µs",
         ] {
             assert!(text.contains(said), "{said}:\n{text}");
         }

@@ -141,6 +141,7 @@ fn summary(tally: &Tally, injected: Option<u64>) -> String {
     let Tally { loose_sent, loose_received, dropped, atomics_failed, atomics_executed, .. } = tally;
     let Tally { triggered, collected, failures, aborted, reset, replaced, flushed, events, .. } = tally;
     let Tally { lost, duplicated, wrong, unaccounted, hung, .. } = tally;
+    let many = |(number, what): (&u64, &str)| text::count(*number, what);
     let injected = injected.map_or_else(|| "unknown".to_owned(), |injected| injected.to_string());
     let rule = |rule: &RuleTally| format!("  {}: {} of {}\n", rule.rule, rule.injected, rule.matched);
     let rules: String = tally.rules.iter().map(rule).collect();
@@ -151,14 +152,23 @@ fn summary(tally: &Tally, injected: Option<u64>) -> String {
         }
     };
     let errors: String = tally.errors.iter().map(|(error, count)| format!("  {error}: {count}\n")).collect();
+    let [operations, bytes] = [(operations, "operation"), (bytes, "byte")].map(many);
+    let [sent, loose_sent] = [(sent, "message"), (loose_sent, "message")].map(many);
+    let [reads, atomics, atomics_failed] =
+        [(reads, "read"), (atomics, "atomic operation"), (atomics_failed, "atomic operation")].map(many);
+    let [checked, triggered, flushed] =
+        [(checked, "checked wait"), (triggered, "work request"), (flushed, "work request")].map(many);
+    let [collected, aborted, failures, events] =
+        [(collected, "completion"), (aborted, "queue pair"), (failures, "failure"), (events, "event")]
+            .map(many);
     format!(
-        "{operations} operations, {bytes} bytes, {sent} messages sent, {received} received
-{reads} reads, {atomics} atomic operations, {checked} checked waits
-by the card's waits: {triggered} work requests released, {collected} completions collected
-unreliable: {loose_sent} messages sent, {loose_received} received, {dropped} dropped
-{by_gpu}faults injected: {injected}; {aborted} queue pairs aborted, {failures} failures noticed
-{rules}recoveries: {reset} by reset, {replaced} with a new queue pair; {events} events
-{flushed} work requests failed, {atomics_failed} atomic operations, of which {atomics_executed} were executed
+        "{operations}, {bytes}, {sent} sent, {received} received
+{reads}, {atomics}, {checked}
+by the card's waits: {triggered} released, {collected} collected
+unreliable: {loose_sent} sent, {loose_received} received, {dropped} dropped
+{by_gpu}faults injected: {injected}; {aborted} aborted, {failures} noticed
+{rules}recoveries: {reset} by reset, {replaced} with a new queue pair; {events}
+{flushed} failed, {atomics_failed}, of which {atomics_executed} executed
 {errors}lost {lost}, duplicated {duplicated}, wrong {wrong}, unaccounted {unaccounted}, hung {hung}
 "
     )
@@ -186,7 +196,7 @@ fn finish(mut workers: Vec<Worker>, mut progress: Progress) -> Result<(Tally, Ve
             }
             errors.extend(error.map(|error| format!("worker {rank} {error}")));
         } else if deadline.is_some_and(|at| Instant::now() > at) {
-            let many = if left == 1 { "1 worker" } else { &format!("{left} workers") };
+            let many = text::count(left as u64, "worker");
             errors.push(format!("{many} did not end within {LAST:?} of the first that failed"));
             break;
         }

@@ -42,7 +42,7 @@ fn batches_are_explained() {
     assert_eq!(streams["merged"]["operations"].as_array().unwrap().len(), 1 + 128 + 1, "{streams}");
     assert_eq!(run(&["explain", "--example", "card", "--collect-from", "0"]).status.code(), Some(2));
     let text = succeeds(&["explain", "--example", "pingpong"]);
-    assert!(text.ends_with("merged: 5 memory operations, 1 submissions, 3.89 µs of a GPU\n"), "{text}");
+    assert!(text.ends_with("merged: 5 memory operations, 1 submission, 3.89 µs of a GPU\n"), "{text}");
 }
 
 #[test]
