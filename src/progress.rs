@@ -3,6 +3,7 @@
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::IsTerminal;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -57,18 +58,33 @@ impl Drop for Progress {
     }
 }
 
-/// A line that says what goes on, and for how long, where the number of steps is not known.
-pub(crate) struct Activity {
+/// Shows a line that says what goes on, and for how long, where the number of steps is not known: until [`clear`], which
+/// comes before everything that is printed.
+pub(crate) fn show(json: bool, what: String) {
+    *current() = Activity::start(json, what);
+}
+
+/// Takes the line of [`show`] away, if there is one.
+pub(crate) fn clear() {
+    let ended = current().take();
+    drop(ended);
+}
+
+fn current() -> MutexGuard<'static, Option<Activity>> {
+    static CURRENT: Mutex<Option<Activity>> = Mutex::new(None);
+    CURRENT.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+struct Activity {
     ended: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Activity {
     /// Where no thread can be had, nothing is shown.
-    pub(crate) fn start(json: bool, what: String) -> Self {
-        let none = Activity { ended: None, thread: None };
+    fn start(json: bool, what: String) -> Option<Self> {
         if !is_shown(json) {
-            return none;
+            return None;
         }
         let (ended, end) = channel();
         let show = move || {
@@ -80,10 +96,8 @@ impl Activity {
                 line.finish_and_clear();
             }
         };
-        match std::thread::Builder::new().name("progress".to_owned()).spawn(show) {
-            Ok(thread) => Activity { ended: Some(ended), thread: Some(thread) },
-            Err(_) => none,
-        }
+        let thread = std::thread::Builder::new().name("progress".to_owned()).spawn(show).ok()?;
+        Some(Activity { ended: Some(ended), thread: Some(thread) })
     }
 }
 

@@ -1,6 +1,7 @@
 //! What commands print: JSON, or tables and units for people.
 
 use crate::failure::Failure;
+use crate::progress;
 use anstyle::{AnsiColor, Style};
 use serde::Serialize;
 use std::fmt;
@@ -20,6 +21,7 @@ pub(crate) fn print(
     result: &impl Serialize,
     text: impl FnOnce() -> String,
 ) -> Result<(), Failure> {
+    progress::clear();
     if json {
         return Ok(writeln!(io::stdout().lock(), "{}", serde_json::to_string(result)?)?);
     }
@@ -34,6 +36,7 @@ pub(crate) fn styled(style: Style, text: impl fmt::Display) -> String {
 /// Says on stderr what is wrong: a sentence that names its remedy. If stderr itself fails, there is no place to report
 /// it.
 pub(crate) fn complain(what: impl fmt::Display) {
+    progress::clear();
     let _ = writeln!(anstream::stderr().lock(), "{} {what}", styled(BAD, "gdsync:"));
 }
 

@@ -26,13 +26,12 @@ pub(crate) use exchange::run_peer as run_exchange_peer;
 
 use crate::cli::{self, BenchOptions, Benchmark};
 use crate::failure::Failure;
-use crate::progress::Activity;
-use crate::text;
+use crate::{progress, text};
 use serde::Serialize;
 use std::time::Instant;
 
 pub(crate) fn run(options: &BenchOptions) -> Result<(), Failure> {
-    let _activity = Activity::start(options.json, format!("bench {}", cli::word(&options.what)));
+    progress::show(options.json, format!("bench {}", cli::word(&options.what)));
     match options.what {
         Benchmark::Card => card::run(options),
         Benchmark::Checked => checked::run(options),

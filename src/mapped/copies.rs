@@ -5,6 +5,7 @@ use super::table::{self, Cell, Report, Row};
 use super::{Memory, Source, pattern};
 use crate::cli::CopyOptions;
 use crate::failure::Failure;
+use crate::progress;
 use gdsync::cudarc::driver::sys;
 use gdsync::mapped::{LoadKernel, MappingBackend, StoreKernel};
 use std::time::{Duration, Instant};
@@ -26,12 +27,14 @@ pub(super) enum Unit {
 }
 
 pub(crate) fn bandwidth(options: &CopyOptions) -> Result<(), Failure> {
+    progress::show(options.mapped.json, "copybw".to_owned());
     let most = options.max_size.unwrap_or(16 << 20);
     let sizes = sizes(&[64, 4096, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20], most);
     run(options, Unit::Bandwidth, &sizes)
 }
 
 pub(crate) fn latency(options: &CopyOptions) -> Result<(), Failure> {
+    progress::show(options.mapped.json, "copylat".to_owned());
     let most = options.max_size.unwrap_or(64 << 10);
     let sizes = sizes(&[4, 8, 16, 64, 256, 1024, 4096, 16 << 10, 64 << 10], most);
     run(options, Unit::Latency, &sizes)

@@ -3,6 +3,7 @@
 use super::{Memory, Source, freed, pattern};
 use crate::cli::MappedOptions;
 use crate::failure::Failure;
+use crate::progress;
 use gdsync::cudarc::driver::CudaContext;
 use gdsync::mapped::{LoadKernel, MappedMemory, Mapping, MappingBackend, MappingError, StoreKernel};
 use gdsync::memop::{Condition, GpuWord32};
@@ -64,6 +65,7 @@ struct Report {
 }
 
 pub(crate) fn run(options: &MappedOptions) -> Result<ExitCode, Failure> {
+    progress::show(options.json, "sanity".to_owned());
     let source = Source::new(options)?;
     let mut report = Report { on: source.name()?, lines: Vec::new(), absent: Vec::new() };
     let mut out = io::stdout().lock();
