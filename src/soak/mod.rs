@@ -81,6 +81,8 @@ pub(crate) fn run(options: &SoakOptions) -> Result<(), Failure> {
     if let Some(ordinal) = options.gpu {
         gpu::check(ordinal, options.links, options.procs)?;
     }
+    // What is wrong with the card is said once, before there are workers that would.
+    drop(hca::open(options.hca.as_ref())?);
     let plan = options.faults.clone().unwrap_or_else(|| faults::of_seed(options.seed));
     if !options.json {
         // Before the run, so that one that never ends can be run again.
@@ -92,8 +94,6 @@ pub(crate) fn run(options: &SoakOptions) -> Result<(), Failure> {
             writeln!(out, "liberties: {liberties}")?;
         }
     }
-    // What is wrong with the card is said once, before there are workers that would.
-    drop(hca::open(options.hca.as_ref())?);
     let name = format!("gdsync-soak-{}-{}", std::process::id(), options.seed);
     let (mut workers, start) = (Vec::new(), Instant::now());
     for rank in 0..options.procs as usize {

@@ -76,7 +76,8 @@ fn a_pingpong_that_has_measured_nothing_says_so() {
 fn the_second_interrupt_ends_a_run_at_once() {
     let run = start(&["pingpong", "--iters", "1000000000"]);
     let peer = children_of(run.id(), 1)[0];
-    // It can agree with nobody.
+    std::thread::sleep(Duration::from_millis(500));
+    // A stopped side does not agree on an end.
     signal(peer, libc::SIGSTOP);
     interrupt(&run);
     std::thread::sleep(Duration::from_millis(500));

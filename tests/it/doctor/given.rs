@@ -56,7 +56,7 @@ fn a_container_is_told_with_what_it_lacks() {
         "locked memory         65536                65536    ",
     );
     let unmapped = ("PeerMappingOverride=1;", "");
-    let marked = ("/proc/1/cgroup = 0::/init.scope\\n", "/.dockerenv = \n/dev/infiniband/uverbs0 = ");
+    let marked = ("/proc/1/cgroup = 0::/init.scope\\n", "/.dockerenv = \\n\n/dev/infiniband/uverbs0 = \\n");
     let said = Said::of(&with(&[marked, limited, unmapped]));
     said.has(
         "container",

@@ -12,6 +12,7 @@ pub(crate) const DGX: &str = r#"
 /proc/self/status = CapEff: 0000000000000000\n
 /proc/self/environ = HOME=/root
 /proc/1/cgroup = 0::/init.scope\n
+/etc/systemd/system/
 /etc/systemd/system.conf = [Manager]\n#DefaultLimitMEMLOCK=8M\n
 /usr/lib/systemd/system/slurmd.service = [Service]\nExecStart=/usr/sbin/slurmd\nLimitMEMLOCK=infinity\n
 /proc/self/maps = 7f00-7f01 r-xp 0 fe:00 1  /usr/lib/x86_64-linux-gnu/libibverbs.so.1.14.50.0\n7f02-7f03 r-xp 0 fe:00 2  /usr/lib/x86_64-linux-gnu/libmlx5.so.1.25.50.0\n
