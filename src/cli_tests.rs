@@ -1,4 +1,4 @@
-use super::values::{batch, count, positive, procs};
+use super::values::{batch, count, duration, positive, procs, sizes};
 use super::*;
 use proptest::prelude::*;
 
@@ -125,10 +125,49 @@ fn checking_is_on_unless_switched_off() {
     assert!(!parse(&["--check=false"]).unwrap().check);
 }
 
+#[test]
+fn sweeps_have_lists_and_powers() {
+    let swept = |arguments: &[&str]| parse(arguments).unwrap().swept();
+    assert_eq!(swept(&["--sizes", "8..64"]), Some(vec![8, 16, 32, 64]));
+    assert_eq!(swept(&["--sizes", "3..13"]), Some(vec![3, 6, 12]));
+    assert_eq!(swept(&["--sizes", "0,4K,1M"]), Some(vec![0, 4096, 1 << 20]));
+    assert_eq!(swept(&["--sizes", "1KiB..1k"]), Some(vec![1024]));
+    let all = swept(&["-a"]).unwrap();
+    assert_eq!((all.len(), all[0], all[22]), (23, 2, 8 << 20));
+    assert_eq!(swept(&["--size", "8"]), None);
+    for (text, said) in [
+        ("64..8", "64..8 ends before it begins"),
+        ("0..8", "begins with 0"),
+        ("8,,9", "`` is not a size"),
+        ("8..2T", "more than the 1 GiB"),
+        ("8..", "`` is not a size"),
+    ] {
+        let message = parse(&["--sizes", text]).unwrap_err();
+        assert!(message.contains(said), "{text}: {message}");
+    }
+    assert!(parse(&["-a", "--size", "8"]).unwrap_err().contains("cannot be used with"));
+    assert!(parse(&["--csv", "--json"]).unwrap_err().contains("cannot be used with"));
+}
+
+#[test]
+fn durations_have_units() {
+    for (text, ms) in [("10s", 10_000), ("500ms", 500), ("1.5s", 1500), ("2m", 120_000), ("24h", 86_400_000)]
+    {
+        let options = parse(&["--duration", text]).unwrap();
+        assert_eq!(options.duration, Some(std::time::Duration::from_millis(ms)), "{text}");
+        assert_eq!(options.of_size(8).exchanges(), Some(MAX_EXCHANGES));
+    }
+    for text in ["0s", "10", "-1s", "s", "1e3s", "25h", "1.2.3s", ""] {
+        let message = parse(&["--duration", text]).unwrap_err();
+        assert!(message.contains("is no time above 0, up to 24h"), "{text}: {message}");
+    }
+    assert!(parse(&["--duration", "1s", "--iters", "5"]).unwrap_err().contains("cannot be used with"));
+}
+
 proptest! {
     #[test]
     fn no_text_makes_the_parsers_panic(text in ".{0,40}") {
-        let _ = (count(&text), positive(&text), procs(&text), batch(&text));
+        let _ = (count(&text), positive(&text), procs(&text), batch(&text), sizes(&text), duration(&text));
     }
 }
 

@@ -1,9 +1,10 @@
 //! Values on the command line: what text means, and what it must be instead.
 
-use super::{MAX_BATCH, MAX_EXCHANGES, MAX_SIZE, SoftDevices};
+use super::{MAX_BATCH, MAX_EXCHANGES, MAX_SIZE, Sizes, SoftDevices};
 use gdsync::verbs::Mtu;
 use softhca::devices::MAX_DEVICES;
 use softhca::liberties::Liberties;
+use std::time::Duration;
 
 pub(super) fn count(text: &str) -> Result<u64, String> {
     text.parse().map_err(|_| format!("{text} is not a whole number of 0 or more"))
@@ -77,6 +78,47 @@ pub(super) fn copy_size(text: &str) -> Result<u64, String> {
     match (64..=256 << 20).contains(&bytes) {
         true => Ok(bytes),
         false => Err(format!("{text} is no size from 64 bytes to 256MiB")),
+    }
+}
+
+/// From the first size on, each twice the one before, up to the last.
+pub(super) fn powers(first: u64, last: u64) -> Vec<u64> {
+    std::iter::successors(Some(first), |size| size.checked_mul(2)).take_while(|size| *size <= last).collect()
+}
+
+/// A list of sizes, or the first and the last of powers of two.
+pub(super) fn sizes(text: &str) -> Result<Sizes, String> {
+    let Some((first, last)) = text.split_once("..") else {
+        return text.split(',').map(size).collect::<Result<_, _>>().map(Sizes);
+    };
+    match (size(first)?, size(last)?) {
+        (0, _) => {
+            Err(format!("{text} begins with 0, which stays 0 when it is doubled: begin with 1 byte or more"))
+        }
+        (first, last) if first > last => {
+            Err(format!("{text} ends before it begins: give the smaller size first"))
+        }
+        (first, last) => Ok(Sizes(powers(first, last))),
+    }
+}
+
+/// A time above 0, of a day at most.
+pub(super) fn duration(text: &str) -> Result<Duration, String> {
+    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let seconds = match unit {
+        "ms" => Some(1e-3),
+        "s" => Some(1.0),
+        "m" | "min" => Some(60.0),
+        "h" => Some(3600.0),
+        _ => None,
+    };
+    let seconds = seconds.zip(number.parse::<f64>().ok()).map(|(unit, number)| unit * number);
+    match seconds.filter(|seconds| *seconds > 0.0 && *seconds <= 86_400.0) {
+        Some(seconds) => Ok(Duration::from_secs_f64(seconds)),
+        None => Err(format!(
+            "{text} is no time above 0, up to 24h: give a number with ms, s, m or h, such as 10s"
+        )),
     }
 }
 

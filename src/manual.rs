@@ -102,7 +102,7 @@ const ENVIRONMENT: [Entry; 13] = [
     ),
 ];
 
-const EXAMPLES: [Entry; 18] = [
+const EXAMPLES: [Entry; 19] = [
     entry(&["doctor"], "gdsync doctor", "What of this machine works, and what to do about the rest."),
     entry(&["doctor"], "gdsync doctor --fix", "The commands that would mend what is found; nothing is run."),
     entry(&["devices"], "gdsync devices", "The cards, and the GID that connections use."),
@@ -116,6 +116,11 @@ const EXAMPLES: [Entry; 18] = [
         &["pingpong"],
         "gdsync pingpong --op write --iters 100000 --json",
         "RDMA writes; the result is one JSON object.",
+    ),
+    entry(
+        &["pingpong"],
+        "gdsync pingpong --sizes 8..1M --duration 2s --csv",
+        "A sweep: two seconds for each power of two, as comma-separated values.",
     ),
     entry(&["bench"], "gdsync bench", "The software card beside memcpy."),
     entry(&["bench"], "gdsync bench memops --gpu 0", "What stream memory operations cost GPU 0."),

@@ -15,7 +15,8 @@ mod watch;
 
 use crate::cli::PingpongOptions;
 use crate::failure::{AlreadySaid, Failure};
-use crate::{child, text};
+use crate::interrupt::{self, NothingYet};
+use crate::{child, progress, text};
 use channel::Channel;
 use report::Report;
 use std::io::{self, BufRead, Write};
@@ -37,8 +38,32 @@ pub(crate) fn run(options: &PingpongOptions) -> Result<(), Failure> {
     let sides = gpus_of_sides(options)?;
     let own = sides.iter().flatten().take(if options.procs == 1 { 2 } else { 1 });
     let _contexts = own.map(|gpu| gdsync::cuda::context(*gpu)).collect::<Result<Vec<_>, _>>()?;
-    let report = if options.procs == 2 { with_process(options) } else { with_thread(options) }?;
-    text::print(options.json, &report, || report.table())
+    if let Some(duration) = options.duration {
+        progress::show(options.json, format!("pingpong, {duration:?} for each size"));
+    }
+    let sizes = options.swept();
+    let (mut reports, mut failure) = (Vec::new(), None);
+    for size in interrupt::rounds(sizes.clone().unwrap_or_else(|| vec![options.size])) {
+        let one = options.of_size(size);
+        match if one.procs == 2 { with_process(&one) } else { with_thread(&one) } {
+            Ok(report) => reports.push(report),
+            Err(error) => {
+                failure = Some(error);
+                break;
+            }
+        }
+    }
+    // A sweep that fails, or is interrupted, has what it has.
+    let text = || if options.csv { report::csv(&reports) } else { report::table(&reports) };
+    match (&reports[..], &sizes) {
+        ([], _) => {}
+        ([report], None) => text::print(options.json, report, text)?,
+        _ => text::print(options.json, &reports, text)?,
+    }
+    match failure {
+        Some(error) if reports.is_empty() || !error.is::<NothingYet>() => Err(error),
+        _ => Ok(()),
+    }
 }
 
 /// The other process: its options come in the first line of stdin, which then is the channel to the

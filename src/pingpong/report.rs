@@ -82,7 +82,9 @@ pub(super) struct Report {
     /// Half round trips in µs.
     min_us: f64,
     p50_us: f64,
+    p90_us: f64,
     p99_us: f64,
+    p999_us: f64,
     max_us: f64,
     /// Messages of both directions.
     messages_per_s: f64,
@@ -119,10 +121,13 @@ impl Report {
             batch: options.batch,
             size: options.size,
             iterations,
-            interrupted_of: (iterations < options.iters).then_some(options.iters),
+            interrupted_of: (iterations < options.iters && options.duration.is_none())
+                .then_some(options.iters),
             min_us: us(timing.shortest),
             p50_us: us(timing.halves.value_at_quantile(0.5)),
+            p90_us: us(timing.halves.value_at_quantile(0.9)),
             p99_us: us(timing.halves.value_at_quantile(0.99)),
+            p999_us: us(timing.halves.value_at_quantile(0.999)),
             max_us: us(timing.longest),
             messages_per_s: messages,
             bytes_per_s: messages * options.size as f64,
@@ -142,12 +147,13 @@ impl Report {
         }
     }
 
-    pub(super) fn table(&self) -> String {
+    /// What the runs of a sweep have in common.
+    fn heading(&self) -> String {
         let checked = if self.verified { "every byte verified" } else { "NOT verified" };
         let interrupted = self
             .interrupted_of
             .map_or_else(String::new, |all| format!(", INTERRUPTED before {all} exchanges"));
-        let heading = format!(
+        format!(
             "{} {} between {} on {}, triggered by the {}{}{}, doorbells {}{}{}, {} exchanges enqueued at a time, {checked}{interrupted}\n",
             gdsync::verbs::Transport::from(self.transport),
             cli::word(&self.op),
@@ -160,33 +166,63 @@ impl Report {
             if self.queues == QueueChoice::Devx { ", queues made by commands" } else { "" },
             self.layout,
             self.batch,
-        );
-        let header = [
-            "SIZE",
-            "ITERS",
-            "MIN µs",
-            "P50 µs",
-            "P99 µs",
-            "MAX µs",
-            "MESSAGES",
-            "BYTES",
-            "CPU",
-            "MEMOPS/ITER",
-        ];
-        let row = vec![
+        )
+    }
+
+    fn row(&self) -> Vec<String> {
+        vec![
             crate::size::text(self.size),
             self.iterations.to_string(),
             format!("{:.2}", self.min_us),
             format!("{:.2}", self.p50_us),
+            format!("{:.2}", self.p90_us),
             format!("{:.2}", self.p99_us),
+            format!("{:.2}", self.p999_us),
             format!("{:.2}", self.max_us),
             text::rate(self.messages_per_s, "msg"),
             text::rate(self.bytes_per_s, "B"),
             format!("{:.0}%", 100.0 * self.cpu_s / self.wall_s.max(1e-9)),
             format!("{:.2}", self.memory_operations_per_iteration),
-        ];
-        heading + &text::table(&header, &[row])
+        ]
     }
+
+    /// In the order of [`CSV`].
+    fn values(&self) -> Vec<String> {
+        let times = [self.min_us, self.p50_us, self.p90_us, self.p99_us, self.p999_us, self.max_us];
+        let rates = [self.messages_per_s, self.bytes_per_s, self.cpu_s, self.wall_s];
+        let counts = [self.size.to_string(), self.iterations.to_string()];
+        let numbers = times.into_iter().chain(rates).chain([self.memory_operations_per_iteration]);
+        counts.into_iter().chain(numbers.map(|number| format!("{number:.3}"))).collect()
+    }
+}
+
+/// The columns of comma-separated values, by their names in JSON.
+const CSV: &str = "size,iterations,min_us,p50_us,p90_us,p99_us,p999_us,max_us,messages_per_s,bytes_per_s,cpu_s,wall_s,memory_operations_per_iteration";
+
+/// A line of names, and a line for each run.
+pub(super) fn csv(reports: &[Report]) -> String {
+    let lines = reports.iter().map(|report| report.values().join(",") + "\n");
+    std::iter::once(format!("{CSV}\n")).chain(lines).collect()
+}
+
+/// What the runs have in common, and a row for each. At the last of them an interrupted sweep has ended.
+pub(super) fn table(reports: &[Report]) -> String {
+    let header = [
+        "SIZE",
+        "ITERS",
+        "MIN µs",
+        "P50 µs",
+        "P90 µs",
+        "P99 µs",
+        "P99.9 µs",
+        "MAX µs",
+        "MESSAGES",
+        "BYTES",
+        "CPU",
+        "MEMOPS/ITER",
+    ];
+    let rows: Vec<_> = reports.iter().map(Report::row).collect();
+    reports.last().map_or_else(String::new, Report::heading) + &text::table(&header, &rows)
 }
 
 #[cfg(test)]

@@ -27,7 +27,7 @@ use gdsync::{
 };
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How often a receiver may be not ready: receives are posted before the other side can send into
 /// them, so that one that is not ready for so long never will be.
@@ -199,14 +199,18 @@ impl Side {
         let total = self.options.exchanges().ok_or("the exchanges are more than 64 bits hold")?;
         let limit = channel.limit().clone();
         limit.shorten(total);
-        let mut asked = false;
+        let (mut asked, mut ends) = (false, None);
         let mut chunks: VecDeque<u64> = VecDeque::new();
         // Of both sides, one shows it.
-        let mut progress = Progress::new(self.options.json || self.rank > 0, total, "exchanges");
+        let hidden = self.options.json || self.rank > 0 || self.options.duration.is_some();
+        let mut progress = Progress::new(hidden, total, "exchanges");
         self.driver.begin()?;
         let (mut next, mut before) = (0, Usage::now()?);
         while next < limit.end() || !chunks.is_empty() {
-            if self.rank == 0 && interrupt::requested() && !asked {
+            if self.rank == 0
+                && !asked
+                && (interrupt::requested() || ends.is_some_and(|at| Instant::now() >= at))
+            {
                 asked = true;
                 limit.shorten(agree_on_end(next, channel)?);
             }
@@ -217,6 +221,7 @@ impl Side {
                 }
                 if next == self.options.warmup {
                     before = Usage::now()?;
+                    ends = self.options.duration.map(|duration| Instant::now() + duration);
                 }
                 (next..next + count).try_for_each(|sequence| self.enqueue(sequence))?;
                 next += count;

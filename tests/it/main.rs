@@ -5,6 +5,7 @@
 mod cli;
 mod cli_card;
 mod cli_measure;
+mod cli_sweep;
 mod command;
 mod devx;
 mod doctor;
