@@ -5,7 +5,7 @@ use super::source::Tree;
 use crate::devices::{self, Listing};
 use crate::failure::Failure;
 use gdsync::cuda::{self, Consistency, CudaError, DriverError, WritesOrdering};
-use gdsync::verbs::{OpenError, provider};
+use gdsync::verbs::{CardWaits, OpenError, provider};
 use gdsync::{Device, Error};
 use gdsync_sys::VerbsApi;
 use gdsync_sys::system::LoadError;
@@ -105,6 +105,20 @@ pub(super) struct Waits {
     pub(super) data: bool,
     /// Completion queues.
     pub(super) queues: bool,
+    /// What its firmware has beside these; none in a record from before.
+    #[serde(default)]
+    pub(super) more: Option<Features>,
+}
+
+/// Features of a card's firmware that gdsync makes use of, where it is asked to.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Features {
+    /// It waits for a time of its clock.
+    pub(super) time: bool,
+    /// Completion queues may ignore overruns.
+    pub(super) ignore_overrun: bool,
+    /// Most queue pairs that one store rings, without a doorbell record.
+    pub(super) recordless: u32,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -207,7 +221,10 @@ fn ask_verbs() -> Answer<Verbs> {
 
 fn waits(api: &'static VerbsApi, device: &str) -> Answer<Waits> {
     match Device::open(api, Some(device)).and_then(|device| device.card_waits()) {
-        Ok(waits) => Answer::Says(Waits { data: waits.data, queues: waits.queues }),
+        Ok(waits) => {
+            let CardWaits { data, time, queues, ignore_overrun, recordless, .. } = waits;
+            Answer::Says(Waits { data, queues, more: Some(Features { time, ignore_overrun, recordless }) })
+        }
         Err(error) => Answer::Broken(error.to_string()),
     }
 }

@@ -13,6 +13,20 @@ fn driver_versions_of_both_kinds_of_modules() {
 }
 
 #[test]
+fn variables_and_settings_are_found_whole() {
+    let environment = b"A=1\0CUDA=2=3\0CUDA_MORE=4\0EMPTY=\0\xff\0";
+    assert_eq!(variable(environment, "CUDA").as_deref(), Some("2=3"));
+    assert_eq!((variable(environment, "EMPTY").as_deref(), variable(environment, "MORE")), (Some(""), None));
+    let unit = "[Service]\nLimitMEMLOCK=1G\n#LimitMEMLOCK=infinity\n LimitMEMLOCK = 2G \nLimitNOFILE=1\n";
+    assert_eq!((last_setting(unit, "LimitMEMLOCK"), last_setting(unit, "LimitCPU")), (Some("2G"), None));
+    assert_eq!(last_setting("A=1\nA=\n", "A"), Some(""));
+    assert_eq!(
+        ["infinity", "infinity:infinity", "64M", "8M:infinity", ""].map(is_infinite),
+        [true, true, false, false, false]
+    );
+}
+
+#[test]
 fn registry_keys_are_found_among_others() {
     assert_eq!(registry_dword("\"PeerMappingOverride=1;\"", "PeerMappingOverride"), Some(1));
     assert_eq!(registry_dword("\"RmMsg=2; PeerMappingOverride=0x1\"", "PeerMappingOverride"), Some(1));
@@ -87,6 +101,7 @@ proptest! {
         let _ = (driver_version(&text), registry_dword(&text, "a"), kernel_release(&text), locked_memory(&text));
         let _ = (has_capability(&text, number), mapped_library(&text, ""), library_release(&text, ""), state(&text));
         let _ = (acs(&bytes), redirections(number as u16), field(&text, "", ':'));
+        let _ = (variable(&bytes, "a"), last_setting(&text, "a"), is_infinite(&text));
     }
 
     /// As above, but of the characters that the parsers look for.

@@ -1,7 +1,7 @@
 //! What cards wait for by themselves.
 
 use super::check::{Check, Question};
-use super::libraries::{Answer, Verbs, Waits};
+use super::libraries::{Answer, Features, Verbs, Waits};
 use super::machine::Machine;
 
 /// One check for each card that the libraries or the buses show.
@@ -27,7 +27,8 @@ fn check(name: &str, verbs: Option<&Verbs>) -> Check {
     };
     let firmware = verbs.ports.iter().find(|port| port.device == name).map(|port| &port.firmware);
     let firmware = firmware.map_or_else(String::new, |version| format!(", firmware {version}"));
-    let seen = format!("{}{firmware}", describe(waits));
+    let more = waits.more.as_ref().map_or_else(String::new, features);
+    let seen = format!("{}{firmware}{more}", describe(waits));
     if waits.data && waits.queues {
         return question.pass(seen);
     }
@@ -40,7 +41,23 @@ fn check(name: &str, verbs: Option<&Verbs>) -> Check {
     question.warn(seen, format!("a ConnectX-7 or newer, with the newest firmware, can; {ways}"))
 }
 
+fn has(has: bool) -> &'static str {
+    if has { "yes" } else { "no" }
+}
+
+/// What else the firmware has.
+fn features(more: &Features) -> String {
+    let recordless = match more.recordless {
+        0 => "none".to_owned(),
+        most => format!("up to {most}"),
+    };
+    format!(
+        "; for a time (wait_on_time) {}, queues that ignore overruns (cq_oi) {}, queue pairs without doorbell records {recordless}",
+        has(more.time),
+        has(more.ignore_overrun)
+    )
+}
+
 fn describe(waits: &Waits) -> String {
-    let has = |has: bool| if has { "yes" } else { "no" };
     format!("for words (wait_on_data) {}, for completion queues (cd) {}", has(waits.data), has(waits.queues))
 }

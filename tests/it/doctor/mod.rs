@@ -122,6 +122,13 @@ fn a_card_that_does_not_wait_is_told_with_what_that_costs() {
     let check = neither.checks().into_iter().find(|check| check["name"] == "mlx5_0 waits").unwrap();
     assert!(check["why"].as_str().unwrap().contains("longer with each peer"), "{check:#}");
     said(true, false).has("mlx5_0 waits", "warn", "(wait_on_data) yes", "--doorbells card");
+    let told = "{\"says\": {\"data\": true, \"queues\": true, \"more\": {\"time\": true, \"ignore_overrun\": false, \"recordless\": 256}}}";
+    let featured = Said::of(&tree(
+        topologies::DGX,
+        &whole.replacen("{\"says\": {\"data\": true, \"queues\": true}}", told, 1),
+    ));
+    featured.has("mlx5_0 waits", "pass", "(wait_on_time) yes, queues that ignore overruns (cq_oi) no", "");
+    featured.has("mlx5_0 waits", "pass", "without doorbell records up to 256", "");
     // Not recorded, or it could not be asked.
     Said::of(&Tree::build(topologies::TWO_SOCKETS)).has("mlx5_0 waits", "skip", "does not say", "");
     let broken =
