@@ -1,9 +1,10 @@
-//! `gdsync bench`: the software card, beside a reference measured in the same run.
+//! `gdsync bench card`: a card, the software card where none is named, beside a reference measured in the same run.
 
 use super::median;
 use super::pair::Pair;
 use crate::cli::BenchOptions;
 use crate::failure::Failure;
+use crate::hca::Hca;
 use crate::interrupt;
 use crate::text;
 use gdsync::stream::Cpu;
@@ -44,7 +45,9 @@ struct Bench {
 }
 
 pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {
-    let results = Bench::new()?.measure()?;
+    let hca = options.hca.as_ref();
+    let results = Bench::new(hca)?.measure()?;
+    let card = hca.map_or_else(|| "SOFTWARE CARD".to_owned(), Hca::to_string);
     let rows = vec![
         vec![
             "RDMA write, 8 B, post to completion".to_owned(),
@@ -54,12 +57,12 @@ pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {
         vec!["memcpy, 1 MiB".to_owned(), text::rate(results.memcpy_1mib_bytes_per_s, "B")],
         vec!["RDMA write : memcpy".to_owned(), format!("{:.2}", results.ratio)],
     ];
-    super::print(options, &results, &["SOFTWARE CARD, ONE PROCESS", "MEDIAN"], &rows)
+    super::print(options, &results, &[&format!("{card}, ONE PROCESS"), "MEDIAN"], &rows)
 }
 
 impl Bench {
-    fn new() -> Result<Self, Failure> {
-        let pair = Pair::with(None, QueuePairConfig::default())?;
+    fn new(hca: Option<&Hca>) -> Result<Self, Failure> {
+        let pair = Pair::with(hca, QueuePairConfig::default())?;
         let source = MemoryRegion::allocate(&pair.pd, LARGE, Access::empty())?;
         let target = MemoryRegion::allocate(&pair.pd, LARGE, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
         source.write(0, &vec![7; LARGE]);

@@ -111,5 +111,5 @@ fn a_benchmark_prints_the_rounds_that_it_has() {
     assert_eq!(output.status.code(), Some(130), "{}", text(&output.stderr));
     let tables: Value = serde_json::from_slice(&output.stdout).unwrap();
     let runs = tables[0]["runs"].as_u64().unwrap();
-    assert!((1..10).contains(&runs) && tables[0]["rows"].as_array().unwrap().len() == 1 + 17, "{tables}");
+    assert!((1..10).contains(&runs) && tables[0]["rows"].as_array().unwrap().len() == 1 + 18, "{tables}");
 }
