@@ -70,6 +70,12 @@ impl Timing {
         self.last = ns;
     }
 
+    /// The time that this part of all exchanges does not exceed. The histogram names the upper end of a range of times,
+    /// which may be more than any that was measured.
+    pub(super) fn quantile(&self, part: f64) -> u64 {
+        self.halves.value_at_quantile(part).min(self.longest)
+    }
+
     pub(super) fn elapsed(&self) -> Duration {
         Duration::from_nanos(self.started.map_or(0, |started| self.last.saturating_sub(started)))
     }
@@ -113,6 +119,15 @@ mod tests {
         (0..5).for_each(|_| timing.exchanged());
         assert_eq!(timing.halves.len(), 3);
         assert!(timing.shortest <= timing.longest && timing.elapsed() > Duration::ZERO);
+    }
+
+    #[test]
+    fn no_quantile_is_more_than_the_longest_time() {
+        let mut timing = Timing::new(1);
+        timing.begin_at(0);
+        [2, 4_000_002].iter().for_each(|ns| timing.exchanged_at(*ns));
+        assert!(timing.halves.value_at_quantile(0.999) > timing.longest);
+        assert_eq!(timing.quantile(0.999), timing.longest);
     }
 
     #[test]
