@@ -22,30 +22,23 @@ pub(super) fn channels(machine: &Machine<'_>) -> Check {
         Ok(environment) => environment,
         Err(unread) => return question.skip(unread),
     };
-    let remedy = format!(
-        "set {VARIABLE}={MOST_CHANNELS} before the program's first call of CUDA; gdsync's own commands do so where it is not set"
-    );
-    let export = format!("export {VARIABLE}={MOST_CHANNELS}");
     let Some(value) = parse::variable(&environment, VARIABLE) else {
         return question.pass(format!(
             "{VARIABLE} is not set: {DEFAULT_CHANNELS}, and {MOST_CHANNELS} for gdsync's own commands; a program with more streams that wait sets it itself"
         ));
     };
-    match value.trim().parse::<u32>() {
-        Ok(MOST_CHANNELS) => question.pass(format!("{MOST_CHANNELS}, the most")),
-        Ok(1) => question
-            .warn(format!("{VARIABLE}=1: a stream that waits blocks every other one"), remedy)
-            .fixed_by([export]),
-        Ok(count @ 2..MOST_CHANNELS) => question
-            .warn(
-                format!("{VARIABLE}={count}: with more than {count} streams that wait, one blocks another"),
-                remedy,
-            )
-            .fixed_by([export]),
-        _ => question
-            .warn(format!("{VARIABLE}={value} is no number from 1 to {MOST_CHANNELS}"), remedy)
-            .fixed_by([export]),
-    }
+    let seen = match value.trim().parse::<u32>() {
+        Ok(MOST_CHANNELS) => return question.pass(format!("{MOST_CHANNELS}, the most")),
+        Ok(1) => format!("{VARIABLE}=1: a stream that waits blocks every other one"),
+        Ok(count @ 2..MOST_CHANNELS) => {
+            format!("{VARIABLE}={count}: with more than {count} streams that wait, one blocks another")
+        }
+        _ => format!("{VARIABLE}={value} is no number from 1 to {MOST_CHANNELS}"),
+    };
+    let remedy = format!(
+        "set {VARIABLE}={MOST_CHANNELS} before the program's first call of CUDA; gdsync's own commands do so where it is not set"
+    );
+    question.warn(seen, remedy).fixed_by([format!("export {VARIABLE}={MOST_CHANNELS}")])
 }
 
 /// Files that container runtimes leave, and words in the control groups of the first process.
