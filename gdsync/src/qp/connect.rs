@@ -160,12 +160,7 @@ impl QueuePairInner {
     }
 
     pub(crate) fn to_error(&self) -> Result<(), Error> {
-        match &self.object {
-            QpObject::Target(target) => self.close(target),
-            _ => self.to_state(verbs::IBV_QPS_ERR, "to ERR")?,
-        }
-        self.is_flushed.store(true, Ordering::Release);
-        Ok(())
+        self.to_state(verbs::IBV_QPS_ERR, "to ERR")
     }
 
     /// A step that takes no attributes.

@@ -28,14 +28,15 @@ impl EventSink for QueuePairInner {
     }
 
     fn fail_by_event(&self, kind: AsyncEventKind, element: Element) {
-        self.fail(FailureCause::Event(kind));
+        let cause = FailureCause::Event(kind);
         if self.is_target() && matches!(element, Element::Qp(_)) {
+            self.fail(cause);
             // The card serves it no more. To destroy it would wait until this event is acknowledged, and
             // so would a thread that does, under the lock of its completion queue: who polls that next
             // ends the waits there.
             return self.is_flushed.store(true, Ordering::Release);
         }
-        if let Err(error) = self.to_error() {
+        if let Err(error) = self.stop(cause) {
             tracing::warn!(%error, qpn = self.number(), "a queue pair that the card reported cannot be told to fail");
         }
         self.flush_unposted();

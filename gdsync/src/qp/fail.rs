@@ -1,7 +1,7 @@
 //! Queue-pair failure: the first cause, and flushing, so that no stream waits for ever.
 
 use crate::qp::checker::{CHECKER, start_checker};
-use crate::qp::{CompletionQueueInner, QpState, QueuePair, QueuePairInner};
+use crate::qp::{CompletionQueueInner, QpObject, QpState, QueuePair, QueuePairInner};
 use crate::queue::failure::FailureCause;
 use crate::queue::outcome::{WorkError, outcome};
 use crate::util::poller::{Polled, Task};
@@ -70,6 +70,24 @@ impl QueuePairInner {
         self.fail_status(&mut self.status(), cause);
     }
 
+    /// Records the first error, and moves the queue pair to the error state.
+    ///
+    /// One lock for both: a thread that sees the error may reset the queue pair at once, and then the card
+    /// would be told to fail what has started anew. A target cannot be reset, and takes the lock of its
+    /// completion queue, which comes before that of the status.
+    pub(crate) fn stop(&self, cause: FailureCause) -> Result<(), Error> {
+        if let QpObject::Target(target) = &self.object {
+            self.fail(cause);
+            self.close(target);
+            return Ok(());
+        }
+        let mut status = self.status();
+        self.fail_status(&mut status, cause);
+        self.to_error()?;
+        self.is_flushed.store(true, Ordering::Release);
+        Ok(())
+    }
+
     fn fail_status(&self, status: &mut QpState, cause: FailureCause) {
         let is_news = match *status {
             QpState::Failed(known) => known.is_flush() && !cause.is_flush() && cause != FailureCause::Aborted,
@@ -133,8 +151,7 @@ impl QueuePairInner {
 
     /// As [`Self::abort`], for another cause.
     pub(crate) fn abort_for(self: &Arc<Self>, cause: FailureCause) -> Result<(), Error> {
-        self.fail(cause);
-        self.to_error()?;
+        self.stop(cause)?;
         self.flush_unposted();
         if self.is_announced_later() || self.send().is_rung_later() || self.has_waits_to_end() {
             self.watch();

@@ -9,6 +9,7 @@ use gdsync::{
     Access, Batch, CompletionQueue, ConnectOptions, MemoryRegion, MemoryWindow, ProtectionDomain, QueueError,
     QueuePair, QueuePairConfig, RemoteMemory, WindowAccess, WorkRequest,
 };
+use gdsync_test_support::OnDrop;
 use gdsync_test_support::pair::{self, LONG, Pair, content, drain, fill, poll, soft, synchronize};
 use std::slice::from_ref;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -263,6 +264,7 @@ fn another_thread_aborts_while_the_owner_posts() {
         let (monitor, queue, ends) = (bed.left.monitor(), bed.left.send_cq(), AtomicBool::new(false));
         assert_eq!((monitor.number(), monitor.failure()), (bed.left.number(), None));
         let posted = std::thread::scope(|scope| {
+            let end = OnDrop(|| ends.store(true, Ordering::Relaxed));
             scope.spawn(|| {
                 while !ends.load(Ordering::Relaxed) {
                     queue.poll().unwrap();
@@ -289,7 +291,7 @@ fn another_thread_aborts_while_the_owner_posts() {
                 assert!(start.elapsed() < LONG, "{posted} posts: {error}");
                 std::thread::yield_now();
             }
-            ends.store(true, Ordering::Relaxed);
+            drop(end);
             posted
         });
         assert_eq!(bed.left.failure(), None, "{posted} posts");

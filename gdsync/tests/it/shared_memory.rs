@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 use gdsync::WorkRequest;
+use gdsync_test_support::OnDrop;
 use gdsync_test_support::pair::{Pair, poll};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -24,6 +25,7 @@ fn payloads_are_copied_while_the_program_looks_in_pieces_of_every_size() {
     let (source, target) = (pair.region(LEN), pair.region(LEN));
     let done = AtomicBool::new(false);
     thread::scope(|scope| {
+        let _end = OnDrop(|| done.store(true, Ordering::Relaxed));
         // A word is whole, whatever the card does with it at that time.
         scope.spawn(|| {
             while !done.load(Ordering::Relaxed) {
@@ -60,6 +62,5 @@ fn payloads_are_copied_while_the_program_looks_in_pieces_of_every_size() {
             }
             assert_eq!(poll(&pair.left.send_cq()).status, Ok(()));
         }
-        done.store(true, Ordering::Relaxed);
     });
 }

@@ -29,6 +29,15 @@ pub fn root() -> &'static Path {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
 }
 
+/// Calls its function when it is dropped: a failed assertion, too, ends what other threads of a scope do.
+pub struct OnDrop<F: FnMut()>(pub F);
+
+impl<F: FnMut()> Drop for OnDrop<F> {
+    fn drop(&mut self) {
+        (self.0)();
+    }
+}
+
 /// Whether the tests run on the card of the system's libraries (`scripts/test-system`), not on the
 /// software card of their own process.
 pub fn on_system() -> bool {
