@@ -4,6 +4,7 @@ use crate::log;
 use gdsync::batch::WriteError;
 use gdsync::cuda::{CudaError, DriverError};
 use gdsync::memop::{StreamError, WordError};
+use gdsync::persistent::{ListError, PersistentError};
 use gdsync::queue::{OrderError, PollError, QueueFull, RequestError, StateError};
 use gdsync::stream::PostFailure;
 use gdsync::verbs::{OpenError, PortError, QueuePairError};
@@ -28,6 +29,12 @@ pub(crate) enum CallError {
     NoRoom { words: u32 },
     #[error("the stream has not come to its end within {timeout_ms} ms{}", waits(.at))]
     TimedOut { timeout_ms: u64, at: Option<String> },
+    #[error("the request has not completed within {timeout_ms} ms")]
+    NotCompleted { timeout_ms: u64 },
+    #[error(
+        "request {index} is used by another thread, or is in the list twice: use it in one call at a time"
+    )]
+    RequestInUse { index: usize },
     #[error(transparent)]
     Queue(#[from] QueueError),
     #[error(transparent)]
@@ -36,6 +43,8 @@ pub(crate) enum CallError {
     Write(#[from] WriteError),
     #[error(transparent)]
     Post(PostFailure),
+    #[error(transparent)]
+    Persistent(#[from] ListError),
     #[error(transparent)]
     Stream(#[from] StreamError),
     #[error(transparent)]
@@ -87,6 +96,25 @@ fn of_queue(error: &QueueError) -> c_int {
     }
 }
 
+fn of_post(failure: &PostFailure) -> c_int {
+    match failure {
+        PostFailure::Queue(error) => of_queue(error),
+        PostFailure::Stream(error) => of_stream(error),
+        PostFailure::WouldBlock { .. } => libc::EAGAIN,
+        _ => libc::EIO,
+    }
+}
+
+fn of_persistent(error: &PersistentError) -> c_int {
+    match error {
+        PersistentError::Active => libc::EBUSY,
+        PersistentError::Queue(error) => of_queue(error),
+        PersistentError::Post(failure) => of_post(failure),
+        PersistentError::Resources(_) => libc::ENOMEM,
+        _ => libc::EINVAL,
+    }
+}
+
 fn of_stream(error: &StreamError) -> c_int {
     match error {
         StreamError::Unregistered { .. } | StreamError::Unreachable { .. } | StreamError::OtherGpu { .. } => {
@@ -120,9 +148,11 @@ impl CallError {
             | CallError::Write(_) => libc::EINVAL,
             CallError::Unsupported { .. } => libc::EOPNOTSUPP,
             CallError::NoRoom { .. } => libc::ENOMEM,
-            CallError::TimedOut { .. } => libc::ETIMEDOUT,
+            CallError::TimedOut { .. } | CallError::NotCompleted { .. } => libc::ETIMEDOUT,
+            CallError::RequestInUse { .. } => libc::EBUSY,
             CallError::Queue(error) => of_queue(error),
-            CallError::Post(PostFailure::WouldBlock { .. }) => libc::EAGAIN,
+            CallError::Post(failure) => of_post(failure),
+            CallError::Persistent(error) => of_persistent(&error.source),
             CallError::Stream(error) => of_stream(error),
             CallError::Cuda(error) => of_cuda(error),
             CallError::Gdsync(Error::Verbs { source, .. }) | CallError::Verbs { source, .. } => {
@@ -138,7 +168,7 @@ impl CallError {
             }
             CallError::Gdsync(Error::Cuda(error)) => of_cuda(error),
             CallError::Gdsync(_) => libc::EINVAL,
-            CallError::Post(_) | CallError::Panic { .. } => libc::EIO,
+            CallError::Panic { .. } => libc::EIO,
         }
     }
 

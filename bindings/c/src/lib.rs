@@ -5,7 +5,7 @@
 //!
 //! Layers, bottom up: `types` are the structs of the headers; `error` turns errors and panics into
 //! errno values; `handles` are names that are never used twice; `providers`, `objects`, `requests`,
-//! `streams` and `pages` are what C programs have names of, and the only state of the process;
+//! `streams`, `persistent` and `pages` are what C programs have names of, and the only state of the process;
 //! `work`, `completion` and `batch` translate; `api` are the C functions, one module for each header
 //! or part of one.
 //!
@@ -21,6 +21,7 @@ pub mod inside;
 mod log;
 mod objects;
 mod pages;
+mod persistent;
 mod placement;
 mod providers;
 mod requests;

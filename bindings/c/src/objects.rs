@@ -6,7 +6,7 @@ use crate::handles::Handles;
 use crate::placement::{self, Wishes};
 use crate::providers::{self, Kind};
 use crate::types::{gds_cq, gds_qp};
-use crate::{requests, streams};
+use crate::{persistent, requests, streams};
 use gdsync::raw::RegisteredMemory;
 use gdsync::{CompletionQueue, Device, ProtectionDomain, QueuePair, QueuePairConfig};
 use gdsync_sys::VerbsApi;
@@ -133,6 +133,7 @@ pub(crate) fn destroy(qp: *mut gds_qp) -> Result<(), CallError> {
     // What is dropped may take its time, and locks.
     drop(objects);
     requests::forget(object.handle);
+    persistent::forget(object.handle);
     drop((queues, gone, known));
     // The program will deallocate its domain next, which fails while anything is left in it.
     let object = Arc::into_inner(object);

@@ -7,6 +7,7 @@ use crate::error::{CallError, bad, stale};
 use crate::types::CUstream;
 use gdsync::cudarc::driver::sys;
 use gdsync::memop::{MemOpStream, StreamError};
+use gdsync::persistent::{self, ListError, PersistentError, Request};
 use gdsync::queue::{OrderError, QueueFull};
 use gdsync::stream::{PostError, PostFailure, Posted, StreamOptions};
 use gdsync::{Batch, CudaStream, PreparedSend, QueueError, QueuePair, SoftStream, Stream, WorkRequest};
@@ -313,6 +314,23 @@ impl StreamObject {
         request: WorkRequest<'_>,
     ) -> Result<Posted, PostFailure> {
         on!(self, stream => stream.queue_send(queue_pair, request))
+    }
+
+    /// Starts persistent requests, and waits for room as a post does.
+    pub(crate) fn start_all(&self, list: &mut [&mut dyn Request]) -> Result<(), CallError> {
+        let mut start = || on!(self, stream => persistent::start_all(list, stream, patience())).map(drop);
+        match start() {
+            Err(ListError { source: PersistentError::Queue(error), .. }) if waits_for_a_stream(&error) => {
+                settle();
+                Ok(start()?)
+            }
+            done => Ok(done?),
+        }
+    }
+
+    /// Waits for persistent requests, in the stream's order.
+    pub(crate) fn wait_all(&self, list: &mut [&mut dyn Request]) -> Result<(), CallError> {
+        on!(self, stream => persistent::wait_all(list, stream, patience())).map(drop).map_err(Into::into)
     }
 
     /// True unless the name is another stream's now.

@@ -193,6 +193,14 @@ pub struct gds_cq {
     pub curr_offset: u32,
 }
 
+/// `gdsync_request_t`, of which programs see nothing.
+#[repr(C)]
+#[derive(Debug)]
+pub struct gdsync_request {
+    /// A struct of no bytes would have no address of its own.
+    pub(crate) own_address: usize,
+}
+
 /// `struct gds_qp`.
 #[repr(C)]
 #[derive(Debug)]

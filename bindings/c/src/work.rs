@@ -5,6 +5,7 @@ use crate::objects::QueuePairObject;
 use crate::providers::{self, Kind};
 use crate::streams;
 use crate::types::{gds_send_wr, ibv_recv_wr};
+use gdsync::persistent::{PersistentRecv, PersistentSend};
 use gdsync::queue::StateError;
 use gdsync::raw::BorrowedSlice;
 use gdsync::verbs::AddressHandle;
@@ -391,4 +392,63 @@ pub(crate) unsafe fn post_receives(
     };
     // SAFETY: the caller's.
     unsafe { each(list, bad, |wr| wr.next, post) }
+}
+
+/// A persistent request is one, and of a connection.
+fn check_persistent(qp: &QueuePairObject, is_one: bool) -> Result<(), CallError> {
+    if qp.is_datagram {
+        let remedy = "prepare each datagram (gds_prepare_send)";
+        return Err(CallError::Unsupported { what: "persistent requests of datagrams", remedy });
+    }
+    if !is_one {
+        let remedy = "set next to NULL, and make a request of each";
+        return Err(CallError::Unsupported { what: "a persistent request of a list", remedy });
+    }
+    Ok(())
+}
+
+/// Makes a persistent send or write.
+///
+/// # Safety
+/// The request's pointers are valid; its memory stays registered until the persistent request is freed.
+pub(crate) unsafe fn persistent_send(
+    qp: &QueuePairObject,
+    wr: &gds_send_wr,
+) -> Result<PersistentSend, CallError> {
+    check_persistent(qp, wr.next.is_null())?;
+    if wr.exp_send_flags & !SIGNALED != 0 {
+        let limit = "a persistent request has its completion, and no other flag";
+        return Err(bad("exp_send_flags", wr.exp_send_flags as i64, limit));
+    }
+    let make = |slices: &[Slice]| {
+        Ok(match wr.exp_opcode {
+            opcode::SEND | opcode::SEND_WITH_IMM => PersistentSend::send(&qp.queue_pair, slices)?,
+            opcode::RDMA_WRITE | opcode::RDMA_WRITE_WITH_IMM => {
+                PersistentSend::write(&qp.queue_pair, slices, remote(wr))?
+            }
+            other => {
+                return Err(bad("exp_opcode", other, "persistent requests are 0 (RDMA write) to 3 (send)"));
+            }
+        })
+    };
+    // SAFETY: the caller's.
+    let request = unsafe { with_slices(qp, elements(wr.sg_list, wr.num_sge)?, make) }?;
+    Ok(match wr.exp_opcode {
+        opcode::SEND_WITH_IMM | opcode::RDMA_WRITE_WITH_IMM => request.immediate(u32::from_be(wr.imm_data)),
+        _ => request,
+    })
+}
+
+/// Makes a persistent receive.
+///
+/// # Safety
+/// As [`persistent_send`].
+pub(crate) unsafe fn persistent_receive(
+    qp: &QueuePairObject,
+    wr: &ibv_recv_wr,
+) -> Result<PersistentRecv, CallError> {
+    check_persistent(qp, wr.next.is_null())?;
+    let make = |slices: &[Slice]| Ok(PersistentRecv::new(&qp.queue_pair, slices)?);
+    // SAFETY: the caller's.
+    unsafe { with_slices(qp, elements(wr.sg_list, wr.num_sge)?, make) }
 }

@@ -47,6 +47,31 @@ int gdsync_stream_synchronize(CUstream stream, unsigned timeout_ms);
 /* gdsync forgets a CUDA stream that is at its end, and that no other thread uses, before its program destroys it. Needed where gds_prepare_write_memory was the last. */
 int gdsync_stream_forget(CUstream stream);
 
+/* ---- Persistent requests: made once, started on streams as often as wanted ---- */
+
+/* A send, an RDMA write or a receive, with its buffers. One call at a time uses it. */
+typedef struct gdsync_request gdsync_request_t;
+
+/* Makes a request of a work request, which is copied: one (next is NULL), of a connection (RC or UC), IBV_EXP_WR_SEND or
+ * IBV_EXP_WR_RDMA_WRITE, with or without immediate data; its completion has its wr_id. Each start sends what the buffers hold when the
+ * stream reaches it. The memory stays registered until the request is freed. */
+gdsync_request_t *gdsync_send_init(struct gds_qp *qp, const gds_send_wr *wr);
+/* The same, to receive. The receive is posted when the stream reaches the start, so the other side's queue pair needs
+ * receiver-not-ready retries (rnr_retry). Until then, nothing else is received there: gds_post_recv says EINVAL. */
+gdsync_request_t *gdsync_recv_init(struct gds_qp *qp, const struct ibv_recv_wr *wr);
+/* Starts requests, in one batch: all of them, or none where it fails. The stream performs them in its order. EBUSY: one is active, and
+ * this stream does not wait for it before. Waits as gds_stream_queue_send does while a queue or the stream has no room. */
+int gdsync_start_all(CUstream stream, size_t number, gdsync_request_t *const requests[]);
+/* Has a stream wait until the newest start of each request has completed, well or not, in one batch. EINVAL: one is not active. What the
+ * stream does next finds in the buffers what was received, and may write to those that were sent. */
+int gdsync_wait_all(CUstream stream, size_t number, gdsync_request_t *const requests[]);
+/* Waits on the CPU until every start of the request has completed, and writes its completion to *wc: the first that failed (wc->status),
+ * or else the newest. The request is inactive then. ETIMEDOUT after so many milliseconds; EINVAL: it is inactive. Polling the completion
+ * queue does not return these completions. */
+int gdsync_request_complete(gdsync_request_t *request, struct ibv_wc *wc, unsigned timeout_ms);
+/* EBUSY: it is active. Destroying the queue pair frees its requests, active or not. */
+int gdsync_request_free(gdsync_request_t *request);
+
 /* ---- Ways out ---- */
 
 /* Takes a prepared send back. */

@@ -9,6 +9,7 @@ pub mod descriptors;
 pub mod ext;
 pub mod memory;
 pub mod mlx5;
+pub mod persistent;
 pub mod queue_pair;
 pub mod send;
 pub mod verbs;

@@ -41,6 +41,13 @@ fn requests_may_be_copied_and_thrown_away() {
 }
 
 #[test]
+fn persistent_requests_are_started_again_and_again() {
+    if let Some(said) = run("persistent_requests_are_started_again_and_again", "persistent.c") {
+        assert_eq!(said, "persistent ok\n");
+    }
+}
+
+#[test]
 fn sends_wait_for_other_streams_and_for_room() {
     let environment = [("GDSYNC_POST_TIMEOUT_MS", "20")];
     if let Some(said) = run_in("sends_wait_for_other_streams_and_for_room", "streams.c", &environment) {

@@ -1,0 +1,143 @@
+//! `gdsync/ext.h`: persistent requests.
+
+use crate::error::{self, CallError, non_null, non_null_mut};
+use crate::persistent::{self, Work};
+use crate::types::{CUstream, gds_qp, gds_send_wr, gdsync_request, ibv_recv_wr};
+use crate::{objects, streams, work};
+use gdsync::QueueError;
+use gdsync::persistent::{ListError, PersistentError};
+use gdsync::queue::StateError;
+use gdsync_sys::verbs::ibv_wc;
+use libc::{c_int, c_uint, size_t};
+use std::time::Duration;
+
+/// `gdsync_send_init`.
+///
+/// # Safety
+/// The pointers are null or valid; the memory stays registered until the request is freed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gdsync_send_init(qp: *mut gds_qp, wr: *const gds_send_wr) -> *mut gdsync_request {
+    error::pointer("gdsync_send_init", || {
+        // SAFETY: the caller's.
+        let (object, wr) = unsafe { (objects::queue_pair(qp)?, &*non_null("the work request", wr)?) };
+        // SAFETY: the caller's.
+        let send = unsafe { work::persistent_send(object, wr) }?;
+        persistent::keep(qp.addr(), wr.wr_id, Work::Send(send))
+    })
+}
+
+/// `gdsync_recv_init`.
+///
+/// # Safety
+/// As [`gdsync_send_init`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gdsync_recv_init(qp: *mut gds_qp, wr: *const ibv_recv_wr) -> *mut gdsync_request {
+    error::pointer("gdsync_recv_init", || {
+        // SAFETY: the caller's.
+        let (object, wr) = unsafe { (objects::queue_pair(qp)?, &*non_null("the work request", wr)?) };
+        // SAFETY: the caller's.
+        let receive = unsafe { work::persistent_receive(object, wr) }?;
+        persistent::keep(qp.addr(), wr.wr_id, Work::Receive(receive))
+    })
+}
+
+/// The requests of a list.
+///
+/// # Safety
+/// `requests` is null, or an array of `number`.
+unsafe fn list<'a>(
+    number: size_t,
+    requests: *const *mut gdsync_request,
+) -> Result<&'a [*mut gdsync_request], CallError> {
+    if number == 0 {
+        return Ok(&[]);
+    }
+    let requests = non_null("the list of requests", requests)?;
+    // SAFETY: the caller's.
+    Ok(unsafe { std::slice::from_raw_parts(requests, number) })
+}
+
+/// `gdsync_start_all`.
+///
+/// # Safety
+/// The stream is alive, and the list is null or an array of `number`; no other thread frees the requests.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gdsync_start_all(
+    stream: CUstream,
+    number: size_t,
+    requests: *const *mut gdsync_request,
+) -> c_int {
+    error::status("gdsync_start_all", || {
+        // SAFETY: the caller's.
+        let (list, stream) = unsafe { (list(number, requests)?, streams::find(stream)?) };
+        // SAFETY: the caller's.
+        let start = || unsafe { persistent::start_all(&stream, list) };
+        match start() {
+            Err(error) if is_not_connected(&error) => {
+                // SAFETY: the caller's.
+                for owner in unsafe { persistent::owners(list) }? {
+                    // SAFETY: the caller's.
+                    unsafe { objects::queue_pair(owner) }?.queue_pair.adopt_state();
+                }
+                start()
+            }
+            done => done,
+        }
+    })
+}
+
+/// The program may have connected the queue pair without gdsync.
+fn is_not_connected(error: &CallError) -> bool {
+    let CallError::Persistent(ListError { source: PersistentError::Queue(error), .. }) = error else {
+        return false;
+    };
+    matches!(error, QueueError::State(StateError::NotConnected { .. }))
+}
+
+/// `gdsync_wait_all`.
+///
+/// # Safety
+/// As [`gdsync_start_all`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gdsync_wait_all(
+    stream: CUstream,
+    number: size_t,
+    requests: *const *mut gdsync_request,
+) -> c_int {
+    error::status("gdsync_wait_all", || {
+        // SAFETY: the caller's.
+        let (list, stream) = unsafe { (list(number, requests)?, streams::find(stream)?) };
+        // SAFETY: the caller's.
+        unsafe { persistent::wait_all(&stream, list) }
+    })
+}
+
+/// `gdsync_request_complete`.
+///
+/// # Safety
+/// `wc` is null or a valid place; no other thread frees the request.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gdsync_request_complete(
+    request: *mut gdsync_request,
+    wc: *mut ibv_wc,
+    timeout_ms: c_uint,
+) -> c_int {
+    error::status("gdsync_request_complete", || {
+        let wc = non_null_mut("wc", wc)?;
+        // SAFETY: the caller's.
+        let completion = unsafe { persistent::complete(request, Duration::from_millis(timeout_ms.into())) }?;
+        // SAFETY: a valid place.
+        unsafe { wc.write(completion) };
+        Ok(())
+    })
+}
+
+/// `gdsync_request_free`.
+///
+/// # Safety
+/// No other thread uses the request.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gdsync_request_free(request: *mut gdsync_request) -> c_int {
+    // SAFETY: the caller's.
+    error::status("gdsync_request_free", || unsafe { persistent::free(request) })
+}

@@ -1,0 +1,170 @@
+//! Persistent requests that C programs have names of.
+
+use crate::completion::translate;
+use crate::error::{CallError, stale};
+use crate::handles::Handles;
+use crate::streams::StreamObject;
+use crate::types::{gds_qp, gdsync_request};
+use gdsync::persistent::{ListError, PersistentError, PersistentRecv, PersistentSend, Request};
+use gdsync_sys::verbs::ibv_wc;
+use parking_lot::Mutex;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A request of either kind.
+pub(crate) enum Work {
+    Send(PersistentSend),
+    Receive(PersistentRecv),
+}
+
+/// Evaluates an expression with the request of a [`Work`], of either kind.
+macro_rules! on {
+    ($work:expr, $request:ident => $value:expr) => {
+        match $work {
+            Work::Send($request) => $value,
+            Work::Receive($request) => $value,
+        }
+    };
+}
+
+/// What a `gdsync_request_t *` stands for.
+pub(crate) struct RequestObject {
+    /// The handle of its queue pair.
+    owner: usize,
+    wr_id: u64,
+    work: Mutex<Work>,
+}
+
+static REQUESTS: Handles<gdsync_request, RequestObject> = Handles::new();
+
+/// The requests of each queue pair: pairs of the queue pair's handle and the request's.
+static BY_OWNER: Mutex<BTreeSet<(usize, usize)>> = Mutex::new(BTreeSet::new());
+
+/// Makes a handle of a request.
+pub(crate) fn keep(owner: usize, wr_id: u64, work: Work) -> Result<*mut gdsync_request, CallError> {
+    let object = Arc::new(RequestObject { owner, wr_id, work: Mutex::new(work) });
+    let made = REQUESTS.insert(|at| (gdsync_request { own_address: at.addr().get() }, object));
+    let made = made.map_err(|source| gdsync::Error::Memory { len: size_of::<gdsync_request>(), source })?;
+    BY_OWNER.lock().insert((owner, made.addr().get()));
+    Ok(made.as_ptr())
+}
+
+/// The request of a handle. Any value may be looked up.
+///
+/// # Safety
+/// No other thread frees the request, or destroys its queue pair, while the reference is used.
+unsafe fn find<'a>(request: *mut gdsync_request) -> Result<&'a RequestObject, CallError> {
+    // SAFETY: the caller's.
+    match unsafe { REQUESTS.find(request.addr()) } {
+        Some((object, 0)) => Ok(object),
+        _ if request.is_null() => Err(CallError::Null { what: "the request" }),
+        _ => {
+            let why = "is not gdsync's, or was freed, or destroyed with its queue pair";
+            Err(stale(
+                "the request",
+                request.addr(),
+                why,
+                "pass what gdsync_send_init or gdsync_recv_init returned",
+            ))
+        }
+    }
+}
+
+/// Calls with the requests of a list.
+///
+/// # Safety
+/// As [`find`], for each.
+unsafe fn with_all(
+    requests: &[*mut gdsync_request],
+    call: impl FnOnce(&mut [&mut dyn Request]) -> Result<(), CallError>,
+) -> Result<(), CallError> {
+    let mut locked = Vec::with_capacity(requests.len());
+    for (index, request) in requests.iter().enumerate() {
+        // SAFETY: the caller's.
+        let object = unsafe { find(*request) }?;
+        locked.push(object.work.try_lock().ok_or(CallError::RequestInUse { index })?);
+    }
+    let mut list: Vec<&mut dyn Request> = Vec::with_capacity(locked.len());
+    list.extend(locked.iter_mut().map(|work| on!(&mut **work, request => request as &mut dyn Request)));
+    call(&mut list)
+}
+
+/// Starts a list on a stream: all of it, or nothing.
+///
+/// # Safety
+/// As [`find`], for each.
+pub(crate) unsafe fn start_all(
+    stream: &StreamObject,
+    requests: &[*mut gdsync_request],
+) -> Result<(), CallError> {
+    // SAFETY: the caller's.
+    unsafe { with_all(requests, |list| stream.start_all(list)) }
+}
+
+/// Has a stream wait for a list.
+///
+/// # Safety
+/// As [`find`], for each.
+pub(crate) unsafe fn wait_all(
+    stream: &StreamObject,
+    requests: &[*mut gdsync_request],
+) -> Result<(), CallError> {
+    // SAFETY: the caller's.
+    unsafe { with_all(requests, |list| stream.wait_all(list)) }
+}
+
+/// Waits on the CPU until all starts of a request have completed.
+///
+/// # Safety
+/// As [`find`].
+pub(crate) unsafe fn complete(request: *mut gdsync_request, timeout: Duration) -> Result<ibv_wc, CallError> {
+    // SAFETY: the caller's.
+    let object = unsafe { find(request) }?;
+    let mut work = object.work.try_lock().ok_or(CallError::RequestInUse { index: 0 })?;
+    let completion = on!(&mut *work, request => request.complete(timeout));
+    let completion = completion.map_err(|source| ListError { index: None, source })?;
+    let completion = completion.ok_or(CallError::NotCompleted { timeout_ms: timeout.as_millis() as u64 })?;
+    Ok(ibv_wc { wr_id: object.wr_id, ..translate(&completion) })
+}
+
+/// Frees a request that is not active.
+///
+/// # Safety
+/// As [`find`].
+pub(crate) unsafe fn free(request: *mut gdsync_request) -> Result<(), CallError> {
+    // SAFETY: the caller's.
+    let object = unsafe { find(request) }?;
+    let mut work = object.work.try_lock().ok_or(CallError::RequestInUse { index: 0 })?;
+    // Looks whether it has completed.
+    let is_active = on!(&mut *work, request => matches!(request.complete(Duration::ZERO), Ok(None)));
+    if is_active {
+        return Err(ListError { index: None, source: PersistentError::Active }.into());
+    }
+    drop(work);
+    BY_OWNER.lock().remove(&(object.owner, request.addr()));
+    drop(REQUESTS.remove(request.addr()));
+    Ok(())
+}
+
+/// The queue pairs of a list, as C programs have them.
+///
+/// # Safety
+/// As [`find`], for each.
+pub(crate) unsafe fn owners(requests: &[*mut gdsync_request]) -> Result<BTreeSet<*mut gds_qp>, CallError> {
+    let owner = |request: &*mut gdsync_request| {
+        // SAFETY: the caller's.
+        let object = unsafe { find(*request) }?;
+        Ok(std::ptr::without_provenance_mut(object.owner))
+    };
+    requests.iter().map(owner).collect()
+}
+
+/// A queue pair is being destroyed: its requests are gone. Work that was started ends with it.
+pub(crate) fn forget(owner: usize) {
+    let mut requests = BY_OWNER.lock();
+    let of_it: Vec<_> = requests.range((owner, 0)..=(owner, usize::MAX)).copied().collect();
+    requests.retain(|(of, _)| *of != owner);
+    drop(requests);
+    of_it.iter().for_each(|(_, request)| drop(REQUESTS.remove(*request)));
+}
