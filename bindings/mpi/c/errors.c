@@ -1,0 +1,89 @@
+/* Errors of MPI with the library's text: one code for each class, whose text is that of the last error. */
+#include "internal.h"
+
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdio.h>
+
+#define MOST_CLASSES 32
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct {
+    int mpi_class, code;
+} codes[MOST_CLASSES];
+static int known;
+
+/* The code of a class; the class itself where there is none to be had. */
+static int code_of(int mpi_class)
+{
+    int at, code = mpi_class;
+
+    for (at = 0; at < known; at++)
+        if (codes[at].mpi_class == mpi_class)
+            return codes[at].code;
+    if (known < MOST_CLASSES && MPI_Add_error_code(mpi_class, &code) == MPI_SUCCESS) {
+        codes[known].mpi_class = mpi_class;
+        codes[known++].code = code;
+        return code;
+    }
+    return mpi_class;
+}
+
+int mpis_fail(MPI_Comm comm, int mpi_class, const char *format, ...)
+{
+    char text[MPIS_TEXT];
+    va_list values;
+    int code, running = 0, over = 1;
+
+    MPI_Initialized(&running);
+    MPI_Finalized(&over);
+    if (!running || over)
+        return mpi_class;
+    va_start(values, format);
+    vsnprintf(text, sizeof text, format, values);
+    va_end(values);
+    pthread_mutex_lock(&lock);
+    code = code_of(mpi_class);
+    if (code != mpi_class)
+        MPI_Add_error_string(code, text);
+    pthread_mutex_unlock(&lock);
+    MPI_Comm_call_errhandler(comm, code);
+    return code;
+}
+
+int mpis_class(int gdsync_class)
+{
+    switch (gdsync_class) {
+    case GDSYNC_MPI_ARGUMENT:
+        return MPI_ERR_ARG;
+    case GDSYNC_MPI_BUFFER:
+        return MPI_ERR_BUFFER;
+    case GDSYNC_MPI_REQUEST:
+        return MPI_ERR_REQUEST;
+    case GDSYNC_MPI_TRUNCATE:
+        return MPI_ERR_TRUNCATE;
+    case GDSYNC_MPI_UNSUPPORTED:
+        return MPI_ERR_UNSUPPORTED_OPERATION;
+    case GDSYNC_MPI_MEMORY:
+        return MPI_ERR_NO_MEM;
+#ifdef MPI_ERR_PROC_FAILED
+    case GDSYNC_MPI_PEER:
+        return MPI_ERR_PROC_FAILED;
+#endif
+    default:
+        return MPI_ERR_OTHER;
+    }
+}
+
+int mpis_fail_engine(MPI_Comm comm, int gdsync_class)
+{
+    char text[MPIS_TEXT];
+
+    gdsync_mpi_error_text(text, sizeof text);
+    return mpis_fail(comm, mpis_class(gdsync_class), "%s", text);
+}
+
+MPI_Comm mpis_handler_of(const struct mpis_comm *comm)
+{
+    return comm && !comm->is_freed ? comm->program : MPI_COMM_WORLD;
+}

@@ -1,0 +1,29 @@
+//! The part of `libgdsync-mpis` that needs no MPI: matched channels, persistent transfers and collectives on
+//! software and CUDA streams.
+//!
+//! `c/*.c` is the other part. The MPI at hand compiles it; it defines `MPIS_*`, checks MPI's arguments, and moves
+//! this crate's offers between ranks. [`api`] is what it calls, declared for C in `c/engine.h`.
+//! [docs/mpi.md](https://github.com/gdsync/gdsync/blob/main/docs/mpi.md) describes the library.
+//!
+//! A request has *legs*: one for each message of a round, with a queue pair of its own on either side. A transfer
+//! has one leg, a collective several. Matching a request connects its legs. A start and a wait are batches of
+//! [`gdsync::persistent`]: the stream rings the card and waits for its completions, without the CPU.
+//!
+//! Layers, bottom up: `statistics` and `error`; `device` is the card of the process; `memory` finds out what a
+//! buffer is and registers it; `offer` is what one side of a leg sends to the other; `channel` is a queue pair;
+//! `stream` is either kind of stream; `parts` are persistent requests that complete together; `reduce` and
+//! `collective` are chains of them; `request` and `queue` are what C has handles of.
+
+pub mod api;
+mod channel;
+mod collective;
+mod device;
+mod error;
+mod memory;
+mod offer;
+mod parts;
+mod queue;
+mod reduce;
+mod request;
+mod statistics;
+mod stream;

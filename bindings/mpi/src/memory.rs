@@ -1,0 +1,199 @@
+//! Buffers of the program: what memory they are, and their registration; and memory that the library allocates.
+
+use crate::error::{Class, Failure};
+use gdsync::cuda::{self, GpuMemory};
+use gdsync::cudarc::driver::sys;
+use gdsync::verbs::GpuMemoryRegion;
+use gdsync::{Access, MemoryRegion, PinnedMemory, ProtectionDomain, Slice};
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::ptr::NonNull;
+
+/// A buffer as C names it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Buffer {
+    pub(crate) address: usize,
+    pub(crate) bytes: usize,
+}
+
+/// A registered buffer.
+#[derive(Debug)]
+pub(crate) enum Region {
+    /// No bytes, and nothing registered.
+    Empty,
+    Host(MemoryRegion),
+    Gpu(GpuMemoryRegion),
+}
+
+/// Whose memory is at an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Owner {
+    Host,
+    Gpu(u32),
+    Managed,
+}
+
+impl Region {
+    /// Registers a buffer.
+    ///
+    /// # Safety
+    /// The memory stays where it is until the region and what is made from it are dropped. The program uses it
+    /// only in ways that are ordered with the work that names it.
+    pub(crate) unsafe fn register(
+        pd: &ProtectionDomain,
+        buffer: Buffer,
+        access: Access,
+    ) -> Result<Region, Failure> {
+        let Buffer { address, bytes } = buffer;
+        if bytes == 0 {
+            return Ok(Region::Empty);
+        }
+        let what = || format!("the buffer of {bytes} bytes at {address:#x}");
+        match owner(address)? {
+            Owner::Managed => {
+                let why = "is managed memory, which moves: allocate it by cudaMalloc or MPIS_Alloc_mem";
+                Err(Failure::new(Class::Buffer, format!("{} {why}", what())))
+            }
+            Owner::Host => {
+                // SAFETY: the caller's.
+                let memory = unsafe { host(buffer) }?;
+                let region = MemoryRegion::register(pd, memory, access);
+                Ok(Region::Host(region.map_err(|error| Failure::from(error).about(what()))?))
+            }
+            Owner::Gpu(ordinal) => {
+                let failed = |error: gdsync::Error| Failure::from(error).about(what());
+                let context = cuda::context(ordinal).map_err(|error| failed(error.into()))?;
+                // SAFETY: the caller's; the driver says that it is this GPU's.
+                let memory = unsafe { GpuMemory::from_raw(&context, address as u64, bytes, ()) };
+                let memory = memory.map_err(|error| failed(error.into()))?;
+                Ok(Region::Gpu(GpuMemoryRegion::register(pd, memory, access).map_err(failed)?))
+            }
+        }
+    }
+
+    /// A part of it, as a work request takes it: none where it has no bytes.
+    pub(crate) fn slices(&self, range: Range<usize>) -> Result<Vec<Slice>, Failure> {
+        if range.is_empty() {
+            return Ok(Vec::new());
+        }
+        match self {
+            Region::Empty => Err(Failure::new(Class::Buffer, "the buffer has no bytes")),
+            Region::Host(region) => Ok(vec![region.slice(range)?]),
+            Region::Gpu(region) => Ok(vec![region.slice(range)?]),
+        }
+    }
+}
+
+/// Host memory of the program; not for a buffer of no bytes.
+///
+/// # Safety
+/// As [`Region::register`].
+pub(crate) unsafe fn host(Buffer { address, bytes }: Buffer) -> Result<PinnedMemory, Failure> {
+    let base = NonNull::new(address as *mut u8).ok_or_else(|| {
+        Failure::new(
+            Class::Buffer,
+            format!("the buffer of {bytes} bytes is a null pointer: pass a valid one"),
+        )
+    })?;
+    // SAFETY: the caller's. No one observes the end of the registration: no later work names the memory.
+    Ok(unsafe { PinnedMemory::from_raw(base, bytes, ()) })
+}
+
+/// Refuses what is not memory of the host, which the CPU reduces.
+pub(crate) fn check_host(address: usize) -> Result<(), Failure> {
+    if address == 0 || owner(address)? == Owner::Host {
+        return Ok(());
+    }
+    let why = "is memory of a GPU, and the CPU reduces: MPIS_Allreduce_init takes host memory";
+    Err(Failure::new(Class::Unsupported, format!("the buffer at {address:#x} {why}")))
+}
+
+/// A process without the CUDA driver has no memory of a GPU. One that has loaded it has initialised it, too, or
+/// bears it.
+fn owner(address: usize) -> Result<Owner, Failure> {
+    // SAFETY: a zero-terminated name. Nothing is loaded; the handle of a library that is found stays open.
+    let driver = unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD) };
+    if driver.is_null() || cuda::device_count().is_err() {
+        return Ok(Owner::Host);
+    }
+    let ask = |attribute| {
+        let mut value = 0u32;
+        // SAFETY: the attributes that are asked for below are at most 32 bits wide; the driver checks the address.
+        let result =
+            unsafe { sys::cuPointerGetAttribute((&raw mut value).cast(), attribute, address as u64) };
+        (result == sys::CUresult::CUDA_SUCCESS).then_some(value)
+    };
+    let managed = ask(sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_IS_MANAGED);
+    if managed.is_some_and(|value| value & 0xff != 0) {
+        return Ok(Owner::Managed);
+    }
+    let kind = ask(sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE);
+    if kind != Some(sys::CUmemorytype::CU_MEMORYTYPE_DEVICE as u32) {
+        return Ok(Owner::Host);
+    }
+    let ordinal = ask(sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL);
+    let unknown = || format!("the CUDA driver does not say whose memory is at {address:#x}");
+    ordinal.map(Owner::Gpu).ok_or_else(|| Failure::new(Class::Buffer, unknown()))
+}
+
+/// What the program has from [`allocate`], by address.
+static ALLOCATED: Mutex<BTreeMap<usize, Allocation>> = Mutex::new(BTreeMap::new());
+
+/// Kept for its end.
+#[derive(Debug)]
+enum Allocation {
+    Host { _memory: PinnedMemory },
+    Gpu { _memory: GpuMemory },
+}
+
+/// Allocates zeroed memory of the host, or memory of the GPU whose context is current.
+pub(crate) fn allocate(bytes: usize, on_gpu: bool) -> Result<usize, Failure> {
+    let (address, allocation) = if on_gpu {
+        let failed = |error: cuda::CudaError| Failure::new(Class::Memory, error);
+        cuda::device_count().map_err(failed)?;
+        let mut ordinal = 0;
+        // SAFETY: the driver is initialised (`device_count`); `ordinal` is a valid place. Without a context that is
+        // current, it stays 0.
+        unsafe { sys::cuCtxGetDevice(&mut ordinal) };
+        let context = cuda::context(u32::try_from(ordinal).unwrap_or(0)).map_err(failed)?;
+        let memory = GpuMemory::allocate(&context, bytes).map_err(failed)?;
+        (memory.address() as usize, Allocation::Gpu { _memory: memory })
+    } else {
+        let memory = PinnedMemory::allocate(bytes)
+            .map_err(|error| Failure::new(Class::Memory, format!("{bytes} bytes of memory: {error}")))?;
+        (memory.addr().get() as usize, Allocation::Host { _memory: memory })
+    };
+    ALLOCATED.lock().insert(address, allocation);
+    Ok(address)
+}
+
+/// Frees what [`allocate`] has returned.
+pub(crate) fn free(address: usize) -> Result<(), Failure> {
+    let allocation = ALLOCATED.lock().remove(&address);
+    allocation.map(drop).ok_or_else(|| {
+        let why = "is not, or no longer, memory of MPIS_Alloc_mem";
+        Failure::new(Class::Buffer, format!("the address {address:#x} {why}"))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_freed_once() {
+        let address = allocate(100, false).unwrap();
+        free(address).unwrap();
+        let error = free(address).unwrap_err();
+        assert_eq!(error.class, Class::Buffer);
+        assert!(error.text.contains(&format!("{address:#x}")), "{error}");
+    }
+
+    #[test]
+    fn a_null_pointer_with_bytes_is_refused() {
+        // SAFETY: there is no memory at all.
+        let error = unsafe { host(Buffer { address: 0, bytes: 4 }) }.unwrap_err();
+        assert!(error.text.contains("null pointer"), "{error}");
+    }
+}

@@ -1,0 +1,189 @@
+//! A queue: a stream, and which requests it was given.
+
+use crate::error::{Class, Failure};
+use crate::request::{Request, Work, abort, probe};
+use crate::statistics;
+use crate::stream::{AnyStream, PROBE_AFTER};
+use gdsync::persistent;
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::ptr;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+/// How long the end of the program waits for a stream, and again after its work was aborted.
+const LAST: Duration = Duration::from_secs(1);
+
+/// A queue of the program.
+#[derive(Debug)]
+pub(crate) struct Queue {
+    pub(crate) stream: AnyStream,
+    lists: Mutex<Lists>,
+}
+
+#[derive(Debug, Default)]
+struct Lists {
+    /// Started, and the stream does not wait for them yet.
+    pending: Vec<Arc<Request>>,
+    /// The stream waits for them, and the CPU has not looked how they ended.
+    awaited: HashMap<usize, Arc<Request>>,
+}
+
+/// All queues, for the end of the program.
+static QUEUES: Mutex<Vec<Weak<Queue>>> = Mutex::new(Vec::new());
+
+impl Queue {
+    pub(crate) fn new(stream: AnyStream) -> Arc<Self> {
+        let queue = Arc::new(Queue { stream, lists: Mutex::default() });
+        let mut queues = QUEUES.lock();
+        queues.retain(|queue| queue.strong_count() > 0);
+        queues.push(Arc::downgrade(&queue));
+        drop(queues);
+        queue
+    }
+
+    /// Starts a list, each request with its place in the program's: the transfers in one batch, and then the
+    /// collectives. Waits for room.
+    pub(crate) fn start(&self, requests: &[(usize, Arc<Request>)]) -> Result<(), Failure> {
+        let mut lists = self.lists.lock();
+        let mut states = Vec::with_capacity(requests.len());
+        for (index, request) in requests {
+            let about = |text| Failure::new(Class::Request, format!("request {index} of the list {text}"));
+            // Locked already where the list has it twice.
+            let state = request.state.try_lock();
+            let state = state.ok_or_else(|| about("is in it twice, or another thread uses it"))?;
+            if state.work.is_none() {
+                return Err(about("is not matched: match it before it is started"));
+            }
+            if state.started_on.is_some() {
+                return Err(about("is started already: enqueue a wait for it, or wait for it, before"));
+            }
+            states.push(state);
+        }
+        let (mut transfers, mut legs) = (Vec::<&mut dyn persistent::Request>::new(), Vec::new());
+        for state in &mut states {
+            let state = &mut **state;
+            if let Some(Work::Transfer(parts)) = &mut state.work {
+                parts.restart();
+                transfers.extend(parts.all.iter_mut().map(|part| part.request()));
+                legs.push(&mut state.legs);
+            }
+        }
+        let mut meanwhile = || legs.iter_mut().for_each(|legs| probe(legs));
+        if !transfers.is_empty() {
+            self.stream.start(&mut transfers, &mut meanwhile)?;
+        }
+        for (state, (_, request)) in states.iter_mut().zip(requests) {
+            let state = &mut **state;
+            if let Some(Work::Collective(chain)) = &mut state.work {
+                let legs = &mut state.legs;
+                let started = chain.start(self.stream.soft("a collective")?, || probe(legs));
+                // The other ranks learn of it.
+                started.inspect_err(|_| abort(legs))?;
+            }
+            state.started_on = Some(self.number());
+            statistics::started(1);
+            lists.pending.push(request.clone());
+        }
+        Ok(())
+    }
+
+    /// Has the stream wait for everything that was started on it, and that it does not wait for yet.
+    pub(crate) fn enqueue_wait(&self) -> Result<(), Failure> {
+        let mut lists = self.lists.lock();
+        let pending = lists.pending.clone();
+        // One that is locked already is in the list twice, or another thread starts it elsewhere.
+        let states = pending.iter().filter_map(|request| request.state.try_lock());
+        let mut states: Vec<_> = states.filter(|state| state.started_on == Some(self.number())).collect();
+        let (mut transfers, mut legs) = (Vec::<&mut dyn persistent::Request>::new(), Vec::new());
+        // What the CPU has completed since needs no wait.
+        for state in &mut states {
+            let state = &mut **state;
+            match &mut state.work {
+                Some(Work::Transfer(parts)) => {
+                    let active = parts.all.iter_mut().filter(|part| part.is_active());
+                    transfers.extend(active.map(|part| part.request()));
+                    legs.push(&mut state.legs);
+                }
+                Some(Work::Collective(chain)) => chain.wait(self.stream.soft("a collective")?)?,
+                None => {}
+            }
+        }
+        let mut meanwhile = || legs.iter_mut().for_each(|legs| probe(legs));
+        if !transfers.is_empty() {
+            self.stream.wait(&mut transfers, &mut meanwhile)?;
+        }
+        statistics::awaited(states.len());
+        states.iter_mut().for_each(|state| state.started_on = None);
+        drop(states);
+        lists.pending.clear();
+        lists.awaited.extend(pending.into_iter().map(|request| (Arc::as_ptr(&request).addr(), request)));
+        Ok(())
+    }
+
+    /// Waits on the CPU until the stream has performed everything, and looks how that ended.
+    pub(crate) fn synchronize(&self) -> Result<(), Failure> {
+        while !self.stream.synchronize(PROBE_AFTER)? {
+            self.requests().iter().for_each(|request| request.probe());
+        }
+        let awaited: Vec<_> = self.lists.lock().awaited.values().cloned().collect();
+        let mut first = Ok(());
+        for request in awaited {
+            // None where it was started again.
+            let Some(outcome) = request.outcome() else { continue };
+            self.lists.lock().awaited.remove(&Arc::as_ptr(&request).addr());
+            first = first.and(outcome.map(drop));
+        }
+        first
+    }
+
+    /// What tells it from other queues, as long as it lives.
+    fn number(&self) -> usize {
+        ptr::from_ref(self).addr()
+    }
+
+    fn requests(&self) -> Vec<Arc<Request>> {
+        let lists = self.lists.lock();
+        lists.pending.iter().chain(lists.awaited.values()).cloned().collect()
+    }
+
+    /// Forgets a request that the program frees, where nothing has to be known of it any more.
+    pub(crate) fn forget(&self, request: &Arc<Request>) {
+        let mut lists = self.lists.lock();
+        lists.pending.retain(|pending| !ptr::eq(Arc::as_ptr(pending), Arc::as_ptr(request)));
+        lists.awaited.remove(&Arc::as_ptr(request).addr());
+    }
+}
+
+/// The queue that the program has by this name.
+pub(crate) fn find(name: usize) -> Result<Arc<Queue>, Failure> {
+    let found = QUEUES.lock().iter().find(|queue| queue.as_ptr().addr() == name).and_then(Weak::upgrade);
+    let text =
+        || format!("there is no queue {name:#x}: pass what MPIS_Queue_init returned, until MPIS_Queue_free");
+    found.ok_or_else(|| Failure::new(Class::Argument, text()))
+}
+
+/// All queues that the program has.
+pub(crate) fn all() -> Vec<Arc<Queue>> {
+    QUEUES.lock().iter().filter_map(Weak::upgrade).collect()
+}
+
+/// The end of the program: ends what streams still wait for, so that nothing of it runs on.
+pub(crate) fn finish() {
+    for queue in all() {
+        if matches!(queue.stream.synchronize(LAST), Ok(false)) {
+            tracing::warn!(
+                wait = queue.stream.oldest_wait(),
+                "MPI is finalized, and a queue has work: it is aborted"
+            );
+            queue.requests().iter().for_each(|request| {
+                if let Some(state) = request.state.try_lock() {
+                    abort(&state.legs);
+                }
+            });
+            if let Err(error) = queue.stream.synchronize(LAST) {
+                tracing::debug!(%error, "a stream has failed before the end");
+            }
+        }
+    }
+}

@@ -1,0 +1,295 @@
+//! A request: what the program asks for, its legs, and, once it is matched, its work.
+
+use crate::channel::Channel;
+use crate::collective::{Chain, Reduction, legs_of_barrier, legs_of_ring};
+use crate::device::{Domain, domain};
+use crate::error::{Class, Failure};
+use crate::memory::{self, Buffer, Region};
+use crate::offer::{OFFER, Offer, read};
+use crate::parts::{Parts, number_of};
+use crate::stream::PROBE_AFTER;
+use gdsync::Access;
+use gdsync_sys::pause::Pause;
+use parking_lot::Mutex;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Starts that a queue pair has room for, at least.
+const DEPTH: u64 = 32;
+/// How long a queue pair stays after its request was freed: a peer whose acknowledgement was lost sends again.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// What the program asks for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Plan {
+    Transfer { sends: bool, buffer: Buffer },
+    Barrier { rank: u32, size: u32 },
+    Allreduce { reduction: Reduction, rank: u32, size: u32 },
+}
+
+impl Plan {
+    fn legs(&self) -> Vec<(u32, bool)> {
+        match *self {
+            // C knows the peer.
+            Plan::Transfer { sends, .. } => vec![(0, sends)],
+            Plan::Barrier { rank, size } => legs_of_barrier(rank, size),
+            Plan::Allreduce { rank, size, .. } => legs_of_ring(rank, size),
+        }
+    }
+
+    /// What both sides of a leg must agree on, in a word.
+    fn shape(&self) -> String {
+        match self {
+            Plan::Transfer { .. } => "transfer".to_owned(),
+            Plan::Barrier { size, .. } => format!("barrier-of-{size}"),
+            Plan::Allreduce { reduction, size, .. } => {
+                let Reduction { target, element, operation, .. } = reduction;
+                format!("{operation:?}-of-{}-bytes-of-{element:?}-among-{size}", target.bytes)
+            }
+        }
+    }
+
+    fn bytes(&self) -> u64 {
+        match self {
+            Plan::Transfer { buffer, .. } => buffer.bytes as u64,
+            Plan::Barrier { .. } => 0,
+            Plan::Allreduce { reduction, .. } => reduction.target.bytes as u64,
+        }
+    }
+}
+
+/// A message of a round. Of a transfer, C knows the peer.
+#[derive(Debug)]
+pub(crate) struct Leg {
+    pub(crate) peer: u32,
+    pub(crate) sends: bool,
+    channel: Option<Channel>,
+    theirs: Option<Offer>,
+}
+
+/// The work of a matched request.
+#[derive(Debug)]
+pub(crate) enum Work {
+    Transfer(Parts),
+    Collective(Box<Chain>),
+}
+
+impl Work {
+    fn outcome(&mut self) -> Option<Result<u64, Failure>> {
+        match self {
+            Work::Transfer(parts) => parts.outcome(),
+            Work::Collective(chain) => chain.outcome(),
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct State {
+    pub(crate) legs: Vec<Leg>,
+    region: Region,
+    pub(crate) work: Option<Work>,
+    /// The queue on which it was started, until that waits for it or the CPU has completed it.
+    pub(crate) started_on: Option<usize>,
+}
+
+/// A request of the program.
+#[derive(Debug)]
+pub(crate) struct Request {
+    plan: Plan,
+    pub(crate) state: Mutex<State>,
+}
+
+impl Request {
+    /// A request of which nothing is registered or made yet.
+    ///
+    /// # Safety
+    /// The memory of the plan's buffers stays where it is until the request is freed and its work has ended. The
+    /// program uses it between a start and the end of that only as MPI allows.
+    pub(crate) unsafe fn new(plan: Plan) -> Self {
+        let leg = |(peer, sends)| Leg { peer, sends, channel: None, theirs: None };
+        let legs = plan.legs().into_iter().map(leg).collect();
+        let state = State { legs, region: Region::Empty, work: None, started_on: None };
+        Request { plan, state: Mutex::new(state) }
+    }
+
+    /// Makes this side of a leg, and says what the other side is sent.
+    pub(crate) fn offer(&self, index: usize) -> Result<Offer, Failure> {
+        let domain = domain()?;
+        let state = &mut *self.state.lock();
+        if index == 0 {
+            self.register(domain, state)?;
+        }
+        let depth = DEPTH.max(2 * self.work_requests(domain));
+        let leg = leg(state, index)?;
+        let channel = Channel::new(domain, leg.sends, u32::try_from(depth).unwrap_or(u32::MAX))?;
+        let most = channel.queue_pair.max_message();
+        if domain.part > most {
+            let text = format!(
+                "GDSYNC_MPI_PART_BYTES is {}, and the card's messages have at most {most}",
+                domain.part
+            );
+            return Err(Failure::new(Class::Argument, text));
+        }
+        let endpoint = channel.queue_pair.endpoint()?;
+        leg.channel = Some(channel);
+        let (shape, bytes) = (self.plan.shape(), self.plan.bytes());
+        Ok(Offer { shape, bytes, part: domain.part, provider: domain.provider().to_owned(), endpoint })
+    }
+
+    /// Of a leg, by a start.
+    fn work_requests(&self, domain: &Domain) -> u64 {
+        match self.plan {
+            Plan::Transfer { buffer, .. } => number_of(buffer.bytes as u64, domain.part),
+            // Each send is waited for before the next one.
+            Plan::Barrier { .. } | Plan::Allreduce { .. } => 2,
+        }
+    }
+
+    fn register(&self, domain: &Domain, state: &mut State) -> Result<(), Failure> {
+        match self.plan {
+            Plan::Transfer { sends, buffer } => {
+                let access = if sends { Access::empty() } else { Access::LOCAL_WRITE };
+                // SAFETY: the promise of `new`.
+                state.region = unsafe { Region::register(&domain.pd, buffer, access) }?;
+                Ok(())
+            }
+            Plan::Barrier { .. } => Ok(()),
+            Plan::Allreduce { reduction, .. } => {
+                let buffers = reduction.source.into_iter().chain([reduction.target]);
+                buffers.into_iter().try_for_each(|buffer| memory::check_host(buffer.address))
+            }
+        }
+    }
+
+    /// Takes the other side's offer for a leg, and connects the leg.
+    pub(crate) fn answer(&self, index: usize, line: &[u8; OFFER]) -> Result<(), Failure> {
+        let (domain, theirs) = (domain()?, read(line)?);
+        let state = &mut *self.state.lock();
+        let leg = leg(state, index)?;
+        let (shape, own) = (self.plan.shape(), self.plan.bytes());
+        if theirs.shape != shape {
+            let text = format!("this rank has {shape}, and the peer {}: all ranks do the same", theirs.shape);
+            return Err(Failure::new(Class::Argument, text));
+        }
+        if theirs.part != domain.part {
+            let text = format!(
+                "GDSYNC_MPI_PART_BYTES is {}, and the peer's {}: set it alike for all ranks",
+                domain.part, theirs.part
+            );
+            return Err(Failure::new(Class::Other, text));
+        }
+        let (message, capacity) = if leg.sends { (own, theirs.bytes) } else { (theirs.bytes, own) };
+        if message > capacity {
+            let text = format!("the message has {message} bytes, and the receive {capacity}");
+            return Err(Failure::new(Class::Truncate, text));
+        }
+        let channel = leg.channel.as_ref().ok_or_else(not_made)?;
+        channel.connect(domain, &theirs)?;
+        leg.theirs = Some(theirs);
+        Ok(())
+    }
+
+    /// All legs are connected: makes the work. Returns the bytes of a transfer's message.
+    pub(crate) fn matched(&self) -> Result<u64, Failure> {
+        let domain = domain()?;
+        let state = &mut *self.state.lock();
+        let channel = |leg: &Leg| leg.theirs.is_some();
+        if !state.legs.iter().all(channel) {
+            return Err(not_made());
+        }
+        let channels = || state.legs.iter().filter_map(|leg| Some((leg.channel.as_ref()?, leg.sends)));
+        let channels: Vec<_> = channels().collect();
+        let mut message = 0;
+        state.work = Some(match self.plan {
+            Plan::Transfer { sends, buffer } => {
+                let theirs = state.legs.first().and_then(|leg| leg.theirs.as_ref());
+                let (Some(theirs), Some((channel, _))) = (theirs, channels.first()) else {
+                    return Err(not_made());
+                };
+                let own = buffer.bytes as u64;
+                message = if sends { own } else { theirs.bytes };
+                Work::Transfer(Parts::of_message(channel, sends, &state.region, (message, own), domain.part)?)
+            }
+            Plan::Barrier { .. } => Work::Collective(Box::new(Chain::barrier(&channels)?)),
+            Plan::Allreduce { reduction, rank, size } => {
+                // SAFETY: the promise of `new`.
+                let chain = unsafe { Chain::allreduce(&domain.pd, reduction, &channels, (rank, size)) };
+                Work::Collective(Box::new(chain?))
+            }
+        });
+        Ok(message)
+    }
+
+    /// Looks whether it has completed, and ends its channels if a collective has failed: so the other ranks learn of it.
+    pub(crate) fn outcome(&self) -> Option<Result<u64, Failure>> {
+        let state = &mut *self.state.lock();
+        let outcome = state.work.as_mut().map_or(Some(Ok(0)), Work::outcome);
+        if matches!(outcome, Some(Err(_))) && matches!(state.work, Some(Work::Collective(_))) {
+            abort(&state.legs);
+        }
+        outcome
+    }
+
+    /// Waits on the CPU until it has completed. Returns the bytes received.
+    pub(crate) fn wait(&self) -> Result<u64, Failure> {
+        let (mut pause, mut probe_at) = (Pause::new(), PROBE_AFTER);
+        loop {
+            if let Some(outcome) = self.outcome() {
+                self.state.lock().started_on = None;
+                return outcome;
+            }
+            if pause.elapsed() >= probe_at {
+                probe_at += PROBE_AFTER;
+                self.probe();
+            }
+            pause.pause();
+        }
+    }
+
+    /// Has the card ask whether the peers that it receives from are there.
+    pub(crate) fn probe(&self) {
+        if let Some(mut state) = self.state.try_lock() {
+            probe(&mut state.legs);
+        }
+    }
+}
+
+/// As [`Request::probe`].
+pub(crate) fn probe(legs: &mut [Leg]) {
+    let receiving = legs.iter_mut().filter(|leg| !leg.sends && leg.theirs.is_some());
+    receiving.filter_map(|leg| leg.channel.as_mut()).for_each(Channel::probe);
+}
+
+/// Ends all work of the legs: what a stream waits for ends with an error, here and, after their retries, at the peers.
+pub(crate) fn abort(legs: &[Leg]) {
+    legs.iter().filter_map(|leg| leg.channel.as_ref()).for_each(Channel::abort);
+}
+
+fn leg(state: &mut State, index: usize) -> Result<&mut Leg, Failure> {
+    let legs = state.legs.len();
+    let text = || format!("the request has {legs} legs, and none with the index {index}");
+    state.legs.get_mut(index).ok_or_else(|| Failure::new(Class::Argument, text()))
+}
+
+fn not_made() -> Failure {
+    Failure::new(Class::Request, "the request is not matched: match it first")
+}
+
+/// Requests that the program has freed.
+static FREED: Mutex<VecDeque<(Instant, Arc<Request>)>> = Mutex::new(VecDeque::new());
+
+/// Keeps a request until its work has ended, and its queue pairs a while longer. Its memory is the program's again as
+/// soon as its work has ended.
+pub(crate) fn retire(request: Arc<Request>) {
+    let mut freed = FREED.lock();
+    freed.push_back((Instant::now(), request));
+    freed.retain(|(since, request)| {
+        let is_done = request.outcome().is_some();
+        if is_done {
+            let state = &mut *request.state.lock();
+            (state.work, state.region) = (None, Region::Empty);
+        }
+        !is_done || since.elapsed() < GRACE
+    });
+}

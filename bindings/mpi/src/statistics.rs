@@ -1,0 +1,68 @@
+//! What this rank has done, for the line that `GDSYNC_MPI_STATS=1` prints.
+
+use gdsync::stream::Posted;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// The counts, as C reads them.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Counts {
+    /// Requests that were started.
+    pub starts: u64,
+    /// Requests that a stream was made to wait for.
+    pub waits: u64,
+    /// Submissions to streams.
+    pub batches: u64,
+    /// Memory operations of them.
+    pub operations: u64,
+    /// Pieces of work in the order of a stream that a thread of the CPU does: reductions.
+    pub cpu: u64,
+}
+
+struct Counters {
+    starts: AtomicU64,
+    waits: AtomicU64,
+    batches: AtomicU64,
+    operations: AtomicU64,
+    cpu: AtomicU64,
+}
+
+static COUNTERS: Counters = Counters {
+    starts: AtomicU64::new(0),
+    waits: AtomicU64::new(0),
+    batches: AtomicU64::new(0),
+    operations: AtomicU64::new(0),
+    cpu: AtomicU64::new(0),
+};
+
+fn add(counter: &AtomicU64, number: usize) {
+    counter.fetch_add(number as u64, Ordering::Relaxed);
+}
+
+pub(crate) fn started(requests: usize) {
+    add(&COUNTERS.starts, requests);
+}
+
+pub(crate) fn awaited(requests: usize) {
+    add(&COUNTERS.waits, requests);
+}
+
+pub(crate) fn posted(posted: Posted) {
+    add(&COUNTERS.batches, posted.submissions);
+    add(&COUNTERS.operations, posted.operations);
+}
+
+pub(crate) fn used_cpu() {
+    add(&COUNTERS.cpu, 1);
+}
+
+pub(crate) fn counts() -> Counts {
+    let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+    Counts {
+        starts: of(&COUNTERS.starts),
+        waits: of(&COUNTERS.waits),
+        batches: of(&COUNTERS.batches),
+        operations: of(&COUNTERS.operations),
+        cpu: of(&COUNTERS.cpu),
+    }
+}

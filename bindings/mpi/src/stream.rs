@@ -1,0 +1,124 @@
+//! Streams of either kind, and posts that wait for room.
+
+use crate::error::{Class, Failure};
+use crate::statistics;
+use gdsync::cudarc::driver::sys::CUstream;
+use gdsync::memop::MemOpStream;
+use gdsync::persistent::{ListError, PersistentError, Request, start_all, wait_all};
+use gdsync::stream::{PostFailure, Posted, StreamOptions};
+use gdsync::{CudaStream, QueueError, SoftStream, Stream};
+use std::time::Duration;
+
+/// How long a silent peer is waited for before it is probed, and between probes.
+pub(crate) const PROBE_AFTER: Duration = Duration::from_millis(500);
+
+/// The stream of a queue.
+#[derive(Debug)]
+pub(crate) enum AnyStream {
+    Soft(Stream<SoftStream>),
+    Cuda(Stream<CudaStream>),
+}
+
+/// Evaluates an expression with the [`Stream`] of an [`AnyStream`], of either kind.
+macro_rules! on {
+    ($stream:expr, $each:ident => $value:expr) => {
+        match $stream {
+            AnyStream::Soft($each) => $value,
+            AnyStream::Cuda($each) => $value,
+        }
+    };
+}
+
+impl AnyStream {
+    pub(crate) fn software() -> Result<Self, Failure> {
+        Ok(AnyStream::Soft(Stream::new(SoftStream::new()?)?))
+    }
+
+    /// # Safety
+    /// The stream is alive, and stays so until the returned value is dropped. Its context stays as long as the
+    /// process uses the library.
+    pub(crate) unsafe fn cuda(stream: CUstream) -> Result<Self, Failure> {
+        // SAFETY: the caller's.
+        let backend = unsafe { CudaStream::from_raw(stream, ()) };
+        let backend = backend.map_err(|error| Failure::new(Class::Other, error))?;
+        // The program may destroy the stream as soon as it is idle.
+        let options = StreamOptions::default().always_signal(true);
+        Ok(AnyStream::Cuda(Stream::with_options(backend, options)?))
+    }
+
+    /// The software stream, which alone runs functions of the CPU.
+    pub(crate) fn soft(&self, what: &str) -> Result<&Stream<SoftStream>, Failure> {
+        match self {
+            AnyStream::Soft(stream) => Ok(stream),
+            AnyStream::Cuda(_) => {
+                let text = format!("{what} on a queue of a CUDA stream is not supported: use a THREAD queue");
+                Err(Failure::new(Class::Unsupported, text))
+            }
+        }
+    }
+
+    pub(crate) fn start(
+        &self,
+        list: &mut [&mut dyn Request],
+        meanwhile: impl FnMut(),
+    ) -> Result<(), Failure> {
+        on!(self, stream => start(stream, list, meanwhile))
+    }
+
+    pub(crate) fn wait(&self, list: &mut [&mut dyn Request], meanwhile: impl FnMut()) -> Result<(), Failure> {
+        on!(self, stream => wait(stream, list, meanwhile))
+    }
+
+    /// Waits until it has performed everything. False if that takes longer.
+    pub(crate) fn synchronize(&self, timeout: Duration) -> Result<bool, Failure> {
+        Ok(on!(self, stream => stream.synchronize_timeout(timeout))?)
+    }
+
+    /// What it has waited for longest.
+    pub(crate) fn oldest_wait(&self) -> Option<String> {
+        on!(self, stream => stream.oldest_wait())
+    }
+}
+
+/// Starts a list, and waits for room as long as it takes; `meanwhile` is called now and then.
+pub(crate) fn start<B: MemOpStream>(
+    stream: &Stream<B>,
+    list: &mut [&mut dyn Request],
+    meanwhile: impl FnMut(),
+) -> Result<(), Failure> {
+    patiently(|| start_all(list, stream, PROBE_AFTER), meanwhile)
+}
+
+/// Has a stream wait for a list; as [`start`].
+pub(crate) fn wait<B: MemOpStream>(
+    stream: &Stream<B>,
+    list: &mut [&mut dyn Request],
+    meanwhile: impl FnMut(),
+) -> Result<(), Failure> {
+    patiently(|| wait_all(list, stream, PROBE_AFTER), meanwhile)
+}
+
+fn patiently(
+    mut post: impl FnMut() -> Result<Posted, ListError>,
+    mut meanwhile: impl FnMut(),
+) -> Result<(), Failure> {
+    loop {
+        match post() {
+            Ok(posted) => {
+                statistics::posted(posted);
+                return Ok(());
+            }
+            Err(error) if is_lack_of_room(&error.source) => meanwhile(),
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// Waiting may help.
+fn is_lack_of_room(error: &PersistentError) -> bool {
+    matches!(
+        error,
+        PersistentError::Queue(QueueError::Full(_))
+            | PersistentError::Post(PostFailure::Queue(QueueError::Full(_)) | PostFailure::WouldBlock { .. })
+    )
+}
