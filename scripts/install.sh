@@ -1,8 +1,13 @@
 #!/usr/bin/env bash
 # Builds libgdsync and installs it with its headers and its pkg-config file, and the command gdsync with its manual pages and
 # completions: scripts/install.sh PREFIX. Needs Rust and a C linker.
+# scripts/install.sh --mpi PREFIX: libgdsync-mpis in its place (scripts/install-mpi).
 # DESTDIR, if set, goes before PREFIX. What is built is target/release, unless GDSYNC_BUILD_PROFILE names another cargo profile.
 set -euo pipefail
+if [ "${1:-}" = --mpi ]; then
+    shift
+    exec "$(dirname "$0")/install-mpi" "$@"
+fi
 source "$(dirname "$0")/install-library"
 begin "$0" "$@"
 libraries gdsync-c libgdsync_c libgdsync 2.2.0

@@ -36,6 +36,16 @@ impl Compiler {
         Compiler::new("CXX", "c++", "c++", standard)
     }
 
+    /// The MPI's C compiler, `MPICC` or `mpicc`.
+    pub fn mpi(standard: &str) -> Compiler {
+        Compiler::new("MPICC", "mpicc", "c", standard)
+    }
+
+    /// The MPI's C++ compiler, `MPICXX` or `mpicxx`.
+    pub fn mpi_cpp(standard: &str) -> Compiler {
+        Compiler::new("MPICXX", "mpicxx", "c++", standard)
+    }
+
     /// Adds options.
     pub fn options(mut self, options: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Compiler {
         self.options.extend(options.into_iter().map(|option| option.as_ref().to_owned()));
@@ -138,8 +148,8 @@ impl Program {
         self.run_under(&[], environment)
     }
 
-    /// Runs it as the argument of another command.
-    fn run_under(&self, wrapper: &[&str], environment: &[(&str, &str)]) -> Output {
+    /// Runs it as the argument of another command; as [`Self::run`].
+    pub fn run_under(&self, wrapper: &[&str], environment: &[(&str, &str)]) -> Output {
         let mut command = Command::new("timeout");
         command.arg("120").args(wrapper).arg(self.path());
         for (name, _) in std::env::vars_os() {
@@ -177,4 +187,17 @@ pub fn library(file: &str) -> PathBuf {
     let built = std::env::current_exe().unwrap().with_file_name(file);
     assert!(built.exists(), "cargo has not built {}", built.display());
     built
+}
+
+/// A static library that cargo has built beside the tests: `name` and a hash.
+pub fn static_library(name: &str) -> PathBuf {
+    let tests = std::env::current_exe().unwrap();
+    let is_it = |path: &PathBuf| {
+        let file = path.file_name().and_then(OsStr::to_str).unwrap_or_default();
+        file.strip_prefix(name).is_some_and(|rest| rest.starts_with(['-', '.']) && rest.ends_with(".a"))
+    };
+    let files = tests.parent().unwrap().read_dir().unwrap().map(|entry| entry.unwrap().path());
+    // Builds with other features lie beside it. Cargo has looked after this one last.
+    let newest = files.filter(is_it).max_by_key(|path| path.metadata().unwrap().modified().unwrap());
+    newest.unwrap_or_else(|| panic!("cargo has not built {name}"))
 }

@@ -1,0 +1,171 @@
+/* Barriers and all-reduces in the order of streams. */
+#include "common.h"
+
+#define ROUNDS 20
+
+static void reduce(MPIS_Queue queue, MPI_Comm comm, int count)
+{
+    int me, ranks, at, round;
+    double *in = calloc(count + 1, sizeof *in), *out = calloc(count + 1, sizeof *out);
+    long *bits = calloc(count + 1, sizeof *bits);
+    MPIS_Request requests[2];
+
+    MPI_Comm_rank(comm, &me);
+    MPI_Comm_size(comm, &ranks);
+    OK(MPIS_Allreduce_init(in, out, count, MPI_DOUBLE, MPI_SUM, comm, MPI_INFO_NULL, &requests[0]));
+    OK(MPIS_Allreduce_init(MPI_IN_PLACE, bits, count, MPI_LONG, MPI_BOR, comm, MPI_INFO_NULL, &requests[1]));
+    OK(MPIS_Matchall(2, requests, MPI_STATUSES_IGNORE));
+    for (round = 0; round < ROUNDS; round++) {
+        for (at = 0; at < count; at++) {
+            in[at] = 100 * me + at + round;
+            bits[at] = 1L << (me + at % 8);
+        }
+        OK(MPIS_Enqueue_startall(queue, 2, requests));
+        OK(MPIS_Enqueue_waitall(queue));
+        OK(MPIS_Queue_wait(queue));
+        for (at = 0; at < count; at++) {
+            CHECK(out[at] == 100.0 * (ranks * (ranks - 1) / 2) + ranks * (at + round));
+            CHECK(bits[at] == ((1L << ranks) - 1) << at % 8);
+            CHECK(in[at] == 100 * me + at + round);
+        }
+    }
+    OK(MPIS_Request_freeall(2, requests));
+    free(in);
+    free(out);
+    free(bits);
+}
+
+/* Every kind of number, and every operation, against MPI. */
+static void kinds(MPIS_Queue queue)
+{
+    const MPI_Datatype types[] = {MPI_INT8_T,   MPI_UINT8_T, MPI_INT16_T,  MPI_UINT16_T, MPI_INT32_T,
+                                  MPI_UINT32_T, MPI_INT64_T, MPI_UINT64_T, MPI_FLOAT,    MPI_DOUBLE};
+    const MPI_Op ops[] = {MPI_SUM, MPI_PROD, MPI_MIN, MPI_MAX, MPI_LAND, MPI_LOR, MPI_LXOR, MPI_BAND, MPI_BOR, MPI_BXOR};
+    int type, op, at;
+
+    for (type = 0; type < 10; type++)
+        for (op = 0; op < (type < 8 ? 10 : 4); op++) {
+            unsigned char in[8 * 5], out[8 * 5] = {0}, expected[8 * 5] = {0};
+            MPIS_Request request;
+            for (at = 0; at < (int)sizeof in; at++)
+                in[at] = (unsigned char)(at * 29 + rank * 57 + 3);
+            if (type == 8)
+                for (at = 0; at < 5; at++)
+                    ((float *)(void *)in)[at] = (float)(rank * 3 - at);
+            if (type == 9)
+                for (at = 0; at < 5; at++)
+                    ((double *)(void *)in)[at] = rank * 3 - at;
+            OK(MPIS_Allreduce_init(in, out, 5, types[type], ops[op], MPI_COMM_WORLD, MPI_INFO_NULL, &request));
+            OK(MPIS_Match(&request, MPI_STATUS_IGNORE));
+            OK(MPIS_Enqueue_start(queue, &request));
+            OK(MPIS_Wait(&request, MPI_STATUS_IGNORE));
+            OK(MPIS_Request_free(&request));
+            MPI_Allreduce(in, expected, 5, types[type], ops[op], MPI_COMM_WORLD);
+            if (memcmp(out, expected, sizeof out) != 0)
+                fprintf(stderr, "type %d, operation %d\n", type, op);
+            CHECK(memcmp(out, expected, sizeof out) == 0);
+        }
+}
+
+/* A rank that is late holds the others up. */
+static int arrived, seen[ROUNDS];
+
+static void arrive(void *argument)
+{
+    (void)argument;
+    arrived++;
+}
+
+static void barriers(MPIS_Queue queue)
+{
+    MPI_Win window;
+    int *shared, *place, round, at, all;
+    MPI_Aint bytes;
+    int unit;
+    MPIS_Request request;
+
+    MPI_Win_allocate_shared(sizeof(int), sizeof(int), MPI_INFO_NULL, MPI_COMM_WORLD, &place, &window);
+    MPI_Win_shared_query(window, 0, &bytes, &unit, &shared);
+    OK(MPIS_Barrier_init(MPI_COMM_WORLD, MPI_INFO_NULL, &request));
+    OK(MPIS_Match(&request, MPI_STATUS_IGNORE));
+    for (round = 1; round <= ROUNDS; round++) {
+        __atomic_store_n(place, round, __ATOMIC_SEQ_CST);
+        OK(gdsync_mpis_launch(queue, arrive, NULL));
+        OK(MPIS_Enqueue_start(queue, &request));
+        OK(MPIS_Enqueue_waitall(queue));
+        OK(MPIS_Queue_wait(queue));
+        for (at = 0, all = 0; at < size; at++) {
+            MPI_Win_shared_query(window, at, &bytes, &unit, &shared);
+            all += __atomic_load_n(shared, __ATOMIC_SEQ_CST) >= round;
+        }
+        seen[round - 1] = all;
+    }
+    for (round = 0; round < ROUNDS; round++)
+        CHECK(seen[round] == size);
+    CHECK(arrived == ROUNDS);
+    OK(MPIS_Request_free(&request));
+    MPI_Win_free(&window);
+}
+
+/* What a started collective waits for may be what another rank does behind its own: none of this may stand still. */
+static void orders(MPIS_Queue queue)
+{
+    MPI_Comm twin;
+    MPIS_Request one, other, transfer;
+    int value = rank, round;
+
+    MPI_Comm_dup(MPI_COMM_WORLD, &twin);
+    OK(MPIS_Barrier_init(MPI_COMM_WORLD, MPI_INFO_NULL, &one));
+    OK(MPIS_Barrier_init(twin, MPI_INFO_NULL, &other));
+    if (rank % 2 == 0)
+        OK(MPIS_Send_init(&value, 1, MPI_INT, rank ^ 1, 0, MPI_COMM_WORLD, MPI_INFO_NULL, &transfer));
+    else
+        OK(MPIS_Recv_init(&value, 1, MPI_INT, rank ^ 1, 0, MPI_COMM_WORLD, MPI_INFO_NULL, &transfer));
+    OK(MPIS_Matchall(3, (MPIS_Request[]){one, other, transfer}, MPI_STATUSES_IGNORE));
+    for (round = 0; round < ROUNDS; round++) {
+        if (rank % 2 == 0) {
+            OK(MPIS_Enqueue_start(queue, &one));
+            OK(MPIS_Enqueue_start(queue, &other));
+            OK(MPIS_Enqueue_start(queue, &transfer));
+            OK(MPIS_Enqueue_waitall(queue));
+        } else {
+            OK(MPIS_Enqueue_start(queue, &transfer));
+            OK(MPIS_Enqueue_waitall(queue));
+            OK(MPIS_Enqueue_start(queue, rank == 1 ? &other : &one));
+            if (rank == 3)
+                OK(MPIS_Enqueue_waitall(queue));
+            OK(MPIS_Enqueue_start(queue, rank == 1 ? &one : &other));
+            OK(MPIS_Enqueue_waitall(queue));
+        }
+    }
+    OK(MPIS_Queue_wait(queue));
+    CHECK(value == (rank & ~1));
+    OK(MPIS_Request_free(&one));
+    OK(MPIS_Request_free(&other));
+    OK(MPIS_Request_free(&transfer));
+    MPI_Comm_free(&twin);
+}
+
+int main(void)
+{
+    const int counts[] = {0, 1, 2, 3, 1000, 20011};
+    MPI_Comm some;
+    MPIS_Queue queue;
+    int at, most;
+
+    begin();
+    OK(MPIS_Queue_init(&queue, THREAD, NULL));
+    for (at = 0; at < 6; at++)
+        reduce(queue, MPI_COMM_WORLD, counts[at]);
+    for (most = 1; most < size; most++) {
+        MPI_Comm_split(MPI_COMM_WORLD, rank < most, rank, &some);
+        reduce(queue, some, 10);
+        MPI_Comm_free(&some);
+    }
+    kinds(queue);
+    barriers(queue);
+    orders(queue);
+    OK(MPIS_Queue_free(&queue));
+    end("collectives ok");
+    return 0;
+}

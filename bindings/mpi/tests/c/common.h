@@ -1,0 +1,54 @@
+/* What the test programs share. */
+#ifndef COMMON_H
+#define COMMON_H
+
+#include "stream-triggering.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static int rank, size;
+
+/* Ends all ranks unless something holds. */
+#define CHECK(holds)                                                                                                  \
+    do {                                                                                                              \
+        if (!(holds)) {                                                                                               \
+            fprintf(stderr, "%s:%d: rank %d: %s does not hold\n", __FILE__, __LINE__, rank, #holds);                  \
+            MPI_Abort(MPI_COMM_WORLD, 3);                                                                             \
+        }                                                                                                             \
+    } while (0)
+
+#define OK(call) CHECK((call) == MPI_SUCCESS)
+
+static inline void begin(void)
+{
+    OK(MPI_Init(NULL, NULL));
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &size);
+}
+
+/* Prints on rank 0, once all ranks are there. */
+static inline void end(const char *said)
+{
+    MPI_Barrier(MPI_COMM_WORLD);
+    if (rank == 0)
+        puts(said);
+    OK(MPI_Finalize());
+}
+
+/* Whether a call has failed with an error of a class, whose text has a word. */
+static inline int failed(int code, int wanted, const char *word)
+{
+    char text[MPI_MAX_ERROR_STRING] = "";
+    int class = MPI_SUCCESS, len;
+
+    MPI_Error_class(code, &class);
+    MPI_Error_string(code, text, &len);
+    if (class == wanted && strstr(text, word))
+        return 1;
+    fprintf(stderr, "rank %d: class %d, not %d: %s (not %s)\n", rank, class, wanted, text, word);
+    return 0;
+}
+
+#endif

@@ -1,0 +1,59 @@
+/* A ring: rounds that are enqueued ahead, and no call of the CPU between them. */
+#include "common.h"
+
+#define ROUNDS 300
+#define LEN 1000
+
+static int sent[LEN], received[LEN], right, round_number;
+
+/* As a kernel would: checks what has arrived, and writes what is sent next. */
+static void step(void *argument)
+{
+    int at, before = (rank + size - 1) % size;
+
+    (void)argument;
+    for (at = 0; at < LEN; at++) {
+        right += received[at] == before * 1000000 + round_number * 1000 + at;
+        sent[at] = rank * 1000000 + (round_number + 1) * 1000 + at;
+    }
+    round_number++;
+}
+
+int main(void)
+{
+    MPIS_Queue queue;
+    MPIS_Request requests[2];
+    MPI_Status statuses[2];
+    int at, round, count;
+
+    begin();
+    for (at = 0; at < LEN; at++)
+        sent[at] = rank * 1000000 + at;
+    OK(MPIS_Queue_init(&queue, THREAD, NULL));
+    OK(MPIS_Send_init(sent, LEN, MPI_INT, (rank + 1) % size, 7, MPI_COMM_WORLD, MPI_INFO_NULL, &requests[0]));
+    OK(MPIS_Recv_init(received, LEN, MPI_INT, (rank + size - 1) % size, 7, MPI_COMM_WORLD, MPI_INFO_NULL, &requests[1]));
+    OK(MPIS_Matchall(2, requests, statuses));
+    CHECK(statuses[1].MPI_SOURCE == (rank + size - 1) % size && statuses[1].MPI_TAG == 7);
+    MPI_Get_count(&statuses[1], MPI_INT, &count);
+    CHECK(count == LEN);
+    for (round = 0; round < ROUNDS; round++) {
+        OK(MPIS_Enqueue_startall(queue, 2, requests));
+        OK(MPIS_Enqueue_waitall(queue));
+        OK(gdsync_mpis_launch(queue, step, NULL));
+    }
+    OK(MPIS_Queue_wait(queue));
+    CHECK(right == ROUNDS * LEN && round_number == ROUNDS);
+
+    /* The same once more, waited for by the CPU. */
+    OK(MPIS_Enqueue_startall(queue, 2, requests));
+    OK(MPIS_Waitall(2, requests, statuses));
+    MPI_Get_count(&statuses[1], MPI_INT, &count);
+    CHECK(count == LEN && received[5] == (rank + size - 1) % size * 1000000 + ROUNDS * 1000 + 5);
+
+    OK(MPIS_Request_freeall(2, requests));
+    CHECK(requests[0] == MPIS_REQUEST_NULL);
+    OK(MPIS_Queue_free(&queue));
+    CHECK(queue == MPIS_QUEUE_NULL);
+    end("ring ok");
+    return 0;
+}
