@@ -32,8 +32,8 @@ static int at_end(MPI_Comm comm, int key, void *value, void *extra)
     if (gdsync_mpi_finish(&counts) == 0 && wanted && strcmp(wanted, "1") == 0) {
         MPI_Comm_rank(MPI_COMM_WORLD, &rank);
         fprintf(stderr,
-                "gdsync-mpis rank %d: %llu starts, %llu waits, %llu batches, %llu memory operations, %llu by the CPU\n",
-                rank, (unsigned long long)counts.starts, (unsigned long long)counts.waits,
+                "gdsync-mpis rank %d: %llu starts, %llu waits, %llu batches, %llu memory operations, "
+                "%llu by the CPU\n", rank, (unsigned long long)counts.starts, (unsigned long long)counts.waits,
                 (unsigned long long)counts.batches, (unsigned long long)counts.operations,
                 (unsigned long long)counts.cpu);
     }
@@ -64,6 +64,7 @@ static int make_keys(void)
     if (comm_key == MPI_KEYVAL_INVALID)
         error = MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, at_comm_free, &comm_key, NULL);
     if (error == MPI_SUCCESS && end_key == MPI_KEYVAL_INVALID) {
+        gdsync_mpi_meanwhile(mpis_match_progress);
         error = MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, at_end, &end_key, NULL);
         if (error == MPI_SUCCESS)
             error = MPI_Comm_set_attr(MPI_COMM_SELF, end_key, NULL);

@@ -85,6 +85,9 @@ int gdsync_mpi_enqueue_wait(const void *queue);
 int gdsync_mpi_queue_wait(const void *queue);
 int gdsync_mpi_launch(const void *queue, void (*function)(void *), void *argument);
 
+/* Called by threads of the program while they wait. */
+void gdsync_mpi_meanwhile(void (*matches)(void));
+
 int gdsync_mpi_allocate(uint64_t bytes, int on_gpu, void **made);
 int gdsync_mpi_deallocate(const void *memory);
 

@@ -32,7 +32,8 @@ int MPIS_Queue_init(MPIS_Queue *queue, MPIS_Queue_type type, void *stream)
                          "queues of type %d are not supported: use GPU_MEM_OPS (%d) or THREAD (%d)", (int)type,
                          (int)GPU_MEM_OPS, (int)THREAD);
     if (type == GPU_MEM_OPS && !stream)
-        return mpis_fail(MPI_COMM_WORLD, MPI_ERR_ARG, "the stream is a null pointer: pass the address of a cudaStream_t");
+        return mpis_fail(MPI_COMM_WORLD, MPI_ERR_ARG,
+                         "the stream is a null pointer: pass the address of a cudaStream_t");
     error = reported(gdsync_mpi_queue(type == THREAD ? NULL : stream, &made));
     if (error == MPI_SUCCESS)
         *queue = (MPIS_Queue)made;
@@ -78,7 +79,8 @@ int MPIS_Enqueue_startall(MPIS_Queue queue, int len, MPIS_Request requests[])
     if (error != MPI_SUCCESS)
         return error;
     if (len < 0 || (len > 0 && !requests))
-        return mpis_fail(MPI_COMM_WORLD, MPI_ERR_ARG, "the list of %d requests is a null pointer or has no length", len);
+        return mpis_fail(MPI_COMM_WORLD, MPI_ERR_ARG, "the list of %d requests is a null pointer or has no length",
+                         len);
     mpis_match_progress();
     engines = malloc((len ? len : 1) * sizeof *engines);
     if (!engines)
@@ -131,14 +133,13 @@ int MPIS_Alloc_mem(MPI_Aint size, MPI_Info info, void **baseptr)
     if (error != MPI_SUCCESS)
         return error;
     if (!baseptr || size < 0)
-        return mpis_fail(MPI_COMM_WORLD, MPI_ERR_ARG, "the size is %lld, or the place for the address is a null pointer",
-                         (long long)size);
+        return mpis_fail(MPI_COMM_WORLD, MPI_ERR_ARG,
+                         "the size is %lld, or the place for the address is a null pointer", (long long)size);
     if (info != MPI_INFO_NULL)
         MPI_Info_get(info, "mpi_memory_alloc_kinds", MPI_MAX_INFO_VAL, kind, &is_set);
     if (strcmp(kind, "system") != 0 && strcmp(kind, "cuda:device") != 0)
         return mpis_fail(MPI_COMM_WORLD, MPI_ERR_INFO_VALUE,
-                         "mpi_memory_alloc_kinds is \"%.60s\": memory is to be had of the kinds \"system\" and \"cuda:device\"",
-                         kind);
+                         "mpi_memory_alloc_kinds is \"%.60s\": the kinds are \"system\" and \"cuda:device\"", kind);
     return reported(gdsync_mpi_allocate((uint64_t)size, kind[0] == 'c', baseptr));
 }
 

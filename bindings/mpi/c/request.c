@@ -41,7 +41,8 @@ int mpis_request_check(const MPIS_Request *request)
     if (!request)
         return mpis_fail(MPI_COMM_WORLD, MPI_ERR_ARG, "the request is a null pointer: pass its address");
     if (*request == MPIS_REQUEST_NULL)
-        return mpis_fail(MPI_COMM_WORLD, MPI_ERR_REQUEST, "the request is MPIS_REQUEST_NULL: it was never made, or freed");
+        return mpis_fail(MPI_COMM_WORLD, MPI_ERR_REQUEST,
+                         "the request is MPIS_REQUEST_NULL: it was never made, or freed");
     return MPI_SUCCESS;
 }
 
@@ -89,7 +90,8 @@ static int check_envelope(const struct mpis_comm *known, int peer, int tag)
         return mpis_fail(comm, MPI_ERR_RANK,
                          "MPI_ANY_SOURCE: a request is matched with one peer, before it is started. Name its rank");
     if (peer != MPI_PROC_NULL && (peer < 0 || peer >= size))
-        return mpis_fail(comm, MPI_ERR_RANK, "the rank is %d, but the communicator has the ranks 0 to %d", peer, size - 1);
+        return mpis_fail(comm, MPI_ERR_RANK, "the rank is %d, but the communicator has the ranks 0 to %d", peer,
+                         size - 1);
     if (tag == MPI_ANY_TAG)
         return mpis_fail(comm, MPI_ERR_TAG,
                          "MPI_ANY_TAG: a request is matched with one other, before it is started. Name its tag");
@@ -116,7 +118,8 @@ static int transfer(int sends, void *buffer, MPI_Count count, MPI_Datatype datat
     if (error == MPI_SUCCESS)
         error = mpis_contiguous(comm, count, datatype, &start, &bytes);
     if (error == MPI_SUCCESS && bytes > 0 && !buffer)
-        error = mpis_fail(comm, MPI_ERR_BUFFER, "the buffer of %llu bytes is a null pointer (or MPI_BOTTOM): pass a valid one",
+        error = mpis_fail(comm, MPI_ERR_BUFFER,
+                          "the buffer of %llu bytes is a null pointer (or MPI_BOTTOM): pass a valid one",
                           (unsigned long long)bytes);
     if (error != MPI_SUCCESS) {
         mpis_comm_release(known);
@@ -129,7 +132,8 @@ static int transfer(int sends, void *buffer, MPI_Count count, MPI_Datatype datat
     request->tag = tag;
     if (peer == MPI_PROC_NULL)
         return made(request, 0, into);
-    return made(request, gdsync_mpi_transfer(sends, bytes ? (char *)buffer + start : NULL, bytes, &request->engine), into);
+    buffer = bytes ? (char *)buffer + start : NULL;
+    return made(request, gdsync_mpi_transfer(sends, buffer, bytes, &request->engine), into);
 }
 
 int MPIS_Send_init(const void *buffer, MPI_Count count, MPI_Datatype datatype, int dest, int tag, MPI_Comm comm,

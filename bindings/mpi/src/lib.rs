@@ -9,7 +9,7 @@
 //! has one leg, a collective several. Matching a request connects its legs. A start and a wait are batches of
 //! [`gdsync::persistent`]: the stream rings the card and waits for its completions, without the CPU.
 //!
-//! Layers, bottom up: `statistics` and `error`; `device` is the card of the process; `memory` finds out what a
+//! Layers, bottom up: `statistics`, `progress` and `error`; `device` is the card of the process; `memory` finds out what a
 //! buffer is and registers it; `offer` is what one side of a leg sends to the other; `channel` is a queue pair;
 //! `stream` is either kind of stream; `parts` are persistent requests that complete together; `reduce` and
 //! `collective` are chains of them; `request` and `queue` are what C has handles of.
@@ -22,6 +22,7 @@ mod error;
 mod memory;
 mod offer;
 mod parts;
+mod progress;
 mod queue;
 mod reduce;
 mod request;

@@ -2,14 +2,14 @@
 
 use crate::error::{Class, Failure};
 use crate::request::{Request, Work, abort, probe};
-use crate::statistics;
-use crate::stream::{AnyStream, PROBE_AFTER};
+use crate::stream::{AnyStream, PROBE_AFTER, SLICE};
+use crate::{progress, statistics};
 use gdsync::persistent;
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::ptr;
 use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How long the end of the program waits for a stream, and again after its work was aborted.
 const LAST: Duration = Duration::from_secs(1);
@@ -23,10 +23,27 @@ pub(crate) struct Queue {
 
 #[derive(Debug, Default)]
 struct Lists {
-    /// Started, and the stream does not wait for them yet.
+    /// Started, and the stream does not wait for them yet; and some that the CPU has completed since.
     pending: Vec<Arc<Request>>,
+    /// From this many pending ones on, those that are completed are taken out.
+    most: usize,
     /// The stream waits for them, and the CPU has not looked how they ended.
     awaited: HashMap<usize, Arc<Request>>,
+}
+
+impl Lists {
+    /// Takes out pending requests that the CPU has completed, where there are many.
+    fn sweep(&mut self) {
+        const FEW: usize = 64;
+        if self.pending.len() >= self.most.max(FEW) {
+            // One that is locked is being used.
+            let is_started = |request: &Arc<Request>| {
+                request.state.try_lock().is_none_or(|state| state.started_on.is_some())
+            };
+            self.pending.retain(is_started);
+            self.most = 2 * self.pending.len();
+        }
+    }
 }
 
 /// All queues, for the end of the program.
@@ -46,6 +63,7 @@ impl Queue {
     /// collectives. Waits for room.
     pub(crate) fn start(&self, requests: &[(usize, Arc<Request>)]) -> Result<(), Failure> {
         let mut lists = self.lists.lock();
+        lists.sweep();
         let mut states = Vec::with_capacity(requests.len());
         for (index, request) in requests {
             let about = |text| Failure::new(Class::Request, format!("request {index} of the list {text}"));
@@ -123,8 +141,13 @@ impl Queue {
 
     /// Waits on the CPU until the stream has performed everything, and looks how that ended.
     pub(crate) fn synchronize(&self) -> Result<(), Failure> {
-        while !self.stream.synchronize(PROBE_AFTER)? {
-            self.requests().iter().for_each(|request| request.probe());
+        let mut probe_at = Instant::now() + PROBE_AFTER;
+        while !self.stream.synchronize(SLICE)? {
+            progress::go_on();
+            if Instant::now() >= probe_at {
+                probe_at += PROBE_AFTER;
+                self.requests().iter().for_each(|request| request.probe());
+            }
         }
         let awaited: Vec<_> = self.lists.lock().awaited.values().cloned().collect();
         let mut first = Ok(());
@@ -147,9 +170,9 @@ impl Queue {
         lists.pending.iter().chain(lists.awaited.values()).cloned().collect()
     }
 
-    /// Forgets a request that the program frees, where nothing has to be known of it any more.
+    /// Forgets a request that the program frees. One that is freed while a thread waits in a start was never started.
     pub(crate) fn forget(&self, request: &Arc<Request>) {
-        let mut lists = self.lists.lock();
+        let Some(mut lists) = self.lists.try_lock() else { return };
         lists.pending.retain(|pending| !ptr::eq(Arc::as_ptr(pending), Arc::as_ptr(request)));
         lists.awaited.remove(&Arc::as_ptr(request).addr());
     }

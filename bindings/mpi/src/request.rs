@@ -7,6 +7,7 @@ use crate::error::{Class, Failure};
 use crate::memory::{self, Buffer, Region};
 use crate::offer::{OFFER, Offer, read};
 use crate::parts::{Parts, number_of};
+use crate::progress;
 use crate::stream::PROBE_AFTER;
 use gdsync::Access;
 use gdsync_sys::pause::Pause;
@@ -239,6 +240,7 @@ impl Request {
                 self.state.lock().started_on = None;
                 return outcome;
             }
+            progress::go_on();
             if pause.elapsed() >= probe_at {
                 probe_at += PROBE_AFTER;
                 self.probe();

@@ -1,14 +1,16 @@
 //! Streams of either kind, and posts that wait for room.
 
 use crate::error::{Class, Failure};
-use crate::statistics;
+use crate::{progress, statistics};
 use gdsync::cudarc::driver::sys::CUstream;
 use gdsync::memop::MemOpStream;
 use gdsync::persistent::{ListError, PersistentError, Request, start_all, wait_all};
 use gdsync::stream::{PostFailure, Posted, StreamOptions};
 use gdsync::{CudaStream, QueueError, SoftStream, Stream};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+/// How long a thread waits at a time, before it does what else there is to do.
+pub(crate) const SLICE: Duration = Duration::from_millis(20);
 /// How long a silent peer is waited for before it is probed, and between probes.
 pub(crate) const PROBE_AFTER: Duration = Duration::from_millis(500);
 
@@ -80,13 +82,13 @@ impl AnyStream {
     }
 }
 
-/// Starts a list, and waits for room as long as it takes; `meanwhile` is called now and then.
+/// Starts a list, and waits for room as long as it takes; `meanwhile` is called every [`PROBE_AFTER`].
 pub(crate) fn start<B: MemOpStream>(
     stream: &Stream<B>,
     list: &mut [&mut dyn Request],
     meanwhile: impl FnMut(),
 ) -> Result<(), Failure> {
-    patiently(|| start_all(list, stream, PROBE_AFTER), meanwhile)
+    patiently(|| start_all(list, stream, SLICE), meanwhile)
 }
 
 /// Has a stream wait for a list; as [`start`].
@@ -95,20 +97,27 @@ pub(crate) fn wait<B: MemOpStream>(
     list: &mut [&mut dyn Request],
     meanwhile: impl FnMut(),
 ) -> Result<(), Failure> {
-    patiently(|| wait_all(list, stream, PROBE_AFTER), meanwhile)
+    patiently(|| wait_all(list, stream, SLICE), meanwhile)
 }
 
 fn patiently(
     mut post: impl FnMut() -> Result<Posted, ListError>,
     mut meanwhile: impl FnMut(),
 ) -> Result<(), Failure> {
+    let mut probe_at = Instant::now() + PROBE_AFTER;
     loop {
         match post() {
             Ok(posted) => {
                 statistics::posted(posted);
                 return Ok(());
             }
-            Err(error) if is_lack_of_room(&error.source) => meanwhile(),
+            Err(error) if is_lack_of_room(&error.source) => {
+                progress::go_on();
+                if Instant::now() >= probe_at {
+                    probe_at += PROBE_AFTER;
+                    meanwhile();
+                }
+            }
             Err(error) => return Err(error.into()),
         }
     }

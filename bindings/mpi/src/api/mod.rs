@@ -9,7 +9,7 @@ pub use requests::*;
 
 use crate::error::{Class, Failure, cut, status, text};
 use crate::statistics::{Counts, counts};
-use crate::{memory, queue};
+use crate::{memory, progress, queue};
 use libc::{c_char, c_int, c_void};
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -90,6 +90,15 @@ pub unsafe extern "C" fn gdsync_mpi_allocate(bytes: u64, on_gpu: c_int, made: *m
 #[unsafe(no_mangle)]
 pub extern "C" fn gdsync_mpi_deallocate(memory: *const c_void) -> c_int {
     status(|| memory::free(memory.addr()))
+}
+
+/// Says what a thread of the program calls while it waits: the C part's matches progress there.
+#[unsafe(no_mangle)]
+pub extern "C" fn gdsync_mpi_meanwhile(matches: Option<extern "C" fn()>) {
+    status(|| {
+        progress::set(matches.ok_or_else(|| null("the function"))?);
+        Ok(())
+    });
 }
 
 /// The end of the program. `into` gets what this rank has done.
