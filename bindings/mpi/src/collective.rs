@@ -19,6 +19,7 @@ use gdsync::{Access, MemoryRegion, PinnedMemory, ProtectionDomain, SoftStream, S
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// What the CPU does in the order of the chain's stream.
 type Action = Arc<dyn Fn() + Send + Sync>;
@@ -191,11 +192,16 @@ impl Chain {
 
     /// Where its newest start has ended: the first failure since the last outcome, if there is one.
     pub(crate) fn outcome(&mut self) -> Option<Result<u64, Failure>> {
-        match self.stream.query() {
+        match self.look() {
             Ok(true) => self.parts.outcome(),
             Ok(false) => None,
-            Err(error) => Some(Err(error.into())),
+            Err(error) => Some(Err(error)),
         }
+    }
+
+    /// Looks how far its stream is: work of a queue pair that has failed ends there. True if it is idle.
+    pub(crate) fn look(&self) -> Result<bool, Failure> {
+        Ok(self.stream.synchronize_timeout(Duration::ZERO)?)
     }
 }
 

@@ -253,6 +253,11 @@ impl Request {
     pub(crate) fn probe(&self) {
         if let Some(mut state) = self.state.try_lock() {
             probe(&mut state.legs);
+            if let Some(Work::Collective(chain)) = &state.work
+                && let Err(error) = chain.look()
+            {
+                tracing::debug!(%error, "the stream of a collective has failed");
+            }
         }
     }
 }
