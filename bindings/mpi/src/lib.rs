@@ -28,3 +28,5 @@ mod reduce;
 mod request;
 mod statistics;
 mod stream;
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,233 @@
+//! Requests and queues of several ranks in one process, without MPI.
+
+use crate::collective::Reduction;
+use crate::error::{Class, Failure};
+use crate::memory::Buffer;
+use crate::offer::{refusal, to_bytes};
+use crate::queue::{self, Queue};
+use crate::reduce::{Element, Operation};
+use crate::request::{Plan, Request, abort, retire};
+use crate::stream::AnyStream;
+use gdsync::PinnedMemory;
+use std::sync::Arc;
+
+fn memory(bytes: &[u8]) -> PinnedMemory {
+    let memory = PinnedMemory::allocate(bytes.len()).unwrap();
+    memory.write(0, bytes);
+    memory
+}
+
+fn content(memory: &PinnedMemory) -> Vec<u8> {
+    let mut bytes = vec![0; memory.len()];
+    memory.read(0, &mut bytes);
+    bytes
+}
+
+fn buffer(memory: &PinnedMemory) -> Buffer {
+    Buffer { address: memory.addr().get() as usize, bytes: memory.len() }
+}
+
+fn request(plan: Plan) -> Arc<Request> {
+    // SAFETY: the tests keep the memory longer than the requests, and use it as they are ordered.
+    Arc::new(unsafe { Request::new(plan) })
+}
+
+fn transfer(sends: bool, memory: &PinnedMemory) -> Arc<Request> {
+    request(Plan::Transfer { sends, buffer: buffer(memory) })
+}
+
+fn queue() -> Arc<Queue> {
+    Queue::new(AnyStream::software().unwrap())
+}
+
+/// Has each leg of the ranks' requests meet its other side.
+fn matched(ranks: &[Arc<Request>]) -> Result<(), Failure> {
+    let mut lines = Vec::new();
+    for (rank, request) in ranks.iter().enumerate() {
+        let legs: Vec<_> =
+            request.state.lock().legs.iter().map(|leg| (leg.peer as usize, leg.sends)).collect();
+        for (index, (peer, sends)) in legs.into_iter().enumerate() {
+            let line = request.offer(index)?.to_string();
+            lines.push((rank, index, peer, sends, line));
+        }
+    }
+    for (rank, index, peer, sends, _) in &lines {
+        let is_other = |(from, _, to, theirs, _): &&(usize, usize, usize, bool, String)| {
+            from == peer && to == rank && theirs != sends
+        };
+        let (.., line) = lines.iter().find(is_other).unwrap();
+        ranks[*rank].answer(*index, &to_bytes(line))?;
+    }
+    ranks.iter().try_for_each(|request| request.matched().map(drop))
+}
+
+/// The same for a transfer, whose peers are C's to know.
+fn pair(send: &Arc<Request>, receive: &Arc<Request>) -> Result<u64, Failure> {
+    let (offer, reply) = (send.offer(0)?, receive.offer(0)?);
+    receive.answer(0, &to_bytes(&offer.to_string()))?;
+    send.answer(0, &to_bytes(&reply.to_string()))?;
+    send.matched()?;
+    receive.matched()
+}
+
+fn started(queue: &Queue, requests: &[&Arc<Request>]) -> Result<(), Failure> {
+    let list: Vec<_> = requests.iter().map(|request| Arc::clone(request)).enumerate().collect();
+    queue.start(&list)
+}
+
+#[test]
+fn a_transfer_is_started_many_times() {
+    let (source, target) = (memory(&[0; 64]), memory(&[9; 100]));
+    let (send, receive, queue) = (transfer(true, &source), transfer(false, &target), queue());
+    assert_eq!(pair(&send, &receive).unwrap(), 64);
+    for round in 0..50 {
+        source.write(0, &[round; 64]);
+        started(&queue, &[&receive, &send]).unwrap();
+        queue.enqueue_wait().unwrap();
+        queue.synchronize().unwrap();
+        let expected: Vec<u8> = [vec![round; 64], vec![9; 36]].concat();
+        assert_eq!(content(&target), expected);
+    }
+    started(&queue, &[&receive, &send]).unwrap();
+    assert_eq!((send.wait().unwrap(), receive.wait().unwrap()), (0, 64));
+    // What the CPU has waited for, the stream need not.
+    queue.enqueue_wait().unwrap();
+    queue.synchronize().unwrap();
+    [send, receive].into_iter().for_each(retire);
+}
+
+#[test]
+fn requests_in_the_wrong_state_are_refused() {
+    let (source, target) = (memory(&[1; 8]), memory(&[0; 8]));
+    let (send, receive, queue) = (transfer(true, &source), transfer(false, &target), queue());
+    let refused = |list: &[&Arc<Request>], word: &str| {
+        let failure = started(&queue, list).unwrap_err();
+        assert_eq!(failure.class, Class::Request);
+        assert!(failure.text.contains(word), "{failure}");
+    };
+    refused(&[&send], "request 0 of the list is not matched");
+    assert_eq!(send.matched().unwrap_err().class, Class::Request);
+    pair(&send, &receive).unwrap();
+    refused(&[&receive, &send, &send], "request 2 of the list is in it twice");
+    started(&queue, &[&receive, &send]).unwrap();
+    refused(&[&receive], "started already");
+    assert_eq!(send.offer(1).unwrap_err().class, Class::Argument);
+    queue.enqueue_wait().unwrap();
+    queue.synchronize().unwrap();
+    assert_eq!(content(&target), [1; 8]);
+}
+
+#[test]
+fn what_does_not_fit_is_refused_on_both_sides() {
+    let (source, target) = (memory(&[1; 8]), memory(&[0; 4]));
+    let (send, receive) = (transfer(true, &source), transfer(false, &target));
+    let failure = pair(&send, &receive).unwrap_err();
+    assert_eq!(failure.class, Class::Truncate);
+    let there = send.answer(0, &to_bytes(&refusal(&failure))).unwrap_err();
+    assert_eq!(there.class, Class::Truncate);
+    assert!(there.text.contains("the message has 8 bytes, and the receive 4"), "{there}");
+
+    let barrier = request(Plan::Barrier { rank: 0, size: 2 });
+    let offer = send.offer(0).unwrap();
+    let failure = barrier.offer(0).and_then(|_| barrier.answer(0, &to_bytes(&offer.to_string())));
+    assert!(failure.unwrap_err().text.contains("barrier-of-2"));
+    for (part, provider, word) in
+        [(offer.part + 1, "software", "PART_BYTES"), (offer.part, "abacus", "DEVICE")]
+    {
+        let other = crate::offer::Offer { part, provider: provider.to_owned(), ..offer.clone() };
+        let receive = transfer(false, &source);
+        receive.offer(0).unwrap();
+        let failure = receive.answer(0, &to_bytes(&other.to_string())).unwrap_err();
+        assert!(failure.text.contains(word), "{failure}");
+    }
+}
+
+#[test]
+fn a_transfer_without_its_peer_fails() {
+    let (source, target) = (memory(&[1; 8]), memory(&[0; 8]));
+    let (send, receive, queue) = (transfer(true, &source), transfer(false, &target), queue());
+    pair(&send, &receive).unwrap();
+    started(&queue, &[&receive]).unwrap();
+    queue.enqueue_wait().unwrap();
+    abort(&receive.state.lock().legs);
+    let failure = queue.synchronize().unwrap_err();
+    assert_eq!(failure.class, Class::Peer);
+    assert_eq!(started(&queue, &[&receive]).unwrap_err().class, Class::Peer);
+    // It is reported once.
+    queue.synchronize().unwrap();
+}
+
+#[test]
+fn all_reduces_of_every_size() {
+    for size in 1..6u32 {
+        let inputs: Vec<_> = (0..size)
+            .map(|rank| {
+                memory(
+                    &(0..7u64).flat_map(|at| (at * 10 + u64::from(rank)).to_ne_bytes()).collect::<Vec<_>>(),
+                )
+            })
+            .collect();
+        let outputs: Vec<_> = (0..size).map(|_| memory(&[0; 56])).collect();
+        let ranks: Vec<_> = (0..size)
+            .map(|rank| {
+                let source = Some(buffer(&inputs[rank as usize]));
+                let target = buffer(&outputs[rank as usize]);
+                let (element, operation) = (Element::U64, Operation::Sum);
+                let reduction = Reduction { source, target, element, operation };
+                request(Plan::Allreduce { reduction, rank, size })
+            })
+            .collect();
+        matched(&ranks).unwrap();
+        let queues: Vec<_> = ranks.iter().map(|_| queue()).collect();
+        for _round in 0..3 {
+            for (queue, rank) in queues.iter().zip(&ranks) {
+                started(queue, &[rank]).unwrap();
+                queue.enqueue_wait().unwrap();
+            }
+            queues.iter().for_each(|queue| queue.synchronize().unwrap());
+        }
+        let of_ranks = u64::from(size * (size - 1) / 2);
+        let expected = (0..7u64).flat_map(|at| (at * 10 * u64::from(size) + of_ranks).to_ne_bytes());
+        let expected: Vec<_> = expected.collect();
+        assert!(outputs.iter().all(|output| content(output) == expected), "{size}");
+    }
+}
+
+#[test]
+fn a_barrier_waits_for_all_and_fails_for_all() {
+    let ranks: Vec<_> = (0..3).map(|rank| request(Plan::Barrier { rank, size: 3 })).collect();
+    matched(&ranks).unwrap();
+    let queues: Vec<_> = ranks.iter().map(|_| queue()).collect();
+    let enter = |rank: usize| {
+        started(&queues[rank], &[&ranks[rank]]).unwrap();
+        queues[rank].enqueue_wait().unwrap();
+    };
+    let is_through =
+        |rank: usize| queues[rank].stream.synchronize(std::time::Duration::from_millis(20)).unwrap();
+    enter(0);
+    enter(1);
+    assert!(!is_through(0) && !is_through(1));
+    enter(2);
+    queues.iter().for_each(|queue| queue.synchronize().unwrap());
+
+    // Rank 2 ends in the next round, and nothing else is left in order.
+    enter(0);
+    enter(1);
+    abort(&ranks[2].state.lock().legs);
+    let failures: Vec<_> = std::thread::scope(|scope| {
+        let waits: Vec<_> =
+            queues[..2].iter().map(|queue| scope.spawn(|| queue.synchronize().unwrap_err())).collect();
+        waits.into_iter().map(|wait| wait.join().unwrap()).collect()
+    });
+    assert!(failures.iter().all(|failure| failure.class == Class::Peer), "{failures:?}");
+}
+
+#[test]
+fn a_queue_is_known_until_it_is_freed() {
+    let queue = queue();
+    let name = Arc::as_ptr(&queue).addr();
+    assert!(Arc::ptr_eq(&queue::find(name).unwrap(), &queue));
+    drop(queue);
+    assert!(queue::find(name).unwrap_err().text.contains("MPIS_Queue_free"));
+    assert_eq!(queue::find(0).unwrap_err().class, Class::Argument);
+}
