@@ -115,8 +115,11 @@ static void two_of_all(MPIS_Queue queue)
 int main(void)
 {
     MPIS_Queue queue;
+    int provided;
 
-    begin();
+    OK(MPI_Init_thread(NULL, NULL, MPI_THREAD_MULTIPLE, &provided));
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &size);
     OK(MPIS_Queue_init(&queue, THREAD, NULL));
     two_of_all(queue);
     tags(queue, MPI_COMM_WORLD, 0);
