@@ -6,13 +6,16 @@ use crate::stream::{AnyStream, PROBE_AFTER, SLICE};
 use crate::{progress, statistics};
 use gdsync::persistent;
 use parking_lot::Mutex;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ptr;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 /// How long the end of the program waits for a stream, and again after its work was aborted.
 const LAST: Duration = Duration::from_secs(1);
+
+/// How long a request may be locked: more than looking at it takes.
+const BRIEFLY: Duration = Duration::from_secs(1);
 
 /// A queue of the program.
 #[derive(Debug)]
@@ -64,12 +67,14 @@ impl Queue {
     pub(crate) fn start(&self, requests: &[(usize, Arc<Request>)]) -> Result<(), Failure> {
         let mut lists = self.lists.lock();
         lists.sweep();
-        let mut states = Vec::with_capacity(requests.len());
+        let (mut states, mut seen) = (Vec::with_capacity(requests.len()), HashSet::new());
         for (index, request) in requests {
             let about = |text| Failure::new(Class::Request, format!("request {index} of the list {text}"));
-            // Locked already where the list has it twice.
-            let state = request.state.try_lock();
-            let state = state.ok_or_else(|| about("is in it twice, or another thread uses it"))?;
+            if !seen.insert(Arc::as_ptr(request)) {
+                return Err(about("is in it twice"));
+            }
+            let state = request.state.try_lock_for(BRIEFLY);
+            let state = state.ok_or_else(|| about("is being started by another thread"))?;
             if state.work.is_none() {
                 return Err(about("is not matched: match it before it is started"));
             }
@@ -78,6 +83,9 @@ impl Queue {
             }
             states.push(state);
         }
+        // Refused before anything starts.
+        let has_collective = states.iter().any(|state| matches!(state.work, Some(Work::Collective(_))));
+        let soft = has_collective.then(|| self.stream.soft("a collective")).transpose()?;
         let (mut transfers, mut legs) = (Vec::<&mut dyn persistent::Request>::new(), Vec::new());
         for state in &mut states {
             let state = &mut **state;
@@ -91,27 +99,32 @@ impl Queue {
         if !transfers.is_empty() {
             self.stream.start(&mut transfers, &mut meanwhile)?;
         }
+        let mut first = Ok(());
         for (state, (_, request)) in states.iter_mut().zip(requests) {
             let state = &mut **state;
-            if let Some(Work::Collective(chain)) = &mut state.work {
-                let legs = &mut state.legs;
-                let started = chain.start(self.stream.soft("a collective")?, || probe(legs));
+            let legs = &mut state.legs;
+            if let (Some(Work::Collective(chain)), Some(soft)) = (&mut state.work, soft)
+                && let Err(failure) = chain.start(soft, || probe(legs))
+            {
                 // The other ranks learn of it.
-                started.inspect_err(|_| abort(legs))?;
+                abort(legs);
+                first = first.and(Err(failure));
+                continue;
             }
             state.started_on = Some(self.number());
             statistics::started(1);
             lists.pending.push(request.clone());
         }
-        Ok(())
+        first
     }
 
     /// Has the stream wait for everything that was started on it, and that it does not wait for yet.
     pub(crate) fn enqueue_wait(&self) -> Result<(), Failure> {
         let mut lists = self.lists.lock();
-        let pending = lists.pending.clone();
-        // One that is locked already is in the list twice, or another thread starts it elsewhere.
-        let states = pending.iter().filter_map(|request| request.state.try_lock());
+        let (mut pending, mut seen) = (lists.pending.clone(), HashSet::new());
+        pending.retain(|request| seen.insert(Arc::as_ptr(request)));
+        // One that another thread starts, on another queue, is not to be waited for here.
+        let states = pending.iter().filter_map(|request| request.state.try_lock_for(BRIEFLY));
         let mut states: Vec<_> = states.filter(|state| state.started_on == Some(self.number())).collect();
         let (mut transfers, mut legs) = (Vec::<&mut dyn persistent::Request>::new(), Vec::new());
         // What the CPU has completed since needs no wait.
