@@ -5,6 +5,7 @@ use crate::request::{Request, Work, abort, probe};
 use crate::stream::{AnyStream, PROBE_AFTER, SLICE};
 use crate::{progress, statistics};
 use gdsync::persistent;
+use gdsync_sys::pause::Pause;
 use parking_lot::Mutex;
 use std::collections::{HashMap, HashSet};
 use std::ptr;
@@ -165,8 +166,7 @@ impl Queue {
         let awaited: Vec<_> = self.lists.lock().awaited.values().cloned().collect();
         let mut first = Ok(());
         for request in awaited {
-            // None where it was started again.
-            let Some(outcome) = request.outcome() else { continue };
+            let Some(outcome) = outcome_of_awaited(&request) else { continue };
             self.lists.lock().awaited.remove(&Arc::as_ptr(&request).addr());
             first = first.and(outcome.map(drop));
         }
@@ -188,6 +188,20 @@ impl Queue {
         let Some(mut lists) = self.lists.try_lock() else { return };
         lists.pending.retain(|pending| !ptr::eq(Arc::as_ptr(pending), Arc::as_ptr(request)));
         lists.awaited.remove(&Arc::as_ptr(request).addr());
+    }
+}
+
+/// How a request ended whose end the stream has passed. None where it was started again. The stream of a collective is
+/// idle a moment after the queue's stream has passed its end.
+fn outcome_of_awaited(request: &Request) -> Option<Result<u64, Failure>> {
+    let mut pause = Pause::new();
+    loop {
+        let outcome = request.outcome();
+        let is_started_again = || request.state.lock().started_on.is_some();
+        if outcome.is_some() || is_started_again() || pause.elapsed() >= BRIEFLY {
+            return outcome;
+        }
+        pause.pause();
     }
 }
 
