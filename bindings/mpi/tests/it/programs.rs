@@ -1,4 +1,4 @@
-//! C programs on the library, run by `mpirun` with four ranks on the software card and software streams.
+//! C programs on the library, run by `mpirun` with four or eight ranks on the software card and software streams.
 
 use gdsync_test_support::compiler::{Compiler, Program, static_library};
 use gdsync_test_support::skipped_unless_required;
@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 use std::path::Path;
 use std::process::{Command, Output};
 
-/// Four ranks that look for work all the time are enough for a machine.
+/// So many ranks that look for work all the time are enough for a machine.
 static ALONE: Mutex<()> = Mutex::new(());
 
 const PACKAGES: &str = "apt-get install openmpi-bin libopenmpi-dev";
@@ -35,7 +35,7 @@ fn program(test: &str, source: &str) -> Option<Program> {
     Some(compiler(test)?.build(&root().join("tests/c").join(source)))
 }
 
-fn run(program: &Program, environment: &[(&str, &str)]) -> Output {
+fn run(program: &Program, ranks: &str, options: &[&str], environment: &[(&str, &str)]) -> Output {
     let _alone = ALONE.lock();
     let always = [
         ("OMPI_ALLOW_RUN_AS_ROOT", "1"),
@@ -43,12 +43,13 @@ fn run(program: &Program, environment: &[(&str, &str)]) -> Output {
         ("GDSYNC_MPI_DEVICE", "software"),
     ];
     let environment: Vec<_> = always.iter().chain(environment).copied().collect();
-    program.run_under(&["mpirun", "--oversubscribe", "-n", "4"], &environment)
+    let command: Vec<_> = ["mpirun", "--oversubscribe", "-n", ranks].iter().chain(options).copied().collect();
+    program.run_under(&command, &environment)
 }
 
 /// Runs a program of `tests/c`, which says on rank 0 that all is well. Returns what it wrote to stderr.
-fn succeeds(test: &str, name: &str, environment: &[(&str, &str)]) -> Option<String> {
-    let output = run(&program(test, &format!("{name}.c"))?, environment);
+fn succeeds(test: &str, name: &str, ranks: &str, environment: &[(&str, &str)]) -> Option<String> {
+    let output = run(&program(test, &format!("{name}.c"))?, ranks, &[], environment);
     let (said, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{}\n{said}{errors}", output.status);
     assert_eq!(said, format!("{name} ok\n"), "{errors}");
@@ -58,7 +59,8 @@ fn succeeds(test: &str, name: &str, environment: &[(&str, &str)]) -> Option<Stri
 #[test]
 fn a_ring_runs_ahead_and_its_work_is_counted() {
     let environment = [("GDSYNC_MPI_STATS", "1")];
-    let Some(errors) = succeeds("a_ring_runs_ahead_and_its_work_is_counted", "ring", &environment) else {
+    let Some(errors) = succeeds("a_ring_runs_ahead_and_its_work_is_counted", "ring", "4", &environment)
+    else {
         return;
     };
     let lines: Vec<_> = errors.lines().filter(|line| line.starts_with("gdsync-mpis rank")).collect();
@@ -71,34 +73,41 @@ fn a_ring_runs_ahead_and_its_work_is_counted() {
 
 #[test]
 fn requests_match_by_communicator_peer_and_tag() {
-    succeeds("requests_match_by_communicator_peer_and_tag", "order", &[]);
+    for ranks in ["4", "8"] {
+        succeeds("requests_match_by_communicator_peer_and_tag", "order", ranks, &[]);
+    }
 }
 
 #[test]
 fn a_thousand_requests_and_long_messages() {
     let environment = [("GDSYNC_MPI_PART_BYTES", "4096")];
-    succeeds("a_thousand_requests_and_long_messages", "many", &environment);
+    succeeds("a_thousand_requests_and_long_messages", "many", "4", &environment);
 }
 
 #[test]
 fn collectives_do_what_mpi_does() {
-    succeeds("collectives_do_what_mpi_does", "collectives", &[]);
+    succeeds("collectives_do_what_mpi_does", "collectives", "4", &[]);
 }
 
 #[test]
 fn bad_input_is_refused_with_the_reason() {
-    succeeds("bad_input_is_refused_with_the_reason", "refusals", &[]);
+    succeeds("bad_input_is_refused_with_the_reason", "refusals", "4", &[]);
 }
 
 #[test]
-fn a_silent_rank_ends_what_waits_for_it() {
+fn a_rank_that_dies_ends_what_waits_for_it() {
+    let test = "a_rank_that_dies_ends_what_waits_for_it";
+    let Some(program) = program(test, "dead.c") else { return };
     let environment = [("GDSYNC_MPI_PEER_TIMEOUT_MS", "1000")];
-    succeeds("a_silent_rank_ends_what_waits_for_it", "silent", &environment);
+    // The dead rank is the reason for the status of mpirun.
+    let output = run(&program, "4", &["--enable-recovery"], &environment);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "dead ok\n", "{errors}");
 }
 
 #[test]
 fn the_end_of_the_program_ends_its_work() {
-    succeeds("the_end_of_the_program_ends_its_work", "outstanding", &[]);
+    succeeds("the_end_of_the_program_ends_its_work", "outstanding", "4", &[]);
 }
 
 #[test]
@@ -106,7 +115,7 @@ fn settings_that_are_no_numbers_are_refused() {
     let test = "settings_that_are_no_numbers_are_refused";
     let Some(program) = program(test, "ring.c") else { return };
     for (variable, value) in [("GDSYNC_MPI_PEER_TIMEOUT_MS", "soon"), ("GDSYNC_MPI_PART_BYTES", "0")] {
-        let output = run(&program, &[(variable, value)]);
+        let output = run(&program, "4", &[], &[(variable, value)]);
         let errors = String::from_utf8_lossy(&output.stderr);
         assert!(
             !output.status.success() && errors.contains(&format!("{variable} is \"{value}\"")),
