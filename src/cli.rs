@@ -4,6 +4,8 @@
 mod bench;
 #[path = "cli_choices.rs"]
 mod choices;
+#[path = "cli_hosts.rs"]
+mod hosts;
 #[path = "cli_pingpong.rs"]
 mod pingpong;
 #[path = "cli_process.rs"]
@@ -13,6 +15,7 @@ mod values;
 
 pub(crate) use bench::{BenchOptions, Benchmark, Memory};
 pub(crate) use choices::{Connections, DoorbellChoice, Operation, QueueChoice, Service, Trigger};
+pub(crate) use hosts::{Address, Hosts};
 pub(crate) use pingpong::{PingpongOptions, Sizes};
 pub(crate) use process::{BenchFirstOptions, BenchScaleOptions, Process};
 
