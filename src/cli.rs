@@ -60,6 +60,7 @@ pub(crate) struct Cli {
 
 /// What a command line asks for.
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "a process makes one of them")]
 pub(crate) enum Invocation {
     /// Nothing: there is no word behind the name of the program.
     Bare,

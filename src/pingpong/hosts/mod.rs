@@ -25,7 +25,7 @@ pub(super) enum Part {
     Server,
     Client,
     /// A process of a launcher's job.
-    Rank(Job),
+    Rank(Box<Job>),
 }
 
 /// What the options, or else a launcher's environment, make of this process. `None`: both sides are its own.
@@ -33,7 +33,9 @@ pub(super) fn part(options: &PingpongOptions) -> Result<Option<Part>, Failure> {
     match &options.hosts {
         Hosts { server: true, .. } => Ok(Some(Part::Server)),
         Hosts { host: Some(_), .. } => Ok(Some(Part::Client)),
-        _ if options.procs == 2 => Ok(job::of_two(|name| std::env::var_os(name))?.map(Part::Rank)),
+        _ if options.procs == 2 => {
+            Ok(job::of_two(|name| std::env::var_os(name))?.map(|job| Part::Rank(Box::new(job))))
+        }
         _ => Ok(None),
     }
 }
