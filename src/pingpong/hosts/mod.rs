@@ -150,7 +150,7 @@ fn serve(options: &PingpongOptions, own: OwnGpu, met: Met, says_verdict: bool) -
     match Verdict::new(&other.to_string(), &reports) {
         Some(verdict) if says_verdict => text::print(options.json, &verdict, || verdict.text()),
         Some(_) => Ok(()),
-        None => Err("the client has ended before a run".into()),
+        None => Err("the client has ended before a run: its own output says why".into()),
     }
 }
 

@@ -34,7 +34,7 @@ pub(super) enum Request {
     Run(Box<PingpongOptions>),
     /// No more: the session ends well.
     End,
-    /// The client cannot go on.
+    /// The client cannot do what it was asked for.
     Failed { reason: String },
 }
 
@@ -102,7 +102,7 @@ impl Session {
         format!("{} is gone: {why}; its own output may say more", self.other).into()
     }
 
-    /// The channel of a run. The run ends when the [`Run`] is dropped, after which the session goes on if both sides
+    /// The channel of a run. The run ends when the [`Run`] is dropped, after which the session continues if both sides
     /// have said that they have finished.
     pub(super) fn run(&self) -> Result<(Channel, Run), Failure> {
         self.socket.set_read_timeout(None)?;

@@ -4,6 +4,7 @@ use super::{Setting, end};
 use crate::uverbs::support::tool;
 use gdsync_test_support::on_system;
 use serde_json::Value;
+use std::net::TcpListener;
 use std::process::Stdio;
 
 /// Every transport with the operations that it has.
@@ -105,11 +106,9 @@ fn what_is_not_checked_is_not_called_verified() {
     }
 }
 
-/// The processes of a job, by the variables that a launcher sets.
-#[test]
-fn two_ranks_of_a_job_are_server_and_client() {
-    let name = format!("hosts-{}", std::process::id());
-    let setting = Setting::loopback("hosts-job").with("GDSYNC_JOB", &name).with("GDSYNC_SIZE", "2");
+/// The processes of a job, by the variables that a launcher sets, and this one, by which they meet.
+fn two_ranks(test: &str, name: &'static str, value: &str) -> Setting {
+    let setting = Setting::loopback(test).with(name, value).with("GDSYNC_SIZE", "2");
     let rank = |rank: &str| {
         setting.command(&["pingpong", "--iters", "50", "--json"], 0).env("GDSYNC_RANK", rank).spawn().unwrap()
     };
@@ -117,10 +116,22 @@ fn two_ranks_of_a_job_are_server_and_client() {
     assert_eq!((server.code, server.out.as_str(), server.said.as_str()), (Some(0), "", ""), "{client:?}");
     let report: Value = serde_json::from_str(&client.out).unwrap();
     assert_eq!((&report["server"], &report["verified"]), (&"rank 0".into(), &true.into()), "{report}");
+    setting
+}
+
+#[test]
+fn two_ranks_of_a_job_are_server_and_client() {
+    let setting = two_ranks("hosts-job", "GDSYNC_JOB", &format!("hosts-{}", std::process::id()));
     // A process that is told to be both sides is.
     let alone =
         setting.command(&["pingpong", "--procs", "1", "--iters", "5"], 0).env("GDSYNC_RANK", "0").spawn();
     assert_eq!(end(alone.unwrap(), "a process").code, Some(0));
+}
+
+#[test]
+fn two_ranks_meet_at_a_root() {
+    let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    two_ranks("hosts-root", "GDSYNC_ROOT", &free.to_string());
 }
 
 #[test]
