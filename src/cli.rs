@@ -4,6 +4,8 @@
 mod bench;
 #[path = "cli_choices.rs"]
 mod choices;
+#[path = "cli_hosts.rs"]
+mod hosts;
 #[path = "cli_pingpong.rs"]
 mod pingpong;
 #[path = "cli_process.rs"]
@@ -13,6 +15,7 @@ mod values;
 
 pub(crate) use bench::{BenchOptions, Benchmark, Memory};
 pub(crate) use choices::{Connections, DoorbellChoice, Operation, QueueChoice, Service, Trigger};
+pub(crate) use hosts::{Address, Hosts};
 pub(crate) use pingpong::{PingpongOptions, Sizes};
 pub(crate) use process::{BenchFirstOptions, BenchScaleOptions, Process};
 
@@ -57,6 +60,7 @@ pub(crate) struct Cli {
 
 /// What a command line asks for.
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "a process makes one of them")]
 pub(crate) enum Invocation {
     /// Nothing: there is no word behind the name of the program.
     Bare,

@@ -1,6 +1,9 @@
 //! The options of `gdsync pingpong`.
 
-use super::{DoorbellChoice, MAX_EXCHANGES, Operation, QueueChoice, Service, Trigger, values, word};
+use super::{
+    DoorbellChoice, Hosts, MAX_BATCH, MAX_EXCHANGES, MAX_SIZE, Operation, QueueChoice, Service, Trigger,
+    values, word,
+};
 use crate::hca::{self, Hca};
 use crate::placement::Layout;
 use clap::Args;
@@ -18,6 +21,9 @@ const MAX_CARD_BATCH: u64 = 512;
 
 #[derive(Clone, Debug, Args, Serialize, Deserialize)]
 pub(crate) struct PingpongOptions {
+    #[command(flatten)]
+    #[serde(skip)]
+    pub(crate) hosts: Hosts,
     /// Exchanges that are measured
     #[arg(long, default_value = "1000", value_parser = values::positive, allow_hyphen_values = true)]
     pub(crate) iters: u64,
@@ -121,8 +127,30 @@ impl PingpongOptions {
         PingpongOptions { size, iters, ..self.clone() }
     }
 
+    /// What another host asks for: the values that count there, without what each side has for itself.
+    pub(crate) fn for_other_host(&self) -> Self {
+        PingpongOptions { hca: None, gid_index: None, liberties: None, json: false, ..self.clone() }
+    }
+
+    /// Why options that another host has sent cannot be used: no parser has checked their values here.
+    pub(crate) fn refusal(&self) -> Option<String> {
+        if self.size > MAX_SIZE {
+            return Some(format!(
+                "messages of {} bytes are more than the {MAX_SIZE} that there can be",
+                self.size
+            ));
+        }
+        if self.batch == 0 || self.batch > MAX_BATCH {
+            return Some(format!("{} exchanges at a time are not from 1 to {MAX_BATCH}", self.batch));
+        }
+        self.conflict()
+    }
+
     /// What does not go together.
     pub(super) fn conflict(&self) -> Option<String> {
+        if let Some(conflict) = self.hosts.conflict() {
+            return Some(conflict);
+        }
         if self.exchanges().is_none_or(|all| all > MAX_EXCHANGES) {
             return Some(format!(
                 "--warmup {} and --iters {} are together more than the {MAX_EXCHANGES} exchanges that are counted: give fewer",

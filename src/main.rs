@@ -71,8 +71,11 @@ fn done(_: ()) -> ExitCode {
 }
 
 fn run(command: Command) -> Result<ExitCode, Failure> {
-    if matches!(command, Command::Pingpong(_) | Command::Bench(_) | Command::Soak(_)) {
-        interrupt::catch()?;
+    match &command {
+        // It has nothing to print that its client would not have, and ends at once.
+        Command::Pingpong(options) if options.hosts.server => {}
+        Command::Pingpong(_) | Command::Bench(_) | Command::Soak(_) => interrupt::catch()?,
+        _ => {}
     }
     match command {
         Command::Pingpong(options) => pingpong::run(&options).map(done),

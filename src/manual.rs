@@ -54,7 +54,7 @@ const EXIT_STATUS: [Entry; 7] = [
     ),
 ];
 
-const ENVIRONMENT: [Entry; 13] = [
+const ENVIRONMENT: [Entry; 15] = [
     entry(
         &[],
         "GDSYNC_LOG",
@@ -84,6 +84,16 @@ const ENVIRONMENT: [Entry; 13] = [
         "SOFTHCA_WAITS",
         "What software cards wait for: `off`, `no-cd`, `errors-hold` (docs/waits.md).",
     ),
+    entry(
+        &["pingpong"],
+        "GDSYNC_KEY, GDSYNC_KEY_FILE",
+        "The key that the server and the client of two hosts share, or the file that has it (docs/hosts.md).",
+    ),
+    entry(
+        &["pingpong"],
+        "GDSYNC_RANK, GDSYNC_SIZE, GDSYNC_JOB, GDSYNC_ROOT",
+        "A job of two processes, if no launcher such as mpirun or srun describes it: rank 0 is the server, rank 1 the client.",
+    ),
     entry(&["soft"], "SOFTHCA_LOG", "The filter of the card's log under `soft`; as GDSYNC_LOG."),
     entry(
         &["soft"],
@@ -102,7 +112,7 @@ const ENVIRONMENT: [Entry; 13] = [
     ),
 ];
 
-const EXAMPLES: [Entry; 19] = [
+const EXAMPLES: [Entry; 21] = [
     entry(&["doctor"], "gdsync doctor", "What of this machine works, and what to do about the rest."),
     entry(&["doctor"], "gdsync doctor --fix", "The commands that would mend what is found; nothing is run."),
     entry(&["devices"], "gdsync devices", "The cards, and the GID that connections use."),
@@ -121,6 +131,16 @@ const EXAMPLES: [Entry; 19] = [
         &["pingpong"],
         "gdsync pingpong --sizes 8..1M --duration 2s --csv",
         "A sweep: two seconds for each power of two, as comma-separated values.",
+    ),
+    entry(
+        &["pingpong"],
+        "gdsync pingpong --server --hca mlx5_0",
+        "One side: waits for a client at port 18515.",
+    ),
+    entry(
+        &["pingpong"],
+        "gdsync pingpong node7 --hca mlx5_1 --op write --sizes 8..1M",
+        "The other side, with the server on host node7, which does what the options here say.",
     ),
     entry(&["bench"], "gdsync bench", "The software card beside memcpy."),
     entry(&["bench"], "gdsync bench memops --gpu 0", "What stream memory operations cost GPU 0."),

@@ -1,4 +1,5 @@
-//! The channel on which the two sides exchange addresses and results: lines of JSON over pipes.
+//! The channel on which the two sides exchange addresses and results: lines of JSON over pipes, or a
+//! connection.
 
 use super::limit::Limit;
 use crate::failure::Failure;
@@ -23,6 +24,11 @@ pub(super) enum Message {
     /// It has finished. An error that is no cause is a consequence of a failure that this side may
     /// know better.
     Done { error: Option<String>, is_cause: bool },
+}
+
+/// Whether a line is the last that a side says: it has finished.
+pub(super) fn is_last(line: &[u8]) -> bool {
+    matches!(serde_json::from_slice(line), Ok(Message::Done { error: None, .. }))
 }
 
 /// What is said where nothing better is known.

@@ -7,7 +7,9 @@ mod driver;
 mod findings;
 mod gpu;
 mod host;
+mod hosts;
 mod limit;
+mod other;
 mod report;
 mod side;
 mod timing;
@@ -18,26 +20,37 @@ use crate::failure::{AlreadySaid, Failure};
 use crate::interrupt::{self, NothingYet};
 use crate::{child, progress, text};
 use channel::Channel;
+use gdsync::cudarc::driver::CudaContext;
+use other::Other;
 use report::Report;
 use std::io::{self, BufRead, Write};
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// How long the other process may take to end once this side has failed.
 const LAST: Duration = Duration::from_secs(5);
 
-/// Runs both sides, and prints what was measured.
+/// Runs both sides, or the one that is this process's, and prints what was measured.
 pub(crate) fn run(options: &PingpongOptions) -> Result<(), Failure> {
+    if let Some(part) = hosts::part(options)? {
+        return hosts::run(options, part);
+    }
     // Each side of two processes has the GPU's channels to itself, but for one stream.
     if options.gpu.is_some() && options.procs == 1 {
         child::with_channels()?;
     }
     take_liberties(options)?;
-    // Before the other process starts, so that a missing GPU is reported once. Kept: what this process
-    // uses of them.
-    let sides = gpus_of_sides(options)?;
-    let own = sides.iter().flatten().take(if options.procs == 1 { 2 } else { 1 });
-    let _contexts = own.map(|gpu| gdsync::cuda::context(*gpu)).collect::<Result<Vec<_>, _>>()?;
+    // Before the other process starts, so that a missing GPU is reported once.
+    let _contexts = contexts(options)?;
+    sweep(options, |one| if one.procs == 2 { with_process(one) } else { with_thread(one) })
+}
+
+/// Runs of all sizes, and prints what was measured.
+fn sweep(
+    options: &PingpongOptions,
+    mut measure: impl FnMut(&PingpongOptions) -> Result<Report, Failure>,
+) -> Result<(), Failure> {
     if let Some(duration) = options.duration {
         progress::show(options.json, format!("pingpong, {duration:?} for each size"));
     }
@@ -45,7 +58,7 @@ pub(crate) fn run(options: &PingpongOptions) -> Result<(), Failure> {
     let (mut reports, mut failure) = (Vec::new(), None);
     for size in interrupt::rounds(sizes.clone().unwrap_or_else(|| vec![options.size])) {
         let one = options.of_size(size);
-        match if one.procs == 2 { with_process(&one) } else { with_thread(&one) } {
+        match measure(&one) {
             Ok(report) => reports.push(report),
             Err(error) => {
                 failure = Some(error);
@@ -76,13 +89,20 @@ pub(crate) fn run_peer() -> Result<(), Failure> {
     take_liberties(&options)?;
     let channel = Channel::new(io::stdin(), io::stdout());
     // The first side knows how this one has failed, and says it.
-    side::play(&options, 1, channel).map(drop).map_err(|_| AlreadySaid.into())
+    side::play(&options, 1, Other::Beside, channel).map(drop).map_err(|_| AlreadySaid.into())
 }
 
 /// The GPU of each side, where there are any.
 fn gpus_of_sides(options: &PingpongOptions) -> Result<Option<[u32; 2]>, Failure> {
     let Some(list) = &options.gpu else { return Ok(None) };
     crate::gpus::of_sides(&list.resolve()?).map(Some)
+}
+
+/// What this process uses of the GPUs of its sides, from before the first run to after the last.
+fn contexts(options: &PingpongOptions) -> Result<Vec<Arc<CudaContext>>, Failure> {
+    let sides = gpus_of_sides(options)?;
+    let own = sides.iter().flatten().take(if options.procs == 1 { 2 } else { 1 });
+    Ok(own.map(|gpu| gdsync::cuda::context(*gpu)).collect::<Result<_, _>>()?)
 }
 
 /// Gives the software cards of this process the liberties that are asked for.
@@ -118,7 +138,7 @@ fn with_process(options: &PingpongOptions) -> Result<Report, Failure> {
     let mut peer = child::Guarded(child);
     let (mut input, output) = pipes.ok_or("the other process has no pipes")?;
     writeln!(input, "{}", serde_json::to_string(options)?)?;
-    let report = side::play(options, 0, Channel::new(output, input));
+    let report = side::play(options, 0, Other::Beside, Channel::new(output, input));
     // A side that has failed says why: the other has the time to say it, too.
     match report {
         Ok(_) => drop(peer.0.wait()?),
@@ -132,8 +152,8 @@ fn with_thread(options: &PingpongOptions) -> Result<Report, Failure> {
     let other = options.clone();
     let thread = std::thread::Builder::new()
         .name("pingpong-peer".to_owned())
-        .spawn(move || side::play(&other, 1, Channel::new(second_in, second_out)).map(drop))?;
-    let report = side::play(options, 0, Channel::new(first_in, first_out));
+        .spawn(move || side::play(&other, 1, Other::Beside, Channel::new(second_in, second_out)).map(drop))?;
+    let report = side::play(options, 0, Other::Beside, Channel::new(first_in, first_out));
     match (report, thread.join()) {
         (_, Err(_)) => Err("the other side panicked".into()),
         (Ok(_), Ok(Err(error))) => Err(error),

@@ -6,13 +6,15 @@ use crate::failure::Failure;
 use crate::placement::Layout;
 use crate::text;
 use gdsync::cuda;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
 /// What was measured, and where.
 pub(super) struct Measured<'a> {
     pub(super) card: &'a str,
     pub(super) gpus: Option<GpusOfSides>,
+    /// The host of the other side, where that was started by itself.
+    pub(super) server: Option<&'a str>,
     pub(super) doorbells: String,
     pub(super) timing: &'a Timing,
     /// Elapsed time and CPU time of the measured exchanges, as the CPU sees them: prepared,
@@ -24,10 +26,19 @@ pub(super) struct Measured<'a> {
     pub(super) exchanges: u64,
 }
 
+/// The GPU of a side that was started by itself.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct RemoteGpu {
+    pub(super) number: u32,
+    pub(super) name: String,
+}
+
 /// The GPUs of the two sides.
 pub(super) struct GpusOfSides {
     sides: [u32; 2],
     names: [String; 2],
+    /// Both sides use one GPU.
+    is_shared: bool,
     /// Processes share the GPU by MPS; none where each side has a GPU, or where its driver does not
     /// say.
     mps: Option<bool>,
@@ -36,13 +47,20 @@ pub(super) struct GpusOfSides {
 impl GpusOfSides {
     pub(super) fn describe(sides: [u32; 2]) -> Result<Self, Failure> {
         let [first, second] = [cuda::describe(sides[0])?, cuda::describe(sides[1])?];
-        let mps = first.capabilities.mps.filter(|_| sides[0] == sides[1]);
-        Ok(GpusOfSides { sides, names: [first.name, second.name], mps })
+        let is_shared = sides[0] == sides[1];
+        let mps = first.capabilities.mps.filter(|_| is_shared);
+        Ok(GpusOfSides { sides, names: [first.name, second.name], is_shared, mps })
+    }
+
+    /// The GPU of this side, and that of one which was started by itself.
+    pub(super) fn apart(own: u32, other: &RemoteGpu) -> Result<Self, Failure> {
+        let names = [cuda::describe(own)?.name, other.name.clone()];
+        Ok(GpusOfSides { sides: [own, other.number], names, is_shared: false, mps: None })
     }
 
     fn text(&self) -> String {
         let ([first, second], [name, other]) = (self.sides, &self.names);
-        if first == second {
+        if self.is_shared {
             format!("{name} (GPU {first} for both sides)")
         } else {
             format!("GPU {first} ({name}) and GPU {second} ({other}), a side each")
@@ -54,6 +72,9 @@ impl GpusOfSides {
 #[derive(Debug, Serialize)]
 pub(super) struct Report {
     card: String,
+    /// The host of the server, where there is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    server: Option<String>,
     transport: Service,
     op: Operation,
     procs: u64,
@@ -108,6 +129,7 @@ impl Report {
         let messages = 2.0 * iterations as f64 / seconds.max(1e-9);
         Report {
             card: measured.card.to_owned(),
+            server: measured.server.map(str::to_owned),
             transport: options.transport,
             op: options.op,
             procs: options.procs,
@@ -147,9 +169,17 @@ impl Report {
         }
     }
 
+    fn sides(&self) -> String {
+        match &self.server {
+            Some(server) => format!("this side and {server}"),
+            None if self.procs == 2 => "two processes".to_owned(),
+            None => "two sides of one process".to_owned(),
+        }
+    }
+
     /// What the runs of a sweep have in common.
     fn heading(&self) -> String {
-        let checked = if self.verified { "every byte verified" } else { "NOT verified" };
+        let checked = checked(self.verified);
         let interrupted = self
             .interrupted_of
             .map_or_else(String::new, |all| format!(", INTERRUPTED before {all} exchanges"));
@@ -157,7 +187,7 @@ impl Report {
             "{} {} between {} on {}, triggered by the {}{}{}, doorbells {}{}{}, {} exchanges enqueued at a time, {checked}{interrupted}\n",
             gdsync::verbs::Transport::from(self.transport),
             cli::word(&self.op),
-            if self.procs == 2 { "two processes" } else { "two sides of one process" },
+            self.sides(),
             self.card,
             cli::word(&self.trigger),
             self.gpu.as_ref().map_or(String::new(), |gpu| format!(" of {gpu}, messages in GPU memory")),
@@ -196,6 +226,58 @@ impl Report {
     }
 }
 
+/// What was done with the bytes of messages.
+fn checked(verified: bool) -> &'static str {
+    if verified { "every byte verified" } else { "NOT verified" }
+}
+
+/// What a server says of the runs with its client.
+#[derive(Debug, Serialize)]
+pub(super) struct Verdict<'a> {
+    client: &'a str,
+    card: &'a str,
+    transport: Service,
+    op: Operation,
+    /// Bytes of the messages of each run.
+    sizes: Vec<u64>,
+    /// Exchanges that were measured in all runs.
+    iterations: u64,
+    /// Every byte of every message was checked.
+    verified: bool,
+}
+
+impl<'a> Verdict<'a> {
+    /// `None` where there was no run.
+    pub(super) fn new(client: &'a str, reports: &'a [Report]) -> Option<Self> {
+        let first = reports.first()?;
+        Some(Verdict {
+            client,
+            card: &first.card,
+            transport: first.transport,
+            op: first.op,
+            sizes: reports.iter().map(|report| report.size).collect(),
+            iterations: reports.iter().map(|report| report.iterations).sum(),
+            verified: reports.iter().all(|report| report.verified),
+        })
+    }
+
+    pub(super) fn text(&self) -> String {
+        let sizes = match &self.sizes[..] {
+            [size] => format!("{} each", crate::size::text(*size)),
+            sizes => format!("{} sizes", sizes.len()),
+        };
+        format!(
+            "{} {} with {} on {}: {} exchanges, {sizes}, {}\n",
+            gdsync::verbs::Transport::from(self.transport),
+            cli::word(&self.op),
+            self.client,
+            self.card,
+            self.iterations,
+            checked(self.verified),
+        )
+    }
+}
+
 /// The columns of comma-separated values, by their names in JSON.
 const CSV: &str = "size,iterations,min_us,p50_us,p90_us,p99_us,p999_us,max_us,messages_per_s,bytes_per_s,cpu_s,wall_s,memory_operations_per_iteration";
 
@@ -231,9 +313,12 @@ mod tests {
 
     #[test]
     fn a_side_each_and_one_gpu_for_both_are_told_apart() {
-        let text =
-            |sides| GpusOfSides { sides, names: ["H200".to_owned(), "H100".to_owned()], mps: None }.text();
-        assert_eq!(text([0, 0]), "H200 (GPU 0 for both sides)");
-        assert_eq!(text([0, 1]), "GPU 0 (H200) and GPU 1 (H100), a side each");
+        let text = |sides, is_shared| {
+            let names = ["H200".to_owned(), "H100".to_owned()];
+            GpusOfSides { sides, names, is_shared, mps: None }.text()
+        };
+        assert_eq!(text([0, 0], true), "H200 (GPU 0 for both sides)");
+        assert_eq!(text([0, 1], false), "GPU 0 (H200) and GPU 1 (H100), a side each");
+        assert_eq!(text([0, 0], false), "GPU 0 (H200) and GPU 0 (H100), a side each", "of two hosts");
     }
 }

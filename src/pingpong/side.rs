@@ -9,7 +9,8 @@ use super::driver::{CHUNKS, Driver};
 use super::findings::Findings;
 use super::gpu::GpuDriver;
 use super::host::HostDriver;
-use super::report::{GpusOfSides, Measured, Report};
+use super::other::Other;
+use super::report::{Measured, Report};
 use super::timing::Usage;
 use super::watch::Watch;
 use crate::cli::{self, DoorbellChoice, Operation, PingpongOptions, Service};
@@ -36,8 +37,13 @@ const RNR_RETRIES: u8 = 6;
 const SETUP: Duration = Duration::from_secs(30);
 
 /// Plays one side. The other side hears how it fails, from the first step on.
-pub(super) fn play(options: &PingpongOptions, rank: u64, mut channel: Channel) -> Result<Report, Failure> {
-    match Side::new(options, rank, &mut channel) {
+pub(super) fn play(
+    options: &PingpongOptions,
+    rank: u64,
+    other: Other,
+    mut channel: Channel,
+) -> Result<Report, Failure> {
+    match Side::new(options, rank, other, &mut channel) {
         Ok(side) => side.run(channel),
         Err(failure) => {
             let error = Some(failure.to_string());
@@ -51,6 +57,7 @@ pub(super) fn play(options: &PingpongOptions, rank: u64, mut channel: Channel) -
 struct Side {
     options: PingpongOptions,
     rank: u64,
+    other: Other,
     /// The GPU of each side.
     gpus: Option<[u32; 2]>,
     card: String,
@@ -85,7 +92,12 @@ impl Datagrams {
 
 impl Side {
     /// Makes the side's objects, connects them with the other side's, and posts the first receives.
-    fn new(options: &PingpongOptions, rank: u64, channel: &mut Channel) -> Result<Self, Failure> {
+    fn new(
+        options: &PingpongOptions,
+        rank: u64,
+        other: Other,
+        channel: &mut Channel,
+    ) -> Result<Self, Failure> {
         let (device, port) = hca::open(options.hca.as_ref())?;
         let card = device.name().to_owned();
         let pd = ProtectionDomain::new(&device)?;
@@ -124,6 +136,7 @@ impl Side {
         let side = Side {
             options: options.clone(),
             rank,
+            other,
             gpus,
             card,
             connection: Arc::new(connection),
@@ -384,10 +397,8 @@ impl Side {
         }
         let measured = Measured {
             card: &self.card,
-            gpus: match self.gpus {
-                Some(sides) => Some(GpusOfSides::describe(sides)?),
-                None => None,
-            },
+            gpus: self.other.gpus(self.gpus)?,
+            server: self.other.host(),
             doorbells: match self.options.doorbells {
                 DoorbellChoice::Card => cli::word(&DoorbellChoice::Card),
                 _ => self.driver.doorbells(&self.connection.queue_pair)?.to_string(),

@@ -1,7 +1,7 @@
 //! Runs that the user interrupts: as from a terminal, which sends SIGINT to every process of the run.
 
 use crate::command::{gdsync, text};
-use crate::processes::{children_of, signal};
+use crate::processes::{as_from_a_terminal, children_of, signal};
 use serde_json::Value;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Output, Stdio};
@@ -11,16 +11,7 @@ use std::time::Duration;
 fn start(arguments: &[&str]) -> Child {
     let mut command = gdsync(arguments);
     command.stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
-    let default = || {
-        // SAFETY: the call changes what a signal does, and involves no handler.
-        match unsafe { libc::signal(libc::SIGINT, libc::SIG_DFL) } {
-            libc::SIG_ERR => Err(std::io::Error::last_os_error()),
-            _ => Ok(()),
-        }
-    };
-    // SAFETY: between fork and exec this only makes a system call.
-    unsafe { command.pre_exec(default) };
-    command.spawn().unwrap()
+    as_from_a_terminal(&mut command).spawn().unwrap()
 }
 
 fn interrupt(run: &Child) {

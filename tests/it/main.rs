@@ -11,6 +11,7 @@ mod devx;
 mod doctor;
 mod driver_calls;
 mod hangs;
+mod hosts;
 mod interrupts;
 mod kernels;
 mod layers;

@@ -52,7 +52,10 @@ const WRONG_USAGE: [(&[&str], &str); 37] = [
         &["pingpong", "--sise", "8"],
         "unexpected argument '--sise' found\n\n  tip: a similar argument exists: '--size'",
     ),
-    (&["pingpong", "here"], "unexpected argument 'here' found"),
+    (
+        &["pingpong", "here:x"],
+        "invalid value 'here:x' for '[HOST[:PORT]]': the port of here:x is not a number up to",
+    ),
     (
         &["bench", "memops", "--gpu", "0,1"],
         "--gpu 0,1 is for `exchange` and `turnaround`, which measure between GPUs:",

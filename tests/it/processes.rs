@@ -1,7 +1,8 @@
 //! The processes that a command has started.
 
 use std::io::Read;
-use std::process::{Child, ExitStatus};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, ExitStatus};
 use std::time::{Duration, Instant};
 
 /// The fields of `/proc/PID/stat` after the name, which is in parentheses: state, parent, ...
@@ -28,6 +29,19 @@ pub(crate) fn children_of(parent: u32, count: usize) -> Vec<u32> {
         assert!(Instant::now() < deadline, "{} of {count} processes were started", children.len());
         std::thread::sleep(Duration::from_millis(5));
     }
+}
+
+/// SIGINT as a terminal's shell leaves it: jobs in the background ignore it.
+pub(crate) fn as_from_a_terminal(command: &mut Command) -> &mut Command {
+    let default = || {
+        // SAFETY: the call changes what a signal does, and involves no handler.
+        match unsafe { libc::signal(libc::SIGINT, libc::SIG_DFL) } {
+            libc::SIG_ERR => Err(std::io::Error::last_os_error()),
+            _ => Ok(()),
+        }
+    };
+    // SAFETY: between fork and exec this only makes a system call.
+    unsafe { command.pre_exec(default) }
 }
 
 /// Sends a signal to a process that the command under test has started, unless it has ended.

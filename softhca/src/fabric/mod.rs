@@ -42,5 +42,7 @@ pub use packet::{MAX_HEADER, MAX_PAYLOAD, Part, SendOutcome, Sink, Use};
 pub use services::{Service, ServiceCard, find_service};
 pub use sleeper::Sleeper;
 
+pub use crate::os::socket::limit_silence;
+
 #[cfg(test)]
 mod other_user_tests;

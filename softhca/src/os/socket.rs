@@ -75,7 +75,10 @@ fn set_option(
 }
 
 /// Ends a connection whose peer has not answered keep-alive probes for this long.
-pub(crate) fn limit_silence(socket: &TcpStream, limit: Duration) -> io::Result<()> {
+///
+/// # Errors
+/// The operating system's.
+pub fn limit_silence(socket: &TcpStream, limit: Duration) -> io::Result<()> {
     const PROBES: libc::c_int = 5;
     let socket = socket.as_fd();
     let millis = libc::c_int::try_from(limit.as_millis()).unwrap_or(libc::c_int::MAX);

@@ -6,6 +6,7 @@ use gdsync_sys::prm::cqe::CqeOpcode;
 use gdsync_sys::prm::wqe::{CtrlFlags, CtrlSeg, DataSeg, Opcode, RemoteAddrSeg};
 use gdsync_sys::verbs::*;
 use gdsync_test_support::folder::Folder;
+use gdsync_test_support::networks::Namespaces;
 use gdsync_test_support::process::{ROLE, arguments, role};
 use gdsync_test_support::skipped;
 use std::fmt::Arguments;
@@ -267,43 +268,6 @@ fn faults_of_the_environment_are_made_good_between_hosts() {
     }
 }
 
-/// Two network namespaces with a cable between them; both go when it is dropped.
-struct Namespaces {
-    names: [String; 2],
-}
-
-impl Namespaces {
-    fn new() -> Result<Self, String> {
-        let names = ["a", "b"].map(|side| format!("gdsync-{side}-{}", std::process::id()));
-        let made = Namespaces { names };
-        let [a, b] = &made.names;
-        ip(&["netns", "add", a])?;
-        ip(&["netns", "add", b])?;
-        ip(&["link", "add", "cable", "netns", a, "type", "veth", "peer", "name", "cable", "netns", b])?;
-        for (name, address) in [(a, "10.83.77.1/24"), (b, "10.83.77.2/24")] {
-            ip(&["-n", name, "addr", "add", address, "dev", "cable"])?;
-            ip(&["-n", name, "link", "set", "cable", "up"])?;
-        }
-        Ok(made)
-    }
-}
-
-impl Drop for Namespaces {
-    fn drop(&mut self) {
-        for name in &self.names {
-            let _ = ip(&["netns", "del", name]);
-        }
-    }
-}
-
-fn ip(arguments: &[&str]) -> Result<(), String> {
-    let output = Command::new("ip").args(arguments).output().map_err(|error| format!("ip: {error}"))?;
-    if output.status.success() {
-        return Ok(());
-    }
-    Err(format!("ip {}: {}", arguments.join(" "), String::from_utf8_lossy(&output.stderr).trim()))
-}
-
 #[test]
 fn hosts_with_a_network_between_them_speak_until_it_is_cut() {
     let namespaces = match Namespaces::new() {
@@ -313,13 +277,14 @@ fn hosts_with_a_network_between_them_speak_until_it_is_cut() {
             return skipped(test, &format!("{why} (needs root)"));
         }
     };
-    let [a, b] = &namespaces.names;
+    let [a, b] = namespaces.names();
+    let [first, second] = Namespaces::ADDRESSES;
     let (folder, key) = (Folder::new("network"), Some("the key of both hosts"));
     let inside = |name, address| Host::start(&["ip", "netns", "exec", name], address, "", &folder, key);
-    let mut hosts = connected([inside(a, "10.83.77.1"), inside(b, "10.83.77.2")]);
+    let mut hosts = connected([inside(a, first), inside(b, second)]);
     assert!(hosts[0].gid.ends_with("ffff0a534d01"), "{}", hosts[0].gid);
     talk(&mut hosts);
-    ip(&["-n", b, "link", "set", "cable", "down"]).unwrap();
+    namespaces.set_cable(false).unwrap();
     let [left, right] = &mut hosts;
     is_missed(left, &right.memory);
 }

@@ -15,6 +15,7 @@ pub mod fake_gpu;
 pub mod folder;
 #[cfg(feature = "gdsync")]
 pub mod gpu;
+pub mod networks;
 #[cfg(feature = "gdsync")]
 pub mod pair;
 pub mod process;

@@ -1,0 +1,191 @@
+//! The TCP connection between the two sides, which both have proven a key on ([`gdsync_auth`]) before it counts.
+
+use crate::cli::Address;
+use crate::failure::Failure;
+use crate::interrupt::{self, NothingYet};
+use gdsync_auth::{Exchange, ExchangeError, Key, Limits, Unproven};
+use gdsync_notify::bootstrap::{BootstrapError, KEY_VARIABLES};
+use softhca::fabric::limit_silence;
+use std::io::{self, ErrorKind};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::time::{Duration, Instant};
+
+/// What a proof of the key is for.
+const PURPOSE: &[u8] = b"gdsync pingpong 1";
+/// How long a client tries to reach a server that does not listen yet.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// How long the server may take to prove its key.
+const PROOF: Duration = Duration::from_secs(10);
+/// How long the other host may say nothing: as between software cards.
+const SILENCE: Duration = Duration::from_secs(10);
+/// Time between two looks for connections, and between two attempts to connect.
+const LOOK: Duration = Duration::from_millis(10);
+
+/// The key for an address at which both sides meet: that of the environment, or the user's own where only this host
+/// reaches the address.
+fn key_at(address: SocketAddr) -> Result<Key, Failure> {
+    match KEY_VARIABLES.read(|name| std::env::var_os(name))? {
+        Some(key) => Ok(key),
+        None if address.ip().to_canonical().is_loopback() => Ok(Key::of_user()?),
+        None => Err(BootstrapError::NoKey { address: address.to_string() }.into()),
+    }
+}
+
+/// A connection that both sides have proven.
+pub(super) struct Met {
+    pub(super) socket: TcpStream,
+    /// The other side's address.
+    pub(super) other: IpAddr,
+    /// Both sides are on one host.
+    pub(super) is_same_host: bool,
+}
+
+impl Met {
+    fn new(socket: TcpStream) -> io::Result<Self> {
+        socket.set_nonblocking(false)?;
+        socket.set_read_timeout(None)?;
+        socket.set_nodelay(true)?;
+        limit_silence(&socket, SILENCE)?;
+        let other = socket.peer_addr()?.ip().to_canonical();
+        let own = socket.local_addr()?.ip().to_canonical();
+        Ok(Met { socket, other, is_same_host: other == own || other.is_loopback() })
+    }
+}
+
+/// Where the server waits for its client.
+pub(super) struct Listener {
+    listener: TcpListener,
+    key: Key,
+    address: SocketAddr,
+}
+
+type Candidate = (TcpStream, Exchange);
+
+impl Listener {
+    /// At an address of this host, or at all of them.
+    pub(super) fn bind(address: Option<&Address>, port: u16) -> Result<Self, Failure> {
+        let addresses: Vec<SocketAddr> = match address {
+            Some(Address { host, .. }) => resolve(host, port)?,
+            // The first takes IPv4, too; a host may be without IPv6.
+            None => vec![(Ipv6Addr::UNSPECIFIED, port).into(), (Ipv4Addr::UNSPECIFIED, port).into()],
+        };
+        let refused = |error: io::Error| {
+            let at = address.map_or("all addresses", |address| address.host.as_str());
+            format!(
+                "the server cannot listen at port {port} of {at}: {error}; choose another by --listen or --port"
+            )
+        };
+        let listener = TcpListener::bind(&addresses[..]).map_err(refused)?;
+        let address = listener.local_addr()?;
+        let key = key_at(address).map_err(|error| {
+            format!("{error}; a server for this host alone needs none: --listen 127.0.0.1")
+        })?;
+        listener.set_nonblocking(true)?;
+        Ok(Listener { listener, key, address })
+    }
+
+    pub(super) fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// The first client that proves the key. Waits for ever without a deadline.
+    pub(super) fn accept(self, deadline: Option<Instant>) -> Result<Met, Failure> {
+        let mut candidates: Unproven<IpAddr, Candidate> = Unproven::new(Limits::default());
+        loop {
+            candidates.expire(Instant::now());
+            // A connection that has ended already is not taken; where no file is free, it stays queued.
+            while let Ok((socket, from)) = self.listener.accept() {
+                socket.set_nonblocking(true)?;
+                let exchange = Exchange::accepting(&self.key, PURPOSE)?;
+                // Where too many wait for their proof, it is closed, and its client tries again.
+                let _ = candidates.admit(from.ip(), (socket, exchange), Instant::now());
+            }
+            let numbers: Vec<u64> = candidates.iter().map(|(number, _)| number).collect();
+            for number in numbers {
+                let Some((socket, exchange)) = candidates.get_mut(number) else { continue };
+                match exchange.advance(socket) {
+                    Ok(false) => {}
+                    Ok(true) => {
+                        if let Some((socket, _)) = candidates.take(number) {
+                            return Ok(Met::new(socket)?);
+                        }
+                    }
+                    // Of a stranger, or of a client with another key, which says so.
+                    Err(_) => drop(candidates.take(number)),
+                }
+            }
+            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                return Err(format!("the client has not come to {}", self.address).into());
+            }
+            std::thread::sleep(LOOK);
+        }
+    }
+}
+
+/// Connects to the server, which may start at the same time.
+pub(super) fn connect(host: &str, port: u16) -> Result<Met, Failure> {
+    let addresses = resolve(host, port)?;
+    let name = Address { host: host.to_owned(), port: Some(port) };
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        match connect_once(&addresses) {
+            Ok(socket) => match prove(&socket)? {
+                Ok(true) => return Ok(Met::new(socket)?),
+                // A server to which too many connect closes some.
+                Err(ExchangeError::Closed) if Instant::now() < deadline => std::thread::sleep(LOOK),
+                unproven => return Err(why_unproven(unproven, &name)),
+            },
+            Err(_) if interrupt::requested() => return Err(NothingYet.into()),
+            Err(error) if error.kind() == ErrorKind::ConnectionRefused && Instant::now() < deadline => {
+                std::thread::sleep(LOOK);
+            }
+            Err(error) => {
+                return Err(format!(
+                    "no server answers at {name}: {error}; start `gdsync pingpong --server` there, or give its port by --port"
+                )
+                .into());
+            }
+        }
+    }
+}
+
+fn resolve(host: &str, port: u16) -> Result<Vec<SocketAddr>, Failure> {
+    let addresses: Vec<SocketAddr> = (host, port)
+        .to_socket_addrs()
+        .map_err(|error| format!("{host} is no host that is known here: {error}"))?
+        .collect();
+    if addresses.is_empty() { Err(format!("{host} has no address").into()) } else { Ok(addresses) }
+}
+
+fn connect_once(addresses: &[SocketAddr]) -> io::Result<TcpStream> {
+    let mut last = io::Error::from(ErrorKind::AddrNotAvailable);
+    for address in addresses {
+        match TcpStream::connect_timeout(address, PATIENCE) {
+            Ok(socket) => return Ok(socket),
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}
+
+/// Proves the key to the server, and has the server prove it. False if the server takes too long.
+fn prove(mut socket: &TcpStream) -> Result<Result<bool, ExchangeError>, Failure> {
+    let mut exchange = Exchange::connecting(&key_at(socket.peer_addr()?)?, PURPOSE)?;
+    socket.set_read_timeout(Some(PROOF))?;
+    Ok(exchange.advance(&mut socket))
+}
+
+fn why_unproven(outcome: Result<bool, ExchangeError>, name: &Address) -> Failure {
+    match outcome {
+        Ok(_) => format!("the server at {name} does not answer within {PROOF:?}"),
+        Err(ExchangeError::OtherKey) => format!(
+            "the server at {name} has another key: give both sides the same {} or {}",
+            KEY_VARIABLES.key, KEY_VARIABLES.file
+        ),
+        Err(ExchangeError::Stranger) => {
+            format!("what answers at {name} is no `gdsync pingpong --server` that this one can talk to")
+        }
+        Err(error) => format!("{name}: {error}"),
+    }
+    .into()
+}

@@ -1,0 +1,186 @@
+//! A pingpong whose sides are started each by itself, on one host or on two: a server, and a client, whose options hold
+//! for both.
+//!
+//! They meet over TCP (`meeting.rs`), compare versions, and agree on each run (`session.rs`); during a run the
+//! connection is its channel. Two processes of a launcher's job need no address (`job.rs`).
+
+mod job;
+mod meeting;
+mod session;
+
+use super::other::Other;
+use super::report::{RemoteGpu, Report, Verdict};
+use super::side;
+use crate::cli::{Hosts, PingpongOptions};
+use crate::failure::Failure;
+use crate::{hca, text};
+use gdsync::cuda;
+use gdsync_notify::bootstrap::Job;
+use meeting::{Listener, Met};
+use session::{Answer, Request, Session};
+use std::io::Write;
+
+/// What this process is, where it is not both sides.
+pub(super) enum Part {
+    Server,
+    Client,
+    /// A process of a launcher's job.
+    Rank(Box<Job>),
+}
+
+/// What the options, or else a launcher's environment, make of this process. `None`: both sides are its own.
+pub(super) fn part(options: &PingpongOptions) -> Result<Option<Part>, Failure> {
+    match &options.hosts {
+        Hosts { server: true, .. } => Ok(Some(Part::Server)),
+        Hosts { host: Some(_), .. } => Ok(Some(Part::Client)),
+        _ if options.procs == 2 => {
+            Ok(job::of_two(|name| std::env::var_os(name))?.map(|job| Part::Rank(Box::new(job))))
+        }
+        _ => Ok(None),
+    }
+}
+
+/// Plays this process's part.
+pub(super) fn run(options: &PingpongOptions, part: Part) -> Result<(), Failure> {
+    super::take_liberties(options)?;
+    let own = OwnGpu::new(options, &part)?;
+    let options =
+        &PingpongOptions { gpu: own.0.as_ref().map(|gpu| gpu.number.into()), procs: 2, ..options.clone() };
+    match part {
+        Part::Server => serve(options, own, listen(options)?, true),
+        Part::Rank(job) if job.rank() == 0 => serve(options, own, job::meet(&job)?, false),
+        Part::Client => {
+            let host = options.hosts.host.as_ref().ok_or("no host is named")?;
+            let met = meeting::connect(&host.host, options.hosts.port_of(Some(host)))?;
+            measure(options, &host.host, met)
+        }
+        Part::Rank(job) => measure(options, "rank 0", job::meet(&job)?),
+    }
+}
+
+/// The GPU of this side.
+struct OwnGpu(Option<RemoteGpu>);
+
+impl OwnGpu {
+    /// The one that `--gpu` names. A process of a job takes that of its rank.
+    fn new(options: &PingpongOptions, part: &Part) -> Result<Self, Failure> {
+        let Some(list) = &options.gpu else { return Ok(OwnGpu(None)) };
+        let gpus = list.resolve()?;
+        match (part, gpus.numbers()) {
+            (Part::Rank(job), _) => Self::of(gpus.of_rank(job.rank())),
+            (_, [number]) => Self::of(*number),
+            (_, numbers) => Err(format!(
+                "--gpu names {} GPUs, and each side has one: name that of this side here, and the other's on the other side",
+                numbers.len()
+            )
+            .into()),
+        }
+    }
+
+    fn of(number: u32) -> Result<Self, Failure> {
+        Ok(OwnGpu(Some(RemoteGpu { number, name: cuda::describe(number)?.name })))
+    }
+}
+
+/// Waits for a client, and says where.
+fn listen(options: &PingpongOptions) -> Result<Met, Failure> {
+    let Hosts { listen, .. } = &options.hosts;
+    let listener = Listener::bind(listen.as_ref(), options.hosts.port_of(listen.as_ref()))?;
+    // If stderr fails, there is no place to report it.
+    let _ =
+        writeln!(std::io::stderr(), "gdsync: waiting for `gdsync pingpong HOST` at {}", listener.address());
+    listener.accept(None)
+}
+
+/// A software card reaches other hosts only if it listens at an address.
+fn check_card(options: &PingpongOptions, is_same_host: bool) -> Result<(), Failure> {
+    if is_same_host || !hca::is_software(options.hca.as_ref()) || softhca::fabric::is_tcp() {
+        return Ok(());
+    }
+    Err("the software card of this side reaches no other host: set SOFTHCA_LISTEN to an address of this host, and SOFTHCA_KEY_FILE, on both (docs/hosts.md); or name a card of the system's by --hca".into())
+}
+
+/// The client: runs of all sizes, each with the server.
+fn measure(options: &PingpongOptions, name: &str, met: Met) -> Result<(), Failure> {
+    let Met { socket, is_same_host, .. } = met;
+    let session = Session::open(socket, "the server")?;
+    let _contexts = super::contexts(options)?;
+    if let Err(failure) = check_card(options, is_same_host) {
+        session.send(&Request::Failed { reason: failure.to_string() })?;
+        return Err(failure);
+    }
+    let result = super::sweep(options, |one| {
+        session.send(&Request::Run(Box::new(one.for_other_host())))?;
+        let gpu = match session.receive()? {
+            Answer::Begin { gpu } => gpu,
+            Answer::Refused { reason } => return Err(format!("the server cannot do this: {reason}").into()),
+        };
+        let (channel, _run) = session.run()?;
+        side::play(one, 0, Other::Apart { name: name.to_owned(), gpu }, channel)
+    });
+    // A server that has failed, or has gone, does not hear it.
+    let _ = session.send(&Request::End);
+    result
+}
+
+/// The server: runs until the client ends the session, and then says what came of them.
+fn serve(options: &PingpongOptions, own: OwnGpu, met: Met, says_verdict: bool) -> Result<(), Failure> {
+    let Met { socket, other, is_same_host } = met;
+    let session = Session::open(socket, "the client")?;
+    let mut reports: Vec<Report> = Vec::new();
+    loop {
+        let asked = match session.receive()? {
+            Request::Run(asked) => asked,
+            Request::End => break,
+            Request::Failed { reason } => return Err(format!("the client cannot do it: {reason}").into()),
+        };
+        let prepared = check_card(options, is_same_host).and_then(|()| prepare(options, &own, *asked));
+        let (run, gpu) = match prepared {
+            Ok(prepared) => prepared,
+            Err(failure) => {
+                session.send(&Answer::Refused { reason: failure.to_string() })?;
+                return Err(format!("what the client wants cannot be done here: {failure}").into());
+            }
+        };
+        let _contexts = super::contexts(&run)?;
+        session.send(&Answer::Begin { gpu: gpu.clone() })?;
+        let (channel, _run) = session.run()?;
+        reports.push(side::play(&run, 1, Other::Apart { name: other.to_string(), gpu }, channel)?);
+    }
+    match Verdict::new(&other.to_string(), &reports) {
+        Some(verdict) if says_verdict => text::print(options.json, &verdict, || verdict.text()),
+        Some(_) => Ok(()),
+        None => Err("the client has ended before a run: its own output says why".into()),
+    }
+}
+
+/// A run as the client wants it, on the server's card and GPU.
+fn prepare(
+    own: &PingpongOptions,
+    gpu: &OwnGpu,
+    asked: PingpongOptions,
+) -> Result<(PingpongOptions, Option<RemoteGpu>), Failure> {
+    if let Some(refusal) = asked.refusal() {
+        return Err(refusal.into());
+    }
+    let gpu = match (&asked.gpu, &gpu.0) {
+        (None, None) => None,
+        (Some(_), Some(gpu)) => Some(gpu.clone()),
+        (Some(_), None) => OwnGpu::of(0)?.0,
+        (None, Some(gpu)) => {
+            return Err(format!(
+                "the server has --gpu {}, and the client has no --gpu: give it on both sides or on none",
+                gpu.number
+            )
+            .into());
+        }
+    };
+    let run = PingpongOptions {
+        hca: own.hca.clone(),
+        gid_index: own.gid_index,
+        gpu: gpu.as_ref().map(|gpu| gpu.number.into()),
+        json: true,
+        ..asked
+    };
+    Ok((run, gpu))
+}

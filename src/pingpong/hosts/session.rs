@@ -1,0 +1,165 @@
+//! What the sides say to each other between runs, and the channel of each run, on one connection: lines of JSON.
+
+use crate::cli::PingpongOptions;
+use crate::failure::Failure;
+use crate::pingpong::channel::{Channel, is_last};
+use crate::pingpong::report::RemoteGpu;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use std::convert::Infallible;
+use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
+use std::net::TcpStream;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// How long the other side may take to say what is awaited between runs.
+const ANSWER: Duration = Duration::from_secs(30);
+/// Longest line, in bytes.
+const MAX_LINE: u64 = 1 << 16;
+/// The version that both sides have.
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// The first line of each side. Fields may be added; this one stays, so that versions can be compared.
+#[derive(Debug, Serialize, Deserialize)]
+struct Opening {
+    gdsync: String,
+}
+
+/// What the client asks of the server.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum Request {
+    /// A run with these options.
+    Run(Box<PingpongOptions>),
+    /// No more: the session ends well.
+    End,
+    /// The client cannot do what it was asked for.
+    Failed { reason: String },
+}
+
+/// What the server says to a run.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum Answer {
+    /// It begins; the server has its messages in this GPU's memory, if in one's.
+    Begin { gpu: Option<RemoteGpu> },
+    /// The server cannot do it.
+    Refused { reason: String },
+}
+
+type Lines = Arc<Mutex<BufReader<TcpStream>>>;
+
+/// A connection on which both sides have the same version.
+pub(super) struct Session {
+    lines: Lines,
+    socket: TcpStream,
+    /// `the client` or `the server`.
+    other: &'static str,
+}
+
+impl Session {
+    /// Compares versions. `other`: what the other side is, for errors.
+    pub(super) fn open(socket: TcpStream, other: &'static str) -> Result<Self, Failure> {
+        let lines = Arc::new(Mutex::new(BufReader::new(socket.try_clone()?)));
+        let session = Session { lines, socket, other };
+        session.send(&Opening { gdsync: VERSION.to_owned() })?;
+        let Opening { gdsync } = session.receive()?;
+        if gdsync != VERSION {
+            return Err(format!(
+                "{other} is gdsync {gdsync} and this side is gdsync {VERSION}: install the same version on both hosts"
+            )
+            .into());
+        }
+        Ok(session)
+    }
+
+    pub(super) fn send(&self, what: &impl Serialize) -> Result<(), Failure> {
+        let line = serde_json::to_string(what)? + "\n";
+        (&self.socket).write_all(line.as_bytes()).map_err(|error| self.gone(&error))
+    }
+
+    /// The next line, between runs.
+    pub(super) fn receive<T: DeserializeOwned>(&self) -> Result<T, Failure> {
+        self.socket.set_read_timeout(Some(ANSWER))?;
+        let mut line = Vec::new();
+        match next_line(&mut lock(&self.lines), &mut line) {
+            Ok(()) if line.is_empty() => Err(self.gone(&"the connection has ended")),
+            Ok(()) => serde_json::from_slice(&line).map_err(|error| self.unknown(&error)),
+            Err(error) if error.kind() == ErrorKind::InvalidData => Err(self.unknown(&error)),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                Err(format!("{} does not answer within {ANSWER:?}", self.other).into())
+            }
+            Err(error) => Err(self.gone(&error)),
+        }
+    }
+
+    fn unknown(&self, why: &dyn std::fmt::Display) -> Failure {
+        format!("{} says what this version does not know: {why}", self.other).into()
+    }
+
+    fn gone(&self, why: &dyn std::fmt::Display) -> Failure {
+        format!("{} is gone: {why}; its own output may say more", self.other).into()
+    }
+
+    /// The channel of a run. The run ends when the [`Run`] is dropped, after which the session continues if both sides
+    /// have said that they have finished.
+    pub(super) fn run(&self) -> Result<(Channel, Run), Failure> {
+        self.socket.set_read_timeout(None)?;
+        let (end, ended) = channel();
+        let reader =
+            RunLines { lines: Arc::clone(&self.lines), line: Vec::new(), given: 0, is_last: false, ended };
+        Ok((Channel::new(reader, self.socket.try_clone()?), Run { _end: end }))
+    }
+}
+
+/// A run under way.
+pub(super) struct Run {
+    _end: Sender<Infallible>,
+}
+
+/// The lines of one run, up to the last of the other side. Then it waits for the end of the run: a channel that ends
+/// before is that of a side that is gone.
+struct RunLines {
+    lines: Lines,
+    line: Vec<u8>,
+    /// Bytes of the line that were given to the reader.
+    given: usize,
+    is_last: bool,
+    ended: Receiver<Infallible>,
+}
+
+impl Read for RunLines {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        if self.given == self.line.len() {
+            if self.is_last {
+                // Nothing is ever sent: the end is that of the sender.
+                let _ = self.ended.recv();
+                return Ok(0);
+            }
+            self.line.clear();
+            self.given = 0;
+            next_line(&mut lock(&self.lines), &mut self.line)?;
+            self.is_last = is_last(&self.line);
+        }
+        let count = (&self.line[self.given..]).read(bytes)?;
+        self.given += count;
+        Ok(count)
+    }
+}
+
+fn lock(lines: &Lines) -> MutexGuard<'_, BufReader<TcpStream>> {
+    lines.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Appends a line with its end; nothing at the end of the connection.
+fn next_line(lines: &mut BufReader<TcpStream>, line: &mut Vec<u8>) -> io::Result<()> {
+    lines.take(MAX_LINE).read_until(b'\n', line)?;
+    match line.last() {
+        None | Some(b'\n') => Ok(()),
+        Some(_) if line.len() as u64 == MAX_LINE => {
+            Err(io::Error::new(ErrorKind::InvalidData, format!("a line has more than {MAX_LINE} bytes")))
+        }
+        Some(_) => Err(ErrorKind::UnexpectedEof.into()),
+    }
+}

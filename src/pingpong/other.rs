@@ -1,0 +1,31 @@
+//! Where the other side of a pingpong is.
+
+use super::report::{GpusOfSides, RemoteGpu};
+use crate::failure::Failure;
+
+#[derive(Clone)]
+pub(super) enum Other {
+    /// Started by this one, or by the same process.
+    Beside,
+    /// Started by itself, at the host of this name, with this GPU if with one.
+    Apart { name: String, gpu: Option<RemoteGpu> },
+}
+
+impl Other {
+    /// The host of a side that was started by itself.
+    pub(super) fn host(&self) -> Option<&str> {
+        match self {
+            Other::Beside => None,
+            Other::Apart { name, .. } => Some(name),
+        }
+    }
+
+    /// The GPUs of both sides, where they have any. `sides`: as this process counts them.
+    pub(super) fn gpus(&self, sides: Option<[u32; 2]>) -> Result<Option<GpusOfSides>, Failure> {
+        match (sides, self) {
+            (Some(sides), Other::Beside) => GpusOfSides::describe(sides).map(Some),
+            (Some([own, _]), Other::Apart { gpu: Some(gpu), .. }) => GpusOfSides::apart(own, gpu).map(Some),
+            _ => Ok(None),
+        }
+    }
+}

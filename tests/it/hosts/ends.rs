@@ -1,0 +1,83 @@
+//! Sides that die or are interrupted: the other one ends, too.
+
+use super::{ENDLESS, Setting, end};
+use crate::processes::signal;
+use std::process::Child;
+use std::time::Duration;
+
+/// A server and its client in a run without an end.
+fn at_work(setting: &Setting, options: &[&str]) -> (Child, Child) {
+    let server = setting.server(&["--json"], &[]);
+    let client = setting.client(&server, &[&ENDLESS[..], options].concat(), &[]);
+    std::thread::sleep(Duration::from_secs(2));
+    (server.child, client)
+}
+
+#[test]
+fn the_death_of_either_side_ends_the_other() {
+    let setting = Setting::loopback("hosts-death");
+    for options in [
+        &["--op", "send"][..],
+        &["--op", "write"],
+        &["--transport", "uc", "--op", "write"],
+        &["--transport", "ud", "--trigger", "cpu"],
+    ] {
+        for dies in ["server", "client"] {
+            let (server, client) = at_work(&setting, options);
+            let (dying, other) = if dies == "server" { (server, client) } else { (client, server) };
+            signal(dying.id(), libc::SIGKILL);
+            assert_eq!(end(dying, dies).code, None);
+            let ended = end(other, &format!("what the death of the {dies} leaves, {options:?}"));
+            assert_eq!((ended.code, ended.out.as_str()), (Some(1), ""), "{ended:?}");
+            let causes = ["the other side is gone", "retries exceeded"];
+            assert!(causes.iter().any(|cause| ended.said.contains(cause)), "{dies}, {options:?}: {ended:?}");
+        }
+    }
+}
+
+#[test]
+fn an_interrupted_client_prints_what_it_has_and_the_server_ends_well() {
+    let setting = Setting::loopback("hosts-interrupted");
+    let (server, client) = at_work(&setting, &["--json"]);
+    signal(client.id(), libc::SIGINT);
+    let (client, server) = (end(client, "the client"), end(server, "the server"));
+    assert_eq!(client.code, Some(130), "{client:?}");
+    assert_eq!((server.code, server.said.as_str()), (Some(0), ""), "{server:?}");
+    let [client, server] = [&client.out, &server.out].map(|out| {
+        let said: serde_json::Value = serde_json::from_str(out).unwrap();
+        (said["iterations"].as_u64().unwrap(), said["verified"].as_bool().unwrap())
+    });
+    assert!(client.0 > 0 && client == server && client.1, "{client:?} {server:?}");
+}
+
+#[test]
+fn an_interrupted_server_ends_at_once_and_its_client_says_so() {
+    let setting = Setting::loopback("hosts-interrupted-server");
+    let (server, client) = at_work(&setting, &[]);
+    signal(server.id(), libc::SIGINT);
+    assert_eq!(end(server, "the server").code, None, "it ends by the signal");
+    let client = end(client, "the client");
+    assert_eq!((client.code, client.out.as_str()), (Some(1), ""), "{client:?}");
+    assert!(client.said.contains("gone") || client.said.contains("retries exceeded"), "{client:?}");
+}
+
+#[test]
+fn a_failure_of_one_side_is_told_by_both() {
+    let setting = Setting::loopback("hosts-failure");
+    let fails = [("SOFTHCA_FAULTS", "fail=retry-exceeded nth=200 kind=write,send")];
+    if gdsync_test_support::on_system() {
+        return;
+    }
+    let server = setting.server(&[], &fails);
+    let client = end(setting.client(&server, &ENDLESS, &[]), "the client");
+    let server = end(server.child, "the server");
+    assert_eq!([client.code, server.code], [Some(1); 2]);
+    assert!(
+        client.said.contains("the other side: ") && client.said.contains("retries exceeded"),
+        "{client:?}"
+    );
+    assert!(
+        server.said.contains("retries exceeded") && !server.said.contains("the other side"),
+        "{server:?}"
+    );
+}

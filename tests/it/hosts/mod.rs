@@ -1,0 +1,149 @@
+//! A pingpong between a server and a client that are started each by itself.
+
+mod ends;
+mod networks;
+mod refusals;
+mod runs;
+mod stranger;
+
+use crate::command::gdsync;
+use crate::processes::{as_from_a_terminal, ends};
+use gdsync_test_support::folder::Folder;
+use serde_json::Value;
+use std::io::Read;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+/// Much longer than any of these takes, also on a busy machine, and shorter than a hang.
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// Runs without an end of their own.
+const ENDLESS: [&str; 2] = ["--iters", "1000000000"];
+
+/// What both sides have in their environment, and how their programs are started.
+struct Setting {
+    folder: Folder,
+    environment: Vec<(&'static str, String)>,
+    /// What the server and the client run under: a program and its arguments.
+    under: [Vec<String>; 2],
+    /// The address of the server.
+    address: String,
+}
+
+impl Setting {
+    /// Both sides at the loopback address.
+    fn loopback(test: &str) -> Self {
+        let folder = Folder::new(test);
+        Setting {
+            folder,
+            environment: Vec::new(),
+            under: Default::default(),
+            address: "127.0.0.1".to_owned(),
+        }
+    }
+
+    fn with(mut self, name: &'static str, value: &str) -> Self {
+        self.environment.push((name, value.to_owned()));
+        self
+    }
+
+    fn command(&self, arguments: &[&str], side: usize) -> Command {
+        let own = gdsync(arguments);
+        let mut command = match &self.under[side][..] {
+            [] => own,
+            [program, words @ ..] => {
+                let mut around = Command::new(program);
+                around.args(words).arg(own.get_program()).args(own.get_args());
+                for (name, _) in own.get_envs() {
+                    around.env_remove(name);
+                }
+                around
+            }
+        };
+        for name in ["GDSYNC_KEY", "GDSYNC_KEY_FILE", "SOFTHCA_KEY", "SOFTHCA_KEY_FILE", "GDSYNC_RANK"] {
+            command.env_remove(name);
+        }
+        command.env("XDG_RUNTIME_DIR", self.folder.path());
+        command.envs(self.environment.iter().map(|(name, value)| (name, value)));
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        as_from_a_terminal(&mut command);
+        command
+    }
+
+    /// Starts a server at a port that is free, and waits until it listens.
+    fn server(&self, options: &[&str], environment: &[(&str, &str)]) -> Server {
+        let at = format!("{}:0", self.address);
+        let arguments = [&["pingpong", "--server", "--listen", &at], options].concat();
+        let mut child = self.command(&arguments, 0).envs(environment.iter().copied()).spawn().unwrap();
+        let line = first_line(&mut child);
+        let port = line.rsplit_once(':').and_then(|(_, port)| port.trim().parse().ok());
+        Server { port: port.unwrap_or_else(|| panic!("{line}")), child }
+    }
+
+    /// Starts a client of a server.
+    fn client(&self, server: &Server, options: &[&str], environment: &[(&str, &str)]) -> Child {
+        let host = format!("{}:{}", self.address, server.port);
+        let arguments = [&["pingpong", &host], options].concat();
+        self.command(&arguments, 1).envs(environment.iter().copied()).spawn().unwrap()
+    }
+
+    /// A server and a client that succeed; what they print. The server says no more on stderr than where it is.
+    fn succeeds(&self, options: &[&str]) -> [String; 2] {
+        let server = self.server(&["--json"], &[]);
+        let client = end(self.client(&server, options, &[]), "the client");
+        let server = end(server.child, "the server");
+        for ended in [&client, &server] {
+            assert_eq!(
+                (ended.code, ended.said.as_str()),
+                (Some(0), ""),
+                "{options:?}: {client:?} {server:?}"
+            );
+        }
+        [server.out, client.out]
+    }
+
+    /// As [`Self::succeeds`]: every byte of as many exchanges was checked on both sides.
+    fn is_verified(&self, options: &[&str], exchanges: u64) -> Value {
+        let [server, client] = self.succeeds(&[options, &["--json"]].concat());
+        let [server, client]: [Value; 2] = [server, client].map(|text| serde_json::from_str(&text).unwrap());
+        for said in [&server, &client] {
+            assert_eq!(said["verified"], Value::Bool(true), "{options:?}: {said}");
+            assert_eq!(said["iterations"].as_u64(), Some(exchanges), "{options:?}: {said}");
+        }
+        assert_eq!(client["server"].as_str(), Some(self.address.as_str()));
+        client
+    }
+}
+
+struct Server {
+    child: Child,
+    port: u16,
+}
+
+/// The first line on stderr, and no byte of the next.
+fn first_line(child: &mut Child) -> String {
+    let stderr = child.stderr.as_mut().unwrap();
+    let mut line = Vec::new();
+    let mut byte = [0];
+    while line.last() != Some(&b'\n') && stderr.read(&mut byte).unwrap() == 1 {
+        line.push(byte[0]);
+    }
+    String::from_utf8(line).unwrap()
+}
+
+/// How a side has ended.
+#[derive(Debug)]
+struct Ended {
+    code: Option<i32>,
+    out: String,
+    said: String,
+}
+
+/// Waits for the end of a side, whose output is short.
+fn end(mut child: Child, what: &str) -> Ended {
+    let mut stdout = child.stdout.take().unwrap();
+    let (status, said) = ends(child, LIMIT, what);
+    let mut out = String::new();
+    stdout.read_to_string(&mut out).unwrap();
+    Ended { code: status.code(), out, said }
+}

@@ -1,0 +1,71 @@
+//! Both sides in network namespaces of their own, with a cable between them. Software cards speak TCP there.
+
+use super::runs::TRANSPORTS;
+use super::{ENDLESS, Setting, end};
+use gdsync_test_support::networks::Namespaces;
+use gdsync_test_support::{on_system, skipped};
+
+const KEY: &str = "the key of both hosts";
+
+/// A server in the first namespace and a client in the second. `None` where there can be none: the test is skipped.
+fn apart(test: &str) -> Option<(Namespaces, Setting)> {
+    if on_system() {
+        return None;
+    }
+    let namespaces = match Namespaces::new() {
+        Ok(namespaces) => namespaces,
+        Err(why) => {
+            skipped(test, &format!("{why} (needs root)"));
+            return None;
+        }
+    };
+    let mut setting = Setting::loopback(test).with("GDSYNC_KEY", KEY);
+    setting.address = Namespaces::ADDRESSES[0].to_owned();
+    setting.under =
+        namespaces.names().each_ref().map(|name| ["ip", "netns", "exec", name].map(str::to_owned).to_vec());
+    // The list serves both: each card takes the address that its host has.
+    let setting = setting.with("SOFTHCA_LISTEN", &Namespaces::ADDRESSES.join(","));
+    Some((namespaces, setting.with("SOFTHCA_KEY", KEY)))
+}
+
+#[test]
+fn every_transport_between_two_networks() {
+    let Some((_namespaces, setting)) = apart("every_transport_between_two_networks") else { return };
+    for (transport, op) in TRANSPORTS {
+        setting.is_verified(&["--transport", transport, "--op", op, "--size", "3000", "--iters", "100"], 100);
+    }
+    setting.succeeds(&["--sizes", "1..64K", "--iters", "10"]);
+}
+
+#[test]
+fn a_cable_that_is_cut_ends_both_sides() {
+    let Some((namespaces, setting)) = apart("a_cable_that_is_cut_ends_both_sides") else { return };
+    for transport in ["rc", "ud"] {
+        let server = setting.server(&[], &[]);
+        let client = setting.client(&server, &[&ENDLESS[..], &["--transport", transport]].concat(), &[]);
+        std::thread::sleep(std::time::Duration::from_secs(2));
+        namespaces.set_cable(false).unwrap();
+        for ended in [end(client, "the client"), end(server.child, "the server")] {
+            assert_eq!((ended.code, ended.out.as_str()), (Some(1), ""), "{ended:?}");
+            assert!(ended.said.contains("gdsync: "), "{ended:?}");
+        }
+        namespaces.set_cable(true).unwrap();
+    }
+}
+
+#[test]
+fn a_software_card_that_listens_nowhere_is_named() {
+    let Some((_namespaces, setting)) = apart("a_software_card_that_listens_nowhere_is_named") else { return };
+    let without = [("SOFTHCA_LISTEN", "")];
+    let server = setting.server(&[], &[]);
+    let client = end(setting.client(&server, &[], &without), "the client");
+    let server = end(server.child, "the server");
+    assert!(client.said.contains("set SOFTHCA_LISTEN to an address of this host"), "{client:?}");
+    assert!(server.said.contains("the client cannot do it: the software card"), "{server:?}");
+    let server = setting.server(&[], &without);
+    let client = end(setting.client(&server, &[], &[]), "the client");
+    let server = end(server.child, "the server");
+    assert!(client.said.contains("the server cannot do this: the software card of this side"), "{client:?}");
+    assert!(server.said.contains("cannot be done here: the software card of this side"), "{server:?}");
+    assert_eq!([client.code, server.code], [Some(1); 2]);
+}

@@ -1,0 +1,62 @@
+//! Two hosts on one machine: network namespaces with a cable between them.
+
+use std::process::Command;
+
+/// Two network namespaces, each with an end of a cable; both go when it is dropped. Needs root, and `ip` (iproute2).
+pub struct Namespaces {
+    names: [String; 2],
+}
+
+impl Namespaces {
+    /// The address of each.
+    pub const ADDRESSES: [&str; 2] = ["10.83.77.1", "10.83.77.2"];
+
+    /// Makes them.
+    ///
+    /// # Errors
+    /// What the system does not permit, or lacks.
+    pub fn new() -> Result<Self, String> {
+        static NEXT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let names = ["a", "b"].map(|side| format!("gdsync-{side}-{}-{number}", std::process::id()));
+        let made = Namespaces { names };
+        let [a, b] = &made.names;
+        ip(&["netns", "add", a])?;
+        ip(&["netns", "add", b])?;
+        ip(&["link", "add", "cable", "netns", a, "type", "veth", "peer", "name", "cable", "netns", b])?;
+        for (name, address) in [a, b].into_iter().zip(Self::ADDRESSES) {
+            ip(&["-n", name, "addr", "add", &format!("{address}/24"), "dev", "cable"])?;
+            ip(&["-n", name, "link", "set", "cable", "up"])?;
+        }
+        Ok(made)
+    }
+
+    /// Their names, for `ip netns exec`.
+    pub fn names(&self) -> &[String; 2] {
+        &self.names
+    }
+
+    /// Cuts the cable, at the end of the second, or mends it.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn set_cable(&self, is_whole: bool) -> Result<(), String> {
+        ip(&["-n", &self.names[1], "link", "set", "cable", if is_whole { "up" } else { "down" }])
+    }
+}
+
+impl Drop for Namespaces {
+    fn drop(&mut self) {
+        for name in &self.names {
+            let _ = ip(&["netns", "del", name]);
+        }
+    }
+}
+
+fn ip(arguments: &[&str]) -> Result<(), String> {
+    let output = Command::new("ip").args(arguments).output().map_err(|error| format!("ip: {error}"))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    Err(format!("ip {}: {}", arguments.join(" "), String::from_utf8_lossy(&output.stderr).trim()))
+}
