@@ -102,7 +102,7 @@ const ENVIRONMENT: [Entry; 13] = [
     ),
 ];
 
-const EXAMPLES: [Entry; 19] = [
+const EXAMPLES: [Entry; 22] = [
     entry(&["doctor"], "gdsync doctor", "What of this machine works, and what to do about the rest."),
     entry(&["doctor"], "gdsync doctor --fix", "The commands that would mend what is found; nothing is run."),
     entry(&["devices"], "gdsync devices", "The cards, and the GID that connections use."),
@@ -122,7 +122,22 @@ const EXAMPLES: [Entry; 19] = [
         "gdsync pingpong --sizes 8..1M --duration 2s --csv",
         "A sweep: two seconds for each power of two, as comma-separated values.",
     ),
+    entry(
+        &["pingpong"],
+        "gdsync pingpong --sizes 8..1M --plot latency.svg",
+        "A sweep, drawn: latency percentiles and bandwidth by size. Without --sizes, a histogram.",
+    ),
     entry(&["bench"], "gdsync bench", "The software card beside memcpy."),
+    entry(
+        &["bench"],
+        "gdsync bench fanout --plot fanout.svg",
+        "Memory operations and times by peers, drawn.",
+    ),
+    entry(
+        &["bench"],
+        "gdsync bench all --html report.html",
+        "All that this machine can measure, as one page with tables, pictures and what `doctor` sees.",
+    ),
     entry(&["bench"], "gdsync bench memops --gpu 0", "What stream memory operations cost GPU 0."),
     entry(
         &["bench"],

@@ -14,9 +14,10 @@ mod timing;
 mod watch;
 
 use crate::cli::PingpongOptions;
+use crate::destination::Destination;
 use crate::failure::{AlreadySaid, Failure};
 use crate::interrupt::{self, NothingYet};
-use crate::{child, progress, text};
+use crate::{child, plot, progress, text};
 use channel::Channel;
 use report::Report;
 use std::io::{self, BufRead, Write};
@@ -28,6 +29,7 @@ const LAST: Duration = Duration::from_secs(5);
 
 /// Runs both sides, and prints what was measured.
 pub(crate) fn run(options: &PingpongOptions) -> Result<(), Failure> {
+    let picture = options.plot.as_deref().map(Destination::new).transpose()?;
     // Each side of two processes has the GPU's channels to itself, but for one stream.
     if options.gpu.is_some() && options.procs == 1 {
         child::with_channels()?;
@@ -59,6 +61,9 @@ pub(crate) fn run(options: &PingpongOptions) -> Result<(), Failure> {
         ([], _) => {}
         ([report], None) => text::print(options.json, report, text)?,
         _ => text::print(options.json, &reports, text)?,
+    }
+    if let (Some(picture), false) = (picture, reports.is_empty()) {
+        picture.write(&plot::svg(&report::charts(&reports, sizes.is_some()))?)?;
     }
     match failure {
         Some(error) if reports.is_empty() || !error.is::<NothingYet>() => Err(error),
