@@ -55,7 +55,7 @@ fn histogram(values: &[(f64, u64)]) -> Chart {
 fn values() -> impl Strategy<Value = f64> {
     prop_oneof![
         4 => -20.0..20.0f64,
-        4 => (0.0..1e6f64),
+        4 => 0.0..1e6f64,
         1 => any::<f64>(),
         1 => prop::sample::select(vec![0.0, -0.0, f64::NAN, f64::INFINITY, f64::MIN_POSITIVE, f64::MAX, 1e15, 1e-15]),
     ]
