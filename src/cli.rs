@@ -264,6 +264,9 @@ pub(crate) struct CopyOptions {
     /// Largest copy, 64 bytes to 256 MiB, such as 64K or 1MiB [default: 16MiB for copybw, 64KiB for copylat]
     #[arg(long, value_name = "BYTES", value_parser = values::copy_size, allow_hyphen_values = true)]
     pub(crate) max_size: Option<u64>,
+    /// Draw what was measured by size into a file, as SVG
+    #[arg(long, value_name = "FILE")]
+    pub(crate) plot: Option<PathBuf>,
 }
 
 #[derive(Clone, Debug, Args)]

@@ -42,6 +42,13 @@ pub(crate) struct BenchOptions {
     /// built there, or the system's]
     #[arg(long, value_name = "FILE")]
     pub(crate) library: Option<PathBuf>,
+    /// Draw what was measured into a file, as SVG
+    #[arg(long, value_name = "FILE")]
+    pub(crate) plot: Option<PathBuf>,
+    /// Write what was measured into a file as a web page, with tables, pictures, and what `gdsync doctor` sees of the
+    /// machine
+    #[arg(long, value_name = "FILE")]
+    pub(crate) html: Option<PathBuf>,
     /// Print one JSON object instead of a table
     #[arg(long)]
     pub(crate) json: bool,
@@ -55,6 +62,25 @@ impl BenchOptions {
 
     /// What does not go together.
     pub(super) fn conflict(&self) -> Option<String> {
+        self.picture_conflict().or_else(|| self.gpu_conflict())
+    }
+
+    /// Why there is no picture of this benchmark.
+    fn picture_conflict(&self) -> Option<String> {
+        self.plot.as_ref()?;
+        match self.what {
+            Benchmark::All => Some(
+                "--plot is for one benchmark: for `all`, --html FILE has the pictures of each".to_owned(),
+            ),
+            Benchmark::Device => Some(
+                "--plot is not for `device`: its cycles, factors, times and rates share no axis; --html FILE has its table"
+                    .to_owned(),
+            ),
+            _ => None,
+        }
+    }
+
+    fn gpu_conflict(&self) -> Option<String> {
         let list = self.gpu.as_ref().filter(|list| list.single().is_none())?;
         let takes_several = matches!(self.what, Benchmark::Exchange | Benchmark::Turnaround);
         (!takes_several).then(|| {
@@ -122,4 +148,7 @@ pub(crate) enum Benchmark {
     /// A stream that computes and a stream that communicates, together and each alone, and the CPU
     /// meanwhile
     Overlap,
+    /// All that need nothing but this machine, one after the other: card, checked, plan, first, exchange, fanout,
+    /// persistent, alltoall and scale
+    All,
 }

@@ -8,7 +8,7 @@ use std::num::NonZeroU16;
 const DEFAULT_PORT: u16 = 18515;
 
 /// What the client decides for both sides.
-const OF_CLIENT: [&str; 19] = [
+const OF_CLIENT: [&str; 20] = [
     "iters",
     "warmup",
     "size",
@@ -28,6 +28,7 @@ const OF_CLIENT: [&str; 19] = [
     "batch",
     "check",
     "csv",
+    "plot",
 ];
 
 /// Where the other side is.

@@ -9,6 +9,7 @@ use crate::placement::Layout;
 use clap::Args;
 use gdsync::cuda::GpuList;
 use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// Most that may be enqueued at a time on a GPU: its driver blocks the CPU once about 1000
@@ -93,6 +94,10 @@ pub(crate) struct PingpongOptions {
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_value = "true",
           default_missing_value = "true", hide_default_value = true, action = clap::ArgAction::Set)]
     pub(crate) check: bool,
+    /// Draw what was measured into a file, as SVG: of a sweep latency and bandwidth by size, else a histogram
+    #[arg(long, value_name = "FILE")]
+    #[serde(skip)]
+    pub(crate) plot: Option<PathBuf>,
     /// Print one JSON object instead of a table; an array of them for a sweep
     #[arg(long)]
     pub(crate) json: bool,

@@ -6,6 +6,7 @@
 mod bench;
 mod child;
 mod cli;
+mod destination;
 mod devices;
 mod doctor;
 mod explain;
@@ -20,6 +21,7 @@ mod mapped;
 mod pattern;
 mod pingpong;
 mod placement;
+mod plot;
 mod progress;
 mod size;
 mod soak;

@@ -112,7 +112,7 @@ const ENVIRONMENT: [Entry; 15] = [
     ),
 ];
 
-const EXAMPLES: [Entry; 21] = [
+const EXAMPLES: [Entry; 24] = [
     entry(&["doctor"], "gdsync doctor", "What of this machine works, and what to do about the rest."),
     entry(&["doctor"], "gdsync doctor --fix", "The commands that would mend what is found; nothing is run."),
     entry(&["devices"], "gdsync devices", "The cards, and the GID that connections use."),
@@ -142,7 +142,22 @@ const EXAMPLES: [Entry; 21] = [
         "gdsync pingpong node7 --hca mlx5_1 --op write --sizes 8..1M",
         "The other side, with the server on host node7, which does what the options here say.",
     ),
+    entry(
+        &["pingpong"],
+        "gdsync pingpong --sizes 8..1M --plot latency.svg",
+        "A sweep, drawn: latency percentiles and bandwidth by size. Without --sizes, a histogram.",
+    ),
     entry(&["bench"], "gdsync bench", "The software card beside memcpy."),
+    entry(
+        &["bench"],
+        "gdsync bench fanout --plot fanout.svg",
+        "Memory operations and times by peers, drawn.",
+    ),
+    entry(
+        &["bench"],
+        "gdsync bench all --html report.html",
+        "All that this machine can measure, as one page with tables, pictures and what `doctor` sees.",
+    ),
     entry(&["bench"], "gdsync bench memops --gpu 0", "What stream memory operations cost GPU 0."),
     entry(
         &["bench"],

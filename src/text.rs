@@ -25,7 +25,13 @@ pub(crate) fn print(
     if json {
         return Ok(writeln!(io::stdout().lock(), "{}", serde_json::to_string(result)?)?);
     }
-    Ok(anstream::stdout().lock().write_all(text().as_bytes())?)
+    print_text(&text())
+}
+
+/// Prints a text that is there already, with colors as [`print`] has them.
+pub(crate) fn print_text(text: &str) -> Result<(), Failure> {
+    progress::clear();
+    Ok(anstream::stdout().lock().write_all(text.as_bytes())?)
 }
 
 /// A text in a style, and what follows it in none.
@@ -60,6 +66,23 @@ pub(crate) fn table(header: &[&str], rows: &[Vec<String>]) -> String {
     text
 }
 
+/// A text as XML and HTML hold it, in content and in quoted attributes. Control characters, which XML has no place for,
+/// become spaces.
+pub(crate) fn escape(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for character in text.chars() {
+        match character {
+            '&' => escaped += "&amp;",
+            '<' => escaped += "&lt;",
+            '>' => escaped += "&gt;",
+            '"' => escaped += "&quot;",
+            control if control.is_control() => escaped.push(' '),
+            other => escaped.push(other),
+        }
+    }
+    escaped
+}
+
 /// A number of things: `1 event`, `2 events`.
 pub(crate) fn count(number: impl Into<u64>, what: &str) -> String {
     match number.into() {
@@ -83,6 +106,11 @@ mod tests {
     fn columns_are_as_wide_as_their_widest_cell() {
         let rows = vec![vec!["a".to_owned(), "b".to_owned()], vec!["longer".to_owned(), "c".to_owned()]];
         assert_eq!(table(&["x", "why"], &rows), "x       why\na       b\nlonger  c\n");
+    }
+
+    #[test]
+    fn text_is_escaped_for_xml() {
+        assert_eq!(escape("<a href=\"x\">&\u{1}µ</a>"), "&lt;a href=&quot;x&quot;&gt;&amp; µ&lt;/a&gt;");
     }
 
     #[test]

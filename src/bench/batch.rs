@@ -2,8 +2,9 @@
 //! waits for until the CPU sees what it writes last.
 
 use super::gpu::{END, Gpu, START};
+use super::outcome::Outcome;
 use super::pair::{self, Pair};
-use super::{Comparison, median, print_comparisons};
+use super::{Comparison, compared, median};
 use crate::cli::BenchOptions;
 use crate::failure::Failure;
 use crate::interrupt;
@@ -30,7 +31,7 @@ struct Results {
     rows: Vec<Comparison>,
 }
 
-pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {
+pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
     let mut bench = Bench::new(options)?;
     let gross = |rounds: &[Round]| rounds.iter().map(|round| (round.merged, round.plain)).collect();
     let net = |rounds: &[Round]| rounds.iter().map(Round::net).collect();
@@ -62,7 +63,7 @@ pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {
         rows,
     };
     let heading = format!("{}, DOORBELLS {}", results.gpu, results.doorbells);
-    print_comparisons(options, &results, [&heading, "MERGED µs", "PLAIN µs"], &results.rows)
+    compared(&results, [&heading, "MERGED µs", "PLAIN µs"], "Merged and plain batches", &results.rows)
 }
 
 /// What a batch has between the trigger and the last write.

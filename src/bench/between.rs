@@ -2,7 +2,8 @@
 //! memory and in the memory of either GPU, against the same memory operations written by hand.
 
 use super::gpu::{END, Gpu, START, by_hand};
-use super::{Comparison, print};
+use super::outcome::Outcome;
+use super::{Comparison, comparison_chart, outcome};
 use crate::child;
 use crate::cli::BenchOptions;
 use crate::failure::Failure;
@@ -39,25 +40,30 @@ struct Between {
     not_measured: Option<String>,
 }
 
-pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {
+pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
     // Streams that wait for each other need a channel each where they are of one GPU.
     child::with_channels()?;
     let gpus = options.gpu.as_ref().map_or_else(|| GpuList::from(0).resolve(), GpuList::resolve)?;
     let pairs = gpus.pairs().into_iter().map(between).collect::<Result<_, _>>()?;
     let results = Results { on: gpus.to_string(), pairs };
     let heading = format!("{}, A WAKE THERE AND BACK", results.on);
-    let rows: Vec<_> = results.pairs.iter().flat_map(Between::text).collect();
-    print(options, &results, &[&heading, "GDSYNC µs", "BY HAND µs", "RATIO"], &rows)
+    let rows = results.pairs.iter().flat_map(Between::text).collect();
+    let named: Vec<_> = results.pairs.iter().flat_map(Between::named).collect();
+    let chart = comparison_chart("A wake there and back", ["GDSYNC", "BY HAND"], named.iter());
+    Ok(outcome(&results, &[&heading, "GDSYNC µs", "BY HAND µs", "RATIO"], rows)?.chart(chart))
 }
 
 impl Between {
+    /// The rows, each with the GPUs it is about.
+    fn named(&self) -> impl Iterator<Item = Comparison> {
+        let [one, other] = self.gpus;
+        let what = move |row: &Comparison| format!("GPU {one} and GPU {other}, {}", row.what);
+        self.rows.iter().map(move |row| Comparison { what: what(row), ..row.clone() })
+    }
+
     fn text(&self) -> Vec<Vec<String>> {
         let [one, other] = self.gpus;
-        let rows = self.rows.iter().map(|row| {
-            let mut row = row.row();
-            row[0] = format!("GPU {one} and GPU {other}, {}", row[0]);
-            row
-        });
+        let rows = self.named().map(|row| row.row());
         let not_measured = self.not_measured.iter().map(|why| {
             let what = format!("GPU {one} and GPU {other}, words in GPU memory: {why}");
             vec![what, "-".to_owned(), "-".to_owned(), "-".to_owned()]

@@ -1,11 +1,13 @@
 //! `gdsync bench card`: a card, the software card where none is named, beside a reference measured in the same run.
 
 use super::median;
+use super::outcome::{Outcome, Table};
 use super::pair::Pair;
 use crate::cli::BenchOptions;
 use crate::failure::Failure;
 use crate::hca::Hca;
 use crate::interrupt;
+use crate::plot::{Axis, Chart, Content, Scale, Values};
 use crate::text;
 use gdsync::stream::Cpu;
 use gdsync::{Access, Batch, MemoryRegion, QueuePairConfig, Stream, WorkRequest};
@@ -44,7 +46,7 @@ struct Bench {
     target: MemoryRegion,
 }
 
-pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {
+pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
     let hca = options.hca.as_ref();
     let results = Bench::new(hca)?.measure()?;
     let card = hca.map_or_else(|| "SOFTWARE CARD".to_owned(), Hca::to_string);
@@ -57,7 +59,16 @@ pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {
         vec!["memcpy, 1 MiB".to_owned(), text::rate(results.memcpy_1mib_bytes_per_s, "B")],
         vec!["RDMA write : memcpy".to_owned(), format!("{:.2}", results.ratio)],
     ];
-    super::print(options, &results, &[&format!("{card}, ONE PROCESS"), "MEDIAN"], &rows)
+    let table = Table::new(&[&format!("{card}, ONE PROCESS"), "MEDIAN"], rows);
+    let rates = [results.write_1mib_bytes_per_s, results.memcpy_1mib_bytes_per_s].map(|rate| rate / 1e9);
+    Ok(Outcome::new(&results, [table])?.chart(Chart {
+        title: "1 MiB within a process".to_owned(),
+        content: Content::Categories {
+            x: Axis::new("Bandwidth, GB/s", Scale::Linear),
+            names: vec!["RDMA write".to_owned(), "memcpy".to_owned()],
+            series: vec![Values::new("median", rates)],
+        },
+    }))
 }
 
 impl Bench {

@@ -2,8 +2,9 @@
 //! software stream, and on a GPU's where there is one.
 
 use super::gpu::Gpu;
+use super::outcome::Outcome;
 use super::pair::Pair;
-use super::{Comparison, in_turn, micros_since, print_comparisons};
+use super::{Comparison, compared, in_turn, micros_since};
 use crate::cli::BenchOptions;
 use crate::failure::Failure;
 use gdsync::memop::MemOpStream;
@@ -21,7 +22,7 @@ struct Bench {
     target: MemoryRegion,
 }
 
-pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {
+pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
     let bench = Bench::new()?;
     let mut results = vec![bench.compare("a software stream", &Stream::new(SoftStream::new()?)?)?];
     // Without a GPU only the software stream is measured.
@@ -29,7 +30,7 @@ pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {
         results.push(bench.compare(&gpu.name()?, &gpu.stream)?);
     }
     let what = "8 B WRITTEN, FROM POST UNTIL THE STREAM IS PAST THE WAIT";
-    print_comparisons(options, &results, [what, "CHECKED µs", "PLAIN µs"], &results)
+    compared(&results, [what, "CHECKED µs", "PLAIN µs"], "A wait that tells success from failure", &results)
 }
 
 impl Bench {

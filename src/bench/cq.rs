@@ -1,7 +1,8 @@
 //! What a stream's wait for a completion costs, by the memory that the completion queue lies in.
 
 use super::gpu::{END, Gpu, START};
-use super::{Comparison, micros_since, pair, print_comparisons};
+use super::outcome::Outcome;
+use super::{Comparison, compared, micros_since, pair};
 use crate::cli::BenchOptions;
 use crate::failure::Failure;
 use crate::hca;
@@ -27,7 +28,7 @@ struct Results {
     rows: Vec<Comparison>,
 }
 
-pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {
+pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
     let gpu = Gpu::new(options.gpu())?;
     let (device, port) = hca::open(options.hca.as_ref())?;
     let pd = ProtectionDomain::new(&device)?;
@@ -50,7 +51,8 @@ pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {
     let rows = what.into_iter().zip(rounds).map(|(what, pairs)| Comparison::new(what, pairs)).collect();
     let results = Results { gpu: gpu.name()?, rows };
     let heading = format!("COMPLETION QUEUES, {}", results.gpu);
-    print_comparisons(options, &results, [&heading, "IN THE GPU µs", "IN THE HOST µs"], &results.rows)
+    let titles = [heading.as_str(), "IN THE GPU µs", "IN THE HOST µs"];
+    compared(&results, titles, "Completion queues by the memory they lie in", &results.rows)
 }
 
 /// From the flip of the word that the stream waits for until the CPU sees what it writes behind the

@@ -4,8 +4,9 @@
 mod triggered;
 
 use super::gpu::Gpu;
+use super::outcome::Outcome;
 use super::pair::Pair;
-use super::{Comparison, print_comparisons};
+use super::{Comparison, compared};
 use crate::cli::BenchOptions;
 use crate::failure::Failure;
 use crate::hca::Hca;
@@ -29,7 +30,7 @@ struct Results {
     rows: Vec<Comparison>,
 }
 
-pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {
+pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
     let gpu = Gpu::new(options.gpu())?;
     let name = gpu.name()?;
     let bench = Bench::new(gpu, options.hca.as_ref())?;
@@ -37,7 +38,12 @@ pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {
     rows.extend(triggered::measure(&bench.gpu, options.hca.as_ref())?);
     let results = Results { gpu: name, exchanges: EXCHANGES, verified: true, rows };
     let heading = format!("{} EXCHANGES EACH, VERIFIED, {}", results.exchanges, results.gpu);
-    print_comparisons(options, &results, [&heading, "GRAPH µs", "STREAM µs"], &results.rows)
+    compared(
+        &results,
+        [&heading, "GRAPH µs", "STREAM µs"],
+        "Launching a graph and posting on a stream",
+        &results.rows,
+    )
 }
 
 struct Bench {

@@ -1,10 +1,12 @@
 //! What each kind of stream memory operation costs.
 
 use super::gpu::{END, Gpu, START};
-use super::{median, print, timed};
+use super::outcome::Outcome;
+use super::{median, outcome, timed};
 use crate::cli::BenchOptions;
 use crate::failure::Failure;
 use crate::interrupt;
+use crate::plot::{Axis, Chart, Content, Scale, Values};
 use gdsync::cuda::GpuMemory;
 use gdsync::memop::{Condition, MemOp, MemOpStream};
 use gdsync::memory::StreamAddr;
@@ -32,13 +34,20 @@ struct Row {
     us: f64,
 }
 
-pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {
+pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
     let gpu = Gpu::new(options.gpu())?;
     let results = Results { gpu: gpu.name()?, rows: measure(&gpu)? };
     let rows: Vec<_> =
         results.rows.iter().map(|row| vec![row.what.to_owned(), format!("{:.2} µs", row.us)]).collect();
     let heading = format!("STREAM MEMORY OPERATIONS, {}", results.gpu);
-    print(options, &results, &[&heading, "MEDIAN"], &rows)
+    let (names, times) = (
+        results.rows.iter().map(|row| row.what.to_owned()).collect(),
+        Values::new("median", results.rows.iter().map(|row| row.us)),
+    );
+    let content =
+        Content::Categories { x: Axis::new("Median time, µs", Scale::Linear), names, series: vec![times] };
+    let chart = Chart { title: format!("Stream memory operations, {}", results.gpu), content };
+    Ok(outcome(&results, &[&heading, "MEDIAN"], rows)?.chart(chart))
 }
 
 fn measure(gpu: &Gpu) -> Result<Vec<Row>, Failure> {

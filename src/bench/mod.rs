@@ -1,5 +1,6 @@
 //! Measurements, each beside a reference in the same run.
 
+mod all;
 mod alltoall;
 mod batch;
 mod between;
@@ -13,7 +14,9 @@ pub(crate) mod first;
 mod gpu;
 mod graph;
 mod memops;
+mod outcome;
 mod overlap;
+mod page;
 mod pair;
 mod persistent;
 mod plan;
@@ -25,14 +28,40 @@ mod turnaround;
 pub(crate) use exchange::run_peer as run_exchange_peer;
 
 use crate::cli::{self, BenchOptions, Benchmark};
+use crate::destination::Destination;
 use crate::failure::Failure;
+use crate::plot::{self, Axis, Chart, Content, Scale, Values};
 use crate::{progress, text};
+use outcome::{Outcome, Table};
 use serde::Serialize;
 use std::time::Instant;
 
+/// Measures, prints what was found, and draws it where that is asked for.
+///
+/// # Errors
+/// A file that cannot be written, before anything is measured; why a benchmark failed.
 pub(crate) fn run(options: &BenchOptions) -> Result<(), Failure> {
-    progress::show(options.json, format!("bench {}", cli::word(&options.what)));
-    match options.what {
+    let picture = options.plot.as_deref().map(Destination::new).transpose()?;
+    let page = options.html.as_deref().map(Destination::new).transpose()?;
+    if options.what == Benchmark::All {
+        return all::run(options, page);
+    }
+    let outcome = measured(options.what, options)?;
+    text::print_text(&if options.json { format!("{}\n", outcome.json) } else { outcome.text() })?;
+    if let Some(picture) = picture {
+        picture.write(&plot::svg(&outcome.charts)?)?;
+    }
+    match page {
+        Some(page) => page.write(&page::page(&[(options.what, Ok(outcome))])?),
+        None => Ok(()),
+    }
+}
+
+/// Measures one benchmark, and shows meanwhile that it runs.
+fn measured(what: Benchmark, options: &BenchOptions) -> Result<Outcome, Failure> {
+    progress::show(options.json, format!("bench {}", cli::word(&what)));
+    let outcome = match what {
+        Benchmark::All => Err("all benchmarks are no benchmark of their own".into()),
         Benchmark::Card => card::run(options),
         Benchmark::Checked => checked::run(options),
         Benchmark::Cq => cq::run(options),
@@ -54,27 +83,49 @@ pub(crate) fn run(options: &BenchOptions) -> Result<(), Failure> {
         Benchmark::Exchange => exchange::run(options),
         Benchmark::Post => post::run(options),
         Benchmark::Overlap => overlap::run(options),
-    }
+    };
+    progress::clear();
+    outcome
 }
 
-fn print(
-    options: &BenchOptions,
-    results: &impl Serialize,
-    header: &[&str],
-    rows: &[Vec<String>],
-) -> Result<(), Failure> {
-    text::print(options.json, results, || text::table(header, rows))
+/// The outcome of a benchmark with one table.
+fn outcome(results: &impl Serialize, header: &[&str], rows: Vec<Vec<String>>) -> Result<Outcome, Failure> {
+    Outcome::new(results, [Table::new(header, rows)])
 }
 
-/// `titles`: of the table, of our column, and of the reference's.
-fn print_comparisons(
-    options: &BenchOptions,
+/// The outcome of a benchmark whose rows compare. `titles`: of the table, of our column, and of the reference's;
+/// `picture`: of the picture.
+fn compared(
     results: &impl Serialize,
-    [what, ours, reference]: [&str; 3],
+    titles: [&str; 3],
+    picture: &str,
     rows: &[Comparison],
-) -> Result<(), Failure> {
-    let rows: Vec<_> = rows.iter().map(Comparison::row).collect();
-    print(options, results, &[what, ours, reference, "RATIO"], &rows)
+) -> Result<Outcome, Failure> {
+    let [what, ours, reference] = titles;
+    let cells = rows.iter().map(Comparison::row).collect();
+    let chart = comparison_chart(picture, [ours, reference], rows.iter());
+    Ok(outcome(results, &[what, ours, reference, "RATIO"], cells)?.chart(chart))
+}
+
+/// A picture of comparisons, one under the other. `columns`: the titles of ours and of the reference's.
+fn comparison_chart<'a>(
+    title: &str,
+    columns: [&str; 2],
+    rows: impl Iterator<Item = &'a Comparison> + Clone,
+) -> Chart {
+    let [ours, reference] =
+        columns.map(|column| column.trim_end_matches(" µs").to_lowercase().replace("gpu", "GPU"));
+    Chart {
+        title: title.to_owned(),
+        content: Content::Categories {
+            x: Axis::new("Median time, µs", Scale::Linear),
+            names: rows.clone().map(|row| row.what.clone()).collect(),
+            series: vec![
+                Values::new(ours, rows.clone().map(|row| row.gdsync_us)),
+                Values::new(reference, rows.map(|row| row.reference_us)),
+            ],
+        },
+    }
 }
 
 fn micros_since(start: Instant) -> f64 {
@@ -131,7 +182,7 @@ impl Spread {
 }
 
 /// Two ways of doing the same, measured in turns.
-#[derive(Debug, Serialize)]
+#[derive(Clone, Debug, Serialize)]
 struct Comparison {
     what: String,
     /// Median of ours, in µs.

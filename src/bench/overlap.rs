@@ -2,11 +2,13 @@
 //! one, and the CPU idles.
 
 use super::gpu::Gpu;
+use super::outcome;
+use super::outcome::Outcome;
 use super::pair::Pair;
-use super::print;
 use crate::cli::BenchOptions;
 use crate::failure::Failure;
 use crate::hca::Hca;
+use crate::plot::{Axis, Chart, Content, Scale, Values};
 use gdsync::cuda::GpuMemory;
 use gdsync::cudarc::driver::{CudaFunction, CudaStream, LaunchConfig, PushKernelArg};
 use gdsync::cudarc::nvrtc::Ptx;
@@ -61,7 +63,7 @@ struct Row {
     card_cpu_ms: f64,
 }
 
-pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {
+pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
     let bench = Bench::new(Gpu::new(options.gpu())?, options.hca.as_ref())?;
     let results = Results {
         gpu: bench.gpu.name()?,
@@ -75,12 +77,24 @@ pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {
     };
     let heading = format!("{EXCHANGES} EXCHANGES, {KERNELS} KERNELS, {}", results.gpu);
     let ms = |value: f64| format!("{value:.1}");
-    let rows: Vec<_> = results
+    let rows = results
         .rows
         .iter()
         .map(|row| vec![row.what.to_owned(), ms(row.wall_ms), ms(row.program_cpu_ms), ms(row.card_cpu_ms)])
         .collect();
-    print(options, &results, &[&heading, "WALL ms", "PROGRAM'S CPU ms", "CARD'S CPU ms"], &rows)
+    let column = |name: &str, pick: fn(&Row) -> f64| Values::new(name, results.rows.iter().map(pick));
+    let content = Content::Categories {
+        x: Axis::new("Time, ms", Scale::Linear),
+        names: results.rows.iter().map(|row| row.what.to_owned()).collect(),
+        series: vec![
+            column("wall", |row| row.wall_ms),
+            column("the program's CPU time", |row| row.program_cpu_ms),
+            column("the card's CPU time", |row| row.card_cpu_ms),
+        ],
+    };
+    let chart = Chart { title: "A stream that computes and one that communicates".to_owned(), content };
+    let header = [&heading, "WALL ms", "PROGRAM'S CPU ms", "CARD'S CPU ms"];
+    Ok(outcome(&results, &header, rows)?.chart(chart))
 }
 
 struct Bench {

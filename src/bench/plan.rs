@@ -1,10 +1,12 @@
 //! The batch compiler: how many memory operations it makes of a batch, and how long it takes,
 //! merged against unmerged.
 
-use super::{median, print};
+use super::outcome::Outcome;
+use super::{median, outcome};
 use crate::cli::BenchOptions;
 use crate::failure::Failure;
 use crate::interrupt;
+use crate::plot::{Axis, Chart, Content, Scale, Series};
 use gdsync::memop::MemOpCaps;
 use gdsync::outline::{Descriptor, PaperSend, PaperWait, Program};
 use serde::Serialize;
@@ -24,6 +26,9 @@ const PEERS: u32 = 64;
 #[derive(Debug, Serialize)]
 struct Row {
     batch: String,
+    /// The kind of batch that is measured with several numbers of descriptors.
+    #[serde(skip)]
+    grows: Option<&'static str>,
     descriptors: usize,
     merged: Figures,
     plain: Figures,
@@ -38,17 +43,22 @@ struct Figures {
     ns_per_descriptor: f64,
 }
 
-pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {
+pub(super) fn run(_: &BenchOptions) -> Result<Outcome, Failure> {
     let mut rows = Vec::new();
+    for size in SIZES {
+        for (kind, batch) in [
+            ("sends to one queue pair", sends(size, 1)),
+            ("sends to as many queue pairs", sends(size, size)),
+            ("descriptors, sends and waits by turns", by_turns(size)),
+        ] {
+            let row = row(format!("{size} {kind}"), &batch, None)?;
+            rows.push(Row { grows: Some(kind), ..row });
+        }
+    }
     let mut add = |name: String, batch: &[Descriptor], collect_from| {
         rows.push(row(name, batch, collect_from)?);
         Ok::<_, Failure>(())
     };
-    for size in SIZES {
-        add(format!("{size} sends to one queue pair"), &sends(size, 1), None)?;
-        add(format!("{size} sends to as many queue pairs"), &sends(size, size), None)?;
-        add(format!("{size} descriptors, sends and waits by turns"), &by_turns(size), None)?;
-    }
     let lone = followed_by(sends(64, 1), 1, 64);
     add("64 sends to one queue pair, and their waits".to_owned(), &lone, None)?;
     let step = |queues| followed_by(sends(PEERS, PEERS), queues, PEERS);
@@ -66,7 +76,28 @@ pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {
         vec![row.batch.clone(), merged, plain, merged_ns, plain_ns]
     };
     let header = ["BATCH", "OPERATIONS MERGED", "PLAIN", "CPU ns A DESCRIPTOR, MERGED", "PLAIN"];
-    print(options, &rows, &header, &rows.iter().map(cells).collect::<Vec<_>>())
+    let outcome = outcome(&rows, &header, rows.iter().map(cells).collect())?;
+    let operations = chart("Memory operations of a batch", "Operations", &rows, |one| one.operations as f64);
+    let times =
+        chart("CPU time of planning and lowering", "A descriptor, ns", &rows, |one| one.ns_per_descriptor);
+    Ok(outcome.chart(operations).chart(times))
+}
+
+/// Every kind of batch that grows, merged and plain, by its number of descriptors.
+fn chart(title: &str, y: &str, rows: &[Row], pick: fn(&Figures) -> f64) -> Chart {
+    let mut series: Vec<Series> = Vec::new();
+    for row in rows {
+        let Some(kind) = row.grows else { continue };
+        for (way, figures) in [("merged", &row.merged), ("plain", &row.plain)] {
+            let (name, point) = (format!("{kind}, {way}"), (row.descriptors as f64, pick(figures)));
+            match series.iter_mut().find(|one| one.name == name) {
+                Some(one) => one.points.push(point),
+                None => series.push(Series::new(name, [point])),
+            }
+        }
+    }
+    let x = Axis::new("Descriptors of a batch", Scale::Counts);
+    Chart { title: title.to_owned(), content: Content::Lines { x, y: Axis::new(y, Scale::Log), series } }
 }
 
 fn send(queue_pair: u32, index: u32) -> Descriptor {
@@ -98,7 +129,13 @@ fn followed_by(mut batch: Vec<Descriptor>, queues: u32, waits: u32) -> Vec<Descr
 
 fn row(name: String, batch: &[Descriptor], collect_from: Option<u32>) -> Result<Row, Failure> {
     let figures = |merged| measure(batch, merged, collect_from);
-    Ok(Row { batch: name, descriptors: batch.len(), merged: figures(true)?, plain: figures(false)? })
+    Ok(Row {
+        batch: name,
+        grows: None,
+        descriptors: batch.len(),
+        merged: figures(true)?,
+        plain: figures(false)?,
+    })
 }
 
 fn measure(batch: &[Descriptor], merged: bool, collect_from: Option<u32>) -> Result<Figures, Failure> {

@@ -1,8 +1,9 @@
 //! When a stream is idle after the CPU has seen what it wrote last, against the driver's calls alone.
 
 use super::gpu::{END, Gpu, START, by_hand};
+use super::outcome::Outcome;
 use super::pair::Pair;
-use super::{Comparison, in_turn, micros_since, print};
+use super::{Comparison, comparison_chart, in_turn, micros_since, outcome};
 use crate::cli::BenchOptions;
 use crate::failure::Failure;
 use gdsync::cudarc::driver::sys;
@@ -31,7 +32,7 @@ struct Row {
     reference_at_once: u32,
 }
 
-pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {
+pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
     let bench = Bench { gpu: Gpu::new(options.gpu())?, pair: Pair::new(options.hca.as_ref())? };
     let results = Results { gpu: bench.gpu.name()?, rounds: ROUNDS, rows: bench.rows()? };
     let of = |count: u32| format!("{count} of {ROUNDS}");
@@ -40,11 +41,17 @@ pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {
         cells.splice(1..1, [of(row.gdsync_at_once), of(row.reference_at_once)]);
         cells
     };
-    let rows: Vec<_> = results.rows.iter().map(row).collect();
+    let rows = results.rows.iter().map(row).collect();
     let heading = format!("{}, WRITTEN LAST", results.gpu);
     let header =
         [&heading, "IDLE AT ONCE", "BY THE DRIVER ALONE", "IDLE AFTER µs", "BY THE DRIVER ALONE µs", "RATIO"];
-    print(options, &results, &header, &rows)
+    let times = results.rows.iter().map(|row| &row.until_idle);
+    let chart = comparison_chart(
+        "From the last write until the stream is idle",
+        ["GDSYNC", "THE DRIVER ALONE"],
+        times,
+    );
+    Ok(outcome(&results, &header, rows)?.chart(chart))
 }
 
 struct Bench {

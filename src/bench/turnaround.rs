@@ -1,8 +1,9 @@
 //! Waking and posting, against the same memory operations written by hand.
 
 use super::gpu::{END, Gpu, START, by_hand};
+use super::outcome::Outcome;
 use super::pair::Pair;
-use super::{Comparison, micros_since, print_comparisons, timed};
+use super::{Comparison, compared, micros_since, timed};
 use crate::cli::BenchOptions;
 use crate::failure::Failure;
 use gdsync::memop::Condition;
@@ -28,7 +29,7 @@ struct Results {
     rows: Vec<Comparison>,
 }
 
-pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {
+pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
     let mut bench = Bench::new(options)?;
     let results = Results {
         gpu: bench.gpu.name()?,
@@ -42,7 +43,7 @@ pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {
         ],
     };
     let heading = format!("{}, DOORBELLS {}", results.gpu, results.doorbells);
-    print_comparisons(options, &results, [&heading, "GDSYNC µs", "BY HAND µs"], &results.rows)
+    compared(&results, [&heading, "GDSYNC µs", "BY HAND µs"], "Waking and posting", &results.rows)
 }
 
 /// Who posts: any thread, or the only owner of a stream that nothing captures.

@@ -20,6 +20,16 @@ pub(super) enum Status {
 }
 
 impl Status {
+    /// As in JSON.
+    pub(super) fn word(self) -> &'static str {
+        match self {
+            Status::Pass => "pass",
+            Status::Skip => "skip",
+            Status::Warn => "warn",
+            Status::Fail => "fail",
+        }
+    }
+
     /// Its color on a terminal.
     pub(super) fn style(self) -> Style {
         match self {

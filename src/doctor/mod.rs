@@ -47,6 +47,22 @@ pub(crate) fn run(options: &DoctorOptions) -> Result<ExitCode, Failure> {
     Ok(if report.failed() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
+/// What was found out about one thing of this machine.
+#[derive(Clone, Debug)]
+pub(crate) struct Fact {
+    /// What it belongs to; facts of a family stand together.
+    pub(crate) family: &'static str,
+    pub(crate) name: String,
+    /// `pass`, `skip`, `warn` or `fail`.
+    pub(crate) status: &'static str,
+    pub(crate) seen: String,
+}
+
+/// What the doctor sees of this machine.
+pub(crate) fn facts() -> Vec<Fact> {
+    examine(&Tree::new(Path::new("/")), &Libraries::ask()).facts()
+}
+
 fn examine(tree: &Tree, libraries: &Libraries) -> Report {
     let machine = Machine::survey(tree, libraries);
     let (paths, pairs) = (topology::paths(&machine), peers::pairs(&machine));

@@ -1,5 +1,6 @@
 //! The doctor's report as text.
 
+use super::Fact;
 use super::check::{Check, Status};
 use super::peers::Pair;
 use super::topology::Path;
@@ -48,6 +49,17 @@ impl Report {
     /// True where something is there that does not work.
     pub(super) fn failed(&self) -> bool {
         self.summary.fail > 0
+    }
+
+    pub(super) fn facts(&self) -> Vec<Fact> {
+        let fact = |family: &Family, check: &Check| Fact {
+            family: family.family,
+            name: check.name.clone(),
+            status: check.status.word(),
+            seen: check.seen.clone(),
+        };
+        let of = |family: &Family| family.checks.iter().map(|check| fact(family, check)).collect::<Vec<_>>();
+        self.families.iter().flat_map(of).collect()
     }
 
     pub(super) fn text(&self) -> String {

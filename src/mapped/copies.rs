@@ -4,8 +4,9 @@
 use super::table::{self, Cell, Report, Row};
 use super::{Memory, Source, pattern};
 use crate::cli::CopyOptions;
+use crate::destination::Destination;
 use crate::failure::Failure;
-use crate::progress;
+use crate::{plot, progress};
 use gdsync::cudarc::driver::sys;
 use gdsync::mapped::{LoadKernel, MappingBackend, StoreKernel};
 use std::time::{Duration, Instant};
@@ -49,13 +50,18 @@ fn sizes(usual: &[usize], most: u64) -> Vec<usize> {
 }
 
 fn run(options: &CopyOptions, unit: Unit, sizes: &[usize]) -> Result<(), Failure> {
+    let picture = options.plot.as_deref().map(Destination::new).transpose()?;
     let source = Source::new(&options.mapped)?;
     let mut report = Report { on: source.name()?, mappings: Vec::new(), absent: Vec::new() };
     for backend in &source.backends {
         report.mappings.push(measure(&source, *backend, unit, sizes)?);
     }
     report.absent = source.absent;
-    table::print(&report, unit, options.mapped.json)
+    table::print(&report, unit, options.mapped.json)?;
+    match picture {
+        Some(picture) => picture.write(&plot::svg(&table::charts(&report, unit))?),
+        None => Ok(()),
+    }
 }
 
 fn measure(

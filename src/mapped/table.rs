@@ -3,6 +3,7 @@
 use super::Absent;
 use super::copies::Unit;
 use crate::failure::Failure;
+use crate::plot::{Axis, Chart, Content, Scale, Series};
 use crate::text;
 use serde::Serialize;
 
@@ -82,6 +83,29 @@ pub(super) fn print(report: &Report, unit: Unit, json: bool) -> Result<(), Failu
         }
         text + &super::absent_lines(&report.absent)
     })
+}
+
+/// For each mapping and direction, a line for each way to copy, by size.
+pub(super) fn charts(report: &Report, unit: Unit) -> Vec<Chart> {
+    let (name, value): (_, fn(&Cell) -> f64) = match unit {
+        Unit::Bandwidth => ("Bandwidth, GB/s", |cell| cell.size as f64 / cell.us / 1e3),
+        Unit::Latency => ("Median time of a copy, µs", |cell| cell.us),
+    };
+    let chart = |mapping: &Mapping, direction: &str| {
+        let rows = mapping.rows.iter().filter(|row| row.direction == direction);
+        let points =
+            |row: &Row| row.cells.iter().map(|cell| (cell.size as f64, value(cell))).collect::<Vec<_>>();
+        Chart {
+            title: format!("{direction} by the CPU, mapped by {}, {}", mapping.backend, report.on),
+            content: Content::Lines {
+                x: Axis::new("Copy", Scale::Sizes),
+                y: Axis::new(name, Scale::Log),
+                series: rows.map(|row| Series::new(row.kernel.clone(), points(row))).collect(),
+            },
+        }
+    };
+    let both = |mapping| ["write", "read"].map(|direction| chart(mapping, direction));
+    report.mappings.iter().flat_map(both).collect()
 }
 
 fn render(mapping: &Mapping, unit: Unit) -> String {

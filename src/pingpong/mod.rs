@@ -16,9 +16,10 @@ mod timing;
 mod watch;
 
 use crate::cli::PingpongOptions;
+use crate::destination::Destination;
 use crate::failure::{AlreadySaid, Failure};
 use crate::interrupt::{self, NothingYet};
-use crate::{child, progress, text};
+use crate::{child, plot, progress, text};
 use channel::Channel;
 use gdsync::cudarc::driver::CudaContext;
 use other::Other;
@@ -36,6 +37,7 @@ pub(crate) fn run(options: &PingpongOptions) -> Result<(), Failure> {
     if let Some(part) = hosts::part(options)? {
         return hosts::run(options, part);
     }
+    let picture = picture(options)?;
     // Each side of two processes has the GPU's channels to itself, but for one stream.
     if options.gpu.is_some() && options.procs == 1 {
         child::with_channels()?;
@@ -43,12 +45,18 @@ pub(crate) fn run(options: &PingpongOptions) -> Result<(), Failure> {
     take_liberties(options)?;
     // Before the other process starts, so that a missing GPU is reported once.
     let _contexts = contexts(options)?;
-    sweep(options, |one| if one.procs == 2 { with_process(one) } else { with_thread(one) })
+    sweep(options, picture, |one| if one.procs == 2 { with_process(one) } else { with_thread(one) })
 }
 
-/// Runs of all sizes, and prints what was measured.
+/// Where a picture of what is measured is to be, if anywhere.
+fn picture(options: &PingpongOptions) -> Result<Option<Destination>, Failure> {
+    options.plot.as_deref().map(Destination::new).transpose()
+}
+
+/// Runs of all sizes; prints what was measured, and draws it.
 fn sweep(
     options: &PingpongOptions,
+    picture: Option<Destination>,
     mut measure: impl FnMut(&PingpongOptions) -> Result<Report, Failure>,
 ) -> Result<(), Failure> {
     if let Some(duration) = options.duration {
@@ -72,6 +80,9 @@ fn sweep(
         ([], _) => {}
         ([report], None) => text::print(options.json, report, text)?,
         _ => text::print(options.json, &reports, text)?,
+    }
+    if let (Some(picture), false) = (picture, reports.is_empty()) {
+        picture.write(&plot::svg(&report::charts(&reports, sizes.is_some()))?)?;
     }
     match failure {
         Some(error) if reports.is_empty() || !error.is::<NothingYet>() => Err(error),

@@ -1,5 +1,9 @@
 //! What a pingpong measured.
 
+mod picture;
+
+pub(super) use picture::charts;
+
 use super::timing::Timing;
 use crate::cli::{self, Operation, PingpongOptions, QueueChoice, Service, Trigger};
 use crate::failure::Failure;
@@ -118,6 +122,9 @@ pub(super) struct Report {
     memory_operations_per_iteration: f64,
     /// Every byte of every message was checked.
     verified: bool,
+    /// Half round trips in µs, and how many exchanges took so long.
+    #[serde(skip)]
+    times: Vec<(f64, u64)>,
 }
 
 impl Report {
@@ -157,6 +164,7 @@ impl Report {
             cpu_s: measured.usage.1.as_secs_f64(),
             memory_operations_per_iteration: measured.operations as f64 / measured.exchanges as f64,
             verified: options.check,
+            times: timing.recorded().map(|(ns, count)| (us(ns), count)).collect(),
         }
     }
 

@@ -76,6 +76,14 @@ impl Timing {
         self.halves.value_at_quantile(part).min(self.longest)
     }
 
+    /// Each half round trip that was measured in ns, to three digits, and how often.
+    pub(super) fn recorded(&self) -> impl Iterator<Item = (u64, u64)> {
+        let recorded = self.halves.iter_recorded();
+        recorded.map(|value| {
+            (value.value_iterated_to().min(self.longest.max(1)), value.count_since_last_iteration())
+        })
+    }
+
     pub(super) fn elapsed(&self) -> Duration {
         Duration::from_nanos(self.started.map_or(0, |started| self.last.saturating_sub(started)))
     }
@@ -136,6 +144,7 @@ mod tests {
         timing.begin_at(1 << 60);
         [100, 300, 340].iter().for_each(|ns| timing.exchanged_at((1 << 60) + ns));
         assert_eq!((timing.shortest, timing.longest), (20, 100));
+        assert_eq!(timing.recorded().collect::<Vec<_>>(), [(20, 1), (100, 1)]);
         assert_eq!((timing.halves.len(), timing.elapsed()), (2, Duration::from_nanos(240)));
     }
 

@@ -17,6 +17,7 @@ mod kernels;
 mod layers;
 mod manners;
 mod mistakes;
+mod pictures;
 mod processes;
 mod settings;
 mod uverbs;

@@ -4,7 +4,7 @@ use crate::command::{gdsync, run, text};
 use gdsync_test_support::on_system;
 
 /// A command line, and how the error about it begins, which clap continues with the usage.
-const WRONG_USAGE: [(&[&str], &str); 37] = [
+const WRONG_USAGE: [(&[&str], &str); 39] = [
     (
         &["pingpong", "--size", "-1"],
         "invalid value '-1' for '--size <BYTES>': `-1` is not a size: give bytes, or a number with K, KiB,",
@@ -59,6 +59,14 @@ const WRONG_USAGE: [(&[&str], &str); 37] = [
     (
         &["bench", "memops", "--gpu", "0,1"],
         "--gpu 0,1 is for `exchange` and `turnaround`, which measure between GPUs:",
+    ),
+    (
+        &["bench", "all", "--plot", "x.svg"],
+        "--plot is for one benchmark: for `all`, --html FILE has the pictures of each",
+    ),
+    (
+        &["bench", "device", "--plot", "x.svg"],
+        "--plot is not for `device`: its cycles, factors, times and rates",
     ),
     (
         &["bench", "flood"],

@@ -3,7 +3,8 @@
 
 mod rank;
 
-use super::{Comparison, micros_since, print};
+use super::outcome::Outcome;
+use super::{Comparison, comparison_chart, micros_since, outcome};
 use crate::cli::BenchOptions;
 use crate::failure::Failure;
 use crate::hca;
@@ -36,7 +37,7 @@ struct Results {
     reference_operations: f64,
 }
 
-pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {
+pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
     let cards = cards(options)?;
     let (ranks, rounds) = (options.ranks.unwrap_or(RANKS), options.rounds);
     if ranks > MOST_RANKS {
@@ -63,7 +64,9 @@ pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {
     let mut cells = results.round.row();
     cells.extend([gdsync_operations, reference_operations].map(|count| format!("{count:.2}")));
     let header = [&heading, "WORD µs", "DOORBELLS µs", "RATIO", "OPERATIONS", "BY DOORBELLS"];
-    print(options, &results, &header, &[cells])
+    let title = format!("A round among {ranks} ranks");
+    let chart = comparison_chart(&title, [header[1], header[2]], [&results.round].into_iter());
+    Ok(outcome(&results, &header, vec![cells])?.chart(chart))
 }
 
 /// The card that is named; all software cards of this process, where none is.

@@ -6,10 +6,11 @@ mod layout;
 pub(super) mod trigger;
 
 use super::gpu::Gpu;
+use super::outcome::{Outcome, Table};
 use super::{median, pair};
 use crate::cli::BenchOptions;
 use crate::failure::Failure;
-use crate::{hca, text};
+use crate::hca;
 use gdsync::cuda::{self, GpuMemory};
 use gdsync::device::{DeviceQp, DeviceQpData, DeviceQpOptions, STATE_BYTES};
 use gdsync::{Access, MemoryRegion, PinnedMemory, ProtectionDomain, QueuePair, QueuePairConfig};
@@ -76,7 +77,7 @@ fn rows(columns: &[&[(&'static str, f64)]]) -> Vec<Row> {
     quantities.map(|(at, (what, _))| Row { what, values: values(at) }).collect()
 }
 
-pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {
+pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
     let gpu = Gpu::new(options.gpu())?;
     let kernels = Kernels::load(&gpu)?;
     let (mut measured, mut layouts, mut left_out) = (Vec::new(), Vec::new(), None);
@@ -123,11 +124,11 @@ pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {
         latency: rows(&columns(|one| &one.latency)),
         rate: rows(&columns(|one| &one.rate)),
     };
-    text::print(options.json, &results, || results.text())
+    results.outcome()
 }
 
 impl Results {
-    fn text(&self) -> String {
+    fn outcome(&self) -> Result<Outcome, Failure> {
         let title = format!("{}, DOORBELLS {}", self.gpu, self.doorbells);
         let header: Vec<&str> = [&*title].into_iter().chain(self.layouts.iter().copied()).collect();
         let sections = [
@@ -146,11 +147,11 @@ impl Results {
                 [format!("{}, {unit}", row.what)].into_iter().chain(cells).collect()
             })
             .collect();
-        let mut text = text::table(&header, &lines);
-        if let Some(why) = &self.left_out {
-            text += &format!("no queues in the GPU's memory: {why}\n");
-        }
-        text
+        let outcome = Outcome::new(self, [Table::new(&header, lines)])?;
+        Ok(match &self.left_out {
+            Some(why) => outcome.note(format!("no queues in the GPU's memory: {why}")),
+            None => outcome,
+        })
     }
 }
 

@@ -8,12 +8,13 @@ mod ours;
 mod side;
 mod way;
 
+use super::outcome::{Outcome, Table};
 use super::{Spread, median};
 use crate::child;
 use crate::cli::BenchOptions;
 use crate::failure::Failure;
 use crate::hca::{self, Hca};
-use crate::text;
+use crate::plot::{Axis, Chart, Content, Scale, Values};
 use gdsync::cuda::{self, GpuList, Gpus};
 use gdsync_notify::bootstrap::{Bootstrap, Job, Meeting};
 use library::Library;
@@ -84,7 +85,7 @@ struct Row {
     by_hand_operations: Option<f64>,
 }
 
-pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {
+pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
     if options.gpu.is_some() {
         child::with_channels()?;
     }
@@ -126,34 +127,56 @@ pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {
         verified: true,
         rows,
     };
-    text::print(options.json, &results, || results.text())
+    results.outcome()
 }
 
 impl Results {
-    fn text(&self) -> String {
+    fn outcome(&self) -> Result<Outcome, Failure> {
         let heading = format!("{}, {} RUNS OF {} EXCHANGES, VERIFIED", self.on, self.runs, self.rounds);
         let ratios = ["RUST : BY HAND", "C : BY HAND"];
         let operations = ["OPERATIONS: RUST", "BY HAND"];
         let times = ["RUST µs", "C µs", "BY HAND µs"];
         let header = [&[heading.as_str()][..], &times, &ratios, &operations].concat();
-        let whole: Vec<_> = self.rows.iter().map(Row::whole).collect();
+        let whole = self.rows.iter().map(Row::whole).collect();
         let posting = ["POSTING: RUST µs", "C µs", "BY HAND µs"];
         let naps = ["THE CARD LATE AFTER: RUST µs", "BY HAND µs"];
         let parts_header = [&["OF AN EXCHANGE"][..], &posting, &naps].concat();
-        let parts: Vec<_> = self.rows.iter().map(Row::parts).collect();
+        let parts = self.rows.iter().map(Row::parts).collect();
         let library = match &self.library {
-            Ok(path) => format!("C library: {}\n", path.display()),
-            Err(why) => format!("C interface NOT MEASURED: {why}\n"),
+            Ok(path) => format!("C library: {}", path.display()),
+            Err(why) => format!("C interface NOT MEASURED: {why}"),
         };
         let sharing = match self.mps {
-            Some(true) => "MPS is on: streams of both processes run side by side\n",
-            Some(false) => {
-                "MPS is off: the GPU serves two processes in turn, and their exchanges take its time slices\n"
-            }
-            None => "",
+            Some(true) => Some("MPS is on: streams of both processes run side by side"),
+            Some(false) => Some(
+                "MPS is off: the GPU serves two processes in turn, and their exchanges take its time slices",
+            ),
+            None => None,
         };
-        [text::table(&header, &whole), text::table(&parts_header, &parts), library, sharing.to_owned()]
-            .join("\n")
+        let tables = [Table::new(&header, whole), Table::new(&parts_header, parts)];
+        let outcome = Outcome::new(self, tables)?.note(library).chart(self.chart());
+        Ok(sharing.into_iter().fold(outcome, Outcome::note))
+    }
+
+    /// What an exchange takes by each way. Without the C library, its way is not there.
+    fn chart(&self) -> Chart {
+        let column = |name: &str, pick: fn(&Row) -> Option<f64>| {
+            Values::new(name, self.rows.iter().map(|row| pick(row).unwrap_or(f64::NAN)))
+        };
+        let ways = [
+            column("Rust", |row| Some(row.rust_us)),
+            column("C", |row| row.c_us),
+            column("by hand", |row| Some(row.by_hand_us)),
+        ];
+        let is_measured = |way: &Values| way.values.iter().any(|value| value.is_finite());
+        Chart {
+            title: format!("An exchange between two streams, {}", self.on),
+            content: Content::Categories {
+                x: Axis::new("Median time, µs", Scale::Linear),
+                names: self.rows.iter().map(Row::name).collect(),
+                series: ways.into_iter().filter(is_measured).collect(),
+            },
+        }
     }
 }
 

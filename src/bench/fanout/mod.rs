@@ -6,11 +6,13 @@ mod clock;
 mod streams;
 
 use super::gpu::Gpu;
-use super::{Comparison, median, pair, print};
+use super::outcome::Outcome;
+use super::{Comparison, median, outcome, pair};
 use crate::cli::{BenchOptions, Memory};
 use crate::failure::Failure;
 use crate::hca;
 use crate::interrupt;
+use crate::plot::{Axis, Chart, Content, Scale, Series};
 use clock::Clocked;
 use gdsync::cuda::Placement;
 use gdsync::{
@@ -51,7 +53,7 @@ struct Row {
     reference_operations: usize,
 }
 
-pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {
+pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
     let results = match (Gpu::new(options.gpu()), options.arrivals) {
         (Ok(gpu), memory) => {
             let arrivals =
@@ -71,7 +73,41 @@ pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {
         cells
     };
     let header = [&heading, "PEERS", "WORD µs", "DOORBELLS µs", "RATIO", "OPERATIONS", "BY DOORBELLS"];
-    print(options, &results, &header, &results.rows.iter().map(cells).collect::<Vec<_>>())
+    let charts = results.charts();
+    let outcome = outcome(&results, &header, results.rows.iter().map(cells).collect())?;
+    Ok(charts.into_iter().fold(outcome, Outcome::chart))
+}
+
+impl Results {
+    /// Memory operations, and times, by the number of peers.
+    fn charts(&self) -> [Chart; 2] {
+        let lines = |pick: fn(&Row) -> [f64; 2]| -> Vec<Series> {
+            let parts = [Part::Sends, Part::Waits, Part::Step].map(Part::name);
+            let line = |part: &'static str, way: usize, name: &str| {
+                let rows = self.rows.iter().filter(move |row| row.time.what == part);
+                Series::new(format!("{part}, {name}"), rows.map(|row| (f64::from(row.peers), pick(row)[way])))
+            };
+            parts.into_iter().flat_map(|part| [line(part, 0, "word"), line(part, 1, "doorbells")]).collect()
+        };
+        let chart = |title: String, y: &str, pick| Chart {
+            title,
+            content: Content::Lines {
+                x: Axis::new("Peers", Scale::Counts),
+                y: Axis::new(y, Scale::Log),
+                series: lines(pick),
+            },
+        };
+        [
+            chart(
+                format!("Memory operations by peers, {}", self.on),
+                "Memory operations of a batch",
+                |row| [row.gdsync_operations, row.reference_operations].map(|count| count as f64),
+            ),
+            chart(format!("Time by peers, {}", self.on), "Median time, µs", |row| {
+                [row.time.gdsync_us, row.time.reference_us]
+            }),
+        ]
+    }
 }
 
 fn measure<B: Clocked>(

@@ -7,11 +7,13 @@
 mod by_hand;
 mod kinds;
 
+use super::outcome::{self, Outcome};
 use super::{Spread, gpu::Gpu, median, micros_since};
 use crate::child;
 use crate::cli::{BenchFirstOptions, BenchOptions};
 use crate::failure::Failure;
 use crate::interrupt;
+use crate::plot::{Axis, Chart, Content, Scale, Values};
 use crate::text;
 use by_hand::ByHand;
 use gdsync::{SoftStream, Stream, cuda};
@@ -69,13 +71,13 @@ struct Row {
     most_ratio: f64,
 }
 
-pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {
+pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
     let mut tables = vec![table(options, None)?];
     if cuda::device_count().is_ok_and(|count| options.gpu() < count) {
         tables.push(table(options, Some(options.gpu()))?);
     }
-    let shown = || tables.iter().map(Table::text).collect::<Vec<_>>().join("\n");
-    text::print(options.json, &tables, shown)
+    let outcome = Outcome::new(&tables, tables.iter().map(Table::shown))?;
+    Ok(tables.iter().map(Table::chart).fold(outcome, Outcome::chart))
 }
 
 /// One run, in this process. Writes what it has found.
@@ -176,11 +178,26 @@ impl Row {
 }
 
 impl Table {
-    fn text(&self) -> String {
+    fn shown(&self) -> outcome::Table {
         let Table { on, runs, first_stream_us, .. } = self;
         let heading = format!("{on}, {runs} RUNS; THE FIRST STREAM TAKES {first_stream_us:.0} µs");
         let header = [heading.as_str(), "FIRST µs", "HUNDREDTH µs", "RATIO", "FROM", "TO"];
-        text::table(&header, &self.rows.iter().map(Row::cells).collect::<Vec<_>>())
+        outcome::Table::new(&header, self.rows.iter().map(Row::cells).collect())
+    }
+
+    fn chart(&self) -> Chart {
+        let column = |name: &str, pick: fn(&Row) -> f64| Values::new(name, self.rows.iter().map(pick));
+        Chart {
+            title: format!("The first post and the hundredth, {}", self.on),
+            content: Content::Categories {
+                x: Axis::new("Median time, µs", Scale::Linear),
+                names: self.rows.iter().map(|row| row.what.clone()).collect(),
+                series: vec![
+                    column("first", |row| row.first_us),
+                    column("hundredth", |row| row.hundredth_us),
+                ],
+            },
+        }
     }
 }
 

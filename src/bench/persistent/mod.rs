@@ -5,11 +5,13 @@ mod rank;
 mod requests;
 mod writes;
 
-use super::{median, print};
+use super::outcome::Outcome;
+use super::{median, outcome};
 use crate::cli::BenchOptions;
 use crate::failure::Failure;
 use crate::hca;
 use crate::interrupt;
+use crate::plot::{Axis, Chart, Content, Scale, Series};
 use gdsync_notify::bootstrap::Bootstrap;
 use rank::{BLOCK, Rank, Way};
 use serde::Serialize;
@@ -62,7 +64,7 @@ struct Measured {
     operations: f64,
 }
 
-pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {
+pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
     let mut results =
         Results { runs: RUNS, rounds: options.rounds, verified: true, bytes_checked: 0, rows: Vec::new() };
     let leaves = Arc::new(AtomicBool::new(false));
@@ -87,8 +89,30 @@ pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {
     let heading = format!("{} RUNS OF {} ROUNDS", results.runs, options.rounds);
     let titles = ["REQUESTS µs", "WRITES µs", "RATIO", "FROM", "TO", "OPERATIONS", "OF WRITES"];
     let header: Vec<_> = [heading.as_str()].into_iter().chain(titles).collect();
-    let rows: Vec<_> = results.rows.iter().map(Row::cells).collect();
-    print(options, &results, &header, &rows)
+    let rows = results.rows.iter().map(Row::cells).collect();
+    Ok(outcome(&results, &header, rows)?.chart(results.chart()))
+}
+
+impl Results {
+    /// The time of a round by the number of ranks, a line for each way.
+    fn chart(&self) -> Chart {
+        let mut series: Vec<Series> = Vec::new();
+        let mut add = |name: &str, point: (f64, f64)| match series.iter_mut().find(|one| one.name == name) {
+            Some(one) if one.points.last() == Some(&point) => {}
+            Some(one) => one.points.push(point),
+            None => series.push(Series::new(name, [point])),
+        };
+        for row in &self.rows {
+            let ranks = row.ranks as f64;
+            add(row.what, (ranks, row.gdsync_us));
+            add("notified writes", (ranks, row.reference_us));
+        }
+        let (x, y) = (Axis::new("Ranks", Scale::Counts), Axis::new("Median time of a round, µs", Scale::Log));
+        Chart {
+            title: "A round in which every rank sends to every other".to_owned(),
+            content: Content::Lines { x, y, series },
+        }
+    }
 }
 
 impl Row {

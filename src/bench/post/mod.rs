@@ -5,11 +5,13 @@
 
 mod reference;
 
+use super::outcome::Outcome;
 use super::pair::{collect, connected};
-use super::{Spread, median, print};
+use super::{Spread, median, outcome};
 use crate::cli::BenchOptions;
 use crate::failure::Failure;
 use crate::interrupt;
+use crate::plot::{Axis, Chart, Content, Scale, Values};
 use gdsync::qp::OwnedQueuePair;
 use gdsync::{Access, MemoryRegion, QueuePair, QueuePairConfig, RemoteMemory, Slice, WorkRequest};
 use reference::{Opened, Reference, Shape};
@@ -38,7 +40,7 @@ struct Row {
     gdsync_ratio: Spread,
 }
 
-pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {
+pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
     let opened = Opened::new(options.hca.as_ref())?;
     let rows = Bench::new(&opened)?.measure(options.posts.div_ceil(BURST * RUNS))?;
     let cells = |row: &Row| {
@@ -55,7 +57,19 @@ pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {
         "one owner : ibv_wr_*",
         "shared : ibv_wr_*",
     ];
-    print(options, &rows, &header, &rows.iter().map(cells).collect::<Vec<_>>())
+    let column = |name: &str, pick: fn(&Row) -> f64| Values::new(name, rows.iter().map(pick));
+    let content = Content::Categories {
+        x: Axis::new("Median time of a post, ns", Scale::Linear),
+        names: rows.iter().map(|row| row.what.to_owned()).collect(),
+        series: vec![
+            column("one owner", |row| row.owned_ns),
+            column("shared", |row| row.gdsync_ns),
+            column("ibv_post_send", |row| row.ibv_post_send_ns),
+            column("ibv_wr_*", |row| row.ibv_wr_ns),
+        ],
+    };
+    let chart = Chart { title: "Posting an RDMA write".to_owned(), content };
+    Ok(outcome(&rows, &header, rows.iter().map(cells).collect())?.chart(chart))
 }
 
 struct Bench<'a> {

@@ -3,12 +3,14 @@
 
 mod rank;
 
-use super::print;
+use super::outcome;
+use super::outcome::Outcome;
 use crate::child;
 use crate::cli::{self, BenchOptions, BenchScaleOptions};
 use crate::failure::Failure;
 use crate::hca;
 use crate::interrupt;
+use crate::plot::{Axis, Chart, Content, Scale, Series};
 use crate::text;
 use gdsync_notify::bootstrap::Bootstrap;
 use rank::{BLOCK, Played, Shared};
@@ -66,7 +68,7 @@ struct Row {
     collective_ratio: Option<f64>,
 }
 
-pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {
+pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
     let most = options.ranks.unwrap_or(MOST_RANKS);
     let sizes = (1..).map(|power| 1 << power).take_while(|size| *size <= most);
     let measured =
@@ -87,8 +89,26 @@ pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {
         "TO 8 RANKS",
         "OPERATIONS",
     ];
-    let cells: Vec<_> = results.rows.iter().map(Row::cells).collect();
-    print(options, &results, &header, &cells)
+    let cells = results.rows.iter().map(Row::cells).collect();
+    Ok(outcome(&results, &header, cells)?.chart(message_chart(&results.rows)))
+}
+
+/// What a message costs by the number of ranks.
+fn message_chart(rows: &[Row]) -> Chart {
+    let line = |name: &str, pick: fn(&Row) -> f64| {
+        Series::new(name, rows.iter().map(|row| (f64::from(row.measured.ranks), pick(row))))
+    };
+    Chart {
+        title: format!("A message of {BLOCK} bytes as a team grows"),
+        content: Content::Lines {
+            x: Axis::new("Ranks", Scale::Counts),
+            y: Axis::new("Time of a round divided by its messages, µs", Scale::Log),
+            series: vec![
+                line("notified writes", |row| row.writes_message_us),
+                line("collective", |row| row.collective_message_us),
+            ],
+        },
+    }
 }
 
 fn in_a_process(options: &BenchOptions, ranks: u32) -> Result<Measured, Failure> {

@@ -51,10 +51,10 @@ pub(super) fn run(options: &PingpongOptions, part: Part) -> Result<(), Failure> 
         Part::Rank(job) if job.rank() == 0 => serve(options, own, job::meet(&job)?, false),
         Part::Client => {
             let host = options.hosts.host.as_ref().ok_or("no host is named")?;
-            let met = meeting::connect(&host.host, options.hosts.port_of(Some(host)))?;
-            measure(options, &host.host, met)
+            let port = options.hosts.port_of(Some(host));
+            measure(options, &host.host, || meeting::connect(&host.host, port))
         }
-        Part::Rank(job) => measure(options, "rank 0", job::meet(&job)?),
+        Part::Rank(job) => measure(options, "rank 0", || job::meet(&job)),
     }
 }
 
@@ -101,15 +101,20 @@ fn check_card(options: &PingpongOptions, is_same_host: bool) -> Result<(), Failu
 }
 
 /// The client: runs of all sizes, each with the server.
-fn measure(options: &PingpongOptions, name: &str, met: Met) -> Result<(), Failure> {
-    let Met { socket, is_same_host, .. } = met;
+fn measure(
+    options: &PingpongOptions,
+    name: &str,
+    meet: impl FnOnce() -> Result<Met, Failure>,
+) -> Result<(), Failure> {
+    let picture = super::picture(options)?;
+    let Met { socket, is_same_host, .. } = meet()?;
     let session = Session::open(socket, "the server")?;
     let _contexts = super::contexts(options)?;
     if let Err(failure) = check_card(options, is_same_host) {
         session.send(&Request::Failed { reason: failure.to_string() })?;
         return Err(failure);
     }
-    let result = super::sweep(options, |one| {
+    let result = super::sweep(options, picture, |one| {
         session.send(&Request::Run(Box::new(one.for_other_host())))?;
         let gpu = match session.receive()? {
             Answer::Begin { gpu } => gpu,

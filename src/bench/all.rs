@@ -1,0 +1,69 @@
+//! `gdsync bench all`: every benchmark that needs nothing but this machine, one after the other.
+
+use super::outcome::Outcome;
+use super::{measured, page};
+use crate::cli::{self, BenchOptions, Benchmark};
+use crate::destination::Destination;
+use crate::failure::{AlreadySaid, Failure};
+use crate::{interrupt, text};
+use serde_json::{Map, Value, json};
+
+/// In the order in which they run. The others need a GPU, or a card of the system's.
+const ALL: [Benchmark; 9] = [
+    Benchmark::Card,
+    Benchmark::Checked,
+    Benchmark::Plan,
+    Benchmark::First,
+    Benchmark::Exchange,
+    Benchmark::Fanout,
+    Benchmark::Persistent,
+    Benchmark::Alltoall,
+    Benchmark::Scale,
+];
+
+/// Runs them, prints each as it ends, and writes the page. One that fails is said and keeps no other from running.
+pub(super) fn run(options: &BenchOptions, page: Option<Destination>) -> Result<(), Failure> {
+    let mut outcomes = Vec::new();
+    for what in interrupt::rounds(ALL) {
+        let outcome = measured(what, options);
+        match &outcome {
+            Err(error) => text::complain(format_args!("bench {}: {error}", cli::word(&what))),
+            Ok(outcome) if !options.json => {
+                text::print_text(&format!("bench {}\n{}\n", cli::word(&what), outcome.text()))?;
+            }
+            Ok(_) => {}
+        }
+        outcomes.push((what, outcome));
+    }
+    if options.json {
+        text::print_text(&format!("{}\n", json(&outcomes)?))?;
+    }
+    if let Some(page) = page {
+        page.write(&page::page(&outcomes)?)?;
+    }
+    match outcomes.iter().any(|(_, outcome)| outcome.is_err()) {
+        true => Err(AlreadySaid.into()),
+        false => Ok(()),
+    }
+}
+
+/// An object with the result of each benchmark by its name, or with its error.
+fn json(outcomes: &[(Benchmark, Result<Outcome, Failure>)]) -> Result<Value, Failure> {
+    let value = |outcome: &Result<Outcome, Failure>| match outcome {
+        Ok(outcome) => serde_json::from_str(&outcome.json),
+        Err(error) => Ok(json!({ "error": error.to_string() })),
+    };
+    let all = outcomes.iter().map(|(what, outcome)| Ok((cli::word(what), value(outcome)?)));
+    Ok(Value::Object(all.collect::<Result<Map<_, _>, Failure>>()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_benchmark_that_fails_is_there_with_its_error() {
+        let outcomes = [(Benchmark::Card, Outcome::new(&[1], [])), (Benchmark::Plan, Err("no".into()))];
+        assert_eq!(json(&outcomes).unwrap(), json!({ "card": [1], "plan": { "error": "no" } }));
+    }
+}
