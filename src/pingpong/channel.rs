@@ -4,6 +4,7 @@
 use super::limit::Limit;
 use crate::failure::Failure;
 use serde::{Deserialize, Serialize};
+use std::cell::Cell;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -91,6 +92,8 @@ pub(super) struct Channel {
     writer: Writer,
     on_end: OnEnd,
     limit: Limit,
+    /// What was received before its turn.
+    early: Cell<Option<Message>>,
 }
 
 type Writer = Arc<Mutex<Box<dyn Write + Send>>>;
@@ -133,7 +136,7 @@ impl Channel {
             drop(sender);
             told.happens(End::Gone);
         });
-        Channel { lines, writer, on_end, limit }
+        Channel { lines, writer, on_end, limit, early: Cell::new(None) }
     }
 
     pub(super) fn on_end(&self) -> &OnEnd {
@@ -149,12 +152,29 @@ impl Channel {
         write(&self.writer, message)
     }
 
+    /// Agrees with the other side on the exchange at which an interrupted run ends; this side has enqueued `next`.
+    /// Where the other side has finished already, the run has all its exchanges.
+    pub(super) fn agree_on_end(&mut self, next: u64) -> Result<u64, Failure> {
+        self.send(&Message::Stop { next })?;
+        match self.receive(None)? {
+            Message::Until { end } => Ok(end),
+            done @ Message::Done { .. } => {
+                self.early.set(Some(done));
+                Ok(u64::MAX)
+            }
+            other => Err(format!("the other side does not stop: {other:?}").into()),
+        }
+    }
+
     /// The next message; waits for ever where there is no time-out, but not for a side that has
     /// ended.
     ///
     /// # Errors
     /// Among others, the error that the other side has failed with.
     pub(super) fn receive(&self, timeout: Option<Duration>) -> Result<Message, Failure> {
+        if let Some(early) = self.early.take() {
+            return Ok(early);
+        }
         let line = match timeout {
             Some(timeout) => self.lines.recv_timeout(timeout),
             None => self.lines.recv().map_err(|_| RecvTimeoutError::Disconnected),
@@ -173,6 +193,19 @@ impl Channel {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_side_that_has_finished_when_it_is_asked_to_stop_has_all_exchanges() {
+        let ((reader, other_writer), (other_reader, writer)) =
+            (std::io::pipe().unwrap(), std::io::pipe().unwrap());
+        let mut channel = Channel::new(reader, writer);
+        let mut other = Channel::new(other_reader, other_writer);
+        other.send(&Message::Done { error: None, is_cause: true }).unwrap();
+        assert_eq!(channel.agree_on_end(5).unwrap(), u64::MAX);
+        assert!(matches!(channel.receive(None).unwrap(), Message::Done { error: None, .. }));
+        assert!(matches!(channel.receive(None).unwrap(), Message::Until { end: 5 }), "the late answer");
+        assert_eq!(channel.agree_on_end(7).unwrap(), 5, "the end that was agreed on stays");
+    }
 
     #[test]
     fn messages_arrive_and_the_end_is_noticed() {

@@ -225,7 +225,7 @@ impl Side {
                 && (interrupt::requested() || ends.is_some_and(|at| Instant::now() >= at))
             {
                 asked = true;
-                limit.shorten(agree_on_end(next, channel)?);
+                limit.shorten(channel.agree_on_end(next)?);
             }
             if next < limit.end() && (chunks.len() as u64) < CHUNKS {
                 let count = limit.claim(next, self.chunk(next, total));
@@ -427,15 +427,6 @@ fn driver(
         }
         (None, cli::Trigger::Cpu) => Box::new(HostDriver::new(Cpu::new(), options, rank, pd, findings)?),
     })
-}
-
-/// Agrees with the other side on the exchange at which an interrupted run ends; this side has enqueued `next`.
-fn agree_on_end(next: u64, channel: &mut Channel) -> Result<u64, Failure> {
-    channel.send(&Message::Stop { next })?;
-    match channel.receive(None)? {
-        Message::Until { end } => Ok(end),
-        other => Err(format!("the other side does not stop: {other:?}").into()),
-    }
 }
 
 /// The flag's value when message `sequence` has arrived. Never 0, its first value; compared
