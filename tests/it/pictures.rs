@@ -67,7 +67,7 @@ fn a_run_of_one_size_is_a_histogram() {
 fn benchmarks_by_peers_and_by_ranks_are_lines() {
     let fanout = plot(&["bench", "fanout", "--posts", "512"]);
     let fanout = Document::parse(&fanout).unwrap();
-    for expected in ["Peers", "Memory operations of a batch", "sends, word", "sends, doorbells", "512"] {
+    for expected in ["Peers", "Memory operations of a batch", "sends, word", "sends, doorbells", "256"] {
         assert!(has_text(&fanout, expected), "{expected}");
     }
     // Of memory operations: three parts by two ways. Times may be less than an empty batch's, and have no place then.

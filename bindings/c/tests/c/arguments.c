@@ -302,6 +302,31 @@ static void the_rest(void) {
     BAD(ETIMEDOUT, gdsync_stream_synchronize, stream, 1);
 }
 
+static void persistent(void) {
+    gds_send_wr send_wr;
+    struct ibv_recv_wr recv_wr;
+    struct ibv_wc wc;
+    gdsync_request_t *none = NULL;
+    uint64_t word = 0;
+
+    memset(&send_wr, 0, sizeof(send_wr));
+    memset(&recv_wr, 0, sizeof(recv_wr));
+    BAD_POINTER(EINVAL, gdsync_send_init, NULL, &send_wr);
+    BAD_POINTER(EINVAL, gdsync_send_init, rig.sides[0].qp, NULL);
+    BAD_POINTER(EINVAL, gdsync_recv_init, NULL, &recv_wr);
+    BAD_POINTER(EINVAL, gdsync_recv_init, rig.sides[0].qp, NULL);
+    BAD(EINVAL, gdsync_start_all, stream, 1, NULL);
+    BAD(EINVAL, gdsync_start_all, stream, 1, &none);
+    BAD(EINVAL, gdsync_start_all, (CUstream)(uintptr_t)0x7fffff7, 0, NULL);
+    BAD(EINVAL, gdsync_wait_all, stream, 1, NULL);
+    BAD(EINVAL, gdsync_wait_all, stream, 1, &none);
+    BAD(EINVAL, gdsync_request_complete, NULL, &wc, 0);
+    BAD(EINVAL, gdsync_request_complete, (gdsync_request_t *)&word, &wc, 0);
+    BAD(EINVAL, gdsync_request_complete, NULL, NULL, 0);
+    BAD(EINVAL, gdsync_request_free, NULL);
+    BAD(EINVAL, gdsync_request_free, (gdsync_request_t *)&word);
+}
+
 int main(void) {
     uint32_t gate = 0;
     gds_descriptor_t desc;
@@ -313,6 +338,7 @@ int main(void) {
     sends();
     waits();
     descriptors();
+    persistent();
     /* For the one that times out. */
     desc.tag = GDS_TAG_WAIT_VALUE32;
     OK(gds_prepare_wait_value32(&desc.wait32, &gate, 1, GDS_WAIT_COND_EQ, GDS_MEMORY_HOST));
