@@ -54,7 +54,7 @@ pub unsafe extern "C" fn gdsync_mpi_queue_free(queue: QueueHandle) -> c_int {
 /// Starts requests on a queue.
 ///
 /// # Safety
-/// `requests` are `number` handles, each as for [`gdsync_mpi_request_free`]; a null one is a request without a peer.
+/// `requests` are `number` handles, each as for [`gdsync_mpi_request_free`](super::gdsync_mpi_request_free); a null one is a request without a peer.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_mpi_start(
     queue: QueueHandle,
