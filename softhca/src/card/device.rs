@@ -7,7 +7,7 @@ use super::diagnostic::Diagnostic;
 use super::engine::{self, Engine};
 use super::error::CardError;
 use super::event::Event;
-use super::naps;
+use super::naps::{self, Spin};
 use super::port::{GidEntry, LinkLayer, Port};
 use super::told::Told;
 use super::waits::{self, WaitRules};
@@ -269,7 +269,7 @@ impl Shared {
 
     fn run(self: &Arc<Self>) {
         use_fine_timers();
-        let spin = spin_time();
+        let mut spin = Spin::on_this_machine();
         let mut idle_since: Option<Instant> = None;
         let mut nap: Option<Duration> = None;
         while !self.stop.load(Ordering::Acquire) {
@@ -289,13 +289,14 @@ impl Shared {
             }
             if let Some(nap) = nap.take().filter(|_| worked) {
                 naps::was_late(nap);
+                spin.was_too_short(idle_since.map_or(nap, |since| now.duration_since(since)));
             }
             if worked {
                 idle_since = None;
                 continue;
             }
             let idle = now.duration_since(*idle_since.get_or_insert(now));
-            if idle < spin {
+            if idle < spin.time() {
                 std::hint::spin_loop();
                 continue;
             }
@@ -363,13 +364,6 @@ impl Shared {
             engine.fabric.finish_sleep();
         }
     }
-}
-
-/// How long the engine spins before it naps. On few cores, a spinning engine occupies a core that
-/// its program needs.
-fn spin_time() -> Duration {
-    let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
-    Duration::from_micros(if cores <= 2 { 10 } else { 50 })
 }
 
 /// Makes the calling thread's naps end in time: by default Linux extends them by up to 50 µs.

@@ -3,6 +3,7 @@
 use super::state::{Engine, Uar};
 use crate::card::diagnostic::{Diagnostic, Verdict};
 use crate::card::event::Event;
+use crate::card::trace;
 use crate::liberties::LibertyKinds;
 use gdsync_sys::prm::doorbell::{self, CqArm, Doorbell};
 use std::time::{Duration, Instant};
@@ -92,6 +93,9 @@ impl Engine {
 
     fn handle(&mut self, rung: &[Rung], now: Instant) {
         for Rung { page, offset, bell } in rung {
+            if *offset != doorbell::UAR_CQ_ARM {
+                trace::rung(self.resources.port, *bell);
+            }
             match *offset {
                 doorbell::UAR_CQ_ARM => self.arm(*bell, now),
                 doorbell::UAR_NO_RECORD => self.ring_without_record(*page, *bell, now),
