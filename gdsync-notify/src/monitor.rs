@@ -4,6 +4,7 @@ use crate::connections::Connections;
 use crate::error::NotifyError;
 use gdsync::Error;
 use std::sync::{Arc, Weak};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 const NAME: &str = "gdsync-ranks";
@@ -13,11 +14,11 @@ const LOOK: Duration = Duration::from_millis(50);
 /// has just cleared.
 const HOLD: Duration = Duration::from_millis(1);
 
-/// Starts the thread. It ends with the connections, which it does not keep alive.
-pub(crate) fn start(connections: &Arc<Connections>) -> Result<(), NotifyError> {
+/// Starts the thread. It ends with the connections, which it keeps alive during a look only.
+pub(crate) fn start(connections: &Arc<Connections>) -> Result<JoinHandle<()>, NotifyError> {
     let watched = Arc::downgrade(connections);
     let started = std::thread::Builder::new().name(NAME.to_owned()).spawn(move || run(&watched));
-    started.map(drop).map_err(|source| NotifyError::Device(Error::Thread { name: NAME, source }))
+    started.map_err(|source| NotifyError::Device(Error::Thread { name: NAME, source }))
 }
 
 fn run(watched: &Weak<Connections>) {

@@ -17,7 +17,10 @@ use gdsync::cuda::GpuMemory;
 use gdsync::cudarc::driver::CudaContext;
 use gdsync::verbs::Transport;
 use gdsync::{PinnedMemory, ProtectionDomain};
+use gdsync_sys::pause::Pause;
 use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
 
 /// Ranks that write into each other's segments: a table of connections, which all ranks make
 /// together, once.
@@ -57,6 +60,8 @@ use std::sync::Arc;
 #[derive(Clone, Debug)]
 pub struct Team {
     inner: Arc<Connections>,
+    /// The thread that finds dead ranks; none of a rank that is alone.
+    monitor: Option<Arc<JoinHandle<()>>>,
 }
 
 impl Team {
@@ -86,10 +91,25 @@ impl Team {
 
     /// A rank that is alone needs no monitor.
     fn of(inner: Arc<Connections>) -> Result<Self, NotifyError> {
-        if inner.size > 1 {
-            monitor::start(&inner)?;
+        let monitor = if inner.size > 1 { Some(Arc::new(monitor::start(&inner)?)) } else { None };
+        Ok(Team { inner, monitor })
+    }
+
+    /// Drops this handle, and waits until the connections have ended and the team's thread with them: what its
+    /// domain was used for by the team is gone then, but for what segments, streams and work requests still have. False
+    /// if that takes longer than `timeout`, as it does while other handles or queues are left.
+    pub fn close(self, timeout: Duration) -> bool {
+        let Team { inner, monitor } = self;
+        drop(inner);
+        let Some(monitor) = monitor else { return true };
+        let mut pause = Pause::new();
+        while !monitor.is_finished() {
+            if pause.elapsed() >= timeout {
+                return false;
+            }
+            pause.pause();
         }
-        Ok(Team { inner })
+        true
     }
 
     /// The rank of this process.

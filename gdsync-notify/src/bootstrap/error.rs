@@ -168,6 +168,14 @@ pub enum BootstrapError {
         /// The operating system's error.
         source: io::Error,
     },
+    /// The program's own all-gather failed ([`Bootstrap::with_all_gather`](super::Bootstrap::with_all_gather)).
+    #[error("the program's all-gather of {bytes} bytes a rank failed: {reason}")]
+    Program {
+        /// Bytes of each rank.
+        bytes: usize,
+        /// What it said.
+        reason: String,
+    },
     /// An earlier exchange failed.
     #[error("an earlier exchange failed, so the ranks no longer agree on the next one: join again")]
     Broken,

@@ -38,6 +38,7 @@ mod frame;
 pub mod fuzzing;
 mod job;
 mod link;
+mod program;
 mod rendezvous;
 
 pub use error::BootstrapError;
@@ -47,6 +48,7 @@ pub use job::{Job, KEY_VARIABLES, Meeting};
 use frame::{Frame, Kind, MAX_ALL, MAX_PART, decode_list, encode_list};
 use gdsync_auth::base_folder;
 use link::{Link, wait};
+use program::AllGather;
 use rendezvous::{GRACE, failed, protocol, send_stop, stop_of, stopped};
 use std::fmt;
 use std::path::Path;
@@ -73,6 +75,8 @@ enum Role {
     Root(Vec<Link>),
     /// Any other rank, with its connection to rank 0.
     Member(Box<Link>),
+    /// Any rank, of processes that exchange by means of their own.
+    Program(AllGather),
 }
 
 impl fmt::Debug for Bootstrap {
@@ -128,6 +132,39 @@ impl Bootstrap {
         }
         members.insert(0, Self::with(0, size, Role::Root(links), timeout));
         Ok(members)
+    }
+
+    /// A rank of processes that exchange bytes by means of their own, such as an MPI: no launcher is asked, and no
+    /// socket opened. `all_gather` is called by all ranks alike, on the thread that uses this value. It is given a
+    /// block, as long on every rank, and has to fill the second slice with the blocks of all ranks in their order,
+    /// as `MPI_Allgather` of bytes does. Its `Err` says why it could not. How long it waits is its own matter;
+    /// `timeout` is what a [`Team`](crate::Team) takes from here.
+    ///
+    /// ```
+    /// use gdsync_notify::bootstrap::{Bootstrap, BootstrapError};
+    /// use std::time::Duration;
+    ///
+    /// # fn main() -> Result<(), BootstrapError> {
+    /// // A job of one process needs no messages.
+    /// let alone = |own: &[u8], all: &mut [u8]| Ok::<_, String>(all.copy_from_slice(own));
+    /// let mut bootstrap = Bootstrap::with_all_gather(0, 1, Duration::from_secs(30), alone)?;
+    /// assert_eq!(bootstrap.all_gather(b"hello")?, [b"hello"]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`BootstrapError::Rank`] for a rank that is not below the size, or a size above 16384. What `all_gather`
+    /// fails with is [`BootstrapError::Program`] of the exchange.
+    pub fn with_all_gather(
+        rank: u32,
+        size: u32,
+        timeout: Duration,
+        all_gather: impl FnMut(&[u8], &mut [u8]) -> Result<(), String> + Send + 'static,
+    ) -> Result<Self, BootstrapError> {
+        // Checks both.
+        Job::new(rank, size, Meeting::Local(String::new()))?;
+        Ok(Self::with(rank, size, Role::Program(Box::new(all_gather)), timeout))
     }
 
     /// The rank of this process.
@@ -207,8 +244,10 @@ impl Bootstrap {
         }
         let (rank, exchange) = (self.rank, (kind, self.number));
         let result = match &mut self.role {
-            Role::Alone => Answers::new(kind, vec![bytes.to_vec()]).map(Answers::into_own),
+            Role::Alone => Answers::new(kind, vec![bytes.to_vec()]).map(|all| all.into_part(0)),
             Role::Root(links) => gather(links, exchange, bytes, self.timeout),
+            Role::Program(gather) => program::exchange(gather, self.size, exchange, bytes)
+                .and_then(|parts| Ok(Answers::new(kind, parts)?.into_part(rank))),
             Role::Member(link) => contribute(link, (rank, self.size), exchange, bytes, self.timeout),
         };
         self.number = self.number.wrapping_add(1);
@@ -260,11 +299,11 @@ impl Answers {
         same.into_iter().cycle().chain(each.iter().map(frame))
     }
 
-    /// What rank 0 gets.
-    fn into_own(self) -> Vec<Vec<u8>> {
+    /// What a rank gets.
+    fn into_part(self, rank: u32) -> Vec<Vec<u8>> {
         match self {
             Answers::Same(parts) => parts,
-            Answers::Each(mut lists) => lists.swap_remove(0),
+            Answers::Each(mut lists) => lists.swap_remove(rank as usize),
         }
     }
 }
@@ -286,7 +325,7 @@ fn gather(
             }
             link.send(&frame, deadline).map_err(|error| failed(rank, error, timeout))?;
         }
-        Ok(answers.into_own())
+        Ok(answers.into_part(0))
     });
     outcome.inspect_err(|error| {
         let (stop, deadline) = (stop_of(error), Instant::now() + GRACE / 2);

@@ -6,6 +6,7 @@ use gdsync_test_support::process::role;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
+use std::sync::{Arc, Barrier, Mutex};
 use std::time::{Duration, Instant};
 
 /// The timeout of tests in which a rank is late.
@@ -39,6 +40,71 @@ fn processes_meet_on_one_host_and_exchange() {
         return exchange(&mut join(LONG).unwrap(), 40);
     }
     Ranks::new(module_path!(), "processes_meet_on_one_host_and_exchange", 5).run("exchange");
+}
+
+/// Ranks that are threads, and exchange by a table that they share.
+fn by_a_table(size: u32) -> Vec<Bootstrap> {
+    let table = Arc::new((Mutex::new(vec![Vec::new(); size as usize]), Barrier::new(size as usize)));
+    let rank = |rank: u32| {
+        let table = table.clone();
+        Bootstrap::with_all_gather(rank, size, LONG, move |own, all| {
+            let (blocks, barrier) = &*table;
+            blocks.lock().unwrap()[rank as usize] = own.to_vec();
+            barrier.wait();
+            all.copy_from_slice(&blocks.lock().unwrap().concat());
+            barrier.wait();
+            Ok(())
+        })
+    };
+    (0..size).map(|number| rank(number).unwrap()).collect()
+}
+
+#[test]
+fn ranks_exchange_by_means_of_their_own() {
+    std::thread::scope(|scope| {
+        for mut one in by_a_table(3) {
+            scope.spawn(move || exchange(&mut one, 20));
+        }
+    });
+    // Ranks that call different exchanges learn of it.
+    let errors: Vec<_> = std::thread::scope(|scope| {
+        let threads: Vec<_> = by_a_table(2)
+            .into_iter()
+            .map(|mut one| {
+                scope.spawn(move || match one.rank() {
+                    0 => one.all_gather(b"a").map(drop),
+                    _ => one.all_to_all(&[vec![1], vec![2]]).map(drop),
+                })
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().unwrap().unwrap_err()).collect()
+    });
+    assert!(errors.iter().all(|error| error.to_string().contains("another exchange")), "{errors:?}");
+}
+
+#[test]
+fn failures_of_a_programs_exchange_are_said() {
+    let with = |gather: fn(&[u8], &mut [u8]) -> Result<(), String>| {
+        Bootstrap::with_all_gather(0, 2, LONG, gather).unwrap()
+    };
+    let mut failing = with(|_, _| Err("the network is down".to_owned()));
+    let error = failing.all_gather(b"abc").unwrap_err();
+    assert!(matches!(error, BootstrapError::Program { .. }), "{error}");
+    assert!(error.to_string().contains("the network is down"), "{error}");
+    assert!(matches!(failing.barrier(), Err(BootstrapError::Broken)));
+    let mut silly = with(|own, all| {
+        all[..own.len()].copy_from_slice(own);
+        all[own.len()..].copy_from_slice(own);
+        all[own.len() + 8..].fill(0xff);
+        Ok(())
+    });
+    let error = silly.all_gather(b"abc").unwrap_err();
+    assert!(matches!(error, BootstrapError::Protocol { rank: 1, .. }), "{error}");
+    let nothing = |_: &[u8], _: &mut [u8]| Ok(());
+    for (rank, size) in [(2, 2), (0, 0), (0, 16385)] {
+        let refused = Bootstrap::with_all_gather(rank, size, LONG, nothing);
+        assert!(matches!(refused, Err(BootstrapError::Rank { .. })));
+    }
 }
 
 fn free_port() -> u16 {
