@@ -10,8 +10,18 @@ pub enum Element {
     F32,
     /// 64-bit floating point.
     F64,
+    /// Signed, 8 bits.
+    I8,
+    /// Unsigned, 8 bits.
+    U8,
+    /// Signed, 16 bits.
+    I16,
+    /// Unsigned, 16 bits.
+    U16,
     /// Signed, 32 bits.
     I32,
+    /// Unsigned, 32 bits.
+    U32,
     /// Signed, 64 bits.
     I64,
     /// Unsigned, 64 bits.
@@ -20,32 +30,66 @@ pub enum Element {
 
 impl Element {
     /// All of them.
-    pub const ALL: [Element; 5] = [Element::F32, Element::F64, Element::I32, Element::I64, Element::U64];
+    pub const ALL: [Element; 10] = {
+        use Element::*;
+        [F32, F64, I8, U8, I16, U16, I32, U32, I64, U64]
+    };
 
     /// Bytes of a number.
     pub fn bytes(self) -> usize {
         match self {
-            Element::F32 | Element::I32 => 4,
+            Element::I8 | Element::U8 => 1,
+            Element::I16 | Element::U16 => 2,
+            Element::F32 | Element::I32 | Element::U32 => 4,
             Element::F64 | Element::I64 | Element::U64 => 8,
         }
     }
+
+    /// A floating-point number.
+    pub fn is_float(self) -> bool {
+        matches!(self, Element::F32 | Element::F64)
+    }
 }
 
-/// What a reduction makes of two numbers. Sums of integers wrap around; of a number and NaN, minimum and maximum are the number.
+/// What a reduction makes of two numbers. Sums and products of integers wrap around; of a number and NaN, minimum and
+/// maximum are the number. Logical operations take any number but 0 for true, and give 1 or 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Operation {
     /// Their sum.
     Sum,
+    /// Their product.
+    Product,
     /// The lesser.
     Min,
     /// The greater.
     Max,
+    /// Whether both are true.
+    LogicalAnd,
+    /// Whether one is true.
+    LogicalOr,
+    /// Whether exactly one is true.
+    LogicalXor,
+    /// The bits that both have.
+    BitAnd,
+    /// The bits that one has.
+    BitOr,
+    /// The bits that exactly one has.
+    BitXor,
 }
 
 impl Operation {
     /// All of them.
-    pub const ALL: [Operation; 3] = [Operation::Sum, Operation::Min, Operation::Max];
+    pub const ALL: [Operation; 10] = {
+        use Operation::*;
+        [Sum, Product, Min, Max, LogicalAnd, LogicalOr, LogicalXor, BitAnd, BitOr, BitXor]
+    };
+
+    /// Whether there is such a reduction: floating-point numbers have neither bits nor truth, as MPI has it.
+    pub fn is_defined_for(self, element: Element) -> bool {
+        use Operation::*;
+        !element.is_float() || matches!(self, Sum | Product | Min | Max)
+    }
 }
 
 impl fmt::Display for Element {
@@ -53,7 +97,12 @@ impl fmt::Display for Element {
         f.write_str(match self {
             Element::F32 => "f32",
             Element::F64 => "f64",
+            Element::I8 => "i8",
+            Element::U8 => "u8",
+            Element::I16 => "i16",
+            Element::U16 => "u16",
             Element::I32 => "i32",
+            Element::U32 => "u32",
             Element::I64 => "i64",
             Element::U64 => "u64",
         })
@@ -64,8 +113,135 @@ impl fmt::Display for Operation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Operation::Sum => "sum",
+            Operation::Product => "product",
             Operation::Min => "min",
             Operation::Max => "max",
+            Operation::LogicalAnd => "logical_and",
+            Operation::LogicalOr => "logical_or",
+            Operation::LogicalXor => "logical_xor",
+            Operation::BitAnd => "bit_and",
+            Operation::BitOr => "bit_or",
+            Operation::BitXor => "bit_xor",
         })
+    }
+}
+
+/// Reduces `other` into `into`, number by number, by the CPU. Of a reduction that is
+/// [not defined](Operation::is_defined_for), nothing changes; nor do bytes behind the last number that both have whole.
+///
+/// ```
+/// use gdsync_notify::collective::{Element, Operation, combine};
+/// let mut bytes = [1, 255, 7];
+/// combine(Element::U8, Operation::Sum, &mut bytes, &[2, 3, 1]);
+/// assert_eq!(bytes, [3, 2, 8]);
+/// ```
+pub fn combine(element: Element, operation: Operation, into: &mut [u8], other: &[u8]) {
+    use Operation::*;
+    macro_rules! each {
+        ($number:ty, $act:expr) => {{
+            let act: fn($number, $number) -> $number = $act;
+            let (numbers, others) = (into.as_chunks_mut().0, other.as_chunks().0);
+            for (number, other) in numbers.iter_mut().zip(others) {
+                *number =
+                    act(<$number>::from_ne_bytes(*number), <$number>::from_ne_bytes(*other)).to_ne_bytes();
+            }
+        }};
+    }
+    macro_rules! integer {
+        ($number:ty) => {
+            match operation {
+                Sum => each!($number, |one, other| one.wrapping_add(other)),
+                Product => each!($number, |one, other| one.wrapping_mul(other)),
+                Min => each!($number, |one, other| one.min(other)),
+                Max => each!($number, |one, other| one.max(other)),
+                LogicalAnd => each!($number, |one, other| (one != 0 && other != 0).into()),
+                LogicalOr => each!($number, |one, other| (one != 0 || other != 0).into()),
+                LogicalXor => each!($number, |one, other| ((one != 0) != (other != 0)).into()),
+                BitAnd => each!($number, |one, other| one & other),
+                BitOr => each!($number, |one, other| one | other),
+                BitXor => each!($number, |one, other| one ^ other),
+            }
+        };
+    }
+    macro_rules! float {
+        ($number:ty) => {
+            match operation {
+                Sum => each!($number, |one, other| one + other),
+                Product => each!($number, |one, other| one * other),
+                Min => each!($number, |one, other| one.min(other)),
+                Max => each!($number, |one, other| one.max(other)),
+                LogicalAnd | LogicalOr | LogicalXor | BitAnd | BitOr | BitXor => {}
+            }
+        };
+    }
+    match element {
+        Element::I8 => integer!(i8),
+        Element::U8 => integer!(u8),
+        Element::I16 => integer!(i16),
+        Element::U16 => integer!(u16),
+        Element::I32 => integer!(i32),
+        Element::U32 => integer!(u32),
+        Element::I64 => integer!(i64),
+        Element::U64 => integer!(u64),
+        Element::F32 => float!(f32),
+        Element::F64 => float!(f64),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    macro_rules! matches_numbers {
+        ($test:ident, $element:ident, $number:ty, $($operation:ident => $act:expr),*) => {
+            proptest! {
+                #[test]
+                fn $test(pairs in prop::collection::vec(any::<($number, $number)>(), 0..20)) {
+                    let bytes = |numbers: Vec<$number>| numbers.iter().flat_map(|one| one.to_ne_bytes()).collect::<Vec<u8>>();
+                    $({
+                        let act: fn($number, $number) -> $number = $act;
+                        let mut found = bytes(pairs.iter().map(|pair| pair.0).collect());
+                        let others = bytes(pairs.iter().map(|pair| pair.1).collect());
+                        combine(Element::$element, Operation::$operation, &mut found, &others);
+                        let expected = bytes(pairs.iter().map(|(one, other)| act(*one, *other)).collect());
+                        prop_assert_eq!(found, expected, "{}", Operation::$operation);
+                    })*
+                    prop_assert_eq!(Element::$element.bytes(), size_of::<$number>());
+                }
+            }
+        };
+    }
+
+    macro_rules! matches_integers {
+        ($($test:ident, $element:ident, $number:ident;)*) => { $(
+            matches_numbers!(
+                $test, $element, $number,
+                Sum => $number::wrapping_add, Product => $number::wrapping_mul, Min => Ord::min, Max => Ord::max,
+                LogicalAnd => |one, other| <$number>::from(one != 0 && other != 0),
+                LogicalOr => |one, other| <$number>::from(one != 0 || other != 0),
+                LogicalXor => |one, other| <$number>::from((one == 0) != (other == 0)),
+                BitAnd => |one, other| one & other, BitOr => |one, other| one | other, BitXor => |one, other| one ^ other
+            );
+        )* };
+    }
+
+    matches_integers! {
+        i8_numbers, I8, i8; u8_numbers, U8, u8; i16_numbers, I16, i16; u16_numbers, U16, u16; i32_numbers, I32, i32;
+        u32_numbers, U32, u32; i64_numbers, I64, i64; u64_numbers, U64, u64;
+    }
+    matches_numbers!(f32_numbers, F32, f32, Sum => |one, other| one + other, Product => |one, other| one * other,
+        Min => f32::min, Max => f32::max);
+    matches_numbers!(f64_numbers, F64, f64, Sum => |one, other| one + other, Product => |one, other| one * other,
+        Min => f64::min, Max => f64::max);
+
+    #[test]
+    fn floating_point_numbers_have_no_bits() {
+        let mut number = 1.5f32.to_ne_bytes();
+        assert!(
+            !Operation::BitXor.is_defined_for(Element::F32) && Operation::BitXor.is_defined_for(Element::U16)
+        );
+        combine(Element::F32, Operation::BitXor, &mut number, &2f32.to_ne_bytes());
+        assert_eq!(number, 1.5f32.to_ne_bytes());
     }
 }

@@ -1,6 +1,6 @@
 //! Errors of collectives.
 
-use crate::collective::element::Element;
+use crate::collective::element::{Element, Operation};
 use crate::error::NotifyError;
 use gdsync::cuda::Gpu;
 use gdsync::memop::StreamError;
@@ -58,6 +58,14 @@ pub enum CollectiveError {
     Element {
         /// Bytes of the block.
         bytes: usize,
+        /// The numbers.
+        element: Element,
+    },
+    /// A reduction that makes no sense of its numbers.
+    #[error("there is no {operation} of {element}: take integers, or sum, product, min or max")]
+    Undefined {
+        /// What was to be made of them.
+        operation: Operation,
         /// The numbers.
         element: Element,
     },

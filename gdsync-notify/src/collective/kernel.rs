@@ -14,13 +14,14 @@ use std::sync::Arc;
 
 /// `reduce(result, own, others, block, ranks, place, count)`: number `i` of `result` is made of number `i` of a block of each
 /// rank, in their order. That of this rank lies at `own`, the others `block` bytes apart from `others` on. Threads take numbers
-/// as far apart as there are threads. `{type}`, `{bytes}` and `{act}` are the number's type, its length and the instruction.
+/// as far apart as there are threads. `{type}` is the number's type in memory, `{register}` that of a register which holds it,
+/// `{bytes}` its length, and `{act}` what makes `%v1` of `%v1` and `%v2`.
 const PTX: &str = r"
 .version 7.0
 .target sm_70
 .address_size 64
 .visible .entry reduce(.param .u64 result, .param .u64 own, .param .u64 others, .param .u64 block, .param .u32 ranks, .param .u32 place, .param .u64 count) {
-    .reg .pred %p<5>; .reg .b32 %r<8>; .reg .b64 %rd<13>; .reg .{type} %v<3>;
+    .reg .pred %p<7>; .reg .b32 %r<8>; .reg .b64 %rd<13>; .reg .{register} %v<3>;
     ld.param.u64 %rd1, [result]; ld.param.u64 %rd2, [own]; ld.param.u64 %rd3, [others]; ld.param.u64 %rd4, [block];
     ld.param.u32 %r1, [ranks]; ld.param.u32 %r2, [place]; ld.param.u64 %rd5, [count];
     mov.u32 %r3, %ctaid.x; mov.u32 %r4, %ntid.x; mov.u32 %r5, %tid.x; mov.u32 %r6, %nctaid.x;
@@ -39,8 +40,12 @@ RANK:
     add.u64 %rd11, %rd11, %rd9;
     ld.global.{type} %v2, [%rd11];
     setp.eq.u32 %p3, %r7, 0;
-    @%p3 mov.{type} %v1, %v2;
-    @!%p3 {act} %v1, %v1, %v2;
+    @!%p3 bra ACT;
+    mov.{register} %v1, %v2;
+    bra NEXT;
+ACT:
+    {act}
+NEXT:
     add.u64 %rd10, %rd10, %rd4;
     add.u32 %r7, %r7, 1;
     setp.lt.u32 %p4, %r7, %r1;
@@ -56,22 +61,43 @@ const THREADS: u32 = 256;
 /// More blocks of threads than any GPU runs at a time.
 const MOST_BLOCKS: u32 = 1024;
 
-/// The text of the kernel for a type and an operation.
+/// The text of the kernel for a type and an operation that is defined for it.
 fn text(element: Element, operation: Operation) -> String {
-    let (kind, act) = match element {
-        Element::F32 => ("f32", "add.rn"),
-        Element::F64 => ("f64", "add.rn"),
-        Element::I32 => ("s32", "add"),
-        Element::I64 => ("s64", "add"),
-        Element::U64 => ("u64", "add"),
+    // PTX has no arithmetic of 8 bits: short integers are worked on as those of 32, and stored by their low bits.
+    let (kind, register) = match element {
+        Element::F32 => ("f32", "f32"),
+        Element::F64 => ("f64", "f64"),
+        Element::I8 => ("s8", "s32"),
+        Element::U8 => ("u8", "u32"),
+        Element::I16 => ("s16", "s32"),
+        Element::U16 => ("u16", "u32"),
+        Element::I32 => ("s32", "s32"),
+        Element::U32 => ("u32", "u32"),
+        Element::I64 => ("s64", "s64"),
+        Element::U64 => ("u64", "u64"),
+    };
+    let bits = if element.bytes() == 8 { "b64" } else { "b32" };
+    let (round, low) = if element.is_float() { (".rn", ".rn") } else { ("", ".lo") };
+    let both = |instruction: &str| format!("{instruction} %v1, %v1, %v2;");
+    let logical = |of: &str| {
+        format!(
+            "setp.ne.{register} %p5, %v1, 0; setp.ne.{register} %p6, %v2, 0; {of}.pred %p5, %p5, %p6; selp.{bits} %v1, 1, 0, %p5;"
+        )
     };
     let act = match operation {
-        Operation::Sum => act,
-        Operation::Min => "min",
-        Operation::Max => "max",
+        Operation::Sum => both(&format!("add{round}.{register}")),
+        Operation::Product => both(&format!("mul{low}.{register}")),
+        Operation::Min => both(&format!("min.{register}")),
+        Operation::Max => both(&format!("max.{register}")),
+        Operation::BitAnd => both(&format!("and.{bits}")),
+        Operation::BitOr => both(&format!("or.{bits}")),
+        Operation::BitXor => both(&format!("xor.{bits}")),
+        Operation::LogicalAnd => logical("and"),
+        Operation::LogicalOr => logical("or"),
+        Operation::LogicalXor => logical("xor"),
     };
-    let (act, bytes) = (format!("{act}.{kind}"), element.bytes().to_string());
-    PTX.replace("{type}", kind).replace("{bytes}", &bytes).replace("{act}", &act)
+    let text = PTX.replace("{type}", kind).replace("{register}", register);
+    text.replace("{bytes}", &element.bytes().to_string()).replace("{act}", &act)
 }
 
 /// Where the blocks of a round are: offsets in the segment.
@@ -84,11 +110,116 @@ pub(crate) struct Blocks {
     pub(crate) result: usize,
 }
 
+/// A kernel that reduces blocks of numbers, for the streams of one GPU.
+///
+/// ```no_run
+/// use gdsync::cuda::{self, GpuMemory};
+/// use gdsync::{CudaStream, Stream};
+/// use gdsync_notify::collective::{Element, Operation, ReductionKernel};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let context = cuda::context(0)?;
+/// let (sums, more) = (GpuMemory::allocate(&context, 4096)?, GpuMemory::allocate(&context, 4096)?);
+/// let kernel = ReductionKernel::new(&context, Element::F32, Operation::Sum)?;
+/// let stream = Stream::new(CudaStream::new(context.new_stream()?)?)?;
+/// // SAFETY: both are 4096 bytes of the GPU's memory, which stay until the stream is idle.
+/// unsafe { kernel.reduce(&stream, sums.address(), more.address(), 4096) }?;
+/// stream.synchronize()?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct ReductionKernel {
+    function: CudaFunction,
+    context: Arc<CudaContext>,
+    element: Element,
+}
+
+impl ReductionKernel {
+    /// The kernel for a kind of numbers and an operation. Where the context has not loaded it yet, the driver loads it
+    /// now, and waits for blocked streams of the context.
+    ///
+    /// # Errors
+    /// [`CollectiveError::Undefined`]; [`CollectiveError::Notify`] with an error of the driver.
+    pub fn new(
+        context: &Arc<CudaContext>,
+        element: Element,
+        operation: Operation,
+    ) -> Result<Self, CollectiveError> {
+        if !operation.is_defined_for(element) {
+            return Err(CollectiveError::Undefined { operation, element });
+        }
+        Ok(ReductionKernel {
+            function: load(context, element, operation)?,
+            context: context.clone(),
+            element,
+        })
+    }
+
+    /// Refuses a stream on which it cannot be launched.
+    fn check<'a>(&self, stream: &'a CudaStream) -> Result<&'a Arc<driver::CudaStream>, CollectiveError> {
+        match stream.cudarc() {
+            None => Err(CollectiveError::RawStream),
+            Some(stream) if stream.context().cu_ctx() != self.context.cu_ctx() => {
+                Err(CollectiveError::OtherGpu {
+                    stream: stream.context().cu_device(),
+                    kernel: self.context.cu_device(),
+                })
+            }
+            Some(stream) => Ok(stream),
+        }
+    }
+
+    /// Enqueues the reduction of `bytes` bytes at the address `other` into those at `into`, both as the GPU sees them.
+    /// Bytes behind the last whole number stay.
+    ///
+    /// # Errors
+    /// [`CollectiveError::RawStream`], [`CollectiveError::OtherGpu`], [`CollectiveError::Notify`] with an error of the
+    /// driver. Nothing is enqueued then.
+    ///
+    /// # Safety
+    /// Both addresses are those of memory of so many bytes that the GPU reaches, aligned to the numbers; they do not
+    /// overlap, and the memory stays until the stream has passed.
+    pub unsafe fn reduce(
+        &self,
+        stream: &CudaStream,
+        into: u64,
+        other: u64,
+        bytes: usize,
+    ) -> Result<(), CollectiveError> {
+        let count = (bytes / self.element.bytes()) as u64;
+        let block = bytes as u64;
+        // Of two ranks, this one is the first, and the kernel looks for the other's block behind one of its own.
+        let at = [into, into, other.wrapping_sub(block)];
+        Ok(launch_on(&self.function, self.check(stream)?, at, (block, 2, 0), count)?)
+    }
+}
+
+impl ReductionKernel {
+    /// Enqueues a copy of `bytes` bytes from one address to another, as [`Self::reduce`]: from host memory to host memory, too,
+    /// which the driver's own copies do on the calling thread.
+    ///
+    /// # Errors
+    /// As [`Self::reduce`].
+    ///
+    /// # Safety
+    /// As [`Self::reduce`].
+    pub unsafe fn copy(
+        &self,
+        stream: &CudaStream,
+        into: u64,
+        from: u64,
+        bytes: usize,
+    ) -> Result<(), CollectiveError> {
+        let count = (bytes / self.element.bytes()) as u64;
+        // Of one rank, the reduction is its block.
+        Ok(launch_on(&self.function, self.check(stream)?, [into, from, from], (bytes as u64, 1, 0), count)?)
+    }
+}
+
 /// The kernel of a plan, and where a GPU has its segment.
 #[derive(Debug)]
 pub(crate) struct Kernel {
-    function: CudaFunction,
-    context: Arc<CudaContext>,
+    kernel: ReductionKernel,
     /// The GPU's address of the segment.
     base: u64,
 }
@@ -100,26 +231,17 @@ impl Kernel {
         segment: &Segment,
         element: Element,
         operation: Operation,
-    ) -> Result<Self, NotifyError> {
+    ) -> Result<Self, CollectiveError> {
         let base = match segment.memory() {
-            SegmentMemory::Host(region) => cuda::pin(context, region.memory())?,
+            SegmentMemory::Host(region) => cuda::pin(context, region.memory()).map_err(NotifyError::from)?,
             SegmentMemory::Gpu(region) => region.memory().address(),
         };
-        Ok(Kernel { function: load(context, element, operation)?, context: context.clone(), base })
+        Ok(Kernel { kernel: ReductionKernel::new(context, element, operation)?, base })
     }
 
     /// Refuses a stream on which it cannot be launched.
     pub(crate) fn check(&self, stream: &CudaStream) -> Result<(), CollectiveError> {
-        match stream.cudarc() {
-            None => Err(CollectiveError::RawStream),
-            Some(stream) if stream.context().cu_ctx() != self.context.cu_ctx() => {
-                Err(CollectiveError::OtherGpu {
-                    stream: stream.context().cu_device(),
-                    kernel: self.context.cu_device(),
-                })
-            }
-            Some(_) => Ok(()),
-        }
+        self.kernel.check(stream).map(drop)
     }
 
     /// Enqueues the reduction of a round. What the caller posts behind it names the segment.
@@ -127,13 +249,13 @@ impl Kernel {
         &self,
         stream: &CudaStream,
         blocks: Blocks,
-        (block, element): (usize, Element),
+        block: usize,
         (ranks, own): (u32, u32),
     ) -> Result<(), CollectiveError> {
-        let stream = stream.cudarc().ok_or(CollectiveError::RawStream)?;
+        let ReductionKernel { function, element, .. } = &self.kernel;
         let at = [blocks.result, blocks.own, blocks.others].map(|at| self.base + at as u64);
         let count = (block / element.bytes()) as u64;
-        Ok(launch_on(&self.function, stream, at, (block as u64, ranks, own), count)?)
+        Ok(launch_on(function, self.kernel.check(stream)?, at, (block as u64, ranks, own), count)?)
     }
 }
 
@@ -182,8 +304,9 @@ fn launch_on(
     let config = LaunchConfig { grid_dim: (grid, 1, 1), block_dim: (THREADS, 1, 1), shared_mem_bytes: 0 };
     let mut launch = stream.launch_builder(function);
     launch.arg(&result).arg(&own).arg(&others).arg(&block).arg(&ranks).arg(&place).arg(&count);
-    // SAFETY: the arguments are those of the kernel. It touches `count` numbers of blocks of the plan, which lie inside of
-    // the segment, aligned to their length. The segment is kept until the stream has passed: the batch behind this names it.
+    // SAFETY: the arguments are those of the kernel. It touches `count` numbers of the blocks. Those of a plan lie inside of
+    // the segment, aligned to their length, which is kept until the stream has passed: the batch behind this names it. For
+    // others, the caller of `ReductionKernel::reduce` promises as much.
     let launched = unsafe { launch.launch(config) };
     launched.map(drop).map_err(|error| CudaError::call("cuLaunchKernel", error.0).into())
 }
@@ -194,14 +317,15 @@ mod tests {
 
     #[test]
     fn the_text_is_complete_for_each_type_and_operation() {
-        for (element, operation) in
-            Element::ALL.into_iter().flat_map(|element| Operation::ALL.map(|operation| (element, operation)))
-        {
+        let all =
+            Element::ALL.into_iter().flat_map(|element| Operation::ALL.map(|operation| (element, operation)));
+        for (element, operation) in all.filter(|(element, operation)| operation.is_defined_for(*element)) {
             let text = text(element, operation);
             let body = text.replace("%p<", "").replace("{\n", "\n");
             assert!(!body.contains('{'), "{element} {operation}: {text}");
         }
         assert!(text(Element::F32, Operation::Sum).contains("add.rn.f32 %v1"));
         assert!(text(Element::U64, Operation::Max).contains("max.u64 %v1"));
+        assert!(text(Element::I8, Operation::Product).contains("mul.lo.s32 %v1"));
     }
 }

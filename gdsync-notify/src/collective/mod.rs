@@ -64,8 +64,9 @@ mod schedule;
 mod schedule_tests;
 mod shape;
 
-pub use element::{Element, Operation};
+pub use element::{Element, Operation, combine};
 pub use error::CollectiveError;
+pub use kernel::ReductionKernel;
 pub use plan::Plan;
 pub use reduce::{CollectiveStream, Reduction};
 pub use shape::Collective;

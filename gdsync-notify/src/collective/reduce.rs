@@ -1,7 +1,7 @@
 //! Reductions: of a block from each rank one is made. The order is that of the ranks, on the CPU and on GPUs, so that sums of
 //! floating-point numbers are the same everywhere, bit for bit.
 
-use crate::collective::element::{Element, Operation};
+use crate::collective::element::{Element, Operation, combine};
 use crate::collective::error::CollectiveError;
 use crate::collective::kernel::{Blocks, Kernel};
 use crate::error::NotifyError;
@@ -14,31 +14,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Bytes that the CPU reduces at a time.
 const PIECE: usize = 32 * 1024;
-
-/// Reduces `other` into `into`; both have whole numbers.
-fn combine(element: Element, operation: Operation, into: &mut [u8], other: &[u8]) {
-    macro_rules! of {
-        ($number:ty, $sum:expr) => {{
-            let act = match operation {
-                Operation::Sum => $sum,
-                Operation::Min => |one: $number, other| one.min(other),
-                Operation::Max => |one: $number, other| one.max(other),
-            };
-            let (numbers, others) = (into.as_chunks_mut().0, other.as_chunks().0);
-            for (number, other) in numbers.iter_mut().zip(others) {
-                *number =
-                    act(<$number>::from_ne_bytes(*number), <$number>::from_ne_bytes(*other)).to_ne_bytes();
-            }
-        }};
-    }
-    match element {
-        Element::F32 => of!(f32, |one: f32, other: f32| one + other),
-        Element::F64 => of!(f64, |one: f64, other: f64| one + other),
-        Element::I32 => of!(i32, |one: i32, other: i32| one.wrapping_add(other)),
-        Element::I64 => of!(i64, |one: i64, other: i64| one.wrapping_add(other)),
-        Element::U64 => of!(u64, |one: u64, other: u64| one.wrapping_add(other)),
-    }
-}
 
 /// The reduction of a plan.
 #[derive(Debug)]
@@ -152,43 +127,8 @@ impl CollectiveStream for CudaStream {
 
     fn reduce(&self, reduction: &Reduction) -> Result<bool, CollectiveError> {
         let kernel = reduction.reducer.kernel.as_ref().ok_or(CollectiveError::NoKernel)?;
-        let Reducer { block, ranks, own, element, .. } = *reduction.reducer;
-        kernel.launch(self, reduction.blocks, (block, element), (ranks, own))?;
+        let Reducer { block, ranks, own, .. } = *reduction.reducer;
+        kernel.launch(self, reduction.blocks, block, (ranks, own))?;
         Ok(true)
     }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    macro_rules! matches_numbers {
-        ($test:ident, $element:ident, $number:ty, $sum:expr) => {
-            proptest! {
-                #[test]
-                fn $test(pairs in prop::collection::vec(any::<($number, $number)>(), 0..20)) {
-                    let bytes = |numbers: Vec<$number>| numbers.iter().flat_map(|one| one.to_ne_bytes()).collect::<Vec<u8>>();
-                    for operation in Operation::ALL {
-                        let of = |&(one, other): &($number, $number)| match operation {
-                            Operation::Sum => $sum(one, other),
-                            Operation::Min => one.min(other),
-                            Operation::Max => one.max(other),
-                        };
-                        let mut found = bytes(pairs.iter().map(|pair| pair.0).collect());
-                        combine(Element::$element, operation, &mut found, &bytes(pairs.iter().map(|pair| pair.1).collect()));
-                        let found: Vec<_> = found.as_chunks().0.iter().map(|one| <$number>::from_ne_bytes(*one)).collect();
-                        prop_assert_eq!(found, pairs.iter().map(of).collect::<Vec<_>>());
-                    }
-                    prop_assert_eq!(Element::$element.bytes(), size_of::<$number>());
-                }
-            }
-        };
-    }
-
-    matches_numbers!(f32_numbers, F32, f32, |one: f32, other: f32| one + other);
-    matches_numbers!(f64_numbers, F64, f64, |one: f64, other: f64| one + other);
-    matches_numbers!(i32_numbers, I32, i32, i32::wrapping_add);
-    matches_numbers!(i64_numbers, I64, i64, i64::wrapping_add);
-    matches_numbers!(u64_numbers, U64, u64, u64::wrapping_add);
 }

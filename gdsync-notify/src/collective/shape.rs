@@ -122,6 +122,9 @@ impl Collective {
             Collective::ReduceScatter { element, .. } if !bytes.is_multiple_of(element.bytes()) => {
                 Err(CollectiveError::Element { bytes, element })
             }
+            Collective::ReduceScatter { element, operation, .. } if !operation.is_defined_for(element) => {
+                Err(CollectiveError::Undefined { operation, element })
+            }
             _ => Ok(()),
         }
     }

@@ -3,7 +3,9 @@
 use crate::death::{be_killed, team};
 use crate::ranks::{LONG, Ranks, config, domain, ended_well, on_threads};
 use gdsync::{SoftStream, Stream};
-use gdsync_notify::collective::{Collective, CollectiveError, Collectives, Element, Operation, Plan};
+use gdsync_notify::collective::{
+    Collective, CollectiveError, Collectives, Element, Operation, Plan, combine,
+};
 use gdsync_notify::{NotifyError, Segment, Team};
 use gdsync_test_support::process::role;
 use std::sync::Arc;
@@ -21,12 +23,17 @@ fn bytes(from: u32, to: u32, round: u64, len: usize) -> Vec<u8> {
 }
 
 /// As [`bytes`], as numbers.
-fn numbers(from: u32, to: u32, round: u64, len: usize, element: Element) -> Vec<u8> {
+pub(crate) fn numbers(from: u32, to: u32, round: u64, len: usize, element: Element) -> Vec<u8> {
     let value = |at: usize| i32::from(byte(from, to, round, at)) - 100;
     let number = |at: usize| match element {
         Element::F32 => (value(at) as f32 / 7.0).to_ne_bytes().to_vec(),
         Element::F64 => (f64::from(value(at)) / 7.0).to_ne_bytes().to_vec(),
+        Element::I8 => (value(at) as i8).to_ne_bytes().to_vec(),
+        Element::U8 => (value(at) as u8).to_ne_bytes().to_vec(),
+        Element::I16 => (value(at) as i16 * 91).to_ne_bytes().to_vec(),
+        Element::U16 => (value(at) as u16).to_ne_bytes().to_vec(),
         Element::I32 => (value(at) << 22).to_ne_bytes().to_vec(),
+        Element::U32 => (value(at) as u32).to_ne_bytes().to_vec(),
         Element::I64 => (i64::from(value(at)) << 55).to_ne_bytes().to_vec(),
         Element::U64 => (value(at) as u64).to_ne_bytes().to_vec(),
         other => panic!("{other}"),
@@ -34,34 +41,13 @@ fn numbers(from: u32, to: u32, round: u64, len: usize, element: Element) -> Vec<
     (0..len / element.bytes()).flat_map(number).collect()
 }
 
-/// Of lists of numbers of equal length, the reduction in their order.
+/// Of lists of numbers of equal length, the reduction in their order. (Unit tests compare `combine` with arithmetic.)
 fn reduced(all: Vec<Vec<u8>>, element: Element, operation: Operation) -> Vec<u8> {
-    macro_rules! of {
-        ($number:ty, $sum:expr) => {{
-            let act = |one: $number, other: $number| match operation {
-                Operation::Sum => $sum(one, other),
-                Operation::Min => one.min(other),
-                Operation::Max => one.max(other),
-                other => panic!("{other}"),
-            };
-            let list = |bytes: Vec<u8>| {
-                bytes.as_chunks().0.iter().map(|one| <$number>::from_ne_bytes(*one)).collect::<Vec<_>>()
-            };
-            let fold = |one: Vec<$number>, other: Vec<$number>| {
-                one.into_iter().zip(other).map(|(one, other)| act(one, other)).collect()
-            };
-            let found = all.into_iter().map(list).reduce(fold).unwrap();
-            found.into_iter().flat_map(|number| number.to_ne_bytes()).collect()
-        }};
-    }
-    match element {
-        Element::F32 => of!(f32, |one: f32, other: f32| one + other),
-        Element::F64 => of!(f64, |one: f64, other: f64| one + other),
-        Element::I32 => of!(i32, i32::wrapping_add),
-        Element::I64 => of!(i64, i64::wrapping_add),
-        Element::U64 => of!(u64, u64::wrapping_add),
-        other => panic!("{other}"),
-    }
+    let fold = |mut one: Vec<u8>, other: Vec<u8>| {
+        combine(element, operation, &mut one, &other);
+        one
+    };
+    all.into_iter().reduce(fold).unwrap()
 }
 
 /// What a rank gives into a round, and what it gets.
@@ -155,10 +141,13 @@ fn leave(team: &Team, queues: u32) {
     team.barrier().unwrap();
 }
 
-/// Reductions of each kind, of these lengths in turn.
+/// Reductions with each operation and with each kind of number, of these lengths in turn.
 pub(crate) fn reductions(blocks: &[usize]) -> Vec<Collective> {
-    let kinds =
-        Element::ALL.into_iter().flat_map(|element| Operation::ALL.map(|operation| (element, operation)));
+    let pairs = Element::ALL
+        .into_iter()
+        .zip(Operation::ALL)
+        .chain(Element::ALL.into_iter().rev().zip(Operation::ALL));
+    let kinds = pairs.filter(|(element, operation)| operation.is_defined_for(*element));
     let of = |((element, operation), block): (_, &usize)| Collective::ReduceScatter {
         block: *block,
         element,
@@ -333,6 +322,9 @@ fn what_cannot_be_is_refused_on_all_ranks() {
             Collective::ReduceScatter { block: 12, element, operation: Operation::Sum },
         );
         assert!(matches!(error, CollectiveError::Element { bytes: 12, element: Element::F64 }), "{error}");
+        let bits = Collective::ReduceScatter { block: 16, element, operation: Operation::BitOr };
+        let error = refused(team, &segment, bits);
+        assert!(error.to_string().starts_with("there is no bit_or of f64: take integers"), "{error}");
         // All that was refused has taken nothing; another on the same segment takes what has an owner.
         let collectives = Collectives::new(&team.queue(0).unwrap(), &segment).unwrap();
         let plan = collectives.plan(gather).unwrap();

@@ -1,10 +1,12 @@
 //! Collectives on CUDA streams, in GPU memory and in host memory. Skipped, with a message, where there is no GPU.
 
-use crate::collectives::{contents, notifications, reductions, total};
+use crate::collectives::{contents, notifications, numbers, reductions, total};
 use crate::ranks::each_on_a_thread;
 use gdsync::cuda::GpuMemory;
 use gdsync::{CudaStream, Stream};
-use gdsync_notify::collective::{Collective, CollectiveError, Collectives, Plan};
+use gdsync_notify::collective::{
+    Collective, CollectiveError, Collectives, Element, Operation, Plan, ReductionKernel, combine,
+};
 use gdsync_notify::{NotifyError, Segment, SegmentMemory, Team, TeamConfig};
 use gdsync_test_support::gpu::{Rig, is_sanitized, synchronize};
 use gdsync_test_support::pair::LONG;
@@ -208,4 +210,37 @@ fn a_reduction_needs_its_gpu() {
         (plan.round(), matches!(error, CollectiveError::NoKernel), error.to_string())
     });
     assert!(found[0].0 == 0 && found[0].1, "{found:?}");
+}
+
+#[test]
+fn a_kernel_reduces_as_the_cpu_does() {
+    let Some(rig) = Rig::new("a_kernel_reduces_as_the_cpu_does") else { return };
+    const BYTES: usize = 4000;
+    let memory = || GpuMemory::allocate(&rig.context, BYTES + 8).unwrap();
+    let (into, other, copied, stream) = (memory(), memory(), memory(), rig.stream());
+    let all =
+        Element::ALL.into_iter().flat_map(|element| Operation::ALL.map(|operation| (element, operation)));
+    for (element, operation) in all.filter(|(element, operation)| operation.is_defined_for(*element)) {
+        let (one, two) = (numbers(1, 2, 3, BYTES, element), numbers(4, 5, 6, BYTES, element));
+        let (mut expected, mut found) = (one.clone(), vec![0; BYTES + 8]);
+        combine(element, operation, &mut expected, &two);
+        let end = [0xee; 8];
+        into.write(0, &[&one[..], &end].concat()).unwrap();
+        other.write(0, &[&two[..], &end].concat()).unwrap();
+        let kernel = ReductionKernel::new(&rig.context, element, operation).unwrap();
+        // SAFETY: memory of so many bytes, which stays until the stream is idle, below.
+        unsafe {
+            kernel.reduce(&stream, into.address(), other.address(), BYTES).unwrap();
+            kernel.copy(&stream, copied.address(), into.address(), BYTES).unwrap();
+        }
+        stream.synchronize().unwrap();
+        for memory in [&into, &copied] {
+            memory.read(0, &mut found).unwrap();
+            assert!(found[..BYTES] == expected, "{operation} of {element}");
+        }
+        into.read(BYTES, &mut found[..8]).unwrap();
+        assert_eq!(found[..8], end, "behind the last number");
+    }
+    let undefined = ReductionKernel::new(&rig.context, Element::F64, Operation::LogicalOr).unwrap_err();
+    assert!(matches!(undefined, CollectiveError::Undefined { .. }), "{undefined}");
 }

@@ -419,3 +419,17 @@ fn any_value_wakes_a_stream() {
         queue.flush(LONG).unwrap();
     }
 }
+
+#[test]
+fn a_closed_team_has_ended_unless_others_use_it() {
+    let mut ranks = in_one_hand(2, &config(), 8, 1);
+    for (team, segment) in ranks.drain(..) {
+        let queue = team.queue(0).unwrap();
+        assert!(!team.close(Duration::ZERO), "a queue holds the connections");
+        drop((queue, segment));
+    }
+    for (team, segment) in in_one_hand(2, &config(), 8, 1) {
+        drop(segment);
+        assert!(team.close(LONG));
+    }
+}
