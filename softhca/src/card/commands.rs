@@ -362,6 +362,7 @@ impl Card {
                 return Ok(());
             }
             engine.send_the_last(qpn);
+            engine.flush_delayed_packets_of(qpn, Instant::now());
             let endpoint = engine.remove_qp(qpn).ok_or(missing(QP, qpn))?.endpoint;
             relations::part(engine, &endpoint.config);
             multicast::leave_all(engine, qpn);

@@ -109,6 +109,11 @@ impl DelayedPackets {
         self.flows.values_mut().flatten().for_each(|packet| packet.due = packet.due.min(now));
     }
 
+    /// Makes the packets of a flow due, as its queue pair is about to go.
+    pub(crate) fn expire_flow(&mut self, flow: Flow, now: Instant) {
+        self.flows.get_mut(&flow).into_iter().flatten().for_each(|packet| packet.due = packet.due.min(now));
+    }
+
     /// Drops the packets of a queue pair that is reset: they must not reach its new connection.
     pub(crate) fn forget(&mut self, qpn: u32) {
         self.flows.retain(|(_, of), _| *of != qpn);

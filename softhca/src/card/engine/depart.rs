@@ -199,6 +199,15 @@ impl Engine {
         true
     }
 
+    /// Sends the delayed packets of a queue pair that is about to go: for programs, they have left already. The
+    /// acknowledgement of a receive that has completed may be among them, and a process that ends soon after would
+    /// take it along.
+    pub(crate) fn flush_delayed_packets_of(&mut self, qpn: u32, now: Instant) {
+        let flow = (Direction::Out, qpn);
+        self.delayed.expire_flow(flow, now);
+        while self.release(flow, now) {}
+    }
+
     /// Sends all delayed packets before the card ends: for programs, they have left already.
     pub(crate) fn flush_delayed_packets(&mut self, now: Instant) {
         self.delayed.expire(now);

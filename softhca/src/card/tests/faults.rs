@@ -388,3 +388,18 @@ fn packets_of_a_former_life_are_forgotten() {
     run(&pair.card);
     assert_eq!(&pair.target.bytes()[..3], b"end", "delayed packets are released when faults end");
 }
+
+/// A delayed packet holds up the acknowledgement behind it, for which the program does not wait.
+#[test]
+fn what_a_queue_pair_owes_leaves_before_its_end() {
+    let mut pair = quick(64);
+    pair.card.set_faults(Some(&plan("delay=60s kind=write nth=1")));
+    pair.right.post(Opcode::RdmaWrite, &[pair.target.remote(0).as_bytes(), &inline(b"late")]);
+    run(&pair.card);
+    pair.left.post(Opcode::RdmaWrite, &[pair.target.remote(8).as_bytes(), &inline(b"data")]);
+    run(&pair.card);
+    assert!(pair.left.cq.poll().is_none(), "the acknowledgement waits behind the write");
+    pair.card.destroy_qp(pair.right.qpn).unwrap();
+    run(&pair.card);
+    assert_eq!(success(pair.left.cq.poll()).1, 0);
+}
