@@ -97,6 +97,8 @@ pub(crate) enum Command {
     Explain(ExplainOptions),
     /// Run a command on the software card, through the machine's own libibverbs and libmlx5
     Soft(SoftOptions),
+    /// Run a command and write the timeline of all its processes, which https://ui.perfetto.dev opens
+    Trace(TraceOptions),
     /// Print the completions of a shell; `scripts/install.sh` installs them
     Completions(CompletionsOptions),
     /// Print a manual page; `scripts/install.sh` installs them
@@ -172,6 +174,19 @@ pub(crate) struct SoftOptions {
     pub(crate) log: bool,
     /// The command and its arguments
     #[arg(last = true, required = true, value_name = "COMMAND")]
+    pub(crate) command: Vec<OsString>,
+}
+
+#[derive(Clone, Debug, Args)]
+pub(crate) struct TraceOptions {
+    /// The trace: a file for https://ui.perfetto.dev or chrome://tracing
+    #[arg(short, long, value_name = "FILE", default_value = "gdsync-trace.json")]
+    pub(crate) output: PathBuf,
+    /// Run nothing: merge parts that processes with GDSYNC_TRACE=FOLDER/ have written; files, or such folders
+    #[arg(long, value_name = "PATH", num_args = 1.., conflicts_with = "command")]
+    pub(crate) merge: Vec<PathBuf>,
+    /// The command and its arguments
+    #[arg(last = true, required_unless_present = "merge", value_name = "COMMAND")]
     pub(crate) command: Vec<OsString>,
 }
 

@@ -20,7 +20,7 @@ pub(crate) enum Process {
     SoakWorker,
     /// The other process of `bench exchange`
     ExchangePeer,
-    /// Removes the folder of a `gdsync soft` that was killed
+    /// Removes the private folder of a run that was killed
     SoftWatch {
         /// The folder
         folder: PathBuf,

@@ -50,10 +50,20 @@ impl Destination {
     /// # Errors
     /// The system's.
     pub(crate) fn write(&self, text: &str) -> Result<(), Failure> {
-        let written = File::create(&self.beside)
-            .and_then(|mut file| file.write_all(text.as_bytes()).and_then(|()| file.sync_all()))
-            .and_then(|()| fs::rename(&self.beside, &self.path));
-        written.map_err(|error| {
+        self.fill(|path| Ok(File::create(path).and_then(|mut file| file.write_all(text.as_bytes()))?))
+    }
+
+    /// As [`Self::write`], where `fill` writes the file at the path that it gets.
+    ///
+    /// # Errors
+    /// The system's, and those of `fill`.
+    pub(crate) fn fill<T>(&self, fill: impl FnOnce(&Path) -> Result<T, Failure>) -> Result<T, Failure> {
+        let filled = fill(&self.beside).and_then(|answer| {
+            File::open(&self.beside)?.sync_all()?;
+            fs::rename(&self.beside, &self.path)?;
+            Ok(answer)
+        });
+        filled.map_err(|error| {
             // Where it cannot be removed either, the first error is the one to report.
             let _ = fs::remove_file(&self.beside);
             format!("{} cannot be written: {error}", self.path.display()).into()

@@ -12,6 +12,7 @@ mod doctor;
 mod explain;
 mod failure;
 mod fault_plan;
+mod folder;
 mod gpus;
 mod hca;
 mod interrupt;
@@ -23,10 +24,13 @@ mod pingpong;
 mod placement;
 mod plot;
 mod progress;
+mod signals;
 mod size;
 mod soak;
 mod soft;
 mod text;
+mod trace;
+mod wrapped;
 
 use cli::{Cli, Command, Invocation, Process};
 use failure::{AlreadySaid, Failure};
@@ -90,6 +94,7 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
         Command::Explain(options) => explain::run(&options),
         Command::Soak(options) => soak::run(&options).map(done),
         Command::Soft(options) => soft::run(&options),
+        Command::Trace(options) => trace::run(&options),
         Command::Completions(options) => manual::completions(&options).map(done),
         Command::Man(options) => manual::man(&options),
     }
@@ -102,7 +107,7 @@ fn run_process(process: Process) -> Result<(), Failure> {
         Process::BenchScale(options) => bench::scale::run_one(&options),
         Process::ExchangePeer => bench::run_exchange_peer(),
         Process::SoakWorker => soak::run_worker(),
-        Process::SoftWatch { folder } => soft::watch(&folder),
+        Process::SoftWatch { folder } => folder::watch(&folder),
     }
 }
 

@@ -45,20 +45,25 @@ const EXIT_STATUS: [Entry; 7] = [
         "130",
         "It was interrupted (SIGINT): what was measured until then has been printed. A second SIGINT ends the process at once.",
     ),
-    entry(&["soft"], "126", "COMMAND cannot be run."),
-    entry(&["soft"], "127", "COMMAND was not found."),
+    entry(&["soft", "trace"], "126", "COMMAND cannot be run."),
+    entry(&["soft", "trace"], "127", "COMMAND was not found."),
     entry(
-        &["soft"],
+        &["soft", "trace"],
         "others",
-        "`soft` ends with the exit status of COMMAND, or with 128 and the number of the signal that ended it.",
+        "`soft` and `trace` end with the exit status of COMMAND, or with 128 and the number of the signal that ended it.",
     ),
 ];
 
-const ENVIRONMENT: [Entry; 15] = [
+const ENVIRONMENT: [Entry; 16] = [
     entry(
         &[],
         "GDSYNC_LOG",
         "What is logged to standard error: a level (error, warn, info, debug, trace), or `target=level` with `,` between. Without it, `warn`.",
+    ),
+    entry(
+        &[],
+        "GDSYNC_TRACE",
+        "A file for the timeline of the process, `%p` in its name being the number of the process; or a folder with `/` behind it, for parts that `gdsync trace --merge` makes one trace of (docs/trace.md).",
     ),
     entry(&[], "NO_COLOR", "Nothing is colored. Without it, terminals are."),
     entry(&[], "CLICOLOR_FORCE", "Everything is colored, also in a pipe."),
@@ -112,7 +117,7 @@ const ENVIRONMENT: [Entry; 15] = [
     ),
 ];
 
-const EXAMPLES: [Entry; 24] = [
+const EXAMPLES: [Entry; 26] = [
     entry(&["doctor"], "gdsync doctor", "What of this machine works, and what to do about the rest."),
     entry(&["doctor"], "gdsync doctor --fix", "The commands that would mend what is found; nothing is run."),
     entry(&["devices"], "gdsync devices", "The cards, and the GID that connections use."),
@@ -180,6 +185,16 @@ const EXAMPLES: [Entry; 24] = [
         &["soft"],
         "gdsync soft --devices ib,roce --faults 'seed=7; drop p=0.01' -- ib_write_bw",
         "Two cards, which lose one packet of a hundred.",
+    ),
+    entry(
+        &["trace"],
+        "gdsync trace -- gdsync pingpong --iters 100",
+        "The timeline of both processes, in gdsync-trace.json.",
+    ),
+    entry(
+        &["trace"],
+        "gdsync trace -o ring.json --merge parts/",
+        "One trace of the parts that ranks have written with GDSYNC_TRACE=parts/.",
     ),
     entry(&["sanity"], "gdsync sanity --stand-in", "The checks on ordinary memory, without a GPU."),
     entry(&["copybw", "copylat"], "gdsync copybw --gpu 0 --max-size 1MiB", "Copies of up to 1 MiB."),

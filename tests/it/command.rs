@@ -13,9 +13,15 @@ pub(crate) fn gdsync(arguments: &[&str]) -> Command {
     if arguments.first() == Some(&"pingpong") && !arguments.contains(&"--hca") && on_system() {
         command.args(["--hca", "mlx5_0"]);
     }
-    for name in
-        ["GDSYNC_LOG", "SOFTHCA_DEVICES", "SOFTHCA_FAULTS", "SOFTHCA_LISTEN", "SOFTHCA_LOG", "SOFTHCA_WAITS"]
-    {
+    for name in [
+        "GDSYNC_LOG",
+        "GDSYNC_TRACE",
+        "SOFTHCA_DEVICES",
+        "SOFTHCA_FAULTS",
+        "SOFTHCA_LISTEN",
+        "SOFTHCA_LOG",
+        "SOFTHCA_WAITS",
+    ] {
         command.env_remove(name);
     }
     command

@@ -20,4 +20,5 @@ mod mistakes;
 mod pictures;
 mod processes;
 mod settings;
+mod traces;
 mod uverbs;

@@ -4,7 +4,7 @@ use crate::command::{gdsync, run, text};
 use gdsync_test_support::on_system;
 
 /// A command line, and how the error about it begins, which clap continues with the usage.
-const WRONG_USAGE: [(&[&str], &str); 39] = [
+const WRONG_USAGE: [(&[&str], &str); 41] = [
     (
         &["pingpong", "--size", "-1"],
         "invalid value '-1' for '--size <BYTES>': `-1` is not a size: give bytes, or a number with K, KiB,",
@@ -103,6 +103,11 @@ const WRONG_USAGE: [(&[&str], &str); 39] = [
     ),
     (&["explain", "--collect-from", "0"], "invalid value '0' for '--collect-from <N>': 0 is not in 1.."),
     (&["soft"], "the following required arguments were not provided:\n  <COMMAND>..."),
+    (&["trace"], "the following required arguments were not provided:\n  <COMMAND>..."),
+    (
+        &["trace", "--merge", "x", "--", "true"],
+        "the argument '--merge <PATH>...' cannot be used with '[COMMAND]...'",
+    ),
     (
         &["soft", "--devices", "9", "--", "true"],
         "invalid value '9' for '--devices <LIST>': 9 is neither a number from 1 to 8",
@@ -138,7 +143,7 @@ fn wrong_usage_is_said_with_what_would_be_right() {
 #[test]
 fn a_page_that_is_not_there_is_said_with_those_that_are() {
     let output = run(&["man", "flood"]);
-    let expected = "gdsync: flood is no command: there are pingpong, devices, doctor, bench, soak, copybw, copylat, sanity, explain, soft, completions, man\n";
+    let expected = "gdsync: flood is no command: there are pingpong, devices, doctor, bench, soak, copybw, copylat, sanity, explain, soft, trace, completions, man\n";
     assert_eq!((output.status.code(), text(&output.stderr).as_str()), (Some(2), expected));
     let output = run(&["man", "--all", "/nowhere/at/all"]);
     let expected =

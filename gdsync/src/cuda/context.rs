@@ -251,7 +251,7 @@ impl GpuContext {
 
     /// Makes the context current for the calling thread.
     pub(crate) fn enter(&self) -> Result<Entered, CudaError> {
-        Ok(self.raw.enter()?)
+        self.named(self.raw.enter().map_err(CudaError::from))
     }
 
     /// While operations are submitted to a stream.

@@ -1,7 +1,7 @@
 //! Completion queues.
 
 use crate::qp::channel::{ArmFor, Told, deadline};
-use crate::qp::{CompletionChannel, PreparedWait, QueuePairInner};
+use crate::qp::{CompletionChannel, PreparedWait, QueuePairInner, trace};
 use crate::queue::completion::CompletionState;
 use crate::queue::{Completion, PollError, QueueError, Ring, StateError};
 use crate::verbs::device::DeviceInner;
@@ -108,7 +108,7 @@ impl CompletionQueue {
     /// # Errors
     /// As [`Self::poll`].
     pub fn poll_unawaited(&self) -> Result<Option<Completion>, PollError> {
-        self.inner.take(Take::Unawaited).transpose()
+        trace::polled(self.inner.take(Take::Unawaited))
     }
 
     /// Prepares a wait for the next completion that no other wait is for.
@@ -343,7 +343,7 @@ impl CompletionQueueInner {
     }
 
     pub(crate) fn poll(&self) -> Result<Option<Completion>, PollError> {
-        self.take(Take::Next).transpose()
+        trace::polled(self.take(Take::Next))
     }
 
     /// Reads what has completed, for persistent requests that have claimed it. Other completions

@@ -4,6 +4,7 @@ use super::create::{self, QpObject};
 use super::ready::Ready;
 use super::role::Role;
 use super::shared_receives::Sharing;
+use super::trace;
 use super::trigger::{Trigger, TriggerInner};
 use super::{
     CompletionQueue, CompletionQueueInner, QpState, QueuePair, QueuePairConfig, QueuePairInner,
@@ -191,6 +192,7 @@ impl Parts {
             (Some(_), _) => Handover::Waits,
         };
         let send = SendState::new(sq, number, register).handed_over(handover);
+        trace::made(&device.name, &gid, number, register.get());
         let page = register.get() & !(UAR_PAGE as u64 - 1);
         // The page stays as long as the domain, which the span holds until no device has the page
         // mapped.

@@ -63,6 +63,7 @@ mod target;
 pub(crate) mod testing;
 #[cfg(feature = "tokio")]
 mod tokio;
+mod trace;
 pub(crate) mod trigger;
 pub(crate) mod wait;
 
@@ -100,6 +101,7 @@ use crate::queue::send::{CardWait, SendState};
 use crate::queue::{FailureCause, QueueError, StateError, WorkRequest};
 use crate::verbs::{ConnectOptions, Endpoint, Error, GidEntry, ProtectionDomain, Slice, Transport};
 use gdsync_sys::prm::wqe::DataSeg;
+use gdsync_trace::{Kind, event};
 use parking_lot::{Mutex, MutexGuard};
 use spin::mutex::{SpinMutex, SpinMutexGuard};
 use spin::relax::Yield;
@@ -414,6 +416,7 @@ impl QueuePairInner {
         recv.check_room()?;
         completions.reserve(true)?;
         recv.post(&segments, wr_id, regions);
+        event(Kind::PostedReceive, || [self.number.into(), wr_id, 0]);
         Ok(())
     }
 

@@ -2,7 +2,7 @@
 
 use crate::memory::timeline::{Timeline, TimelinePoint};
 use crate::qp::trigger::TriggerInner;
-use crate::qp::{PreparedReceives, QueuePairInner};
+use crate::qp::{PreparedReceives, QueuePairInner, trace};
 use crate::queue::completion::CompletionState;
 use crate::queue::send::{Before, Replaced, SendState};
 use crate::queue::{Claim, OrderError, QueueError, Release, StateError, WorkRequest};
@@ -214,6 +214,7 @@ impl QueuePairInner {
             let _ = claim.entry.set(completions.newest_booked());
             send.claims.add(serial, claim);
         }
+        trace::prepared(&release);
         Ok((serial, release))
     }
 

@@ -7,6 +7,7 @@ use crate::qp::collector::Entry;
 use crate::qp::{CompletionQueueInner, QueuePairInner};
 use crate::queue::completion::CompletionState;
 use crate::queue::{Claim, PeerOp, QueueError};
+use gdsync_trace::{Kind, event};
 use std::fmt;
 use std::sync::Arc;
 
@@ -79,14 +80,9 @@ impl PreparedWait {
             // Released before the queue pairs may be dropped: the drop of the last handle takes
             // this lock.
             drop(state);
-            return Ok(PreparedWait {
-                index: prepared?,
-                cq,
-                point: None,
-                queue_pairs,
-                checked: None,
-                arrival: None,
-            });
+            let index = prepared?;
+            event(Kind::PreparedWait, || [cq.number().into(), index.into(), 0]);
+            return Ok(PreparedWait { index, cq, point: None, queue_pairs, checked: None, arrival: None });
         }
     }
 

@@ -9,6 +9,7 @@ use crate::memory::HostAddr;
 use gdsync_sys::barrier;
 use gdsync_sys::shared::{SharedU32, SharedU64};
 use gdsync_sys::wake;
+use gdsync_trace::{Kind, event};
 use std::sync::atomic::Ordering;
 
 /// One step of the card's protocol. Steps are performed in order; a store becomes visible to the
@@ -105,6 +106,7 @@ impl Doorbell {
     /// Record and register are valid and aligned to 4 and 8 bytes. The caller holds the lock of
     /// their queue.
     pub(crate) unsafe fn ring(self) {
+        event(Kind::Rung, || [self.register.get(), self.value, 0]);
         // The queue may lie in write-combined memory: each store waits until the ones before it
         // have left the CPU.
         barrier::drain();
@@ -127,6 +129,7 @@ impl Doorbell {
 /// The register is valid, and aligned to 8 bytes.
 #[inline]
 pub(crate) unsafe fn ring(queue: &Ring, record: u32, register: HostAddr, value: u64) {
+    event(Kind::Rung, || [register.get(), value, 0]);
     barrier::to_device();
     queue.publish(record);
     barrier::to_device();

@@ -1,6 +1,6 @@
 //! The caller's thread as a stream: libgdsync's `gds_post_descriptors`.
 
-use super::execute;
+use super::{execute, trace};
 use crate::memop::{MemOp, MemOpCaps, MemOpStream, MemoryKind, Staged, StreamError};
 use crate::memory::{HostAddr, StreamAddr};
 use gdsync_sys::pause::Pause;
@@ -34,6 +34,7 @@ impl Cpu {
     }
 
     fn wait(&self, op: &MemOp) -> Result<(), StreamError> {
+        let _waiting = trace::waiting(op);
         let mut pause = Pause::new();
         // SAFETY: the caller of `submit` vouches for the addresses.
         while !unsafe { execute::try_perform(op, false) || execute::pause(op, &mut pause, None) } {
@@ -66,6 +67,7 @@ unsafe impl MemOpStream for Cpu {
         if let Some(error) = &*self.failure() {
             return Err(error.clone());
         }
+        let _posting = trace::posting(0, ops);
         // SAFETY: the caller's.
         let first_open = ops.iter().position(|op| !unsafe { execute::try_perform(op, false) });
         let Some(first_open) = first_open else { return Ok(()) };

@@ -2,6 +2,7 @@
 
 use crate::memop::MemOp;
 use crate::memory::StreamAddr;
+use crate::stream::trace;
 use gdsync_sys::barrier;
 use gdsync_sys::pause::Pause;
 use gdsync_sys::shared::{self, SharedU32, SharedU64};
@@ -19,12 +20,14 @@ pub(super) unsafe fn try_perform(op: &MemOp, lends_itself: bool) -> bool {
         // As on a GPU, earlier writes become visible first, also those to GPU memory that is mapped
         // for the CPU.
         MemOp::Write32 { addr, value } => {
+            let _storing = trace::storing(op);
             barrier::drain();
             // SAFETY: the caller's.
             unsafe { word32(&addr) }.store(value, Ordering::Release);
             true
         }
         MemOp::Write64 { addr, value } => {
+            let _storing = trace::storing(op);
             barrier::drain();
             // SAFETY: the caller's.
             unsafe { word64(&addr) }.store(value, Ordering::Release);

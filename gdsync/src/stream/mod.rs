@@ -26,6 +26,7 @@ mod proxy;
 mod retire;
 mod soft;
 mod status;
+mod trace;
 mod translations;
 mod watchdog;
 

@@ -1,12 +1,13 @@
 //! A stream in software: a worker thread performs memory operations and host closures in order.
 
-use super::execute;
+use super::{execute, trace};
 use crate::memop::{MemOp, MemOpCaps, MemOpStream, MemoryKind, Staged, StreamError};
 use crate::memory::{HostAddr, StreamAddr};
 use crate::util::contain::{drop_contained, log};
 use gdsync_sys::contain::contain;
 use gdsync_sys::pause::{Pause, use_fine_timers};
 use gdsync_sys::wake::Helper;
+use gdsync_trace::Kind;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::VecDeque;
 use std::fmt;
@@ -41,6 +42,8 @@ pub struct SoftStream {
 /// Condition variables of parking_lot make a system call only if a thread waits. While work keeps
 /// coming, the worker does not.
 struct Shared {
+    /// Its number among those of the process.
+    number: u64,
     state: Mutex<State>,
     /// Signalled when there is new work, and when the stream closes.
     work: Condvar,
@@ -71,7 +74,8 @@ impl SoftStream {
     /// # Errors
     /// [`StreamError::NoThread`].
     pub fn new() -> Result<Self, StreamError> {
-        let shared = Arc::new(Shared { state: Mutex::default(), work: Condvar::new(), idle: Condvar::new() });
+        let (work, idle) = (Condvar::new(), Condvar::new());
+        let shared = Arc::new(Shared { number: trace::next_stream(), state: Mutex::default(), work, idle });
         let worker = shared.clone();
         std::thread::Builder::new()
             .name("gdsync-stream".to_owned())
@@ -138,6 +142,7 @@ unsafe impl MemOpStream for SoftStream {
     }
 
     unsafe fn submit(&self, ops: &[MemOp]) -> Result<(), StreamError> {
+        let _posting = trace::posting(self.shared.number, ops);
         self.shared.push(Item::Ops(ops.to_vec()))
     }
 
@@ -191,6 +196,7 @@ impl Shared {
     /// Performs all items, or fails the stream.
     fn run_to_the_end(&self) {
         use_fine_timers();
+        gdsync_trace::name_thread(|| format!("stream {}", self.number));
         if let Err(reason) = contain(|| self.run()).and_then(|ended| ended) {
             self.fail(&reason);
             log(|| tracing::error!(reason, "a software stream failed"));
@@ -244,6 +250,7 @@ fn perform(item: Item) -> Result<(), String> {
     match item {
         Item::Ops(ops) => {
             for op in &ops {
+                let _waiting = trace::waiting(op);
                 let (mut pause, mut helper) = (Pause::new(), Helper::default());
                 // SAFETY: the caller of `submit` vouched that the addresses are aligned, and valid
                 // until the operation has been performed. Stream addresses of this backend are host
@@ -256,7 +263,10 @@ fn perform(item: Item) -> Result<(), String> {
         // SAFETY: the caller of `write_bytes` vouched that the addresses are valid until the bytes
         // have been written.
         Item::Bytes(to, bytes) => unsafe { execute::write_bytes(to, &bytes) },
-        Item::Kernel(kernel) => contain(kernel).map_err(|message| format!("a kernel panicked: {message}"))?,
+        Item::Kernel(kernel) => {
+            let _kernel = gdsync_trace::span(Kind::Kernel, || [0; 3]);
+            contain(kernel).map_err(|message| format!("a kernel panicked: {message}"))?;
+        }
         Item::Record(event) => event.complete(),
         Item::Await(event) => event.synchronize(),
     }

@@ -20,6 +20,7 @@ use super::queue::cq::{Cq, Fires, Progress};
 use super::queue::receive::{Home, Receive, Slot};
 use super::queue::shared::{Broken, Srq, Taken};
 use super::queue::wqe::each_piece;
+use super::trace;
 use super::waits::WaitRules;
 use crate::fabric::Part;
 use crate::faults::{Direction, Faults};
@@ -336,6 +337,7 @@ impl Context<'_> {
     /// Writes a completion entry. False if the queue has overrun.
     pub(crate) fn write_completion(&mut self, cqn: u32, entry: Entry) -> bool {
         let Some(cq) = self.cqs.get_mut(&cqn) else { return false };
+        trace::completed(self.port, cqn, &entry.cqe);
         let (cqe, now) = (entry.cqe, self.clock.read());
         match cq.complete(entry.map(|cqe| cqe.with_timestamp(now)), self.now) {
             Ok(Fires(fires)) => {

@@ -39,6 +39,7 @@ mod regions;
 mod relations;
 mod shared_queues;
 mod told;
+mod trace;
 mod transport;
 mod waits;
 mod xrc;

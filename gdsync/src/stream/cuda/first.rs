@@ -4,7 +4,8 @@
 //! copies, and for its allocator. So the first stream of a context has all of them made, on gdsync's
 //! own stream and with memory of gdsync's own, and nothing waits for that.
 
-use super::{mem_ops, with_params};
+use super::mem_ops;
+use super::params::with_params;
 use crate::cuda::{CudaError, GpuContext, GpuMemory, check};
 use crate::memop::{Condition, MemOp};
 use crate::memory::StreamAddr;

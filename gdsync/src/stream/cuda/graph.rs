@@ -15,7 +15,8 @@
 
 pub use super::record::{Capture, GraphBuilder};
 
-use super::{CudaStream, with_params};
+use super::CudaStream;
+use super::params::with_params;
 use crate::batch::{Batch, BatchShape, Chunk, Descriptor, Fate, LastPoint, Points};
 use crate::cuda::{CudaError, Gpu, GpuContext, check};
 use crate::memop::{MemOp, StreamError};

@@ -1,7 +1,8 @@
 //! Building graphs: recorded from a stream, or node by node.
 
+use super::CudaStream;
 use super::graph::{BatchNode, CudaGraph, GraphError, Node, RawGraph, destroy, node_params};
-use super::{CudaStream, with_params};
+use super::params::with_params;
 use crate::batch::{BatchShape, Driver, Fate, Lowering, Words};
 use crate::cuda::{CudaError, check};
 use crate::memop::{MemOp, MemOpStream, StreamError, Word32};

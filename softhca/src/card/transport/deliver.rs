@@ -5,6 +5,7 @@ use crate::card::config::{QpState, Transport};
 use crate::card::context::Context;
 use crate::card::event::Event;
 use crate::card::port::Port;
+use crate::card::trace;
 use crate::fabric::{Node, Part};
 use crate::packet::{GLOBAL, Header, MULTICAST_QPN, Packet, PacketKind};
 use std::collections::HashMap;
@@ -57,6 +58,7 @@ fn deliver_to(
         tracing::debug!(source, qpn, ?kind, "a packet for a queue pair that does not listen to its sender");
         return None;
     }
+    let _arriving = trace::arriving(context.port, qpn, packet);
     qp.deliver(packet, context);
     Some(qpn)
 }

@@ -9,6 +9,7 @@ use super::transition;
 use crate::card::config::{LIMITS, QpAttributes, QpChange, QpConfig, QpState, Transport};
 use crate::card::context::{Context, Enable, PEER_MEMORY};
 use crate::card::event::Event;
+use crate::card::trace;
 use crate::fabric::Node;
 use crate::packet::{Header, NakCode, Packet, PacketKind};
 use crate::peer_memory::PeerFailure;
@@ -23,6 +24,8 @@ pub(crate) struct Outgoing {
     pub(crate) header: Header,
     pub(crate) is_response: bool,
     pub(crate) to: Node,
+    /// When it was made, for the timeline.
+    pub(crate) made_at: u64,
 }
 
 /// A queue pair.
@@ -225,19 +228,21 @@ impl Qp {
 
     /// The next packet to send. Its payload is in `context.payload`.
     pub(crate) fn next_packet(&mut self, context: &mut Context<'_>) -> Option<Outgoing> {
-        let (qpn, port) = (self.endpoint.qpn, context.port);
+        let (qpn, port, made_at) = (self.endpoint.qpn, context.port, gdsync_trace::now());
         if self.endpoint.config.transport == Transport::DcTarget {
             let header = self.initiators.next_response(&mut self.endpoint, context)?;
-            return Some(Outgoing { qpn, header, is_response: true, to: self.endpoint.node(port) });
+            let to = self.endpoint.node(port);
+            return Some(Outgoing { qpn, header, is_response: true, to, made_at });
         }
         let step = &mut Step { endpoint: &mut self.endpoint, context };
         if let Some(header) = self.responder.next_response(step) {
-            return Some(Outgoing { qpn, header, is_response: true, to: step.endpoint.node(port) });
+            let to = step.endpoint.node(port);
+            return Some(Outgoing { qpn, header, is_response: true, to, made_at });
         }
         let header = self.requester.next_request(step);
         let made = header.map(|header| {
             let to = self.requester.node(step.endpoint, port);
-            Outgoing { qpn, header, is_response: false, to }
+            Outgoing { qpn, header, is_response: false, to, made_at }
         });
         self.flush_if_failed(context);
         made
@@ -252,6 +257,7 @@ impl Qp {
         if packet.is_response {
             self.responder.response_sent(&packet.header, step);
         } else {
+            trace::sent(packet.made_at, step.context.port, &packet.header, packet.to, self.requester.place());
             self.requester.request_sent(step);
         }
     }

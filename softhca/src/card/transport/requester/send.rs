@@ -205,6 +205,11 @@ impl Requester {
         Some(header)
     }
 
+    /// The index of the request that is being sent, and its opcode.
+    pub(crate) fn place(&self) -> (u32, u8) {
+        self.requests.get(self.cursor).map_or((0, 0), |request| (request.first, request.opcode_byte))
+    }
+
     /// The packet that [`Self::next_request`] made has left.
     pub(crate) fn request_sent(&mut self, step: &mut Step<'_, '_>) {
         let Some(request) = self.requests.get_mut(self.cursor) else { return };

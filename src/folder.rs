@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 /// How the folders' names begin: the watcher removes nothing else.
-const PREFIX: &str = "gdsync-soft-";
+const PREFIX: &str = "gdsync-run-";
 
 /// A folder for this user alone. A process that watches removes it if this one is killed.
 #[derive(Debug)]
@@ -72,7 +72,7 @@ fn make(parent: &Path) -> Result<PathBuf, Failure> {
 pub(crate) fn watch(folder: &Path) -> Result<(), Failure> {
     let name = folder.file_name().unwrap_or_default().to_string_lossy();
     if !name.starts_with(PREFIX) {
-        return Err(format!("{} is no folder of gdsync soft", folder.display()).into());
+        return Err(format!("{} is no folder of a run of gdsync", folder.display()).into());
     }
     let mut stdin = io::stdin().lock();
     let mut byte = [0];
@@ -104,7 +104,7 @@ mod tests {
         for folder in [one, two] {
             fs::remove_dir(folder).unwrap();
         }
-        assert!(make(Path::new("/nowhere")).unwrap_err().to_string().contains("/nowhere/gdsync-soft-"));
+        assert!(make(Path::new("/nowhere")).unwrap_err().to_string().contains("/nowhere/gdsync-run-"));
     }
 
     #[test]

@@ -1,0 +1,39 @@
+//! What an event costs: while no trace is asked for, and while one is written. `cargo bench -p gdsync-trace`.
+
+use gdsync_trace::{Kind, TRACE_VARIABLE, enabled, event, span};
+use std::error::Error;
+use std::io::Write;
+use std::process::Command;
+use std::time::Instant;
+
+/// Events that are timed together: a thread's buffer, so that the way of one to the file is among them.
+const EVENTS: u64 = 4096;
+/// How often. All together are fewer than a part takes.
+const TIMES: usize = 200;
+
+/// Nanoseconds of a call, with all that it causes: the median.
+fn time(call: impl Fn(u64)) -> f64 {
+    let mut times = [0.0; TIMES];
+    for time in &mut times {
+        let start = Instant::now();
+        (0..EVENTS).for_each(&call);
+        *time = start.elapsed().as_nanos() as f64 / EVENTS as f64;
+    }
+    times.sort_by(f64::total_cmp);
+    times[TIMES / 2]
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let moment = time(|number| event(Kind::Polled, || [0x41, number, 0]));
+    let lasting = time(|number| drop(span(Kind::Polled, || [0x41, number, 0])));
+    let name = if enabled() { "on" } else { "off" };
+    writeln!(std::io::stdout(), "{name}: {moment:.2} ns an event, {lasting:.2} ns one that lasts")?;
+    if enabled() {
+        return Ok(());
+    }
+    let folder = std::env::temp_dir().join(format!("gdsync-trace-bench-{}", std::process::id()));
+    std::fs::create_dir(&folder)?;
+    let on = Command::new(std::env::current_exe()?).env(TRACE_VARIABLE, &folder).status();
+    std::fs::remove_dir_all(&folder)?;
+    if on?.success() { Ok(()) } else { Err("the run with a trace has failed".into()) }
+}

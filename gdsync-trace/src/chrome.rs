@@ -1,0 +1,219 @@
+//! The text of a Chrome trace: the JSON object format of the "Trace Event Format".
+
+use crate::summary::Summary;
+use std::fmt::{self, Write as _};
+use std::io::{self, BufWriter, Write};
+
+/// A row of the trace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Track {
+    pub(crate) pid: u32,
+    pub(crate) tid: u32,
+}
+
+/// A value of an event's arguments.
+#[derive(Clone, Copy)]
+pub(crate) enum Value<'a> {
+    Number(u64),
+    /// A number that people know in hexadecimal.
+    Hex(u64),
+    Text(&'a str),
+    Flag(bool),
+}
+
+impl fmt::Display for Value<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Value::Number(number) => write!(f, "{number}"),
+            Value::Hex(number) => write!(f, "\"{number:#x}\""),
+            Value::Text(text) => write!(f, "{}", Quoted(text)),
+            Value::Flag(flag) => write!(f, "{flag}"),
+        }
+    }
+}
+
+/// Names and values of an event.
+pub(crate) type Arguments<'a> = &'a [(&'a str, Value<'a>)];
+
+/// A text as JSON has it.
+struct Quoted<'a>(&'a str);
+
+impl fmt::Display for Quoted<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_char('"')?;
+        for character in self.0.chars() {
+            match character {
+                '"' | '\\' => write!(f, "\\{character}")?,
+                control if control < ' ' => write!(f, "\\u{:04x}", u32::from(control))?,
+                other => f.write_char(other)?,
+            }
+        }
+        f.write_char('"')
+    }
+}
+
+/// Nanoseconds as the format's microseconds.
+struct Micros(u64);
+
+impl fmt::Display for Micros {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{:03}", self.0 / 1000, self.0 % 1000)
+    }
+}
+
+/// A trace that is being written.
+pub(crate) struct Chrome<W: Write> {
+    out: BufWriter<W>,
+    /// The time that counts as 0.
+    base: u64,
+    is_empty: bool,
+}
+
+impl<W: Write> Chrome<W> {
+    pub(crate) fn begin(out: W, base: u64) -> io::Result<Self> {
+        let mut out = BufWriter::new(out);
+        out.write_all(b"{\"displayTimeUnit\":\"ns\",\"traceEvents\":[")?;
+        Ok(Chrome { out, base, is_empty: true })
+    }
+
+    pub(crate) fn end(mut self, summary: &Summary) -> io::Result<()> {
+        let Summary { events, processes, dropped, cut_off, .. } = summary;
+        write!(
+            self.out,
+            "\n],\"otherData\":{{\"clock\":\"CLOCK_MONOTONIC\",\"begins_at_ns\":{},\"events\":{events},\
+             \"processes\":{processes},\"dropped\":{dropped},\"cut_off\":{cut_off}}}}}\n",
+            self.base,
+        )?;
+        self.out.flush()
+    }
+
+    fn item(&mut self, track: Track, phase: char, rest: fmt::Arguments<'_>) -> io::Result<()> {
+        let comma = if std::mem::take(&mut self.is_empty) { "" } else { "," };
+        let Track { pid, tid } = track;
+        write!(self.out, "{comma}\n{{\"ph\":\"{phase}\",\"pid\":{pid},\"tid\":{tid},{rest}}}")
+    }
+
+    fn event(
+        &mut self,
+        (track, phase, at): (Track, char, u64),
+        (category, name): (&str, &str),
+        more: fmt::Arguments<'_>,
+        arguments: Arguments<'_>,
+    ) -> io::Result<()> {
+        let mut list = String::new();
+        for (position, (name, value)) in arguments.iter().enumerate() {
+            let comma = if position == 0 { "" } else { "," };
+            // A string takes everything.
+            let _ = write!(list, "{comma}{}:{value}", Quoted(name));
+        }
+        let ts = Micros(at.saturating_sub(self.base));
+        let (name, category) = (Quoted(name), Quoted(category));
+        let rest = format_args!("\"ts\":{ts},\"cat\":{category},\"name\":{name}{more},\"args\":{{{list}}}");
+        self.item(track, phase, rest)
+    }
+
+    /// What lasted. A moment lasts 1 ns here, the clock's unit: arrows begin and end at what lasts.
+    pub(crate) fn slice(
+        &mut self,
+        track: Track,
+        (at, until): (u64, u64),
+        what: (&str, &str),
+        arguments: Arguments<'_>,
+    ) -> io::Result<()> {
+        let lasted = Micros(until.saturating_sub(at).max(1));
+        self.event((track, 'X', at), what, format_args!(",\"dur\":{lasted}"), arguments)
+    }
+
+    /// The begin of what has an end of its own.
+    pub(crate) fn begin_of(
+        &mut self,
+        track: Track,
+        at: u64,
+        what: (&str, &str),
+        arguments: Arguments<'_>,
+    ) -> io::Result<()> {
+        self.event((track, 'B', at), what, format_args!(""), arguments)
+    }
+
+    /// The end of the newest that has begun on the row.
+    pub(crate) fn end_of(
+        &mut self,
+        track: Track,
+        at: u64,
+        what: (&str, &str),
+        arguments: Arguments<'_>,
+    ) -> io::Result<()> {
+        self.event((track, 'E', at), what, format_args!(""), arguments)
+    }
+
+    /// A moment without arrows.
+    pub(crate) fn moment(
+        &mut self,
+        track: Track,
+        at: u64,
+        what: (&str, &str),
+        arguments: Arguments<'_>,
+    ) -> io::Result<()> {
+        self.event((track, 'i', at), what, format_args!(",\"s\":\"t\""), arguments)
+    }
+
+    /// An arrow through points in the order of time, each within a slice.
+    pub(crate) fn arrow(&mut self, id: u64, points: &[(Track, u64)]) -> io::Result<()> {
+        let last = points.len().saturating_sub(1);
+        for (position, (track, at)) in points.iter().enumerate() {
+            let (phase, binding) = match position {
+                0 => ('s', ""),
+                _ if position == last => ('f', ",\"bp\":\"e\""),
+                _ => ('t', ",\"bp\":\"e\""),
+            };
+            let more = format_args!(",\"id\":{id}{binding}");
+            self.event((*track, phase, *at), ("message", "message"), more, &[])?;
+        }
+        Ok(())
+    }
+
+    /// The name of a process, and its place among the others.
+    pub(crate) fn name_process(&mut self, pid: u32, name: &str, position: u32) -> io::Result<()> {
+        let track = Track { pid, tid: pid };
+        let name = Quoted(name);
+        self.item(track, 'M', format_args!("\"name\":\"process_name\",\"args\":{{\"name\":{name}}}"))?;
+        let place = format_args!("\"name\":\"process_sort_index\",\"args\":{{\"sort_index\":{position}}}");
+        self.item(track, 'M', place)
+    }
+
+    /// The name of a row.
+    pub(crate) fn name_track(&mut self, track: Track, name: &str) -> io::Result<()> {
+        let name = Quoted(name);
+        self.item(track, 'M', format_args!("\"name\":\"thread_name\",\"args\":{{\"name\":{name}}}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_is_quoted_and_times_are_microseconds() {
+        assert_eq!(Quoted("a \"b\" \\ \n µ").to_string(), r#""a \"b\" \\ \u000a µ""#);
+        assert_eq!([0, 999, 1_000_001].map(|ns| Micros(ns).to_string()), ["0.000", "0.999", "1000.001"]);
+    }
+
+    #[test]
+    fn what_is_written_is_json() {
+        let (mut bytes, track) = (Vec::new(), Track { pid: 1, tid: 2 });
+        let mut chrome = Chrome::begin(&mut bytes, 1000).unwrap();
+        chrome.name_process(1, "a \"program\"\t", 0).unwrap();
+        let arguments = [("queue", Value::Hex(0x41)), ("bytes", Value::Number(8)), ("x", Value::Text("\\"))];
+        chrome.slice(track, (1500, 1500), ("posted", "post"), &arguments).unwrap();
+        chrome.arrow(7, &[(track, 1500), (track, 1600), (track, 1700)]).unwrap();
+        chrome.end(&Summary { events: 1, ..Summary::default() }).unwrap();
+        let trace: serde_json::Value = serde_json::from_slice(&bytes).unwrap();
+        let events = trace["traceEvents"].as_array().unwrap();
+        assert_eq!(events[0]["args"]["name"], "a \"program\"\t");
+        let slice = &events[2];
+        assert_eq!((slice["ts"].as_f64(), slice["dur"].as_f64()), (Some(0.5), Some(0.001)));
+        assert_eq!((&slice["args"]["queue"], &slice["args"]["x"]), (&"0x41".into(), &"\\".into()));
+        let phases: Vec<_> = events[3..].iter().map(|event| event["ph"].as_str().unwrap()).collect();
+        assert_eq!((phases, &trace["otherData"]["events"]), (vec!["s", "t", "f"], &1.into()));
+    }
+}

@@ -1,0 +1,169 @@
+//! The place of a trace: what [`TRACE_VARIABLE`] says.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+
+/// Environment variable that asks for a trace, as a file or as a folder.
+///
+/// - A file: the process writes its trace there when it ends. `%p` in the name stands for the number of the
+///   process. Where another process holds the file, or another copy of the library in this one, the name
+///   gets `.` and the number behind it. Until the end, the records are beside it, in a file with `.part`
+///   behind the name.
+/// - A folder, which exists, or whose name ends with `/`: the process writes a part there, for
+///   [`merge`](crate::merge).
+///
+/// An empty value asks for nothing.
+pub const TRACE_VARIABLE: &str = "GDSYNC_TRACE";
+
+/// The end of the names of parts.
+pub(crate) const PART: &str = "part";
+/// Names that are tried for a part.
+const NAMES: u32 = 64;
+
+/// The place of a trace.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Destination {
+    /// A trace of this process alone.
+    File(PathBuf),
+    /// A part in this folder.
+    Folder(PathBuf),
+}
+
+/// A part, open and locked.
+#[derive(Debug)]
+pub(crate) struct Opened {
+    pub(crate) file: File,
+    pub(crate) path: PathBuf,
+    /// The trace that is made of it at the end.
+    pub(crate) trace: Option<PathBuf>,
+}
+
+impl Destination {
+    pub(crate) fn from_environment() -> Option<Destination> {
+        Self::of(&std::env::var_os(TRACE_VARIABLE)?, std::process::id())
+    }
+
+    fn of(value: &OsStr, pid: u32) -> Option<Destination> {
+        if value.is_empty() {
+            return None;
+        }
+        // The program may change its folder before it ends.
+        let path = std::path::absolute(value).unwrap_or_else(|_| PathBuf::from(value));
+        if value.as_encoded_bytes().ends_with(b"/") || path.is_dir() {
+            return Some(Destination::Folder(path));
+        }
+        Some(Destination::File(match path.to_str() {
+            Some(text) => PathBuf::from(text.replace("%p", &pid.to_string())),
+            None => path,
+        }))
+    }
+
+    /// Opens the part: a file that no other process, and no other copy of this library, writes.
+    pub(crate) fn open(&self, pid: u32) -> io::Result<Opened> {
+        for attempt in 0..NAMES {
+            let (path, trace) = self.names(pid, attempt);
+            let mut options = OpenOptions::new();
+            options.read(true).write(true);
+            match &trace {
+                // One that a process has left that was killed is written anew.
+                Some(_) => options.create(true).truncate(false),
+                None => options.create_new(true),
+            };
+            let file = match options.open(&path) {
+                Ok(file) => file,
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
+                Err(error) => return Err(naming(&path, &error)),
+            };
+            if !is_locked_now(&file).map_err(|error| naming(&path, &error))? {
+                continue;
+            }
+            file.set_len(0).map_err(|error| naming(&path, &error))?;
+            return Ok(Opened { file, path, trace });
+        }
+        let (path, _) = self.names(pid, 0);
+        Err(io::Error::other(format!("{} and {NAMES} names like it are taken", path.display())))
+    }
+
+    /// The part's path of an attempt, and the trace's.
+    fn names(&self, pid: u32, attempt: u32) -> (PathBuf, Option<PathBuf>) {
+        match self {
+            Destination::Folder(folder) => (folder.join(format!("{pid}-{attempt}.{PART}")), None),
+            Destination::File(path) => {
+                let trace = match attempt {
+                    0 => path.clone(),
+                    1 => with_end(path, &pid.to_string()),
+                    _ => with_end(path, &format!("{pid}.{attempt}")),
+                };
+                (with_end(&trace, PART), Some(trace))
+            }
+        }
+    }
+}
+
+/// Locks a file until it is closed; false where another open file has the lock.
+fn is_locked_now(file: &File) -> io::Result<bool> {
+    // SAFETY: the descriptor is open.
+    if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } == 0 {
+        return Ok(true);
+    }
+    match io::Error::last_os_error() {
+        error if error.kind() == io::ErrorKind::WouldBlock => Ok(false),
+        error => Err(error),
+    }
+}
+
+/// The same error, which names the file.
+pub(crate) fn naming(path: &Path, error: &io::Error) -> io::Error {
+    io::Error::new(error.kind(), format!("{}: {error}", path.display()))
+}
+
+/// A path with `.` and an end behind it.
+fn with_end(path: &Path, end: &str) -> PathBuf {
+    let mut name = OsString::from(path);
+    name.push(".");
+    name.push(end);
+    name.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::folder;
+
+    #[test]
+    fn a_value_names_a_file_or_a_folder() {
+        let of = |value: &str| Destination::of(OsStr::new(value), 17);
+        assert_eq!(of(""), None);
+        assert_eq!(of("/a/t-%p.json"), Some(Destination::File("/a/t-17.json".into())));
+        assert_eq!(of("/nowhere/parts/"), Some(Destination::Folder("/nowhere/parts/".into())));
+        assert_eq!(of("/proc"), Some(Destination::Folder("/proc".into())));
+        assert!(matches!(of("t.json"), Some(Destination::File(path)) if path.is_absolute()));
+    }
+
+    #[test]
+    fn processes_at_one_time_write_different_files() {
+        let folder = folder("destinations");
+        let file = Destination::File(folder.join("t.json"));
+        let opened: Vec<Opened> = (0..3).map(|_| file.open(9).unwrap()).collect();
+        let names = |opened: &[Opened]| -> Vec<String> {
+            opened.iter().map(|one| one.path.file_name().unwrap().to_string_lossy().into_owned()).collect()
+        };
+        assert_eq!(names(&opened), ["t.json.part", "t.json.9.part", "t.json.9.2.part"]);
+        drop(opened);
+        // What is left of a process that was killed is no obstacle.
+        assert_eq!(names(&[file.open(9).unwrap()]), ["t.json.part"]);
+        let parts = Destination::Folder(folder.clone());
+        let opened = [parts.open(9).unwrap(), parts.open(9).unwrap()];
+        assert_eq!(names(&opened), ["9-0.part", "9-1.part"]);
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_made_is_named() {
+        let error = Destination::File("/nowhere/t.json".into()).open(1).unwrap_err().to_string();
+        assert!(error.starts_with("/nowhere/t.json.part: No such file"), "{error}");
+    }
+}

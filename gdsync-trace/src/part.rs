@@ -1,0 +1,128 @@
+//! Parts: the records of one process, or of one copy of this library in it, in a file.
+//!
+//! A part is a [`Front`], and [`Record`]s. The last one, [`Kind::End`], says how many are before it and
+//! how many were dropped; the part of a process that was killed has none.
+
+use crate::destination::{Destination, naming};
+use crate::process;
+use crate::read::read;
+use crate::record::{Front, Kind, RECORD, Record};
+use crate::timeline;
+use std::fs::File;
+use std::io::{self, Seek, Write};
+use std::path::PathBuf;
+use zerocopy::IntoBytes;
+
+/// Most records of a part: 96 MiB. Those after it are dropped, and counted.
+pub const LIMIT: u64 = 1 << 21;
+
+/// A part that is being written.
+#[derive(Debug)]
+pub(crate) struct Part {
+    file: File,
+    path: PathBuf,
+    /// The trace that is made of it at the end.
+    trace: Option<PathBuf>,
+    written: u64,
+    dropped: u64,
+    limit: u64,
+}
+
+impl Part {
+    /// Makes the part of this process.
+    pub(crate) fn open(to: Destination) -> io::Result<Part> {
+        Part::with_limit(&to, &process::front(), LIMIT)
+    }
+
+    pub(crate) fn with_limit(to: &Destination, front: &Front, limit: u64) -> io::Result<Part> {
+        let opened = to.open(front.pid)?;
+        let mut part =
+            Part { file: opened.file, path: opened.path, trace: opened.trace, written: 0, dropped: 0, limit };
+        part.file.write_all(front.as_bytes()).map_err(|error| naming(&part.path, &error))?;
+        Ok(part)
+    }
+
+    /// Appends records. What finds no room, or cannot be written, is counted as dropped.
+    pub(crate) fn append(&mut self, records: &[Record]) {
+        let room = usize::try_from(self.limit - self.written).unwrap_or(usize::MAX);
+        let (kept, rest) = records.split_at(records.len().min(room));
+        self.dropped += rest.len() as u64;
+        match self.file.write_all(kept.as_bytes()) {
+            Ok(()) => self.written += kept.len() as u64,
+            Err(error) => {
+                tracing::debug!(%error, "records of the trace cannot be written");
+                self.dropped += kept.len() as u64;
+                // What follows begins where a record may begin.
+                let end = size_of::<Front>() as u64 + self.written * RECORD as u64;
+                if self.file.set_len(end).and(self.file.seek(io::SeekFrom::Start(end))).is_err() {
+                    self.limit = self.written;
+                }
+            }
+        }
+    }
+
+    /// Ends the part, and makes the trace of it where it is to be one. `dropped`: records that were not
+    /// even appended.
+    ///
+    /// # Errors
+    /// The file cannot be written; the part stays then.
+    pub(crate) fn finish(mut self, dropped: u64) -> io::Result<()> {
+        let words = [self.written, self.dropped + dropped, 0];
+        let end = Record { at: 0, until: 0, kind: Kind::End as u32, thread: 0, words };
+        self.file.write_all(end.as_bytes()).map_err(|error| naming(&self.path, &error))?;
+        let Some(trace) = self.trace else { return Ok(()) };
+        self.file.rewind()?;
+        let part = read(&mut self.file).map_err(|error| naming(&self.path, &io::Error::other(error)))?;
+        let file = File::create(&trace).map_err(|error| naming(&trace, &error))?;
+        timeline::write(vec![part], file).map_err(|error| naming(&trace, &error))?;
+        std::fs::remove_file(&self.path).map_err(|error| naming(&self.path, &error))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{folder, front, record};
+
+    #[test]
+    fn records_beyond_the_limit_are_dropped_and_counted() {
+        let folder = folder("limit");
+        let to = Destination::Folder(folder.clone());
+        let mut part = Part::with_limit(&to, &front(17), 5).unwrap();
+        let records: Vec<Record> = (0..4).map(|at| record(Kind::Polled, at, [at, 0, 0])).collect();
+        part.append(&records);
+        part.append(&records);
+        part.finish(2).unwrap();
+        let read = read(&mut File::open(folder.join("17-0.part")).unwrap()).unwrap();
+        assert_eq!((read.pid, read.rank, &*read.name), (17, Some(3), "program"));
+        assert_eq!(read.records, [&records[..], &records[..1]].concat());
+        assert_eq!((read.dropped, read.is_whole), (3 + 2, true));
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn a_part_of_a_file_becomes_the_trace_there() {
+        let folder = folder("file");
+        let trace = folder.join("t.json");
+        let mut part = Part::with_limit(&Destination::File(trace.clone()), &front(17), 5).unwrap();
+        part.append(&[record(Kind::Polled, 7, [0x41, 1, 0])]);
+        part.finish(0).unwrap();
+        let trace: serde_json::Value = serde_json::from_slice(&std::fs::read(trace).unwrap()).unwrap();
+        assert_eq!((&trace["otherData"]["events"], &trace["otherData"]["dropped"]), (&1.into(), &0.into()));
+        let left: Vec<_> =
+            std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        assert_eq!(left, ["t.json"]);
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn a_trace_that_cannot_be_written_is_named_and_its_part_stays() {
+        let folder = folder("refused");
+        let trace = folder.join("t.json");
+        let part = Part::with_limit(&Destination::File(trace.clone()), &front(17), 5).unwrap();
+        std::fs::create_dir(&trace).unwrap();
+        let error = part.finish(0).unwrap_err().to_string();
+        assert!(error.contains("t.json: Is a directory") && folder.join("t.json.part").exists(), "{error}");
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+}

@@ -1,0 +1,181 @@
+//! Records: what a thread notes of an event, and the front of a part.
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// What happened. The numbers are those of the records; the words of each are listed here.
+///
+/// A *queue* is a queue pair of a card: `node << 32 | number`, with the card's address in the fabric.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u32)]
+#[non_exhaustive]
+pub enum Kind {
+    /// The thread's name: 16 bytes, padded with zeros; then 1 if a program gave it, and 0 if the system did.
+    ThreadName = 1,
+    /// A card's name: its node, and 16 bytes.
+    CardName = 2,
+    /// A queue pair of the library was made: the address of its doorbell register's page, and the queue.
+    QueuePair = 3,
+    /// A send was prepared: the address of its doorbell register, and the doorbell.
+    PreparedSend = 4,
+    /// A wait was prepared: the number of the completion queue, and the index of the entry.
+    PreparedWait = 5,
+    /// The CPU posted a receive: the queue, and its `wr_id`.
+    PostedReceive = 6,
+    /// The CPU submitted memory operations to a stream: the stream, and how many.
+    Posted = 7,
+    /// One of the operations of the [`Kind::Posted`] that ends after it rings: register and doorbell.
+    PostedDoorbell = 8,
+    /// The CPU rang: register and doorbell.
+    Rung = 9,
+    /// A stream has come to a wait: address, value, and bits of the word.
+    WaitBegin = 10,
+    /// The wait is over; the words of its begin.
+    WaitEnd = 11,
+    /// A stream stored: address, value, and bits of the word.
+    Stored = 12,
+    /// A stream ran a closure of the program.
+    Kernel = 13,
+    /// The CPU waited until a stream was idle.
+    Synchronize = 14,
+    /// The CPU took a completion: the queue pair's number, and the `wr_id`.
+    Polled = 15,
+    /// The card saw a doorbell: the queue, and the index of the WQE.
+    DoorbellSeen = 16,
+    /// The last packet of a message left the card: the queue, the packet's PSN `<< 32 |` bytes of the message,
+    /// and the destination's node `<< 32 |` the packet's kind `<< 24 |` the index of the WQE.
+    Sent = 17,
+    /// The last packet of a message arrived at a queue: the queue, the packet's PSN `<< 32 |` bytes of the
+    /// message, and the source's node `<< 32 |` the packet's kind `<< 24 |` its queue pair.
+    Arrived = 18,
+    /// The card wrote a completion entry: the queue, the number of the completion queue, and the entry's opcode
+    /// `<< 16 |` the WQE's counter.
+    Completed = 19,
+    /// The last record of a part: records before it, and records dropped.
+    End = 20,
+}
+
+impl Kind {
+    const ALL: [Kind; 20] = [
+        Kind::ThreadName,
+        Kind::CardName,
+        Kind::QueuePair,
+        Kind::PreparedSend,
+        Kind::PreparedWait,
+        Kind::PostedReceive,
+        Kind::Posted,
+        Kind::PostedDoorbell,
+        Kind::Rung,
+        Kind::WaitBegin,
+        Kind::WaitEnd,
+        Kind::Stored,
+        Kind::Kernel,
+        Kind::Synchronize,
+        Kind::Polled,
+        Kind::DoorbellSeen,
+        Kind::Sent,
+        Kind::Arrived,
+        Kind::Completed,
+        Kind::End,
+    ];
+
+    /// The kind of a record's number.
+    pub(crate) fn of(number: u32) -> Option<Kind> {
+        Kind::ALL.into_iter().find(|kind| *kind as u32 == number)
+    }
+}
+
+/// What a thread notes of an event. Integers have the host's byte order: parts do not leave it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub(crate) struct Record {
+    /// When it began, in nanoseconds of `CLOCK_MONOTONIC`.
+    pub(crate) at: u64,
+    /// When it ended; of a moment, the same.
+    pub(crate) until: u64,
+    pub(crate) kind: u32,
+    /// The number of the thread (gettid(2)).
+    pub(crate) thread: u32,
+    pub(crate) words: [u64; 3],
+}
+
+/// Bytes of a record.
+pub(crate) const RECORD: usize = size_of::<Record>();
+
+/// The front of a part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub(crate) struct Front {
+    pub(crate) magic: [u8; 8],
+    pub(crate) pid: u32,
+    /// Its rank in a job; [`NO_RANK`] of a process that is in none.
+    pub(crate) rank: u32,
+    /// The command line, cut, padded with zeros.
+    pub(crate) name: [u8; 48],
+}
+
+/// The first bytes of a part. They end with the version of the format.
+pub(crate) const MAGIC: [u8; 8] = *b"gdsynct1";
+/// In the place of a rank.
+pub(crate) const NO_RANK: u32 = u32::MAX;
+
+/// Text as the bytes of a record: cut at a character's end, and padded with zeros.
+pub(crate) fn padded<const N: usize>(text: &str) -> [u8; N] {
+    let mut bytes = [0; N];
+    let mut len = text.len().min(N);
+    while !text.is_char_boundary(len) {
+        len -= 1;
+    }
+    bytes[..len].copy_from_slice(&text.as_bytes()[..len]);
+    bytes
+}
+
+/// The text of such bytes. What is no UTF-8 becomes U+FFFD.
+pub(crate) fn unpadded(bytes: &[u8]) -> String {
+    let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
+    String::from_utf8_lossy(&bytes[..end]).into_owned()
+}
+
+/// Padded text as `N` words of a record.
+pub(crate) fn text_words<const N: usize>(text: &str) -> [u64; N] {
+    let mut words = [0; N];
+    let bytes: [u8; 24] = padded(text);
+    let len = words.as_bytes().len().min(bytes.len());
+    words.as_mut_bytes()[..len].copy_from_slice(&bytes[..len]);
+    words
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::mem::offset_of;
+
+    #[test]
+    fn records_have_no_padding_and_fixed_places() {
+        assert_eq!((size_of::<Record>(), size_of::<Front>()), (48, 64));
+        let places = [
+            offset_of!(Record, at),
+            offset_of!(Record, until),
+            offset_of!(Record, kind),
+            offset_of!(Record, thread),
+            offset_of!(Record, words),
+        ];
+        assert_eq!(places, [0, 8, 16, 20, 24]);
+    }
+
+    #[test]
+    fn every_kind_is_found_by_its_number_and_others_are_not() {
+        for (position, kind) in Kind::ALL.into_iter().enumerate() {
+            assert_eq!((kind as usize, Kind::of(kind as u32)), (position + 1, Some(kind)));
+        }
+        assert_eq!([0, 21, u32::MAX].map(Kind::of), [None; 3]);
+    }
+
+    #[test]
+    fn text_is_cut_between_characters() {
+        assert_eq!(unpadded(&padded::<8>("stream 1")), "stream 1");
+        assert_eq!(unpadded(&padded::<8>("1234567µ")), "1234567");
+        assert_eq!(unpadded(&[b'a', 0xff, b'b']), "a\u{fffd}b");
+        assert_eq!(unpadded(text_words::<3>("stream 12").as_bytes()), "stream 12");
+        assert_eq!(unpadded(text_words::<2>("a name of twenty bytes").as_bytes()), "a name of twenty");
+    }
+}

@@ -1,0 +1,275 @@
+//! Recording: whether there is a trace, the buffers of threads, and their end.
+//!
+//! # Invariants
+//! - [`STATE`] is `OFF` or `ON` once a first event has asked; it returns to `OFF` when the process ends, and in the child of a
+//!   `fork`.
+//! - A buffer is locked by its thread alone, except at the end of the process. A thread that finds its
+//!   buffer locked drops the event: it never waits, and what it calls may record, too.
+//! - Locks are taken in this order: the list of buffers, a buffer, the part.
+
+use crate::destination::Destination;
+use crate::part::Part;
+use crate::record::{Kind, Record, text_words};
+use gdsync_sys::contain::contain;
+use parking_lot::Mutex;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+
+/// No event has asked yet.
+const UNKNOWN: u8 = 0;
+const OFF: u8 = 1;
+const ON: u8 = 2;
+
+static STATE: AtomicU8 = AtomicU8::new(UNKNOWN);
+static PART: Mutex<Option<Part>> = Mutex::new(None);
+static BUFFERS: Mutex<Vec<Arc<Buffer>>> = Mutex::new(Vec::new());
+/// This process is the child of a `fork`: part and buffers are copies of its parent's, which writes them.
+static IS_FORKED: AtomicBool = AtomicBool::new(false);
+/// Records that found no buffer.
+static DROPPED: AtomicU64 = AtomicU64::new(0);
+
+/// Records of a buffer.
+const CAPACITY: usize = 4096;
+
+#[derive(Default)]
+struct Buffer {
+    records: Mutex<Vec<Record>>,
+}
+
+/// A thread's handle of its buffer. Its drop, at the thread's end, writes the buffer.
+struct Own {
+    thread: u32,
+    buffer: Arc<Buffer>,
+}
+
+thread_local! {
+    static OWN: Own = Own::new();
+}
+
+/// Whether events are recorded.
+///
+/// One relaxed load and one branch while they are not. The first call reads
+/// [`TRACE_VARIABLE`](crate::TRACE_VARIABLE).
+#[inline(always)]
+pub fn enabled() -> bool {
+    STATE.load(Ordering::Relaxed) != OFF && is_on()
+}
+
+#[cold]
+#[inline(never)]
+fn is_on() -> bool {
+    STATE.load(Ordering::Relaxed) == ON || start()
+}
+
+/// Nanoseconds of `CLOCK_MONOTONIC` for [`span_since`]; 0 while nothing is recorded.
+#[inline(always)]
+pub fn now() -> u64 {
+    if enabled() { clock() } else { 0 }
+}
+
+/// Records a moment. `words` is called only where events are recorded.
+///
+/// ```
+/// use gdsync_trace::Kind;
+///
+/// gdsync_trace::event(Kind::Polled, || [0x41, 7, 0]);
+/// ```
+#[inline(always)]
+pub fn event(kind: Kind, words: impl FnOnce() -> [u64; 3]) {
+    if enabled() {
+        moment(kind, words());
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn moment(kind: Kind, words: [u64; 3]) {
+    let at = clock();
+    record(kind, at, at, words);
+}
+
+/// Records what has lasted since [`now`] answered `since`; nothing where that is 0.
+#[inline(always)]
+pub fn span_since(since: u64, kind: Kind, words: impl FnOnce() -> [u64; 3]) {
+    if since != 0 {
+        record(kind, since, clock(), words());
+    }
+}
+
+/// Records what lasts until the answer is dropped.
+///
+/// ```
+/// use gdsync_trace::{Kind, span};
+///
+/// let _span = span(Kind::Kernel, || [0; 3]);
+/// ```
+#[inline(always)]
+#[must_use = "the span ends where this is dropped"]
+pub fn span(kind: Kind, words: impl FnOnce() -> [u64; 3]) -> Span {
+    match now() {
+        0 => Span::none(),
+        since => Span { since, kind, words: words() },
+    }
+}
+
+/// What is recorded when it is dropped: [`span`].
+#[derive(Debug)]
+pub struct Span {
+    /// 0: nothing is.
+    since: u64,
+    kind: Kind,
+    words: [u64; 3],
+}
+
+impl Span {
+    /// Nothing is recorded.
+    #[inline(always)]
+    pub fn none() -> Span {
+        Span { since: 0, kind: Kind::End, words: [0; 3] }
+    }
+}
+
+impl Drop for Span {
+    #[inline(always)]
+    fn drop(&mut self) {
+        span_since(self.since, self.kind, || self.words);
+    }
+}
+
+/// Names the calling thread in the trace, by at most 16 bytes. Without it, the thread has the name that the system knows.
+pub fn name_thread(name: impl FnOnce() -> String) {
+    event(Kind::ThreadName, || thread_name(&name(), true));
+}
+
+/// The words of a thread's name. In a process with several copies of this crate, a given name in one of them counts.
+fn thread_name(name: &str, is_given: bool) -> [u64; 3] {
+    let [first, second] = text_words(name);
+    [first, second, is_given.into()]
+}
+
+/// Names the card at a node of the fabric, at most 16 bytes of the name.
+pub fn name_card(node: u32, name: &str) {
+    event(Kind::CardName, || {
+        let [first, second] = text_words(name);
+        [node.into(), first, second]
+    });
+}
+
+/// Nanoseconds of `CLOCK_MONOTONIC`.
+fn clock() -> u64 {
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the place is valid. Every Linux has this clock: the call cannot fail.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut now) };
+    (now.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(now.tv_nsec as u64)
+}
+
+fn record(kind: Kind, at: u64, until: u64, words: [u64; 3]) {
+    // A thread that ends has no buffer any more.
+    let kept = OWN.try_with(|own| {
+        let record = Record { at, until, kind: kind as u32, thread: own.thread, words };
+        own.buffer.push(record)
+    });
+    if !kept.unwrap_or(false) {
+        DROPPED.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+impl Buffer {
+    /// False where the buffer is locked, or cannot be written.
+    fn push(&self, record: Record) -> bool {
+        let Some(mut records) = self.records.try_lock() else { return false };
+        if records.capacity() == 0 && records.try_reserve_exact(CAPACITY).is_err() {
+            return false;
+        }
+        records.push(record);
+        if records.len() >= CAPACITY {
+            flush(&mut records);
+        }
+        true
+    }
+}
+
+/// Appends records to the part.
+fn flush(records: &mut Vec<Record>) {
+    if let Some(part) = &mut *PART.lock() {
+        part.append(records);
+    }
+    records.clear();
+}
+
+impl Own {
+    fn new() -> Own {
+        // SAFETY: the call has no preconditions.
+        let thread = unsafe { libc::gettid() } as u32;
+        let buffer = Arc::<Buffer>::default();
+        BUFFERS.lock().push(buffer.clone());
+        let name = std::fs::read_to_string(format!("/proc/self/task/{thread}/comm")).unwrap_or_default();
+        let (at, words) = (clock(), thread_name(name.trim_end(), false));
+        buffer.push(Record { at, until: at, kind: Kind::ThreadName as u32, thread, words });
+        Own { thread, buffer }
+    }
+}
+
+impl Drop for Own {
+    fn drop(&mut self) {
+        // In the child of a fork a thread that is not there any more may hold a lock.
+        if IS_FORKED.load(Ordering::Relaxed) {
+            return;
+        }
+        BUFFERS.lock().retain(|other| !Arc::ptr_eq(other, &self.buffer));
+        // After the process's end its handler has written the buffer, and the part is closed.
+        flush(&mut self.buffer.records.lock());
+    }
+}
+
+/// Reads the variable, and opens the part. Answers whether events are recorded.
+#[cold]
+fn start() -> bool {
+    let mut part = PART.lock();
+    // Another thread may have been here first.
+    if STATE.load(Ordering::Relaxed) == UNKNOWN {
+        let opened = Destination::from_environment().and_then(|to| match Part::open(to) {
+            Ok(part) => Some(part),
+            Err(error) => {
+                tracing::warn!("nothing is traced: {error}");
+                None
+            }
+        });
+        let is_on = opened.is_some() && at_the_end();
+        *part = opened.filter(|_| is_on);
+        STATE.store(if is_on { ON } else { OFF }, Ordering::Relaxed);
+    }
+    STATE.load(Ordering::Relaxed) == ON
+}
+
+/// Has the process write its buffers when it ends, and its children record nothing.
+fn at_the_end() -> bool {
+    extern "C" fn end() {
+        // A panic must not leave a function of C.
+        if let Err(message) = contain(finish) {
+            tracing::warn!("the trace is not complete: {message}");
+        }
+    }
+    extern "C" fn off() {
+        IS_FORKED.store(true, Ordering::Relaxed);
+        STATE.store(OFF, Ordering::Relaxed);
+    }
+    // SAFETY: both functions stay as long as the library that they are in: `atexit` runs the first before that is
+    // unloaded. `off` does what the child of a process with threads may do: it stores.
+    unsafe { libc::pthread_atfork(None, None, Some(off)) == 0 && libc::atexit(end) == 0 }
+}
+
+/// Writes what all buffers have, and ends the part.
+fn finish() {
+    // In the child of a fork it is off already.
+    if STATE.swap(OFF, Ordering::Relaxed) != ON {
+        return;
+    }
+    for buffer in &*BUFFERS.lock() {
+        flush(&mut buffer.records.lock());
+    }
+    let Some(part) = PART.lock().take() else { return };
+    if let Err(error) = part.finish(DROPPED.load(Ordering::Relaxed)) {
+        tracing::warn!("the trace is not complete: {error}");
+    }
+}

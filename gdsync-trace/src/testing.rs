@@ -1,0 +1,20 @@
+//! What tests of several modules share.
+
+use crate::record::{Front, Kind, MAGIC, Record, padded};
+use std::path::PathBuf;
+
+/// A folder of a test's own, empty.
+pub(crate) fn folder(name: &str) -> PathBuf {
+    let folder = std::env::temp_dir().join(format!("gdsync-trace-{name}-{}", std::process::id()));
+    let _ = std::fs::remove_dir_all(&folder);
+    std::fs::create_dir(&folder).unwrap();
+    folder
+}
+
+pub(crate) fn front(pid: u32) -> Front {
+    Front { magic: MAGIC, pid, rank: 3, name: padded("program") }
+}
+
+pub(crate) fn record(kind: Kind, at: u64, words: [u64; 3]) -> Record {
+    Record { at, until: at + 10, kind: kind as u32, thread: 5, words }
+}

@@ -1,0 +1,294 @@
+//! The events of some parts in the order of time, as rows and arrows.
+
+use crate::chrome::{Chrome, Track, Value};
+use crate::flows::Flows;
+use crate::read::ReadPart;
+use crate::record::{Kind, Record, unpadded};
+use crate::summary::Summary;
+use gdsync_sys::prm::cqe::CqeOpcode;
+use gdsync_sys::prm::wqe::Opcode;
+use std::collections::HashMap;
+use std::io::{self, Write};
+use zerocopy::IntoBytes;
+
+/// Writes the trace of some parts.
+pub(crate) fn write(parts: Vec<ReadPart>, out: impl Write) -> io::Result<Summary> {
+    let timeline = Timeline::new(parts);
+    let mut chrome = Chrome::begin(out, timeline.begins_at())?;
+    let summary = timeline.write(&mut chrome)?;
+    chrome.end(&summary)?;
+    Ok(summary)
+}
+
+/// Rows of cards and queue pairs have numbers from here on: no thread has one so high (`PID_MAX_LIMIT`, proc(5)).
+const FIRST_ROW: u32 = 10_000_000;
+
+/// A process of the trace.
+struct Process {
+    pid: u32,
+    name: String,
+    rank: Option<u32>,
+    /// By the low 16 bits of the node, which is what the library knows.
+    cards: HashMap<u16, String>,
+}
+
+/// What happened, all of it.
+struct Timeline {
+    processes: Vec<Process>,
+    /// With the place of the process, by the time when each began.
+    records: Vec<(usize, Record)>,
+    summary: Summary,
+}
+
+/// A row that is no thread's: of a card, and of a queue pair if it names one.
+type Row = (usize, u32, Option<u32>);
+
+/// What is known while the events are written.
+#[derive(Default)]
+struct State {
+    flows: Flows,
+    rows: HashMap<Row, Track>,
+    arrows: u64,
+    /// Waits that have begun.
+    open: HashMap<Track, u64>,
+    ends_at: u64,
+}
+
+impl Timeline {
+    fn new(parts: Vec<ReadPart>) -> Timeline {
+        let mut timeline =
+            Timeline { processes: Vec::new(), records: Vec::new(), summary: Summary::default() };
+        for part in parts {
+            timeline.summary.dropped += part.dropped;
+            timeline.summary.cut_off += u64::from(!part.is_whole);
+            let known = timeline.processes.iter().position(|process| process.pid == part.pid);
+            let place = known.unwrap_or(timeline.processes.len());
+            if known.is_none() {
+                let ReadPart { pid, rank, ref name, .. } = part;
+                timeline.processes.push(Process { pid, name: name.clone(), rank, cards: HashMap::new() });
+            }
+            timeline.records.extend(part.records.into_iter().map(|record| (place, record)));
+        }
+        timeline.records.sort_by_key(|(_, record)| record.at);
+        timeline.summary.processes = timeline.processes.len() as u64;
+        timeline
+    }
+
+    /// The time of the first event.
+    fn begins_at(&self) -> u64 {
+        self.records.first().map_or(0, |(_, record)| record.at)
+    }
+
+    fn write<W: Write>(mut self, chrome: &mut Chrome<W>) -> io::Result<Summary> {
+        self.name(chrome)?;
+        let mut state = State::default();
+        for (place, record) in &self.records {
+            let Some(kind) = Kind::of(record.kind) else { continue };
+            if !matches!(kind, Kind::ThreadName | Kind::CardName | Kind::End) {
+                self.summary.events += 1;
+            }
+            let process = &self.processes[*place];
+            let thread = Track { pid: process.pid, tid: record.thread };
+            state.ends_at = state.ends_at.max(record.until);
+            state.write((*place, process), thread, kind, record, chrome)?;
+        }
+        for (track, count) in &state.open {
+            for _ in 0..*count {
+                let arguments = [("unfinished", Value::Flag(true))];
+                chrome.end_of(*track, state.ends_at, ("waited", "wait"), &arguments)?;
+            }
+        }
+        self.summary.messages = state.arrows;
+        Ok(self.summary)
+    }
+
+    /// Writes the names of processes and threads, and notes those of cards.
+    fn name<W: Write>(&mut self, chrome: &mut Chrome<W>) -> io::Result<()> {
+        for (position, process) in self.processes.iter().enumerate() {
+            let name = match process.rank {
+                Some(rank) => format!("rank {rank}: {}", process.name),
+                None => process.name.clone(),
+            };
+            chrome.name_process(process.pid, &name, process.rank.unwrap_or(position as u32))?;
+        }
+        // The last name that was given to a thread, or else its last one.
+        let mut threads: HashMap<Track, (bool, String)> = HashMap::new();
+        for (place, record) in &self.records {
+            let process = &mut self.processes[*place];
+            match Kind::of(record.kind) {
+                Some(Kind::ThreadName) => {
+                    let track = Track { pid: process.pid, tid: record.thread };
+                    let [name @ .., given] = record.words;
+                    let name = (given != 0, unpadded(name.as_bytes()));
+                    let before = threads.entry(track).or_default();
+                    if name.0 >= before.0 {
+                        *before = name;
+                    }
+                }
+                Some(Kind::CardName) => {
+                    let [node, ref name @ ..] = record.words;
+                    process.cards.insert(node as u16, unpadded(name.as_bytes()));
+                }
+                _ => {}
+            }
+        }
+        threads.into_iter().try_for_each(|(track, (_, name))| chrome.name_track(track, &name))
+    }
+}
+
+impl State {
+    fn write<W: Write>(
+        &mut self,
+        (place, process): (usize, &Process),
+        thread: Track,
+        kind: Kind,
+        record: &Record,
+        chrome: &mut Chrome<W>,
+    ) -> io::Result<()> {
+        use Value::{Flag, Hex, Number, Text};
+        let Record { at, until, words: [first, second, third], .. } = *record;
+        let lasts = (at, until);
+        // Queues are `node << 32 | number` in the first word.
+        let (node, number) = ((first >> 32) as u32, first & 0xffff_ffff);
+        match kind {
+            Kind::ThreadName | Kind::CardName | Kind::End => Ok(()),
+            Kind::QueuePair => {
+                self.flows.made(place, first, second);
+                let number = ("queue_pair", Hex(second & 0xffff_ffff));
+                chrome.moment(thread, at, ("prepared", "make queue pair"), &[number])
+            }
+            Kind::PreparedSend => {
+                let Some(known) = self.flows.known(place, first, second) else { return Ok(()) };
+                let arguments =
+                    [("queue_pair", Hex(known.queue.2.into())), ("wqe", Number(known.index.into()))];
+                chrome.moment(thread, at, ("prepared", "prepare send"), &arguments)
+            }
+            Kind::PreparedWait => {
+                let arguments = [("completion_queue", Hex(first)), ("entry", Number(second))];
+                chrome.moment(thread, at, ("prepared", "prepare wait"), &arguments)
+            }
+            Kind::PostedReceive => {
+                let arguments = [("queue_pair", Hex(number)), ("wr_id", Number(second))];
+                chrome.moment(thread, at, ("prepared", "post receive"), &arguments)
+            }
+            Kind::Posted => {
+                let arguments = [("stream", Number(first)), ("operations", Number(second))];
+                chrome.slice(thread, lasts, ("posted", "post"), &arguments)
+            }
+            Kind::PostedDoorbell => {
+                if let Some(known) = self.flows.known_of_batch(place, first, second) {
+                    self.flows.posted(known, (thread, at));
+                }
+                Ok(())
+            }
+            Kind::Rung => {
+                let Some(known) = self.flows.known(place, first, second) else { return Ok(()) };
+                self.flows.posted(known, (thread, at));
+                let arguments =
+                    [("queue_pair", Hex(known.queue.2.into())), ("wqe", Number(known.index.into()))];
+                chrome.slice(thread, lasts, ("rung", "ring by the CPU"), &arguments)
+            }
+            Kind::WaitBegin => {
+                *self.open.entry(thread).or_default() += 1;
+                let arguments = [("address", Hex(first)), ("value", Hex(second)), ("bits", Number(third))];
+                chrome.begin_of(thread, at, ("waited", "wait"), &arguments)
+            }
+            Kind::WaitEnd => {
+                let Some(open) = self.open.get_mut(&thread).filter(|open| **open > 0) else { return Ok(()) };
+                *open -= 1;
+                chrome.end_of(thread, at, ("waited", "wait"), &[])
+            }
+            Kind::Stored => match self.flows.known(place, first, second).filter(|_| third == 64) {
+                Some(known) => {
+                    self.flows.rung(known, (thread, at));
+                    let arguments =
+                        [("queue_pair", Hex(known.queue.2.into())), ("wqe", Number(known.index.into()))];
+                    chrome.slice(thread, lasts, ("rung", "ring"), &arguments)
+                }
+                None => {
+                    let arguments =
+                        [("address", Hex(first)), ("value", Hex(second)), ("bits", Number(third))];
+                    chrome.slice(thread, lasts, ("stored", "store"), &arguments)
+                }
+            },
+            Kind::Kernel => chrome.slice(thread, lasts, ("kernel", "kernel"), &[]),
+            Kind::Synchronize => chrome.slice(thread, lasts, ("waited", "synchronize"), &[]),
+            Kind::Polled => {
+                let arguments = [("queue_pair", Hex(first)), ("wr_id", Number(second))];
+                chrome.slice(thread, lasts, ("polled", "poll"), &arguments)
+            }
+            Kind::DoorbellSeen => {
+                let card = self.row((place, node, None), process, chrome)?;
+                let arguments = [("queue_pair", Hex(number)), ("wqe", Number(second))];
+                chrome.moment(card, at, ("rung", "doorbell"), &arguments)
+            }
+            Kind::Sent => {
+                let row = self.row((place, node, Some(number as u32)), process, chrome)?;
+                let (psn, bytes) = (second >> 32, second & 0xffff_ffff);
+                let (to, index) = (third >> 32, third as u16);
+                let opcode = Opcode::try_from((third >> 16) as u8).map(|opcode| format!("{opcode:?}"));
+                let opcode = opcode.unwrap_or_default();
+                self.flows.sent(place, first, index, psn as u32, (row, at));
+                let arguments = [
+                    ("opcode", Text(&opcode)),
+                    ("wqe", Number(index.into())),
+                    ("psn", Number(psn)),
+                    ("bytes", Number(bytes)),
+                    ("to_node", Number(to)),
+                ];
+                chrome.slice(row, lasts, ("sent", "send"), &arguments)
+            }
+            Kind::Arrived => {
+                let row = self.row((place, node, Some(number as u32)), process, chrome)?;
+                let (psn, bytes) = (second >> 32, second & 0xffff_ffff);
+                let points = self.flows.arrived(third, psn as u32, (row, at));
+                let arguments = [
+                    ("psn", Number(psn)),
+                    ("bytes", Number(bytes)),
+                    ("from_node", Number(third >> 32)),
+                    ("from_queue_pair", Hex(third & 0xffff_ffff)),
+                    ("post_is_known", Flag(points.is_some())),
+                ];
+                chrome.slice(row, lasts, ("arrived", "arrive"), &arguments)?;
+                let Some(points) = points else { return Ok(()) };
+                self.arrows += 1;
+                chrome.arrow(self.arrows, &points)
+            }
+            Kind::Completed => {
+                let row = self.row((place, node, Some(number as u32)), process, chrome)?;
+                let opcode = CqeOpcode::try_from((third >> 16) as u8).map(|opcode| format!("{opcode:?}"));
+                let opcode = opcode.unwrap_or_default();
+                let arguments = [
+                    ("completion_queue", Hex(second)),
+                    ("opcode", Text(&opcode)),
+                    ("wqe", Number(third & 0xffff)),
+                ];
+                chrome.moment(row, at, ("completed", "complete"), &arguments)
+            }
+        }
+    }
+
+    /// The row of a card or of a queue pair, which is named when it is first used.
+    fn row<W: Write>(&mut self, row: Row, process: &Process, chrome: &mut Chrome<W>) -> io::Result<Track> {
+        if let Some(track) = self.rows.get(&row) {
+            return Ok(*track);
+        }
+        let track = Track { pid: process.pid, tid: FIRST_ROW + self.rows.len() as u32 };
+        self.rows.insert(row, track);
+        let (_, node, number) = row;
+        let card = match process.cards.get(&(node as u16)) {
+            Some(name) => format!("{name} (node {node})"),
+            None => format!("node {node}"),
+        };
+        let name = match number {
+            Some(number) => format!("queue pair {number:#x} of {card}"),
+            None => format!("card {card}"),
+        };
+        chrome.name_track(track, &name)?;
+        Ok(track)
+    }
+}
+
+#[cfg(test)]
+#[path = "timeline_tests.rs"]
+mod tests;

@@ -1,0 +1,59 @@
+//! What a card gives to the timeline ([`gdsync_trace`]): doorbells, messages, completions.
+
+use super::port::Port;
+use crate::packet::{Header, LAST, Packet, PacketKind};
+use gdsync_sys::prm::cqe::Cqe64;
+use gdsync_sys::prm::doorbell::Doorbell;
+use gdsync_trace::{Kind, Span, event, span, span_since};
+
+/// A queue pair, as records name it.
+fn queue(port: Port, qpn: u32) -> u64 {
+    u64::from(port.node()) << 32 | u64::from(qpn)
+}
+
+/// Whether a packet is the last one of a message: a send, a write, a read, an atomic, a datagram.
+fn ends_message(kind: PacketKind, header: &Header) -> bool {
+    let has_parts = matches!(kind, PacketKind::Send | PacketKind::Write | PacketKind::Datagram);
+    kind.is_request() && (header.has(LAST) || !has_parts)
+}
+
+/// The PSN, and the bytes of the message.
+fn size(header: &Header) -> u64 {
+    u64::from(header.psn.get()) << 32 | u64::from(header.length.get())
+}
+
+/// The card has seen a doorbell.
+#[inline(always)]
+pub(crate) fn rung(port: Port, bell: Doorbell) {
+    event(Kind::DoorbellSeen, || [queue(port, bell.qpn()), bell.index().into(), 0]);
+}
+
+/// A request packet has left that was made `since`, of the WQE with this index and opcode.
+#[inline(always)]
+pub(crate) fn sent(since: u64, port: Port, header: &Header, to: u32, (index, opcode): (u32, u8)) {
+    if since != 0 && PacketKind::try_from(header.kind).is_ok_and(|kind| ends_message(kind, header)) {
+        let place = u64::from(opcode) << 16 | u64::from(index as u16);
+        let words = [queue(port, header.source_qpn.get()), size(header), u64::from(to) << 32 | place];
+        span_since(since, Kind::Sent, || words);
+    }
+}
+
+/// A packet is being delivered to a queue pair, until the answer is dropped.
+#[inline(always)]
+pub(crate) fn arriving(port: Port, qpn: u32, packet: Packet<'_>) -> Span {
+    let Packet { source, kind, header, .. } = packet;
+    if !gdsync_trace::enabled() || !ends_message(kind, header) {
+        return Span::none();
+    }
+    let source = u64::from(source) << 32 | u64::from(header.source_qpn.get());
+    span(Kind::Arrived, || [queue(port, qpn), size(header), source])
+}
+
+/// A completion entry is being written.
+#[inline(always)]
+pub(crate) fn completed(port: Port, cqn: u32, cqe: &Cqe64) {
+    event(Kind::Completed, || {
+        let opcode = cqe.opcode().map_or(u8::MAX, |opcode| opcode as u8);
+        [queue(port, cqe.qpn()), cqn.into(), u64::from(opcode) << 16 | u64::from(cqe.wqe_counter())]
+    });
+}
