@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds libgdsync and installs it with its headers and its pkg-config file, and the command gdsync with its manual pages and
 # completions: scripts/install.sh PREFIX. Needs Rust and a C linker.
-# scripts/install.sh --mpi PREFIX: libgdsync-mpis in its place (scripts/install-mpi).
+# scripts/install.sh --mpi PREFIX: libgdsync-mpis and libgdsync-mpix in its place (scripts/install-mpi).
 # DESTDIR, if set, goes before PREFIX. What is built is target/release, unless GDSYNC_BUILD_PROFILE names another cargo profile.
 set -euo pipefail
 if [ "${1:-}" = --mpi ]; then

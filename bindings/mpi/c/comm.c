@@ -1,8 +1,7 @@
-/* Communicators, and the beginning and the end of the program. */
+/* Communicators, and the end of the program. */
 #include "internal.h"
 
 #include <pthread.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -10,6 +9,13 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static int comm_key = MPI_KEYVAL_INVALID, end_key = MPI_KEYVAL_INVALID;
 /* MPI_Finalize has begun. */
 static int is_ending;
+
+int mpis_wants_statistics(void)
+{
+    const char *wanted = getenv("GDSYNC_MPI_STATS");
+
+    return wanted && strcmp(wanted, "1") == 0;
+}
 
 int mpis_check_running(void)
 {
@@ -20,23 +26,17 @@ int mpis_check_running(void)
     return running && !over && !is_ending ? MPI_SUCCESS : MPI_ERR_OTHER;
 }
 
-/* The first thing that MPI_Finalize does: the attributes of MPI_COMM_SELF are deleted. */
+void mpis_end_of_program(void)
+{
+    if (!__atomic_exchange_n(&is_ending, 1, __ATOMIC_ACQ_REL))
+        mpis_library_end();
+}
+
+/* The first thing that MPI_Finalize does: the attributes of MPI_COMM_SELF are deleted, the last one first. */
 static int at_end(MPI_Comm comm, int key, void *value, void *extra)
 {
-    struct gdsync_mpi_counts counts;
-    const char *wanted = getenv("GDSYNC_MPI_STATS");
-    int rank = -1;
-
     (void)comm, (void)key, (void)value, (void)extra;
-    is_ending = 1;
-    if (gdsync_mpi_finish(&counts) == 0 && wanted && strcmp(wanted, "1") == 0) {
-        MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-        fprintf(stderr,
-                "gdsync-mpis rank %d: %llu starts, %llu waits, %llu batches, %llu memory operations, "
-                "%llu by the CPU\n", rank, (unsigned long long)counts.starts, (unsigned long long)counts.waits,
-                (unsigned long long)counts.batches, (unsigned long long)counts.operations,
-                (unsigned long long)counts.cpu);
-    }
+    mpis_end_of_program();
     return MPI_SUCCESS;
 }
 
@@ -44,7 +44,10 @@ static int at_comm_free(MPI_Comm comm, int key, void *value, void *extra)
 {
     struct mpis_comm *known = value;
 
-    (void)comm, (void)key, (void)extra;
+    (void)key, (void)extra;
+    /* No program frees it. */
+    if (comm == MPI_COMM_SELF)
+        mpis_end_of_program();
     known->is_freed = 1;
     if (!is_ending) {
         MPI_Comm_free(&known->transfers);
@@ -134,28 +137,4 @@ void mpis_comm_release(struct mpis_comm *comm)
 {
     if (comm && __atomic_sub_fetch(&comm->refs, 1, __ATOMIC_ACQ_REL) == 0)
         free(comm);
-}
-
-/* MPI_COMM_WORLD is made ready while all ranks are in a call of MPI: later, not all of them may make a request on it. */
-static int begin(int error)
-{
-    struct mpis_comm *world;
-
-    if (error == MPI_SUCCESS && mpis_comm_get(MPI_COMM_WORLD, &world) == MPI_SUCCESS)
-        mpis_comm_release(world);
-    return error;
-}
-
-int MPI_Init(int *argc, char ***argv)
-{
-    return begin(PMPI_Init(argc, argv));
-}
-
-int MPI_Init_thread(int *argc, char ***argv, int required, int *provided)
-{
-    return begin(PMPI_Init_thread(argc, argv, required, provided));
-}
-
-void MPIS_Hello_world(void)
-{
 }

@@ -1,4 +1,4 @@
-/* What the Rust part (bindings/mpi/src/api.rs) has for the C part. Functions return 0 or a class. */
+/* What the Rust part (bindings/mpi/src/api) has for the C part. Functions return 0 or a class. */
 #ifndef GDSYNC_MPI_ENGINE_H
 #define GDSYNC_MPI_ENGINE_H
 
@@ -61,6 +61,7 @@ struct gdsync_mpi_counts {
     uint64_t batches;
     uint64_t operations;
     uint64_t cpu;
+    uint64_t partitions;
 };
 
 void gdsync_mpi_error_text(char *into, size_t len);
@@ -78,6 +79,15 @@ int gdsync_mpi_abandon(const void *request);
 int gdsync_mpi_matched(const void *request, uint64_t *bytes);
 int gdsync_mpi_wait(const void *request, uint64_t *bytes);
 
+/* Partitioned requests; all of the above is theirs, too, but a start on a queue. */
+int gdsync_mpi_partitioned(int sends, void *buffer, int partitions, uint64_t bytes, const void **made);
+int gdsync_mpi_partitions_start(const void *request);
+int gdsync_mpi_partition_ready(const void *request, int partition);
+int gdsync_mpi_partition_arrived(const void *request, int partition, int *arrived);
+/* What kernels mark, and see marked. */
+int gdsync_mpi_marks(const void *request, uint64_t *address);
+int gdsync_mpi_look_at_marks(int *rounds);
+
 int gdsync_mpi_queue(const void *stream, const void **made);
 int gdsync_mpi_queue_free(const void *queue);
 int gdsync_mpi_start(const void *queue, size_t number, const void *const *requests);
@@ -85,12 +95,35 @@ int gdsync_mpi_enqueue_wait(const void *queue);
 int gdsync_mpi_queue_wait(const void *queue);
 int gdsync_mpi_launch(const void *queue, void (*function)(void *), void *argument);
 
+/* Operations of MPI that streams trigger, and the thread that calls MPI for them. `stream` points to a handle. */
+enum gdsync_mpi_stream { GDSYNC_MPI_CUDA = 0, GDSYNC_MPI_SOFTWARE = 1 };
+
+struct gdsync_mpi_calls {
+    /* Starts an operation that a stream has triggered, or gives it up. */
+    void (*start)(void *operation, int is_given_up);
+    /* Has MPI progress. Returns how much is outstanding. */
+    int (*progress)(void);
+};
+
+int gdsync_mpi_thread_start(const struct gdsync_mpi_calls *calls);
+int gdsync_mpi_thread_stop(void);
+int gdsync_mpi_thread_wake(void);
+int gdsync_mpi_operation(void *operation, const void **made);
+int gdsync_mpi_operation_completed(const void *operation);
+int gdsync_mpi_operation_wait(const void *operation);
+int gdsync_mpi_operation_free(const void *operation);
+int gdsync_mpi_enqueue(int kind, void *const *stream, const void *operation);
+int gdsync_mpi_enqueue_waits(int kind, void *const *stream, size_t number, const void *const *operations);
+int gdsync_mpi_stream_wait(int kind, void *const *stream);
+int gdsync_mpi_stream_launch(int kind, void *const *stream, void (*function)(void *), void *argument);
+
 /* Called by threads of the program while they wait. */
 void gdsync_mpi_meanwhile(void (*matches)(void));
 
 int gdsync_mpi_allocate(uint64_t bytes, int on_gpu, void **made);
 int gdsync_mpi_deallocate(const void *memory);
 
+int gdsync_mpi_counts(struct gdsync_mpi_counts *into);
 int gdsync_mpi_finish(struct gdsync_mpi_counts *into);
 
 #endif

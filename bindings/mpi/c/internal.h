@@ -1,4 +1,4 @@
-/* What the files of the C part share. */
+/* What the files of the C part share: those here are of both libraries, those in mpis/ and mpix/ of one. */
 #ifndef GDSYNC_MPIS_INTERNAL_H
 #define GDSYNC_MPIS_INTERNAL_H
 
@@ -73,6 +73,10 @@ MPI_Comm mpis_handler_of(const struct mpis_comm *comm);
 
 /* comm.c */
 int mpis_check_running(void);
+/* GDSYNC_MPI_STATS=1 */
+int mpis_wants_statistics(void);
+/* MPI_Finalize has begun: what deletes an attribute of MPI_COMM_SELF calls this first. */
+void mpis_end_of_program(void);
 int mpis_comm_get(MPI_Comm comm, struct mpis_comm **found);
 void mpis_comm_release(struct mpis_comm *comm);
 
@@ -84,13 +88,28 @@ int mpis_operation(MPI_Comm comm, MPI_Op op, uint32_t *operation);
 /* match.c */
 int mpis_match_begin(MPIS_Request request);
 void mpis_match_progress(void);
+/* Whether a request is matching. */
+int mpis_match_outstanding(void);
 /* Waits until the request has matched, and returns its error. */
 int mpis_match_end(MPIS_Request request, MPI_Status *status);
 
-/* request.c */
+/* mpis/program.c, mpix/program.c: the library's part of the end of the program. */
+void mpis_library_end(void);
+
+/* request.c. A new request has the caller's share of the communicator. */
+MPIS_Request mpis_request_new(enum mpis_kind kind, struct mpis_comm *comm);
+/* Hands a request out, or reports why it could not be made. */
+int mpis_request_made(MPIS_Request request, int gdsync_error, MPIS_Request *into);
 void mpis_request_hold(MPIS_Request request);
 void mpis_request_release(MPIS_Request request);
-int mpis_request_check(const MPIS_Request *request);
 void mpis_status(MPI_Status *status, int peer, int tag, uint64_t bytes, int error);
+/* No wildcards. */
+int mpis_check_peer(MPI_Comm comm, int peer);
+int mpis_check_tag(MPI_Comm comm, int most, int tag);
+/* Both, of a request that is matched before it starts. */
+int mpis_check_matched(const struct mpis_comm *known, int peer, int tag);
+
+/* mpis/requests.c */
+int mpis_request_check(const MPIS_Request *request);
 
 #endif

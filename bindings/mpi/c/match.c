@@ -146,6 +146,16 @@ void mpis_match_progress(void)
     pthread_mutex_unlock(&lock);
 }
 
+int mpis_match_outstanding(void)
+{
+    int outstanding;
+
+    pthread_mutex_lock(&lock);
+    outstanding = matching != NULL;
+    pthread_mutex_unlock(&lock);
+    return outstanding;
+}
+
 static int make_legs(MPIS_Request request)
 {
     int index, error;

@@ -1,9 +1,7 @@
-/* Requests: made, matched, waited for by the CPU, and freed. */
+/* What requests of both libraries have: their making and their end, statuses, and the checks of their arguments. */
 #include "internal.h"
 
 #include <stdlib.h>
-
-const MPIS_Request MPIS_REQUEST_NULL = 0;
 
 void mpis_status(MPI_Status *status, int peer, int tag, uint64_t bytes, int error)
 {
@@ -34,20 +32,8 @@ void mpis_request_release(MPIS_Request request)
     free(request);
 }
 
-int mpis_request_check(const MPIS_Request *request)
-{
-    if (mpis_check_running() != MPI_SUCCESS)
-        return MPI_ERR_OTHER;
-    if (!request)
-        return mpis_fail(MPI_COMM_WORLD, MPI_ERR_ARG, "the request is a null pointer: pass its address");
-    if (*request == MPIS_REQUEST_NULL)
-        return mpis_fail(MPI_COMM_WORLD, MPI_ERR_REQUEST,
-                         "the request is MPIS_REQUEST_NULL: it was never made, or freed");
-    return MPI_SUCCESS;
-}
-
 /* A request without an engine's, which has the caller's share of the communicator. */
-static MPIS_Request new_request(enum mpis_kind kind, struct mpis_comm *comm)
+MPIS_Request mpis_request_new(enum mpis_kind kind, struct mpis_comm *comm)
 {
     MPIS_Request request = calloc(1, sizeof *request);
 
@@ -67,7 +53,7 @@ static MPIS_Request new_request(enum mpis_kind kind, struct mpis_comm *comm)
 }
 
 /* Hands a request out, or reports why it could not be made. */
-static int made(MPIS_Request request, int gdsync_error, MPIS_Request *into)
+int mpis_request_made(MPIS_Request request, int gdsync_error, MPIS_Request *into)
 {
     int error;
 
@@ -80,148 +66,38 @@ static int made(MPIS_Request request, int gdsync_error, MPIS_Request *into)
     return error;
 }
 
-static int check_envelope(const struct mpis_comm *known, int peer, int tag)
+int mpis_check_peer(MPI_Comm comm, int peer)
+{
+    int size = 0, is_inter = 0;
+
+    MPI_Comm_test_inter(comm, &is_inter);
+    if (is_inter)
+        MPI_Comm_remote_size(comm, &size);
+    else
+        MPI_Comm_size(comm, &size);
+    if (peer == MPI_PROC_NULL || (peer >= 0 && peer < size))
+        return MPI_SUCCESS;
+    return mpis_fail(comm, MPI_ERR_RANK, "the rank is %d, but the communicator has the ranks 0 to %d", peer, size - 1);
+}
+
+int mpis_check_tag(MPI_Comm comm, int most, int tag)
+{
+    if (tag >= 0 && tag <= most)
+        return MPI_SUCCESS;
+    return mpis_fail(comm, MPI_ERR_TAG, "the tag is %d, but tags are 0 to %d", tag, most);
+}
+
+int mpis_check_matched(const struct mpis_comm *known, int peer, int tag)
 {
     MPI_Comm comm = known->program;
-    int size = 0;
+    int error;
 
-    MPI_Comm_size(comm, &size);
     if (peer == MPI_ANY_SOURCE)
         return mpis_fail(comm, MPI_ERR_RANK,
                          "MPI_ANY_SOURCE: a request is matched with one peer, before it is started. Name its rank");
-    if (peer != MPI_PROC_NULL && (peer < 0 || peer >= size))
-        return mpis_fail(comm, MPI_ERR_RANK, "the rank is %d, but the communicator has the ranks 0 to %d", peer,
-                         size - 1);
     if (tag == MPI_ANY_TAG)
         return mpis_fail(comm, MPI_ERR_TAG,
                          "MPI_ANY_TAG: a request is matched with one other, before it is started. Name its tag");
-    if (tag < 0 || tag > known->most)
-        return mpis_fail(comm, MPI_ERR_TAG, "the tag is %d, but tags are 0 to %d", tag, known->most);
-    return MPI_SUCCESS;
-}
-
-static int transfer(int sends, void *buffer, MPI_Count count, MPI_Datatype datatype, int peer, int tag, MPI_Comm comm,
-                    MPIS_Request *into)
-{
-    struct mpis_comm *known;
-    MPIS_Request request;
-    MPI_Aint start;
-    uint64_t bytes;
-    int error = mpis_comm_get(comm, &known);
-
-    if (error != MPI_SUCCESS)
-        return error;
-    if (!into)
-        error = mpis_fail(comm, MPI_ERR_ARG, "the place for the request is a null pointer");
-    if (error == MPI_SUCCESS)
-        error = check_envelope(known, peer, tag);
-    if (error == MPI_SUCCESS)
-        error = mpis_contiguous(comm, count, datatype, &start, &bytes);
-    if (error == MPI_SUCCESS && bytes > 0 && !buffer)
-        error = mpis_fail(comm, MPI_ERR_BUFFER,
-                          "the buffer of %llu bytes is a null pointer (or MPI_BOTTOM): pass a valid one",
-                          (unsigned long long)bytes);
-    if (error != MPI_SUCCESS) {
-        mpis_comm_release(known);
-        return error;
-    }
-    request = new_request(MPIS_TRANSFER, known);
-    if (!request)
-        return MPI_ERR_NO_MEM;
-    request->peer = peer;
-    request->tag = tag;
-    if (peer == MPI_PROC_NULL)
-        return made(request, 0, into);
-    buffer = bytes ? (char *)buffer + start : NULL;
-    return made(request, gdsync_mpi_transfer(sends, buffer, bytes, &request->engine), into);
-}
-
-int MPIS_Send_init(const void *buffer, MPI_Count count, MPI_Datatype datatype, int dest, int tag, MPI_Comm comm,
-                   MPI_Info info, MPIS_Request *request)
-{
-    (void)info;
-    return transfer(1, (void *)buffer, count, datatype, dest, tag, comm, request);
-}
-
-/* A ready send needs no promise that its receive is there: the card sends again until it is. */
-int MPIS_Rsend_init(const void *buffer, MPI_Count count, MPI_Datatype datatype, int dest, int tag, MPI_Comm comm,
-                    MPI_Info info, MPIS_Request *request)
-{
-    return MPIS_Send_init(buffer, count, datatype, dest, tag, comm, info, request);
-}
-
-int MPIS_Recv_init(void *buffer, MPI_Count count, MPI_Datatype datatype, int source, int tag, MPI_Comm comm,
-                   MPI_Info info, MPIS_Request *request)
-{
-    (void)info;
-    return transfer(0, buffer, count, datatype, source, tag, comm, request);
-}
-
-/* A collective without its engine's request. All ranks make them in the same order: that is their tag. */
-static int collective(MPI_Comm comm, MPIS_Request *into, MPIS_Request *request, int *rank, int *size)
-{
-    struct mpis_comm *known;
-    int error = mpis_comm_get(comm, &known);
-
-    if (error != MPI_SUCCESS)
-        return error;
-    if (!into) {
-        mpis_comm_release(known);
-        return mpis_fail(comm, MPI_ERR_ARG, "the place for the request is a null pointer");
-    }
-    *request = new_request(MPIS_COLLECTIVE, known);
-    if (!*request)
-        return MPI_ERR_NO_MEM;
-    (*request)->tag = known->made;
-    known->made = known->made == known->most ? 0 : known->made + 1;
-    MPI_Comm_rank(comm, rank);
-    MPI_Comm_size(comm, size);
-    return MPI_SUCCESS;
-}
-
-int MPIS_Barrier_init(MPI_Comm comm, MPI_Info info, MPIS_Request *request)
-{
-    MPIS_Request new;
-    int rank, size, error = collective(comm, request, &new, &rank, &size);
-
-    (void)info;
-    return error == MPI_SUCCESS ? made(new, gdsync_mpi_barrier(rank, size, &new->engine), request) : error;
-}
-
-int MPIS_Allreduce_init(const void *sendbuf, void *recvbuf, int count, MPI_Datatype datatype, MPI_Op op, MPI_Comm comm,
-                        MPI_Info info, MPIS_Request *request)
-{
-    struct gdsync_mpi_reduction what = {sendbuf == MPI_IN_PLACE ? NULL : sendbuf, recvbuf, 0, 0, 0, 0, 0};
-    MPIS_Request new;
-    int error = collective(comm, request, &new, &what.rank, &what.size);
-
-    (void)info;
-    if (error != MPI_SUCCESS)
-        return error;
-    if (count < 0)
-        error = mpis_fail(comm, MPI_ERR_COUNT, "the count is %d: pass a number from 0 on", count);
-    else if (count > 0 && (!recvbuf || !sendbuf))
-        error = mpis_fail(comm, MPI_ERR_BUFFER, "a buffer of the all-reduce is a null pointer: pass a valid one");
-    if (error == MPI_SUCCESS)
-        error = mpis_element(comm, datatype, &what.element);
-    if (error == MPI_SUCCESS)
-        error = mpis_operation(comm, op, &what.operation);
-    if (error != MPI_SUCCESS) {
-        mpis_request_release(new);
-        return error;
-    }
-    what.count = (uint64_t)count;
-    return made(new, gdsync_mpi_allreduce(&what, &new->engine), request);
-}
-
-int MPIS_Request_free(MPIS_Request *request)
-{
-    if (mpis_check_running() != MPI_SUCCESS)
-        return MPI_ERR_OTHER;
-    if (!request)
-        return mpis_fail(MPI_COMM_WORLD, MPI_ERR_ARG, "the request is a null pointer: pass its address");
-    if (*request != MPIS_REQUEST_NULL)
-        mpis_request_release(*request);
-    *request = MPIS_REQUEST_NULL;
-    return MPI_SUCCESS;
+    error = mpis_check_peer(comm, peer);
+    return error == MPI_SUCCESS ? mpis_check_tag(comm, known->most, tag) : error;
 }

@@ -48,7 +48,8 @@ pub(crate) fn domain() -> Result<&'static Domain, Failure> {
         return Ok(known);
     }
     let timeout = number(PEER_TIMEOUT, DEFAULT_PEER_TIMEOUT)?;
-    let connection = ConnectOptions::default().timeout(timeout_code(timeout)).rnr_retry(7);
+    // A send that starts before its receive comes again after 10 µs (InfiniBand, table 45), for as long as it takes.
+    let connection = ConnectOptions::default().timeout(timeout_code(timeout)).rnr_retry(7).min_rnr_timer(1);
     let part = number(PART, DEFAULT_PART)?;
     let pd = ProtectionDomain::new(&open()?)?;
     // Of two threads, one sets it; the other's card is closed.

@@ -1,26 +1,37 @@
-//! The part of `libgdsync-mpis` that needs no MPI: matched channels, persistent transfers and collectives on
-//! software and CUDA streams.
+//! The part of `libgdsync-mpis` and `libgdsync-mpix` that needs no MPI: matched channels, persistent transfers and
+//! collectives on software and CUDA streams, and operations of MPI that streams trigger.
 //!
-//! `c/*.c` is the other part. The MPI at hand compiles it; it defines `MPIS_*`, checks MPI's arguments, and moves
-//! this crate's offers between ranks. [`api`] is what it calls, declared for C in `c/engine.h`.
+//! `c/` is the other part. The MPI at hand compiles it; it defines `MPIS_*` and `MPIX_*`, checks MPI's arguments, and
+//! moves this crate's offers between ranks. [`api`] is what it calls, declared for C in `c/engine.h`.
 //! [docs/mpi.md](https://github.com/gdsync/gdsync/blob/main/docs/mpi.md) describes the library.
 //!
 //! A request has *legs*: one for each message of a round, with a queue pair of its own on either side. A transfer
 //! has one leg, a collective several. Matching a request connects its legs. A start and a wait are batches of
 //! [`gdsync::persistent`]: the stream rings the card and waits for its completions, without the CPU.
 //!
-//! Layers, bottom up: `statistics`, `progress` and `error`; `device` is the card of the process; `memory` finds out what a
-//! buffer is and registers it; `offer` is what one side of a leg sends to the other; `channel` is a queue pair;
-//! `stream` is either kind of stream; `parts` are persistent requests that complete together; `reduce` and
-//! `collective` are chains of them; `request` and `queue` are what C has handles of.
+//! An operation of `MPIX_*` that is not matched is MPI's own: a thread of the CPU (`mpi_thread`) starts it when the
+//! stream has triggered it, and sets a flag for the stream when it has completed.
+//!
+//! Layers, bottom up: `statistics`, `progress` and `error`; `flag`, `marks` and `turn` are what streams and kernels wait for and store;
+//! `device` is the card of the process; `memory` finds out what a buffer is and registers it; `offer` is what one
+//! side of a leg sends to the other; `channel` is a queue pair; `stream` is either kind of stream; `mpi_thread`
+//! calls MPI for streams; `parts` are persistent requests that complete together, and `partitions` writes of one
+//! message; `reduce`, `lane` and `collective` are chains of them; `request` and `queue` are what C has handles of; `enqueue`
+//! has queues trigger operations and wait for them.
 
 pub mod api;
 mod channel;
 mod collective;
 mod device;
+mod enqueue;
 mod error;
+mod flag;
+mod lane;
+mod marks;
 mod memory;
+mod mpi_thread;
 mod offer;
+mod partitions;
 mod parts;
 mod progress;
 mod queue;
@@ -30,3 +41,4 @@ mod statistics;
 mod stream;
 #[cfg(test)]
 mod tests;
+mod turn;

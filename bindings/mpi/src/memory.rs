@@ -1,10 +1,10 @@
 //! Buffers of the program: what memory they are, and their registration; and memory that the library allocates.
 
 use crate::error::{Class, Failure};
-use gdsync::cuda::{self, GpuMemory};
+use gdsync::cuda::{self, Consistency, GpuMemory};
 use gdsync::cudarc::driver::sys;
 use gdsync::verbs::GpuMemoryRegion;
-use gdsync::{Access, MemoryRegion, PinnedMemory, ProtectionDomain, Slice};
+use gdsync::{Access, MemoryRegion, PinnedMemory, ProtectionDomain, RemoteMemory, Slice};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -51,10 +51,7 @@ impl Region {
         }
         let what = || format!("the buffer of {bytes} bytes at {address:#x}");
         match owner(address)? {
-            Owner::Managed => {
-                let why = "is managed memory, which moves: allocate it by cudaMalloc or MPIS_Alloc_mem";
-                Err(Failure::new(Class::Buffer, format!("{} {why}", what())))
-            }
+            Owner::Managed => Err(Failure::new(Class::Buffer, format!("{} {MANAGED}", what()))),
             Owner::Host => {
                 // SAFETY: the caller's.
                 let memory = unsafe { host(buffer) }?;
@@ -69,6 +66,15 @@ impl Region {
                 let memory = memory.map_err(|error| failed(error.into()))?;
                 Ok(Region::Gpu(GpuMemoryRegion::register(pd, memory, access).map_err(failed)?))
             }
+        }
+    }
+
+    /// It, as the other side writes to it.
+    pub(crate) fn remote(&self) -> RemoteMemory {
+        match self {
+            Region::Empty => RemoteMemory { addr: 0, len: 0, rkey: 0 },
+            Region::Host(region) => region.remote(),
+            Region::Gpu(region) => region.remote(),
         }
     }
 
@@ -100,21 +106,53 @@ pub(crate) unsafe fn host(Buffer { address, bytes }: Buffer) -> Result<PinnedMem
     Ok(unsafe { PinnedMemory::from_raw(base, bytes, ()) })
 }
 
-/// Refuses what is not memory of the host, which the CPU reduces.
-pub(crate) fn check_host(address: usize) -> Result<(), Failure> {
-    if address == 0 || owner(address)? == Owner::Host {
+/// The GPU whose memory is at an address; none for host memory. Managed memory is refused.
+pub(crate) fn gpu_of(address: usize) -> Result<Option<u32>, Failure> {
+    match owner(address)? {
+        Owner::Host => Ok(None),
+        Owner::Gpu(ordinal) => Ok(Some(ordinal)),
+        Owner::Managed => Err(Failure::new(Class::Buffer, format!("the buffer at {address:#x} {MANAGED}"))),
+    }
+}
+
+/// Refuses memory of a GPU that may see a card's writes later than what the CPU writes after them.
+pub(crate) fn check_order(address: usize) -> Result<(), Failure> {
+    let Owner::Gpu(ordinal) = (if address == 0 { Owner::Host } else { owner(address)? }) else {
+        return Ok(());
+    };
+    let failed = |error: cuda::CudaError| Failure::new(Class::Other, error);
+    let context = cuda::context(ordinal).map_err(failed)?;
+    if cuda::capabilities(&context).map_err(failed)?.consistency() == Consistency::Ordered {
         return Ok(());
     }
-    let why = "is memory of a GPU, and the CPU reduces: MPIS_Allreduce_init takes host memory";
+    let why = "is memory of a GPU that does not keep the order of a card's writes: receive into host memory, or ask on \
+               the CPU whether partitions have arrived";
     Err(Failure::new(Class::Unsupported, format!("the buffer at {address:#x} {why}")))
 }
 
-/// A process without the CUDA driver has no memory of a GPU. One that has loaded it has initialised it, too, or
-/// bears it.
-fn owner(address: usize) -> Result<Owner, Failure> {
+/// The GPU of the context that is current; none where there is no driver, or no context.
+pub(crate) fn current_gpu() -> Option<u32> {
+    if !has_driver() {
+        return None;
+    }
+    let mut ordinal = -1;
+    // SAFETY: the driver is initialised (`has_driver`); `ordinal` is a valid place.
+    let result = unsafe { sys::cuCtxGetDevice(&mut ordinal) };
+    (result == sys::CUresult::CUDA_SUCCESS).then(|| u32::try_from(ordinal).ok()).flatten()
+}
+
+const MANAGED: &str = "is managed memory, which moves: allocate it by cudaMalloc";
+
+/// Whether the process has loaded the CUDA driver. If so, it is initialised, or can be.
+fn has_driver() -> bool {
     // SAFETY: a zero-terminated name. Nothing is loaded; the handle of a library that is found stays open.
     let driver = unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD) };
-    if driver.is_null() || cuda::device_count().is_err() {
+    !driver.is_null() && cuda::device_count().is_ok()
+}
+
+/// A process without the CUDA driver has no memory of a GPU.
+fn owner(address: usize) -> Result<Owner, Failure> {
+    if !has_driver() {
         return Ok(Owner::Host);
     }
     let ask = |attribute| {
@@ -152,11 +190,7 @@ pub(crate) fn allocate(bytes: usize, on_gpu: bool) -> Result<usize, Failure> {
     let (address, allocation) = if on_gpu {
         let failed = |error: cuda::CudaError| Failure::new(Class::Memory, error);
         cuda::device_count().map_err(failed)?;
-        let mut ordinal = 0;
-        // SAFETY: the driver is initialised (`device_count`); `ordinal` is a valid place. Without a context that is
-        // current, it stays 0.
-        unsafe { sys::cuCtxGetDevice(&mut ordinal) };
-        let context = cuda::context(u32::try_from(ordinal).unwrap_or(0)).map_err(failed)?;
+        let context = cuda::context(current_gpu().unwrap_or(0)).map_err(failed)?;
         let memory = GpuMemory::allocate(&context, bytes).map_err(failed)?;
         (memory.address() as usize, Allocation::Gpu { _memory: memory })
     } else {

@@ -1,13 +1,13 @@
 //! What one side of a leg sends to the other when they match: a line of text.
 
 use crate::error::{Class, Failure, cut};
-use gdsync::Endpoint;
+use gdsync::{Endpoint, RemoteMemory};
 use std::fmt;
 use std::str::FromStr;
 
 /// Bytes of an offer, with its zero: `GDSYNC_MPI_OFFER` of `c/engine.h`.
 pub(crate) const OFFER: usize = 256;
-const MAGIC: &str = "gdsync-mpi/1";
+const MAGIC: &str = "gdsync-mpi/2";
 
 /// One side of a leg.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,12 +21,14 @@ pub(crate) struct Offer {
     /// The provider of the card.
     pub(crate) provider: String,
     pub(crate) endpoint: Endpoint,
+    /// What the other side may write to: of a partitioned receive, its buffer, and else of no length.
+    pub(crate) memory: RemoteMemory,
 }
 
 impl fmt::Display for Offer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Offer { shape, bytes, part, provider, endpoint } = self;
-        write!(f, "{MAGIC} offer {shape} {bytes} {part} {provider} {endpoint}")
+        let Offer { shape, bytes, part, provider, endpoint, memory } = self;
+        write!(f, "{MAGIC} offer {shape} {bytes} {part} {provider} {endpoint} {memory}")
     }
 }
 
@@ -72,7 +74,9 @@ impl FromStr for Offer {
         let (shape, bytes, part) = (word()?.to_owned(), word()?.parse(), word()?.parse::<u64>());
         let (provider, endpoint) = (word()?.to_owned(), word()?.parse());
         let part = part.ok().filter(|part| *part > 0).ok_or(())?;
-        Ok(Offer { shape, bytes: bytes.map_err(drop)?, part, provider, endpoint: endpoint.map_err(drop)? })
+        let (bytes, endpoint) = (bytes.map_err(drop)?, endpoint.map_err(drop)?);
+        let memory = word()?.parse().map_err(drop)?;
+        Ok(Offer { shape, bytes, part, provider, endpoint, memory })
     }
 }
 
@@ -87,6 +91,7 @@ mod tests {
             part: 1 << 30,
             provider: "software".to_owned(),
             endpoint: "roce2:0:12:3:3:00000000000000000000ffff0a000001".parse().unwrap(),
+            memory: RemoteMemory { addr: 0x7fff_0000_1000, len: 1 << 40, rkey: 0x1234 },
         }
     }
 
@@ -100,9 +105,17 @@ mod tests {
     }
 
     #[test]
+    fn the_longest_offer_has_room() {
+        let shape = format!("partitions-{}-of-{}-bytes", u32::MAX, u64::MAX);
+        let memory = RemoteMemory { addr: u64::MAX, len: u64::MAX, rkey: u32::MAX };
+        let longest = Offer { shape, bytes: u64::MAX, part: u64::MAX, memory, ..offer() };
+        assert_eq!(read(&to_bytes(&longest.to_string())).unwrap(), longest);
+    }
+
+    #[test]
     fn lines_of_others_are_refused() {
         let good = offer().to_string();
-        let lines = ["", "hello", "gdsync-mpi/1", "gdsync-mpi/2 offer", &good.replace(" 1073741824 ", " 0 ")];
+        let lines = ["", "hello", "gdsync-mpi/2", "gdsync-mpi/1 offer", &good.replace(" 1073741824 ", " 0 ")];
         for line in lines {
             let error = read(&to_bytes(line)).unwrap_err();
             assert_eq!(error.class, Class::Other);

@@ -117,7 +117,7 @@ pub(crate) fn number_of(message: u64, part: u64) -> u64 {
 }
 
 /// Where the parts of a message start.
-fn ranges(message: u64, part: u64) -> impl Iterator<Item = u64> {
+pub(crate) fn ranges(message: u64, part: u64) -> impl Iterator<Item = u64> {
     let numbers: Range<u64> = 0..number_of(message, part);
     numbers.map(move |number| number * part)
 }

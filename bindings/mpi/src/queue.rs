@@ -2,7 +2,8 @@
 
 use crate::error::{Class, Failure};
 use crate::request::{Request, Work, abort, probe};
-use crate::stream::{AnyStream, PROBE_AFTER, SLICE};
+use crate::stream::{AnyStream, LAST, PROBE_AFTER, SLICE};
+use crate::turn::Turns;
 use crate::{progress, statistics};
 use gdsync::persistent;
 use gdsync_sys::pause::Pause;
@@ -12,9 +13,6 @@ use std::ptr;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// How long the end of the program waits for a stream, and again after its work was aborted.
-const LAST: Duration = Duration::from_secs(1);
-
 /// How long a request may be locked: more than looking at it takes.
 const BRIEFLY: Duration = Duration::from_secs(1);
 
@@ -23,6 +21,8 @@ const BRIEFLY: Duration = Duration::from_secs(1);
 pub(crate) struct Queue {
     pub(crate) stream: AnyStream,
     lists: Mutex<Lists>,
+    /// Of operations that the stream triggers; none before the first one.
+    pub(crate) turns: Mutex<Option<Turns>>,
 }
 
 #[derive(Debug, Default)]
@@ -55,12 +55,17 @@ static QUEUES: Mutex<Vec<Weak<Queue>>> = Mutex::new(Vec::new());
 
 impl Queue {
     pub(crate) fn new(stream: AnyStream) -> Arc<Self> {
-        let queue = Arc::new(Queue { stream, lists: Mutex::default() });
+        let queue = Self::unlisted(stream);
         let mut queues = QUEUES.lock();
         queues.retain(|queue| queue.strong_count() > 0);
         queues.push(Arc::downgrade(&queue));
         drop(queues);
         queue
+    }
+
+    /// A queue that is not found by its name, and for which the end of the program does not wait.
+    pub(crate) fn unlisted(stream: AnyStream) -> Arc<Self> {
+        Arc::new(Queue { stream, lists: Mutex::default(), turns: Mutex::default() })
     }
 
     /// Starts a list, each request with its place in the program's: the transfers in one batch, and then the
@@ -79,14 +84,20 @@ impl Queue {
             if state.work.is_none() {
                 return Err(about("is not matched: match it before it is started"));
             }
+            if matches!(state.work, Some(Work::Partitioned(_))) {
+                return Err(about("is partitioned, which the CPU starts"));
+            }
             if state.started_on.is_some() {
                 return Err(about("is started already: enqueue a wait for it, or wait for it, before"));
             }
             states.push(state);
         }
         // Refused before anything starts.
-        let has_collective = states.iter().any(|state| matches!(state.work, Some(Work::Collective(_))));
-        let soft = has_collective.then(|| self.stream.soft("a collective")).transpose()?;
+        for state in &states {
+            if let Some(Work::Collective(chain)) = &state.work {
+                chain.check(&self.stream)?;
+            }
+        }
         let (mut transfers, mut legs) = (Vec::<&mut dyn persistent::Request>::new(), Vec::new());
         for state in &mut states {
             let state = &mut **state;
@@ -104,8 +115,8 @@ impl Queue {
         for (state, (_, request)) in states.iter_mut().zip(requests) {
             let state = &mut **state;
             let legs = &mut state.legs;
-            if let (Some(Work::Collective(chain)), Some(soft)) = (&mut state.work, soft)
-                && let Err(failure) = chain.start(soft, || probe(legs))
+            if let Some(Work::Collective(chain)) = &mut state.work
+                && let Err(failure) = chain.start(&self.stream, || probe(legs))
             {
                 // The other ranks learn of it.
                 abort(legs);
@@ -137,8 +148,8 @@ impl Queue {
                     transfers.extend(active.map(|part| part.request()));
                     legs.push(&mut state.legs);
                 }
-                Some(Work::Collective(chain)) => chain.wait(self.stream.soft("a collective")?)?,
-                None => {}
+                Some(Work::Collective(chain)) => chain.wait(&self.stream, || probe(&mut state.legs))?,
+                Some(Work::Partitioned(_)) | None => {}
             }
         }
         let mut meanwhile = || legs.iter_mut().for_each(|legs| probe(legs));
@@ -208,8 +219,11 @@ fn outcome_of_awaited(request: &Request) -> Option<Result<u64, Failure>> {
 /// The queue that the program has by this name.
 pub(crate) fn find(name: usize) -> Result<Arc<Queue>, Failure> {
     let found = QUEUES.lock().iter().find(|queue| queue.as_ptr().addr() == name).and_then(Weak::upgrade);
-    let text =
-        || format!("there is no queue {name:#x}: pass what MPIS_Queue_init returned, until MPIS_Queue_free");
+    let text = || {
+        format!(
+            "there is no queue or software stream {name:#x}: pass one that the library has made, until it is freed"
+        )
+    };
     found.ok_or_else(|| Failure::new(Class::Argument, text()))
 }
 

@@ -2,141 +2,35 @@
 
 use crate::error::{Class, Failure};
 use gdsync::PinnedMemory;
+use gdsync_notify::collective::{Element, Operation, combine};
 use std::ops::Range;
 
 /// Bytes that are reduced at a time: a multiple of every number's size.
 const PIECE: usize = 16 * 1024;
 
-/// Kinds of numbers: `enum gdsync_mpi_element` of `c/engine.h`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Element {
-    I8,
-    U8,
-    I16,
-    U16,
-    I32,
-    U32,
-    I64,
-    U64,
-    F32,
-    F64,
+/// The kind of numbers that `enum gdsync_mpi_element` of `c/engine.h` names.
+pub(crate) fn element(number: u32) -> Result<Element, Failure> {
+    use Element::*;
+    let all = [I8, U8, I16, U16, I32, U32, I64, U64, F32, F64];
+    let known = all.get(number as usize).copied();
+    known.ok_or_else(|| Failure::new(Class::Argument, format!("there is no kind of number {number}")))
 }
 
-/// What becomes of two numbers: `enum gdsync_mpi_operation` of `c/engine.h`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Operation {
-    Sum,
-    Product,
-    Minimum,
-    Maximum,
-    LogicalAnd,
-    LogicalOr,
-    LogicalXor,
-    BitAnd,
-    BitOr,
-    BitXor,
-}
-
-impl Element {
-    const ALL: [Element; 10] = {
-        use Element::*;
-        [I8, U8, I16, U16, I32, U32, I64, U64, F32, F64]
-    };
-
-    pub(crate) fn of(number: u32) -> Result<Self, Failure> {
-        let known = Self::ALL.into_iter().find(|each| *each as u32 == number);
-        known.ok_or_else(|| Failure::new(Class::Argument, format!("there is no kind of number {number}")))
-    }
-
-    pub(crate) fn bytes(self) -> usize {
-        match self {
-            Element::I8 | Element::U8 => 1,
-            Element::I16 | Element::U16 => 2,
-            Element::I32 | Element::U32 | Element::F32 => 4,
-            Element::I64 | Element::U64 | Element::F64 => 8,
-        }
-    }
-
-    fn is_float(self) -> bool {
-        matches!(self, Element::F32 | Element::F64)
-    }
-}
-
-impl Operation {
-    const ALL: [Operation; 10] = {
-        use Operation::*;
-        [Sum, Product, Minimum, Maximum, LogicalAnd, LogicalOr, LogicalXor, BitAnd, BitOr, BitXor]
-    };
-
-    pub(crate) fn of(number: u32) -> Result<Self, Failure> {
-        let known = Self::ALL.into_iter().find(|each| *each as u32 == number);
-        known.ok_or_else(|| Failure::new(Class::Argument, format!("there is no reduction {number}")))
-    }
-
-    /// Floating-point numbers have neither bits nor truth, as MPI has it.
-    pub(crate) fn check(self, element: Element) -> Result<(), Failure> {
-        use Operation::*;
-        if !element.is_float() || matches!(self, Sum | Product | Minimum | Maximum) {
-            return Ok(());
-        }
-        let text = format!("{self:?} of {element:?}: MPI defines it for integers only");
-        Err(Failure::new(Class::Argument, text))
-    }
-}
-
-/// Reduces `other` into `into`; both have whole numbers. Integers wrap around; of a number and NaN, minimum and
-/// maximum are the number.
-fn combine(element: Element, operation: Operation, into: &mut [u8], other: &[u8]) {
+/// The reduction that `enum gdsync_mpi_operation` of `c/engine.h` names.
+pub(crate) fn operation(number: u32) -> Result<Operation, Failure> {
     use Operation::*;
-    macro_rules! each {
-        ($number:ty, $act:expr) => {{
-            let act: fn($number, $number) -> $number = $act;
-            let (numbers, others) = (into.as_chunks_mut().0, other.as_chunks().0);
-            for (number, other) in numbers.iter_mut().zip(others) {
-                *number =
-                    act(<$number>::from_ne_bytes(*number), <$number>::from_ne_bytes(*other)).to_ne_bytes();
-            }
-        }};
+    let all = [Sum, Product, Min, Max, LogicalAnd, LogicalOr, LogicalXor, BitAnd, BitOr, BitXor];
+    let known = all.get(number as usize).copied();
+    known.ok_or_else(|| Failure::new(Class::Argument, format!("there is no reduction {number}")))
+}
+
+/// Refuses what MPI does not define.
+pub(crate) fn check(element: Element, operation: Operation) -> Result<(), Failure> {
+    if operation.is_defined_for(element) {
+        return Ok(());
     }
-    macro_rules! integer {
-        ($number:ty) => {
-            match operation {
-                Sum => each!($number, |one, other| one.wrapping_add(other)),
-                Product => each!($number, |one, other| one.wrapping_mul(other)),
-                Minimum => each!($number, |one, other| one.min(other)),
-                Maximum => each!($number, |one, other| one.max(other)),
-                LogicalAnd => each!($number, |one, other| (one != 0 && other != 0).into()),
-                LogicalOr => each!($number, |one, other| (one != 0 || other != 0).into()),
-                LogicalXor => each!($number, |one, other| ((one != 0) != (other != 0)).into()),
-                BitAnd => each!($number, |one, other| one & other),
-                BitOr => each!($number, |one, other| one | other),
-                BitXor => each!($number, |one, other| one ^ other),
-            }
-        };
-    }
-    macro_rules! float {
-        ($number:ty) => {
-            match operation {
-                Sum => each!($number, |one, other| one + other),
-                Product => each!($number, |one, other| one * other),
-                Minimum => each!($number, |one, other| one.min(other)),
-                // `Operation::check` refuses the others.
-                _ => each!($number, |one, other| one.max(other)),
-            }
-        };
-    }
-    match element {
-        Element::I8 => integer!(i8),
-        Element::U8 => integer!(u8),
-        Element::I16 => integer!(i16),
-        Element::U16 => integer!(u16),
-        Element::I32 => integer!(i32),
-        Element::U32 => integer!(u32),
-        Element::I64 => integer!(i64),
-        Element::U64 => integer!(u64),
-        Element::F32 => float!(f32),
-        Element::F64 => float!(f64),
-    }
+    let text = format!("{operation} of {element}: MPI defines it for integers only");
+    Err(Failure::new(Class::Argument, text))
 }
 
 /// Reduces the bytes of a range of one memory into those of another.
@@ -169,51 +63,13 @@ pub(crate) fn copy(into: &PinnedMemory, from: &PinnedMemory) {
 mod tests {
     use super::*;
 
-    fn of_bytes(element: Element, operation: Operation, one: &[u8], other: &[u8]) -> Vec<u8> {
-        let mut into = one.to_vec();
-        combine(element, operation, &mut into, other);
-        into
-    }
-
-    #[test]
-    fn every_reduction_of_integers() {
-        use Operation::*;
-        let cases = [
-            (Sum, 1u8, 255u8, 0u8),
-            (Product, 3, 100, 44),
-            (Minimum, 3, 100, 3),
-            (Maximum, 3, 100, 100),
-            (LogicalAnd, 4, 2, 1),
-            (LogicalOr, 0, 2, 1),
-            (LogicalXor, 4, 2, 0),
-            (BitAnd, 6, 3, 2),
-            (BitOr, 6, 3, 7),
-            (BitXor, 6, 3, 5),
-        ];
-        for (operation, one, other, expected) in cases {
-            assert_eq!(of_bytes(Element::U8, operation, &[one], &[other]), [expected], "{operation:?}");
-        }
-        let signed = of_bytes(Element::I8, Minimum, &[1], &[255]);
-        assert_eq!(signed, [255], "-1 is less than 1");
-    }
-
-    #[test]
-    fn numbers_of_every_size() {
-        for element in Element::ALL {
-            let mut one = vec![0; element.bytes()];
-            one.extend(vec![0; element.bytes()]);
-            assert_eq!(of_bytes(element, Operation::Sum, &one, &one).len(), 2 * element.bytes());
-        }
-        let (one, other) = (1.5f64.to_ne_bytes(), 2.25f64.to_ne_bytes());
-        assert_eq!(of_bytes(Element::F64, Operation::Product, &one, &other), 3.375f64.to_ne_bytes());
-    }
-
     #[test]
     fn bits_of_floating_point_numbers_are_refused() {
-        assert!(Operation::BitXor.check(Element::U16).is_ok());
-        let error = Operation::BitXor.check(Element::F32).unwrap_err();
-        assert!(error.text.contains("BitXor of F32"), "{error}");
-        assert!(Element::of(10).is_err() && Operation::of(10).is_err());
+        assert!(check(Element::U16, Operation::BitXor).is_ok());
+        let error = check(Element::F32, Operation::BitXor).unwrap_err();
+        assert!(error.text.contains("bit_xor of f32"), "{error}");
+        assert!(element(10).is_err() && operation(10).is_err());
+        assert!(matches!((element(9), operation(9)), (Ok(Element::F64), Ok(Operation::BitXor))));
     }
 
     #[test]

@@ -6,6 +6,7 @@ use crate::device::{Domain, domain};
 use crate::error::{Class, Failure};
 use crate::memory::{self, Buffer, Region};
 use crate::offer::{OFFER, Offer, read};
+use crate::partitions::{Layout, Partitions, Route};
 use crate::parts::{Parts, number_of};
 use crate::progress;
 use crate::stream::PROBE_AFTER;
@@ -13,7 +14,8 @@ use gdsync::Access;
 use gdsync_sys::pause::Pause;
 use parking_lot::Mutex;
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::ptr;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 /// Starts that a queue pair has room for, at least.
@@ -25,6 +27,7 @@ const GRACE: Duration = Duration::from_secs(2);
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Plan {
     Transfer { sends: bool, buffer: Buffer },
+    Partitioned { sends: bool, buffer: Buffer, layout: Layout },
     Barrier { rank: u32, size: u32 },
     Allreduce { reduction: Reduction, rank: u32, size: u32 },
 }
@@ -33,7 +36,7 @@ impl Plan {
     fn legs(&self) -> Vec<(u32, bool)> {
         match *self {
             // C knows the peer.
-            Plan::Transfer { sends, .. } => vec![(0, sends)],
+            Plan::Transfer { sends, .. } | Plan::Partitioned { sends, .. } => vec![(0, sends)],
             Plan::Barrier { rank, size } => legs_of_barrier(rank, size),
             Plan::Allreduce { rank, size, .. } => legs_of_ring(rank, size),
         }
@@ -43,17 +46,20 @@ impl Plan {
     fn shape(&self) -> String {
         match self {
             Plan::Transfer { .. } => "transfer".to_owned(),
+            Plan::Partitioned { layout, .. } => {
+                format!("partitions-{}-of-{}-bytes", layout.partitions, layout.bytes)
+            }
             Plan::Barrier { size, .. } => format!("barrier-of-{size}"),
             Plan::Allreduce { reduction, size, .. } => {
                 let Reduction { target, element, operation, .. } = reduction;
-                format!("{operation:?}-of-{}-bytes-of-{element:?}-among-{size}", target.bytes)
+                format!("{operation}-of-{}-bytes-of-{element}-among-{size}", target.bytes)
             }
         }
     }
 
     fn bytes(&self) -> u64 {
         match self {
-            Plan::Transfer { buffer, .. } => buffer.bytes as u64,
+            Plan::Transfer { buffer, .. } | Plan::Partitioned { buffer, .. } => buffer.bytes as u64,
             Plan::Barrier { .. } => 0,
             Plan::Allreduce { reduction, .. } => reduction.target.bytes as u64,
         }
@@ -74,13 +80,16 @@ pub(crate) struct Leg {
 pub(crate) enum Work {
     Transfer(Parts),
     Collective(Box<Chain>),
+    /// From the start on: a round may start before its sides have met.
+    Partitioned(Partitions),
 }
 
 impl Work {
-    fn outcome(&mut self) -> Option<Result<u64, Failure>> {
+    fn outcome(&mut self, channel: Option<&Channel>) -> Option<Result<u64, Failure>> {
         match self {
             Work::Transfer(parts) => parts.outcome(),
             Work::Collective(chain) => chain.outcome(),
+            Work::Partitioned(partitions) => partitions.outcome(channel),
         }
     }
 }
@@ -110,7 +119,13 @@ impl Request {
     pub(crate) unsafe fn new(plan: Plan) -> Self {
         let leg = |(peer, sends)| Leg { peer, sends, channel: None, theirs: None };
         let legs = plan.legs().into_iter().map(leg).collect();
-        let state = State { legs, region: Region::Empty, work: None, started_on: None };
+        let work = match plan {
+            Plan::Partitioned { sends, layout, .. } => {
+                Some(Work::Partitioned(Partitions::new(sends, layout)))
+            }
+            _ => None,
+        };
+        let state = State { legs, region: Region::Empty, work, started_on: None };
         Request { plan, state: Mutex::new(state) }
     }
 
@@ -135,13 +150,19 @@ impl Request {
         let endpoint = channel.queue_pair.endpoint()?;
         leg.channel = Some(channel);
         let (shape, bytes) = (self.plan.shape(), self.plan.bytes());
-        Ok(Offer { shape, bytes, part: domain.part, provider: domain.provider().to_owned(), endpoint })
+        let memory = match self.plan {
+            Plan::Partitioned { sends: false, .. } => state.region.remote(),
+            _ => Region::Empty.remote(),
+        };
+        let provider = domain.provider().to_owned();
+        Ok(Offer { shape, bytes, part: domain.part, provider, endpoint, memory })
     }
 
     /// Of a leg, by a start.
     fn work_requests(&self, domain: &Domain) -> u64 {
         match self.plan {
             Plan::Transfer { buffer, .. } => number_of(buffer.bytes as u64, domain.part),
+            Plan::Partitioned { layout, .. } => layout.work_requests(domain.part),
             // Each send is waited for before the next one.
             Plan::Barrier { .. } | Plan::Allreduce { .. } => 2,
         }
@@ -155,10 +176,16 @@ impl Request {
                 state.region = unsafe { Region::register(&domain.pd, buffer, access) }?;
                 Ok(())
             }
+            Plan::Partitioned { sends, buffer, .. } => {
+                let access = if sends { Access::empty() } else { Access::LOCAL_WRITE | Access::REMOTE_WRITE };
+                // SAFETY: the promise of `new`.
+                state.region = unsafe { Region::register(&domain.pd, buffer, access) }?;
+                Ok(())
+            }
             Plan::Barrier { .. } => Ok(()),
             Plan::Allreduce { reduction, .. } => {
-                let buffers = reduction.source.into_iter().chain([reduction.target]);
-                buffers.into_iter().try_for_each(|buffer| memory::check_host(buffer.address))
+                let mut buffers = reduction.source.into_iter().chain([reduction.target]);
+                buffers.try_for_each(|buffer| memory::gpu_of(buffer.address).map(drop))
             }
         }
     }
@@ -212,6 +239,14 @@ impl Request {
                 message = if sends { own } else { theirs.bytes };
                 Work::Transfer(Parts::of_message(channel, sends, &state.region, (message, own), domain.part)?)
             }
+            Plan::Partitioned { buffer, .. } => {
+                let route = route(&state.legs, &state.region, domain.part);
+                let (Some(Work::Partitioned(partitions)), Some(route)) = (&mut state.work, route) else {
+                    return Err(not_made());
+                };
+                partitions.open(route)?;
+                return Ok(buffer.bytes as u64);
+            }
             Plan::Barrier { .. } => Work::Collective(Box::new(Chain::barrier(&channels)?)),
             Plan::Allreduce { reduction, rank, size } => {
                 // SAFETY: the promise of `new`.
@@ -222,10 +257,49 @@ impl Request {
         Ok(message)
     }
 
+    /// Matching has failed: ends what is connected, and what waits for the match.
+    pub(crate) fn abandon(&self) {
+        let state = &mut *self.state.lock();
+        abort(&state.legs);
+        if let Some(Work::Partitioned(partitions)) = &mut state.work {
+            partitions.give_up();
+        }
+    }
+
+    /// Does something with the rounds of a partitioned request; with the other side, once that is known.
+    pub(crate) fn with_partitions<R>(
+        &self,
+        act: impl FnOnce(&mut Partitions, Option<Route<'_>>) -> Result<R, Failure>,
+    ) -> Result<R, Failure> {
+        let domain = domain()?;
+        let state = &mut *self.state.lock();
+        let route = route(&state.legs, &state.region, domain.part);
+        match &mut state.work {
+            Some(Work::Partitioned(partitions)) => act(partitions, route),
+            _ => Err(Failure::new(Class::Request, "the request is not partitioned")),
+        }
+    }
+
+    /// The address of a partitioned request's marks, which the thread that calls MPI looks at from then on.
+    ///
+    /// # Errors
+    /// [`Class::Unsupported`] where a kernel that sees a mark might not see the partition.
+    pub(crate) fn marks(self: &Arc<Self>) -> Result<u64, Failure> {
+        if let Plan::Partitioned { sends: false, buffer, .. } = self.plan {
+            memory::check_order(buffer.address)?;
+        }
+        let address = self.with_partitions(|partitions, _| partitions.marks()?.address())?;
+        let mut marked = MARKED.lock();
+        marked.retain(|known| known.strong_count() > 0 && !ptr::eq(known.as_ptr(), Arc::as_ptr(self)));
+        marked.push(Arc::downgrade(self));
+        Ok(address)
+    }
+
     /// Looks whether it has completed, and ends its channels if a collective has failed: so the other ranks learn of it.
     pub(crate) fn outcome(&self) -> Option<Result<u64, Failure>> {
         let state = &mut *self.state.lock();
-        let outcome = state.work.as_mut().map_or(Some(Ok(0)), Work::outcome);
+        let channel = state.legs.first().and_then(|leg| leg.channel.as_ref());
+        let outcome = state.work.as_mut().map_or(Some(Ok(0)), |work| work.outcome(channel));
         if matches!(outcome, Some(Err(_))) && matches!(state.work, Some(Work::Collective(_))) {
             abort(&state.legs);
         }
@@ -271,6 +345,25 @@ pub(crate) fn probe(legs: &mut [Leg]) {
 /// Ends all work of the legs: what a stream waits for ends with an error, here and, after their retries, at the peers.
 pub(crate) fn abort(legs: &[Leg]) {
     legs.iter().filter_map(|leg| leg.channel.as_ref()).for_each(Channel::abort);
+}
+
+/// Partitioned requests that have marks.
+static MARKED: Mutex<Vec<Weak<Request>>> = Mutex::new(Vec::new());
+
+/// Looks at the marks of all requests. Returns how many rounds go on.
+pub(crate) fn look_at_marks() -> usize {
+    let marked: Vec<_> = MARKED.lock().iter().filter_map(Weak::upgrade).collect();
+    let looked = |request: &&Arc<Request>| {
+        request.with_partitions(|partitions, route| Ok(partitions.look(route))).unwrap_or(false)
+    };
+    marked.iter().filter(looked).count()
+}
+
+/// How the card gets to the other side of a partitioned request, once that is known.
+fn route<'a>(legs: &'a [Leg], region: &'a Region, part: u64) -> Option<Route<'a>> {
+    let leg = legs.first()?;
+    let (channel, remote) = (leg.channel.as_ref()?, leg.theirs.as_ref()?.memory);
+    Some(Route { channel, region, remote, part })
 }
 
 fn leg(state: &mut State, index: usize) -> Result<&mut Leg, Failure> {

@@ -17,6 +17,8 @@ pub struct Counts {
     pub operations: u64,
     /// Pieces of work in the order of a stream that a thread of the CPU does: reductions.
     pub cpu: u64,
+    /// Partitions that the card has written.
+    pub partitions: u64,
 }
 
 struct Counters {
@@ -25,6 +27,7 @@ struct Counters {
     batches: AtomicU64,
     operations: AtomicU64,
     cpu: AtomicU64,
+    partitions: AtomicU64,
 }
 
 static COUNTERS: Counters = Counters {
@@ -33,6 +36,7 @@ static COUNTERS: Counters = Counters {
     batches: AtomicU64::new(0),
     operations: AtomicU64::new(0),
     cpu: AtomicU64::new(0),
+    partitions: AtomicU64::new(0),
 };
 
 fn add(counter: &AtomicU64, number: usize) {
@@ -56,6 +60,10 @@ pub(crate) fn used_cpu() {
     add(&COUNTERS.cpu, 1);
 }
 
+pub(crate) fn wrote_partition() {
+    add(&COUNTERS.partitions, 1);
+}
+
 pub(crate) fn counts() -> Counts {
     let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
     Counts {
@@ -64,5 +72,6 @@ pub(crate) fn counts() -> Counts {
         batches: of(&COUNTERS.batches),
         operations: of(&COUNTERS.operations),
         cpu: of(&COUNTERS.cpu),
+        partitions: of(&COUNTERS.partitions),
     }
 }

@@ -6,13 +6,16 @@ use gdsync::cudarc::driver::sys::CUstream;
 use gdsync::memop::MemOpStream;
 use gdsync::persistent::{ListError, PersistentError, Request, start_all, wait_all};
 use gdsync::stream::{PostFailure, Posted, StreamOptions};
-use gdsync::{CudaStream, QueueError, SoftStream, Stream};
+use gdsync::{Batch, CudaStream, QueueError, SoftStream, Stream};
 use std::time::{Duration, Instant};
 
 /// How long a thread waits at a time, before it does what else there is to do.
 pub(crate) const SLICE: Duration = Duration::from_millis(20);
 /// How long a silent peer is waited for before it is probed, and between probes.
 pub(crate) const PROBE_AFTER: Duration = Duration::from_millis(500);
+
+/// How long the end of the program waits for a stream, and again after its work was aborted.
+pub(crate) const LAST: Duration = Duration::from_secs(1);
 
 /// The stream of a queue.
 #[derive(Debug)]
@@ -37,14 +40,14 @@ impl AnyStream {
     }
 
     /// # Safety
-    /// The stream is alive, and stays so until the returned value is dropped. Its context stays as long as the
-    /// process uses the library.
-    pub(crate) unsafe fn cuda(stream: CUstream) -> Result<Self, Failure> {
+    /// The stream is alive, and its context stays as long as the process uses the library. One that `stays` is alive
+    /// until the returned value is dropped: then the driver is asked about it, and no post has to say how far it is.
+    /// Nothing is posted to another one that the program has destroyed.
+    pub(crate) unsafe fn cuda(stream: CUstream, stays: bool) -> Result<Self, Failure> {
         // SAFETY: the caller's.
         let backend = unsafe { CudaStream::from_raw(stream, ()) };
         let backend = backend.map_err(|error| Failure::new(Class::Other, error))?;
-        // The program may destroy the stream as soon as it is idle.
-        let options = StreamOptions::default().always_signal(true);
+        let options = StreamOptions::default().always_signal(!stays);
         Ok(AnyStream::Cuda(Stream::with_options(backend, options)?))
     }
 
@@ -69,6 +72,11 @@ impl AnyStream {
 
     pub(crate) fn wait(&self, list: &mut [&mut dyn Request], meanwhile: impl FnMut()) -> Result<(), Failure> {
         on!(self, stream => wait(stream, list, meanwhile))
+    }
+
+    /// Posts a batch; as [`post`].
+    pub(crate) fn post(&self, batch: Batch, meanwhile: impl FnMut()) -> Result<(), Failure> {
+        on!(self, stream => post(stream, batch, meanwhile))
     }
 
     /// Waits until it has performed everything. False if that takes longer.
@@ -98,6 +106,22 @@ pub(crate) fn wait<B: MemOpStream>(
     meanwhile: impl FnMut(),
 ) -> Result<(), Failure> {
     patiently(|| wait_all(list, stream, SLICE), meanwhile)
+}
+
+/// Posts a batch, and waits for room as long as it takes; as [`start`].
+pub(crate) fn post<B: MemOpStream>(
+    stream: &Stream<B>,
+    batch: Batch,
+    meanwhile: impl FnMut(),
+) -> Result<(), Failure> {
+    let mut rest = batch;
+    let attempt = || {
+        stream.post_timeout(std::mem::replace(&mut rest, Batch::new()), SLICE).map_err(|error| {
+            rest = error.batch;
+            ListError { index: None, source: PersistentError::Post(error.source) }
+        })
+    };
+    patiently(attempt, meanwhile)
 }
 
 fn patiently(

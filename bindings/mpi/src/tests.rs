@@ -4,11 +4,12 @@ use crate::collective::Reduction;
 use crate::error::{Class, Failure};
 use crate::memory::Buffer;
 use crate::offer::{refusal, to_bytes};
+use crate::partitions::Layout;
 use crate::queue::{self, Queue};
-use crate::reduce::{Element, Operation};
-use crate::request::{Plan, Request, abort, retire};
+use crate::request::{Plan, Request, abort, look_at_marks, retire};
 use crate::stream::AnyStream;
 use gdsync::PinnedMemory;
+use gdsync_notify::collective::{Element, Operation};
 use std::sync::Arc;
 
 fn memory(bytes: &[u8]) -> PinnedMemory {
@@ -228,6 +229,140 @@ fn a_queue_is_known_until_it_is_freed() {
     let name = Arc::as_ptr(&queue).addr();
     assert!(Arc::ptr_eq(&queue::find(name).unwrap(), &queue));
     drop(queue);
-    assert!(queue::find(name).unwrap_err().text.contains("MPIS_Queue_free"));
+    assert!(queue::find(name).unwrap_err().text.contains("until it is freed"));
     assert_eq!(queue::find(0).unwrap_err().class, Class::Argument);
+}
+
+fn partitioned(sends: bool, memory: &PinnedMemory, partitions: u32) -> Arc<Request> {
+    let layout = Layout { partitions, bytes: memory.len() as u64 / u64::from(partitions) };
+    request(Plan::Partitioned { sends, buffer: buffer(memory), layout })
+}
+
+fn start(request: &Request) -> Result<(), Failure> {
+    request.with_partitions(|partitions, route| partitions.start(route))
+}
+
+fn ready(request: &Request, index: i32) -> Result<(), Failure> {
+    request.with_partitions(|partitions, route| partitions.ready(index, route))
+}
+
+fn has_arrived(request: &Request, index: i32) -> Result<bool, Failure> {
+    request.with_partitions(|partitions, route| partitions.arrived(index, route))
+}
+
+#[test]
+fn partitions_arrive_in_any_order_and_not_before_the_receive_starts() {
+    let (source, target) = (memory(&[0; 12]), memory(&[9; 12]));
+    let (send, receive) = (partitioned(true, &source, 4), partitioned(false, &target, 4));
+    // A round starts before its sides have met.
+    source.write(0, &[1; 12]);
+    start(&send).unwrap();
+    ready(&send, 2).unwrap();
+    assert_eq!(pair(&send, &receive).unwrap(), 12);
+    for round in 1..20 {
+        if round > 1 {
+            source.write(0, &[round; 12]);
+            start(&send).unwrap();
+            ready(&send, 2).unwrap();
+        }
+        // The write waits for the gate: the receive still has its last round.
+        std::thread::yield_now();
+        assert_eq!(content(&target), [if round > 1 { round - 1 } else { 9 }; 12]);
+        start(&receive).unwrap();
+        while !has_arrived(&receive, 2).unwrap() {
+            std::thread::yield_now();
+        }
+        assert_eq!(content(&target)[6..9], [round; 3]);
+        assert!(!has_arrived(&receive, 0).unwrap());
+        [3, 0, 1].into_iter().for_each(|index| ready(&send, index).unwrap());
+        assert_eq!((send.wait().unwrap(), receive.wait().unwrap()), (0, 12));
+        assert_eq!(content(&target), [round; 12]);
+        assert!(has_arrived(&receive, 0).unwrap(), "a round that has ended is complete");
+    }
+    [send, receive].into_iter().for_each(retire);
+}
+
+#[test]
+fn partitions_in_the_wrong_state_are_refused() {
+    let (source, target) = (memory(&[1; 8]), memory(&[0; 8]));
+    let (send, receive) = (partitioned(true, &source, 2), partitioned(false, &target, 2));
+    let refused = |result: Result<(), Failure>, class, word: &str| {
+        let failure = result.unwrap_err();
+        assert_eq!(failure.class, class, "{failure}");
+        assert!(failure.text.contains(word), "{failure}");
+    };
+    refused(ready(&send, 0), Class::Request, "is not started");
+    start(&send).unwrap();
+    refused(start(&send), Class::Request, "is started already");
+    refused(ready(&send, 2), Class::Argument, "partition is 2");
+    refused(ready(&send, -1), Class::Argument, "partition is -1");
+    ready(&send, 1).unwrap();
+    refused(ready(&send, 1), Class::Request, "ready already");
+    refused(ready(&receive, 1), Class::Request, "receives");
+    refused(has_arrived(&send, 1).map(drop), Class::Request, "sends");
+    refused(has_arrived(&receive, 7).map(drop), Class::Argument, "has 2");
+    refused(started(&queue(), &[&send]), Class::Request, "partitioned");
+    refused(start(&transfer(true, &source)), Class::Request, "not partitioned");
+    let (fewer, more) = (partitioned(true, &source, 2), partitioned(false, &target, 4));
+    start(&more).unwrap();
+    refused(pair(&fewer, &more).map(drop), Class::Argument, "partitions-2-of-4-bytes");
+    more.abandon();
+    refused(has_arrived(&more, 0).map(drop), Class::Request, "has not matched");
+    refused(more.wait().map(drop), Class::Request, "has not matched");
+}
+
+#[test]
+fn partitions_without_their_peer_fail() {
+    let (source, target) = (memory(&[1; 8]), memory(&[0; 8]));
+    let (send, receive) = (partitioned(true, &source, 2), partitioned(false, &target, 2));
+    pair(&send, &receive).unwrap();
+    start(&receive).unwrap();
+    abort(&receive.state.lock().legs);
+    start(&send).unwrap();
+    ready(&send, 0).unwrap();
+    // One partition is never ready: the round ends all the same.
+    assert_eq!(send.wait().unwrap_err().class, Class::Peer);
+    assert_eq!(receive.wait().unwrap_err().class, Class::Peer);
+    // Its queue pair has failed: no other round starts.
+    start(&send).unwrap_err();
+    assert_eq!(send.wait().unwrap(), 0);
+}
+
+#[test]
+fn partitions_that_kernels_mark_are_sent() {
+    let (source, target) = (memory(&[0; 6]), memory(&[9; 6]));
+    let (send, receive) = (partitioned(true, &source, 3), partitioned(false, &target, 3));
+    pair(&send, &receive).unwrap();
+    // No GPU is here, or none is current: the addresses are the CPU's. They stay.
+    assert_eq!((send.marks().unwrap(), receive.marks().is_ok()), (send.marks().unwrap(), true));
+    let marked = |request: &Request, index| {
+        request.with_partitions(|partitions, _| Ok(partitions.marks()?.is_marked(index))).unwrap_or(false)
+    };
+    let mark = |index| {
+        send.with_partitions(|partitions, _| {
+            partitions.marks()?.mark(index);
+            Ok(())
+        })
+    };
+    for round in 1..4 {
+        source.write(0, &[round; 6]);
+        start(&send).unwrap();
+        start(&receive).unwrap();
+        mark(1).unwrap();
+        while !marked(&receive, 1) {
+            assert!(look_at_marks() >= 2, "both rounds go on");
+        }
+        assert_eq!((content(&target)[2..4].to_vec(), marked(&receive, 0)), (vec![round; 2], false));
+        mark(0).unwrap();
+        // The CPU may mark some, too.
+        ready(&send, 2).unwrap();
+        while !(marked(&receive, 0) && marked(&receive, 2)) {
+            look_at_marks();
+        }
+        assert_eq!((send.wait().unwrap(), receive.wait().unwrap()), (0, 6));
+        assert_eq!(content(&target), [round; 6]);
+    }
+    let late = partitioned(true, &source, 3);
+    start(&late).unwrap();
+    assert_eq!(late.marks().unwrap_err().class, Class::Request);
 }

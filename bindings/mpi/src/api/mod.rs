@@ -1,9 +1,13 @@
 //! What the C part calls. Functions return 0, or the class of an error (`c/engine.h`), whose text
 //! [`gdsync_mpi_error_text`] has. The C part has checked MPI's handles; pointers are its own.
 
+mod operations;
+mod partitions;
 mod queues;
 mod requests;
 
+pub use operations::*;
+pub use partitions::*;
 pub use queues::*;
 pub use requests::*;
 
@@ -99,6 +103,16 @@ pub extern "C" fn gdsync_mpi_meanwhile(matches: Option<extern "C" fn()>) {
         progress::set(matches.ok_or_else(|| null("the function"))?);
         Ok(())
     });
+}
+
+/// What this rank has done.
+///
+/// # Safety
+/// `into` is a valid place.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gdsync_mpi_counts(into: *mut Counts) -> c_int {
+    // SAFETY: the caller's.
+    status(|| unsafe { store(into, counts()) })
 }
 
 /// The end of the program. `into` gets what this rank has done.

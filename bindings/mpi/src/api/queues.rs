@@ -26,7 +26,7 @@ pub unsafe extern "C" fn gdsync_mpi_queue(stream: *const CUstream, made: *mut Qu
         let stream = match unsafe { stream.as_ref() } {
             None => AnyStream::software()?,
             // SAFETY: the caller's.
-            Some(stream) => unsafe { AnyStream::cuda(*stream) }?,
+            Some(stream) => unsafe { AnyStream::cuda(*stream, true) }?,
         };
         let raw = Arc::into_raw(Queue::new(stream));
         // SAFETY: the caller's.
@@ -97,16 +97,31 @@ struct Function {
     argument: *mut c_void,
 }
 
-// SAFETY: the caller of `gdsync_mpi_launch` lets another thread call the function with the argument.
+// SAFETY: the caller of `launch` lets another thread call the function with the argument.
 unsafe impl Send for Function {}
 
 impl Function {
     /// # Safety
-    /// As [`gdsync_mpi_launch`].
+    /// As [`launch`].
     unsafe fn call(&self) {
         // SAFETY: the caller's.
         unsafe { (self.function)(self.argument) }
     }
+}
+
+/// Runs a function in the order of a queue's software stream.
+///
+/// # Safety
+/// Another thread may call the function with the argument, until the stream has run it.
+pub(super) unsafe fn launch(
+    queue: &Queue,
+    function: Option<unsafe extern "C" fn(*mut c_void)>,
+    argument: *mut c_void,
+) -> Result<(), Failure> {
+    let function = Function { function: function.ok_or_else(|| null("the function"))?, argument };
+    // SAFETY: the caller's.
+    let run = move || unsafe { function.call() };
+    Ok(queue.stream.soft("a function of the CPU")?.launch(run)?)
 }
 
 /// Runs a function in the order of a queue's software stream.
@@ -121,9 +136,7 @@ pub unsafe extern "C" fn gdsync_mpi_launch(
 ) -> c_int {
     status(|| {
         let queue = queue::find(queue.addr())?;
-        let function = Function { function: function.ok_or_else(|| null("the function"))?, argument };
         // SAFETY: the caller's.
-        let run = move || unsafe { function.call() };
-        Ok(queue.stream.soft("a function of the CPU")?.launch(run)?)
+        unsafe { launch(&queue, function, argument) }
     })
 }

@@ -6,14 +6,14 @@ use crate::error::{Class, Failure, status};
 use crate::memory::Buffer;
 use crate::offer::{OFFER, refusal, to_bytes};
 use crate::queue;
-use crate::reduce::{Element, Operation};
-use crate::request::{Plan, Request, abort, retire};
+use crate::reduce;
+use crate::request::{Plan, Request, retire};
 use libc::{c_char, c_int, c_void};
 use std::sync::Arc;
 
 /// # Safety
 /// As [`Request::new`] and [`store`].
-unsafe fn make(plan: Plan, made: *mut RequestHandle) -> Result<(), Failure> {
+pub(super) unsafe fn make(plan: Plan, made: *mut RequestHandle) -> Result<(), Failure> {
     // SAFETY: the caller's.
     let request = Arc::new(unsafe { Request::new(plan) });
     let raw = Arc::into_raw(request);
@@ -92,8 +92,8 @@ pub unsafe extern "C" fn gdsync_mpi_allreduce(what: *const ReductionOfC, made: *
         // SAFETY: the caller's.
         let what = unsafe { what.as_ref() }.ok_or_else(|| null("the all-reduce"))?;
         let (rank, size) = place(what.rank, what.size)?;
-        let (element, operation) = (Element::of(what.element)?, Operation::of(what.operation)?);
-        operation.check(element)?;
+        let (element, operation) = (reduce::element(what.element)?, reduce::operation(what.operation)?);
+        reduce::check(element, operation)?;
         let bytes = length(what.count.saturating_mul(element.bytes() as u64))?;
         let source = Buffer { address: what.source.expose_provenance(), bytes };
         let source = (source.address != 0).then_some(source);
@@ -224,7 +224,7 @@ pub unsafe extern "C" fn gdsync_mpi_abandon(request: RequestHandle) -> c_int {
     status(|| {
         // SAFETY: the caller's.
         let request: Arc<Request> = unsafe { handle("the request", request) }?;
-        abort(&request.state.lock().legs);
+        request.abandon();
         Ok(())
     })
 }

@@ -2,11 +2,15 @@
 #ifndef COMMON_H
 #define COMMON_H
 
-#include "stream-triggering.h"
+#include <mpi.h>
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#ifndef WITH_THREADS
+#define WITH_THREADS 0
+#endif
 
 static int rank, size;
 
@@ -23,7 +27,13 @@ static int rank, size;
 
 static inline void begin(void)
 {
-    OK(MPI_Init(NULL, NULL));
+    int level;
+
+    /* libgdsync-mpix calls MPI by a thread of its own. */
+    if (WITH_THREADS)
+        OK(MPI_Init_thread(NULL, NULL, MPI_THREAD_MULTIPLE, &level));
+    else
+        OK(MPI_Init(NULL, NULL));
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &size);
 }

@@ -1,6 +1,7 @@
 /* The last rank dies: what the others have with it ends with an error, and only that. (One that is stopped is waited for,
  * as a card answers for it.) Wants an mpirun that leaves the others alone. */
 #include "common.h"
+#include "stream-triggering.h"
 
 #include <signal.h>
 #include <unistd.h>

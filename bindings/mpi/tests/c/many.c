@@ -1,5 +1,5 @@
 /* A thousand requests at a time, of no bytes and of many; messages that take several work requests. */
-#include "common.h"
+#include "queue.h"
 
 #define REQUESTS 1000
 #define LONG 100003
@@ -76,7 +76,7 @@ int main(void)
     MPIS_Queue queue;
 
     begin();
-    OK(MPIS_Queue_init(&queue, THREAD, NULL));
+    queue_init(&queue);
     thousand(queue);
     long_message(queue);
     OK(MPIS_Queue_free(&queue));

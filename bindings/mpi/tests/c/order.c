@@ -1,5 +1,5 @@
 /* Which requests match: the order per communicator, peer and tag, and nothing else. */
-#include "common.h"
+#include "queue.h"
 
 /* Pairs of ranks exchange four messages with two tags, which one side matches in another order than the other. */
 static void tags(MPIS_Queue queue, MPI_Comm comm, int base)
@@ -120,7 +120,7 @@ int main(void)
     OK(MPI_Init_thread(NULL, NULL, MPI_THREAD_MULTIPLE, &provided));
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &size);
-    OK(MPIS_Queue_init(&queue, THREAD, NULL));
+    queue_init(&queue);
     two_of_all(queue);
     tags(queue, MPI_COMM_WORLD, 0);
     several_communicators(queue);

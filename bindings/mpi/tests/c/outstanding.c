@@ -1,6 +1,6 @@
 /* MPI_Finalize with work outstanding: a receive that nothing is sent for, a match that has no other side, a request that was
  * freed while it was active, and queues and requests that are never freed. */
-#include "common.h"
+#include "queue.h"
 
 int main(void)
 {
@@ -11,7 +11,7 @@ int main(void)
 
     begin();
     peer = rank ^ 1;
-    OK(MPIS_Queue_init(&queue, THREAD, NULL));
+    queue_init(&queue);
     OK(MPIS_Recv_init(&values[0], 1, MPI_INT, peer, 0, MPI_COMM_WORLD, MPI_INFO_NULL, &requests[0]));
     OK(MPIS_Send_init(&values[1], 1, MPI_INT, peer, 0, MPI_COMM_WORLD, MPI_INFO_NULL, &requests[1]));
     OK(MPIS_Recv_init(&values[2], 1, MPI_INT, peer, 1, MPI_COMM_WORLD, MPI_INFO_NULL, &requests[2]));

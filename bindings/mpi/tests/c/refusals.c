@@ -1,5 +1,6 @@
 /* What is refused: with a class of MPI, a text that says why, and a call of the communicator's error handler. */
 #include "common.h"
+#include "stream-triggering.h"
 
 static int handled;
 
@@ -35,7 +36,7 @@ static void arguments(void)
     CHECK(failed(MPIS_Allreduce_init(buffer, buffer, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD, MPI_INFO_NULL, &request),
                  MPI_ERR_BUFFER, "MPI_IN_PLACE"));
     CHECK(failed(MPIS_Allreduce_init(buffer, buffer + 4, 1, MPI_FLOAT, MPI_BXOR, MPI_COMM_WORLD, MPI_INFO_NULL, &request),
-                 MPI_ERR_ARG, "BitXor of F32"));
+                 MPI_ERR_ARG, "bit_xor of f32"));
     CHECK(failed(MPIS_Allreduce_init(buffer, buffer + 4, 1, MPI_FLOAT_INT, MPI_MAXLOC, MPI_COMM_WORLD, MPI_INFO_NULL,
                                      &request), MPI_ERR_TYPE, "MPI_DOUBLE"));
     CHECK(failed(MPIS_Allreduce_init(buffer, buffer + 4, 1, MPI_INT, MPI_REPLACE, MPI_COMM_WORLD, MPI_INFO_NULL, &request),
@@ -117,10 +118,31 @@ static void states(MPIS_Queue queue)
     match = MPIS_REQUEST_NULL;
     MPIS_Queue copy = gone;
     OK(MPIS_Queue_free(&gone));
-    CHECK(failed(MPIS_Queue_wait(copy), MPI_ERR_ARG, "MPIS_Queue_free"));
+    CHECK(failed(MPIS_Queue_wait(copy), MPI_ERR_ARG, "until it is freed"));
     CHECK(failed(MPIS_Enqueue_waitall(MPIS_QUEUE_NULL), MPI_ERR_ARG, "no queue"));
     CHECK(failed(MPIS_Queue_free(&gone), MPI_ERR_ARG, "no queue"));
     CHECK(failed(gdsync_mpis_launch(queue, NULL, NULL), MPI_ERR_ARG, "function"));
+}
+
+/* Read by the first match, as long as it fails. */
+static void settings(void)
+{
+    static const char *const wrong[][2] = {{"GDSYNC_MPI_PEER_TIMEOUT_MS", "soon"}, {"GDSYNC_MPI_PART_BYTES", "0"}};
+    int sent = 0, received = 0;
+    char text[64];
+    size_t at;
+
+    for (at = 0; at < sizeof wrong / sizeof *wrong; at++) {
+        MPIS_Request requests[2];
+
+        OK(MPIS_Send_init(&sent, 1, MPI_INT, rank, 0, MPI_COMM_WORLD, MPI_INFO_NULL, &requests[0]));
+        OK(MPIS_Recv_init(&received, 1, MPI_INT, rank, 0, MPI_COMM_WORLD, MPI_INFO_NULL, &requests[1]));
+        setenv(wrong[at][0], wrong[at][1], 1);
+        snprintf(text, sizeof text, "%s is \"%s\"", wrong[at][0], wrong[at][1]);
+        CHECK(failed(MPIS_Matchall(2, requests, MPI_STATUSES_IGNORE), MPI_ERR_ARG, text));
+        unsetenv(wrong[at][0]);
+        OK(MPIS_Request_freeall(2, requests));
+    }
 }
 
 /* The other side learns of each of these. */
@@ -173,6 +195,7 @@ int main(void)
     before = handled;
     CHECK(failed(make(-1, MPI_INT, 0, 0, NULL), MPI_ERR_ARG, "null"));
     CHECK(handled == before + 1);
+    settings();
     arguments();
     types();
     states(queue);

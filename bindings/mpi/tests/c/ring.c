@@ -1,5 +1,6 @@
 /* A ring: rounds that are enqueued ahead, and no call of the CPU between them. */
 #include "common.h"
+#include "stream-triggering.h"
 
 #define ROUNDS 300
 #define CPU_ROUNDS 100

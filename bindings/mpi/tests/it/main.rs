@@ -1,5 +1,7 @@
-//! The tests of the MPI library, as one program.
+//! The tests of the MPI libraries, as one program.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, its helpers too")]
 
+mod mpis;
+mod mpix;
 mod programs;

@@ -1,0 +1,68 @@
+/* What the files of MPIX_* share. */
+#ifndef GDSYNC_MPIX_H
+#define GDSYNC_MPIX_H
+
+#include "internal.h"
+#include "mpi-acx.h"
+
+/* What every request begins with: the program has it as an MPIX_Request. */
+enum mpix_kind { MPIX_ENQUEUED = 1, MPIX_PARTITIONED };
+struct mpix_request {
+    enum mpix_kind kind;
+};
+
+/* What this rank has done. */
+struct mpix_counts {
+    unsigned long long sends, receives, given_up;
+};
+
+/* program.c */
+/* MPI_SUCCESS between MPIX_Init and MPIX_Finalize. */
+int mpix_check_running(void);
+
+/* stream.c: the kind of stream of the Rust part, and the place of its handle. */
+int mpix_stream(MPI_Comm comm, int qtype, void *queue, int *kind, void *const **stream);
+
+/* mpi.c: what the thread that calls MPI does. */
+struct mpix_operation;
+int mpix_operations_prepare(void);
+void mpix_operation_start(void *operation, int is_given_up);
+int mpix_operations_progress(void);
+/* Ends what is outstanding. The thread has ended. */
+void mpix_operations_end(struct mpix_counts *counts);
+
+/* operation.c: a send or a receive of MPI that a stream triggers. */
+struct mpix_operation {
+    struct mpix_request request;
+    /* The program's share, until it has waited for the request, and the thread's, until the operation is complete. */
+    int refs;
+    const void *engine;
+    int sends, count, peer, tag;
+    void *buffer;
+    MPI_Datatype datatype;
+    /* The datatype is a duplicate: the program may free its own before the stream triggers the operation. */
+    int is_duplicate;
+    MPI_Comm comm;
+    /* How many operations of the communicator no stream has triggered yet. */
+    int *waiting;
+    /* Set under a lock: how it ended, and where the program wants the status. */
+    int is_complete, error;
+    MPI_Status status, *wanted;
+};
+
+/* `status` is not used where the operation has failed. */
+void mpix_operation_complete(struct mpix_operation *operation, int error, const MPI_Status *status);
+void mpix_operation_release(struct mpix_operation *operation);
+int mpix_operation_wait(struct mpix_operation *operation, MPI_Status *status);
+
+/* partitioned.c */
+struct mpix_partitioned;
+int mpix_partitioned_wait(struct mpix_partitioned *request, MPI_Status *status);
+void mpix_partitioned_free(struct mpix_partitioned *request);
+
+/* wait.c */
+/* The library runs, and the place of a request, or of a list, is one. */
+int mpix_check_request(const MPIX_Request *request);
+int mpix_check_list(int count, const MPIX_Request *reqs);
+
+#endif

@@ -1,0 +1,254 @@
+/* Partitioned requests: matched as they are made, and from then on the card's. */
+#include "mpix.h"
+
+#include <stdlib.h>
+
+struct mpix_partitioned {
+    struct mpix_request request;
+    int sends;
+    /* What it is matched by; its engine's request is NULL where the peer is MPI_PROC_NULL. */
+    MPIS_Request matched;
+    int is_started;
+    /* Kernels mark its partitions: the thread looks at them. */
+    int has_marks;
+};
+
+static int check_buffer(MPI_Comm comm, void **buffer, int partitions, MPI_Count count, MPI_Datatype datatype,
+                        uint64_t *bytes)
+{
+    MPI_Aint start;
+    int error;
+
+    if (partitions < 1)
+        return mpis_fail(comm, MPI_ERR_ARG, "the request has %d partitions: pass a number from 1 on", partitions);
+    if (count > INT64_MAX / partitions)
+        return mpis_fail(comm, MPI_ERR_COUNT, "%d partitions of %lld elements are more than 2^63 elements", partitions,
+                         (long long)count);
+    error = mpis_contiguous(comm, count < 0 ? count : count * partitions, datatype, &start, bytes);
+    if (error != MPI_SUCCESS)
+        return error;
+    if (*bytes > 0 && !*buffer)
+        return mpis_fail(comm, MPI_ERR_BUFFER,
+                         "the buffer of %llu bytes is a null pointer (or MPI_BOTTOM): pass a valid one",
+                         (unsigned long long)*bytes);
+    *buffer = *bytes ? (char *)*buffer + start : NULL;
+    *bytes /= (uint64_t)partitions;
+    return MPI_SUCCESS;
+}
+
+/* A request that matches in the order of these calls, with its share of the communicator. */
+static int match(int sends, void *buffer, int partitions, uint64_t bytes, int peer, int tag, struct mpis_comm *known,
+                 MPIS_Request *into)
+{
+    MPIS_Request matched = mpis_request_new(MPIS_TRANSFER, known);
+    int gdsync_error = 0, error;
+
+    if (!matched)
+        return MPI_ERR_NO_MEM;
+    matched->peer = peer;
+    matched->tag = tag;
+    if (peer != MPI_PROC_NULL)
+        gdsync_error = gdsync_mpi_partitioned(sends, buffer, partitions, bytes, &matched->engine);
+    error = mpis_request_made(matched, gdsync_error, into);
+    if (error != MPI_SUCCESS)
+        return error;
+    error = mpis_match_begin(matched);
+    if (error != MPI_SUCCESS)
+        mpis_request_release(matched);
+    else
+        gdsync_mpi_thread_wake();
+    return error;
+}
+
+static int init(int sends, void *buffer, int partitions, MPI_Count count, MPI_Datatype datatype, int peer, int tag,
+                MPI_Comm comm, MPIX_Request *request)
+{
+    struct mpix_partitioned *made;
+    struct mpis_comm *known;
+    uint64_t bytes;
+    int error = mpix_check_running();
+
+    if (error == MPI_SUCCESS)
+        error = mpis_comm_get(comm, &known);
+    if (error != MPI_SUCCESS)
+        return error;
+    if (!request)
+        error = mpis_fail(comm, MPI_ERR_ARG, "the place for the request is a null pointer");
+    if (error == MPI_SUCCESS)
+        error = mpis_check_matched(known, peer, tag);
+    if (error == MPI_SUCCESS)
+        error = check_buffer(comm, &buffer, partitions, count, datatype, &bytes);
+    if (error != MPI_SUCCESS) {
+        mpis_comm_release(known);
+        return error;
+    }
+    made = calloc(1, sizeof *made);
+    if (!made) {
+        mpis_comm_release(known);
+        return mpis_fail(comm, MPI_ERR_NO_MEM, "there is no memory for a request");
+    }
+    made->request.kind = MPIX_PARTITIONED;
+    made->sends = sends;
+    error = match(sends, buffer, partitions, bytes, peer, tag, known, &made->matched);
+    if (error == MPI_SUCCESS)
+        *request = made;
+    else
+        free(made);
+    return error;
+}
+
+int MPIX_Psend_init(const void *buf, int partitions, MPI_Count count, MPI_Datatype datatype, int dest, int tag,
+                    MPI_Comm comm, MPI_Info info, MPIX_Request *request)
+{
+    (void)info;
+    return init(1, (void *)buf, partitions, count, datatype, dest, tag, comm, request);
+}
+
+int MPIX_Precv_init(void *buf, int partitions, MPI_Count count, MPI_Datatype datatype, int source, int tag,
+                    MPI_Comm comm, MPI_Info info, MPIX_Request *request)
+{
+    (void)info;
+    return init(0, buf, partitions, count, datatype, source, tag, comm, request);
+}
+
+/* The partitioned request at a place. */
+static int find(const MPIX_Request *place, struct mpix_partitioned **found)
+{
+    int error = mpix_check_request(place);
+
+    if (error != MPI_SUCCESS)
+        return error;
+    *found = *place;
+    if (!*found || (*found)->request.kind != MPIX_PARTITIONED)
+        return mpis_fail(MPI_COMM_WORLD, MPI_ERR_REQUEST,
+                         "the request is %s: pass one of MPIX_Psend_init or MPIX_Precv_init",
+                         *found ? "not partitioned" : "MPIX_REQUEST_NULL");
+    return MPI_SUCCESS;
+}
+
+static int reported(const struct mpix_partitioned *request, int gdsync_error)
+{
+    return gdsync_error ? mpis_fail_engine(mpis_handler_of(request->matched->comm), gdsync_error) : MPI_SUCCESS;
+}
+
+int MPIX_Start(MPIX_Request *request)
+{
+    struct mpix_partitioned *started;
+    int error = find(request, &started);
+
+    if (error == MPI_SUCCESS && started->matched->engine)
+        error = reported(started, gdsync_mpi_partitions_start(started->matched->engine));
+    if (error != MPI_SUCCESS)
+        return error;
+    started->is_started = 1;
+    if (started->has_marks)
+        gdsync_mpi_thread_wake();
+    return MPI_SUCCESS;
+}
+
+int MPIX_Startall(int count, MPIX_Request *request)
+{
+    int at, error = mpix_check_list(count, request);
+
+    for (at = 0; at < count && error == MPI_SUCCESS; at++)
+        error = MPIX_Start(&request[at]);
+    return error;
+}
+
+int MPIX_Pready(int partition, void *request)
+{
+    struct mpix_partitioned *sending;
+    int error = find(request, &sending);
+
+    if (error == MPI_SUCCESS && sending->matched->engine)
+        error = reported(sending, gdsync_mpi_partition_ready(sending->matched->engine, partition));
+    return error;
+}
+
+int MPIX_Parrived(void *request, int partition, int *flag)
+{
+    struct mpix_partitioned *receiving;
+    int error = find(request, &receiving);
+
+    if (error != MPI_SUCCESS)
+        return error;
+    if (!flag)
+        return mpis_fail(mpis_handler_of(receiving->matched->comm), MPI_ERR_ARG,
+                         "the place for the answer is a null pointer");
+    *flag = 1;
+    if (receiving->matched->engine)
+        error = reported(receiving, gdsync_mpi_partition_arrived(receiving->matched->engine, partition, flag));
+    return error;
+}
+
+/* What the header calls where a compiler of CUDA has given the names of MPIX_* to its own. */
+int gdsync_mpix_pready(int partition, void *request);
+int gdsync_mpix_parrived(void *request, int partition, int *flag);
+
+int gdsync_mpix_pready(int partition, void *request)
+{
+    return MPIX_Pready(partition, request);
+}
+
+int gdsync_mpix_parrived(void *request, int partition, int *flag)
+{
+    return MPIX_Parrived(request, partition, flag);
+}
+
+int mpix_partitioned_wait(struct mpix_partitioned *request, MPI_Status *status)
+{
+    MPIS_Request matched = request->matched;
+    uint64_t bytes = 0;
+    int error = MPI_SUCCESS;
+
+    if (!request->is_started || !matched->engine) {
+        mpis_status(status, request->is_started ? MPI_PROC_NULL : MPI_ANY_SOURCE, MPI_ANY_TAG, 0, MPI_SUCCESS);
+        request->is_started = 0;
+        return MPI_SUCCESS;
+    }
+    error = mpis_match_end(matched, MPI_STATUS_IGNORE);
+    if (error == MPI_SUCCESS)
+        error = reported(request, gdsync_mpi_wait(matched->engine, &bytes));
+    mpis_status(status, matched->peer, matched->tag, bytes, error);
+    request->is_started = 0;
+    return error;
+}
+
+void mpix_partitioned_free(struct mpix_partitioned *request)
+{
+    mpis_request_release(request->matched);
+    free(request);
+}
+
+int MPIX_Prequest_create(MPIX_Request request, MPIX_Prequest *prequest)
+{
+    struct mpix_partitioned *found;
+    uint64_t address = 0;
+    int error = find(&request, &found);
+
+    if (error != MPI_SUCCESS)
+        return error;
+    if (!prequest)
+        return mpis_fail(mpis_handler_of(found->matched->comm), MPI_ERR_ARG,
+                         "the place for the request of kernels is a null pointer");
+    /* Kernels may mark partitions of no peer, too: that is a null pointer. */
+    if (found->matched->engine)
+        error = reported(found, gdsync_mpi_marks(found->matched->engine, &address));
+    if (error == MPI_SUCCESS) {
+        found->has_marks = 1;
+        *prequest = (MPIX_Prequest)(uintptr_t)address;
+    }
+    return error;
+}
+
+/* What it names is the request's. */
+int MPIX_Prequest_free(MPIX_Prequest *request)
+{
+    int error = mpix_check_running();
+
+    if (error == MPI_SUCCESS && !request)
+        error = mpis_fail(MPI_COMM_WORLD, MPI_ERR_ARG, "the request is a null pointer: pass its address");
+    if (error == MPI_SUCCESS)
+        *request = MPIX_PREQUEST_NULL;
+    return error;
+}

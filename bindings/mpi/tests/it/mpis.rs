@@ -1,0 +1,89 @@
+//! Programs of `MPIS_*`.
+
+use crate::programs::{Library::Mpis, compiler, program, root, run, succeeds};
+use gdsync_test_support::compiler::Compiler;
+
+#[test]
+fn a_ring_runs_ahead_and_its_work_is_counted() {
+    let environment = [("GDSYNC_MPI_STATS", "1")];
+    let Some(errors) =
+        succeeds("a_ring_runs_ahead_and_its_work_is_counted", (Mpis, "ring"), &["4"], &environment)
+    else {
+        return;
+    };
+    let lines: Vec<_> = errors.lines().filter(|line| line.starts_with("gdsync-mpis rank")).collect();
+    assert_eq!(lines.len(), 4, "{errors}");
+    // 400 rounds of two requests, 300 of them waited for by the stream. No thread of the CPU takes part.
+    for line in lines {
+        assert!(line.contains(": 800 starts, 600 waits, ") && line.ends_with(", 0 by the CPU"), "{line}");
+    }
+}
+
+#[test]
+fn requests_match_by_communicator_peer_and_tag() {
+    succeeds("requests_match_by_communicator_peer_and_tag", (Mpis, "order"), &["4", "8"], &[]);
+}
+
+#[test]
+fn a_thousand_requests_and_long_messages() {
+    let environment = [("GDSYNC_MPI_PART_BYTES", "4096")];
+    succeeds("a_thousand_requests_and_long_messages", (Mpis, "many"), &["4"], &environment);
+}
+
+#[test]
+fn collectives_do_what_mpi_does() {
+    succeeds("collectives_do_what_mpi_does", (Mpis, "collectives"), &["4"], &[]);
+}
+
+#[test]
+fn bad_input_is_refused_with_the_reason() {
+    succeeds("bad_input_is_refused_with_the_reason", (Mpis, "refusals"), &["4"], &[]);
+}
+
+#[test]
+fn a_rank_that_dies_ends_what_waits_for_it() {
+    let test = "a_rank_that_dies_ends_what_waits_for_it";
+    let Some(program) = program(test, Mpis, "dead.c") else { return };
+    let environment = [("GDSYNC_MPI_PEER_TIMEOUT_MS", "1000")];
+    // The dead rank is the reason for the status of mpirun.
+    let output = run(&program, "4", &["--enable-recovery"], &environment);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "dead ok\n", "{errors}");
+}
+
+#[test]
+fn the_end_of_the_program_ends_its_work() {
+    succeeds("the_end_of_the_program_ends_its_work", (Mpis, "outstanding"), &["4"], &[]);
+}
+
+#[test]
+fn the_header_is_c_plus_plus_too() {
+    let test = "the_header_is_c_plus_plus_too";
+    if compiler(test, Mpis).is_none() {
+        return;
+    }
+    let lines =
+        "#define OMPI_SKIP_MPICXX 1\n#include <stream-triggering.h>\nMPIS_Queue_type type = GPU_MEM_OPS;";
+    let compiler = Compiler::mpi_cpp("c++17").include(root().join("include"));
+    assert_eq!(compiler.probe(lines), Ok(()));
+}
+
+/// The program that measures: `examples/mpi/steps.c`. It checks every byte itself.
+#[test]
+fn steps_of_a_ring_and_of_a_grid_are_measured() {
+    let Some(compiler) = compiler("steps_of_a_ring_and_of_a_grid_are_measured", Mpis) else { return };
+    let program = compiler.build(&root().join("../../examples/mpi/steps.c"));
+    for (options, first) in
+        [("", "4 ranks, a ring, 200 steps of 1000 bytes"), ("--grid", "4 ranks, a grid, 200 steps")]
+    {
+        let script = format!("exec \"$0\" --steps 200 --size 1000 {options}");
+        let output = run(&program, "4", &["sh", "-c", &script], &[]);
+        let (said, errors) =
+            (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert!(output.status.success(), "{}\n{said}{errors}", output.status);
+        assert!(said.starts_with(first), "{said}");
+        for row in ["MPIS ", "MPI_Isend, MPI_Irecv ", "MPIS : MPI "] {
+            assert!(said.lines().any(|line| line.starts_with(row)), "{said}");
+        }
+    }
+}
