@@ -6,6 +6,10 @@
  * Every function may be called from any thread. Functions that return an int return 0, or a positive errno; the reason is on
  * stderr, and in gdsync_error_text() of <gdsync/ext.h>.
  *
+ * libgdsync's sources have two dialects. Released versions take the types of the old OFED's "exp" verbs; its unreleased branch for
+ * upstream verbs (pull request 107) takes libibverbs' own. Define GDSYNC_UPSTREAM_VERBS before the first include for the second. Files of both
+ * may be linked together, and pass queue pairs and requests to each other.
+ *
  * Wants libibverbs' header. The toolkit's cuda.h and gdrcopy's gdrapi.h are used where they are found, and their few types
  * declared here where not: software streams need neither.
  */
@@ -13,8 +17,10 @@
 #define __GDSYNC_H__
 
 #include <infiniband/verbs.h>
+#ifndef GDSYNC_UPSTREAM_VERBS
 #include <infiniband/verbs_exp.h>
 #include <infiniband/peer_ops.h>
+#endif
 
 #include <stddef.h>
 #include <stdint.h>

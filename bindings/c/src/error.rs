@@ -5,10 +5,12 @@ use gdsync::batch::WriteError;
 use gdsync::cuda::{CudaError, DriverError};
 use gdsync::memop::{StreamError, WordError};
 use gdsync::persistent::{ListError, PersistentError};
-use gdsync::queue::{OrderError, PollError, QueueFull, RequestError, StateError};
+use gdsync::queue::{OrderError, PollError, QueueFull, RequestError, StateError, Syndrome, WorkError};
 use gdsync::stream::PostFailure;
 use gdsync::verbs::{OpenError, PortError, QueuePairError};
 use gdsync::{Error, QueueError};
+use gdsync_notify::NotifyError;
+use gdsync_notify::bootstrap::BootstrapError;
 use libc::c_int;
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char};
@@ -29,6 +31,8 @@ pub(crate) enum CallError {
     NoRoom { words: u32 },
     #[error("the stream has not come to its end within {timeout_ms} ms{}", waits(.at))]
     TimedOut { timeout_ms: u64, at: Option<String> },
+    #[error("the stream has {outstanding} submissions outstanding: call gdsync_stream_synchronize before")]
+    InUse { outstanding: usize },
     #[error("the request has not completed within {timeout_ms} ms")]
     NotCompleted { timeout_ms: u64 },
     #[error(
@@ -43,6 +47,8 @@ pub(crate) enum CallError {
     Write(#[from] WriteError),
     #[error(transparent)]
     Post(PostFailure),
+    #[error("the work has failed: {0}")]
+    Work(#[from] WorkError),
     #[error(transparent)]
     Persistent(#[from] ListError),
     #[error(transparent)]
@@ -51,6 +57,18 @@ pub(crate) enum CallError {
     Cuda(#[from] CudaError),
     #[error(transparent)]
     Gdsync(#[from] Error),
+    #[error(transparent)]
+    Notify(#[from] NotifyError),
+    #[error(transparent)]
+    Bootstrap(#[from] BootstrapError),
+    #[error("length is {length} here, but rank {rank} has given {theirs}: give all ranks the same")]
+    OtherLength { length: usize, rank: usize, theirs: usize },
+    #[error(
+        "a stream has not passed work with the segment's memory within 2 s: keep the memory until it has, or call gdsync_stream_synchronize before"
+    )]
+    MemoryInUse,
+    #[error("no notification of those was set within {timeout_ms} ms")]
+    NotNotified { timeout_ms: u64 },
     #[error("{call}: {source}")]
     Verbs { call: &'static str, source: std::io::Error },
     #[error("a panic inside gdsync, which is a defect: please report it ({message})")]
@@ -105,6 +123,14 @@ fn of_post(failure: &PostFailure) -> c_int {
     }
 }
 
+fn of_work(error: WorkError) -> c_int {
+    match error.kind() {
+        Some(Syndrome::RetryExceeded) => libc::EHOSTDOWN,
+        Some(Syndrome::WrFlush) => libc::ECANCELED,
+        _ => libc::EIO,
+    }
+}
+
 fn of_persistent(error: &PersistentError) -> c_int {
     match error {
         PersistentError::Active => libc::EBUSY,
@@ -137,6 +163,60 @@ fn of_cuda(error: &CudaError) -> c_int {
     }
 }
 
+fn of_system(error: &std::io::Error) -> c_int {
+    error.raw_os_error().filter(|code| *code > 0).unwrap_or(libc::EIO)
+}
+
+fn of_gdsync(error: &Error) -> c_int {
+    match error {
+        Error::Verbs { source, .. } => of_system(source),
+        Error::Memory { .. } => libc::ENOMEM,
+        Error::Open(OpenError::NoDevice { .. } | OpenError::NotMlx5 { .. } | OpenError::Load(_)) => {
+            libc::ENODEV
+        }
+        Error::QueuePair(
+            QueuePairError::NoTransport { .. }
+            | QueuePairError::NoCardWaits { .. }
+            | QueuePairError::NoMasters { .. },
+        ) => libc::EOPNOTSUPP,
+        Error::Port(PortError::NotActive { .. } | PortError::NoGid { .. }) => libc::ENETDOWN,
+        Error::Cuda(error) => of_cuda(error),
+        _ => libc::EINVAL,
+    }
+}
+
+fn of_notify(error: &NotifyError) -> c_int {
+    match error {
+        NotifyError::PeerDead { .. } => libc::EHOSTDOWN,
+        NotifyError::Expelled { .. } => libc::ESHUTDOWN,
+        NotifyError::TimedOut { .. } => libc::ETIMEDOUT,
+        NotifyError::Failed { .. } | NotifyError::Elsewhere { .. } => libc::EIO,
+        NotifyError::Consistency { .. } | NotifyError::NoReads => libc::EOPNOTSUPP,
+        NotifyError::Unreachable(error) => of_stream(error),
+        NotifyError::Memory(_) => libc::ENOMEM,
+        NotifyError::Post { source, .. } | NotifyError::Local(source) => of_queue(source),
+        NotifyError::Device(error) => of_gdsync(error),
+        NotifyError::Cuda(error) => of_cuda(error),
+        NotifyError::Bootstrap(error) => of_bootstrap(error),
+        _ => libc::EINVAL,
+    }
+}
+
+fn of_bootstrap(error: &BootstrapError) -> c_int {
+    match error {
+        BootstrapError::Late { .. } | BootstrapError::Connect { .. } => libc::ETIMEDOUT,
+        BootstrapError::Gone { .. } => libc::EHOSTDOWN,
+        BootstrapError::Listen { source, .. } | BootstrapError::Connection { source, .. } => {
+            of_system(source)
+        }
+        BootstrapError::Refused { .. } | BootstrapError::OtherKey { .. } => libc::EACCES,
+        BootstrapError::Protocol { .. } | BootstrapError::Program { .. } | BootstrapError::Broken => {
+            libc::EPROTO
+        }
+        _ => libc::EINVAL,
+    }
+}
+
 impl CallError {
     /// What the C function returns.
     fn errno(&self) -> c_int {
@@ -144,30 +224,25 @@ impl CallError {
             CallError::Null { .. }
             | CallError::Bad { .. }
             | CallError::Stale { .. }
+            | CallError::OtherLength { .. }
             | CallError::Word(_)
             | CallError::Write(_) => libc::EINVAL,
             CallError::Unsupported { .. } => libc::EOPNOTSUPP,
             CallError::NoRoom { .. } => libc::ENOMEM,
-            CallError::TimedOut { .. } | CallError::NotCompleted { .. } => libc::ETIMEDOUT,
-            CallError::RequestInUse { .. } => libc::EBUSY,
+            CallError::TimedOut { .. } | CallError::NotCompleted { .. } | CallError::NotNotified { .. } => {
+                libc::ETIMEDOUT
+            }
+            CallError::RequestInUse { .. } | CallError::InUse { .. } | CallError::MemoryInUse => libc::EBUSY,
             CallError::Queue(error) => of_queue(error),
             CallError::Post(failure) => of_post(failure),
+            CallError::Work(error) => of_work(*error),
             CallError::Persistent(error) => of_persistent(&error.source),
             CallError::Stream(error) => of_stream(error),
             CallError::Cuda(error) => of_cuda(error),
-            CallError::Gdsync(Error::Verbs { source, .. }) | CallError::Verbs { source, .. } => {
-                source.raw_os_error().filter(|code| *code > 0).unwrap_or(libc::EIO)
-            }
-            CallError::Gdsync(Error::Memory { .. }) => libc::ENOMEM,
-            CallError::Gdsync(Error::Open(
-                OpenError::NoDevice { .. } | OpenError::NotMlx5 { .. } | OpenError::Load(_),
-            )) => libc::ENODEV,
-            CallError::Gdsync(Error::QueuePair(QueuePairError::NoTransport { .. })) => libc::EOPNOTSUPP,
-            CallError::Gdsync(Error::Port(PortError::NotActive { .. } | PortError::NoGid { .. })) => {
-                libc::ENETDOWN
-            }
-            CallError::Gdsync(Error::Cuda(error)) => of_cuda(error),
-            CallError::Gdsync(_) => libc::EINVAL,
+            CallError::Verbs { source, .. } => of_system(source),
+            CallError::Gdsync(error) => of_gdsync(error),
+            CallError::Notify(error) => of_notify(error),
+            CallError::Bootstrap(error) => of_bootstrap(error),
             CallError::Panic { .. } => libc::EIO,
         }
     }

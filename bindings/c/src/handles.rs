@@ -14,11 +14,9 @@ use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
-/// Bytes from one struct to the next.
-const SLOT: usize = 64;
 /// Bytes that become writable, and go back to the system, at a time: a multiple of every page size.
 const UNIT: usize = 64 << 10;
-/// Address space: for 4 billion handles. Less where the process may not have as much.
+/// Address space: for 2 billion handles or more. Less where the process may not have as much.
 const MOST: usize = 1 << 38;
 
 /// A C struct, and the object that it stands for.
@@ -47,8 +45,11 @@ struct Growth {
 
 /// Any thread may make, find and remove objects.
 impl<C, O: Send + Sync> Handles<C, O> {
+    /// Bytes from one struct to the next: one cache line, or two.
+    const SLOT: usize = size_of::<Slot<C, O>>();
+
     pub(crate) const fn new() -> Self {
-        const { assert!(size_of::<Slot<C, O>>() == SLOT && align_of::<C>() <= SLOT) };
+        const { assert!(matches!(Self::SLOT, 64 | 128) && align_of::<C>() <= 64) };
         Handles {
             base: AtomicPtr::new(ptr::null_mut()),
             used: AtomicUsize::new(0),
@@ -96,7 +97,7 @@ impl<C, O: Send + Sync> Handles<C, O> {
         }
         *growth.live.entry(start / UNIT).or_default() += 1;
         // Whoever finds the slot within `used` finds the base, and may read the slot.
-        self.used.store(start + SLOT, Ordering::Release);
+        self.used.store(start + Self::SLOT, Ordering::Release);
         // SAFETY: within the address space; never null.
         Ok(unsafe { NonNull::new_unchecked(base.add(start).cast()) })
     }
@@ -112,7 +113,7 @@ impl<C, O: Send + Sync> Handles<C, O> {
         }
         // SAFETY: slots below `used` stay readable for good (`next`), and are valid: zero, or as
         // `insert` has written them.
-        Some((unsafe { &*base.add(offset / SLOT) }, offset % SLOT))
+        Some((unsafe { &*base.add(offset / Self::SLOT) }, offset % Self::SLOT))
     }
 
     /// The object in whose C struct an address is, and the offset of the address there. `None` for
@@ -217,14 +218,16 @@ mod tests {
         assert!(strange.iter().all(|value| find(&handles, *value).is_none() && !handles.had(*value)));
         let one = insert(&handles, 1);
         assert!(strange.iter().all(|value| find(&handles, *value).is_none() && !handles.had(*value)));
-        assert!(find(&handles, one + SLOT).is_none() && find(&handles, one.wrapping_sub(1)).is_none());
+        assert!(
+            find(&handles, one + Numbers::SLOT).is_none() && find(&handles, one.wrapping_sub(1)).is_none()
+        );
     }
 
     #[test]
     fn no_address_is_used_twice_and_memory_goes_back() {
         let handles = Numbers::new();
         let kept = insert(&handles, u64::MAX);
-        let per_unit = UNIT / SLOT;
+        let per_unit = UNIT / Numbers::SLOT;
         let mut last = kept;
         for value in 0..4 * per_unit as u64 {
             let handle = insert(&handles, value);

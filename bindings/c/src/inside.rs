@@ -2,6 +2,7 @@
 //! the same objects. Where queues and streams happen to lie in memory makes a post on one 35 ns
 //! faster than on another, more than what is measured.
 
+use crate::stream_object::StreamObject;
 use crate::types::{CUstream, gds_qp};
 use crate::{objects, streams};
 use gdsync::raw::RegisteredMemory;
@@ -21,7 +22,7 @@ pub unsafe fn queue_pair<'a>(qp: *mut gds_qp) -> Option<(&'a QueuePair, &'a Regi
 
 /// A software stream.
 #[derive(Debug)]
-pub struct Soft(Arc<streams::StreamObject>);
+pub struct Soft(Arc<StreamObject>);
 
 impl Soft {
     /// The stream of that name.

@@ -4,8 +4,8 @@
 //! what is different.
 //!
 //! Layers, bottom up: `types` are the structs of the headers; `error` turns errors and panics into
-//! errno values; `handles` are names that are never used twice; `providers`, `objects`, `requests`,
-//! `streams`, `persistent` and `pages` are what C programs have names of, and the only state of the process;
+//! errno values; `handles` are names that are never used twice, and `named` the objects that they stand for; `providers`, `objects`, `requests`,
+//! `streams`, `persistent`, `teams`, `registrations`, `triggers` and `pages` are what C programs have names of, and the only state of the process;
 //! `work`, `completion` and `batch` translate; `api` are the C functions, one module for each header
 //! or part of one.
 //!
@@ -19,12 +19,19 @@ mod error;
 mod handles;
 pub mod inside;
 mod log;
+mod named;
+pub mod notify_types;
 mod objects;
 mod pages;
 mod persistent;
 mod placement;
 mod providers;
+mod registrations;
 mod requests;
+mod stream_object;
 mod streams;
+mod teams;
+mod triggers;
 pub mod types;
+pub mod upstream_types;
 mod work;

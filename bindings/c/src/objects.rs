@@ -31,6 +31,10 @@ pub(crate) struct QueuePairObject {
     context: usize,
 }
 
+/// Where the completion queues of a `struct gds_qp` are.
+const SEND: usize = offset_of!(gds_qp, send_cq);
+const RECV: usize = offset_of!(gds_qp, recv_cq);
+
 static QUEUE_PAIRS: Handles<gds_qp, QueuePairObject> = Handles::new();
 
 #[derive(Default)]
@@ -45,25 +49,21 @@ struct Objects {
 
 static OBJECTS: LazyLock<RwLock<Objects>> = LazyLock::new(RwLock::default);
 
-/// Makes a queue pair in a domain of the program.
+/// A domain of the program, and its device.
 ///
 /// # Safety
-/// Context and domain, where they are libibverbs', are valid. Both stay so until it is destroyed.
-pub(crate) unsafe fn create(
+/// Context and domain, where they are libibverbs', are valid. Both stay so until all is dropped that is made of them.
+pub(crate) unsafe fn domain(
     context: *mut ibv_context,
     pd: *mut ibv_pd,
-    config: QueuePairConfig<'_>,
-    wishes: Wishes,
-    signal_all: bool,
-) -> Result<*mut gds_qp, CallError> {
+) -> Result<(Device, ProtectionDomain), CallError> {
     let api = providers::of(Kind::Context, context)?;
     if !ptr::eq(api, providers::of(Kind::Domain, pd)?) {
         return Err(bad("the protection domain", pd.addr() as i64, "it must be one of the context"));
     }
     let context_at = NonNull::new(context).ok_or(CallError::Null { what: "the context" })?;
     let pd = NonNull::new(pd).ok_or(CallError::Null { what: "the protection domain" })?;
-    let key = context as usize;
-    let known = OBJECTS.read().devices.get(&key).map(|(device, _)| device.clone());
+    let known = OBJECTS.read().devices.get(&(context as usize)).map(|(device, _)| device.clone());
     let device = match known {
         Some(device) => device,
         // SAFETY: the caller's.
@@ -71,6 +71,21 @@ pub(crate) unsafe fn create(
     };
     // SAFETY: the caller's.
     let domain = unsafe { ProtectionDomain::from_raw(&device, pd) }?;
+    Ok((device, domain))
+}
+
+/// Makes a queue pair in a domain of the program.
+///
+/// # Safety
+/// Context and domain, where they are libibverbs', are valid. Both stay so until it is destroyed.
+pub(crate) unsafe fn create(
+    context: *mut ibv_context,
+    (device, domain): (Device, ProtectionDomain),
+    config: QueuePairConfig<'_>,
+    wishes: Wishes,
+    signal_all: bool,
+) -> Result<*mut gds_qp, CallError> {
+    let (api, key) = (providers::of(Kind::Context, context)?, context as usize);
     let config = config.port(first_active_port(&device)?);
     let queue_pair = placement::make(api, &device, &domain, config, wishes)?;
     let (send_cq, recv_cq) = (queue_pair.send_cq(), queue_pair.recv_cq());
@@ -83,6 +98,8 @@ pub(crate) unsafe fn create(
             recv_cq: gds_cq { cq: recv_cq.as_raw(), curr_offset: 0 },
             res_domain: at.as_ptr().cast(),
             dev_context: context,
+            send_cq_at: at.as_ptr().wrapping_byte_add(SEND).cast(),
+            recv_cq_at: at.as_ptr().wrapping_byte_add(RECV).cast(),
         };
         let object = Arc::new(QueuePairObject {
             handle: at.addr().get(),
@@ -108,7 +125,7 @@ pub(crate) unsafe fn create(
 
 /// libgdsync's queue pairs have no port until their program moves them to INIT; gdsync asks for one
 /// at once.
-fn first_active_port(device: &Device) -> Result<u8, CallError> {
+pub(crate) fn first_active_port(device: &Device) -> Result<u8, CallError> {
     let ports = device.attributes()?.ports;
     let active =
         |port: &u8| device.port(*port).is_ok_and(|found| found.state == gdsync::verbs::PortState::Active);
@@ -209,8 +226,6 @@ pub(crate) fn find_queue(cq: *mut ibv_cq) -> Option<CompletionQueue> {
 /// # Safety
 /// No other thread destroys the queue pair during the call.
 pub(crate) unsafe fn queue(cq: *mut gds_cq) -> Result<(CompletionQueue, usize), CallError> {
-    const SEND: usize = offset_of!(gds_qp, send_cq);
-    const RECV: usize = offset_of!(gds_qp, recv_cq);
     // SAFETY: the caller's.
     match unsafe { QUEUE_PAIRS.find(cq.addr()) } {
         Some((object, SEND)) => Ok((object.queue_pair.send_cq(), object.handle)),

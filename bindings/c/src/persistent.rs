@@ -1,9 +1,9 @@
 //! Persistent requests that C programs have names of.
 
 use crate::completion::translate;
-use crate::error::{CallError, stale};
-use crate::handles::Handles;
-use crate::streams::StreamObject;
+use crate::error::CallError;
+use crate::named::Named;
+use crate::stream_object::StreamObject;
 use crate::types::{gds_qp, gdsync_request};
 use gdsync::persistent::{ListError, PersistentError, PersistentRecv, PersistentSend, Request};
 use gdsync_sys::verbs::ibv_wc;
@@ -36,7 +36,10 @@ pub(crate) struct RequestObject {
     work: Mutex<Work>,
 }
 
-static REQUESTS: Handles<gdsync_request, RequestObject> = Handles::new();
+static REQUESTS: Named<gdsync_request, RequestObject> = Named::new(
+    "the request",
+    "pass what gdsync_send_init or gdsync_recv_init returned, until it or its queue pair is gone",
+);
 
 /// The requests of each queue pair: pairs of the queue pair's handle and the request's.
 static BY_OWNER: Mutex<BTreeSet<(usize, usize)>> = Mutex::new(BTreeSet::new());
@@ -44,10 +47,9 @@ static BY_OWNER: Mutex<BTreeSet<(usize, usize)>> = Mutex::new(BTreeSet::new());
 /// Makes a handle of a request.
 pub(crate) fn keep(owner: usize, wr_id: u64, work: Work) -> Result<*mut gdsync_request, CallError> {
     let object = Arc::new(RequestObject { owner, wr_id, work: Mutex::new(work) });
-    let made = REQUESTS.insert(|at| (gdsync_request { own_address: at.addr().get() }, object));
-    let made = made.map_err(|source| gdsync::Error::Memory { len: size_of::<gdsync_request>(), source })?;
-    BY_OWNER.lock().insert((owner, made.addr().get()));
-    Ok(made.as_ptr())
+    let made = REQUESTS.keep(object, gdsync_request::at)?;
+    BY_OWNER.lock().insert((owner, made.addr()));
+    Ok(made)
 }
 
 /// The request of a handle. Any value may be looked up.
@@ -56,19 +58,7 @@ pub(crate) fn keep(owner: usize, wr_id: u64, work: Work) -> Result<*mut gdsync_r
 /// No other thread frees the request, or destroys its queue pair, while the reference is used.
 unsafe fn find<'a>(request: *mut gdsync_request) -> Result<&'a RequestObject, CallError> {
     // SAFETY: the caller's.
-    match unsafe { REQUESTS.find(request.addr()) } {
-        Some((object, 0)) => Ok(object),
-        _ if request.is_null() => Err(CallError::Null { what: "the request" }),
-        _ => {
-            let why = "is not gdsync's, or was freed, or destroyed with its queue pair";
-            Err(stale(
-                "the request",
-                request.addr(),
-                why,
-                "pass what gdsync_send_init or gdsync_recv_init returned",
-            ))
-        }
-    }
+    unsafe { REQUESTS.find(request) }
 }
 
 /// Calls with the requests of a list.
@@ -143,8 +133,7 @@ pub(crate) unsafe fn free(request: *mut gdsync_request) -> Result<(), CallError>
     }
     drop(work);
     BY_OWNER.lock().remove(&(object.owner, request.addr()));
-    drop(REQUESTS.remove(request.addr()));
-    Ok(())
+    REQUESTS.take(request).map(drop)
 }
 
 /// The queue pairs of a list, as C programs have them.
@@ -166,5 +155,8 @@ pub(crate) fn forget(owner: usize) {
     let of_it: Vec<_> = requests.range((owner, 0)..=(owner, usize::MAX)).copied().collect();
     requests.retain(|(of, _)| *of != owner);
     drop(requests);
-    of_it.iter().for_each(|(_, request)| drop(REQUESTS.remove(*request)));
+    for (_, request) in of_it {
+        // Freed meanwhile, where it is unknown.
+        drop(REQUESTS.take(std::ptr::without_provenance_mut(request)));
+    }
 }

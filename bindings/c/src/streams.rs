@@ -2,40 +2,20 @@
 //! streams.
 
 use crate::addresses::Addresses;
-use crate::batch::Target;
 use crate::error::{CallError, bad, stale};
+use crate::stream_object::{StreamObject, on, patience};
 use crate::types::CUstream;
 use gdsync::cudarc::driver::sys;
-use gdsync::memop::{MemOpStream, StreamError};
 use gdsync::persistent::{self, ListError, PersistentError, Request};
 use gdsync::queue::{OrderError, QueueFull};
-use gdsync::stream::{PostError, PostFailure, Posted, StreamOptions};
-use gdsync::{Batch, CudaStream, PreparedSend, QueueError, QueuePair, SoftStream, Stream, WorkRequest};
+use gdsync::stream::{PostError, PostFailure, StreamOptions};
+use gdsync::{Batch, CudaStream, PreparedSend, QueueError, SoftStream, Stream};
 use libc::c_int;
 use parking_lot::RwLock;
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, LazyLock, OnceLock};
-use std::time::Duration;
-
-/// A stream of either kind.
-#[derive(Debug)]
-pub(crate) enum StreamObject {
-    Soft(Stream<SoftStream>),
-    /// With the driver's number for it, which no other stream gets: handles are reused.
-    Cuda(Stream<CudaStream>, u64),
-}
-
-/// Evaluates an expression with the [`Stream`] of a [`StreamObject`], of either kind.
-macro_rules! on {
-    ($object:expr, $stream:ident => $value:expr) => {
-        match $object {
-            StreamObject::Soft($stream) => $value,
-            StreamObject::Cuda($stream, _) => $value,
-        }
-    };
-}
+use std::sync::{Arc, LazyLock};
 
 /// What a stream is found by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -74,17 +54,6 @@ type Streams = HashMap<Name, Arc<StreamObject>, Addresses>;
 
 static STREAMS: LazyLock<RwLock<Streams>> = LazyLock::new(RwLock::default);
 
-/// How long a post waits while the stream has as many submissions outstanding as it takes:
-/// libgdsync's blocks there.
-fn patience() -> Duration {
-    static PATIENCE: OnceLock<Duration> = OnceLock::new();
-    *PATIENCE.get_or_init(|| {
-        const DEFAULT: u64 = 60_000;
-        let said = std::env::var("GDSYNC_POST_TIMEOUT_MS").ok().and_then(|value| value.parse().ok());
-        Duration::from_millis(said.unwrap_or(DEFAULT))
-    })
-}
-
 /// Counts how often a stream was forgotten: a thread's cached stream from before may no longer
 /// exist.
 static FORGOTTEN: AtomicU64 = AtomicU64::new(0);
@@ -94,7 +63,7 @@ static FORGOTTEN: AtomicU64 = AtomicU64::new(0);
 struct Remembered {
     handle: usize,
     forgotten: u64,
-    /// The driver's number for a CUDA stream.
+    /// The driver's number for a CUDA stream that its program may destroy at any time.
     number: Option<u64>,
     stream: *const StreamObject,
 }
@@ -134,7 +103,7 @@ fn remember(stream: CUstream, found: &Arc<StreamObject>, forgotten: u64) {
     if stream as usize > LAST_DEFAULT {
         let number = match **found {
             StreamObject::Soft(_) => None,
-            StreamObject::Cuda(_, number) => Some(number),
+            StreamObject::Cuda(_, number) => number,
         };
         LAST.set(Remembered { handle: stream as usize, forgotten, number, stream: Arc::as_ptr(found) });
     }
@@ -199,7 +168,7 @@ unsafe fn wrap(stream: CUstream, name: Name) -> Result<Arc<StreamObject>, CallEr
     // The program may destroy the stream as soon as it is idle, and the driver cannot be asked
     // about a destroyed stream.
     let options = StreamOptions::default().always_signal(true);
-    let made = Arc::new(StreamObject::Cuda(Stream::with_options(backend, options)?, number));
+    let made = Arc::new(StreamObject::Cuda(Stream::with_options(backend, options)?, Some(number)));
     // SAFETY: the caller's.
     Ok(first(name, made, |known| unsafe { known.is_still(stream) }))
 }
@@ -222,6 +191,43 @@ fn first(
     // It may wait for the stream.
     drop(old);
     made
+}
+
+/// The program keeps a CUDA stream until it has it forgotten: the driver can be asked about it until then,
+/// so that posts need not say when the stream has passed them. With `is_never_captured`, posts do not ask
+/// whether it is being captured.
+///
+/// # Safety
+/// As [`find`]. The stream is alive until [`forget`] of it has returned, no other thread uses it during this
+/// call, and nothing captures it if that is said.
+pub(crate) unsafe fn keep(stream: CUstream, is_never_captured: bool) -> Result<(), CallError> {
+    if is_soft(stream) {
+        return find_soft(stream).map(drop);
+    }
+    let name = name_of(stream)?;
+    // SAFETY: the caller's.
+    let mut backend = unsafe { CudaStream::from_raw(stream.cast(), ()) }?;
+    if is_never_captured {
+        // SAFETY: the caller's.
+        backend = unsafe { backend.never_captured() };
+    }
+    let kept = Arc::new(StreamObject::Cuda(Stream::new(backend)?, None));
+    let mut streams = STREAMS.write();
+    if let Some(known) = streams.get(&name)
+        // SAFETY: the caller's.
+        && unsafe { known.is_still(stream) }
+    {
+        let outstanding = known.outstanding();
+        if outstanding > 0 {
+            return Err(CallError::InUse { outstanding });
+        }
+    }
+    let old = streams.insert(name, kept);
+    FORGOTTEN.fetch_add(1, Ordering::Release);
+    drop(streams);
+    // It may wait for the stream.
+    drop(old);
+    Ok(())
 }
 
 /// The software stream of that name. Any value may be looked up.
@@ -306,16 +312,6 @@ impl StreamObject {
         }
     }
 
-    /// Prepares a send and posts it.
-    #[inline(always)]
-    pub(crate) fn queue_send(
-        &self,
-        queue_pair: &QueuePair,
-        request: WorkRequest<'_>,
-    ) -> Result<Posted, PostFailure> {
-        on!(self, stream => stream.queue_send(queue_pair, request))
-    }
-
     /// Starts persistent requests, and waits for room as a post does.
     pub(crate) fn start_all(&self, list: &mut [&mut dyn Request]) -> Result<(), CallError> {
         let mut start = || on!(self, stream => persistent::start_all(list, stream, patience())).map(drop);
@@ -328,52 +324,14 @@ impl StreamObject {
         }
     }
 
-    /// Waits for persistent requests, in the stream's order.
-    pub(crate) fn wait_all(&self, list: &mut [&mut dyn Request]) -> Result<(), CallError> {
-        on!(self, stream => persistent::wait_all(list, stream, patience())).map(drop).map_err(Into::into)
-    }
-
     /// True unless the name is another stream's now.
     ///
     /// # Safety
     /// As [`find`].
     unsafe fn is_still(&self, stream: CUstream) -> bool {
-        match self {
-            StreamObject::Soft(_) => true,
-            // SAFETY: the caller's.
-            StreamObject::Cuda(_, number) => *number == unsafe { number_of(stream) },
-        }
-    }
-
-    /// Submissions that it has not passed.
-    fn outstanding(&self) -> usize {
-        on!(self, stream => stream.outstanding())
-    }
-
-    /// Waits until it has performed everything.
-    pub(crate) fn synchronize(&self, timeout: Duration) -> Result<(), CallError> {
-        let (idle, at) = on!(self, stream => (stream.synchronize_timeout(timeout)?, stream.oldest_wait()));
-        let timeout_ms = timeout.as_millis() as u64;
-        if idle { Ok(()) } else { Err(CallError::TimedOut { timeout_ms, at }) }
-    }
-
-    /// What batches for it have to look like.
-    pub(crate) fn target(&self) -> Target {
-        let has_flush = on!(self, stream => stream.caps().flush_remote);
-        Target { is_cuda: matches!(self, StreamObject::Cuda(..)), has_flush }
-    }
-
-    /// A software stream, to run a function on.
-    pub(crate) fn soft(&self) -> Option<&Stream<SoftStream>> {
-        match self {
-            StreamObject::Soft(stream) => Some(stream),
-            StreamObject::Cuda(..) => None,
-        }
-    }
-
-    /// Its address of host memory.
-    pub(crate) fn translate(&self, addr: gdsync::memory::HostAddr, len: usize) -> Result<u64, StreamError> {
-        on!(self, stream => stream.translate(addr, len)).map(gdsync::memory::StreamAddr::get)
+        let StreamObject::Cuda(_, Some(number)) = self else { return true };
+        // SAFETY: the caller's.
+        *number == unsafe { number_of(stream) }
     }
 }
 

@@ -57,6 +57,14 @@ pub const GDS_TAG_WAIT_VALUE32: c_int = 2;
 pub const GDS_TAG_WRITE_VALUE32: c_int = 3;
 /// `GDS_TAG_WRITE_MEMORY`.
 pub const GDS_TAG_WRITE_MEMORY: c_int = 4;
+/// `GDSYNC_STREAM_NEVER_CAPTURED`.
+pub const GDSYNC_STREAM_NEVER_CAPTURED: u32 = 1 << 0;
+/// `GDSYNC_STATUS_PENDING`.
+pub const GDSYNC_STATUS_PENDING: u32 = gdsync::queue::Status::PENDING;
+/// `GDSYNC_STATUS_OK`.
+pub const GDSYNC_STATUS_OK: u32 = gdsync::queue::Status::OK;
+/// `GDSYNC_STATUS_FAILED`.
+pub const GDSYNC_STATUS_FAILED: u32 = gdsync::queue::Status::FAILED;
 /// `GDS_WAIT_INFO_MAX_OPS`, and `GDS_SEND_INFO_MAX_OPS`.
 pub const GDS_INFO_MAX_OPS: usize = 32;
 
@@ -193,12 +201,86 @@ pub struct gds_cq {
     pub curr_offset: u32,
 }
 
-/// `gdsync_request_t`, of which programs see nothing.
+/// Structs of which programs see nothing.
+macro_rules! opaque {
+    ($($(#[$doc:meta])* $name:ident;)+) => { $(
+        $(#[$doc])*
+        #[repr(C)]
+        #[derive(Debug)]
+        pub struct $name {
+            /// A struct of no bytes would have no address of its own.
+            own_address: usize,
+        }
+
+        impl $name {
+            pub(crate) fn at(own_address: usize) -> Self {
+                $name { own_address }
+            }
+        }
+    )+ };
+}
+
+opaque! {
+    /// `gdsync_request_t`.
+    gdsync_request;
+    /// `gdsync_bootstrap_t`.
+    gdsync_bootstrap;
+    /// `gdsync_team_t`.
+    gdsync_team;
+    /// `gdsync_segment_t`.
+    gdsync_segment;
+    /// `gdsync_cache_t`.
+    gdsync_cache;
+}
+
+/// `gdsync_status_t`.
 #[repr(C)]
 #[derive(Debug)]
-pub struct gdsync_request {
-    /// A struct of no bytes would have no address of its own.
-    pub(crate) own_address: usize,
+pub struct gdsync_status {
+    /// The status word.
+    pub word: *const u32,
+}
+
+/// `gdsync_trigger_t`.
+#[repr(C)]
+#[derive(Debug)]
+pub struct gdsync_trigger {
+    /// What the card waits for.
+    pub word: *mut u64,
+}
+
+/// `gdsync_region_t`.
+#[repr(C)]
+#[derive(Debug)]
+pub struct gdsync_region {
+    /// The first byte.
+    pub addr: u64,
+    /// Bytes.
+    pub length: size_t,
+    /// The key for work requests of this side.
+    pub lkey: u32,
+    /// The key for the remote side.
+    pub rkey: u32,
+}
+
+/// `gdsync_cache_statistics_t`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct gdsync_cache_statistics_t {
+    /// Calls that a registration which was there has served.
+    pub hits: u64,
+    /// Calls that had to register.
+    pub misses: u64,
+    /// Registrations that made way for others.
+    pub evictions: u64,
+    /// Registrations that went with their memory.
+    pub invalidations: u64,
+    /// Registrations that were handed out without being kept.
+    pub not_kept: u64,
+    /// Registrations held now.
+    pub entries: u64,
+    /// Bytes that they have.
+    pub bytes: u64,
 }
 
 /// `struct gds_qp`.
@@ -215,6 +297,10 @@ pub struct gds_qp {
     pub res_domain: *mut c_void,
     /// The program's.
     pub dev_context: *mut ibv_context,
+    /// `send_cq` of the upstream dialect: the address of the above.
+    pub send_cq_at: *mut gds_cq,
+    /// Its `recv_cq`.
+    pub recv_cq_at: *mut gds_cq,
 }
 
 /// `struct peer_op_wr`, which is never looked at.
@@ -233,6 +319,8 @@ pub struct gds_send_request_t {
     pub comp_mask: u32,
     /// Unused.
     pub wr: [peer_op_wr; GDS_INFO_MAX_OPS],
+    /// Unused: the length of both dialects' structs is one.
+    pub own: [u64; 4],
 }
 
 /// `struct gds_wait_request`.
@@ -252,6 +340,8 @@ pub struct gds_wait_request_t {
     pub comp_mask: u32,
     /// Unused.
     pub wr: [peer_op_wr; GDS_INFO_MAX_OPS],
+    /// Unused, as above.
+    pub own: [u64; 3],
 }
 
 /// `struct gds_wait_value32`.

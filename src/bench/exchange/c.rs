@@ -4,8 +4,9 @@ use super::library::Library;
 use super::way::{CHUNK, MESSAGE, PATIENCE, Shape, Way};
 use crate::failure::Failure;
 use gdsync_c::types::{
-    CUstream, GDS_TAG_SEND, GDS_TAG_WAIT, gds_cq, gds_descriptor_body, gds_descriptor_t, gds_qp,
-    gds_qp_init_attr_t, gds_send_request_t, gds_send_wr, gds_wait_request_t, ibv_recv_wr,
+    CUstream, GDS_TAG_SEND, GDS_TAG_WAIT, GDSYNC_STREAM_NEVER_CAPTURED, gds_cq, gds_descriptor_body,
+    gds_descriptor_t, gds_qp, gds_qp_init_attr_t, gds_send_request_t, gds_send_wr, gds_wait_request_t,
+    ibv_recv_wr,
 };
 use gdsync_sys::verbs::{
     self, ibv_context, ibv_gid, ibv_mr, ibv_pd, ibv_port_attr, ibv_qp_attr, ibv_sge, ibv_wc,
@@ -26,6 +27,8 @@ pub(super) enum Named {
     Soft,
     /// One of CUDA, which something else keeps for as long as the side is there.
     Cuda(CUstream),
+    /// The same, and the side says so to the library (`gdsync_stream_keep`).
+    Kept(CUstream),
 }
 
 pub(super) struct C {
@@ -69,8 +72,10 @@ impl C {
 
     fn make(&mut self, stream: Named) -> Result<(), Failure> {
         let api = self.library;
+        let is_kept = matches!(stream, Named::Kept(_));
         // SAFETY: every pointer is what the call before has returned, or a valid place; the messages stay
-        // where they are until the region is gone. The requests are plain data.
+        // where they are until the region is gone. The requests are plain data. A stream lives until the
+        // side is dropped, which has it forgotten, and nothing here captures streams.
         unsafe {
             self.context = api.made("gdsync_soft_open", (api.gdsync_soft_open)(null_mut()))?;
             self.pd = api.made("gdsync_alloc_pd", (api.gdsync_alloc_pd)(self.context))?;
@@ -88,8 +93,12 @@ impl C {
             self.qp = api.made("gds_create_qp", qp)?;
             self.stream = match stream {
                 Named::Soft => api.made("gdsync_soft_stream_create", (api.gdsync_soft_stream_create)())?,
-                Named::Cuda(stream) => stream,
+                Named::Cuda(stream) | Named::Kept(stream) => stream,
             };
+            if is_kept {
+                let kept = (api.gdsync_stream_keep)(self.stream, GDSYNC_STREAM_NEVER_CAPTURED);
+                api.done("gdsync_stream_keep", kept)?;
+            }
             self.sends.resize_with(CHUNK, || std::mem::zeroed());
             self.waits.resize_with(CHUNK, || std::mem::zeroed());
         }

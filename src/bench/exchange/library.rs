@@ -64,6 +64,7 @@ functions! {
     gdsync_soft_stream_destroy: fn(CUstream) -> c_int;
     gdsync_stream_synchronize: fn(CUstream, c_uint) -> c_int;
     gdsync_stream_forget: fn(CUstream) -> c_int;
+    gdsync_stream_keep: fn(CUstream, c_uint) -> c_int;
 }
 
 impl Library {

@@ -19,7 +19,7 @@ use gdsync::cuda::{self, GpuList, Gpus};
 use gdsync_notify::bootstrap::{Bootstrap, Job, Meeting};
 use library::Library;
 use serde::{Deserialize, Serialize};
-use side::{BY_C, BY_HAND, BY_RUST, Figures, Measured, RUNS, Side};
+use side::{BY_C, BY_C_KEPT, BY_HAND, BY_RUST, Figures, Measured, RUNS, Side, WAYS};
 use std::io::{self, BufRead, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -66,13 +66,17 @@ struct Row {
     /// An exchange: medians over the runs, in µs.
     rust_us: f64,
     c_us: Option<f64>,
+    /// By C on a CUDA stream that the program keeps (`gdsync_stream_keep`).
+    c_kept_us: Option<f64>,
     by_hand_us: f64,
     /// Divided by the time by hand in the same run.
     rust_ratio: Spread,
     c_ratio: Option<Spread>,
+    c_kept_ratio: Option<Spread>,
     /// What of it the CPU takes to hand over one exchange.
     rust_posting_us: f64,
     c_posting_us: Option<f64>,
+    c_kept_posting_us: Option<f64>,
     by_hand_posting_us: f64,
     /// Naps of the software card of this process after which it found work, for one exchange, and their lengths
     /// together: at most so much of the time is theirs.
@@ -133,12 +137,12 @@ pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
 impl Results {
     fn outcome(&self) -> Result<Outcome, Failure> {
         let heading = format!("{}, {} RUNS OF {} EXCHANGES, VERIFIED", self.on, self.runs, self.rounds);
-        let ratios = ["RUST : BY HAND", "C : BY HAND"];
+        let ratios = ["RUST : BY HAND", "C : BY HAND", "C, KEPT : BY HAND"];
         let operations = ["OPERATIONS: RUST", "BY HAND"];
-        let times = ["RUST µs", "C µs", "BY HAND µs"];
+        let times = ["RUST µs", "C µs", "C, KEPT µs", "BY HAND µs"];
         let header = [&[heading.as_str()][..], &times, &ratios, &operations].concat();
         let whole = self.rows.iter().map(Row::whole).collect();
-        let posting = ["POSTING: RUST µs", "C µs", "BY HAND µs"];
+        let posting = ["POSTING: RUST µs", "C µs", "C, KEPT µs", "BY HAND µs"];
         let naps = ["THE CARD LATE AFTER: RUST µs", "BY HAND µs"];
         let parts_header = [&["OF AN EXCHANGE"][..], &posting, &naps].concat();
         let parts = self.rows.iter().map(Row::parts).collect();
@@ -166,6 +170,7 @@ impl Results {
         let ways = [
             column("Rust", |row| Some(row.rust_us)),
             column("C", |row| row.c_us),
+            column("C, stream kept", |row| row.c_kept_us),
             column("by hand", |row| Some(row.by_hand_us)),
         ];
         let is_measured = |way: &Values| way.values.iter().any(|value| value.is_finite());
@@ -261,24 +266,27 @@ fn number(value: Option<f64>) -> String {
 }
 
 impl Row {
-    fn new((gpus, processes): (Option<[u32; 2]>, u64), shape: Shape, ways: &[Measured; 3]) -> Self {
-        let [rust, hand, c] = [&ways[BY_RUST], &ways[BY_HAND], &ways[BY_C]];
+    fn new((gpus, processes): (Option<[u32; 2]>, u64), shape: Shape, ways: &[Measured; WAYS]) -> Self {
+        let [rust, hand, c, kept] = [BY_RUST, BY_HAND, BY_C, BY_C_KEPT].map(|way| &ways[way]);
         let middle = |times: &Vec<f64>| median(times.clone());
         let ratio = |way: &Measured| {
             Spread::of(way.whole.iter().zip(&hand.whole).map(|(way, hand)| way / hand).collect())
         };
-        let has_c = !c.whole.is_empty();
+        let is_there = |way: &Measured| !way.whole.is_empty();
         Row {
             gpus,
             processes,
             shape,
             rust_us: middle(&rust.whole),
-            c_us: has_c.then(|| middle(&c.whole)),
+            c_us: is_there(c).then(|| middle(&c.whole)),
+            c_kept_us: is_there(kept).then(|| middle(&kept.whole)),
             by_hand_us: middle(&hand.whole),
             rust_ratio: ratio(rust),
-            c_ratio: has_c.then(|| ratio(c)),
+            c_ratio: is_there(c).then(|| ratio(c)),
+            c_kept_ratio: is_there(kept).then(|| ratio(kept)),
             rust_posting_us: middle(&rust.posting),
-            c_posting_us: has_c.then(|| middle(&c.posting)),
+            c_posting_us: is_there(c).then(|| middle(&c.posting)),
+            c_kept_posting_us: is_there(kept).then(|| middle(&kept.posting)),
             by_hand_posting_us: middle(&hand.posting),
             rust_naps: middle(&rust.naps),
             rust_naps_us: middle(&rust.napped),
@@ -300,15 +308,16 @@ impl Row {
     /// What an exchange takes.
     fn whole(&self) -> Vec<String> {
         let spread = |value: Option<&Spread>| value.map_or_else(|| "-".to_owned(), Spread::text);
-        let times = [Some(self.rust_us), self.c_us, Some(self.by_hand_us)].map(number);
-        let ratios = [spread(Some(&self.rust_ratio)), spread(self.c_ratio.as_ref())];
+        let times = [Some(self.rust_us), self.c_us, self.c_kept_us, Some(self.by_hand_us)].map(number);
+        let ratios = [Some(&self.rust_ratio), self.c_ratio.as_ref(), self.c_kept_ratio.as_ref()].map(spread);
         let operations = [self.rust_operations, self.by_hand_operations].map(number);
         [vec![self.name()], times.to_vec(), ratios.to_vec(), operations.to_vec()].concat()
     }
 
     /// Whose part of it is how large.
     fn parts(&self) -> Vec<String> {
-        let posting = [Some(self.rust_posting_us), self.c_posting_us, Some(self.by_hand_posting_us)];
+        let c = [self.c_posting_us, self.c_kept_posting_us];
+        let posting = [Some(self.rust_posting_us), c[0], c[1], Some(self.by_hand_posting_us)];
         let naps = |naps, us| format!("{naps:.2} naps, {us:.2}");
         let naps = [naps(self.rust_naps, self.rust_naps_us), naps(self.by_hand_naps, self.by_hand_naps_us)];
         [vec![self.name()], posting.map(number).to_vec(), naps.to_vec()].concat()

@@ -18,10 +18,14 @@ use std::time::Instant;
 /// In each, every shape is measured by every way once.
 pub(super) const RUNS: usize = 10;
 
-/// Places of the ways among the results. By C is the last: the library may not be there.
+/// Places of the ways among the results. Those by C are the last, as the library may not be there. Only CUDA
+/// streams are kept.
 pub(super) const BY_RUST: usize = 0;
 pub(super) const BY_HAND: usize = 1;
 pub(super) const BY_C: usize = 2;
+pub(super) const BY_C_KEPT: usize = 3;
+/// How many ways there are at most.
+pub(super) const WAYS: usize = 4;
 
 /// What one way took for one shape, in µs an exchange, of each run.
 #[derive(Clone, Debug, Default)]
@@ -46,15 +50,15 @@ struct Times {
 }
 
 /// By shape, and by way.
-pub(super) type Figures = [[Measured; 3]; Shape::ALL.len()];
+pub(super) type Figures = [[Measured; WAYS]; Shape::ALL.len()];
 
 pub(super) struct Side {
     ways: Vec<Box<dyn Way>>,
     bootstrap: Bootstrap,
     /// Exchanges so far: no message is like another.
     sequence: u64,
-    /// What the C library has the name of, after whatever uses it.
-    _queue: Option<Arc<Queue>>,
+    /// What the C library has the names of, after whatever uses them.
+    _queues: Vec<Arc<Queue>>,
 }
 
 impl Side {
@@ -66,7 +70,7 @@ impl Side {
     ) -> Result<Self, Failure> {
         let place = hca::open(hca)?;
         let mut ways: Vec<Box<dyn Way>> = Vec::new();
-        let mut queue = None;
+        let mut queues = Vec::new();
         match gpu {
             None => {
                 ways.push(Box::new(Rust::new(&place, SoftStream::new()?)?));
@@ -79,8 +83,12 @@ impl Side {
                 ways.push(Box::new(Rust::new(&place, stream()?)?));
                 ways.push(Box::new(Hand::new(&place, stream()?)?));
                 if let Some(library) = library {
-                    let named = queue.insert(context.new_stream()?).cu_stream();
-                    ways.push(Box::new(C::new(library, Named::Cuda(named.cast()))?));
+                    for named in [Named::Cuda, Named::Kept] {
+                        let queue = context.new_stream()?;
+                        let stream = named(queue.cu_stream().cast());
+                        queues.push(queue);
+                        ways.push(Box::new(C::new(library, stream)?));
+                    }
                 }
             }
         }
@@ -91,7 +99,7 @@ impl Side {
         for way in &mut ways {
             way.connect(others.next().ok_or("the other side has not loaded the C library")?)?;
         }
-        Ok(Side { ways, bootstrap, sequence: 0, _queue: queue })
+        Ok(Side { ways, bootstrap, sequence: 0, _queues: queues })
     }
 
     /// All runs, each of so many rounds.

@@ -38,23 +38,45 @@ enum gds_create_qp_flags {
     GDS_CREATE_QP_WQ_DBREC_ON_GPU = 1 << 5
 };
 
+#ifdef GDSYNC_UPSTREAM_VERBS
+typedef struct ibv_qp_init_attr gds_qp_init_attr_t;
+typedef struct ibv_send_wr gds_send_wr;
+/* The functions that take these. */
+#define gds_create_qp gdsync_upstream_create_qp
+#define gds_post_send gdsync_upstream_post_send
+#define gds_stream_queue_send gdsync_upstream_stream_queue_send
+#define gds_prepare_send gdsync_upstream_prepare_send
+#else
 typedef struct ibv_exp_qp_init_attr gds_qp_init_attr_t;
 typedef struct ibv_exp_send_wr gds_send_wr;
+#endif
 
 /* A handle of a queue pair is the pointer that gds_create_qp returned, and one of a completion queue the address of its send_cq or
- * recv_cq. Other values, copies of the structs among them, and handles of what is destroyed say EINVAL. */
+ * recv_cq, or, in the upstream dialect, what these hold. Other values, copies of the structs among them, and handles of what is destroyed say EINVAL. */
 typedef struct gds_cq {
     struct ibv_cq *cq;
     uint32_t curr_offset; /* the completion that the last wait was prepared for, plus 1 */
 } gds_cq_t;
 
+#ifdef GDSYNC_UPSTREAM_VERBS
+typedef struct gds_qp {
+    struct ibv_qp *qp;
+    struct gds_cq gdsync_queues[2]; /* gdsync's own */
+    void *gdsync_own;
+    struct ibv_context *dev_context;
+    struct gds_cq *send_cq;
+    struct gds_cq *recv_cq;
+} gds_qp_t;
+#else
 typedef struct gds_qp {
     struct ibv_qp *qp;
     struct gds_cq send_cq;
     struct gds_cq recv_cq;
     struct ibv_exp_res_domain *res_domain; /* gdsync's own */
     struct ibv_context *dev_context;
+    struct gds_cq *gdsync_queues[2]; /* of the upstream dialect */
 } gds_qp_t;
+#endif
 
 /* Makes a queue pair (RC, UC or UD) with two completion queues of its own and a doorbell register of its own, in the state RESET:
  * the program moves it on with ibv_modify_qp or gds_modify_qp. gpu_id is checked where there is a CUDA driver; -1 for none. Where
@@ -126,10 +148,17 @@ enum { GDS_SEND_INFO_MAX_OPS = 32, GDS_WAIT_INFO_MAX_OPS = 32 };
 /* A prepared send: a name for what the library keeps. Copies name the same; posting one of them uses up all. One that is thrown
  * away without being posted keeps its place in the send queue, and later sends from being posted, until gdsync_cancel_send
  * (<gdsync/ext.h>) or gds_destroy_qp. */
+#ifdef GDSYNC_UPSTREAM_VERBS
+typedef struct gds_send_request {
+    uint64_t gdsync_own[4 + 7 * GDS_SEND_INFO_MAX_OPS + 4];
+} gds_send_request_t;
+#else
 typedef struct gds_send_request {
     struct ibv_exp_peer_commit commit;
     struct peer_op_wr wr[GDS_SEND_INFO_MAX_OPS];
+    uint64_t gdsync_own[4]; /* of the upstream dialect */
 } gds_send_request_t;
+#endif
 
 /* Prepares a list of sends as one request. Where one of them fails, none is prepared. */
 int gds_prepare_send(struct gds_qp *qp, gds_send_wr *wr, gds_send_wr **bad_wr, gds_send_request_t *request);
@@ -139,10 +168,17 @@ int gds_stream_post_send_all(CUstream stream, int count, gds_send_request_t *req
 
 /* A prepared wait, a name as above. One that is thrown away keeps its completion from being polled until gds_post_wait_cq,
  * gdsync_cancel_wait or gds_destroy_qp. */
+#ifdef GDSYNC_UPSTREAM_VERBS
+typedef struct gds_wait_request {
+    uint64_t gdsync_own[5 + 7 * GDS_WAIT_INFO_MAX_OPS + 3];
+} gds_wait_request_t;
+#else
 typedef struct gds_wait_request {
     struct ibv_exp_peer_peek peek;
     struct peer_op_wr wr[GDS_WAIT_INFO_MAX_OPS];
+    uint64_t gdsync_own[3]; /* of the upstream dialect */
 } gds_wait_request_t;
+#endif
 
 /* Prepares a wait for the next completion that nothing waits for. What is to complete has been posted or prepared. flags: 0. */
 int gds_prepare_wait_cq(struct gds_cq *cq, gds_wait_request_t *request, int flags);

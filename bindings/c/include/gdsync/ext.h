@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0
  *
  * gdsync's own calls, which libgdsync has not: the software card and software streams, what a program needs to use them without
- * libibverbs at run time, and the ways out.
+ * libibverbs at run time, persistent requests, checked waits, a registration cache, triggers, and the ways out. Teams: <gdsync/team.h>.
  *
  * Functions that return an int return 0 or a positive errno; those that return a pointer return NULL and set errno.
  */
@@ -9,6 +9,11 @@
 #define GDSYNC_EXT_H
 
 #include <gdsync.h>
+
+#ifdef GDSYNC_UPSTREAM_VERBS
+#define gdsync_send_init gdsync_upstream_send_init
+#define gdsync_trigger_create_qp gdsync_upstream_trigger_create_qp
+#endif
 
 GDS_BEGIN_DECLS
 
@@ -46,6 +51,12 @@ int gdsync_soft_stream_launch(CUstream stream, void (*function)(void *), void *a
 int gdsync_stream_synchronize(CUstream stream, unsigned timeout_ms);
 /* gdsync forgets a CUDA stream that is at its end, and that no other thread uses, before its program destroys it. Needed where gds_prepare_write_memory was the last. */
 int gdsync_stream_forget(CUstream stream);
+/* The program promises that a CUDA stream lives until it calls gdsync_stream_forget. So gdsync may ask the driver about it, and a post of sends
+ * does not end with a write of its progress: one memory operation less, 0.6 us of the GPU's time. With GDSYNC_STREAM_NEVER_CAPTURED, it also
+ * promises that nothing captures the stream, and posts do not ask whether something does. EBUSY: the stream has work outstanding. Nothing
+ * changes for a software stream. No other thread uses the stream during the call. */
+int gdsync_stream_keep(CUstream stream, unsigned flags);
+#define GDSYNC_STREAM_NEVER_CAPTURED 1u
 
 /* ---- Persistent requests: made once, started on streams as often as wanted ---- */
 
@@ -71,6 +82,85 @@ int gdsync_wait_all(CUstream stream, size_t number, gdsync_request_t *const requ
 int gdsync_request_complete(gdsync_request_t *request, struct ibv_wc *wc, unsigned timeout_ms);
 /* EBUSY: it is active. Destroying the queue pair frees its requests, active or not. */
 int gdsync_request_free(gdsync_request_t *request);
+
+/* ---- Waits that say how the work ended ---- */
+
+#define GDSYNC_STATUS_PENDING 0u   /* not completed */
+#define GDSYNC_STATUS_OK 1u        /* completed */
+#define GDSYNC_STATUS_FAILED 0x100u /* with the card's syndrome in the lowest 8 bits */
+
+/* What became of the work that a stream waits for. */
+typedef struct gdsync_status {
+    const uint32_t *word; /* GDSYNC_STATUS_*, in host memory: written once, before the stream passes the wait */
+} gdsync_status_t;
+
+/* Has a stream wait for the next completion that nothing waits for, as gds_stream_wait_cq does, and returns its status. Streams go on
+ * after failed work, too; what follows the wait may read the word (GDS_MEMORY_HOST). A thread of the library looks at the completion. */
+gdsync_status_t *gdsync_stream_wait_cq_checked(CUstream stream, struct gds_cq *cq);
+/* Waits on the CPU. 0: it has completed well. EHOSTDOWN: the remote side does not answer; ECANCELED: its queue pair had failed before;
+ * EIO: it has failed otherwise, and gdsync_error_text says how. ETIMEDOUT: it has not completed. */
+int gdsync_status_wait(gdsync_status_t *status, unsigned timeout_ms);
+/* The word is read no more, by streams and kernels neither. */
+int gdsync_status_free(gdsync_status_t *status);
+
+/* ---- Registrations that are kept ---- */
+
+/* A cache of registrations of a domain. Those that nothing uses make way for new ones, the longest unused first. */
+typedef struct gdsync_cache gdsync_cache_t;
+
+/* Registered memory: for the addr, length and lkey of an ibv_sge, and for the remote side. */
+typedef struct gdsync_region {
+    uint64_t addr; /* the first byte: lower than asked for where the registration is larger */
+    size_t length;
+    uint32_t lkey;
+    uint32_t rkey;
+} gdsync_region_t;
+
+typedef struct gdsync_cache_statistics {
+    uint64_t hits; /* calls that a registration which was there has served */
+    uint64_t misses;
+    uint64_t evictions;     /* registrations that made way */
+    uint64_t invalidations; /* registrations that went with their memory */
+    uint64_t not_kept;      /* registrations that found no room beside those in use */
+    uint64_t entries;       /* registrations held now */
+    uint64_t bytes;
+} gdsync_cache_statistics_t;
+
+/* At most so many registrations and bytes; 0 for 1,024, and for 4 GiB. pd is of context; both outlive the cache and its regions. */
+gdsync_cache_t *gdsync_cache_create(struct ibv_pd *pd, struct ibv_context *context, size_t entries, uint64_t bytes);
+/* Memory with at least this access (IBV_ACCESS_*), registered now or before. It stays registered until gdsync_cache_release, which comes
+ * after the work that names it has completed. Before the program unmaps the memory: gdsync_cache_invalidate. */
+gdsync_region_t *gdsync_cache_get(gdsync_cache_t *cache, void *addr, size_t length, int access);
+/* The same of a GPU's memory. Where its address has become another allocation's, that one is registered. */
+gdsync_region_t *gdsync_cache_get_gpu(gdsync_cache_t *cache, int gpu_id, CUdeviceptr addr, size_t length, int access);
+int gdsync_cache_release(gdsync_region_t *region);
+/* Forgets every registration that has one of these bytes. How many; regions that are not released stay registered until then. */
+int gdsync_cache_invalidate(gdsync_cache_t *cache, const void *addr, size_t length);
+int gdsync_cache_statistics(gdsync_cache_t *cache, gdsync_cache_statistics_t *statistics);
+int gdsync_cache_free(gdsync_cache_t *cache);
+
+/* ---- Triggers: sends that the card holds back until a word in memory says so ---- */
+
+/* One store to the word releases sends of any number of queue pairs (docs/card-trigger.md). Each send takes a ticket, from 1 on, when it
+ * is prepared; a stream that is given such sends writes the word, once for all that a batch has, and touches no doorbell. */
+typedef struct gdsync_trigger_handle {
+    uint64_t *word; /* gdsync_trigger_word of the newest ticket released; 0 at first. For kernels: a gdsync_trigger of device.cuh has its address */
+} gdsync_trigger_t;
+
+/* EOPNOTSUPP: the card waits for no words. */
+gdsync_trigger_t *gdsync_trigger_create(struct ibv_pd *pd, struct ibv_context *context);
+/* As gds_create_qp, in the trigger's domain. Its sends are posted in the order in which they were prepared, whatever queue pairs of the
+ * trigger they are of. */
+struct gds_qp *gdsync_trigger_create_qp(gdsync_trigger_t *trigger, gds_qp_init_attr_t *qp_init_attr, int gpu_id, int flags);
+/* Hands the ticket of a prepared send, of a list's last one, to the program, whose kernel, graph or CPU stores gdsync_trigger_word of it to
+ * the word. It uses the request up. EINVAL: its queue pair has no trigger, or tickets below are still to be posted. */
+int gdsync_send_ticket(gds_send_request_t *request, uint64_t *ticket);
+/* Releases a ticket, and all below it, by the CPU: for tickets of gdsync_send_ticket. */
+int gdsync_trigger_release(gdsync_trigger_t *trigger, uint64_t ticket);
+/* What the word holds once a ticket is released: its bytes are the ticket's in big-endian order. */
+uint64_t gdsync_trigger_word(uint64_t ticket);
+/* The word stays as long as the trigger's queue pairs. */
+int gdsync_trigger_free(gdsync_trigger_t *trigger);
 
 /* ---- Ways out ---- */
 

@@ -1,10 +1,10 @@
 //! `gdsync/ext.h`: the software card, streams, and the ways out.
 
 use super::verbs::{check, made};
-use crate::error::{self, CallError, non_null, non_null_mut};
+use crate::error::{self, CallError, bad, non_null, non_null_mut};
 use crate::providers::{self, Kind};
 use crate::requests::{self, Pending};
-use crate::types::{CUstream, gds_qp, gds_send_request_t, gds_wait_request_t};
+use crate::types::{CUstream, GDSYNC_STREAM_NEVER_CAPTURED, gds_qp, gds_send_request_t, gds_wait_request_t};
 use crate::{log, objects, pages, streams};
 use gdsync::verbs::{OpenError, provider};
 use gdsync_sys::verbs::ibv_context;
@@ -134,6 +134,22 @@ pub unsafe extern "C" fn gdsync_stream_synchronize(stream: CUstream, timeout_ms:
     error::status("gdsync_stream_synchronize", || {
         // SAFETY: the caller's.
         unsafe { streams::find(stream) }?.synchronize(Duration::from_millis(timeout_ms.into()))
+    })
+}
+
+/// `gdsync_stream_keep`.
+///
+/// # Safety
+/// As the flags promise: the stream is alive until `gdsync_stream_forget` of it has returned, and with
+/// `GDSYNC_STREAM_NEVER_CAPTURED`, nothing captures it. No other thread uses it during the call.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gdsync_stream_keep(stream: CUstream, flags: c_uint) -> c_int {
+    error::status("gdsync_stream_keep", || {
+        if flags & !GDSYNC_STREAM_NEVER_CAPTURED != 0 {
+            return Err(bad("flags", flags, "GDSYNC_STREAM_NEVER_CAPTURED (1) is the only flag"));
+        }
+        // SAFETY: the caller's.
+        unsafe { streams::keep(stream, flags & GDSYNC_STREAM_NEVER_CAPTURED != 0) }
     })
 }
 

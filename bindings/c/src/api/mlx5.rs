@@ -5,7 +5,8 @@ use crate::batch::{check_flags, check_word};
 use crate::error::{self, CallError, non_null, non_null_mut};
 use crate::pages;
 use crate::requests::{self, Pending};
-use crate::streams::{self, StreamObject};
+use crate::stream_object::StreamObject;
+use crate::streams;
 use crate::types::{
     self, gds_mlx5_dword_wait_info_t, gds_mlx5_send_info_t, gds_mlx5_wait_info_t, gds_send_request_t,
     gds_wait_request_t,

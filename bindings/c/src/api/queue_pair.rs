@@ -2,6 +2,7 @@
 
 use crate::error::{self, CallError, bad, non_null_mut};
 use crate::placement::Wishes;
+use crate::triggers::TriggerObject;
 use crate::types::{self, gds_cq, gds_qp, gds_qp_init_attr_t, ibv_recv_wr};
 use crate::{completion, log, objects, streams, work};
 use gdsync::QueuePairConfig;
@@ -65,38 +66,58 @@ pub unsafe extern "C" fn gds_create_qp(
     flags: c_int,
 ) -> *mut gds_qp {
     log::start();
-    error::pointer("gds_create_qp", || {
-        non_null_mut("the protection domain", pd)?;
-        non_null_mut("the context", context)?;
-        let attr = non_null_mut("qp_init_attr", qp_init_attr)?;
-        check_create(flags, gpu_id)?;
-        // SAFETY: valid, and not used elsewhere during the call (the caller's).
-        let attr = unsafe { &mut *attr };
-        if !attr.srq.is_null() {
-            let remedy = "leave srq NULL";
-            return Err(CallError::Unsupported { what: "shared receive queues cannot be used", remedy });
+    // SAFETY: the caller's.
+    error::pointer("gds_create_qp", || unsafe { create((pd, context), qp_init_attr, (gpu_id, flags), None) })
+}
+
+/// Makes a queue pair, whose sends a trigger of the domain releases where there is one.
+///
+/// # Safety
+/// As [`gds_create_qp`].
+pub(super) unsafe fn create(
+    (pd, context): (*mut ibv_pd, *mut ibv_context),
+    qp_init_attr: *mut gds_qp_init_attr_t,
+    (gpu_id, flags): (c_int, c_int),
+    trigger: Option<&TriggerObject>,
+) -> Result<*mut gds_qp, CallError> {
+    non_null_mut("the protection domain", pd)?;
+    non_null_mut("the context", context)?;
+    let attr = non_null_mut("qp_init_attr", qp_init_attr)?;
+    check_create(flags, gpu_id)?;
+    // SAFETY: valid, and not used elsewhere during the call (the caller's).
+    let attr = unsafe { &mut *attr };
+    if !attr.srq.is_null() {
+        let remedy = "leave srq NULL";
+        return Err(CallError::Unsupported { what: "shared receive queues cannot be used", remedy });
+    }
+    let mut config = QueuePairConfig::default()
+        .transport(transport(attr.qp_type)?)
+        .send_depth(attr.cap.max_send_wr)
+        .recv_depth(attr.cap.max_recv_wr)
+        .send_segments(attr.cap.max_send_sge)
+        .recv_segments(attr.cap.max_recv_sge)
+        .inline(attr.cap.max_inline_data);
+    let domain = match trigger {
+        Some(object) => {
+            config = config.trigger(&object.trigger);
+            object.domain.clone()
         }
-        let config = QueuePairConfig::default()
-            .transport(transport(attr.qp_type)?)
-            .send_depth(attr.cap.max_send_wr)
-            .recv_depth(attr.cap.max_recv_wr)
-            .send_segments(attr.cap.max_send_sge)
-            .recv_segments(attr.cap.max_recv_sge)
-            .inline(attr.cap.max_inline_data);
-        streams::prepare(gpu_id);
-        let wishes = Wishes { flags, gpu: gpu_id };
         // SAFETY: the caller's.
-        let made = unsafe { objects::create(context, pd, config, wishes, attr.sq_sig_all != 0) }?;
-        // SAFETY: just made.
-        unsafe {
-            (attr.send_cq, attr.recv_cq) = ((*made).send_cq.cq, (*made).recv_cq.cq);
-            attr.cap.max_inline_data = objects::queue_pair(made)?.queue_pair.max_inline();
-        }
-        attr.pd = pd;
-        // IBV_EXP_QP_INIT_ATTR_PD.
-        attr.comp_mask |= 1 << 0;
-        Ok(made)
-    })
+        None => unsafe { objects::domain(context, pd) }?,
+    };
+    streams::prepare(gpu_id);
+    let wishes = Wishes { flags, gpu: gpu_id };
+    // SAFETY: the caller's.
+    let made = unsafe { objects::create(context, domain, config, wishes, attr.sq_sig_all != 0) }?;
+    // SAFETY: just made.
+    unsafe {
+        (attr.send_cq, attr.recv_cq) = ((*made).send_cq.cq, (*made).recv_cq.cq);
+        attr.cap.max_inline_data = objects::queue_pair(made)?.queue_pair.max_inline();
+    }
+    attr.pd = pd;
+    // IBV_EXP_QP_INIT_ATTR_PD.
+    attr.comp_mask |= 1 << 0;
+    Ok(made)
 }
 
 /// `gds_destroy_qp`.

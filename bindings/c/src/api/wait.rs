@@ -15,7 +15,10 @@ const OWN_OPS: usize = 2;
 
 /// Prepares the next wait of a queue, and writes the number of the one after it to the program's
 /// struct.
-unsafe fn prepare(cq: *mut gds_cq) -> Result<(PreparedWait, usize), CallError> {
+///
+/// # Safety
+/// No other thread destroys the queue.
+pub(super) unsafe fn prepare(cq: *mut gds_cq) -> Result<(PreparedWait, usize), CallError> {
     // SAFETY: the caller's.
     let (queue, owner) = unsafe { objects::queue(cq) }?;
     let wait = queue.prepare_wait()?;

@@ -5,6 +5,8 @@
  */
 #include "common.h"
 
+#include <gdsync/team.h>
+
 static struct rig rig;
 static CUstream stream;
 static struct gds_cq nobody;
@@ -297,6 +299,9 @@ static void the_rest(void) {
     BAD(EINVAL, gdsync_soft_stream_launch, NULL, nothing, NULL);
     BAD(EINVAL, gdsync_soft_stream_launch, stream, NULL, NULL);
     BAD(EINVAL, gdsync_stream_forget, stream);
+    BAD(EINVAL, gdsync_stream_keep, stream, 2);
+    BAD(EINVAL, gdsync_stream_keep, (CUstream)(uintptr_t)0x7fffff7, 0);
+    OK(gdsync_stream_keep(stream, GDSYNC_STREAM_NEVER_CAPTURED));
     BAD(EINVAL, gdsync_abort_qp, NULL);
     BAD(EINVAL, gdsync_forget_memory, NULL, 1);
     BAD(ETIMEDOUT, gdsync_stream_synchronize, stream, 1);
@@ -327,6 +332,117 @@ static void persistent(void) {
     BAD(EINVAL, gdsync_request_free, (gdsync_request_t *)&word);
 }
 
+static void kept(void) {
+    gdsync_cache_t *cache = gdsync_cache_create(rig.pd, rig.context, 0, 0), *no_cache = (gdsync_cache_t *)&rig;
+    gdsync_trigger_t *trigger = gdsync_trigger_create(rig.pd, rig.context);
+    gdsync_cache_statistics_t statistics;
+    gdsync_region_t region;
+    gdsync_trigger_t copy;
+    gds_qp_init_attr_t attr;
+    gds_send_request_t request;
+    uint64_t ticket = 0;
+    char byte = 0;
+
+    CHECK(cache != NULL && trigger != NULL);
+    memset(&region, 0, sizeof(region));
+    memset(&attr, 0, sizeof(attr));
+    memset(&request, 0, sizeof(request));
+    copy = *trigger;
+    BAD_POINTER(EINVAL, gdsync_stream_wait_cq_checked, stream, NULL);
+    BAD_POINTER(EINVAL, gdsync_stream_wait_cq_checked, stream, &nobody);
+    BAD(EINVAL, gdsync_status_wait, NULL, 0);
+    BAD(EINVAL, gdsync_status_free, (gdsync_status_t *)&byte);
+    BAD_POINTER(EINVAL, gdsync_cache_create, NULL, rig.context, 0, 0);
+    BAD_POINTER(EINVAL, gdsync_cache_create, rig.pd, NULL, 0, 0);
+    BAD_POINTER(EINVAL, gdsync_cache_get, no_cache, &byte, 1, 0);
+    BAD_POINTER(EINVAL, gdsync_cache_get, cache, NULL, 1, 0);
+    BAD_POINTER(EINVAL, gdsync_cache_get, cache, &byte, 0, 0);
+    BAD_POINTER(EINVAL, gdsync_cache_get, cache, &byte, ~(size_t)0, 0);
+    BAD_POINTER(EINVAL, gdsync_cache_get, cache, &byte, 1, 1 << 20);
+    BAD_POINTER(EINVAL, gdsync_cache_get_gpu, NULL, 0, 4096, 1, 0);
+    BAD_POINTER(EINVAL, gdsync_cache_get_gpu, cache, 0, 0, 1, 0);
+    BAD_POINTER(EINVAL, gdsync_cache_get_gpu, cache, -1, 4096, 1, 0);
+    BAD(EINVAL, gdsync_cache_release, NULL);
+    BAD(EINVAL, gdsync_cache_release, &region);
+    BAD_COUNT(EINVAL, gdsync_cache_invalidate, NULL, &byte, 1);
+    BAD_COUNT(EINVAL, gdsync_cache_invalidate, cache, &byte, 0);
+    BAD(EINVAL, gdsync_cache_statistics, cache, NULL);
+    BAD(EINVAL, gdsync_cache_statistics, no_cache, &statistics);
+    BAD(EINVAL, gdsync_cache_free, no_cache);
+    BAD_POINTER(EINVAL, gdsync_trigger_create, NULL, rig.context);
+    BAD_POINTER(EINVAL, gdsync_trigger_create_qp, &copy, &attr, -1, 0);
+    BAD_POINTER(EINVAL, gdsync_trigger_create_qp, trigger, NULL, -1, 0);
+    BAD_POINTER(EINVAL, gdsync_trigger_create_qp, trigger, &attr, -1, 1 << 20);
+    BAD(EINVAL, gdsync_send_ticket, NULL, &ticket);
+    BAD(EINVAL, gdsync_send_ticket, &request, NULL);
+    BAD(EINVAL, gdsync_send_ticket, &request, &ticket);
+    BAD(EINVAL, gdsync_trigger_release, &copy, 1);
+    BAD(EINVAL, gdsync_trigger_free, &copy);
+    OK(gdsync_trigger_free(trigger));
+    OK(gdsync_cache_free(cache));
+}
+
+static int no_gather(void *argument, const void *own, void *all, size_t bytes) {
+    (void)argument;
+    memcpy(all, own, bytes);
+    return 0;
+}
+
+static void teams(void) {
+    gdsync_bootstrap_t *alone = gdsync_bootstrap_with(0, 1, no_gather, NULL, 1000), *no_bootstrap = (gdsync_bootstrap_t *)&rig;
+    gdsync_team_t *no_team = (gdsync_team_t *)&rig, *team;
+    gdsync_segment_t *no_segment = (gdsync_segment_t *)&rig;
+    uint32_t id = 0;
+    char byte = 0;
+
+    setenv("GDSYNC_RANK", "no number", 1);
+    BAD_POINTER(EINVAL, gdsync_bootstrap_from_env, 1);
+    BAD_POINTER(EINVAL, gdsync_bootstrap_join, 0, 1, NULL, 1);
+    BAD_POINTER(EINVAL, gdsync_bootstrap_join, 1, 1, "a job", 1);
+    BAD_POINTER(EINVAL, gdsync_bootstrap_with, 0, 1, NULL, NULL, 1);
+    BAD_POINTER(EINVAL, gdsync_bootstrap_with, 2, 1, no_gather, NULL, 1);
+    BAD_COUNT(EINVAL, gdsync_bootstrap_rank, NULL);
+    BAD_COUNT(EINVAL, gdsync_bootstrap_size, no_bootstrap);
+    BAD(EINVAL, gdsync_bootstrap_all_gather, NULL, &byte, 1, &byte);
+    BAD(EINVAL, gdsync_bootstrap_all_gather, alone, NULL, 1, &byte);
+    BAD(EINVAL, gdsync_bootstrap_all_gather, alone, &byte, 1, NULL);
+    BAD(EINVAL, gdsync_bootstrap_barrier, NULL);
+    BAD(EINVAL, gdsync_bootstrap_free, no_bootstrap);
+    BAD_POINTER(EINVAL, gdsync_team_create, NULL, rig.pd, rig.context, NULL);
+    BAD_POINTER(EINVAL, gdsync_team_create, alone, NULL, rig.context, NULL);
+    BAD_POINTER(EINVAL, gdsync_team_create, alone, rig.pd, NULL, NULL);
+    team = gdsync_team_create(alone, rig.pd, rig.context, NULL);
+    CHECK(team != NULL);
+    BAD_COUNT(EINVAL, gdsync_team_rank, NULL);
+    BAD_COUNT(EINVAL, gdsync_team_size, no_team);
+    BAD(EINVAL, gdsync_team_barrier, no_team);
+    BAD(EINVAL, gdsync_team_flush, NULL, 0, 1);
+    BAD(EINVAL, gdsync_team_flush, team, 1, 1);
+    BAD_COUNT(EINVAL, gdsync_team_is_dead, NULL, 0);
+    BAD_COUNT(EINVAL, gdsync_team_shrink, no_team);
+    BAD(EINVAL, gdsync_team_free, NULL);
+    BAD_POINTER(EINVAL, gdsync_segment_allocate, NULL, 8, 1);
+    BAD_POINTER(EINVAL, gdsync_segment_allocate_gpu, team, -1, 8, 1);
+    BAD_POINTER(EINVAL, gdsync_segment_register, team, NULL, 8, 1);
+    BAD_POINTER(EINVAL, gdsync_segment_register, team, &byte, 0, 1);
+    BAD_POINTER(EINVAL, gdsync_segment_register_gpu, team, 0, 0, 8, 1);
+    BAD_POINTER(EINVAL, gdsync_segment_register_gpu, team, -1, 4096, 8, 1);
+    BAD_POINTER(EINVAL, gdsync_segment_data, NULL);
+    BAD(EINVAL, gdsync_segment_free, no_segment);
+    BAD(EINVAL, gdsync_put, team, 0, 1, NULL);
+    BAD(EINVAL, gdsync_put, no_team, 0, 0, NULL);
+    BAD(EINVAL, gdsync_stream_put, stream, team, 0, 1, NULL);
+    BAD(EINVAL, gdsync_stream_put, (CUstream)(uintptr_t)0x7fffff7, team, 0, 0, NULL);
+    BAD(EINVAL, gdsync_stream_wait_notifications, stream, team, no_segment, 1, &id);
+    BAD(EINVAL, gdsync_stream_exchange, stream, team, 0, 0, NULL, NULL, 0, NULL);
+    BAD(EINVAL, gdsync_stream_quiet, stream, NULL, 0, 0);
+    BAD(EINVAL, gdsync_notification_expect_from, NULL, 0, 1, 0);
+    BAD(EINVAL, gdsync_notification_wait, no_segment, 0, 1, &id, 0);
+    BAD(EINVAL, gdsync_notification_reset, NULL, 0, &id);
+    BAD(EINVAL, gdsync_notification_check, NULL, 0);
+    OK(gdsync_team_free(team));
+}
+
 int main(void) {
     uint32_t gate = 0;
     gds_descriptor_t desc;
@@ -339,6 +455,8 @@ int main(void) {
     waits();
     descriptors();
     persistent();
+    kept();
+    teams();
     /* For the one that times out. */
     desc.tag = GDS_TAG_WAIT_VALUE32;
     OK(gds_prepare_wait_value32(&desc.wait32, &gate, 1, GDS_WAIT_COND_EQ, GDS_MEMORY_HOST));

@@ -52,6 +52,15 @@ struct rig {
     struct side sides[2];
 };
 
+static inline void make_memory(struct rig *rig, struct side *side) {
+    CHECK(posix_memalign((void **)&side->buffer, 4096, BUFFER) == 0);
+    memset(side->buffer, 0, BUFFER);
+    side->mr = gdsync_reg_mr(rig->pd, side->buffer, BUFFER,
+                             IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
+                                 IBV_ACCESS_REMOTE_ATOMIC);
+    CHECK(side->mr != NULL);
+}
+
 static inline void make_side(struct rig *rig, struct side *side, enum ibv_qp_type type, int gpu_id, int flags) {
     gds_qp_init_attr_t attr;
     memset(&attr, 0, sizeof(attr));
@@ -65,12 +74,7 @@ static inline void make_side(struct rig *rig, struct side *side, enum ibv_qp_typ
     CHECK(side->qp != NULL);
     CHECK(attr.send_cq == side->qp->send_cq.cq && attr.cap.max_inline_data >= 16);
     CHECK(side->qp->dev_context == rig->context && side->qp->qp->qp_num != 0);
-    CHECK(posix_memalign((void **)&side->buffer, 4096, BUFFER) == 0);
-    memset(side->buffer, 0, BUFFER);
-    side->mr = gdsync_reg_mr(rig->pd, side->buffer, BUFFER,
-                             IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
-                                 IBV_ACCESS_REMOTE_ATOMIC);
-    CHECK(side->mr != NULL);
+    make_memory(rig, side);
 }
 
 static inline void to_ready(struct rig *rig, struct side *side, const struct side *remote, enum ibv_qp_type type) {

@@ -149,6 +149,10 @@ static void everything(int gpu_id, int flags) {
     /* Streams that come and go at the same addresses, and the default stream. */
     for (i = 0; i < 10; i++) {
         CHECK(stream_create(&streams[0], NON_BLOCKING) == 0 && stream_create(&streams[1], NON_BLOCKING) == 0);
+        /* One that the program keeps, every other time. */
+        if (i % 2 == 1) {
+            OK(gdsync_stream_keep(streams[0], i % 4 == 1 ? GDSYNC_STREAM_NEVER_CAPTURED : 0));
+        }
         for (; number < (uint32_t)(i + 1) * ROUNDS / 10; number++) {
             round_of(&rig, number % 5 == 0 ? NULL : streams[number % 2], words, gpu, number);
         }

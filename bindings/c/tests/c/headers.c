@@ -6,6 +6,7 @@
 #include <gdsync/tools.h>
 #include <gdsync/mlx5.h>
 #include <gdsync/ext.h>
+#include <gdsync/team.h>
 #include <gdsync/device.cuh>
 
 int main(void) {

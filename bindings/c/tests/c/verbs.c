@@ -5,6 +5,8 @@
  */
 #include "common.h"
 
+#include <gdsync/team.h>
+
 enum { ROUNDS = 300, SIZE = 1024 };
 
 static void move(struct ibv_context *context, struct ibv_qp *qp, uint32_t remote) {
@@ -40,6 +42,45 @@ static void move(struct ibv_context *context, struct ibv_qp *qp, uint32_t remote
 }
 
 /* From a queue pair of gdsync to one of libibverbs', whose queues are its own. */
+/* A cache of registrations in a domain of libibverbs'. */
+static void kept_in(struct ibv_pd *pd, struct ibv_context *context, void *memory, const struct ibv_mr *other) {
+    gdsync_cache_t *cache = gdsync_cache_create(pd, context, 0, 0);
+    gdsync_region_t *region = gdsync_cache_get(cache, memory, SIZE, IBV_ACCESS_LOCAL_WRITE);
+    CHECK(region != NULL && region->lkey != other->lkey);
+    OK(gdsync_cache_release(region));
+    CHECK(gdsync_cache_invalidate(cache, memory, SIZE) == 1);
+    OK(gdsync_cache_free(cache));
+}
+
+static int alone(void *argument, const void *own, void *all, size_t bytes) {
+    (void)argument;
+    memcpy(all, own, bytes);
+    return 0;
+}
+
+/* A team there, which writes to itself in the order of a stream. */
+static void of_one(struct ibv_pd *pd, struct ibv_context *context, CUstream stream) {
+    gdsync_bootstrap_t *bootstrap = gdsync_bootstrap_with(0, 1, alone, NULL, PATIENCE_MS);
+    gdsync_team_t *team = gdsync_team_create(bootstrap, pd, context, NULL);
+    gdsync_segment_t *segment = gdsync_segment_allocate(team, 2 * SIZE, 1);
+    char *data = (char *)gdsync_segment_data(segment);
+    gdsync_put_t put;
+    uint32_t id = 0;
+
+    CHECK(data != NULL);
+    memset(data, 5, SIZE);
+    memset(&put, 0, sizeof(put));
+    put.from = put.to = segment;
+    put.length = put.to_offset = SIZE;
+    put.value = 1;
+    OK(gdsync_stream_exchange(stream, team, 0, 1, &put, segment, 1, &id));
+    OK(gdsync_stream_synchronize(stream, PATIENCE_MS));
+    CHECK(data[SIZE] == 5 && data[2 * SIZE - 1] == 5);
+    OK(gdsync_team_flush(team, 0, PATIENCE_MS));
+    OK(gdsync_segment_free(segment));
+    OK(gdsync_team_free(team));
+}
+
 int main(void) {
     struct ibv_device **list = ibv_get_device_list(NULL);
     struct ibv_context *context;
@@ -121,6 +162,8 @@ int main(void) {
         }
         CHECK(wc.status == IBV_WC_SUCCESS);
     }
+    kept_in(pd, context, memory[0], mr);
+    of_one(pd, context, stream);
     OK(gdsync_soft_stream_destroy(stream));
     OK(gds_destroy_qp(qp));
     OK(ibv_destroy_qp(plain));

@@ -2,7 +2,10 @@
 //! library's.
 
 use crate::support::{Language, build, root, works};
+use gdsync_c::notify_types::*;
 use gdsync_c::types::*;
+use gdsync_c::upstream_types::upstream_send_wr;
+use gdsync_sys::verbs::ibv_qp_init_attr;
 use std::mem::offset_of;
 
 #[test]
@@ -51,6 +54,7 @@ fn structs_and_numbers_are_the_headers() {
         "struct gds_cq" as gds_cq { "cq" = cq, "curr_offset" = curr_offset }
         "struct gds_qp" as gds_qp {
             "qp" = qp, "send_cq" = send_cq, "recv_cq" = recv_cq, "res_domain" = res_domain, "dev_context" = dev_context,
+            "gdsync_queues" = send_cq_at,
         }
         "gds_send_request_t" as gds_send_request_t {
             "commit.storage" = storage, "commit.entries" = entries, "commit.rollback_id" = rollback_id,
@@ -75,6 +79,20 @@ fn structs_and_numbers_are_the_headers() {
         }
         "gds_mlx5_wait_info_t" as gds_mlx5_wait_info_t {
             "cond" = cond, "cqe_ptr" = cqe_ptr, "cqe_value" = cqe_value, "flag_ptr" = flag_ptr, "flag_value" = flag_value,
+        }
+        "gdsync_status_t" as gdsync_status { "word" = word }
+        "gdsync_trigger_t" as gdsync_trigger { "word" = word }
+        "gdsync_region_t" as gdsync_region { "addr" = addr, "length" = length, "lkey" = lkey, "rkey" = rkey }
+        "gdsync_cache_statistics_t" as gdsync_cache_statistics_t {
+            "hits" = hits, "misses" = misses, "evictions" = evictions, "invalidations" = invalidations, "not_kept" = not_kept,
+            "entries" = entries, "bytes" = bytes,
+        }
+        "gdsync_team_attr_t" as gdsync_team_attr_t {
+            "queues" = queues, "connections" = connections, "post_timeout_ms" = post_timeout_ms, "reserved" = reserved,
+        }
+        "gdsync_put_t" as gdsync_put_t {
+            "from" = from, "from_offset" = from_offset, "length" = length, "to" = to, "to_offset" = to_offset, "rank" = rank,
+            "notification" = notification, "value" = value, "reserved" = reserved,
         }
     );
     // Of expressions there are no alignments in ISO C.
@@ -103,6 +121,13 @@ fn structs_and_numbers_are_the_headers() {
         ("GDS_TAG_WAIT_VALUE32", GDS_TAG_WAIT_VALUE32),
         ("GDS_TAG_WRITE_VALUE32", GDS_TAG_WRITE_VALUE32),
         ("GDS_TAG_WRITE_MEMORY", GDS_TAG_WRITE_MEMORY),
+        ("GDSYNC_CONNECTIONS_BY_SIZE", GDSYNC_CONNECTIONS_BY_SIZE as i32),
+        ("GDSYNC_CONNECTIONS_EACH", GDSYNC_CONNECTIONS_EACH as i32),
+        ("GDSYNC_CONNECTIONS_DYNAMIC", GDSYNC_CONNECTIONS_DYNAMIC as i32),
+        ("(int)GDSYNC_STATUS_PENDING", GDSYNC_STATUS_PENDING as i32),
+        ("(int)GDSYNC_STATUS_OK", GDSYNC_STATUS_OK as i32),
+        ("(int)GDSYNC_STATUS_FAILED", GDSYNC_STATUS_FAILED as i32),
+        ("(int)GDSYNC_STREAM_NEVER_CAPTURED", GDSYNC_STREAM_NEVER_CAPTURED as i32),
     ] {
         expected.push((name.to_owned(), value as usize));
     }
@@ -113,9 +138,47 @@ fn structs_and_numbers_are_the_headers() {
     let place = "(offsetof(struct ibv_context_ops, post_recv) / sizeof(void *))".to_owned();
     expected.push((place, gdsync_c::api::verbs::OPS_POST_RECV));
 
-    let mut source = "#include <gdsync.h>\n#include <gdsync/tools.h>\n#include <gdsync/mlx5.h>\n".to_owned();
+    let mut source =
+        "#include <gdsync.h>\n#include <gdsync/ext.h>\n#include <gdsync/team.h>\n#include <gdsync/tools.h>\n#include <gdsync/mlx5.h>\n"
+            .to_owned();
     for (what, value) in &expected {
         source += &format!("_Static_assert({what} == {value}, \"{value}\");\n");
+    }
+    source += "int main(void) { return 0; }\n";
+    compiler.build_text(&source);
+}
+
+#[test]
+fn structs_of_the_upstream_dialect_are_the_headers() {
+    let Some(compiler) = works("structs_of_the_upstream_dialect_are_the_headers", Language::C) else {
+        return;
+    };
+    let mut expected: Vec<(String, usize)> = Vec::new();
+    layout!(expected,
+        "gds_send_wr" as upstream_send_wr {
+            "wr_id" = wr_id, "next" = next, "sg_list" = sg_list, "num_sge" = num_sge, "opcode" = opcode,
+            "send_flags" = send_flags, "imm_data" = imm_data, "wr" = wr,
+        }
+        "gds_qp_init_attr_t" as ibv_qp_init_attr {
+            "qp_context" = qp_context, "send_cq" = send_cq, "recv_cq" = recv_cq, "srq" = srq, "cap" = cap, "qp_type" = qp_type,
+            "sq_sig_all" = sq_sig_all,
+        }
+        "struct gds_cq" as gds_cq { "cq" = cq, "curr_offset" = curr_offset }
+        "struct gds_qp" as gds_qp {
+            "qp" = qp, "gdsync_queues" = send_cq, "gdsync_own" = res_domain, "dev_context" = dev_context, "send_cq" = send_cq_at,
+            "recv_cq" = recv_cq_at,
+        }
+        "gds_send_request_t" as gds_send_request_t {}
+        "gds_wait_request_t" as gds_wait_request_t {}
+        "gds_descriptor_t" as gds_descriptor_t { "tag" = tag, "send" = body }
+    );
+    let mut source = "#define GDSYNC_UPSTREAM_VERBS\n#include <gdsync.h>\n".to_owned();
+    for (what, value) in &expected {
+        source += &format!("_Static_assert({what} == {value}, \"{value}\");\n");
+    }
+    // Numbers that libibverbs has in both.
+    for (name, value) in [("IBV_WR_ATOMIC_FETCH_AND_ADD", 6), ("IBV_SEND_INLINE", 8)] {
+        source += &format!("_Static_assert({name} == {value}, \"{value}\");\n");
     }
     source += "int main(void) { return 0; }\n";
     compiler.build_text(&source);
@@ -154,7 +217,10 @@ fn every_name_of_libgdsync_is_there() {
     assert!(count > 100 && !page.contains("**missing**"));
     if let Some(compiler) = works("every_name_of_libgdsync_is_there", Language::Cpp) {
         source += "int main() { return 0; }\n";
-        compiler.options(["-Wno-pedantic"]).build_text(&source);
+        let compiler = compiler.options(["-Wno-pedantic"]);
+        for dialect in ["", "#define GDSYNC_UPSTREAM_VERBS\n"] {
+            compiler.build_text(&format!("{dialect}{source}"));
+        }
     }
 }
 

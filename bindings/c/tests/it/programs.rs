@@ -48,6 +48,66 @@ fn persistent_requests_are_started_again_and_again() {
 }
 
 #[test]
+fn waits_say_how_the_work_ended() {
+    if let Some(said) = run("waits_say_how_the_work_ended", "checked.c") {
+        assert_eq!(said, "checked ok\n");
+    }
+}
+
+#[test]
+fn registrations_are_kept() {
+    if let Some(said) = run("registrations_are_kept", "cache.c") {
+        assert_eq!(said, "cache ok\n");
+    }
+}
+
+#[test]
+fn one_word_releases_sends_of_several_queue_pairs() {
+    if let Some(said) = run("one_word_releases_sends_of_several_queue_pairs", "trigger.c") {
+        assert_eq!(said, "trigger ok\n");
+    }
+}
+
+#[test]
+fn teams_write_and_notify_by_streams_and_survive() {
+    if let Some(said) = run("teams_write_and_notify_by_streams_and_survive", "teams.c") {
+        assert_eq!(said, "teams ok\n");
+    }
+}
+
+#[test]
+fn programs_of_the_upstream_dialect_are_served() {
+    if let Some(said) = run("programs_of_the_upstream_dialect_are_served", "upstream.c") {
+        assert_eq!(said, "upstream ok\n");
+    }
+}
+
+/// The example of docs/runtime-authors.md, by ranks that are processes.
+#[test]
+fn a_transport_of_the_example_carries_every_byte() {
+    let test = "a_transport_of_the_example_carries_every_byte";
+    let example = root().join("../../examples/c/transport.c");
+    for language in [Language::C, Language::Cpp] {
+        let Some(compiler) = works(test, language) else { continue };
+        let program = compiler.build(&example);
+        for size in [1, 2, 4] {
+            let job = format!("gdsync {test} {language:?} {size} {}", std::process::id());
+            let rank = |rank: usize| {
+                let (rank, size) = (rank.to_string(), size.to_string());
+                let environment = [("GDSYNC_RANK", rank), ("GDSYNC_SIZE", size), ("GDSYNC_JOB", job.clone())];
+                program.succeed(&environment.each_ref().map(|(name, value)| (*name, value.as_str())))
+            };
+            let said: Vec<String> = std::thread::scope(|scope| {
+                let ranks: Vec<_> = (0..size).map(|number| scope.spawn(move || rank(number))).collect();
+                ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+            });
+            assert!(said[0].contains(&format!("{size} ranks, ")) && said[0].contains("every byte as sent"));
+            assert!(said[1..].iter().all(String::is_empty), "{said:?}");
+        }
+    }
+}
+
+#[test]
 fn sends_wait_for_other_streams_and_for_room() {
     let environment = [("GDSYNC_POST_TIMEOUT_MS", "20")];
     if let Some(said) = run_in("sends_wait_for_other_streams_and_for_room", "streams.c", &environment) {
@@ -107,7 +167,8 @@ fn programs_of_libibverbs_have_gdsyncs_queues_beside_theirs() {
 }
 
 /// What takes no argument that could be bad.
-const WITHOUT_ARGUMENTS: [&str; 2] = ["gdsync_error_text", "gdsync_soft_stream_create"];
+const WITHOUT_ARGUMENTS: [&str; 3] =
+    ["gdsync_error_text", "gdsync_soft_stream_create", "gdsync_trigger_word"];
 
 #[test]
 fn bad_arguments_are_refused_by_every_function() {
@@ -119,12 +180,20 @@ fn bad_arguments_are_refused_by_every_function() {
     assert_eq!(tried, declared, "functions of the headers that the program tries, and that there are");
 }
 
+/// Headers with functions.
+const HEADERS: [&str; 6] = [
+    "gdsync/core.h",
+    "gdsync/tools.h",
+    "gdsync/mlx5.h",
+    "gdsync/ext.h",
+    "gdsync/team.h",
+    "infiniband/verbs_exp.h",
+];
+
 /// The functions that the headers declare.
 fn declared() -> BTreeSet<String> {
     let mut names = BTreeSet::new();
-    for header in
-        ["gdsync/core.h", "gdsync/tools.h", "gdsync/mlx5.h", "gdsync/ext.h", "infiniband/verbs_exp.h"]
-    {
+    for header in HEADERS {
         let text = std::fs::read_to_string(root().join("include").join(header)).unwrap();
         for line in text.lines().filter(|line| !line.starts_with([' ', '#', '/'])) {
             let Some((before, _)) = line.split_once('(') else { continue };

@@ -1,0 +1,176 @@
+//! `gdsync/team.h`: how the processes of a job meet.
+
+use crate::error::{self, CallError, non_null, non_null_mut};
+use crate::log;
+use crate::notify_types::gdsync_all_gather_t;
+use crate::teams::{BOOTSTRAPS, keep_bootstrap, taken};
+use crate::types::gdsync_bootstrap;
+use gdsync_notify::bootstrap::{Bootstrap, BootstrapError, Job, KEY_VARIABLES, Meeting};
+use libc::{c_char, c_int, c_uint, c_void, size_t};
+use std::ffi::CStr;
+use std::time::Duration;
+
+/// `gdsync_bootstrap_from_env`.
+#[unsafe(no_mangle)]
+pub extern "C" fn gdsync_bootstrap_from_env(timeout_ms: c_uint) -> *mut gdsync_bootstrap {
+    log::start();
+    error::pointer("gdsync_bootstrap_from_env", || {
+        keep_bootstrap(Bootstrap::join(&Job::from_env()?, Duration::from_millis(timeout_ms.into()))?)
+    })
+}
+
+/// `gdsync_bootstrap_join`.
+///
+/// # Safety
+/// The address is null or a string.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gdsync_bootstrap_join(
+    rank: u32,
+    size: u32,
+    address: *const c_char,
+    timeout_ms: c_uint,
+) -> *mut gdsync_bootstrap {
+    log::start();
+    error::pointer("gdsync_bootstrap_join", || {
+        let address = non_null("the address", address)?;
+        // SAFETY: a string, the caller's.
+        let address = unsafe { CStr::from_ptr(address) }.to_string_lossy().into_owned();
+        // host:port is where rank 0 listens; other text is a name on this host.
+        let meeting = match address.rsplit_once(':') {
+            Some((_, port)) if port.parse::<u16>().is_ok() => Meeting::Root(address),
+            _ => Meeting::Local(address),
+        };
+        let job = Job::new(rank, size, meeting)?;
+        let key = KEY_VARIABLES.read(|name| std::env::var_os(name)).map_err(BootstrapError::from)?;
+        let job = match key {
+            Some(key) => job.with_key(key),
+            None => job,
+        };
+        keep_bootstrap(Bootstrap::join(&job, Duration::from_millis(timeout_ms.into()))?)
+    })
+}
+
+/// The program's all-gather, and its argument.
+struct Exchange(gdsync_all_gather_t, *mut c_void);
+
+// SAFETY: the library calls it on the thread that calls the library with the bootstrap, as the caller of
+// `gdsync_bootstrap_with` agrees to.
+unsafe impl Send for Exchange {}
+
+impl Exchange {
+    fn gather(&self, own: &[u8], all: &mut [u8]) -> Result<(), String> {
+        // SAFETY: as the caller of `gdsync_bootstrap_with` promises: it reads a block, and fills `all`, which
+        // has one for each rank.
+        match unsafe { (self.0)(self.1, own.as_ptr().cast(), all.as_mut_ptr().cast(), own.len()) } {
+            0 => Ok(()),
+            code => Err(format!("it returned {code}")),
+        }
+    }
+}
+
+/// `gdsync_bootstrap_with`.
+///
+/// # Safety
+/// The function is null, or may be called with the argument as the header says, until the bootstrap, or the
+/// call that makes a team of it, has ended.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gdsync_bootstrap_with(
+    rank: u32,
+    size: u32,
+    all_gather: Option<gdsync_all_gather_t>,
+    argument: *mut c_void,
+    timeout_ms: c_uint,
+) -> *mut gdsync_bootstrap {
+    log::start();
+    error::pointer("gdsync_bootstrap_with", || {
+        let exchange = Exchange(all_gather.ok_or(CallError::Null { what: "the all-gather" })?, argument);
+        let gather = move |own: &[u8], all: &mut [u8]| exchange.gather(own, all);
+        let timeout = Duration::from_millis(timeout_ms.into());
+        keep_bootstrap(Bootstrap::with_all_gather(rank, size, timeout, gather)?)
+    })
+}
+
+/// `gdsync_bootstrap_rank`.
+///
+/// # Safety
+/// No other thread frees the bootstrap.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gdsync_bootstrap_rank(bootstrap: *mut gdsync_bootstrap) -> c_int {
+    // SAFETY: the caller's.
+    error::count("gdsync_bootstrap_rank", || Ok(unsafe { BOOTSTRAPS.find(bootstrap) }?.rank as c_int))
+}
+
+/// `gdsync_bootstrap_size`.
+///
+/// # Safety
+/// No other thread frees the bootstrap.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gdsync_bootstrap_size(bootstrap: *mut gdsync_bootstrap) -> c_int {
+    // SAFETY: the caller's.
+    error::count("gdsync_bootstrap_size", || Ok(unsafe { BOOTSTRAPS.find(bootstrap) }?.size as c_int))
+}
+
+/// `gdsync_bootstrap_all_gather`.
+///
+/// # Safety
+/// `own` is null or has `length` bytes, `all` as many for each rank. No other thread frees the bootstrap.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gdsync_bootstrap_all_gather(
+    bootstrap: *mut gdsync_bootstrap,
+    own: *const c_void,
+    length: size_t,
+    all: *mut c_void,
+) -> c_int {
+    error::status("gdsync_bootstrap_all_gather", || {
+        let (own, all) = (non_null("own", own)?, non_null_mut("all", all)?.cast::<u8>());
+        // SAFETY: the caller's.
+        let own = unsafe { std::slice::from_raw_parts(own.cast::<u8>(), length) };
+        // SAFETY: the caller's.
+        let parts = unsafe { with(bootstrap, |inner| inner.all_gather(own)) }?;
+        let other = parts.iter().enumerate().find(|(_, part)| part.len() != length);
+        if let Some((rank, part)) = other {
+            return Err(CallError::OtherLength { length, rank, theirs: part.len() });
+        }
+        for (rank, part) in parts.iter().enumerate() {
+            // SAFETY: `all` has a place of `length` bytes for each rank (the caller's).
+            unsafe { std::ptr::copy_nonoverlapping(part.as_ptr(), all.add(rank * length), length) };
+        }
+        Ok(())
+    })
+}
+
+/// Calls with a bootstrap that no team has taken.
+///
+/// # Safety
+/// No other thread frees it.
+unsafe fn with<T>(
+    bootstrap: *mut gdsync_bootstrap,
+    call: impl FnOnce(&mut Bootstrap) -> Result<T, BootstrapError>,
+) -> Result<T, CallError> {
+    // SAFETY: the caller's.
+    let object = unsafe { BOOTSTRAPS.find(bootstrap) }?;
+    let mut inner = object.inner.lock();
+    let inner = inner.as_mut().ok_or_else(|| taken(bootstrap))?;
+    Ok(call(inner)?)
+}
+
+/// `gdsync_bootstrap_barrier`.
+///
+/// # Safety
+/// No other thread frees the bootstrap.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gdsync_bootstrap_barrier(bootstrap: *mut gdsync_bootstrap) -> c_int {
+    error::status("gdsync_bootstrap_barrier", || {
+        // SAFETY: the caller's.
+        unsafe { with(bootstrap, Bootstrap::barrier) }
+    })
+}
+
+/// `gdsync_bootstrap_free`.
+///
+/// # Safety
+/// No other thread uses the bootstrap.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gdsync_bootstrap_free(bootstrap: *mut gdsync_bootstrap) -> c_int {
+    error::status("gdsync_bootstrap_free", || BOOTSTRAPS.take(bootstrap).map(drop))
+}

@@ -1,0 +1,126 @@
+//! `gdsync/team.h`: notified writes, by the CPU and on streams.
+
+use super::team;
+use crate::error::{self, CallError, non_null};
+use crate::notify_types::gdsync_put_t;
+use crate::types::{CUstream, gdsync_segment, gdsync_team};
+use crate::{streams, teams};
+use gdsync::Batch;
+use libc::{c_int, c_uint, size_t};
+
+/// A list of the program.
+///
+/// # Safety
+/// `list` is null, or an array of `number`.
+unsafe fn list<'a, T>(what: &'static str, number: size_t, list: *const T) -> Result<&'a [T], CallError> {
+    if number == 0 {
+        return Ok(&[]);
+    }
+    let list = non_null(what, list)?;
+    // SAFETY: the caller's.
+    Ok(unsafe { std::slice::from_raw_parts(list, number) })
+}
+
+/// `gdsync_put`.
+///
+/// # Safety
+/// `puts` is null or an array of `number`; no other thread frees the team or a segment.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gdsync_put(
+    team: *mut gdsync_team,
+    queue: c_uint,
+    number: size_t,
+    puts: *const gdsync_put_t,
+) -> c_int {
+    error::status("gdsync_put", || {
+        // SAFETY: the caller's.
+        let (queue, puts) = unsafe { (team::find(team)?.queue(queue)?, list("puts", number, puts)?) };
+        // SAFETY: the caller's.
+        unsafe { teams::post(team, &queue, puts) }
+    })
+}
+
+/// `gdsync_stream_put`.
+///
+/// # Safety
+/// As [`gdsync_put`]; the stream is alive.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gdsync_stream_put(
+    stream: CUstream,
+    team: *mut gdsync_team,
+    queue: c_uint,
+    number: size_t,
+    puts: *const gdsync_put_t,
+) -> c_int {
+    error::status("gdsync_stream_put", || {
+        // SAFETY: the caller's.
+        let (stream, queue) = unsafe { (streams::find(stream)?, team::find(team)?.queue(queue)?) };
+        // SAFETY: the caller's.
+        unsafe { teams::exchange(&stream, team, Some((&queue, list("puts", number, puts)?)), None) }
+    })
+}
+
+/// `gdsync_stream_wait_notifications`.
+///
+/// # Safety
+/// `ids` is null or an array of `number`; no other thread frees the team or the segment; the stream is alive.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gdsync_stream_wait_notifications(
+    stream: CUstream,
+    team: *mut gdsync_team,
+    segment: *mut gdsync_segment,
+    number: size_t,
+    ids: *const u32,
+) -> c_int {
+    error::status("gdsync_stream_wait_notifications", || {
+        // SAFETY: the caller's.
+        let (stream, segment) = unsafe { (streams::find(stream)?, teams::segment_of(team, segment)?) };
+        // SAFETY: the caller's.
+        unsafe { teams::exchange(&stream, team, None, Some((segment, list("ids", number, ids)?))) }
+    })
+}
+
+/// `gdsync_stream_exchange`.
+///
+/// # Safety
+/// As [`gdsync_stream_put`] and [`gdsync_stream_wait_notifications`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gdsync_stream_exchange(
+    stream: CUstream,
+    team: *mut gdsync_team,
+    queue: c_uint,
+    number: size_t,
+    puts: *const gdsync_put_t,
+    segment: *mut gdsync_segment,
+    waits: size_t,
+    ids: *const u32,
+) -> c_int {
+    error::status("gdsync_stream_exchange", || {
+        // SAFETY: the caller's.
+        unsafe {
+            let (stream, queue) = (streams::find(stream)?, team::find(team)?.queue(queue)?);
+            let segment = teams::segment_of(team, segment)?;
+            let puts = (&queue, list("puts", number, puts)?);
+            teams::exchange(&stream, team, Some(puts), Some((segment, list("ids", waits, ids)?)))
+        }
+    })
+}
+
+/// `gdsync_stream_quiet`.
+///
+/// # Safety
+/// No other thread frees the team; the stream is alive.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gdsync_stream_quiet(
+    stream: CUstream,
+    team: *mut gdsync_team,
+    queue: c_uint,
+    rank: u32,
+) -> c_int {
+    error::status("gdsync_stream_quiet", || {
+        // SAFETY: the caller's.
+        let (stream, team) = unsafe { (streams::find(stream)?, team::find(team)?) };
+        let waits = team.queue(queue)?.prepare_waits(rank)?;
+        stream.post(waits.into_iter().fold(Batch::new(), Batch::wait))
+    })
+}

@@ -1,0 +1,125 @@
+//! `gdsync/team.h`: teams.
+
+use crate::error::{self, CallError};
+use crate::log;
+use crate::notify_types::gdsync_team_attr_t;
+use crate::teams::{self, TEAMS};
+use crate::types::{gdsync_bootstrap, gdsync_team};
+use gdsync_notify::Team;
+use gdsync_sys::verbs::{ibv_context, ibv_pd};
+use libc::{c_int, c_uint};
+use std::time::Duration;
+
+/// `gdsync_team_create`.
+///
+/// # Safety
+/// Domain and context are null or valid, and outlive the team; `attr` is null or valid. No other thread uses the
+/// bootstrap.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gdsync_team_create(
+    bootstrap: *mut gdsync_bootstrap,
+    pd: *mut ibv_pd,
+    context: *mut ibv_context,
+    attr: *const gdsync_team_attr_t,
+) -> *mut gdsync_team {
+    log::start();
+    error::pointer("gdsync_team_create", || {
+        // SAFETY: null or valid, the caller's.
+        let attr = unsafe { attr.as_ref() }.copied().unwrap_or_default();
+        // SAFETY: the caller's.
+        unsafe { teams::create(bootstrap, pd, context, attr) }
+    })
+}
+
+/// The team of a handle.
+///
+/// # Safety
+/// No other thread frees it while the reference is used.
+pub(super) unsafe fn find<'a>(team: *mut gdsync_team) -> Result<&'a Team, CallError> {
+    // SAFETY: the caller's.
+    Ok(&unsafe { TEAMS.find(team) }?.team)
+}
+
+/// `gdsync_team_rank`.
+///
+/// # Safety
+/// No other thread frees the team.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gdsync_team_rank(team: *mut gdsync_team) -> c_int {
+    // SAFETY: the caller's.
+    error::count("gdsync_team_rank", || Ok(unsafe { find(team) }?.rank() as c_int))
+}
+
+/// `gdsync_team_size`.
+///
+/// # Safety
+/// No other thread frees the team.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gdsync_team_size(team: *mut gdsync_team) -> c_int {
+    // SAFETY: the caller's.
+    error::count("gdsync_team_size", || Ok(unsafe { find(team) }?.size() as c_int))
+}
+
+/// `gdsync_team_barrier`.
+///
+/// # Safety
+/// No other thread frees the team.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gdsync_team_barrier(team: *mut gdsync_team) -> c_int {
+    // SAFETY: the caller's.
+    error::status("gdsync_team_barrier", || Ok(unsafe { find(team) }?.barrier()?))
+}
+
+/// `gdsync_team_flush`.
+///
+/// # Safety
+/// No other thread frees the team.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gdsync_team_flush(
+    team: *mut gdsync_team,
+    queue: c_uint,
+    timeout_ms: c_uint,
+) -> c_int {
+    error::status("gdsync_team_flush", || {
+        // SAFETY: the caller's.
+        let queue = unsafe { find(team) }?.queue(queue)?;
+        Ok(queue.flush(Duration::from_millis(timeout_ms.into()))?)
+    })
+}
+
+/// `gdsync_team_is_dead`.
+///
+/// # Safety
+/// No other thread frees the team.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gdsync_team_is_dead(team: *mut gdsync_team, rank: u32) -> c_int {
+    error::count("gdsync_team_is_dead", || {
+        // SAFETY: the caller's.
+        let team = unsafe { find(team) }?;
+        let size = team.size();
+        if rank >= size {
+            return Err(gdsync_notify::NotifyError::Rank { rank, size }.into());
+        }
+        let is_dropped = !team.members().contains(&rank);
+        Ok((is_dropped || team.dead().iter().any(|(dead, _)| *dead == rank)).into())
+    })
+}
+
+/// `gdsync_team_shrink`.
+///
+/// # Safety
+/// No other thread frees the team.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gdsync_team_shrink(team: *mut gdsync_team) -> c_int {
+    // SAFETY: the caller's.
+    error::count("gdsync_team_shrink", || Ok(unsafe { find(team) }?.shrink()?.len() as c_int))
+}
+
+/// `gdsync_team_free`.
+///
+/// # Safety
+/// No other thread uses the team.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gdsync_team_free(team: *mut gdsync_team) -> c_int {
+    error::status("gdsync_team_free", || teams::free_team(team))
+}

@@ -1,0 +1,104 @@
+//! `gdsync/ext.h`: triggers.
+
+use super::queue_pair::create;
+use crate::error::{self, bad, non_null_mut};
+use crate::requests::{self, Pending};
+use crate::triggers::{TRIGGERS, TriggerObject};
+use crate::types::{gds_qp, gds_qp_init_attr_t, gds_send_request_t, gdsync_trigger};
+use crate::{log, objects};
+use gdsync::Trigger;
+use gdsync_sys::verbs::{ibv_context, ibv_pd};
+use libc::c_int;
+
+/// `gdsync_trigger_create`.
+///
+/// # Safety
+/// Domain and context are null or valid, and outlive the trigger and its queue pairs.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gdsync_trigger_create(
+    pd: *mut ibv_pd,
+    context: *mut ibv_context,
+) -> *mut gdsync_trigger {
+    log::start();
+    error::pointer("gdsync_trigger_create", || {
+        // SAFETY: the caller's.
+        let domain = unsafe { objects::domain(context, pd) }?;
+        let trigger = Trigger::new(&domain.1)?;
+        let word = trigger.address() as usize;
+        let (context, pd) = (context.expose_provenance(), pd.expose_provenance());
+        TRIGGERS.keep(TriggerObject { trigger, domain, context, pd }, |_| gdsync_trigger {
+            word: std::ptr::with_exposed_provenance_mut(word),
+        })
+    })
+}
+
+/// `gdsync_trigger_create_qp`.
+///
+/// # Safety
+/// No other thread frees the trigger; `qp_init_attr` is null or valid.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gdsync_trigger_create_qp(
+    trigger: *mut gdsync_trigger,
+    qp_init_attr: *mut gds_qp_init_attr_t,
+    gpu_id: c_int,
+    flags: c_int,
+) -> *mut gds_qp {
+    error::pointer("gdsync_trigger_create_qp", || {
+        // SAFETY: the caller's.
+        let object = unsafe { TRIGGERS.find(trigger) }?;
+        // SAFETY: the caller's; domain and context outlive the trigger.
+        unsafe { create((object.pd(), object.context()), qp_init_attr, (gpu_id, flags), Some(object)) }
+    })
+}
+
+/// `gdsync_send_ticket`.
+///
+/// # Safety
+/// The request is null or valid; `ticket` is null or a valid place.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gdsync_send_ticket(request: *mut gds_send_request_t, ticket: *mut u64) -> c_int {
+    error::status("gdsync_send_ticket", || {
+        let (request, place) = (non_null_mut("the request", request)?, non_null_mut("ticket", ticket)?);
+        // SAFETY: valid, the caller's.
+        let name = unsafe { (*request).rollback_id };
+        let sends = match requests::use_up(name, true)? {
+            Pending::Send(send) => vec![send],
+            Pending::Sends(sends) => sends,
+            Pending::Wait(..) => return Err(bad("the request", name as i64, "it is a wait: pass a send")),
+        };
+        let mut last = 0;
+        for send in sends {
+            last = send.into_ticket()?;
+        }
+        // SAFETY: a valid place, the caller's.
+        unsafe { place.write(last) };
+        Ok(())
+    })
+}
+
+/// `gdsync_trigger_release`.
+///
+/// # Safety
+/// No other thread frees the trigger.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gdsync_trigger_release(trigger: *mut gdsync_trigger, ticket: u64) -> c_int {
+    error::status("gdsync_trigger_release", || {
+        // SAFETY: the caller's.
+        Ok(unsafe { TRIGGERS.find(trigger) }?.trigger.release(ticket)?)
+    })
+}
+
+/// `gdsync_trigger_word`.
+#[unsafe(no_mangle)]
+pub extern "C" fn gdsync_trigger_word(ticket: u64) -> u64 {
+    Trigger::word_of(ticket)
+}
+
+/// `gdsync_trigger_free`.
+///
+/// # Safety
+/// No other thread uses the trigger.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gdsync_trigger_free(trigger: *mut gdsync_trigger) -> c_int {
+    error::status("gdsync_trigger_free", || TRIGGERS.take(trigger).map(drop))
+}

@@ -1,0 +1,197 @@
+//! The functions that take libibverbs' own structs in the place of the old OFED's: what `gds_create_qp` and others
+//! are called where `GDSYNC_UPSTREAM_VERBS` is defined. Their errors have the names of the headers.
+
+use super::persistent::gdsync_send_init;
+use super::queue_pair::gds_create_qp;
+use super::send::{gds_post_send, gds_prepare_send, gds_stream_queue_send};
+use super::trigger::gdsync_trigger_create_qp;
+use crate::error::{self, bad};
+use crate::types::{
+    CUstream, gds_qp, gds_qp_init_attr_t, gds_send_request_t, gds_send_wr, gdsync_request, gdsync_trigger,
+};
+use crate::upstream_types::upstream_send_wr;
+use gdsync_sys::verbs::{ibv_context, ibv_pd, ibv_qp_init_attr};
+use libc::c_int;
+use std::ptr;
+
+/// Calls with the same attributes in the other dialect, and writes back what the call has set.
+///
+/// # Safety
+/// `attr` is null or valid, and not used elsewhere during the call.
+unsafe fn with_attributes<T>(
+    attr: *mut ibv_qp_init_attr,
+    call: impl FnOnce(*mut gds_qp_init_attr_t) -> T,
+) -> T {
+    // SAFETY: the caller's.
+    let Some(given) = (unsafe { attr.as_mut() }) else { return call(ptr::null_mut()) };
+    let mut local = gds_qp_init_attr_t {
+        qp_context: given.qp_context,
+        send_cq: given.send_cq,
+        recv_cq: given.recv_cq,
+        srq: given.srq,
+        cap: given.cap,
+        qp_type: given.qp_type,
+        sq_sig_all: given.sq_sig_all,
+        comp_mask: 0,
+        pd: ptr::null_mut(),
+        xrcd: ptr::null_mut(),
+        exp_create_flags: 0,
+        res_domain: ptr::null_mut(),
+        peer_direct_attrs: ptr::null_mut(),
+    };
+    let done = call(&mut local);
+    (given.send_cq, given.recv_cq, given.cap) = (local.send_cq, local.recv_cq, local.cap);
+    done
+}
+
+/// `gds_create_qp`.
+///
+/// # Safety
+/// As [`gds_create_qp`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gdsync_upstream_create_qp(
+    pd: *mut ibv_pd,
+    context: *mut ibv_context,
+    qp_init_attr: *mut ibv_qp_init_attr,
+    gpu_id: c_int,
+    flags: c_int,
+) -> *mut gds_qp {
+    // SAFETY: the caller's.
+    unsafe { with_attributes(qp_init_attr, |attr| gds_create_qp(pd, context, attr, gpu_id, flags)) }
+}
+
+/// `gdsync_trigger_create_qp`.
+///
+/// # Safety
+/// As [`gdsync_trigger_create_qp`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gdsync_upstream_trigger_create_qp(
+    trigger: *mut gdsync_trigger,
+    qp_init_attr: *mut ibv_qp_init_attr,
+    gpu_id: c_int,
+    flags: c_int,
+) -> *mut gds_qp {
+    // SAFETY: the caller's.
+    unsafe { with_attributes(qp_init_attr, |attr| gdsync_trigger_create_qp(trigger, attr, gpu_id, flags)) }
+}
+
+/// Requests of the longest list: more than any queue has room for.
+const MOST: usize = 1 << 16;
+
+/// Calls with the same list in the other dialect; `bad_wr` receives the request at which that failed.
+///
+/// # Safety
+/// The list's pointers are null or valid; `bad_wr` is null or a valid place.
+unsafe fn with_list(
+    name: &'static str,
+    wr: *mut upstream_send_wr,
+    bad_wr: *mut *mut upstream_send_wr,
+    call: impl FnOnce(*mut gds_send_wr, *mut *mut gds_send_wr) -> c_int,
+) -> c_int {
+    let mut failed = ptr::null_mut();
+    // SAFETY: null or valid, the caller's.
+    let Some(first) = (unsafe { wr.as_ref() }) else { return call(ptr::null_mut(), &mut failed) };
+    if first.next.is_null() {
+        let code = call(&mut first.translated(), &mut failed);
+        if !failed.is_null() && !bad_wr.is_null() {
+            // SAFETY: a valid place, the caller's.
+            unsafe { bad_wr.write(wr) };
+        }
+        return code;
+    }
+    let (mut list, mut given, mut at) = (Vec::new(), Vec::new(), wr);
+    let code = error::status(name, || {
+        // SAFETY: null, or a valid request, the caller's.
+        while let Some(request) = unsafe { at.as_ref() } {
+            if list.len() == MOST {
+                return Err(bad(
+                    "the number of work requests",
+                    MOST as i64 + 1,
+                    "65536 is the most of a list",
+                ));
+            }
+            list.push(request.translated());
+            given.push(at);
+            at = request.next;
+        }
+        Ok(())
+    });
+    if code != 0 {
+        return code;
+    }
+    let base: *mut gds_send_wr = list.as_mut_ptr();
+    for index in 1..list.len() {
+        // SAFETY: both are within the list, which is not moved any more.
+        unsafe { (*base.add(index - 1)).next = base.add(index) };
+    }
+    let code = call(base, &mut failed);
+    let index = (failed.addr().wrapping_sub(base.addr())) / size_of::<gds_send_wr>();
+    if let Some(request) = given.get(index).filter(|_| !failed.is_null() && !bad_wr.is_null()) {
+        // SAFETY: a valid place, the caller's.
+        unsafe { bad_wr.write(*request) };
+    }
+    code
+}
+
+/// `gds_post_send`.
+///
+/// # Safety
+/// As [`gds_post_send`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gdsync_upstream_post_send(
+    qp: *mut gds_qp,
+    wr: *mut upstream_send_wr,
+    bad_wr: *mut *mut upstream_send_wr,
+) -> c_int {
+    // SAFETY: the caller's.
+    unsafe { with_list("gds_post_send", wr, bad_wr, |wr, bad| gds_post_send(qp, wr, bad)) }
+}
+
+/// `gds_prepare_send`.
+///
+/// # Safety
+/// As [`gds_prepare_send`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gdsync_upstream_prepare_send(
+    qp: *mut gds_qp,
+    wr: *mut upstream_send_wr,
+    bad_wr: *mut *mut upstream_send_wr,
+    request: *mut gds_send_request_t,
+) -> c_int {
+    // SAFETY: the caller's.
+    unsafe { with_list("gds_prepare_send", wr, bad_wr, |wr, bad| gds_prepare_send(qp, wr, bad, request)) }
+}
+
+/// `gds_stream_queue_send`.
+///
+/// # Safety
+/// As [`gds_stream_queue_send`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gdsync_upstream_stream_queue_send(
+    stream: CUstream,
+    qp: *mut gds_qp,
+    wr: *mut upstream_send_wr,
+    bad_wr: *mut *mut upstream_send_wr,
+) -> c_int {
+    let queue = |wr: *mut gds_send_wr, bad: *mut *mut gds_send_wr| {
+        // SAFETY: the caller's.
+        unsafe { gds_stream_queue_send(stream, qp, wr, bad) }
+    };
+    // SAFETY: the caller's.
+    unsafe { with_list("gds_stream_queue_send", wr, bad_wr, queue) }
+}
+
+/// `gdsync_send_init`.
+///
+/// # Safety
+/// As [`gdsync_send_init`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gdsync_upstream_send_init(
+    qp: *mut gds_qp,
+    wr: *const upstream_send_wr,
+) -> *mut gdsync_request {
+    // SAFETY: null or valid, the caller's. One with a successor is refused, and that one not looked at.
+    let translated = unsafe { wr.as_ref() }.map(upstream_send_wr::translated);
+    // SAFETY: the caller's.
+    unsafe { gdsync_send_init(qp, translated.as_ref().map_or(ptr::null(), ptr::from_ref)) }
+}

@@ -1,0 +1,54 @@
+//! The structs and numbers of `include/gdsync/team.h`. `tests/it/headers.rs` compares them with the C compiler's.
+
+#![allow(non_camel_case_types, reason = "the names are those of the C headers")]
+
+use crate::types::gdsync_segment;
+use libc::{c_int, c_uint, c_void, size_t};
+
+/// `GDSYNC_CONNECTIONS_BY_SIZE`.
+pub const GDSYNC_CONNECTIONS_BY_SIZE: c_uint = 0;
+/// `GDSYNC_CONNECTIONS_EACH`.
+pub const GDSYNC_CONNECTIONS_EACH: c_uint = 1;
+/// `GDSYNC_CONNECTIONS_DYNAMIC`.
+pub const GDSYNC_CONNECTIONS_DYNAMIC: c_uint = 2;
+
+/// `gdsync_all_gather_t`: argument, own block, all blocks, bytes of a block.
+pub type gdsync_all_gather_t = unsafe extern "C" fn(*mut c_void, *const c_void, *mut c_void, size_t) -> c_int;
+
+/// `gdsync_team_attr_t`. Zeroes are the defaults.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct gdsync_team_attr_t {
+    /// Queues.
+    pub queues: c_uint,
+    /// `GDSYNC_CONNECTIONS_*`.
+    pub connections: c_uint,
+    /// How long a post waits for room.
+    pub post_timeout_ms: c_uint,
+    /// 0.
+    pub reserved: c_uint,
+}
+
+/// `gdsync_put_t`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct gdsync_put_t {
+    /// The segment with the source.
+    pub from: *mut gdsync_segment,
+    /// The source's first byte in this rank's part.
+    pub from_offset: size_t,
+    /// Bytes; 0 where only a notification is set.
+    pub length: size_t,
+    /// The segment written into.
+    pub to: *mut gdsync_segment,
+    /// The first byte in that rank's part.
+    pub to_offset: u64,
+    /// That rank.
+    pub rank: u32,
+    /// The notification set there after the bytes.
+    pub notification: u32,
+    /// Its value; 0 for none.
+    pub value: u32,
+    /// 0.
+    pub reserved: u32,
+}

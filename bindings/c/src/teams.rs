@@ -1,0 +1,288 @@
+//! Bootstraps, teams and segments that C programs have names of.
+
+use crate::error::{CallError, bad, stale};
+use crate::named::Named;
+use crate::notify_types::{gdsync_put_t, gdsync_team_attr_t};
+use crate::stream_object::StreamObject;
+use crate::streams;
+use crate::types::{gdsync_bootstrap, gdsync_segment, gdsync_team};
+use crate::{notify_types, objects};
+use gdsync::{Batch, PreparedSend};
+use gdsync_notify::bootstrap::Bootstrap;
+use gdsync_notify::{
+    ConnectionKind, NotifyError, Queue, Segment, SegmentMemory, Team, TeamConfig, WaitNotification,
+};
+use gdsync_sys::verbs::{ibv_context, ibv_pd};
+use parking_lot::Mutex;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// What a `gdsync_bootstrap_t *` stands for.
+pub(crate) struct BootstrapObject {
+    pub(crate) rank: u32,
+    pub(crate) size: u32,
+    /// None once a team has it.
+    pub(crate) inner: Mutex<Option<Bootstrap>>,
+}
+
+/// What a `gdsync_team_t *` stands for.
+pub(crate) struct TeamObject {
+    pub(crate) team: Team,
+}
+
+/// What a `gdsync_segment_t *` stands for.
+pub(crate) struct SegmentObject {
+    /// The handle of its team.
+    team: usize,
+    pub(crate) segment: Segment,
+    /// Memory of the program.
+    given: Option<Arc<AtomicBool>>,
+}
+
+pub(crate) static BOOTSTRAPS: Named<gdsync_bootstrap, BootstrapObject> = Named::new(
+    "the bootstrap",
+    "pass what gdsync_bootstrap_* returned, until gdsync_bootstrap_free or gdsync_team_create",
+);
+
+pub(crate) static TEAMS: Named<gdsync_team, TeamObject> =
+    Named::new("the team", "pass what gdsync_team_create returned, until gdsync_team_free");
+
+pub(crate) static SEGMENTS: Named<gdsync_segment, SegmentObject> =
+    Named::new("the segment", "pass what gdsync_segment_* returned, until gdsync_segment_free");
+
+/// Makes a handle of a bootstrap.
+pub(crate) fn keep_bootstrap(inner: Bootstrap) -> Result<*mut gdsync_bootstrap, CallError> {
+    let (rank, size) = (inner.rank(), inner.size());
+    BOOTSTRAPS.keep(BootstrapObject { rank, size, inner: Mutex::new(Some(inner)) }, gdsync_bootstrap::at)
+}
+
+/// A thread exchanges by a bootstrap that another one has made a team of.
+pub(crate) fn taken(bootstrap: *mut gdsync_bootstrap) -> CallError {
+    let remedy = "make another bootstrap for what comes after the team";
+    stale("the bootstrap", bootstrap.addr(), "has become a team", remedy)
+}
+
+fn config(attr: gdsync_team_attr_t) -> Result<TeamConfig, CallError> {
+    let connections = match attr.connections {
+        notify_types::GDSYNC_CONNECTIONS_BY_SIZE => ConnectionKind::BySize,
+        notify_types::GDSYNC_CONNECTIONS_EACH => ConnectionKind::Each,
+        notify_types::GDSYNC_CONNECTIONS_DYNAMIC => ConnectionKind::Dynamic,
+        other => {
+            return Err(bad(
+                "attr->connections",
+                other,
+                "0 (by size), 1 (each) and 2 (dynamic) are possible",
+            ));
+        }
+    };
+    if attr.reserved != 0 {
+        return Err(bad("attr->reserved", attr.reserved, "it must be 0"));
+    }
+    let config = TeamConfig::default().connections(connections).queues(attr.queues.max(1));
+    Ok(match attr.post_timeout_ms {
+        0 => config,
+        timeout => config.timeout(Duration::from_millis(timeout.into())),
+    })
+}
+
+/// Makes a team. The bootstrap is gone then, unless an argument is wrong.
+///
+/// # Safety
+/// As [`objects::domain`].
+pub(crate) unsafe fn create(
+    bootstrap: *mut gdsync_bootstrap,
+    pd: *mut ibv_pd,
+    context: *mut ibv_context,
+    attr: gdsync_team_attr_t,
+) -> Result<*mut gdsync_team, CallError> {
+    let config = config(attr)?;
+    // SAFETY: the caller's.
+    let (device, domain) = unsafe { objects::domain(context, pd) }?;
+    let queue_pair = config.queue_pair.port(objects::first_active_port(&device)?);
+    let object = BOOTSTRAPS.take(bootstrap)?;
+    let inner = object.inner.lock().take();
+    let inner = inner.ok_or_else(|| taken(bootstrap))?;
+    let team = Team::new(&domain, inner, config.queue_pair(queue_pair))?;
+    TEAMS.keep(TeamObject { team }, gdsync_team::at)
+}
+
+/// Frees a team. The program may deallocate its domain next, so this waits for the team's thread, and what streams have
+/// passed is released.
+pub(crate) fn free_team(team: *mut gdsync_team) -> Result<(), CallError> {
+    if let Some(object) = Arc::into_inner(TEAMS.take(team)?)
+        && !object.team.close(PATIENCE)
+    {
+        tracing::warn!("another thread uses the team, whose domain stays in use until then");
+    }
+    streams::settle();
+    Ok(())
+}
+
+/// Makes a handle of a segment. `given` says when memory of the program is free.
+pub(crate) fn keep_segment(
+    team: *mut gdsync_team,
+    segment: Segment,
+    given: Option<Arc<AtomicBool>>,
+) -> Result<*mut gdsync_segment, CallError> {
+    SEGMENTS.keep(SegmentObject { team: team.addr(), segment, given }, gdsync_segment::at)
+}
+
+/// Owner of memory of the program: notes that the library has let go of it.
+pub(crate) struct LetGo(pub(crate) Arc<AtomicBool>);
+
+impl Drop for LetGo {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+    }
+}
+
+/// Time for a team's thread to end, and for streams to pass what names memory of a segment.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Frees a segment, and waits until nothing in the library has memory of the program.
+pub(crate) fn free_segment(segment: *mut gdsync_segment) -> Result<(), CallError> {
+    let object = SEGMENTS.take(segment)?;
+    let given = object.given.clone();
+    drop(object);
+    streams::settle();
+    let Some(given) = given else { return Ok(()) };
+    let deadline = Instant::now() + PATIENCE;
+    while !given.load(Ordering::Acquire) {
+        if Instant::now() >= deadline {
+            return Err(CallError::MemoryInUse);
+        }
+        std::thread::sleep(Duration::from_millis(1));
+        streams::settle();
+    }
+    Ok(())
+}
+
+/// A segment of a team.
+///
+/// # Safety
+/// No other thread frees the segment while the reference is used.
+pub(crate) unsafe fn segment_of<'a>(
+    team: *mut gdsync_team,
+    segment: *mut gdsync_segment,
+) -> Result<&'a Segment, CallError> {
+    // SAFETY: the caller's.
+    let object = unsafe { SEGMENTS.find(segment) }?;
+    if object.team != team.addr() {
+        return Err(bad("the segment", segment.addr() as i64, "it is of another team: pass that one's"));
+    }
+    Ok(&object.segment)
+}
+
+/// Where a segment's data is, for the CPU or for kernels.
+pub(crate) fn data_of(segment: &Segment) -> Result<usize, CallError> {
+    match segment.memory() {
+        SegmentMemory::Host(region) => Ok(region.memory().addr().get() as usize),
+        SegmentMemory::Gpu(region) => Ok(region.memory().address() as usize),
+        _ => Err(CallError::Unsupported { what: "the segment's memory", remedy: "allocate it" }),
+    }
+}
+
+/// What a put is to do.
+enum Put<'a> {
+    Write { from: &'a Segment, to: &'a Segment },
+    Notify { to: &'a Segment },
+    WriteNotify { from: &'a Segment, to: &'a Segment },
+}
+
+/// Looks the segments of a put up.
+///
+/// # Safety
+/// As [`segment_of`].
+unsafe fn look_up<'a>(team: *mut gdsync_team, put: &gdsync_put_t) -> Result<Put<'a>, CallError> {
+    if put.reserved != 0 {
+        return Err(bad("reserved of a put", put.reserved, "it must be 0"));
+    }
+    // SAFETY: the caller's.
+    let to = unsafe { segment_of(team, put.to) }?;
+    if put.length == 0 {
+        return match put.value {
+            0 => Err(bad("length of a put", 0, "a put without a notification (value 0) has 1 byte or more")),
+            _ => Ok(Put::Notify { to }),
+        };
+    }
+    // SAFETY: the caller's.
+    let from = unsafe { segment_of(team, put.from) }?;
+    Ok(if put.value == 0 { Put::Write { from, to } } else { Put::WriteNotify { from, to } })
+}
+
+/// The source of a put.
+fn source(from: &Segment, put: &gdsync_put_t) -> Result<gdsync::Slice, NotifyError> {
+    from.slice(put.from_offset..put.from_offset.saturating_add(put.length))
+}
+
+/// Performs a list of puts now.
+///
+/// # Safety
+/// As [`segment_of`], for each.
+pub(crate) unsafe fn post(
+    team: *mut gdsync_team,
+    queue: &Queue,
+    puts: &[gdsync_put_t],
+) -> Result<(), CallError> {
+    for put in puts {
+        let gdsync_put_t { rank, to_offset, notification, value, .. } = *put;
+        // SAFETY: the caller's.
+        let found = unsafe { look_up(team, put) }?;
+        retried(|| match &found {
+            Put::Notify { to } => queue.notify(rank, to, notification, value),
+            Put::Write { from, to } => queue.write(&source(from, put)?, rank, to, to_offset),
+            Put::WriteNotify { from, to } => {
+                queue.write_notify(&source(from, put)?, rank, to, to_offset, notification, value)
+            }
+        })?;
+    }
+    Ok(())
+}
+
+/// Posts a batch on a stream: a list of puts, then waits for notifications, which it clears.
+///
+/// # Safety
+/// As [`segment_of`], for each.
+pub(crate) unsafe fn exchange(
+    stream: &StreamObject,
+    team: *mut gdsync_team,
+    puts: Option<(&Queue, &[gdsync_put_t])>,
+    waits: Option<(&Segment, &[u32])>,
+) -> Result<(), CallError> {
+    let arrivals = waits.map(|(segment, ids)| ids.iter().map(|id| segment.notification(*id)).collect());
+    let arrivals: Vec<_> = arrivals.transpose().map_err(CallError::Notify)?.unwrap_or_default();
+    let mut sends = Vec::new();
+    if let Some((queue, puts)) = puts {
+        for put in puts {
+            // SAFETY: the caller's.
+            let found = unsafe { look_up(team, put) }?;
+            sends.extend(retried(|| prepare(queue, &found, put))?);
+        }
+    }
+    let batch = sends.into_iter().fold(Batch::new(), Batch::send);
+    stream.post(arrivals.iter().fold(batch, |batch, word| batch.wait_notification(word)))
+}
+
+fn prepare(queue: &Queue, found: &Put<'_>, put: &gdsync_put_t) -> Result<Vec<PreparedSend>, NotifyError> {
+    let gdsync_put_t { rank, to_offset, notification, value, .. } = *put;
+    Ok(match found {
+        Put::Notify { to } => vec![queue.prepare_notify(rank, to, notification, value)?],
+        Put::Write { from, to } => vec![queue.prepare_write(&source(from, put)?, rank, to, to_offset)?],
+        Put::WriteNotify { from, to } => {
+            let from = source(from, put)?;
+            queue.prepare_write_notify(&from, rank, to, to_offset, notification, value)?.into()
+        }
+    })
+}
+
+/// Does something of a queue, and again where a stream was in the way that may have passed since the last look.
+fn retried<T>(what: impl Fn() -> Result<T, NotifyError>) -> Result<T, NotifyError> {
+    match what() {
+        Err(NotifyError::Post { source, .. }) if streams::waits_for_a_stream(&source) => {
+            streams::settle();
+            what()
+        }
+        done => done,
+    }
+}
