@@ -41,17 +41,22 @@ fn collective_of(
             element: Element::ALL
                 .into_iter()
                 .find(|one| one.to_string() == element)
-                .ok_or_else(|| unknown("element", element, "f32, f64, i32, i64, u64"))?,
+                .ok_or_else(|| unknown("element", element, &names(&Element::ALL)))?,
             operation: Operation::ALL
                 .into_iter()
                 .find(|one| one.to_string() == operation)
-                .ok_or_else(|| unknown("operation", operation, "sum, min, max"))?,
+                .ok_or_else(|| unknown("operation", operation, &names(&Operation::ALL)))?,
         },
         other => {
             let known = "barrier, all_gather, all_to_all, broadcast, reduce_scatter";
             return Err(unknown("collective", other, known));
         }
     })
+}
+
+/// The names of all, in one line.
+fn names<T: ToString>(all: &[T]) -> String {
+    all.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
 /// Makes a plan with all ranks of a team.
