@@ -1,4 +1,5 @@
-"""A preprocessor of mdBook: links that leave the book's folder lead to the files of the repository.
+"""A preprocessor of mdBook: links that leave the book's folder lead to the files of the repository, and those to a README.md to
+the page that mdBook makes of it, which is index.html.
 
 mdBook gives the context and the book as JSON on standard input, and takes the book from standard output. Links inside fenced
 blocks stay as they are.
@@ -8,7 +9,7 @@ import posixpath
 import re
 import sys
 
-LINK = re.compile(r"(\]\()(\.\.?/[^)\s]+)(\))")
+LINK = re.compile(r"(\]\()([^)\s:]+)(\))")
 
 
 def outside(path, source, folder):
@@ -19,11 +20,13 @@ def outside(path, source, folder):
 
 def rewrite(text, source, folder, repository):
     def replace(match):
-        path, _, anchor = match[2].partition("#")
+        path, hash_, anchor = match[2].partition("#")
         place = outside(path, source, folder)
-        if place is None:
-            return match[0]
-        return f"{match[1]}{repository}/blob/main/{place}{'#' + anchor if anchor else ''}{match[3]}"
+        if place:
+            path = f"{repository}/blob/main/{place}"
+        elif posixpath.basename(path) == "README.md":
+            path = path.removesuffix("README.md") + "index.md"
+        return match[1] + path + hash_ + anchor + match[3]
 
     fenced, lines = False, []
     for line in text.split("\n"):

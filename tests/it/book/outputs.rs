@@ -1,0 +1,64 @@
+//! Whether a command has printed what a page shows.
+
+/// The line of a page that stands for any lines, or none.
+const ANY: &str = "...";
+/// Units that vary with the figure before them.
+const UNITS: [&str; 12] =
+    ["ns", "µs", "ms", "s", "msg/s", "kmsg/s", "Mmsg/s", "B/s", "kB/s", "MB/s", "GB/s", "MiB/s"];
+
+/// What a figure, and a name with one, become: runs differ in them.
+const FIGURE: &str = "#";
+
+/// The words of a line. What has a digit is a figure, unless `is_exact`; columns are as wide as they like.
+fn words(line: &str, is_exact: bool) -> Vec<String> {
+    let mut words: Vec<String> = Vec::new();
+    for word in line.split_whitespace() {
+        let varies = !is_exact
+            && (word.contains(|letter: char| letter.is_ascii_digit())
+                || words.last().is_some_and(|last| last == FIGURE) && UNITS.contains(&word));
+        let word = if varies { FIGURE } else { word };
+        words.push(word.to_owned());
+    }
+    words
+}
+
+/// The first line of a page that the output does not have where it should. Blank lines count for nothing.
+pub(super) fn missing<'a>(shown: &'a [String], output: &str, is_exact: bool) -> Option<&'a str> {
+    let output: Vec<_> = output.lines().map(|line| words(line, is_exact)).filter(|line| !line.is_empty()).collect();
+    let shown: Vec<&str> = shown.iter().map(|line| line.trim()).filter(|line| !line.is_empty()).collect();
+    if shown.is_empty() {
+        return None;
+    }
+    let (mut at, mut skips) = (0, false);
+    for line in &shown {
+        if *line == ANY {
+            skips = true;
+            continue;
+        }
+        let expected = words(line, is_exact);
+        let rest = output.get(at..).unwrap_or_default();
+        let reach = if skips { rest.len() } else { rest.len().min(1) };
+        match rest[..reach].iter().position(|one| *one == expected) {
+            Some(place) => at += place + 1,
+            None => return Some(line),
+        }
+        skips = false;
+    }
+    (!skips && at < output.len()).then(|| *shown.last().unwrap())
+}
+
+#[test]
+fn figures_may_differ_and_words_may_not() {
+    let lines = |text: &str| text.lines().map(str::to_owned).collect::<Vec<_>>();
+    let missing_of = |shown: &str, output: &str, is_exact| missing(&lines(shown), output, is_exact).map(str::to_owned);
+    assert_eq!(missing_of("SIZE  MIN µs\n8 B   3.15 kmsg/s", "SIZE MIN µs\n8 B 444 msg/s\n", false), None);
+    assert_eq!(missing_of("8 B", "9 B", true), Some("8 B".into()));
+    assert_eq!(missing_of("every byte", "every bit", false), Some("every byte".into()));
+    // More than is shown, and less.
+    assert_eq!(missing_of("a", "a\nb", false), Some("a".into()));
+    assert_eq!(missing_of("a\nb", "a", false), Some("b".into()));
+    assert_eq!(missing_of("a\n...\nd\n...", "a\nb\nc\nd\ne", false), None);
+    assert_eq!(missing_of("...\nz", "a\nb", false), Some("z".into()));
+    // Nothing shown: nothing is asked for.
+    assert_eq!(missing_of("", "a", false), None);
+}
