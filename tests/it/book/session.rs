@@ -67,7 +67,8 @@ fn script(blocks: &[&Block<'_>]) -> String {
     for (number, (block, unit)) in units(blocks).enumerate() {
         script += &format!("printf '\\n{MARK}{number}\\n'\n");
         if block.may_find {
-            let lines = unit.commands.lines().filter(|line| !line.trim().is_empty());
+            let is_command = |line: &&str| !line.trim().is_empty() && !line.trim_start().starts_with('#');
+            let lines = unit.commands.lines().filter(is_command);
             script.extend(lines.map(|line| format!("{{ {line}\n}} || [ $? -eq 1 ]\n")));
         } else {
             script += &format!("{{ :; {}\n}}\n", unit.commands);
@@ -144,7 +145,7 @@ mod tests {
         let blocks = "```sh\nexport A=3\nmkdir -p b && cd b\n```\n```console,exact\n$ echo $A $(basename $PWD)\n3 b\n```\n";
         assert_eq!(typed(blocks), Ok(()));
         // Comments, jobs, a finding, and the programs.
-        let blocks = "```sh\n# nothing\nsleep 0 & # a job\nwait\n```\n```sh,may-find\n(exit 1)     # found\ntest -e README.md\n```\n";
+        let blocks = "```sh\n# nothing\nsleep 0 & # a job\nwait\n```\n```sh,may-find\n# all of it\n(exit 1)     # found\ntest -e README.md\n```\n";
         assert_eq!(typed(blocks), Ok(()));
         assert_eq!(typed("```console,recorded\n$ echo one\ntwo\n```\n"), Ok(()));
         assert_eq!(typed("```console\n$ cargo run --release -- --version\ngdsync 0.1.0\n```\n"), Ok(()));
