@@ -77,11 +77,20 @@ fn block(fence: Fence<'_>) -> Result<Option<Block<'_>>, String> {
         "sh" if has_prompts => return Err(format!("{}: a block with prompts is `console`", fence.line)),
         "sh" => vec![Unit { line: fence.line + 1, commands: fence.lines.join("\n"), shown: &[] }],
         "console" => session(&fence)?,
-        "" | "text" if has_prompts => return Err(format!("{}: a block with prompts is `console`", fence.line)),
+        "" | "text" if has_prompts => {
+            return Err(format!("{}: a block with prompts is `console`", fence.line));
+        }
         _ => return Ok(None),
     };
-    let mut block =
-        Block { line: fence.line, needs: Needs::Nothing, reason: "", is_recorded: false, is_exact: false, may_find: false, units };
+    let mut block = Block {
+        line: fence.line,
+        needs: Needs::Nothing,
+        reason: "",
+        is_recorded: false,
+        is_exact: false,
+        may_find: false,
+        units,
+    };
     for word in words {
         match NEEDS.iter().find(|(name, ..)| *name == word) {
             Some((_, needs, reason)) => (block.needs, block.reason) = (*needs, reason),
@@ -96,7 +105,8 @@ fn block(fence: Fence<'_>) -> Result<Option<Block<'_>>, String> {
 
 /// A command for each prompt.
 fn session<'a>(fence: &Fence<'a>) -> Result<Vec<Unit<'a>>, String> {
-    let prompts: Vec<usize> = (0..fence.lines.len()).filter(|index| typed(&fence.lines[*index]).is_some()).collect();
+    let prompts: Vec<usize> =
+        (0..fence.lines.len()).filter(|index| typed(&fence.lines[*index]).is_some()).collect();
     if prompts.first() != Some(&0) {
         return Err(format!("{}: a `console` block begins with a prompt", fence.line));
     }
@@ -115,7 +125,8 @@ fn blocks_are_read_as_they_are_meant() {
     let page = Page::of("p", text);
     let blocks = of(&page).unwrap();
     assert_eq!(blocks.len(), 2);
-    let units: Vec<_> = blocks[0].units.iter().map(|unit| (unit.line, unit.commands.as_str(), unit.shown.len())).collect();
+    let units: Vec<_> =
+        blocks[0].units.iter().map(|unit| (unit.line, unit.commands.as_str(), unit.shown.len())).collect();
     assert_eq!(units, [(2, "a | b", 2), (5, "c", 0)]);
     assert!(blocks[0].is_exact && blocks[0].needs == Needs::Nothing);
     assert_eq!((blocks[1].needs, blocks[1].may_find, blocks[1].line), (Needs::Elsewhere, true, 7));

@@ -31,7 +31,8 @@ pub(super) struct Link {
 
 impl Page {
     pub(super) fn read(root: &Path, path: &Path) -> Page {
-        let text = std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        let text =
+            std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
         let name = path.strip_prefix(root).unwrap().display().to_string();
         Page { path: path.to_owned(), name, lines: text.lines().map(str::to_owned).collect() }
     }
@@ -76,7 +77,9 @@ impl Page {
     pub(super) fn anchors(&self) -> Vec<String> {
         let mut anchors: Vec<String> = Vec::new();
         for (_, line) in self.prose() {
-            let Some(heading) = line.strip_prefix('#').map(|rest| rest.trim_start_matches('#')) else { continue };
+            let Some(heading) = line.strip_prefix('#').map(|rest| rest.trim_start_matches('#')) else {
+                continue;
+            };
             let Some(heading) = heading.strip_prefix(' ') else { continue };
             let slug = slug(&text_of(heading));
             let same = |number: usize| if number == 0 { slug.clone() } else { format!("{slug}-{number}") };
@@ -92,7 +95,11 @@ impl Page {
         for (line, text) in self.prose() {
             let text = without_code(text);
             let targets = text.split("](").skip(1).filter_map(|rest| rest.split(')').next());
-            links.extend(targets.filter(|target| !target.contains("://")).map(|target| Link { line, target: target.into() }));
+            links.extend(
+                targets
+                    .filter(|target| !target.contains("://"))
+                    .map(|target| Link { line, target: target.into() }),
+            );
         }
         for (index, text) in self.lines.iter().enumerate() {
             let included = text.strip_prefix("{{#include ").and_then(|rest| rest.strip_suffix("}}"));
@@ -130,7 +137,8 @@ fn slug(text: &str) -> String {
 
 #[test]
 fn headings_have_the_anchors_of_github() {
-    let page = Page::of("p", "# `MPIX_*` of [a](b.md), and 1.5 µs\n```\n# no heading\n```\n## A b\n## A b\n#no\n");
+    let page =
+        Page::of("p", "# `MPIX_*` of [a](b.md), and 1.5 µs\n```\n# no heading\n```\n## A b\n## A b\n#no\n");
     assert_eq!(page.anchors(), ["mpix_-of-a-and-15-µs", "a-b", "a-b-1"]);
 }
 

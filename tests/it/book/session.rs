@@ -85,7 +85,9 @@ fn units<'a>(blocks: &'a [&Block<'a>]) -> impl Iterator<Item = (&'a Block<'a>, &
 pub(super) fn run(name: &str, blocks: &[&Block<'_>]) -> Result<(), String> {
     let (folder, programs) = (workplace("book"), programs());
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let path = std::env::join_paths([programs.path().to_owned()].into_iter().chain(std::env::split_paths(&path))).unwrap();
+    let path =
+        std::env::join_paths([programs.path().to_owned()].into_iter().chain(std::env::split_paths(&path)))
+            .unwrap();
     let mut shell = Command::new("timeout");
     shell.args(["--kill-after=5", LIMIT, "sh", "-c", &script(blocks)]).current_dir(folder.path());
     for (name, _) in std::env::vars_os() {
@@ -101,7 +103,8 @@ pub(super) fn run(name: &str, blocks: &[&Block<'_>]) -> Result<(), String> {
 
 /// Whether every unit has run, and has printed what is shown.
 fn judge(name: &str, blocks: &[&Block<'_>], said: &str) -> Result<(), String> {
-    let parts: Vec<(&str, &str)> = said.split(MARK).skip(1).filter_map(|part| part.split_once('\n')).collect();
+    let parts: Vec<(&str, &str)> =
+        said.split(MARK).skip(1).filter_map(|part| part.split_once('\n')).collect();
     for (number, (block, unit)) in units(blocks).enumerate() {
         let place = format!("{name}:{}: {}", unit.line, unit.commands);
         let (_, printed) = parts.get(number).ok_or_else(|| format!("{place}\nhas not been run:\n{said}"))?;

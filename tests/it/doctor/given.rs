@@ -106,11 +106,19 @@ fn services_hand_their_limit_on() {
         let machine = with(changes);
         machine.file("/proc/41/comm", "other\n");
         machine.file("/proc/42/comm", "slurmd\n");
-        machine.file("/proc/42/limits", format!("Max locked memory         {bytes}              {bytes}              bytes\n"));
+        machine.file(
+            "/proc/42/limits",
+            format!("Max locked memory         {bytes}              {bytes}              bytes\n"),
+        );
         Said::of(&machine)
     };
     let stale = "slurmd infinity (its process: 64 KiB)";
-    started("65536", &[]).has(name, "warn", stale, "changed since it was started: `systemctl restart slurmd`");
+    started("65536", &[]).has(
+        name,
+        "warn",
+        stale,
+        "changed since it was started: `systemctl restart slurmd`",
+    );
     started("unlimited", &[]).has(name, "pass", "slurmd infinity", "");
     let lucky = "slurmd 64M (its process: unlimited)";
     started("unlimited", &[(limit, "LimitMEMLOCK=64M\\n")]).has(name, "warn", lucky, "systemctl edit slurmd");
