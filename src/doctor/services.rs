@@ -44,7 +44,13 @@ pub(super) fn check(machine: &Machine<'_>) -> Check {
         let names = SERVICES.map(|(name, _)| name).join(", ");
         return question.skip(format!("none of {names} is installed"));
     }
-    let seen = found.iter().map(Service::describe).collect::<Vec<_>>().join(", ");
+    let default = manager.as_ref().map(|limit| {
+        let own = tree.text("/proc/self/limits").ok().and_then(|text| parse::locked_memory(&text));
+        let own = own.map_or_else(|| "unknown".to_owned(), describe);
+        format!("; DefaultLimitMEMLOCK={limit}, this process: {own}")
+    });
+    let services = found.iter().map(Service::describe).collect::<Vec<_>>().join(", ");
+    let seen = services + default.as_deref().unwrap_or_default();
     let names = |wanted: &dyn Fn(&Service) -> bool| {
         found.iter().filter(|service| wanted(service)).map(|service| service.name).collect::<Vec<_>>()
     };
@@ -91,11 +97,16 @@ impl Service {
         let Service { name, limit, running } = self;
         let limit = limit.as_deref().unwrap_or("systemd's default");
         match running {
-            Some(Some(bytes)) => format!("{name} {limit} (its process: {})", crate::size::text(*bytes)),
-            Some(None) if !self.is_unlimited() => format!("{name} {limit} (its process: unlimited)"),
+            Some(running) if running.is_some() || !self.is_unlimited() => {
+                format!("{name} {limit} (its process: {})", describe(*running))
+            }
             _ => format!("{name} {limit}"),
         }
     }
+}
+
+fn describe(limit: Option<u64>) -> String {
+    limit.map_or_else(|| "unlimited".to_owned(), crate::size::text)
 }
 
 /// What the first process of this name may lock, if there is one and it shows its limits.

@@ -87,7 +87,16 @@ fn services_hand_their_limit_on() {
     said(&[(limit, "LimitMEMLOCK=infinity:infinity\\n")]).has(name, "pass", "slurmd infinity", "");
     // The manager's own default counts where the unit has none.
     let manager = ("#DefaultLimitMEMLOCK=8M", "DefaultLimitMEMLOCK=infinity");
-    said(&[(limit, ""), manager]).has(name, "pass", "slurmd infinity", "");
+    let seen = "slurmd infinity; DefaultLimitMEMLOCK=infinity, this process: unlimited";
+    said(&[(limit, ""), manager]).has(name, "pass", seen, "");
+    let less = [manager, ("locked memory         unlimited", "locked memory         65536")];
+    said(&less).has(name, "pass", "slurmd infinity; DefaultLimitMEMLOCK=infinity, this process: 64 KiB", "");
+    said(&[manager, ("/proc/self/limits = ", "/proc/self/others = ")]).has(
+        name,
+        "pass",
+        "process: unknown",
+        "",
+    );
     // What the administrator adds comes last, and an empty value takes back what was there.
     let machine = with(&[]);
     machine.file("/etc/systemd/system/slurmd.service.d/10-memory.conf", "[Service]\nLimitMEMLOCK=1G\n");
