@@ -37,7 +37,7 @@ impl Page {
         Page { path: path.to_owned(), name, lines: text.lines().map(str::to_owned).collect() }
     }
 
-    #[cfg(test)]
+    /// A page that tests write.
     pub(super) fn of(name: &str, text: &str) -> Page {
         Page { path: name.into(), name: name.into(), lines: text.lines().map(str::to_owned).collect() }
     }
