@@ -111,7 +111,7 @@ pub(super) fn connect(lid: u16) -> io::Result<UnixStream> {
 
 /// Connects to a name whose holder is a process of this user.
 pub(super) fn reach(name: &[u8]) -> io::Result<UnixStream> {
-    let stream = socket::connect_unix(name)?;
+    let stream = gdsync_sys::local::connect(name)?;
     let user = socket::peer_user(&stream)?;
     if user != own_user() {
         let reason = format!("user {user} holds the name of a card of user {}", own_user());
