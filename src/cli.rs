@@ -10,6 +10,8 @@ mod hosts;
 mod pingpong;
 #[path = "cli_process.rs"]
 mod process;
+#[path = "cli_top.rs"]
+mod top;
 #[path = "cli_values.rs"]
 mod values;
 
@@ -18,6 +20,7 @@ pub(crate) use choices::{Connections, DoorbellChoice, Operation, QueueChoice, Se
 pub(crate) use hosts::{Address, Hosts};
 pub(crate) use pingpong::{PingpongOptions, Sizes};
 pub(crate) use process::{BenchFirstOptions, BenchScaleOptions, Process};
+pub(crate) use top::TopOptions;
 
 use crate::fault_plan;
 use crate::hca::{self, Hca};
@@ -97,6 +100,8 @@ pub(crate) enum Command {
     Explain(ExplainOptions),
     /// Run a command on the software card, through the machine's own libibverbs and libmlx5
     Soft(SoftOptions),
+    /// Show what runs on this host: software cards, queue pairs, rates, faults, and who waits for whom
+    Top(TopOptions),
     /// Run a command and write the timeline of all its processes, which https://ui.perfetto.dev opens
     Trace(TraceOptions),
     /// Print the completions of a shell; `scripts/install.sh` installs them

@@ -1,5 +1,5 @@
 //! What a process that uses gdsync says of itself when another process of its user asks: its software cards, their
-//! queue pairs, its streams, and what each of them waits for. `gdsync top` asks.
+//! queue pairs, its streams that wait, and what each of them waits for. `gdsync top` asks.
 //!
 //! - [`publish`] registers a [`Source`]: a card, a stream.
 //! - [`ask_all`] asks every process of this user on this host.
@@ -24,7 +24,7 @@ mod tests;
 mod wire;
 
 pub use ask::{AskError, Process, ask_all};
-pub use publish::{Published, STATUS_VARIABLE, Source, own, publish};
+pub use publish::{Kept, Published, STATUS_VARIABLE, Source, own, publish};
 pub use status::{
     Card, MOST_CARDS, MOST_NAMED, MOST_QUEUE_PAIRS, MOST_STREAMS, Peer, QueuePair, Status, Stream, Traffic,
     Wait,

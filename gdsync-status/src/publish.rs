@@ -6,6 +6,7 @@ use crate::wire::{LONGEST, encode};
 use gdsync_sys::contain::contain;
 use gdsync_sys::local;
 use parking_lot::Mutex;
+use std::any::Any;
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind, Write};
 use std::os::fd::AsRawFd;
@@ -27,7 +28,18 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// that long: what is locked for more than a moment is reported as busy.
 pub trait Source: Send + Sync {
     /// Adds what it has.
-    fn add_to(&self, status: &mut Status);
+    fn add_to(&self, status: &mut Status, kept: &mut Kept);
+}
+
+/// What a source has used and would drop: it is dropped once no source is being asked. Dropping it may unpublish a source.
+#[derive(Default)]
+pub struct Kept(Vec<Arc<dyn Any + Send + Sync>>);
+
+impl Kept {
+    /// Keeps it until then.
+    pub fn keep(&mut self, used: Arc<dyn Any + Send + Sync>) {
+        self.0.push(used);
+    }
 }
 
 /// A source is asked as long as this lives. Dropping it waits while it is being asked.
@@ -78,19 +90,21 @@ impl Drop for Published {
 
 /// What the process would answer now.
 pub fn own() -> Status {
+    let mut kept = Kept::default();
     let publisher = PUBLISHER.lock();
     let mut status = Status { at_ns: monotonic(), ..Status::default() };
     for source in publisher.sources.values() {
         // The process goes on whatever is wrong with one of them.
-        if let Err(panic) = contain(|| source.add_to(&mut status)) {
+        if let Err(panic) = contain(|| source.add_to(&mut status, &mut kept)) {
             tracing::error!(panic, "what reports the status of gdsync panicked");
         }
     }
     drop(publisher);
+    drop(kept);
     status.card_count = status.cards.len() as u32;
     status.cards.truncate(MOST_CARDS);
     status.stream_count = status.streams.len() as u32;
-    status.streams.sort_by_key(|stream| (stream.wait.is_none(), stream.number));
+    status.streams.sort_by_key(|stream| stream.number);
     status.streams.truncate(MOST_STREAMS);
     status
 }

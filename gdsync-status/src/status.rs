@@ -7,7 +7,7 @@ use std::time::Duration;
 pub const MOST_CARDS: usize = 16;
 /// Queue pairs of a card that an answer has at most: those that wait first, then by number.
 pub const MOST_QUEUE_PAIRS: usize = 256;
-/// Streams that an answer has at most: those that wait first, then by number.
+/// Streams that an answer has at most: those with the lowest numbers.
 pub const MOST_STREAMS: usize = 256;
 /// Numbers of queue pairs beside a wait, at most.
 pub const MOST_NAMED: usize = 16;
@@ -21,9 +21,9 @@ pub struct Status {
     pub cards: Vec<Card>,
     /// Software cards, also those that the list has no place for.
     pub card_count: u32,
-    /// Streams of the library, [`MOST_STREAMS`] at most.
+    /// Streams of the library that wait for completions, [`MOST_STREAMS`] at most.
     pub streams: Vec<Stream>,
-    /// Streams, also those that the list has no place for.
+    /// Such streams, also those that the list has no place for.
     pub stream_count: u32,
 }
 
@@ -107,19 +107,30 @@ impl fmt::Display for Peer {
     }
 }
 
-/// A stream of the library.
+/// A stream of the library that waits for a completion. (What streams wait for in words of memory is not known.)
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stream {
     /// Number of its timeline, unique in the process.
     pub number: u64,
-    /// What performs it, such as `SoftStream`.
-    pub kind: String,
-    /// A thread was posting for so long that the stream could not be asked: what is below is 0 or empty.
-    pub is_busy: bool,
-    /// Submissions that it is not known to have passed.
-    pub outstanding: u32,
-    /// The oldest wait that is not met.
-    pub wait: Option<Wait>,
+    /// Waits for completions that were posted on it and are not met.
+    pub waits: u32,
+    /// The oldest of them, the one with the lowest mark.
+    pub wait: Wait,
+}
+
+impl Status {
+    /// Adds a wait that was posted on a stream and is not met. Its mark is its place in the stream's order.
+    pub fn add_wait(&mut self, stream: u64, wait: Wait) {
+        match self.streams.iter_mut().rfind(|known| known.number == stream) {
+            Some(known) => {
+                known.waits = known.waits.saturating_add(1);
+                if wait.mark < known.wait.mark {
+                    known.wait = wait;
+                }
+            }
+            None => self.streams.push(Stream { number: stream, waits: 1, wait }),
+        }
+    }
 }
 
 /// What something waits for.

@@ -1,7 +1,7 @@
 //! Answers and those who ask, honest ones and others.
 
 use crate::ask::{AskError, ask};
-use crate::publish::{Source, own, publish};
+use crate::publish::{Kept, Source, own, publish};
 use crate::status::{Card, Peer, QueuePair, Status, Stream, Traffic, Wait};
 use crate::wire::{LONGEST, LONGEST_TEXT, WireError, decode, encode};
 use crate::{MOST_CARDS, MOST_STREAMS, ask_all};
@@ -66,9 +66,7 @@ fn card() -> impl Strategy<Value = Card> {
 }
 
 fn stream() -> impl Strategy<Value = Stream> {
-    (any::<u64>(), "[A-Za-z]{0,12}", any::<bool>(), any::<u32>(), option::of(wait())).prop_map(
-        |(number, kind, is_busy, outstanding, wait)| Stream { number, kind, is_busy, outstanding, wait },
-    )
+    (any::<u64>(), any::<u32>(), wait()).prop_map(|(number, waits, wait)| Stream { number, waits, wait })
 }
 
 fn status() -> impl Strategy<Value = Status> {
@@ -109,7 +107,7 @@ proptest! {
         for bytes in [bytes.clone(), [&bytes[..bytes.len() / 2], &tail].concat(), [b"gdstatus\x01\0\0\0", &tail[..]].concat(), tail] {
             if let Ok(status) = decode(&bytes) {
                 prop_assert!(status.cards.len() <= MOST_CARDS && status.streams.len() <= MOST_STREAMS);
-                let waits = status.streams.iter().filter_map(|stream| stream.wait.as_ref());
+                let waits = status.streams.iter().map(|stream| &stream.wait);
                 prop_assert!(waits.flat_map(|wait| wait.what.chars()).all(|c| !c.is_control()));
             }
         }
@@ -118,15 +116,16 @@ proptest! {
 
 #[test]
 fn what_is_over_a_limit_is_left_out_or_refused() {
-    let kind = "µ".repeat(LONGEST_TEXT);
-    let streams = vec![Stream { kind, ..Stream::default() }; MOST_STREAMS + 1];
+    let wait = |what: &str| Wait { what: what.to_owned(), ..Wait::default() };
+    let long = Stream { wait: wait(&"µ".repeat(LONGEST_TEXT)), ..Stream::default() };
+    let streams = vec![long; MOST_STREAMS + 1];
     let read = decode(&encode(&Status { streams, stream_count: 7, ..Status::default() })).unwrap();
     assert_eq!((read.streams.len(), read.stream_count), (MOST_STREAMS, 7));
-    assert_eq!(read.streams[0].kind, "µ".repeat(LONGEST_TEXT / 2));
+    assert_eq!(read.streams[0].wait.what, "µ".repeat(LONGEST_TEXT / 2));
 
-    let stream = Stream { kind: "\x1b[2J".to_owned(), ..Stream::default() };
+    let stream = Stream { wait: wait("\x1b[2J"), ..Stream::default() };
     let read = decode(&encode(&Status { streams: vec![stream], ..Status::default() })).unwrap();
-    assert_eq!(read.streams[0].kind, "\u{fffd}[2J");
+    assert_eq!(read.streams[0].wait.what, "\u{fffd}[2J");
 
     let mut bytes = encode(&Status::default());
     // The number of cards, behind magic, version and time.
@@ -190,10 +189,24 @@ fn processes_that_answer_wrongly_are_said_to() {
     thread.join().unwrap();
 }
 
+#[test]
+fn of_the_waits_of_a_stream_the_oldest_is_shown() {
+    let mut status = Status::default();
+    let wait = |mark| Wait { mark, ..Wait::default() };
+    for (stream, mark) in [(7, 20), (8, 1), (7, 10), (7, 30)] {
+        status.add_wait(stream, wait(mark));
+    }
+    let expected = [
+        Stream { number: 7, waits: 3, wait: wait(10) },
+        Stream { number: 8, waits: 1, wait: wait(1) },
+    ];
+    assert_eq!(status.streams, expected);
+}
+
 struct Streams(Mutex<Vec<u64>>);
 
 impl Source for Streams {
-    fn add_to(&self, status: &mut Status) {
+    fn add_to(&self, status: &mut Status, _: &mut Kept) {
         status.streams.extend(self.0.lock().iter().map(|number| Stream { number: *number, ..Stream::default() }));
     }
 }
@@ -201,7 +214,7 @@ impl Source for Streams {
 struct Panics;
 
 impl Source for Panics {
-    fn add_to(&self, _: &mut Status) {
+    fn add_to(&self, _: &mut Status, _: &mut Kept) {
         panic!("a source that panics");
     }
 }

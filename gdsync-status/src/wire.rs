@@ -155,10 +155,8 @@ impl Writer {
 
     fn stream(&mut self, stream: &Stream) {
         self.u64(stream.number);
-        self.text(&stream.kind);
-        self.flag(stream.is_busy);
-        self.u32(stream.outstanding);
-        self.option(stream.wait.as_ref(), Self::wait);
+        self.u32(stream.waits);
+        self.wait(&stream.wait);
     }
 
     fn wait(&mut self, wait: &Wait) {
@@ -268,10 +266,8 @@ impl Reader<'_> {
     fn stream(&mut self) -> Result<Stream, WireError> {
         Ok(Stream {
             number: self.u64()?,
-            kind: self.text()?,
-            is_busy: self.flag()?,
-            outstanding: self.u32()?,
-            wait: self.option(Self::wait)?,
+            waits: self.u32()?,
+            wait: self.wait()?,
         })
     }
 

@@ -143,7 +143,7 @@ fn wrong_usage_is_said_with_what_would_be_right() {
 #[test]
 fn a_page_that_is_not_there_is_said_with_those_that_are() {
     let output = run(&["man", "flood"]);
-    let expected = "gdsync: flood is no command: there are pingpong, devices, doctor, bench, soak, copybw, copylat, sanity, explain, soft, trace, completions, man\n";
+    let expected = "gdsync: flood is no command: there are pingpong, devices, doctor, bench, soak, copybw, copylat, sanity, explain, soft, top, trace, completions, man\n";
     assert_eq!((output.status.code(), text(&output.stderr).as_str()), (Some(2), expected));
     let output = run(&["man", "--all", "/nowhere/at/all"]);
     let expected =

@@ -56,6 +56,7 @@ pub(crate) mod receives;
 mod reset;
 mod role;
 mod shared_receives;
+mod status;
 #[cfg(test)]
 mod spoilt_tests;
 mod target;
