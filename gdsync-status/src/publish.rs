@@ -53,7 +53,8 @@ struct Publisher {
     server: Option<Server>,
 }
 
-static PUBLISHER: Mutex<Publisher> = Mutex::new(Publisher { next: 0, sources: BTreeMap::new(), server: None });
+static PUBLISHER: Mutex<Publisher> =
+    Mutex::new(Publisher { next: 0, sources: BTreeMap::new(), server: None });
 
 /// Lets a source be asked. The first one starts the thread that answers; where there can be none, the process is not
 /// seen, and nothing else changes.

@@ -174,7 +174,10 @@ fn processes_that_answer_wrongly_are_said_to() {
     // It answers without an end: whoever asks stops at the limit.
     let endless = |mut socket: UnixStream| while socket.write_all(&[b'x'; 4096]).is_ok() {};
     let (_, status) = asked("endless", LONG, Box::new(endless)).unwrap();
-    assert!(matches!(status, Err(AskError::Answer(WireError::Broken { .. } | WireError::Other))), "{status:?}");
+    assert!(
+        matches!(status, Err(AskError::Answer(WireError::Broken { .. } | WireError::Other))),
+        "{status:?}"
+    );
 
     // It says nothing, and ends when it is told to.
     let (end, ended) = std::sync::mpsc::channel::<()>();
@@ -196,10 +199,8 @@ fn of_the_waits_of_a_stream_the_oldest_is_shown() {
     for (stream, mark) in [(7, 20), (8, 1), (7, 10), (7, 30)] {
         status.add_wait(stream, wait(mark));
     }
-    let expected = [
-        Stream { number: 7, waits: 3, wait: wait(10) },
-        Stream { number: 8, waits: 1, wait: wait(1) },
-    ];
+    let expected =
+        [Stream { number: 7, waits: 3, wait: wait(10) }, Stream { number: 8, waits: 1, wait: wait(1) }];
     assert_eq!(status.streams, expected);
 }
 
@@ -207,7 +208,9 @@ struct Streams(Mutex<Vec<u64>>);
 
 impl Source for Streams {
     fn add_to(&self, status: &mut Status, _: &mut Kept) {
-        status.streams.extend(self.0.lock().iter().map(|number| Stream { number: *number, ..Stream::default() }));
+        status
+            .streams
+            .extend(self.0.lock().iter().map(|number| Stream { number: *number, ..Stream::default() }));
     }
 }
 

@@ -26,7 +26,9 @@ pub enum WireError {
     #[error("it answers with something else than the status of gdsync")]
     Other,
     /// Another version of the library has made it.
-    #[error("it answers in version {found}, and this is version {VERSION}: use the `gdsync top` of its own version")]
+    #[error(
+        "it answers in version {found}, and this is version {VERSION}: use the `gdsync top` of its own version"
+    )]
     Version {
         /// The version.
         found: u32,
@@ -171,7 +173,8 @@ struct Reader<'a>(&'a [u8]);
 
 impl Reader<'_> {
     fn bytes<const N: usize>(&mut self) -> Result<[u8; N], WireError> {
-        let (bytes, rest) = self.0.split_first_chunk().ok_or(WireError::Broken { what: "it ends too early" })?;
+        let (bytes, rest) =
+            self.0.split_first_chunk().ok_or(WireError::Broken { what: "it ends too early" })?;
         self.0 = rest;
         Ok(*bytes)
     }
@@ -204,7 +207,8 @@ impl Reader<'_> {
         let (text, rest) =
             self.0.split_at_checked(length).ok_or(WireError::Broken { what: "it ends within a text" })?;
         self.0 = rest;
-        let text = std::str::from_utf8(text).map_err(|_| WireError::Broken { what: "a text is not UTF-8" })?;
+        let text =
+            std::str::from_utf8(text).map_err(|_| WireError::Broken { what: "a text is not UTF-8" })?;
         Ok(text.chars().map(|c| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c }).collect())
     }
 
@@ -264,11 +268,7 @@ impl Reader<'_> {
     }
 
     fn stream(&mut self) -> Result<Stream, WireError> {
-        Ok(Stream {
-            number: self.u64()?,
-            waits: self.u32()?,
-            wait: self.wait()?,
-        })
+        Ok(Stream { number: self.u64()?, waits: self.u32()?, wait: self.wait()? })
     }
 
     fn wait(&mut self) -> Result<Wait, WireError> {

@@ -34,7 +34,9 @@ pub(crate) fn run(options: &TopOptions) -> Result<ExitCode, Failure> {
         return text::print(options.json, &view, || table::whole(&view)).map(|()| ExitCode::SUCCESS);
     }
     if !std::io::stdout().is_terminal() || !std::io::stdin().is_terminal() {
-        return Err("the live view needs a terminal on stdin and stdout: `gdsync top --once` prints one table".into());
+        return Err(
+            "the live view needs a terminal on stdin and stdout: `gdsync top --once` prints one table".into(),
+        );
     }
     signals::note_ends()?;
     // The first look may fail: that is said before the screen changes.
@@ -86,7 +88,9 @@ fn show(
             Ok(Ok(view)) => screen.take(view),
             Ok(Err(error)) => return Err(error.into()),
             Err(TryRecvError::Empty) => {}
-            Err(TryRecvError::Disconnected) => return Err("the thread that looks at processes has ended".into()),
+            Err(TryRecvError::Disconnected) => {
+                return Err("the thread that looks at processes has ended".into());
+            }
         }
     }
 }

@@ -25,6 +25,8 @@ pub(super) struct Sampler {
     /// When each wait was seen first.
     waits: HashMap<WaitName, u64>,
     last_ns: Option<u64>,
+    /// Whose card is at an address.
+    owners: HashMap<u32, (u32, String)>,
 }
 
 impl Sampler {
@@ -37,7 +39,11 @@ impl Sampler {
 
     /// What is shown of answers, each with the name of its process.
     pub(super) fn view(&mut self, found: Vec<(String, Process)>) -> View {
-        let mut owners = HashMap::new();
+        // A process that does not answer any more still has what it had.
+        let mut owners = std::mem::take(&mut self.owners);
+        owners.retain(|_, (pid, _)| {
+            found.iter().any(|(_, process)| process.pid == *pid && process.status.is_err())
+        });
         for (name, process) in &found {
             for card in process.status.iter().flat_map(|status| &status.cards) {
                 owners.insert(card.node, (process.pid, name.clone()));
@@ -51,12 +57,14 @@ impl Sampler {
             .map(|(name, Process { pid, status })| {
                 let named = view::Process { pid, name, ..view::Process::default() };
                 match status {
-                    Ok(status) => Looks { pid, owners: &owners, last: self, next: &mut next }.process(named, &status),
+                    Ok(status) => {
+                        Looks { pid, owners: &owners, last: self, next: &mut next }.process(named, &status)
+                    }
                     Err(error) => view::Process { error: Some(error.to_string()), ..named },
                 }
             })
             .collect();
-        *self = next;
+        *self = Sampler { owners, ..next };
         View { interval_s: interval as f64 / 1e9, processes }
     }
 }

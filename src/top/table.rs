@@ -45,7 +45,8 @@ pub(super) enum Look {
     Alarm,
 }
 
-const CARDS: [&str; 10] = ["PID", "PROCESS", "CARD", "LINK", "SENT", "RECEIVED", "RNR", "NAK", "FAULTS", "FINDINGS"];
+const CARDS: [&str; 10] =
+    ["PID", "PROCESS", "CARD", "LINK", "SENT", "RECEIVED", "RNR", "NAK", "FAULTS", "FINDINGS"];
 const QUEUE_PAIRS: [&str; 9] =
     ["PID", "QUEUE PAIR", "TYPE", "STATE", "OPEN", "RESENT", "PEER", "WAITED", "WAITS FOR"];
 const STREAMS: [&str; 5] = ["PID", "STREAM", "WAITS", "WAITED", "WAITS FOR"];
@@ -65,7 +66,8 @@ pub(super) fn whole(view: &View) -> String {
 /// The whole view, line by line.
 pub(super) fn lines(view: &View, order: Order) -> Vec<(Look, String)> {
     if view.processes.is_empty() {
-        let none = "no process of this user has a software card or uses the library, in this network namespace";
+        let none =
+            "no process of this user has a software card or uses the library, in this network namespace";
         return vec![(Look::Plain, none.to_owned())];
     }
     let all = || view.processes.iter();

@@ -113,6 +113,11 @@ const WRONG_USAGE: [(&[&str], &str); 41] = [
         "invalid value '9' for '--devices <LIST>': 9 is neither a number from 1 to 8",
     ),
     (&["doctor", "--fix", "--json"], "the argument '--fix' cannot be used with '--json'"),
+    (&["top", "--json"], "the following required arguments were not provided:\n  --once"),
+    (
+        &["top", "--interval", "5ms"],
+        "invalid value '5ms' for '--interval <TIME>': 5ms is less than the 100ms",
+    ),
     (&["devices", "mlx5_0"], "unexpected argument 'mlx5_0' found"),
     (
         &["completions", "sh"],

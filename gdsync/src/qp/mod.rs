@@ -56,9 +56,9 @@ pub(crate) mod receives;
 mod reset;
 mod role;
 mod shared_receives;
-mod status;
 #[cfg(test)]
 mod spoilt_tests;
+mod status;
 mod target;
 #[cfg(test)]
 pub(crate) mod testing;
