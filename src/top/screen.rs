@@ -101,7 +101,7 @@ impl Screen {
         let cards: usize = processes.iter().map(|process| process.cards.len()).sum();
         let pairs = processes.iter().flat_map(|process| &process.cards).map(|card| card.queue_pairs.len());
         let counted = [
-            text::count(processes.len() as u64, "process").replace("processs", "processes"),
+            format!("{} process{}", processes.len(), if processes.len() == 1 { "" } else { "es" }),
             text::count(cards as u64, "card"),
             text::count(pairs.sum::<usize>() as u64, "queue pair"),
         ];

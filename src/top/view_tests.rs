@@ -156,7 +156,7 @@ fn the_screen_scrolls_pauses_sorts_and_quits() {
         (KeyCode::Up, "     "),
         (KeyCode::Home, "PID  PROCESS"),
         (KeyCode::Up, "PID  PROCESS"),
-        (KeyCode::Right, "OCESS"),
+        (KeyCode::Right, "CESS"),
         (KeyCode::Left, "PID  PROCESS"),
     ] {
         assert_eq!(screen.press(key(code)), After::GoOn);

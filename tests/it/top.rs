@@ -2,7 +2,7 @@
 //! terminal.
 
 use crate::command::{gdsync, json, run, succeeds, text};
-use crate::processes::{children_of, signal};
+use crate::processes::{as_from_a_terminal, children_of, signal};
 use gdsync_test_support::on_system;
 use serde_json::Value;
 use std::fs::File;
@@ -44,19 +44,35 @@ fn process(view: &Value, pid: u32) -> Option<&Value> {
     view["processes"].as_array().unwrap().iter().find(|process| process["pid"] == pid)
 }
 
-/// Looks until both processes satisfy `is_so`.
-fn until(pids: [u32; 2], what: &str, is_so: impl Fn(&Value) -> bool) -> [Value; 2] {
+/// Looks until both processes are there and satisfy `are_so`.
+fn until(pids: [u32; 2], what: &str, are_so: impl Fn(&[Value; 2]) -> bool) -> [Value; 2] {
     let deadline = Instant::now() + LIMIT;
     loop {
         let view = json(&["top", "--once", "--json", "--interval", "300ms"]);
         let found = pids.map(|pid| process(&view, pid).cloned());
-        if let [Some(one), Some(other)] = &found
-            && is_so(one)
-            && is_so(other)
-        {
-            return [one.clone(), other.clone()];
+        if let [Some(one), Some(other)] = found {
+            let both = [one, other];
+            if are_so(&both) {
+                return both;
+            }
         }
         assert!(Instant::now() < deadline, "{what}: {view:#}");
+    }
+}
+
+fn is_connected(process: &Value) -> bool {
+    process["cards"][0]["queue_pairs"][0]["state"] == "Rts"
+}
+
+/// Prints tables until one is so.
+fn table_until(what: &str, is_so: impl Fn(&str) -> bool) {
+    let deadline = Instant::now() + LIMIT;
+    loop {
+        let table = succeeds(&["top", "--once", "--interval", "100ms"]);
+        if is_so(&table) {
+            return;
+        }
+        assert!(Instant::now() < deadline, "{what}: {table}");
     }
 }
 
@@ -68,13 +84,10 @@ fn two_processes_that_exchange_messages_are_seen_with_rates_and_peers() {
     let pingpong = Pingpong::start(None);
     let pids = pingpong.pids();
     let moves = |process: &Value| {
-        let card = &process["cards"][0];
-        ["sent", "received"]
-            .iter()
-            .all(|way| card[way]["packets_per_s"].as_f64().is_some_and(|rate| rate > 0.0))
-            && card["queue_pairs"][0]["state"] == "Rts"
+        let rate = |way| process["cards"][0][way]["packets_per_s"].as_f64().unwrap_or(0.0);
+        rate("sent") > 0.0 && rate("received") > 0.0 && is_connected(process)
     };
-    let both = until(pids, "packets flow", moves);
+    let both = until(pids, "packets flow", |both| both.iter().all(moves));
     for (own, other) in [(0, 1), (1, 0)] {
         let (process, pair) = (&both[own], &both[own]["cards"][0]["queue_pairs"][0]);
         assert_eq!(pair["transport"], "Rc", "{process:#}");
@@ -87,12 +100,13 @@ fn two_processes_that_exchange_messages_are_seen_with_rates_and_peers() {
     }
     assert!(both[0]["name"].as_str().unwrap().starts_with("gdsync pingpong --iters"), "{:#}", both[0]);
 
-    let table = succeeds(&["top", "--once", "--interval", "100ms"]);
-    for pid in pids {
-        let line = table.lines().find(|line| line.starts_with(&format!("{pid} "))).unwrap();
-        assert!(line.contains("LID 0x") && line.contains("pkt/s"), "{table}");
-    }
-    assert!(table.contains("QUEUE PAIR") && table.contains("RTS"), "{table}");
+    table_until("both have rates", |table| {
+        let has_rate = |pid: u32| {
+            let line = table.lines().find(|line| line.starts_with(&format!("{pid} "))).unwrap_or_default();
+            line.contains("LID 0x") && line.contains("pkt/s")
+        };
+        pids.into_iter().all(has_rate) && table.contains("QUEUE PAIR") && table.contains("RTS")
+    });
 
     // A process that has ended is not there, however it has ended.
     drop(pingpong);
@@ -111,12 +125,15 @@ fn a_stalled_wait_is_shown_with_what_and_whom_it_waits_for() {
     if on_system() {
         return;
     }
-    // The completion of one of the receives becomes visible only after a minute, on both sides.
+    // The completion of one of the receives becomes visible only after a minute: then both sides stand still.
     let pingpong = Pingpong::start(Some("late=60s dir=in nth=200"));
     let pids = pingpong.pids();
     let waits =
         |process: &Value| process["streams"][0]["wait"]["waited_ms"].as_f64().is_some_and(|ms| ms > 100.0);
-    let both = until(pids, "both streams stand still", waits);
+    let faults = |process: &Value| process["cards"][0]["faults_injected"].as_u64().unwrap_or(0);
+    let both = until(pids, "both streams stand still", |both| {
+        both.iter().all(waits) && both.iter().map(faults).sum::<u64>() > 0
+    });
     for (own, other) in [(0, 1), (1, 0)] {
         let stream = &both[own]["streams"][0];
         let wait = &stream["wait"];
@@ -126,16 +143,12 @@ fn a_stalled_wait_is_shown_with_what_and_whom_it_waits_for() {
         let pair = &both[own]["cards"][0]["queue_pairs"][0];
         assert_eq!(wait["queue_pairs"][0], pair["number"]);
         assert_eq!(wait["peers"][0]["pid"], pids[other], "{stream:#}");
-        assert!(both[own]["cards"][0]["faults_injected"].as_u64().unwrap() > 0);
     }
-    let table = succeeds(&["top", "--once", "--interval", "100ms"]);
-    let waiting = table
-        .lines()
-        .find(|line| line.contains(&format!("(pid {})", pids[1])) && line.contains("completion "));
-    assert!(
-        waiting.is_some_and(|line| line.contains(" of queue pair 0x") && line.contains("peer LID 0x")),
-        "{table}"
-    );
+    table_until("the wait is in the table", |table| {
+        let peer = format!("(pid {})", pids[1]);
+        let waiting = table.lines().find(|line| line.contains(&peer) && line.contains("completion "));
+        waiting.is_some_and(|line| line.contains(" of queue pair 0x") && line.contains("peer LID 0x"))
+    });
 }
 
 #[test]
@@ -145,7 +158,7 @@ fn a_stopped_process_is_named_and_holds_up_no_other() {
     }
     let pingpong = Pingpong::start(None);
     let pids = pingpong.pids();
-    until(pids, "both are there", |process| process["cards"][0]["queue_pairs"][0]["state"] == "Rts");
+    until(pids, "both are there", |both| both.iter().all(is_connected));
     signal(pids[1], libc::SIGSTOP);
     let view = json(&["top", "--once", "--json", "--interval", "100ms"]);
     let error = process(&view, pids[1]).and_then(|process| process["error"].as_str()).unwrap_or_default();
@@ -161,15 +174,13 @@ fn a_name_of_another_program_is_said_to_answer_wrongly() {
     let user = unsafe { libc::geteuid() };
     let name = format!("gdsync-status/{user}/{}/63", std::process::id());
     let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(name).unwrap()).unwrap();
-    let answer = std::thread::spawn(move || {
-        // Two looks.
-        for _ in 0..2 {
-            let (mut socket, _) = listener.accept().unwrap();
+    // Other tests ask it, too. It ends with the process.
+    std::thread::spawn(move || {
+        for mut socket in listener.incoming().flatten() {
             let _ = socket.write_all(b"\x1b[2J not what is expected");
         }
     });
     let said = succeeds(&["top", "--once", "--interval", "100ms"]);
-    answer.join().unwrap();
     let own = std::process::id().to_string();
     let line =
         said.lines().find(|line| line.starts_with(&own) && line.contains("answers")).unwrap_or_default();
@@ -250,7 +261,7 @@ impl OnTerminal {
         let mut command = gdsync(arguments);
         command.stdin(end()).stdout(end()).stderr(end()).env("TERM", "xterm").env_remove("NO_COLOR");
         command.envs(environment.iter().copied());
-        take_terminal(&mut command);
+        take_terminal(as_from_a_terminal(&mut command));
         let before = settings(&slave);
         let child = command.spawn().unwrap();
         let mut screen = File::from(master.try_clone().unwrap());
@@ -368,7 +379,7 @@ fn a_process_that_ends_while_it_is_shown_ends_nothing() {
     }
     let mut pingpong = Pingpong::start(None);
     let pids = pingpong.pids();
-    until(pids, "both are there", |process| process["cards"][0]["queue_pairs"][0]["state"] == "Rts");
+    until(pids, "both are there", |both| both.iter().all(is_connected));
     let mut top = OnTerminal::start(&["top", "--interval", "100ms"], &[]);
     top.shows("RTS");
     pingpong.0.kill().unwrap();
