@@ -189,7 +189,7 @@ fn the_screen_scrolls_pauses_sorts_and_quits() {
 fn long_waits_are_red_unless_colors_are_off() {
     for (has_colors, color) in [(true, Color::Red), (false, Color::Reset)] {
         let mut screen = Screen::new(view(&mut Sampler::default(), 0), Duration::from_secs(1), has_colors);
-        let (lines, buffer) = drawn(&mut screen, (100, 20));
+        let (lines, buffer) = drawn(&mut screen, (160, 20));
         let row = lines.iter().position(|line| line.contains("WAIT for entry 7")).unwrap() as u16;
         let cell = &buffer[(0, row)];
         assert_eq!((cell.fg, cell.bg), (color, Color::Reset));
