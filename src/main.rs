@@ -24,6 +24,7 @@ mod pingpong;
 mod placement;
 mod plot;
 mod progress;
+mod sides;
 mod signals;
 mod size;
 mod soak;
@@ -32,7 +33,7 @@ mod text;
 mod trace;
 mod wrapped;
 
-use cli::{Cli, Command, Invocation, Process};
+use cli::{BenchOptions, Between, Cli, Command, Invocation, NetOptions, PingpongOptions, Process};
 use failure::{AlreadySaid, Failure};
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -79,14 +80,19 @@ fn done(_: ()) -> ExitCode {
 fn run(command: Command) -> Result<ExitCode, Failure> {
     match &command {
         // It has nothing to print that its client would not have, and ends at once.
-        Command::Pingpong(options) if options.hosts.server => {}
+        Command::Pingpong(options) if options.sides.hosts.server => {}
+        Command::Bench(BenchOptions { between: Some(Between::Net(options)), .. })
+            if options.sides.hosts.server => {}
         Command::Pingpong(_) | Command::Bench(_) | Command::Soak(_) => interrupt::catch()?,
         _ => {}
     }
     match command {
-        Command::Pingpong(options) => pingpong::run(&options).map(done),
+        Command::Pingpong(options) => sides::run(&options).map(done),
         Command::Devices(options) => devices::run(&options).map(done),
         Command::Doctor(options) => doctor::run(&options),
+        Command::Bench(BenchOptions { between: Some(Between::Net(options)), .. }) => {
+            sides::run(&*options).map(done)
+        }
         Command::Bench(options) => bench::run(&options).map(done),
         Command::Copybw(options) => mapped::bandwidth(&options).map(done),
         Command::Copylat(options) => mapped::latency(&options).map(done),
@@ -102,7 +108,8 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
 
 fn run_process(process: Process) -> Result<(), Failure> {
     match process {
-        Process::PingpongPeer => pingpong::run_peer(),
+        Process::PingpongPeer => sides::run_peer::<PingpongOptions>(),
+        Process::NetPeer => sides::run_peer::<NetOptions>(),
         Process::BenchFirst(options) => bench::first::run_one(&options),
         Process::BenchScale(options) => bench::scale::run_one(&options),
         Process::ExchangePeer => bench::run_exchange_peer(),

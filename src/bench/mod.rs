@@ -14,6 +14,7 @@ pub(crate) mod first;
 mod gpu;
 mod graph;
 mod memops;
+mod net;
 mod outcome;
 mod overlap;
 mod page;

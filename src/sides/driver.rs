@@ -1,0 +1,119 @@
+//! The trait of what performs a side's work: a software stream, the calling thread, or a GPU.
+
+use super::findings::Findings;
+use super::gpu::GpuDriver;
+use super::host::HostDriver;
+use crate::cli::{SideOptions, Trigger};
+use crate::failure::Failure;
+use gdsync::memop::{MemOpStream, StreamError};
+use gdsync::stream::{Cpu, Doorbells, PostError, PostFailure, Posted, StreamOptions};
+use gdsync::{Access, Batch, ProtectionDomain, QueuePair, RemoteMemory, Slice, SoftStream, Stream};
+use std::ops::Range;
+use std::time::Duration;
+
+/// Chunks that are enqueued at a time: while one is performed, the CPU prepares the next.
+pub(crate) const CHUNKS: u64 = 2;
+
+/// Where a side's messages are. The slices keep the memory.
+pub(crate) struct Messages {
+    /// The message that is sent.
+    pub(crate) source: Slice,
+    /// Where messages arrive.
+    pub(crate) target: Slice,
+    /// Where messages arrive, for the other side.
+    pub(crate) remote: RemoteMemory,
+    /// The message that is sent, for the other side, where it may read it.
+    pub(crate) readable: RemoteMemory,
+}
+
+/// What a driver is for.
+#[derive(Clone, Copy)]
+pub(crate) struct Work {
+    /// Bytes of the message that is sent, and of that which arrives.
+    pub(crate) size: u64,
+    /// Exchanges of a chunk.
+    pub(crate) batch: u64,
+    /// What the other side may do to the message that is sent.
+    pub(crate) source: Access,
+}
+
+/// Holds a side's messages, and performs its work in the order of the calls: at once, or later.
+///
+/// Work comes in *chunks* of exchanges, of which [`CHUNKS`] may be under way.
+pub(crate) trait Driver {
+    fn messages(&self) -> &Messages;
+    /// A part of the message that is sent.
+    fn source(&self, range: Range<usize>) -> Result<Slice, Failure>;
+    /// A part of where messages arrive.
+    fn target(&self, range: Range<usize>) -> Result<Slice, Failure>;
+
+    /// The first exchange begins here.
+    fn begin(&mut self) -> Result<(), Failure>;
+    /// Fills the message that is sent, where messages are checked.
+    fn produce(&mut self, sequence: u64) -> Result<(), Failure>;
+    /// Rings cards, and waits for what they do. Takes its time where as much is outstanding as the
+    /// stream takes.
+    fn post(&mut self, batch: Batch) -> Result<Posted, Failure>;
+    /// Checks the message that arrived, where messages are checked, and takes the time of the
+    /// exchange on the first side.
+    fn consume(&mut self, sequence: u64) -> Result<(), Failure> {
+        self.arrived(sequence, Arrival { is_checked: true, is_timed: true })
+    }
+    /// As [`Self::consume`], or only one part of it.
+    fn arrived(&mut self, sequence: u64, what: Arrival) -> Result<(), Failure>;
+
+    /// The chunk ends here, after `count` exchanges.
+    fn mark(&mut self, count: u64) -> Result<(), Failure>;
+    /// Waits until the oldest chunk under way has been performed; what its kernels found is then in
+    /// the findings. The CPU sleeps meanwhile.
+    fn pass(&mut self) -> Result<(), Failure>;
+    /// Waits until everything has been performed.
+    fn synchronize(&mut self) -> Result<(), Failure>;
+
+    /// How the doorbells of a queue pair reach the card.
+    fn doorbells(&self, queue_pair: &QueuePair) -> Result<Doorbells, StreamError>;
+}
+
+/// What is done with a message that arrived.
+#[derive(Clone, Copy)]
+pub(crate) struct Arrival {
+    pub(crate) is_checked: bool,
+    pub(crate) is_timed: bool,
+}
+
+/// The driver that the options ask for, with everything allocated that it will need.
+pub(crate) fn driver(
+    options: &SideOptions,
+    work: Work,
+    (rank, gpu): (u64, Option<u32>),
+    pd: &ProtectionDomain,
+    findings: &Findings,
+) -> Result<Box<dyn Driver>, Failure> {
+    let findings = findings.clone();
+    Ok(match (gpu, options.trigger) {
+        (Some(ordinal), _) => Box::new(GpuDriver::new(ordinal, options, work, rank, pd, findings)?),
+        (None, Trigger::Stream) => {
+            Box::new(HostDriver::new(SoftStream::new()?, options, work, rank, pd, findings)?)
+        }
+        (None, Trigger::Cpu) => Box::new(HostDriver::new(Cpu::new(), options, work, rank, pd, findings)?),
+    })
+}
+
+/// A stream on a backend, with the options that concern it.
+pub(crate) fn stream<B: MemOpStream>(backend: B, options: &SideOptions) -> Result<Stream<B>, Failure> {
+    Ok(Stream::with_options(backend, StreamOptions::default().doorbells(options.doorbells.into()))?)
+}
+
+/// Posts a batch; waits, where the stream has as many outstanding as it takes.
+pub(crate) fn post<B: MemOpStream>(stream: &Stream<B>, batch: Batch) -> Result<Posted, Failure> {
+    let mut batch = batch;
+    loop {
+        match stream.post(batch) {
+            Ok(posted) => return Ok(posted),
+            // Each of these batches is one submission, so nothing of it was posted.
+            Err(PostError { batch: rest, source: PostFailure::WouldBlock { .. }, .. }) => batch = rest,
+            Err(error) => return Err(error.to_string().into()),
+        }
+        std::thread::sleep(Duration::from_micros(100));
+    }
+}
