@@ -121,7 +121,9 @@ impl NetOptions {
         ];
         let wrong = numbers.iter().find(|(_, value, least, most)| !(*least..=*most).contains(value));
         match wrong {
-            Some((what, value, least, most)) => Some(format!("{value} {what} are not from {least} to {most}")),
+            Some((what, value, least, most)) => {
+                Some(format!("{value} {what} are not from {least} to {most}"))
+            }
             None => self.conflict(),
         }
     }

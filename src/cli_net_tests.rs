@@ -4,7 +4,9 @@ use super::*;
 
 fn parse(arguments: &[&str]) -> Result<NetOptions, String> {
     match Cli::parse_words(["gdsync", "bench", "net"].iter().chain(arguments)) {
-        Ok(Invocation::Command(Command::Bench(BenchOptions { between: Some(Between::Net(net)), .. })) => Ok(*net),
+        Ok(Invocation::Command(Command::Bench(BenchOptions {
+            between: Some(Between::Net(net)), ..
+        }))) => Ok(*net),
         Ok(other) => Err(format!("{other:?}")),
         Err(error) => Err(error.to_string()),
     }
@@ -72,7 +74,10 @@ fn values_of_another_host_are_checked_here() {
     let options = parse(&[]).unwrap();
     assert_eq!(options.refusal(), None);
     for (wrong, said) in [
-        (NetOptions { size: Some(MAX_SIZE + 1), ..options.clone() }, "1073741825 bytes of a message are not from 0"),
+        (
+            NetOptions { size: Some(MAX_SIZE + 1), ..options.clone() },
+            "1073741825 bytes of a message are not from 0",
+        ),
         (NetOptions { qps: 0, ..options.clone() }, "0 queue pairs are not from 1 to 256"),
         (NetOptions { window: Some(0), ..options.clone() }, "0 messages under way are not from 1 to 1024"),
         (NetOptions { batch: Some(5000), ..options.clone() }, "5000 messages under way are not"),

@@ -45,10 +45,10 @@ pub(crate) struct SideOptions {
     #[serde(skip)]
     pub(crate) hosts: Hosts,
     /// Exchanges or messages that are measured, of each size and each side that begins them
-    #[arg(long, value_name = "N", default_value = "1000", value_parser = values::positive, allow_hyphen_values = true)]
+    #[arg(long, default_value = "1000", value_parser = values::positive, allow_hyphen_values = true)]
     pub(crate) iters: u64,
     /// As many before the measurement
-    #[arg(long, value_name = "N", default_value = "100", value_parser = values::count, allow_hyphen_values = true)]
+    #[arg(long, default_value = "100", value_parser = values::count, allow_hyphen_values = true)]
     pub(crate) warmup: u64,
     /// Bytes of the messages of a sweep, a run for each: a list such as `8,4K,1M`, or by powers of two, such as `8..64M`
     #[arg(long, value_name = "LIST", value_parser = values::sizes, conflicts_with = "size", allow_hyphen_values = true)]

@@ -173,8 +173,15 @@ proptest! {
 
 #[test]
 fn processes_of_commands_are_neither_suggested_nor_listed() {
-    let internal =
-        ["pingpong-peer", "net-peer", "bench-first", "bench-scale", "soak-worker", "exchange-peer", "soft-watch"];
+    let internal = [
+        "pingpong-peer",
+        "net-peer",
+        "bench-first",
+        "bench-scale",
+        "soak-worker",
+        "exchange-peer",
+        "soft-watch",
+    ];
     for name in internal {
         assert!(Process::is_named(name.as_ref()), "{name}");
         // Nearly the name: what is suggested are commands of the user's.

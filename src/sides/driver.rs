@@ -1,13 +1,10 @@
 //! The trait of what performs a side's work: a software stream, the calling thread, or a GPU.
 
-use super::findings::Findings;
-use super::gpu::GpuDriver;
-use super::host::HostDriver;
-use crate::cli::{SideOptions, Trigger};
+use crate::cli::SideOptions;
 use crate::failure::Failure;
 use gdsync::memop::{MemOpStream, StreamError};
-use gdsync::stream::{Cpu, Doorbells, PostError, PostFailure, Posted, StreamOptions};
-use gdsync::{Access, Batch, ProtectionDomain, QueuePair, RemoteMemory, Slice, SoftStream, Stream};
+use gdsync::stream::{Doorbells, PostError, PostFailure, Posted, StreamOptions};
+use gdsync::{Access, Batch, QueuePair, RemoteMemory, Slice, Stream};
 use std::ops::Range;
 use std::time::Duration;
 
@@ -79,24 +76,6 @@ pub(crate) trait Driver {
 pub(crate) struct Arrival {
     pub(crate) is_checked: bool,
     pub(crate) is_timed: bool,
-}
-
-/// The driver that the options ask for, with everything allocated that it will need.
-pub(crate) fn driver(
-    options: &SideOptions,
-    work: Work,
-    (rank, gpu): (u64, Option<u32>),
-    pd: &ProtectionDomain,
-    findings: &Findings,
-) -> Result<Box<dyn Driver>, Failure> {
-    let findings = findings.clone();
-    Ok(match (gpu, options.trigger) {
-        (Some(ordinal), _) => Box::new(GpuDriver::new(ordinal, options, work, rank, pd, findings)?),
-        (None, Trigger::Stream) => {
-            Box::new(HostDriver::new(SoftStream::new()?, options, work, rank, pd, findings)?)
-        }
-        (None, Trigger::Cpu) => Box::new(HostDriver::new(Cpu::new(), options, work, rank, pd, findings)?),
-    })
 }
 
 /// A stream on a backend, with the options that concern it.

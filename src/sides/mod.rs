@@ -15,16 +15,18 @@ mod host;
 mod hosts;
 mod limit;
 mod other;
+mod performer;
 pub(crate) mod times;
 mod timing;
 
 pub(crate) use beside::run_peer;
 pub(crate) use channel::{Channel, Message};
 pub(crate) use connection::{Connection, fail, forward_ends};
-pub(crate) use driver::{Arrival, CHUNKS, Driver, Work, driver};
+pub(crate) use driver::{Arrival, CHUNKS, Driver, Work};
 pub(crate) use findings::Findings;
 pub(crate) use gpus::{GpusOfSides, gpus_of_sides};
 pub(crate) use other::Other;
+pub(crate) use performer::driver;
 pub(crate) use timing::{Timing, Usage};
 
 use crate::cli::SideOptions;

@@ -4,13 +4,14 @@ use gdsync_test_support::on_system;
 use serde_json::Value;
 use std::process::{Command, Output};
 
-/// The command, with these arguments. If the tests run on the system's card, pingpongs do, too.
+/// The command, with these arguments. If the tests run on the system's card, measurements between two sides do, too.
 pub(crate) fn gdsync(arguments: &[&str]) -> Command {
     // A machine with a GPU may have the binaries somewhere else than where they were built.
     let built = std::env::var_os("GDSYNC_BIN").unwrap_or_else(|| env!("CARGO_BIN_EXE_gdsync").into());
     let mut command = Command::new(built);
     command.args(arguments);
-    if arguments.first() == Some(&"pingpong") && !arguments.contains(&"--hca") && on_system() {
+    let is_between_sides = arguments.starts_with(&["pingpong"]) || arguments.starts_with(&["bench", "net"]);
+    if is_between_sides && !arguments.contains(&"--hca") && on_system() {
         command.args(["--hca", "mlx5_0"]);
     }
     for name in [

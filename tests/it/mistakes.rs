@@ -4,7 +4,7 @@ use crate::command::{gdsync, run, text};
 use gdsync_test_support::on_system;
 
 /// A command line, and how the error about it begins, which clap continues with the usage.
-const WRONG_USAGE: [(&[&str], &str); 41] = [
+const WRONG_USAGE: [(&[&str], &str); 44] = [
     (
         &["pingpong", "--size", "-1"],
         "invalid value '-1' for '--size <BYTES>': `-1` is not a size: give bytes, or a number with K, KiB,",
@@ -60,6 +60,15 @@ const WRONG_USAGE: [(&[&str], &str); 41] = [
         &["bench", "memops", "--gpu", "0,1"],
         "--gpu 0,1 is for `exchange` and `turnaround`, which measure between GPUs:",
     ),
+    (
+        &["bench", "net", "--mode", "latency", "--qps", "2"],
+        "--qps 2 is not for --mode latency, which has one message under way: give --mode rate or bandwidth",
+    ),
+    (
+        &["bench", "net", "--plot", "x.svg"],
+        "--plot draws a bandwidth by size, and there is one size: give --sizes or -a",
+    ),
+    (&["bench", "--posts", "5", "net"], "invalid value 'net' for '[WHAT]'\n  [possible values: card,"),
     (
         &["bench", "all", "--plot", "x.svg"],
         "--plot is for one benchmark: for `all`, --html FILE has the pictures of each",
@@ -143,7 +152,7 @@ fn wrong_usage_is_said_with_what_would_be_right() {
 #[test]
 fn a_page_that_is_not_there_is_said_with_those_that_are() {
     let output = run(&["man", "flood"]);
-    let expected = "gdsync: flood is no command: there are pingpong, devices, doctor, bench, soak, copybw, copylat, sanity, explain, soft, trace, completions, man\n";
+    let expected = "gdsync: flood is no command: there are pingpong, devices, doctor, bench, bench-net, soak, copybw, copylat, sanity, explain, soft, trace, completions, man\n";
     assert_eq!((output.status.code(), text(&output.stderr).as_str()), (Some(2), expected));
     let output = run(&["man", "--all", "/nowhere/at/all"]);
     let expected =
@@ -170,6 +179,8 @@ fn what_is_not_there_is_said_once_with_the_remedy() {
         &["pingpong"][..],
         &["pingpong", "--procs", "1"],
         &["soak"],
+        &["bench", "net"],
+        &["bench", "net", "--procs", "1"],
         &["bench", "card"],
         &["bench", "first"],
         &["bench", "scale"],
@@ -226,6 +237,7 @@ fn a_missing_gpu_is_said_once() {
         &["sanity"],
         &["copybw"],
         &["copylat"],
+        &["bench", "net"],
         &["bench", "memops"],
         &["bench", "batch"],
         &["bench", "cq"],

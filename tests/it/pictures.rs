@@ -52,6 +52,26 @@ fn a_sweep_is_a_line_for_each_percentile_by_size() {
 }
 
 #[test]
+fn a_network_benchmark_is_drawn_by_size() {
+    let sweep = ["bench", "net", "--sizes", "8..512", "--iters", "50", "--procs", "1"];
+    let picture = plot(&[&sweep[..], &["--bidirectional"]].concat());
+    let picture = Document::parse(&picture).unwrap();
+    assert_eq!(lines(&picture, 7), 2, "bandwidth and rate");
+    for expected in ["8 B", "512 B", "Bandwidth, MB/s", "Messages per second"] {
+        assert!(has_text(&picture, expected), "{expected}");
+    }
+    let picture = plot(&[&sweep[..], &["--mode", "latency"]].concat());
+    let picture = Document::parse(&picture).unwrap();
+    assert_eq!(lines(&picture, 7), 6);
+    assert!(has_text(&picture, "P99.9") && has_text(&picture, "From post until completion, µs"));
+    let picture = plot(&["bench", "net", "--mode", "latency", "--operation", "read", "--iters", "200"]);
+    let picture = Document::parse(&picture).unwrap();
+    assert!(has_text(&picture, "From post until completion, µs"));
+    let title = picture.descendants().find(|node| node.has_tag_name("title")).and_then(|node| node.text());
+    assert!(title.unwrap().starts_with("Messages of 8 B, "), "{title:?}");
+}
+
+#[test]
 fn a_run_of_one_size_is_a_histogram() {
     let (table, picture) = drawn(&["pingpong", "--iters", "300", "--size", "100"], "--plot", "p.svg");
     assert!(table.contains("every byte verified"), "the table is printed as without a picture: {table}");

@@ -36,6 +36,12 @@ pub(super) struct Direction {
 }
 
 impl Direction {
+    /// Without so many messages of each queue pair, which were sent before those that are measured.
+    pub(super) fn without(mut self, warmup: u64) -> Self {
+        self.counts.iter_mut().for_each(|count| *count = count.saturating_sub(warmup));
+        self
+    }
+
     pub(super) fn messages(&self) -> u64 {
         self.counts.iter().sum()
     }
@@ -49,6 +55,11 @@ pub(super) struct Moved {
 }
 
 impl Moved {
+    /// As [`Direction::without`], in both directions.
+    pub(super) fn without(self, warmup: u64) -> Self {
+        Moved { own: self.own.without(warmup), other: self.other.without(warmup) }
+    }
+
     pub(super) fn messages(&self) -> u64 {
         self.own.messages() + self.other.messages()
     }
@@ -148,7 +159,12 @@ impl Side {
 
     /// Prepares a message, the next but `ahead` of a queue pair. Where there is no room, takes what completes and arrives
     /// meanwhile.
-    pub(super) fn prepare(&mut self, index: usize, ahead: u64, completes: bool) -> Result<PreparedSend, Failure> {
+    pub(super) fn prepare(
+        &mut self,
+        index: usize,
+        ahead: u64,
+        completes: bool,
+    ) -> Result<PreparedSend, Failure> {
         loop {
             let request = self.lanes[index].request(ahead);
             let request = if completes { request } else { request.unsignaled() };
@@ -203,7 +219,9 @@ impl Side {
                 Ok(Some(Direction { counts, took: Duration::from_nanos(ns) }))
             }
             Message::Until { .. } => Ok(None),
-            other => Err(format!("the other side says something else than what it has sent: {other:?}").into()),
+            other => {
+                Err(format!("the other side says something else than what it has sent: {other:?}").into())
+            }
         }
     }
 
@@ -218,7 +236,11 @@ impl Side {
                 let Some(completion) = self.connection.take(&queue)? else { break };
                 self.findings.error.check()?;
                 if u64::from(completion.byte_len) != size {
-                    return Err(format!("a message of {} bytes has come, not of {size}", completion.byte_len).into());
+                    return Err(format!(
+                        "a message of {} bytes has come, not of {size}",
+                        completion.byte_len
+                    )
+                    .into());
                 }
                 lane.received += 1;
                 queue_pair.post_recv(lane.next_landing(), 0)?;

@@ -193,7 +193,9 @@ mod tests {
     fn options(words: &str) -> NetOptions {
         let words = format!("gdsync bench net {words}");
         match Cli::parse_words(words.split_whitespace()).unwrap() {
-            Invocation::Command(Command::Bench(BenchOptions { between: Some(Between::Net(net)), .. })) => *net,
+            Invocation::Command(Command::Bench(BenchOptions {
+                between: Some(Between::Net(net)), ..
+            })) => *net,
             other => panic!("{other:?}"),
         }
     }

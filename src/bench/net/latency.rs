@@ -50,11 +50,8 @@ impl Side {
         }
         self.driver.synchronize()?;
         self.lanes[0].phase = 0..next;
-        let mut own = self.report_sent(channel, start)?;
-        own = Direction {
-            counts: own.counts.iter().map(|count| count.saturating_sub(warmup)).collect(),
-            took: self.findings.timing().elapsed(),
-        };
+        let sent = self.report_sent(channel, start)?.without(warmup);
+        let own = Direction { took: self.findings.timing().elapsed(), ..sent };
         Ok(Moved { own, other: Direction::default() })
     }
 

@@ -12,9 +12,7 @@ use crate::sides::{
     forward_ends, gpus_of_sides,
 };
 use gdsync::verbs::Mtu;
-use gdsync::{
-    Access, ConnectOptions, MemoryRegion, ProtectionDomain, QueuePair, QueuePairConfig, Trigger,
-};
+use gdsync::{Access, ConnectOptions, MemoryRegion, ProtectionDomain, QueuePair, QueuePairConfig, Trigger};
 use std::time::Duration;
 
 /// How long the other side may take to get ready.
@@ -78,7 +76,12 @@ struct Run {
 
 impl Side {
     /// Makes the side's objects, connects them with the other side's, and posts the first receives.
-    fn new(options: &NetOptions, rank: u64, other: Other, channel: &mut Channel) -> Result<Self, Failure> {
+    pub(super) fn new(
+        options: &NetOptions,
+        rank: u64,
+        other: Other,
+        channel: &mut Channel,
+    ) -> Result<Self, Failure> {
         let sides = &options.sides;
         let (device, port) = hca::open(sides.hca.as_ref())?;
         let card = device.name().to_owned();
@@ -165,6 +168,7 @@ impl Side {
         let before = Usage::now()?;
         let moved = match self.options.mode {
             NetMode::Latency if self.sends() => self.one_by_one(channel)?,
+            NetMode::Latency => self.exchange(channel, self.measured())?.without(self.options.sides.warmup),
             _ => self.exchange(channel, self.measured())?,
         };
         let usage = Usage::now()?.since(&before);
@@ -174,7 +178,7 @@ impl Side {
     }
 
     /// What is measured.
-    fn measured(&self) -> Phase {
+    pub(super) fn measured(&self) -> Phase {
         let sides = &self.options.sides;
         let total = if sides.duration.is_some() { u64::MAX } else { sides.iters };
         Phase { total, duration: sides.duration, least: self.places.slots }
@@ -186,7 +190,7 @@ impl Side {
     }
 
     /// Waits until both sides are here.
-    fn meet(&self, channel: &mut Channel, timeout: Option<Duration>) -> Result<(), Failure> {
+    pub(super) fn meet(&self, channel: &mut Channel, timeout: Option<Duration>) -> Result<(), Failure> {
         channel.send(&Message::Ready)?;
         match next(channel, timeout)? {
             Message::Ready => Ok(()),
@@ -195,7 +199,7 @@ impl Side {
     }
 
     /// Fills the messages that this side sends, where they are checked.
-    fn fill(&mut self, content: u64) -> Result<(), Failure> {
+    pub(super) fn fill(&mut self, content: u64) -> Result<(), Failure> {
         self.driver.produce(content)?;
         self.driver.synchronize()
     }
@@ -255,7 +259,8 @@ fn config(options: &NetOptions) -> Result<QueuePairConfig<'static>, Failure> {
         _ => 2 * options.window(),
     };
     let receives = if options.operation == NetOperation::Send { receives(options) } else { 1 };
-    let config = QueuePairConfig::default().gid_index(options.sides.gid_index).queues(options.sides.queues.into());
+    let config =
+        QueuePairConfig::default().gid_index(options.sides.gid_index).queues(options.sides.queues.into());
     let config = config.send_depth(u32::try_from(sends)?).recv_depth(u32::try_from(receives)?);
     Ok(if options.operation.is_atomic() {
         config.access(Access::LOCAL_WRITE | Access::REMOTE_ATOMIC)

@@ -1,5 +1,6 @@
 //! What has arrived, compared with what was sent, once the time has been taken.
 
+use super::lanes::WORD;
 use super::side::{MEASURED, Side};
 use crate::cli::NetOperation;
 use crate::failure::Failure;
@@ -28,7 +29,7 @@ impl Side {
     /// The counters of this side have counted the other's operations.
     fn counters(&self) -> Result<(), Failure> {
         for (index, lane) in self.lanes.iter().enumerate() {
-            let counted = self.connection.words.word64(index * super::lanes::WORD)?.load();
+            let counted = self.connection.words.word64(index * WORD)?.load();
             if counted != lane.received {
                 return Err(format!(
                     "the counter of queue pair {index} is {counted} after {} operations of the other side",
@@ -45,7 +46,7 @@ impl Side {
         for (index, lane) in self.lanes.iter().enumerate() {
             let first = index * self.places.slots as usize;
             for (slot, expected) in lane.found().enumerate() {
-                let found = self.results.word64((first + slot) * super::lanes::WORD)?.load();
+                let found = self.results.word64((first + slot) * WORD)?.load();
                 if found != expected {
                     return Err(format!(
                         "operation {expected} of queue pair {index} has found {found} in the counter of the other side"
@@ -57,3 +58,7 @@ impl Side {
         Ok(())
     }
 }
+
+#[cfg(test)]
+#[path = "verify_tests.rs"]
+mod tests;

@@ -38,6 +38,15 @@ fn every_transport_between_two_networks() {
 }
 
 #[test]
+fn every_operation_between_two_networks() {
+    let Some((_namespaces, mut setting)) = apart("every_operation_between_two_networks") else { return };
+    setting.words = super::net::NET;
+    for operation in super::net::OPERATIONS {
+        super::net::is_verified(&setting, &["--operation", operation, "--qps", "2", "--iters", "100"], 100);
+    }
+}
+
+#[test]
 fn a_cable_that_is_cut_ends_both_sides() {
     let Some((namespaces, setting)) = apart("a_cable_that_is_cut_ends_both_sides") else { return };
     for transport in ["rc", "ud"] {
