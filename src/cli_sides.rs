@@ -104,7 +104,7 @@ pub(crate) struct SideOptions {
     #[arg(long, value_name = "FILE")]
     #[serde(skip)]
     pub(crate) plot: Option<PathBuf>,
-    /// Print one JSON object instead of a table; an array of them for a sweep
+    /// Print one JSON object instead of a table
     #[arg(long)]
     pub(crate) json: bool,
     /// Print comma-separated values instead of a table: a line of names, and a line for each size

@@ -16,6 +16,7 @@ mod folder;
 mod gpus;
 mod hca;
 mod interrupt;
+mod json;
 mod log;
 mod manual;
 mod mapped;
@@ -46,15 +47,24 @@ fn main() -> ExitCode {
     match log::own_filter() {
         Ok(filter) => tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).init(),
         Err(error) => {
+            print_error(&error.to_string());
             text::complain(error);
             return ExitCode::from(manual::WRONG_USAGE);
         }
     }
+    let is_process = matches!(invocation, Invocation::Process(_));
     let result = match invocation {
         Invocation::Bare => io::stdout().write_all(cli::BRIEF.as_bytes()).map_err(Failure::from).map(done),
         Invocation::Command(command) => run(command),
         Invocation::Process(process) => run_process(process).map(done),
     };
+    match &result {
+        // What it says is for the process that has started it.
+        _ if is_process => {}
+        Err(error) if error.is::<AlreadySaid>() => print_error("standard error has the cause"),
+        Err(error) => print_error(&error.to_string()),
+        Ok(_) => {}
+    }
     match result {
         Ok(_) if interrupt::requested() => {
             text::complain("interrupted: what was measured until then has been printed");
@@ -70,6 +80,15 @@ fn main() -> ExitCode {
             text::complain(error);
             ExitCode::FAILURE
         }
+    }
+}
+
+/// Where JSON is asked for and there is none yet, the error is printed as JSON, too.
+fn print_error(message: &str) {
+    if json::is_wanted(std::env::args_os())
+        && let Err(error) = json::print_error(message)
+    {
+        text::complain(error);
     }
 }
 
@@ -122,5 +141,11 @@ fn run_process(process: Process) -> Result<(), Failure> {
 fn usage(error: &clap::Error) -> ExitCode {
     // If the stream itself fails, there is no place to report it.
     let _ = error.print();
+    if error.use_stderr() {
+        // What stands behind an empty line is help.
+        let said = error.to_string();
+        let first = said.split("\n\n").next().unwrap_or_default();
+        print_error(first.trim_start_matches("error: ").trim_end());
+    }
     ExitCode::from(if error.use_stderr() { manual::WRONG_USAGE } else { 0 })
 }

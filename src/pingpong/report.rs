@@ -55,8 +55,8 @@ pub(crate) struct Report {
     #[serde(flatten)]
     layout: Layout,
     batch: u64,
-    /// Bytes of a message.
-    size: u64,
+    /// Of a message.
+    size_bytes: u64,
     /// Exchanges measured; each is two messages.
     iterations: u64,
     /// The exchanges that were asked for, where the run was interrupted before.
@@ -98,7 +98,7 @@ impl Report {
             queues: options.sides.queues,
             layout: options.sides.layout,
             batch: options.batch,
-            size: options.size,
+            size_bytes: options.size,
             iterations,
             interrupted_of: (iterations < options.sides.iters && options.sides.duration.is_none())
                 .then_some(options.sides.iters),
@@ -152,7 +152,7 @@ impl Report {
     }
 
     fn row(&self) -> Vec<String> {
-        let counts = [crate::size::text(self.size), self.iterations.to_string()];
+        let counts = [crate::size::text(self.size_bytes), self.iterations.to_string()];
         let rest = [
             text::rate(self.messages_per_s, "msg"),
             text::rate(self.bytes_per_s, "B"),
@@ -166,7 +166,7 @@ impl Report {
     fn values(&self) -> Vec<String> {
         let times = self.times.values();
         let rates = [self.messages_per_s, self.bytes_per_s, self.cpu_s, self.wall_s];
-        let counts = [self.size.to_string(), self.iterations.to_string()];
+        let counts = [self.size_bytes.to_string(), self.iterations.to_string()];
         let numbers = times.into_iter().chain(rates).chain([self.memory_operations_per_iteration]);
         counts.into_iter().chain(numbers.map(|number| format!("{number:.3}"))).collect()
     }
@@ -179,8 +179,8 @@ struct Verdict<'a> {
     card: &'a str,
     transport: Service,
     op: Operation,
-    /// Bytes of the messages of each run.
-    sizes: Vec<u64>,
+    /// Of the messages of each run.
+    sizes_bytes: Vec<u64>,
     /// Exchanges that were measured in all runs.
     iterations: u64,
     /// Every byte of every message was checked.
@@ -195,7 +195,7 @@ pub(super) fn verdict(client: &str, reports: &[Report]) -> Result<sides::Verdict
         card: &first.card,
         transport: first.transport,
         op: first.op,
-        sizes: reports.iter().map(|report| report.size).collect(),
+        sizes_bytes: reports.iter().map(|report| report.size_bytes).collect(),
         iterations: reports.iter().map(|report| report.iterations).sum(),
         verified: reports.iter().all(|report| report.verified),
     };
@@ -205,7 +205,7 @@ pub(super) fn verdict(client: &str, reports: &[Report]) -> Result<sides::Verdict
         cli::word(&said.op),
         said.card,
         said.iterations,
-        crate::size::each(&said.sizes),
+        crate::size::each(&said.sizes_bytes),
         checked(said.verified),
     );
     Ok(sides::Verdict { json: serde_json::to_value(&said)?, text })
@@ -216,7 +216,7 @@ pub(super) fn csv(reports: &[Report]) -> String {
     let lines = reports.iter().map(|report| report.values().join(",") + "\n");
     let names = times::NAMES;
     let names = format!(
-        "size,iterations,{names},messages_per_s,bytes_per_s,cpu_s,wall_s,memory_operations_per_iteration\n"
+        "size_bytes,iterations,{names},messages_per_s,bytes_per_s,cpu_s,wall_s,memory_operations_per_iteration\n"
     );
     std::iter::once(names).chain(lines).collect()
 }

@@ -34,7 +34,7 @@ use crate::destination::Destination;
 use crate::failure::Failure;
 use crate::interrupt::{self, NothingYet};
 use crate::plot::{self, Chart};
-use crate::{child, progress, text};
+use crate::{child, json, progress, text};
 use gdsync::cudarc::driver::CudaContext;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -125,9 +125,9 @@ fn sweep<M: Measurement>(
     }
     // A sweep that fails, or is interrupted, has what it has.
     let text = || if sides.csv { M::csv(&reports) } else { M::table(&reports) };
-    match (&reports[..], &sizes) {
-        ([], _) => {}
-        ([report], None) => text::print(sides.json, report, text)?,
+    match &failure {
+        _ if reports.is_empty() => {}
+        Some(error) if sides.json && !error.is::<NothingYet>() => json::print_failed(&reports, error)?,
         _ => text::print(sides.json, &reports, text)?,
     }
     if let (Some(picture), false) = (picture, reports.is_empty()) {

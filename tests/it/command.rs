@@ -43,6 +43,52 @@ pub(crate) fn succeeds(arguments: &[&str]) -> String {
     text(&output.stdout)
 }
 
+/// The only row of what a command prints with `--json`.
 pub(crate) fn json(arguments: &[&str]) -> Value {
-    serde_json::from_str(&succeeds(arguments)).unwrap()
+    row(succeeds(arguments).as_bytes())
+}
+
+/// The rows of what a command prints with `--json`.
+pub(crate) fn rows(arguments: &[&str]) -> Vec<Value> {
+    rows_in(succeeds(arguments).as_bytes())
+}
+
+/// The object that a command has printed, which has the shape of all of them.
+pub(crate) fn object(printed: &[u8]) -> Value {
+    let object: Value =
+        serde_json::from_slice(printed).unwrap_or_else(|error| panic!("{error}: {}", text(printed)));
+    let is = |name: &str, value: Value| assert_eq!(object[name], value, "{name}: {object}");
+    is("schema", 1.into());
+    is("tool", "gdsync".into());
+    is("version", env!("CARGO_PKG_VERSION").into());
+    let [host, time] = ["host", "time"].map(|name| object[name].as_str().unwrap_or_default().to_owned());
+    assert!(!host.is_empty() && time.len() == 20 && time.contains('T') && time.ends_with('Z'), "{object}");
+    assert!(object["command"].as_array().unwrap().iter().all(Value::is_string), "{object}");
+    let rows = object["rows"].as_array();
+    assert!(
+        rows.is_some_and(|rows| rows.iter().all(Value::is_object)) || object["error"].is_object(),
+        "{object}"
+    );
+    object
+}
+
+/// The rows of an object that a command has printed without an error.
+pub(crate) fn rows_in(printed: &[u8]) -> Vec<Value> {
+    let object = object(printed);
+    assert!(object.get("error").is_none(), "{object}");
+    object["rows"].as_array().unwrap().clone()
+}
+
+/// The only row of an object that a command has printed.
+pub(crate) fn row(printed: &[u8]) -> Value {
+    let rows = rows_in(printed);
+    assert_eq!(rows.len(), 1, "{rows:?}");
+    rows[0].clone()
+}
+
+/// The error of an object that a command has printed; it has no results.
+pub(crate) fn error_in(printed: &[u8]) -> String {
+    let object = object(printed);
+    assert!(object.get("rows").is_none(), "{object}");
+    object["error"]["message"].as_str().unwrap().to_owned()
 }

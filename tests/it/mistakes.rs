@@ -1,6 +1,6 @@
 //! Commands that are used wrongly, or on a machine without what they need: what each says, once and with the remedy.
 
-use crate::command::{gdsync, run, text};
+use crate::command::{error_in, gdsync, object, rows_in, run, text};
 use gdsync_test_support::on_system;
 
 /// A command line, and how the error about it begins, which clap continues with the usage.
@@ -144,8 +144,49 @@ fn wrong_usage_is_said_with_what_would_be_right() {
         assert!(said.starts_with(&format!("error: {begins}")), "{arguments:?}: {said}");
         assert!(said.ends_with("For more information, try '--help'.\n"), "{arguments:?}: {said}");
         assert_eq!(said.matches("error: ").count(), 1, "{arguments:?}: {said}");
-        assert!(output.stdout.is_empty());
+        match arguments.contains(&"--json") {
+            true => assert!(begins.starts_with(&error_in(&output.stdout)), "{arguments:?}"),
+            false => assert!(output.stdout.is_empty()),
+        }
     }
+}
+
+#[test]
+fn errors_are_json_where_it_is_asked_for() {
+    for (arguments, code, said) in [
+        (
+            &["pingpong", "--json", "--size", "-1"][..],
+            2,
+            "invalid value '-1' for '--size <BYTES>': `-1` is not a size",
+        ),
+        (&["bench", "net", "--json", "--plot", "x.svg"], 2, "--plot draws a bandwidth by size"),
+        (&["bench", "flood", "--json"], 2, "invalid value 'flood' for '[WHAT]'"),
+        (&["explain", "--json", "/nowhere/at/all"], 1, "/nowhere/at/all: No such file"),
+        (&["explain", "--json", "Cargo.toml"], 2, "line 1, column 1"),
+        (&["bench", "card", "--json", "--hca", "mlx5_77"], 1, ""),
+        (&["bench", "first", "--json", "--hca", "softhca7"], 1, ""),
+        (&["bench", "memops", "--json", "--gpu", "4000000000"], 1, ""),
+        (&["copybw", "--json", "--gpu", "4000000000"], 1, ""),
+        (&["doctor", "--json", "--root", "/nowhere/at/all"], 1, "/nowhere/at/all is no folder"),
+    ] {
+        let output = run(arguments);
+        let (said_in_json, on_stderr) = (error_in(&output.stdout), text(&output.stderr));
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {on_stderr}");
+        assert!(said_in_json.starts_with(said) && !said_in_json.is_empty(), "{arguments:?}: {said_in_json}");
+        // Where a process that was started has said it, its words are on standard error.
+        let elsewhere = said_in_json == "standard error has the cause";
+        assert!(elsewhere || on_stderr.contains(&said_in_json), "{arguments:?}: {on_stderr}");
+        assert_eq!(object(&output.stdout)["command"].as_array().unwrap()[1..], *arguments);
+    }
+}
+
+#[test]
+fn what_a_failed_sweep_has_measured_stands_beside_its_error() {
+    let output = run(&["pingpong", "--transport", "ud", "--sizes", "8,8K", "--iters", "20", "--json"]);
+    let object = object(&output.stdout);
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!((object["rows"].as_array().unwrap().len(), &object["rows"][0]["size_bytes"]), (1, &8.into()));
+    assert!(text(&output.stderr).contains(object["error"]["message"].as_str().unwrap()), "{object}");
 }
 
 /// The whole error, in one line, of what a command itself finds wrong with its arguments.
@@ -204,8 +245,8 @@ fn a_missing_card_is_said_once_with_the_remedy() {
         return;
     }
     let mut missing = gdsync(&["devices", "--json"]);
-    let listing: serde_json::Value = serde_json::from_slice(&missing.output().unwrap().stdout).unwrap();
-    if listing["devices"].as_array().unwrap().iter().any(|device| device["provider"] == "system") {
+    let devices = rows_in(&missing.output().unwrap().stdout);
+    if devices.iter().any(|device| device["provider"] == "system") {
         return gdsync_test_support::skipped(
             "a_missing_card_is_said_once_with_the_remedy",
             "there is a card",

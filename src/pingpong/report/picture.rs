@@ -12,7 +12,7 @@ const LATENCY: &str = "Half round trip, µs";
 pub(in crate::pingpong) fn charts(reports: &[Report], is_sweep: bool) -> Vec<Chart> {
     match reports {
         [report] if !is_sweep => vec![Chart {
-            title: format!("Round trips of {}, {}", crate::size::text(report.size), what(report)),
+            title: format!("Round trips of {}, {}", crate::size::text(report.size_bytes), what(report)),
             content: times::histogram(LATENCY, &report.times),
         }],
         _ => sweep(reports),
@@ -31,12 +31,12 @@ fn sweep(reports: &[Report]) -> Vec<Chart> {
             reports.first().map_or_else(|| title.to_owned(), |report| format!("{title}, {}", what(report)));
         Chart { title, content }
     };
-    let points = reports.iter().map(|report| (report.size as f64, report.bytes_per_s / 1e6));
+    let points = reports.iter().map(|report| (report.size_bytes as f64, report.bytes_per_s / 1e6));
     let bandwidth = Content::Lines {
         x: Axis::new("Message", Scale::Sizes),
         y: Axis::new("Both directions together, MB/s", Scale::Log),
         series: vec![Series::new("both directions together", points)],
     };
-    let latency = times::lines(LATENCY, reports.iter().map(|report| (report.size, &report.times)));
+    let latency = times::lines(LATENCY, reports.iter().map(|report| (report.size_bytes, &report.times)));
     vec![chart("Latency by size", latency), chart("Bandwidth by size", bandwidth)]
 }

@@ -7,7 +7,7 @@ mod refusals;
 mod runs;
 mod stranger;
 
-use crate::command::gdsync;
+use crate::command::{gdsync, row};
 use crate::processes::{as_from_a_terminal, ends};
 use gdsync_test_support::folder::Folder;
 use serde_json::Value;
@@ -109,7 +109,7 @@ impl Setting {
     /// As [`Self::succeeds`]: every byte of as many exchanges was checked on both sides.
     fn is_verified(&self, options: &[&str], exchanges: u64) -> Value {
         let [server, client] = self.succeeds(&[options, &["--json"]].concat());
-        let [server, client]: [Value; 2] = [server, client].map(|text| serde_json::from_str(&text).unwrap());
+        let [server, client]: [Value; 2] = [server, client].map(|text| row(text.as_bytes()));
         for said in [&server, &client] {
             assert_eq!(said["verified"], Value::Bool(true), "{options:?}: {said}");
             assert_eq!(said["iterations"].as_u64(), Some(exchanges), "{options:?}: {said}");

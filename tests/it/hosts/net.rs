@@ -2,7 +2,7 @@
 
 use super::stranger::{self, Stranger};
 use super::{ENDLESS, Ended, Setting, end};
-use crate::command::{json, succeeds};
+use crate::command::{error_in, row, rows, succeeds};
 use crate::processes::signal;
 use gdsync_test_support::on_system;
 use serde_json::{Value, json};
@@ -20,7 +20,7 @@ fn net(test: &str) -> Setting {
 /// A server and a client that succeed, both of which have counted and checked so many messages.
 pub(super) fn is_verified(setting: &Setting, options: &[&str], messages: u64) -> Value {
     let [server, client] = setting.succeeds(&[options, &["--json"]].concat());
-    let [server, client]: [Value; 2] = [server, client].map(|text| serde_json::from_str(&text).unwrap());
+    let [server, client]: [Value; 2] = [server, client].map(|text| row(text.as_bytes()));
     for said in [&server, &client] {
         assert_eq!(said["verified"], Value::Bool(true), "{options:?}: {said}");
         assert_eq!(said["messages"].as_u64(), Some(messages), "{options:?}: {said}");
@@ -110,7 +110,7 @@ fn a_sweep_is_one_session() {
     let sizes: Vec<_> = rows.iter().map(|row| row[0]).collect();
     assert_eq!(sizes, ["size_bytes", "8", "4096", "0", "102400"], "{client}");
     assert!(rows.iter().all(|row| row.len() == rows[0].len()), "{client}");
-    let verdict: Value = serde_json::from_str(&server).unwrap();
+    let verdict: Value = row(server.as_bytes());
     assert_eq!(verdict["sizes_bytes"], json!([8, 4096, 0, 102_400]), "{verdict}");
     assert_eq!((&verdict["messages"], &verdict["verified"]), (&200.into(), &true.into()), "{verdict}");
 }
@@ -119,11 +119,10 @@ fn a_sweep_is_one_session() {
 fn both_sides_on_one_host_need_no_names() {
     for procs in ["1", "2"] {
         let reports =
-            json(&["bench", "net", "--sizes", "8..32", "--procs", procs, "--iters", "50", "--json"]);
-        let sizes: Vec<u64> =
-            reports.as_array().unwrap().iter().map(|row| row["size_bytes"].as_u64().unwrap()).collect();
+            rows(&["bench", "net", "--sizes", "8..32", "--procs", procs, "--iters", "50", "--json"]);
+        let sizes: Vec<u64> = reports.iter().map(|row| row["size_bytes"].as_u64().unwrap()).collect();
         assert_eq!(sizes, [8, 16, 32]);
-        assert!(reports.as_array().unwrap().iter().all(|row| row["verified"] == true), "{reports}");
+        assert!(reports.iter().all(|row| row["verified"] == true), "{reports:?}");
     }
     let table = succeeds(&["bench", "net", "--check=false", "--iters", "50", "--size", "4K"]);
     let lines: Vec<&str> = table.lines().collect();
@@ -149,7 +148,7 @@ fn a_duration_ends_both_sides() {
     let setting = net("net-duration");
     for options in [&["--bidirectional", "--operation", "send"][..], &["--mode", "latency"]] {
         let [server, client] = setting.succeeds(&[options, &["--duration", "300ms", "--json"]].concat());
-        let [server, client]: [Value; 2] = [server, client].map(|text| serde_json::from_str(&text).unwrap());
+        let [server, client]: [Value; 2] = [server, client].map(|text| row(text.as_bytes()));
         assert!(client["messages"].as_u64().unwrap() > 0, "{client}");
         assert!(client["wall_s"].as_f64().unwrap() >= 0.3, "{client}");
         assert!(client.get("interrupted_of").is_none(), "{client}");
@@ -167,7 +166,7 @@ fn two_ranks_of_a_job_are_server_and_client() {
     };
     let [server, client] = [rank("0"), rank("1")].map(|child| end(child, "a rank"));
     assert_eq!((server.code, server.out.as_str(), server.said.as_str()), (Some(0), "", ""), "{client:?}");
-    let report: Value = serde_json::from_str(&client.out).unwrap();
+    let report: Value = row(client.out.as_bytes());
     assert_eq!((&report["server"], &report["verified"]), (&"rank 0".into(), &true.into()), "{report}");
 }
 
@@ -193,7 +192,7 @@ fn an_interrupted_client_prints_what_it_has_and_the_server_ends_well() {
         let (client, server) = (end(client, "the client"), end(server, "the server"));
         assert_eq!(client.code, Some(130), "{options:?}: {client:?}");
         assert_eq!((server.code, server.said.as_str()), (Some(0), ""), "{options:?}: {server:?}");
-        let report: Value = serde_json::from_str(&client.out).unwrap();
+        let report: Value = row(client.out.as_bytes());
         let asked = if options.contains(&"--bidirectional") { 2_000_000_000 } else { 1_000_000_000 };
         assert_eq!(
             (&report["interrupted_of"], &report["verified"]),
@@ -214,7 +213,13 @@ fn the_death_of_either_side_ends_the_other() {
             signal(dying.id(), libc::SIGKILL);
             assert_eq!(end(dying, dies).code, None);
             let ended = end(other, &format!("what the death of the {dies} leaves, {options:?}"));
-            assert_eq!((ended.code, ended.out.as_str()), (Some(1), ""), "{ended:?}");
+            assert_eq!(ended.code, Some(1), "{ended:?}");
+            // The server prints JSON.
+            if dies == "client" {
+                assert!(ended.said.contains(&error_in(ended.out.as_bytes())), "{ended:?}");
+            } else {
+                assert_eq!(ended.out, "");
+            }
             let causes = ["the other side is gone", "retries exceeded"];
             assert!(causes.iter().any(|cause| ended.said.contains(cause)), "{dies}, {options:?}: {ended:?}");
         }
