@@ -47,7 +47,7 @@ impl Places {
     }
 }
 
-/// What the other side has told of its memory.
+/// Where the memory of the other side is.
 pub(super) struct Remote {
     /// Where messages arrive there.
     pub(super) data: RemoteMemory,
