@@ -5,7 +5,7 @@
  * MPI_Irecv and MPI_Waitall after the stream was synchronized. At the end every byte is checked.
  *
  *     mpicc -o steps steps.c $(pkg-config --cflags --libs gdsync-mpis) -ldl
- *     mpirun -n 4 ./steps [--gpu N] [--memory host|gpu] [--grid] [--steps N] [--size BYTES]
+ *     mpirun --bind-to none -n 4 ./steps [--gpu N] [--memory host|gpu] [--grid] [--steps N] [--size BYTES]
  *
  * Without --gpu, a software stream does what a CUDA stream would. With it, messages are in the GPU's memory (--memory gpu, which MPI_Isend is
  * not given) or in pinned memory of the host; libcuda is loaded at run time, so nothing of CUDA is needed to compile this.

@@ -51,10 +51,14 @@ pub(super) fn locked_memory(text: &str) -> Option<Option<u64>> {
     }
 }
 
+/// The effective capabilities in `/proc/self/status`, a bit for each.
+pub(super) fn capabilities(status: &str) -> Option<u64> {
+    u64::from_str_radix(field(status, "CapEff", ':')?, 16).ok()
+}
+
 /// Whether a capability, by its number, is in the effective set of `/proc/self/status`.
 pub(super) fn has_capability(status: &str, number: u32) -> Option<bool> {
-    let set = u64::from_str_radix(field(status, "CapEff", ':')?, 16).ok()?;
-    Some(set.checked_shr(number)? & 1 != 0)
+    Some(capabilities(status)?.checked_shr(number)? & 1 != 0)
 }
 
 /// The value of a variable in `/proc/self/environ`, where entries end with a zero.

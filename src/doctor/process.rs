@@ -45,6 +45,20 @@ pub(super) fn channels(machine: &Machine<'_>) -> Check {
 const MARKS: [&str; 2] = ["/.dockerenv", "/run/.containerenv"];
 const GROUPS: [&str; 5] = ["docker", "kubepods", "containerd", "libpod", "lxc"];
 
+/// What a container's process may do beyond ordinary ones, as far as that is known.
+fn privileges(status: &str) -> String {
+    let capabilities = match parse::capabilities(status) {
+        None => return String::new(),
+        Some(0) => "no capability".to_owned(),
+        Some(set) => match set.count_ones() {
+            1 => "1 capability".to_owned(),
+            count => format!("{count} capabilities"),
+        },
+    };
+    let never_more = parse::field(status, "NoNewPrivs", ':') == Some("1");
+    format!(" with {capabilities}{}", if never_more { " and no new privileges" } else { "" })
+}
+
 /// What a container withholds of what cards and GPUs need.
 pub(super) fn container(machine: &Machine<'_>) -> Check {
     let question = Question::new(
@@ -61,6 +75,7 @@ pub(super) fn container(machine: &Machine<'_>) -> Check {
         };
     }
     let status = machine.tree.text("/proc/self/status").unwrap_or_default();
+    let privileges = privileges(&status);
     let lacks = |number| parse::has_capability(&status, number) == Some(false);
     let (has_cards, has_gpus) = (!machine.cards.is_empty(), !machine.gpus.is_empty());
     let mut missing = Vec::new();
@@ -79,14 +94,14 @@ pub(super) fn container(machine: &Machine<'_>) -> Check {
     }
     if missing.is_empty() {
         let seen = match (has_cards, has_gpus) {
-            (false, false) => "one, without GPU and card",
-            _ => "one, with the devices and capabilities that are needed",
+            (false, false) => "without GPU and card",
+            _ => "with the devices and capabilities that are needed",
         };
-        return question.pass(seen);
+        return question.pass(format!("one{privileges}, {seen}"));
     }
     let (names, options): (Vec<&str>, Vec<&str>) = missing.into_iter().unzip();
     question.warn(
-        format!("one, without {}", names.join(" and without ")),
+        format!("one{privileges}, without {}", names.join(" and without ")),
         format!(
             "start it with {}; in Kubernetes, securityContext.capabilities.add and a device plugin",
             options.join(" ")

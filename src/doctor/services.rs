@@ -5,8 +5,15 @@ use super::machine::Machine;
 use super::parse;
 use super::source::Tree;
 
-/// Those that start other people's programs.
-const SERVICES: [&str; 6] = ["containerd", "docker", "k3s", "kubelet", "pbs", "slurmd"];
+/// Those that start other people's programs, and what their processes are called.
+const SERVICES: [(&str, &str); 6] = [
+    ("containerd", "containerd"),
+    ("docker", "dockerd"),
+    ("k3s", "k3s-server"),
+    ("kubelet", "kubelet"),
+    ("pbs", "pbs_mom"),
+    ("slurmd", "slurmd"),
+];
 /// Where units are, and what the administrator has put in their place or added, in systemd's order.
 const UNITS: [&str; 3] = ["/lib/systemd/system", "/usr/lib/systemd/system", "/etc/systemd/system"];
 /// The file of the manager, and the folder of its additions.
@@ -26,24 +33,36 @@ pub(super) fn check(machine: &Machine<'_>) -> Check {
         return question.skip(unread);
     }
     let manager = setting(tree, &[MANAGER.to_owned()], &[format!("{MANAGER}.d")], "DefaultLimitMEMLOCK");
-    let found: Vec<(&str, Option<String>)> = SERVICES
-        .iter()
-        .filter(|name| UNITS.iter().any(|folder| is_there(tree, folder, name)))
-        .map(|name| (*name, of_service(tree, name).or_else(|| manager.clone())))
-        .collect();
-    if found.is_empty() {
-        return question.skip(format!("none of {} is installed", SERVICES.join(", ")));
-    }
-    let is_unlimited = |limit: &Option<String>| limit.as_deref().is_some_and(parse::is_infinite);
-    let say = |(name, limit): &(&str, Option<String>)| {
-        format!("{name} {}", limit.as_deref().unwrap_or("systemd's default"))
+    let is_installed = |name: &str| UNITS.iter().any(|folder| is_there(tree, folder, name));
+    let of = |(name, process)| Service {
+        name,
+        limit: of_service(tree, name).or_else(|| manager.clone()),
+        running: running(tree, process),
     };
-    let seen = found.iter().map(say).collect::<Vec<_>>().join(", ");
-    let limited: Vec<&str> =
-        found.iter().filter(|(_, limit)| !is_unlimited(limit)).map(|(name, _)| *name).collect();
-    if limited.is_empty() {
-        return question.pass(seen);
+    let found: Vec<Service> = SERVICES.into_iter().filter(|(name, _)| is_installed(name)).map(of).collect();
+    if found.is_empty() {
+        let names = SERVICES.map(|(name, _)| name).join(", ");
+        return question.skip(format!("none of {names} is installed"));
     }
+    let default = manager.as_ref().map(|limit| {
+        let own = tree.text("/proc/self/limits").ok().and_then(|text| parse::locked_memory(&text));
+        let own = own.map_or_else(|| "unknown".to_owned(), describe);
+        format!("; DefaultLimitMEMLOCK={limit}, this process: {own}")
+    });
+    let services = found.iter().map(Service::describe).collect::<Vec<_>>().join(", ");
+    let seen = services + default.as_deref().unwrap_or_default();
+    let names = |wanted: &dyn Fn(&Service) -> bool| {
+        found.iter().filter(|service| wanted(service)).map(|service| service.name).collect::<Vec<_>>()
+    };
+    let limited = names(&|service| !service.is_unlimited());
+    let wrong = names(&|service| !service.is_unlimited() || service.is_stale());
+    let Some(first) = wrong.first() else { return question.pass(seen) };
+    let remedy = match limited.first() {
+        Some(name) => {
+            format!("`LimitMEMLOCK=infinity` under [Service]: `systemctl edit {name}`, then restart")
+        }
+        None => format!("its unit has been changed since it was started: `systemctl restart {first}`"),
+    };
     let commands = limited.iter().flat_map(|name| {
         let folder = format!("/etc/systemd/system/{name}.service.d");
         [
@@ -51,10 +70,52 @@ pub(super) fn check(machine: &Machine<'_>) -> Check {
             format!("printf '[Service]\\nLimitMEMLOCK=infinity\\n' > {folder}/memlock.conf"),
         ]
     });
-    let restart = ["systemctl daemon-reload".to_owned(), format!("systemctl restart {}", limited.join(" "))];
-    let remedy =
-        format!("`LimitMEMLOCK=infinity` under [Service]: `systemctl edit {}`, then restart", limited[0]);
+    let restart = ["systemctl daemon-reload".to_owned(), format!("systemctl restart {}", wrong.join(" "))];
     question.warn(seen, remedy).fixed_by(commands.chain(restart))
+}
+
+/// A service that is installed.
+struct Service {
+    name: &'static str,
+    /// What its unit or the manager sets.
+    limit: Option<String>,
+    /// The limit of its process, in bytes; `Some(None)` where there is no limit.
+    running: Option<Option<u64>>,
+}
+
+impl Service {
+    fn is_unlimited(&self) -> bool {
+        self.limit.as_deref().is_some_and(parse::is_infinite)
+    }
+
+    /// Whether its process has another limit than the next one will have.
+    fn is_stale(&self) -> bool {
+        self.is_unlimited() && matches!(self.running, Some(Some(_)))
+    }
+
+    fn describe(&self) -> String {
+        let Service { name, limit, running } = self;
+        let limit = limit.as_deref().unwrap_or("systemd's default");
+        match running {
+            Some(running) if running.is_some() || !self.is_unlimited() => {
+                format!("{name} {limit} (its process: {})", describe(*running))
+            }
+            _ => format!("{name} {limit}"),
+        }
+    }
+}
+
+fn describe(limit: Option<u64>) -> String {
+    limit.map_or_else(|| "unlimited".to_owned(), crate::size::text)
+}
+
+/// What the first process of this name may lock, if there is one and it shows its limits.
+fn running(tree: &Tree, process: &str) -> Option<Option<u64>> {
+    let names = tree.names("/proc").ok()?;
+    let mut processes = names.iter().filter(|name| name.bytes().all(|byte| byte.is_ascii_digit()));
+    let named = |pid: &&String| tree.text(&format!("/proc/{pid}/comm")).is_ok_and(|name| name == process);
+    let limits = tree.text(&format!("/proc/{}/limits", processes.find(named)?)).ok()?;
+    parse::locked_memory(&limits)
 }
 
 fn is_there(tree: &Tree, folder: &str, name: &str) -> bool {

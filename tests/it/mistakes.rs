@@ -1,7 +1,7 @@
 //! Commands that are used wrongly, or on a machine without what they need: what each says, once and with the remedy.
 
 use crate::command::{error_in, gdsync, object, rows_in, run, text};
-use gdsync_test_support::on_system;
+use gdsync_test_support::skipped_on_system;
 
 /// A command line, and how the error about it begins, which clap continues with the usage.
 const WRONG_USAGE: [(&[&str], &str); 44] = [
@@ -212,7 +212,7 @@ fn fails(arguments: &[&str], words: [&str; 2]) {
 
 #[test]
 fn what_is_not_there_is_said_once_with_the_remedy() {
-    if on_system() {
+    if skipped_on_system("what_is_not_there_is_said_once_with_the_remedy") {
         return;
     }
     let card = ["no device named softhca7", "the software provider has softhca0"];
@@ -241,7 +241,7 @@ fn what_is_not_there_is_said_once_with_the_remedy() {
 /// On a machine without a card of the system's. `gdsync soft` brings one.
 #[test]
 fn a_missing_card_is_said_once_with_the_remedy() {
-    if on_system() {
+    if skipped_on_system("a_missing_card_is_said_once_with_the_remedy") {
         return;
     }
     let mut missing = gdsync(&["devices", "--json"]);

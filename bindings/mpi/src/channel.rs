@@ -17,11 +17,12 @@ impl Channel {
     /// Makes one that sends or receives, with that many work requests outstanding at a time.
     pub(crate) fn new(domain: &Domain, sends: bool, depth: u32) -> Result<Self, Failure> {
         let config = QueuePairConfig::default().send_segments(1).recv_segments(1).inline(0);
-        // The receiving side's send queue is for probes.
+        // In front of a send, the card may wait. The receiving side's send queue is for what tells the sending side that
+        // receives are posted, and for probes.
         let config = if sends {
-            config.send_depth(depth).recv_depth(1)
+            config.send_depth(depth.saturating_mul(2)).recv_depth(1)
         } else {
-            config.send_depth(2).recv_depth(depth)
+            config.inline(8).send_depth(depth.saturating_add(2)).recv_depth(depth)
         };
         Ok(Channel { queue_pair: QueuePair::new(&domain.pd, config)?, is_probing: false })
     }
@@ -44,10 +45,10 @@ impl Channel {
     /// Has the card ask whether the other side is there: a write of no bytes. If it does not answer, the queue pair
     /// fails after its retries, and with it the receives that a stream waits for.
     pub(crate) fn probe(&mut self) {
-        let completions = self.queue_pair.send_cq();
-        if self.is_probing && !matches!(completions.poll(), Ok(None)) {
-            self.is_probing = false;
-        }
+        // This takes the completion of what told the sending side of a receive, too: before that, the stream's turn is not known to
+        // be over.
+        let polled = self.queue_pair.send_cq().poll();
+        self.is_probing &= matches!(polled, Ok(None));
         if !self.is_probing {
             let nothing = RemoteMemory { addr: 0, len: 0, rkey: 0 };
             // One that has failed needs no probe.

@@ -12,6 +12,8 @@ const DEVICE: &str = "GDSYNC_MPI_DEVICE";
 const PEER_TIMEOUT: &str = "GDSYNC_MPI_PEER_TIMEOUT_MS";
 /// Bytes of one work request, at most.
 const PART: &str = "GDSYNC_MPI_PART_BYTES";
+/// Whether the card holds a send back until its receive is posted (1), or repeats it until then (0).
+const HOLD: &str = "GDSYNC_MPI_HOLD_SENDS";
 
 /// Unit tests have peers that stay silent.
 const DEFAULT_PEER_TIMEOUT: u64 = if cfg!(test) { 1_000 } else { 20_000 };
@@ -29,6 +31,8 @@ pub(crate) struct Domain {
     pub(crate) connection: ConnectOptions,
     /// Bytes of one work request, at most.
     pub(crate) part: u64,
+    /// The card holds sends back until their receives are posted.
+    pub(crate) holds_sends: bool,
 }
 
 impl Domain {
@@ -51,9 +55,30 @@ pub(crate) fn domain() -> Result<&'static Domain, Failure> {
     // A send that starts before its receive comes again after 10 µs (InfiniBand, table 45), for as long as it takes.
     let connection = ConnectOptions::default().timeout(timeout_code(timeout)).rnr_retry(7).min_rnr_timer(1);
     let part = number(PART, DEFAULT_PART)?;
-    let pd = ProtectionDomain::new(&open()?)?;
+    let device = open()?;
+    let (asked, is_software) = (std::env::var(HOLD).ok(), device.provider() == Provider::Software);
+    let holds_sends = holds_sends(asked.as_deref(), device.card_waits()?.data, is_software)?;
+    let pd = ProtectionDomain::new(&device)?;
     // Of two threads, one sets it; the other's card is closed.
-    Ok(DOMAIN.get_or_init(|| Domain { pd, connection, part }))
+    Ok(DOMAIN.get_or_init(|| Domain { pd, connection, part, holds_sends }))
+}
+
+/// By default where a repeated message costs more than telling the other side: an mlx5 card repeats after 10 µs at the
+/// least. The software card is asked for less work by repeating (docs/gpu-results.md).
+fn holds_sends(asked: Option<&str>, waits: bool, is_software: bool) -> Result<bool, Failure> {
+    match asked {
+        None => Ok(waits && !is_software),
+        Some("0") => Ok(false),
+        Some("1") if waits => Ok(true),
+        Some("1") => {
+            let text = format!("{HOLD} is 1, and the card does not wait for words in memory: unset it");
+            Err(Failure::new(Class::Unsupported, text))
+        }
+        Some(other) => {
+            let text = format!("{HOLD} is {other:?}, neither 0 nor 1: unset it or correct it");
+            Err(Failure::new(Class::Argument, text))
+        }
+    }
 }
 
 fn number(variable: &str, default: u64) -> Result<u64, Failure> {
@@ -95,6 +120,19 @@ fn timeout_code(milliseconds: u64) -> u8 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn sends_are_held_back_where_the_card_waits_and_telling_costs_less() {
+        let held =
+            |asked, waits, is_software| holds_sends(asked, waits, is_software).map_err(|error| error.class);
+        assert_eq!(
+            [held(None, true, false), held(None, true, true), held(None, false, false)],
+            [Ok(true), Ok(false), Ok(false)]
+        );
+        assert_eq!([held(Some("1"), true, true), held(Some("0"), true, false)], [Ok(true), Ok(false)]);
+        assert_eq!(held(Some("1"), false, false), Err(Class::Unsupported));
+        assert_eq!(held(Some("yes"), true, false), Err(Class::Argument));
+    }
 
     #[test]
     fn all_transmissions_take_as_long_as_asked_for() {

@@ -7,7 +7,7 @@ use std::str::FromStr;
 
 /// Bytes of an offer, with its zero: `GDSYNC_MPI_OFFER` of `c/engine.h`.
 pub(crate) const OFFER: usize = 256;
-const MAGIC: &str = "gdsync-mpi/2";
+const MAGIC: &str = "gdsync-mpi/3";
 
 /// One side of a leg.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,7 +21,8 @@ pub(crate) struct Offer {
     /// The provider of the card.
     pub(crate) provider: String,
     pub(crate) endpoint: Endpoint,
-    /// What the other side may write to: of a partitioned receive, its buffer, and else of no length.
+    /// What the other side may write to: of a partitioned receive, its buffer; of a send whose card waits for words, the
+    /// word that says how many receives are posted; and else of no length.
     pub(crate) memory: RemoteMemory,
 }
 
@@ -115,7 +116,7 @@ mod tests {
     #[test]
     fn lines_of_others_are_refused() {
         let good = offer().to_string();
-        let lines = ["", "hello", "gdsync-mpi/2", "gdsync-mpi/1 offer", &good.replace(" 1073741824 ", " 0 ")];
+        let lines = ["", "hello", "gdsync-mpi/3", "gdsync-mpi/2 offer", &good.replace(" 1073741824 ", " 0 ")];
         for line in lines {
             let error = read(&to_bytes(line)).unwrap_err();
             assert_eq!(error.class, Class::Other);

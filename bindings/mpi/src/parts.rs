@@ -3,8 +3,9 @@
 use crate::channel::Channel;
 use crate::error::{Class, Failure};
 use crate::memory::Region;
-use gdsync::Completion;
 use gdsync::persistent::{PersistentError, PersistentRecv, PersistentSend, Request};
+use gdsync::qp::CardWord;
+use gdsync::{Completion, RemoteMemory};
 use std::ops::Range;
 use std::time::Duration;
 
@@ -12,20 +13,38 @@ use std::time::Duration;
 pub(crate) enum Part {
     Send(PersistentSend),
     Receive(PersistentRecv),
+    /// Tells the sending side that the receives of a start are posted. No stream waits for it.
+    Ready(PersistentSend),
+}
+
+/// By what the card of the sending side knows that the receives of a start are posted.
+#[derive(Debug)]
+pub(crate) enum Readiness {
+    /// Of the sending side: its word, which the other side counts up.
+    Word(CardWord),
+    /// Of the receiving side: the other side's word.
+    Remote(RemoteMemory),
+    /// The sending side's card waits for no words: it repeats a message until its receive is there.
+    Unknown,
 }
 
 impl Part {
     /// The stream's view of it.
     pub(crate) fn request(&mut self) -> &mut dyn Request {
         match self {
-            Part::Send(send) => send,
+            Part::Send(send) | Part::Ready(send) => send,
             Part::Receive(receive) => receive,
         }
     }
 
+    /// A stream has to wait for it.
+    pub(crate) fn is_awaited(&self) -> bool {
+        self.is_active() && !matches!(self, Part::Ready(_))
+    }
+
     pub(crate) fn is_active(&self) -> bool {
         match self {
-            Part::Send(send) => send.is_active(),
+            Part::Send(send) | Part::Ready(send) => send.is_active(),
             Part::Receive(receive) => receive.is_active(),
         }
     }
@@ -33,7 +52,7 @@ impl Part {
     /// `None` while it is active.
     fn complete(&mut self) -> Option<Completion> {
         let result = match self {
-            Part::Send(send) => send.complete(Duration::ZERO),
+            Part::Send(send) | Part::Ready(send) => send.complete(Duration::ZERO),
             Part::Receive(receive) => receive.complete(Duration::ZERO),
         };
         match result {
@@ -66,7 +85,7 @@ impl Parts {
     /// have more bytes than its message.
     pub(crate) fn of_message(
         channel: &Channel,
-        sends: bool,
+        (sends, readiness): (bool, &Readiness),
         region: &Region,
         (message, capacity): (u64, u64),
         part: u64,
@@ -75,13 +94,21 @@ impl Parts {
         let parts = ranges(message, part).map(|start| {
             let range = start as usize..last.min(start.saturating_add(part)) as usize;
             let slices = region.slices(range)?;
-            Ok(if sends {
-                Part::Send(PersistentSend::send(&channel.queue_pair, &slices)?)
-            } else {
-                Part::Receive(PersistentRecv::new(&channel.queue_pair, &slices)?)
-            })
+            if !sends {
+                return Ok(Part::Receive(PersistentRecv::new(&channel.queue_pair, &slices)?));
+            }
+            let send = PersistentSend::send(&channel.queue_pair, &slices)?;
+            // The others come behind the first one.
+            Ok(Part::Send(match readiness {
+                Readiness::Word(word) if start == 0 => send.behind(word)?,
+                _ => send,
+            }))
         });
-        Ok(Parts::new(parts.collect::<Result<_, Failure>>()?))
+        let mut all = parts.collect::<Result<Vec<_>, Failure>>()?;
+        if let Readiness::Remote(word) = readiness {
+            all.push(Part::Ready(PersistentSend::count(&channel.queue_pair, *word)?));
+        }
+        Ok(Parts::new(all))
     }
 
     pub(crate) fn is_active(&self) -> bool {
@@ -92,7 +119,9 @@ impl Parts {
     pub(crate) fn outcome(&mut self) -> Option<Result<u64, Failure>> {
         for part in &mut self.all {
             let Some(completion) = part.complete() else { continue };
-            self.bytes += u64::from(completion.byte_len);
+            if matches!(part, Part::Receive(_)) {
+                self.bytes += u64::from(completion.byte_len);
+            }
             if let Err(error) = completion.status {
                 let text = format!("the transfer failed, and the peer may have: {error}");
                 self.failed.get_or_insert(Failure::new(Class::Peer, text));

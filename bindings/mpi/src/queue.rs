@@ -1,7 +1,7 @@
 //! A queue: a stream, and which requests it was given.
 
 use crate::error::{Class, Failure};
-use crate::request::{Request, Work, abort, probe};
+use crate::request::{Leg, Request, Work, abort, probe};
 use crate::stream::{AnyStream, LAST, PROBE_AFTER, SLICE};
 use crate::turn::Turns;
 use crate::{progress, statistics};
@@ -115,6 +115,7 @@ impl Queue {
         for (state, (_, request)) in states.iter_mut().zip(requests) {
             let state = &mut **state;
             let legs = &mut state.legs;
+            legs.iter_mut().for_each(Leg::count_start);
             if let Some(Work::Collective(chain)) = &mut state.work
                 && let Err(failure) = chain.start(&self.stream, || probe(legs))
             {
@@ -144,7 +145,7 @@ impl Queue {
             let state = &mut **state;
             match &mut state.work {
                 Some(Work::Transfer(parts)) => {
-                    let active = parts.all.iter_mut().filter(|part| part.is_active());
+                    let active = parts.all.iter_mut().filter(|part| part.is_awaited());
                     transfers.extend(active.map(|part| part.request()));
                     legs.push(&mut state.legs);
                 }

@@ -7,10 +7,11 @@ use crate::error::{Class, Failure};
 use crate::memory::{self, Buffer, Region};
 use crate::offer::{OFFER, Offer, read};
 use crate::partitions::{Layout, Partitions, Route};
-use crate::parts::{Parts, number_of};
+use crate::parts::{Parts, Readiness, number_of};
 use crate::progress;
 use crate::stream::PROBE_AFTER;
-use gdsync::Access;
+use gdsync::qp::CardWord;
+use gdsync::{Access, MemoryRegion};
 use gdsync_sys::pause::Pause;
 use parking_lot::Mutex;
 use std::collections::VecDeque;
@@ -72,7 +73,43 @@ pub(crate) struct Leg {
     pub(crate) peer: u32,
     pub(crate) sends: bool,
     channel: Option<Channel>,
+    /// Of a transfer's sending side, where the card waits for words.
+    word: Option<CardWord>,
+    /// How often the transfer was started.
+    starts: u64,
     theirs: Option<Offer>,
+}
+
+impl Leg {
+    pub(crate) fn count_start(&mut self) {
+        self.starts += 1;
+    }
+
+    /// Has the card ask whether the other side is there. A send that is held back goes; if its receive is not there, the
+    /// card repeats it.
+    fn probe(&mut self) {
+        if self.theirs.is_none() {
+            return;
+        }
+        match (&self.word, &mut self.channel) {
+            (Some(word), _) => {
+                if let Err(error) = word.raise(self.starts) {
+                    tracing::warn!(%error, "a send that is held back stays so");
+                }
+            }
+            (None, Some(channel)) if !self.sends => channel.probe(),
+            _ => {}
+        }
+    }
+
+    fn readiness(&self) -> Readiness {
+        let theirs = self.theirs.as_ref().map(|theirs| theirs.memory).filter(|memory| memory.len > 0);
+        match (&self.word, theirs) {
+            (Some(word), _) => Readiness::Word(word.clone()),
+            (None, Some(theirs)) => Readiness::Remote(theirs),
+            (None, None) => Readiness::Unknown,
+        }
+    }
 }
 
 /// The work of a matched request.
@@ -117,7 +154,7 @@ impl Request {
     /// The memory of the plan's buffers stays where it is until the request is freed and its work has ended. The
     /// program uses it between a start and the end of that only as MPI allows.
     pub(crate) unsafe fn new(plan: Plan) -> Self {
-        let leg = |(peer, sends)| Leg { peer, sends, channel: None, theirs: None };
+        let leg = |(peer, sends)| Leg { peer, sends, channel: None, word: None, starts: 0, theirs: None };
         let legs = plan.legs().into_iter().map(leg).collect();
         let work = match plan {
             Plan::Partitioned { sends, layout, .. } => {
@@ -149,10 +186,19 @@ impl Request {
         }
         let endpoint = channel.queue_pair.endpoint()?;
         leg.channel = Some(channel);
+        if matches!(self.plan, Plan::Transfer { sends: true, .. }) && domain.holds_sends {
+            let region = MemoryRegion::allocate(
+                &domain.pd,
+                size_of::<u64>(),
+                Access::LOCAL_WRITE | Access::REMOTE_WRITE,
+            )?;
+            leg.word = Some(CardWord::in_region(&region, 0)?);
+        }
+        let word = leg.word.as_ref().map(CardWord::remote);
         let (shape, bytes) = (self.plan.shape(), self.plan.bytes());
         let memory = match self.plan {
             Plan::Partitioned { sends: false, .. } => state.region.remote(),
-            _ => Region::Empty.remote(),
+            _ => word.unwrap_or_else(|| Region::Empty.remote()),
         };
         let provider = domain.provider().to_owned();
         Ok(Offer { shape, bytes, part: domain.part, provider, endpoint, memory })
@@ -232,12 +278,14 @@ impl Request {
         state.work = Some(match self.plan {
             Plan::Transfer { sends, buffer } => {
                 let theirs = state.legs.first().and_then(|leg| leg.theirs.as_ref());
+                let readiness = state.legs.first().map_or(Readiness::Unknown, Leg::readiness);
                 let (Some(theirs), Some((channel, _))) = (theirs, channels.first()) else {
                     return Err(not_made());
                 };
                 let own = buffer.bytes as u64;
                 message = if sends { own } else { theirs.bytes };
-                Work::Transfer(Parts::of_message(channel, sends, &state.region, (message, own), domain.part)?)
+                let how = (sends, &readiness);
+                Work::Transfer(Parts::of_message(channel, how, &state.region, (message, own), domain.part)?)
             }
             Plan::Partitioned { buffer, .. } => {
                 let route = route(&state.legs, &state.region, domain.part);
@@ -323,7 +371,7 @@ impl Request {
         }
     }
 
-    /// Has the card ask whether the peers that it receives from are there.
+    /// Has the card ask whether the peers that it waits for are there.
     pub(crate) fn probe(&self) {
         if let Some(mut state) = self.state.try_lock() {
             probe(&mut state.legs);
@@ -338,8 +386,7 @@ impl Request {
 
 /// As [`Request::probe`].
 pub(crate) fn probe(legs: &mut [Leg]) {
-    let receiving = legs.iter_mut().filter(|leg| !leg.sends && leg.theirs.is_some());
-    receiving.filter_map(|leg| leg.channel.as_mut()).for_each(Channel::probe);
+    legs.iter_mut().for_each(Leg::probe);
 }
 
 /// Ends all work of the legs: what a stream waits for ends with an error, here and, after their retries, at the peers.

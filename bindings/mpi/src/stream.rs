@@ -11,6 +11,9 @@ use std::time::{Duration, Instant};
 
 /// How long a thread waits at a time, before it does what else there is to do.
 pub(crate) const SLICE: Duration = Duration::from_millis(20);
+/// How long a thread that is ahead of its stream sleeps before it looks for room. Where there is none, the stream has
+/// dozens of starts before it, so it does not run dry meanwhile.
+const AHEAD: Duration = Duration::from_micros(50);
 /// How long a silent peer is waited for before it is probed, and between probes.
 pub(crate) const PROBE_AFTER: Duration = Duration::from_millis(500);
 
@@ -96,7 +99,7 @@ pub(crate) fn start<B: MemOpStream>(
     list: &mut [&mut dyn Request],
     meanwhile: impl FnMut(),
 ) -> Result<(), Failure> {
-    patiently(|| start_all(list, stream, SLICE), meanwhile)
+    patiently(|| start_all(list, stream, Duration::ZERO), meanwhile)
 }
 
 /// Has a stream wait for a list; as [`start`].
@@ -105,7 +108,7 @@ pub(crate) fn wait<B: MemOpStream>(
     list: &mut [&mut dyn Request],
     meanwhile: impl FnMut(),
 ) -> Result<(), Failure> {
-    patiently(|| wait_all(list, stream, SLICE), meanwhile)
+    patiently(|| wait_all(list, stream, Duration::ZERO), meanwhile)
 }
 
 /// Posts a batch, and waits for room as long as it takes; as [`start`].
@@ -116,7 +119,7 @@ pub(crate) fn post<B: MemOpStream>(
 ) -> Result<(), Failure> {
     let mut rest = batch;
     let attempt = || {
-        stream.post_timeout(std::mem::replace(&mut rest, Batch::new()), SLICE).map_err(|error| {
+        stream.post_timeout(std::mem::replace(&mut rest, Batch::new()), Duration::ZERO).map_err(|error| {
             rest = error.batch;
             ListError { index: None, source: PersistentError::Post(error.source) }
         })
@@ -137,6 +140,7 @@ fn patiently(
             }
             Err(error) if is_lack_of_room(&error.source) => {
                 progress::go_on();
+                std::thread::sleep(AHEAD);
                 if Instant::now() >= probe_at {
                     probe_at += PROBE_AFTER;
                     meanwhile();

@@ -3,8 +3,10 @@
 use crate::cuda::CudaError;
 use crate::memop::{GpuWord64, Named, Place, StreamWord, Word64};
 use crate::verbs::{
-    Error, GpuMemoryRegion, MemoryRegion, ProtectionDomain, ProtectionDomainInner, RemoteMemory,
+    Error, GpuMemoryRegion, MemoryRegion, MemoryRegionInner, ProtectionDomain, ProtectionDomainInner,
+    RemoteMemory,
 };
+use gdsync_sys::prm::wait;
 use std::sync::Arc;
 
 /// A word of 64 bits that a card and streams share: of host memory or of GPU memory, registered with
@@ -25,20 +27,20 @@ struct Inner {
 /// The word, and the region that keeps it registered.
 #[derive(Debug)]
 enum Word {
-    Host { word: Word64, _region: MemoryRegion },
-    Gpu { word: GpuWord64, _region: GpuMemoryRegion },
+    Host { word: Word64, region: MemoryRegion },
+    Gpu { word: GpuWord64, region: GpuMemoryRegion },
 }
 
 impl CardWord {
-    /// The word at an offset of a region. Its value stays.
+    /// The word at a byte offset of a region. Its value stays.
     ///
     /// # Errors
-    /// [`Error::Word`].
-    pub(crate) fn in_region(region: &MemoryRegion, offset: usize) -> Result<Self, Error> {
+    /// [`Error::Word`] where the offset is not aligned to 8 bytes or lies outside.
+    pub fn in_region(region: &MemoryRegion, offset: usize) -> Result<Self, Error> {
         let word = region.word64(offset)?;
         let remote = part(region.remote(), offset);
         let (pd, lkey) = (region.inner.pd.clone(), region.lkey());
-        let word = Word::Host { word, _region: region.clone() };
+        let word = Word::Host { word, region: region.clone() };
         Ok(CardWord(Arc::new(Inner { word, pd, lkey, remote })))
     }
 
@@ -47,7 +49,7 @@ impl CardWord {
         let word = GpuWord64::new(region.memory(), offset)?;
         let remote = part(region.remote(), offset);
         let (pd, lkey) = (region.inner.pd.clone(), region.lkey());
-        let word = Word::Gpu { word, _region: region.clone() };
+        let word = Word::Gpu { word, region: region.clone() };
         Ok(CardWord(Arc::new(Inner { word, pd, lkey, remote })))
     }
 
@@ -72,6 +74,19 @@ impl CardWord {
         matches!(self.0.word, Word::Gpu { .. })
     }
 
+    /// Stores a number as cards compare it ([`Trigger::word_of`](crate::Trigger::word_of)), unless the word has reached it,
+    /// modulo 2^64. For words that cards wait for: of a [`Collector`](crate::Collector), the word is the card's to write.
+    ///
+    /// # Errors
+    /// [`CudaError::Driver`](crate::cuda::CudaError::Driver) where the word is in GPU memory and the driver cannot
+    /// write it.
+    pub fn raise(&self, number: u64) -> Result<(), CudaError> {
+        if is_behind(self.load()?, number) {
+            self.store(wait::word(number))?;
+        }
+        Ok(())
+    }
+
     /// # Errors
     /// [`CudaError::Driver`].
     pub(crate) fn store(&self, value: u64) -> Result<(), CudaError> {
@@ -94,13 +109,28 @@ impl CardWord {
         self.0.lkey
     }
 
-    pub(crate) fn remote(&self) -> RemoteMemory {
+    /// The word, as the remote side's RDMA writes name it: where its region has
+    /// [`Access::REMOTE_WRITE`](crate::Access::REMOTE_WRITE).
+    pub fn remote(&self) -> RemoteMemory {
         self.0.remote
+    }
+
+    /// What keeps it registered.
+    pub(crate) fn region(&self) -> Arc<MemoryRegionInner> {
+        match &self.0.word {
+            Word::Host { region, .. } => region.inner.clone(),
+            Word::Gpu { region, .. } => region.inner.clone(),
+        }
     }
 
     pub(crate) fn protection_domain(&self) -> ProtectionDomain {
         ProtectionDomain { inner: self.0.pd.clone() }
     }
+}
+
+/// Whether a word has still to reach a number.
+pub(super) fn is_behind(word: u64, number: u64) -> bool {
+    (number.wrapping_sub(wait::word(word)) as i64) > 0
 }
 
 /// The word's part of its region, in which it lies.

@@ -4,7 +4,7 @@ use crate::memory::timeline::{Timeline, TimelinePoint};
 use crate::qp::trigger::TriggerInner;
 use crate::qp::{PreparedReceives, QueuePairInner, trace};
 use crate::queue::completion::CompletionState;
-use crate::queue::send::{Before, Replaced, SendState};
+use crate::queue::send::{Before, Hold, Replaced, SendState};
 use crate::queue::{Claim, OrderError, QueueError, Release, StateError, WorkRequest};
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
@@ -55,24 +55,18 @@ struct Posted {
 
 impl PreparedSend {
     pub(crate) fn new(queue_pair: Arc<QueuePairInner>, request: WorkRequest<'_>) -> Result<Self, QueueError> {
-        Self::prepare(queue_pair, request, None)
+        let (serial, release) = queue_pair.prepare_send(&request, None, None)?;
+        Ok(Self::assemble(queue_pair, serial, release))
     }
 
-    /// A send with its completion stored in `claim`.
+    /// A send with its completion stored in `claim`; the card performs the wait in front of it, if there is one.
     pub(crate) fn claimed(
         queue_pair: Arc<QueuePairInner>,
         request: WorkRequest<'_>,
         claim: Arc<Claim>,
+        hold: Option<Hold>,
     ) -> Result<Self, QueueError> {
-        Self::prepare(queue_pair, request, Some(claim))
-    }
-
-    fn prepare(
-        queue_pair: Arc<QueuePairInner>,
-        request: WorkRequest<'_>,
-        claim: Option<Arc<Claim>>,
-    ) -> Result<Self, QueueError> {
-        let (serial, release) = queue_pair.prepare_send(&request, claim)?;
+        let (serial, release) = queue_pair.prepare_send(&request, Some(claim), hold)?;
         Ok(Self::assemble(queue_pair, serial, release))
     }
 
@@ -192,23 +186,31 @@ impl PreparedSend {
 
 impl QueuePairInner {
     /// Writes a request into the send queue, for [`PreparedSend::assemble`]: without one nothing
-    /// takes it back. Its completion is stored in the claim, if there is one.
+    /// takes it back. Its completion is stored in the claim, if there is one; the card performs the wait in
+    /// front of it, if there is one.
     #[inline]
     pub(crate) fn prepare_send(
         &self,
         request: &WorkRequest<'_>,
         claim: Option<Arc<Claim>>,
+        hold: Option<Hold>,
     ) -> Result<(u64, Release), QueueError> {
         let mut completions = self.send_cq.lock();
         let mut send = self.send();
         // Under the locks: it may be handed over to kernels meanwhile.
         self.check_connected()?;
-        let (serial, release) = match &self.trigger {
-            None => {
+        let (serial, release) = match (&self.trigger, hold) {
+            (None, None) => {
                 let prepared = send.prepare(request, self, |signaled| completions.reserve(signaled))?;
                 (prepared.0, Release::Ring(prepared.1))
             }
-            Some(trigger) => self.prepare_triggered(&mut send, &mut completions, request, trigger)?,
+            (None, Some(hold)) => {
+                let prepared = send.prepare_held(hold, request, self, &mut completions)?;
+                (prepared.0, Release::Ring(prepared.1))
+            }
+            (Some(trigger), hold) => {
+                self.prepare_triggered(&mut send, &mut completions, (request, hold), trigger)?
+            }
         };
         if let Some(claim) = claim {
             let _ = claim.entry.set(completions.newest_booked());
@@ -225,16 +227,18 @@ impl QueuePairInner {
         &self,
         send: &mut SendState,
         completions: &mut CompletionState,
-        request: &WorkRequest<'_>,
+        (request, hold): (&WorkRequest<'_>, Option<Hold>),
         trigger: &Arc<TriggerInner>,
     ) -> Result<(u64, Release), QueueError> {
         if let Some(master) = &trigger.master {
+            // `PersistentSend::behind` refuses its queue pairs.
+            debug_assert!(hold.is_none());
             let (serial, ticket) = master.prepare(trigger, self, send, completions, request)?;
             return Ok((serial, Release::Ticket(ticket)));
         }
         let (ticket, wait) = trigger.take();
         // SAFETY: the register belongs to this queue pair, which is alive.
-        match unsafe { send.prepare_behind(wait, request, self, completions) } {
+        match unsafe { send.prepare_behind((wait, hold), request, self, completions) } {
             Ok(serial) => Ok((serial, Release::Ticket(ticket))),
             Err(error) => {
                 trigger.cancel(ticket);

@@ -7,7 +7,7 @@ pub use master::MasterConfig;
 
 use crate::memop::{Named, Place};
 use crate::memory::timeline::{Timeline, TimelinePoint};
-use crate::qp::card_word::CardWord;
+use crate::qp::card_word::{CardWord, is_behind};
 use crate::queue::send::{Before, CardWait, LastPost};
 use crate::queue::{OrderError, QueueError};
 use crate::verbs::{
@@ -202,19 +202,11 @@ impl Trigger {
     /// [`Error::Cuda`] where the word is in GPU memory and the driver cannot write it.
     pub fn release(&self, ticket: u64) -> Result<(), Error> {
         let _state = self.inner.state.lock();
-        self.inner.raise(ticket)
+        Ok(self.inner.word.raise(ticket)?)
     }
 }
 
 impl TriggerInner {
-    /// Stores a ticket, unless the word has reached it. The caller holds the lock.
-    fn raise(&self, ticket: u64) -> Result<(), Error> {
-        if is_behind(self.word.load()?, ticket) {
-            self.word.store(wait::word(ticket))?;
-        }
-        Ok(())
-    }
-
     /// The newest post, where its stream may have to write it still. The word tells, too, what the
     /// stream tells only now and then; in GPU memory it takes the driver to look at it.
     fn in_the_way<'a>(&self, state: &'a Tickets) -> Option<&'a LastPost> {
@@ -254,7 +246,7 @@ impl TriggerInner {
         if state.prepared.is_empty()
             && state.given == 0
             && self.in_the_way(&state).is_none()
-            && let Err(error) = self.raise(ticket)
+            && let Err(error) = self.word.raise(ticket)
         {
             tracing::warn!(%error, ticket, "a dropped send stays in its queue until the next ticket is written");
         }
@@ -299,11 +291,6 @@ impl TriggerInner {
         state.given = ticket;
         Ok(())
     }
-}
-
-/// Whether a word has still to reach a ticket.
-fn is_behind(word: u64, ticket: u64) -> bool {
-    (ticket.wrapping_sub(wait::word(word)) as i64) > 0
 }
 
 impl Tickets {

@@ -14,7 +14,7 @@ mod released;
 mod restart;
 mod window;
 
-pub(crate) use behind::CardWait;
+pub(crate) use behind::{CardWait, Hold};
 pub(crate) use device::BorrowedSends;
 pub(crate) use order::{Before, LastPost, Replaced};
 pub(crate) use owned::OwnedSends;

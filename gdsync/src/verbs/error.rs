@@ -228,9 +228,17 @@ pub enum QueuePairError {
     /// A trigger that has queue pairs, or other handles, cannot be given a master.
     #[error("the trigger is in use already: give it its master before anything else is made with it")]
     TriggerInUse,
-    /// A trigger of another protection domain.
-    #[error("the trigger belongs to another protection domain than the queue pair: make it there")]
+    /// A trigger, or a word for which the card waits, of another protection domain.
+    #[error("the trigger or word belongs to another protection domain than the queue pair: make it there")]
     OtherDomain,
+    /// The master of a trigger waits in the place of the queue pair.
+    #[error(
+        "the sends of queue pair {qpn:#x} are released by the master of its trigger, and wait for nothing else: use a trigger without a master"
+    )]
+    MasterWaits {
+        /// Its number.
+        qpn: u32,
+    },
     /// Another queue pair's own completion queue, where streams wait for its persistent requests.
     #[error(
         "completion queue {cqn:#x} is another queue pair's own, and streams wait there for its persistent requests: share one that CompletionQueue::new has made"

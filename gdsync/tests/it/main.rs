@@ -54,6 +54,7 @@ mod owned;
 mod persistent_ends;
 mod persistent_faults;
 mod persistent_lists;
+mod persistent_ready;
 mod placement;
 mod post_one;
 mod proxy;

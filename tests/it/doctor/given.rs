@@ -47,7 +47,8 @@ fn an_mps_daemon_that_serves_nothing_is_told() {
 fn a_container_is_told_with_what_it_lacks() {
     let container = ("/proc/1/cgroup = 0::/init.scope", "/proc/1/cgroup = 0::/kubepods/pod1");
     let devices = with(&[container]);
-    Said::of(&devices).has("container", "warn", "without /dev/infiniband", "--device=/dev/infiniband");
+    let seen = "one with no capability, without /dev/infiniband";
+    Said::of(&devices).has("container", "warn", seen, "--device=/dev/infiniband");
     devices.file("/dev/infiniband/uverbs0", "");
     // Nothing else is needed: memory has no limit, and registers may be mapped.
     Said::of(&devices).has("container", "pass", "that are needed", "");
@@ -66,10 +67,14 @@ fn a_container_is_told_with_what_it_lacks() {
     );
     // With all capabilities.
     let all = ("CapEff: 0000000000000000", "CapEff: 000001ffffffffff");
-    Said::of(&with(&[marked, limited, unmapped, all])).has("container", "pass", "that are needed", "");
+    let seen = "one with 41 capabilities, with the devices and capabilities that are needed";
+    Said::of(&with(&[marked, limited, unmapped, all])).has("container", "pass", seen, "");
+    let one = ("CapEff: 0000000000000000", "CapEff: 0000000000004000\\nNoNewPrivs: 1");
+    let said = Said::of(&with(&[marked, limited, unmapped, one]));
+    said.has("container", "warn", "one with 1 capability and no new privileges, without CAP_SYS_ADMIN", "");
     let nothing = tree(topologies::NOTHING, topologies::NOTHING_LIBRARIES);
     nothing.file("/run/.containerenv", "");
-    Said::of(&nothing).has("container", "pass", "one, without GPU and card", "");
+    Said::of(&nothing).has("container", "pass", "one with no capability, without GPU and card", "");
 }
 
 #[test]
@@ -82,7 +87,16 @@ fn services_hand_their_limit_on() {
     said(&[(limit, "LimitMEMLOCK=infinity:infinity\\n")]).has(name, "pass", "slurmd infinity", "");
     // The manager's own default counts where the unit has none.
     let manager = ("#DefaultLimitMEMLOCK=8M", "DefaultLimitMEMLOCK=infinity");
-    said(&[(limit, ""), manager]).has(name, "pass", "slurmd infinity", "");
+    let seen = "slurmd infinity; DefaultLimitMEMLOCK=infinity, this process: unlimited";
+    said(&[(limit, ""), manager]).has(name, "pass", seen, "");
+    let less = [manager, ("locked memory         unlimited", "locked memory         65536")];
+    said(&less).has(name, "pass", "slurmd infinity; DefaultLimitMEMLOCK=infinity, this process: 64 KiB", "");
+    said(&[manager, ("/proc/self/limits = ", "/proc/self/others = ")]).has(
+        name,
+        "pass",
+        "process: unknown",
+        "",
+    );
     // What the administrator adds comes last, and an empty value takes back what was there.
     let machine = with(&[]);
     machine.file("/etc/systemd/system/slurmd.service.d/10-memory.conf", "[Service]\nLimitMEMLOCK=1G\n");
@@ -96,6 +110,27 @@ fn services_hand_their_limit_on() {
     machine.file("/etc/systemd/system/slurmd.service.d/10-memory.conf", "");
     machine.file("/etc/systemd/system/slurmd.service", "[Service]\nLimitMEMLOCK=2G\n");
     Said::of(&machine).has(name, "warn", "slurmd 2G", "");
+    // What runs has the limit of when it was started.
+    let started = |bytes: &str, changes: &[(&str, &str)]| {
+        let machine = with(changes);
+        machine.file("/proc/41/comm", "other\n");
+        machine.file("/proc/42/comm", "slurmd\n");
+        machine.file(
+            "/proc/42/limits",
+            format!("Max locked memory         {bytes}              {bytes}              bytes\n"),
+        );
+        Said::of(&machine)
+    };
+    let stale = "slurmd infinity (its process: 64 KiB)";
+    started("65536", &[]).has(
+        name,
+        "warn",
+        stale,
+        "changed since it was started: `systemctl restart slurmd`",
+    );
+    started("unlimited", &[]).has(name, "pass", "slurmd infinity", "");
+    let lucky = "slurmd 64M (its process: unlimited)";
+    started("unlimited", &[(limit, "LimitMEMLOCK=64M\\n")]).has(name, "warn", lucky, "systemctl edit slurmd");
     let without = said(&[("slurmd.service", "other.service")]);
     without.has(name, "skip", "none of containerd, docker", "");
 }

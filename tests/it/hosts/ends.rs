@@ -72,7 +72,7 @@ fn an_interrupted_server_ends_at_once_and_its_client_says_so() {
 fn a_failure_of_one_side_is_told_by_both() {
     let setting = Setting::loopback("hosts-failure");
     let fails = [("SOFTHCA_FAULTS", "fail=retry-exceeded nth=200 kind=write,send")];
-    if gdsync_test_support::on_system() {
+    if gdsync_test_support::skipped_on_system("a_failure_of_one_side_is_told_by_both") {
         return;
     }
     let server = setting.server(&[], &fails);

@@ -4,7 +4,7 @@ use super::stranger::{self, Stranger};
 use super::{ENDLESS, Ended, Setting, end};
 use crate::command::{error_in, row, rows, succeeds};
 use crate::processes::signal;
-use gdsync_test_support::on_system;
+use gdsync_test_support::{on_system, skipped_on_system};
 use serde_json::{Value, json};
 use std::process::Child;
 use std::time::Duration;
@@ -59,7 +59,7 @@ fn each_operation_in_each_mode() {
 
 #[test]
 fn many_queue_pairs_of_both_directions_over_tcp() {
-    if on_system() {
+    if skipped_on_system("many_queue_pairs_of_both_directions_over_tcp") {
         return;
     }
     let setting = net("net-tcp").with("SOFTHCA_LISTEN", "127.84.2.1:48201,127.84.2.2:48201");
@@ -236,7 +236,7 @@ fn says_once(ended: &Ended, words: &str) {
 
 #[test]
 fn a_failure_of_one_side_is_said_once_by_both() {
-    if on_system() {
+    if skipped_on_system("a_failure_of_one_side_is_said_once_by_both") {
         return;
     }
     let setting = net("net-failure");

@@ -3,13 +3,13 @@
 use super::runs::TRANSPORTS;
 use super::{ENDLESS, Setting, end};
 use gdsync_test_support::networks::Namespaces;
-use gdsync_test_support::{on_system, skipped};
+use gdsync_test_support::{skipped, skipped_on_system};
 
 const KEY: &str = "the key of both hosts";
 
 /// A server in the first namespace and a client in the second. `None` where there can be none: the test is skipped.
 fn apart(test: &str) -> Option<(Namespaces, Setting)> {
-    if on_system() {
+    if skipped_on_system(test) {
         return None;
     }
     let namespaces = match Namespaces::new() {

@@ -3,7 +3,7 @@
 use super::{Setting, end};
 use crate::command::row;
 use crate::uverbs::support::tool;
-use gdsync_test_support::on_system;
+use gdsync_test_support::{on_system, skipped_on_system};
 use serde_json::Value;
 use std::net::TcpListener;
 use std::process::Stdio;
@@ -51,7 +51,7 @@ fn every_path_of_doorbells_and_memory_of_queues() {
 
 #[test]
 fn software_cards_over_tcp() {
-    if on_system() {
+    if skipped_on_system("software_cards_over_tcp") {
         return;
     }
     let setting = Setting::loopback("hosts-tcp").with("SOFTHCA_LISTEN", "127.84.1.1:48200,127.84.1.2:48200");

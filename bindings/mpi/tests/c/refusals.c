@@ -127,7 +127,8 @@ static void states(MPIS_Queue queue)
 /* Read by the first match, as long as it fails. */
 static void settings(void)
 {
-    static const char *const wrong[][2] = {{"GDSYNC_MPI_PEER_TIMEOUT_MS", "soon"}, {"GDSYNC_MPI_PART_BYTES", "0"}};
+    static const char *const wrong[][2] = {{"GDSYNC_MPI_PEER_TIMEOUT_MS", "soon"}, {"GDSYNC_MPI_PART_BYTES", "0"},
+                                          {"GDSYNC_MPI_HOLD_SENDS", "2"}};
     int sent = 0, received = 0;
     char text[64];
     size_t at;

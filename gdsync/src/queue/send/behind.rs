@@ -6,10 +6,12 @@ use crate::queue::completion::CompletionState;
 use crate::queue::doorbell::ring;
 use crate::queue::regions::Regions;
 use crate::queue::request::Rules;
-use crate::queue::{OrderError, QueueError, WorkRequest};
+use crate::queue::{Doorbell, OrderError, QueueError, WorkRequest};
+use crate::verbs::MemoryRegionInner;
 use gdsync_sys::prm::doorbell;
 use gdsync_sys::prm::wait::{IndexSeg, Kind, WaitDataSeg};
 use gdsync_sys::prm::wqe::{BASIC_BLOCK, CtrlFlags};
+use std::sync::Arc;
 use zerocopy::IntoBytes;
 
 /// What a send queue waits for.
@@ -19,6 +21,19 @@ pub(crate) enum CardWait {
     Ticket { lkey: u32, addr: u64, ticket: u64 },
     /// The entry `index` of a completion queue, and so all before it.
     Entry { cqn: u32, index: u32 },
+}
+
+/// A WAIT in front of a send of its own, and the region of the word that it looks at.
+#[derive(Clone, Debug)]
+pub(crate) struct Hold {
+    pub(crate) wait: CardWait,
+    pub(crate) region: Arc<MemoryRegionInner>,
+}
+
+impl From<Hold> for (CardWait, Regions) {
+    fn from(Hold { wait, region }: Hold) -> Self {
+        (wait, Regions::One(region))
+    }
 }
 
 /// A block with a control segment and what is behind it.
@@ -45,8 +60,9 @@ impl CardWait {
 }
 
 impl SendState {
-    /// Writes a work request behind a WAIT into the ring of an armed queue, and rings the card for
-    /// both. A stream still has to post it, in its turn. Where that fails, nothing has changed.
+    /// Writes a work request behind a WAIT into the ring of an armed queue, and behind one of its own if there
+    /// is one, and rings the card for all of them. A stream still has to post it, in its turn. Where that fails,
+    /// nothing has changed.
     ///
     /// Returns its serial number.
     ///
@@ -54,13 +70,31 @@ impl SendState {
     /// The register is valid.
     pub(crate) unsafe fn prepare_behind(
         &mut self,
-        wait: CardWait,
+        (wait, hold): (CardWait, Option<Hold>),
         request: &WorkRequest<'_>,
         rules: &impl Rules,
         completions: &mut CompletionState,
     ) -> Result<u64, QueueError> {
+        let waits = [(wait, Regions::None)].into_iter().chain(hold.map(Hold::into));
+        let value = self.place_behind(waits, request, rules, completions, State::Prepared)?;
         // SAFETY: the caller's.
-        unsafe { self.place_behind(&[wait], request, rules, completions, State::Prepared) }
+        unsafe { ring(&self.ring, doorbell::record(self.head), self.register, value) };
+        Ok(self.next_serial() - 1)
+    }
+
+    /// Writes a work request behind a WAIT into the ring, for a stream to post: its doorbell hands both to
+    /// the card. Where that fails, nothing has changed.
+    ///
+    /// Returns its serial number, and the doorbell.
+    pub(crate) fn prepare_held(
+        &mut self,
+        hold: Hold,
+        request: &WorkRequest<'_>,
+        rules: &impl Rules,
+        completions: &mut CompletionState,
+    ) -> Result<(u64, Doorbell), QueueError> {
+        let value = self.place_behind([hold.into()], request, rules, completions, State::Prepared)?;
+        Ok((self.next_serial() - 1, self.doorbell(doorbell::record(self.head), value)))
     }
 
     /// Writes a work request behind WAITs, and rings the card for all of them: they count as posted
@@ -82,22 +116,25 @@ impl SendState {
         if serial != expected {
             return Err(QueueError::Order(OrderError::OutOfOrder { qpn: self.qpn, serial, expected }));
         }
+        let waits = waits.iter().map(|wait| (*wait, Regions::None));
+        let value = self.place_behind(waits, request, rules, completions, State::Posted)?;
         // SAFETY: the caller's.
-        unsafe { self.place_behind(waits, request, rules, completions, State::Posted) }.map(drop)
+        unsafe { ring(&self.ring, doorbell::record(self.head), self.register, value) };
+        Ok(())
     }
 
-    /// # Safety
-    /// The register is valid.
-    unsafe fn place_behind(
+    /// Writes a work request behind WAITs. Returns the value of the doorbell register.
+    fn place_behind(
         &mut self,
-        waits: &[CardWait],
+        waits: impl IntoIterator<Item = (CardWait, Regions)>,
         request: &WorkRequest<'_>,
         rules: &impl Rules,
         completions: &mut CompletionState,
         state: State,
     ) -> Result<u64, QueueError> {
         let entries = self.entries.len();
-        let placed = waits.iter().try_for_each(|wait| self.place_wait(*wait, completions));
+        let placed =
+            waits.into_iter().try_for_each(|(wait, regions)| self.place_wait(wait, regions, completions));
         let placed =
             placed.and_then(|()| self.place(request, rules, |signaled| completions.reserve(signaled), state));
         let value = match placed {
@@ -109,31 +146,30 @@ impl SendState {
         };
         // Before any send that was prepared earlier, nothing is due: a WAIT is nothing to post.
         self.skip_unprepared();
-        // SAFETY: the caller's.
-        unsafe { ring(&self.ring, doorbell::record(self.head), self.register, value) };
-        Ok(self.next_serial() - 1)
+        Ok(value)
     }
 
     /// Writes a WAIT. Like any work request, it completes where it fails or is flushed.
     pub(super) fn place_wait(
         &mut self,
         wait: CardWait,
+        regions: Regions,
         completions: &mut CompletionState,
     ) -> Result<(), QueueError> {
-        self.place_block(completions, |head, qpn| wait.encode(head, qpn))
+        self.place_block(completions, regions, |head, qpn| wait.encode(head, qpn))
     }
 
     /// Writes a work request of one block whose completion is not returned.
     pub(super) fn place_block(
         &mut self,
         completions: &mut CompletionState,
+        regions: Regions,
         encode: impl FnOnce(u32, u32) -> [u8; BASIC_BLOCK],
     ) -> Result<(), QueueError> {
         self.check_room(1)?;
         completions.reserve(false)?;
         let first = self.head;
         self.ring.write(first, &encode(first, self.qpn));
-        let regions = Regions::None;
         self.push(Entry { wr_id: 0, first, blocks: 1, signaled: false, state: State::Hidden, regions });
         Ok(())
     }

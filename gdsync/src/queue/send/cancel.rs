@@ -35,6 +35,13 @@ impl SendState {
         let left = self.position(serial);
         if let Some(position) = left {
             self.write_nop(position);
+            // So is a WAIT in front of it that a stream would have rung for: what follows does not wait in its place.
+            if self.handover == Handover::Doorbells
+                && let Some(before) = position.checked_sub(1)
+                && self.entries[before].state == State::Hidden
+            {
+                self.write_nop(before);
+            }
         }
         if let Some(change) = change {
             change.cancel(left.is_none());

@@ -10,6 +10,7 @@ use super::behind::block;
 use super::{CardWait, SendState, State};
 use crate::queue::completion::CompletionState;
 use crate::queue::doorbell::ring;
+use crate::queue::regions::Regions;
 use crate::queue::request::Rules;
 use crate::queue::{OrderError, QueueError, WorkRequest};
 use gdsync_sys::barrier;
@@ -75,8 +76,10 @@ impl SendState {
     ) -> Result<u32, QueueError> {
         let entries = self.entries.len();
         let segment = IndexSeg::new(until.into(), qpn);
-        let placed = self.place_wait(wait, completions).and_then(|()| {
-            self.place_block(completions, |head, own| block(Kind::SendEnable, head, own, segment.as_bytes()))
+        let placed = self.place_wait(wait, Regions::None, completions).and_then(|()| {
+            self.place_block(completions, Regions::None, |head, own| {
+                block(Kind::SendEnable, head, own, segment.as_bytes())
+            })
         });
         if let Err(error) = placed {
             self.take_back(entries, completions);

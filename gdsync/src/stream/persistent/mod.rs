@@ -18,6 +18,12 @@
 //! shares others), and no work of the program completes there in front of the request that no wait is for. Otherwise a thread of the library looks at the completions and writes the request's
 //! [`Status`], and the stream waits for that.
 //!
+//! # Messages that find their receive
+//! A receive is posted in the stream's order. A send that is there earlier is refused (receiver not ready), and the
+//! card repeats it after a while. [`PersistentSend::count`] and [`PersistentSend::behind`] spare that, on cards that
+//! wait for words: the receiving side counts its starts up in a word of the sending side, and that side's card holds
+//! each send back until the word has reached it.
+//!
 //! # Statuses
 //! Every start has a [`Status`] of its own. It is written when somebody looks: [`Status::get`],
 //! [`Persistent::complete`], the next start; or by a thread of the library, from the call of [`Status::word`]
@@ -57,6 +63,7 @@
 //! ```
 
 mod progress;
+mod readiness;
 mod request;
 mod start;
 mod wait;
@@ -138,7 +145,8 @@ pub type PersistentSend = Persistent<Outgoing>;
 /// The receive is posted when the stream reaches the start: a message that arrived earlier could
 /// overwrite what the stream still reads. So the remote side may send before the receive is posted,
 /// and needs receiver-not-ready retries, which take longer than the message. A program that starts the
-/// receive before it sends what the remote side answers spares them.
+/// receive before it sends what the remote side answers spares them, and so does one whose receives tell the sending
+/// side when they start ([`PersistentSend::count`]).
 ///
 /// Until the stream has reached it, nothing else is received by the queue pair: [`QueuePair::post_recv`] and
 /// starts on other streams are refused ([`OrderError::ReceivesOnStream`](crate::queue::OrderError)).
@@ -150,6 +158,8 @@ pub struct Outgoing {
     remote: Option<RemoteMemory>,
     immediate: Option<u32>,
     target: Option<DcAddress>,
+    /// It writes the number of its start: the bytes of the next one.
+    count: Option<[u8; size_of::<u64>()]>,
 }
 
 /// The kind of a [`PersistentRecv`].
@@ -158,9 +168,10 @@ pub struct Incoming(());
 
 impl Kind for Outgoing {
     fn work<'a>(&'a self, slices: &'a [Slice]) -> Work<'a> {
-        let request = match self.remote {
-            None => WorkRequest::send(slices),
-            Some(remote) => WorkRequest::write(slices, remote),
+        let request = match (self.remote, &self.count) {
+            (None, _) => WorkRequest::send(slices),
+            (Some(remote), None) => WorkRequest::write(slices, remote),
+            (Some(remote), Some(bytes)) => WorkRequest::write_inline(bytes, remote),
         };
         let request = self.target.iter().fold(request, WorkRequest::to_target);
         Work::Send(self.immediate.into_iter().fold(request, WorkRequest::immediate))
@@ -168,6 +179,10 @@ impl Kind for Outgoing {
 
     fn work_kind(&self) -> WorkKind {
         if self.remote.is_some() { WorkKind::RdmaWrite } else { WorkKind::Send }
+    }
+
+    fn counted(&mut self, starts: u64) {
+        self.count.iter_mut().for_each(|bytes| *bytes = readiness::bytes_of(starts + 1));
     }
 }
 
@@ -275,7 +290,7 @@ impl PersistentSend {
     /// # Errors
     /// [`QueueError`]: a slice of another domain, or a limit of the queue pair.
     pub fn send(queue_pair: &QueuePair, slices: &[Slice]) -> Result<Self, QueueError> {
-        Self::to(queue_pair, slices, None)
+        Self::to(queue_pair, slices, None, None)
     }
 
     /// Remembers an RDMA write of the slices.
@@ -283,15 +298,16 @@ impl PersistentSend {
     /// # Errors
     /// As [`Self::send`].
     pub fn write(queue_pair: &QueuePair, slices: &[Slice], remote: RemoteMemory) -> Result<Self, QueueError> {
-        Self::to(queue_pair, slices, Some(remote))
+        Self::to(queue_pair, slices, Some(remote), None)
     }
 
     fn to(
         queue_pair: &QueuePair,
         slices: &[Slice],
         remote: Option<RemoteMemory>,
+        count: Option<[u8; size_of::<u64>()]>,
     ) -> Result<Self, QueueError> {
-        let kind = Outgoing { remote, immediate: None, target: None };
+        let kind = Outgoing { remote, immediate: None, target: None, count };
         let this = Self::with_kind(kind, queue_pair, &queue_pair.inner.send_cq, slices, false)?;
         if let Work::Send(request) = this.kind.work(&this.core.slices) {
             request.most_units(queue_pair.inner.limits())?;

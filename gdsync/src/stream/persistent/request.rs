@@ -3,7 +3,8 @@
 use super::{Persistent, PersistentError};
 use crate::memory::timeline::Timeline;
 use crate::qp::checker::start_checker;
-use crate::qp::{CompletionQueueInner, QueuePairInner};
+use crate::qp::{CardWord, CompletionQueueInner, QueuePairInner};
+use crate::queue::send::{CardWait, Hold};
 use crate::queue::{Claim, Completion, Status, WorkKind, WorkRequest};
 use crate::verbs::Slice;
 use std::collections::VecDeque;
@@ -24,6 +25,10 @@ impl<K: sealed::Kind> sealed::Request for Persistent<K> {
     fn parts(&self) -> (&sealed::Core, sealed::Work<'_>, WorkKind) {
         (&self.core, self.kind.work(&self.core.slices), self.kind.work_kind())
     }
+
+    fn counted(&mut self) {
+        self.kind.counted(self.core.starts);
+    }
 }
 
 pub(super) mod sealed {
@@ -34,6 +39,9 @@ pub(super) mod sealed {
 
         /// The request, and the work of a start.
         fn parts(&self) -> (&Core, Work<'_>, WorkKind);
+
+        /// The core has counted a start.
+        fn counted(&mut self);
     }
 
     /// The kind of a request.
@@ -41,6 +49,9 @@ pub(super) mod sealed {
         fn work<'a>(&'a self, slices: &'a [Slice]) -> Work<'a>;
 
         fn work_kind(&self) -> WorkKind;
+
+        /// It has been started that many times.
+        fn counted(&mut self, _starts: u64) {}
     }
 
     /// What a start hands to the card.
@@ -56,6 +67,12 @@ pub(super) mod sealed {
         /// Where the request completes.
         pub(crate) queue: Arc<CompletionQueueInner>,
         pub(crate) slices: Vec<Slice>,
+        /// Starts may overlap: what they send is in their work requests.
+        pub(crate) may_overlap: bool,
+        /// How often it was started.
+        pub(crate) starts: u64,
+        /// The word that its peer counts up, which the card waits for in front of each start.
+        pub(crate) behind: Option<CardWord>,
         /// Starts that have not completed on the CPU, oldest first.
         pub(crate) active: VecDeque<Arc<Claim>>,
         /// The first failure since the last [`Persistent::complete`], or else the newest completion.
@@ -77,12 +94,29 @@ impl sealed::Core {
             tracing::debug!(%error, "what a persistent request needs is left to its start");
         }
         let (active, done, awaited_on) = (VecDeque::new(), None, None);
-        Self { queue_pair, queue, slices, active, done, awaited_on }
+        Self {
+            queue_pair,
+            queue,
+            slices,
+            may_overlap: false,
+            starts: 0,
+            behind: None,
+            active,
+            done,
+            awaited_on,
+        }
+    }
+
+    /// What the card waits for in front of the next start.
+    pub(super) fn hold_of_next(&self) -> Option<Hold> {
+        let word = self.behind.as_ref()?;
+        let wait = CardWait::Ticket { lkey: word.lkey(), addr: word.address(), ticket: self.starts + 1 };
+        Some(Hold { wait, region: word.region() })
     }
 
     pub(super) fn check_start(&mut self, timeline: &Arc<Timeline>) -> Result<(), PersistentError> {
         let ordered = self.awaited_on.as_ref().is_some_and(|awaited| Arc::ptr_eq(awaited, timeline));
-        if !self.active.is_empty() && !ordered {
+        if !self.active.is_empty() && !ordered && !self.may_overlap {
             return Err(PersistentError::Active);
         }
         start_checker()?;
@@ -93,6 +127,7 @@ impl sealed::Core {
     }
 
     pub(super) fn started(&mut self, claim: Arc<Claim>) {
+        self.starts += 1;
         self.active.push_back(claim);
         self.awaited_on = None;
     }

@@ -46,7 +46,10 @@ pub fn start_all<B: MemOpStream>(
         let error = match start_now(requests, stream) {
             Ok((claims, posted)) => {
                 let started = requests.iter_mut().zip(claims);
-                started.for_each(|(request, claim)| request.core().started(claim));
+                started.for_each(|(request, claim)| {
+                    request.core().started(claim);
+                    request.counted();
+                });
                 return Ok(posted);
             }
             Err(error) => error,
@@ -122,7 +125,8 @@ impl Prepared {
         }
         for (index, (request, claim)) in requests.iter().zip(&self.claims).enumerate() {
             let (core, Work::Send(work), _) = request.parts() else { continue };
-            let send = PreparedSend::claimed(core.queue_pair.clone(), work, claim.clone());
+            let (queue_pair, hold) = (core.queue_pair.clone(), core.hold_of_next());
+            let send = PreparedSend::claimed(queue_pair, work, claim.clone(), hold);
             let send = send.map_err(|error| ListError::of(index)(error.into()))?;
             let (indices, receives) = together.remove(&index).unzip();
             let with_it = indices.into_iter().flatten().chain([index]);

@@ -150,7 +150,7 @@ impl Engine {
         let is_request = PacketKind::try_from(header.kind).is_ok_and(PacketKind::is_request);
         if outcome == SendOutcome::Unreachable && is_request && header.is_reliable() {
             let Some(qp) = self.qps.get_mut(&qpn) else { return };
-            let peer = ended(&mut self.fabric, to, self.schedule.rounds(), &mut qp.requester);
+            let peer = ended(&mut self.fabric, to, (self.schedule.rounds(), now), &mut qp.requester);
             self.with_qp(qpn, now, |qp, context| qp.retry(peer, context));
         }
     }

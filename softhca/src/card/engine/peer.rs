@@ -2,6 +2,7 @@
 
 use crate::card::transport::requester::{Examination, PeerState, Requester};
 use crate::fabric::{Fabric, Node};
+use std::time::Instant;
 
 /// Rounds in which a peer's card answers what it has taken. The first may have begun before it took
 /// the packet, and may have passed the queue pair already.
@@ -10,12 +11,19 @@ const ROUNDS_TO_ANSWER: u64 = 2;
 /// The state of a peer whose process has ended, in a round of this card. The peer may have answered everything
 /// before: a process that was not running meanwhile finds the answers and the end of the peer at once. The
 /// failure follows them, and the receives that complete with the acknowledgements of this card.
-pub(super) fn ended(fabric: &mut Fabric, node: Node, round: u64, requester: &mut Requester) -> PeerState {
+pub(super) fn ended(
+    fabric: &mut Fabric,
+    node: Node,
+    (round, now): (u64, Instant),
+    requester: &mut Requester,
+) -> PeerState {
     let until = fabric.arrived(node);
     match requester.examination {
+        Some(Examination::Parted { since }) => return PeerState::Ended { since },
         _ if !fabric.has_received(node, until) => requester.examination = None,
         Some(Examination::Parting { since }) if round.wrapping_sub(since) >= ROUNDS_TO_ANSWER => {
-            return PeerState::Ended;
+            requester.examination = Some(Examination::Parted { since: now });
+            return PeerState::Ended { since: now };
         }
         Some(Examination::Parting { .. }) => {}
         _ => requester.examination = Some(Examination::Parting { since: round }),
@@ -30,9 +38,14 @@ pub(super) fn ended(fabric: &mut Fabric, node: Node, round: u64, requester: &mut
 /// answer. So the peer's card must have taken the packets, and then have served all its queue pairs;
 /// and this card must have taken what the peer's card had sent by then. What is still missing does
 /// not come.
-pub(super) fn examine(fabric: &mut Fabric, node: Node, round: u64, requester: &mut Requester) -> PeerState {
+pub(super) fn examine(
+    fabric: &mut Fabric,
+    node: Node,
+    (round, now): (u64, Instant),
+    requester: &mut Requester,
+) -> PeerState {
     if !fabric.is_alive(node) {
-        return ended(fabric, node, round, requester);
+        return ended(fabric, node, (round, now), requester);
     }
     // Faults have dropped what was sent: no card answers it, stopped or not.
     let Some(reached_at) = requester.reached_at() else { return PeerState::Answered };

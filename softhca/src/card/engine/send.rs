@@ -14,7 +14,7 @@ const SEND_BUDGET: usize = 16;
 const LAST_ROUNDS: usize = 64;
 
 /// How serving a queue pair ended.
-pub(super) enum Served {
+pub(crate) enum Served {
     /// It has nothing more to send now.
     All,
     /// It has more to send.
@@ -33,7 +33,7 @@ enum Fetch {
 
 impl Engine {
     /// Sends packets of a queue pair.
-    pub(super) fn serve(&mut self, qpn: u32, now: Instant) -> Served {
+    pub(crate) fn serve(&mut self, qpn: u32, now: Instant) -> Served {
         let served = self.serve_up_to_budget(qpn, now);
         match (self.settle(now), served) {
             // What failed was a response, perhaps: its refusal is still to be sent.
@@ -78,16 +78,16 @@ impl Engine {
         Served::Part
     }
 
-    /// Sends what was posted to a queue pair of an unreliable transport that is about to go, unless that is much. On a
-    /// card of hardware it has left: a command takes longer than a doorbell. Programs count on that (`mckey`).
+    /// Sends what was posted to a queue pair of an unreliable transport that is about to go, and the answers that any
+    /// owes, unless that is much. On a card of hardware it has left: a command takes longer than a doorbell, and an
+    /// acknowledgement leaves before the program sees the receive. Programs count on that (`mckey`, `ibv_srq_pingpong`).
     pub(crate) fn send_the_last(&mut self, qpn: u32) {
         self.take_doorbells_of(qpn, Instant::now());
-        let is_reliable = |qp: &Qp| qp.endpoint.config.transport.is_reliable();
-        if self.qps.get(&qpn).is_none_or(is_reliable) {
-            return;
-        }
+        let goes_on = |qp: &Qp| !qp.endpoint.config.transport.is_reliable() || qp.owes_answers();
         for _ in 0..LAST_ROUNDS {
-            if !matches!(self.serve(qpn, Instant::now()), Served::Part) {
+            if !self.qps.get(&qpn).is_some_and(goes_on)
+                || !matches!(self.serve(qpn, Instant::now()), Served::Part)
+            {
                 break;
             }
         }

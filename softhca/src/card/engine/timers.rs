@@ -30,7 +30,7 @@ impl Engine {
         let round = self.schedule.rounds();
         let peer = match expired {
             true if node == self.resources.port.node() => Some(examine_own(round, &mut qp.requester)),
-            true => Some(examine(&mut self.fabric, node, round, &mut qp.requester)),
+            true => Some(examine(&mut self.fabric, node, (round, now), &mut qp.requester)),
             false => None,
         };
         self.with_qp(qpn, now, |qp, context| {
@@ -40,7 +40,7 @@ impl Engine {
         });
         // A queue pair that goes on waiting for its peer has nothing to send: in the queue of those that have, it would
         // hold up the others, and the end of the round, for which it may wait.
-        if ready || matches!(peer, Some(PeerState::Answered | PeerState::Ended)) {
+        if ready || matches!(peer, Some(PeerState::Answered | PeerState::Ended { .. })) {
             self.activate(qpn);
         }
         expired || ready

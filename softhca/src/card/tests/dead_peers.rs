@@ -161,6 +161,38 @@ fn a_receive_from_the_dead_completes_before_what_they_do_not_answer_fails() {
     assert_eq!(error(receiver.cq.poll()), (CqeOpcode::RequesterError, Syndrome::RetryExceeded, 0));
 }
 
+/// A program that has everything may end before what its peer, which has ended, owes it fails.
+#[test]
+fn what_a_dead_peer_owes_fails_when_the_program_has_had_time_to_end() {
+    let (alive, dies) = (card(), card());
+    let mut sender = TestQp::new(&alive, alive.alloc_pd().unwrap(), &SIZES);
+    let to = TestQp::new(&dies, dies.alloc_pd().unwrap(), &SIZES);
+    // All retries of this one take half a second.
+    sender.connect(&alive, to.qpn, dies.lid(), QpChange { timeout: Some(14), ..QpChange::default() });
+    sender.post(Opcode::Send, &[&inline(b"hello")]);
+    run(&alive);
+    drop(dies);
+    let node = alive.shared.engine.lock().qps[&sender.qpn].endpoint.node(alive.port);
+    let mut engine = alive.shared.engine.lock();
+    let from = Instant::now();
+    while engine.fabric.is_alive(node) {
+        assert!(from.elapsed() < Duration::from_secs(20), "its end is not noticed");
+        engine.step(from);
+    }
+    // The card's time, from then on for a millisecond.
+    let mut at = |milliseconds| {
+        for micros in 0..1000 {
+            engine.step(from + Duration::from_millis(milliseconds) + Duration::from_micros(micros));
+        }
+        sender.cq.peek().is_some()
+    };
+    // The first time-out shows the end of the peer.
+    assert_eq!([at(0), at(70), at(165)], [false; 3]);
+    assert!(at(175), "it fails at last");
+    drop(engine);
+    assert_eq!(error(sender.cq.poll()).1, Syndrome::RetryExceeded);
+}
+
 #[test]
 fn a_peer_whose_card_has_panicked_is_given_up() {
     let (alive, panics) = (card(), card());

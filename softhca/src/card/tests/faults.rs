@@ -389,6 +389,27 @@ fn packets_of_a_former_life_are_forgotten() {
     assert_eq!(&pair.target.bytes()[..3], b"end", "delayed packets are released when faults end");
 }
 
+/// The program may find a receive before the card has come to its acknowledgement.
+#[test]
+fn an_acknowledgement_leaves_before_its_queue_pair_goes() {
+    for kind in [Opcode::Send, Opcode::RdmaWrite] {
+        let mut pair = quick(64);
+        pair.right.post_recv(&[pair.target.data(0..64)]);
+        let remote = pair.target.remote(0);
+        let parts: &[&[u8]] =
+            if kind == Opcode::Send { &[&inline(b"data")] } else { &[remote.as_bytes(), &inline(b"data")] };
+        pair.left.post(kind, parts);
+        let mut engine = pair.card.shared.engine.lock();
+        engine.take_doorbells_of(pair.left.qpn, Instant::now());
+        engine.serve(pair.left.qpn, Instant::now());
+        drop(engine);
+        assert!(pair.left.cq.poll().is_none(), "it is not acknowledged yet");
+        pair.card.destroy_qp(pair.right.qpn).unwrap();
+        run(&pair.card);
+        assert_eq!(success(pair.left.cq.poll()).0, kind as u8);
+    }
+}
+
 /// A delayed packet holds up the acknowledgement behind it, for which the program does not wait.
 #[test]
 fn what_a_queue_pair_owes_leaves_before_its_end() {

@@ -226,6 +226,11 @@ impl Qp {
         self.requester.look(&mut Step { endpoint: &mut self.endpoint, context })
     }
 
+    /// Whether there are answers that have not left.
+    pub(crate) fn owes_answers(&self) -> bool {
+        self.responder.owes_answers() || self.initiators.owe_answers()
+    }
+
     /// The next packet to send. Its payload is in `context.payload`.
     pub(crate) fn next_packet(&mut self, context: &mut Context<'_>) -> Option<Outgoing> {
         let (qpn, port, made_at) = (self.endpoint.qpn, context.port, gdsync_trace::now());

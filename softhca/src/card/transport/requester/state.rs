@@ -75,13 +75,15 @@ pub(crate) enum Examination {
     /// For this card, which has taken everything that the peer had sent before its process ended, and has
     /// to serve all its queue pairs. `since` is its round then.
     Parting { since: u64 },
+    /// For the program, which has to find what follows. `since` is when that was there.
+    Parted { since: Instant },
 }
 
 /// What the fabric knows of a peer when the retransmission timer expires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PeerState {
-    /// Its process has ended, and what follows from everything that it had sent is done.
-    Ended,
+    /// Its process has ended, and what follows from everything that it had sent was done at `since`.
+    Ended { since: Instant },
     /// Its process has ended, and this card has still to take what it sent before, or to do what follows.
     Leaving,
     /// Its process lives, and has not taken what was sent to it: it is busy or stopped.

@@ -11,6 +11,10 @@ const LOOKS: u32 = 16;
 /// Less than the time to the next step, in which this card is done with more of what a peer that has ended
 /// has sent.
 const NEXT_STEP: Duration = Duration::from_nanos(1);
+/// How long a queue pair whose peer has ended keeps what is not acknowledged, where its retries take as long. On
+/// hardware they take half a second and more: a program that has what it wants ends before they are over, and must be
+/// able to do so here, on a busy machine, too.
+const GRACE: Duration = Duration::from_millis(100);
 
 impl Requester {
     /// The retransmission timer has expired, or the peer's process has ended.
@@ -29,8 +33,12 @@ impl Requester {
                 self.deadline = Some(step.context.now + NEXT_STEP);
                 return;
             }
+            PeerState::Ended { since } if step.context.now < since + Self::grace(step) => {
+                self.deadline = Some(since + Self::grace(step));
+                return;
+            }
             PeerState::Answered if self.retries_left > 0 => {}
-            PeerState::Answered | PeerState::Ended => {
+            PeerState::Answered | PeerState::Ended { .. } => {
                 self.set_timer(None);
                 let position = self.requests.iter().position(|request| !request.done && request.packets > 0);
                 if let Some(position) = position {
@@ -51,6 +59,12 @@ impl Requester {
 
     fn timeout(step: &Step<'_, '_>) -> Option<Duration> {
         ack_timeout(step.endpoint.attributes.timeout)
+    }
+
+    /// None without a time-out: hardware would wait for ever, and the end of the peer is all that there is.
+    fn grace(step: &Step<'_, '_>) -> Duration {
+        let transmissions = u32::from(step.endpoint.attributes.retry_cnt) + 1;
+        Self::timeout(step).map_or(Duration::ZERO, |timeout| GRACE.min(timeout * transmissions))
     }
 
     fn wait_again(&mut self, step: &Step<'_, '_>) {

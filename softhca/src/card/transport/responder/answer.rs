@@ -79,6 +79,11 @@ impl Responder {
         step.endpoint.fail();
     }
 
+    /// Whether there are answers that have not left.
+    pub(crate) fn owes_answers(&self) -> bool {
+        !self.responses.is_empty()
+    }
+
     /// The next response packet, if there is one. Its payload is in the context.
     pub(crate) fn next_response(&mut self, step: &mut Step<'_, '_>) -> Option<Header> {
         if self.responses.is_empty() || self.is_held(step) {
