@@ -6,20 +6,26 @@ mod bench;
 mod choices;
 #[path = "cli_hosts.rs"]
 mod hosts;
+#[path = "cli_net.rs"]
+mod net;
 #[path = "cli_pingpong.rs"]
 mod pingpong;
 #[path = "cli_process.rs"]
 mod process;
+#[path = "cli_sides.rs"]
+mod sides;
 #[path = "cli_top.rs"]
 mod top;
 #[path = "cli_values.rs"]
 mod values;
 
-pub(crate) use bench::{BenchOptions, Benchmark, Memory};
+pub(crate) use bench::{BenchOptions, Benchmark, Between, Memory};
 pub(crate) use choices::{Connections, DoorbellChoice, Operation, QueueChoice, Service, Trigger};
 pub(crate) use hosts::{Address, Hosts};
-pub(crate) use pingpong::{PingpongOptions, Sizes};
+pub(crate) use net::{NetMode, NetOperation, NetOptions};
+pub(crate) use pingpong::PingpongOptions;
 pub(crate) use process::{BenchFirstOptions, BenchScaleOptions, Process};
+pub(crate) use sides::{SideOptions, Sizes};
 pub(crate) use top::TopOptions;
 
 use crate::fault_plan;
@@ -47,7 +53,7 @@ gdsync: RDMA driven from CUDA streams, on a real card or on a software one.
   gdsync doctor                   what of this machine works for GPUDirect, and how to mend the rest
   gdsync devices                  the cards, software ones and the system's
   gdsync pingpong                 messages between two streams, every byte checked
-  gdsync bench                    measurements, each beside a reference
+  gdsync bench                    measurements, each beside a reference; `bench net`: between hosts
   gdsync explain --example halo   what a batch becomes on a stream
   gdsync soft -- COMMAND          run a program on the software card
 All commands: gdsync help. One of them: gdsync help COMMAND.
@@ -142,21 +148,26 @@ impl Cli {
         }
         let command = Self::try_parse_from(words)?.command;
         let conflict = match &command {
-            Command::Pingpong(options) => options.conflict().map(|text| ("pingpong", text)),
-            Command::Bench(options) => options.conflict().map(|text| ("bench", text)),
+            Command::Pingpong(options) => options.conflict().map(|text| (&["pingpong"][..], text)),
+            Command::Bench(BenchOptions { between: Some(Between::Net(options)), .. }) => {
+                options.conflict().map(|text| (&["bench", "net"][..], text))
+            }
+            Command::Bench(options) => options.conflict().map(|text| (&["bench"][..], text)),
             _ => None,
         };
         match conflict {
-            Some((name, text)) => Err(Self::refusal(name, text)),
+            Some((names, text)) => Err(Self::refusal(names, text)),
             None => Ok(Invocation::Command(command)),
         }
     }
 
     /// The error of a command whose options do not go together, with its usage.
-    fn refusal(name: &str, text: String) -> clap::Error {
-        let mut all = Self::command();
-        all.build();
-        let mut command = all.find_subcommand(name).cloned().unwrap_or(all);
+    fn refusal(names: &[&str], text: String) -> clap::Error {
+        let mut command = Self::command();
+        command.build();
+        for name in names {
+            command = command.find_subcommand(name).cloned().unwrap_or(command);
+        }
         command.error(ErrorKind::ArgumentConflict, text)
     }
 }

@@ -1,13 +1,16 @@
 //! The options of `gdsync bench`, and of the processes that it starts.
 
-use super::{Connections, values};
+use super::{Connections, NetOptions, values};
 use crate::hca::{self, Hca};
-use clap::{Args, ValueEnum};
+use clap::{Args, Subcommand, ValueEnum};
 use gdsync::cuda::GpuList;
 use std::path::PathBuf;
 
 #[derive(Clone, Debug, Args)]
+#[command(args_conflicts_with_subcommands = true, disable_help_subcommand = true)]
 pub(crate) struct BenchOptions {
+    #[command(subcommand)]
+    pub(crate) between: Option<Between>,
     /// What to measure
     #[arg(value_enum, default_value_t = Benchmark::Card)]
     pub(crate) what: Benchmark,
@@ -90,6 +93,14 @@ impl BenchOptions {
             )
         })
     }
+}
+
+/// What is measured between two sides, of one host or of two.
+#[derive(Clone, Debug, Subcommand)]
+pub(crate) enum Between {
+    /// Bandwidth, message rate and latency of sends, writes, reads and atomics that streams post, between two hosts, or
+    /// two processes of one
+    Net(Box<NetOptions>),
 }
 
 /// Whose memory something lies in.

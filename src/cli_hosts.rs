@@ -1,4 +1,4 @@
-//! The options of `gdsync pingpong` that say where its other side is.
+//! The options of a measurement between two sides that say where the other side is.
 
 use clap::Args;
 use std::fmt;
@@ -7,39 +7,16 @@ use std::num::NonZeroU16;
 /// TCP port of the server without another: perftest's.
 const DEFAULT_PORT: u16 = 18515;
 
-/// What the client decides for both sides.
-const OF_CLIENT: [&str; 20] = [
-    "iters",
-    "warmup",
-    "size",
-    "sizes",
-    "all_sizes",
-    "duration",
-    "transport",
-    "op",
-    "procs",
-    "trigger",
-    "mtu",
-    "cq",
-    "dbrec",
-    "wq",
-    "doorbells",
-    "queues",
-    "batch",
-    "check",
-    "csv",
-    "plot",
-];
-
 /// Where the other side is.
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct Hosts {
-    /// Exchange messages with `gdsync pingpong --server` on this host. The server does what the options here say, but
-    /// for --hca, --gid-index, --liberties and the number of --gpu, which each side has for itself
+    /// Measure with the same command and --server on this host. The server does what the options here say, but for
+    /// --hca, --gid-index, --liberties and the number of --gpu, which each side has for itself
     #[arg(value_name = "HOST[:PORT]", value_parser = address, conflicts_with_all = ["server", "procs"])]
     pub(crate) host: Option<Address>,
-    /// Wait for one `gdsync pingpong HOST`, exchange messages with it as its options say, and end
-    #[arg(long, conflicts_with_all = OF_CLIENT)]
+    /// Wait for one client, which is the same command with HOST, measure with it as its options say, and end. What the
+    /// client decides cannot be given here
+    #[arg(long)]
     pub(crate) server: bool,
     /// Where the server waits; port 0 is one that is free [default: all addresses of this host]
     #[arg(long, value_name = "ADDRESS[:PORT]", value_parser = address, requires = "server")]
@@ -123,25 +100,7 @@ fn port(text: &str) -> Result<NonZeroU16, String> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Cli;
     use super::*;
-    use clap::CommandFactory;
-
-    /// Those that a server may be given: where it waits, its own hardware, and how it prints.
-    const OF_EACH_SIDE: [&str; 9] =
-        ["host", "server", "listen", "port", "hca", "gid_index", "gpu", "liberties", "json"];
-
-    #[test]
-    fn every_option_is_the_clients_or_of_each_side() {
-        let command = Cli::command();
-        let pingpong = command.find_subcommand("pingpong").unwrap();
-        let mut all: Vec<&str> =
-            pingpong.get_arguments().map(|argument| argument.get_id().as_str()).collect();
-        let mut expected: Vec<&str> = OF_CLIENT.into_iter().chain(OF_EACH_SIDE).collect();
-        all.sort_unstable();
-        expected.sort_unstable();
-        assert_eq!(all, expected);
-    }
 
     #[test]
     fn an_address_is_a_host_and_maybe_a_port() {

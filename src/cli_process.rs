@@ -12,6 +12,8 @@ use std::path::PathBuf;
 pub(crate) enum Process {
     /// The other process of a pingpong
     PingpongPeer,
+    /// The other process of `bench net`
+    NetPeer,
     /// The process of a run of `bench first`
     BenchFirst(BenchFirstOptions),
     /// The process of a team of `bench scale`

@@ -75,13 +75,13 @@ fn options_that_do_not_go_together_are_refused() {
         assert!(message.contains(said), "{arguments:?}: {message}");
     }
     let options = parse(&["--gpu", "3", "--batch", "120", "--doorbells", "proxy"]).unwrap();
-    assert_eq!((options.gpu, options.doorbells), (Some(3.into()), DoorbellChoice::Proxy));
+    assert_eq!((options.sides.gpu, options.sides.doorbells), (Some(3.into()), DoorbellChoice::Proxy));
     for list in ["all", "0,1", "0,0"] {
-        assert_eq!(parse(&["--gpu", list]).unwrap().gpu, Some(list.parse().unwrap()));
+        assert_eq!(parse(&["--gpu", list]).unwrap().sides.gpu, Some(list.parse().unwrap()));
     }
     assert!(parse(&["--trigger", "cpu", "--batch", "1024"]).is_ok());
     let options = parse(&["--gpu", "2", "--cq", "gpu", "--wq", "stand-in"]).unwrap();
-    let placement = options.layout.placement(Some(2));
+    let placement = options.sides.layout.placement(Some(2));
     let (gpu, stand_in) = (gdsync::cuda::Placement::Gpu(2), gdsync::cuda::Placement::StandIn);
     assert_eq!(placement, gdsync::cuda::QueuePlacement::HOST.completions(gpu).work(stand_in));
 }
@@ -121,13 +121,13 @@ fn benchmarks_are_on_one_gpu_but_for_those_between_gpus() {
 
 #[test]
 fn checking_is_on_unless_switched_off() {
-    assert!(parse(&[]).unwrap().check && parse(&["--check"]).unwrap().check);
-    assert!(!parse(&["--check=false"]).unwrap().check);
+    assert!(parse(&[]).unwrap().sides.check && parse(&["--check"]).unwrap().sides.check);
+    assert!(!parse(&["--check=false"]).unwrap().sides.check);
 }
 
 #[test]
 fn sweeps_have_lists_and_powers() {
-    let swept = |arguments: &[&str]| parse(arguments).unwrap().swept();
+    let swept = |arguments: &[&str]| parse(arguments).unwrap().sides.swept();
     assert_eq!(swept(&["--sizes", "8..64"]), Some(vec![8, 16, 32, 64]));
     assert_eq!(swept(&["--sizes", "3..13"]), Some(vec![3, 6, 12]));
     assert_eq!(swept(&["--sizes", "0,4K,1M"]), Some(vec![0, 4096, 1 << 20]));
@@ -154,7 +154,7 @@ fn durations_have_units() {
     for (text, ms) in [("10s", 10_000), ("500ms", 500), ("1.5s", 1500), ("2m", 120_000), ("24h", 86_400_000)]
     {
         let options = parse(&["--duration", text]).unwrap();
-        assert_eq!(options.duration, Some(std::time::Duration::from_millis(ms)), "{text}");
+        assert_eq!(options.sides.duration, Some(std::time::Duration::from_millis(ms)), "{text}");
         assert_eq!(options.of_size(8).exchanges(), Some(MAX_EXCHANGES));
     }
     for text in ["0s", "10", "-1s", "s", "1e3s", "25h", "1.2.3s", ""] {
@@ -173,8 +173,15 @@ proptest! {
 
 #[test]
 fn processes_of_commands_are_neither_suggested_nor_listed() {
-    let internal =
-        ["pingpong-peer", "bench-first", "bench-scale", "soak-worker", "exchange-peer", "soft-watch"];
+    let internal = [
+        "pingpong-peer",
+        "net-peer",
+        "bench-first",
+        "bench-scale",
+        "soak-worker",
+        "exchange-peer",
+        "soft-watch",
+    ];
     for name in internal {
         assert!(Process::is_named(name.as_ref()), "{name}");
         // Nearly the name: what is suggested are commands of the user's.

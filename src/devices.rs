@@ -31,6 +31,7 @@ pub(crate) struct Identifier {
 
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct Listing {
+    #[serde(rename = "rows")]
     pub(crate) devices: Vec<Row>,
     /// What could not be listed, and what to do about it.
     pub(crate) notes: Vec<String>,

@@ -22,7 +22,9 @@ struct Entry {
 }
 
 /// Those that measure or move messages on a card.
-const ON_CARDS: &[&str] = &["pingpong", "devices", "bench", "soak", "soft"];
+const ON_CARDS: &[&str] = &["pingpong", "devices", "bench", "bench-net", "soak", "soft"];
+/// Those whose two sides may be on two hosts.
+const BETWEEN_HOSTS: &[&str] = &["pingpong", "bench-net"];
 
 const fn entry(commands: &'static [&'static str], term: &'static str, text: &'static str) -> Entry {
     Entry { commands, term, text }
@@ -41,7 +43,7 @@ const EXIT_STATUS: [Entry; 8] = [
         "The command line, GDSYNC_LOG, or the batch given to `explain` cannot be used: standard error says what is wrong.",
     ),
     entry(
-        &["pingpong", "bench", "soak"],
+        &["pingpong", "bench", "bench-net", "soak"],
         "130",
         "It was interrupted (SIGINT): what was measured until then has been printed. A second SIGINT ends the process at once.",
     ),
@@ -100,12 +102,12 @@ const ENVIRONMENT: [Entry; 17] = [
         "What software cards wait for: `off`, `no-cd`, `errors-hold` (docs/waits.md).",
     ),
     entry(
-        &["pingpong"],
+        BETWEEN_HOSTS,
         "GDSYNC_KEY, GDSYNC_KEY_FILE",
         "The key that the server and the client of two hosts share, or the file that has it (docs/hosts.md).",
     ),
     entry(
-        &["pingpong"],
+        BETWEEN_HOSTS,
         "GDSYNC_RANK, GDSYNC_SIZE, GDSYNC_JOB, GDSYNC_ROOT",
         "A job of two processes, if no launcher such as mpirun or srun describes it: rank 0 is the server, rank 1 the client.",
     ),
@@ -116,7 +118,7 @@ const ENVIRONMENT: [Entry; 17] = [
         "The library that `soft` preloads, in place of the one that is part of the command.",
     ),
     entry(
-        &["pingpong", "bench", "soak", "soft"],
+        &["pingpong", "bench", "bench-net", "soak", "soft"],
         "CUDA_DEVICE_MAX_CONNECTIONS",
         "Channels of a GPU for streams, 1 to 32. Commands set it to 32 where it is not set.",
     ),
@@ -127,7 +129,7 @@ const ENVIRONMENT: [Entry; 17] = [
     ),
 ];
 
-const EXAMPLES: [Entry; 28] = [
+const EXAMPLES: [Entry; 33] = [
     entry(&["doctor"], "gdsync doctor", "What of this machine works, and what to do about the rest."),
     entry(&["doctor"], "gdsync doctor --fix", "The commands that would mend what is found; nothing is run."),
     entry(&["devices"], "gdsync devices", "The cards, and the GID that connections use."),
@@ -180,6 +182,31 @@ const EXAMPLES: [Entry; 28] = [
         "Posting beside libmlx5's own functions, on the software card.",
     ),
     entry(
+        &["bench-net"],
+        "gdsync bench net --hca mlx5_0 --server",
+        "One side: waits for a client at port 18515.",
+    ),
+    entry(
+        &["bench-net"],
+        "gdsync bench net node7 --hca mlx5_1 --sizes 8..64M --plot bandwidth.svg",
+        "The other side: bandwidth of RDMA writes to node7 by size, drawn.",
+    ),
+    entry(
+        &["bench-net"],
+        "gdsync bench net node7 --mode rate --operation send --qps 4 --bidirectional --duration 10s",
+        "Messages per second in both directions, over four queue pairs, for ten seconds.",
+    ),
+    entry(
+        &["bench-net"],
+        "gdsync bench net --mode latency --operation fetch-add --json",
+        "Percentiles of an atomic operation between two processes of this host, as one JSON object.",
+    ),
+    entry(
+        &["bench"],
+        "gdsync bench net",
+        "Bandwidth of RDMA writes between two processes; between hosts as `gdsync help bench net` says.",
+    ),
+    entry(
         &["soak"],
         "gdsync soak --minutes 10 --seed 7",
         "Ten minutes of random work with random faults; the same again with the same seed.",
@@ -229,17 +256,17 @@ pub(crate) fn completions(options: &CompletionsOptions) -> Result<(), Failure> {
 pub(crate) fn man(options: &ManOptions) -> Result<ExitCode, Failure> {
     let root = described();
     if let Some(folder) = &options.all {
-        for command in std::iter::once(&root).chain(root.get_subcommands()) {
+        for command in std::iter::once(&root).chain(pages(&root)) {
             write_page(command, folder)?;
         }
         return Ok(ExitCode::SUCCESS);
     }
     let command = match &options.command {
         None => &root,
-        Some(name) => match root.find_subcommand(name) {
+        Some(name) => match pages(&root).find(|command| page_name(command) == *name) {
             Some(command) => command,
             None => {
-                let names: Vec<&str> = root.get_subcommands().map(clap::Command::get_name).collect();
+                let names: Vec<&str> = pages(&root).map(page_name).collect();
                 text::complain(format_args!("{name} is no command: there are {}", names.join(", ")));
                 return Ok(ExitCode::from(WRONG_USAGE));
             }
@@ -254,6 +281,16 @@ fn described() -> clap::Command {
     let mut root = Cli::command().disable_help_subcommand(true);
     root.build();
     root
+}
+
+/// All commands that have a page of their own, with those of commands.
+fn pages(root: &clap::Command) -> impl Iterator<Item = &clap::Command> {
+    root.get_subcommands().flat_map(|command| std::iter::once(command).chain(command.get_subcommands()))
+}
+
+/// The words of a command behind `gdsync`, with `-` between; empty for `gdsync` itself.
+fn page_name(command: &clap::Command) -> &str {
+    command.get_display_name().and_then(|name| name.strip_prefix("gdsync-")).unwrap_or("")
 }
 
 fn write_page(command: &clap::Command, folder: &Path) -> Result<(), Failure> {
@@ -271,12 +308,12 @@ fn page(command: &clap::Command) -> Result<Vec<u8>, Failure> {
     man.render_synopsis_section(&mut page)?;
     man.render_description_section(&mut page)?;
     man.render_options_section(&mut page)?;
-    let is_root = command.get_subcommands().next().is_some();
-    if is_root {
+    let name = page_name(command);
+    let is_root = name.is_empty();
+    if command.get_subcommands().next().is_some() {
         man.render_subcommands_section(&mut page)?;
     }
     let of = |entries: &'static [Entry]| {
-        let name = command.get_name();
         entries
             .iter()
             .filter(move |entry| is_root || entry.commands.is_empty() || entry.commands.contains(&name))
@@ -309,7 +346,7 @@ mod tests {
     use crate::cli::Invocation;
 
     fn names() -> Vec<String> {
-        described().get_subcommands().map(|command| command.get_name().to_owned()).collect()
+        pages(&described()).map(|command| page_name(command).to_owned()).collect()
     }
 
     #[test]
@@ -319,7 +356,8 @@ mod tests {
             let words: Vec<&str> = words.split_whitespace().collect();
             let parsed = Cli::parse_words(&words).unwrap_or_else(|error| panic!("{term}: {error}"));
             assert!(matches!(parsed, Invocation::Command(_)), "{term}");
-            assert!(commands.iter().any(|command| words.contains(command)), "{term}: {commands:?}");
+            let names = |command: &&str| command.split('-').all(|word| words.contains(&word));
+            assert!(commands.iter().any(names), "{term}: {commands:?}");
         }
     }
 

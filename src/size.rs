@@ -49,6 +49,14 @@ pub(crate) fn text(count: u64) -> String {
     }
 }
 
+/// The sizes of the messages of several runs.
+pub(crate) fn each(sizes: &[u64]) -> String {
+    match sizes {
+        [size] => format!("{} each", text(*size)),
+        sizes => format!("{} sizes", sizes.len()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -86,6 +94,11 @@ mod tests {
             [text(0), text(8), text(4096), text(64 << 20), text(1 << 30), text(1025)],
             ["0 B", "8 B", "4 KiB", "64 MiB", "1 GiB", "1025 B"]
         );
+    }
+
+    #[test]
+    fn one_size_is_named_and_several_are_counted() {
+        assert_eq!([each(&[4096]), each(&[8, 16])], ["4 KiB each", "2 sizes"]);
     }
 
     proptest! {

@@ -1,11 +1,11 @@
 //! What commands print: JSON, or tables and units for people.
 
 use crate::failure::Failure;
-use crate::progress;
+use crate::{json, progress};
 use anstyle::{AnsiColor, Style};
 use serde::Serialize;
 use std::fmt;
-use std::io::{self, Write};
+use std::io::Write;
 
 /// Of what is well.
 pub(crate) const GOOD: Style = AnsiColor::Green.on_default();
@@ -14,18 +14,14 @@ pub(crate) const POOR: Style = AnsiColor::Yellow.on_default().bold();
 /// Of what does not work, and of errors.
 pub(crate) const BAD: Style = AnsiColor::Red.on_default().bold();
 
-/// Prints a result: as a line of JSON, or in the words of `text`, which are colored where stdout takes colors: on a
+/// Prints a result: as JSON ([`crate::json`]), or in the words of `text`, which are colored where stdout takes colors: on a
 /// terminal, unless NO_COLOR is set, and where CLICOLOR_FORCE is.
 pub(crate) fn print(
     json: bool,
     result: &impl Serialize,
     text: impl FnOnce() -> String,
 ) -> Result<(), Failure> {
-    progress::clear();
-    if json {
-        return Ok(writeln!(io::stdout().lock(), "{}", serde_json::to_string(result)?)?);
-    }
-    print_text(&text())
+    if json { json::print(result) } else { print_text(&text()) }
 }
 
 /// Prints a text that is there already, with colors as [`print`] has them.

@@ -152,8 +152,11 @@ impl Drop for Server {
         }
         // SAFETY: a plain system call. It ends the thread's wait, and refuses those who ask.
         unsafe { libc::shutdown(self.listener.as_raw_fd(), libc::SHUT_RDWR) };
-        // It panics nowhere: sources are contained.
-        let _ = thread.join();
+        // What a source has kept may be the last of them, and the thread itself drops that: it ends by itself then. It
+        // panics nowhere: sources are contained.
+        if thread.thread().id() != std::thread::current().id() {
+            let _ = thread.join();
+        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! Answers and those who ask, honest ones and others.
 
 use crate::ask::{AskError, ask};
-use crate::publish::{Kept, Source, own, publish};
+use crate::publish::{Kept, Published, Source, own, publish};
 use crate::status::{Card, Peer, QueuePair, Status, Stream, Traffic, Wait};
 use crate::wire::{LONGEST, LONGEST_TEXT, WireError, decode, encode};
 use crate::{MOST_CARDS, MOST_STREAMS, ask_all};
@@ -222,6 +222,15 @@ impl Source for Panics {
     }
 }
 
+/// It keeps what publishes it, and gives it away when it is asked.
+struct Last(Mutex<Option<Arc<Published>>>);
+
+impl Source for Last {
+    fn add_to(&self, _: &mut Status, kept: &mut Kept) {
+        self.0.lock().take().into_iter().for_each(|published| kept.keep(published));
+    }
+}
+
 fn numbers(status: &Status) -> Vec<u64> {
     status.streams.iter().map(|stream| stream.number).collect()
 }
@@ -250,5 +259,10 @@ fn what_is_published_is_seen_until_it_is_dropped() {
     let again = publish(source);
     assert_eq!(seen(), Some(vec![3, 5, 6]));
     drop(again);
+    assert_eq!(seen(), None);
+    // The thread that answers drops the last one.
+    let last = Arc::new(Last(Mutex::new(None)));
+    *last.0.lock() = Some(Arc::new(publish(last.clone())));
+    assert_eq!(seen(), Some(Vec::new()));
     assert_eq!(seen(), None);
 }

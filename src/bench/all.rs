@@ -5,8 +5,9 @@ use super::{measured, page};
 use crate::cli::{self, BenchOptions, Benchmark};
 use crate::destination::Destination;
 use crate::failure::{AlreadySaid, Failure};
+use crate::json::{self, Reason};
 use crate::{interrupt, text};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 /// In the order in which they run. The others need a GPU, or a card of the system's.
 const ALL: [Benchmark; 9] = [
@@ -36,7 +37,7 @@ pub(super) fn run(options: &BenchOptions, page: Option<Destination>) -> Result<(
         outcomes.push((what, outcome));
     }
     if options.json {
-        text::print_text(&format!("{}\n", json(&outcomes)?))?;
+        json::print(&rows(&outcomes))?;
     }
     if let Some(page) = page {
         page.write(&page::page(&outcomes)?)?;
@@ -47,14 +48,13 @@ pub(super) fn run(options: &BenchOptions, page: Option<Destination>) -> Result<(
     }
 }
 
-/// An object with the result of each benchmark by its name, or with its error.
-fn json(outcomes: &[(Benchmark, Result<Outcome, Failure>)]) -> Result<Value, Failure> {
-    let value = |outcome: &Result<Outcome, Failure>| match outcome {
-        Ok(outcome) => serde_json::from_str(&outcome.json),
-        Err(error) => Ok(json!({ "error": error.to_string() })),
+/// For each benchmark its name, and its results or its error.
+fn rows(outcomes: &[(Benchmark, Result<Outcome, Failure>)]) -> Vec<Value> {
+    let row = |(what, outcome): &(Benchmark, Result<Outcome, Failure>)| match outcome {
+        Ok(outcome) => json!({ "benchmark": cli::word(what), "results": outcome.json }),
+        Err(error) => json!({ "benchmark": cli::word(what), "error": Reason::new(error) }),
     };
-    let all = outcomes.iter().map(|(what, outcome)| Ok((cli::word(what), value(outcome)?)));
-    Ok(Value::Object(all.collect::<Result<Map<_, _>, Failure>>()?))
+    outcomes.iter().map(row).collect()
 }
 
 #[cfg(test)]
@@ -64,6 +64,7 @@ mod tests {
     #[test]
     fn a_benchmark_that_fails_is_there_with_its_error() {
         let outcomes = [(Benchmark::Card, Outcome::new(&[1], [])), (Benchmark::Plan, Err("no".into()))];
-        assert_eq!(json(&outcomes).unwrap(), json!({ "card": [1], "plan": { "error": "no" } }));
+        let card = json!({ "benchmark": "card", "results": [1] });
+        assert_eq!(rows(&outcomes), [card, json!({ "benchmark": "plan", "error": { "message": "no" } })]);
     }
 }

@@ -7,11 +7,12 @@ use super::pair::Pair;
 use super::{Comparison, compared, in_turn, micros_since};
 use crate::cli::BenchOptions;
 use crate::failure::Failure;
+use crate::interrupt;
 use gdsync::memop::MemOpStream;
 use gdsync::{Access, Batch, MemoryRegion, QueuePairConfig, SoftStream, Stream, WorkRequest};
 use std::time::Instant;
 
-/// Rounds; in each, both waits are measured one after the other.
+/// Rounds, unless the user ends them; in each, both waits are measured one after the other.
 const ROUNDS: u32 = 4000;
 /// Rounds before those that count.
 const WARM_UP: u32 = 200;
@@ -25,8 +26,8 @@ struct Bench {
 pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
     let bench = Bench::new()?;
     let mut results = vec![bench.compare("a software stream", &Stream::new(SoftStream::new()?)?)?];
-    // Without a GPU only the software stream is measured.
-    if let Ok(gpu) = Gpu::new(options.gpu()) {
+    // Without a GPU only the software stream is measured, and after an interrupt.
+    if let (false, Ok(gpu)) = (interrupt::requested(), Gpu::new(options.gpu())) {
         results.push(bench.compare(&gpu.name()?, &gpu.stream)?);
     }
     let what = "8 B WRITTEN, FROM POST UNTIL THE STREAM IS PAST THE WAIT";
@@ -42,7 +43,7 @@ impl Bench {
 
     fn compare<B: MemOpStream>(&self, what: &str, stream: &Stream<B>) -> Result<Comparison, Failure> {
         let mut pairs = Vec::new();
-        for round in 0..WARM_UP + ROUNDS {
+        for round in interrupt::rounds_after(WARM_UP, ROUNDS) {
             let ours_first = round % 2 == 0;
             let pair = in_turn(ours_first, || self.turn(stream, true), || self.turn(stream, false))?;
             if round >= WARM_UP {

@@ -14,6 +14,7 @@ pub(crate) mod first;
 mod gpu;
 mod graph;
 mod memops;
+mod net;
 mod outcome;
 mod overlap;
 mod page;
@@ -47,7 +48,7 @@ pub(crate) fn run(options: &BenchOptions) -> Result<(), Failure> {
         return all::run(options, page);
     }
     let outcome = measured(options.what, options)?;
-    text::print_text(&if options.json { format!("{}\n", outcome.json) } else { outcome.text() })?;
+    text::print(options.json, &outcome.json, || outcome.text())?;
     if let Some(picture) = picture {
         picture.write(&plot::svg(&outcome.charts)?)?;
     }

@@ -4,12 +4,13 @@ use crate::failure::Failure;
 use crate::plot::Chart;
 use crate::text;
 use serde::Serialize;
+use serde_json::Value;
 
 /// Results of a benchmark: for programs, for people, and as pictures.
 #[derive(Debug)]
 pub(super) struct Outcome {
-    /// One JSON value.
-    pub(super) json: String,
+    /// For programs.
+    pub(super) json: Value,
     pub(super) tables: Vec<Table>,
     /// Sentences that stand behind the tables.
     pub(super) notes: Vec<String>,
@@ -37,7 +38,7 @@ impl Outcome {
         results: &impl Serialize,
         tables: impl IntoIterator<Item = Table>,
     ) -> Result<Self, Failure> {
-        let json = serde_json::to_string(results)?;
+        let json = serde_json::to_value(results)?;
         Ok(Outcome { json, tables: tables.into_iter().collect(), notes: Vec::new(), charts: Vec::new() })
     }
 
@@ -71,6 +72,6 @@ mod tests {
         let table = || Table::new(&["a", "b"], vec![vec!["1".to_owned(), "2".to_owned()]]);
         let outcome = Outcome::new(&[1, 2], [table(), table()]).unwrap().note("why");
         assert_eq!(outcome.text(), "a  b\n1  2\n\na  b\n1  2\n\nwhy\n");
-        assert_eq!(outcome.json, "[1,2]");
+        assert_eq!(outcome.json, serde_json::json!([1, 2]));
     }
 }

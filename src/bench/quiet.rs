@@ -6,6 +6,7 @@ use super::pair::Pair;
 use super::{Comparison, comparison_chart, in_turn, micros_since, outcome};
 use crate::cli::BenchOptions;
 use crate::failure::Failure;
+use crate::interrupt;
 use gdsync::cudarc::driver::sys;
 use gdsync::memop::MemOpStream;
 use gdsync::{Batch, WorkRequest};
@@ -13,18 +14,19 @@ use serde::Serialize;
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
-/// Writes of each kind.
+/// Writes of each kind, unless the user ends them.
 const ROUNDS: u32 = 10_000;
 
 #[derive(Debug, Serialize)]
 struct Results {
     gpu: String,
-    rounds: u32,
     rows: Vec<Row>,
 }
 
 #[derive(Debug, Serialize)]
 struct Row {
+    /// Writes of each.
+    rounds: u32,
     /// Times from the write that was seen to the idle stream.
     until_idle: Comparison,
     /// How often the first `cuStreamQuery` behind a write that was seen found the stream idle.
@@ -34,9 +36,9 @@ struct Row {
 
 pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
     let bench = Bench { gpu: Gpu::new(options.gpu())?, pair: Pair::new(options.hca.as_ref())? };
-    let results = Results { gpu: bench.gpu.name()?, rounds: ROUNDS, rows: bench.rows()? };
-    let of = |count: u32| format!("{count} of {ROUNDS}");
+    let results = Results { gpu: bench.gpu.name()?, rows: bench.rows()? };
     let row = |row: &Row| {
+        let of = |count: u32| format!("{count} of {}", row.rounds);
         let mut cells = row.until_idle.row();
         cells.splice(1..1, [of(row.gdsync_at_once), of(row.reference_at_once)]);
         cells
@@ -82,16 +84,17 @@ impl Bench {
             // SAFETY: as above.
             unsafe { gpu.submit_by_hand(&mut ops) }
         };
-        Ok(vec![
-            self.row("a word, against a batch of one operation", write, batch_of_one)?,
-            self.row("a word, against cuStreamWriteValue32", write, single)?,
-            self.row(
-                "a word behind an exchange, merged, against a wait and a write",
-                exchange(true),
-                behind_wait,
-            )?,
-            self.row("the same, plain", exchange(false), behind_wait)?,
-        ])
+        type Measure<'a> = &'a dyn Fn() -> Result<Row, Failure>;
+        let all: [Measure<'_>; 4] = [
+            &|| self.row("a word, against a batch of one operation", write, batch_of_one),
+            &|| self.row("a word, against cuStreamWriteValue32", write, single),
+            &|| {
+                let what = "a word behind an exchange, merged, against a wait and a write";
+                self.row(what, exchange(true), behind_wait)
+            },
+            &|| self.row("the same, plain", exchange(false), behind_wait),
+        ];
+        interrupt::rounds(all).map(|measure| measure()).collect()
     }
 
     /// A message, and the waits for both completions.
@@ -110,7 +113,7 @@ impl Bench {
         reference: impl Fn(u32) -> Result<(), Failure>,
     ) -> Result<Row, Failure> {
         let (mut pairs, at_once) = (Vec::new(), [Cell::new(0), Cell::new(0)]);
-        for round in 0..ROUNDS {
+        for round in interrupt::rounds(0..ROUNDS) {
             let number = 2 * round + 1;
             pairs.push(in_turn(
                 round % 2 == 1,
@@ -129,7 +132,8 @@ impl Bench {
             )?);
         }
         let [gdsync_at_once, reference_at_once] = at_once.map(Cell::into_inner);
-        Ok(Row { until_idle: Comparison::new(what, pairs), gdsync_at_once, reference_at_once })
+        let rounds = u32::try_from(pairs.len())?;
+        Ok(Row { rounds, until_idle: Comparison::new(what, pairs), gdsync_at_once, reference_at_once })
     }
 
     /// From the moment at which the CPU sees a number to that at which the driver says that the stream is

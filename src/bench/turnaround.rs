@@ -6,12 +6,13 @@ use super::pair::Pair;
 use super::{Comparison, compared, micros_since, timed};
 use crate::cli::BenchOptions;
 use crate::failure::Failure;
+use crate::interrupt;
 use gdsync::memop::Condition;
 use gdsync::{Batch, CudaStream, PreparedSend, Stream, WorkRequest};
 use serde::Serialize;
 use std::time::{Duration, Instant};
 
-/// Turnarounds that are measured.
+/// Turnarounds that are measured, unless the user ends them.
 const TURNS: u32 = 2000;
 /// Sends whose posting is measured, one after the other on an idle stream, and in bursts.
 const IDLE_POSTS: u32 = 4000;
@@ -31,16 +32,21 @@ struct Results {
 
 pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
     let mut bench = Bench::new(options)?;
+    let mut rows = vec![bench.turnaround()?];
+    let posting = [
+        (Poster::Any, IDLE_POSTS, 1),
+        (Poster::Any, POSTS, BURST),
+        (Poster::Owner, IDLE_POSTS, 1),
+        (Poster::Owner, POSTS, BURST),
+    ];
+    // After an interrupt, what has been measured is all.
+    for (by, posts, burst) in posting.into_iter().take_while(|_| !interrupt::requested()) {
+        rows.push(bench.posting(by, posts, burst)?);
+    }
     let results = Results {
         gpu: bench.gpu.name()?,
         doorbells: bench.gpu.stream.doorbells(&bench.pair.left)?.to_string(),
-        rows: vec![
-            bench.turnaround()?,
-            bench.posting(Poster::Any, IDLE_POSTS, 1)?,
-            bench.posting(Poster::Any, POSTS, BURST)?,
-            bench.posting(Poster::Owner, IDLE_POSTS, 1)?,
-            bench.posting(Poster::Owner, POSTS, BURST)?,
-        ],
+        rows,
     };
     let heading = format!("{}, DOORBELLS {}", results.gpu, results.doorbells);
     compared(&results, [&heading, "GDSYNC µs", "BY HAND µs"], "Waking and posting", &results.rows)
@@ -80,7 +86,7 @@ impl Bench {
         let gpu = &self.gpu;
         let (start, end) = (gpu.handle(START)?, gpu.handle(END)?);
         let mut pairs = Vec::new();
-        for turn in 0..TURNS {
+        for turn in interrupt::rounds(0..TURNS) {
             let value = 2 * turn + 1;
             let send = self.prepare()?;
             let batch = Batch::new()
@@ -119,7 +125,9 @@ impl Bench {
             unsafe { by_hand::submit(stream, &mut ops) }
         };
         let mut pairs = Vec::new();
-        for post in 0..posts {
+        // A burst that has begun is ended.
+        let bursts = interrupt::rounds(0..posts / burst);
+        for post in bursts.flat_map(|number| number * burst..(number + 1) * burst) {
             // Preparing evicts the driver's memory from the nearest caches, and the first of the
             // two calls brings it back.
             let mut send = Some(self.prepare()?);

@@ -6,7 +6,7 @@ mod way;
 use crate::cli::{Example, ExplainOptions};
 use crate::failure::Failure;
 use crate::manual::WRONG_USAGE;
-use crate::text;
+use crate::{json, text};
 use gdsync::Trigger;
 use gdsync::memop::{MemOp, MemOpCaps};
 use gdsync::outline::{self, Program, Target};
@@ -79,6 +79,9 @@ pub(crate) fn run(options: &ExplainOptions) -> Result<ExitCode, Failure> {
     let batch = match Text::parse(&source) {
         Ok(batch) => batch,
         Err(mistake) => {
+            if options.json {
+                json::print_error(&mistake)?;
+            }
             text::complain(mistake);
             return Ok(ExitCode::from(WRONG_USAGE));
         }

@@ -3,7 +3,7 @@
 use super::{Memory, Source, freed, pattern};
 use crate::cli::MappedOptions;
 use crate::failure::Failure;
-use crate::progress;
+use crate::{json, progress};
 use gdsync::cudarc::driver::CudaContext;
 use gdsync::mapped::{LoadKernel, MappedMemory, Mapping, MappingBackend, MappingError, StoreKernel};
 use gdsync::memop::{Condition, GpuWord32};
@@ -60,6 +60,7 @@ struct Line {
 #[derive(Debug, Serialize)]
 struct Report {
     on: String,
+    #[serde(rename = "rows")]
     lines: Vec<Line>,
     absent: Vec<super::Absent>,
 }
@@ -92,7 +93,8 @@ pub(crate) fn run(options: &MappedOptions) -> Result<ExitCode, Failure> {
     }
     report.absent = source.absent;
     if options.json {
-        writeln!(out, "{}", serde_json::to_string(&report)?)?;
+        drop(out);
+        json::print(&report)?;
     } else {
         write!(out, "{}", super::absent_lines(&report.absent))?;
     }

@@ -11,6 +11,7 @@ use serde::Serialize;
 pub(super) struct Report {
     /// The GPU.
     pub(super) on: String,
+    #[serde(rename = "rows")]
     pub(super) mappings: Vec<Mapping>,
     pub(super) absent: Vec<Absent>,
 }
@@ -36,6 +37,7 @@ pub(super) struct Row {
 /// Bytes, and the median time of a copy in µs.
 #[derive(Debug, Serialize)]
 pub(super) struct Cell {
+    #[serde(rename = "size_bytes")]
     pub(super) size: usize,
     pub(super) us: f64,
 }

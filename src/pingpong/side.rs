@@ -3,28 +3,23 @@
 //! The CPU prepares exchanges ahead of the stream, a *chunk* at a time, and looks at completions
 //! only when the stream has passed a whole chunk: between prepare and collect no message needs it.
 
-use super::channel::{Channel, End, GONE, Message, OTHER_SIDE};
-use super::connection::Connection;
-use super::driver::{CHUNKS, Driver};
-use super::findings::Findings;
-use super::gpu::GpuDriver;
-use super::host::HostDriver;
-use super::other::Other;
 use super::report::{Measured, Report};
-use super::timing::Usage;
 use super::watch::Watch;
 use crate::cli::{self, DoorbellChoice, Operation, PingpongOptions, Service};
 use crate::failure::Failure;
 use crate::hca;
 use crate::interrupt::{self, NothingYet};
 use crate::progress::Progress;
+use crate::sides::{
+    CHUNKS, Channel, Connection, Driver, Findings, Message, Other, Timing, Usage, Work, driver, fail,
+    forward_ends, gpus_of_sides,
+};
 use gdsync::memop::Condition;
 use gdsync::queue::{GRH_BYTES, QueueFull};
-use gdsync::stream::Cpu;
 use gdsync::verbs::{AddressHandle, Mtu, Transport};
 use gdsync::{
     Access, Batch, ConnectOptions, Endpoint, MemoryRegion, PreparedSend, ProtectionDomain, QueueError,
-    QueuePair, QueuePairConfig, RemoteMemory, Slice, SoftStream, Trigger, WorkRequest,
+    QueuePair, QueuePairConfig, RemoteMemory, Slice, Trigger, WorkRequest,
 };
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -98,41 +93,43 @@ impl Side {
         other: Other,
         channel: &mut Channel,
     ) -> Result<Self, Failure> {
-        let (device, port) = hca::open(options.hca.as_ref())?;
+        let (device, port) = hca::open(options.sides.hca.as_ref())?;
         let card = device.name().to_owned();
         let pd = ProtectionDomain::new(&device)?;
         let window = u32::try_from(options.batch * CHUNKS)?;
         // A write is two work requests; and one chunk's sends may still be unacknowledged when the
         // next is prepared.
         let config = QueuePairConfig::default().send_depth(4 * window).recv_depth(2 * window);
-        let config = config.port(port).gid_index(options.gid_index).transport(options.transport.into());
-        let gpus = super::gpus_of_sides(options)?;
+        let config = config.port(port).gid_index(options.sides.gid_index).transport(options.transport.into());
+        let gpus = gpus_of_sides(&options.sides)?;
         let gpu = gpus.map(|gpus| gpus[rank as usize % 2]);
-        let config = config.placement(options.layout.placement(gpu));
-        let config = config.queues(options.queues.into());
-        let by_card = options.doorbells == DoorbellChoice::Card;
+        let config = config.placement(options.sides.layout.placement(gpu));
+        let config = config.queues(options.sides.queues.into());
+        let by_card = options.sides.doorbells == DoorbellChoice::Card;
         let trigger = by_card.then(|| Trigger::new(&pd)).transpose()?;
         let config = trigger.as_ref().map_or(config, |trigger| config.trigger(trigger));
         let queue_pair = QueuePair::new(&pd, config)?;
-        let findings = Findings::new(options.warmup);
-        let driver = driver(options, (rank, gpu), &pd, &findings)?;
+        let findings = Findings::new(Timing::new(options.sides.warmup, 2));
+        let work = Work { size: options.size, batch: options.batch, source: Access::empty() };
+        let driver = driver(&options.sides, work, (rank, gpu), &pd, &findings)?;
         let flag = MemoryRegion::allocate(&pd, 4, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
         channel.send(&Message::Hello {
-            endpoint: queue_pair.endpoint()?.to_string(),
+            endpoints: vec![queue_pair.endpoint()?.to_string()],
             data: driver.messages().remote.to_string(),
-            flag: flag.remote().to_string(),
+            source: driver.messages().readable.to_string(),
+            words: flag.remote().to_string(),
         })?;
-        let Message::Hello { endpoint, data, flag: remote_flag } = channel.receive(Some(SETUP))? else {
+        let Message::Hello { endpoints, data, words: remote_flag, .. } = channel.receive(Some(SETUP))? else {
             return Err("the other side says something else than hello".into());
         };
-        let mtu = options.mtu.and_then(Mtu::from_bytes);
-        let endpoint = endpoint.parse()?;
+        let mtu = options.sides.mtu.and_then(Mtu::from_bytes);
+        let endpoint = endpoints.first().ok_or("the other side has no queue pair")?.parse()?;
         let mut datagrams = None;
         match queue_pair.transport() {
             Transport::Ud => datagrams = Some(Datagrams::new(&queue_pair, &pd, &endpoint)?),
             _ => queue_pair.connect(&endpoint, ConnectOptions::default().mtu(mtu).rnr_retry(RNR_RETRIES))?,
         }
-        let connection = Connection::new(device, queue_pair, flag, findings.error.clone());
+        let connection = Connection::new(device, vec![queue_pair], flag, findings.error.clone());
         let side = Side {
             options: options.clone(),
             rank,
@@ -162,43 +159,12 @@ impl Side {
     /// The channel is dropped before `self`: its end wakes the other side's stream, for which a GPU
     /// that both sides use might wait while it releases what the driver holds.
     fn run(mut self, mut channel: Channel) -> Result<Report, Failure> {
-        let error = self.findings.error.clone();
-        // The watcher ends what waits.
-        channel.on_end().set(move |end| match end {
-            End::Failed { error: text, is_cause: true } => error.set(|| format!("{OTHER_SIDE}{text}")),
-            End::Failed { error: text, .. } => error.consequence(|| format!("{OTHER_SIDE}{text}")),
-            End::Gone if error.check().is_ok() => error.set(|| GONE.to_owned()),
-            End::Gone => {}
-        });
+        forward_ends(&channel, self.findings.error.clone());
         let result = self.exchange_all(&mut channel).and_then(|()| self.findings.error.check());
         match result {
             Ok(()) => self.finish(channel),
-            Err(failure) => Err(self.fail(failure, channel)),
+            Err(failure) => Err(fail(&self.connection, self.driver.as_mut(), failure, channel)),
         }
-    }
-
-    /// Finds out why an exchange has failed, tells the other side, and ends what waits.
-    fn fail(&mut self, failure: Failure, mut channel: Channel) -> Failure {
-        let error = self.findings.error.clone();
-        self.connection.look_for_failures();
-        if error.check().is_ok() {
-            error.set(|| failure.to_string());
-        }
-        let mut tell = |failure: &Failure, is_cause| {
-            // Where the other side is gone, there is nothing to say to it.
-            let _ = channel.send(&Message::Done { error: Some(failure.to_string()), is_cause });
-        };
-        if !error.has_cause() {
-            // The other side may have the cause.
-            tell(&error.or(failure), false);
-            self.connection.find_cause();
-        }
-        let failure = error.or("the cause of the failure is unknown".into());
-        tell(&failure, true);
-        // What these say is a consequence of the failure.
-        let _ = self.connection.release().and_then(|()| self.driver.synchronize());
-        channel.on_end().clear();
-        failure
     }
 
     fn exchange_all(&mut self, channel: &mut Channel) -> Result<(), Failure> {
@@ -215,7 +181,7 @@ impl Side {
         let (mut asked, mut ends) = (false, None);
         let mut chunks: VecDeque<u64> = VecDeque::new();
         // Of both sides, one shows it.
-        let hidden = self.options.json || self.rank > 0 || self.options.duration.is_some();
+        let hidden = self.options.sides.json || self.rank > 0 || self.options.sides.duration.is_some();
         let mut progress = Progress::new(hidden, total, "exchanges");
         self.driver.begin()?;
         let (mut next, mut before) = (0, Usage::now()?);
@@ -232,9 +198,9 @@ impl Side {
                 if count == 0 {
                     continue;
                 }
-                if next == self.options.warmup {
+                if next == self.options.sides.warmup {
                     before = Usage::now()?;
-                    ends = self.options.duration.map(|duration| Instant::now() + duration);
+                    ends = self.options.sides.duration.map(|duration| Instant::now() + duration);
                 }
                 (next..next + count).try_for_each(|sequence| self.enqueue(sequence))?;
                 next += count;
@@ -255,7 +221,7 @@ impl Side {
     /// Exchanges of the chunk that begins with exchange `next`: of the warm-up, or of the
     /// measurement.
     fn chunk(&self, next: u64, total: u64) -> u64 {
-        let warmup = self.options.warmup;
+        let warmup = self.options.sides.warmup;
         let end = if next < warmup { warmup } else { total };
         self.options.batch.min(end - next)
     }
@@ -321,7 +287,7 @@ impl Side {
             if let Some((handle, qpn)) = &to {
                 request = request.to(handle, *qpn, qkey);
             }
-            match self.connection.queue_pair.prepare(request) {
+            match self.connection.queue_pair().prepare(request) {
                 Ok(send) => return Ok(send),
                 Err(QueueError::Full(
                     QueueFull::SendQueue { .. } | QueueFull::CompletionQueue { .. } | QueueFull::Stream(_),
@@ -337,9 +303,9 @@ impl Side {
     fn add_wait(&self, batch: Batch, sequence: u64) -> Result<Batch, Failure> {
         Ok(match self.options.op {
             Operation::Write => {
-                batch.wait_value32(&self.connection.flag.word32(0)?, Condition::Geq, flag_value(sequence))
+                batch.wait_value32(&self.connection.words.word32(0)?, Condition::Geq, flag_value(sequence))
             }
-            _ => batch.wait(self.connection.queue_pair.recv_cq().prepare_wait()?),
+            _ => batch.wait(self.connection.queue_pair().recv_cq().prepare_wait()?),
         })
     }
 
@@ -351,7 +317,7 @@ impl Side {
         if self.options.op == Operation::Send {
             slices.push(self.driver.messages().target.clone());
         }
-        Ok(self.connection.queue_pair.post_recv(&slices, 0)?)
+        Ok(self.connection.queue_pair().post_recv(&slices, 0)?)
     }
 
     /// Takes the completions of exchanges that the stream has passed, and posts receives for later
@@ -392,16 +358,16 @@ impl Side {
             other => return Err(format!("the other side goes on: {other:?}").into()),
         }
         let (before, after) = self.usage.ok_or("nothing was measured")?;
-        if self.rank == 0 && self.exchanges <= self.options.warmup {
+        if self.rank == 0 && self.exchanges <= self.options.sides.warmup {
             return Err(NothingYet.into());
         }
         let measured = Measured {
             card: &self.card,
             gpus: self.other.gpus(self.gpus)?,
             server: self.other.host(),
-            doorbells: match self.options.doorbells {
+            doorbells: match self.options.sides.doorbells {
                 DoorbellChoice::Card => cli::word(&DoorbellChoice::Card),
-                _ => self.driver.doorbells(&self.connection.queue_pair)?.to_string(),
+                _ => self.driver.doorbells(self.connection.queue_pair())?.to_string(),
             },
             timing: &self.findings.timing(),
             usage: after.since(&before),
@@ -410,23 +376,6 @@ impl Side {
         };
         Ok(Report::new(&self.options, measured))
     }
-}
-
-/// The driver that the options ask for, with everything allocated that it will need.
-fn driver(
-    options: &PingpongOptions,
-    (rank, gpu): (u64, Option<u32>),
-    pd: &ProtectionDomain,
-    findings: &Findings,
-) -> Result<Box<dyn Driver>, Failure> {
-    let findings = findings.clone();
-    Ok(match (gpu, options.trigger) {
-        (Some(ordinal), _) => Box::new(GpuDriver::new(ordinal, options, rank, pd, findings)?),
-        (None, cli::Trigger::Stream) => {
-            Box::new(HostDriver::new(SoftStream::new()?, options, rank, pd, findings)?)
-        }
-        (None, cli::Trigger::Cpu) => Box::new(HostDriver::new(Cpu::new(), options, rank, pd, findings)?),
-    })
 }
 
 /// The flag's value when message `sequence` has arrived. Never 0, its first value; compared

@@ -3,8 +3,8 @@
 //! A wait for a flag that the other side writes ends by that write alone. So a second thread looks
 //! now and then whether a send has failed, here or there, and ends the waits if one has.
 
-use super::connection::Connection;
 use crate::failure::Failure;
+use crate::sides::Connection;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;

@@ -1,6 +1,6 @@
 //! The command as a user runs it.
 
-use crate::command::{gdsync, json, run, succeeds, text};
+use crate::command::{error_in, gdsync, json, row, rows, rows_in, run, succeeds, text};
 use crate::processes::{children_of, is_running, signal};
 use gdsync_test_support::{on_system, skipped};
 use serde_json::Value;
@@ -18,7 +18,11 @@ fn every_way_to_play_pingpong_is_verified() {
                 let report = json(&[&arguments[..], &more[..]].concat());
                 assert_eq!(report["verified"], true, "{report}");
                 assert_eq!((&report["op"], &report["trigger"]), (&op.into(), &trigger.into()), "{report}");
-                assert_eq!((&report["iterations"], &report["size"]), (&150.into(), &1000.into()), "{report}");
+                assert_eq!(
+                    (&report["iterations"], &report["size_bytes"]),
+                    (&150.into(), &1000.into()),
+                    "{report}"
+                );
                 let time = |name: &str| report[name].as_f64().unwrap();
                 assert!(0.0 < time("min_us") && time("min_us") <= time("max_us"), "{report}");
                 assert!(time("messages_per_s") > 0.0 && time("bytes_per_s") > 0.0, "{report}");
@@ -172,7 +176,7 @@ fn a_missing_gpu_is_told_in_one_line() {
             assert_eq!(output.status.code(), Some(1), "{message}");
             assert_eq!(message.trim_end().lines().count(), 1, "{message}");
             assert!(message.contains("no CUDA driver") || message.contains("no GPU"), "{message}");
-            assert!(output.stdout.is_empty());
+            assert_eq!(format!("gdsync: {}\n", error_in(&output.stdout)), message);
         }
     }
 }
@@ -250,13 +254,15 @@ fn devices_lists_the_software_card_and_says_what_is_missing() {
     let table = succeeds(&["devices"]);
     let card = table.lines().find(|line| line.starts_with("softhca0")).expect("the software card is listed");
     assert!(card.contains("software") && card.contains("ACTIVE") && table.contains("fe80::"), "{table}");
-    let listing = json(&["devices", "--json"]);
-    let devices = listing["devices"].as_array().unwrap();
+    let devices = rows(&["devices", "--json"]);
     assert_eq!(devices[0]["provider"], "software");
     let system = devices.iter().any(|device| device["provider"] == "system");
-    let note =
-        listing["notes"].as_array().unwrap().iter().any(|note| note.as_str().unwrap().starts_with("system:"));
-    assert!(system || note, "what the system lacks is said: {listing}");
+    let note = devices[0]["notes"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .any(|note| note.as_str().unwrap().starts_with("system:"));
+    assert!(system || note, "what the system lacks is said: {devices:?}");
 }
 
 #[test]
@@ -285,7 +291,7 @@ fn cards_of_both_link_layers_play_pingpong() {
     ] {
         let output = pingpong_on("ib,roce", more);
         assert!(output.status.success(), "{more:?}: {}", text(&output.stderr));
-        let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let report: Value = row(&output.stdout);
         assert_eq!((&report["verified"], &report["card"]), (&true.into(), &card.into()), "{report}");
     }
 }
@@ -304,7 +310,7 @@ fn every_transport_plays_pingpong() {
             let arguments = [&["--hca", device, "--transport", transport], more].concat();
             let output = pingpong_on("ib,roce", &arguments);
             assert!(output.status.success(), "{arguments:?}: {}", text(&output.stderr));
-            let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+            let report: Value = row(&output.stdout);
             assert_eq!(
                 (&report["verified"], &report["transport"]),
                 (&true.into(), &transport.into()),
@@ -340,18 +346,18 @@ fn cards_ports_and_gids_that_are_not_there_are_named() {
 #[test]
 fn gids_are_listed_with_the_one_that_connections_use() {
     let output = gdsync(&["devices", "--json"]).env("SOFTHCA_DEVICES", "ib,roce").output().unwrap();
-    let listing: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let listing = rows_in(&output.stdout);
     let gids = |device: usize| {
-        let row = &listing["devices"][device];
+        let row = &listing[device];
         (row["link"].as_str().unwrap().to_owned(), row["gids"].as_array().unwrap().clone())
     };
     let (link, entries) = gids(0);
-    assert!(link == "InfiniBand" && entries.len() == 1, "{listing}");
+    assert!(link == "InfiniBand" && entries.len() == 1, "{listing:?}");
     let (link, entries) = gids(1);
-    assert!(link == "Ethernet" && entries.len() == 4, "{listing}");
+    assert!(link == "Ethernet" && entries.len() == 4, "{listing:?}");
     let chosen: Vec<_> = entries.iter().filter(|gid| gid["chosen"] == true).collect();
-    assert_eq!((chosen.len(), chosen[0]["kind"].as_str()), (1, Some("RoCE v2")), "{listing}");
-    assert!(chosen[0]["gid"].as_str().unwrap().starts_with("::ffff:10.83."), "{listing}");
+    assert_eq!((chosen.len(), chosen[0]["kind"].as_str()), (1, Some("RoCE v2")), "{listing:?}");
+    assert!(chosen[0]["gid"].as_str().unwrap().starts_with("::ffff:10.83."), "{listing:?}");
 }
 
 /// Kills the other process of a pingpong after a while; the first then has to end with an error

@@ -1,6 +1,6 @@
 //! What the command measures and checks of the machine: soaks, benches, copies.
 
-use crate::command::{json, run, succeeds, text};
+use crate::command::{json, rows, run, succeeds, text};
 
 /// The counts of a soak that must have lost nothing.
 fn soak(arguments: &[&str]) -> serde_json::Value {
@@ -77,7 +77,7 @@ fn the_bench_relates_the_card_to_memcpy() {
 
 #[test]
 fn a_checked_wait_is_measured_beside_a_plain_one() {
-    let results = json(&["bench", "checked", "--json"]);
+    let results = rows(&["bench", "checked", "--json"]);
     let software = &results[0];
     assert_eq!(software["what"], "a software stream");
     assert!(
@@ -90,10 +90,11 @@ fn a_checked_wait_is_measured_beside_a_plain_one() {
 /// Every message of every way is checked by the bench itself. cargo builds the C library with the command.
 #[test]
 fn an_exchange_is_measured_by_both_interfaces_beside_the_same_operations_by_hand() {
-    let results = json(&["bench", "exchange", "--rounds", "5", "--json"]);
-    assert_eq!((&results["on"], &results["verified"]), (&"a software stream".into(), &true.into()));
-    assert!(results["library"]["Ok"].as_str().unwrap().contains("libgdsync"), "{results}");
-    let rows = results["rows"].as_array().unwrap();
+    let rows = rows(&["bench", "exchange", "--rounds", "5", "--json"]);
+    for row in &rows {
+        assert_eq!((&row["on"], &row["verified"]), (&"a software stream".into(), &true.into()));
+        assert!(row["library"]["Ok"].as_str().unwrap().contains("libgdsync"), "{row}");
+    }
     let kinds: Vec<_> =
         rows.iter().map(|row| (row["processes"].as_u64().unwrap(), row["shape"].as_str().unwrap())).collect();
     let shapes = ["calls", "prepared", "batch"];
@@ -157,14 +158,12 @@ fn an_exchange_without_the_gpu_that_is_asked_for_measures_nothing() {
 
 #[test]
 fn first_posts_of_every_kind_are_measured_beside_later_ones() {
-    let tables = json(&["bench", "first", "--json"]);
-    let software = &tables[0];
-    assert_eq!(software["on"], "a software stream");
-    let rows = software["rows"].as_array().unwrap();
+    let mut rows = rows(&["bench", "first", "--json"]);
+    rows.retain(|row| row["on"] == "a software stream");
     // The very first post of a process, the kinds, and one by the stream's own call.
-    assert_eq!(rows.len(), 1 + 18, "{software}");
-    assert_eq!(software["values_checked"], 18 * 10 * 110, "every post of every run");
-    for row in rows {
+    assert_eq!(rows.len(), 1 + 18, "{rows:?}");
+    for row in &rows {
+        assert_eq!(row["values_checked"], 18 * 10 * 110, "every post of every run: {row}");
         let number = |name: &str| row[name].as_f64().unwrap();
         assert!(number("first_us") > 0.0 && number("hundredth_us") > 0.0, "{row}");
         assert!(number("least_ratio") <= number("ratio") && number("ratio") <= number("most_ratio"), "{row}");
@@ -177,8 +176,7 @@ fn first_posts_of_every_kind_are_measured_beside_later_ones() {
 
 #[test]
 fn teams_that_grow_are_measured_beside_one_of_eight() {
-    let results = json(&["bench", "scale", "--ranks", "16", "--rounds", "3", "--json"]);
-    let rows = results["rows"].as_array().unwrap();
+    let rows = rows(&["bench", "scale", "--ranks", "16", "--rounds", "3", "--json"]);
     for (row, ranks) in rows.iter().zip([2u64, 4, 8, 16]) {
         assert_eq!(row["ranks"], ranks);
         // By both ways, with the rounds that warm up.
@@ -202,9 +200,8 @@ fn teams_that_grow_are_measured_beside_one_of_eight() {
 fn copies_are_measured_on_a_stand_in_and_say_so() {
     for (command, sizes) in [("copylat", [4, 64]), ("copybw", [64, 128])] {
         let largest = sizes[1].to_string();
-        let report = json(&[command, "--stand-in", "--json", "--max-size", &largest]);
-        assert!(report["on"].as_str().unwrap().contains("no GPU"), "{report}");
-        let rows = report["mappings"][0]["rows"].as_array().unwrap();
+        let rows = rows(&[command, "--stand-in", "--json", "--max-size", &largest]);
+        assert!(rows.iter().all(|row| row["on"].as_str().unwrap().contains("no GPU")), "{rows:?}");
         for (direction, kernel) in
             [("write", "volatile"), ("write", "memcpy"), ("read", "volatile"), ("read", "memcpy")]
         {
@@ -212,7 +209,7 @@ fn copies_are_measured_on_a_stand_in_and_say_so() {
                 rows.iter().find(|row| row["direction"] == direction && row["kernel"] == kernel).unwrap();
             let cells = row["cells"].as_array().unwrap();
             assert_eq!(
-                (&cells[0]["size"], &cells[cells.len() - 1]["size"]),
+                (&cells[0]["size_bytes"], &cells[cells.len() - 1]["size_bytes"]),
                 (&sizes[0].into(), &sizes[1].into())
             );
             assert!(cells.iter().all(|cell| cell["us"].as_f64().unwrap() > 0.0), "{row}");
@@ -225,11 +222,10 @@ fn copies_are_measured_on_a_stand_in_and_say_so() {
 
 #[test]
 fn sanity_checks_a_stand_in_and_names_what_it_cannot() {
-    let report = json(&["sanity", "--stand-in", "--json"]);
-    let lines = report["lines"].as_array().unwrap();
+    let lines = rows(&["sanity", "--stand-in", "--json"]);
     let count = |result: &str| lines.iter().filter(|line| line["result"] == result).count();
-    assert_eq!((count("PASS"), count("SKIP"), count("FAIL")), (7, 3, 0), "{report}");
-    assert!(lines.iter().all(|line| (line["result"] == "SKIP") == line["reason"].is_string()), "{report}");
+    assert_eq!((count("PASS"), count("SKIP"), count("FAIL")), (7, 3, 0), "{lines:?}");
+    assert!(lines.iter().all(|line| (line["result"] == "SKIP") == line["reason"].is_string()), "{lines:?}");
     assert!(succeeds(&["sanity", "--stand-in"]).contains("PASS  stand-in  unaligned copies"));
 }
 

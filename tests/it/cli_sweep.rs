@@ -1,6 +1,6 @@
 //! Pingpongs over many sizes, and for a time.
 
-use crate::command::{json, run, succeeds, text};
+use crate::command::{json, rows, run, succeeds, text};
 
 #[test]
 fn a_sweep_has_a_row_for_each_size() {
@@ -10,11 +10,10 @@ fn a_sweep_has_a_row_for_each_size() {
     for (line, size) in lines[2..].iter().zip(["0 B ", "8 B ", "4 KiB "]) {
         assert!(line.starts_with(size), "{table}");
     }
-    let reports = json(&["pingpong", "--sizes", "8..64", "--iters", "20", "--procs", "1", "--json"]);
-    let sizes: Vec<u64> =
-        reports.as_array().unwrap().iter().map(|report| report["size"].as_u64().unwrap()).collect();
+    let reports = rows(&["pingpong", "--sizes", "8..64", "--iters", "20", "--procs", "1", "--json"]);
+    let sizes: Vec<u64> = reports.iter().map(|report| report["size_bytes"].as_u64().unwrap()).collect();
     assert_eq!(sizes, [8, 16, 32, 64]);
-    for report in reports.as_array().unwrap() {
+    for report in reports {
         assert_eq!((&report["verified"], &report["iterations"]), (&true.into(), &20.into()), "{report}");
         let times =
             ["min_us", "p50_us", "p90_us", "p99_us", "p999_us"].map(|name| report[name].as_f64().unwrap());
@@ -26,7 +25,7 @@ fn a_sweep_has_a_row_for_each_size() {
 fn values_separated_by_commas_are_for_programs() {
     let csv = succeeds(&["pingpong", "--sizes", "8,1000", "--iters", "20", "--csv"]);
     let lines: Vec<Vec<&str>> = csv.lines().map(|line| line.split(',').collect()).collect();
-    assert_eq!((lines.len(), lines[0][0], lines[1][0], lines[2][0]), (3, "size", "8", "1000"), "{csv}");
+    assert_eq!((lines.len(), lines[0][0], lines[1][0], lines[2][0]), (3, "size_bytes", "8", "1000"), "{csv}");
     assert!(lines.iter().all(|line| line.len() == lines[0].len()), "{csv}");
     assert!(lines[1].iter().all(|value| value.parse::<f64>().is_ok()), "{csv}");
 }

@@ -2,7 +2,7 @@
 
 use crate::command::{gdsync, text};
 use crate::processes::{children_of, ends, is_running, signal};
-use gdsync_test_support::on_system;
+use gdsync_test_support::skipped_on_system;
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
@@ -34,7 +34,7 @@ const OPERATIONS: [&str; 3] = ["send", "write", "write-imm"];
 
 #[test]
 fn a_send_that_fails_ends_a_pingpong_and_is_named() {
-    if on_system() {
+    if skipped_on_system("a_send_that_fails_ends_a_pingpong_and_is_named") {
         return;
     }
     for op in OPERATIONS {
@@ -53,7 +53,7 @@ fn a_send_that_fails_ends_a_pingpong_and_is_named() {
 
 #[test]
 fn a_request_that_is_refused_ends_both_sides_of_a_pingpong() {
-    if on_system() {
+    if skipped_on_system("a_request_that_is_refused_ends_both_sides_of_a_pingpong") {
         return;
     }
     for op in OPERATIONS {
@@ -69,7 +69,7 @@ fn a_request_that_is_refused_ends_both_sides_of_a_pingpong() {
 
 #[test]
 fn a_receiver_that_is_never_ready_ends_a_pingpong() {
-    if on_system() {
+    if skipped_on_system("a_receiver_that_is_never_ready_ends_a_pingpong") {
         return;
     }
     for op in OPERATIONS {
@@ -79,7 +79,7 @@ fn a_receiver_that_is_never_ready_ends_a_pingpong() {
 
 #[test]
 fn a_card_that_falls_silent_ends_a_pingpong() {
-    if on_system() {
+    if skipped_on_system("a_card_that_falls_silent_ends_a_pingpong") {
         return;
     }
     for op in OPERATIONS {
@@ -89,7 +89,7 @@ fn a_card_that_falls_silent_ends_a_pingpong() {
 
 #[test]
 fn a_message_that_is_lost_for_good_ends_a_pingpong() {
-    if on_system() {
+    if skipped_on_system("a_message_that_is_lost_for_good_ends_a_pingpong") {
         return;
     }
     for (transport, op) in [("uc", "write"), ("uc", "send"), ("ud", "send")] {
@@ -120,7 +120,7 @@ fn with_stops(times: u32, options: &[&str], environment: &[(&str, &str)]) -> (Op
 
 #[test]
 fn a_pingpong_goes_on_after_its_peer_was_stopped() {
-    if on_system() {
+    if skipped_on_system("a_pingpong_goes_on_after_its_peer_was_stopped") {
         return;
     }
     for op in OPERATIONS {
@@ -132,7 +132,7 @@ fn a_pingpong_goes_on_after_its_peer_was_stopped() {
 
 #[test]
 fn between_hosts_a_stopped_peer_is_an_error_that_both_sides_name() {
-    if on_system() {
+    if skipped_on_system("between_hosts_a_stopped_peer_is_an_error_that_both_sides_name") {
         return;
     }
     for op in OPERATIONS {
@@ -147,7 +147,7 @@ fn between_hosts_a_stopped_peer_is_an_error_that_both_sides_name() {
 
 #[test]
 fn a_pingpong_without_files_for_its_links_ends_and_says_so() {
-    if on_system() {
+    if skipped_on_system("a_pingpong_without_files_for_its_links_ends_and_says_so") {
         return;
     }
     // The fewest with which it succeeds; with one less, it fails at one place or another.

@@ -1,15 +1,18 @@
 //! Runs that the user interrupts: as from a terminal, which sends SIGINT to every process of the run.
 
-use crate::command::{gdsync, text};
+use crate::command::{gdsync, row, rows_in, text};
 use crate::processes::{as_from_a_terminal, children_of, signal};
 use serde_json::Value;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::process::{Child, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
 /// Starts the command in a process group of its own, with SIGINT as a terminal's shell leaves it.
 fn start(arguments: &[&str]) -> Child {
-    let mut command = gdsync(arguments);
+    start_command(gdsync(arguments))
+}
+
+fn start_command(mut command: Command) -> Child {
     command.stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
     as_from_a_terminal(&mut command).spawn().unwrap()
 }
@@ -39,7 +42,7 @@ fn a_pingpong_prints_what_it_has() {
             let said = text(&output.stderr);
             assert_eq!(output.status.code(), Some(130), "{said}");
             assert_eq!(said, "gdsync: interrupted: what was measured until then has been printed\n");
-            let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+            let report: Value = row(&output.stdout);
             assert_eq!(
                 (&report["interrupted_of"], &report["verified"]),
                 (&1_000_000_000.into(), &true.into())
@@ -86,7 +89,7 @@ fn a_soak_accounts_for_everything_until_then() {
     assert!(out.contains("\nINTERRUPTED after "), "{out}");
     assert!(out.ends_with("\nlost 0, duplicated 0, wrong 0, unaccounted 0, hung 0\n"), "{out}");
     let report = interrupted(&[&arguments[..], &["--json"]].concat(), 2);
-    let report: Value = serde_json::from_slice(&report.stdout).unwrap();
+    let report: Value = row(&report.stdout);
     assert!(
         report["interrupted_s"].as_f64().unwrap() > 1.0 && report["operations"].as_u64().unwrap() > 0,
         "{report}"
@@ -100,7 +103,35 @@ fn a_benchmark_prints_the_rounds_that_it_has() {
     interrupt(&run);
     let output = run.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(130), "{}", text(&output.stderr));
-    let tables: Value = serde_json::from_slice(&output.stdout).unwrap();
-    let runs = tables[0]["runs"].as_u64().unwrap();
-    assert!((1..10).contains(&runs) && tables[0]["rows"].as_array().unwrap().len() == 1 + 18, "{tables}");
+    let rows = rows_in(&output.stdout);
+    let rows: Vec<_> = rows.iter().filter(|row| row["on"] == rows[0]["on"]).collect();
+    assert!((1..10).contains(&rows[0]["runs"].as_u64().unwrap()) && rows.len() == 1 + 18, "{rows:?}");
+}
+
+#[test]
+fn a_benchmark_of_one_process_prints_the_rounds_that_it_has() {
+    let mut command = gdsync(&["bench", "checked", "--json"]);
+    // Some 20 s, of which the interrupt ends the most.
+    command.env("SOFTHCA_FAULTS", "delay=2ms every=1");
+    let run = start_command(command);
+    std::thread::sleep(Duration::from_secs(4));
+    interrupt(&run);
+    let output = run.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130), "{}", text(&output.stderr));
+    let report = row(&output.stdout);
+    assert!(report["what"] == "a software stream" && report["gdsync_us"].as_f64().unwrap() > 0.0, "{report}");
+}
+
+#[test]
+fn a_network_benchmark_prints_what_it_has() {
+    for mode in ["rate", "latency"] {
+        let report = interrupted(&["bench", "net", "--mode", mode, "--iters", "1000000000", "--json"], 1);
+        assert_eq!(report.status.code(), Some(130), "{}", text(&report.stderr));
+        let report = row(&report.stdout);
+        assert_eq!((&report["interrupted_of"], &report["verified"]), (&1_000_000_000.into(), &true.into()));
+        assert!(report["messages"].as_u64().unwrap() > 0, "{report}");
+    }
+    let table = interrupted(&["bench", "net", "--iters", "1000000000"], 1);
+    let table = text(&table.stdout);
+    assert!(table.contains(", INTERRUPTED before 1000000000 messages\n"), "{table}");
 }

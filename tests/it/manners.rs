@@ -4,8 +4,8 @@ use crate::command::{gdsync, run, succeeds, text};
 use gdsync_test_support::folder::Folder;
 
 /// The processes that commands start: no user sees them.
-const INTERNAL: [&str; 6] =
-    ["pingpong-peer", "bench-first", "bench-scale", "soak-worker", "exchange-peer", "soft-watch"];
+const INTERNAL: [&str; 7] =
+    ["pingpong-peer", "net-peer", "bench-first", "bench-scale", "soak-worker", "exchange-peer", "soft-watch"];
 const COMMANDS: [&str; 14] = [
     "pingpong",
     "devices",
@@ -49,6 +49,8 @@ fn bash_completes_commands_and_values() {
         ("gdsync pi", "pingpong\n"),
         ("gdsync pingpong --op wr", "write\nwrite-imm\n"),
         ("gdsync so", "soak\nsoft\n"),
+        ("gdsync bench ne", "net\n"),
+        ("gdsync bench net --mode la", "latency\n"),
     ] {
         let words: Vec<&str> = words.split(' ').collect();
         let list = words.join(" ");
@@ -67,7 +69,8 @@ fn bash_completes_commands_and_values() {
 fn manual_pages_say_how_a_command_ends() {
     let folder = Folder::new("manual");
     succeeds(&["man", "--all", folder.path().to_str().unwrap()]);
-    let pages: Vec<String> = COMMANDS.iter().map(|command| format!("gdsync-{command}.1")).collect();
+    let pages: Vec<String> =
+        COMMANDS.iter().chain(&["bench-net"]).map(|command| format!("gdsync-{command}.1")).collect();
     for page in pages.iter().map(String::as_str).chain(["gdsync.1"]) {
         let said = std::fs::read_to_string(folder.path().join(page)).unwrap().replace("\\-", "-");
         for section in
@@ -77,7 +80,7 @@ fn manual_pages_say_how_a_command_ends() {
         }
         assert!(!INTERNAL.iter().any(|name| said.contains(name)), "{page}");
     }
-    assert_eq!(folder.content(), COMMANDS.len() + 1);
+    assert_eq!(folder.content(), pages.len() + 1);
     let page = succeeds(&["man", "soft"]);
     assert_eq!(page, std::fs::read_to_string(folder.path().join("gdsync-soft.1")).unwrap());
     assert!(page.contains("127"), "{page}");

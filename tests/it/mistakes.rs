@@ -1,10 +1,10 @@
 //! Commands that are used wrongly, or on a machine without what they need: what each says, once and with the remedy.
 
-use crate::command::{gdsync, run, text};
-use gdsync_test_support::on_system;
+use crate::command::{error_in, gdsync, object, rows_in, run, text};
+use gdsync_test_support::skipped_on_system;
 
 /// A command line, and how the error about it begins, which clap continues with the usage.
-const WRONG_USAGE: [(&[&str], &str); 41] = [
+const WRONG_USAGE: [(&[&str], &str); 44] = [
     (
         &["pingpong", "--size", "-1"],
         "invalid value '-1' for '--size <BYTES>': `-1` is not a size: give bytes, or a number with K, KiB,",
@@ -60,6 +60,15 @@ const WRONG_USAGE: [(&[&str], &str); 41] = [
         &["bench", "memops", "--gpu", "0,1"],
         "--gpu 0,1 is for `exchange` and `turnaround`, which measure between GPUs:",
     ),
+    (
+        &["bench", "net", "--mode", "latency", "--qps", "2"],
+        "--qps 2 is not for --mode latency, which has one message under way: give --mode rate or bandwidth",
+    ),
+    (
+        &["bench", "net", "--plot", "x.svg"],
+        "--plot draws a bandwidth by size, and there is one size: give --sizes or -a",
+    ),
+    (&["bench", "--posts", "5", "net"], "invalid value 'net' for '[WHAT]'\n  [possible values: card,"),
     (
         &["bench", "all", "--plot", "x.svg"],
         "--plot is for one benchmark: for `all`, --html FILE has the pictures of each",
@@ -140,15 +149,56 @@ fn wrong_usage_is_said_with_what_would_be_right() {
         assert!(said.starts_with(&format!("error: {begins}")), "{arguments:?}: {said}");
         assert!(said.ends_with("For more information, try '--help'.\n"), "{arguments:?}: {said}");
         assert_eq!(said.matches("error: ").count(), 1, "{arguments:?}: {said}");
-        assert!(output.stdout.is_empty());
+        match arguments.contains(&"--json") {
+            true => assert!(begins.starts_with(&error_in(&output.stdout)), "{arguments:?}"),
+            false => assert!(output.stdout.is_empty()),
+        }
     }
+}
+
+#[test]
+fn errors_are_json_where_it_is_asked_for() {
+    for (arguments, code, said) in [
+        (
+            &["pingpong", "--json", "--size", "-1"][..],
+            2,
+            "invalid value '-1' for '--size <BYTES>': `-1` is not a size",
+        ),
+        (&["bench", "net", "--json", "--plot", "x.svg"], 2, "--plot draws a bandwidth by size"),
+        (&["bench", "flood", "--json"], 2, "invalid value 'flood' for '[WHAT]'"),
+        (&["explain", "--json", "/nowhere/at/all"], 1, "/nowhere/at/all: No such file"),
+        (&["explain", "--json", "Cargo.toml"], 2, "line 1, column 1"),
+        (&["bench", "card", "--json", "--hca", "mlx5_77"], 1, ""),
+        (&["bench", "first", "--json", "--hca", "softhca7"], 1, ""),
+        (&["bench", "memops", "--json", "--gpu", "4000000000"], 1, ""),
+        (&["copybw", "--json", "--gpu", "4000000000"], 1, ""),
+        (&["doctor", "--json", "--root", "/nowhere/at/all"], 1, "/nowhere/at/all is no folder"),
+    ] {
+        let output = run(arguments);
+        let (said_in_json, on_stderr) = (error_in(&output.stdout), text(&output.stderr));
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {on_stderr}");
+        assert!(said_in_json.starts_with(said) && !said_in_json.is_empty(), "{arguments:?}: {said_in_json}");
+        // Where a process that was started has said it, its words are on standard error.
+        let elsewhere = said_in_json == "standard error has the cause";
+        assert!(elsewhere || on_stderr.contains(&said_in_json), "{arguments:?}: {on_stderr}");
+        assert_eq!(object(&output.stdout)["command"].as_array().unwrap()[1..], *arguments);
+    }
+}
+
+#[test]
+fn what_a_failed_sweep_has_measured_stands_beside_its_error() {
+    let output = run(&["pingpong", "--transport", "ud", "--sizes", "8,8K", "--iters", "20", "--json"]);
+    let object = object(&output.stdout);
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!((object["rows"].as_array().unwrap().len(), &object["rows"][0]["size_bytes"]), (1, &8.into()));
+    assert!(text(&output.stderr).contains(object["error"]["message"].as_str().unwrap()), "{object}");
 }
 
 /// The whole error, in one line, of what a command itself finds wrong with its arguments.
 #[test]
 fn a_page_that_is_not_there_is_said_with_those_that_are() {
     let output = run(&["man", "flood"]);
-    let expected = "gdsync: flood is no command: there are pingpong, devices, doctor, bench, soak, copybw, copylat, sanity, explain, soft, top, trace, completions, man\n";
+    let expected = "gdsync: flood is no command: there are pingpong, devices, doctor, bench, bench-net, soak, copybw, copylat, sanity, explain, soft, top, trace, completions, man\n";
     assert_eq!((output.status.code(), text(&output.stderr).as_str()), (Some(2), expected));
     let output = run(&["man", "--all", "/nowhere/at/all"]);
     let expected =
@@ -167,7 +217,7 @@ fn fails(arguments: &[&str], words: [&str; 2]) {
 
 #[test]
 fn what_is_not_there_is_said_once_with_the_remedy() {
-    if on_system() {
+    if skipped_on_system("what_is_not_there_is_said_once_with_the_remedy") {
         return;
     }
     let card = ["no device named softhca7", "the software provider has softhca0"];
@@ -175,6 +225,8 @@ fn what_is_not_there_is_said_once_with_the_remedy() {
         &["pingpong"][..],
         &["pingpong", "--procs", "1"],
         &["soak"],
+        &["bench", "net"],
+        &["bench", "net", "--procs", "1"],
         &["bench", "card"],
         &["bench", "first"],
         &["bench", "scale"],
@@ -194,12 +246,12 @@ fn what_is_not_there_is_said_once_with_the_remedy() {
 /// On a machine without a card of the system's. `gdsync soft` brings one.
 #[test]
 fn a_missing_card_is_said_once_with_the_remedy() {
-    if on_system() {
+    if skipped_on_system("a_missing_card_is_said_once_with_the_remedy") {
         return;
     }
     let mut missing = gdsync(&["devices", "--json"]);
-    let listing: serde_json::Value = serde_json::from_slice(&missing.output().unwrap().stdout).unwrap();
-    if listing["devices"].as_array().unwrap().iter().any(|device| device["provider"] == "system") {
+    let devices = rows_in(&missing.output().unwrap().stdout);
+    if devices.iter().any(|device| device["provider"] == "system") {
         return gdsync_test_support::skipped(
             "a_missing_card_is_said_once_with_the_remedy",
             "there is a card",
@@ -231,6 +283,7 @@ fn a_missing_gpu_is_said_once() {
         &["sanity"],
         &["copybw"],
         &["copylat"],
+        &["bench", "net"],
         &["bench", "memops"],
         &["bench", "batch"],
         &["bench", "cq"],

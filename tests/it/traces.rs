@@ -1,6 +1,6 @@
 //! `gdsync trace` and GDSYNC_TRACE: what is recorded of runs of several processes.
 
-use crate::command::{gdsync, run, text};
+use crate::command::{self, gdsync, run, text};
 use crate::processes::{children_of, signal};
 use gdsync_test_support::folder::Folder;
 use serde_json::Value;
@@ -110,7 +110,7 @@ fn a_pingpong_of_two_processes_is_followed_from_each_post_to_its_arrival() {
         let arguments = ["pingpong", "--op", op, "--iters", "40", "--warmup", "10", "--json"];
         let (trace, output) = traced(&folder, &arguments);
         // The command's output is its own.
-        let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let report: Value = command::row(&output.stdout);
         assert_eq!(report["iterations"], 40);
 
         let pids: BTreeSet<u64> = events(&trace).iter().map(|event| number(event, "pid")).collect();
@@ -328,7 +328,7 @@ fn an_interrupt_reaches_the_command_and_the_trace_is_written() {
     let status = tracing.wait().unwrap();
     let output = tracing.wait_with_output().unwrap();
     assert_eq!(status.code(), Some(130), "{}", text(&output.stderr));
-    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let report: Value = command::row(&output.stdout);
     assert!(report["interrupted_of"].is_u64(), "{report}");
     assert!(of(&parse(&path), "f", "message").count() > 0);
 }

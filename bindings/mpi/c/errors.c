@@ -4,6 +4,7 @@
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <string.h>
 
 #define MOST_CLASSES 32
 
@@ -13,7 +14,18 @@ static struct {
 } codes[MOST_CLASSES];
 static int known;
 
-/* The code of a class; the class itself where there is none to be had. */
+/* Whether MPI finds the text of a code again. MPICH 4.0 has another text of its own for codes that are added to its classes. */
+static int has_text(int code)
+{
+    static const char probe[] = "gdsync";
+    char text[MPI_MAX_ERROR_STRING] = "";
+    int length = 0;
+
+    return MPI_Add_error_string(code, probe) == MPI_SUCCESS && MPI_Error_string(code, text, &length) == MPI_SUCCESS &&
+           strstr(text, probe) != NULL;
+}
+
+/* The code of a class; the class itself where there is none to be had, or none with a text. */
 static int code_of(int mpi_class)
 {
     int at, code = mpi_class;
@@ -23,8 +35,8 @@ static int code_of(int mpi_class)
             return codes[at].code;
     if (known < MOST_CLASSES && MPI_Add_error_code(mpi_class, &code) == MPI_SUCCESS) {
         codes[known].mpi_class = mpi_class;
-        codes[known++].code = code;
-        return code;
+        codes[known].code = has_text(code) ? code : mpi_class;
+        return codes[known++].code;
     }
     return mpi_class;
 }

@@ -15,6 +15,9 @@ const PART: &str = "GDSYNC_MPI_PART_BYTES";
 /// Whether the card holds a send back until its receive is posted (1), or repeats it until then (0).
 const HOLD: &str = "GDSYNC_MPI_HOLD_SENDS";
 
+/// From how many waits on the card collects them; unset: the stream waits for each.
+const COLLECT: &str = "GDSYNC_MPI_COLLECT_FROM";
+
 /// Unit tests have peers that stay silent.
 const DEFAULT_PEER_TIMEOUT: u64 = if cfg!(test) { 1_000 } else { 20_000 };
 /// Cards take messages up to 2 GiB.
@@ -81,15 +84,23 @@ fn holds_sends(asked: Option<&str>, waits: bool, is_software: bool) -> Result<bo
     }
 }
 
+/// From how many waits on a stream has the card collect them.
+pub(crate) fn collect_from() -> Result<Option<u32>, Failure> {
+    Ok(setting(COLLECT)?.map(|waits| u32::try_from(waits).unwrap_or(u32::MAX)))
+}
+
 fn number(variable: &str, default: u64) -> Result<u64, Failure> {
-    match std::env::var(variable) {
-        Err(_) => Ok(default),
-        Ok(text) => text.parse().ok().filter(|value| *value > 0).ok_or_else(|| {
-            let text =
-                format!("{variable} is {text:?}, which is no number from 1 on: unset it or correct it");
-            Failure::new(Class::Argument, text)
-        }),
-    }
+    Ok(setting(variable)?.unwrap_or(default))
+}
+
+/// A number from 1 on, if it is set.
+fn setting(variable: &str) -> Result<Option<u64>, Failure> {
+    let Ok(text) = std::env::var(variable) else { return Ok(None) };
+    let number = text.parse().ok().filter(|value| *value > 0);
+    number.map(Some).ok_or_else(|| {
+        let text = format!("{variable} is {text:?}, which is no number from 1 on: unset it or correct it");
+        Failure::new(Class::Argument, text)
+    })
 }
 
 fn open() -> Result<Device, Failure> {

@@ -1,7 +1,7 @@
 //! Streams of either kind, and posts that wait for room.
 
 use crate::error::{Class, Failure};
-use crate::{progress, statistics};
+use crate::{device, progress, statistics};
 use gdsync::cudarc::driver::sys::CUstream;
 use gdsync::memop::MemOpStream;
 use gdsync::persistent::{ListError, PersistentError, Request, start_all, wait_all};
@@ -39,7 +39,8 @@ macro_rules! on {
 
 impl AnyStream {
     pub(crate) fn software() -> Result<Self, Failure> {
-        Ok(AnyStream::Soft(Stream::new(SoftStream::new()?)?))
+        let options = StreamOptions::default().collect_from(device::collect_from()?);
+        Ok(AnyStream::Soft(Stream::with_options(SoftStream::new()?, options)?))
     }
 
     /// # Safety
@@ -50,7 +51,7 @@ impl AnyStream {
         // SAFETY: the caller's.
         let backend = unsafe { CudaStream::from_raw(stream, ()) };
         let backend = backend.map_err(|error| Failure::new(Class::Other, error))?;
-        let options = StreamOptions::default().always_signal(!stays);
+        let options = StreamOptions::default().always_signal(!stays).collect_from(device::collect_from()?);
         Ok(AnyStream::Cuda(Stream::with_options(backend, options)?))
     }
 

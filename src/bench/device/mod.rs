@@ -48,18 +48,22 @@ struct Results {
     /// Why there are no columns of queues in GPU memory.
     left_out: Option<String>,
     /// Cycles of the GPU's clock that a call takes; then the steps of the first kind of call.
+    #[serde(rename = "posting_cycles")]
     posting: Vec<Row>,
     /// 32 puts by a warp, against 32 by a thread that rings for each, and against a thread that
     /// rings once: how many times faster.
     warp_speedup: Vec<Row>,
     /// Cycles of releasing a send by a trigger, and of a fence and a store by hand, each measured
     /// beside the puts of its column; none where the card does not wait for words.
+    #[serde(rename = "triggers_cycles")]
     triggers: Vec<Row>,
     /// What a trigger takes of what a put and a store by hand take.
     trigger_ratios: Vec<Row>,
     /// Microseconds from the post of 8 bytes until the kernel knows that they have arrived.
+    #[serde(rename = "latency_us")]
     latency: Vec<Row>,
     /// Millions of 8-byte puts a second.
+    #[serde(rename = "rate_mputs_per_s")]
     rate: Vec<Row>,
 }
 

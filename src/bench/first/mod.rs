@@ -14,11 +14,11 @@ use crate::cli::{BenchFirstOptions, BenchOptions};
 use crate::failure::Failure;
 use crate::interrupt;
 use crate::plot::{Axis, Chart, Content, Scale, Values};
-use crate::text;
 use by_hand::ByHand;
 use gdsync::{SoftStream, Stream, cuda};
 use kinds::{KINDS, Kind, POSTS};
 use serde::{Deserialize, Serialize};
+use std::io::Write;
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
@@ -100,7 +100,7 @@ pub(crate) fn run_one(options: &BenchFirstOptions) -> Result<(), Failure> {
             Run { on: gpu.name()?, stream_us, kinds: play(options, make)? }
         }
     };
-    text::print(true, &run, String::new)
+    Ok(writeln!(std::io::stdout(), "{}", serde_json::to_string(&run)?)?)
 }
 
 /// Every kind, each on a stream of its own, from the run's first kind on.

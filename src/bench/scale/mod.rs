@@ -11,10 +11,10 @@ use crate::failure::Failure;
 use crate::hca;
 use crate::interrupt;
 use crate::plot::{Axis, Chart, Content, Scale, Series};
-use crate::text;
 use gdsync_notify::bootstrap::Bootstrap;
 use rank::{BLOCK, Played, Shared};
 use serde::{Deserialize, Serialize};
+use std::io::Write;
 use std::process::{Command, Stdio};
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
@@ -215,7 +215,7 @@ pub(crate) fn run_one(options: &BenchScaleOptions) -> Result<(), Failure> {
         collective_operations: mean(|one| one.collective_operations),
         bytes_checked: all.iter().map(|one| one.bytes_checked).sum(),
     };
-    text::print(true, &measured, String::new)
+    Ok(writeln!(std::io::stdout(), "{}", serde_json::to_string(&measured)?)?)
 }
 
 /// Memory of this process that is there, shared memory included.

@@ -2,15 +2,19 @@
 
 use super::Report;
 use crate::cli;
-use crate::plot::{self, Axis, Chart, Content, Scale, Series};
+use crate::plot::{Axis, Chart, Content, Scale, Series};
+use crate::sides::times;
 
-/// Bars of a histogram.
-const BINS: usize = 80;
+/// The axis of latencies.
+const LATENCY: &str = "Half round trip, µs";
 
 /// Of a sweep, latency and bandwidth by size; of a single run, a histogram.
 pub(in crate::pingpong) fn charts(reports: &[Report], is_sweep: bool) -> Vec<Chart> {
     match reports {
-        [report] if !is_sweep => vec![histogram(report)],
+        [report] if !is_sweep => vec![Chart {
+            title: format!("Round trips of {}, {}", crate::size::text(report.size_bytes), what(report)),
+            content: times::histogram(LATENCY, &report.times),
+        }],
         _ => sweep(reports),
     }
 }
@@ -22,39 +26,17 @@ fn what(report: &Report) -> String {
 }
 
 fn sweep(reports: &[Report]) -> Vec<Chart> {
-    let line = |name: &str, pick: fn(&Report) -> f64| {
-        Series::new(name, reports.iter().map(|report| (report.size as f64, pick(report))))
-    };
-    let lines = |title: &str, y: &str, series| {
-        let (x, y) = (Axis::new("Message", Scale::Sizes), Axis::new(y, Scale::Log));
+    let chart = |title: &str, content| {
         let title =
             reports.first().map_or_else(|| title.to_owned(), |report| format!("{title}, {}", what(report)));
-        Chart { title, content: Content::Lines { x, y, series } }
+        Chart { title, content }
     };
-    let latency = vec![
-        line("P50", |report| report.p50_us),
-        line("P90", |report| report.p90_us),
-        line("P99", |report| report.p99_us),
-        line("P99.9", |report| report.p999_us),
-        line("least", |report| report.min_us),
-        line("most", |report| report.max_us),
-    ];
-    let bandwidth = vec![line("both directions together", |report| report.bytes_per_s / 1e6)];
-    vec![
-        lines("Latency by size", "Half round trip, µs", latency),
-        lines("Bandwidth by size", "Both directions together, MB/s", bandwidth),
-    ]
-}
-
-fn histogram(report: &Report) -> Chart {
-    let marks =
-        [("P50", report.p50_us), ("P90", report.p90_us), ("P99", report.p99_us), ("P99.9", report.p999_us)];
-    Chart {
-        title: format!("Round trips of {}, {}", crate::size::text(report.size), what(report)),
-        content: Content::Histogram {
-            x: Axis::new("Half round trip, µs", Scale::Log),
-            bins: plot::bins(&report.times, BINS),
-            marks: marks.map(|(name, value)| (name.to_owned(), value)).to_vec(),
-        },
-    }
+    let points = reports.iter().map(|report| (report.size_bytes as f64, report.bytes_per_s / 1e6));
+    let bandwidth = Content::Lines {
+        x: Axis::new("Message", Scale::Sizes),
+        y: Axis::new("Both directions together, MB/s", Scale::Log),
+        series: vec![Series::new("both directions together", points)],
+    };
+    let latency = times::lines(LATENCY, reports.iter().map(|report| (report.size_bytes, &report.times)));
+    vec![chart("Latency by size", latency), chart("Bandwidth by size", bandwidth)]
 }

@@ -92,7 +92,11 @@ fn unknown(commands: &str) -> Vec<String> {
         let rest = words[place + 1..].iter().take_while(|word| !["--", ";", ">"].contains(&word.as_str()));
         let rest: Vec<&str> = rest.map(String::as_str).collect();
         let Some(subcommand) = rest.first().filter(|word| !word.starts_with('-')) else { continue };
-        let help = command::run(&["help", subcommand]);
+        // A command of a command has a help of its own.
+        let inner = rest.get(1).filter(|word| !word.starts_with('-'));
+        let inner = inner.map(|inner| command::run(&["help", subcommand, inner]));
+        let inner = inner.filter(|help| help.status.success());
+        let help = inner.unwrap_or_else(|| command::run(&["help", subcommand]));
         if !help.status.success() {
             unknown.push(format!("gdsync {subcommand}"));
             continue;

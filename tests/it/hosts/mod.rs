@@ -1,12 +1,13 @@
-//! A pingpong between a server and a client that are started each by itself.
+//! Measurements between a server and a client that are started each by itself.
 
 mod ends;
+mod net;
 mod networks;
 mod refusals;
 mod runs;
 mod stranger;
 
-use crate::command::gdsync;
+use crate::command::{gdsync, row};
 use crate::processes::{as_from_a_terminal, ends};
 use gdsync_test_support::folder::Folder;
 use serde_json::Value;
@@ -28,6 +29,8 @@ struct Setting {
     under: [Vec<String>; 2],
     /// The address of the server.
     address: String,
+    /// The words of the command that both sides run.
+    words: &'static [&'static str],
 }
 
 impl Setting {
@@ -39,6 +42,7 @@ impl Setting {
             environment: Vec::new(),
             under: Default::default(),
             address: "127.0.0.1".to_owned(),
+            words: &["pingpong"],
         }
     }
 
@@ -73,7 +77,7 @@ impl Setting {
     /// Starts a server at a port that is free, and waits until it listens.
     fn server(&self, options: &[&str], environment: &[(&str, &str)]) -> Server {
         let at = format!("{}:0", self.address);
-        let arguments = [&["pingpong", "--server", "--listen", &at], options].concat();
+        let arguments = [self.words, &["--server", "--listen", &at], options].concat();
         let mut child = self.command(&arguments, 0).envs(environment.iter().copied()).spawn().unwrap();
         let line = first_line(&mut child);
         let port = line.rsplit_once(':').and_then(|(_, port)| port.trim().parse().ok());
@@ -83,7 +87,7 @@ impl Setting {
     /// Starts a client of a server.
     fn client(&self, server: &Server, options: &[&str], environment: &[(&str, &str)]) -> Child {
         let host = format!("{}:{}", self.address, server.port);
-        let arguments = [&["pingpong", &host], options].concat();
+        let arguments = [self.words, &[&host], options].concat();
         self.command(&arguments, 1).envs(environment.iter().copied()).spawn().unwrap()
     }
 
@@ -105,7 +109,7 @@ impl Setting {
     /// As [`Self::succeeds`]: every byte of as many exchanges was checked on both sides.
     fn is_verified(&self, options: &[&str], exchanges: u64) -> Value {
         let [server, client] = self.succeeds(&[options, &["--json"]].concat());
-        let [server, client]: [Value; 2] = [server, client].map(|text| serde_json::from_str(&text).unwrap());
+        let [server, client]: [Value; 2] = [server, client].map(|text| row(text.as_bytes()));
         for said in [&server, &client] {
             assert_eq!(said["verified"], Value::Bool(true), "{options:?}: {said}");
             assert_eq!(said["iterations"].as_u64(), Some(exchanges), "{options:?}: {said}");

@@ -3,13 +3,13 @@
 use super::runs::TRANSPORTS;
 use super::{ENDLESS, Setting, end};
 use gdsync_test_support::networks::Namespaces;
-use gdsync_test_support::{on_system, skipped};
+use gdsync_test_support::{skipped, skipped_on_system};
 
 const KEY: &str = "the key of both hosts";
 
 /// A server in the first namespace and a client in the second. `None` where there can be none: the test is skipped.
 fn apart(test: &str) -> Option<(Namespaces, Setting)> {
-    if on_system() {
+    if skipped_on_system(test) {
         return None;
     }
     let namespaces = match Namespaces::new() {
@@ -35,6 +35,15 @@ fn every_transport_between_two_networks() {
         setting.is_verified(&["--transport", transport, "--op", op, "--size", "3000", "--iters", "100"], 100);
     }
     setting.succeeds(&["--sizes", "1..64K", "--iters", "10"]);
+}
+
+#[test]
+fn every_operation_between_two_networks() {
+    let Some((_namespaces, mut setting)) = apart("every_operation_between_two_networks") else { return };
+    setting.words = super::net::NET;
+    for operation in super::net::OPERATIONS {
+        super::net::is_verified(&setting, &["--operation", operation, "--qps", "2", "--iters", "100"], 100);
+    }
 }
 
 #[test]

@@ -80,7 +80,7 @@ fn versions_that_differ_are_both_named() {
     let server = setting.server(&[], &[]);
     let mut client = stranger::connect(server.port, KEY);
     client.say(&json!({ "gdsync": "9.9.9", "news": 1 }));
-    assert_eq!(client.hear(), json!({ "gdsync": own }), "the client can say it as well");
+    assert_eq!(client.hear()["gdsync"], own, "the client can say it as well");
     let server = end(server.child, "the server");
     let said = format!("the client is gdsync 9.9.9 and this side is gdsync {own}: install the same version");
     assert!(server.code == Some(1) && server.said.contains(&said), "{server:?}");

@@ -38,10 +38,15 @@ pub(super) fn connect(port: u16, secret: &str) -> Stranger {
     Stranger::proven(socket, Exchange::connecting(&key(secret), PURPOSE))
 }
 
-/// A client that has said its version, too.
+/// A client of a pingpong that has said its version, too.
 pub(super) fn greeted(port: u16, secret: &str) -> Stranger {
+    greeted_as(port, secret, "pingpong")
+}
+
+/// A client of that command that has said its version, too.
+pub(super) fn greeted_as(port: u16, secret: &str, command: &str) -> Stranger {
     let mut client = connect(port, secret);
-    client.say(&json!({ "gdsync": env!("CARGO_PKG_VERSION") }));
+    client.say(&json!({ "gdsync": env!("CARGO_PKG_VERSION"), "command": command }));
     client.hear();
     client
 }

@@ -49,6 +49,15 @@ pub fn on_system() -> bool {
     }
 }
 
+/// As [`on_system`], for a test that is about software cards alone: then its line says that it does not run.
+pub fn skipped_on_system(test: &str) -> bool {
+    let is_skipped = on_system();
+    if is_skipped {
+        skipped(test, "it is about cards of the software provider");
+    }
+    is_skipped
+}
+
 /// Writes to stderr that a test does not run. libtest captures macros' output only, so the line is
 /// seen, and `.ci/run` counts it.
 pub fn skipped(test: &str, why: &str) {

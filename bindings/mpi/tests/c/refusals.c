@@ -129,6 +129,7 @@ static void settings(void)
 {
     static const char *const wrong[][2] = {{"GDSYNC_MPI_PEER_TIMEOUT_MS", "soon"}, {"GDSYNC_MPI_PART_BYTES", "0"},
                                           {"GDSYNC_MPI_HOLD_SENDS", "2"}};
+    MPIS_Queue queue;
     int sent = 0, received = 0;
     char text[64];
     size_t at;
@@ -144,6 +145,9 @@ static void settings(void)
         unsetenv(wrong[at][0]);
         OK(MPIS_Request_freeall(2, requests));
     }
+    setenv("GDSYNC_MPI_COLLECT_FROM", "none", 1);
+    CHECK(failed(MPIS_Queue_init(&queue, THREAD, NULL), MPI_ERR_ARG, "GDSYNC_MPI_COLLECT_FROM is \"none\""));
+    unsetenv("GDSYNC_MPI_COLLECT_FROM");
 }
 
 /* The other side learns of each of these. */

@@ -723,12 +723,13 @@ def command() -> str:
 
 
 def doctor() -> dict[str, Any]:
-    """What of this machine works for GPUDirect, what does not, and what to do about it: ``gdsync doctor --json``."""
+    """What of this machine works for GPUDirect, what does not, and what to do about it: the row of
+    ``gdsync doctor --json``."""
 
 
 def explain(batch: str, *, collect_from: Optional[int] = None) -> dict[str, Any]:
-    """What a stream will do for a batch, and what it costs: ``gdsync explain --json``. ``batch`` is the text that the
-    command reads, one operation to a line."""
+    """What a stream will do for a batch, and what it costs: the row of ``gdsync explain --json``. ``batch`` is the text
+    that the command reads, one operation to a line."""
 
 
 # -- Exceptions

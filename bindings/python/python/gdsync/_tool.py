@@ -18,7 +18,7 @@ def command() -> str:
 def doctor() -> dict[str, Any]:
     """What of this machine works for GPUDirect, what does not, and what to do about it.
 
-    The keys are those of ``gdsync doctor --json``.
+    The keys are those of the row that ``gdsync doctor --json`` prints.
     """
     # 1 says that something is to be mended.
     return _json(["doctor", "--json"], None, Error, good=(0, 1))
@@ -28,7 +28,8 @@ def explain(batch: str, *, collect_from: Optional[int] = None) -> dict[str, Any]
     """What a stream will do for a batch: memory operations, plain and merged, and the GPU time they take.
 
     ``batch`` is the text that ``gdsync explain`` reads, one operation to a line: ``"send a\nwait a"``. Runs of waits for
-    at least ``collect_from`` completion queues are the card's. The keys are those of ``gdsync explain --json``.
+    at least ``collect_from`` completion queues are the card's. The keys are those of the row that
+    ``gdsync explain --json`` prints.
     """
     collect = [] if collect_from is None else ["--collect-from", str(collect_from)]
     return _json(["explain", "--json", *collect], batch, InvalidArgument, good=(0,))
@@ -40,4 +41,4 @@ def _json(arguments: Sequence[str], text: Optional[str], error: type[Error], goo
     )
     if done.returncode not in good:
         raise error(done.stderr.strip() or f"the command ended with {done.returncode}")
-    return json.loads(done.stdout)
+    return json.loads(done.stdout)["rows"][0]

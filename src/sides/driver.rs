@@ -1,30 +1,48 @@
 //! The trait of what performs a side's work: a software stream, the calling thread, or a GPU.
 
-use crate::cli::PingpongOptions;
+use crate::cli::SideOptions;
 use crate::failure::Failure;
 use gdsync::memop::{MemOpStream, StreamError};
 use gdsync::stream::{Doorbells, PostError, PostFailure, Posted, StreamOptions};
-use gdsync::{Batch, QueuePair, RemoteMemory, Slice, Stream};
+use gdsync::{Access, Batch, QueuePair, RemoteMemory, Slice, Stream};
+use std::ops::Range;
 use std::time::Duration;
 
 /// Chunks that are enqueued at a time: while one is performed, the CPU prepares the next.
-pub(super) const CHUNKS: u64 = 2;
+pub(crate) const CHUNKS: u64 = 2;
 
 /// Where a side's messages are. The slices keep the memory.
-pub(super) struct Messages {
+pub(crate) struct Messages {
     /// The message that is sent.
-    pub(super) source: Slice,
+    pub(crate) source: Slice,
     /// Where messages arrive.
-    pub(super) target: Slice,
+    pub(crate) target: Slice,
     /// Where messages arrive, for the other side.
-    pub(super) remote: RemoteMemory,
+    pub(crate) remote: RemoteMemory,
+    /// The message that is sent, for the other side, where it may read it.
+    pub(crate) readable: RemoteMemory,
+}
+
+/// What a driver is for.
+#[derive(Clone, Copy)]
+pub(crate) struct Work {
+    /// Bytes of the message that is sent, and of that which arrives.
+    pub(crate) size: u64,
+    /// Exchanges of a chunk.
+    pub(crate) batch: u64,
+    /// What the other side may do to the message that is sent.
+    pub(crate) source: Access,
 }
 
 /// Holds a side's messages, and performs its work in the order of the calls: at once, or later.
 ///
 /// Work comes in *chunks* of exchanges, of which [`CHUNKS`] may be under way.
-pub(super) trait Driver {
+pub(crate) trait Driver {
     fn messages(&self) -> &Messages;
+    /// A part of the message that is sent.
+    fn source(&self, range: Range<usize>) -> Result<Slice, Failure>;
+    /// A part of where messages arrive.
+    fn target(&self, range: Range<usize>) -> Result<Slice, Failure>;
 
     /// The first exchange begins here.
     fn begin(&mut self) -> Result<(), Failure>;
@@ -35,7 +53,11 @@ pub(super) trait Driver {
     fn post(&mut self, batch: Batch) -> Result<Posted, Failure>;
     /// Checks the message that arrived, where messages are checked, and takes the time of the
     /// exchange on the first side.
-    fn consume(&mut self, sequence: u64) -> Result<(), Failure>;
+    fn consume(&mut self, sequence: u64) -> Result<(), Failure> {
+        self.arrived(sequence, Arrival { is_checked: true, is_timed: true })
+    }
+    /// As [`Self::consume`], or only one part of it.
+    fn arrived(&mut self, sequence: u64, what: Arrival) -> Result<(), Failure>;
 
     /// The chunk ends here, after `count` exchanges.
     fn mark(&mut self, count: u64) -> Result<(), Failure>;
@@ -49,13 +71,20 @@ pub(super) trait Driver {
     fn doorbells(&self, queue_pair: &QueuePair) -> Result<Doorbells, StreamError>;
 }
 
+/// What is done with a message that arrived.
+#[derive(Clone, Copy)]
+pub(crate) struct Arrival {
+    pub(crate) is_checked: bool,
+    pub(crate) is_timed: bool,
+}
+
 /// A stream on a backend, with the options that concern it.
-pub(super) fn stream<B: MemOpStream>(backend: B, options: &PingpongOptions) -> Result<Stream<B>, Failure> {
+pub(crate) fn stream<B: MemOpStream>(backend: B, options: &SideOptions) -> Result<Stream<B>, Failure> {
     Ok(Stream::with_options(backend, StreamOptions::default().doorbells(options.doorbells.into()))?)
 }
 
 /// Posts a batch; waits, where the stream has as many outstanding as it takes.
-pub(super) fn post<B: MemOpStream>(stream: &Stream<B>, batch: Batch) -> Result<Posted, Failure> {
+pub(crate) fn post<B: MemOpStream>(stream: &Stream<B>, batch: Batch) -> Result<Posted, Failure> {
     let mut batch = batch;
     loop {
         match stream.post(batch) {

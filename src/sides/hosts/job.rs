@@ -32,7 +32,7 @@ pub(super) fn of_two(get: impl Fn(&str) -> Option<OsString>) -> Result<Option<Jo
 }
 
 /// The connection of a job's processes. Their bootstrap carries the address.
-pub(super) fn meet(job: &Job) -> Result<Met, Failure> {
+pub(super) fn meet(job: &Job, command: &str) -> Result<Met, Failure> {
     let mut bootstrap = Bootstrap::join(job, START)?;
     let host = match job.meeting() {
         Meeting::Root(root) => root.rsplit_once(':').map_or(root.as_str(), |(host, _)| host),
@@ -47,7 +47,7 @@ pub(super) fn meet(job: &Job) -> Result<Met, Failure> {
     }
     let said = bootstrap.all_gather(&[])?;
     let port = said.first().and_then(|port| std::str::from_utf8(port).ok()?.parse().ok());
-    meeting::connect(host, port.ok_or("rank 0 says no port")?)
+    meeting::connect(host, port.ok_or("rank 0 says no port")?, command)
 }
 
 #[cfg(test)]

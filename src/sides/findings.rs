@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The first error of a side; what fails after it is its consequence.
 #[derive(Clone, Default)]
-pub(super) struct FirstError(Arc<Mutex<Errors>>);
+pub(crate) struct FirstError(Arc<Mutex<Errors>>);
 
 #[derive(Default)]
 struct Errors {
@@ -24,50 +24,50 @@ impl FirstError {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn set(&self, error: impl FnOnce() -> String) {
+    pub(crate) fn set(&self, error: impl FnOnce() -> String) {
         self.lock().cause.get_or_insert_with(error);
     }
 
     /// Something that follows a failure, and tells nothing of its cause.
-    pub(super) fn consequence(&self, error: impl FnOnce() -> String) {
+    pub(crate) fn consequence(&self, error: impl FnOnce() -> String) {
         self.lock().consequence.get_or_insert_with(error);
     }
 
     /// Whether the cause of the failure is known.
-    pub(super) fn has_cause(&self) -> bool {
+    pub(crate) fn has_cause(&self) -> bool {
         self.lock().cause.is_some()
     }
 
-    pub(super) fn check(&self) -> Result<(), Failure> {
+    pub(crate) fn check(&self) -> Result<(), Failure> {
         let errors = self.lock();
         let first = errors.cause.as_ref().or(errors.consequence.as_ref()).or(errors.wrong.as_ref());
         first.map_or(Ok(()), |error| Err(error.clone().into()))
     }
 
     /// The first error; `failure`, which may be its consequence, if there is none.
-    pub(super) fn or(&self, failure: Failure) -> Failure {
+    pub(crate) fn or(&self, failure: Failure) -> Failure {
         self.check().err().unwrap_or(failure)
     }
 }
 
 /// What the kernels of a side report, wherever they run. Clones name the same findings.
 #[derive(Clone)]
-pub(super) struct Findings {
-    pub(super) error: FirstError,
+pub(crate) struct Findings {
+    pub(crate) error: FirstError,
     timing: Arc<Mutex<Timing>>,
 }
 
 impl Findings {
-    pub(super) fn new(warmup: u64) -> Self {
-        Findings { error: FirstError::default(), timing: Arc::new(Mutex::new(Timing::new(warmup))) }
+    pub(crate) fn new(timing: Timing) -> Self {
+        Findings { error: FirstError::default(), timing: Arc::new(Mutex::new(timing)) }
     }
 
-    pub(super) fn timing(&self) -> MutexGuard<'_, Timing> {
+    pub(crate) fn timing(&self) -> MutexGuard<'_, Timing> {
         self.timing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Message `sequence` has a wrong byte.
-    pub(super) fn wrong(&self, sequence: u64, at: u64) {
+    pub(crate) fn wrong(&self, sequence: u64, at: u64) {
         let text = || format!("message {sequence} is wrong at byte {at}");
         self.error.lock().wrong.get_or_insert_with(text);
     }
@@ -79,7 +79,7 @@ mod tests {
 
     #[test]
     fn the_first_error_is_told_and_a_cause_before_its_consequences() {
-        let findings = Findings::new(0);
+        let findings = Findings::new(Timing::new(0, 2));
         assert!(findings.error.check().is_ok());
         findings.wrong(3, 1);
         findings.wrong(4, 2);

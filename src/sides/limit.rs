@@ -1,4 +1,4 @@
-//! Until which exchange a pingpong lasts, on which both sides agree where it is interrupted.
+//! Until which exchange a run lasts, on which both sides agree where it is interrupted.
 //!
 //! The first side stops enqueuing and asks the other ([`Message::Stop`](super::channel::Message::Stop)); the thread that
 //! reads the other side's channel answers at once, whatever its own thread waits for. The end is the later of what both
@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Clones name the same limit.
 #[derive(Clone)]
-pub(super) struct Limit(Arc<Mutex<State>>);
+pub(crate) struct Limit(Arc<Mutex<State>>);
 
 struct State {
     /// Exchanges that this side has enqueued, or is about to.
@@ -18,7 +18,7 @@ struct State {
 
 impl Limit {
     /// None yet.
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Limit(Arc::new(Mutex::new(State { enqueued: 0, end: u64::MAX })))
     }
 
@@ -27,17 +27,17 @@ impl Limit {
     }
 
     /// The run has at most so many exchanges.
-    pub(super) fn shorten(&self, end: u64) {
+    pub(crate) fn shorten(&self, end: u64) {
         let mut state = self.lock();
         state.end = state.end.min(end);
     }
 
-    pub(super) fn end(&self) -> u64 {
+    pub(crate) fn end(&self) -> u64 {
         self.lock().end
     }
 
     /// How many of `count` exchanges from `next` on may be enqueued. The caller enqueues them.
-    pub(super) fn claim(&self, next: u64, count: u64) -> u64 {
+    pub(crate) fn claim(&self, next: u64, count: u64) -> u64 {
         let mut state = self.lock();
         let count = count.min(state.end.saturating_sub(next));
         state.enqueued = state.enqueued.max(next + count);
@@ -45,7 +45,7 @@ impl Limit {
     }
 
     /// The other side has enqueued `next` exchanges and stopped. Returns where both end.
-    pub(super) fn stop(&self, next: u64) -> u64 {
+    pub(crate) fn stop(&self, next: u64) -> u64 {
         let mut state = self.lock();
         state.end = state.end.min(state.enqueued.max(next));
         state.end

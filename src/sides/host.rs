@@ -1,15 +1,16 @@
 //! Messages in host memory, and the kernels that work on them there: closures, which a software
 //! stream performs, or the calling thread.
 
-use super::driver::{self, Driver, Messages};
+use super::driver::{self, Arrival, Driver, Messages, Work};
 use super::findings::Findings;
-use crate::cli::PingpongOptions;
+use crate::cli::SideOptions;
 use crate::failure::Failure;
 use crate::pattern::Pattern;
 use gdsync::memop::{MemOpStream, StreamError};
 use gdsync::stream::{Cpu, Doorbells, Event, Posted};
-use gdsync::{Access, Batch, MemoryRegion, ProtectionDomain, QueuePair, SoftStream, Stream};
+use gdsync::{Access, Batch, MemoryRegion, ProtectionDomain, QueuePair, Slice, SoftStream, Stream};
 use std::collections::VecDeque;
+use std::ops::Range;
 
 /// What performs closures in the order of a stream.
 pub(super) trait HostStream: MemOpStream + Sized {
@@ -55,13 +56,14 @@ pub(super) struct HostDriver<B: HostStream> {
 impl<B: HostStream> HostDriver<B> {
     pub(super) fn new(
         backend: B,
-        options: &PingpongOptions,
+        options: &SideOptions,
+        work: Work,
         rank: u64,
         pd: &ProtectionDomain,
         findings: Findings,
     ) -> Result<Self, Failure> {
-        let size = usize::try_from(options.size)?;
-        let source = MemoryRegion::allocate(pd, size, Access::empty())?;
+        let size = usize::try_from(work.size)?;
+        let source = MemoryRegion::allocate(pd, size, work.source)?;
         let target = MemoryRegion::allocate(pd, size, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
         Ok(HostDriver {
             stream: driver::stream(backend, options)?,
@@ -69,6 +71,7 @@ impl<B: HostStream> HostDriver<B> {
                 source: source.slice(..)?,
                 target: target.slice(..)?,
                 remote: target.remote(),
+                readable: source.remote(),
             },
             source,
             target,
@@ -83,6 +86,14 @@ impl<B: HostStream> HostDriver<B> {
 impl<B: HostStream> Driver for HostDriver<B> {
     fn messages(&self) -> &Messages {
         &self.messages
+    }
+
+    fn source(&self, range: Range<usize>) -> Result<Slice, Failure> {
+        Ok(self.source.slice(range)?)
+    }
+
+    fn target(&self, range: Range<usize>) -> Result<Slice, Failure> {
+        Ok(self.target.slice(range)?)
     }
 
     fn begin(&mut self) -> Result<(), Failure> {
@@ -102,14 +113,15 @@ impl<B: HostStream> Driver for HostDriver<B> {
         driver::post(&self.stream, batch)
     }
 
-    fn consume(&mut self, sequence: u64) -> Result<(), Failure> {
-        let check = self.checked.then(|| Pattern::new(1 - self.rank, sequence));
-        let (first, target, findings) = (self.rank == 0, self.target.clone(), self.findings.clone());
+    fn arrived(&mut self, sequence: u64, what: Arrival) -> Result<(), Failure> {
+        let check = (self.checked && what.is_checked).then(|| Pattern::new(1 - self.rank, sequence));
+        let is_timed = self.rank == 0 && what.is_timed;
+        let (target, findings) = (self.target.clone(), self.findings.clone());
         B::launch(&self.stream, move || {
             if let Some(Err(at)) = check.map(|pattern| pattern.check(&target, 0, 0, target.len())) {
                 findings.wrong(sequence, at as u64);
             }
-            if first {
+            if is_timed {
                 findings.timing().exchanged();
             }
         })

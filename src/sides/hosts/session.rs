@@ -1,9 +1,8 @@
 //! What the sides say to each other between runs, and the channel of each run, on one connection: lines of JSON.
 
-use crate::cli::PingpongOptions;
 use crate::failure::Failure;
-use crate::pingpong::channel::{Channel, is_last};
-use crate::pingpong::report::RemoteGpu;
+use crate::sides::channel::{Channel, is_last};
+use crate::sides::gpus::RemoteGpu;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::convert::Infallible;
@@ -24,14 +23,17 @@ const VERSION: &str = env!("CARGO_PKG_VERSION");
 #[derive(Debug, Serialize, Deserialize)]
 struct Opening {
     gdsync: String,
+    /// What it measures: the words of its command.
+    #[serde(default)]
+    command: String,
 }
 
 /// What the client asks of the server.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(super) enum Request {
+pub(super) enum Request<M> {
     /// A run with these options.
-    Run(Box<PingpongOptions>),
+    Run(Box<M>),
     /// No more: the session ends well.
     End,
     /// The client cannot do what it was asked for.
@@ -50,7 +52,7 @@ pub(super) enum Answer {
 
 type Lines = Arc<Mutex<BufReader<TcpStream>>>;
 
-/// A connection on which both sides have the same version.
+/// A connection on which both sides have the same version, and measure the same.
 pub(super) struct Session {
     lines: Lines,
     socket: TcpStream,
@@ -59,15 +61,21 @@ pub(super) struct Session {
 }
 
 impl Session {
-    /// Compares versions. `other`: what the other side is, for errors.
-    pub(super) fn open(socket: TcpStream, other: &'static str) -> Result<Self, Failure> {
+    /// Compares versions and commands. `other`: what the other side is, for errors.
+    pub(super) fn open(socket: TcpStream, other: &'static str, own: &str) -> Result<Self, Failure> {
         let lines = Arc::new(Mutex::new(BufReader::new(socket.try_clone()?)));
         let session = Session { lines, socket, other };
-        session.send(&Opening { gdsync: VERSION.to_owned() })?;
-        let Opening { gdsync } = session.receive()?;
+        session.send(&Opening { gdsync: VERSION.to_owned(), command: own.to_owned() })?;
+        let Opening { gdsync, command } = session.receive()?;
         if gdsync != VERSION {
             return Err(format!(
                 "{other} is gdsync {gdsync} and this side is gdsync {VERSION}: install the same version on both hosts"
+            )
+            .into());
+        }
+        if command != own {
+            return Err(format!(
+                "{other} is `gdsync {command}` and this side is `gdsync {own}`: start the same command on both hosts"
             )
             .into());
         }

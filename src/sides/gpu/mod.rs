@@ -4,9 +4,9 @@
 mod kernels;
 mod words;
 
-use super::driver::{self, CHUNKS, Driver, Messages};
+use super::driver::{self, Arrival, CHUNKS, Driver, Messages, Work};
 use super::findings::Findings;
-use crate::cli::PingpongOptions;
+use crate::cli::SideOptions;
 use crate::failure::Failure;
 use crate::hca;
 use crate::pattern::Pattern;
@@ -16,9 +16,10 @@ use gdsync::mapped::MappedMemory;
 use gdsync::memop::StreamError;
 use gdsync::stream::{Doorbells, Posted};
 use gdsync::verbs::GpuMemoryRegion;
-use gdsync::{Access, Batch, CudaStream, ProtectionDomain, QueuePair, Stream};
+use gdsync::{Access, Batch, CudaStream, ProtectionDomain, QueuePair, Slice, Stream};
 use kernels::{Kernels, failed};
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 use words::Words;
@@ -59,14 +60,15 @@ impl GpuDriver {
     /// context waits.
     pub(super) fn new(
         ordinal: u32,
-        options: &PingpongOptions,
+        options: &SideOptions,
+        work: Work,
         rank: u64,
         pd: &ProtectionDomain,
         findings: Findings,
     ) -> Result<Self, Failure> {
         let context = gdsync::cuda::context(ordinal)?;
-        let size = usize::try_from(options.size)?;
-        let window = CHUNKS * options.batch;
+        let size = usize::try_from(work.size)?;
+        let window = CHUNKS * work.batch;
         let queue = context.new_stream().map_err(failed("cuStreamCreate"))?;
         let memory = |access| {
             // A software card of this process copies through the mapping, which the region keeps.
@@ -78,7 +80,7 @@ impl GpuDriver {
             };
             Ok::<_, Failure>(GpuMemoryRegion::register(pd, memory, access)?)
         };
-        let source = memory(Access::empty())?;
+        let source = memory(work.source)?;
         let target = memory(Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
         let events = (0..CHUNKS).map(|_| context.new_event(None).map_err(failed("cuEventCreate")));
         let driver = GpuDriver {
@@ -88,6 +90,7 @@ impl GpuDriver {
                 source: source.slice(..)?,
                 target: target.slice(..)?,
                 remote: target.remote(),
+                readable: source.remote(),
             },
             source,
             target,
@@ -132,6 +135,14 @@ impl Driver for GpuDriver {
         &self.messages
     }
 
+    fn source(&self, range: Range<usize>) -> Result<Slice, Failure> {
+        Ok(self.source.slice(range)?)
+    }
+
+    fn target(&self, range: Range<usize>) -> Result<Slice, Failure> {
+        Ok(self.target.slice(range)?)
+    }
+
     fn begin(&mut self) -> Result<(), Failure> {
         if self.rank > 0 {
             return Ok(());
@@ -155,9 +166,9 @@ impl Driver for GpuDriver {
         driver::post(&self.stream, batch)
     }
 
-    fn consume(&mut self, sequence: u64) -> Result<(), Failure> {
-        let time = if self.rank == 0 { self.words.address(self.end(sequence)) } else { 0 };
-        if self.checked {
+    fn arrived(&mut self, sequence: u64, what: Arrival) -> Result<(), Failure> {
+        let time = if self.rank == 0 && what.is_timed { self.words.address(self.end(sequence)) } else { 0 };
+        if self.checked && what.is_checked {
             let (memory, mismatch) = (self.target.memory(), self.words.address(MISMATCH));
             let seed = Pattern::new(1 - self.rank, sequence).seed;
             // SAFETY: as in `begin`, for the region's memory, too.

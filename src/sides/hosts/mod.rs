@@ -1,5 +1,4 @@
-//! A pingpong whose sides are started each by itself, on one host or on two: a server, and a client, whose options hold
-//! for both.
+//! Sides that are started each by itself, on one host or on two: a server, and a client, whose options hold for both.
 //!
 //! They meet over TCP (`meeting.rs`), compare versions, and agree on each run (`session.rs`); during a run the
 //! connection is its channel. Two processes of a launcher's job need no address (`job.rs`).
@@ -8,10 +7,10 @@ mod job;
 mod meeting;
 mod session;
 
+use super::Measurement;
+use super::gpus::RemoteGpu;
 use super::other::Other;
-use super::report::{RemoteGpu, Report, Verdict};
-use super::side;
-use crate::cli::{Hosts, PingpongOptions};
+use crate::cli::{Hosts, SideOptions};
 use crate::failure::Failure;
 use crate::{hca, text};
 use gdsync::cuda;
@@ -29,7 +28,7 @@ pub(super) enum Part {
 }
 
 /// What the options, or else a launcher's environment, make of this process. `None`: both sides are its own.
-pub(super) fn part(options: &PingpongOptions) -> Result<Option<Part>, Failure> {
+pub(super) fn part(options: &SideOptions) -> Result<Option<Part>, Failure> {
     match &options.hosts {
         Hosts { server: true, .. } => Ok(Some(Part::Server)),
         Hosts { host: Some(_), .. } => Ok(Some(Part::Client)),
@@ -41,20 +40,24 @@ pub(super) fn part(options: &PingpongOptions) -> Result<Option<Part>, Failure> {
 }
 
 /// Plays this process's part.
-pub(super) fn run(options: &PingpongOptions, part: Part) -> Result<(), Failure> {
-    super::take_liberties(options)?;
-    let own = OwnGpu::new(options, &part)?;
-    let options =
-        &PingpongOptions { gpu: own.0.as_ref().map(|gpu| gpu.number.into()), procs: 2, ..options.clone() };
+pub(super) fn run<M: Measurement>(options: &M, part: Part) -> Result<(), Failure> {
+    super::take_liberties(options.sides())?;
+    let own = OwnGpu::new(options.sides(), &part)?;
+    let mut options = options.clone();
+    let sides = options.sides_mut();
+    sides.gpu = own.0.as_ref().map(|gpu| gpu.number.into());
+    sides.procs = 2;
+    let hosts = sides.hosts.clone();
+    let options = &options;
     match part {
-        Part::Server => serve(options, own, listen(options)?, true),
-        Part::Rank(job) if job.rank() == 0 => serve(options, own, job::meet(&job)?, false),
+        Part::Server => serve(options, own, listen(&hosts, M::COMMAND)?, true),
+        Part::Rank(job) if job.rank() == 0 => serve(options, own, job::meet(&job, M::COMMAND)?, false),
         Part::Client => {
-            let host = options.hosts.host.as_ref().ok_or("no host is named")?;
-            let port = options.hosts.port_of(Some(host));
-            measure(options, &host.host, || meeting::connect(&host.host, port))
+            let host = hosts.host.as_ref().ok_or("no host is named")?;
+            let port = hosts.port_of(Some(host));
+            measure(options, &host.host, || meeting::connect(&host.host, port, M::COMMAND))
         }
-        Part::Rank(job) => measure(options, "rank 0", || job::meet(&job)),
+        Part::Rank(job) => measure(options, "rank 0", || job::meet(&job, M::COMMAND)),
     }
 }
 
@@ -63,7 +66,7 @@ struct OwnGpu(Option<RemoteGpu>);
 
 impl OwnGpu {
     /// The one that `--gpu` names. A process of a job takes that of its rank.
-    fn new(options: &PingpongOptions, part: &Part) -> Result<Self, Failure> {
+    fn new(options: &SideOptions, part: &Part) -> Result<Self, Failure> {
         let Some(list) = &options.gpu else { return Ok(OwnGpu(None)) };
         let gpus = list.resolve()?;
         match (part, gpus.numbers()) {
@@ -83,17 +86,17 @@ impl OwnGpu {
 }
 
 /// Waits for a client, and says where.
-fn listen(options: &PingpongOptions) -> Result<Met, Failure> {
-    let Hosts { listen, .. } = &options.hosts;
-    let listener = Listener::bind(listen.as_ref(), options.hosts.port_of(listen.as_ref()))?;
+fn listen(hosts: &Hosts, command: &str) -> Result<Met, Failure> {
+    let listen = hosts.listen.as_ref();
+    let listener = Listener::bind(listen, hosts.port_of(listen))?;
     // If stderr fails, there is no place to report it.
     let _ =
-        writeln!(std::io::stderr(), "gdsync: waiting for `gdsync pingpong HOST` at {}", listener.address());
+        writeln!(std::io::stderr(), "gdsync: waiting for `gdsync {command} HOST` at {}", listener.address());
     listener.accept(None)
 }
 
 /// A software card reaches other hosts only if it listens at an address.
-fn check_card(options: &PingpongOptions, is_same_host: bool) -> Result<(), Failure> {
+fn check_card(options: &SideOptions, is_same_host: bool) -> Result<(), Failure> {
     if is_same_host || !hca::is_software(options.hca.as_ref()) || softhca::fabric::is_tcp() {
         return Ok(());
     }
@@ -101,45 +104,48 @@ fn check_card(options: &PingpongOptions, is_same_host: bool) -> Result<(), Failu
 }
 
 /// The client: runs of all sizes, each with the server.
-fn measure(
-    options: &PingpongOptions,
+fn measure<M: Measurement>(
+    options: &M,
     name: &str,
     meet: impl FnOnce() -> Result<Met, Failure>,
 ) -> Result<(), Failure> {
-    let picture = super::picture(options)?;
+    let picture = super::picture(options.sides())?;
     let Met { socket, is_same_host, .. } = meet()?;
-    let session = Session::open(socket, "the server")?;
-    let _contexts = super::contexts(options)?;
-    if let Err(failure) = check_card(options, is_same_host) {
-        session.send(&Request::Failed { reason: failure.to_string() })?;
+    let session = Session::open(socket, "the server", M::COMMAND)?;
+    let _contexts = super::contexts(options.sides())?;
+    if let Err(failure) = check_card(options.sides(), is_same_host) {
+        session.send(&Request::<M>::Failed { reason: failure.to_string() })?;
         return Err(failure);
     }
     let result = super::sweep(options, picture, |one| {
-        session.send(&Request::Run(Box::new(one.for_other_host())))?;
+        let mut asked = one.clone();
+        *asked.sides_mut() = one.sides().for_other_host();
+        session.send(&Request::Run(Box::new(asked)))?;
         let gpu = match session.receive()? {
             Answer::Begin { gpu } => gpu,
             Answer::Refused { reason } => return Err(format!("the server cannot do this: {reason}").into()),
         };
         let (channel, _run) = session.run()?;
-        side::play(one, 0, Other::Apart { name: name.to_owned(), gpu }, channel)
+        one.play(0, Other::Apart { name: name.to_owned(), gpu }, channel)
     });
     // A server that has failed, or has gone, does not hear it.
-    let _ = session.send(&Request::End);
+    let _ = session.send(&Request::<M>::End);
     result
 }
 
 /// The server: runs until the client ends the session, and then says what came of them.
-fn serve(options: &PingpongOptions, own: OwnGpu, met: Met, says_verdict: bool) -> Result<(), Failure> {
+fn serve<M: Measurement>(options: &M, own: OwnGpu, met: Met, says_verdict: bool) -> Result<(), Failure> {
     let Met { socket, other, is_same_host } = met;
-    let session = Session::open(socket, "the client")?;
-    let mut reports: Vec<Report> = Vec::new();
+    let (sides, other) = (options.sides(), other.to_string());
+    let session = Session::open(socket, "the client", M::COMMAND)?;
+    let mut reports: Vec<M::Report> = Vec::new();
     loop {
-        let asked = match session.receive()? {
+        let asked = match session.receive::<Request<M>>()? {
             Request::Run(asked) => asked,
             Request::End => break,
             Request::Failed { reason } => return Err(format!("the client cannot do it: {reason}").into()),
         };
-        let prepared = check_card(options, is_same_host).and_then(|()| prepare(options, &own, *asked));
+        let prepared = check_card(sides, is_same_host).and_then(|()| prepare(sides, &own, *asked));
         let (run, gpu) = match prepared {
             Ok(prepared) => prepared,
             Err(failure) => {
@@ -147,28 +153,31 @@ fn serve(options: &PingpongOptions, own: OwnGpu, met: Met, says_verdict: bool) -
                 return Err(format!("what the client wants cannot be done here: {failure}").into());
             }
         };
-        let _contexts = super::contexts(&run)?;
+        let _contexts = super::contexts(run.sides())?;
         session.send(&Answer::Begin { gpu: gpu.clone() })?;
         let (channel, _run) = session.run()?;
-        reports.push(side::play(&run, 1, Other::Apart { name: other.to_string(), gpu }, channel)?);
+        reports.push(run.play(1, Other::Apart { name: other.clone(), gpu }, channel)?);
     }
-    match Verdict::new(&other.to_string(), &reports) {
-        Some(verdict) if says_verdict => text::print(options.json, &verdict, || verdict.text()),
-        Some(_) => Ok(()),
-        None => Err("the client has ended before a run: its own output says why".into()),
+    if reports.is_empty() {
+        return Err("the client has ended before a run: its own output says why".into());
     }
+    if !says_verdict {
+        return Ok(());
+    }
+    let verdict = M::verdict(&other, &reports)?;
+    text::print(sides.json, &verdict.json, || verdict.text)
 }
 
 /// A run as the client wants it, on the server's card and GPU.
-fn prepare(
-    own: &PingpongOptions,
+fn prepare<M: Measurement>(
+    own: &SideOptions,
     gpu: &OwnGpu,
-    asked: PingpongOptions,
-) -> Result<(PingpongOptions, Option<RemoteGpu>), Failure> {
+    asked: M,
+) -> Result<(M, Option<RemoteGpu>), Failure> {
     if let Some(refusal) = asked.refusal() {
         return Err(refusal.into());
     }
-    let gpu = match (&asked.gpu, &gpu.0) {
+    let gpu = match (&asked.sides().gpu, &gpu.0) {
         (None, None) => None,
         (Some(_), Some(gpu)) => Some(gpu.clone()),
         (Some(_), None) => OwnGpu::of(0)?.0,
@@ -180,12 +189,11 @@ fn prepare(
             .into());
         }
     };
-    let run = PingpongOptions {
-        hca: own.hca.clone(),
-        gid_index: own.gid_index,
-        gpu: gpu.as_ref().map(|gpu| gpu.number.into()),
-        json: true,
-        ..asked
-    };
+    let mut run = asked;
+    let sides = run.sides_mut();
+    sides.hca = own.hca.clone();
+    sides.gid_index = own.gid_index;
+    sides.gpu = gpu.as_ref().map(|gpu| gpu.number.into());
+    sides.json = true;
     Ok((run, gpu))
 }

@@ -6,18 +6,20 @@ use crate::failure::Failure;
 use serde::{Deserialize, Serialize};
 use std::cell::Cell;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// A message from one side to the other.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(super) enum Message {
-    /// Where its queue pair and its memory are.
-    Hello { endpoint: String, data: String, flag: String },
-    /// Its receives are posted.
+pub(crate) enum Message {
+    /// Where its queue pairs are, its messages, those that the other side may read, and its words.
+    Hello { endpoints: Vec<String>, data: String, source: String, words: String },
+    /// It is ready for what comes next.
     Ready,
+    /// Its queue pairs have sent so many messages each, in so many nanoseconds, and all have completed.
+    Sent { counts: Vec<u64>, ns: u64 },
     /// It was interrupted: it has enqueued so many exchanges, and asks how many the other has.
     Stop { next: u64 },
     /// The answer: the run has so many.
@@ -33,14 +35,25 @@ pub(super) fn is_last(line: &[u8]) -> bool {
 }
 
 /// What is said where nothing better is known.
-pub(super) const GONE: &str = "the other side is gone";
+pub(crate) const GONE: &str = "the other side is gone";
 /// What is said before an error of the other side.
-pub(super) const OTHER_SIDE: &str = "the other side: ";
+pub(crate) const OTHER_SIDE: &str = "the other side: ";
+
+/// An error of the other side, in this side's words. What the other side has heard of this one is this one's own.
+fn heard(error: &str) -> String {
+    error.strip_prefix(OTHER_SIDE).map_or_else(|| format!("{OTHER_SIDE}{error}"), str::to_owned)
+}
+
+/// Whether an error says no more than that the other side has failed or ended.
+pub(super) fn is_of_other_side(error: &Failure) -> bool {
+    let text = error.to_string();
+    text.starts_with(GONE) || text.starts_with(OTHER_SIDE)
+}
 
 /// Why the other side will do nothing more.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum End {
-    /// It has failed, and said how; perhaps it knows only consequences of the failure.
+pub(crate) enum End {
+    /// It has failed, and said how, which is here in this side's words; perhaps it knows only consequences of the failure.
     Failed { error: String, is_cause: bool },
     /// It has ended, or was killed.
     Gone,
@@ -50,7 +63,7 @@ type Hook = Box<dyn FnMut(&End) + Send>;
 
 /// What to do when the other side fails or ends.
 #[derive(Clone, Default)]
-pub(super) struct OnEnd {
+pub(crate) struct OnEnd {
     state: Arc<Mutex<Ends>>,
 }
 
@@ -66,14 +79,14 @@ impl OnEnd {
     }
 
     /// Sets what to do; done at once for what has happened already.
-    pub(super) fn set(&self, mut hook: impl FnMut(&End) + Send + 'static) {
+    pub(crate) fn set(&self, mut hook: impl FnMut(&End) + Send + 'static) {
         let mut state = self.lock();
         state.seen.iter().for_each(&mut hook);
         state.hook = Some(Box::new(hook));
     }
 
     /// From now on the other side may go.
-    pub(super) fn clear(&self) {
+    pub(crate) fn clear(&self) {
         self.lock().hook = None;
     }
 
@@ -87,7 +100,7 @@ impl OnEnd {
 }
 
 /// One end of the channel.
-pub(super) struct Channel {
+pub(crate) struct Channel {
     lines: Receiver<String>,
     writer: Writer,
     on_end: OnEnd,
@@ -106,10 +119,17 @@ fn write(writer: &Writer, message: &Message) -> Result<(), Failure> {
     Ok(())
 }
 
+fn understood(line: &str) -> Result<Message, Failure> {
+    match serde_json::from_str(line)? {
+        Message::Done { error: Some(error), .. } => Err(heard(&error).into()),
+        message => Ok(message),
+    }
+}
+
 impl Channel {
     /// A thread of its own reads, so that the end of the other side is noticed at any time, and that an interrupt is
     /// answered at any time.
-    pub(super) fn new(reader: impl Read + Send + 'static, writer: impl Write + Send + 'static) -> Self {
+    pub(crate) fn new(reader: impl Read + Send + 'static, writer: impl Write + Send + 'static) -> Self {
         let (sender, lines) = channel();
         let on_end = OnEnd::default();
         let told = on_end.clone();
@@ -120,7 +140,7 @@ impl Channel {
             for line in BufReader::new(reader).lines().map_while(Result::ok) {
                 match serde_json::from_str(&line) {
                     Ok(Message::Done { error: Some(error), is_cause }) => {
-                        told.happens(End::Failed { error, is_cause });
+                        told.happens(End::Failed { error: heard(&error), is_cause });
                     }
                     Ok(Message::Stop { next }) => {
                         let end = own_limit.stop(next);
@@ -139,22 +159,22 @@ impl Channel {
         Channel { lines, writer, on_end, limit, early: Cell::new(None) }
     }
 
-    pub(super) fn on_end(&self) -> &OnEnd {
+    pub(crate) fn on_end(&self) -> &OnEnd {
         &self.on_end
     }
 
     /// Until which exchange the run lasts.
-    pub(super) fn limit(&self) -> &Limit {
+    pub(crate) fn limit(&self) -> &Limit {
         &self.limit
     }
 
-    pub(super) fn send(&mut self, message: &Message) -> Result<(), Failure> {
+    pub(crate) fn send(&mut self, message: &Message) -> Result<(), Failure> {
         write(&self.writer, message)
     }
 
     /// Agrees with the other side on the exchange at which an interrupted run ends; this side has enqueued `next`.
     /// Where the other side has finished already, the run has all its exchanges.
-    pub(super) fn agree_on_end(&mut self, next: u64) -> Result<u64, Failure> {
+    pub(crate) fn agree_on_end(&mut self, next: u64) -> Result<u64, Failure> {
         self.send(&Message::Stop { next })?;
         match self.receive(None)? {
             Message::Until { end } => Ok(end),
@@ -171,7 +191,7 @@ impl Channel {
     ///
     /// # Errors
     /// Among others, the error that the other side has failed with.
-    pub(super) fn receive(&self, timeout: Option<Duration>) -> Result<Message, Failure> {
+    pub(crate) fn receive(&self, timeout: Option<Duration>) -> Result<Message, Failure> {
         if let Some(early) = self.early.take() {
             return Ok(early);
         }
@@ -180,12 +200,24 @@ impl Channel {
             None => self.lines.recv().map_err(|_| RecvTimeoutError::Disconnected),
         };
         match line {
-            Ok(line) => match serde_json::from_str(&line)? {
-                Message::Done { error: Some(error), .. } => Err(format!("{OTHER_SIDE}{error}").into()),
-                message => Ok(message),
-            },
+            Ok(line) => understood(&line),
             Err(RecvTimeoutError::Timeout) => Err("the other side does not answer".into()),
             Err(RecvTimeoutError::Disconnected) => Err(GONE.into()),
+        }
+    }
+
+    /// The next message, if there is one already.
+    ///
+    /// # Errors
+    /// As of [`Self::receive`].
+    pub(crate) fn receive_now(&self) -> Result<Option<Message>, Failure> {
+        if let Some(early) = self.early.take() {
+            return Ok(Some(early));
+        }
+        match self.lines.try_recv() {
+            Ok(line) => understood(&line).map(Some),
+            Err(TryRecvError::Empty) => Ok(None),
+            Err(TryRecvError::Disconnected) => Err(GONE.into()),
         }
     }
 }
@@ -208,10 +240,18 @@ mod tests {
     }
 
     #[test]
+    fn an_error_is_of_one_side_however_often_it_is_passed_on() {
+        assert_eq!(heard("no"), "the other side: no");
+        assert_eq!(heard(&heard("no")), "no", "what the other side has heard of this one");
+        assert!(is_of_other_side(&heard("no").into()) && !is_of_other_side(&"no".into()));
+    }
+
+    #[test]
     fn messages_arrive_and_the_end_is_noticed() {
         let ((reader, other_writer), (_other_reader, writer)) =
             (std::io::pipe().unwrap(), std::io::pipe().unwrap());
         let channel = Channel::new(reader, writer);
+        assert!(channel.receive_now().unwrap().is_none());
         let mut other = Channel::new(std::io::empty(), other_writer);
         let error = Some("no".to_owned());
         other.send(&Message::Done { error: error.clone(), is_cause: true }).unwrap();
@@ -223,11 +263,12 @@ mod tests {
         assert!(late.contains("does not answer"), "{late}");
         let (told, hears) = std::sync::mpsc::channel();
         channel.on_end().set(move |end| told.send(end.clone()).unwrap());
-        let failed = End::Failed { error: "no".to_owned(), is_cause: true };
+        let failed = End::Failed { error: "the other side: no".to_owned(), is_cause: true };
         assert_eq!(hears.recv_timeout(Duration::from_secs(10)).unwrap(), failed);
         drop(other);
         assert_eq!(hears.recv_timeout(Duration::from_secs(10)).unwrap(), End::Gone);
         assert!(channel.receive(None).unwrap_err().to_string().contains("gone"));
+        assert!(channel.receive_now().unwrap_err().to_string().contains("gone"));
         let (told, hears) = std::sync::mpsc::channel();
         channel.on_end().set(move |end| told.send(end.clone()).unwrap());
         assert_eq!([hears.recv().unwrap(), hears.recv().unwrap()], [failed, End::Gone]);

@@ -1,27 +1,30 @@
-//! Times of exchanges, and the CPU time used meanwhile.
+//! Times of exchanges or messages, and the CPU time used meanwhile.
 
 use hdrhistogram::Histogram;
 use std::io;
 use std::time::{Duration, Instant};
 
 /// Times of exchanges, taken by what performs them.
-pub(super) struct Timing {
+pub(crate) struct Timing {
     warmup: u64,
     seen: u64,
     epoch: Instant,
     /// Nanoseconds since the epoch, or on a clock of the caller's.
     last: u64,
     started: Option<u64>,
-    pub(super) halves: Histogram<u64>,
-    pub(super) shortest: u64,
-    pub(super) longest: u64,
+    /// What each exchange is divided by: a round trip of two messages by two.
+    parts: u64,
+    times: Histogram<u64>,
+    pub(crate) shortest: u64,
+    pub(crate) longest: u64,
 }
 
 impl Timing {
-    pub(super) fn new(warmup: u64) -> Self {
+    /// After so many exchanges each is measured, and its time divided by `parts`, which is not 0.
+    pub(crate) fn new(warmup: u64, parts: u64) -> Self {
         // Three digits from 1 ns to an hour: the bounds are valid, and a smaller range would be,
         // too.
-        let halves = Histogram::new_with_bounds(1, 3_600_000_000_000, 3)
+        let times = Histogram::new_with_bounds(1, 3_600_000_000_000, 3)
             .or_else(|_| Histogram::new(3))
             .expect("3 digits are between 0 and 5");
         Timing {
@@ -30,7 +33,8 @@ impl Timing {
             epoch: Instant::now(),
             last: 0,
             started: None,
-            halves,
+            parts: parts.max(1),
+            times,
             shortest: u64::MAX,
             longest: 0,
         }
@@ -41,50 +45,50 @@ impl Timing {
     }
 
     /// The first exchange begins now.
-    pub(super) fn begin(&mut self) {
+    pub(crate) fn begin(&mut self) {
         self.begin_at(self.now());
     }
 
     /// The first exchange began at `ns` on a clock of the caller's, which then gives all times.
-    pub(super) fn begin_at(&mut self, ns: u64) {
+    pub(crate) fn begin_at(&mut self, ns: u64) {
         self.last = ns;
         self.started = (self.warmup == 0).then_some(ns);
     }
 
     /// An exchange ends now, and the next begins.
-    pub(super) fn exchanged(&mut self) {
+    pub(crate) fn exchanged(&mut self) {
         self.exchanged_at(self.now());
     }
 
     /// An exchange ended at `ns` on the clock of [`Self::begin_at`], and the next began.
-    pub(super) fn exchanged_at(&mut self, ns: u64) {
+    pub(crate) fn exchanged_at(&mut self, ns: u64) {
         self.seen += 1;
         if self.seen == self.warmup {
             self.started = Some(ns);
         } else if self.seen > self.warmup {
-            let half = ns.saturating_sub(self.last) / 2;
-            self.halves.saturating_record(half.max(1));
-            self.shortest = self.shortest.min(half);
-            self.longest = self.longest.max(half);
+            let time = ns.saturating_sub(self.last) / self.parts;
+            self.times.saturating_record(time.max(1));
+            self.shortest = self.shortest.min(time);
+            self.longest = self.longest.max(time);
         }
         self.last = ns;
     }
 
     /// The time that this part of all exchanges does not exceed. The histogram names the upper end of a range of times,
     /// which may be more than any that was measured.
-    pub(super) fn quantile(&self, part: f64) -> u64 {
-        self.halves.value_at_quantile(part).min(self.longest)
+    pub(crate) fn quantile(&self, part: f64) -> u64 {
+        self.times.value_at_quantile(part).min(self.longest)
     }
 
-    /// Each half round trip that was measured in ns, to three digits, and how often.
-    pub(super) fn recorded(&self) -> impl Iterator<Item = (u64, u64)> {
-        let recorded = self.halves.iter_recorded();
+    /// Each time that was measured in ns, to three digits, and how often.
+    pub(crate) fn recorded(&self) -> impl Iterator<Item = (u64, u64)> {
+        let recorded = self.times.iter_recorded();
         recorded.map(|value| {
             (value.value_iterated_to().min(self.longest.max(1)), value.count_since_last_iteration())
         })
     }
 
-    pub(super) fn elapsed(&self) -> Duration {
+    pub(crate) fn elapsed(&self) -> Duration {
         Duration::from_nanos(self.started.map_or(0, |started| self.last.saturating_sub(started)))
     }
 }
@@ -92,13 +96,13 @@ impl Timing {
 /// A look at the clock and at the CPU time, user and system, that all threads of the process have
 /// used.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Usage {
+pub(crate) struct Usage {
     at: Instant,
     cpu: Duration,
 }
 
 impl Usage {
-    pub(super) fn now() -> io::Result<Self> {
+    pub(crate) fn now() -> io::Result<Self> {
         // SAFETY: `rusage` is plain numbers, for which zeroes are valid.
         let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
         // SAFETY: `usage` is writable for the length of the call, which keeps no pointer to it.
@@ -111,7 +115,7 @@ impl Usage {
     }
 
     /// Elapsed time, and CPU time, between two looks.
-    pub(super) fn since(&self, earlier: &Usage) -> (Duration, Duration) {
+    pub(crate) fn since(&self, earlier: &Usage) -> (Duration, Duration) {
         (self.at.duration_since(earlier.at), self.cpu.saturating_sub(earlier.cpu))
     }
 }
@@ -122,30 +126,38 @@ mod tests {
 
     #[test]
     fn only_what_comes_after_the_warm_up_counts() {
-        let mut timing = Timing::new(2);
+        let mut timing = Timing::new(2, 2);
         timing.begin();
         (0..5).for_each(|_| timing.exchanged());
-        assert_eq!(timing.halves.len(), 3);
+        assert_eq!(timing.times.len(), 3);
         assert!(timing.shortest <= timing.longest && timing.elapsed() > Duration::ZERO);
     }
 
     #[test]
     fn no_quantile_is_more_than_the_longest_time() {
-        let mut timing = Timing::new(1);
+        let mut timing = Timing::new(1, 2);
         timing.begin_at(0);
         [2, 4_000_002].iter().for_each(|ns| timing.exchanged_at(*ns));
-        assert!(timing.halves.value_at_quantile(0.999) > timing.longest);
+        assert!(timing.times.value_at_quantile(0.999) > timing.longest);
         assert_eq!(timing.quantile(0.999), timing.longest);
     }
 
     #[test]
     fn times_of_another_clock_are_taken_as_they_are() {
-        let mut timing = Timing::new(1);
+        let mut timing = Timing::new(1, 2);
         timing.begin_at(1 << 60);
         [100, 300, 340].iter().for_each(|ns| timing.exchanged_at((1 << 60) + ns));
         assert_eq!((timing.shortest, timing.longest), (20, 100));
         assert_eq!(timing.recorded().collect::<Vec<_>>(), [(20, 1), (100, 1)]);
-        assert_eq!((timing.halves.len(), timing.elapsed()), (2, Duration::from_nanos(240)));
+        assert_eq!((timing.times.len(), timing.elapsed()), (2, Duration::from_nanos(240)));
+    }
+
+    #[test]
+    fn one_part_is_the_whole_time() {
+        let mut timing = Timing::new(0, 1);
+        timing.begin_at(100);
+        [130, 230].iter().for_each(|ns| timing.exchanged_at(*ns));
+        assert_eq!((timing.shortest, timing.longest), (30, 100));
     }
 
     #[test]

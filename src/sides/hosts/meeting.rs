@@ -10,7 +10,7 @@ use std::io::{self, ErrorKind};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
-/// What a proof of the key is for.
+/// What a proof of the key is for, whatever is measured: what that is, both sides say then.
 const PURPOSE: &[u8] = b"gdsync pingpong 1";
 /// How long a client tries to reach a server that does not listen yet.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -123,7 +123,7 @@ impl Listener {
 }
 
 /// Connects to the server, which may start at the same time.
-pub(super) fn connect(host: &str, port: u16) -> Result<Met, Failure> {
+pub(super) fn connect(host: &str, port: u16, command: &str) -> Result<Met, Failure> {
     let addresses = resolve(host, port)?;
     let name = Address { host: host.to_owned(), port: Some(port) };
     let deadline = Instant::now() + PATIENCE;
@@ -133,7 +133,7 @@ pub(super) fn connect(host: &str, port: u16) -> Result<Met, Failure> {
                 Ok(true) => return Ok(Met::new(socket)?),
                 // A server to which too many connect closes some.
                 Err(ExchangeError::Closed) if Instant::now() < deadline => std::thread::sleep(LOOK),
-                unproven => return Err(why_unproven(unproven, &name)),
+                unproven => return Err(why_unproven(unproven, &name, command)),
             },
             Err(_) if interrupt::requested() => return Err(NothingYet.into()),
             Err(error) if error.kind() == ErrorKind::ConnectionRefused && Instant::now() < deadline => {
@@ -141,7 +141,7 @@ pub(super) fn connect(host: &str, port: u16) -> Result<Met, Failure> {
             }
             Err(error) => {
                 return Err(format!(
-                    "no server answers at {name}: {error}; start `gdsync pingpong --server` there, or give its port by --port"
+                    "no server answers at {name}: {error}; start `gdsync {command} --server` there, or give its port by --port"
                 )
                 .into());
             }
@@ -175,7 +175,7 @@ fn prove(mut socket: &TcpStream) -> Result<Result<bool, ExchangeError>, Failure>
     Ok(exchange.advance(&mut socket))
 }
 
-fn why_unproven(outcome: Result<bool, ExchangeError>, name: &Address) -> Failure {
+fn why_unproven(outcome: Result<bool, ExchangeError>, name: &Address, command: &str) -> Failure {
     match outcome {
         Ok(_) => format!("the server at {name} does not answer within {PROOF:?}"),
         Err(ExchangeError::OtherKey) => format!(
@@ -183,7 +183,7 @@ fn why_unproven(outcome: Result<bool, ExchangeError>, name: &Address) -> Failure
             KEY_VARIABLES.key, KEY_VARIABLES.file
         ),
         Err(ExchangeError::Stranger) => {
-            format!("what answers at {name} is no `gdsync pingpong --server` that this one can talk to")
+            format!("what answers at {name} is no `gdsync {command} --server` that this one can talk to")
         }
         Err(error) => format!("{name}: {error}"),
     }

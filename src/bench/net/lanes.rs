@@ -1,0 +1,232 @@
+//! The messages of each queue pair: how many there are, and the places that they take in turn.
+
+use crate::cli::{NetMode, NetOperation, NetOptions};
+use crate::failure::Failure;
+use crate::sides::Driver;
+use gdsync::{MemoryRegion, RemoteMemory, Slice, WorkRequest};
+use std::collections::VecDeque;
+use std::ops::Range;
+
+/// Memory that the messages of a side take at most, if one message of each queue pair takes no more: what is not there
+/// twice is sent again.
+const MEMORY: u64 = 64 << 20;
+/// Bytes of what an atomic operation changes.
+pub(super) const WORD: usize = 8;
+
+/// Where the messages of a side are: those of a queue pair side by side, behind those of the one before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Places {
+    /// Messages of a queue pair that have a place of their own.
+    pub(super) slots: u64,
+    /// Bytes of each.
+    pub(super) size: u64,
+    /// Queue pairs.
+    lanes: u64,
+}
+
+impl Places {
+    /// As many as are under way, as far as there is memory, and no more than messages that are measured: each place is
+    /// filled, and can be checked.
+    pub(super) fn new(options: &NetOptions) -> Self {
+        let (size, lanes) = (options.size(), options.qps);
+        let window = if options.mode == NetMode::Latency { 1 } else { options.window() };
+        let measured = if options.sides.duration.is_some() { u64::MAX } else { options.sides.iters / lanes };
+        let fit = (MEMORY / lanes).checked_div(size).unwrap_or(u64::MAX);
+        Places { slots: window.min(measured).min(fit).max(1), size, lanes }
+    }
+
+    /// Bytes of all.
+    pub(super) fn bytes(&self) -> u64 {
+        self.lanes * self.slots * self.size
+    }
+
+    /// The bytes of a place of a queue pair.
+    fn range(&self, lane: u64, slot: u64, size: u64) -> Result<Range<usize>, Failure> {
+        let start = usize::try_from((lane * self.slots + slot) * size)?;
+        Ok(start..start + usize::try_from(size)?)
+    }
+}
+
+/// Where the memory of the other side is.
+pub(super) struct Remote {
+    /// Where messages arrive there.
+    pub(super) data: RemoteMemory,
+    /// What can be read there.
+    pub(super) source: RemoteMemory,
+    /// The counters there.
+    pub(super) words: RemoteMemory,
+}
+
+/// A message's place on both sides.
+struct Slot {
+    local: [Slice; 1],
+    remote: RemoteMemory,
+    /// Where a message of the other side arrives.
+    landing: [Slice; 1],
+}
+
+/// The messages of one queue pair.
+pub(super) struct Lane {
+    slots: Vec<Slot>,
+    operation: NetOperation,
+    /// Messages that were posted, also of earlier phases.
+    pub(super) posted: u64,
+    /// Messages that have completed.
+    pub(super) done: u64,
+    /// Messages before this phase, and at its end.
+    pub(super) phase: Range<u64>,
+    /// Messages for which each completion to come stands.
+    pub(super) pending: VecDeque<u64>,
+    /// Messages of the other side that have arrived, also in earlier phases.
+    pub(super) received: u64,
+    /// Receives that were posted.
+    receives: u64,
+}
+
+impl Lane {
+    /// Queue pair `lane`. `results`: where atomic operations put what they find.
+    pub(super) fn new(
+        lane: u64,
+        places: Places,
+        operation: NetOperation,
+        driver: &dyn Driver,
+        results: &MemoryRegion,
+        remote: &Remote,
+    ) -> Result<Self, Failure> {
+        let slot = |slot| {
+            let range = places.range(lane, slot, places.size)?;
+            let (source, target) = (driver.source(range.clone())?, driver.target(range.clone())?);
+            let (local, remote) = match operation {
+                NetOperation::Send | NetOperation::Write => (source, remote.data.slice(range)?),
+                NetOperation::Read => (target.clone(), remote.source.slice(range)?),
+                NetOperation::FetchAdd | NetOperation::CompareSwap => {
+                    let counter = usize::try_from(lane)? * WORD;
+                    let found = places.range(lane, slot, WORD as u64)?;
+                    (results.slice(found)?, remote.words.slice(counter..counter + WORD)?)
+                }
+            };
+            Ok::<_, Failure>(Slot { local: [local], remote, landing: [target] })
+        };
+        Ok(Lane {
+            slots: (0..places.slots).map(slot).collect::<Result<_, _>>()?,
+            operation,
+            posted: 0,
+            done: 0,
+            phase: 0..0,
+            pending: VecDeque::new(),
+            received: 0,
+            receives: 0,
+        })
+    }
+
+    /// So many messages more follow.
+    pub(super) fn begin(&mut self, count: u64) {
+        self.phase = self.posted..self.posted.saturating_add(count);
+    }
+
+    /// The phase ends, with `least` messages at least.
+    pub(super) fn end(&mut self, least: u64) {
+        let least = self.phase.start.saturating_add(least).max(self.posted);
+        self.phase.end = self.phase.end.min(least);
+    }
+
+    pub(super) fn is_done(&self) -> bool {
+        self.done == self.phase.end
+    }
+
+    /// How many messages to post now: a batch, where so many may be under way, or the last of the phase.
+    pub(super) fn room(&self, window: u64, batch: u64) -> u64 {
+        let count = batch.min(self.phase.end - self.posted);
+        if self.posted - self.done + count <= window { count } else { 0 }
+    }
+
+    /// The request of the next message but `ahead`.
+    pub(super) fn request(&self, ahead: u64) -> WorkRequest<'_> {
+        let sequence = self.posted + ahead;
+        let Slot { local, remote, .. } = &self.slots[(sequence % self.slots.len() as u64) as usize];
+        match self.operation {
+            NetOperation::Send => WorkRequest::send(local),
+            NetOperation::Write => WorkRequest::write(local, *remote),
+            NetOperation::Read => WorkRequest::read(local, *remote),
+            NetOperation::FetchAdd => WorkRequest::fetch_add(&local[0], *remote, 1),
+            NetOperation::CompareSwap => {
+                WorkRequest::compare_swap(&local[0], *remote, sequence, sequence + 1)
+            }
+        }
+    }
+
+    /// So many messages were posted, the last of which completes for all.
+    pub(super) fn note_posted(&mut self, count: u64) {
+        self.posted += count;
+        self.pending.push_back(count);
+    }
+
+    /// The next completion has come.
+    pub(super) fn note_done(&mut self) {
+        self.done += self.pending.pop_front().unwrap_or(0);
+    }
+
+    /// Where the next receive goes.
+    pub(super) fn next_landing(&mut self) -> &[Slice] {
+        let slot = (self.receives % self.slots.len() as u64) as usize;
+        self.receives += 1;
+        &self.slots[slot].landing
+    }
+
+    /// What the atomic operations have found: for each place, the value before the last that used it.
+    pub(super) fn found(&self) -> impl Iterator<Item = u64> {
+        let (count, slots) = (self.posted, self.slots.len() as u64);
+        (0..slots.min(count)).map(move |slot| last_of(count, slots, slot))
+    }
+}
+
+/// The last of `count` numbers from 0 on that leaves `slot` when it is divided by `slots`; `slot` is less than both.
+fn last_of(count: u64, slots: u64, slot: u64) -> u64 {
+    count - 1 - (count - 1 - slot) % slots
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::{BenchOptions, Between, Cli, Command, Invocation};
+
+    fn options(words: &str) -> NetOptions {
+        let words = format!("gdsync bench net {words}");
+        match Cli::parse_words(words.split_whitespace()).unwrap() {
+            Invocation::Command(Command::Bench(BenchOptions {
+                between: Some(Between::Net(net)), ..
+            })) => *net,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn places_are_as_many_as_are_filled_and_fit() {
+        for (words, slots) in [
+            ("--size 8", 64),
+            ("--size 8 --iters 10", 10),
+            ("--size 8 --qps 4 --iters 10", 2),
+            ("--size 8 --duration 1s --window 100", 100),
+            ("--size 1M", 64),
+            ("--size 1M --qps 4", 16),
+            ("--size 1G", 1),
+            ("--size 0 --iters 30", 30),
+            ("--mode latency", 1),
+        ] {
+            let options = options(words);
+            let places = Places::new(&options);
+            assert_eq!(places.slots, slots, "{words}");
+            assert_eq!(places.bytes(), slots * options.size() * options.qps, "{words}");
+        }
+    }
+
+    #[test]
+    fn the_last_message_of_each_place_is_known() {
+        for (count, slots) in [(1, 4), (4, 4), (7, 4), (12, 4), (5, 1)] {
+            for slot in 0..slots.min(count) {
+                let expected = (0..count).filter(|number| number % slots == slot).max();
+                assert_eq!(Some(last_of(count, slots, slot)), expected, "{count} {slots} {slot}");
+            }
+        }
+    }
+}

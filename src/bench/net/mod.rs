@@ -1,0 +1,64 @@
+//! `gdsync bench net`: bandwidth, message rate and latency of what streams post, between two sides of one host or of two.
+//!
+//! The sides meet and agree as those of `gdsync pingpong` do ([`crate::sides`]). One of them, or both, begin messages
+//! (`flow.rs`; one at a time in `latency.rs`), each in a place of the other side's memory (`lanes.rs`). What arrived is
+//! compared with what was sent once the time has been taken (`verify.rs`).
+
+mod flow;
+mod lanes;
+mod latency;
+mod report;
+mod side;
+mod verify;
+
+use crate::cli::{NetOptions, SideOptions};
+use crate::failure::Failure;
+use crate::plot::Chart;
+use crate::sides::{Channel, Measurement, Other, Verdict};
+use report::Report;
+
+impl Measurement for NetOptions {
+    const COMMAND: &'static str = "bench net";
+    const PEER: &'static str = "net-peer";
+    type Report = Report;
+
+    fn sides(&self) -> &SideOptions {
+        &self.sides
+    }
+
+    fn sides_mut(&mut self) -> &mut SideOptions {
+        &mut self.sides
+    }
+
+    fn size(&self) -> u64 {
+        self.size()
+    }
+
+    fn of_size(&self, size: u64) -> Self {
+        self.of_size(size)
+    }
+
+    fn refusal(&self) -> Option<String> {
+        self.refusal()
+    }
+
+    fn play(&self, rank: u64, other: Other, channel: Channel) -> Result<Report, Failure> {
+        side::play(self, rank, other, channel)
+    }
+
+    fn table(reports: &[Report]) -> String {
+        report::table(reports)
+    }
+
+    fn csv(reports: &[Report]) -> String {
+        report::csv(reports)
+    }
+
+    fn charts(reports: &[Report], is_sweep: bool) -> Vec<Chart> {
+        report::charts(reports, is_sweep)
+    }
+
+    fn verdict(client: &str, reports: &[Report]) -> Result<Verdict, Failure> {
+        report::verdict(client, reports)
+    }
+}

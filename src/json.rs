@@ -1,0 +1,177 @@
+//! What a command prints with `--json`: one object, of the same shape for all commands.
+//!
+//! | key | value |
+//! |---|---|
+//! | `schema` | the version of this shape |
+//! | `tool`, `version` | `gdsync`, and which |
+//! | `host`, `time` | where, and when (RFC 3339, UTC) the object was printed |
+//! | `command` | the command line, as a list |
+//! | `rows` | results, a list of objects; numbers have their unit in the key, and counts have none |
+//! | `error` | why there are none, or no more: an object with `message` |
+
+use crate::failure::Failure;
+use crate::progress;
+use serde::Serialize;
+use serde_json::{Map, Value};
+use std::ffi::OsString;
+use std::io::{self, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// The version of the shape. Keys may be added without another.
+const SCHEMA: u32 = 1;
+
+/// This process has printed its object.
+static PRINTED: AtomicBool = AtomicBool::new(false);
+
+#[derive(Debug, Serialize)]
+struct Object {
+    schema: u32,
+    tool: &'static str,
+    version: &'static str,
+    host: String,
+    time: String,
+    command: Vec<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rows: Option<Vec<Value>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<Reason>,
+}
+
+/// Why something has failed.
+#[derive(Debug, Serialize)]
+pub(crate) struct Reason {
+    message: String,
+}
+
+impl Reason {
+    pub(crate) fn new(message: impl ToString) -> Self {
+        Reason { message: message.to_string() }
+    }
+}
+
+/// Whether a command line asks for JSON; what stands behind `--` is another command's.
+pub(crate) fn is_wanted(words: impl Iterator<Item = OsString>) -> bool {
+    words.take_while(|word| word != "--").any(|word| word == "--json")
+}
+
+/// Prints results: each element of a list is a row, and what is no list is one.
+pub(crate) fn print(results: &impl Serialize) -> Result<(), Failure> {
+    print_object(Some(rows(serde_json::to_value(results)?)), None)
+}
+
+/// As [`print()`], of a command that has failed behind these results.
+pub(crate) fn print_failed(results: &impl Serialize, error: &Failure) -> Result<(), Failure> {
+    print_object(Some(rows(serde_json::to_value(results)?)), Some(Reason::new(error)))
+}
+
+/// Prints why there are no results, unless there are.
+pub(crate) fn print_error(message: impl ToString) -> Result<(), Failure> {
+    if PRINTED.load(Ordering::Relaxed) {
+        return Ok(());
+    }
+    print_object(None, Some(Reason::new(message)))
+}
+
+fn print_object(rows: Option<Vec<Value>>, error: Option<Reason>) -> Result<(), Failure> {
+    progress::clear();
+    let object = Object {
+        schema: SCHEMA,
+        tool: "gdsync",
+        version: env!("CARGO_PKG_VERSION"),
+        host: host(),
+        time: time(SystemTime::now()),
+        command: std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect(),
+        rows,
+        error,
+    };
+    PRINTED.store(true, Ordering::Relaxed);
+    Ok(writeln!(io::stdout().lock(), "{}", serde_json::to_string(&object)?)?)
+}
+
+/// The rows of results: one that has rows itself is as many, each with what else it says.
+fn rows(results: Value) -> Vec<Value> {
+    match results {
+        Value::Array(results) => results.into_iter().flat_map(rows).collect(),
+        Value::Object(mut all) => match all.remove("rows") {
+            Some(Value::Array(each)) if !each.is_empty() => {
+                each.into_iter().flat_map(|row| rows(with(&all, row))).collect()
+            }
+            _ => vec![Value::Object(all)],
+        },
+        other => vec![other],
+    }
+}
+
+/// A row, in front of which stands what holds for all.
+fn with(all: &Map<String, Value>, row: Value) -> Value {
+    let mut whole = all.clone();
+    if let Value::Object(row) = row {
+        whole.extend(row);
+    }
+    Value::Object(whole)
+}
+
+/// The name of this host; empty if the system does not say it.
+fn host() -> String {
+    let mut name = [0u8; 256];
+    // SAFETY: the buffer is writable for the length that is given, but for its last byte, which stays 0.
+    let result = unsafe { libc::gethostname(name.as_mut_ptr().cast(), name.len() - 1) };
+    let end = name.iter().position(|byte| *byte == 0).unwrap_or(0);
+    if result == 0 { String::from_utf8_lossy(&name[..end]).into_owned() } else { String::new() }
+}
+
+/// In the form of RFC 3339, in UTC, to the second.
+fn time(at: SystemTime) -> String {
+    let seconds = at.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() as libc::time_t);
+    // SAFETY: all-zero bytes are a valid value of this plain C structure.
+    let mut parts: libc::tm = unsafe { std::mem::zeroed() };
+    // SAFETY: valid places. A year that is too large for it leaves `parts` as it is.
+    unsafe { libc::gmtime_r(&seconds, &mut parts) };
+    let libc::tm { tm_year, tm_mon, tm_mday, tm_hour, tm_min, tm_sec, .. } = parts;
+    let (year, month) = (1900 + tm_year, 1 + tm_mon);
+    format!("{year:04}-{month:02}-{tm_mday:02}T{tm_hour:02}:{tm_min:02}:{tm_sec:02}Z")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+    use std::time::Duration;
+
+    #[test]
+    fn times_are_of_rfc_3339() {
+        let at = |seconds| time(UNIX_EPOCH + Duration::from_secs(seconds));
+        assert_eq!(at(0), "1970-01-01T00:00:00Z");
+        assert_eq!(at(951_782_400), "2000-02-29T00:00:00Z");
+        assert_eq!(at(1_767_225_599), "2025-12-31T23:59:59Z");
+        assert_eq!(time(UNIX_EPOCH - Duration::from_secs(1)), "1970-01-01T00:00:00Z");
+    }
+
+    #[test]
+    fn every_result_is_rows() {
+        let one = json!({ "a_us": 1 });
+        assert_eq!(rows(one.clone()), std::slice::from_ref(&one));
+        assert_eq!(rows(json!([one, one])), [one.clone(), one]);
+        assert_eq!(
+            rows(json!([{ "gpu": "g", "rows": [{ "a_us": 1 }, { "a_us": 2 }] }, { "b_us": 3 }])),
+            [json!({ "gpu": "g", "a_us": 1 }), json!({ "gpu": "g", "a_us": 2 }), json!({ "b_us": 3 })]
+        );
+        let nested = json!({ "on": "g", "rows": [{ "by": "x", "rows": [{ "a_us": 1 }] }] });
+        assert_eq!(rows(nested), [json!({ "on": "g", "by": "x", "a_us": 1 })]);
+        assert_eq!(rows(json!({ "note": "no card", "rows": [] })), [json!({ "note": "no card" })]);
+        assert!(rows(json!([])).is_empty());
+    }
+
+    #[test]
+    fn what_another_command_is_asked_for_does_not_count() {
+        let wanted = |words: &str| is_wanted(words.split(' ').map(OsString::from));
+        assert!(wanted("gdsync pingpong --json") && wanted("gdsync doctor --json --fix"));
+        assert!(!wanted("gdsync soft -- gdsync pingpong --json") && !wanted("gdsync pingpong --jso"));
+    }
+
+    #[test]
+    fn a_host_has_a_name() {
+        assert!(!host().is_empty() && !host().contains('\0'));
+    }
+}

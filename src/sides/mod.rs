@@ -1,0 +1,155 @@
+//! What measurements between two sides have in common: where the sides are, how they meet and agree on each run, what
+//! performs a side's work, and how results are printed.
+//!
+//! `gdsync pingpong` and `gdsync bench net` are such a [`Measurement`]. Both sides are processes of one host or threads of
+//! one process (`beside.rs`), or each is started by itself (`hosts/`).
+
+mod beside;
+mod channel;
+mod connection;
+mod driver;
+mod findings;
+mod gpu;
+mod gpus;
+mod host;
+mod hosts;
+mod limit;
+mod other;
+mod performer;
+pub(crate) mod times;
+mod timing;
+
+pub(crate) use beside::run_peer;
+pub(crate) use channel::{Channel, Message};
+pub(crate) use connection::{Connection, fail, forward_ends};
+pub(crate) use driver::{Arrival, CHUNKS, Driver, Work};
+pub(crate) use findings::Findings;
+pub(crate) use gpus::{GpusOfSides, gpus_of_sides};
+pub(crate) use other::Other;
+pub(crate) use performer::driver;
+pub(crate) use timing::{Timing, Usage};
+
+use crate::cli::SideOptions;
+use crate::destination::Destination;
+use crate::failure::Failure;
+use crate::interrupt::{self, NothingYet};
+use crate::plot::{self, Chart};
+use crate::{child, json, progress, text};
+use gdsync::cudarc::driver::CudaContext;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use std::sync::Arc;
+
+/// A measurement, as its options describe it.
+pub(crate) trait Measurement: Clone + Send + Serialize + DeserializeOwned + 'static {
+    /// The words of its command behind `gdsync`.
+    const COMMAND: &'static str;
+    /// The word by which the command starts the other process of a run.
+    const PEER: &'static str;
+    /// What one run has measured.
+    type Report: Serialize + Send;
+
+    fn sides(&self) -> &SideOptions;
+    fn sides_mut(&mut self) -> &mut SideOptions;
+    /// Bytes of a message, where there is no sweep.
+    fn size(&self) -> u64;
+    /// The run for one size.
+    fn of_size(&self, size: u64) -> Self;
+    /// Why options that another host has sent cannot be used.
+    fn refusal(&self) -> Option<String>;
+    /// Plays one side of a run. The other side hears how it fails.
+    fn play(&self, rank: u64, other: Other, channel: Channel) -> Result<Self::Report, Failure>;
+
+    /// The reports for people; there is at least one.
+    fn table(reports: &[Self::Report]) -> String;
+    /// The reports as comma-separated values.
+    fn csv(reports: &[Self::Report]) -> String;
+    fn charts(reports: &[Self::Report], is_sweep: bool) -> Vec<Chart>;
+    /// What a server says of the runs with its client; there is at least one.
+    fn verdict(client: &str, reports: &[Self::Report]) -> Result<Verdict, Failure>;
+}
+
+/// What a server says at the end: for programs, and for people.
+pub(crate) struct Verdict {
+    pub(crate) json: serde_json::Value,
+    pub(crate) text: String,
+}
+
+/// What was done with the bytes of messages.
+pub(crate) fn checked(verified: bool) -> &'static str {
+    if verified { "every byte verified" } else { "NOT verified" }
+}
+
+/// Runs both sides, or the one that is this process's, and prints what was measured.
+pub(crate) fn run<M: Measurement>(options: &M) -> Result<(), Failure> {
+    let sides = options.sides();
+    if let Some(part) = hosts::part(sides)? {
+        return hosts::run(options, part);
+    }
+    let picture = picture(sides)?;
+    // Each side of two processes has the GPU's channels to itself, but for one stream.
+    if sides.gpu.is_some() && sides.procs == 1 {
+        child::with_channels()?;
+    }
+    take_liberties(sides)?;
+    // Before the other process starts, so that a missing GPU is reported once.
+    let _contexts = contexts(sides)?;
+    sweep(options, picture, beside::run)
+}
+
+/// Where a picture of what is measured is to be, if anywhere.
+fn picture(sides: &SideOptions) -> Result<Option<Destination>, Failure> {
+    sides.plot.as_deref().map(Destination::new).transpose()
+}
+
+/// Runs of all sizes; prints what was measured, and draws it.
+fn sweep<M: Measurement>(
+    options: &M,
+    picture: Option<Destination>,
+    mut measure: impl FnMut(&M) -> Result<M::Report, Failure>,
+) -> Result<(), Failure> {
+    let sides = options.sides();
+    if let Some(duration) = sides.duration {
+        progress::show(sides.json, format!("{}, {duration:?} for each size", M::COMMAND));
+    }
+    let sizes = sides.swept();
+    let (mut reports, mut failure) = (Vec::new(), None);
+    for size in interrupt::rounds(sizes.clone().unwrap_or_else(|| vec![options.size()])) {
+        match measure(&options.of_size(size)) {
+            Ok(report) => reports.push(report),
+            Err(error) => {
+                failure = Some(error);
+                break;
+            }
+        }
+    }
+    // A sweep that fails, or is interrupted, has what it has.
+    let text = || if sides.csv { M::csv(&reports) } else { M::table(&reports) };
+    match &failure {
+        _ if reports.is_empty() => {}
+        Some(error) if sides.json && !error.is::<NothingYet>() => json::print_failed(&reports, error)?,
+        _ => text::print(sides.json, &reports, text)?,
+    }
+    if let (Some(picture), false) = (picture, reports.is_empty()) {
+        picture.write(&plot::svg(&M::charts(&reports, sizes.is_some()))?)?;
+    }
+    match failure {
+        Some(error) if reports.is_empty() || !error.is::<NothingYet>() => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// What this process uses of the GPUs of its sides, from before the first run to after the last.
+fn contexts(sides: &SideOptions) -> Result<Vec<Arc<CudaContext>>, Failure> {
+    let gpus = gpus_of_sides(sides)?;
+    let own = gpus.iter().flatten().take(if sides.procs == 1 { 2 } else { 1 });
+    Ok(own.map(|gpu| gdsync::cuda::context(*gpu)).collect::<Result<_, _>>()?)
+}
+
+/// Gives the software cards of this process the liberties that are asked for.
+fn take_liberties(sides: &SideOptions) -> Result<(), Failure> {
+    if let Some(liberties) = &sides.liberties {
+        softhca::liberties::set_liberties(Some(liberties.parse()?));
+    }
+    Ok(())
+}
