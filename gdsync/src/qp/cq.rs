@@ -73,7 +73,7 @@ pub(crate) struct CompletionQueueInner {
     queue_pairs: Mutex<Vec<(u32, Weak<QueuePairInner>)>>,
     pub(crate) device: Arc<DeviceInner>,
     /// It is asked what streams wait for here.
-    published: Published,
+    _published: Published,
     /// The domain whose allocator supplied the ring.
     pub(crate) domain: Arc<dyn Debug + Send + Sync>,
 }
@@ -228,7 +228,7 @@ impl CompletionQueueInner {
         domain: Arc<dyn Debug + Send + Sync>,
     ) -> Arc<Self> {
         let inner = Arc::new_cyclic(|inner| CompletionQueueInner {
-            published: status::publish(inner.clone()),
+            _published: status::publish(inner.clone()),
             object,
             told,
             state: SpinMutex::new(CompletionState::new(ring)),
