@@ -30,7 +30,7 @@ const fn entry(commands: &'static [&'static str], term: &'static str, text: &'st
     Entry { commands, term, text }
 }
 
-const EXIT_STATUS: [Entry; 8] = [
+const EXIT_STATUS: [Entry; 7] = [
     entry(&[], "0", "Everything was done. Help, and `gdsync` alone, end so, too."),
     entry(
         &[],
@@ -47,11 +47,6 @@ const EXIT_STATUS: [Entry; 8] = [
         "130",
         "It was interrupted (SIGINT): what was measured until then has been printed. A second SIGINT ends the process at once.",
     ),
-    entry(
-        &["top"],
-        "128 and the number of a signal",
-        "SIGINT, SIGTERM or SIGHUP has ended the live view. The terminal is as it was before.",
-    ),
     entry(&["soft", "trace"], "126", "COMMAND cannot be run."),
     entry(&["soft", "trace"], "127", "COMMAND was not found."),
     entry(
@@ -61,7 +56,7 @@ const EXIT_STATUS: [Entry; 8] = [
     ),
 ];
 
-const ENVIRONMENT: [Entry; 17] = [
+const ENVIRONMENT: [Entry; 16] = [
     entry(
         &[],
         "GDSYNC_LOG",
@@ -71,11 +66,6 @@ const ENVIRONMENT: [Entry; 17] = [
         &[],
         "GDSYNC_TRACE",
         "A file for the timeline of the process, `%p` in its name being the number of the process; or a folder with `/` behind it, for parts that `gdsync trace --merge` makes one trace of (docs/trace.md).",
-    ),
-    entry(
-        &[],
-        "GDSYNC_STATUS",
-        "`off` or `0`: the process does not answer `gdsync top`, and has no thread for that (docs/top.md).",
     ),
     entry(&[], "NO_COLOR", "Nothing is colored. Without it, terminals are."),
     entry(&[], "CLICOLOR_FORCE", "Everything is colored, also in a pipe."),
@@ -129,7 +119,7 @@ const ENVIRONMENT: [Entry; 17] = [
     ),
 ];
 
-const EXAMPLES: [Entry; 33] = [
+const EXAMPLES: [Entry; 31] = [
     entry(&["doctor"], "gdsync doctor", "What of this machine works, and what to do about the rest."),
     entry(&["doctor"], "gdsync doctor --fix", "The commands that would mend what is found; nothing is run."),
     entry(&["devices"], "gdsync devices", "The cards, and the GID that connections use."),
@@ -233,8 +223,6 @@ const EXAMPLES: [Entry; 33] = [
         "gdsync trace -o ring.json --merge parts/",
         "One trace of the parts that ranks have written with GDSYNC_TRACE=parts/.",
     ),
-    entry(&["top"], "gdsync top", "What runs on this host, once a second; q ends it."),
-    entry(&["top"], "gdsync top --once --json", "The same as one JSON object, with the rates of one second."),
     entry(&["sanity"], "gdsync sanity --stand-in", "The checks on ordinary memory, without a GPU."),
     entry(&["copybw", "copylat"], "gdsync copybw --gpu 0 --max-size 1MiB", "Copies of up to 1 MiB."),
     entry(

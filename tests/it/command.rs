@@ -16,7 +16,6 @@ pub(crate) fn gdsync(arguments: &[&str]) -> Command {
     }
     for name in [
         "GDSYNC_LOG",
-        "GDSYNC_STATUS",
         "GDSYNC_TRACE",
         "SOFTHCA_DEVICES",
         "SOFTHCA_FAULTS",

@@ -21,6 +21,5 @@ mod mistakes;
 mod pictures;
 mod processes;
 mod settings;
-mod top;
 mod traces;
 mod uverbs;

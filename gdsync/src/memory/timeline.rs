@@ -76,11 +76,6 @@ impl Timeline {
         })
     }
 
-    /// Its number, unique in the process.
-    pub(crate) fn id(&self) -> u64 {
-        self.id
-    }
-
     pub(crate) fn device(&self) -> u64 {
         self.device
     }

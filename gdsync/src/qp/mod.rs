@@ -58,7 +58,6 @@ mod role;
 mod shared_receives;
 #[cfg(test)]
 mod spoilt_tests;
-mod status;
 mod target;
 #[cfg(test)]
 pub(crate) mod testing;

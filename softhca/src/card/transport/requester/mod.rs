@@ -9,7 +9,6 @@ mod local;
 mod request;
 mod send;
 mod state;
-mod status;
 mod timeout;
 mod wait;
 

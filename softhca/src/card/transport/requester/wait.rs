@@ -58,7 +58,6 @@ impl Requester {
         match self.look_at(next, step) {
             Look::NotYet => {
                 self.waits.held = true;
-                self.waits.since.get_or_insert(step.context.now);
                 return false;
             }
             Look::Refused(error) => {
@@ -68,7 +67,7 @@ impl Requester {
             }
             Look::Met => {}
         }
-        (self.waits.look_at, self.waits.since) = (None, None);
+        self.waits.look_at = None;
         if let Wait::Completions { cqn, index } = next {
             self.waits.entry = Some((cqn, index));
         }
