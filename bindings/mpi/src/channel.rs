@@ -45,8 +45,8 @@ impl Channel {
     /// Has the card ask whether the other side is there: a write of no bytes. If it does not answer, the queue pair
     /// fails after its retries, and with it the receives that a stream waits for.
     pub(crate) fn probe(&mut self) {
-        // This takes the completion of what told the sending side of a receive, too: before that, the stream's turn is not known to
-        // be over.
+        // The write that counts receives in the sending side's word completes here, too. Until it is taken, the library does not know
+        // that the stream has passed it, and refuses posts of the CPU.
         let polled = self.queue_pair.send_cq().poll();
         self.is_probing &= matches!(polled, Ok(None));
         if !self.is_probing {
