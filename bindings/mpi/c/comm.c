@@ -40,6 +40,20 @@ static int at_end(MPI_Comm comm, int key, void *value, void *extra)
     return MPI_SUCCESS;
 }
 
+/* Its messages may still have to find the other sides, by messages of MPI. */
+static void free_links(struct mpis_comm *known)
+{
+    struct mpis_link *link;
+
+    while ((link = known->links) != NULL) {
+        known->links = link->next;
+        if (!is_ending)
+            mpis_match_settle(link->matched);
+        mpis_request_release(link->matched);
+        free(link);
+    }
+}
+
 static int at_comm_free(MPI_Comm comm, int key, void *value, void *extra)
 {
     struct mpis_comm *known = value;
@@ -48,11 +62,14 @@ static int at_comm_free(MPI_Comm comm, int key, void *value, void *extra)
     /* No program frees it. */
     if (comm == MPI_COMM_SELF)
         mpis_end_of_program();
+    free_links(known);
     known->is_freed = 1;
     if (!is_ending) {
         MPI_Comm_free(&known->transfers);
         MPI_Comm_free(&known->collectives);
         MPI_Comm_free(&known->replies);
+        if (known->linked != MPI_COMM_NULL)
+            MPI_Comm_free(&known->linked);
     }
     mpis_comm_release(known);
     return MPI_SUCCESS;
@@ -97,6 +114,7 @@ static int make(MPI_Comm comm, struct mpis_comm **made)
     new->most = has_most ? *most : 32767;
     new->program = comm;
     new->refs = 1;
+    new->linked = MPI_COMM_NULL;
     error = duplicate(comm, &new->transfers);
     if (error == MPI_SUCCESS)
         error = duplicate(comm, &new->collectives);
@@ -129,8 +147,36 @@ int mpis_comm_get(MPI_Comm comm, struct mpis_comm **found)
     if (error == MPI_SUCCESS && !is_known)
         error = make(comm, found);
     if (error == MPI_SUCCESS)
-        __atomic_add_fetch(&(*found)->refs, 1, __ATOMIC_RELAXED);
+        mpis_comm_hold(*found);
     return error;
+}
+
+int mpis_comm_link(MPI_Comm comm)
+{
+    struct mpis_comm *known;
+    int error = mpis_comm_get(comm, &known);
+
+    if (error != MPI_SUCCESS)
+        return error;
+    if (known->linked == MPI_COMM_NULL)
+        error = duplicate(comm, &known->linked);
+    mpis_comm_release(known);
+    return error;
+}
+
+struct mpis_comm *mpis_comm_linked(MPI_Comm comm)
+{
+    struct mpis_comm *known = NULL;
+    int is_known = 0;
+
+    if (comm_key == MPI_KEYVAL_INVALID || MPI_Comm_get_attr(comm, comm_key, &known, &is_known) != MPI_SUCCESS)
+        return NULL;
+    return is_known && known->linked != MPI_COMM_NULL ? known : NULL;
+}
+
+void mpis_comm_hold(struct mpis_comm *comm)
+{
+    __atomic_add_fetch(&comm->refs, 1, __ATOMIC_RELAXED);
 }
 
 void mpis_comm_release(struct mpis_comm *comm)

@@ -62,6 +62,8 @@ struct gdsync_mpi_counts {
     uint64_t operations;
     uint64_t cpu;
     uint64_t partitions;
+    uint64_t by_stream;
+    uint64_t by_thread;
 };
 
 void gdsync_mpi_error_text(char *into, size_t len);
@@ -116,6 +118,27 @@ int gdsync_mpi_enqueue(int kind, void *const *stream, const void *operation);
 int gdsync_mpi_enqueue_waits(int kind, void *const *stream, size_t number, const void *const *operations);
 int gdsync_mpi_stream_wait(int kind, void *const *stream);
 int gdsync_mpi_stream_launch(int kind, void *const *stream, void (*function)(void *), void *argument);
+
+/* Links: requests that are matched as transfers are, and carry messages of any buffers from then on. A message has an
+ * operation beside it: its flag, and its trigger where it is the thread's. */
+int gdsync_mpi_link(int sends, const void **made);
+int gdsync_mpi_message(const void *link, void *operation, void *buffer, uint64_t bytes, const void **made);
+int gdsync_mpi_message_free(const void *message);
+/* `by_stream` is 1 where the stream and the card do all that is to be done. If it is 0, the message is the thread's: then
+ * its operation is enqueued, and the message is triggered, or taken back. */
+int gdsync_mpi_message_enqueue(const void *link, int kind, void *const *stream, const void *message, int *by_stream);
+int gdsync_mpi_message_trigger(const void *link, const void *message);
+int gdsync_mpi_message_take_back(const void *link, const void *message);
+/* The thread is to say how it ends. */
+int gdsync_mpi_message_watch(const void *link, const void *message);
+/* Waits on the CPU for a message that a stream has posted. */
+int gdsync_mpi_message_wait(const void *link, const void *message, uint64_t *bytes);
+int gdsync_mpi_enqueue_message_waits(int kind, void *const *stream, size_t number, const void *const *messages);
+/* What the thread does for all links. `ended` is called for the messages that are the thread's, or are watched. */
+typedef void gdsync_mpi_ended(void *operation, int gdsync_class, const char *text, uint64_t bytes);
+int gdsync_mpi_links_go_on(gdsync_mpi_ended *ended, int *outstanding);
+/* The thread has ended: ends what a second does not complete. */
+int gdsync_mpi_links_finish(gdsync_mpi_ended *ended);
 
 /* Called by threads of the program while they wait. */
 void gdsync_mpi_meanwhile(void (*matches)(void));

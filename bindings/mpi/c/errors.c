@@ -41,6 +41,18 @@ static int code_of(int mpi_class)
     return mpi_class;
 }
 
+int mpis_code(int mpi_class, const char *text)
+{
+    int code;
+
+    pthread_mutex_lock(&lock);
+    code = code_of(mpi_class);
+    if (code != mpi_class)
+        MPI_Add_error_string(code, text);
+    pthread_mutex_unlock(&lock);
+    return code;
+}
+
 int mpis_fail(MPI_Comm comm, int mpi_class, const char *format, ...)
 {
     char text[MPIS_TEXT];
@@ -54,11 +66,7 @@ int mpis_fail(MPI_Comm comm, int mpi_class, const char *format, ...)
     va_start(values, format);
     vsnprintf(text, sizeof text, format, values);
     va_end(values);
-    pthread_mutex_lock(&lock);
-    code = code_of(mpi_class);
-    if (code != mpi_class)
-        MPI_Add_error_string(code, text);
-    pthread_mutex_unlock(&lock);
+    code = mpis_code(mpi_class, text);
     MPI_Comm_call_errhandler(comm, code);
     return code;
 }

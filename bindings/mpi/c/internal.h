@@ -8,6 +8,13 @@
 /* Bytes of an error's text. */
 #define MPIS_TEXT MPI_MAX_ERROR_STRING
 
+/* The messages to, or from, a peer with a tag, on a linked communicator. */
+struct mpis_link {
+    int sends, peer, tag;
+    struct MPIS_Request_struct *matched;
+    struct mpis_link *next;
+};
+
 /* A communicator of the program, with the duplicates on which requests match. Kept as its attribute. */
 struct mpis_comm {
     MPI_Comm program;
@@ -22,9 +29,12 @@ struct mpis_comm {
     /* Where receivers reply, with a tag that the sender has chosen: replies come in any order. */
     MPI_Comm replies;
     int asked;
+    /* Where senders offer links; MPI_COMM_NULL where the communicator is not linked. */
+    MPI_Comm linked;
+    struct mpis_link *links;
 };
 
-enum mpis_kind { MPIS_TRANSFER, MPIS_COLLECTIVE, MPIS_MATCH };
+enum mpis_kind { MPIS_TRANSFER, MPIS_COLLECTIVE, MPIS_LINK, MPIS_MATCH };
 enum mpis_state { MPIS_UNMATCHED, MPIS_MATCHING, MPIS_MATCHED, MPIS_FAILED };
 
 /* What the sides of a leg send each other. */
@@ -68,6 +78,8 @@ int mpis_fail(MPI_Comm comm, int mpi_class, const char *format, ...) __attribute
 /* The same for a class of the Rust part, with the text of its last error. */
 int mpis_fail_engine(MPI_Comm comm, int gdsync_class);
 int mpis_class(int gdsync_class);
+/* The code of a class of MPI with a text, for a status: no error handler is called. */
+int mpis_code(int mpi_class, const char *text);
 /* The communicator whose error handler is called for a request. */
 MPI_Comm mpis_handler_of(const struct mpis_comm *comm);
 
@@ -78,7 +90,12 @@ int mpis_wants_statistics(void);
 /* MPI_Finalize has begun: what deletes an attribute of MPI_COMM_SELF calls this first. */
 void mpis_end_of_program(void);
 int mpis_comm_get(MPI_Comm comm, struct mpis_comm **found);
+void mpis_comm_hold(struct mpis_comm *comm);
 void mpis_comm_release(struct mpis_comm *comm);
+/* Links a communicator. Collective over it. */
+int mpis_comm_link(MPI_Comm comm);
+/* What is known of a communicator that is linked; NULL of others. Without a share. */
+struct mpis_comm *mpis_comm_linked(MPI_Comm comm);
 
 /* types.c */
 int mpis_contiguous(MPI_Comm comm, MPI_Count count, MPI_Datatype datatype, MPI_Aint *start, uint64_t *bytes);
@@ -90,7 +107,9 @@ int mpis_match_begin(MPIS_Request request);
 void mpis_match_progress(void);
 /* Whether a request is matching. */
 int mpis_match_outstanding(void);
-/* Waits until the request has matched, and returns its error. */
+/* Waits until the request has matched, or failed to. */
+void mpis_match_settle(MPIS_Request request);
+/* The same, and returns its error. */
 int mpis_match_end(MPIS_Request request, MPI_Status *status);
 
 /* mpis/program.c, mpix/program.c: the library's part of the end of the program. */

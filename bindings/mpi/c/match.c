@@ -169,7 +169,7 @@ static int make_legs(MPIS_Request request)
         struct mpis_leg *leg = &request->legs[index];
         if ((error = gdsync_mpi_leg(request->engine, index, &leg->peer, &leg->sends)) != 0)
             return error;
-        if (request->kind == MPIS_TRANSFER)
+        if (request->kind != MPIS_COLLECTIVE)
             leg->peer = request->peer;
         leg->outgoing = leg->incoming = MPI_REQUEST_NULL;
     }
@@ -189,7 +189,8 @@ static int make_legs(MPIS_Request request)
 static int exchange(MPIS_Request request, struct mpis_leg *leg)
 {
     struct mpis_comm *comm = request->comm;
-    MPI_Comm offers = request->kind == MPIS_TRANSFER ? comm->transfers : comm->collectives;
+    MPI_Comm offers = request->kind == MPIS_LINK ? comm->linked
+                      : request->kind == MPIS_TRANSFER ? comm->transfers : comm->collectives;
     int error;
 
     if (!leg->sends)
@@ -244,10 +245,10 @@ static int state_of(MPIS_Request request)
     return state;
 }
 
-int mpis_match_end(MPIS_Request request, MPI_Status *status)
+void mpis_match_settle(MPIS_Request request)
 {
     const struct timespec nap = {0, NAP_NS};
-    int spins, error = MPI_SUCCESS;
+    int spins;
 
     for (spins = 0; state_of(request) == MPIS_MATCHING; spins++) {
         mpis_match_progress();
@@ -257,6 +258,13 @@ int mpis_match_end(MPIS_Request request, MPI_Status *status)
         else
             nanosleep(&nap, NULL);
     }
+}
+
+int mpis_match_end(MPIS_Request request, MPI_Status *status)
+{
+    int error = MPI_SUCCESS;
+
+    mpis_match_settle(request);
     if (request->state == MPIS_FAILED)
         error = mpis_fail(mpis_handler_of(request->comm), request->failed, "%s", request->text);
     mpis_status(status, request->peer, request->tag, request->bytes, error);

@@ -64,6 +64,11 @@ int MPIX_Wait(MPIX_Request *req, MPI_Status *status);
 int MPIX_Waitall(int count, MPIX_Request *reqs, MPI_Status *statuses);
 int MPIX_Request_free(MPIX_Request *request);
 
+/* gdsync's own: messages of MPIX_Isend_enqueue and MPIX_Irecv_enqueue on the communicator are carried by the stream and the
+ * card from now on, without MPI and the CPU. Collective over it, before its first message. Both sides of each message enqueue
+ * it; receives name their source and their tag. GDSYNC_MPIX_LINKS=1 does it for MPI_COMM_WORLD. */
+int gdsync_mpix_link(MPI_Comm comm);
+
 /* gdsync's own: a software stream, which takes the place of a CUDA stream where there is no GPU. */
 typedef struct gdsync_mpix_stream_object *gdsync_mpix_stream;
 int gdsync_mpix_stream_create(gdsync_mpix_stream *stream);

@@ -1,7 +1,7 @@
 //! The card of the process, and what the environment says of it.
 
 use crate::error::{Class, Failure};
-use gdsync::verbs::{Provider, provider};
+use gdsync::verbs::{Provider, RegistrationCache, provider};
 use gdsync::{ConnectOptions, Device, ProtectionDomain};
 use std::sync::OnceLock;
 
@@ -31,6 +31,8 @@ const LAST_CODE: u8 = 31;
 #[derive(Debug)]
 pub(crate) struct Domain {
     pub(crate) pd: ProtectionDomain,
+    /// Of the buffers of messages.
+    pub(crate) cache: RegistrationCache,
     pub(crate) connection: ConnectOptions,
     /// Bytes of one work request, at most.
     pub(crate) part: u64,
@@ -63,7 +65,8 @@ pub(crate) fn domain() -> Result<&'static Domain, Failure> {
     let holds_sends = holds_sends(asked.as_deref(), device.card_waits()?.data, is_software)?;
     let pd = ProtectionDomain::new(&device)?;
     // Of two threads, one sets it; the other's card is closed.
-    Ok(DOMAIN.get_or_init(|| Domain { pd, connection, part, holds_sends }))
+    let cache = RegistrationCache::new(&pd);
+    Ok(DOMAIN.get_or_init(|| Domain { pd, cache, connection, part, holds_sends }))
 }
 
 /// By default where a repeated message costs more than telling the other side: an mlx5 card repeats after 10 µs at the

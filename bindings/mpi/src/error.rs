@@ -51,7 +51,7 @@ impl Class {
 }
 
 /// Why a call failed.
-#[derive(Clone, Debug, thiserror::Error)]
+#[derive(Clone, Debug, thiserror::Error, PartialEq)]
 #[error("{text}")]
 pub(crate) struct Failure {
     pub(crate) class: Class,

@@ -9,15 +9,17 @@
 //! has one leg, a collective several. Matching a request connects its legs. A start and a wait are batches of
 //! [`gdsync::persistent`]: the stream rings the card and waits for its completions, without the CPU.
 //!
-//! An operation of `MPIX_*` that is not matched is MPI's own: a thread of the CPU (`mpi_thread`) starts it when the
+//! A message of a linked communicator (`link`) is a persistent request that is started once. Any other operation of
+//! `MPIX_*` that is not matched is MPI's own: a thread of the CPU (`mpi_thread`) starts it when the
 //! stream has triggered it, and sets a flag for the stream when it has completed.
 //!
 //! Layers, bottom up: `statistics`, `progress` and `error`; `flag`, `marks` and `turn` are what streams and kernels wait for and store;
 //! `device` is the card of the process; `memory` finds out what a buffer is and registers it; `offer` is what one
 //! side of a leg sends to the other; `channel` is a queue pair; `stream` is either kind of stream; `mpi_thread`
 //! calls MPI for streams; `parts` are persistent requests that complete together, and `partitions` writes of one
-//! message; `reduce`, `lane` and `collective` are chains of them; `request` and `queue` are what C has handles of; `enqueue`
-//! has queues trigger operations and wait for them.
+//! message; `link` carries messages of any buffers; `reduce`, `lane` and `collective` are chains of parts; `plan` is what
+//! the program asks for; `request` and `queue` are what C has handles of; `enqueue` has queues trigger operations and wait
+//! for them, and `links` gives them the messages of links.
 
 pub mod api;
 mod channel;
@@ -27,12 +29,15 @@ mod enqueue;
 mod error;
 mod flag;
 mod lane;
+mod link;
+mod links;
 mod marks;
 mod memory;
 mod mpi_thread;
 mod offer;
 mod partitions;
 mod parts;
+mod plan;
 mod progress;
 mod queue;
 mod reduce;

@@ -3,7 +3,7 @@
 use crate::error::{Class, Failure};
 use gdsync::cuda::{self, Consistency, GpuMemory};
 use gdsync::cudarc::driver::sys;
-use gdsync::verbs::GpuMemoryRegion;
+use gdsync::verbs::{GpuMemoryRegion, RegistrationCache};
 use gdsync::{Access, MemoryRegion, PinnedMemory, ProtectionDomain, RemoteMemory, Slice};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -89,6 +89,33 @@ impl Region {
             Region::Gpu(region) => Ok(vec![region.slice(range)?]),
         }
     }
+}
+
+/// The buffer of a message, registered: as a work request takes it. The program may send the same memory again: of a GPU's,
+/// the driver says whether it is the same, and its registration is kept. Host memory is registered each time, as nothing
+/// says whether it is the same.
+///
+/// # Safety
+/// As [`Region::register`]; the other side gets no key.
+pub(crate) unsafe fn of_message(
+    cache: &RegistrationCache,
+    buffer: Buffer,
+    access: Access,
+) -> Result<Vec<Slice>, Failure> {
+    let Buffer { address, bytes } = buffer;
+    if bytes > 0
+        && let Owner::Gpu(ordinal) = owner(address)?
+    {
+        let failed = |error: gdsync::Error| {
+            Failure::from(error).about(format!("the buffer of {bytes} bytes at {address:#x}"))
+        };
+        let context = cuda::context(ordinal).map_err(|error| failed(error.into()))?;
+        // SAFETY: the caller's; the driver says that it is this GPU's.
+        let region = unsafe { cache.gpu_raw(&context, address as u64, bytes, access) }.map_err(failed)?;
+        return Ok(vec![region.slice(..)?]);
+    }
+    // SAFETY: the caller's.
+    unsafe { Region::register(cache.domain(), buffer, access) }?.slices(0..bytes)
 }
 
 /// Host memory of the program; not for a buffer of no bytes.

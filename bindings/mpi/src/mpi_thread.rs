@@ -3,7 +3,7 @@
 
 use crate::error::{Class, Failure};
 use crate::flag::Flag;
-use crate::stream::LAST;
+use crate::stream::{LAST, PROBE_AFTER};
 use crate::turn::Turn;
 use gdsync::memop::Word32;
 use gdsync_sys::contain::contain;
@@ -72,11 +72,20 @@ struct State {
     is_busy: bool,
     /// Counts what has made it busy.
     wakes: u64,
+    /// An idle thread looks all the same, every [`PROBE_AFTER`].
+    looks: bool,
 }
 
 impl State {
     const fn new() -> Self {
-        State { thread: None, is_ending: false, waiting: VecDeque::new(), is_busy: false, wakes: 0 }
+        State {
+            thread: None,
+            is_ending: false,
+            waiting: VecDeque::new(),
+            is_busy: false,
+            wakes: 0,
+            looks: false,
+        }
     }
 
     fn is_idle(&self) -> bool {
@@ -132,8 +141,12 @@ impl MpiThread {
         loop {
             let mut state = self.state.lock();
             while state.is_idle() && !state.is_ending {
-                self.work.wait(&mut state);
                 pause = Pause::new();
+                if !state.looks {
+                    self.work.wait(&mut state);
+                } else if self.work.wait_for(&mut state, PROBE_AFTER).timed_out() {
+                    break;
+                }
             }
             if state.is_ending {
                 return;
@@ -230,6 +243,12 @@ pub(crate) fn wake() {
     state.is_busy = true;
     state.wakes += 1;
     drop(state);
+    THREAD.work.notify_all();
+}
+
+/// There are messages which the thread has to look at now and then, while nothing of its own is outstanding.
+pub(crate) fn look_now_and_then() {
+    THREAD.state.lock().looks = true;
     THREAD.work.notify_all();
 }
 

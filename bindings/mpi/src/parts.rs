@@ -5,6 +5,7 @@ use crate::error::{Class, Failure};
 use crate::memory::Region;
 use gdsync::persistent::{PersistentError, PersistentRecv, PersistentSend, Request};
 use gdsync::qp::CardWord;
+use gdsync::queue::{Syndrome, WorkError};
 use gdsync::{Completion, RemoteMemory};
 use std::ops::Range;
 use std::time::Duration;
@@ -123,8 +124,7 @@ impl Parts {
                 self.bytes += u64::from(completion.byte_len);
             }
             if let Err(error) = completion.status {
-                let text = format!("the transfer failed, and the peer may have: {error}");
-                self.failed.get_or_insert(Failure::new(Class::Peer, text));
+                self.failed.get_or_insert(failure_of(error));
             }
         }
         if self.is_active() {
@@ -137,6 +137,16 @@ impl Parts {
     /// A new start: bytes of earlier ones do not count.
     pub(crate) fn restart(&mut self) {
         self.bytes = 0;
+    }
+}
+
+fn failure_of(error: WorkError) -> Failure {
+    match error.kind() {
+        Some(Syndrome::LocalLength | Syndrome::RemoteInvalidRequest) => {
+            let text = "the message is longer than its receive: make that longer, or the message shorter";
+            Failure::new(Class::Truncate, text)
+        }
+        _ => Failure::new(Class::Peer, format!("the transfer failed, and the peer may have: {error}")),
     }
 }
 

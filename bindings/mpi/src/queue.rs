@@ -87,6 +87,9 @@ impl Queue {
             if matches!(state.work, Some(Work::Partitioned(_))) {
                 return Err(about("is partitioned, which the CPU starts"));
             }
+            if matches!(state.work, Some(Work::Link(_))) {
+                return Err(about("is a link, whose messages are enqueued"));
+            }
             if state.started_on.is_some() {
                 return Err(about("is started already: enqueue a wait for it, or wait for it, before"));
             }
@@ -150,7 +153,7 @@ impl Queue {
                     legs.push(&mut state.legs);
                 }
                 Some(Work::Collective(chain)) => chain.wait(&self.stream, || probe(&mut state.legs))?,
-                Some(Work::Partitioned(_)) | None => {}
+                Some(Work::Partitioned(_) | Work::Link(_)) | None => {}
             }
         }
         let mut meanwhile = || legs.iter_mut().for_each(|legs| probe(legs));

@@ -1,13 +1,15 @@
-//! A request: what the program asks for, its legs, and, once it is matched, its work.
+//! A request: its plan, its legs, and, once it is matched, its work.
 
 use crate::channel::Channel;
-use crate::collective::{Chain, Reduction, legs_of_barrier, legs_of_ring};
+use crate::collective::Chain;
 use crate::device::{Domain, domain};
 use crate::error::{Class, Failure};
-use crate::memory::{self, Buffer, Region};
+use crate::link::Link;
+use crate::memory::{self, Region};
 use crate::offer::{OFFER, Offer, read};
-use crate::partitions::{Layout, Partitions, Route};
-use crate::parts::{Parts, Readiness, number_of};
+use crate::partitions::{Partitions, Route};
+use crate::parts::{Parts, Readiness};
+use crate::plan::Plan;
 use crate::progress;
 use crate::stream::PROBE_AFTER;
 use gdsync::qp::CardWord;
@@ -23,49 +25,6 @@ use std::time::{Duration, Instant};
 const DEPTH: u64 = 32;
 /// How long a queue pair stays after its request was freed: a peer whose acknowledgement was lost sends again.
 const GRACE: Duration = Duration::from_secs(2);
-
-/// What the program asks for.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Plan {
-    Transfer { sends: bool, buffer: Buffer },
-    Partitioned { sends: bool, buffer: Buffer, layout: Layout },
-    Barrier { rank: u32, size: u32 },
-    Allreduce { reduction: Reduction, rank: u32, size: u32 },
-}
-
-impl Plan {
-    fn legs(&self) -> Vec<(u32, bool)> {
-        match *self {
-            // C knows the peer.
-            Plan::Transfer { sends, .. } | Plan::Partitioned { sends, .. } => vec![(0, sends)],
-            Plan::Barrier { rank, size } => legs_of_barrier(rank, size),
-            Plan::Allreduce { rank, size, .. } => legs_of_ring(rank, size),
-        }
-    }
-
-    /// What both sides of a leg must agree on, in a word.
-    fn shape(&self) -> String {
-        match self {
-            Plan::Transfer { .. } => "transfer".to_owned(),
-            Plan::Partitioned { layout, .. } => {
-                format!("partitions-{}-of-{}-bytes", layout.partitions, layout.bytes)
-            }
-            Plan::Barrier { size, .. } => format!("barrier-of-{size}"),
-            Plan::Allreduce { reduction, size, .. } => {
-                let Reduction { target, element, operation, .. } = reduction;
-                format!("{operation}-of-{}-bytes-of-{element}-among-{size}", target.bytes)
-            }
-        }
-    }
-
-    fn bytes(&self) -> u64 {
-        match self {
-            Plan::Transfer { buffer, .. } | Plan::Partitioned { buffer, .. } => buffer.bytes as u64,
-            Plan::Barrier { .. } => 0,
-            Plan::Allreduce { reduction, .. } => reduction.target.bytes as u64,
-        }
-    }
-}
 
 /// A message of a round. Of a transfer, C knows the peer.
 #[derive(Debug)]
@@ -119,6 +78,8 @@ pub(crate) enum Work {
     Collective(Box<Chain>),
     /// From the start on: a round may start before its sides have met.
     Partitioned(Partitions),
+    /// The same of a link, and its messages.
+    Link(Link),
 }
 
 impl Work {
@@ -127,6 +88,7 @@ impl Work {
             Work::Transfer(parts) => parts.outcome(),
             Work::Collective(chain) => chain.outcome(),
             Work::Partitioned(partitions) => partitions.outcome(channel),
+            Work::Link(link) => link.is_idle().then_some(Ok(0)),
         }
     }
 }
@@ -160,6 +122,7 @@ impl Request {
             Plan::Partitioned { sends, layout, .. } => {
                 Some(Work::Partitioned(Partitions::new(sends, layout)))
             }
+            Plan::Link { sends } => Some(Work::Link(Link::new(sends))),
             _ => None,
         };
         let state = State { legs, region: Region::Empty, work, started_on: None };
@@ -173,7 +136,7 @@ impl Request {
         if index == 0 {
             self.register(domain, state)?;
         }
-        let depth = DEPTH.max(2 * self.work_requests(domain));
+        let depth = DEPTH.max(2 * self.plan.work_requests(domain.part));
         let leg = leg(state, index)?;
         let channel = Channel::new(domain, leg.sends, u32::try_from(depth).unwrap_or(u32::MAX))?;
         let most = channel.queue_pair.max_message();
@@ -204,16 +167,6 @@ impl Request {
         Ok(Offer { shape, bytes, part: domain.part, provider, endpoint, memory })
     }
 
-    /// Of a leg, by a start.
-    fn work_requests(&self, domain: &Domain) -> u64 {
-        match self.plan {
-            Plan::Transfer { buffer, .. } => number_of(buffer.bytes as u64, domain.part),
-            Plan::Partitioned { layout, .. } => layout.work_requests(domain.part),
-            // Each send is waited for before the next one.
-            Plan::Barrier { .. } | Plan::Allreduce { .. } => 2,
-        }
-    }
-
     fn register(&self, domain: &Domain, state: &mut State) -> Result<(), Failure> {
         match self.plan {
             Plan::Transfer { sends, buffer } => {
@@ -228,7 +181,7 @@ impl Request {
                 state.region = unsafe { Region::register(&domain.pd, buffer, access) }?;
                 Ok(())
             }
-            Plan::Barrier { .. } => Ok(()),
+            Plan::Link { .. } | Plan::Barrier { .. } => Ok(()),
             Plan::Allreduce { reduction, .. } => {
                 let mut buffers = reduction.source.into_iter().chain([reduction.target]);
                 buffers.try_for_each(|buffer| memory::gpu_of(buffer.address).map(drop))
@@ -295,6 +248,8 @@ impl Request {
                 partitions.open(route)?;
                 return Ok(buffer.bytes as u64);
             }
+            // Its messages find the other side.
+            Plan::Link { .. } => return Ok(0),
             Plan::Barrier { .. } => Work::Collective(Box::new(Chain::barrier(&channels)?)),
             Plan::Allreduce { reduction, rank, size } => {
                 // SAFETY: the promise of `new`.
@@ -309,9 +264,30 @@ impl Request {
     pub(crate) fn abandon(&self) {
         let state = &mut *self.state.lock();
         abort(&state.legs);
-        if let Some(Work::Partitioned(partitions)) = &mut state.work {
-            partitions.give_up();
+        match &mut state.work {
+            Some(Work::Partitioned(partitions)) => partitions.give_up(),
+            Some(Work::Link(link)) => link.give_up(),
+            _ => {}
         }
+    }
+
+    /// Does something with a link; with its channel, once its sides have met.
+    pub(crate) fn with_link<R>(
+        &self,
+        act: impl FnOnce(&mut Link, Option<&mut Channel>) -> Result<R, Failure>,
+    ) -> Result<R, Failure> {
+        let State { legs, work, .. } = &mut *self.state.lock();
+        let leg = legs.first_mut().filter(|leg| leg.theirs.is_some());
+        let channel = leg.and_then(|leg| leg.channel.as_mut());
+        match work {
+            Some(Work::Link(link)) => act(link, channel),
+            _ => Err(Failure::new(Class::Request, "the request is not a link")),
+        }
+    }
+
+    /// Ends all work of the card for it.
+    pub(crate) fn abort(&self) {
+        abort(&self.state.lock().legs);
     }
 
     /// Does something with the rounds of a partitioned request; with the other side, once that is known.

@@ -19,6 +19,10 @@ pub struct Counts {
     pub cpu: u64,
     /// Partitions that the card has written.
     pub partitions: u64,
+    /// Messages of links that a stream has posted.
+    pub by_stream: u64,
+    /// Messages of links that the thread has posted.
+    pub by_thread: u64,
 }
 
 struct Counters {
@@ -28,6 +32,8 @@ struct Counters {
     operations: AtomicU64,
     cpu: AtomicU64,
     partitions: AtomicU64,
+    by_stream: AtomicU64,
+    by_thread: AtomicU64,
 }
 
 static COUNTERS: Counters = Counters {
@@ -37,6 +43,8 @@ static COUNTERS: Counters = Counters {
     operations: AtomicU64::new(0),
     cpu: AtomicU64::new(0),
     partitions: AtomicU64::new(0),
+    by_stream: AtomicU64::new(0),
+    by_thread: AtomicU64::new(0),
 };
 
 fn add(counter: &AtomicU64, number: usize) {
@@ -64,6 +72,11 @@ pub(crate) fn wrote_partition() {
     add(&COUNTERS.partitions, 1);
 }
 
+pub(crate) fn linked(by_stream: usize, by_thread: usize) {
+    add(&COUNTERS.by_stream, by_stream);
+    add(&COUNTERS.by_thread, by_thread);
+}
+
 pub(crate) fn counts() -> Counts {
     let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
     Counts {
@@ -73,5 +86,7 @@ pub(crate) fn counts() -> Counts {
         operations: of(&COUNTERS.operations),
         cpu: of(&COUNTERS.cpu),
         partitions: of(&COUNTERS.partitions),
+        by_stream: of(&COUNTERS.by_stream),
+        by_thread: of(&COUNTERS.by_thread),
     }
 }

@@ -5,12 +5,15 @@ use crate::error::{Class, Failure};
 use crate::memory::Buffer;
 use crate::offer::{refusal, to_bytes};
 use crate::partitions::Layout;
+use crate::plan::Plan;
 use crate::queue::{self, Queue};
-use crate::request::{Plan, Request, abort, look_at_marks, retire};
+use crate::request::{Request, abort, look_at_marks, retire};
 use crate::stream::AnyStream;
 use gdsync::PinnedMemory;
 use gdsync_notify::collective::{Element, Operation};
 use std::sync::Arc;
+
+mod links;
 
 fn memory(bytes: &[u8]) -> PinnedMemory {
     let memory = PinnedMemory::allocate(bytes.len()).unwrap();

@@ -50,6 +50,11 @@ void mpix_operation_start(void *given, int is_given_up)
     MPI_Status status;
     int done = 0, error = MPI_ERR_OTHER;
 
+    if (operation->link) {
+        counts.given_up += is_given_up != 0;
+        mpix_message_start(operation, is_given_up);
+        return;
+    }
     if (is_given_up)
         counts.given_up++;
     else if (operation->peer == MPI_PROC_NULL) {
@@ -75,7 +80,7 @@ void mpix_operation_start(void *given, int is_given_up)
 
 int mpix_operations_progress(void)
 {
-    int at, kept = 0, completed = 0, rounds = 0, error;
+    int at, kept = 0, completed = 0, rounds = 0, messages = 0, error;
 
     if (number > 0) {
         error = MPI_Testsome(number, requests, &completed, indices, statuses);
@@ -93,7 +98,8 @@ int mpix_operations_progress(void)
     }
     mpis_match_progress();
     gdsync_mpi_look_at_marks(&rounds);
-    return number + mpis_match_outstanding() + rounds;
+    gdsync_mpi_links_go_on(mpix_message_ended, &messages);
+    return number + mpis_match_outstanding() + rounds + messages;
 }
 
 void mpix_operations_end(struct mpix_counts *into)

@@ -43,8 +43,13 @@ struct mpix_operation {
     /* The datatype is a duplicate: the program may free its own before the stream triggers the operation. */
     int is_duplicate;
     MPI_Comm comm;
-    /* How many operations of the communicator no stream has triggered yet. */
+    /* How many operations of the communicator no stream has triggered yet; NULL of messages of links. */
     int *waiting;
+    /* Its link, and its message there; NULL where MPI carries it. */
+    MPIS_Request link;
+    const void *message;
+    /* The stream and the card do all of it: the thread knows nothing of it, and the flag is not set. */
+    int is_by_stream;
     /* Set under a lock: how it ended, and where the program wants the status. */
     int is_complete, error;
     MPI_Status status, *wanted;
@@ -54,6 +59,21 @@ struct mpix_operation {
 void mpix_operation_complete(struct mpix_operation *operation, int error, const MPI_Status *status);
 void mpix_operation_release(struct mpix_operation *operation);
 int mpix_operation_wait(struct mpix_operation *operation, MPI_Status *status);
+
+/* link.c */
+/* Links MPI_COMM_WORLD if GDSYNC_MPIX_LINKS says so. */
+int mpix_link_world(void);
+/* The link of a message, with a share of it; NULL where MPI carries it. */
+int mpix_link_of(MPI_Comm comm, int sends, int peer, int tag, MPIS_Request *link);
+int mpix_message_enqueue(struct mpix_operation *operation, int count, MPI_Datatype datatype, int kind,
+                         void *const *stream);
+/* A stream has triggered a message of the thread's, or it is given up. */
+void mpix_message_start(struct mpix_operation *operation, int is_given_up);
+/* The thread is to write the status of a message that a stream has posted. */
+void mpix_message_watch(struct mpix_operation *operation);
+/* Waits on the CPU for one that a stream has posted. */
+int mpix_message_wait(struct mpix_operation *operation, MPI_Status *status);
+void mpix_message_ended(void *operation, int gdsync_class, const char *text, uint64_t bytes);
 
 /* partitioned.c */
 struct mpix_partitioned;

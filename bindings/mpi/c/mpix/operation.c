@@ -77,6 +77,10 @@ void mpix_operation_release(struct mpix_operation *operation)
         return;
     if (operation->engine)
         gdsync_mpi_operation_free(operation->engine);
+    if (operation->message)
+        gdsync_mpi_message_free(operation->message);
+    if (operation->link)
+        mpis_request_release(operation->link);
     free(operation);
 }
 
@@ -113,9 +117,13 @@ int mpix_operation_wait(struct mpix_operation *operation, MPI_Status *status)
 {
     int error;
 
-    gdsync_mpi_operation_wait(operation->engine);
-    want(operation, status);
-    error = operation->error;
+    if (operation->is_by_stream)
+        error = mpix_message_wait(operation, status);
+    else {
+        gdsync_mpi_operation_wait(operation->engine);
+        want(operation, status);
+        error = operation->error;
+    }
     mpix_operation_release(operation);
     return error;
 }
@@ -137,6 +145,29 @@ static int check(int sends, const void *buffer, int count, MPI_Datatype datatype
         return error;
     MPI_Comm_get_attr(comm, MPI_TAG_UB, &most, &has_most);
     return mpis_check_tag(comm, has_most ? *most : 32767, tag);
+}
+
+/* Has a stream trigger what the thread has MPI do. */
+static int enqueue_mpi(struct mpix_operation *operation, MPI_Datatype datatype, int kind, void *const *stream)
+{
+    int gdsync_error, error = waiting_of(operation->comm, &operation->waiting);
+
+    if (error == MPI_SUCCESS)
+        error = keep_datatype(operation, datatype);
+    if (error != MPI_SUCCESS)
+        return error;
+    /* The thread's share: it may start the operation as soon as that is enqueued. */
+    operation->refs = 2;
+    __atomic_add_fetch(operation->waiting, 1, __ATOMIC_RELAXED);
+    gdsync_error = gdsync_mpi_enqueue(kind, stream, operation->engine);
+    if (!gdsync_error)
+        return MPI_SUCCESS;
+    error = mpis_fail_engine(operation->comm, gdsync_error);
+    __atomic_sub_fetch(operation->waiting, 1, __ATOMIC_RELEASE);
+    if (operation->is_duplicate)
+        MPI_Type_free(&operation->datatype);
+    operation->refs = 1;
+    return error;
 }
 
 static int enqueue(int sends, void *buffer, int count, MPI_Datatype datatype, int peer, int tag, MPI_Comm comm,
@@ -164,29 +195,16 @@ static int enqueue(int sends, void *buffer, int count, MPI_Datatype datatype, in
         .request = {MPIX_ENQUEUED}, .refs = 1, .sends = sends, .count = count, .peer = peer, .tag = tag,
         .buffer = buffer, .comm = comm
     };
-    error = waiting_of(comm, &operation->waiting);
+    error = mpix_link_of(comm, sends, peer, tag, &operation->link);
+    if (error == MPI_SUCCESS && (gdsync_error = gdsync_mpi_operation(operation, &operation->engine)) != 0)
+        error = mpis_fail_engine(comm, gdsync_error);
     if (error == MPI_SUCCESS)
-        error = keep_datatype(operation, datatype);
-    if (error != MPI_SUCCESS) {
-        mpix_operation_release(operation);
-        return error;
-    }
-    /* The thread's share: it may start the operation as soon as that is enqueued. */
-    operation->refs = 2;
-    __atomic_add_fetch(operation->waiting, 1, __ATOMIC_RELAXED);
-    gdsync_error = gdsync_mpi_operation(operation, &operation->engine);
-    if (!gdsync_error)
-        gdsync_error = gdsync_mpi_enqueue(kind, stream, operation->engine);
-    if (!gdsync_error) {
+        error = operation->link ? mpix_message_enqueue(operation, count, datatype, kind, stream)
+                                : enqueue_mpi(operation, datatype, kind, stream);
+    if (error == MPI_SUCCESS)
         *request = operation;
-        return MPI_SUCCESS;
-    }
-    error = mpis_fail_engine(comm, gdsync_error);
-    __atomic_sub_fetch(operation->waiting, 1, __ATOMIC_RELEASE);
-    if (operation->is_duplicate)
-        MPI_Type_free(&operation->datatype);
-    operation->refs = 1;
-    mpix_operation_release(operation);
+    else
+        mpix_operation_release(operation);
     return error;
 }
 
@@ -216,42 +234,60 @@ static int check_waitable(int count, MPIX_Request *reqs)
     return error;
 }
 
+/* What a stream waits for: flags of the thread's, and messages that streams have posted. */
+struct waits {
+    const void **engines, **messages;
+    size_t number, posted;
+};
+
+static void add(struct waits *waits, struct mpix_operation *operation, MPI_Status *status)
+{
+    /* The stream writes no status. */
+    if (operation->is_by_stream && status != MPI_STATUS_IGNORE)
+        mpix_message_watch(operation);
+    if (operation->is_by_stream) {
+        waits->messages[waits->posted++] = operation->message;
+        return;
+    }
+    /* Before the stream may pass the wait. */
+    want(operation, status);
+    waits->engines[waits->number++] = operation->engine;
+}
+
 int MPIX_Waitall_enqueue(int count, MPIX_Request *reqs, MPI_Status *statuses, int qtype, void *queue)
 {
-    const void **engines = NULL;
+    struct waits waits = {NULL, NULL, 0, 0};
     void *const *stream;
-    size_t number = 0;
     int at, kind, gdsync_error, error = check_waitable(count, reqs);
 
     if (error == MPI_SUCCESS)
         error = mpix_stream(MPI_COMM_WORLD, qtype, queue, &kind, &stream);
     if (error != MPI_SUCCESS)
         return error;
-    engines = malloc((count ? count : 1) * sizeof *engines);
-    if (!engines)
+    waits.engines = malloc((count ? 2 * (size_t)count : 1) * sizeof *waits.engines);
+    if (!waits.engines)
         return mpis_fail(MPI_COMM_WORLD, MPI_ERR_NO_MEM, "there is no memory for a list of %d requests", count);
+    waits.messages = waits.engines + count;
     for (at = 0; at < count; at++) {
         MPI_Status *status = statuses == MPI_STATUSES_IGNORE ? MPI_STATUS_IGNORE : &statuses[at];
+        if (!reqs[at])
+            mpis_status(status, MPI_ANY_SOURCE, MPI_ANY_TAG, 0, MPI_SUCCESS);
+        else
+            add(&waits, reqs[at], status);
+    }
+    gdsync_error = gdsync_mpi_enqueue_message_waits(kind, stream, waits.posted, waits.messages);
+    if (!gdsync_error)
+        gdsync_error = gdsync_mpi_enqueue_waits(kind, stream, waits.number, waits.engines);
+    free(waits.engines);
+    for (at = 0; at < count; at++) {
         struct mpix_operation *each = reqs[at];
         if (!each)
-            mpis_status(status, MPI_ANY_SOURCE, MPI_ANY_TAG, 0, MPI_SUCCESS);
-        else {
-            /* Before the stream may pass the wait. */
-            want(each, status);
-            engines[number++] = each->engine;
-        }
-    }
-    gdsync_error = gdsync_mpi_enqueue_waits(kind, stream, number, engines);
-    free(engines);
-    for (at = 0; at < count; at++) {
-        if (!reqs[at])
             continue;
-        if (gdsync_error)
-            want(reqs[at], MPI_STATUS_IGNORE);
-        else {
-            mpix_operation_release(reqs[at]);
+        if (!gdsync_error) {
+            mpix_operation_release(each);
             reqs[at] = MPIX_REQUEST_NULL;
-        }
+        } else if (!each->is_by_stream)
+            want(each, MPI_STATUS_IGNORE);
     }
     return gdsync_error ? mpis_fail_engine(MPI_COMM_WORLD, gdsync_error) : MPI_SUCCESS;
 }

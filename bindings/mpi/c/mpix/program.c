@@ -36,6 +36,9 @@ static int begin(void)
     if (error != MPI_SUCCESS)
         return error;
     mpis_comm_release(world);
+    error = mpix_link_world();
+    if (error != MPI_SUCCESS)
+        return error;
     error = gdsync_mpi_thread_start(&calls);
     if (error)
         return mpis_fail_engine(MPI_COMM_WORLD, error);
@@ -67,13 +70,15 @@ static void end(void)
         /* What comes from now on is refused. */
         __atomic_store_n(&is_running, 0, __ATOMIC_RELEASE);
         gdsync_mpi_thread_stop();
+        gdsync_mpi_links_finish(mpix_message_ended);
         mpix_operations_end(&counts);
         if (gdsync_mpi_counts(&engine) == 0 && mpis_wants_statistics()) {
             MPI_Comm_rank(MPI_COMM_WORLD, &rank);
             fprintf(stderr,
                     "gdsync-mpix rank %d: %llu sends and %llu receives by a thread of the CPU, %llu given up, "
-                    "%llu partitions by the card\n", rank, counts.sends, counts.receives, counts.given_up,
-                    (unsigned long long)engine.partitions);
+                    "%llu partitions by the card; of links, %llu messages by streams and the card, and %llu by the thread\n",
+                    rank, counts.sends, counts.receives, counts.given_up, (unsigned long long)engine.partitions,
+                    (unsigned long long)engine.by_stream, (unsigned long long)engine.by_thread);
         }
     }
     pthread_mutex_unlock(&lock);

@@ -1,11 +1,13 @@
 //! What the C part calls. Functions return 0, or the class of an error (`c/engine.h`), whose text
 //! [`gdsync_mpi_error_text`] has. The C part has checked MPI's handles; pointers are its own.
 
+mod links;
 mod operations;
 mod partitions;
 mod queues;
 mod requests;
 
+pub use links::*;
 pub use operations::*;
 pub use partitions::*;
 pub use queues::*;

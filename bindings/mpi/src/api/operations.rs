@@ -108,7 +108,7 @@ pub unsafe extern "C" fn gdsync_mpi_operation_wait(operation: OperationHandle) -
 ///
 /// # Safety
 /// As [`gdsync_mpi_enqueue`].
-unsafe fn queue(kind: c_int, stream: *const *mut c_void) -> Result<Arc<Queue>, Failure> {
+pub(super) unsafe fn queue(kind: c_int, stream: *const *mut c_void) -> Result<Arc<Queue>, Failure> {
     const CUDA: c_int = 0;
     const SOFTWARE: c_int = 1;
     // SAFETY: the caller's.

@@ -6,7 +6,8 @@ use super::{RequestHandle, handle, length, store};
 use crate::error::{Class, Failure, status};
 use crate::memory::Buffer;
 use crate::partitions::Layout;
-use crate::request::{Plan, Request, look_at_marks};
+use crate::plan::Plan;
+use crate::request::{Request, look_at_marks};
 use libc::{c_int, c_void};
 use std::sync::Arc;
 

@@ -5,9 +5,10 @@ use crate::collective::Reduction;
 use crate::error::{Class, Failure, status};
 use crate::memory::Buffer;
 use crate::offer::{OFFER, refusal, to_bytes};
+use crate::plan::Plan;
 use crate::queue;
 use crate::reduce;
-use crate::request::{Plan, Request, retire};
+use crate::request::{Request, retire};
 use libc::{c_char, c_int, c_void};
 use std::sync::Arc;
 

@@ -12,6 +12,13 @@
 #define WITH_THREADS 0
 #endif
 
+/* The class of what a rank that has died leaves undone. */
+#ifdef MPI_ERR_PROC_FAILED
+#define PEER_HAS_DIED MPI_ERR_PROC_FAILED
+#else
+#define PEER_HAS_DIED MPI_ERR_OTHER
+#endif
+
 static int rank, size;
 
 /* Ends all ranks unless something holds. */

@@ -1,6 +1,6 @@
 //! Programs of `MPIS_*`.
 
-use crate::programs::{Library::Mpis, compiler, program, root, run, succeeds};
+use crate::programs::{Library::Mpis, compiler, program, root, run, steps_are_measured, succeeds};
 use gdsync_test_support::compiler::Compiler;
 
 /// By default the software card repeats sends until their receives are posted.
@@ -78,22 +78,7 @@ fn the_header_is_c_plus_plus_too() {
     assert_eq!(compiler.probe(lines), Ok(()));
 }
 
-/// The program that measures: `examples/mpi/steps.c`. It checks every byte itself.
 #[test]
 fn steps_of_a_ring_and_of_a_grid_are_measured() {
-    let Some(compiler) = compiler("steps_of_a_ring_and_of_a_grid_are_measured", Mpis) else { return };
-    let program = compiler.build(&root().join("../../examples/mpi/steps.c"));
-    for (options, first) in
-        [("", "4 ranks, a ring, 200 steps of 1000 bytes"), ("--grid", "4 ranks, a grid, 200 steps")]
-    {
-        let script = format!("exec \"$0\" --steps 200 --size 1000 {options}");
-        let output = run(&program, "4", &["sh", "-c", &script], &[]);
-        let (said, errors) =
-            (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-        assert!(output.status.success(), "{}\n{said}{errors}", output.status);
-        assert!(said.starts_with(first), "{said}");
-        for row in ["MPIS ", "MPI_Isend, MPI_Irecv ", "MPIS : MPI "] {
-            assert!(said.lines().any(|line| line.starts_with(row)), "{said}");
-        }
-    }
+    steps_are_measured("steps_of_a_ring_and_of_a_grid_are_measured", Mpis, &[], "MPIS ");
 }

@@ -1,6 +1,6 @@
 //! Programs of `MPIX_*`.
 
-use crate::programs::{Library::Mpix, compiler, program, root, run, succeeds};
+use crate::programs::{Library::Mpix, compiler, program, root, run, steps_are_measured, succeeds};
 use gdsync_test_support::compiler::Compiler;
 
 const RANKS: [&str; 3] = ["2", "4", "8"];
@@ -14,8 +14,8 @@ fn streams_start_and_await_messages_ahead_of_the_cpu() {
     assert_eq!(lines.len(), 2 + 4 + 8, "{errors}");
     // 100 rounds and one more; nothing is sent to MPI_PROC_NULL.
     for line in lines {
-        let counts =
-            ": 101 sends and 101 receives by a thread of the CPU, 0 given up, 0 partitions by the card";
+        let counts = ": 101 sends and 101 receives by a thread of the CPU, 0 given up, 0 partitions by the card; of links, \
+             0 messages by streams and the card, and 0 by the thread";
         assert!(line.ends_with(counts), "{line}");
     }
 }
@@ -23,6 +23,31 @@ fn streams_start_and_await_messages_ahead_of_the_cpu() {
 #[test]
 fn messages_are_those_of_mpi() {
     succeeds("messages_are_those_of_mpi", (Mpix, "messages"), &RANKS, &[]);
+}
+
+#[test]
+fn streams_and_the_card_carry_the_messages_of_a_linked_communicator() {
+    let test = "streams_and_the_card_carry_the_messages_of_a_linked_communicator";
+    let environment =
+        [("GDSYNC_MPI_STATS", "1"), ("GDSYNC_MPIX_LINKS", "1"), ("GDSYNC_MPI_PART_BYTES", "65536")];
+    let Some(errors) = succeeds(test, (Mpix, "linked"), &RANKS, &environment) else { return };
+    let lines: Vec<_> = errors.lines().filter(|line| line.starts_with("gdsync-mpix rank")).collect();
+    assert_eq!(lines.len(), 2 + 4 + 8, "{errors}");
+    for line in lines {
+        // The one receive is of MPI_PROC_NULL, which no thread of MPI gets.
+        assert!(line.contains(": 0 sends and 0 receives by a thread of the CPU, 0 given up, "), "{line}");
+        let (_, links) = line.split_once("of links, ").unwrap();
+        let mut numbers = links.split(' ').filter_map(|word| word.parse::<u64>().ok());
+        let (by_stream, by_thread) = (numbers.next().unwrap(), numbers.next().unwrap());
+        // Once the sides have met, a program that is not too far ahead leaves nothing to the thread.
+        assert!(by_stream >= 2 * 4 * 50, "{line}");
+        assert_eq!(by_stream + by_thread, 2 * (400 + 4 * 50 + 1000 + 2 + 3 + 2), "{line}");
+    }
+}
+
+#[test]
+fn steps_on_links_are_measured() {
+    steps_are_measured("steps_on_links_are_measured", Mpix, &["-DBY_MPIX"], "MPIX, linked ");
 }
 
 #[test]
@@ -40,20 +65,31 @@ fn the_card_sends_partitions() {
     }
 }
 
-#[test]
-fn a_rank_that_dies_ends_the_partitions_that_it_has() {
-    let test = "a_rank_that_dies_ends_the_partitions_that_it_has";
-    let Some(program) = program(test, Mpix, "dead.c") else { return };
+fn outlives_a_rank(test: &str, name: &str) {
+    let Some(program) = program(test, Mpix, &format!("{name}.c")) else { return };
     let environment = [("GDSYNC_MPI_PEER_TIMEOUT_MS", "1000")];
     // The dead rank is the reason for the status of mpirun.
     let output = run(&program, "3", &["--enable-recovery"], &environment);
     let errors = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(String::from_utf8_lossy(&output.stdout), "dead ok\n", "{errors}");
+    assert_eq!(String::from_utf8_lossy(&output.stdout), format!("{name} ok\n"), "{errors}");
+}
+
+#[test]
+fn a_rank_that_dies_ends_the_partitions_that_it_has() {
+    outlives_a_rank("a_rank_that_dies_ends_the_partitions_that_it_has", "dead");
+}
+
+#[test]
+fn a_rank_that_dies_ends_the_messages_of_its_links() {
+    outlives_a_rank("a_rank_that_dies_ends_the_messages_of_its_links", "linked_dead");
 }
 
 #[test]
 fn the_end_gives_up_what_is_outstanding() {
-    succeeds("the_end_gives_up_what_is_outstanding", (Mpix, "given_up"), &["2"], &[]);
+    for links in ["0", "1"] {
+        let environment = [("GDSYNC_MPIX_LINKS", links)];
+        succeeds("the_end_gives_up_what_is_outstanding", (Mpix, "given_up"), &["2"], &environment);
+    }
 }
 
 #[test]

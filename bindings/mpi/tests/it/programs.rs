@@ -92,3 +92,22 @@ fn succeeds_with(program: &Program, name: &str, ranks: &str, environment: &[(&st
     assert_eq!(said, format!("{name} ok\n"), "{errors}");
     errors.into_owned()
 }
+
+/// The program that measures, `examples/mpi/steps.c`, on a library. It checks every byte itself.
+pub(crate) fn steps_are_measured(test: &str, of: Library, options: &[&str], row: &str) {
+    let Some(compiler) = compiler(test, of) else { return };
+    let program = compiler.options(options).build(&root().join("../../examples/mpi/steps.c"));
+    for (options, first) in
+        [("", "4 ranks, a ring, 200 steps of 1000 bytes"), ("--grid", "4 ranks, a grid, 200 steps")]
+    {
+        let script = format!("exec \"$0\" --steps 200 --size 1000 {options}");
+        let output = run(&program, "4", &["sh", "-c", &script], &[]);
+        let (said, errors) =
+            (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert!(output.status.success(), "{}\n{said}{errors}", output.status);
+        assert!(said.starts_with(first), "{said}");
+        for row in [row, "MPI_Isend, MPI_Irecv ", "the first : MPI "] {
+            assert!(said.lines().any(|line| line.starts_with(row)), "{said}");
+        }
+    }
+}

@@ -169,6 +169,10 @@ int main(void)
     OK(gdsync_mpix_stream_create(&stream));
     CHECK(failed(send_to(0, 0, &value, 1, MPI_INT, MPI_COMM_WORLD, &request), MPI_ERR_OTHER, "MPIX_Init"));
     CHECK(failed(MPIX_Wait(&request, MPI_STATUS_IGNORE), MPI_ERR_OTHER, "MPIX_Init"));
+    CHECK(failed(gdsync_mpix_link(MPI_COMM_WORLD), MPI_ERR_OTHER, "MPIX_Init"));
+    setenv("GDSYNC_MPIX_LINKS", "yes", 1);
+    CHECK(failed(MPIX_Init(), MPI_ERR_ARG, "GDSYNC_MPIX_LINKS is \"yes\""));
+    setenv("GDSYNC_MPIX_LINKS", "0", 1);
     OK(MPIX_Init());
     CHECK(failed(MPIX_Init(), MPI_ERR_OTHER, "once"));
     operations();
