@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0
  *
  * What a step costs where ranks pass messages along: a ring (to the right), or a periodic grid (in four directions). A step sends what the step
- * before has received, and stamps it with its number. It goes by stream-triggered MPI (MPIS_*, on a queue's stream), and then by MPI_Isend,
+ * before has received, and stamps it with its number. It goes by stream-triggered MPI (MPIS_* or MPIX_*), and then by MPI_Isend,
  * MPI_Irecv and MPI_Waitall after the stream was synchronized. At the end every byte is checked.
  *
  *     mpicc -o steps steps.c $(pkg-config --cflags --libs gdsync-mpis) -ldl
+ *     mpicc -DBY_MPIX -o steps steps.c $(pkg-config --cflags --libs gdsync-mpix) -ldl      (messages of a linked communicator instead, MPIX_*)
  *     mpirun --bind-to none -n 4 ./steps [--gpu N] [--memory host|gpu] [--grid] [--steps N] [--size BYTES]
  *
  * Without --gpu, a software stream does what a CUDA stream would. With it, messages are in the GPU's memory (--memory gpu, which MPI_Isend is
@@ -12,7 +13,11 @@
  */
 #define _GNU_SOURCE
 
+#ifdef BY_MPIX
+#include <mpi-acx.h>
+#else
 #include <stream-triggering.h>
+#endif
 
 #include <dlfcn.h>
 #include <mpi.h>
@@ -122,10 +127,18 @@ struct job {
     long steps;
     size_t size;
     void *stream;
-    MPIS_Queue queue;
     uint8_t *out[MOST], *in[MOST];
     int to[MOST], from[MOST];
+#ifdef BY_MPIX
+    gdsync_mpix_stream queue;
+#else
+    MPIS_Queue queue;
+    MPIS_Request requests[2 * MOST];
+#endif
 };
+
+static void launch(struct job *job, void (*function)(void *), void *argument);
+static void synchronize(struct job *job);
 
 /* The work of a software stream: what came is what goes, with the stamp of the step. */
 struct work {
@@ -148,7 +161,7 @@ static void pass_on(void *argument) {
 static void compute(struct job *job, struct work *works, long step) {
     if (job->gpu < 0) {
         works[step] = (struct work){job, (uint32_t)step};
-        OK(gdsync_mpis_launch(job->queue, pass_on, &works[step]));
+        launch(job, pass_on, &works[step]);
         return;
     }
     for (int i = 0; i < job->directions; i++) {
@@ -238,24 +251,87 @@ static double seconds(clockid_t clock) {
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-typedef void (*way)(struct job *job, struct work *works, MPIS_Request *requests, long from, long to);
+typedef void (*way)(struct job *job, struct work *works, long from, long to);
 
-static void by_mpis(struct job *job, struct work *works, MPIS_Request *requests, long from, long to) {
-    for (long step = from; step < to; step++) {
-        compute(job, works, step);
-        OK(MPIS_Enqueue_startall(job->queue, 2 * job->directions, requests));
-        OK(MPIS_Enqueue_waitall(job->queue));
-    }
-    OK(MPIS_Queue_wait(job->queue));
+#ifdef BY_MPIX
+static const char *const OURS = "MPIX, linked";
+
+static int kind(const struct job *job) { return job->gpu < 0 ? MPIX_QUEUE_GDSYNC_SOFTWARE : MPIX_QUEUE_CUDA_STREAM; }
+
+static void *stream_of(struct job *job) { return job->gpu < 0 ? (void *)&job->queue : (void *)&job->stream; }
+
+static void launch(struct job *job, void (*function)(void *), void *argument) {
+    OK(gdsync_mpix_launch(kind(job), stream_of(job), function, argument));
 }
 
-static void by_mpi(struct job *job, struct work *works, MPIS_Request *unused, long from, long to) {
+static void synchronize(struct job *job) { OK(gdsync_mpix_synchronize(kind(job), stream_of(job))); }
+
+static void begin(struct job *job) {
+    OK(MPIX_Init());
+    OK(gdsync_mpix_link(MPI_COMM_WORLD));
+    OK(gdsync_mpix_stream_create(&job->queue));
+}
+
+static void end(struct job *job) {
+    OK(gdsync_mpix_stream_destroy(&job->queue));
+    OK(MPIX_Finalize());
+}
+
+static void by_stream(struct job *job, struct work *works, long from, long to) {
+    MPIX_Request requests[2 * MOST];
+    int size = (int)job->size, of = kind(job);
+    void *stream = stream_of(job);
+    for (long step = from; step < to; step++) {
+        compute(job, works, step);
+        for (int i = 0; i < job->directions; i++) {
+            OK(MPIX_Irecv_enqueue(job->in[i], size, MPI_BYTE, job->from[i], i, MPI_COMM_WORLD, &requests[2 * i], of, stream));
+            OK(MPIX_Isend_enqueue(job->out[i], size, MPI_BYTE, job->to[i], i, MPI_COMM_WORLD, &requests[2 * i + 1], of, stream));
+        }
+        OK(MPIX_Waitall_enqueue(2 * job->directions, requests, MPI_STATUSES_IGNORE, of, stream));
+    }
+    synchronize(job);
+}
+#else
+static const char *const OURS = "MPIS";
+
+static void launch(struct job *job, void (*function)(void *), void *argument) {
+    OK(gdsync_mpis_launch(job->queue, function, argument));
+}
+
+static void synchronize(struct job *job) { OK(MPIS_Queue_wait(job->queue)); }
+
+static void begin(struct job *job) {
+    MPI_Count size = (MPI_Count)job->size;
+    OK(MPIS_Queue_init(&job->queue, job->gpu < 0 ? THREAD : GPU_MEM_OPS, &job->stream));
+    for (int i = 0; i < job->directions; i++) {
+        MPIS_Request *pair = &job->requests[2 * i];
+        OK(MPIS_Recv_init(job->in[i], size, MPI_BYTE, job->from[i], i, MPI_COMM_WORLD, MPI_INFO_NULL, &pair[0]));
+        OK(MPIS_Send_init(job->out[i], size, MPI_BYTE, job->to[i], i, MPI_COMM_WORLD, MPI_INFO_NULL, &pair[1]));
+    }
+    OK(MPIS_Matchall(2 * job->directions, job->requests, MPI_STATUSES_IGNORE));
+}
+
+static void end(struct job *job) {
+    OK(MPIS_Request_freeall(2 * job->directions, job->requests));
+    OK(MPIS_Queue_free(&job->queue));
+}
+
+static void by_stream(struct job *job, struct work *works, long from, long to) {
+    for (long step = from; step < to; step++) {
+        compute(job, works, step);
+        OK(MPIS_Enqueue_startall(job->queue, 2 * job->directions, job->requests));
+        OK(MPIS_Enqueue_waitall(job->queue));
+    }
+    synchronize(job);
+}
+#endif
+
+static void by_mpi(struct job *job, struct work *works, long from, long to) {
     MPI_Request requests[2 * MOST];
-    (void)unused;
     for (long step = from; step < to; step++) {
         compute(job, works, step);
         if (job->gpu < 0) {
-            OK(MPIS_Queue_wait(job->queue));
+            synchronize(job);
         } else {
             OK(cu_stream_synchronize(job->stream));
         }
@@ -269,17 +345,17 @@ static void by_mpi(struct job *job, struct work *works, MPIS_Request *unused, lo
 
 /* Plays a way, checks every byte, and has rank 0 print what a step took: the slowest rank's time, and the mean of what the ranks' own threads,
  * and their processes, used of the CPU. */
-static double measure(struct job *job, const char *name, way way, MPIS_Request *requests) {
+static double measure(struct job *job, const char *name, way way) {
     struct work *works = calloc((size_t)job->steps + WARM_UP, sizeof(*works));
     double times[3], slowest, sums[3];
     fill(job);
     MPI_Barrier(MPI_COMM_WORLD);
-    way(job, works, requests, 0, WARM_UP);
+    way(job, works, 0, WARM_UP);
     MPI_Barrier(MPI_COMM_WORLD);
     times[0] = seconds(CLOCK_MONOTONIC);
     times[1] = seconds(CLOCK_THREAD_CPUTIME_ID);
     times[2] = seconds(CLOCK_PROCESS_CPUTIME_ID);
-    way(job, works, requests, WARM_UP, WARM_UP + job->steps);
+    way(job, works, WARM_UP, WARM_UP + job->steps);
     times[0] = seconds(CLOCK_MONOTONIC) - times[0];
     times[1] = seconds(CLOCK_THREAD_CPUTIME_ID) - times[1];
     times[2] = seconds(CLOCK_PROCESS_CPUTIME_ID) - times[2];
@@ -347,10 +423,11 @@ static void parse(struct job *job, int argc, char **argv) {
 
 int main(int argc, char **argv) {
     struct job job = {.gpu = -1, .steps = 10000, .size = 4096};
-    MPIS_Request requests[2 * MOST];
     double ours;
+    int level;
 
-    OK(MPI_Init(&argc, &argv));
+    /* libgdsync-mpix calls MPI by a thread of its own. */
+    OK(MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &level));
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &ranks);
     parse(&job, argc, argv);
@@ -358,30 +435,25 @@ int main(int argc, char **argv) {
     if (job.gpu >= 0) {
         cuda_begin(job.gpu, &job.stream);
     }
-    OK(MPIS_Queue_init(&job.queue, job.gpu < 0 ? THREAD : GPU_MEM_OPS, &job.stream));
     for (int i = 0; i < job.directions; i++) {
         job.out[i] = allocate(&job);
         job.in[i] = allocate(&job);
-        MPI_Count size = (MPI_Count)job.size;
-        OK(MPIS_Recv_init(job.in[i], size, MPI_BYTE, job.from[i], i, MPI_COMM_WORLD, MPI_INFO_NULL, &requests[2 * i]));
-        OK(MPIS_Send_init(job.out[i], size, MPI_BYTE, job.to[i], i, MPI_COMM_WORLD, MPI_INFO_NULL, &requests[2 * i + 1]));
     }
-    OK(MPIS_Matchall(2 * job.directions, requests, MPI_STATUSES_IGNORE));
+    begin(&job);
     if (rank == 0) {
         const char *stream = job.gpu < 0 ? "a software stream" : job.on_gpu ? "a CUDA stream, GPU memory" : "a CUDA stream, pinned memory";
         printf("%d ranks, %s, %ld steps of %zu bytes in %d direction(s), every byte verified, %s\n", ranks, job.is_grid ? "a grid" : "a ring",
                job.steps, job.size, job.directions, stream);
         printf("%-24s %10s %14s %16s\n", "A STEP", "TIME us", "ITS THREAD us", "ITS PROCESS us");
     }
-    ours = measure(&job, "MPIS", by_mpis, requests);
+    ours = measure(&job, OURS, by_stream);
     if (!job.on_gpu) {
-        double reference = measure(&job, "MPI_Isend, MPI_Irecv", by_mpi, requests);
+        double reference = measure(&job, "MPI_Isend, MPI_Irecv", by_mpi);
         if (rank == 0) {
-            printf("%-24s %10.2f\n", "MPIS : MPI", ours / reference);
+            printf("%-24s %10.2f\n", "the first : MPI", ours / reference);
         }
     }
-    OK(MPIS_Request_freeall(2 * job.directions, requests));
-    OK(MPIS_Queue_free(&job.queue));
+    end(&job);
     OK(MPI_Finalize());
     return 0;
 }
