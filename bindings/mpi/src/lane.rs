@@ -166,8 +166,7 @@ pub(crate) fn act_on_cpu(stream: &Stream<SoftStream>, act: &Act, operands: &Oper
 pub(crate) fn gpu_for(buffer: Option<usize>) -> Result<Option<Arc<CudaContext>>, Failure> {
     let of_buffer = buffer.map(memory::gpu_of).transpose()?.flatten();
     let Some(ordinal) = of_buffer.or_else(memory::current_gpu) else { return Ok(None) };
-    let context = cuda::context(ordinal).map_err(|error| Failure::new(Class::Other, error))?;
-    Ok(Some(context))
+    Ok(Some(memory::context(ordinal)?))
 }
 
 /// Refuses a queue for which the collective was not made when it was matched. None means a software stream.

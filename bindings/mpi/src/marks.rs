@@ -1,6 +1,7 @@
 //! Marks of partitions that kernels write and read: words of pinned memory, `struct gdsync_mpix_marks` of `mpi-acx.h`.
 
 use crate::error::{Class, Failure};
+use crate::memory;
 use gdsync::cuda;
 use gdsync::cudarc::driver::sys;
 use gdsync::{PinnedMemory, memop::Word32};
@@ -47,9 +48,8 @@ impl Marks {
         if !has_context {
             return Ok(self.memory.addr().get());
         }
-        let context = cuda::context(u32::try_from(ordinal).unwrap_or(0));
-        let address = context.and_then(|context| cuda::pin(&context, &self.memory));
-        address.map_err(|error| Failure::new(Class::Memory, error))
+        let context = memory::context(u32::try_from(ordinal).unwrap_or(0))?;
+        cuda::pin(&context, &self.memory).map_err(|error| Failure::new(Class::Memory, error))
     }
 
     /// A round begins: nothing is marked.

@@ -2,13 +2,17 @@
 
 use crate::error::{Class, Failure};
 use gdsync::cuda::{self, Consistency, GpuMemory};
-use gdsync::cudarc::driver::sys;
+use gdsync::cudarc::driver::{CudaContext, sys};
 use gdsync::verbs::{GpuMemoryRegion, RegistrationCache};
 use gdsync::{Access, MemoryRegion, PinnedMemory, ProtectionDomain, RemoteMemory, Slice};
+use libc::{c_int, c_void};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::ops::Range;
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 /// A buffer as C names it.
 #[derive(Clone, Copy, Debug)]
@@ -30,6 +34,8 @@ pub(crate) enum Region {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Owner {
     Host,
+    /// Of the host, and known to the driver, which that GPU's context may ask about it.
+    CudaHost(u32),
     Gpu(u32),
     Managed,
 }
@@ -52,7 +58,7 @@ impl Region {
         let what = || format!("the buffer of {bytes} bytes at {address:#x}");
         match owner(address)? {
             Owner::Managed => Err(Failure::new(Class::Buffer, format!("{} {MANAGED}", what()))),
-            Owner::Host => {
+            Owner::Host | Owner::CudaHost(_) => {
                 // SAFETY: the caller's.
                 let memory = unsafe { host(buffer) }?;
                 let region = MemoryRegion::register(pd, memory, access);
@@ -60,9 +66,8 @@ impl Region {
             }
             Owner::Gpu(ordinal) => {
                 let failed = |error: gdsync::Error| Failure::from(error).about(what());
-                let context = cuda::context(ordinal).map_err(|error| failed(error.into()))?;
                 // SAFETY: the caller's; the driver says that it is this GPU's.
-                let memory = unsafe { GpuMemory::from_raw(&context, address as u64, bytes, ()) };
+                let memory = unsafe { GpuMemory::from_raw(&context(ordinal)?, address as u64, bytes, ()) };
                 let memory = memory.map_err(|error| failed(error.into()))?;
                 Ok(Region::Gpu(GpuMemoryRegion::register(pd, memory, access).map_err(failed)?))
             }
@@ -91,9 +96,9 @@ impl Region {
     }
 }
 
-/// The buffer of a message, registered: as a work request takes it. The program may send the same memory again: of a GPU's,
-/// the driver says whether it is the same, and its registration is kept. Host memory is registered each time, as nothing
-/// says whether it is the same.
+/// The buffer of a message, registered: as a work request takes it. The program may send the same memory again: of memory
+/// that the CUDA driver knows, that says whether it is the same, and its registration is kept. Other memory is registered each time, as
+/// nothing says whether it is the same.
 ///
 /// # Safety
 /// As [`Region::register`]; the other side gets no key.
@@ -103,19 +108,38 @@ pub(crate) unsafe fn of_message(
     access: Access,
 ) -> Result<Vec<Slice>, Failure> {
     let Buffer { address, bytes } = buffer;
-    if bytes > 0
-        && let Owner::Gpu(ordinal) = owner(address)?
-    {
-        let failed = |error: gdsync::Error| {
-            Failure::from(error).about(format!("the buffer of {bytes} bytes at {address:#x}"))
-        };
-        let context = cuda::context(ordinal).map_err(|error| failed(error.into()))?;
+    let at = address as u64;
+    let failed = |error: gdsync::Error| {
+        Failure::from(error).about(format!("the buffer of {bytes} bytes at {address:#x}"))
+    };
+    let owner = if bytes == 0 { Owner::Host } else { owner(address)? };
+    let region = match owner {
         // SAFETY: the caller's; the driver says that it is this GPU's.
-        let region = unsafe { cache.gpu_raw(&context, address as u64, bytes, access) }.map_err(failed)?;
+        Owner::Gpu(gpu) => Some(unsafe { cache.gpu_raw(&context(gpu)?, at, bytes, access) }.map_err(failed)?),
+        Owner::CudaHost(gpu) => {
+            // SAFETY: the caller's.
+            unsafe { cache.cuda_host_raw(&context(gpu)?, at, bytes, access) }.map_err(failed)?
+        }
+        Owner::Host | Owner::Managed => None,
+    };
+    if let Some(region) = region {
         return Ok(vec![region.slice(..)?]);
     }
     // SAFETY: the caller's.
     unsafe { Region::register(cache.domain(), buffer, access) }?.slices(0..bytes)
+}
+
+/// The primary context of a GPU, which stays for the life of the process.
+pub(crate) fn context(gpu: u32) -> Result<Arc<CudaContext>, Failure> {
+    static KNOWN: Mutex<BTreeMap<u32, Arc<CudaContext>>> = Mutex::new(BTreeMap::new());
+
+    match KNOWN.lock().entry(gpu) {
+        Entry::Occupied(known) => Ok(known.get().clone()),
+        Entry::Vacant(place) => {
+            let made = cuda::context(gpu).map_err(|error| Failure::new(Class::Other, error))?;
+            Ok(place.insert(made).clone())
+        }
+    }
 }
 
 /// Host memory of the program; not for a buffer of no bytes.
@@ -136,7 +160,7 @@ pub(crate) unsafe fn host(Buffer { address, bytes }: Buffer) -> Result<PinnedMem
 /// The GPU whose memory is at an address; none for host memory. Managed memory is refused.
 pub(crate) fn gpu_of(address: usize) -> Result<Option<u32>, Failure> {
     match owner(address)? {
-        Owner::Host => Ok(None),
+        Owner::Host | Owner::CudaHost(_) => Ok(None),
         Owner::Gpu(ordinal) => Ok(Some(ordinal)),
         Owner::Managed => Err(Failure::new(Class::Buffer, format!("the buffer at {address:#x} {MANAGED}"))),
     }
@@ -147,9 +171,9 @@ pub(crate) fn check_order(address: usize) -> Result<(), Failure> {
     let Owner::Gpu(ordinal) = (if address == 0 { Owner::Host } else { owner(address)? }) else {
         return Ok(());
     };
-    let failed = |error: cuda::CudaError| Failure::new(Class::Other, error);
-    let context = cuda::context(ordinal).map_err(failed)?;
-    if cuda::capabilities(&context).map_err(failed)?.consistency() == Consistency::Ordered {
+    let abilities =
+        cuda::capabilities(&context(ordinal)?).map_err(|error| Failure::new(Class::Other, error))?;
+    if abilities.consistency() == Consistency::Ordered {
         return Ok(());
     }
     let why = "is memory of a GPU that does not keep the order of a card's writes: receive into host memory, or ask on \
@@ -172,9 +196,40 @@ const MANAGED: &str = "is managed memory, which moves: allocate it by cudaMalloc
 
 /// Whether the process has loaded the CUDA driver. If so, it is initialised, or can be.
 fn has_driver() -> bool {
+    /// What the driver has said when it was found.
+    static USABLE: OnceLock<bool> = OnceLock::new();
+    /// How many libraries had been loaded when it was not found: it is looked for again once there are more.
+    static SEARCHED: AtomicU64 = AtomicU64::new(0);
+
+    if let Some(usable) = USABLE.get() {
+        return *usable;
+    }
+    let loaded = libraries_ever_loaded();
+    if loaded != 0 && loaded == SEARCHED.load(Ordering::Relaxed) {
+        return false;
+    }
     // SAFETY: a zero-terminated name. Nothing is loaded; the handle of a library that is found stays open.
     let driver = unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD) };
-    !driver.is_null() && cuda::device_count().is_ok()
+    if driver.is_null() {
+        SEARCHED.store(loaded, Ordering::Relaxed);
+        return false;
+    }
+    *USABLE.get_or_init(|| cuda::device_count().is_ok())
+}
+
+/// The dynamic linker's count of the libraries that it has ever loaded. To ask for it takes no look at a file, which
+/// `dlopen` takes for a library that is not loaded.
+fn libraries_ever_loaded() -> u64 {
+    /// The count is the same in the information of every library: that of the first is enough.
+    unsafe extern "C" fn first(info: *mut libc::dl_phdr_info, _: usize, loaded: *mut c_void) -> c_int {
+        // SAFETY: the linker hands over valid information, and the place below.
+        unsafe { *loaded.cast::<u64>() = (*info).dlpi_adds };
+        1
+    }
+    let mut loaded = 0u64;
+    // SAFETY: the function fits the signature, and writes to `loaded` during the call only.
+    unsafe { libc::dl_iterate_phdr(Some(first), (&raw mut loaded).cast()) };
+    loaded
 }
 
 /// A process without the CUDA driver has no memory of a GPU.
@@ -193,13 +248,16 @@ fn owner(address: usize) -> Result<Owner, Failure> {
     if managed.is_some_and(|value| value & 0xff != 0) {
         return Ok(Owner::Managed);
     }
+    const HOST: u32 = sys::CUmemorytype::CU_MEMORYTYPE_HOST as u32;
+    const DEVICE: u32 = sys::CUmemorytype::CU_MEMORYTYPE_DEVICE as u32;
     let kind = ask(sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE);
-    if kind != Some(sys::CUmemorytype::CU_MEMORYTYPE_DEVICE as u32) {
-        return Ok(Owner::Host);
-    }
-    let ordinal = ask(sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL);
+    let gpu = || ask(sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL);
     let unknown = || format!("the CUDA driver does not say whose memory is at {address:#x}");
-    ordinal.map(Owner::Gpu).ok_or_else(|| Failure::new(Class::Buffer, unknown()))
+    match kind {
+        Some(HOST) => Ok(gpu().map_or(Owner::Host, Owner::CudaHost)),
+        Some(DEVICE) => gpu().map(Owner::Gpu).ok_or_else(|| Failure::new(Class::Buffer, unknown())),
+        _ => Ok(Owner::Host),
+    }
 }
 
 /// What the program has from [`allocate`], by address.
@@ -217,8 +275,7 @@ pub(crate) fn allocate(bytes: usize, on_gpu: bool) -> Result<usize, Failure> {
     let (address, allocation) = if on_gpu {
         let failed = |error: cuda::CudaError| Failure::new(Class::Memory, error);
         cuda::device_count().map_err(failed)?;
-        let context = cuda::context(current_gpu().unwrap_or(0)).map_err(failed)?;
-        let memory = GpuMemory::allocate(&context, bytes).map_err(failed)?;
+        let memory = GpuMemory::allocate(&context(current_gpu().unwrap_or(0))?, bytes).map_err(failed)?;
         (memory.address() as usize, Allocation::Gpu { _memory: memory })
     } else {
         let memory = PinnedMemory::allocate(bytes)
@@ -249,6 +306,17 @@ mod tests {
         let error = free(address).unwrap_err();
         assert_eq!(error.class, Class::Buffer);
         assert!(error.text.contains(&format!("{address:#x}")), "{error}");
+    }
+
+    #[test]
+    fn a_library_that_is_loaded_is_counted() {
+        let before = libraries_ever_loaded();
+        assert!(before > 0);
+        // SAFETY: zero-terminated names; libc's own libraries may be loaded at any time.
+        let loaded = [c"libanl.so.1", c"libutil.so.1", c"libBrokenLocale.so.1"]
+            .map(|name| unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_LAZY) });
+        assert!(loaded.iter().any(|handle| !handle.is_null()), "libc's small libraries are missing");
+        assert!(libraries_ever_loaded() > before);
     }
 
     #[test]

@@ -31,6 +31,11 @@ struct Pages {
 /// (`PORTABLE`), so the first registers them and the last unregisters them.
 static REGISTERED: Mutex<BTreeMap<u64, u32>> = Mutex::new(BTreeMap::new());
 
+/// Whether we have registered the pages that begin at an address.
+pub(super) fn is_registered_by_us(base: u64) -> bool {
+    lock(&REGISTERED).contains_key(&base)
+}
+
 impl Registrar for Pages {
     fn register(&self, base: u64, len: u64, kind: Kind) -> Result<Registered, String> {
         if let Kind::Gpu { ordinal, context, address } = kind {

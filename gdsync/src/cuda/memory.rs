@@ -1,6 +1,6 @@
 //! GPU memory as payload.
 
-use super::context::GpuContext;
+use super::context::{GpuContext, is_registered_by_us};
 use super::error::{CudaError, check};
 use super::exportable::Exportable;
 use crate::memory::use_count::UseCount;
@@ -334,6 +334,29 @@ pub(crate) fn buffer_id(context: &GpuContext, address: u64) -> Result<u64, CudaE
         sys::cuPointerGetAttribute((&raw mut id).cast(), attribute, address)
     })?;
     Ok(id)
+}
+
+/// The driver's number of the host memory that holds an address: another one for each allocation, and for each time that
+/// the program registers memory. `None` where the driver does not know it, or where this library has registered it: then
+/// the program may free it, and map other memory there, before the driver learns of it.
+pub(crate) fn host_buffer_id(context: &GpuContext, address: u64) -> Result<Option<u64>, CudaError> {
+    let _entered = context.enter()?;
+    let (mut kind, mut start) = (0u32, 0u64);
+    for (attribute, place) in [
+        (sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE, (&raw mut kind).cast()),
+        (sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, (&raw mut start).cast()),
+    ] {
+        // SAFETY: the places have the widths of the attributes; the driver checks the address.
+        match unsafe { sys::cuPointerGetAttribute(place, attribute, address) } {
+            sys::CUresult::CUDA_ERROR_INVALID_VALUE => return Ok(None),
+            result => check("cuPointerGetAttribute", result)?,
+        }
+    }
+    let is_host = kind == sys::CUmemorytype::CU_MEMORYTYPE_HOST as u32;
+    if !is_host || is_registered_by_us(start) {
+        return Ok(None);
+    }
+    buffer_id(context, address).map(Some)
 }
 
 /// The GPU whose memory is at an address (`CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL`).

@@ -106,7 +106,7 @@ pub(crate) use placement::{QueueArenas, arena_of, gpu};
 pub(crate) use context::{CaptureModeGuard, GpuContext, collect_all};
 pub(crate) use error::check;
 pub(crate) use handle::StreamHandle;
-pub(crate) use memory::buffer_id;
+pub(crate) use memory::{buffer_id, host_buffer_id};
 
 use crate::memory::{HostAddr, PinnedMemory};
 use cudarc::driver::CudaContext;

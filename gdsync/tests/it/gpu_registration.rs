@@ -4,7 +4,7 @@
 use gdsync::cuda::{self, GpuMemory};
 use gdsync::cudarc::driver::sys;
 use gdsync::verbs::{GpuMemoryRegion, Provider, RegistrationCache, RegistrationPath};
-use gdsync::{Access, WorkRequest};
+use gdsync::{Access, PinnedMemory, WorkRequest};
 use gdsync_test_support::gpu::Rig;
 use gdsync_test_support::pair::{poll, ring};
 use gdsync_test_support::skipped;
@@ -140,6 +140,105 @@ fn an_address_that_became_another_allocation_is_registered_anew() {
     assert_eq!(cache.statistics().invalidations, u64::from(reused));
     let address = last.unwrap();
     assert_eq!(cache.invalidate(address..address + 1), 1);
+}
+
+/// Host memory that the driver has allocated.
+struct Pinned {
+    base: *mut u8,
+}
+
+impl Pinned {
+    fn allocate(rig: &Rig, len: usize) -> Self {
+        rig.context.bind_to_thread().unwrap();
+        let mut base = std::ptr::null_mut();
+        // SAFETY: a valid place; the context is current.
+        let result = unsafe { sys::cuMemHostAlloc(&mut base, len, 0) };
+        assert_eq!(result, sys::CUresult::CUDA_SUCCESS);
+        Pinned { base: base.cast() }
+    }
+
+    fn address(&self) -> u64 {
+        self.base as u64
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        // SAFETY: allocated by the driver, freed once.
+        unsafe { sys::cuMemFreeHost(self.base.cast()) };
+    }
+}
+
+#[test]
+fn pinned_memory_of_the_program_is_registered_once_for_each_allocation() {
+    let Some(rig) = Rig::new("pinned_memory_of_the_program_is_registered_once_for_each_allocation") else {
+        return;
+    };
+    const LEN: usize = 1 << 20;
+    let cache = RegistrationCache::new(&rig.pair.pd);
+    let target = rig.memory(LEN);
+    let far = cache.gpu(&target, ALL).unwrap();
+    let (mut reused, mut last) = (0, None);
+    for value in 1..=8u8 {
+        let pinned = Pinned::allocate(&rig, LEN);
+        // SAFETY: so many bytes long; no work names them yet.
+        unsafe { pinned.base.write_bytes(value, LEN) };
+        reused += u32::from(last == Some(pinned.address()));
+        last = Some(pinned.address());
+        // SAFETY: the memory stays as long as what is made of it: what the cache keeps after that is never used again,
+        // which is under test.
+        let register = || unsafe { cache.cuda_host_raw(&rig.context, pinned.address(), LEN, ALL) }.unwrap();
+        let before = cache.statistics();
+        let near = register().unwrap();
+        assert_eq!(cache.statistics().misses, before.misses + 1, "never the registration of freed memory");
+        assert_eq!(register().unwrap().lkey(), near.lkey());
+        ring(rig.pair.left.prepare(WorkRequest::write(&[near.slice(..).unwrap()], far.remote())).unwrap());
+        poll(&rig.pair.left.send_cq()).status.unwrap();
+        let mut got = vec![0; LEN];
+        target.read(0, &mut got).unwrap();
+        assert!(got.iter().all(|byte| *byte == value), "{value}");
+    }
+    assert_eq!(cache.statistics().invalidations, u64::from(reused));
+}
+
+#[test]
+fn memory_that_the_program_registers_is_known_by_each_registration() {
+    let Some(rig) = Rig::new("memory_that_the_program_registers_is_known_by_each_registration") else {
+        return;
+    };
+    const LEN: usize = 1 << 16;
+    let cache = RegistrationCache::new(&rig.pair.pd);
+    let memory = PinnedMemory::allocate(LEN).unwrap();
+    let address = memory.addr().get();
+    rig.context.bind_to_thread().unwrap();
+    // SAFETY: the memory is there until the end.
+    let registered = |address| unsafe { cache.cuda_host_raw(&rig.context, address, LEN, ALL) }.unwrap();
+    assert!(registered(address).is_none(), "the driver does not know it");
+    assert!(registered(0).is_none(), "the null pointer");
+    for misses in 1..=3 {
+        // SAFETY: whole pages of ours.
+        let result = unsafe { sys::cuMemHostRegister_v2(address as *mut _, LEN, 0) };
+        assert_eq!(result, sys::CUresult::CUDA_SUCCESS);
+        let first = registered(address).unwrap();
+        assert_eq!(registered(address).unwrap().lkey(), first.lkey());
+        assert_eq!(cache.statistics().misses, misses, "once for each time");
+        // SAFETY: registered above.
+        assert_eq!(unsafe { sys::cuMemHostUnregister(address as *mut _) }, sys::CUresult::CUDA_SUCCESS);
+        assert!(registered(address).is_none(), "the driver does not know it any more");
+    }
+}
+
+#[test]
+fn memory_that_the_library_registers_is_not_kept() {
+    let Some(rig) = Rig::new("memory_that_the_library_registers_is_not_kept") else { return };
+    const LEN: usize = 1 << 16;
+    let cache = RegistrationCache::new(&rig.pair.pd);
+    let memory = PinnedMemory::allocate(LEN).unwrap();
+    cuda::pin(&rig.context, &memory).unwrap();
+    // SAFETY: the memory is there until the end.
+    let region = unsafe { cache.cuda_host_raw(&rig.context, memory.addr().get(), LEN, ALL) }.unwrap();
+    assert!(region.is_none(), "the library may unregister it later than the program frees it");
+    assert_eq!(cache.statistics().entries, 0);
 }
 
 #[test]

@@ -8,13 +8,14 @@ use crate::verbs::{
 };
 pub use table::{CacheLimits, CacheStatistics};
 
-use crate::cuda::{GpuContext, GpuMemory, buffer_id};
+use crate::cuda::{GpuContext, GpuMemory, buffer_id, host_buffer_id};
 use crate::memory::use_count::{UseCount, Watcher};
 use crate::memory::{OutOfBounds, PinnedMemory};
 use cudarc::driver::CudaContext;
 use parking_lot::Mutex;
 use std::fmt;
 use std::ops::{Range, RangeBounds};
+use std::ptr::NonNull;
 use std::sync::{Arc, Weak};
 use table::{Extent, Table};
 
@@ -188,6 +189,41 @@ impl RegistrationCache {
             let memory = unsafe { GpuMemory::of_program(&context, address, len) };
             GpuMemoryRegion::register_inner(&self.inner.pd, &memory, access)
         })
+    }
+
+    /// Host memory that the program names by its address, registered with at least that access, where the
+    /// program has it from the CUDA driver (`cudaMallocHost`), or has registered it there
+    /// (`cudaHostRegister`): as with [`RegistrationCache::gpu_raw`], the driver says with each request
+    /// which of them is at the address. `None` for other host memory, of which nothing says so: it has to
+    /// be a [`PinnedMemory`] ([`RegistrationCache::host`]).
+    ///
+    /// # Errors
+    /// As [`MemoryRegion::register`], and [`Error::Cuda`] where the driver fails.
+    ///
+    /// # Safety
+    /// As [`RegistrationCache::gpu_raw`], and as [`PinnedMemory::from_raw`], but for the end of the
+    /// memory. The program unregisters memory before it frees it, as CUDA asks for.
+    pub unsafe fn cuda_host_raw(
+        &self,
+        context: &Arc<CudaContext>,
+        address: u64,
+        len: usize,
+        access: Access,
+    ) -> Result<Option<CachedRegion>, Error> {
+        let Some(base) = NonNull::new(address as *mut u8) else { return Ok(None) };
+        let context = GpuContext::of(context)?;
+        let identity = host_buffer_id(&context, address)?;
+        if identity.is_none() {
+            return Ok(None);
+        }
+        let extent = Extent { addresses: addresses(address, len)?, access, identity };
+        let region = self.get(extent, None, Handle::Raw, len, || {
+            // SAFETY: the caller's. Only the card names the memory by this registration, for work requests of
+            // the caller.
+            let memory = unsafe { PinnedMemory::from_raw(base, len, ()) };
+            MemoryRegion::register_inner(&self.inner.pd, &memory, access)
+        })?;
+        Ok(Some(region))
     }
 
     fn get(
