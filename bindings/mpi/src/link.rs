@@ -21,7 +21,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// A message between its making and its end.
+/// A message between its making and its end. It is enqueued once.
 #[derive(Debug)]
 pub(crate) struct Message {
     /// The C part's name of it.

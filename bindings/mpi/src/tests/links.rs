@@ -91,12 +91,14 @@ fn messages_that_the_thread_posts_keep_the_order_of_their_calls() {
     assert_eq!((content(&target[0]), content(&target[1])), (vec![1; 8], [vec![2; 8], vec![0]].concat()));
     assert_eq!(complete(&receiving.link, &receives[1]).unwrap(), 8);
     // From now on, the stream has them.
-    assert!(sending.enqueue(&sends[0]).unwrap());
+    let (send, receive) = (sending.message(2, &out[0]), receiving.message(2, &target[1]));
+    assert!(sending.enqueue(&send).unwrap());
     let failure = started(&sending.queue, &[&sending.link]).unwrap_err();
     assert!(failure.text.contains("is a link"), "{failure}");
-    receiving.enqueue(&receives[0]).unwrap();
-    assert_eq!(complete(&sending.link, &sends[0]).unwrap(), 0);
-    assert_eq!(complete(&receiving.link, &receives[0]).unwrap(), 8);
+    assert!(receiving.enqueue(&receive).unwrap());
+    assert_eq!(complete(&sending.link, &send).unwrap(), 0);
+    assert_eq!(complete(&receiving.link, &receive).unwrap(), 8);
+    assert_eq!(content(&target[1]), [vec![1; 8], vec![0]].concat());
     [sending, receiving].into_iter().for_each(|side| retire(side.link));
 }
 
@@ -124,7 +126,11 @@ fn a_link_without_room_leaves_messages_to_the_thread_and_gets_over_it() {
     assert_eq!(complete(&receiving.link, &receives[MANY - 1]).unwrap(), 4);
     assert!(target.iter().enumerate().all(|(at, memory)| content(memory) == (at as u32).to_le_bytes()));
     assert!(sending.is_idle() && receiving.is_idle());
-    assert!(sending.enqueue(&sending.message(MANY, &source[0])).unwrap());
+    // The streams have what comes now.
+    let (send, receive) = (sending.message(MANY, &source[0]), receiving.message(MANY, &target[1]));
+    assert!(sending.enqueue(&send).unwrap() && receiving.enqueue(&receive).unwrap());
+    assert_eq!(complete(&receiving.link, &receive).unwrap(), 4);
+    assert_eq!(content(&target[1]), [0; 4]);
 }
 
 #[test]
