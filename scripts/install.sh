@@ -3,6 +3,7 @@
 # completions: scripts/install.sh PREFIX. Needs Rust and a C linker.
 # scripts/install.sh --mpi PREFIX: libgdsync-mpis and libgdsync-mpix in its place (scripts/install-mpi).
 # DESTDIR, if set, goes before PREFIX. What is built is target/release, unless GDSYNC_BUILD_PROFILE names another cargo profile.
+# GDSYNC_BUILD_FEATURES names features of the crates: `nvtx` for ranges that profilers show.
 set -euo pipefail
 if [ "${1:-}" = --mpi ]; then
     shift

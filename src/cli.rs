@@ -193,6 +193,10 @@ pub(crate) struct TraceOptions {
     /// The trace: a file for https://ui.perfetto.dev or chrome://tracing
     #[arg(short, long, value_name = "FILE", default_value = "gdsync-trace.json")]
     pub(crate) output: PathBuf,
+    /// Record when GPUs perform what their streams are given, too, by events of CUDA, which take time on the GPU;
+    /// GDSYNC_TRACE_GPU=1 does the same
+    #[arg(long, conflicts_with = "merge")]
+    pub(crate) gpu: bool,
     /// Run nothing: merge parts that processes with GDSYNC_TRACE=FOLDER/ have written; files, or such folders
     #[arg(long, value_name = "PATH", num_args = 1.., conflicts_with = "command")]
     pub(crate) merge: Vec<PathBuf>,

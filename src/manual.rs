@@ -56,7 +56,7 @@ const EXIT_STATUS: [Entry; 7] = [
     ),
 ];
 
-const ENVIRONMENT: [Entry; 16] = [
+const ENVIRONMENT: [Entry; 17] = [
     entry(
         &[],
         "GDSYNC_LOG",
@@ -66,6 +66,11 @@ const ENVIRONMENT: [Entry; 16] = [
         &[],
         "GDSYNC_TRACE",
         "A file for the timeline of the process, `%p` in its name being the number of the process; or a folder with `/` behind it, for parts that `gdsync trace --merge` makes one trace of (docs/trace.md).",
+    ),
+    entry(
+        &[],
+        "GDSYNC_TRACE_GPU",
+        "`1` has the timeline say when GPUs perform what their streams are given, by events of CUDA, which take time on the GPU.",
     ),
     entry(&[], "NO_COLOR", "Nothing is colored. Without it, terminals are."),
     entry(&[], "CLICOLOR_FORCE", "Everything is colored, also in a pipe."),
@@ -119,7 +124,7 @@ const ENVIRONMENT: [Entry; 16] = [
     ),
 ];
 
-const EXAMPLES: [Entry; 31] = [
+const EXAMPLES: [Entry; 32] = [
     entry(&["doctor"], "gdsync doctor", "What of this machine works, and what to do about the rest."),
     entry(&["doctor"], "gdsync doctor --fix", "The commands that would mend what is found; nothing is run."),
     entry(&["devices"], "gdsync devices", "The cards, and the GID that connections use."),
@@ -217,6 +222,11 @@ const EXAMPLES: [Entry; 31] = [
         &["trace"],
         "gdsync trace -- gdsync pingpong --iters 100",
         "The timeline of both processes, in gdsync-trace.json.",
+    ),
+    entry(
+        &["trace"],
+        "gdsync trace --gpu -- gdsync pingpong --gpu 0",
+        "With the times at which the GPU has performed what its streams were given.",
     ),
     entry(
         &["trace"],

@@ -6,7 +6,7 @@ use crate::failure::Failure;
 use crate::folder::Folder;
 use crate::signals::Held;
 use crate::{text, wrapped};
-use gdsync_trace::{Summary, TRACE_VARIABLE};
+use gdsync_trace::{GPU_VARIABLE, Summary, TRACE_VARIABLE};
 use std::ffi::OsString;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -25,6 +25,9 @@ pub(crate) fn run(options: &TraceOptions) -> Result<ExitCode, Failure> {
     let folder = Folder::new()?;
     let mut command = Command::new(name);
     command.args(arguments).env(TRACE_VARIABLE, with_slash(folder.path()));
+    if options.gpu {
+        command.env(GPU_VARIABLE, "1");
+    }
     let code = wrapped::run(&mut command, &signals)?;
     let parts = gdsync_trace::parts_in(folder.path())?;
     if parts.is_empty() {

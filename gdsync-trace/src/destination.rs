@@ -18,6 +18,10 @@ use std::path::{Path, PathBuf};
 /// An empty value asks for nothing.
 pub const TRACE_VARIABLE: &str = "GDSYNC_TRACE";
 
+/// Environment variable that has a trace say when a GPU performed what its streams were given: `1`. The events of CUDA that
+/// tell so take the GPU time, and the CPU (docs/trace.md has figures).
+pub const GPU_VARIABLE: &str = "GDSYNC_TRACE_GPU";
+
 /// The end of the names of parts.
 pub(crate) const PART: &str = "part";
 /// Names that are tried for a part.

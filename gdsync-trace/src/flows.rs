@@ -21,7 +21,7 @@ pub(crate) type Point = (Track, u64);
 struct Posting {
     until: u16,
     posted: Point,
-    /// Where a stream has stored the doorbell.
+    /// Where a stream has stored the doorbell; of a GPU's stream, the end of its submission.
     rung: Option<Point>,
 }
 
@@ -103,7 +103,8 @@ impl Flows {
             }
             if let Some(posting) = postings.front() {
                 points.push(posting.posted);
-                points.extend(posting.rung);
+                // The rest of a GPU's submission may last longer than the card needs.
+                points.extend(posting.rung.map(|(row, at)| (row, at.min(sent.1).max(posting.posted.1))));
             }
         }
         points.push(sent);

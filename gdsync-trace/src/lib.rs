@@ -6,6 +6,9 @@
 //! - [`TRACE_VARIABLE`] asks for a trace: see there what it may name.
 //! - [`merge`] makes one trace of the parts of several processes.
 //!
+//! With the feature `nvtx`, each [`span`] is also a range of NVTX in the domain `gdsync`, which profilers such as Nsight Systems
+//! show. Its build needs libclang. A range costs a look at a pointer where no profiler is attached.
+//!
 //! # How events get to the file
 //! Each thread has a buffer of 4096 [records](Kind) of 48 bytes. The thread appends a full buffer to the
 //! part of its process, a file. The end of a thread, and that of the process, append the rest. A
@@ -25,6 +28,7 @@ mod flows;
 mod merge;
 mod part;
 mod process;
+mod ranges;
 mod read;
 mod record;
 mod recorder;
@@ -33,11 +37,13 @@ mod summary;
 mod testing;
 mod timeline;
 
-pub use destination::TRACE_VARIABLE;
+pub use destination::{GPU_VARIABLE, TRACE_VARIABLE};
 pub use merge::{MergeError, merge, parts_in};
 pub use part::LIMIT;
 pub use record::Kind;
-pub use recorder::{Span, enabled, event, name_card, name_thread, now, span, span_since};
+pub use recorder::{
+    Span, enabled, event, name_card, name_thread, now, span, span_of, span_since, spans_count,
+};
 pub use summary::Summary;
 
 /// The example of the crate's page, compiled and run.

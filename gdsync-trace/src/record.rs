@@ -21,9 +21,10 @@ pub enum Kind {
     PreparedWait = 5,
     /// The CPU posted a receive: the queue, and its `wr_id`.
     PostedReceive = 6,
-    /// The CPU submitted memory operations to a stream: the stream, and how many.
+    /// The CPU submitted memory operations to a stream: the stream, how many, and the submission's number in the process.
     Posted = 7,
-    /// One of the operations of the [`Kind::Posted`] that ends after it rings: register and doorbell.
+    /// One of the operations of the [`Kind::Posted`] that ends after it rings: register, doorbell, and the submission's
+    /// number.
     PostedDoorbell = 8,
     /// The CPU rang: register and doorbell.
     Rung = 9,
@@ -52,10 +53,12 @@ pub enum Kind {
     Completed = 19,
     /// The last record of a part: records before it, and records dropped.
     End = 20,
+    /// A GPU performed a submission, by events of CUDA: the stream, how many operations, and the submission's number.
+    Performed = 21,
 }
 
 impl Kind {
-    const ALL: [Kind; 20] = [
+    pub(crate) const ALL: [Kind; 21] = [
         Kind::ThreadName,
         Kind::CardName,
         Kind::QueuePair,
@@ -76,7 +79,34 @@ impl Kind {
         Kind::Arrived,
         Kind::Completed,
         Kind::End,
+        Kind::Performed,
     ];
+
+    /// What traces and profilers call it.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Kind::ThreadName => "name thread",
+            Kind::CardName => "name card",
+            Kind::QueuePair => "make queue pair",
+            Kind::PreparedSend => "prepare send",
+            Kind::PreparedWait => "prepare wait",
+            Kind::PostedReceive => "post receive",
+            Kind::Posted => "post",
+            Kind::PostedDoorbell => "post doorbell",
+            Kind::Rung => "ring by the CPU",
+            Kind::WaitBegin | Kind::WaitEnd => "wait",
+            Kind::Stored => "store",
+            Kind::Kernel => "kernel",
+            Kind::Synchronize => "synchronize",
+            Kind::Polled => "poll",
+            Kind::DoorbellSeen => "doorbell",
+            Kind::Sent => "send",
+            Kind::Arrived => "arrive",
+            Kind::Completed => "complete",
+            Kind::End => "end",
+            Kind::Performed => "memory operations",
+        }
+    }
 
     /// The kind of a record's number.
     pub(crate) fn of(number: u32) -> Option<Kind> {
@@ -167,7 +197,7 @@ mod tests {
         for (position, kind) in Kind::ALL.into_iter().enumerate() {
             assert_eq!((kind as usize, Kind::of(kind as u32)), (position + 1, Some(kind)));
         }
-        assert_eq!([0, 21, u32::MAX].map(Kind::of), [None; 3]);
+        assert_eq!([0, 22, u32::MAX].map(Kind::of), [None; 3]);
     }
 
     #[test]

@@ -9,6 +9,7 @@
 
 use crate::destination::Destination;
 use crate::part::Part;
+use crate::ranges::{ARE_BUILT, Range};
 use crate::record::{Kind, Record, text_words};
 use gdsync_sys::contain::contain;
 use parking_lot::Mutex;
@@ -96,6 +97,21 @@ pub fn span_since(since: u64, kind: Kind, words: impl FnOnce() -> [u64; 3]) {
     }
 }
 
+/// Records what lasted from one moment to another, both in nanoseconds of `CLOCK_MONOTONIC`: what another clock has
+/// measured.
+///
+/// ```
+/// use gdsync_trace::{Kind, now, span_of};
+///
+/// let at = now();
+/// span_of(at, at + 1000, Kind::Performed, || [1, 2, 3]);
+/// ```
+pub fn span_of(at: u64, until: u64, kind: Kind, words: impl FnOnce() -> [u64; 3]) {
+    if enabled() {
+        record(kind, at, until, words());
+    }
+}
+
 /// Records what lasts until the answer is dropped.
 ///
 /// ```
@@ -106,26 +122,34 @@ pub fn span_since(since: u64, kind: Kind, words: impl FnOnce() -> [u64; 3]) {
 #[inline(always)]
 #[must_use = "the span ends where this is dropped"]
 pub fn span(kind: Kind, words: impl FnOnce() -> [u64; 3]) -> Span {
+    let range = Range::begin(kind);
     match now() {
-        0 => Span::none(),
-        since => Span { since, kind, words: words() },
+        0 => Span { since: 0, kind, words: [0; 3], _range: range },
+        since => Span { since, kind, words: words(), _range: range },
     }
 }
 
-/// What is recorded when it is dropped: [`span`].
+/// Whether spans have an effect: events are recorded, or a profiler may show them as ranges.
+#[inline(always)]
+pub fn spans_count() -> bool {
+    ARE_BUILT || enabled()
+}
+
+/// What is recorded when it is dropped, by the thread that has made it: [`span`].
 #[derive(Debug)]
 pub struct Span {
     /// 0: nothing is.
     since: u64,
     kind: Kind,
     words: [u64; 3],
+    _range: Range,
 }
 
 impl Span {
     /// Nothing is recorded.
     #[inline(always)]
     pub fn none() -> Span {
-        Span { since: 0, kind: Kind::End, words: [0; 3] }
+        Span { since: 0, kind: Kind::End, words: [0; 3], _range: Range::none() }
     }
 }
 

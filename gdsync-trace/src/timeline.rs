@@ -1,7 +1,7 @@
 //! The events of some parts in the order of time, as rows and arrows.
 
 use crate::chrome::{Chrome, Track, Value};
-use crate::flows::Flows;
+use crate::flows::{Flows, Known};
 use crate::read::ReadPart;
 use crate::record::{Kind, Record, unpadded};
 use crate::summary::Summary;
@@ -40,8 +40,16 @@ struct Timeline {
     summary: Summary,
 }
 
-/// A row that is no thread's: of a card, and of a queue pair if it names one.
-type Row = (usize, u32, Option<u32>);
+/// A row that is no thread's, of the process at that place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Row {
+    /// By its node.
+    Card(usize, u32),
+    /// By its card's node, and its number.
+    QueuePair(usize, u32, u32),
+    /// A stream that a GPU performs.
+    Stream(usize, u64),
+}
 
 /// What is known while the events are written.
 #[derive(Default)]
@@ -51,6 +59,10 @@ struct State {
     arrows: u64,
     /// Waits that have begun.
     open: HashMap<Track, u64>,
+    /// Doorbells of submissions, by the place of the process and the submission's number.
+    submitted: HashMap<(usize, u64), Vec<Known>>,
+    /// When a GPU had performed the last submission of a stream.
+    performed: HashMap<Track, u64>,
     ends_at: u64,
 }
 
@@ -95,7 +107,7 @@ impl Timeline {
         for (track, count) in &state.open {
             for _ in 0..*count {
                 let arguments = [("unfinished", Value::Flag(true))];
-                chrome.end_of(*track, state.ends_at, ("waited", "wait"), &arguments)?;
+                chrome.end_of(*track, state.ends_at, ("waited", Kind::WaitEnd.name()), &arguments)?;
             }
         }
         self.summary.messages = state.arrows;
@@ -155,48 +167,67 @@ impl State {
             Kind::QueuePair => {
                 self.flows.made(place, first, second);
                 let number = ("queue_pair", Hex(second & 0xffff_ffff));
-                chrome.moment(thread, at, ("prepared", "make queue pair"), &[number])
+                chrome.moment(thread, at, ("prepared", kind.name()), &[number])
             }
             Kind::PreparedSend => {
                 let Some(known) = self.flows.known(place, first, second) else { return Ok(()) };
                 let arguments =
                     [("queue_pair", Hex(known.queue.2.into())), ("wqe", Number(known.index.into()))];
-                chrome.moment(thread, at, ("prepared", "prepare send"), &arguments)
+                chrome.moment(thread, at, ("prepared", kind.name()), &arguments)
             }
             Kind::PreparedWait => {
                 let arguments = [("completion_queue", Hex(first)), ("entry", Number(second))];
-                chrome.moment(thread, at, ("prepared", "prepare wait"), &arguments)
+                chrome.moment(thread, at, ("prepared", kind.name()), &arguments)
             }
             Kind::PostedReceive => {
                 let arguments = [("queue_pair", Hex(number)), ("wr_id", Number(second))];
-                chrome.moment(thread, at, ("prepared", "post receive"), &arguments)
+                chrome.moment(thread, at, ("prepared", kind.name()), &arguments)
             }
             Kind::Posted => {
-                let arguments = [("stream", Number(first)), ("operations", Number(second))];
-                chrome.slice(thread, lasts, ("posted", "post"), &arguments)
+                let arguments = [
+                    ("stream", Number(first)),
+                    ("operations", Number(second)),
+                    ("submission", Number(third)),
+                ];
+                chrome.slice(thread, lasts, ("posted", kind.name()), &arguments)
             }
             Kind::PostedDoorbell => {
                 if let Some(known) = self.flows.known_of_batch(place, first, second) {
                     self.flows.posted(known, (thread, at));
+                    self.submitted.entry((place, third)).or_default().push(known);
                 }
                 Ok(())
+            }
+            Kind::Performed => {
+                let row = self.row(Row::Stream(place, first), process, chrome)?;
+                // What relates the clocks may change between two submissions, which follow each other.
+                let last = self.performed.entry(row).or_default();
+                let at = at.max(*last);
+                *last = until.max(at);
+                let until = *last;
+                // Which of the operations ring is known, and not when each did.
+                for known in self.submitted.remove(&(place, third)).unwrap_or_default() {
+                    self.flows.rung(known, (row, until));
+                }
+                let arguments = [("operations", Number(second)), ("submission", Number(third))];
+                chrome.slice(row, (at, until), ("performed", kind.name()), &arguments)
             }
             Kind::Rung => {
                 let Some(known) = self.flows.known(place, first, second) else { return Ok(()) };
                 self.flows.posted(known, (thread, at));
                 let arguments =
                     [("queue_pair", Hex(known.queue.2.into())), ("wqe", Number(known.index.into()))];
-                chrome.slice(thread, lasts, ("rung", "ring by the CPU"), &arguments)
+                chrome.slice(thread, lasts, ("rung", kind.name()), &arguments)
             }
             Kind::WaitBegin => {
                 *self.open.entry(thread).or_default() += 1;
                 let arguments = [("address", Hex(first)), ("value", Hex(second)), ("bits", Number(third))];
-                chrome.begin_of(thread, at, ("waited", "wait"), &arguments)
+                chrome.begin_of(thread, at, ("waited", kind.name()), &arguments)
             }
             Kind::WaitEnd => {
                 let Some(open) = self.open.get_mut(&thread).filter(|open| **open > 0) else { return Ok(()) };
                 *open -= 1;
-                chrome.end_of(thread, at, ("waited", "wait"), &[])
+                chrome.end_of(thread, at, ("waited", kind.name()), &[])
             }
             Kind::Stored => match self.flows.known(place, first, second).filter(|_| third == 64) {
                 Some(known) => {
@@ -208,22 +239,22 @@ impl State {
                 None => {
                     let arguments =
                         [("address", Hex(first)), ("value", Hex(second)), ("bits", Number(third))];
-                    chrome.slice(thread, lasts, ("stored", "store"), &arguments)
+                    chrome.slice(thread, lasts, ("stored", kind.name()), &arguments)
                 }
             },
-            Kind::Kernel => chrome.slice(thread, lasts, ("kernel", "kernel"), &[]),
-            Kind::Synchronize => chrome.slice(thread, lasts, ("waited", "synchronize"), &[]),
+            Kind::Kernel => chrome.slice(thread, lasts, ("kernel", kind.name()), &[]),
+            Kind::Synchronize => chrome.slice(thread, lasts, ("waited", kind.name()), &[]),
             Kind::Polled => {
                 let arguments = [("queue_pair", Hex(first)), ("wr_id", Number(second))];
-                chrome.slice(thread, lasts, ("polled", "poll"), &arguments)
+                chrome.slice(thread, lasts, ("polled", kind.name()), &arguments)
             }
             Kind::DoorbellSeen => {
-                let card = self.row((place, node, None), process, chrome)?;
+                let card = self.row(Row::Card(place, node), process, chrome)?;
                 let arguments = [("queue_pair", Hex(number)), ("wqe", Number(second))];
-                chrome.moment(card, at, ("rung", "doorbell"), &arguments)
+                chrome.moment(card, at, ("rung", kind.name()), &arguments)
             }
             Kind::Sent => {
-                let row = self.row((place, node, Some(number as u32)), process, chrome)?;
+                let row = self.row(Row::QueuePair(place, node, number as u32), process, chrome)?;
                 let (psn, bytes) = (second >> 32, second & 0xffff_ffff);
                 let (to, index) = (third >> 32, third as u16);
                 let opcode = Opcode::try_from((third >> 16) as u8).map(|opcode| format!("{opcode:?}"));
@@ -236,10 +267,10 @@ impl State {
                     ("bytes", Number(bytes)),
                     ("to_node", Number(to)),
                 ];
-                chrome.slice(row, lasts, ("sent", "send"), &arguments)
+                chrome.slice(row, lasts, ("sent", kind.name()), &arguments)
             }
             Kind::Arrived => {
-                let row = self.row((place, node, Some(number as u32)), process, chrome)?;
+                let row = self.row(Row::QueuePair(place, node, number as u32), process, chrome)?;
                 let (psn, bytes) = (second >> 32, second & 0xffff_ffff);
                 let points = self.flows.arrived(third, psn as u32, (row, at));
                 let arguments = [
@@ -249,13 +280,13 @@ impl State {
                     ("from_queue_pair", Hex(third & 0xffff_ffff)),
                     ("post_is_known", Flag(points.is_some())),
                 ];
-                chrome.slice(row, lasts, ("arrived", "arrive"), &arguments)?;
+                chrome.slice(row, lasts, ("arrived", kind.name()), &arguments)?;
                 let Some(points) = points else { return Ok(()) };
                 self.arrows += 1;
                 chrome.arrow(self.arrows, &points)
             }
             Kind::Completed => {
-                let row = self.row((place, node, Some(number as u32)), process, chrome)?;
+                let row = self.row(Row::QueuePair(place, node, number as u32), process, chrome)?;
                 let opcode = CqeOpcode::try_from((third >> 16) as u8).map(|opcode| format!("{opcode:?}"));
                 let opcode = opcode.unwrap_or_default();
                 let arguments = [
@@ -263,26 +294,26 @@ impl State {
                     ("opcode", Text(&opcode)),
                     ("wqe", Number(third & 0xffff)),
                 ];
-                chrome.moment(row, at, ("completed", "complete"), &arguments)
+                chrome.moment(row, at, ("completed", kind.name()), &arguments)
             }
         }
     }
 
-    /// The row of a card or of a queue pair, which is named when it is first used.
+    /// A row that is no thread's, which is named when it is first used.
     fn row<W: Write>(&mut self, row: Row, process: &Process, chrome: &mut Chrome<W>) -> io::Result<Track> {
         if let Some(track) = self.rows.get(&row) {
             return Ok(*track);
         }
         let track = Track { pid: process.pid, tid: FIRST_ROW + self.rows.len() as u32 };
         self.rows.insert(row, track);
-        let (_, node, number) = row;
-        let card = match process.cards.get(&(node as u16)) {
+        let card = |node: u32| match process.cards.get(&(node as u16)) {
             Some(name) => format!("{name} (node {node})"),
             None => format!("node {node}"),
         };
-        let name = match number {
-            Some(number) => format!("queue pair {number:#x} of {card}"),
-            None => format!("card {card}"),
+        let name = match row {
+            Row::Card(_, node) => format!("card {}", card(node)),
+            Row::QueuePair(_, node, number) => format!("queue pair {number:#x} of {}", card(node)),
+            Row::Stream(_, stream) => format!("CUDA stream {stream}"),
         };
         chrome.name_track(track, &name)?;
         Ok(track)

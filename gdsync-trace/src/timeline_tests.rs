@@ -72,6 +72,40 @@ fn a_message_is_followed_from_its_post_to_another_process() {
 }
 
 #[test]
+fn what_a_gpu_performs_is_a_row_of_its_stream_that_arrows_pass() {
+    let (left, right) = (3 << 32 | 0x41, 4 << 32 | 0x41);
+    let doorbell = |index| Doorbell::without_record(index, 0x41).raw();
+    let performed = |at, until, number| Record { until, ..record(Kind::Performed, at, [0x5000, 2, number]) };
+    let records = vec![
+        record(Kind::QueuePair, 1, [REGISTER & !0xfff, left, 0]),
+        record(Kind::Posted, 10, [0x5000, 2, 1]),
+        record(Kind::PostedDoorbell, 12, [REGISTER, doorbell(7), 1]),
+        record(Kind::Posted, 14, [0x5000, 2, 2]),
+        record(Kind::PostedDoorbell, 15, [REGISTER, doorbell(8), 2]),
+        performed(20, 30, 1),
+        // A new relation of the clocks has it begin before the end of the one before.
+        performed(28, 50, 2),
+        record(Kind::Sent, 40, [left, 9 << 32 | 64, 4 << 32 | 0x0a << 16 | 7]),
+        // The card is faster than the rest of the submission.
+        record(Kind::Sent, 45, [left, 10 << 32 | 64, 4 << 32 | 0x0a << 16 | 8]),
+        record(Kind::Arrived, 60, [right, 9 << 32 | 64, left]),
+        record(Kind::Arrived, 61, [right, 10 << 32 | 64, left]),
+    ];
+    let (trace, _) = written(vec![part(1, None, records)]);
+    let slices: Vec<_> =
+        of_phase(&trace, "X").into_iter().filter(|each| each["cat"] == "performed").collect();
+    let lasts = |each: &Value| (each["ts"].as_f64().unwrap(), each["dur"].as_f64().unwrap());
+    assert_eq!(slices.iter().map(|each| lasts(each)).collect::<Vec<_>>(), [(0.019, 0.010), (0.029, 0.020)]);
+    assert_eq!(slices[1]["args"], serde_json::json!({"operations": 2, "submission": 2}));
+    let row = &slices[0]["tid"];
+    let points: Vec<_> = of_phase(&trace, "t").into_iter().filter(|point| &point["tid"] == row).collect();
+    assert_eq!(points.iter().map(|point| point["ts"].as_f64().unwrap()).collect::<Vec<_>>(), [0.029, 0.044]);
+    let is_named = |event: &&Value| event["name"] == "thread_name" && &event["tid"] == row;
+    let name = of_phase(&trace, "M").into_iter().find(is_named).unwrap();
+    assert_eq!(name["args"]["name"], "CUDA stream 20480");
+}
+
+#[test]
 fn waits_are_balanced_also_where_a_part_begins_or_ends_within_one() {
     let wait = |kind, at| record(kind, at, [0x1000, 1, 32]);
     let records = vec![
@@ -105,7 +139,7 @@ fn a_name_that_was_given_to_a_thread_counts() {
 
 #[test]
 fn numbers_that_make_no_sense_do_no_harm() {
-    let strange = (1..=21).map(|kind| Record {
+    let strange = (1..=22).map(|kind| Record {
         at: u64::MAX - u64::from(kind),
         until: 5,
         kind,

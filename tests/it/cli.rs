@@ -161,7 +161,7 @@ fn the_table_names_its_columns() {
 }
 
 /// Says why where a GPU cannot be used: a driver without GPUs, or none.
-fn no_gpu() -> Option<String> {
+pub(crate) fn no_gpu() -> Option<String> {
     gdsync::cuda::context(0).err().map(|error| error.to_string())
 }
 

@@ -17,6 +17,7 @@ pub(crate) fn gdsync(arguments: &[&str]) -> Command {
     for name in [
         "GDSYNC_LOG",
         "GDSYNC_TRACE",
+        "GDSYNC_TRACE_GPU",
         "SOFTHCA_DEVICES",
         "SOFTHCA_FAULTS",
         "SOFTHCA_LISTEN",

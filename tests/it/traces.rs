@@ -1,8 +1,10 @@
 //! `gdsync trace` and GDSYNC_TRACE: what is recorded of runs of several processes.
 
+use crate::cli::no_gpu;
 use crate::command::{self, gdsync, run, text};
 use crate::processes::{children_of, signal};
 use gdsync_test_support::folder::Folder;
+use gdsync_test_support::skipped;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -94,10 +96,15 @@ fn assert_well_formed(trace: &Value) {
 
 /// Runs `gdsync trace` of a pingpong, and reads the trace.
 fn traced(folder: &Folder, pingpong: &[&str]) -> (Value, Output) {
+    traced_with(folder, &[], pingpong)
+}
+
+/// As [`traced`], with options of `gdsync trace`.
+fn traced_with(folder: &Folder, options: &[&str], pingpong: &[&str]) -> (Value, Output) {
     let path = folder.path().join("t.json");
     let own = gdsync(&[]).get_program().to_owned();
     let mut command = gdsync(&["trace", "-o"]);
-    command.arg(&path).arg("--").arg(own).args(gdsync(pingpong).get_args());
+    command.arg(&path).args(options).arg("--").arg(own).args(gdsync(pingpong).get_args());
     let output = command.output().unwrap();
     assert!(output.status.success(), "{}", text(&output.stderr));
     (parse(&path), output)
@@ -168,6 +175,57 @@ fn a_pingpong_that_the_cpu_drives_shows_the_cpu() {
     assert_eq!((rings, of(&trace, "X", "sent").count()), (40, 40));
     assert!(of(&trace, "X", "polled").count() >= 40);
     assert_eq!(of(&trace, "s", "message").count(), 40);
+}
+
+/// How far the times of a GPU may be from the host's, in nanoseconds.
+const CLOCKS: u64 = 20_000;
+
+#[test]
+fn gpu_times_stand_between_the_post_and_the_message() {
+    if let Some(reason) = no_gpu() {
+        return skipped("gpu_times_stand_between_the_post_and_the_message", &reason);
+    }
+    let folder = Folder::new("trace-gpu");
+    let (trace, _) =
+        traced_with(&folder, &["--gpu"], &["pingpong", "--gpu", "0", "--iters", "400", "--warmup", "100"]);
+    let key = |event: &Value| (number(event, "pid"), number(&event["args"], "submission"));
+    let posts: BTreeMap<_, _> =
+        of(&trace, "X", "posted").map(|post| (key(post), nanoseconds(post, "ts"))).collect();
+    let performed: Vec<_> = of(&trace, "X", "performed").collect();
+    assert!(performed.len() * 10 >= posts.len() * 9, "{} of {}", performed.len(), posts.len());
+    for slice in &performed {
+        let (at, posted) = (nanoseconds(slice, "ts"), posts[&key(slice)]);
+        assert!(at + CLOCKS >= posted, "performed before its post of {posted}: {slice}");
+    }
+    // An arrow goes from the post by the GPU's stream and the card to the other side.
+    let rows: BTreeSet<Row> = performed.iter().map(|slice| row(slice)).collect();
+    let passes: BTreeMap<u64, u64> = of(&trace, "t", "message")
+        .filter(|point| rows.contains(&row(point)))
+        .map(|point| (number(point, "id"), nanoseconds(point, "ts")))
+        .collect();
+    let messages = of(&trace, "f", "message").count();
+    assert!(messages == 1000 && passes.len() >= 900, "{} of {messages}", passes.len());
+}
+
+#[test]
+fn gpu_times_are_recorded_where_they_are_asked_for() {
+    if let Some(reason) = no_gpu() {
+        return skipped("gpu_times_are_recorded_where_they_are_asked_for", &reason);
+    }
+    for (asked, is_there) in [(None, false), (Some("yes"), false), (Some("1"), true)] {
+        let folder = Folder::new("trace-gpu-asked");
+        let path = folder.path().join("t.json");
+        let mut command =
+            gdsync(&["pingpong", "--gpu", "0", "--iters", "10", "--warmup", "0", "--procs", "1"]);
+        command.env("GDSYNC_TRACE", &path).envs(asked.map(|value| ("GDSYNC_TRACE_GPU", value)));
+        let output = command.output().unwrap();
+        let said = text(&output.stderr);
+        assert!(output.status.success(), "{said}");
+        assert_eq!(said.contains("neither 0 nor 1"), asked == Some("yes"), "{said}");
+        let trace = parse(&path);
+        assert_eq!(of(&trace, "X", "performed").count() > 0, is_there, "{asked:?}");
+        assert!(of(&trace, "X", "posted").count() > 0);
+    }
 }
 
 fn in_folder(folder: &Path, value: Option<&str>, arguments: &[&str]) -> Output {

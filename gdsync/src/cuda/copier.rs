@@ -80,7 +80,7 @@ impl Copier {
         }
     }
 
-    pub(super) fn stream(&self) -> sys::CUstream {
+    pub(crate) fn stream(&self) -> sys::CUstream {
         self.stream
     }
 

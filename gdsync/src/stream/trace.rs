@@ -11,23 +11,38 @@ pub(super) fn next_stream() -> u64 {
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
+/// The number of the next submission that is recorded, from 1 on.
+static SUBMISSIONS: AtomicU64 = AtomicU64::new(1);
+
+/// Operations that are being submitted to a stream.
+pub(super) struct Posting {
+    _span: Span,
+    /// The submission's; 0 where nothing is recorded.
+    pub(super) number: u64,
+}
+
 /// Operations are being submitted to a stream, until the answer is dropped.
 #[inline(always)]
-pub(super) fn posting(stream: u64, ops: &[MemOp]) -> Span {
-    if gdsync_trace::enabled() { begin_posting(stream, ops) } else { Span::none() }
+pub(super) fn posting(stream: u64, ops: &[MemOp]) -> Posting {
+    if gdsync_trace::enabled() {
+        begin_posting(stream, ops)
+    } else {
+        Posting { _span: Span::none(), number: 0 }
+    }
 }
 
 #[cold]
 #[inline(never)]
-fn begin_posting(stream: u64, ops: &[MemOp]) -> Span {
-    let posting = span(Kind::Posted, || [stream, ops.len() as u64, 0]);
+fn begin_posting(stream: u64, ops: &[MemOp]) -> Posting {
+    let number = SUBMISSIONS.fetch_add(1, Ordering::Relaxed);
+    let span = span(Kind::Posted, || [stream, ops.len() as u64, number]);
     // Those of them that ring are known by their address.
     for op in ops {
         if let MemOp::Write64 { addr, value } = op {
-            event(Kind::PostedDoorbell, || [addr.get(), *value, 0]);
+            event(Kind::PostedDoorbell, || [addr.get(), *value, number]);
         }
     }
-    posting
+    Posting { _span: span, number }
 }
 
 /// A thread has come to an operation, and has performed it when the answer is dropped: of those that wait, this is recorded.

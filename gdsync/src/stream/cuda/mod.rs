@@ -4,6 +4,7 @@ mod first;
 pub(crate) mod graph;
 mod params;
 mod record;
+mod timing;
 
 use crate::cuda::{Consistency, CudaError, GpuCapabilities, GpuContext, GpuMemory, StreamHandle, check};
 use crate::memop::{MemOp, MemOpCaps, MemOpStream, MemoryKind, Staged, StreamError};
@@ -135,6 +136,7 @@ impl CudaStream {
 
 impl Drop for CudaStream {
     fn drop(&mut self) {
+        timing::read(&self.context);
         self.context.remove_stream(&self.handle);
         self.context.collect();
     }
@@ -201,7 +203,10 @@ unsafe impl MemOpStream for CudaStream {
         let _entered = if self.handle.is_default() { Some(self.context.enter()?) } else { None };
         self.context.named(self.handle.check_not_capturing())?;
         let _submitting = self.context.submitting(&self.handle.busy);
-        let _posting = trace::posting(self.handle.raw as u64, ops);
+        let posting = trace::posting(self.handle.raw as u64, ops);
+        // SAFETY: the stream is alive (`CudaStream`'s promise), of this context, which is current for a default stream; it
+        // is not being captured (see above).
+        let timing = unsafe { timing::begin(&self.context, self.handle.raw) };
         with_params(ops, |params| {
             let (count, params) = (params.len() as u32, params.as_mut_ptr());
             // SAFETY: the stream is alive (`CudaStream`'s promise); the array has `count` entries,
@@ -210,6 +215,12 @@ unsafe impl MemOpStream for CudaStream {
                 sys::cuStreamBatchMemOp_v2(self.handle.raw, count, params, 0)
             }))
         })?;
+        if let Some(timing) = timing {
+            let number = posting.number;
+            drop(posting);
+            // SAFETY: as above.
+            unsafe { timing.end(ops.len(), number) };
+        }
         Ok(())
     }
 
@@ -263,6 +274,7 @@ unsafe impl MemOpStream for CudaStream {
             pause.pause();
         }
         drop(entered);
+        timing::read(&self.context);
         self.context.collect();
         Ok(true)
     }

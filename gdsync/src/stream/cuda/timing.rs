@@ -1,0 +1,290 @@
+//! When a GPU performs what its streams are given: by events of CUDA around each submission, where a trace is recorded and
+//! [`GPU_VARIABLE`] asks for it.
+//!
+//! An event is a moment of the GPU's clock. An *anchor* relates that clock to the host's: an event on a stream of gdsync's
+//! own, which the GPU comes to at once, between two looks at the host's clock. Clocks drift, so an anchor is replaced when it
+//! is a second old.
+//!
+//! Nothing here waits for a stream of the program. Events that the GPU has passed are read when one of the context's streams
+//! is given something else, is found idle, or is dropped.
+
+use crate::cuda::{CaptureModeGuard, CudaError, GpuContext, check};
+use cudarc::driver::sys;
+use gdsync_trace::{GPU_VARIABLE, Kind, now, span_of};
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+
+/// Submissions of a context whose events the GPU has not passed; further ones are not timed.
+const MOST: usize = 4096;
+/// An anchor is the best of so many tries.
+const TRIES: u32 = 8;
+/// What is left of the GPU's own work when a try takes longer than this: there is no anchor now.
+const TRY: u64 = 200_000;
+const ANCHOR_LASTS: u64 = 1_000_000_000;
+/// After tries that have failed.
+const NEXT_TRIES_AFTER: u64 = 100_000_000;
+
+/// Of contexts, by their numbers. A context that goes leaves its timer, whose events went with it.
+static TIMERS: Mutex<BTreeMap<u64, Timer>> = Mutex::new(BTreeMap::new());
+
+#[derive(Default)]
+struct Timer {
+    /// By stream, in the order of the stream.
+    pending: BTreeMap<u64, VecDeque<Submission>>,
+    number: usize,
+    anchor: Option<Anchor>,
+    /// When to try for another one, by the host's clock.
+    next_anchor: u64,
+    spare: Vec<Event>,
+}
+
+struct Submission {
+    operations: u64,
+    number: u64,
+    begin: Event,
+    end: Event,
+}
+
+/// A moment of both clocks.
+struct Anchor {
+    event: Event,
+    /// In nanoseconds of the host's clock.
+    at: u64,
+}
+
+/// An event with a time.
+struct Event(sys::CUevent);
+
+// SAFETY: a handle; the driver's calls take events from any thread.
+unsafe impl Send for Event {}
+
+/// A submission that is being made.
+pub(super) struct Timing<'a> {
+    context: &'a Arc<GpuContext>,
+    stream: sys::CUstream,
+    begin: Event,
+}
+
+fn timers() -> MutexGuard<'static, BTreeMap<u64, Timer>> {
+    // A panic while the lock was held left timers that are consistent after each single step.
+    TIMERS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn is_wanted() -> bool {
+    static WANTED: OnceLock<bool> = OnceLock::new();
+    *WANTED.get_or_init(|| {
+        let value = std::env::var_os(GPU_VARIABLE).unwrap_or_default();
+        let is_asked = value == "1";
+        if !is_asked && !value.is_empty() && value != "0" {
+            tracing::warn!(?value, "{GPU_VARIABLE} is neither 0 nor 1: the trace has no times of GPUs");
+        }
+        is_asked
+    })
+}
+
+/// The next operations that the stream is given are a submission: notes when the GPU comes to them. `None` where nothing is
+/// recorded, or the driver refuses.
+///
+/// # Safety
+/// The stream is alive, of that context, and not being captured; of a default stream, the context is current.
+#[inline(always)]
+pub(super) unsafe fn begin(context: &Arc<GpuContext>, stream: sys::CUstream) -> Option<Timing<'_>> {
+    // SAFETY: the caller's.
+    if gdsync_trace::enabled() { unsafe { begin_recorded(context, stream) } } else { None }
+}
+
+#[cold]
+#[inline(never)]
+unsafe fn begin_recorded(context: &Arc<GpuContext>, stream: sys::CUstream) -> Option<Timing<'_>> {
+    if !is_wanted() {
+        return None;
+    }
+    let begun = with(context, |timer| {
+        if timer.number >= MOST {
+            tracing::debug!(pending = timer.number, "the GPU is far behind: submissions are not timed");
+            return Ok(None);
+        }
+        let begin = timer.event()?;
+        // SAFETY: the caller's.
+        unsafe { begin.record(stream) }?;
+        Ok(Some(begin))
+    })?;
+    begun.map(|begin| Timing { context, stream, begin })
+}
+
+impl Timing<'_> {
+    /// The stream was given all of them: how many, and the submission's number.
+    ///
+    /// # Safety
+    /// As [`begin`].
+    #[cold]
+    #[inline(never)]
+    pub(super) unsafe fn end(self, operations: usize, number: u64) {
+        let Timing { context, stream, begin } = self;
+        with(context, |timer| {
+            let end = timer.event()?;
+            // SAFETY: the caller's.
+            unsafe { end.record(stream) }?;
+            let submission = Submission { operations: operations as u64, number, begin, end };
+            timer.pending.entry(stream as u64).or_default().push_back(submission);
+            timer.number += 1;
+            timer.read(context)
+        });
+    }
+}
+
+/// Reads the events of a context that its GPU has passed.
+#[inline(always)]
+pub(super) fn read(context: &Arc<GpuContext>) {
+    if gdsync_trace::enabled() {
+        read_recorded(context);
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn read_recorded(context: &Arc<GpuContext>) {
+    // A context without a timer gets none.
+    if timers().contains_key(&context.id) {
+        with(context, |timer| timer.read(context));
+    }
+}
+
+/// Has a context's timer act, with the context current.
+fn with<T>(context: &Arc<GpuContext>, act: impl FnOnce(&mut Timer) -> Result<T, CudaError>) -> Option<T> {
+    let acted = context.enter().and_then(|_entered| {
+        let _mode = CaptureModeGuard::relaxed();
+        let mut timers = timers();
+        let timer = timers.entry(context.id).or_default();
+        act(timer)
+    });
+    acted.inspect_err(|error| tracing::debug!(%error, "a GPU's times are not recorded")).ok()
+}
+
+impl Timer {
+    fn event(&mut self) -> Result<Event, CudaError> {
+        self.spare.pop().map_or_else(Event::new, Ok)
+    }
+
+    fn read(&mut self, context: &Arc<GpuContext>) -> Result<(), CudaError> {
+        if now() >= self.next_anchor {
+            self.next_anchor = now() + NEXT_TRIES_AFTER;
+            if let Some(anchor) = self.new_anchor(context)? {
+                self.next_anchor = anchor.at + ANCHOR_LASTS;
+                self.spare.extend(self.anchor.replace(anchor).map(|old| old.event));
+            }
+        }
+        let Some(anchor) = &self.anchor else { return Ok(()) };
+        for (stream, pending) in &mut self.pending {
+            while let Some(first) = pending.front() {
+                if !first.end.is_passed()? {
+                    break;
+                }
+                let (at, until) = (anchor.time(&first.begin)?, anchor.time(&first.end)?);
+                let words = [*stream, first.operations, first.number];
+                span_of(at, until, Kind::Performed, || words);
+                self.number -= 1;
+                self.spare.extend(pending.pop_front().into_iter().flat_map(|past| [past.begin, past.end]));
+            }
+        }
+        self.pending.retain(|_, pending| !pending.is_empty());
+        Ok(())
+    }
+
+    /// `None` where the GPU does not come to the events at once.
+    fn new_anchor(&mut self, context: &Arc<GpuContext>) -> Result<Option<Anchor>, CudaError> {
+        let mut best: Option<(u64, Anchor)> = None;
+        context.with_copier(|copier| {
+            for _ in 0..TRIES {
+                let event = self.event()?;
+                let before = now();
+                // SAFETY: the stream is gdsync's own.
+                unsafe { event.record(copier.stream()) }?;
+                while !event.is_passed()? {
+                    if now() - before > TRY {
+                        return Ok(());
+                    }
+                    std::hint::spin_loop();
+                }
+                let took = now() - before;
+                let shortest = best.as_ref().map_or(u64::MAX, |(shortest, _)| *shortest);
+                if took < shortest {
+                    let anchor = Anchor { event, at: before + took / 2 };
+                    self.spare.extend(best.replace((took, anchor)).map(|(_, old)| old.event));
+                } else {
+                    self.spare.push(event);
+                }
+            }
+            Ok(())
+        })?;
+        if let Some((took, _)) = &best {
+            tracing::debug!(within = ?Duration::from_nanos(*took), "the GPU's clock and the host's were compared");
+        }
+        Ok(best.map(|(_, anchor)| anchor))
+    }
+}
+
+impl Anchor {
+    /// The host's time of an event that the GPU has passed.
+    fn time(&self, event: &Event) -> Result<u64, CudaError> {
+        let mut milliseconds = 0.0;
+        // SAFETY: a valid place; both events were recorded, and the GPU has passed them.
+        let result = unsafe { sys::cuEventElapsedTime(&mut milliseconds, self.event.0, event.0) };
+        check("cuEventElapsedTime", result)?;
+        Ok(moved(self.at, milliseconds))
+    }
+}
+
+/// A time, and what is so many milliseconds later, or earlier.
+fn moved(at: u64, milliseconds: f32) -> u64 {
+    at.saturating_add_signed((f64::from(milliseconds) * 1e6).round() as i64)
+}
+
+impl Event {
+    /// Of the context that is current.
+    fn new() -> Result<Self, CudaError> {
+        let mut event = std::ptr::null_mut();
+        let flags = sys::CUevent_flags::CU_EVENT_DEFAULT as u32;
+        // SAFETY: a valid place.
+        check("cuEventCreate", unsafe { sys::cuEventCreate(&mut event, flags) })?;
+        Ok(Event(event))
+    }
+
+    /// # Safety
+    /// The stream is alive, of the event's context, and not being captured.
+    unsafe fn record(&self, stream: sys::CUstream) -> Result<(), CudaError> {
+        // SAFETY: the caller's; the event is alive.
+        check("cuEventRecord", unsafe { sys::cuEventRecord(self.0, stream) })
+    }
+
+    fn is_passed(&self) -> Result<bool, CudaError> {
+        // SAFETY: the event is alive.
+        match unsafe { sys::cuEventQuery(self.0) } {
+            sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            result => check("cuEventQuery", result).map(|()| true),
+        }
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        // SAFETY: the event is destroyed once. The driver keeps one that the GPU has still to pass.
+        unsafe { sys::cuEventDestroy_v2(self.0) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_of_the_gpu_are_before_and_after_the_anchor() {
+        assert_eq!(moved(1_000_000, 0.5), 1_500_000);
+        assert_eq!(moved(1_000_000, -0.25), 750_000);
+        assert_eq!([moved(5, -1.0), moved(u64::MAX, 1.0), moved(7, f32::NAN)], [0, u64::MAX, 7]);
+        // What an anchor lasts is told apart to a tenth of a microsecond.
+        let last = ANCHOR_LASTS as f32 / 1e6;
+        assert!(moved(0, f32::from_bits(last.to_bits() + 1)) - moved(0, last) < 100);
+    }
+}
