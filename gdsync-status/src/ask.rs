@@ -1,16 +1,21 @@
 //! The side that asks.
 
-use crate::name;
+use crate::name::{self, Holder};
 use crate::status::Status;
 use crate::wire::{LONGEST, WireError, decode};
 use gdsync_sys::local;
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind, Read};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 /// Where the kernel lists abstract names.
 const NAMES: &str = "/proc/net/unix";
+/// Processes that are asked at the same time: a part of the files that a process may have open.
+const TOGETHER: usize = 256;
+/// Bytes that are read of one before the others have their turn.
+const TURN: usize = 64 << 10;
 
 /// Why a process did not say its status.
 #[derive(Debug, thiserror::Error)]
@@ -39,23 +44,30 @@ pub struct Process {
     pub status: Result<Status, AskError>,
 }
 
-/// Asks all processes of this user, each for `within` at most. In the order of their numbers.
+type Answer = (u32, Result<Status, AskError>);
+
+/// Asks all processes of this user. Up to 256 of them have `within` together: as much for one that does not answer as for
+/// many. In the order of their numbers.
 ///
 /// # Errors
 /// The list of names cannot be read.
 pub fn ask_all(within: Duration) -> io::Result<Vec<Process>> {
+    let names = name::listed(&String::from_utf8_lossy(&std::fs::read(NAMES)?));
     let mut found: BTreeMap<u32, Process> = BTreeMap::new();
-    for name in name::listed(&String::from_utf8_lossy(&std::fs::read(NAMES)?)) {
-        let Some((pid, status)) = ask(name.as_bytes(), within) else { continue };
-        match found.entry(pid) {
-            std::collections::btree_map::Entry::Vacant(entry) => _ = entry.insert(Process { pid, status }),
-            std::collections::btree_map::Entry::Occupied(mut entry) => {
-                let known = &mut entry.get_mut().status;
-                match (known, status) {
-                    (Ok(known), Ok(more)) => join(known, more),
-                    // One part that is seen is more than none.
-                    (known @ Err(_), more) => *known = more,
-                    (Ok(_), Err(_)) => {}
+    for part in names.chunks(TOGETHER) {
+        for (pid, status) in ask(part, within) {
+            match found.entry(pid) {
+                std::collections::btree_map::Entry::Vacant(entry) => {
+                    _ = entry.insert(Process { pid, status })
+                }
+                std::collections::btree_map::Entry::Occupied(mut entry) => {
+                    let known = &mut entry.get_mut().status;
+                    match (known, status) {
+                        (Ok(known), Ok(more)) => join(known, more),
+                        // One part that is seen is more than none.
+                        (known @ Err(_), more) => *known = more,
+                        (Ok(_), Err(_)) => {}
+                    }
                 }
             }
         }
@@ -70,60 +82,122 @@ fn join(known: &mut Status, more: Status) {
     known.stream_count = known.stream_count.saturating_add(more.stream_count);
 }
 
-/// Asks who holds a name. `None` if it is a process of another user, or one that has ended.
-pub(crate) fn ask(name: &[u8], within: Duration) -> Option<(u32, Result<Status, AskError>)> {
-    let socket = match local::connect(name) {
-        Ok(socket) => socket,
-        // It has many askers and takes none of them.
-        Err(error) if error.kind() == ErrorKind::WouldBlock => {
-            return Some((pid_in(name), Err(AskError::Silent { within })));
+/// Asks those who hold names, all at once. Processes of other users, and those that have ended, are left out.
+pub(crate) fn ask(names: &[String], within: Duration) -> Vec<Answer> {
+    let mut answers = Vec::new();
+    let mut asked = Vec::new();
+    for name in names {
+        match Asked::connect(name.as_bytes(), within) {
+            Connected::Asked(one) => asked.push(one),
+            Connected::Not(pid, error) => answers.push((pid, Err(error))),
+            Connected::Other => {}
         }
-        // It has ended since.
-        Err(_) => return None,
-    };
-    let peer = local::peer(&socket).ok().filter(|peer| peer.uid == local::own_user())?;
-    let pid = u32::try_from(peer.pid).unwrap_or(0);
-    // A forked child may hold the name of its parent, which has ended.
-    if pid != 0 && !std::path::Path::new(&format!("/proc/{pid}")).exists() {
-        return None;
     }
-    match receive(socket, within) {
-        // It has ended meanwhile.
-        Ok(bytes) if bytes.is_empty() => None,
-        Ok(bytes) => Some((pid, decode(&bytes).map_err(AskError::Answer))),
-        Err(error) => Some((pid, Err(error))),
-    }
-}
-
-/// The number of the process that has taken a name, as the name has it.
-fn pid_in(name: &[u8]) -> u32 {
-    let name = String::from_utf8_lossy(name);
-    name.split('/').nth(2).and_then(|pid| pid.parse().ok()).unwrap_or(0)
-}
-
-/// All that comes until the end, one byte more than an answer may have at most.
-fn receive(mut socket: UnixStream, within: Duration) -> Result<Vec<u8>, AskError> {
     let deadline = Instant::now() + within;
-    socket.set_nonblocking(false).map_err(AskError::System)?;
-    let mut bytes = Vec::new();
-    let mut part = [0; 16 << 10];
-    while bytes.len() <= LONGEST {
+    while !asked.is_empty() {
         let left = deadline.saturating_duration_since(Instant::now());
+        let ready = match local::readable(&asked, left) {
+            Ok(ready) => ready,
+            Err(error) => {
+                // The same for all of them.
+                let again = || io::Error::new(error.kind(), error.to_string());
+                answers.extend(asked.drain(..).map(|one| (one.pid, Err(AskError::System(again())))));
+                break;
+            }
+        };
+        let mut ready = ready.into_iter();
+        // As long as the list of answers, in the same order.
+        asked.retain_mut(|one| {
+            if ready.next() != Some(true) {
+                return true;
+            }
+            match one.read() {
+                Turn::GoesOn => return true,
+                Turn::Ended if one.bytes.is_empty() => {}
+                Turn::Ended => answers.push((one.pid, decode(&one.bytes).map_err(AskError::Answer))),
+                Turn::Failed(error) => answers.push((one.pid, Err(AskError::System(error)))),
+            }
+            false
+        });
         if left.is_zero() {
-            return Err(AskError::Silent { within });
-        }
-        socket.set_read_timeout(Some(left)).map_err(AskError::System)?;
-        match socket.read(&mut part) {
-            Ok(0) => break,
-            Ok(count) => bytes.extend_from_slice(&part[..count]),
-            Err(error) => match error.kind() {
-                ErrorKind::Interrupted => {}
-                ErrorKind::WouldBlock | ErrorKind::TimedOut => return Err(AskError::Silent { within }),
-                // It refuses, or has ended.
-                ErrorKind::ConnectionReset => return Ok(Vec::new()),
-                _ => return Err(AskError::System(error)),
-            },
+            answers.extend(asked.drain(..).map(|one| (one.pid, Err(AskError::Silent { within }))));
         }
     }
-    Ok(bytes)
+    answers
+}
+
+/// A process that is being asked.
+struct Asked {
+    pid: u32,
+    socket: UnixStream,
+    bytes: Vec<u8>,
+}
+
+enum Connected {
+    Asked(Asked),
+    /// A process of this user that cannot be asked.
+    Not(u32, AskError),
+    /// A process of another user, or one that has ended.
+    Other,
+}
+
+enum Turn {
+    GoesOn,
+    Ended,
+    Failed(io::Error),
+}
+
+impl AsFd for Asked {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+impl Asked {
+    fn connect(name: &[u8], within: Duration) -> Connected {
+        let Some(holder) = Holder::of(name) else { return Connected::Other };
+        let socket = match local::connect(name) {
+            Ok(socket) => socket,
+            // It has ended since.
+            Err(error) if error.kind() == ErrorKind::ConnectionRefused => return Connected::Other,
+            Err(_) if !holder.is_own() => return Connected::Other,
+            // It has many askers and takes none of them.
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                return Connected::Not(holder.pid, AskError::Silent { within });
+            }
+            Err(error) => return Connected::Not(holder.pid, AskError::System(error)),
+        };
+        let Some(peer) = local::peer(&socket).ok().filter(|peer| peer.uid == local::own_user()) else {
+            return Connected::Other;
+        };
+        let pid = u32::try_from(peer.pid).unwrap_or(0);
+        // A forked child may hold the name of its parent, which has ended.
+        if pid != 0 && !holder.is_alive_as(pid) {
+            return Connected::Other;
+        }
+        Connected::Asked(Asked { pid, socket, bytes: Vec::new() })
+    }
+
+    /// Takes what has come, of what is too long one turn more than an answer may have at most.
+    fn read(&mut self) -> Turn {
+        let mut part = [0; 16 << 10];
+        let end = self.bytes.len() + TURN;
+        while self.bytes.len() < end {
+            match self.socket.read(&mut part) {
+                Ok(0) => return Turn::Ended,
+                Ok(count) => self.bytes.extend_from_slice(&part[..count]),
+                Err(error) => match error.kind() {
+                    ErrorKind::Interrupted => {}
+                    ErrorKind::WouldBlock => return Turn::GoesOn,
+                    // It refuses, or has ended.
+                    ErrorKind::ConnectionReset => {
+                        self.bytes.clear();
+                        return Turn::Ended;
+                    }
+                    _ => return Turn::Failed(error),
+                },
+            }
+        }
+        if self.bytes.len() > LONGEST { Turn::Ended } else { Turn::GoesOn }
+    }
 }

@@ -4,12 +4,13 @@ use crate::ask::{AskError, ask};
 use crate::publish::{Kept, Published, Source, own, publish};
 use crate::status::{Card, Peer, QueuePair, Status, Stream, Traffic, Wait};
 use crate::wire::{LONGEST, LONGEST_TEXT, WireError, decode, encode};
-use crate::{MOST_CARDS, MOST_STREAMS, ask_all};
+use crate::{MOST_CARDS, MOST_STREAMS, ask_all, name};
 use parking_lot::Mutex;
 use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;
 use std::io::Write;
+use std::os::fd::AsRawFd;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::sync::Arc;
@@ -123,9 +124,9 @@ fn what_is_over_a_limit_is_left_out_or_refused() {
     assert_eq!((read.streams.len(), read.stream_count), (MOST_STREAMS, 7));
     assert_eq!(read.streams[0].wait.what, "µ".repeat(LONGEST_TEXT / 2));
 
-    let stream = Stream { wait: wait("\x1b[2J"), ..Stream::default() };
+    let stream = Stream { wait: wait("\x1b[2J\u{202e}"), ..Stream::default() };
     let read = decode(&encode(&Status { streams: vec![stream], ..Status::default() })).unwrap();
-    assert_eq!(read.streams[0].wait.what, "\u{fffd}[2J");
+    assert_eq!(read.streams[0].wait.what, "\u{fffd}[2J\u{fffd}");
 
     let mut bytes = encode(&Status::default());
     // The number of cards, behind magic, version and time.
@@ -139,6 +140,14 @@ fn what_is_over_a_limit_is_left_out_or_refused() {
     assert!(decode(&vec![0; LONGEST + 1]).is_err());
 }
 
+/// A name that states this process, and that no list of names has.
+fn name(what: &str) -> String {
+    let own = name::own(0).unwrap();
+    let own = std::str::from_utf8(own.as_abstract_name().unwrap()).unwrap();
+    let stated: Vec<&str> = own.split('/').skip(2).take(2).collect();
+    format!("gdsync-status-test/of/{}/{what}", stated.join("/"))
+}
+
 /// A listener at a name of this user, and what it does with the first who asks.
 fn other(name: &str, answer: impl FnOnce(UnixStream) + Send + 'static) -> std::thread::JoinHandle<()> {
     let address = SocketAddr::from_abstract_name(name).unwrap();
@@ -148,10 +157,9 @@ fn other(name: &str, answer: impl FnOnce(UnixStream) + Send + 'static) -> std::t
 
 #[test]
 fn processes_that_answer_wrongly_are_said_to() {
-    let name = |what| format!("gdsync-status-test/{}/{what}", std::process::id());
     let asked = |what: &'static str, within, answer: Box<dyn FnOnce(UnixStream) + Send>| {
         let thread = other(&name(what), answer);
-        let answer = ask(name(what).as_bytes(), within);
+        let answer = ask(&[name(what)], within).pop();
         thread.join().unwrap();
         answer
     };
@@ -169,7 +177,7 @@ fn processes_that_answer_wrongly_are_said_to() {
 
     // Before it has said anything: it has ended.
     assert!(asked("gone", LONG, Box::new(drop)).is_none());
-    assert!(ask(name("nothing").as_bytes(), LONG).is_none());
+    assert!(ask(&[name("nothing")], LONG).is_empty());
 
     // It answers without an end: whoever asks stops at the limit.
     let endless = |mut socket: UnixStream| while socket.write_all(&[b'x'; 4096]).is_ok() {};
@@ -178,18 +186,47 @@ fn processes_that_answer_wrongly_are_said_to() {
         matches!(status, Err(AskError::Answer(WireError::Broken { .. } | WireError::Other))),
         "{status:?}"
     );
+}
 
-    // It says nothing, and ends when it is told to.
+#[test]
+fn those_that_say_nothing_hold_up_no_other_and_have_their_time_together() {
     let (end, ended) = std::sync::mpsc::channel::<()>();
-    let thread = other(&name("silent"), move |socket| {
-        let _ = ended.recv();
-        drop(socket);
+    let ended = Arc::new(Mutex::new(ended));
+    let silent = |what: &str| {
+        let ended = ended.clone();
+        other(&name(what), move |socket| {
+            let _ = ended.lock().recv();
+            drop(socket);
+        })
+    };
+    let threads = [silent("silent 1"), silent("silent 2")];
+    let says = encode(&Status { at_ns: 7, ..Status::default() });
+    let says = other(&name("says"), move |mut socket| socket.write_all(&says).unwrap());
+    let mut answers = ask(&["silent 1", "says", "silent 2"].map(name), SHORT);
+    answers.retain(|(_, answer)| match answer {
+        // On a machine that is busy for so long it is silent, too.
+        Ok(status) => status.at_ns != 7,
+        Err(error) => error.to_string() != "it did not answer within 50 ms: it is stopped, or busy",
     });
-    let (_, status) = ask(name("silent").as_bytes(), SHORT).unwrap();
-    let error = status.unwrap_err();
-    assert_eq!(error.to_string(), "it did not answer within 50 ms: it is stopped, or busy");
+    assert!(answers.is_empty(), "{answers:?}");
     drop(end);
-    thread.join().unwrap();
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+    says.join().unwrap();
+
+    // One that takes no connection. Whose it is cannot be known, so its name has to state a process that is there.
+    let full = |name: &str| {
+        let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(name).unwrap()).unwrap();
+        // SAFETY: a plain system call; it makes the backlog of a listener as short as it can be.
+        assert_eq!(unsafe { libc::listen(listener.as_raw_fd(), 0) }, 0);
+        let first = gdsync_sys::local::connect(name.as_bytes()).unwrap();
+        (listener, first)
+    };
+    let _taken = full(&name("full"));
+    let answers = ask(&[name("full")], SHORT);
+    assert!(matches!(answers[..], [(pid, Err(AskError::Silent { .. }))] if pid == std::process::id()));
+    let other = format!("gdsync-status-test/of/{}/1/full", std::process::id());
+    let _taken = full(&other);
+    assert!(ask(&[other], SHORT).is_empty());
 }
 
 #[test]

@@ -41,6 +41,21 @@ pub enum WireError {
     },
 }
 
+/// The character, or a mark in its place if it would steer a terminal: controls, and what is not seen and turns the
+/// direction of the text around it.
+pub fn printable(character: char) -> char {
+    match character {
+        '\u{ad}'
+        | '\u{61c}'
+        | '\u{200b}'..='\u{200f}'
+        | '\u{2028}'..='\u{202e}'
+        | '\u{2060}'..='\u{206f}'
+        | '\u{feff}' => char::REPLACEMENT_CHARACTER,
+        character if character.is_control() => char::REPLACEMENT_CHARACTER,
+        character => character,
+    }
+}
+
 /// An answer as bytes. What is over a limit is left out.
 pub fn encode(status: &Status) -> Vec<u8> {
     let mut out = Writer(MAGIC.to_vec());
@@ -209,7 +224,7 @@ impl Reader<'_> {
         self.0 = rest;
         let text =
             std::str::from_utf8(text).map_err(|_| WireError::Broken { what: "a text is not UTF-8" })?;
-        Ok(text.chars().map(|c| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c }).collect())
+        Ok(text.chars().map(printable).collect())
     }
 
     fn option<T>(

@@ -3,8 +3,9 @@
 //! Abstract names have no owner: any user may take one. Who uses a name asks for the user behind it.
 
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::time::Duration;
 
 /// The user that this process runs as.
 pub fn own_user() -> libc::uid_t {
@@ -66,6 +67,28 @@ pub fn peer(socket: &UnixStream) -> io::Result<libc::ucred> {
     }
 }
 
+/// Which of several sockets can be read now, or have ended, in the order of the sockets. It waits until one is so: for
+/// `within` at most, rounded up to milliseconds, or until a signal comes, in which case it may find none.
+///
+/// # Errors
+/// The operating system's.
+pub fn readable<S: AsFd>(sockets: &[S], within: Duration) -> io::Result<Vec<bool>> {
+    let awaited =
+        |socket: &S| libc::pollfd { fd: socket.as_fd().as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    let mut list: Vec<libc::pollfd> = sockets.iter().map(awaited).collect();
+    let millis = within.as_nanos().div_ceil(1_000_000);
+    let millis = libc::c_int::try_from(millis).unwrap_or(libc::c_int::MAX);
+    // SAFETY: the list is valid for its length; its descriptors are borrowed, so they stay open during the call.
+    match unsafe { libc::poll(list.as_mut_ptr(), list.len() as libc::nfds_t, millis) } {
+        0.. => {}
+        _ => match io::Error::last_os_error() {
+            error if error.kind() == io::ErrorKind::Interrupted => {}
+            error => return Err(error),
+        },
+    }
+    Ok(list.iter().map(|one| one.revents != 0).collect())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -87,5 +110,16 @@ mod tests {
         let full = connect(name.as_bytes()).unwrap_err();
         assert_eq!(full.kind(), io::ErrorKind::WouldBlock);
         assert_eq!(connect(&[b'x'; 108]).unwrap_err().kind(), io::ErrorKind::InvalidInput);
+    }
+
+    #[test]
+    fn sockets_that_can_be_read_are_told_from_others() {
+        let [one, another, third] = std::array::from_fn(|_| UnixStream::pair().unwrap());
+        let all = [&one.0, &another.0, &third.0];
+        assert_eq!(readable(&all, Duration::ZERO).unwrap(), [false; 3]);
+        std::io::Write::write_all(&mut &one.1, b"x").unwrap();
+        drop(third.1);
+        assert_eq!(readable(&all, Duration::from_secs(60)).unwrap(), [true, false, true]);
+        assert!(readable::<UnixStream>(&[], Duration::from_nanos(1)).unwrap().is_empty());
     }
 }

@@ -1,11 +1,21 @@
 //! How processes are named.
 
+use gdsync_status::printable;
+use std::fs::File;
+use std::io::Read;
+
 /// Characters of a name at most.
 const LONGEST: usize = 32;
+/// Bytes of a command line that are read: processes may have very long ones.
+const MOST: u64 = 4096;
 
 /// The command line of a process, shortened: the program without its folder, and what follows. `?` for one that does not say.
 pub(super) fn of_process(pid: u32) -> String {
-    let words = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    let mut words = Vec::new();
+    if let Ok(file) = File::open(format!("/proc/{pid}/cmdline")) {
+        // A process that ends meanwhile has no words any more.
+        let _ = file.take(MOST).read_to_end(&mut words);
+    }
     of_words(&String::from_utf8_lossy(&words))
 }
 
@@ -16,8 +26,7 @@ fn of_words(words: &str) -> String {
     let program = program.rsplit('/').next().unwrap_or(program);
     let whole = std::iter::once(program).chain(words).collect::<Vec<_>>().join(" ");
     // Names are shown on a terminal, and processes choose them.
-    let plain = |c: char| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c };
-    let mut name: String = whole.chars().map(plain).take(LONGEST + 1).collect();
+    let mut name: String = whole.chars().map(printable).take(LONGEST + 1).collect();
     if name.chars().count() > LONGEST {
         name = name.chars().take(LONGEST - 1).chain(['…']).collect();
     }
