@@ -297,9 +297,9 @@ fn what_is_published_is_seen_until_it_is_dropped() {
     assert_eq!(seen(), Some(vec![3, 5, 6]));
     drop(again);
     assert_eq!(seen(), None);
-    // The thread that answers drops the last one.
+    // The thread that answers drops the last one, whether this process asks or another one of the user does first.
     let last = Arc::new(Last(Mutex::new(None)));
     *last.0.lock() = Some(Arc::new(publish(last.clone())));
-    assert_eq!(seen(), Some(Vec::new()));
+    assert!(seen().is_none_or(|streams| streams.is_empty()));
     assert_eq!(seen(), None);
 }
