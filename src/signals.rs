@@ -17,13 +17,15 @@ extern "C" fn note(signal: libc::c_int) {
     ENDED_BY.store(signal, Ordering::Relaxed);
 }
 
-/// From now on SIGINT, SIGTERM and SIGHUP only have [`ended_by`] name them, so that the terminal can be left as it was.
-/// One that the process was started to ignore stays ignored.
+/// From now on the first SIGINT, SIGTERM and SIGHUP only have [`ended_by`] name them, so that the terminal can be left as
+/// it was. The same signal again ends the process at once: a terminal that takes no bytes could hold it up for ever. One
+/// that the process was started to ignore stays ignored.
 pub(crate) fn note_ends() -> io::Result<()> {
     for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
         // SAFETY: all-zero bytes are a valid value of this plain C structure.
         let (mut before, mut now): (libc::sigaction, libc::sigaction) = unsafe { std::mem::zeroed() };
         now.sa_sigaction = note as extern "C" fn(libc::c_int) as usize;
+        now.sa_flags = libc::SA_RESETHAND;
         // SAFETY: valid places; `note` does only what a handler may do: it stores to an atomic.
         let result = unsafe {
             match libc::sigaction(signal, std::ptr::null(), &mut before) {

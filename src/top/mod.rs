@@ -1,5 +1,6 @@
 //! `gdsync top`: what processes of this user do on software cards and with the library, and what they wait for.
 
+mod keys;
 mod names;
 mod sampler;
 mod screen;
@@ -12,7 +13,7 @@ mod view_tests;
 use crate::cli::TopOptions;
 use crate::failure::Failure;
 use crate::{signals, text};
-use ratatui::crossterm::event::{self, Event, KeyEventKind};
+use keys::Keys;
 use sampler::Sampler;
 use screen::{After, Screen};
 use std::io::IsTerminal;
@@ -46,7 +47,14 @@ pub(crate) fn run(options: &TopOptions) -> Result<ExitCode, Failure> {
     let mut terminal = Terminal::enter()?;
     let result = show(&mut terminal, first, &views, options.interval);
     drop(terminal);
-    result
+    if result.is_err() {
+        // A terminal that is gone fails first, and the signal that says so comes behind.
+        std::thread::sleep(TICK);
+    }
+    match signals::ended_by() {
+        Some(signal) => Ok(ExitCode::from(128u8.saturating_add(signal as u8))),
+        None => result.map(|()| ExitCode::SUCCESS),
+    }
 }
 
 /// Looks at processes on a thread of its own: one that does not answer holds up no key.
@@ -64,25 +72,23 @@ fn keep_looking(mut sampler: Sampler, interval: Duration) -> Result<Receiver<Res
     Ok(views)
 }
 
+/// Shows views until a key, a signal or an error ends that.
 fn show(
     terminal: &mut Terminal,
     first: View,
     views: &Receiver<Result<View, String>>,
     interval: Duration,
-) -> Result<ExitCode, Failure> {
+) -> Result<(), Failure> {
     let has_colors = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+    let mut keys = Keys::of(std::io::stdin())?;
     let mut screen = Screen::new(first, interval, has_colors);
     loop {
         terminal.draw(|frame| screen.draw(frame))?;
-        if let Some(signal) = signals::ended_by() {
-            return Ok(ExitCode::from(128u8.saturating_add(signal as u8)));
+        if signals::ended_by().is_some() {
+            return Ok(());
         }
-        if event::poll(TICK)?
-            && let Event::Key(key) = event::read()?
-            && key.kind != KeyEventKind::Release
-            && screen.press(key) == After::Quit
-        {
-            return Ok(ExitCode::SUCCESS);
+        if keys.wait(TICK)?.into_iter().any(|key| screen.press(key) == After::Quit) {
+            return Ok(());
         }
         match views.try_recv() {
             Ok(Ok(view)) => screen.take(view),

@@ -1,10 +1,10 @@
 //! The live view: what is on the screen, and what keys do.
 
+use super::keys::Key;
 use super::table::{Look, Order, lines};
 use super::view::View;
 use crate::text;
 use ratatui::Frame;
-use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use ratatui::layout::{Constraint, Layout};
 use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::Line;
@@ -57,22 +57,20 @@ impl Screen {
         }
     }
 
-    pub(super) fn press(&mut self, key: KeyEvent) -> After {
+    pub(super) fn press(&mut self, key: Key) -> After {
         let page = self.room.saturating_sub(1).max(1);
-        match key.code {
-            KeyCode::Char('q') | KeyCode::Esc => return After::Quit,
-            KeyCode::Char('c') if key.modifiers.contains(KeyModifiers::CONTROL) => return After::Quit,
-            KeyCode::Char('p') => self.is_paused = !self.is_paused,
-            KeyCode::Char('s') => self.order = self.order.next(),
-            KeyCode::Up => self.top = self.top.saturating_sub(1),
-            KeyCode::Down => self.top = self.top.saturating_add(1),
-            KeyCode::Left => self.left = self.left.saturating_sub(ASIDE),
-            KeyCode::Right => self.left = self.left.saturating_add(ASIDE),
-            KeyCode::PageUp => self.top = self.top.saturating_sub(page),
-            KeyCode::PageDown => self.top = self.top.saturating_add(page),
-            KeyCode::Home => (self.top, self.left) = (0, 0),
-            KeyCode::End => self.top = u16::MAX,
-            _ => {}
+        match key {
+            Key::Quit => return After::Quit,
+            Key::Pause => self.is_paused = !self.is_paused,
+            Key::Sort => self.order = self.order.next(),
+            Key::Up => self.top = self.top.saturating_sub(1),
+            Key::Down => self.top = self.top.saturating_add(1),
+            Key::Left => self.left = self.left.saturating_sub(ASIDE),
+            Key::Right => self.left = self.left.saturating_add(ASIDE),
+            Key::PageUp => self.top = self.top.saturating_sub(page),
+            Key::PageDown => self.top = self.top.saturating_add(page),
+            Key::Home => (self.top, self.left) = (0, 0),
+            Key::End => self.top = u16::MAX,
         }
         After::GoOn
     }

@@ -8,10 +8,13 @@ use ratatui::crossterm::terminal::{
     EnterAlternateScreen, LeaveAlternateScreen, disable_raw_mode, enable_raw_mode,
 };
 use std::io::{Stdout, stdout};
+use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
 
 /// The screen of the view. The terminal is as it was before once this is dropped, and after a panic.
-pub(super) struct Terminal(ratatui::Terminal<CrosstermBackend<Stdout>>);
+///
+/// ratatui's own drop panics where stderr takes no bytes, as that of a terminal that is gone.
+pub(super) struct Terminal(ManuallyDrop<ratatui::Terminal<CrosstermBackend<Stdout>>>);
 
 impl Terminal {
     pub(super) fn enter() -> Result<Self, Failure> {
@@ -25,7 +28,7 @@ impl Terminal {
         let made = execute!(stdout(), EnterAlternateScreen, Hide)
             .and_then(|()| ratatui::Terminal::new(CrosstermBackend::new(stdout())));
         match made {
-            Ok(terminal) => Ok(Terminal(terminal)),
+            Ok(terminal) => Ok(Terminal(ManuallyDrop::new(terminal))),
             Err(error) => {
                 restore();
                 Err(error.into())
@@ -58,4 +61,67 @@ impl Drop for Terminal {
 fn restore() {
     let _ = execute!(stdout(), LeaveAlternateScreen, Show);
     let _ = disable_raw_mode();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gdsync_test_support::process::{again, role};
+    use std::fs::File;
+    use std::io::{Error, Read};
+    use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+    use std::process::Stdio;
+
+    /// A terminal: its master, and what programs on it have.
+    fn open() -> (OwnedFd, OwnedFd) {
+        let (mut master, mut slave) = (0, 0);
+        let size = libc::winsize { ws_row: 30, ws_col: 100, ws_xpixel: 0, ws_ypixel: 0 };
+        // SAFETY: valid places, and no name and no settings.
+        let made =
+            unsafe { libc::openpty(&mut master, &mut slave, std::ptr::null_mut(), std::ptr::null(), &size) };
+        assert_eq!(made, 0, "{}", Error::last_os_error());
+        // SAFETY: both were just opened, and nothing else owns them.
+        unsafe { (OwnedFd::from_raw_fd(master), OwnedFd::from_raw_fd(slave)) }
+    }
+
+    fn modes(terminal: &OwnedFd) -> [libc::tcflag_t; 4] {
+        // SAFETY: all-zero bytes are a valid value of this plain C structure.
+        let mut settings: libc::termios = unsafe { std::mem::zeroed() };
+        // SAFETY: a valid place.
+        assert_eq!(unsafe { libc::tcgetattr(terminal.as_raw_fd(), &mut settings) }, 0);
+        [settings.c_iflag, settings.c_oflag, settings.c_cflag, settings.c_lflag]
+    }
+
+    #[test]
+    fn a_panic_leaves_the_terminal_as_it_was_and_is_said_there() {
+        if role().is_some() {
+            let mut terminal = Terminal::enter().unwrap();
+            terminal.draw(|_| panic!("a view that panics")).unwrap();
+        }
+        let (master, slave) = open();
+        let before = modes(&slave);
+        let end = || Stdio::from(slave.try_clone().unwrap());
+        let test = "a_panic_leaves_the_terminal_as_it_was_and_is_said_there";
+        let mut command = again(module_path!(), test, "panics");
+        let mut child =
+            command.stdin(end()).stdout(end()).stderr(end()).env("TERM", "xterm").spawn().unwrap();
+        drop(command);
+        // Beside it, as a terminal that is full takes no bytes. The end is an error: no process has the terminal any more.
+        let reader = std::thread::spawn(move || {
+            let mut seen = Vec::new();
+            let _ = File::from(master).read_to_end(&mut seen);
+            String::from_utf8_lossy(&seen).into_owned()
+        });
+        let status = child.wait().unwrap();
+        assert_eq!(status.code(), Some(101));
+        assert_eq!(modes(&slave), before);
+        drop(slave);
+        let seen = reader.join().unwrap();
+        let last = |what: &str| seen.rfind(what).unwrap_or_else(|| panic!("{what:?} is not in {seen:?}"));
+        assert!(
+            last("\x1b[?1049l") > last("\x1b[?1049h") && last("\x1b[?25h") > last("\x1b[?25l"),
+            "{seen:?}"
+        );
+        assert!(last("a view that panics") > seen.find("\x1b[?1049l").unwrap(), "{seen:?}");
+    }
 }

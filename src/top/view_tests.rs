@@ -1,5 +1,6 @@
 //! Views of answers that were made up, and the screen that shows them.
 
+use super::keys::Key;
 use super::sampler::Sampler;
 use super::screen::{After, Screen};
 use super::table::{Look, Order, lines, whole};
@@ -7,7 +8,6 @@ use super::view::View;
 use gdsync_status::{Card, Peer, Process, QueuePair, Status, Traffic, Wait, WireError};
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
-use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use ratatui::style::{Color, Modifier};
 use std::time::Duration;
 
@@ -137,10 +137,6 @@ fn drawn(screen: &mut Screen, (width, height): (u16, u16)) -> (Vec<String>, rata
     ((0..height).map(line).collect(), buffer)
 }
 
-fn key(code: KeyCode) -> KeyEvent {
-    KeyEvent::new(code, KeyModifiers::NONE)
-}
-
 #[test]
 fn the_screen_scrolls_pauses_sorts_and_quits() {
     let mut screen = Screen::new(view(&mut Sampler::default(), 0), Duration::from_secs(1), true);
@@ -150,39 +146,35 @@ fn the_screen_scrolls_pauses_sorts_and_quits() {
         "{lines:?}"
     );
     assert!(lines[1].starts_with("PID") && lines[5].starts_with("q quit"), "{lines:?}");
-    for (code, first) in [
-        (KeyCode::Down, "1    program 1"),
-        (KeyCode::PageDown, "PID  QUEUE PAIR"),
-        (KeyCode::Up, "     "),
-        (KeyCode::Home, "PID  PROCESS"),
-        (KeyCode::Up, "PID  PROCESS"),
-        (KeyCode::Right, "CESS"),
-        (KeyCode::Left, "PID  PROCESS"),
+    for (key, first) in [
+        (Key::Down, "1    program 1"),
+        (Key::PageDown, "PID  QUEUE PAIR"),
+        (Key::Up, "     "),
+        (Key::Home, "PID  PROCESS"),
+        (Key::Up, "PID  PROCESS"),
+        (Key::Right, "CESS"),
+        (Key::Left, "PID  PROCESS"),
     ] {
-        assert_eq!(screen.press(key(code)), After::GoOn);
+        assert_eq!(screen.press(key), After::GoOn);
         let (lines, _) = drawn(&mut screen, (80, 6));
-        assert!(lines[1].starts_with(first), "{code:?}: {lines:?}");
+        assert!(lines[1].starts_with(first), "{key:?}: {lines:?}");
     }
-    screen.press(key(KeyCode::End));
+    screen.press(Key::End);
     let (lines, _) = drawn(&mut screen, (80, 6));
     assert!(lines[4].starts_with("1 program 1: 1 waiting stream more"), "{lines:?}");
     // A screen without room for anything.
     drawn(&mut screen, (3, 1));
 
-    screen.press(key(KeyCode::Char('p')));
+    screen.press(Key::Pause);
     screen.take(View::default());
-    screen.press(key(KeyCode::Char('s')));
+    screen.press(Key::Sort);
     let (lines, _) = drawn(&mut screen, (80, 6));
     assert!(lines[0].contains("2 processes") && lines[0].contains("by rate, PAUSED"), "{lines:?}");
-    screen.press(key(KeyCode::Char('p')));
+    screen.press(Key::Pause);
     screen.take(View::default());
     let (lines, _) = drawn(&mut screen, (80, 6));
     assert!(lines[0].starts_with("gdsync top: 0 processes"), "{lines:?}");
-    let control_c = KeyEvent::new(KeyCode::Char('c'), KeyModifiers::CONTROL);
-    assert_eq!(screen.press(key(KeyCode::Char('c'))), After::GoOn);
-    for quit in [key(KeyCode::Char('q')), key(KeyCode::Esc), control_c] {
-        assert_eq!(screen.press(quit), After::Quit);
-    }
+    assert_eq!(screen.press(Key::Quit), After::Quit);
 }
 
 #[test]

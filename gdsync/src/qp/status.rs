@@ -20,7 +20,7 @@ struct Waits(Weak<CompletionQueueInner>);
 impl Source for Waits {
     fn add_to(&self, status: &mut Status, kept: &mut Kept) {
         let Some(queue) = self.0.upgrade() else { return };
-        let open = open_waits(&queue);
+        let open = open_waits(&queue, kept.patience(PATIENCE));
         if !open.is_empty() {
             let number = queue.number();
             let mut queue_pairs = queue.attached_numbers();
@@ -37,12 +37,12 @@ impl Source for Waits {
 }
 
 /// Entries, streams and places of the waits that are not met; none of a queue that is locked for long.
-fn open_waits(queue: &CompletionQueueInner) -> Vec<(u32, u64, u64)> {
+fn open_waits(queue: &CompletionQueueInner, patience: Duration) -> Vec<(u32, u64, u64)> {
     let begin = Instant::now();
     let state = loop {
         match queue.try_lock() {
             Some(state) => break state,
-            None if begin.elapsed() > PATIENCE => return Vec::new(),
+            None if begin.elapsed() > patience => return Vec::new(),
             None => std::thread::yield_now(),
         }
     };

@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 const PATIENCE: Duration = Duration::from_millis(50);
 
 impl Source for Shared {
-    fn add_to(&self, status: &mut Status, _: &mut Kept) {
+    fn add_to(&self, status: &mut Status, kept: &mut Kept) {
         let mut card = self.identity();
-        match self.engine.try_lock_for(PATIENCE) {
+        match self.engine.try_lock_for(kept.patience(PATIENCE)) {
             Some(engine) => engine.describe(&mut card),
             None => card.is_busy = true,
         }

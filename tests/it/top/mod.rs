@@ -1,18 +1,16 @@
 //! `gdsync top`: beside processes that exchange messages, that stand still, that answer wrongly; and its live view on a
 //! terminal.
 
+mod terminal;
+
 use crate::command::{gdsync, json, run, succeeds, text};
-use crate::processes::{as_from_a_terminal, children_of, signal};
+use crate::processes::{children_of, signal};
 use gdsync_test_support::on_system;
 use serde_json::Value;
-use std::fs::File;
-use std::io::{Read, Write};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::io::Write;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener};
-use std::os::unix::process::CommandExt;
-use std::process::{Child, Command, Stdio};
-use std::sync::mpsc::{Receiver, channel};
+use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 /// Much longer than any of these takes, also on a busy machine.
@@ -172,7 +170,9 @@ fn a_stopped_process_is_named_and_holds_up_no_other() {
 fn a_name_of_another_program_is_said_to_answer_wrongly() {
     // SAFETY: no preconditions; cannot fail.
     let user = unsafe { libc::geteuid() };
-    let name = format!("gdsync-status/{user}/{}/63", std::process::id());
+    let status = std::fs::read_to_string("/proc/self/stat").unwrap();
+    let start = status.rsplit(')').next().unwrap().split_whitespace().nth(19).unwrap();
+    let name = format!("gdsync-status/{user}/{}/{start}/63", std::process::id());
     let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(name).unwrap()).unwrap();
     // Other tests ask it, too. It ends with the process.
     std::thread::spawn(move || {
@@ -226,167 +226,4 @@ fn without_a_terminal_it_refuses_and_names_the_table() {
         said,
         "gdsync: the live view needs a terminal on stdin and stdout: `gdsync top --once` prints one table\n"
     );
-}
-
-/// A terminal of 30 lines and 100 columns, and the command on it.
-struct OnTerminal {
-    child: Child,
-    keys: File,
-    screen: Receiver<u8>,
-    seen: Vec<u8>,
-    /// Kept open, so that its settings can be read when the command has ended.
-    slave: OwnedFd,
-    before: libc::termios,
-}
-
-fn settings(terminal: &OwnedFd) -> libc::termios {
-    // SAFETY: all-zero bytes are a valid value of this plain C structure.
-    let mut settings: libc::termios = unsafe { std::mem::zeroed() };
-    // SAFETY: a valid place.
-    assert_eq!(unsafe { libc::tcgetattr(terminal.as_raw_fd(), &mut settings) }, 0);
-    settings
-}
-
-impl OnTerminal {
-    fn start(arguments: &[&str], environment: &[(&str, &str)]) -> Self {
-        let (mut master, mut slave) = (0, 0);
-        let size = libc::winsize { ws_row: 30, ws_col: 100, ws_xpixel: 0, ws_ypixel: 0 };
-        // SAFETY: valid places, and no name and no settings.
-        let made =
-            unsafe { libc::openpty(&mut master, &mut slave, std::ptr::null_mut(), std::ptr::null(), &size) };
-        assert_eq!(made, 0, "{}", std::io::Error::last_os_error());
-        // SAFETY: both were just opened, and nothing else owns them.
-        let (master, slave) = unsafe { (OwnedFd::from_raw_fd(master), OwnedFd::from_raw_fd(slave)) };
-        let end = || Stdio::from(slave.try_clone().unwrap());
-        let mut command = gdsync(arguments);
-        command.stdin(end()).stdout(end()).stderr(end()).env("TERM", "xterm").env_remove("NO_COLOR");
-        command.envs(environment.iter().copied());
-        take_terminal(as_from_a_terminal(&mut command));
-        let before = settings(&slave);
-        let child = command.spawn().unwrap();
-        let mut screen = File::from(master.try_clone().unwrap());
-        let (sender, receiver) = channel();
-        std::thread::spawn(move || {
-            let mut part = [0; 4096];
-            // An error is the end: no process has the terminal any more.
-            while let Ok(count @ 1..) = screen.read(&mut part) {
-                if part[..count].iter().any(|byte| sender.send(*byte).is_err()) {
-                    return;
-                }
-            }
-        });
-        OnTerminal { child, keys: File::from(master), screen: receiver, seen: Vec::new(), slave, before }
-    }
-
-    /// Waits until a text is on its way to the screen, after what was waited for before.
-    fn shows(&mut self, what: &str) {
-        let deadline = Instant::now() + LIMIT;
-        let mut since = Vec::new();
-        while !since.windows(what.len()).any(|part| part == what.as_bytes()) {
-            let left = deadline.saturating_duration_since(Instant::now());
-            match self.screen.recv_timeout(left) {
-                Ok(byte) => since.push(byte),
-                Err(error) => panic!("{what} is not shown, {error}: {}", text(&since)),
-            }
-        }
-        self.seen.extend(since);
-    }
-
-    fn press(&mut self, keys: &str) {
-        self.keys.write_all(keys.as_bytes()).unwrap();
-    }
-
-    /// Waits for its end. The terminal is as it was.
-    fn ends(mut self) -> (Option<i32>, String) {
-        let deadline = Instant::now() + LIMIT;
-        let status = loop {
-            match self.child.try_wait().unwrap() {
-                Some(status) => break status,
-                None if Instant::now() > deadline => {
-                    self.child.kill().unwrap();
-                    panic!("it does not end");
-                }
-                None => std::thread::sleep(Duration::from_millis(5)),
-            }
-        };
-        let now = settings(&self.slave);
-        assert_eq!(
-            (now.c_lflag, now.c_iflag, now.c_oflag),
-            (self.before.c_lflag, self.before.c_iflag, self.before.c_oflag)
-        );
-        while let Ok(byte) = self.screen.recv_timeout(Duration::from_millis(200)) {
-            self.seen.push(byte);
-        }
-        let seen = text(&self.seen);
-        // The other screen and the hidden cursor, and both back: the last of each.
-        for [on, off] in [["\x1b[?1049h", "\x1b[?1049l"], ["\x1b[?25l", "\x1b[?25h"]] {
-            assert!(seen.rfind(on).is_some_and(|on| seen.rfind(off).is_some_and(|off| off > on)), "{seen:?}");
-        }
-        (status.code(), seen)
-    }
-}
-
-/// The command becomes the leader of a session on the terminal that is its stdin.
-fn take_terminal(command: &mut Command) {
-    let take = || {
-        // SAFETY: no memory is involved.
-        let taken = unsafe { libc::setsid() >= 0 && libc::ioctl(0, libc::TIOCSCTTY, 0) == 0 };
-        if taken { Ok(()) } else { Err(std::io::Error::last_os_error()) }
-    };
-    // SAFETY: between fork and exec this only makes system calls.
-    unsafe { command.pre_exec(take) };
-}
-
-#[test]
-fn the_live_view_draws_sorts_pauses_and_leaves_the_terminal_as_it_was() {
-    let _pingpong = (!on_system()).then(|| Pingpong::start(None));
-    let mut top = OnTerminal::start(&["top", "--interval", "100ms"], &[]);
-    top.shows("\x1b[?1049h");
-    top.shows("process");
-    top.press("s");
-    top.shows("rat");
-    top.press("p");
-    top.shows("PAUSED");
-    top.press("\x1b[B\x1b[6~q");
-    assert_eq!(top.ends().0, Some(0));
-}
-
-#[test]
-fn signals_end_the_live_view_and_leave_the_terminal_as_it_was() {
-    for (number, status) in [(libc::SIGTERM, 143), (libc::SIGINT, 130)] {
-        let mut top = OnTerminal::start(&["top"], &[("NO_COLOR", "1")]);
-        top.shows("gdsync");
-        signal(top.child.id(), number);
-        let (code, seen) = top.ends();
-        assert_eq!(code, Some(status), "{seen}");
-        // No color, but what is bold or reversed.
-        assert!(!seen.contains("\x1b[38;5;") && !seen.contains("\x1b[31m"), "{seen:?}");
-    }
-}
-
-#[test]
-fn control_c_is_a_key_that_ends_the_live_view() {
-    let mut top = OnTerminal::start(&["top"], &[]);
-    top.shows("gdsync");
-    top.press("\x03");
-    assert_eq!(top.ends().0, Some(0));
-}
-
-#[test]
-fn a_process_that_ends_while_it_is_shown_ends_nothing() {
-    if on_system() {
-        return;
-    }
-    let mut pingpong = Pingpong::start(None);
-    let pids = pingpong.pids();
-    until(pids, "both are there", |both| both.iter().all(is_connected));
-    let mut top = OnTerminal::start(&["top", "--interval", "100ms"], &[]);
-    top.shows("RTS");
-    pingpong.0.kill().unwrap();
-    pingpong.0.wait().unwrap();
-    signal(pids[1], libc::SIGKILL);
-    top.press("p");
-    top.shows("PAUSED");
-    top.press("q");
-    assert_eq!(top.ends().0, Some(0));
 }
