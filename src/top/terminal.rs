@@ -66,22 +66,27 @@ fn restore() {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gdsync_test_support::process::{again, role};
     use std::fs::File;
     use std::io::{Error, Read};
     use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-    use std::process::Stdio;
+    use std::process::{Command, Stdio};
 
-    /// A terminal: its master, and what programs on it have.
-    fn open() -> (OwnedFd, OwnedFd) {
-        let (mut master, mut slave) = (0, 0);
+    const ROLE: &str = "GDSYNC_TEST_ROLE";
+
+    /// The master, and what programs on the terminal have. No other process that a test starts has them.
+    fn open() -> (File, OwnedFd) {
+        let master = File::options().read(true).write(true).open("/dev/ptmx").unwrap();
+        let (fd, locked) = (master.as_raw_fd(), 0);
         let size = libc::winsize { ws_row: 30, ws_col: 100, ws_xpixel: 0, ws_ypixel: 0 };
-        // SAFETY: valid places, and no name and no settings.
-        let made =
-            unsafe { libc::openpty(&mut master, &mut slave, std::ptr::null_mut(), std::ptr::null(), &size) };
-        assert_eq!(made, 0, "{}", Error::last_os_error());
-        // SAFETY: both were just opened, and nothing else owns them.
-        unsafe { (OwnedFd::from_raw_fd(master), OwnedFd::from_raw_fd(slave)) }
+        // SAFETY: `locked` and `size` are of the types that the calls read; the last one opens a file.
+        let slave = unsafe {
+            assert_eq!(libc::ioctl(fd, libc::TIOCSPTLCK, &raw const locked), 0);
+            assert_eq!(libc::ioctl(fd, libc::TIOCSWINSZ, &raw const size), 0);
+            libc::ioctl(fd, libc::TIOCGPTPEER, libc::O_RDWR | libc::O_NOCTTY | libc::O_CLOEXEC)
+        };
+        assert!(slave >= 0, "{}", Error::last_os_error());
+        // SAFETY: it was just opened, and nothing else owns it.
+        (master, unsafe { OwnedFd::from_raw_fd(slave) })
     }
 
     fn modes(terminal: &OwnedFd) -> [libc::tcflag_t; 4] {
@@ -94,22 +99,22 @@ mod tests {
 
     #[test]
     fn a_panic_leaves_the_terminal_as_it_was_and_is_said_there() {
-        if role().is_some() {
+        if std::env::var_os(ROLE).is_some() {
             let mut terminal = Terminal::enter().unwrap();
             terminal.draw(|_| panic!("a view that panics")).unwrap();
         }
-        let (master, slave) = open();
+        let (mut master, slave) = open();
         let before = modes(&slave);
         let end = || Stdio::from(slave.try_clone().unwrap());
-        let test = "a_panic_leaves_the_terminal_as_it_was_and_is_said_there";
-        let mut command = again(module_path!(), test, "panics");
-        let mut child =
-            command.stdin(end()).stdout(end()).stderr(end()).env("TERM", "xterm").spawn().unwrap();
+        let test = "top::terminal::tests::a_panic_leaves_the_terminal_as_it_was_and_is_said_there";
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", test, "--nocapture"]).env(ROLE, "panics").env("TERM", "xterm");
+        let mut child = command.stdin(end()).stdout(end()).stderr(end()).spawn().unwrap();
         drop(command);
         // Beside it, as a terminal that is full takes no bytes. The end is an error: no process has the terminal any more.
         let reader = std::thread::spawn(move || {
             let mut seen = Vec::new();
-            let _ = File::from(master).read_to_end(&mut seen);
+            let _ = master.read_to_end(&mut seen);
             String::from_utf8_lossy(&seen).into_owned()
         });
         let status = child.wait().unwrap();

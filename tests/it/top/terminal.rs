@@ -30,6 +30,22 @@ struct OnTerminal {
     reader: JoinHandle<()>,
 }
 
+/// The master, and what programs on the terminal have. No other process that a test starts has them.
+fn a_terminal() -> (File, OwnedFd) {
+    let master = File::options().read(true).write(true).open("/dev/ptmx").unwrap();
+    let (fd, locked) = (master.as_raw_fd(), 0);
+    let size = libc::winsize { ws_row: 30, ws_col: 100, ws_xpixel: 0, ws_ypixel: 0 };
+    // SAFETY: `locked` and `size` are of the types that the calls read; the last one opens a file.
+    let slave = unsafe {
+        assert_eq!(libc::ioctl(fd, libc::TIOCSPTLCK, &raw const locked), 0);
+        assert_eq!(libc::ioctl(fd, libc::TIOCSWINSZ, &raw const size), 0);
+        libc::ioctl(fd, libc::TIOCGPTPEER, libc::O_RDWR | libc::O_NOCTTY | libc::O_CLOEXEC)
+    };
+    assert!(slave >= 0, "{}", std::io::Error::last_os_error());
+    // SAFETY: it was just opened, and nothing else owns it.
+    (master, unsafe { OwnedFd::from_raw_fd(slave) })
+}
+
 fn settings(terminal: &OwnedFd) -> libc::termios {
     // SAFETY: all-zero bytes are a valid value of this plain C structure.
     let mut settings: libc::termios = unsafe { std::mem::zeroed() };
@@ -45,14 +61,7 @@ impl OnTerminal {
 
     /// The command begins with that for SIGHUP.
     fn start_with(arguments: &[&str], environment: &[(&str, &str)], hang_up: libc::sighandler_t) -> Self {
-        let (mut master, mut slave) = (0, 0);
-        let size = libc::winsize { ws_row: 30, ws_col: 100, ws_xpixel: 0, ws_ypixel: 0 };
-        // SAFETY: valid places, and no name and no settings.
-        let made =
-            unsafe { libc::openpty(&mut master, &mut slave, std::ptr::null_mut(), std::ptr::null(), &size) };
-        assert_eq!(made, 0, "{}", std::io::Error::last_os_error());
-        // SAFETY: both were just opened, and nothing else owns them.
-        let (master, slave) = unsafe { (OwnedFd::from_raw_fd(master), OwnedFd::from_raw_fd(slave)) };
+        let (master, slave) = a_terminal();
         let end = || Stdio::from(slave.try_clone().unwrap());
         let mut command = gdsync(arguments);
         command.stdin(end()).stdout(end()).stderr(end()).env("TERM", "xterm").env_remove("NO_COLOR");
@@ -60,7 +69,7 @@ impl OnTerminal {
         take_terminal(as_from_a_terminal(&mut command), hang_up);
         let before = settings(&slave);
         let child = command.spawn().unwrap();
-        let mut screen = File::from(master.try_clone().unwrap());
+        let mut screen = master.try_clone().unwrap();
         let (sender, receiver) = channel();
         let is_over = Arc::new(AtomicBool::new(false));
         let is_read_no_more = is_over.clone();
@@ -77,8 +86,7 @@ impl OnTerminal {
                 }
             }
         });
-        let keys = File::from(master);
-        OnTerminal { child, keys, screen: receiver, seen: Vec::new(), slave, before, is_over, reader }
+        OnTerminal { child, keys: master, screen: receiver, seen: Vec::new(), slave, before, is_over, reader }
     }
 
     /// Waits until a text is on its way to the screen, after what was waited for before.
