@@ -179,7 +179,7 @@ fn processes_that_answer_wrongly_are_said_to() {
     assert!(asked("gone", LONG, Box::new(drop)).is_none());
     assert!(ask(&[name("nothing")], LONG).is_empty());
 
-    // It answers without an end: whoever asks stops at the limit.
+    // It answers without an end: the asker stops at the limit.
     let endless = |mut socket: UnixStream| while socket.write_all(&[b'x'; 4096]).is_ok() {};
     let (_, status) = asked("endless", LONG, Box::new(endless)).unwrap();
     assert!(
