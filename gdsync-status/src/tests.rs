@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;
-use std::io::Write;
+use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
@@ -230,6 +230,39 @@ fn those_that_say_nothing_hold_up_no_other_and_have_their_time_together() {
 }
 
 #[test]
+fn a_name_that_another_user_holds_is_not_believed() {
+    const OTHER: libc::uid_t = 65_534;
+    if gdsync_sys::local::own_user() != 0 {
+        let line = "SKIPPED a_name_that_another_user_holds_is_not_believed: only root can be another user\n";
+        std::io::stderr().write_all(line.as_bytes()).unwrap();
+        return;
+    }
+    let held = name("held");
+    let address = SocketAddr::from_abstract_name(&held).unwrap();
+    let (mut ready, mut is_ready) = std::io::pipe().unwrap();
+    // SAFETY: the child uses files only, and ends without unwinding.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        // SAFETY: no memory is involved.
+        if unsafe { libc::setuid(OTHER) } == 0
+            && let Ok(listener) = UnixListener::bind_addr(&address)
+            && is_ready.write_all(&[1]).is_ok()
+            && let Ok((mut socket, _)) = listener.accept()
+        {
+            let _ = socket.write_all(b"garbage");
+        }
+        // SAFETY: the call ends the child immediately.
+        unsafe { libc::_exit(0) };
+    }
+    drop(is_ready);
+    ready.read_exact(&mut [0]).unwrap();
+    let answers = ask(&[held], LONG);
+    // SAFETY: the number is that of the child, which has not been waited for; there is no place for its status.
+    assert_eq!(unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) }, child);
+    assert!(answers.is_empty(), "{answers:?}");
+}
+
+#[test]
 fn of_the_waits_of_a_stream_the_oldest_is_shown() {
     let mut status = Status::default();
     let wait = |mark| Wait { mark, ..Wait::default() };
@@ -256,6 +289,16 @@ struct Panics;
 impl Source for Panics {
     fn add_to(&self, _: &mut Status, _: &mut Kept) {
         panic!("a source that panics");
+    }
+}
+
+/// It waits for ever, if it may.
+struct Patient;
+
+impl Source for Patient {
+    fn add_to(&self, _: &mut Status, kept: &mut Kept) {
+        assert_eq!(kept.patience(Duration::ZERO), Duration::ZERO);
+        std::thread::sleep(kept.patience(Duration::from_secs(1 << 20)));
     }
 }
 
@@ -297,6 +340,10 @@ fn what_is_published_is_seen_until_it_is_dropped() {
     assert_eq!(seen(), Some(vec![3, 5, 6]));
     drop(again);
     assert_eq!(seen(), None);
+    // Sources that would wait for long have a limit of time together.
+    let patient = [(); 20].map(|()| publish(Arc::new(Patient)));
+    assert_eq!(own().stream_count, 0);
+    drop(patient);
     // The thread that answers drops the last one, whether this process asks or another one of the user does first.
     let last = Arc::new(Last(Mutex::new(None)));
     *last.0.lock() = Some(Arc::new(publish(last.clone())));
