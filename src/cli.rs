@@ -14,6 +14,8 @@ mod pingpong;
 mod process;
 #[path = "cli_sides.rs"]
 mod sides;
+#[path = "cli_top.rs"]
+mod top;
 #[path = "cli_values.rs"]
 mod values;
 
@@ -24,6 +26,7 @@ pub(crate) use net::{NetMode, NetOperation, NetOptions};
 pub(crate) use pingpong::PingpongOptions;
 pub(crate) use process::{BenchFirstOptions, BenchScaleOptions, Process};
 pub(crate) use sides::{SideOptions, Sizes};
+pub(crate) use top::TopOptions;
 
 use crate::fault_plan;
 use crate::hca::{self, Hca};
@@ -103,6 +106,8 @@ pub(crate) enum Command {
     Explain(ExplainOptions),
     /// Run a command on the software card, through the machine's own libibverbs and libmlx5
     Soft(SoftOptions),
+    /// Show what runs on this host: software cards, queue pairs, rates, faults, and who waits for whom
+    Top(TopOptions),
     /// Run a command and write the timeline of all its processes, which https://ui.perfetto.dev opens
     Trace(TraceOptions),
     /// Print the completions of a shell; `scripts/install.sh` installs them

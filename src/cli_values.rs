@@ -122,6 +122,16 @@ pub(super) fn duration(text: &str) -> Result<Duration, String> {
     }
 }
 
+/// Time between two looks at processes. A shorter one would be a load for them.
+pub(super) fn interval(text: &str) -> Result<Duration, String> {
+    match duration(text)? {
+        short if short < Duration::from_millis(100) => {
+            Err(format!("{text} is less than the 100ms that are between two looks at least"))
+        }
+        interval => Ok(interval),
+    }
+}
+
 /// Bytes of a message.
 pub(super) fn size(text: &str) -> Result<u64, String> {
     match crate::size::parse(text)? {

@@ -31,6 +31,7 @@ mod size;
 mod soak;
 mod soft;
 mod text;
+mod top;
 mod trace;
 mod wrapped;
 
@@ -119,6 +120,7 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
         Command::Explain(options) => explain::run(&options),
         Command::Soak(options) => soak::run(&options).map(done),
         Command::Soft(options) => soft::run(&options),
+        Command::Top(options) => top::run(&options),
         Command::Trace(options) => trace::run(&options),
         Command::Completions(options) => manual::completions(&options).map(done),
         Command::Man(options) => manual::man(&options),

@@ -30,7 +30,7 @@ const fn entry(commands: &'static [&'static str], term: &'static str, text: &'st
     Entry { commands, term, text }
 }
 
-const EXIT_STATUS: [Entry; 7] = [
+const EXIT_STATUS: [Entry; 8] = [
     entry(&[], "0", "Everything was done. Help, and `gdsync` alone, end so, too."),
     entry(
         &[],
@@ -47,6 +47,11 @@ const EXIT_STATUS: [Entry; 7] = [
         "130",
         "It was interrupted (SIGINT): what was measured until then has been printed. A second SIGINT ends the process at once.",
     ),
+    entry(
+        &["top"],
+        "128 and the number of a signal",
+        "SIGINT, SIGTERM or SIGHUP has ended the live view. The terminal is as it was before.",
+    ),
     entry(&["soft", "trace"], "126", "COMMAND cannot be run."),
     entry(&["soft", "trace"], "127", "COMMAND was not found."),
     entry(
@@ -56,7 +61,7 @@ const EXIT_STATUS: [Entry; 7] = [
     ),
 ];
 
-const ENVIRONMENT: [Entry; 17] = [
+const ENVIRONMENT: [Entry; 18] = [
     entry(
         &[],
         "GDSYNC_LOG",
@@ -71,6 +76,11 @@ const ENVIRONMENT: [Entry; 17] = [
         &[],
         "GDSYNC_TRACE_GPU",
         "`1` has the timeline say when GPUs perform what their streams are given, by events of CUDA, which take time on the GPU.",
+    ),
+    entry(
+        &[],
+        "GDSYNC_STATUS",
+        "`off` or `0`: the process does not answer `gdsync top`, and has no thread for that (docs/top.md).",
     ),
     entry(&[], "NO_COLOR", "Nothing is colored. Without it, terminals are."),
     entry(&[], "CLICOLOR_FORCE", "Everything is colored, also in a pipe."),
@@ -124,7 +134,7 @@ const ENVIRONMENT: [Entry; 17] = [
     ),
 ];
 
-const EXAMPLES: [Entry; 32] = [
+const EXAMPLES: [Entry; 34] = [
     entry(&["doctor"], "gdsync doctor", "What of this machine works, and what to do about the rest."),
     entry(&["doctor"], "gdsync doctor --fix", "The commands that would mend what is found; nothing is run."),
     entry(&["devices"], "gdsync devices", "The cards, and the GID that connections use."),
@@ -233,6 +243,8 @@ const EXAMPLES: [Entry; 32] = [
         "gdsync trace -o ring.json --merge parts/",
         "One trace of the parts that ranks have written with GDSYNC_TRACE=parts/.",
     ),
+    entry(&["top"], "gdsync top", "What runs on this host, once a second; q ends it."),
+    entry(&["top"], "gdsync top --once --json", "The same as one JSON object, with the rates of one second."),
     entry(&["sanity"], "gdsync sanity --stand-in", "The checks on ordinary memory, without a GPU."),
     entry(&["copybw", "copylat"], "gdsync copybw --gpu 0 --max-size 1MiB", "Copies of up to 1 MiB."),
     entry(

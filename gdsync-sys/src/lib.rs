@@ -16,6 +16,7 @@ pub mod barrier;
 pub mod contain;
 pub mod gdrdrv;
 pub mod host;
+pub mod local;
 pub mod mlx5dv;
 pub mod nvrm;
 pub mod pause;

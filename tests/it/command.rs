@@ -16,6 +16,7 @@ pub(crate) fn gdsync(arguments: &[&str]) -> Command {
     }
     for name in [
         "GDSYNC_LOG",
+        "GDSYNC_STATUS",
         "GDSYNC_TRACE",
         "GDSYNC_TRACE_GPU",
         "SOFTHCA_DEVICES",

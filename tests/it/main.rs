@@ -21,5 +21,6 @@ mod mistakes;
 mod pictures;
 mod processes;
 mod settings;
+mod top;
 mod traces;
 mod uverbs;

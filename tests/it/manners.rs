@@ -6,7 +6,7 @@ use gdsync_test_support::folder::Folder;
 /// The processes that commands start: no user sees them.
 const INTERNAL: [&str; 7] =
     ["pingpong-peer", "net-peer", "bench-first", "bench-scale", "soak-worker", "exchange-peer", "soft-watch"];
-const COMMANDS: [&str; 13] = [
+const COMMANDS: [&str; 14] = [
     "pingpong",
     "devices",
     "doctor",
@@ -17,6 +17,7 @@ const COMMANDS: [&str; 13] = [
     "sanity",
     "explain",
     "soft",
+    "top",
     "trace",
     "completions",
     "man",

@@ -4,7 +4,7 @@ use crate::command::{error_in, gdsync, object, rows_in, run, text};
 use gdsync_test_support::skipped_on_system;
 
 /// A command line, and how the error about it begins, which clap continues with the usage.
-const WRONG_USAGE: [(&[&str], &str); 44] = [
+const WRONG_USAGE: [(&[&str], &str); 46] = [
     (
         &["pingpong", "--size", "-1"],
         "invalid value '-1' for '--size <BYTES>': `-1` is not a size: give bytes, or a number with K, KiB,",
@@ -122,6 +122,11 @@ const WRONG_USAGE: [(&[&str], &str); 44] = [
         "invalid value '9' for '--devices <LIST>': 9 is neither a number from 1 to 8",
     ),
     (&["doctor", "--fix", "--json"], "the argument '--fix' cannot be used with '--json'"),
+    (&["top", "--json"], "the following required arguments were not provided:\n  --once"),
+    (
+        &["top", "--interval", "5ms"],
+        "invalid value '5ms' for '--interval <TIME>': 5ms is less than the 100ms",
+    ),
     (&["devices", "mlx5_0"], "unexpected argument 'mlx5_0' found"),
     (
         &["completions", "sh"],
@@ -193,7 +198,7 @@ fn what_a_failed_sweep_has_measured_stands_beside_its_error() {
 #[test]
 fn a_page_that_is_not_there_is_said_with_those_that_are() {
     let output = run(&["man", "flood"]);
-    let expected = "gdsync: flood is no command: there are pingpong, devices, doctor, bench, bench-net, soak, copybw, copylat, sanity, explain, soft, trace, completions, man\n";
+    let expected = "gdsync: flood is no command: there are pingpong, devices, doctor, bench, bench-net, soak, copybw, copylat, sanity, explain, soft, top, trace, completions, man\n";
     assert_eq!((output.status.code(), text(&output.stderr).as_str()), (Some(2), expected));
     let output = run(&["man", "--all", "/nowhere/at/all"]);
     let expected =

@@ -31,16 +31,18 @@ pub(crate) fn children_of(parent: u32, count: usize) -> Vec<u32> {
     }
 }
 
-/// SIGINT as a terminal's shell leaves it: jobs in the background ignore it.
+/// SIGINT and SIGHUP as a terminal's shell leaves them: jobs in the background ignore the one, those under nohup the other.
 pub(crate) fn as_from_a_terminal(command: &mut Command) -> &mut Command {
     let default = || {
-        // SAFETY: the call changes what a signal does, and involves no handler.
-        match unsafe { libc::signal(libc::SIGINT, libc::SIG_DFL) } {
-            libc::SIG_ERR => Err(std::io::Error::last_os_error()),
-            _ => Ok(()),
+        for signal in [libc::SIGINT, libc::SIGHUP] {
+            // SAFETY: the call changes what a signal does, and involves no handler.
+            if unsafe { libc::signal(signal, libc::SIG_DFL) } == libc::SIG_ERR {
+                return Err(std::io::Error::last_os_error());
+            }
         }
+        Ok(())
     };
-    // SAFETY: between fork and exec this only makes a system call.
+    // SAFETY: between fork and exec this only makes system calls.
     unsafe { command.pre_exec(default) }
 }
 

@@ -76,6 +76,11 @@ impl Timeline {
         })
     }
 
+    /// Its number, unique in the process.
+    pub(crate) fn id(&self) -> u64 {
+        self.id
+    }
+
     pub(crate) fn device(&self) -> u64 {
         self.device
     }

@@ -1,11 +1,12 @@
 //! Completion queues.
 
 use crate::qp::channel::{ArmFor, Told, deadline};
-use crate::qp::{CompletionChannel, PreparedWait, QueuePairInner, trace};
+use crate::qp::{CompletionChannel, PreparedWait, QueuePairInner, status, trace};
 use crate::queue::completion::CompletionState;
 use crate::queue::{Completion, PollError, QueueError, Ring, StateError};
 use crate::verbs::device::DeviceInner;
 use crate::verbs::{Error, QueuePairError, Transport};
+use gdsync_status::Published;
 use gdsync_sys::verbs::ibv_cq;
 use spin::mutex::{SpinMutex, SpinMutexGuard};
 use spin::relax::Yield;
@@ -71,6 +72,8 @@ pub(crate) struct CompletionQueueInner {
     /// Queue pairs that complete here, by number.
     queue_pairs: Mutex<Vec<(u32, Weak<QueuePairInner>)>>,
     pub(crate) device: Arc<DeviceInner>,
+    /// It is asked what streams wait for here.
+    _published: Published,
     /// The domain whose allocator supplied the ring.
     pub(crate) domain: Arc<dyn Debug + Send + Sync>,
 }
@@ -224,7 +227,8 @@ impl CompletionQueueInner {
         device: &Arc<DeviceInner>,
         domain: Arc<dyn Debug + Send + Sync>,
     ) -> Arc<Self> {
-        let inner = Arc::new(CompletionQueueInner {
+        let inner = Arc::new_cyclic(|inner| CompletionQueueInner {
+            _published: status::publish(inner.clone()),
             object,
             told,
             state: SpinMutex::new(CompletionState::new(ring)),
@@ -289,6 +293,17 @@ impl CompletionQueueInner {
     #[inline(always)]
     pub(crate) fn lock(&self) -> SpinMutexGuard<'_, CompletionState, Yield> {
         self.state.lock()
+    }
+
+    /// As [`Self::lock`], unless another thread has it.
+    pub(crate) fn try_lock(&self) -> Option<SpinMutexGuard<'_, CompletionState, Yield>> {
+        self.state.try_lock()
+    }
+
+    /// Numbers of the queue pairs that complete here.
+    pub(crate) fn attached_numbers(&self) -> Vec<u32> {
+        let known = self.queue_pairs.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        known.iter().map(|(number, _)| *number).collect()
     }
 
     pub(crate) fn attach(&self, queue_pair: &Arc<QueuePairInner>) {

@@ -58,6 +58,7 @@ mod role;
 mod shared_receives;
 #[cfg(test)]
 mod spoilt_tests;
+mod status;
 mod target;
 #[cfg(test)]
 pub(crate) mod testing;

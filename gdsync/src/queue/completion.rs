@@ -322,6 +322,16 @@ impl CompletionState {
             .any(|slot| matches!(slot, Slot::Posted(timeline, point) if !timeline.has_passed(*point)))
     }
 
+    /// Entries that streams wait for and that have not come, oldest first, with the waits' places.
+    pub(crate) fn open_waits(&self) -> impl Iterator<Item = (u32, &Timeline, TimelinePoint)> {
+        self.slots.iter().zip(0..).filter_map(|(slot, place)| {
+            let Slot::Posted(timeline, point) = slot else { return None };
+            let index = self.recycled.wrapping_add(place);
+            let is_open = !timeline.has_passed(*point) && !self.has_come(index);
+            is_open.then_some((index, &**timeline, *point))
+        })
+    }
+
     /// What a stream has to watch to see entry `index` complete.
     ///
     /// Never "greater or equal" on the dword, though libgdsync does: error opcodes have the top bit

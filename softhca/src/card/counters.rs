@@ -3,12 +3,14 @@
 
 use crate::os::memory::SharedMemory;
 use crate::packet::{Header, NakCode, PacketKind};
+use gdsync_status::Traffic;
 use gdsync_sys::shared::SharedU64;
 use std::fs::OpenOptions;
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// Octets of a packet beside its payload, as `PortXmitData` counts them: local route header, base
@@ -112,7 +114,7 @@ impl Counters {
     }
 
     /// Counts a packet that leaves the card.
-    pub(crate) fn sent(&self, header: &Header, payload: u64) {
+    fn sent(&self, header: &Header, payload: u64) {
         self.add(Counter::XmitPackets, 1);
         self.add(Counter::XmitData, (HEADERS + payload).div_ceil(4));
         match nak_of(header) {
@@ -123,7 +125,7 @@ impl Counters {
     }
 
     /// Counts a packet that reaches the card.
-    pub(crate) fn received(&self, header: &Header, payload: u64) {
+    fn received(&self, header: &Header, payload: u64) {
         self.add(Counter::RcvPackets, 1);
         self.add(Counter::RcvData, (HEADERS + payload).div_ceil(4));
         match PacketKind::try_from(header.kind) {
@@ -136,6 +138,52 @@ impl Counters {
             Some(NakCode::Sequence) => self.add(Counter::PacketSequenceErrors, 1),
             Some(NakCode::ReceiverNotReady) => self.add(Counter::ReceiverNotReady, 1),
             _ => {}
+        }
+    }
+}
+
+/// What a card counts: for itself, and in the file of its port if it has one.
+#[derive(Debug, Default)]
+pub(crate) struct Port {
+    pub(crate) file: Option<Arc<Counters>>,
+    pub(crate) own: Own,
+}
+
+/// The card's own counts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Own {
+    pub(crate) sent: Traffic,
+    pub(crate) received: Traffic,
+    /// Refusals received because no receive was posted.
+    pub(crate) not_ready: u64,
+    /// Refusals received for requests out of sequence.
+    pub(crate) out_of_sequence: u64,
+}
+
+fn add(traffic: &mut Traffic, payload: u64) {
+    traffic.packets += 1;
+    traffic.bytes += payload;
+}
+
+impl Port {
+    /// Counts a packet that leaves the card.
+    pub(crate) fn sent(&mut self, header: &Header, payload: u64) {
+        add(&mut self.own.sent, payload);
+        if let Some(file) = &self.file {
+            file.sent(header, payload);
+        }
+    }
+
+    /// Counts a packet that reaches the card.
+    pub(crate) fn received(&mut self, header: &Header, payload: u64) {
+        add(&mut self.own.received, payload);
+        match nak_of(header) {
+            Some(NakCode::Sequence) => self.own.out_of_sequence += 1,
+            Some(NakCode::ReceiverNotReady) => self.own.not_ready += 1,
+            _ => {}
+        }
+        if let Some(file) = &self.file {
+            file.received(header, payload);
         }
     }
 }
@@ -169,6 +217,13 @@ mod tests {
             assert_eq!((get(Counter::ReadRequests), get(Counter::OutOfSequence)), (0, 0));
         }
         std::fs::remove_file(&path).unwrap();
+        let mut port = Port { file: Some(Arc::new(one)), own: Own::default() };
+        port.sent(&refused, 0);
+        port.sent(&Header::new(PacketKind::Send, 1, 2, 3), 100);
+        port.received(&refused, 0);
+        let traffic = |packets, bytes| Traffic { packets, bytes };
+        let own = Own { sent: traffic(2, 100), received: traffic(1, 0), not_ready: 1, out_of_sequence: 0 };
+        assert_eq!((port.own, other.get(Counter::XmitPackets)), (own, 4));
         assert!(Counters::in_file(&path.join("below")).is_err(), "no folder");
     }
 }

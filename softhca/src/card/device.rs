@@ -17,6 +17,7 @@ use crate::liberties::{self, Dice, Liberties};
 use crate::os::clock;
 use crate::peer_memory;
 use crate::setting;
+use gdsync_status::Published;
 use gdsync_sys::contain::contain;
 use gdsync_sys::wake;
 use parking_lot::{Mutex, MutexGuard};
@@ -53,12 +54,15 @@ pub struct Card {
     thread: Option<JoinHandle<()>>,
     pub(super) next_number: AtomicU32,
     pub(super) port: Port,
+    /// Until the card ends, it is asked what it does.
+    published: Option<Published>,
     gids: Vec<GidEntry>,
     faults: Faults,
 }
 
 /// The part of a card that its thread uses.
 pub(super) struct Shared {
+    pub(super) port: Port,
     pub(super) engine: Mutex<Engine>,
     pub(super) sleeper: Arc<Sleeper>,
     sink: EventSink,
@@ -84,6 +88,7 @@ impl Card {
         let thread =
             std::thread::Builder::new().name("gdsync-softhca".to_owned()).spawn(move || shared.run())?;
         card.thread = Some(thread);
+        card.published = Some(gdsync_status::publish(card.shared.clone()));
         Ok(card)
     }
 
@@ -104,6 +109,7 @@ impl Card {
         let faults = faults::join();
         let engine = Engine::new(fabric, port, faults.clone(), dice, waits);
         let shared = Arc::new(Shared {
+            port,
             told: engine.told.clone(),
             is_always_told: AtomicBool::new(false),
             engine: Mutex::new(engine),
@@ -113,7 +119,7 @@ impl Card {
             rests: AtomicBool::new(false),
         });
         let next_number = AtomicU32::new(FIRST_NUMBER);
-        Card { shared, thread: None, next_number, port, gids: port.gids(), faults }
+        Card { shared, thread: None, next_number, port, published: None, gids: port.gids(), faults }
     }
 
     /// Its LID, unique on the host while the card lives. A card with an Ethernet port has one, too:
@@ -169,7 +175,7 @@ impl Card {
 
     /// Counts the packets from here on.
     pub fn count_in(&self, counters: Arc<Counters>) {
-        self.command(|engine| engine.counters = Some(counters));
+        self.command(|engine| engine.counters.file = Some(counters));
     }
 
     /// The strict checker's findings, oldest first. The last 256 are kept.
@@ -213,6 +219,8 @@ impl fmt::Debug for Card {
 
 impl Drop for Card {
     fn drop(&mut self) {
+        // Nothing else keeps the engine from here on.
+        self.published = None;
         self.shared.stop.store(true, Ordering::Release);
         self.shared.sleeper.wake();
         if let Some(thread) = self.thread.take()

@@ -63,6 +63,11 @@ impl Diagnostics {
         self.kept.push_back(diagnostic);
     }
 
+    /// How many are kept.
+    pub(crate) fn count(&self) -> usize {
+        self.kept.len()
+    }
+
     pub(crate) fn all(&self) -> Vec<Diagnostic> {
         self.kept.iter().cloned().collect()
     }

@@ -38,6 +38,7 @@ mod queue;
 mod regions;
 mod relations;
 mod shared_queues;
+mod status;
 mod told;
 mod trace;
 mod transport;

@@ -16,6 +16,7 @@ use super::key;
 use super::node::LIDS;
 use crate::os::socket;
 use gdsync_auth::{Key, own_user};
+use gdsync_sys::local;
 use std::io::{self, ErrorKind};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
@@ -111,7 +112,7 @@ pub(super) fn connect(lid: u16) -> io::Result<UnixStream> {
 
 /// Connects to a name whose holder is a process of this user.
 pub(super) fn reach(name: &[u8]) -> io::Result<UnixStream> {
-    let stream = socket::connect_unix(name)?;
+    let stream = local::connect(name)?;
     let user = socket::peer_user(&stream)?;
     if user != own_user() {
         let reason = format!("user {user} holds the name of a card of user {}", own_user());

@@ -9,6 +9,7 @@ use super::{Node, Part};
 use crate::os::socket;
 use crate::testing::{again, role, skipped, until};
 use gdsync_auth::{Key, own_user};
+use gdsync_sys::local;
 use std::io::{BufRead, BufReader, Lines, Write};
 use std::ops::RangeInclusive;
 use std::os::linux::net::SocketAddrExt;
@@ -87,7 +88,7 @@ fn other_user() {
     // The test harness prints, too: the mark says which lines are meant.
     let say = |words: String| println!("\nCHILD {words}");
     if words[0] == "connect" {
-        let stream = socket::connect_unix(&names[0]).unwrap();
+        let stream = local::connect(&names[0]).unwrap();
         let (_, memory) = crate::os::memory::SharedMemory::create(4096).unwrap();
         let greeting = socket::send_with_fd(&stream, b"gdsft2\0\x07", std::os::fd::AsFd::as_fd(&memory));
         stream.set_nonblocking(false).unwrap();

@@ -321,7 +321,7 @@ fn take_one(fabric: &mut Shared) -> Option<u16> {
 #[test]
 fn strangers_are_refused() {
     let mut fabric = Shared::bind().unwrap();
-    let stranger = crate::os::socket::connect_unix(&names::plain(fabric.lid())).unwrap();
+    let stranger = gdsync_sys::local::connect(&names::plain(fabric.lid())).unwrap();
     std::io::Write::write_all(&mut &stranger, b"GET / HTTP/1.1").unwrap();
     until("the refusal", || {
         take(&mut fabric);

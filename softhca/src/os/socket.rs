@@ -1,36 +1,12 @@
 //! Sockets: connections that never block, bytes from several places, descriptors in messages.
 
 use super::call::{check, owned};
+use gdsync_sys::local;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddrV4, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
-
-/// The socket address of an abstract name, and its length.
-fn abstract_address(name: &[u8]) -> io::Result<(libc::sockaddr_un, libc::socklen_t)> {
-    // SAFETY: all-zero bytes are a valid socket address.
-    let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
-    address.sun_family = libc::AF_UNIX as libc::sa_family_t;
-    let place = address.sun_path.get_mut(1..=name.len()).ok_or(io::ErrorKind::InvalidInput)?;
-    for (to, from) in place.iter_mut().zip(name) {
-        *to = *from as libc::c_char;
-    }
-    let length = std::mem::offset_of!(libc::sockaddr_un, sun_path) + 1 + name.len();
-    Ok((address, length as libc::socklen_t))
-}
-
-/// Connects to an abstract name without ever blocking (the standard library's connect waits while
-/// the backlog is full).
-pub(crate) fn connect_unix(name: &[u8]) -> io::Result<UnixStream> {
-    let (address, length) = abstract_address(name)?;
-    let kind = libc::SOCK_STREAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
-    // SAFETY: a plain system call, whose descriptor is new.
-    let socket = unsafe { owned(libc::socket(libc::AF_UNIX, kind, 0)) }?;
-    // SAFETY: the address is valid for its length.
-    check(unsafe { libc::connect(socket.as_raw_fd(), (&raw const address).cast(), length) })?;
-    Ok(socket.into())
-}
 
 fn internet_address(address: SocketAddrV4) -> libc::sockaddr_in {
     libc::sockaddr_in {
@@ -127,7 +103,7 @@ pub(crate) fn refuse_connections(listener: BorrowedFd<'_>) {
 
 /// The user that the peer of a socket ran as when it connected.
 pub(crate) fn peer_user(socket: &UnixStream) -> io::Result<libc::uid_t> {
-    peer_credentials(socket).map(|peer| peer.uid)
+    local::peer(socket).map(|peer| peer.uid)
 }
 
 /// A descriptor of the process that listens at the peer of a socket. It becomes readable when the
@@ -137,7 +113,7 @@ pub(crate) fn peer_user(socket: &UnixStream) -> io::Result<libc::uid_t> {
 /// # Errors
 /// `ESRCH` where the process has ended already, or an error such as `EMFILE`.
 pub(crate) fn peer_process(socket: &UnixStream) -> io::Result<Option<OwnedFd>> {
-    let pid = peer_credentials(socket)?.pid;
+    let pid = local::peer(socket)?.pid;
     if pid <= 0 {
         return Ok(None);
     }
@@ -150,17 +126,6 @@ pub(crate) fn peer_process(socket: &UnixStream) -> io::Result<Option<OwnedFd>> {
             _ => Err(error),
         },
     }
-}
-
-fn peer_credentials(socket: &UnixStream) -> io::Result<libc::ucred> {
-    let mut credentials = libc::ucred { pid: 0, uid: 0, gid: 0 };
-    let mut length = size_of::<libc::ucred>() as libc::socklen_t;
-    let place = (&raw mut credentials).cast();
-    // SAFETY: `place` has room for `length` bytes.
-    check(unsafe {
-        libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, place, &mut length)
-    })?;
-    Ok(credentials)
 }
 
 /// A control message buffer for one descriptor, aligned as `cmsghdr` asks.

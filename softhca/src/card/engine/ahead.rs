@@ -98,8 +98,8 @@ impl Engine {
         match &failure {
             None => {
                 self.fabric.publish(first.to);
-                if let Some(counters) = &self.counters {
-                    packets.iter().for_each(|(packet, bytes)| counters.sent(&packet.header, *bytes as u64));
+                for (packet, bytes) in &packets {
+                    self.counters.sent(&packet.header, *bytes as u64);
                 }
             }
             Some(failure) => {

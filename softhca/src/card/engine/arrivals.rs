@@ -9,7 +9,7 @@ use super::arrive::arrive;
 use super::state::Engine;
 use crate::card::config::Transport;
 use crate::card::context::Resources;
-use crate::card::counters::Counters;
+use crate::card::counters;
 use crate::card::delayed::DelayedPackets;
 use crate::card::memory::peer_copies::PacketName;
 use crate::card::transport::qp::Qp;
@@ -28,7 +28,7 @@ struct Arrivals<'a> {
     qps: &'a mut HashMap<u32, Qp>,
     resources: &'a mut Resources,
     delayed: &'a mut DelayedPackets,
-    counters: Option<&'a Counters>,
+    counters: &'a mut counters::Port,
     /// Queue pairs that packets have concerned.
     touched: Vec<u32>,
 }
@@ -41,8 +41,7 @@ impl Engine {
         }
         let Engine { fabric, qps, resources, delayed, counters, .. } = self;
         let mut touched = Vec::new();
-        let mut arrivals =
-            Arrivals { now, qps, resources, delayed, counters: counters.as_deref(), touched: Vec::new() };
+        let mut arrivals = Arrivals { now, qps, resources, delayed, counters, touched: Vec::new() };
         let taken = fabric.poll(RECEIVE_BUDGET, &mut arrivals);
         touched.append(&mut arrivals.touched);
         for qpn in touched {
@@ -71,8 +70,8 @@ impl Arrivals<'_> {
 impl Sink for &mut Arrivals<'_> {
     fn take(&mut self, source: Node, header: &[u8], payload: [Part; 2]) -> Use {
         let parsed = Header::read_from_bytes(header).ok();
-        if let (Some(counters), Some(header)) = (self.counters, &parsed) {
-            counters.received(header, payload.iter().map(|(_, len)| *len as u64).sum());
+        if let Some(header) = &parsed {
+            self.counters.received(header, payload.iter().map(|(_, len)| *len as u64).sum());
         }
         let later = parsed.and_then(|header| self.ends_later(&header));
         if later.is_none() {

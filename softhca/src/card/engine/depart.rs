@@ -100,10 +100,8 @@ impl Engine {
             MULTICAST => self.transmit_to_group(header, parts, now),
             to => self.transmit_to(header, to, parts, now),
         };
-        if outcome == SendOutcome::Sent
-            && let Some(counters) = &self.counters
-        {
-            counters.sent(header, bytes(parts) as u64);
+        if outcome == SendOutcome::Sent {
+            self.counters.sent(header, bytes(parts) as u64);
         }
         outcome
     }
@@ -134,9 +132,7 @@ impl Engine {
             // is freed while the engine is locked.
             return unsafe { self.fabric.try_send(to, header.as_bytes(), parts) };
         }
-        if let Some(counters) = &self.counters {
-            counters.received(header, bytes(parts) as u64);
-        }
+        self.counters.received(header, bytes(parts) as u64);
         let (mut context, mut touched) = (self.resources.context(now), Vec::new());
         let bytes = header.as_bytes();
         arrive(&mut self.delayed, &mut self.qps, to, bytes, parts, &mut context, &mut touched);

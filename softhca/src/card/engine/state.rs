@@ -3,7 +3,7 @@
 use super::placed::Ahead;
 use super::schedule::Schedule;
 use crate::card::context::{Context, Resources};
-use crate::card::counters::Counters;
+use crate::card::counters;
 use crate::card::delayed::DelayedPackets;
 use crate::card::memory::clock::Clock;
 use crate::card::memory::uar::{Register, UarPage, UarPages};
@@ -73,8 +73,8 @@ pub(crate) struct Engine {
     pub(crate) arming: BTreeSet<u32>,
     /// Packets that faults delay.
     pub(crate) delayed: DelayedPackets,
-    /// Where packets are counted, if anywhere.
-    pub(crate) counters: Option<Arc<Counters>>,
+    /// Where packets are counted.
+    pub(crate) counters: counters::Port,
     pub(crate) rest: Rest,
 }
 
@@ -111,7 +111,7 @@ impl Engine {
             ahead: Ahead::default(),
             look_at: None,
             delayed: DelayedPackets::default(),
-            counters: None,
+            counters: counters::Port::default(),
         }
     }
 

@@ -9,6 +9,7 @@ mod local;
 mod request;
 mod send;
 mod state;
+mod status;
 mod timeout;
 mod wait;
 

@@ -34,6 +34,8 @@ pub(crate) struct Requester {
     pub(crate) examination: Option<Examination>,
     /// An answer was found missing, and has not come since.
     pub(super) answer_is_lost: bool,
+    /// How often it has gone back to send again.
+    pub(super) resends: u64,
     pub(super) waits: Waits,
     /// The target of DC that it is connected to.
     pub(super) target: Option<DcTarget>,
@@ -54,6 +56,8 @@ pub(super) struct DcTarget {
 pub(super) struct Waits {
     /// The next request is a WAIT that was not met when the card looked last.
     pub(super) held: bool,
+    /// Since when the request under the cursor, a WAIT, was found not met.
+    pub(super) since: Option<Instant>,
     /// Before this, a word in peer memory is not looked at again.
     pub(super) look_at: Option<Instant>,
     /// The word that was looked at last, by key and address, and its number then.
@@ -120,6 +124,7 @@ impl Requester {
             reached: None,
             examination: None,
             answer_is_lost: false,
+            resends: 0,
             waits: Waits::default(),
             target: None,
             connection: first_connection(),
@@ -223,6 +228,7 @@ impl Requester {
 
     /// Moves back to the oldest packet that is not acknowledged.
     pub(super) fn rewind(&mut self) {
+        self.resends += 1;
         let oldest = self.requests.iter().position(|request| !request.done);
         self.cursor = oldest.unwrap_or(self.requests.len());
         for request in self.requests.iter_mut().skip(self.cursor) {

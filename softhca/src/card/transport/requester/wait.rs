@@ -58,6 +58,7 @@ impl Requester {
         match self.look_at(next, step) {
             Look::NotYet => {
                 self.waits.held = true;
+                self.waits.since.get_or_insert(step.context.now);
                 return false;
             }
             Look::Refused(error) => {
@@ -67,7 +68,7 @@ impl Requester {
             }
             Look::Met => {}
         }
-        self.waits.look_at = None;
+        (self.waits.look_at, self.waits.since) = (None, None);
         if let Wait::Completions { cqn, index } = next {
             self.waits.entry = Some((cqn, index));
         }

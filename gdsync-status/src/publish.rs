@@ -1,0 +1,193 @@
+//! What a process has registered, and what it says of that.
+
+use crate::server::Server;
+use crate::status::{MOST_CARDS, MOST_STREAMS, Status};
+use crate::wire::encode;
+use gdsync_sys::contain::contain;
+use parking_lot::Mutex;
+use std::any::Any;
+use std::collections::BTreeMap;
+use std::ptr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicPtr, Ordering};
+use std::time::{Duration, Instant};
+
+/// `0` or `off`: the process answers nothing, and has no thread for that.
+pub const STATUS_VARIABLE: &str = "GDSYNC_STATUS";
+
+/// All sources together may wait so long for what other threads have locked.
+const PATIENCE: Duration = Duration::from_millis(200);
+
+/// What a status is made of. Another thread calls it while the process runs, and none of the process's may wait for
+/// that long: what is locked for more than [`Kept::patience`] is reported as busy. It publishes nothing.
+pub trait Source: Send + Sync {
+    /// Adds what it has.
+    fn add_to(&self, status: &mut Status, kept: &mut Kept);
+}
+
+/// What a source has used and would drop: it is dropped once no source is being asked. Dropping it may unpublish a source.
+pub struct Kept {
+    used: Vec<Arc<dyn Any + Send + Sync>>,
+    until: Instant,
+}
+
+impl Kept {
+    fn new() -> Self {
+        Kept { used: Vec::new(), until: Instant::now() + PATIENCE }
+    }
+
+    /// Keeps it until then.
+    pub fn keep(&mut self, used: Arc<dyn Any + Send + Sync>) {
+        self.used.push(used);
+    }
+
+    /// How long a source may still wait for a lock: `most`, or what is left of the time that all sources have together.
+    pub fn patience(&self, most: Duration) -> Duration {
+        self.until.saturating_duration_since(Instant::now()).min(most)
+    }
+}
+
+/// A source is asked as long as this lives. Dropping it waits while it is being asked. In the child of a fork it does
+/// nothing: the source is its parent's.
+#[derive(Debug)]
+pub struct Published(Option<Key>);
+
+#[derive(Clone, Copy, Debug)]
+struct Key {
+    process: u32,
+    number: u64,
+}
+
+#[derive(Default)]
+struct Publisher {
+    next: u64,
+    sources: BTreeMap<u64, Arc<dyn Source>>,
+    server: Option<Server>,
+}
+
+/// What one process has registered. The child of a fork has one of its own: in the copy of its parent's, another thread
+/// may have held the lock, and that thread is not there.
+struct Registry {
+    process: u32,
+    publisher: Mutex<Publisher>,
+    before: *const Registry,
+}
+
+/// The newest registry. None of them is ever freed: there is one for each fork whose child publishes something.
+static REGISTRIES: AtomicPtr<Registry> = AtomicPtr::new(ptr::null_mut());
+
+/// The registry of this process, if it has published anything.
+fn registered() -> Option<&'static Mutex<Publisher>> {
+    find(REGISTRIES.load(Ordering::Acquire), std::process::id())
+}
+
+fn find(newest: *const Registry, process: u32) -> Option<&'static Mutex<Publisher>> {
+    let mut next = newest;
+    // SAFETY: registries are made by `Box::leak` below, and never freed; what one has beside its lock never changes.
+    while let Some(registry) = unsafe { next.as_ref() } {
+        if registry.process == process {
+            return Some(&registry.publisher);
+        }
+        next = registry.before;
+    }
+    None
+}
+
+/// The registry of this process, which is made where there is none.
+fn registry() -> &'static Mutex<Publisher> {
+    let process = std::process::id();
+    let mut newest = REGISTRIES.load(Ordering::Acquire);
+    let mut own: Option<Box<Registry>> = None;
+    loop {
+        if let Some(found) = find(newest, process) {
+            return found;
+        }
+        let fresh = || Box::new(Registry { process, publisher: Mutex::default(), before: ptr::null() });
+        let mut registry = own.take().unwrap_or_else(fresh);
+        registry.before = newest;
+        let place = Box::into_raw(registry);
+        match REGISTRIES.compare_exchange(newest, place, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => newest = place,
+            Err(other) => {
+                // SAFETY: from `Box::into_raw` above, and the failed exchange has kept it private.
+                own = Some(unsafe { Box::from_raw(place) });
+                newest = other;
+            }
+        }
+    }
+}
+
+/// Lets a source be asked. The first one starts the thread that answers; where there can be none, the process is not
+/// seen, and nothing else changes.
+pub fn publish(source: Arc<dyn Source>) -> Published {
+    if cfg!(miri) || is_off() {
+        return Published(None);
+    }
+    let mut publisher = registry().lock();
+    let mut refused = None;
+    if publisher.server.is_none() {
+        match Server::start(|| encode(&own())) {
+            Ok(server) => publisher.server = Some(server),
+            Err(error) => refused = Some(error),
+        }
+    }
+    publisher.next += 1;
+    let number = publisher.next;
+    publisher.sources.insert(number, source);
+    drop(publisher);
+    if let Some(error) = refused {
+        tracing::debug!(%error, "this process cannot be seen by gdsync top");
+    }
+    Published(Some(Key { process: std::process::id(), number }))
+}
+
+fn is_off() -> bool {
+    std::env::var_os(STATUS_VARIABLE).is_some_and(|value| value == "0" || value == "off")
+}
+
+impl Drop for Published {
+    fn drop(&mut self) {
+        let Some(key) = self.0 else { return };
+        if key.process != std::process::id() {
+            return;
+        }
+        let Some(registry) = registered() else { return };
+        let mut publisher = registry.lock();
+        let source = publisher.sources.remove(&key.number);
+        let server = if publisher.sources.is_empty() { publisher.server.take() } else { None };
+        drop(publisher);
+        drop((source, server));
+    }
+}
+
+/// What the process would answer now.
+pub fn own() -> Status {
+    let mut kept = Kept::new();
+    let mut status = Status { at_ns: monotonic(), ..Status::default() };
+    let mut panics = Vec::new();
+    if let Some(registry) = registered() {
+        let publisher = registry.lock();
+        for source in publisher.sources.values() {
+            // The process goes on whatever is wrong with one of them.
+            panics.extend(contain(|| source.add_to(&mut status, &mut kept)).err());
+        }
+    }
+    drop(kept);
+    for panic in panics {
+        tracing::error!(panic, "what reports the status of gdsync panicked");
+    }
+    status.card_count = status.cards.len() as u32;
+    status.cards.truncate(MOST_CARDS);
+    status.stream_count = status.streams.len() as u32;
+    status.streams.sort_by_key(|stream| stream.number);
+    status.streams.truncate(MOST_STREAMS);
+    status
+}
+
+/// Nanoseconds of `CLOCK_MONOTONIC`.
+fn monotonic() -> u64 {
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: a valid place; the clock is always there.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut now) };
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}

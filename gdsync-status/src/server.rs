@@ -1,0 +1,164 @@
+//! The thread that answers. What those who ask do keeps the program from nothing: an answer has a limit of time, and the
+//! end of the server ends it at once.
+
+use crate::name;
+use gdsync_sys::local;
+use parking_lot::Mutex;
+use std::io::{self, ErrorKind, Write};
+use std::net::Shutdown;
+use std::os::fd::AsRawFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Who asks takes the whole answer within this time, or loses it.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// Bytes of one write. The kernel's limit of time is for each message that it makes of a write: this is one.
+const PART: usize = 16 << 10;
+const STACK: usize = 256 << 10;
+/// Time after an error of the listener, such as too many open files.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// The thread that answers. Dropping it ends it.
+pub(crate) struct Server {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+struct Shared {
+    listener: UnixListener,
+    make: fn() -> Vec<u8>,
+    patience: Duration,
+    asker: Mutex<Asker>,
+}
+
+/// Who is being answered.
+#[derive(Default)]
+struct Asker {
+    socket: Option<Arc<UnixStream>>,
+    /// The server ends.
+    is_over: bool,
+}
+
+impl Server {
+    /// Answers at a name of this process with what `make` returns.
+    pub(crate) fn start(make: fn() -> Vec<u8>) -> io::Result<Self> {
+        Self::on(listen()?, make, PATIENCE)
+    }
+
+    fn on(listener: UnixListener, make: fn() -> Vec<u8>, patience: Duration) -> io::Result<Self> {
+        let shared = Arc::new(Shared { listener, make, patience, asker: Mutex::default() });
+        let own = shared.clone();
+        let serve = move || {
+            block_signals();
+            own.serve();
+        };
+        let thread =
+            std::thread::Builder::new().name("gdsync-status".to_owned()).stack_size(STACK).spawn(serve)?;
+        Ok(Server { shared, thread: Some(thread) })
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let Some(thread) = self.thread.take() else { return };
+        // What a source has kept may be the last of them, and the thread itself drops that. Then the thread ends by itself,
+        // behind the answer.
+        let is_own = thread.thread().id() == std::thread::current().id();
+        // SAFETY: a plain system call. It ends the thread's wait, and refuses those who ask.
+        unsafe { libc::shutdown(self.shared.listener.as_raw_fd(), libc::SHUT_RDWR) };
+        let mut asker = self.shared.asker.lock();
+        asker.is_over = true;
+        if !is_own && let Some(socket) = asker.socket.take() {
+            // One that is gone already is as good.
+            let _ = socket.shutdown(Shutdown::Both);
+        }
+        drop(asker);
+        if !is_own {
+            // It panics nowhere: sources are contained.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn listen() -> io::Result<UnixListener> {
+    for place in 0..name::PLACES {
+        match UnixListener::bind_addr(&name::own(place)?) {
+            Err(error) if error.kind() == ErrorKind::AddrInUse => {}
+            result => return result,
+        }
+    }
+    Err(ErrorKind::AddrInUse.into())
+}
+
+/// Signals are for the program's own threads. SIGPIPE, too: one who asks and goes away must not end a program.
+fn block_signals() {
+    // SAFETY: all-zero bytes are a valid value of this plain C structure; valid places.
+    unsafe {
+        let mut all: libc::sigset_t = std::mem::zeroed();
+        libc::sigfillset(&mut all);
+        libc::pthread_sigmask(libc::SIG_BLOCK, &all, std::ptr::null_mut());
+    }
+}
+
+impl Shared {
+    fn serve(&self) {
+        loop {
+            match self.listener.accept() {
+                Ok((socket, _)) => {
+                    if let Err(error) = self.answer(socket) {
+                        tracing::debug!(%error, "who asked for the status did not get it");
+                    }
+                }
+                Err(error) => match error.raw_os_error() {
+                    // The listener was shut down.
+                    Some(libc::EINVAL | libc::EBADF) => return,
+                    Some(libc::EINTR | libc::ECONNABORTED) => {}
+                    _ => std::thread::sleep(PAUSE),
+                },
+            }
+        }
+    }
+
+    fn answer(&self, socket: UnixStream) -> io::Result<()> {
+        let user = local::peer(&socket)?.uid;
+        if user != local::own_user() {
+            return Err(io::Error::new(ErrorKind::PermissionDenied, format!("user {user} asks")));
+        }
+        let socket = Arc::new(socket);
+        let mut asker = self.asker.lock();
+        if asker.is_over {
+            return Ok(());
+        }
+        asker.socket = Some(socket.clone());
+        drop(asker);
+        let result = write_within(&socket, &(self.make)(), self.patience);
+        self.asker.lock().socket = None;
+        result
+    }
+}
+
+/// Writes all, and says that it was all: a child that the program has forked meanwhile keeps the socket open.
+fn write_within(mut socket: &UnixStream, bytes: &[u8], within: Duration) -> io::Result<()> {
+    let deadline = Instant::now() + within;
+    let mut rest = bytes;
+    while !rest.is_empty() {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(ErrorKind::TimedOut.into());
+        }
+        socket.set_write_timeout(Some(left))?;
+        match socket.write(&rest[..rest.len().min(PART)]) {
+            Ok(0) => return Err(ErrorKind::WriteZero.into()),
+            Ok(count) => rest = &rest[count..],
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    socket.shutdown(Shutdown::Write)
+}
+
+#[cfg(test)]
+#[path = "server_tests.rs"]
+mod tests;

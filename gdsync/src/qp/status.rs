@@ -1,0 +1,51 @@
+//! What streams wait for at a completion queue, for who asks the process ([`gdsync_status`]).
+
+use crate::qp::CompletionQueueInner;
+use gdsync_status::{Kept, MOST_NAMED, Published, Source, Status, Wait};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+/// How long the queue's lock may be another thread's, which makes or destroys a queue pair.
+const PATIENCE: Duration = Duration::from_millis(20);
+/// Open waits of a queue that are looked at.
+const MOST_WAITS: usize = 1024;
+
+/// Has a queue asked as long as the answer lives.
+pub(super) fn publish(queue: Weak<CompletionQueueInner>) -> Published {
+    gdsync_status::publish(Arc::new(Waits(queue)))
+}
+
+struct Waits(Weak<CompletionQueueInner>);
+
+impl Source for Waits {
+    fn add_to(&self, status: &mut Status, kept: &mut Kept) {
+        let Some(queue) = self.0.upgrade() else { return };
+        let open = open_waits(&queue, kept.patience(PATIENCE));
+        if !open.is_empty() {
+            let number = queue.number();
+            let mut queue_pairs = queue.attached_numbers();
+            queue_pairs.truncate(MOST_NAMED);
+            for (index, stream, mark) in open {
+                let what = format!("completion {index} of queue {number:#x}");
+                let queue_pairs = queue_pairs.clone();
+                status.add_wait(stream, Wait { what, mark, time: None, queue_pairs });
+            }
+        }
+        // Its last handle may be this one by now.
+        kept.keep(queue);
+    }
+}
+
+/// Entries, streams and places of the waits that are not met; none of a queue that is locked for long.
+fn open_waits(queue: &CompletionQueueInner, patience: Duration) -> Vec<(u32, u64, u64)> {
+    let begin = Instant::now();
+    let state = loop {
+        match queue.try_lock() {
+            Some(state) => break state,
+            None if begin.elapsed() > patience => return Vec::new(),
+            None => std::thread::yield_now(),
+        }
+    };
+    let open = state.open_waits().take(MOST_WAITS);
+    open.map(|(index, timeline, point)| (index, timeline.id(), point.0)).collect()
+}
