@@ -141,10 +141,12 @@ fn mpirun_starts_both_sides() {
     let mut setting = Setting::loopback("hosts-mpirun");
     let words = ["-n", "2", "--oversubscribe", "--bind-to", "none"].map(str::to_owned);
     setting.under[0] = [&[mpirun.display().to_string()], &words[..]].concat();
-    let mut command = setting.command(&["pingpong", "--iters", "50", "--json"], 0);
-    command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
-    let ended = end(command.stdin(Stdio::null()).spawn().unwrap(), "mpirun");
-    assert_eq!(ended.code, Some(0), "{ended:?}");
-    let report: Value = row(ended.out.as_bytes());
-    assert_eq!((&report["server"], &report["verified"]), (&"rank 0".into(), &true.into()), "{report}");
+    for measured in [&["pingpong"][..], &["bench", "net", "--mode", "rate", "--qps", "4"]] {
+        let mut command = setting.command(&[measured, &["--iters", "50", "--json"]].concat(), 0);
+        command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
+        let ended = end(command.stdin(Stdio::null()).spawn().unwrap(), "mpirun");
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+        let report: Value = row(ended.out.as_bytes());
+        assert_eq!((&report["server"], &report["verified"]), (&"rank 0".into(), &true.into()), "{report}");
+    }
 }

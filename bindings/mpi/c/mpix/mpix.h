@@ -9,6 +9,8 @@
 enum mpix_kind { MPIX_ENQUEUED = 1, MPIX_PARTITIONED };
 struct mpix_request {
     enum mpix_kind kind;
+    /* While a list is checked: its place there, from 1 on. */
+    int listed;
 };
 
 /* What this rank has done. */

@@ -10,6 +10,28 @@ int mpix_check_request(const MPIX_Request *request)
     return error;
 }
 
+/* A request that is in a list twice would be completed, and released, twice. */
+static int check_distinct(int count, const MPIX_Request *reqs)
+{
+    int at, first = 0;
+
+    for (at = 0; at < count && !first; at++) {
+        struct mpix_request *each = reqs[at];
+        if (each && each->listed)
+            first = each->listed;
+        else if (each)
+            each->listed = at + 1;
+    }
+    count = at;
+    for (at = 0; at < count; at++)
+        if (reqs[at])
+            ((struct mpix_request *)reqs[at])->listed = 0;
+    if (!first)
+        return MPI_SUCCESS;
+    return mpis_fail(MPI_COMM_WORLD, MPI_ERR_REQUEST, "request %d of the list is request %d of it, too: list each once",
+                     count - 1, first - 1);
+}
+
 int mpix_check_list(int count, const MPIX_Request *reqs)
 {
     int error = mpix_check_running();
@@ -20,7 +42,7 @@ int mpix_check_list(int count, const MPIX_Request *reqs)
         return mpis_fail(MPI_COMM_WORLD, MPI_ERR_COUNT, "the list has %d requests: pass a number from 0 on", count);
     if (count > 0 && !reqs)
         return mpis_fail(MPI_COMM_WORLD, MPI_ERR_ARG, "the list of requests is a null pointer");
-    return MPI_SUCCESS;
+    return check_distinct(count, reqs);
 }
 
 int MPIX_Wait(MPIX_Request *req, MPI_Status *status)

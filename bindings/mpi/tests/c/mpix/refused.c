@@ -64,6 +64,21 @@ static void queues(void)
     CHECK(failed(gdsync_mpix_launch(SOFTWARE, &stream, NULL, NULL), MPI_ERR_ARG, "null"));
 }
 
+/* A request in a list twice is refused, and the list is as it was. */
+static void repeated(void)
+{
+    MPIX_Request list[3] = {MPIX_REQUEST_NULL, MPIX_REQUEST_NULL, MPIX_REQUEST_NULL};
+    int value = 7, got = 0;
+
+    OK(send_to(rank, 6, &value, 1, MPI_INT, MPI_COMM_WORLD, &list[0]));
+    OK(receive_from(rank, 6, &got, 1, MPI_INT, MPI_COMM_WORLD, &list[1]));
+    list[2] = list[0];
+    CHECK(failed(MPIX_Waitall(3, list, MPI_STATUSES_IGNORE), MPI_ERR_REQUEST, "request 2 of the list is request 0"));
+    CHECK(failed(MPIX_Waitall_enqueue(3, list, MPI_STATUSES_IGNORE, SOFTWARE, &stream), MPI_ERR_REQUEST, "list each once"));
+    OK(MPIX_Waitall(2, list, MPI_STATUSES_IGNORE));
+    CHECK(got == 7);
+}
+
 static void waits(void)
 {
     MPIX_Request none = MPIX_REQUEST_NULL;
@@ -178,6 +193,7 @@ int main(void)
     operations();
     queues();
     waits();
+    repeated();
     partitioned();
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_ARE_FATAL);
     MPI_Errhandler_free(&own);
