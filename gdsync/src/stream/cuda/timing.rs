@@ -7,6 +7,8 @@
 //!
 //! Nothing here waits for a stream of the program. Events that the GPU has passed are read when one of the context's streams
 //! is given something else, is found idle, or is dropped.
+//!
+//! Lock order: the gate of submissions, the timers, the copier.
 
 use crate::cuda::{CaptureModeGuard, CudaError, GpuContext, check};
 use cudarc::driver::sys;
