@@ -21,10 +21,11 @@ use std::time::Duration;
 const MOST: usize = 4096;
 /// An anchor is the best of so many tries.
 const TRIES: u32 = 8;
-/// What is left of the GPU's own work when a try takes longer than this: there is no anchor now.
+/// Nanoseconds of a try, at most. Where the GPU needs longer, it has other work to do first, and there is no anchor now.
 const TRY: u64 = 200_000;
+/// Nanoseconds until an anchor is replaced.
 const ANCHOR_LASTS: u64 = 1_000_000_000;
-/// After tries that have failed.
+/// Nanoseconds until the next tries, where there was no anchor.
 const NEXT_TRIES_AFTER: u64 = 100_000_000;
 
 /// Of contexts, by their numbers. A context that goes leaves its timer, whose events went with it.
@@ -285,7 +286,7 @@ mod tests {
         assert_eq!(moved(1_000_000, 0.5), 1_500_000);
         assert_eq!(moved(1_000_000, -0.25), 750_000);
         assert_eq!([moved(5, -1.0), moved(u64::MAX, 1.0), moved(7, f32::NAN)], [0, u64::MAX, 7]);
-        // What an anchor lasts is told apart to a tenth of a microsecond.
+        // At the end of an anchor's time, the driver's floating-point number is exact to a tenth of a microsecond.
         let last = ANCHOR_LASTS as f32 / 1e6;
         assert!(moved(0, f32::from_bits(last.to_bits() + 1)) - moved(0, last) < 100);
     }
