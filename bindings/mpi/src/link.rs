@@ -10,7 +10,7 @@ use crate::channel::Channel;
 use crate::error::{Class, Failure};
 use crate::parts::{Part, Parts};
 use crate::statistics;
-use crate::stream::PROBE_AFTER;
+use crate::stream::{PROBE_AFTER, is_lack_of_room};
 use gdsync::memop::MemOpStream;
 use gdsync::persistent::{self, PersistentError, PersistentRecv, PersistentSend, start_all};
 use gdsync::stream::{Cpu, PostFailure};
@@ -273,10 +273,7 @@ impl Link {
         let mut parts = message.parts(self.sends, channel)?;
         let mut list: Vec<_> = parts.all.iter_mut().map(|part| part.request()).collect();
         let posted = start_all(&mut list, stream, Duration::ZERO).map_err(|error| match error.source {
-            PersistentError::Queue(QueueError::Full(_))
-            | PersistentError::Post(
-                PostFailure::Queue(QueueError::Full(_)) | PostFailure::WouldBlock { .. },
-            ) => Refusal::Room,
+            error if is_lack_of_room(&error) => Refusal::Room,
             PersistentError::Queue(QueueError::Order(_))
             | PersistentError::Post(PostFailure::Queue(QueueError::Order(_))) => Refusal::Order,
             error => Refusal::Failed(error.into()),

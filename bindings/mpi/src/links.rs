@@ -5,7 +5,7 @@ use crate::error::Failure;
 use crate::link::{Ended, Given, Message};
 use crate::queue::Queue;
 use crate::request::Request;
-use crate::stream::{AnyStream, LAST};
+use crate::stream::{AHEAD, AnyStream, LAST};
 use gdsync::Stream;
 use gdsync::stream::Cpu;
 use gdsync_sys::pause::Pause;
@@ -16,8 +16,6 @@ use std::time::{Duration, Instant};
 
 /// A program that is ahead of its stream waits as long as messages complete, and this much longer.
 const PATIENCE: Duration = Duration::from_millis(20);
-/// How long it sleeps between looks.
-const NAP: Duration = Duration::from_micros(50);
 
 static LINKS: Mutex<Vec<Weak<Request>>> = Mutex::new(Vec::new());
 
@@ -44,21 +42,18 @@ pub(crate) fn enqueue(link: &Request, queue: &Queue, message: &Arc<Message>) -> 
                 AnyStream::Soft(stream) => link.give(message, channel.as_deref(), stream),
                 AnyStream::Cuda(stream) => link.give(message, channel.as_deref(), stream),
             };
-            Ok((given?, link.completed()))
+            (given, link.completed())
         })?;
-        match given {
+        match given? {
             Given::ToStream => return Ok(true),
             Given::ToThread => return Ok(false),
             Given::Later if completed != Some(now) => (completed, since) = (Some(now), Instant::now()),
             Given::Later if since.elapsed() >= PATIENCE => {
-                link.with_link(|link, _| {
-                    link.lose_patience();
-                    Ok(())
-                })?;
+                link.with_link(|link, _| link.lose_patience())?;
             }
             Given::Later => {}
         }
-        thread::sleep(NAP);
+        thread::sleep(AHEAD);
     }
 }
 
@@ -74,7 +69,7 @@ pub(crate) fn wait(queue: &Queue, messages: &[Arc<Message>]) -> Result<(), Failu
 pub(crate) fn complete(link: &Request, message: &Message) -> Result<u64, Failure> {
     let mut pause = Pause::new();
     loop {
-        link.with_link(|link, _| Ok(link.is_idle()))?;
+        link.with_link(|link, _| link.is_idle())?;
         if let Some(outcome) = message.outcome() {
             return outcome;
         }
@@ -102,7 +97,6 @@ pub(crate) fn go_on() -> Result<(Vec<Ended>, usize), Failure> {
             let (each, number) = link.go_on(channel, cpu);
             ended.extend(each);
             outstanding += number;
-            Ok(())
         });
         if let Err(error) = gone {
             tracing::trace!(%error, "a link has gone");
@@ -115,7 +109,7 @@ pub(crate) fn go_on() -> Result<(Vec<Ended>, usize), Failure> {
 /// Returns the messages that have ended.
 pub(crate) fn finish() -> Result<Vec<Ended>, Failure> {
     let (links, mut ended) = (all(), Vec::new());
-    let is_idle = |link: &Arc<Request>| link.with_link(|link, _| Ok(link.is_idle())).unwrap_or(true);
+    let is_idle = |link: &Arc<Request>| link.with_link(|link, _| link.is_idle()).unwrap_or(true);
     for is_last in [false, true] {
         let mut pause = Pause::new();
         while pause.elapsed() < LAST {
@@ -130,10 +124,7 @@ pub(crate) fn finish() -> Result<Vec<Ended>, Failure> {
         }
         for link in links.iter().filter(|link| !is_idle(link)) {
             tracing::warn!("the library is finalized, and a link has messages: they are aborted");
-            link.with_link(|link, _| {
-                link.finish();
-                Ok(())
-            })?;
+            link.with_link(|link, _| link.finish())?;
             link.abort();
         }
     }

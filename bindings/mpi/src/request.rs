@@ -274,13 +274,13 @@ impl Request {
     /// Does something with a link; with its channel, once its sides have met.
     pub(crate) fn with_link<R>(
         &self,
-        act: impl FnOnce(&mut Link, Option<&mut Channel>) -> Result<R, Failure>,
+        act: impl FnOnce(&mut Link, Option<&mut Channel>) -> R,
     ) -> Result<R, Failure> {
         let State { legs, work, .. } = &mut *self.state.lock();
         let leg = legs.first_mut().filter(|leg| leg.theirs.is_some());
         let channel = leg.and_then(|leg| leg.channel.as_mut());
         match work {
-            Some(Work::Link(link)) => act(link, channel),
+            Some(Work::Link(link)) => Ok(act(link, channel)),
             _ => Err(Failure::new(Class::Request, "the request is not a link")),
         }
     }

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 pub(crate) const SLICE: Duration = Duration::from_millis(20);
 /// How long a thread that is ahead of its stream sleeps before it looks for room. Where there is none, the stream has
 /// dozens of starts before it, so it does not run dry meanwhile.
-const AHEAD: Duration = Duration::from_micros(50);
+pub(crate) const AHEAD: Duration = Duration::from_micros(50);
 /// How long a silent peer is waited for before it is probed, and between probes.
 pub(crate) const PROBE_AFTER: Duration = Duration::from_millis(500);
 
@@ -153,7 +153,7 @@ fn patiently(
 }
 
 /// Waiting may help.
-fn is_lack_of_room(error: &PersistentError) -> bool {
+pub(crate) fn is_lack_of_room(error: &PersistentError) -> bool {
     matches!(
         error,
         PersistentError::Queue(QueueError::Full(_))

@@ -3,7 +3,7 @@
 
 use super::operations::queue;
 use super::requests::make;
-use super::{RequestHandle, handle, length, null, store};
+use super::{RequestHandle, handle, length, null, store, take};
 use crate::device::domain;
 use crate::error::{Class, Failure, status};
 use crate::link::{Ended, Message};
@@ -57,7 +57,7 @@ pub unsafe extern "C" fn gdsync_mpi_message(
         // SAFETY: the caller's.
         let link: Arc<Request> = unsafe { handle("the link", link) }?;
         let domain = domain()?;
-        let sends = link.with_link(|link, _| Ok(link.sends))?;
+        let sends = link.with_link(|link, _| link.sends)?;
         if sends && bytes > domain.part {
             let most = domain.part;
             let text = format!(
@@ -85,13 +85,17 @@ pub unsafe extern "C" fn gdsync_mpi_message(
 /// The message is null or was made by this library and not freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_mpi_message_free(message: MessageHandle) -> c_int {
-    status(|| {
-        // SAFETY: the caller's.
-        let message: Arc<Message> = unsafe { handle("the message", message) }?;
-        // SAFETY: the handle's share, which the handle has no more.
-        unsafe { Arc::decrement_strong_count(Arc::as_ptr(&message)) };
-        Ok(())
-    })
+    // SAFETY: the caller's.
+    status(|| unsafe { take::<Message>("the message", message) }.map(drop))
+}
+
+/// A link and a message of it.
+///
+/// # Safety
+/// As [`gdsync_mpi_message_enqueue`].
+unsafe fn both(link: RequestHandle, message: MessageHandle) -> Result<(Arc<Request>, Arc<Message>), Failure> {
+    // SAFETY: the caller's.
+    unsafe { Ok((handle("the link", link)?, handle("the message", message)?)) }
 }
 
 /// Gives a message to a stream. `by_stream` gets 1 where the stream and the card do everything; with 0, the message is the
@@ -110,7 +114,7 @@ pub unsafe extern "C" fn gdsync_mpi_message_enqueue(
 ) -> c_int {
     status(|| {
         // SAFETY: the caller's.
-        let (link, message) = unsafe { (handle("the link", link)?, handle("the message", message)?) };
+        let (link, message) = unsafe { both(link, message) }?;
         // SAFETY: the caller's.
         let queue = unsafe { queue(kind, stream) }?;
         let given = links::enqueue(&link, &queue, &message)?;
@@ -127,12 +131,8 @@ pub unsafe extern "C" fn gdsync_mpi_message_enqueue(
 pub unsafe extern "C" fn gdsync_mpi_message_trigger(link: RequestHandle, message: MessageHandle) -> c_int {
     status(|| {
         // SAFETY: the caller's.
-        let (link, message) =
-            unsafe { (handle::<Request>("the link", link)?, handle::<Message>("the message", message)?) };
-        link.with_link(|link, _| {
-            link.trigger(&message);
-            Ok(())
-        })
+        let (link, message) = unsafe { both(link, message) }?;
+        link.with_link(|link, _| link.trigger(&message))
     })
 }
 
@@ -144,12 +144,8 @@ pub unsafe extern "C" fn gdsync_mpi_message_trigger(link: RequestHandle, message
 pub unsafe extern "C" fn gdsync_mpi_message_take_back(link: RequestHandle, message: MessageHandle) -> c_int {
     status(|| {
         // SAFETY: the caller's.
-        let (link, message) =
-            unsafe { (handle::<Request>("the link", link)?, handle("the message", message)?) };
-        link.with_link(|link, _| {
-            link.take_back(&message);
-            Ok(())
-        })
+        let (link, message) = unsafe { both(link, message) }?;
+        link.with_link(|link, _| link.take_back(&message))
     })
 }
 
@@ -161,12 +157,8 @@ pub unsafe extern "C" fn gdsync_mpi_message_take_back(link: RequestHandle, messa
 pub unsafe extern "C" fn gdsync_mpi_message_watch(link: RequestHandle, message: MessageHandle) -> c_int {
     status(|| {
         // SAFETY: the caller's.
-        let (link, message) =
-            unsafe { (handle::<Request>("the link", link)?, handle::<Message>("the message", message)?) };
-        link.with_link(|link, _| {
-            link.watch(&message);
-            Ok(())
-        })?;
+        let (link, message) = unsafe { both(link, message) }?;
+        link.with_link(|link, _| link.watch(&message))?;
         mpi_thread::wake();
         Ok(())
     })
@@ -184,8 +176,7 @@ pub unsafe extern "C" fn gdsync_mpi_message_wait(
 ) -> c_int {
     status(|| {
         // SAFETY: the caller's.
-        let (link, message) =
-            unsafe { (handle::<Request>("the link", link)?, handle::<Message>("the message", message)?) };
+        let (link, message) = unsafe { both(link, message) }?;
         let received = links::complete(&link, &message)?;
         // SAFETY: the caller's.
         unsafe { store(bytes, received) }

@@ -42,6 +42,18 @@ unsafe fn handle<T>(what: &str, handle: *const c_void) -> Result<Arc<T>, Failure
     }
 }
 
+/// What a handle names, with the handle's own share.
+///
+/// # Safety
+/// As [`handle()`]; the handle is not used any more.
+unsafe fn take<T>(what: &str, handle: *const c_void) -> Result<Arc<T>, Failure> {
+    if handle.is_null() {
+        return Err(null(what));
+    }
+    // SAFETY: from `Arc::into_raw`, and not freed (the caller's).
+    Ok(unsafe { Arc::from_raw(handle.cast::<T>()) })
+}
+
 /// Stores a value for C.
 ///
 /// # Safety

@@ -1,7 +1,7 @@
 //! Operations of MPI in the order of streams: made, triggered, waited for, and freed; and the thread that calls MPI.
 
 use super::queues::launch;
-use super::{handle, null, store};
+use super::{handle, null, store, take};
 use crate::enqueue;
 use crate::error::{Class, Failure, status};
 use crate::mpi_thread::{self, Calls, Operation};
@@ -69,13 +69,8 @@ pub unsafe extern "C" fn gdsync_mpi_operation(operation: *mut c_void, made: *mut
 /// The operation is null or was made by this library and not freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_mpi_operation_free(operation: OperationHandle) -> c_int {
-    status(|| {
-        // SAFETY: the caller's.
-        let operation: Arc<Operation> = unsafe { handle("the operation", operation) }?;
-        // SAFETY: the handle's share, which the handle has no more.
-        unsafe { Arc::decrement_strong_count(Arc::as_ptr(&operation)) };
-        Ok(())
-    })
+    // SAFETY: the caller's.
+    status(|| unsafe { take::<Operation>("the operation", operation) }.map(drop))
 }
 
 /// Says that an operation has completed: what was written before is visible to the streams that wait for it.

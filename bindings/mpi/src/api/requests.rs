@@ -1,6 +1,6 @@
 //! Requests: made, matched, waited for by the CPU, and freed.
 
-use super::{RequestHandle, handle, length, null, store};
+use super::{RequestHandle, handle, length, null, store, take};
 use crate::collective::Reduction;
 use crate::error::{Class, Failure, status};
 use crate::memory::Buffer;
@@ -123,9 +123,7 @@ fn overlap(one: Buffer, other: Buffer) -> bool {
 pub unsafe extern "C" fn gdsync_mpi_request_free(request: RequestHandle) -> c_int {
     status(|| {
         // SAFETY: the caller's.
-        let request: Arc<Request> = unsafe { handle("the request", request) }?;
-        // SAFETY: the handle's share, which the handle has no more.
-        unsafe { Arc::decrement_strong_count(Arc::as_ptr(&request)) };
+        let request: Arc<Request> = unsafe { take("the request", request) }?;
         queue::all().iter().for_each(|queue| queue.forget(&request));
         retire(request);
         Ok(())

@@ -39,16 +39,13 @@ impl Side {
     }
 
     fn trigger(&self, message: &Message) {
-        let triggered = self.link.with_link(|link, _| {
-            link.trigger(message);
-            Ok(())
-        });
+        let triggered = self.link.with_link(|link, _| link.trigger(message));
         triggered.unwrap();
     }
 
     /// What the thread does once.
     fn go_on(&self) -> (Vec<Ended>, usize) {
-        self.link.with_link(|link, channel| Ok(link.go_on(channel, &self.cpu))).unwrap()
+        self.link.with_link(|link, channel| link.go_on(channel, &self.cpu)).unwrap()
     }
 
     /// The thread goes on until that many watched messages have ended.
@@ -61,7 +58,7 @@ impl Side {
     }
 
     fn is_idle(&self) -> bool {
-        self.link.with_link(|link, _| Ok(link.is_idle())).unwrap()
+        self.link.with_link(|link, _| link.is_idle()).unwrap()
     }
 }
 
@@ -159,10 +156,7 @@ fn messages_end_with_their_link() {
     assert_eq!(alone.ended(1)[0].1.as_ref().unwrap_err().class, Class::Request);
     assert!(!alone.is_idle());
     for message in [&waiting[0], &waiting[2]] {
-        let taken = alone.link.with_link(|link, _| {
-            link.take_back(message);
-            Ok(())
-        });
+        let taken = alone.link.with_link(|link, _| link.take_back(message));
         taken.unwrap();
     }
     assert!(alone.is_idle());
@@ -178,7 +172,6 @@ fn messages_end_with_their_link() {
             if is_end {
                 link.finish();
             }
-            Ok(())
         });
         ending.unwrap();
         receiving.link.abort();
@@ -200,12 +193,11 @@ fn messages_whose_outcome_is_wanted_late_are_reported() {
     let watched = receiving.link.with_link(|link, _| {
         link.watch(&receive);
         link.watch(&receive);
-        Ok(())
     });
     watched.unwrap();
     assert_eq!(receiving.go_on(), (vec![(7, Ok(8))], 0));
     // A stream need not wait for what has ended.
     wait(&receiving.queue, &[receive]).unwrap();
-    let failure = super::transfer(true, &source).with_link(|_, _| Ok(())).unwrap_err();
+    let failure = super::transfer(true, &source).with_link(|_, _| ()).unwrap_err();
     assert_eq!(failure.class, Class::Request);
 }
