@@ -1,36 +1,20 @@
 /* A ring: rounds that are enqueued ahead, and no call of the CPU between them. */
 #include "common.h"
 #include "stream-triggering.h"
+#include "ring_step.h"
 
 #define ROUNDS 300
 #define CPU_ROUNDS 100
-#define LEN 1000
-
-static int sent[LEN], received[LEN], right, round_number;
-
-/* As a kernel would: checks what has arrived, and writes what is sent next. */
-static void step(void *argument)
-{
-    int at, before = (rank + size - 1) % size;
-
-    (void)argument;
-    for (at = 0; at < LEN; at++) {
-        right += received[at] == before * 1000000 + round_number * 1000 + at;
-        sent[at] = rank * 1000000 + (round_number + 1) * 1000 + at;
-    }
-    round_number++;
-}
 
 int main(void)
 {
     MPIS_Queue queue;
     MPIS_Request requests[2];
     MPI_Status statuses[2];
-    int at, round, count;
+    int round, count;
 
     begin();
-    for (at = 0; at < LEN; at++)
-        sent[at] = rank * 1000000 + at;
+    fill();
     OK(MPIS_Queue_init(&queue, THREAD, NULL));
     OK(MPIS_Send_init(sent, LEN, MPI_INT, (rank + 1) % size, 7, MPI_COMM_WORLD, MPI_INFO_NULL, &requests[0]));
     OK(MPIS_Recv_init(received, LEN, MPI_INT, (rank + size - 1) % size, 7, MPI_COMM_WORLD, MPI_INFO_NULL,

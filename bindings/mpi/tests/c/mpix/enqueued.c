@@ -1,24 +1,9 @@
 /* A ring of sends and receives in the order of a stream: rounds that are enqueued ahead, waits of the stream and of the
  * CPU, and the null stream of a machine without CUDA. */
 #include "common_mpix.h"
+#include "ring_step.h"
 
 #define ROUNDS 100
-#define LEN 1000
-
-static int sent[LEN], received[LEN], right, round_number;
-
-/* As a kernel would: checks what has arrived, and writes what is sent next. */
-static void step(void *argument)
-{
-    int at, before = (rank + size - 1) % size;
-
-    (void)argument;
-    for (at = 0; at < LEN; at++) {
-        right += received[at] == before * 1000000 + round_number * 1000 + at;
-        sent[at] = rank * 1000000 + (round_number + 1) * 1000 + at;
-    }
-    round_number++;
-}
 
 static void check_status(const MPI_Status *status, int tag, int len)
 {
@@ -33,10 +18,9 @@ static void rounds(void)
 {
     MPIX_Request requests[2];
     static MPI_Status statuses[ROUNDS][2];
-    int at, round;
+    int round;
 
-    for (at = 0; at < LEN; at++)
-        sent[at] = rank * 1000000 + at;
+    fill();
     memset(statuses, 0xee, sizeof statuses);
     for (round = 0; round < ROUNDS; round++) {
         OK(send_to((rank + 1) % size, 7, sent, LEN, MPI_INT, MPI_COMM_WORLD, &requests[0]));

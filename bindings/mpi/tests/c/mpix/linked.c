@@ -1,24 +1,11 @@
 /* Messages of a linked communicator: in their order, by any buffers, tags and streams; ahead of the streams and behind them;
  * before the other side has any; and what is refused. */
 #include "common_mpix.h"
+#include "ring_step.h"
 
-#define LEN 1000
 #define MANY 1000
 
-static int sent[LEN], received[LEN], right, round_number, gate;
-
-/* As a kernel would: checks what has arrived, and writes what is sent next. */
-static void step(void *argument)
-{
-    int at, before = (rank + size - 1) % size;
-
-    (void)argument;
-    for (at = 0; at < LEN; at++) {
-        right += received[at] == before * 1000000 + round_number * 1000 + at;
-        sent[at] = rank * 1000000 + (round_number + 1) * 1000 + at;
-    }
-    round_number++;
-}
+static int gate;
 
 static void wait_for_gate(void *argument)
 {
@@ -49,8 +36,7 @@ static void many_rounds(void)
 {
     int at;
 
-    for (at = 0; at < LEN; at++)
-        sent[at] = rank * 1000000 + at;
+    fill();
     rounds(400);
     for (at = 0; at < 4; at++)
         rounds(50);
