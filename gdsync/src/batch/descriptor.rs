@@ -6,17 +6,19 @@ use std::convert::Infallible;
 
 /// One step of a batch.
 ///
-/// `S` is a send, `W` a wait for a completion, `P` the place of a word, `B` a write of bytes and `R`
-/// receives, which are in batches of persistent requests only. A batch that can be posted ([`super::Descriptor`]) holds queues and memory there; one on paper
+/// `S` is a send, `W` a wait for a completion, `P` the place of a word, `B` a write of bytes, `R`
+/// receives and `T` a ticket of a trigger; the last two are in batches of persistent requests only. A batch that can be posted ([`super::Descriptor`]) holds queues and memory there; one on paper
 /// ([`super::outline::Descriptor`]), numbers; a shape ([`super::shape::Kind`]), nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Descriptor<S, W, P, B, R = Infallible> {
+pub enum Descriptor<S, W, P, B, R = Infallible, T = Infallible> {
     /// Rings the card for a send.
     Send(S),
     /// Waits for a completion.
     WaitCq(W),
     /// Announces receives to the card: one write of a 32-bit word.
     Receives(R),
+    /// Releases what waits for a ticket: one write of a 64-bit word.
+    Ticket(T),
     /// Waits until a 32-bit word meets a condition.
     Wait32(P, Condition, u32),
     /// Waits until a 64-bit word meets a condition.
@@ -36,7 +38,7 @@ pub enum Descriptor<S, W, P, B, R = Infallible> {
 /// The condition of waits in a shape, whose value is 0: every word that is 0 meets it.
 pub(super) const ALWAYS: Condition = Condition::Geq;
 
-impl<S, W, P, B, R> Descriptor<S, W, P, B, R> {
+impl<S, W, P, B, R, T> Descriptor<S, W, P, B, R, T> {
     /// A descriptor of the same kind that names nothing: it writes zeroes, and its wait is for
     /// [`ALWAYS`].
     pub(crate) fn kind(&self) -> Descriptor<(), (), (), ()> {
@@ -46,7 +48,7 @@ impl<S, W, P, B, R> Descriptor<S, W, P, B, R> {
             Descriptor::Wait32(..) => Descriptor::Wait32((), ALWAYS, 0),
             Descriptor::Wait64(..) => Descriptor::Wait64((), ALWAYS, 0),
             Descriptor::Write32(..) | Descriptor::Receives(_) => Descriptor::Write32((), 0),
-            Descriptor::Write64(..) => Descriptor::Write64((), 0),
+            Descriptor::Write64(..) | Descriptor::Ticket(_) => Descriptor::Write64((), 0),
             Descriptor::Bytes(_) => Descriptor::Bytes(()),
             Descriptor::Barrier => Descriptor::Barrier,
             Descriptor::Flush => Descriptor::Flush,

@@ -23,6 +23,8 @@ pub(crate) trait Driver: Sized {
     type Bytes;
     /// Receives.
     type Receives;
+    /// A ticket of a trigger.
+    type Ticket;
     /// Why a descriptor cannot be lowered.
     type Error: From<StreamError>;
 
@@ -65,6 +67,12 @@ pub(crate) trait Driver: Sized {
         Err(StreamError::Unsupported { what: "receives" }.into())
     }
 
+    /// Marks a ticket as posted. Returns the stream's address of its trigger, and the number to write. Drivers
+    /// whose batches hold none leave it out.
+    fn commit_ticket(&self, _ticket: &mut Self::Ticket) -> Result<(StreamAddr, u64), Self::Error> {
+        Err(StreamError::Unsupported { what: "tickets" }.into())
+    }
+
     /// Marks the receives as posted that a send announces along with itself. Returns what announces them to
     /// the card. Drivers whose sends announce none leave it out.
     fn commit_announced(&self, _send: &mut Self::Send) -> Result<Option<PeerOp>, Self::Error> {
@@ -89,6 +97,7 @@ type Lowered<D> = Descriptor<
     <D as Driver>::Place,
     <D as Driver>::Bytes,
     <D as Driver>::Receives,
+    <D as Driver>::Ticket,
 >;
 
 /// Points of a submission.
@@ -181,6 +190,11 @@ impl<'a, D: Driver> Lowering<'a, D> {
                 let record = self.driver.commit_receives(receives)?;
                 self.announce(Some(record))?;
             }
+            Descriptor::Ticket(ticket) => {
+                self.end_run()?;
+                let (addr, number) = self.driver.commit_ticket(ticket)?;
+                self.release(addr, number)?;
+            }
             Descriptor::Wait32(place, condition, value) => {
                 self.catch_up()?;
                 let addr = self.driver.address(place, 4)?;
@@ -239,7 +253,10 @@ impl<'a, D: Driver> Lowering<'a, D> {
             Some(Release::Ring(doorbell)) if fate == Fate::Kept => {
                 return Ok(D::ring(self, send, doorbell, receives)?);
             }
-            Some(Release::Ticket(ticket)) if fate == Fate::Kept => self.release(send, ticket)?,
+            Some(Release::Ticket(ticket)) if fate == Fate::Kept => {
+                let addr = self.driver.trigger(send)?;
+                self.release(addr, ticket)?;
+            }
             _ => {}
         }
         Ok(self.announce(receives)?)
@@ -253,9 +270,8 @@ impl<'a, D: Driver> Lowering<'a, D> {
     }
 
     /// Appends the write of a ticket, behind everything before it.
-    fn release(&mut self, send: &D::Send, ticket: u64) -> Result<(), StreamError> {
+    fn release(&mut self, addr: StreamAddr, ticket: u64) -> Result<(), StreamError> {
         self.peer_op(PeerOp::Fence)?;
-        let addr = self.driver.trigger(send)?;
         self.write64(addr, wait::word(ticket))
     }
 

@@ -8,7 +8,7 @@ const SEND: Doorbell =
 /// A stream that sees host memory 0x1000 higher, and nothing above 0x1000.
 struct Shifted;
 
-type Step = Descriptor<Doorbell, PeerOp, HostAddr, Infallible, PeerOp>;
+type Step = Descriptor<Doorbell, PeerOp, HostAddr, Infallible, PeerOp, (HostAddr, u64)>;
 
 impl Driver for Shifted {
     type Send = Doorbell;
@@ -16,6 +16,7 @@ impl Driver for Shifted {
     type Place = HostAddr;
     type Bytes = Infallible;
     type Receives = PeerOp;
+    type Ticket = (HostAddr, u64);
     type Error = StreamError;
 
     fn translate(&self, addr: HostAddr, len: usize) -> Result<StreamAddr, StreamError> {
@@ -40,6 +41,10 @@ impl Driver for Shifted {
 
     fn commit_receives(&self, receives: &mut PeerOp) -> Result<PeerOp, StreamError> {
         Ok(*receives)
+    }
+
+    fn commit_ticket(&self, ticket: &mut (HostAddr, u64)) -> Result<(StreamAddr, u64), StreamError> {
+        Ok((self.translate(ticket.0, 8)?, ticket.1))
     }
 }
 
@@ -81,6 +86,17 @@ fn receives_are_announced_by_one_write_behind_everything_before() {
     assert_eq!(lower(MemOpCaps::FULL, &[receives]).unwrap(), [write]);
     let caps = MemOpCaps { writes_are_fenced: false, ..MemOpCaps::FULL };
     assert_eq!(lower(caps, &[receives]).unwrap(), [MemOp::Barrier, write]);
+}
+
+#[test]
+fn a_ticket_is_one_write_behind_everything_before_as_the_card_reads_it() {
+    let ticket = Step::Ticket((HostAddr(0x200), 7));
+    let write = MemOp::Write64 { addr: StreamAddr::new(0x1200), value: 7u64.to_be() };
+    assert_eq!(lower(MemOpCaps::FULL, &[ticket]).unwrap(), [write]);
+    let caps = MemOpCaps { writes_are_fenced: false, ..MemOpCaps::FULL };
+    assert_eq!(lower(caps, &[ticket]).unwrap(), [MemOp::Barrier, write]);
+    let caps = MemOpCaps { ops_64_bit: false, ..MemOpCaps::FULL };
+    assert!(lower(caps, &[ticket]).is_err());
 }
 
 #[test]

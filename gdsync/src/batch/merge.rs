@@ -149,9 +149,9 @@ pub(crate) struct Planner {
 
 impl Planner {
     /// Plans as many descriptors as fit one submission, a point included. One always does.
-    pub(crate) fn plan<S, W, P, B, R>(
+    pub(crate) fn plan<S, W, P, B, R, T>(
         &mut self,
-        descriptors: &[Descriptor<S, W, P, B, R>],
+        descriptors: &[Descriptor<S, W, P, B, R, T>],
         caps: &MemOpCaps,
         merged: bool,
     ) -> Chunk
@@ -230,6 +230,10 @@ impl Planner {
                     scope.end_run();
                     operations += costs.record;
                 }
+                Descriptor::Ticket(_) => {
+                    scope.end_run();
+                    operations += costs.trigger;
+                }
                 Descriptor::Bytes(bytes) => match bytes.key(caps) {
                     Some(words) => {
                         scope.end_run();
@@ -266,10 +270,10 @@ impl Planner {
 
     /// One queue more in a run whose waits a collector can take over: it does so once there are
     /// enough of them. Returns the fate of its wait.
-    fn collect<S, W, P, B, R>(
+    fn collect<S, W, P, B, R, T>(
         &mut self,
         run: &mut Run,
-        descriptors: &[Descriptor<S, W, P, B, R>],
+        descriptors: &[Descriptor<S, W, P, B, R, T>],
         caps: &MemOpCaps,
         operations: &mut usize,
     ) -> Fate

@@ -35,8 +35,8 @@ const fn bytes(words: usize) -> Key {
 }
 
 #[test]
-fn receives_stand_between_sends_and_not_between_waits_as_writes_do() {
-    type Key = Descriptor<SendKey, Option<WaitKey>, (), Option<usize>, ()>;
+fn receives_and_tickets_stand_between_sends_and_not_between_waits_as_writes_do() {
+    type Key = Descriptor<SendKey, Option<WaitKey>, (), Option<usize>, (), ()>;
     let send = || Key::Send(SendKey::Doorbell(1));
     let wait = |index| Key::WaitCq(Some(WaitKey { queue: 1, index, device: 0 }));
     let list = |between: Key| [send(), between, send(), wait(0), between, wait(1)];
@@ -45,9 +45,11 @@ fn receives_stand_between_sends_and_not_between_waits_as_writes_do() {
         let caps = MemOpCaps { writes_are_fenced: fences == 0, ..MemOpCaps::FULL };
         let writes = planner.plan(&list(Key::Write32((), 0)), &caps, true);
         let fates = planner.fates.clone();
-        let receives = planner.plan(&list(Key::Receives(())), &caps, true);
-        assert_eq!(receives.operations, writes.operations + 2 * fences);
-        assert!(planner.fates == fates && fates == [Covered, Kept, Kept, Kept, Kept, Kept]);
+        for own in [Key::Receives(()), Key::Ticket(())] {
+            let announced = planner.plan(&list(own), &caps, true);
+            assert_eq!(announced.operations, writes.operations + 2 * fences);
+            assert!(planner.fates == fates && fates == [Covered, Kept, Kept, Kept, Kept, Kept]);
+        }
     }
 }
 

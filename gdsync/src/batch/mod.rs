@@ -25,7 +25,7 @@ pub use shape::BatchShape;
 pub use stream_wait::StreamWait;
 
 use crate::memop::{Condition, MemOpCaps, Place, StreamWord};
-use crate::qp::{CheckedWait, PreparedReceives, PreparedSend, PreparedWait, QueuePairInner};
+use crate::qp::{CheckedWait, PreparedReceives, PreparedSend, PreparedTicket, PreparedWait, QueuePairInner};
 use std::fmt;
 use std::sync::Arc;
 
@@ -67,7 +67,7 @@ pub struct Batch {
 
 /// A descriptor that a stream can post.
 pub(crate) type Descriptor =
-    descriptor::Descriptor<PreparedSend, PreparedWait, Place, Bytes, PreparedReceives>;
+    descriptor::Descriptor<PreparedSend, PreparedWait, Place, Bytes, PreparedReceives, PreparedTicket>;
 
 impl Batch {
     /// An empty batch.
@@ -225,6 +225,7 @@ impl Descriptor {
             Descriptor::Send(send) => send.undo(),
             Descriptor::WaitCq(wait) => wait.undo(),
             Descriptor::Receives(receives) => receives.undo(),
+            Descriptor::Ticket(ticket) => ticket.undo(),
             _ => {}
         }
     }
@@ -272,6 +273,7 @@ impl fmt::Display for Descriptor {
             }
             Descriptor::WaitCq(wait) => write!(f, "{wait}"),
             Descriptor::Receives(receives) => write!(f, "{receives}"),
+            Descriptor::Ticket(ticket) => write!(f, "{ticket}"),
             Descriptor::Wait32(word, condition, value) => {
                 write!(f, "wait until {word} {condition:?} {value:#x}")
             }

@@ -208,6 +208,7 @@ impl Driver for Paper<'_> {
     type Place = u32;
     type Bytes = Infallible;
     type Receives = Infallible;
+    type Ticket = Infallible;
     type Error = StreamError;
 
     fn translate(&self, addr: HostAddr, _len: usize) -> Result<StreamAddr, StreamError> {

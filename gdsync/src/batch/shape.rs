@@ -103,7 +103,7 @@ impl Kind {
             Kind::Wait32(..) => "wait_value32",
             Kind::Wait64(..) => "wait_value64",
             Kind::Write32(..) | Kind::Receives(_) => "write_value32",
-            Kind::Write64(..) => "write_value64",
+            Kind::Write64(..) | Kind::Ticket(_) => "write_value64",
             Kind::Bytes(_) => "write_memory",
             Kind::Barrier => "barrier",
             Kind::Flush => "flush",

@@ -70,6 +70,7 @@ pub(crate) mod wait;
 
 pub(crate) use cq::CompletionQueueInner;
 pub(crate) use receives::PreparedReceives;
+pub(crate) use trigger::PreparedTicket;
 
 #[cfg(feature = "tokio")]
 pub use self::tokio::AsyncCompletionQueue;

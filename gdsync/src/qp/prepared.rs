@@ -9,6 +9,9 @@ use crate::queue::{Claim, OrderError, QueueError, Release, StateError, WorkReque
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
+/// WAITs in front of a send: for what releases its list, and for its own word.
+pub(crate) type Holds = [Option<Hold>; 2];
+
 /// A send, write or read that is ready in the send queue; posting it on a stream rings the card.
 ///
 /// Put it into a [`crate::Batch`] and post that. Sends of one queue pair must be posted in the
@@ -55,18 +58,18 @@ struct Posted {
 
 impl PreparedSend {
     pub(crate) fn new(queue_pair: Arc<QueuePairInner>, request: WorkRequest<'_>) -> Result<Self, QueueError> {
-        let (serial, release) = queue_pair.prepare_send(&request, None, None)?;
+        let (serial, release) = queue_pair.prepare_send(&request, None, [None, None])?;
         Ok(Self::assemble(queue_pair, serial, release))
     }
 
-    /// A send with its completion stored in `claim`; the card performs the wait in front of it, if there is one.
+    /// A send with its completion stored in `claim`; the card performs the waits in front of it, if there are any.
     pub(crate) fn claimed(
         queue_pair: Arc<QueuePairInner>,
         request: WorkRequest<'_>,
         claim: Arc<Claim>,
-        hold: Option<Hold>,
+        holds: Holds,
     ) -> Result<Self, QueueError> {
-        let (serial, release) = queue_pair.prepare_send(&request, Some(claim), hold)?;
+        let (serial, release) = queue_pair.prepare_send(&request, Some(claim), holds)?;
         Ok(Self::assemble(queue_pair, serial, release))
     }
 
@@ -155,6 +158,22 @@ impl PreparedSend {
         Ok(is_due.then_some(self.release))
     }
 
+    /// Rings the card for it now, by the CPU: for one behind a WAIT.
+    ///
+    /// # Errors
+    /// What [`crate::QueuePair::post_send`] says of the order; the queue pair has failed. It is dropped then.
+    pub(crate) fn ring(self) -> Result<(), QueueError> {
+        let mut send = self.queue_pair.send();
+        // Under the lock: a failure that comes later finds it.
+        self.queue_pair.check_connected()?;
+        // SAFETY: the register belongs to its queue pair, which is alive.
+        unsafe { send.ring_prepared(self.serial) }?;
+        drop(send);
+        // Nothing takes it back any more.
+        drop(self.into_queue_pair());
+        Ok(())
+    }
+
     /// Which one of its queue pair's sends it is, and what hands it to the card, unless the card got
     /// it already because the queue pair failed.
     #[inline]
@@ -186,30 +205,30 @@ impl PreparedSend {
 
 impl QueuePairInner {
     /// Writes a request into the send queue, for [`PreparedSend::assemble`]: without one nothing
-    /// takes it back. Its completion is stored in the claim, if there is one; the card performs the wait in
-    /// front of it, if there is one.
+    /// takes it back. Its completion is stored in the claim, if there is one; the card performs the waits in
+    /// front of it, if there are any.
     #[inline]
     pub(crate) fn prepare_send(
         &self,
         request: &WorkRequest<'_>,
         claim: Option<Arc<Claim>>,
-        hold: Option<Hold>,
+        holds: Holds,
     ) -> Result<(u64, Release), QueueError> {
         let mut completions = self.send_cq.lock();
         let mut send = self.send();
         // Under the locks: it may be handed over to kernels meanwhile.
         self.check_connected()?;
-        let (serial, release) = match (&self.trigger, hold) {
-            (None, None) => {
+        let (serial, release) = match (&self.trigger, holds) {
+            (None, [None, None]) => {
                 let prepared = send.prepare(request, self, |signaled| completions.reserve(signaled))?;
                 (prepared.0, Release::Ring(prepared.1))
             }
-            (None, Some(hold)) => {
-                let prepared = send.prepare_held(hold, request, self, &mut completions)?;
+            (None, holds) => {
+                let prepared = send.prepare_held(holds, request, self, &mut completions)?;
                 (prepared.0, Release::Ring(prepared.1))
             }
-            (Some(trigger), hold) => {
-                self.prepare_triggered(&mut send, &mut completions, (request, hold), trigger)?
+            (Some(trigger), holds) => {
+                self.prepare_triggered(&mut send, &mut completions, (request, holds), trigger)?
             }
         };
         if let Some(claim) = claim {
@@ -227,18 +246,18 @@ impl QueuePairInner {
         &self,
         send: &mut SendState,
         completions: &mut CompletionState,
-        (request, hold): (&WorkRequest<'_>, Option<Hold>),
+        (request, holds): (&WorkRequest<'_>, Holds),
         trigger: &Arc<TriggerInner>,
     ) -> Result<(u64, Release), QueueError> {
         if let Some(master) = &trigger.master {
             // `PersistentSend::behind` refuses its queue pairs.
-            debug_assert!(hold.is_none());
+            debug_assert!(holds.iter().all(Option::is_none));
             let (serial, ticket) = master.prepare(trigger, self, send, completions, request)?;
             return Ok((serial, Release::Ticket(ticket)));
         }
         let (ticket, wait) = trigger.take();
         // SAFETY: the register belongs to this queue pair, which is alive.
-        match unsafe { send.prepare_behind((wait, hold), request, self, completions) } {
+        match unsafe { send.prepare_behind((wait, holds), request, self, completions) } {
             Ok(serial) => Ok((serial, Release::Ticket(ticket))),
             Err(error) => {
                 trigger.cancel(ticket);

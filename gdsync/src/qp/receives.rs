@@ -26,11 +26,12 @@ impl PreparedReceives {
     ///
     /// # Errors
     /// What is wrong with which of them; nothing is prepared then. What [`QueuePairInner::post_recv`]
-    /// says, and receives that another stream, or another thread for it, has still to announce.
+    /// says, and receives that another stream, or another thread for it, has still to announce: any stream where
+    /// the CPU announces these.
     pub(crate) fn new(
         queue_pair: &Arc<QueuePairInner>,
         receives: &[(&[Slice], Arc<Claim>)],
-        timeline: &Arc<Timeline>,
+        timeline: Option<&Arc<Timeline>>,
     ) -> Result<Self, (usize, QueueError)> {
         queue_pair.check_not_failed().map_err(|error| (0, error))?;
         let segments = receives.iter().enumerate().map(|(position, (slices, _))| {
@@ -39,7 +40,7 @@ impl PreparedReceives {
         let segments = segments.collect::<Result<Vec<_>, _>>()?;
         let mut completions = queue_pair.recv_cq.lock();
         let mut recv = queue_pair.recv();
-        recv.check_turn(queue_pair.number, Some(timeline)).map_err(|error| (0, error))?;
+        recv.check_turn(queue_pair.number, timeline).map_err(|error| (0, error))?;
         for (position, ((slices, claim), segments)) in receives.iter().zip(&segments).enumerate() {
             if let Err(error) = recv.check_room().and_then(|()| completions.reserve(true)) {
                 recv.take_back();

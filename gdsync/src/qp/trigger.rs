@@ -1,9 +1,11 @@
 //! Triggers: words for which cards wait in front of sends.
 
 mod master;
+mod ticket;
 
 pub(crate) use master::Master;
 pub use master::MasterConfig;
+pub(crate) use ticket::PreparedTicket;
 
 use crate::memop::{Named, Place};
 use crate::memory::timeline::{Timeline, TimelinePoint};
@@ -213,6 +215,10 @@ impl TriggerInner {
         let last = state.last_post.as_ref()?;
         let is_written = self.word.peek().is_some_and(|word| !is_behind(word, state.posted));
         (!is_written && !last.timeline.has_passed(last.point)).then_some(last)
+    }
+
+    pub(crate) fn word(&self) -> &CardWord {
+        &self.word
     }
 
     /// The word, for a stream.

@@ -263,6 +263,14 @@ pub enum StateError {
         /// Its number.
         srqn: u32,
     },
+    /// The queue pair's own trigger releases its sends.
+    #[error(
+        "queue pair {qpn:#x} has a trigger of its own, which releases its sends: start its requests without another"
+    )]
+    OwnTrigger {
+        /// Its number.
+        qpn: u32,
+    },
     /// The queue pair has no trigger.
     #[error("queue pair {qpn:#x} has no trigger: make it with QueuePairConfig::trigger")]
     NoTrigger {

@@ -290,16 +290,11 @@ impl SendState {
         rules: &impl Rules,
         book: impl FnOnce(bool) -> Result<(), QueueError>,
     ) -> Result<(), QueueError> {
-        let (qpn, serial) = (self.qpn, self.next_serial());
+        let serial = self.next_serial();
         if (self.next_to_post != serial) | self.is_released {
             self.check_cpus_turn(serial)?;
         }
-        if let Some(last) = self.last_post.as_mut().filter(|last| !last.settled) {
-            if !last.timeline.has_passed(last.point) || self.proxied > 0 {
-                return Err(last.in_the_way(qpn));
-            }
-            last.settled = true;
-        }
+        self.settle()?;
         let doorbell = self.place(request, rules, book, State::Posted)?;
         self.next_to_post = serial + 1;
         let record = doorbell::record(self.head);

@@ -168,7 +168,7 @@ impl<B: MemOpStream> Stream<B> {
         request: WorkRequest<'_>,
     ) -> Result<Posted, PostFailure> {
         let queue_pair = &queue_pair.inner;
-        let place = queue_pair.prepare_send(&request, None, None)?;
+        let place = queue_pair.prepare_send(&request, None, [None, None])?;
         let mut state = self.lock();
         match state.submit_fast(&self.backend, &self.timeline, queue_pair, place) {
             FastPath::Posted(end) => Ok(state.hold(end, queue_pair.clone())),
@@ -186,7 +186,7 @@ impl<B: MemOpStream> Stream<B> {
         request: WorkRequest<'_>,
     ) -> Result<Posted, PostFailure> {
         let queue_pair = &queue_pair.inner;
-        let place = queue_pair.prepare_send(&request, None, None)?;
+        let place = queue_pair.prepare_send(&request, None, [None, None])?;
         let Stream { backend, timeline, state, .. } = self;
         let state = state.get_mut();
         match state.submit_fast(backend, timeline, queue_pair, place) {

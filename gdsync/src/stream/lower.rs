@@ -9,7 +9,8 @@ use crate::batch::{Bytes, Descriptor, Driver, Fate, Lowering, Points, Words};
 use crate::memop::{MemOp, MemOpStream, Place, StreamError};
 use crate::memory::{HostAddr, StreamAddr, TimelinePoint};
 use crate::qp::{
-    CompletionQueueInner, PreparedReceives, PreparedSend, PreparedWait, QueuePair, QueuePairInner,
+    CompletionQueueInner, PreparedReceives, PreparedSend, PreparedTicket, PreparedWait, QueuePair,
+    QueuePairInner,
 };
 use crate::queue::{Doorbell, PeerOp, QueueError, Release};
 use std::cell::RefCell;
@@ -36,6 +37,7 @@ impl<B: MemOpStream> Driver for Posting<'_, B> {
     type Place = Place;
     type Bytes = Bytes;
     type Receives = PreparedReceives;
+    type Ticket = PreparedTicket;
     type Error = PostFailure;
 
     #[inline]
@@ -85,6 +87,11 @@ impl<B: MemOpStream> Driver for Posting<'_, B> {
 
     fn commit_receives(&self, receives: &mut PreparedReceives) -> Result<PeerOp, PostFailure> {
         Ok(receives.commit(&self.stream.timeline)?)
+    }
+
+    fn commit_ticket(&self, ticket: &mut PreparedTicket) -> Result<(StreamAddr, u64), PostFailure> {
+        let number = ticket.commit(&self.stream.timeline, self.sends)?;
+        Ok((self.stream.address(&ticket.place(), size_of::<u64>())?, number))
     }
 
     #[inline]

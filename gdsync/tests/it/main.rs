@@ -51,6 +51,7 @@ mod merging;
 mod model;
 mod own_waits;
 mod owned;
+mod persistent_by_trigger;
 mod persistent_ends;
 mod persistent_faults;
 mod persistent_lists;

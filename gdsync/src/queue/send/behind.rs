@@ -60,8 +60,8 @@ impl CardWait {
 }
 
 impl SendState {
-    /// Writes a work request behind a WAIT into the ring of an armed queue, and behind one of its own if there
-    /// is one, and rings the card for all of them. A stream still has to post it, in its turn. Where that fails,
+    /// Writes a work request behind a WAIT into the ring of an armed queue, and behind those of its own if there
+    /// are any, and rings the card for all of them. A stream still has to post it, in its turn. Where that fails,
     /// nothing has changed.
     ///
     /// Returns its serial number.
@@ -70,31 +70,50 @@ impl SendState {
     /// The register is valid.
     pub(crate) unsafe fn prepare_behind(
         &mut self,
-        (wait, hold): (CardWait, Option<Hold>),
+        (wait, holds): (CardWait, impl IntoIterator<Item = Option<Hold>>),
         request: &WorkRequest<'_>,
         rules: &impl Rules,
         completions: &mut CompletionState,
     ) -> Result<u64, QueueError> {
-        let waits = [(wait, Regions::None)].into_iter().chain(hold.map(Hold::into));
+        let waits = [(wait, Regions::None)].into_iter().chain(holds.into_iter().flatten().map(Hold::into));
         let value = self.place_behind(waits, request, rules, completions, State::Prepared)?;
         // SAFETY: the caller's.
         unsafe { ring(&self.ring, doorbell::record(self.head), self.register, value) };
         Ok(self.next_serial() - 1)
     }
 
-    /// Writes a work request behind a WAIT into the ring, for a stream to post: its doorbell hands both to
+    /// Writes a work request behind WAITs into the ring, for a stream to post: its doorbell hands all of them to
     /// the card. Where that fails, nothing has changed.
     ///
     /// Returns its serial number, and the doorbell.
     pub(crate) fn prepare_held(
         &mut self,
-        hold: Hold,
+        holds: impl IntoIterator<Item = Option<Hold>>,
         request: &WorkRequest<'_>,
         rules: &impl Rules,
         completions: &mut CompletionState,
     ) -> Result<(u64, Doorbell), QueueError> {
-        let value = self.place_behind([hold.into()], request, rules, completions, State::Prepared)?;
+        let value = self.place_behind(holds.into_iter().flatten().map(Hold::into), request, rules, completions, State::Prepared)?;
         Ok((self.next_serial() - 1, self.doorbell(doorbell::record(self.head), value)))
+    }
+
+    /// Rings the card for a send that is prepared, and for the WAITs in front of it: it counts as posted by the CPU.
+    ///
+    /// # Errors
+    /// What [`Self::post_now`] says of the order.
+    ///
+    /// # Safety
+    /// The register is valid.
+    pub(crate) unsafe fn ring_prepared(&mut self, serial: u64) -> Result<(), QueueError> {
+        self.check_next(serial)?;
+        self.settle()?;
+        let Some(position) = self.position(serial) else { return self.check_not_stale(serial) };
+        self.entries[position].state = State::Posted;
+        self.skip_unprepared();
+        let Doorbell { record, register, value, .. } = self.doorbell_of(&self.entries[position]);
+        // SAFETY: the caller's.
+        unsafe { ring(&self.ring, record, register, value) };
+        Ok(())
     }
 
     /// Writes a work request behind WAITs, and rings the card for all of them: they count as posted

@@ -5,6 +5,7 @@ use super::{SendState, State};
 use crate::memory::timeline::{Timeline, TimelinePoint};
 use crate::queue::error::{OrderError, QueueError};
 use gdsync_sys::prm::doorbell;
+use std::cmp;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -87,13 +88,8 @@ impl SendState {
         timeline: &Arc<Timeline>,
         point: TimelinePoint,
     ) -> Result<Before, QueueError> {
-        let (qpn, expected) = (self.qpn, self.next_to_post);
-        if serial != expected {
-            if serial > expected {
-                return Err(QueueError::Order(OrderError::OutOfOrder { qpn, serial, expected }));
-            }
-            self.check_not_stale(serial)?;
-        }
+        self.check_next(serial)?;
+        let qpn = self.qpn;
         let same = self.last_post.as_ref().is_some_and(|last| Arc::ptr_eq(&last.timeline, timeline));
         if let Some(last) = self.last_post.as_ref().filter(|last| !same && !last.settled)
             && (!last.timeline.has_passed(last.point) || self.proxied > 0)
@@ -105,6 +101,35 @@ impl SendState {
             self.skip_unprepared();
         }
         Ok(LastPost::renew(&mut self.last_post, timeline, point))
+    }
+
+    /// Refuses a send in front of which others are prepared, and one from before a reset.
+    #[inline]
+    pub(super) fn check_next(&self, serial: u64) -> Result<(), QueueError> {
+        let (qpn, expected) = (self.qpn, self.next_to_post);
+        match serial.cmp(&expected) {
+            cmp::Ordering::Greater => Err(QueueError::Order(OrderError::OutOfOrder { qpn, serial, expected })),
+            cmp::Ordering::Less => self.check_not_stale(serial),
+            cmp::Ordering::Equal => Ok(()),
+        }
+    }
+
+    /// Refuses a post of the CPU behind sends that are prepared and not posted, and as [`Self::settle`].
+    pub(crate) fn check_turn_of_cpu(&mut self) -> Result<(), QueueError> {
+        self.check_next(self.next_serial())?;
+        self.settle()
+    }
+
+    /// Refuses a post of the CPU while a stream has still to ring for sends: its doorbell would announce those, too.
+    #[inline(always)]
+    pub(super) fn settle(&mut self) -> Result<(), QueueError> {
+        if let Some(last) = self.last_post.as_mut().filter(|last| !last.settled) {
+            if !last.timeline.has_passed(last.point) || self.proxied > 0 {
+                return Err(last.in_the_way(self.qpn));
+            }
+            last.settled = true;
+        }
+        Ok(())
     }
 
     /// Marks a send as posted by the program itself, in a way that the library does not see.

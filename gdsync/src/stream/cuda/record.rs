@@ -78,6 +78,7 @@ impl Driver for Idle<'_> {
     type Place = ();
     type Bytes = ();
     type Receives = Infallible;
+    type Ticket = Infallible;
     type Error = GraphError;
 
     fn translate(&self, addr: HostAddr, len: usize) -> Result<StreamAddr, StreamError> {

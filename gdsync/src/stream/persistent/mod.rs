@@ -18,6 +18,8 @@
 //! shares others), and no work of the program completes there in front of the request that no wait is for. Otherwise a thread of the library looks at the completions and writes the request's
 //! [`Status`], and the stream waits for that.
 //!
+//! [`start_all_by_trigger`] starts a list by one memory operation, whatever is in it: the card waits in front of the sends.
+//!
 //! # Messages that find their receive
 //! A receive is posted in the stream's order. A send that is there earlier is refused (receiver not ready), and the
 //! card repeats it after a while. [`PersistentSend::count`] and [`PersistentSend::behind`] spare that, on cards that
@@ -62,12 +64,14 @@
 //! # }
 //! ```
 
+mod by_trigger;
 mod progress;
 mod readiness;
 mod request;
 mod start;
 mod wait;
 
+pub use by_trigger::start_all_by_trigger;
 pub use request::Request;
 pub use start::start_all;
 pub use wait::wait_all;

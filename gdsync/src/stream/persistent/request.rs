@@ -107,7 +107,7 @@ impl sealed::Core {
         }
     }
 
-    /// What the card waits for in front of the next start.
+    /// What the card waits for in front of the next start, by the request's own word.
     pub(super) fn hold_of_next(&self) -> Option<Hold> {
         let word = self.behind.as_ref()?;
         let wait = CardWait::Ticket { lkey: word.lkey(), addr: word.address(), ticket: self.starts + 1 };

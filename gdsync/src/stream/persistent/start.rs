@@ -4,7 +4,9 @@ use super::request::sealed::Work;
 use super::{ListError, PersistentError, Request};
 use crate::batch::{Batch, Descriptor};
 use crate::memop::MemOpStream;
+use crate::memory::timeline::Timeline;
 use crate::qp::{PreparedReceives, PreparedSend, QueuePairInner};
+use crate::queue::send::Hold;
 use crate::queue::{Claim, OrderError, QueueError, StateError, Syndrome};
 use crate::stream::{PostError, PostFailure, Posted, Stream};
 use crate::verbs::Slice;
@@ -38,6 +40,16 @@ pub fn start_all<B: MemOpStream>(
     stream: &Stream<B>,
     timeout: Duration,
 ) -> Result<Posted, ListError> {
+    start(requests, stream, timeout, start_now)
+}
+
+/// Starts a list by `start_now`, and waits for room.
+pub(super) fn start<B: MemOpStream>(
+    requests: &mut [&mut dyn Request],
+    stream: &Stream<B>,
+    timeout: Duration,
+    start_now: impl Fn(&[&mut dyn Request], &Stream<B>) -> Result<Started, ListError>,
+) -> Result<Posted, ListError> {
     for (index, request) in requests.iter_mut().enumerate() {
         request.core().check_start(&stream.timeline).map_err(ListError::of(index))?;
     }
@@ -62,36 +74,42 @@ pub fn start_all<B: MemOpStream>(
     }
 }
 
-/// Returns the claims of the starts, and what they took.
+/// The claims of a list's starts, and what they took.
+pub(super) type Started = (Vec<Arc<Claim>>, Posted);
+
 fn start_now<B: MemOpStream>(
     requests: &[&mut dyn Request],
     stream: &Stream<B>,
-) -> Result<(Vec<Arc<Claim>>, Posted), ListError> {
+) -> Result<Started, ListError> {
     let mut prepared = Prepared::default();
-    prepared.fill(requests, stream)?;
+    prepared.fill(requests, By::Stream(&stream.timeline))?;
     let posted = prepared.post(requests, stream)?;
     Ok((std::mem::take(&mut prepared.claims), posted))
 }
 
-/// What a list has in queues, and no stream was given.
+/// What a list has in queues, and the card was not rung for.
 #[derive(Default)]
-struct Prepared {
+pub(super) struct Prepared {
     /// Dropped newest first: so everything leaves its queue.
-    work: Vec<Descriptor>,
+    pub(super) work: Vec<Descriptor>,
     /// By request: its claim, and which of the work is its.
-    claims: Vec<Arc<Claim>>,
+    pub(super) claims: Vec<Arc<Claim>>,
     places: Vec<usize>,
+}
+
+/// What rings the card for a list.
+#[derive(Clone, Copy)]
+pub(super) enum By<'a> {
+    Stream(&'a Arc<Timeline>),
+    /// The CPU, for sends behind a WAIT.
+    Cpu(&'a Hold),
 }
 
 /// Receives of one queue pair: which of the list, and what they are.
 type Group<'a> = (&'a Arc<QueuePairInner>, Vec<usize>, Vec<(&'a [Slice], Arc<Claim>)>);
 
 impl Prepared {
-    fn fill<B: MemOpStream>(
-        &mut self,
-        requests: &[&mut dyn Request],
-        stream: &Stream<B>,
-    ) -> Result<(), ListError> {
+    pub(super) fn fill(&mut self, requests: &[&mut dyn Request], by: By<'_>) -> Result<(), ListError> {
         for index in 0..requests.len() {
             self.claims.push(Claim::new().map_err(|error| ListError::of(index)(error.into()))?);
         }
@@ -109,10 +127,13 @@ impl Prepared {
                 receives.push((slices, claim.clone()));
             }
         }
-        let last_sends = last_sends(requests);
+        let (timeline, in_front, last_sends) = match by {
+            By::Stream(timeline) => (Some(timeline), None, last_sends(requests)),
+            By::Cpu(hold) => (None, Some(hold), HashMap::new()),
+        };
         let mut together = HashMap::new();
         for (queue_pair, indices, receives) in groups {
-            let prepared = PreparedReceives::new(queue_pair, &receives, &stream.timeline);
+            let prepared = PreparedReceives::new(queue_pair, &receives, timeline);
             let prepared =
                 prepared.map_err(|(position, error)| ListError::of(indices[position])(error.into()))?;
             match last_sends.get(&Arc::as_ptr(queue_pair)) {
@@ -125,8 +146,8 @@ impl Prepared {
         }
         for (index, (request, claim)) in requests.iter().zip(&self.claims).enumerate() {
             let (core, Work::Send(work), _) = request.parts() else { continue };
-            let (queue_pair, hold) = (core.queue_pair.clone(), core.hold_of_next());
-            let send = PreparedSend::claimed(queue_pair, work, claim.clone(), hold);
+            let (queue_pair, holds) = (core.queue_pair.clone(), [in_front.cloned(), core.hold_of_next()]);
+            let send = PreparedSend::claimed(queue_pair, work, claim.clone(), holds);
             let send = send.map_err(|error| ListError::of(index)(error.into()))?;
             let (indices, receives) = together.remove(&index).unzip();
             let with_it = indices.into_iter().flatten().chain([index]);
@@ -144,13 +165,7 @@ impl Prepared {
         let mut done = Posted { operations: 0, submissions: 0 };
         let only_receives = self.work.iter().all(|work| matches!(work, Descriptor::Receives(_)));
         if only_receives && matches!(stream.backend.wait_idle(Duration::ZERO), Ok(true)) {
-            for (place, work) in std::mem::take(&mut self.work).into_iter().enumerate() {
-                if let Descriptor::Receives(receives) = work
-                    && let Err(error) = receives.announce()
-                {
-                    self.give_up(requests, place..place + 1, &error.into());
-                }
-            }
+            self.ring(requests);
             return Ok(done);
         }
         let batch = Batch { descriptors: std::mem::take(&mut self.work), unmerged: false };
@@ -166,6 +181,21 @@ impl Prepared {
         }
         self.give_up(requests, posted..posted + self.work.len(), &source);
         Ok(done)
+    }
+
+    /// Rings the card for everything, by the CPU.
+    pub(super) fn ring(&mut self, requests: &[&mut dyn Request]) {
+        for (place, work) in std::mem::take(&mut self.work).into_iter().enumerate() {
+            let rung = match work {
+                Descriptor::Receives(receives) => receives.announce(),
+                Descriptor::Send(send) => send.ring(),
+                // A list has no others.
+                _ => Ok(()),
+            };
+            if let Err(error) = rung {
+                self.give_up(requests, place..place + 1, &error.into());
+            }
+        }
     }
 
     /// Completes the claims of work that was not handed over, while other work of the list was.
