@@ -6,7 +6,7 @@
 #include <stdint.h>
 
 /* Bytes of an offer, with its zero. */
-#define GDSYNC_MPI_OFFER 256
+#define GDSYNC_MPI_OFFER 320
 
 enum gdsync_mpi_class {
     GDSYNC_MPI_ARGUMENT = 1,

@@ -15,8 +15,14 @@ const PART: &str = "GDSYNC_MPI_PART_BYTES";
 /// Whether the card holds a send back until its receive is posted (1), or repeats it until then (0).
 const HOLD: &str = "GDSYNC_MPI_HOLD_SENDS";
 
-/// From how many waits on the card collects them; unset: the stream waits for each.
+/// Whether the card waits in front of and behind each list of transfers (1): then a stream starts a list, and waits for
+/// it, by one memory operation each.
+const CARD_WAITS: &str = "GDSYNC_MPI_CARD_WAITS";
+/// From how many waits on the card collects them; unset: the stream waits for each, or, where [`CARD_WAITS`] is 1, for
+/// one alone.
 const COLLECT: &str = "GDSYNC_MPI_COLLECT_FROM";
+/// From so many on, a word is fewer operations than waits.
+const COLLECT_FROM: u32 = 2;
 
 /// Unit tests have peers that stay silent.
 const DEFAULT_PEER_TIMEOUT: u64 = if cfg!(test) { 1_000 } else { 20_000 };
@@ -38,6 +44,8 @@ pub(crate) struct Domain {
     pub(crate) part: u64,
     /// The card holds sends back until their receives are posted.
     pub(crate) holds_sends: bool,
+    /// One write of a stream starts a list.
+    pub(crate) starts_by_word: bool,
 }
 
 impl Domain {
@@ -62,11 +70,22 @@ pub(crate) fn domain() -> Result<&'static Domain, Failure> {
     let part = number(PART, DEFAULT_PART)?;
     let device = open()?;
     let (asked, is_software) = (std::env::var(HOLD).ok(), device.provider() == Provider::Software);
-    let holds_sends = holds_sends(asked.as_deref(), device.card_waits()?.data, is_software)?;
+    let (waits, starts_by_word) = (device.card_waits()?, card_waits()?);
+    if starts_by_word && !(waits.data && waits.queues) {
+        let text = format!("{CARD_WAITS} is 1, and the card does not wait for words and completion queues: unset it");
+        return Err(Failure::new(Class::Unsupported, text));
+    }
+    let holds_sends = match holds_sends(asked.as_deref(), waits.data, is_software && !starts_by_word)? {
+        false if starts_by_word => {
+            let text = format!("{HOLD} is 0, and {CARD_WAITS} is 1, which takes the former: unset one of them");
+            return Err(Failure::new(Class::Argument, text));
+        }
+        holds => holds,
+    };
     let pd = ProtectionDomain::new(&device)?;
     // Of two threads, one sets it; the other's card is closed.
     let cache = RegistrationCache::new(&pd);
-    Ok(DOMAIN.get_or_init(|| Domain { pd, cache, connection, part, holds_sends }))
+    Ok(DOMAIN.get_or_init(|| Domain { pd, cache, connection, part, holds_sends, starts_by_word }))
 }
 
 /// By default where a repeated message costs more than telling the other side: an mlx5 card repeats after 10 µs at the
@@ -80,16 +99,28 @@ fn holds_sends(asked: Option<&str>, waits: bool, is_software: bool) -> Result<bo
             let text = format!("{HOLD} is 1, and the card does not wait for words in memory: unset it");
             Err(Failure::new(Class::Unsupported, text))
         }
-        Some(other) => {
-            let text = format!("{HOLD} is {other:?}, neither 0 nor 1: unset it or correct it");
-            Err(Failure::new(Class::Argument, text))
-        }
+        Some(other) => Err(neither(HOLD, other)),
+    }
+}
+
+fn neither(variable: &str, value: &str) -> Failure {
+    let text = format!("{variable} is {value:?}, neither 0 nor 1: unset it or correct it");
+    Failure::new(Class::Argument, text)
+}
+
+/// Whether the card waits for lists of transfers.
+pub(crate) fn card_waits() -> Result<bool, Failure> {
+    match std::env::var(CARD_WAITS).as_deref() {
+        Err(_) | Ok("0") => Ok(false),
+        Ok("1") => Ok(true),
+        Ok(other) => Err(neither(CARD_WAITS, other)),
     }
 }
 
 /// From how many waits on a stream has the card collect them.
 pub(crate) fn collect_from() -> Result<Option<u32>, Failure> {
-    Ok(setting(COLLECT)?.map(|waits| u32::try_from(waits).unwrap_or(u32::MAX)))
+    let asked = setting(COLLECT)?.map(|waits| u32::try_from(waits).unwrap_or(u32::MAX));
+    Ok(asked.or(card_waits()?.then_some(COLLECT_FROM)))
 }
 
 fn number(variable: &str, default: u64) -> Result<u64, Failure> {

@@ -6,8 +6,8 @@ use std::fmt;
 use std::str::FromStr;
 
 /// Bytes of an offer, with its zero: `GDSYNC_MPI_OFFER` of `c/engine.h`.
-pub(crate) const OFFER: usize = 256;
-const MAGIC: &str = "gdsync-mpi/3";
+pub(crate) const OFFER: usize = 320;
+const MAGIC: &str = "gdsync-mpi/4";
 
 /// One side of a leg.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,12 +24,15 @@ pub(crate) struct Offer {
     /// What the other side may write to: of a partitioned receive, its buffer; of a send whose card waits for words, the
     /// word that says how many receives are posted; and else of no length.
     pub(crate) memory: RemoteMemory,
+    /// The queue pair for probes, where the card waits for lists of transfers.
+    pub(crate) life: Option<Endpoint>,
 }
 
 impl fmt::Display for Offer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Offer { shape, bytes, part, provider, endpoint, memory } = self;
-        write!(f, "{MAGIC} offer {shape} {bytes} {part} {provider} {endpoint} {memory}")
+        let Offer { shape, bytes, part, provider, endpoint, memory, life } = self;
+        write!(f, "{MAGIC} offer {shape} {bytes} {part} {provider} {endpoint} {memory}")?;
+        life.iter().try_for_each(|life| write!(f, " {life}"))
     }
 }
 
@@ -77,7 +80,8 @@ impl FromStr for Offer {
         let part = part.ok().filter(|part| *part > 0).ok_or(())?;
         let (bytes, endpoint) = (bytes.map_err(drop)?, endpoint.map_err(drop)?);
         let memory = word()?.parse().map_err(drop)?;
-        Ok(Offer { shape, bytes, part, provider, endpoint, memory })
+        let life = words.next().map(str::parse).transpose().map_err(drop)?;
+        Ok(Offer { shape, bytes, part, provider, endpoint, memory, life })
     }
 }
 
@@ -93,12 +97,16 @@ mod tests {
             provider: "software".to_owned(),
             endpoint: "roce2:0:12:3:3:00000000000000000000ffff0a000001".parse().unwrap(),
             memory: RemoteMemory { addr: 0x7fff_0000_1000, len: 1 << 40, rkey: 0x1234 },
+            life: None,
         }
     }
 
     #[test]
     fn offers_and_refusals_arrive_as_they_were() {
-        assert_eq!(read(&to_bytes(&offer().to_string())).unwrap(), offer());
+        let with_life = Offer { life: Some(offer().endpoint), ..offer() };
+        for offer in [offer(), with_life] {
+            assert_eq!(read(&to_bytes(&offer.to_string())).unwrap(), offer);
+        }
         let failure = Failure::new(Class::Truncate, "x".repeat(2 * OFFER));
         let error = read(&to_bytes(&refusal(&failure))).unwrap_err();
         assert_eq!(error.class, Class::Truncate);
@@ -109,14 +117,15 @@ mod tests {
     fn the_longest_offer_has_room() {
         let shape = format!("partitions-{}-of-{}-bytes", u32::MAX, u64::MAX);
         let memory = RemoteMemory { addr: u64::MAX, len: u64::MAX, rkey: u32::MAX };
-        let longest = Offer { shape, bytes: u64::MAX, part: u64::MAX, memory, ..offer() };
+        let life = Some(offer().endpoint);
+        let longest = Offer { shape, bytes: u64::MAX, part: u64::MAX, memory, life, ..offer() };
         assert_eq!(read(&to_bytes(&longest.to_string())).unwrap(), longest);
     }
 
     #[test]
     fn lines_of_others_are_refused() {
         let good = offer().to_string();
-        let lines = ["", "hello", "gdsync-mpi/3", "gdsync-mpi/2 offer", &good.replace(" 1073741824 ", " 0 ")];
+        let lines = ["", "hello", "gdsync-mpi/4", "gdsync-mpi/3 offer", &good.replace(" 1073741824 ", " 0 ")];
         for line in lines {
             let error = read(&to_bytes(line)).unwrap_err();
             assert_eq!(error.class, Class::Other);

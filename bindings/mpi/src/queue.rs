@@ -1,11 +1,12 @@
 //! A queue: a stream, and which requests it was given.
 
+use crate::device::{card_waits, domain};
 use crate::error::{Class, Failure};
 use crate::request::{Leg, Request, Work, abort, probe};
 use crate::stream::{AnyStream, LAST, PROBE_AFTER, SLICE};
 use crate::turn::Turns;
 use crate::{progress, statistics};
-use gdsync::persistent;
+use gdsync::{Trigger, persistent};
 use gdsync_sys::pause::Pause;
 use parking_lot::Mutex;
 use std::collections::{HashMap, HashSet};
@@ -20,6 +21,8 @@ const BRIEFLY: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(crate) struct Queue {
     pub(crate) stream: AnyStream,
+    /// Starts lists of transfers, where the card waits for them. Of the queue's own, as a ticket releases all below it.
+    trigger: Option<Trigger>,
     lists: Mutex<Lists>,
     /// Of operations that the stream triggers; none before the first one.
     pub(crate) turns: Mutex<Option<Turns>>,
@@ -54,18 +57,27 @@ impl Lists {
 static QUEUES: Mutex<Vec<Weak<Queue>>> = Mutex::new(Vec::new());
 
 impl Queue {
-    pub(crate) fn new(stream: AnyStream) -> Arc<Self> {
-        let queue = Self::unlisted(stream);
+    ///
+    /// # Errors
+    /// Where the card waits for lists: it has no memory for the word, or cannot be opened.
+    pub(crate) fn new(stream: AnyStream) -> Result<Arc<Self>, Failure> {
+        // Before streams wait: the driver learns of the word now.
+        let trigger = if card_waits()? { Some(Trigger::new(&domain()?.pd)?) } else { None };
+        let queue = Arc::new(Queue { trigger, ..Self::of(stream) });
         let mut queues = QUEUES.lock();
         queues.retain(|queue| queue.strong_count() > 0);
         queues.push(Arc::downgrade(&queue));
         drop(queues);
-        queue
+        Ok(queue)
     }
 
     /// A queue that is not found by its name, and for which the end of the program does not wait.
     pub(crate) fn unlisted(stream: AnyStream) -> Arc<Self> {
-        Arc::new(Queue { stream, lists: Mutex::default(), turns: Mutex::default() })
+        Arc::new(Self::of(stream))
+    }
+
+    fn of(stream: AnyStream) -> Self {
+        Queue { stream, trigger: None, lists: Mutex::default(), turns: Mutex::default() }
     }
 
     /// Starts a list, each request with its place in the program's: the transfers in one batch, and then the
@@ -112,7 +124,7 @@ impl Queue {
         }
         let mut meanwhile = || legs.iter_mut().for_each(|legs| probe(legs));
         if !transfers.is_empty() {
-            self.stream.start(&mut transfers, &mut meanwhile)?;
+            self.stream.start(&mut transfers, self.trigger.as_ref(), &mut meanwhile)?;
         }
         let mut first = Ok(());
         for (state, (_, request)) in states.iter_mut().zip(requests) {

@@ -45,12 +45,14 @@ impl Leg {
     }
 
     /// Has the card ask whether the other side is there. A send that is held back goes; if its receive is not there, the
-    /// card repeats it.
+    /// card repeats it. (Where the card waits for the list, the receive may be there too early for that: another queue
+    /// pair asks.)
     fn probe(&mut self) {
         if self.theirs.is_none() {
             return;
         }
         match (&self.word, &mut self.channel) {
+            (_, Some(channel)) if channel.waits() => channel.probe(),
             (Some(word), _) => {
                 if let Err(error) = word.raise(self.starts) {
                     tracing::warn!(%error, "a send that is held back stays so");
@@ -138,7 +140,8 @@ impl Request {
         }
         let depth = DEPTH.max(2 * self.plan.work_requests(domain.part));
         let leg = leg(state, index)?;
-        let channel = Channel::new(domain, leg.sends, u32::try_from(depth).unwrap_or(u32::MAX))?;
+        let waits = domain.starts_by_word && matches!(self.plan, Plan::Transfer { .. });
+        let channel = Channel::new(domain, leg.sends, u32::try_from(depth).unwrap_or(u32::MAX), waits)?;
         let most = channel.queue_pair.max_message();
         if domain.part > most {
             let text = format!(
@@ -147,7 +150,7 @@ impl Request {
             );
             return Err(Failure::new(Class::Argument, text));
         }
-        let endpoint = channel.queue_pair.endpoint()?;
+        let (endpoint, life) = channel.endpoints()?;
         leg.channel = Some(channel);
         if matches!(self.plan, Plan::Transfer { sends: true, .. }) && domain.holds_sends {
             let region = MemoryRegion::allocate(
@@ -164,7 +167,7 @@ impl Request {
             _ => word.unwrap_or_else(|| Region::Empty.remote()),
         };
         let provider = domain.provider().to_owned();
-        Ok(Offer { shape, bytes, part: domain.part, provider, endpoint, memory })
+        Ok(Offer { shape, bytes, part: domain.part, provider, endpoint, memory, life })
     }
 
     fn register(&self, domain: &Domain, state: &mut State) -> Result<(), Failure> {
@@ -319,13 +322,17 @@ impl Request {
         Ok(address)
     }
 
-    /// Looks whether it has completed, and ends its channels if a collective has failed: so the other ranks learn of it.
+    /// Looks whether it has completed, and ends its channels where it has failed and the other ranks would not learn of it
+    /// otherwise: those of a collective, and what asks for probes' sake alone.
     pub(crate) fn outcome(&self) -> Option<Result<u64, Failure>> {
         let state = &mut *self.state.lock();
         let channel = state.legs.first().and_then(|leg| leg.channel.as_ref());
         let outcome = state.work.as_mut().map_or(Some(Ok(0)), |work| work.outcome(channel));
-        if matches!(outcome, Some(Err(_))) && matches!(state.work, Some(Work::Collective(_))) {
-            abort(&state.legs);
+        if matches!(outcome, Some(Err(_))) {
+            match state.work {
+                Some(Work::Collective(_)) => abort(&state.legs),
+                _ => state.legs.iter().filter_map(|leg| leg.channel.as_ref()).for_each(Channel::end_together),
+            }
         }
         outcome
     }

@@ -4,9 +4,9 @@ use crate::error::{Class, Failure};
 use crate::{device, progress, statistics};
 use gdsync::cudarc::driver::sys::CUstream;
 use gdsync::memop::MemOpStream;
-use gdsync::persistent::{ListError, PersistentError, Request, start_all, wait_all};
+use gdsync::persistent::{ListError, PersistentError, Request, start_all, start_all_by_trigger, wait_all};
 use gdsync::stream::{PostFailure, Posted, StreamOptions};
-use gdsync::{Batch, CudaStream, QueueError, SoftStream, Stream};
+use gdsync::{Batch, CudaStream, QueueError, SoftStream, Stream, Trigger};
 use std::time::{Duration, Instant};
 
 /// How long a thread waits at a time, before it does what else there is to do.
@@ -69,9 +69,13 @@ impl AnyStream {
     pub(crate) fn start(
         &self,
         list: &mut [&mut dyn Request],
+        by: Option<&Trigger>,
         meanwhile: impl FnMut(),
     ) -> Result<(), Failure> {
-        on!(self, stream => start(stream, list, meanwhile))
+        match by {
+            None => on!(self, stream => start(stream, list, meanwhile)),
+            Some(trigger) => on!(self, stream => start_by(trigger, stream, list, meanwhile)),
+        }
     }
 
     pub(crate) fn wait(&self, list: &mut [&mut dyn Request], meanwhile: impl FnMut()) -> Result<(), Failure> {
@@ -101,6 +105,16 @@ pub(crate) fn start<B: MemOpStream>(
     meanwhile: impl FnMut(),
 ) -> Result<(), Failure> {
     patiently(|| start_all(list, stream, Duration::ZERO), meanwhile)
+}
+
+/// The same by one write of a trigger's word.
+fn start_by<B: MemOpStream>(
+    trigger: &Trigger,
+    stream: &Stream<B>,
+    list: &mut [&mut dyn Request],
+    meanwhile: impl FnMut(),
+) -> Result<(), Failure> {
+    patiently(|| start_all_by_trigger(list, stream, trigger, Duration::ZERO), meanwhile)
 }
 
 /// Has a stream wait for a list; as [`start`].

@@ -13,6 +13,7 @@ use gdsync::PinnedMemory;
 use gdsync_notify::collective::{Element, Operation};
 use std::sync::Arc;
 
+mod card_waits;
 mod links;
 
 fn memory(bytes: &[u8]) -> PinnedMemory {
@@ -41,7 +42,7 @@ fn transfer(sends: bool, memory: &PinnedMemory) -> Arc<Request> {
 }
 
 fn queue() -> Arc<Queue> {
-    Queue::new(AnyStream::software().unwrap())
+    Queue::new(AnyStream::software().unwrap()).unwrap()
 }
 
 /// Has each leg of the ranks' requests meet its other side.

@@ -28,7 +28,7 @@ pub unsafe extern "C" fn gdsync_mpi_queue(stream: *const CUstream, made: *mut Qu
             // SAFETY: the caller's.
             Some(stream) => unsafe { AnyStream::cuda(*stream, true) }?,
         };
-        let raw = Arc::into_raw(Queue::new(stream));
+        let raw = Arc::into_raw(Queue::new(stream)?);
         // SAFETY: the caller's.
         unsafe { store(made, raw.cast()) }.inspect_err(|_| {
             // SAFETY: made above, and nothing else has it.

@@ -5,20 +5,21 @@ use gdsync_test_support::compiler::Compiler;
 
 /// By default the software card repeats sends until their receives are posted.
 const HOLD_SENDS: &str = "GDSYNC_MPI_HOLD_SENDS";
+/// One write of a stream starts a list of transfers, and one wait ends it.
+const CARD_WAITS: (&str, &str) = ("GDSYNC_MPI_CARD_WAITS", "1");
 
 #[test]
 fn a_ring_runs_ahead_and_its_work_is_counted() {
-    let environment = [("GDSYNC_MPI_STATS", "1")];
-    let Some(errors) =
-        succeeds("a_ring_runs_ahead_and_its_work_is_counted", (Mpis, "ring"), &["4"], &environment)
-    else {
-        return;
-    };
-    let lines: Vec<_> = errors.lines().filter(|line| line.starts_with("gdsync-mpis rank")).collect();
-    assert_eq!(lines.len(), 4, "{errors}");
-    // 400 rounds of two requests, 300 of them waited for by the stream. No thread of the CPU takes part.
-    for line in lines {
-        assert!(line.contains(": 800 starts, 600 waits, ") && line.ends_with(", 0 by the CPU"), "{line}");
+    let environment = [("GDSYNC_MPI_STATS", "1"), CARD_WAITS];
+    for environment in [&environment[..1], &environment] {
+        let test = "a_ring_runs_ahead_and_its_work_is_counted";
+        let Some(errors) = succeeds(test, (Mpis, "ring"), &["4"], environment) else { return };
+        let lines: Vec<_> = errors.lines().filter(|line| line.starts_with("gdsync-mpis rank")).collect();
+        assert_eq!(lines.len(), 4, "{errors}");
+        // 400 rounds of two requests, 300 of them waited for by the stream. No thread of the CPU takes part.
+        for line in lines {
+            assert!(line.contains(": 800 starts, 600 waits, ") && line.ends_with(", 0 by the CPU"), "{line}");
+        }
     }
 }
 
@@ -28,19 +29,22 @@ fn requests_match_by_communicator_peer_and_tag() {
     succeeds(test, (Mpis, "order"), &["8"], &[]);
     // The card waits, too: for receives, and for all that a stream waits for.
     succeeds(test, (Mpis, "order"), &["4"], &[(HOLD_SENDS, "1"), ("GDSYNC_MPI_COLLECT_FROM", "2")]);
+    succeeds(test, (Mpis, "order"), &["8"], &[CARD_WAITS]);
 }
 
 #[test]
 fn a_thousand_requests_and_long_messages() {
-    let environment = [("GDSYNC_MPI_PART_BYTES", "4096"), (HOLD_SENDS, "1")];
-    for environment in [&environment[..1], &environment] {
+    let part = ("GDSYNC_MPI_PART_BYTES", "4096");
+    for environment in [&[part][..], &[part, (HOLD_SENDS, "1")], &[part, CARD_WAITS]] {
         succeeds("a_thousand_requests_and_long_messages", (Mpis, "many"), &["4"], environment);
     }
 }
 
 #[test]
 fn collectives_do_what_mpi_does() {
-    succeeds("collectives_do_what_mpi_does", (Mpis, "collectives"), &["4"], &[]);
+    for environment in [&[][..], &[CARD_WAITS]] {
+        succeeds("collectives_do_what_mpi_does", (Mpis, "collectives"), &["4"], environment);
+    }
 }
 
 #[test]
@@ -52,8 +56,8 @@ fn bad_input_is_refused_with_the_reason() {
 fn a_rank_that_dies_ends_what_waits_for_it() {
     let test = "a_rank_that_dies_ends_what_waits_for_it";
     let Some(program) = program(test, Mpis, "dead.c") else { return };
-    for holds in ["0", "1"] {
-        let environment = [("GDSYNC_MPI_PEER_TIMEOUT_MS", "1000"), (HOLD_SENDS, holds)];
+    for how in [(HOLD_SENDS, "0"), (HOLD_SENDS, "1"), CARD_WAITS] {
+        let environment = [("GDSYNC_MPI_PEER_TIMEOUT_MS", "1000"), how];
         // The dead rank is the reason for the status of mpirun.
         let output = run(&program, "4", &["--enable-recovery"], &environment);
         let errors = String::from_utf8_lossy(&output.stderr);
@@ -63,7 +67,9 @@ fn a_rank_that_dies_ends_what_waits_for_it() {
 
 #[test]
 fn the_end_of_the_program_ends_its_work() {
-    succeeds("the_end_of_the_program_ends_its_work", (Mpis, "outstanding"), &["4"], &[]);
+    for environment in [&[][..], &[CARD_WAITS]] {
+        succeeds("the_end_of_the_program_ends_its_work", (Mpis, "outstanding"), &["4"], environment);
+    }
 }
 
 #[test]
