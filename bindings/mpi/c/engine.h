@@ -98,11 +98,19 @@ int gdsync_mpi_queue_wait(const void *queue);
 int gdsync_mpi_launch(const void *queue, void (*function)(void *), void *argument);
 
 /* Operations of MPI that streams trigger, and the thread that calls MPI for them. `stream` points to a handle. */
-enum gdsync_mpi_stream { GDSYNC_MPI_CUDA = 0, GDSYNC_MPI_SOFTWARE = 1 };
+enum gdsync_mpi_stream {
+    GDSYNC_MPI_CUDA = 0,
+    GDSYNC_MPI_SOFTWARE = 1,
+    /* `stream` is the place of a graph that the call makes. */
+    GDSYNC_MPI_CUDA_GRAPH = 2,
+    GDSYNC_MPI_SOFTWARE_GRAPH = 3
+};
 
 struct gdsync_mpi_calls {
     /* Starts an operation that a stream has triggered, or gives it up. */
     void (*start)(void *operation, int is_given_up);
+    /* No graph triggers an operation any more, and it is not outstanding. */
+    void (*gone)(void *operation);
     /* Has MPI progress. Returns how much is outstanding. */
     int (*progress)(void);
 };
@@ -110,10 +118,16 @@ struct gdsync_mpi_calls {
 int gdsync_mpi_thread_start(const struct gdsync_mpi_calls *calls);
 int gdsync_mpi_thread_stop(void);
 int gdsync_mpi_thread_wake(void);
-int gdsync_mpi_operation(void *operation, const void **made);
+int gdsync_mpi_operation(void *operation, int is_in_graph, const void **made);
 int gdsync_mpi_operation_completed(const void *operation);
 int gdsync_mpi_operation_wait(const void *operation);
 int gdsync_mpi_operation_free(const void *operation);
+/* Whether what is enqueued goes into a graph, which triggers it any number of times. */
+int gdsync_mpi_is_graph(int kind, void *const *stream, int *is_graph);
+int gdsync_mpi_graph_launch(const void *graph, int kind, void *const *stream);
+int gdsync_mpi_graph_free(const void *graph);
+/* After the thread, and after what was outstanding: ends the operations in graphs. */
+int gdsync_mpi_graphs_end(void (*gone)(void *operation));
 int gdsync_mpi_enqueue(int kind, void *const *stream, const void *operation);
 int gdsync_mpi_enqueue_waits(int kind, void *const *stream, size_t number, const void *const *operations);
 int gdsync_mpi_stream_wait(int kind, void *const *stream);

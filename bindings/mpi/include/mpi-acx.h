@@ -33,10 +33,13 @@ typedef void *MPIX_Prequest;
 enum {
     /* A cudaStream_t. On a machine without CUDA the null stream is a software stream of the process. */
     MPIX_QUEUE_CUDA_STREAM = 0,
-    /* A cudaGraph_t: refused. */
+    /* A cudaGraph_t, which the call makes: each launch of a graph that has it as a child performs the operation anew. (So does a
+     * launch of what a stream has captured.) The current context is that of its GPU. */
     MPIX_QUEUE_CUDA_GRAPH = 1,
     /* gdsync's own: a gdsync_mpix_stream. */
-    MPIX_QUEUE_GDSYNC_SOFTWARE = 100
+    MPIX_QUEUE_GDSYNC_SOFTWARE = 100,
+    /* gdsync's own: a gdsync_mpix_graph, which the call makes. */
+    MPIX_QUEUE_GDSYNC_GRAPH = 101
 };
 
 /* Collective over MPI_COMM_WORLD. */
@@ -77,6 +80,11 @@ int gdsync_mpix_stream_destroy(gdsync_mpix_stream *stream);
 int gdsync_mpix_launch(int qtype, void *queue, void (*function)(void *), void *argument);
 /* Waits until a stream has performed everything. */
 int gdsync_mpix_synchronize(int qtype, void *queue);
+
+/* gdsync's own: a graph of software streams, in the place of a cudaGraph_t. Its launches are performed in the stream's order. */
+typedef const struct gdsync_mpix_graph_object *gdsync_mpix_graph;
+int gdsync_mpix_graph_launch(gdsync_mpix_graph graph, int qtype, void *queue);
+int gdsync_mpix_graph_destroy(gdsync_mpix_graph *graph);
 
 #ifndef __CUDACC__
 /* `request` is the address of an MPIX_Request. */

@@ -1,14 +1,14 @@
 //! Operations in the order of streams: a stream triggers an operation by a store, and waits for its flag.
 
 use crate::error::{Class, Failure};
-use crate::mpi_thread::{self, Operation};
+use crate::graph;
+use crate::mpi_thread::{self, Operation, Trigger};
 use crate::queue::{self, Queue};
 use crate::stream::AnyStream;
 use crate::turn::Turns;
 use gdsync::Batch;
 use gdsync::cuda;
 use gdsync::cudarc::driver::sys::{self, CUstream};
-use gdsync::memop::Condition;
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ pub(crate) fn start(queue: &Queue, operation: &Arc<Operation>) -> Result<(), Fai
     };
     let turn = turns.next();
     let store = Batch::new().write_value32(&turn.word, turn.number);
-    mpi_thread::enter(operation, turn)?;
+    mpi_thread::enter(operation, Trigger::Turn(turn))?;
     queue.stream.post(store, || {}).inspect_err(|_| mpi_thread::take_back(operation))?;
     turns.take();
     Ok(())
@@ -31,9 +31,12 @@ pub(crate) fn start(queue: &Queue, operation: &Arc<Operation>) -> Result<(), Fai
 
 /// Has the queue's stream wait until operations have completed.
 pub(crate) fn wait(queue: &Queue, operations: &[Arc<Operation>]) -> Result<(), Failure> {
-    let flags = operations.iter().map(|operation| &operation.flag);
-    let batch = flags.fold(Batch::with_capacity(operations.len()), |batch, flag| {
-        batch.wait_value32(&flag.word, Condition::Geq, flag.value)
+    if operations.is_empty() {
+        return Ok(());
+    }
+    let conditions = operations.iter().map(|operation| operation.signal.condition());
+    let batch = conditions.fold(Batch::with_capacity(operations.len()), |batch, (word, condition, value)| {
+        batch.wait_value32(word, condition, value)
     });
     queue.stream.post(batch, || {})
 }
@@ -57,12 +60,25 @@ struct Named {
     number: u64,
 }
 
+/// Whether a CUDA stream is being captured.
+///
+/// # Safety
+/// As [`cuda_queue`].
+pub(crate) unsafe fn is_captured(stream: CUstream) -> Result<bool, Failure> {
+    // SAFETY: the caller's; there is a driver, which is initialised.
+    Ok(has_cuda() && unsafe { graph::is_capturing(stream) }?)
+}
+
+fn has_cuda() -> bool {
+    cuda::device_count().is_ok_and(|count| count > 0)
+}
+
 /// The queue of a CUDA stream. The null stream of a machine without CUDA is a software stream of the process.
 ///
 /// # Safety
 /// The stream is alive, and its context stays for the life of the process.
 pub(crate) unsafe fn cuda_queue(stream: CUstream) -> Result<Arc<Queue>, Failure> {
-    let has_cuda = cuda::device_count().is_ok_and(|count| count > 0);
+    let has_cuda = has_cuda();
     if !has_cuda && !stream.is_null() {
         let why = "there is no CUDA: pass the null stream, or use MPIX_QUEUE_GDSYNC_SOFTWARE";
         return Err(Failure::new(Class::Argument, format!("the stream is {:#x}, and {why}", stream.addr())));
@@ -70,7 +86,10 @@ pub(crate) unsafe fn cuda_queue(stream: CUstream) -> Result<Arc<Queue>, Failure>
     let mut number = 0;
     if has_cuda {
         // SAFETY: the caller's.
-        unsafe { check_not_capturing(stream) }?;
+        if unsafe { graph::is_capturing(stream) }? {
+            let text = "the stream is being captured: launch the graph, and wait for that";
+            return Err(Failure::new(Class::Unsupported, text));
+        }
         // SAFETY: the caller's; the driver is initialised, and `number` a valid place. Drivers that have no numbers
         // leave it at 0.
         unsafe { sys::cuStreamGetId(stream, &mut number) };
@@ -86,22 +105,6 @@ pub(crate) unsafe fn cuda_queue(stream: CUstream) -> Result<Arc<Queue>, Failure>
     let queue = Queue::unlisted(made);
     named.insert(name, Named { queue: queue.clone(), number });
     Ok(queue)
-}
-
-/// Refuses a stream that is being captured, before any call that would end the capture.
-///
-/// # Safety
-/// As [`cuda_queue`]; the driver is initialised.
-unsafe fn check_not_capturing(stream: CUstream) -> Result<(), Failure> {
-    let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
-    // SAFETY: the caller's; `status` is a valid place.
-    let result = unsafe { sys::cuStreamIsCapturing(stream, &mut status) };
-    let is_free = status == sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
-    if is_free && result != sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT {
-        return Ok(());
-    }
-    let text = "the stream is being captured, and graphs are not supported: a request is triggered once, and a graph is launched any number of times";
-    Err(Failure::new(Class::Unsupported, text))
 }
 
 fn scope(stream: CUstream, has_cuda: bool) -> (usize, u64) {

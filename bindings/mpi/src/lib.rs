@@ -13,13 +13,13 @@
 //! `MPIX_*` that is not matched is MPI's own: a thread of the CPU (`mpi_thread`) starts it when the
 //! stream has triggered it, and sets a flag for the stream when it has completed.
 //!
-//! Layers, bottom up: `statistics`, `progress` and `error`; `flag`, `marks` and `turn` are what streams and kernels wait for and store;
+//! Layers, bottom up: `statistics`, `progress` and `error`; `flag`, `launches`, `marks` and `turn` are what streams, graphs and kernels wait for and store;
 //! `device` is the card of the process; `memory` finds out what a buffer is and registers it; `offer` is what one
 //! side of a leg sends to the other; `channel` is a queue pair; `stream` is either kind of stream; `mpi_thread`
 //! calls MPI for streams; `parts` are persistent requests that complete together, and `partitions` writes of one
 //! message; `link` carries messages of any buffers; `reduce`, `lane` and `collective` are chains of parts; `plan` is what
 //! the program asks for; `request` and `queue` are what C has handles of; `enqueue` has queues trigger operations and wait
-//! for them, and `links` gives them the messages of links.
+//! for them, and `graph` graphs; `links` gives queues the messages of links.
 
 pub mod api;
 mod channel;
@@ -28,7 +28,9 @@ mod device;
 mod enqueue;
 mod error;
 mod flag;
+mod graph;
 mod lane;
+mod launches;
 mod link;
 mod links;
 mod marks;

@@ -3,9 +3,10 @@
 
 use crate::error::{Class, Failure};
 use crate::flag::Flag;
+use crate::launches::{DONE, Launches, TRIGGERED};
 use crate::stream::{LAST, PROBE_AFTER};
 use crate::turn::Turn;
-use gdsync::memop::Word32;
+use gdsync::memop::{Condition, Word32};
 use gdsync_sys::contain::contain;
 use gdsync_sys::pause::Pause;
 use libc::{c_int, c_void};
@@ -20,6 +21,8 @@ use std::thread::JoinHandle;
 pub struct Calls {
     /// Starts an operation that a stream has triggered, or gives it up: then `is_given_up` is not 0.
     pub start: unsafe extern "C" fn(operation: *mut c_void, is_given_up: c_int),
+    /// No graph triggers an operation any more.
+    pub gone: unsafe extern "C" fn(operation: *mut c_void),
     /// Has MPI progress. Returns how much is outstanding.
     pub progress: unsafe extern "C" fn() -> c_int,
 }
@@ -29,29 +32,108 @@ pub struct Calls {
 pub(crate) struct Operation {
     /// The C part's name of it.
     operation: usize,
-    /// It has completed.
-    pub(crate) flag: Flag,
+    /// How streams learn that it has completed.
+    pub(crate) signal: Signal,
+}
+
+#[derive(Debug)]
+pub(crate) enum Signal {
+    /// Of one that is triggered once.
+    Flag(Flag),
+    /// Of one in a graph.
+    Launches(Launches),
+}
+
+impl Signal {
+    /// What a stream waits for.
+    pub(crate) fn condition(&self) -> (&Word32, Condition, u32) {
+        match self {
+            Signal::Flag(flag) => (&flag.word, Condition::Geq, flag.value),
+            Signal::Launches(launches) => (&launches.word, Condition::Eq, DONE),
+        }
+    }
+
+    pub(crate) fn set(&self) {
+        match self {
+            Signal::Flag(flag) => flag.set(),
+            Signal::Launches(launches) => launches.set_done(),
+        }
+    }
+
+    fn is_set(&self) -> bool {
+        match self {
+            Signal::Flag(flag) => flag.is_set(),
+            Signal::Launches(launches) => launches.is_done(),
+        }
+    }
+}
+
+/// What triggers an operation.
+#[derive(Clone, Debug)]
+pub(crate) enum Trigger {
+    /// The turn of a stream, once.
+    Turn(Turn),
+    /// Each launch of a graph, by this word.
+    Launches(Word32),
+}
+
+impl Trigger {
+    fn word(&self) -> &Word32 {
+        match self {
+            Trigger::Turn(turn) => &turn.word,
+            Trigger::Launches(word) => word,
+        }
+    }
+
+    fn is_reached_at(&self, value: u32) -> bool {
+        match self {
+            Trigger::Turn(turn) => turn.is_reached_at(value),
+            Trigger::Launches(_) => value == TRIGGERED,
+        }
+    }
 }
 
 impl Operation {
+    /// One that a stream triggers, or one in a graph.
+    ///
     /// # Safety
-    /// `operation` is what [`Calls::start`] takes, and stays valid until that was called with it.
-    pub(crate) unsafe fn new(operation: *mut c_void) -> Result<Self, Failure> {
-        Ok(Operation { operation: operation.expose_provenance(), flag: Flag::new()? })
+    /// `operation` is what [`Calls::start`] takes, and stays valid until that was called with it; in a graph, until
+    /// [`Calls::gone`] was.
+    pub(crate) unsafe fn new(operation: *mut c_void, is_in_graph: bool) -> Result<Self, Failure> {
+        let signal =
+            if is_in_graph { Signal::Launches(Launches::new()?) } else { Signal::Flag(Flag::new()?) };
+        Ok(Operation { operation: operation.expose_provenance(), signal })
+    }
+
+    /// # Errors
+    /// [`Class::Request`] where it is in no graph.
+    pub(crate) fn launches(&self) -> Result<&Launches, Failure> {
+        let text = "the request was enqueued on a stream, and is triggered once: a graph, which is launched any number of times, does not wait for it. Wait for it on a stream";
+        match &self.signal {
+            Signal::Launches(launches) => Ok(launches),
+            Signal::Flag(_) => Err(Failure::new(Class::Request, text)),
+        }
     }
 
     /// Waits on the CPU until it has completed.
     pub(crate) fn wait(&self) {
         let mut pause = Pause::new();
-        while !self.flag.is_set() {
+        while !self.signal.is_set() {
             pause.pause();
         }
     }
 
     fn start(&self, calls: Calls, is_given_up: bool) {
         let operation = std::ptr::with_exposed_provenance_mut(self.operation);
-        // SAFETY: the promise of `new`; each operation is taken out of the list once.
+        // SAFETY: the promise of `new`: one that a stream triggers is taken out of the list once, and one in a graph
+        // before `gone` is called.
         unsafe { (calls.start)(operation, is_given_up.into()) }
+    }
+
+    fn gone(&self, calls: Calls) {
+        let operation = std::ptr::with_exposed_provenance_mut(self.operation);
+        // SAFETY: the promise of `new`; it is taken out of the list once.
+        unsafe { (calls.gone)(operation) }
     }
 }
 
@@ -67,7 +149,12 @@ struct State {
     thread: Option<(Calls, JoinHandle<()>)>,
     is_ending: bool,
     /// Operations that were not triggered when the thread looked last, in the order of the program's calls.
-    waiting: VecDeque<(Arc<Operation>, Turn)>,
+    /// Those in graphs stay.
+    waiting: VecDeque<(Arc<Operation>, Trigger)>,
+    /// Shares of graphs that are gone: what drops them may call no function of CUDA.
+    released: Vec<Arc<Operation>>,
+    /// Those in graphs, of a thread that has ended.
+    left: Vec<Arc<Operation>>,
     /// The C part has something outstanding.
     is_busy: bool,
     /// Counts what has made it busy.
@@ -82,6 +169,8 @@ impl State {
             thread: None,
             is_ending: false,
             waiting: VecDeque::new(),
+            released: Vec::new(),
+            left: Vec::new(),
             is_busy: false,
             wakes: 0,
             looks: false,
@@ -92,6 +181,28 @@ impl State {
         self.waiting.is_empty() && !self.is_busy
     }
 
+    /// Nothing is triggered, or will be unless a graph is launched again.
+    fn is_done(&self) -> bool {
+        let waits = |(_, trigger): &(_, Trigger)| match trigger {
+            Trigger::Turn(_) => true,
+            Trigger::Launches(word) => trigger.is_reached_at(word.load()),
+        };
+        !self.is_busy && !self.waiting.iter().any(waits)
+    }
+
+    /// Takes out the operations that no graph names any more.
+    fn take_gone(&mut self) -> Vec<Arc<Operation>> {
+        let mut gone = Vec::new();
+        self.waiting.retain(|(operation, _)| {
+            let are_over = matches!(&operation.signal, Signal::Launches(launches) if launches.are_over());
+            if are_over {
+                gone.push(operation.clone());
+            }
+            !are_over
+        });
+        gone
+    }
+
     /// Takes out the operations that streams have triggered, in the order in which MPI is to see them.
     ///
     /// Of one stream, that is its own order. Streams that the program orders by events have the order of the
@@ -99,9 +210,9 @@ impl State {
     /// operation behind an event must not be seen without the one before it. So they are read until none has changed.
     fn take_triggered(&mut self) -> Vec<Arc<Operation>> {
         let mut words: Vec<(&Word32, u32)> = Vec::new();
-        for (_, turn) in &self.waiting {
-            if !words.iter().any(|(word, _)| word.addr() == turn.word.addr()) {
-                words.push((&turn.word, turn.word.load()));
+        for (_, trigger) in &self.waiting {
+            if !words.iter().any(|(word, _)| word.addr() == trigger.word().addr()) {
+                words.push((trigger.word(), trigger.word().load()));
             }
         }
         loop {
@@ -114,20 +225,24 @@ impl State {
                 break;
             }
         }
-        let is_reached = |turn: &Turn| {
-            let word = words.iter().find(|(word, _)| word.addr() == turn.word.addr());
-            word.is_some_and(|(_, value)| turn.is_reached_at(*value))
+        let is_reached = |trigger: &Trigger| {
+            let word = words.iter().find(|(word, _)| word.addr() == trigger.word().addr());
+            word.is_some_and(|(_, value)| trigger.is_reached_at(*value))
         };
-        let triggered: Vec<bool> = self.waiting.iter().map(|(_, turn)| is_reached(turn)).collect();
+        let triggered: Vec<bool> = self.waiting.iter().map(|(_, trigger)| is_reached(trigger)).collect();
         if !triggered.contains(&true) {
             return Vec::new();
         }
         let (mut taken, mut rest) = (Vec::new(), VecDeque::new());
         for (waiting, is_triggered) in self.waiting.drain(..).zip(triggered) {
-            if is_triggered {
-                taken.push(waiting.0);
-            } else {
-                rest.push_back(waiting);
+            match &waiting.0.signal {
+                Signal::Flag(_) if is_triggered => taken.push(waiting.0),
+                Signal::Launches(launches) if is_triggered => {
+                    launches.take();
+                    taken.push(waiting.0.clone());
+                    rest.push_back(waiting);
+                }
+                _ => rest.push_back(waiting),
             }
         }
         self.waiting = rest;
@@ -152,7 +267,10 @@ impl MpiThread {
                 return;
             }
             let (triggered, wakes) = (state.take_triggered(), state.wakes);
+            let (gone, released) = (state.take_gone(), std::mem::take(&mut state.released));
             drop(state);
+            drop(released);
+            gone.iter().for_each(|operation| operation.gone(calls));
             triggered.iter().for_each(|operation| operation.start(calls, false));
             // SAFETY: the C part's function, which may be called by this thread at any time.
             let now = unsafe { (calls.progress)() };
@@ -198,7 +316,7 @@ pub(crate) unsafe fn start(calls: Calls) -> Result<(), Failure> {
 /// outstanding is left to that.
 pub(crate) fn stop() {
     let mut pause = Pause::new();
-    while !THREAD.state.lock().is_idle() && pause.elapsed() < LAST {
+    while !THREAD.state.lock().is_done() && pause.elapsed() < LAST {
         pause.pause();
     }
     let mut state = THREAD.state.lock();
@@ -211,22 +329,40 @@ pub(crate) fn stop() {
     if thread.join().is_err() {
         tracing::error!("the thread that calls MPI has panicked");
     }
-    if !waiting.is_empty() {
-        tracing::warn!(operations = waiting.len(), "operations that no stream has triggered are given up");
+    let (in_graphs, once): (Vec<_>, Vec<_>) =
+        waiting.into_iter().partition(|(_, trigger)| matches!(trigger, Trigger::Launches(_)));
+    if !once.is_empty() {
+        tracing::warn!(operations = once.len(), "operations that no stream has triggered are given up");
     }
-    waiting.iter().for_each(|(operation, _)| operation.start(calls, true));
+    once.iter().for_each(|(operation, _)| operation.start(calls, true));
+    for (operation, trigger) in in_graphs {
+        // A launch goes on: its graph passes its waits.
+        if trigger.is_reached_at(trigger.word().load()) {
+            operation.start(calls, true);
+        }
+        THREAD.state.lock().left.push(operation);
+    }
+}
+
+/// After [`stop`], and the C part's end of what was outstanding: ends the operations in graphs.
+pub(crate) fn end_graphs(gone: unsafe extern "C" fn(operation: *mut c_void)) {
+    let left = std::mem::take(&mut THREAD.state.lock().left);
+    for operation in left {
+        // SAFETY: the promise of `Operation::new`; it was taken out of the list.
+        unsafe { gone(std::ptr::with_exposed_provenance_mut(operation.operation)) };
+    }
 }
 
 /// Enters an operation, before its stream is given the trigger.
 ///
 /// # Errors
 /// [`Class::Request`] where the thread does not run.
-pub(crate) fn enter(operation: &Arc<Operation>, turn: Turn) -> Result<(), Failure> {
+pub(crate) fn enter(operation: &Arc<Operation>, trigger: Trigger) -> Result<(), Failure> {
     let mut state = THREAD.state.lock();
     if state.thread.is_none() {
         return Err(Failure::new(Class::Request, "the library is not initialized: call MPIX_Init first"));
     }
-    state.waiting.push_back((operation.clone(), turn));
+    state.waiting.push_back((operation.clone(), trigger));
     drop(state);
     THREAD.work.notify_all();
     Ok(())
@@ -235,6 +371,14 @@ pub(crate) fn enter(operation: &Arc<Operation>, turn: Turn) -> Result<(), Failur
 /// Takes an operation back whose trigger the stream has refused.
 pub(crate) fn take_back(operation: &Arc<Operation>) {
     THREAD.state.lock().waiting.retain(|(waiting, _)| !Arc::ptr_eq(waiting, operation));
+}
+
+/// A graph that named an operation's word is gone. Calls no function of CUDA, and drops nothing.
+pub(crate) fn release(operation: Arc<Operation>) {
+    if let Signal::Launches(launches) = &operation.signal {
+        launches.release();
+    }
+    THREAD.state.lock().released.push(operation);
 }
 
 /// The C part has something outstanding that no stream has triggered.
@@ -258,7 +402,7 @@ mod tests {
     use gdsync::PinnedMemory;
 
     fn operation(name: usize) -> Arc<Operation> {
-        Arc::new(Operation { operation: name, flag: Flag::new().unwrap() })
+        Arc::new(Operation { operation: name, signal: Signal::Flag(Flag::new().unwrap()) })
     }
 
     #[test]
@@ -270,7 +414,8 @@ mod tests {
         let mut state = State::new();
         let turns = [(&one, u32::MAX), (&other, 1), (&one, 0), (&other, 2), (&one, 1)];
         for (name, (word, number)) in turns.into_iter().enumerate() {
-            state.waiting.push_back((operation(name), Turn { word: word.clone(), number }));
+            let turn = Turn { word: word.clone(), number };
+            state.waiting.push_back((operation(name), Trigger::Turn(turn)));
         }
         let mut taken = || state.take_triggered().iter().map(|each| each.operation).collect::<Vec<_>>();
         assert_eq!(taken(), []);
@@ -284,9 +429,46 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_entered_while_the_thread_does_not_run() {
+    fn launches_trigger_an_operation_until_its_graphs_are_gone() {
+        let launches = Launches::new().unwrap();
+        let word = launches.word.clone();
+        let repeated = Arc::new(Operation { operation: 0, signal: Signal::Launches(launches) });
+        let launches = repeated.launches().unwrap();
+        let mut state = State::new();
         let memory = PinnedMemory::allocate(4).unwrap();
         let turn = Turn { word: Word32::new(&memory, 0).unwrap(), number: 1 };
+        state.waiting.push_back((repeated.clone(), Trigger::Launches(word.clone())));
+        state.waiting.push_back((operation(1), Trigger::Turn(turn.clone())));
+        let taken =
+            |state: &mut State| state.take_triggered().iter().map(|each| each.operation).collect::<Vec<_>>();
+        for _launch in 0..3 {
+            assert_eq!(taken(&mut state), []);
+            word.store(TRIGGERED);
+            assert!(!state.is_done());
+            assert_eq!(taken(&mut state), [0]);
+            assert!(!repeated.signal.is_set());
+            repeated.signal.set();
+            assert!(repeated.signal.is_set() && word.load() == DONE);
+        }
+        // Two graphs have it, and then none; the last launch goes on.
+        launches.hold();
+        word.store(TRIGGERED);
+        turn.word.store(1);
+        assert_eq!(taken(&mut state), [0, 1]);
+        assert!(state.is_done() && !state.is_idle());
+        launches.release();
+        launches.release();
+        assert!(state.take_gone().is_empty());
+        repeated.signal.set();
+        assert_eq!(state.take_gone().len(), 1);
+        assert!(state.is_idle());
+        assert_eq!(operation(2).launches().unwrap_err().class, Class::Request);
+    }
+
+    #[test]
+    fn nothing_is_entered_while_the_thread_does_not_run() {
+        let memory = PinnedMemory::allocate(4).unwrap();
+        let turn = Trigger::Turn(Turn { word: Word32::new(&memory, 0).unwrap(), number: 1 });
         let error = enter(&operation(0), turn).unwrap_err();
         assert!(error.text.contains("MPIX_Init"), "{error}");
     }

@@ -69,7 +69,8 @@ void mpix_operation_start(void *given, int is_given_up)
             error = MPI_Test(&request, &done, &status);
     }
     /* From here on, the program may have freed its communicator. */
-    __atomic_sub_fetch(operation->waiting, 1, __ATOMIC_RELEASE);
+    if (operation->waiting)
+        __atomic_sub_fetch(operation->waiting, 1, __ATOMIC_RELEASE);
     if (error != MPI_SUCCESS || done)
         mpix_operation_complete(operation, error, &status);
     else {

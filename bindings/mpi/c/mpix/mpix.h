@@ -29,6 +29,7 @@ int mpix_stream(MPI_Comm comm, int qtype, void *queue, int *kind, void *const **
 struct mpix_operation;
 int mpix_operations_prepare(void);
 void mpix_operation_start(void *operation, int is_given_up);
+void mpix_operation_gone(void *operation);
 int mpix_operations_progress(void);
 /* Ends what is outstanding. The thread has ended. */
 void mpix_operations_end(struct mpix_counts *counts);
@@ -36,7 +37,8 @@ void mpix_operations_end(struct mpix_counts *counts);
 /* operation.c: a send or a receive of MPI that a stream triggers. */
 struct mpix_operation {
     struct mpix_request request;
-    /* The program's share, until it has waited for the request, and the thread's, until the operation is complete. */
+    /* The program's share, until it has waited for the request, and the thread's, until the operation is complete; in a
+     * graph, until that is gone. */
     int refs;
     const void *engine;
     int sends, count, peer, tag;
@@ -45,7 +47,9 @@ struct mpix_operation {
     /* The datatype is a duplicate: the program may free its own before the stream triggers the operation. */
     int is_duplicate;
     MPI_Comm comm;
-    /* How many operations of the communicator no stream has triggered yet; NULL of messages of links. */
+    /* It is in a graph, which triggers it any number of times. */
+    int is_in_graph;
+    /* How many operations of the communicator no stream has triggered yet; NULL of messages of links, and in graphs. */
     int *waiting;
     /* Its link, and its message there; NULL where MPI carries it. */
     MPIS_Request link;

@@ -84,10 +84,26 @@ void mpix_operation_release(struct mpix_operation *operation)
     free(operation);
 }
 
-void mpix_operation_complete(struct mpix_operation *operation, int error, const MPI_Status *status)
+/* The operation is not triggered any more. */
+static void end(struct mpix_operation *operation)
 {
     if (operation->is_duplicate)
         MPI_Type_free(&operation->datatype);
+    operation->is_duplicate = 0;
+}
+
+void mpix_operation_gone(void *given)
+{
+    end(given);
+    mpix_operation_release(given);
+}
+
+void mpix_operation_complete(struct mpix_operation *operation, int error, const MPI_Status *status)
+{
+    int is_in_graph = operation->is_in_graph;
+
+    if (!is_in_graph)
+        end(operation);
     pthread_mutex_lock(&lock);
     if (error == MPI_SUCCESS)
         operation->status = *status;
@@ -100,7 +116,8 @@ void mpix_operation_complete(struct mpix_operation *operation, int error, const 
     pthread_mutex_unlock(&lock);
     /* After the status: streams go on from here. */
     gdsync_mpi_operation_completed(operation->engine);
-    mpix_operation_release(operation);
+    if (!is_in_graph)
+        mpix_operation_release(operation);
 }
 
 /* Where the status of an operation is to be; NULL: nowhere. */
@@ -150,22 +167,25 @@ static int check(int sends, const void *buffer, int count, MPI_Datatype datatype
 /* Has a stream trigger what the thread has MPI do. */
 static int enqueue_mpi(struct mpix_operation *operation, MPI_Datatype datatype, int kind, void *const *stream)
 {
-    int gdsync_error, error = waiting_of(operation->comm, &operation->waiting);
+    int gdsync_error, error = MPI_SUCCESS;
 
+    if (!operation->is_in_graph)
+        error = waiting_of(operation->comm, &operation->waiting);
     if (error == MPI_SUCCESS)
         error = keep_datatype(operation, datatype);
     if (error != MPI_SUCCESS)
         return error;
     /* The thread's share: it may start the operation as soon as that is enqueued. */
     operation->refs = 2;
-    __atomic_add_fetch(operation->waiting, 1, __ATOMIC_RELAXED);
+    if (operation->waiting)
+        __atomic_add_fetch(operation->waiting, 1, __ATOMIC_RELAXED);
     gdsync_error = gdsync_mpi_enqueue(kind, stream, operation->engine);
     if (!gdsync_error)
         return MPI_SUCCESS;
     error = mpis_fail_engine(operation->comm, gdsync_error);
-    __atomic_sub_fetch(operation->waiting, 1, __ATOMIC_RELEASE);
-    if (operation->is_duplicate)
-        MPI_Type_free(&operation->datatype);
+    if (operation->waiting)
+        __atomic_sub_fetch(operation->waiting, 1, __ATOMIC_RELEASE);
+    end(operation);
     operation->refs = 1;
     return error;
 }
@@ -175,7 +195,7 @@ static int enqueue(int sends, void *buffer, int count, MPI_Datatype datatype, in
 {
     struct mpix_operation *operation;
     void *const *stream;
-    int kind, gdsync_error, error = mpix_check_running();
+    int kind, is_in_graph = 0, gdsync_error, error = mpix_check_running();
 
     if (error != MPI_SUCCESS)
         return error;
@@ -186,6 +206,12 @@ static int enqueue(int sends, void *buffer, int count, MPI_Datatype datatype, in
     error = check(sends, buffer, count, datatype, peer, tag, comm);
     if (error == MPI_SUCCESS)
         error = mpix_stream(comm, qtype, queue, &kind, &stream);
+    if (error == MPI_SUCCESS && (gdsync_error = gdsync_mpi_is_graph(kind, stream, &is_in_graph)) != 0)
+        error = mpis_fail_engine(comm, gdsync_error);
+    if (error == MPI_SUCCESS && is_in_graph && mpis_comm_linked(comm))
+        error = mpis_fail(comm, MPI_ERR_UNSUPPORTED_OPERATION,
+                          "the communicator is linked, and a message of a link is sent once: a graph, which is launched any "
+                          "number of times, takes another communicator (MPI_Comm_dup)");
     if (error != MPI_SUCCESS)
         return error;
     operation = calloc(1, sizeof *operation);
@@ -193,10 +219,10 @@ static int enqueue(int sends, void *buffer, int count, MPI_Datatype datatype, in
         return mpis_fail(comm, MPI_ERR_NO_MEM, "there is no memory for a request");
     *operation = (struct mpix_operation){
         .request = {MPIX_ENQUEUED}, .refs = 1, .sends = sends, .count = count, .peer = peer, .tag = tag,
-        .buffer = buffer, .comm = comm
+        .buffer = buffer, .comm = comm, .is_in_graph = is_in_graph
     };
     error = mpix_link_of(comm, sends, peer, tag, &operation->link);
-    if (error == MPI_SUCCESS && (gdsync_error = gdsync_mpi_operation(operation, &operation->engine)) != 0)
+    if (error == MPI_SUCCESS && (gdsync_error = gdsync_mpi_operation(operation, is_in_graph, &operation->engine)) != 0)
         error = mpis_fail_engine(comm, gdsync_error);
     if (error == MPI_SUCCESS)
         error = operation->link ? mpix_message_enqueue(operation, count, datatype, kind, stream)
@@ -275,7 +301,7 @@ int MPIX_Waitall_enqueue(int count, MPIX_Request *reqs, MPI_Status *statuses, in
         else
             add(&waits, reqs[at], status);
     }
-    gdsync_error = gdsync_mpi_enqueue_message_waits(kind, stream, waits.posted, waits.messages);
+    gdsync_error = waits.posted ? gdsync_mpi_enqueue_message_waits(kind, stream, waits.posted, waits.messages) : 0;
     if (!gdsync_error)
         gdsync_error = gdsync_mpi_enqueue_waits(kind, stream, waits.number, waits.engines);
     free(waits.engines);

@@ -18,7 +18,7 @@ int mpix_check_running(void)
 
 static int begin(void)
 {
-    const struct gdsync_mpi_calls calls = {mpix_operation_start, mpix_operations_progress};
+    const struct gdsync_mpi_calls calls = {mpix_operation_start, mpix_operation_gone, mpix_operations_progress};
     struct mpis_comm *world;
     int level = MPI_THREAD_SINGLE, error;
 
@@ -72,6 +72,7 @@ static void end(void)
         gdsync_mpi_thread_stop();
         gdsync_mpi_links_finish(mpix_message_ended);
         mpix_operations_end(&counts);
+        gdsync_mpi_graphs_end(mpix_operation_gone);
         if (gdsync_mpi_counts(&engine) == 0 && mpis_wants_statistics()) {
             MPI_Comm_rank(MPI_COMM_WORLD, &rank);
             fprintf(stderr,

@@ -3,17 +3,27 @@
 
 int mpix_stream(MPI_Comm comm, int qtype, void *queue, int *kind, void *const **stream)
 {
-    if (qtype == MPIX_QUEUE_CUDA_GRAPH)
-        return mpis_fail(comm, MPI_ERR_UNSUPPORTED_OPERATION,
-                         "MPIX_QUEUE_CUDA_GRAPH is not supported: a graph is launched any number of times, and a request "
-                         "is triggered once. Enqueue on a stream (MPIX_QUEUE_CUDA_STREAM)");
-    if (qtype != MPIX_QUEUE_CUDA_STREAM && qtype != MPIX_QUEUE_GDSYNC_SOFTWARE)
+    switch (qtype) {
+    case MPIX_QUEUE_CUDA_STREAM:
+        *kind = GDSYNC_MPI_CUDA;
+        break;
+    case MPIX_QUEUE_CUDA_GRAPH:
+        *kind = GDSYNC_MPI_CUDA_GRAPH;
+        break;
+    case MPIX_QUEUE_GDSYNC_SOFTWARE:
+        *kind = GDSYNC_MPI_SOFTWARE;
+        break;
+    case MPIX_QUEUE_GDSYNC_GRAPH:
+        *kind = GDSYNC_MPI_SOFTWARE_GRAPH;
+        break;
+    default:
         return mpis_fail(comm, MPI_ERR_ARG,
-                         "there are no queues of type %d: use MPIX_QUEUE_CUDA_STREAM (%d) or MPIX_QUEUE_GDSYNC_SOFTWARE "
-                         "(%d)", qtype, MPIX_QUEUE_CUDA_STREAM, MPIX_QUEUE_GDSYNC_SOFTWARE);
+                         "there are no queues of type %d: use MPIX_QUEUE_CUDA_STREAM (%d), MPIX_QUEUE_CUDA_GRAPH (%d), "
+                         "MPIX_QUEUE_GDSYNC_SOFTWARE (%d) or MPIX_QUEUE_GDSYNC_GRAPH (%d)", qtype, MPIX_QUEUE_CUDA_STREAM,
+                         MPIX_QUEUE_CUDA_GRAPH, MPIX_QUEUE_GDSYNC_SOFTWARE, MPIX_QUEUE_GDSYNC_GRAPH);
+    }
     if (!queue)
-        return mpis_fail(comm, MPI_ERR_ARG, "the queue is a null pointer: pass the address of a stream");
-    *kind = qtype == MPIX_QUEUE_CUDA_STREAM ? GDSYNC_MPI_CUDA : GDSYNC_MPI_SOFTWARE;
+        return mpis_fail(comm, MPI_ERR_ARG, "the queue is a null pointer: pass the address of a stream or of a graph");
     *stream = queue;
     return MPI_SUCCESS;
 }
@@ -71,4 +81,28 @@ int gdsync_mpix_synchronize(int qtype, void *queue)
     if (error == MPI_SUCCESS)
         error = mpix_stream(MPI_COMM_WORLD, qtype, queue, &kind, &stream);
     return error == MPI_SUCCESS ? reported(gdsync_mpi_stream_wait(kind, stream)) : error;
+}
+
+int gdsync_mpix_graph_launch(gdsync_mpix_graph graph, int qtype, void *queue)
+{
+    void *const *stream;
+    int kind, error = mpis_check_running();
+
+    if (error == MPI_SUCCESS)
+        error = mpix_stream(MPI_COMM_WORLD, qtype, queue, &kind, &stream);
+    return error == MPI_SUCCESS ? reported(gdsync_mpi_graph_launch(graph, kind, stream)) : error;
+}
+
+int gdsync_mpix_graph_destroy(gdsync_mpix_graph *graph)
+{
+    int error = mpis_check_running();
+
+    if (error != MPI_SUCCESS)
+        return error;
+    if (!graph)
+        return mpis_fail(MPI_COMM_WORLD, MPI_ERR_ARG, "the graph is a null pointer: pass its address");
+    error = reported(gdsync_mpi_graph_free(*graph));
+    if (error == MPI_SUCCESS)
+        *graph = NULL;
+    return error;
 }

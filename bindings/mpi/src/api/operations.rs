@@ -4,10 +4,12 @@ use super::queues::launch;
 use super::{handle, null, store, take};
 use crate::enqueue;
 use crate::error::{Class, Failure, status};
+use crate::graph::{self, SoftGraph, Target};
 use crate::mpi_thread::{self, Calls, Operation};
 use crate::queue::Queue;
 use gdsync::cudarc::driver::sys::CUstream;
 use libc::{c_int, c_void};
+use std::ptr::NonNull;
 use std::slice;
 use std::sync::Arc;
 
@@ -46,15 +48,20 @@ pub extern "C" fn gdsync_mpi_thread_wake() -> c_int {
     })
 }
 
-/// Makes an operation that no stream triggers yet.
+/// Makes an operation that no stream triggers yet, or one for a graph.
 ///
 /// # Safety
-/// `operation` is valid for `start` of the list of functions until that was called with it; `made` is a valid place.
+/// `operation` is valid for `start` of the list of functions until that was called with it, or for a graph until `gone`
+/// was; `made` is a valid place.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn gdsync_mpi_operation(operation: *mut c_void, made: *mut OperationHandle) -> c_int {
+pub unsafe extern "C" fn gdsync_mpi_operation(
+    operation: *mut c_void,
+    is_in_graph: c_int,
+    made: *mut OperationHandle,
+) -> c_int {
     status(|| {
         // SAFETY: the caller's.
-        let raw = Arc::into_raw(Arc::new(unsafe { Operation::new(operation) }?));
+        let raw = Arc::into_raw(Arc::new(unsafe { Operation::new(operation, is_in_graph != 0) }?));
         // SAFETY: the caller's.
         unsafe { store(made, raw.cast()) }.inspect_err(|_| {
             // SAFETY: made above, and nothing else has it.
@@ -81,7 +88,7 @@ pub unsafe extern "C" fn gdsync_mpi_operation_free(operation: OperationHandle) -
 pub unsafe extern "C" fn gdsync_mpi_operation_completed(operation: OperationHandle) -> c_int {
     status(|| {
         // SAFETY: the caller's.
-        unsafe { handle::<Operation>("the operation", operation) }?.flag.set();
+        unsafe { handle::<Operation>("the operation", operation) }?.signal.set();
         Ok(())
     })
 }
@@ -99,13 +106,20 @@ pub unsafe extern "C" fn gdsync_mpi_operation_wait(operation: OperationHandle) -
     })
 }
 
-/// The stream that C names: `enum gdsync_mpi_stream` of `c/engine.h`, and the place of its handle.
+/// `enum gdsync_mpi_stream` of `c/engine.h`.
+const CUDA: c_int = 0;
+const SOFTWARE: c_int = 1;
+const CUDA_GRAPH: c_int = 2;
+const SOFTWARE_GRAPH: c_int = 3;
+
+/// The stream that C names, and the place of its handle.
 ///
 /// # Safety
 /// As [`gdsync_mpi_enqueue`].
 pub(super) unsafe fn queue(kind: c_int, stream: *const *mut c_void) -> Result<Arc<Queue>, Failure> {
-    const CUDA: c_int = 0;
-    const SOFTWARE: c_int = 1;
+    if matches!(kind, CUDA_GRAPH | SOFTWARE_GRAPH) {
+        return Err(Failure::new(Class::Argument, "the queue is a graph, and this takes a stream: pass one"));
+    }
     // SAFETY: the caller's.
     let stream = *unsafe { stream.as_ref() }.ok_or_else(|| null("the place of the stream"))?;
     match kind {
@@ -116,11 +130,90 @@ pub(super) unsafe fn queue(kind: c_int, stream: *const *mut c_void) -> Result<Ar
     }
 }
 
-/// Has a stream trigger an operation.
+/// Where a graph gets its nodes. None of a stream that is not captured.
+///
+/// # Safety
+/// As [`gdsync_mpi_enqueue`].
+unsafe fn target(kind: c_int, stream: *const *mut c_void) -> Result<Option<Target>, Failure> {
+    let place = NonNull::new(stream.cast_mut()).ok_or_else(|| null("the place of the stream or graph"))?;
+    Ok(match kind {
+        CUDA_GRAPH => Some(Target::Cuda(place.cast())),
+        SOFTWARE_GRAPH => Some(Target::Software(place.cast())),
+        CUDA => {
+            // SAFETY: the caller's.
+            let stream = unsafe { place.read() }.cast::<_>() as CUstream;
+            // SAFETY: the caller's.
+            unsafe { enqueue::is_captured(stream) }?.then_some(Target::Captured(stream))
+        }
+        _ => None,
+    })
+}
+
+/// Says whether what is enqueued goes into a graph.
+///
+/// # Safety
+/// As [`gdsync_mpi_enqueue`]; `into` is a valid place.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gdsync_mpi_is_graph(
+    kind: c_int,
+    stream: *const *mut c_void,
+    into: *mut c_int,
+) -> c_int {
+    status(|| {
+        // SAFETY: the caller's.
+        let is_graph = unsafe { target(kind, stream) }?.is_some();
+        // SAFETY: the caller's.
+        unsafe { store(into, is_graph.into()) }
+    })
+}
+
+/// Has a stream perform a graph of software streams.
+///
+/// # Safety
+/// As [`gdsync_mpi_enqueue`]; the graph is null, or was made by this library and not freed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gdsync_mpi_graph_launch(
+    graph: *const c_void,
+    kind: c_int,
+    stream: *const *mut c_void,
+) -> c_int {
+    status(|| {
+        // SAFETY: the caller's.
+        let graph = unsafe { handle::<SoftGraph>("the graph", graph) }?;
+        // SAFETY: the caller's.
+        let queue = unsafe { queue(kind, stream) }?;
+        graph.launch(&queue)
+    })
+}
+
+/// Frees a graph of software streams. Its launches go on.
+///
+/// # Safety
+/// The graph is null, or was made by this library and not freed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gdsync_mpi_graph_free(graph: *const c_void) -> c_int {
+    // SAFETY: the caller's.
+    status(|| unsafe { take::<SoftGraph>("the graph", graph) }.map(drop))
+}
+
+/// Ends the operations in graphs, after the thread and what was outstanding.
+///
+/// # Safety
+/// `gone` may be called with each, once.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gdsync_mpi_graphs_end(gone: Option<unsafe extern "C" fn(*mut c_void)>) -> c_int {
+    status(|| {
+        mpi_thread::end_graphs(gone.ok_or_else(|| null("the function"))?);
+        Ok(())
+    })
+}
+
+/// Has a stream trigger an operation, or puts its trigger into a graph.
 ///
 /// # Safety
 /// `stream` is null or points to a handle of that kind: a CUDA stream that is alive, and whose context stays, or any
-/// value for a software stream. The operation is as for [`gdsync_mpi_operation_free`].
+/// value for a software stream; or it is a place for a graph. The operation is as for [`gdsync_mpi_operation_free`], and
+/// was made for a graph where [`gdsync_mpi_is_graph`] says that it goes into one.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_mpi_enqueue(
     kind: c_int,
@@ -129,13 +222,19 @@ pub unsafe extern "C" fn gdsync_mpi_enqueue(
 ) -> c_int {
     status(|| {
         // SAFETY: the caller's.
-        let queue = unsafe { queue(kind, stream) }?;
+        let operation = unsafe { handle("the operation", operation) }?;
         // SAFETY: the caller's.
-        enqueue::start(&queue, &unsafe { handle("the operation", operation) }?)
+        if let Some(target) = unsafe { target(kind, stream) }? {
+            // SAFETY: the caller's.
+            return unsafe { graph::start(target, &operation) };
+        }
+        // SAFETY: the caller's.
+        let queue = unsafe { queue(kind, stream) }?;
+        enqueue::start(&queue, &operation)
     })
 }
 
-/// Has a stream wait until operations have completed.
+/// Has a stream, or a graph, wait until operations have completed.
 ///
 /// # Safety
 /// As [`gdsync_mpi_enqueue`]; `operations` are `number` handles.
@@ -147,19 +246,23 @@ pub unsafe extern "C" fn gdsync_mpi_enqueue_waits(
     operations: *const OperationHandle,
 ) -> c_int {
     status(|| {
-        // SAFETY: the caller's.
-        let queue = unsafe { queue(kind, stream) }?;
-        if number == 0 {
-            return Ok(());
-        }
-        if operations.is_null() {
-            return Err(null("the list of operations"));
-        }
-        // SAFETY: the caller's.
-        let list = unsafe { slice::from_raw_parts(operations, number) };
+        let list = match number {
+            0 => &[],
+            _ if operations.is_null() => return Err(null("the list of operations")),
+            // SAFETY: the caller's.
+            _ => unsafe { slice::from_raw_parts(operations, number) },
+        };
         // SAFETY: the caller's.
         let list = list.iter().map(|each| unsafe { handle("an operation", *each) });
-        enqueue::wait(&queue, &list.collect::<Result<Vec<_>, Failure>>()?)
+        let list = list.collect::<Result<Vec<_>, Failure>>()?;
+        // SAFETY: the caller's.
+        if let Some(target) = unsafe { target(kind, stream) }? {
+            // SAFETY: the caller's.
+            return unsafe { graph::wait(target, &list) };
+        }
+        // SAFETY: the caller's.
+        let queue = unsafe { queue(kind, stream) }?;
+        enqueue::wait(&queue, &list)
     })
 }
 

@@ -21,6 +21,19 @@ fn streams_start_and_await_messages_ahead_of_the_cpu() {
 }
 
 #[test]
+fn graphs_start_and_await_messages_at_each_launch() {
+    let test = "graphs_start_and_await_messages_at_each_launch";
+    let environment = [("GDSYNC_MPI_STATS", "1")];
+    let Some(errors) = succeeds(test, (Mpix, "graphs"), &RANKS, &environment) else { return };
+    let lines: Vec<_> = errors.lines().filter(|line| line.starts_with("gdsync-mpix rank")).collect();
+    assert_eq!(lines.len(), 2 + 4 + 8, "{errors}");
+    // 100 rounds, two launches, and a receive for which nothing comes; one send of a stream.
+    for line in lines {
+        assert!(line.contains(": 103 sends and 103 receives by a thread of the CPU, 1 given up, "), "{line}");
+    }
+}
+
+#[test]
 fn messages_are_those_of_mpi() {
     succeeds("messages_are_those_of_mpi", (Mpix, "messages"), &RANKS, &[]);
 }

@@ -1,0 +1,145 @@
+/* Operations in graphs, which are launched many times: a ring whose rounds are enqueued ahead, what the program may free
+ * meanwhile, what is refused, and the end of the library while a launch goes on. */
+#include "common_mpix.h"
+#include "ring_step.h"
+
+#define GRAPH MPIX_QUEUE_GDSYNC_GRAPH
+#define ROUNDS 100
+
+static int launch(gdsync_mpix_graph graph)
+{
+    return gdsync_mpix_graph_launch(graph, SOFTWARE, &stream);
+}
+
+static void rounds(void)
+{
+    gdsync_mpix_graph graphs[3];
+    MPIX_Request requests[2];
+    MPI_Status statuses[2];
+    int round, at, count;
+
+    fill();
+    OK(MPIX_Isend_enqueue(sent, LEN, MPI_INT, (rank + 1) % size, 7, MPI_COMM_WORLD, &requests[0], GRAPH, &graphs[0]));
+    OK(MPIX_Irecv_enqueue(received, LEN, MPI_INT, (rank + size - 1) % size, 7, MPI_COMM_WORLD, &requests[1], GRAPH,
+                          &graphs[1]));
+    OK(MPIX_Waitall_enqueue(2, requests, statuses, GRAPH, &graphs[2]));
+    CHECK(requests[0] == MPIX_REQUEST_NULL && requests[1] == MPIX_REQUEST_NULL);
+    for (round = 0; round < ROUNDS; round++) {
+        for (at = 0; at < 3; at++)
+            OK(launch(graphs[at]));
+        OK(gdsync_mpix_launch(SOFTWARE, &stream, step, NULL));
+    }
+    OK(synchronize());
+    CHECK(right == ROUNDS * LEN && round_number == ROUNDS);
+    MPI_Get_count(&statuses[1], MPI_INT, &count);
+    CHECK(statuses[1].MPI_SOURCE == (rank + size - 1) % size && statuses[1].MPI_TAG == 7 && count == LEN);
+    for (at = 0; at < 3; at++)
+        OK(gdsync_mpix_graph_destroy(&graphs[at]));
+    CHECK(!graphs[0]);
+}
+
+/* The datatype is freed before the launches, the graph right behind them, and the communicator after them. The CPU waits,
+ * and a stream. */
+static void lifetimes(void)
+{
+    int out[6] = {rank, 0, rank + 1, 0, rank + 2, 0}, in[3] = {-1, -1, -1}, from = (rank + size - 1) % size, round;
+    gdsync_mpix_graph there, back;
+    MPIX_Request requests[2];
+    MPI_Datatype every_other;
+    MPI_Status status;
+    MPI_Comm comm;
+
+    OK(MPI_Comm_dup(MPI_COMM_WORLD, &comm));
+    OK(MPI_Type_vector(3, 1, 2, MPI_INT, &every_other));
+    OK(MPI_Type_commit(&every_other));
+    OK(MPIX_Isend_enqueue(out, 1, every_other, (rank + 1) % size, 1, comm, &requests[0], GRAPH, &there));
+    OK(MPIX_Irecv_enqueue(in, 3, MPI_INT, MPI_ANY_SOURCE, MPI_ANY_TAG, comm, &requests[1], GRAPH, &back));
+    OK(MPI_Type_free(&every_other));
+    for (round = 0; round < 2; round++) {
+        in[0] = in[1] = in[2] = -1;
+        OK(launch(back));
+        OK(launch(there));
+        if (round == 0) {
+            /* A stream waits for a request that graphs trigger. */
+            MPIX_Request again = requests[0];
+            OK(wait_for(&again, MPI_STATUS_IGNORE));
+            OK(MPIX_Wait(&requests[1], &status));
+            CHECK(status.MPI_SOURCE == from && requests[1] == MPIX_REQUEST_NULL);
+        } else {
+            OK(gdsync_mpix_graph_destroy(&there));
+            OK(gdsync_mpix_graph_destroy(&back));
+            /* Nothing else tells that a message of the last launch is there. */
+            while (__atomic_load_n(&in[2], __ATOMIC_ACQUIRE) != from + 2)
+                ;
+        }
+        OK(synchronize());
+        CHECK(in[0] == from && in[1] == from + 1 && in[2] == from + 2);
+    }
+    MPI_Barrier(MPI_COMM_WORLD);
+    OK(MPI_Comm_free(&comm));
+}
+
+static void refused(void)
+{
+    gdsync_mpix_graph graph = NULL, none = NULL;
+    MPIX_Request request, once;
+    MPI_Comm linked;
+    int value = 0, got = 0;
+    void *cuda = NULL;
+
+    MPI_Comm_dup(MPI_COMM_WORLD, &linked);
+    OK(gdsync_mpix_link(linked));
+    MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+    MPI_Comm_set_errhandler(linked, MPI_ERRORS_RETURN);
+    CHECK(failed(MPIX_Isend_enqueue(&value, 1, MPI_INT, rank, 0, linked, &request, GRAPH, &graph),
+                 MPI_ERR_UNSUPPORTED_OPERATION, "MPI_Comm_dup"));
+    OK(send_to(rank, 3, &value, 1, MPI_INT, MPI_COMM_WORLD, &once));
+    CHECK(failed(MPIX_Wait_enqueue(&once, MPI_STATUS_IGNORE, GRAPH, &graph), MPI_ERR_REQUEST, "triggered once"));
+    CHECK(once != MPIX_REQUEST_NULL);
+    OK(MPI_Recv(&got, 1, MPI_INT, rank, 3, MPI_COMM_WORLD, MPI_STATUS_IGNORE));
+    OK(MPIX_Wait(&once, MPI_STATUS_IGNORE));
+    CHECK(failed(launch(none), MPI_ERR_ARG, "null"));
+    CHECK(failed(gdsync_mpix_graph_destroy(&none), MPI_ERR_ARG, "null"));
+    CHECK(failed(gdsync_mpix_graph_destroy(NULL), MPI_ERR_ARG, "null"));
+    CHECK(failed(gdsync_mpix_synchronize(GRAPH, &graph), MPI_ERR_ARG, "is a graph"));
+    /* An empty one does nothing. */
+    OK(MPIX_Waitall_enqueue(0, NULL, MPI_STATUSES_IGNORE, GRAPH, &graph));
+    OK(launch(graph));
+    CHECK(failed(gdsync_mpix_graph_launch(graph, GRAPH, &graph), MPI_ERR_ARG, "is a graph"));
+    OK(gdsync_mpix_graph_destroy(&graph));
+    /* Without CUDA there are no graphs of its own. */
+    CHECK(failed(MPIX_Isend_enqueue(&value, 1, MPI_INT, rank, 0, MPI_COMM_WORLD, &request, MPIX_QUEUE_CUDA_GRAPH, &cuda),
+                 MPI_ERR_UNSUPPORTED_OPERATION, "cudaSetDevice"));
+    MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_ARE_FATAL);
+    MPI_Comm_free(&linked);
+}
+
+int main(void)
+{
+    gdsync_mpix_graph never, graph, wait;
+    MPIX_Request requests[2];
+    MPI_Status status;
+    int value = 0;
+
+    begin_mpix();
+    rounds();
+    lifetimes();
+    refused();
+    /* One that is never launched, and a launch for which no message comes: the end of the library ends both. */
+    OK(MPIX_Irecv_enqueue(&value, 1, MPI_INT, rank, 98, MPI_COMM_WORLD, &requests[0], GRAPH, &never));
+    OK(MPIX_Irecv_enqueue(&value, 1, MPI_INT, rank, 99, MPI_COMM_WORLD, &requests[1], GRAPH, &graph));
+    OK(MPIX_Wait_enqueue(&requests[1], &status, GRAPH, &wait));
+    OK(launch(graph));
+    /* The library knows of launches that have triggered something. */
+    OK(synchronize());
+    OK(launch(wait));
+    MPI_Barrier(MPI_COMM_WORLD);
+    OK(MPIX_Finalize());
+    OK(synchronize());
+    CHECK(status.MPI_ERROR == MPI_ERR_OTHER);
+    OK(gdsync_mpix_graph_destroy(&graph));
+    OK(gdsync_mpix_graph_destroy(&never));
+    OK(gdsync_mpix_stream_destroy(&stream));
+    end("graphs ok");
+    return 0;
+}
