@@ -7,7 +7,8 @@ use std::str::FromStr;
 
 /// Bytes of an offer, with its zero: `GDSYNC_MPI_OFFER` of `c/engine.h`.
 pub(crate) const OFFER: usize = 256;
-const MAGIC: &str = "gdsync-mpi/3";
+const MAGIC: &str = "gdsync-mpi/4";
+const NO_ENDPOINT: &str = "none";
 
 /// One side of a leg.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,7 +21,8 @@ pub(crate) struct Offer {
     pub(crate) part: u64,
     /// The provider of the card.
     pub(crate) provider: String,
-    pub(crate) endpoint: Endpoint,
+    /// None of a leg that carries nothing.
+    pub(crate) endpoint: Option<Endpoint>,
     /// What the other side may write to: of a partitioned receive, its buffer; of a send whose card waits for words, the
     /// word that says how many receives are posted; and else of no length.
     pub(crate) memory: RemoteMemory,
@@ -29,7 +31,12 @@ pub(crate) struct Offer {
 impl fmt::Display for Offer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Offer { shape, bytes, part, provider, endpoint, memory } = self;
-        write!(f, "{MAGIC} offer {shape} {bytes} {part} {provider} {endpoint} {memory}")
+        write!(f, "{MAGIC} offer {shape} {bytes} {part} {provider} ")?;
+        match endpoint {
+            Some(endpoint) => write!(f, "{endpoint}")?,
+            None => f.write_str(NO_ENDPOINT)?,
+        }
+        write!(f, " {memory}")
     }
 }
 
@@ -73,9 +80,10 @@ impl FromStr for Offer {
         let mut words = text.split(' ');
         let mut word = || words.next().ok_or(());
         let (shape, bytes, part) = (word()?.to_owned(), word()?.parse(), word()?.parse::<u64>());
-        let (provider, endpoint) = (word()?.to_owned(), word()?.parse());
+        let (provider, endpoint) = (word()?.to_owned(), word()?);
+        let endpoint = (endpoint != NO_ENDPOINT).then(|| endpoint.parse().map_err(drop)).transpose()?;
         let part = part.ok().filter(|part| *part > 0).ok_or(())?;
-        let (bytes, endpoint) = (bytes.map_err(drop)?, endpoint.map_err(drop)?);
+        let bytes = bytes.map_err(drop)?;
         let memory = word()?.parse().map_err(drop)?;
         Ok(Offer { shape, bytes, part, provider, endpoint, memory })
     }
@@ -91,14 +99,16 @@ mod tests {
             bytes: 1 << 40,
             part: 1 << 30,
             provider: "software".to_owned(),
-            endpoint: "roce2:0:12:3:3:00000000000000000000ffff0a000001".parse().unwrap(),
+            endpoint: Some("roce2:0:12:3:3:00000000000000000000ffff0a000001".parse().unwrap()),
             memory: RemoteMemory { addr: 0x7fff_0000_1000, len: 1 << 40, rkey: 0x1234 },
         }
     }
 
     #[test]
     fn offers_and_refusals_arrive_as_they_were() {
-        assert_eq!(read(&to_bytes(&offer().to_string())).unwrap(), offer());
+        for offer in [offer(), Offer { endpoint: None, ..offer() }] {
+            assert_eq!(read(&to_bytes(&offer.to_string())).unwrap(), offer);
+        }
         let failure = Failure::new(Class::Truncate, "x".repeat(2 * OFFER));
         let error = read(&to_bytes(&refusal(&failure))).unwrap_err();
         assert_eq!(error.class, Class::Truncate);
@@ -116,7 +126,7 @@ mod tests {
     #[test]
     fn lines_of_others_are_refused() {
         let good = offer().to_string();
-        let lines = ["", "hello", "gdsync-mpi/3", "gdsync-mpi/2 offer", &good.replace(" 1073741824 ", " 0 ")];
+        let lines = ["", "hello", "gdsync-mpi/4", "gdsync-mpi/3 offer", &good.replace(" 1073741824 ", " 0 ")];
         for line in lines {
             let error = read(&to_bytes(line)).unwrap_err();
             assert_eq!(error.class, Class::Other);
