@@ -9,6 +9,7 @@
 
 mod allreduce;
 mod barrier;
+mod doubling;
 mod ring;
 mod schedule;
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! Schedules of all-reduces, run on paper: messages take what the output has when they arrive, and arrive at any time
 //! between the start and the end of their rounds.
 
+use crate::collective::doubling::doubling;
 use crate::collective::ring::ring;
 use crate::collective::schedule::{Round, Schedule, Target};
 use std::collections::BTreeMap;
@@ -166,7 +167,8 @@ impl Paper {
 #[test]
 fn every_rank_has_every_number_once_and_in_the_same_way() {
     type Made = fn(u32, u32) -> Schedule;
-    let kinds: [Made; 1] = [|rank, size| ring(rank, size, NUMBERS, 1)];
+    let kinds: [Made; 2] =
+        [|rank, size| doubling(rank, size, NUMBERS), |rank, size| ring(rank, size, NUMBERS, 1)];
     for size in 1..=40 {
         for (kind, made) in kinds.into_iter().enumerate() {
             for seed in 0..4 {
