@@ -70,7 +70,9 @@ impl Channel {
                 return Err(Failure::new(Class::Other, text));
             }
         }
-        Ok(self.queue_pair.connect(&theirs.endpoint, domain.connection)?)
+        let text = "the peer has no queue pair for a message: is its library the same version as this one?";
+        let endpoint = theirs.endpoint.as_ref().ok_or_else(|| Failure::new(Class::Other, text))?;
+        Ok(self.queue_pair.connect(endpoint, domain.connection)?)
     }
 
     /// Has the card ask whether the other side is there: a write of no bytes. If it does not answer, the queue pair

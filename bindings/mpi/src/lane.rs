@@ -18,8 +18,8 @@ use std::sync::Arc;
 pub(crate) enum Act {
     /// The input becomes the first value of the output.
     Copy,
-    /// These bytes of what has arrived are reduced into the output.
-    Reduce(Range<usize>),
+    /// What has arrived at `from`, and behind it, is reduced into these bytes of the output.
+    Reduce { bytes: Range<usize>, from: usize },
 }
 
 /// Memory that acts work on.
@@ -133,10 +133,10 @@ impl CudaLane {
                 // SAFETY: both are buffers of so many bytes, which do not overlap, of numbers as MPI aligns them.
                 unsafe { kernel.copy(&self.stream, into, source.on_gpu_at()?, target.bytes) }?;
             }
-            Act::Reduce(range) => {
-                let (into, other) = (into + range.start as u64, arrivals.on_gpu_at()? + range.start as u64);
-                // SAFETY: as above; ranges are of whole numbers and lie within both.
-                unsafe { kernel.reduce(&self.stream, into, other, range.len()) }?;
+            Act::Reduce { bytes, from } => {
+                let (into, other) = (into + bytes.start as u64, arrivals.on_gpu_at()? + *from as u64);
+                // SAFETY: as above; both ranges are of whole numbers, and lie within their memory.
+                unsafe { kernel.reduce(&self.stream, into, other, bytes.len()) }?;
             }
         }
         Ok(())
@@ -153,9 +153,9 @@ pub(crate) fn act_on_cpu(stream: &Stream<SoftStream>, act: &Act, operands: &Oper
             let from = source.host()?;
             stream.launch(move || reduce::copy(&into, &from))?;
         }
-        Act::Reduce(range) => {
-            let (other, range) = (operands.arrivals.host()?, range.clone());
-            stream.launch(move || reduce::reduce(what, &into, &other, range))?;
+        Act::Reduce { bytes, from } => {
+            let (other, bytes, from) = (operands.arrivals.host()?, bytes.clone(), *from);
+            stream.launch(move || reduce::reduce(what, (&into, bytes), (&other, from)))?;
         }
     }
     Ok(())

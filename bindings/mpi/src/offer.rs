@@ -8,6 +8,7 @@ use std::str::FromStr;
 /// Bytes of an offer, with its zero: `GDSYNC_MPI_OFFER` of `c/engine.h`.
 pub(crate) const OFFER: usize = 320;
 const MAGIC: &str = "gdsync-mpi/4";
+const NO_ENDPOINT: &str = "none";
 
 /// One side of a leg.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,7 +21,8 @@ pub(crate) struct Offer {
     pub(crate) part: u64,
     /// The provider of the card.
     pub(crate) provider: String,
-    pub(crate) endpoint: Endpoint,
+    /// None of a leg that carries nothing.
+    pub(crate) endpoint: Option<Endpoint>,
     /// What the other side may write to: of a partitioned receive, its buffer; of a send whose card waits for words, the
     /// word that says how many receives are posted; and else of no length.
     pub(crate) memory: RemoteMemory,
@@ -31,7 +33,12 @@ pub(crate) struct Offer {
 impl fmt::Display for Offer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Offer { shape, bytes, part, provider, endpoint, memory, life } = self;
-        write!(f, "{MAGIC} offer {shape} {bytes} {part} {provider} {endpoint} {memory}")?;
+        write!(f, "{MAGIC} offer {shape} {bytes} {part} {provider} ")?;
+        match endpoint {
+            Some(endpoint) => write!(f, "{endpoint}")?,
+            None => f.write_str(NO_ENDPOINT)?,
+        }
+        write!(f, " {memory}")?;
         life.iter().try_for_each(|life| write!(f, " {life}"))
     }
 }
@@ -76,9 +83,10 @@ impl FromStr for Offer {
         let mut words = text.split(' ');
         let mut word = || words.next().ok_or(());
         let (shape, bytes, part) = (word()?.to_owned(), word()?.parse(), word()?.parse::<u64>());
-        let (provider, endpoint) = (word()?.to_owned(), word()?.parse());
+        let (provider, endpoint) = (word()?.to_owned(), word()?);
+        let endpoint = (endpoint != NO_ENDPOINT).then(|| endpoint.parse().map_err(drop)).transpose()?;
         let part = part.ok().filter(|part| *part > 0).ok_or(())?;
-        let (bytes, endpoint) = (bytes.map_err(drop)?, endpoint.map_err(drop)?);
+        let bytes = bytes.map_err(drop)?;
         let memory = word()?.parse().map_err(drop)?;
         let life = words.next().map(str::parse).transpose().map_err(drop)?;
         Ok(Offer { shape, bytes, part, provider, endpoint, memory, life })
@@ -95,7 +103,7 @@ mod tests {
             bytes: 1 << 40,
             part: 1 << 30,
             provider: "software".to_owned(),
-            endpoint: "roce2:0:12:3:3:00000000000000000000ffff0a000001".parse().unwrap(),
+            endpoint: Some("roce2:0:12:3:3:00000000000000000000ffff0a000001".parse().unwrap()),
             memory: RemoteMemory { addr: 0x7fff_0000_1000, len: 1 << 40, rkey: 0x1234 },
             life: None,
         }
@@ -103,8 +111,8 @@ mod tests {
 
     #[test]
     fn offers_and_refusals_arrive_as_they_were() {
-        let with_life = Offer { life: Some(offer().endpoint), ..offer() };
-        for offer in [offer(), with_life] {
+        let with_life = Offer { life: offer().endpoint, ..offer() };
+        for offer in [offer(), with_life, Offer { endpoint: None, ..offer() }] {
             assert_eq!(read(&to_bytes(&offer.to_string())).unwrap(), offer);
         }
         let failure = Failure::new(Class::Truncate, "x".repeat(2 * OFFER));
@@ -117,7 +125,7 @@ mod tests {
     fn the_longest_offer_has_room() {
         let shape = format!("partitions-{}-of-{}-bytes", u32::MAX, u64::MAX);
         let memory = RemoteMemory { addr: u64::MAX, len: u64::MAX, rkey: u32::MAX };
-        let life = Some(offer().endpoint);
+        let life = offer().endpoint;
         let longest = Offer { shape, bytes: u64::MAX, part: u64::MAX, memory, life, ..offer() };
         assert_eq!(read(&to_bytes(&longest.to_string())).unwrap(), longest);
     }

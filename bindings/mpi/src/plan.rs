@@ -1,6 +1,6 @@
 //! What the program asks for with a request.
 
-use crate::collective::{Reduction, legs_of_barrier, legs_of_ring};
+use crate::collective::{Reduction, Side, barrier};
 use crate::memory::Buffer;
 use crate::partitions::Layout;
 use crate::parts::number_of;
@@ -19,15 +19,15 @@ pub(crate) enum Plan {
 }
 
 impl Plan {
-    /// Of each message of a round: the peer, and whether it is sent.
-    pub(crate) fn legs(&self) -> Vec<(u32, bool)> {
+    /// This side of each leg.
+    pub(crate) fn sides(&self) -> Vec<Side> {
         match *self {
             // C knows the peer.
             Plan::Transfer { sends, .. } | Plan::Partitioned { sends, .. } | Plan::Link { sends } => {
-                vec![(0, sends)]
+                vec![Side { peer: 0, sends, carries: true }]
             }
-            Plan::Barrier { rank, size } => legs_of_barrier(rank, size),
-            Plan::Allreduce { rank, size, .. } => legs_of_ring(rank, size),
+            Plan::Barrier { rank, size } => barrier(rank, size).sides(),
+            Plan::Allreduce { reduction, rank, size } => reduction.sides(rank, size),
         }
     }
 
@@ -61,7 +61,7 @@ impl Plan {
             Plan::Transfer { buffer, .. } => number_of(buffer.bytes as u64, part),
             Plan::Partitioned { layout, .. } => layout.work_requests(part),
             Plan::Link { .. } => LINK_DEPTH,
-            // Each send is waited for before the next one.
+            // Each send is waited for before the next one, and a leg's receives are started a round ahead.
             Plan::Barrier { .. } | Plan::Allreduce { .. } => 2,
         }
     }

@@ -33,20 +33,19 @@ pub(crate) fn check(element: Element, operation: Operation) -> Result<(), Failur
     Err(Failure::new(Class::Argument, text))
 }
 
-/// Reduces the bytes of a range of one memory into those of another.
+/// Reduces what one memory has from an offset on into the bytes of a range of another.
 pub(crate) fn reduce(
     (element, operation): (Element, Operation),
-    into: &PinnedMemory,
-    other: &PinnedMemory,
-    range: Range<usize>,
+    (into, range): (&PinnedMemory, Range<usize>),
+    (other, from): (&PinnedMemory, usize),
 ) {
     let (mut sum, mut piece) = (vec![0; PIECE.min(range.len())], vec![0; PIECE.min(range.len())]);
-    for start in range.clone().step_by(PIECE) {
-        let len = PIECE.min(range.end - start);
-        into.read(start, &mut sum[..len]);
-        other.read(start, &mut piece[..len]);
+    for done in (0..range.len()).step_by(PIECE) {
+        let len = PIECE.min(range.len() - done);
+        into.read(range.start + done, &mut sum[..len]);
+        other.read(from + done, &mut piece[..len]);
         combine(element, operation, &mut sum[..len], &piece[..len]);
-        into.write(start, &sum[..len]);
+        into.write(range.start + done, &sum[..len]);
     }
 }
 
@@ -76,8 +75,8 @@ mod tests {
     fn long_ranges_are_reduced_piece_by_piece() {
         let (into, other) =
             (PinnedMemory::allocate(3 * PIECE).unwrap(), PinnedMemory::allocate(3 * PIECE).unwrap());
-        other.write(0, &vec![1; 3 * PIECE]);
-        reduce((Element::U8, Operation::Sum), &into, &other, 5..2 * PIECE + 7);
+        other.write(9, &vec![1; 2 * PIECE + 2]);
+        reduce((Element::U8, Operation::Sum), (&into, 5..2 * PIECE + 7), (&other, 9));
         let mut bytes = vec![0; 3 * PIECE];
         into.read(0, &mut bytes);
         assert!(bytes.iter().enumerate().all(|(at, byte)| (*byte == 1) == (5..2 * PIECE + 7).contains(&at)));

@@ -1,7 +1,7 @@
 //! A request: its plan, its legs, and, once it is matched, its work.
 
 use crate::channel::Channel;
-use crate::collective::Chain;
+use crate::collective::{Chain, Side};
 use crate::device::{Domain, domain};
 use crate::error::{Class, Failure};
 use crate::link::Link;
@@ -26,11 +26,10 @@ const DEPTH: u64 = 32;
 /// How long a queue pair stays after its request was freed: a peer whose acknowledgement was lost sends again.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// A message of a round. Of a transfer, C knows the peer.
+/// A message of a round, or, of a collective, a comparison. Of a transfer, C knows the peer.
 #[derive(Debug)]
 pub(crate) struct Leg {
-    pub(crate) peer: u32,
-    pub(crate) sends: bool,
+    pub(crate) side: Side,
     channel: Option<Channel>,
     /// Of a transfer's sending side, where the card waits for words.
     word: Option<CardWord>,
@@ -58,7 +57,7 @@ impl Leg {
                     tracing::warn!(%error, "a send that is held back stays so");
                 }
             }
-            (None, Some(channel)) if !self.sends => channel.probe(),
+            (None, Some(channel)) if !self.side.sends => channel.probe(),
             _ => {}
         }
     }
@@ -118,8 +117,8 @@ impl Request {
     /// The memory of the plan's buffers stays where it is until the request is freed and its work has ended. The
     /// program uses it between a start and the end of that only as MPI allows.
     pub(crate) unsafe fn new(plan: Plan) -> Self {
-        let leg = |(peer, sends)| Leg { peer, sends, channel: None, word: None, starts: 0, theirs: None };
-        let legs = plan.legs().into_iter().map(leg).collect();
+        let leg = |side| Leg { side, channel: None, word: None, starts: 0, theirs: None };
+        let legs = plan.sides().into_iter().map(leg).collect();
         let work = match plan {
             Plan::Partitioned { sends, layout, .. } => {
                 Some(Work::Partitioned(Partitions::new(sends, layout)))
@@ -140,18 +139,23 @@ impl Request {
         }
         let depth = DEPTH.max(2 * self.plan.work_requests(domain.part));
         let leg = leg(state, index)?;
-        let waits = domain.starts_by_word && matches!(self.plan, Plan::Transfer { .. });
-        let channel = Channel::new(domain, leg.sends, u32::try_from(depth).unwrap_or(u32::MAX), waits)?;
-        let most = channel.queue_pair.max_message();
-        if domain.part > most {
-            let text = format!(
-                "GDSYNC_MPI_PART_BYTES is {}, and the card's messages have at most {most}",
-                domain.part
-            );
-            return Err(Failure::new(Class::Argument, text));
+        let (mut endpoint, mut life) = (None, None);
+        if leg.side.carries {
+            let waits = domain.starts_by_word && matches!(self.plan, Plan::Transfer { .. });
+            let depth = u32::try_from(depth).unwrap_or(u32::MAX);
+            let channel = Channel::new(domain, leg.side.sends, depth, waits)?;
+            let most = channel.queue_pair.max_message();
+            if domain.part > most {
+                let text = format!(
+                    "GDSYNC_MPI_PART_BYTES is {}, and the card's messages have at most {most}",
+                    domain.part
+                );
+                return Err(Failure::new(Class::Argument, text));
+            }
+            let (own, probed) = channel.endpoints()?;
+            (endpoint, life) = (Some(own), probed);
+            leg.channel = Some(channel);
         }
-        let (endpoint, life) = channel.endpoints()?;
-        leg.channel = Some(channel);
         if matches!(self.plan, Plan::Transfer { sends: true, .. }) && domain.holds_sends {
             let region = MemoryRegion::allocate(
                 &domain.pd,
@@ -209,13 +213,14 @@ impl Request {
             );
             return Err(Failure::new(Class::Other, text));
         }
-        let (message, capacity) = if leg.sends { (own, theirs.bytes) } else { (theirs.bytes, own) };
+        let (message, capacity) = if leg.side.sends { (own, theirs.bytes) } else { (theirs.bytes, own) };
         if message > capacity {
             let text = format!("the message has {message} bytes, and the receive {capacity}");
             return Err(Failure::new(Class::Truncate, text));
         }
-        let channel = leg.channel.as_ref().ok_or_else(not_made)?;
-        channel.connect(domain, &theirs)?;
+        if leg.side.carries {
+            leg.channel.as_ref().ok_or_else(not_made)?.connect(domain, &theirs)?;
+        }
         leg.theirs = Some(theirs);
         Ok(())
     }
@@ -224,18 +229,17 @@ impl Request {
     pub(crate) fn matched(&self) -> Result<u64, Failure> {
         let domain = domain()?;
         let state = &mut *self.state.lock();
-        let channel = |leg: &Leg| leg.theirs.is_some();
-        if !state.legs.iter().all(channel) {
+        if !state.legs.iter().all(|leg| leg.theirs.is_some()) {
             return Err(not_made());
         }
-        let channels = || state.legs.iter().filter_map(|leg| Some((leg.channel.as_ref()?, leg.sends)));
-        let channels: Vec<_> = channels().collect();
+        let channels = state.legs.iter().filter_map(|leg| Some((leg.side, leg.channel.as_ref()?)));
+        let channels: Vec<_> = channels.collect();
         let mut message = 0;
         state.work = Some(match self.plan {
             Plan::Transfer { sends, buffer } => {
                 let theirs = state.legs.first().and_then(|leg| leg.theirs.as_ref());
                 let readiness = state.legs.first().map_or(Readiness::Unknown, Leg::readiness);
-                let (Some(theirs), Some((channel, _))) = (theirs, channels.first()) else {
+                let (Some(theirs), Some((_, channel))) = (theirs, channels.first()) else {
                     return Err(not_made());
                 };
                 let own = buffer.bytes as u64;
@@ -253,7 +257,9 @@ impl Request {
             }
             // Its messages find the other side.
             Plan::Link { .. } => return Ok(0),
-            Plan::Barrier { .. } => Work::Collective(Box::new(Chain::barrier(&channels)?)),
+            Plan::Barrier { rank, size } => {
+                Work::Collective(Box::new(Chain::barrier(&channels, (rank, size))?))
+            }
             Plan::Allreduce { reduction, rank, size } => {
                 // SAFETY: the promise of `new`.
                 let chain = unsafe { Chain::allreduce(&domain.pd, reduction, &channels, (rank, size)) };

@@ -50,7 +50,7 @@ fn matched(ranks: &[Arc<Request>]) -> Result<(), Failure> {
     let mut lines = Vec::new();
     for (rank, request) in ranks.iter().enumerate() {
         let legs: Vec<_> =
-            request.state.lock().legs.iter().map(|leg| (leg.peer as usize, leg.sends)).collect();
+            request.state.lock().legs.iter().map(|leg| (leg.side.peer as usize, leg.side.sends)).collect();
         for (index, (peer, sends)) in legs.into_iter().enumerate() {
             let line = request.offer(index)?.to_string();
             lines.push((rank, index, peer, sends, line));
@@ -162,39 +162,39 @@ fn a_transfer_without_its_peer_fails() {
     queue.synchronize().unwrap();
 }
 
+fn all_reduce(size: u32, numbers: u64) {
+    let input = |rank: u32| (0..numbers).flat_map(move |at| (at * 10 + u64::from(rank)).to_ne_bytes());
+    let inputs: Vec<_> = (0..size).map(|rank| memory(&input(rank).collect::<Vec<_>>())).collect();
+    let outputs: Vec<_> = (0..size).map(|_| memory(&vec![0; numbers as usize * 8])).collect();
+    let ranks: Vec<_> = (0..size)
+        .map(|rank| {
+            let source = Some(buffer(&inputs[rank as usize]));
+            let target = buffer(&outputs[rank as usize]);
+            let (element, operation) = (Element::U64, Operation::Sum);
+            let reduction = Reduction { source, target, element, operation };
+            request(Plan::Allreduce { reduction, rank, size })
+        })
+        .collect();
+    matched(&ranks).unwrap();
+    let queues: Vec<_> = ranks.iter().map(|_| queue()).collect();
+    for _round in 0..3 {
+        for (queue, rank) in queues.iter().zip(&ranks) {
+            started(queue, &[rank]).unwrap();
+            queue.enqueue_wait().unwrap();
+        }
+    }
+    queues.iter().for_each(|queue| queue.synchronize().unwrap());
+    let of_ranks = u64::from(size * (size - 1) / 2);
+    let expected = (0..numbers).flat_map(|at| (at * 10 * u64::from(size) + of_ranks).to_ne_bytes());
+    let expected: Vec<_> = expected.collect();
+    assert!(outputs.iter().all(|output| content(output) == expected), "{numbers} numbers among {size}");
+}
+
 #[test]
 fn all_reduces_of_every_size() {
-    for size in 1..6u32 {
-        let inputs: Vec<_> = (0..size)
-            .map(|rank| {
-                memory(
-                    &(0..7u64).flat_map(|at| (at * 10 + u64::from(rank)).to_ne_bytes()).collect::<Vec<_>>(),
-                )
-            })
-            .collect();
-        let outputs: Vec<_> = (0..size).map(|_| memory(&[0; 56])).collect();
-        let ranks: Vec<_> = (0..size)
-            .map(|rank| {
-                let source = Some(buffer(&inputs[rank as usize]));
-                let target = buffer(&outputs[rank as usize]);
-                let (element, operation) = (Element::U64, Operation::Sum);
-                let reduction = Reduction { source, target, element, operation };
-                request(Plan::Allreduce { reduction, rank, size })
-            })
-            .collect();
-        matched(&ranks).unwrap();
-        let queues: Vec<_> = ranks.iter().map(|_| queue()).collect();
-        for _round in 0..3 {
-            for (queue, rank) in queues.iter().zip(&ranks) {
-                started(queue, &[rank]).unwrap();
-                queue.enqueue_wait().unwrap();
-            }
-            queues.iter().for_each(|queue| queue.synchronize().unwrap());
-        }
-        let of_ranks = u64::from(size * (size - 1) / 2);
-        let expected = (0..7u64).flat_map(|at| (at * 10 * u64::from(size) + of_ranks).to_ne_bytes());
-        let expected: Vec<_> = expected.collect();
-        assert!(outputs.iter().all(|output| content(output) == expected), "{size}");
+    for size in 1..=9 {
+        // Doubling, and a ring.
+        [7, 5000].into_iter().for_each(|numbers| all_reduce(size, numbers));
     }
 }
 

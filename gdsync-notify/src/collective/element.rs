@@ -51,8 +51,10 @@ impl Element {
     }
 }
 
-/// What a reduction makes of two numbers. Sums and products of integers wrap around; of a number and NaN, minimum and
-/// maximum are the number. Logical operations take any number but 0 for true, and give 1 or 0.
+/// What a reduction makes of two numbers: the same bits in either order of the two, on the CPU and on GPUs. Sums and products of
+/// integers wrap around. Of a number and NaN, minimum and maximum are the number; -0 is less than +0. A result that is
+/// not a number is one NaN, without sign and payload: `0x7fc00000`, `0x7ff8000000000000`. Logical operations take any number but 0
+/// for true, and give 1 or 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Operation {
@@ -126,6 +128,11 @@ impl fmt::Display for Operation {
     }
 }
 
+/// The NaN that reductions give.
+pub(crate) const NAN_32: u32 = 0x7fc0_0000;
+/// The same of 64 bits.
+pub(crate) const NAN_64: u64 = 0x7ff8_0000_0000_0000;
+
 /// Reduces `other` into `into`, number by number, by the CPU. Of a reduction that is
 /// [not defined](Operation::is_defined_for), nothing changes; nor do bytes behind the last number that both have whole.
 ///
@@ -163,16 +170,30 @@ pub fn combine(element: Element, operation: Operation, into: &mut [u8], other: &
             }
         };
     }
+    // The bits of a NaN that arithmetic gives depend on the processor and on the order of the operands, as does the lesser
+    // of -0 and +0 by `min`. Numbers that are equal differ in the sign of 0 at most.
     macro_rules! float {
-        ($number:ty) => {
+        ($number:ty, $nan:expr) => {{
+            const NAN: $number = <$number>::from_bits($nan);
+            fn known(number: $number) -> $number {
+                if number.is_nan() { NAN } else { number }
+            }
+            fn min(one: $number, other: $number) -> $number {
+                let equal = <$number>::from_bits(one.to_bits() | other.to_bits());
+                if one == other { equal } else { known(one.min(other)) }
+            }
+            fn max(one: $number, other: $number) -> $number {
+                let equal = <$number>::from_bits(one.to_bits() & other.to_bits());
+                if one == other { equal } else { known(one.max(other)) }
+            }
             match operation {
-                Sum => each!($number, |one, other| one + other),
-                Product => each!($number, |one, other| one * other),
-                Min => each!($number, |one, other| one.min(other)),
-                Max => each!($number, |one, other| one.max(other)),
+                Sum => each!($number, |one, other| known(one + other)),
+                Product => each!($number, |one, other| known(one * other)),
+                Min => each!($number, min),
+                Max => each!($number, max),
                 LogicalAnd | LogicalOr | LogicalXor | BitAnd | BitOr | BitXor => {}
             }
-        };
+        }};
     }
     match element {
         Element::I8 => integer!(i8),
@@ -183,8 +204,8 @@ pub fn combine(element: Element, operation: Operation, into: &mut [u8], other: &
         Element::U32 => integer!(u32),
         Element::I64 => integer!(i64),
         Element::U64 => integer!(u64),
-        Element::F32 => float!(f32),
-        Element::F64 => float!(f64),
+        Element::F32 => float!(f32, NAN_32),
+        Element::F64 => float!(f64, NAN_64),
     }
 }
 
@@ -231,9 +252,82 @@ mod tests {
         u32_numbers, U32, u32; i64_numbers, I64, i64; u64_numbers, U64, u64;
     }
     matches_numbers!(f32_numbers, F32, f32, Sum => |one, other| one + other, Product => |one, other| one * other,
-        Min => f32::min, Max => f32::max);
+        Min => |one, other| if one.total_cmp(&other).is_le() { one } else { other },
+        Max => |one, other| if one.total_cmp(&other).is_ge() { one } else { other });
     matches_numbers!(f64_numbers, F64, f64, Sum => |one, other| one + other, Product => |one, other| one * other,
-        Min => f64::min, Max => f64::max);
+        Min => |one, other| if one.total_cmp(&other).is_le() { one } else { other },
+        Max => |one, other| if one.total_cmp(&other).is_ge() { one } else { other });
+
+    /// Zeros, infinities, and NaNs of both signs with payloads, quiet and signalling.
+    const SPECIAL_32: [u32; 10] = [
+        0,
+        1 << 31,
+        0x3f80_0000,
+        0xbf80_0000,
+        0x7f80_0000,
+        0xff80_0000,
+        0x7fc0_0000,
+        0xffc0_1234,
+        0x7fc0_4321,
+        0xff80_0001,
+    ];
+    const SPECIAL_64: [u64; 10] = [
+        0,
+        1 << 63,
+        1,
+        0x3ff0_0000_0000_0000,
+        0x7ff0_0000_0000_0000,
+        0xfff0_0000_0000_0000,
+        0x7ff8_0000_0000_0000,
+        0xfff8_0000_0000_1234,
+        0x7ff8_0000_0000_4321,
+        0xfff0_0000_0000_0001,
+    ];
+
+    fn special(element: Element) -> Vec<Vec<u8>> {
+        match element {
+            Element::F32 => SPECIAL_32.iter().map(|bits| bits.to_ne_bytes().to_vec()).collect(),
+            _ => SPECIAL_64.iter().map(|bits| bits.to_ne_bytes().to_vec()).collect(),
+        }
+    }
+
+    #[test]
+    fn the_order_of_operands_changes_no_bit() {
+        for element in [Element::F32, Element::F64] {
+            for operation in [Operation::Sum, Operation::Product, Operation::Min, Operation::Max] {
+                let all = special(element);
+                // Enough of each, for the loop that has several numbers at a time and for that of the last ones.
+                for (one, other) in all.iter().flat_map(|one| all.iter().map(move |other| (one, other))) {
+                    let (mut found, mut turned) = (one.repeat(21), other.repeat(21));
+                    combine(element, operation, &mut found, &turned.clone());
+                    combine(element, operation, &mut turned, &one.repeat(21));
+                    assert_eq!(found, turned, "{operation} of {one:?} and {other:?}");
+                    assert_eq!(
+                        found,
+                        found[..element.bytes()].repeat(21),
+                        "{operation} of {one:?} and {other:?}"
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn zeros_have_an_order_and_nan_has_one_form() {
+        let of = |operation, one: u32, other: u32| {
+            let mut found = one.to_ne_bytes();
+            combine(Element::F32, operation, &mut found, &other.to_ne_bytes());
+            u32::from_ne_bytes(found)
+        };
+        let (zero, negative, one, nan) = (0, 1 << 31, 1f32.to_bits(), 0xffc0_1234);
+        assert_eq!(
+            (of(Operation::Min, zero, negative), of(Operation::Max, negative, zero)),
+            (negative, zero)
+        );
+        assert_eq!((of(Operation::Min, nan, one), of(Operation::Max, one, nan)), (one, one));
+        assert_eq!((of(Operation::Min, nan, nan), of(Operation::Sum, one, nan)), (NAN_32, NAN_32));
+        assert_eq!(of(Operation::Product, zero, f32::INFINITY.to_bits()), NAN_32);
+    }
 
     #[test]
     fn floating_point_numbers_have_no_bits() {

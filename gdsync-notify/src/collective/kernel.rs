@@ -1,6 +1,6 @@
 //! Reductions on a GPU.
 
-use crate::collective::element::{Element, Operation};
+use crate::collective::element::{Element, NAN_32, NAN_64, Operation};
 use crate::collective::error::CollectiveError;
 use crate::error::NotifyError;
 use crate::part::SegmentMemory;
@@ -95,6 +95,12 @@ fn text(element: Element, operation: Operation) -> String {
         Operation::LogicalAnd => logical("and"),
         Operation::LogicalOr => logical("or"),
         Operation::LogicalXor => logical("xor"),
+    };
+    // As the CPU: one NaN. Of -0 and +0, `min` and `max` know the lesser.
+    let act = match element {
+        Element::F32 => format!("{act} setp.nan.f32 %p5, %v1, %v1; @%p5 mov.f32 %v1, 0f{NAN_32:08X};"),
+        Element::F64 => format!("{act} setp.nan.f64 %p5, %v1, %v1; @%p5 mov.f64 %v1, 0d{NAN_64:016X};"),
+        _ => act,
     };
     let text = PTX.replace("{type}", kind).replace("{register}", register);
     text.replace("{bytes}", &element.bytes().to_string()).replace("{act}", &act)
@@ -325,6 +331,7 @@ mod tests {
             assert!(!body.contains('{'), "{element} {operation}: {text}");
         }
         assert!(text(Element::F32, Operation::Sum).contains("add.rn.f32 %v1"));
+        assert!(text(Element::F64, Operation::Min).contains("mov.f64 %v1, 0d7FF8000000000000;"));
         assert!(text(Element::U64, Operation::Max).contains("max.u64 %v1"));
         assert!(text(Element::I8, Operation::Product).contains("mul.lo.s32 %v1"));
     }

@@ -244,3 +244,50 @@ fn a_kernel_reduces_as_the_cpu_does() {
     let undefined = ReductionKernel::new(&rig.context, Element::F64, Operation::LogicalOr).unwrap_err();
     assert!(matches!(undefined, CollectiveError::Undefined { .. }), "{undefined}");
 }
+
+#[test]
+fn a_kernel_gives_the_bits_of_the_cpu_for_zeros_and_nans() {
+    let Some(rig) = Rig::new("a_kernel_gives_the_bits_of_the_cpu_for_zeros_and_nans") else { return };
+    let special = |element| match element {
+        Element::F32 => {
+            [0u32, 1 << 31, 1, 0x3f80_0000, 0x7f80_0000, 0xff80_0000, 0x7fc0_4321, 0xffc0_1234, 0xff80_0001]
+                .map(|bits| bits.to_ne_bytes().to_vec())
+        }
+        _ => [
+            0u64,
+            1 << 63,
+            1,
+            0x3ff << 52,
+            0x7ff << 52,
+            0xfff << 52,
+            0x7ff8 << 48 | 3,
+            0xfff8 << 48 | 5,
+            0xfff << 52 | 1,
+        ]
+        .map(|bits| bits.to_ne_bytes().to_vec()),
+    };
+    let stream = rig.stream();
+    for element in [Element::F32, Element::F64] {
+        let all = special(element);
+        let ones: Vec<u8> = all.iter().flat_map(|one| one.repeat(all.len())).collect();
+        let others = all.concat().repeat(all.len());
+        for operation in [Operation::Sum, Operation::Product, Operation::Min, Operation::Max] {
+            let kernel = ReductionKernel::new(&rig.context, element, operation).unwrap();
+            for (one, other) in [(&ones, &others), (&others, &ones)] {
+                let (mut expected, mut found) = (one.clone(), vec![0; one.len()]);
+                combine(element, operation, &mut expected, other);
+                let memory = |bytes: &[u8]| {
+                    let memory = GpuMemory::allocate(&rig.context, bytes.len()).unwrap();
+                    memory.write(0, bytes).unwrap();
+                    memory
+                };
+                let (into, from) = (memory(one), memory(other));
+                // SAFETY: memory of so many bytes, which stays until the stream is idle, below.
+                unsafe { kernel.reduce(&stream, into.address(), from.address(), one.len()) }.unwrap();
+                stream.synchronize().unwrap();
+                into.read(0, &mut found).unwrap();
+                assert_eq!(found, expected, "{operation} of {element}");
+            }
+        }
+    }
+}

@@ -159,7 +159,7 @@ pub unsafe extern "C" fn gdsync_mpi_leg(
     status(|| {
         // SAFETY: the caller's.
         let request: Arc<Request> = unsafe { handle("the request", request) }?;
-        let found = request.state.lock().legs.get(index as usize).map(|leg| (leg.peer, leg.sends));
+        let found = request.state.lock().legs.get(index as usize).map(|leg| (leg.side.peer, leg.side.sends));
         let text = || format!("there is no leg with the index {index}");
         let (of, is_send) = found.ok_or_else(|| Failure::new(Class::Argument, text()))?;
         // SAFETY: the caller's.

@@ -1,6 +1,9 @@
 /* Barriers and all-reduces in the order of streams. */
 #include "queue.h"
 
+#include <math.h>
+#include <stdint.h>
+
 #define ROUNDS 20
 
 static void reduce(MPIS_Queue queue, MPI_Comm comm, int count)
@@ -67,6 +70,57 @@ static void kinds(MPIS_Queue queue)
         }
 }
 
+/* Where arithmetic could give other bits in another order of the ranks: zeros of both signs, infinities, NaNs with what
+ * the rank has put into them. All ranks get the same bytes. */
+static void specials(MPIS_Queue queue, MPI_Comm comm, int count)
+{
+    const MPI_Op ops[] = {MPI_SUM, MPI_PROD, MPI_MIN, MPI_MAX};
+    double *in = calloc(count, sizeof *in), *out = calloc(count, sizeof *out), *first = calloc(count, sizeof *first);
+    float *in_short = calloc(count, sizeof *in_short), *out_short = calloc(count, sizeof *out_short);
+    int me, ranks, op, at;
+
+    MPI_Comm_rank(comm, &me);
+    MPI_Comm_size(comm, &ranks);
+    const double all[] = {0.0, -0.0, nan(""), 1.0, -INFINITY, INFINITY, 1e-310, -nan("")};
+    for (at = 0; at < count; at++) {
+        /* Each place has its own mixture; the first one only zeros, and the second one only NaNs. */
+        unsigned mixed = ((unsigned)at * 2654435761u + (unsigned)me * 2246822519u) >> 15;
+        in[at] = all[at == 0 ? me % 2 : at == 1 ? 2 + me % 2 * 5 : (int)(mixed % (at % 2 ? 8 : 2))];
+        in_short[at] = (float)in[at];
+        if (in[at] != in[at]) {
+            ((uint64_t *)(void *)in)[at] |= (uint64_t)me + 1;
+            ((uint32_t *)(void *)in_short)[at] |= (uint32_t)me + 1;
+        }
+    }
+    for (op = 0; op < 4; op++) {
+        MPIS_Request requests[2];
+
+        OK(MPIS_Allreduce_init(in, out, count, MPI_DOUBLE, ops[op], comm, MPI_INFO_NULL, &requests[0]));
+        OK(MPIS_Allreduce_init(in_short, out_short, count, MPI_FLOAT, ops[op], comm, MPI_INFO_NULL, &requests[1]));
+        OK(MPIS_Matchall(2, requests, MPI_STATUSES_IGNORE));
+        OK(MPIS_Enqueue_startall(queue, 2, requests));
+        OK(MPIS_Enqueue_waitall(queue));
+        OK(MPIS_Queue_wait(queue));
+        OK(MPIS_Request_freeall(2, requests));
+        memcpy(first, out, count * sizeof *out);
+        MPI_Bcast(first, count, MPI_DOUBLE, 0, comm);
+        CHECK(memcmp(first, out, count * sizeof *out) == 0);
+        memcpy(first, out_short, count * sizeof *out_short);
+        MPI_Bcast(first, count, MPI_FLOAT, 0, comm);
+        CHECK(memcmp(first, out_short, count * sizeof *out_short) == 0);
+        if (ranks > 1 && op == 2)
+            CHECK(out[0] == 0 && signbit(out[0]) && signbit(out_short[0]));
+        if (ranks > 1 && op == 3)
+            CHECK(out[0] == 0 && !signbit(out[0]) && !signbit(out_short[0]));
+        CHECK(isnan(out[1]) && isnan(out_short[1]));
+    }
+    free(in);
+    free(out);
+    free(first);
+    free(in_short);
+    free(out_short);
+}
+
 /* A rank that is late holds the others up. */
 static int arrived, seen[ROUNDS];
 
@@ -113,15 +167,15 @@ static void orders(MPIS_Queue queue)
 {
     MPI_Comm twin;
     MPIS_Request one, other, transfer;
-    int value = rank, round;
+    int value = rank, peer = (rank ^ 1) < size ? rank ^ 1 : MPI_PROC_NULL, round;
 
     MPI_Comm_dup(MPI_COMM_WORLD, &twin);
     OK(MPIS_Barrier_init(MPI_COMM_WORLD, MPI_INFO_NULL, &one));
     OK(MPIS_Barrier_init(twin, MPI_INFO_NULL, &other));
     if (rank % 2 == 0)
-        OK(MPIS_Send_init(&value, 1, MPI_INT, rank ^ 1, 0, MPI_COMM_WORLD, MPI_INFO_NULL, &transfer));
+        OK(MPIS_Send_init(&value, 1, MPI_INT, peer, 0, MPI_COMM_WORLD, MPI_INFO_NULL, &transfer));
     else
-        OK(MPIS_Recv_init(&value, 1, MPI_INT, rank ^ 1, 0, MPI_COMM_WORLD, MPI_INFO_NULL, &transfer));
+        OK(MPIS_Recv_init(&value, 1, MPI_INT, peer, 0, MPI_COMM_WORLD, MPI_INFO_NULL, &transfer));
     OK(MPIS_Matchall(3, (MPIS_Request[]){one, other, transfer}, MPI_STATUSES_IGNORE));
     for (round = 0; round < ROUNDS; round++) {
         if (rank % 2 == 0) {
@@ -149,20 +203,25 @@ static void orders(MPIS_Queue queue)
 
 int main(void)
 {
-    const int counts[] = {0, 1, 2, 3, 1000, 20011};
+    /* Up to 4096 numbers of 8 bytes by doubling, and more by a ring. */
+    const int counts[] = {0, 1, 2, 3, 1000, 4096, 4097, 20011};
     MPI_Comm some;
     MPIS_Queue queue;
     int at, most;
 
     begin();
     queue_init(&queue);
-    for (at = 0; at < 6; at++)
+    for (at = 0; at < (int)(sizeof counts / sizeof *counts); at++)
         reduce(queue, MPI_COMM_WORLD, counts[at]);
     for (most = 1; most < size; most++) {
         MPI_Comm_split(MPI_COMM_WORLD, rank < most, rank, &some);
         reduce(queue, some, 10);
+        reduce(queue, some, 5000);
+        specials(queue, some, 63);
         MPI_Comm_free(&some);
     }
+    specials(queue, MPI_COMM_WORLD, 63);
+    specials(queue, MPI_COMM_WORLD, 10007);
     kinds(queue);
     barriers(queue);
     orders(queue);

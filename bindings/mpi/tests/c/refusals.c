@@ -185,6 +185,16 @@ static void mismatches(void)
     CHECK(failed(MPIS_Match(&request, MPI_STATUS_IGNORE), MPI_ERR_ARG, "barrier-of-2"));
     OK(MPIS_Request_free(&request));
     MPI_Comm_free(&pair);
+
+    /* Lengths that differ, and with them the algorithms. Each of the four ranks has a leg with the one that differs. */
+    static int numbers[10000];
+    OK(MPIS_Allreduce_init(MPI_IN_PLACE, numbers, rank == 0 ? 10000 : 4, MPI_INT, MPI_SUM, MPI_COMM_WORLD,
+                           MPI_INFO_NULL, &request));
+    CHECK(failed(MPIS_Match(&request, MPI_STATUS_IGNORE), MPI_ERR_ARG, "all ranks do the same"));
+    OK(MPIS_Request_free(&request));
+    OK(MPIS_Allreduce_init(MPI_IN_PLACE, numbers, 4, MPI_INT, MPI_SUM, MPI_COMM_WORLD, MPI_INFO_NULL, &request));
+    OK(MPIS_Match(&request, MPI_STATUS_IGNORE));
+    OK(MPIS_Request_free(&request));
 }
 
 int main(void)
