@@ -72,12 +72,15 @@ pub(crate) fn domain() -> Result<&'static Domain, Failure> {
     let (asked, is_software) = (std::env::var(HOLD).ok(), device.provider() == Provider::Software);
     let (waits, starts_by_word) = (device.card_waits()?, card_waits()?);
     if starts_by_word && !(waits.data && waits.queues) {
-        let text = format!("{CARD_WAITS} is 1, and the card does not wait for words and completion queues: unset it");
+        let text = format!(
+            "{CARD_WAITS} is 1, and the card does not wait for words and completion queues: unset it"
+        );
         return Err(Failure::new(Class::Unsupported, text));
     }
     let holds_sends = match holds_sends(asked.as_deref(), waits.data, is_software && !starts_by_word)? {
         false if starts_by_word => {
-            let text = format!("{HOLD} is 0, and {CARD_WAITS} is 1, which takes the former: unset one of them");
+            let text =
+                format!("{HOLD} is 0, and {CARD_WAITS} is 1, which takes the former: unset one of them");
             return Err(Failure::new(Class::Argument, text));
         }
         holds => holds,

@@ -35,7 +35,11 @@ impl PreparedTicket {
     ///
     /// # Errors
     /// Earlier tickets that are not posted; another stream that has still to write one.
-    pub(crate) fn commit(&mut self, timeline: &Arc<Timeline>, point: TimelinePoint) -> Result<u64, QueueError> {
+    pub(crate) fn commit(
+        &mut self,
+        timeline: &Arc<Timeline>,
+        point: TimelinePoint,
+    ) -> Result<u64, QueueError> {
         self.posted = Some(self.trigger.post(self.number, timeline, point)?);
         Ok(self.number)
     }

@@ -93,7 +93,13 @@ impl SendState {
         rules: &impl Rules,
         completions: &mut CompletionState,
     ) -> Result<(u64, Doorbell), QueueError> {
-        let value = self.place_behind(holds.into_iter().flatten().map(Hold::into), request, rules, completions, State::Prepared)?;
+        let value = self.place_behind(
+            holds.into_iter().flatten().map(Hold::into),
+            request,
+            rules,
+            completions,
+            State::Prepared,
+        )?;
         Ok((self.next_serial() - 1, self.doorbell(doorbell::record(self.head), value)))
     }
 

@@ -108,7 +108,9 @@ impl SendState {
     pub(super) fn check_next(&self, serial: u64) -> Result<(), QueueError> {
         let (qpn, expected) = (self.qpn, self.next_to_post);
         match serial.cmp(&expected) {
-            cmp::Ordering::Greater => Err(QueueError::Order(OrderError::OutOfOrder { qpn, serial, expected })),
+            cmp::Ordering::Greater => {
+                Err(QueueError::Order(OrderError::OutOfOrder { qpn, serial, expected }))
+            }
             cmp::Ordering::Less => self.check_not_stale(serial),
             cmp::Ordering::Equal => Ok(()),
         }
