@@ -75,6 +75,16 @@ impl PersistentSend {
     /// [`QueuePairError::NoCardWaits`] where the card waits for no words; [`QueuePairError::OtherDomain`] for a word
     /// of another protection domain; [`QueuePairError::MasterWaits`] where the queue pair's trigger has a master.
     pub fn behind(mut self, word: &CardWord) -> Result<Self, Error> {
+        self.set_behind(word)?;
+        Ok(self)
+    }
+
+    /// As [`Self::behind`], for the starts from now on: the number is counted from the first start on, as before. Where
+    /// it fails, nothing has changed.
+    ///
+    /// # Errors
+    /// Those of [`Self::behind`].
+    pub fn set_behind(&mut self, word: &CardWord) -> Result<(), Error> {
         let Core { queue_pair, .. } = &self.core;
         let device = &queue_pair.domain.pd.device;
         let refusal = if !device.card_waits()?.data {
@@ -85,7 +95,7 @@ impl PersistentSend {
             QueuePairError::MasterWaits { qpn: queue_pair.number }
         } else {
             self.core.behind = Some(word.clone());
-            return Ok(self);
+            return Ok(());
         };
         Err(Error::QueuePair(refusal))
     }
