@@ -5,7 +5,6 @@ use super::request::sealed::Core;
 use crate::qp::{CardWord, QueuePair, Trigger};
 use crate::queue::QueueError;
 use crate::verbs::{Error, QueuePairError, RemoteMemory};
-use std::sync::Arc;
 
 /// What the word of the other side holds from that start on.
 pub(super) fn bytes_of(start: u64) -> [u8; size_of::<u64>()] {
@@ -89,7 +88,7 @@ impl PersistentSend {
         let device = &queue_pair.domain.pd.device;
         let refusal = if !device.card_waits()?.data {
             QueuePairError::NoCardWaits { device: device.name.to_owned(), what: "words in memory" }
-        } else if !Arc::ptr_eq(&word.protection_domain().inner, &queue_pair.domain.pd) {
+        } else if !word.protection_domain().inner.is(&queue_pair.domain.pd) {
             QueuePairError::OtherDomain
         } else if queue_pair.trigger.as_ref().is_some_and(|trigger| trigger.master.is_some()) {
             QueuePairError::MasterWaits { qpn: queue_pair.number }
