@@ -314,14 +314,7 @@ impl StreamObject {
 
     /// Starts persistent requests, and waits for room as a post does.
     pub(crate) fn start_all(&self, list: &mut [&mut dyn Request]) -> Result<(), CallError> {
-        let mut start = || on!(self, stream => persistent::start_all(list, stream, patience())).map(drop);
-        match start() {
-            Err(ListError { source: PersistentError::Queue(error), .. }) if waits_for_a_stream(&error) => {
-                settle();
-                Ok(start()?)
-            }
-            done => Ok(done?),
-        }
+        start(|| on!(self, stream => persistent::start_all(list, stream, patience())).map(drop))
     }
 
     /// True unless the name is another stream's now.
@@ -335,6 +328,17 @@ impl StreamObject {
     }
 }
 
+/// Starts a list, again where another stream was in the way at the last look.
+fn start(mut start: impl FnMut() -> Result<(), ListError>) -> Result<(), CallError> {
+    match start() {
+        Err(ListError { source: PersistentError::Queue(error), .. }) if waits_for_a_stream(&error) => {}
+        Err(ListError { source: PersistentError::Post(failure), .. }) if is_in_the_way(&failure) => {}
+        done => return Ok(done?),
+    }
+    settle();
+    Ok(start()?)
+}
+
 /// Another stream may have passed the blocking work since the last look.
 fn is_in_the_way(failure: &PostFailure) -> bool {
     matches!(failure, PostFailure::Queue(error) if waits_for_a_stream(error))
@@ -344,7 +348,8 @@ fn is_in_the_way(failure: &PostFailure) -> bool {
 pub(crate) fn waits_for_a_stream(error: &QueueError) -> bool {
     matches!(
         error,
-        QueueError::Order(OrderError::OtherStream { .. }) | QueueError::Full(QueueFull::Stream(_))
+        QueueError::Order(OrderError::OtherStream { .. } | OrderError::TriggerOnOtherStream { .. })
+            | QueueError::Full(QueueFull::Stream(_))
     )
 }
 
