@@ -9,7 +9,7 @@ use gdsync::cudarc::driver::sys;
 use gdsync::persistent::{self, ListError, PersistentError, Request};
 use gdsync::queue::{OrderError, QueueFull};
 use gdsync::stream::{PostError, PostFailure, StreamOptions};
-use gdsync::{Batch, CudaStream, PreparedSend, QueueError, SoftStream, Stream};
+use gdsync::{Batch, CudaStream, PreparedSend, QueueError, SoftStream, Stream, Trigger};
 use libc::c_int;
 use parking_lot::RwLock;
 use std::cell::Cell;
@@ -315,6 +315,17 @@ impl StreamObject {
     /// Starts persistent requests, and waits for room as a post does.
     pub(crate) fn start_all(&self, list: &mut [&mut dyn Request]) -> Result<(), CallError> {
         start(|| on!(self, stream => persistent::start_all(list, stream, patience())).map(drop))
+    }
+
+    /// The same, by one write of the trigger's word.
+    pub(crate) fn start_all_by_trigger(
+        &self,
+        list: &mut [&mut dyn Request],
+        trigger: &Trigger,
+    ) -> Result<(), CallError> {
+        start(|| {
+            on!(self, stream => persistent::start_all_by_trigger(list, stream, trigger, patience())).map(drop)
+        })
     }
 
     /// True unless the name is another stream's now.
