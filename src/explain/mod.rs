@@ -173,7 +173,7 @@ fn describe(batch: &Text, descriptor: &outline::Descriptor) -> String {
         D::Wait64(at, condition, value) => format!("wait until {} {} {value:#x}", word(at), sign(condition)),
         D::Write32(at, value) => format!("write {value:#x} to {}", word(at)),
         D::Write64(at, value) => format!("write {value:#x} to {}", word(at)),
-        D::Bytes(never) | D::Receives(never) => match never {},
+        D::Bytes(never) | D::Receives(never) | D::Ticket(never) => match never {},
         D::Barrier => "barrier".to_owned(),
         D::Flush => "flush".to_owned(),
     }

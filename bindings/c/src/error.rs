@@ -104,7 +104,9 @@ fn of_queue(error: &QueueError) -> c_int {
     match error {
         QueueError::Full(QueueFull::Stream(_)) => libc::EAGAIN,
         QueueError::Full(_) => libc::ENOMEM,
-        QueueError::Order(OrderError::OtherStream { .. }) => libc::EBUSY,
+        QueueError::Order(OrderError::OtherStream { .. } | OrderError::TriggerOnOtherStream { .. }) => {
+            libc::EBUSY
+        }
         QueueError::State(StateError::Failed { .. } | StateError::CompletionQueueLost { .. })
         | QueueError::Poll(PollError::BadCompletion { .. }) => libc::EIO,
         QueueError::Request(RequestError::NotOnTransport { .. } | RequestError::NotOnDevice { .. }) => {

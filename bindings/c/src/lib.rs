@@ -5,7 +5,7 @@
 //!
 //! Layers, bottom up: `types` are the structs of the headers; `error` turns errors and panics into
 //! errno values; `handles` are names that are never used twice, and `named` the objects that they stand for; `providers`, `objects`, `requests`,
-//! `streams`, `persistent`, `teams`, `registrations`, `triggers` and `pages` are what C programs have names of, and the only state of the process;
+//! `streams`, `persistent`, `ready_words`, `teams`, `registrations`, `triggers` and `pages` are what C programs have names of, and the only state of the process;
 //! `work`, `completion` and `batch` translate; `api` are the C functions, one module for each header
 //! or part of one.
 //!
@@ -26,6 +26,7 @@ mod pages;
 mod persistent;
 mod placement;
 mod providers;
+mod ready_words;
 mod registrations;
 mod requests;
 mod stream_object;

@@ -1,11 +1,13 @@
 //! Persistent requests that C programs have names of.
 
 use crate::completion::translate;
-use crate::error::CallError;
+use crate::error::{CallError, bad};
 use crate::named::Named;
 use crate::stream_object::StreamObject;
 use crate::types::{gds_qp, gdsync_request};
+use gdsync::Trigger;
 use gdsync::persistent::{ListError, PersistentError, PersistentRecv, PersistentSend, Request};
+use gdsync::qp::CardWord;
 use gdsync_sys::verbs::ibv_wc;
 use parking_lot::Mutex;
 use std::collections::BTreeSet;
@@ -92,6 +94,19 @@ pub(crate) unsafe fn start_all(
     unsafe { with_all(requests, |list| stream.start_all(list)) }
 }
 
+/// The same, by one write of the trigger's word.
+///
+/// # Safety
+/// As [`find`], for each.
+pub(crate) unsafe fn start_all_by_trigger(
+    stream: &StreamObject,
+    trigger: &Trigger,
+    requests: &[*mut gdsync_request],
+) -> Result<(), CallError> {
+    // SAFETY: the caller's.
+    unsafe { with_all(requests, |list| stream.start_all_by_trigger(list, trigger)) }
+}
+
 /// Has a stream wait for a list.
 ///
 /// # Safety
@@ -102,6 +117,23 @@ pub(crate) unsafe fn wait_all(
 ) -> Result<(), CallError> {
     // SAFETY: the caller's.
     unsafe { with_all(requests, |list| stream.wait_all(list)) }
+}
+
+/// Has the card hold the starts of a send back until the word has reached their numbers.
+///
+/// # Safety
+/// As [`find`].
+pub(crate) unsafe fn set_behind(request: *mut gdsync_request, word: &CardWord) -> Result<(), CallError> {
+    // SAFETY: the caller's.
+    let object = unsafe { find(request) }?;
+    let mut work = object.work.try_lock().ok_or(CallError::RequestInUse { index: 0 })?;
+    match &mut *work {
+        Work::Receive(_) => Err(bad("the request", request.addr() as i64, "it is a receive: pass a send")),
+        Work::Send(send) if send.is_active() => {
+            Err(ListError { index: None, source: PersistentError::Active }.into())
+        }
+        Work::Send(send) => Ok(send.set_behind(word)?),
+    }
 }
 
 /// Waits on the CPU until all starts of a request have completed.

@@ -9,7 +9,7 @@ use gdsync::cudarc::driver::sys;
 use gdsync::persistent::{self, ListError, PersistentError, Request};
 use gdsync::queue::{OrderError, QueueFull};
 use gdsync::stream::{PostError, PostFailure, StreamOptions};
-use gdsync::{Batch, CudaStream, PreparedSend, QueueError, SoftStream, Stream};
+use gdsync::{Batch, CudaStream, PreparedSend, QueueError, SoftStream, Stream, Trigger};
 use libc::c_int;
 use parking_lot::RwLock;
 use std::cell::Cell;
@@ -314,14 +314,18 @@ impl StreamObject {
 
     /// Starts persistent requests, and waits for room as a post does.
     pub(crate) fn start_all(&self, list: &mut [&mut dyn Request]) -> Result<(), CallError> {
-        let mut start = || on!(self, stream => persistent::start_all(list, stream, patience())).map(drop);
-        match start() {
-            Err(ListError { source: PersistentError::Queue(error), .. }) if waits_for_a_stream(&error) => {
-                settle();
-                Ok(start()?)
-            }
-            done => Ok(done?),
-        }
+        start(|| on!(self, stream => persistent::start_all(list, stream, patience())).map(drop))
+    }
+
+    /// The same, by one write of the trigger's word.
+    pub(crate) fn start_all_by_trigger(
+        &self,
+        list: &mut [&mut dyn Request],
+        trigger: &Trigger,
+    ) -> Result<(), CallError> {
+        start(|| {
+            on!(self, stream => persistent::start_all_by_trigger(list, stream, trigger, patience())).map(drop)
+        })
     }
 
     /// True unless the name is another stream's now.
@@ -335,6 +339,17 @@ impl StreamObject {
     }
 }
 
+/// Starts a list, again where another stream was in the way at the last look.
+fn start(mut start: impl FnMut() -> Result<(), ListError>) -> Result<(), CallError> {
+    match start() {
+        Err(ListError { source: PersistentError::Queue(error), .. }) if waits_for_a_stream(&error) => {}
+        Err(ListError { source: PersistentError::Post(failure), .. }) if is_in_the_way(&failure) => {}
+        done => return Ok(done?),
+    }
+    settle();
+    Ok(start()?)
+}
+
 /// Another stream may have passed the blocking work since the last look.
 fn is_in_the_way(failure: &PostFailure) -> bool {
     matches!(failure, PostFailure::Queue(error) if waits_for_a_stream(error))
@@ -344,7 +359,8 @@ fn is_in_the_way(failure: &PostFailure) -> bool {
 pub(crate) fn waits_for_a_stream(error: &QueueError) -> bool {
     matches!(
         error,
-        QueueError::Order(OrderError::OtherStream { .. }) | QueueError::Full(QueueFull::Stream(_))
+        QueueError::Order(OrderError::OtherStream { .. } | OrderError::TriggerOnOtherStream { .. })
+            | QueueError::Full(QueueFull::Stream(_))
     )
 }
 

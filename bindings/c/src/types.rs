@@ -249,6 +249,16 @@ pub struct gdsync_trigger {
     pub word: *mut u64,
 }
 
+/// `gdsync_ready_word_t`.
+#[repr(C)]
+#[derive(Debug)]
+pub struct gdsync_ready_word {
+    /// What the other side counts up.
+    pub word: *mut u64,
+    /// The key for it.
+    pub rkey: u32,
+}
+
 /// `gdsync_region_t`.
 #[repr(C)]
 #[derive(Debug)]

@@ -439,6 +439,17 @@ pub(crate) unsafe fn persistent_send(
     })
 }
 
+/// Makes a persistent write of the number of its start.
+pub(crate) fn persistent_count(
+    qp: &QueuePairObject,
+    addr: u64,
+    rkey: u32,
+) -> Result<PersistentSend, CallError> {
+    check_persistent(qp, true)?;
+    let remote = RemoteMemory { addr, len: size_of::<u64>() as u64, rkey };
+    Ok(PersistentSend::count(&qp.queue_pair, remote)?)
+}
+
 /// Makes a persistent receive.
 ///
 /// # Safety

@@ -7,7 +7,6 @@ use crate::queue::request::{Limits, Rules};
 use crate::queue::{Completion, DatagramSource, FailureCause, QueueError, RequestError, WorkError, WorkKind};
 use crate::verbs::{AddressHandle, MemoryWindow, Slice, Transport, WindowError};
 use gdsync_sys::prm::cqe::CqeOpcode;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 impl QueuePairInner {
@@ -97,7 +96,7 @@ impl Rules for QueuePairInner {
     fn check(&self, slice: &Slice, card_writes: bool) -> Result<(), QueueError> {
         let region = slice.region();
         let lkey = slice.lkey();
-        if !Arc::ptr_eq(&region.pd, &self.domain.pd) {
+        if !region.pd.is(&self.domain.pd) {
             return Err(QueueError::Request(RequestError::WrongDomain { lkey, qpn: self.number }));
         }
         if card_writes && !region.is_writable() {
@@ -108,11 +107,11 @@ impl Rules for QueuePairInner {
 
     fn check_window(&self, window: &MemoryWindow) -> Result<(), WindowError> {
         let MemoryWindow { inner } = window;
-        if Arc::ptr_eq(&inner.pd, &self.domain.pd) { Ok(()) } else { Err(inner.other_domain(self.number)) }
+        if inner.pd.is(&self.domain.pd) { Ok(()) } else { Err(inner.other_domain(self.number)) }
     }
 
     fn check_address(&self, handle: &AddressHandle) -> Result<(), QueueError> {
-        if Arc::ptr_eq(&handle.inner.pd, &self.domain.pd) && handle.inner.port == self.config.port {
+        if handle.inner.pd.is(&self.domain.pd) && handle.inner.port == self.config.port {
             Ok(())
         } else {
             Err(QueueError::Request(RequestError::OtherAddress { qpn: self.number }))

@@ -60,7 +60,7 @@ impl QueuePair {
         config: QueuePairConfig<'_>,
         trigger: &Trigger,
     ) -> Result<Self, Error> {
-        if !Arc::ptr_eq(&trigger.inner.pd, &pd.inner) {
+        if !trigger.inner.pd.is(&pd.inner) {
             return Err(Error::QueuePair(QueuePairError::OtherDomain));
         }
         let Some(master) = &trigger.inner.master else {

@@ -228,7 +228,7 @@ impl SharedReceives {
 
     fn check(&self, slice: &Slice) -> Result<(), QueueError> {
         let (region, lkey) = (slice.region(), slice.lkey());
-        if !Arc::ptr_eq(&region.pd, &self.object.pd) {
+        if !region.pd.is(&self.object.pd) {
             return Err(QueueError::Request(RequestError::OtherDomain { lkey, srqn: self.number }));
         }
         if !region.is_writable() {

@@ -54,7 +54,8 @@ impl ProtectionDomain {
     }
 
     /// Uses a protection domain that the program has allocated itself. It is not deallocated when
-    /// the last object made in it goes.
+    /// the last object made in it goes. What is made in one handle of a domain works together with what is made in
+    /// another.
     ///
     /// # Errors
     /// [`OpenError::OtherContext`](crate::verbs::OpenError::OtherContext) where it belongs to
@@ -79,6 +80,12 @@ impl ProtectionDomain {
 }
 
 impl ProtectionDomainInner {
+    /// Whether both are handles of one domain: the program may have several of its own.
+    #[inline]
+    pub(crate) fn is(self: &Arc<Self>, other: &Arc<Self>) -> bool {
+        Arc::ptr_eq(self, other) || self.raw == other.raw
+    }
+
     pub(crate) fn raw(&self) -> *mut ibv_pd {
         self.raw.as_ptr()
     }

@@ -2,9 +2,13 @@
 //! points.
 
 #![cfg(feature = "software-card")]
-use gdsync::verbs::{OpenError, provider};
-use gdsync::{Access, Device, Error, MemoryRegion, ProtectionDomain, QueuePair, QueuePairConfig};
+use gdsync::persistent::{PersistentRecv, PersistentSend, start_all_by_trigger};
+use gdsync::qp::CardWord;
+use gdsync::queue::{QueueError, RequestError};
+use gdsync::verbs::{OpenError, QueuePairError, provider};
+use gdsync::{Access, Device, Error, MemoryRegion, ProtectionDomain, QueuePair, QueuePairConfig, Trigger};
 use gdsync_sys::verbs::ibv_context;
+use gdsync_test_support::pair::{LONG, content, soft, synchronize};
 use std::ptr::NonNull;
 
 fn open() -> NonNull<ibv_context> {
@@ -39,6 +43,54 @@ fn what_is_borrowed_is_left_to_its_owner() {
     // worse.
     unsafe {
         assert_eq!((api.dealloc_pd)(raw_pd.as_ptr()), 0);
+        assert_eq!((api.close_device)(context.as_ptr()), 0);
+    }
+}
+
+/// A program that has its domain from C may make a handle of it for each thing that it makes there.
+#[test]
+fn handles_of_one_domain_work_together() {
+    let (api, context) = (provider::software(), open());
+    // SAFETY: the context is open.
+    let raw_pds = [0; 2].map(|_| NonNull::new(unsafe { (api.alloc_pd)(context.as_ptr()) }).unwrap());
+    // SAFETY: both outlive the handles.
+    let device = unsafe { Device::from_raw(api, context) }.unwrap();
+    // SAFETY: as above.
+    let handle = |number: usize| unsafe { ProtectionDomain::from_raw(&device, raw_pds[number]) }.unwrap();
+    let trigger = Trigger::new(&handle(0)).unwrap();
+    let pair = [(); 2].map(|()| QueuePair::new(&handle(0), QueuePairConfig::default()).unwrap());
+    pair[0].connect(&pair[1].endpoint().unwrap(), Default::default()).unwrap();
+    pair[1].connect(&pair[0].endpoint().unwrap(), Default::default()).unwrap();
+    let [from, to, words] = [(); 3].map(|()| MemoryRegion::allocate(&handle(0), 8, Access::all()).unwrap());
+    from.write(0, b"together");
+    let word = CardWord::in_region(&words, 0).unwrap();
+    let send = PersistentSend::send(&pair[0], &[from.slice(..).unwrap()]).unwrap();
+    let mut send = send.behind(&word).unwrap();
+    let mut receive = PersistentRecv::new(&pair[1], &[to.slice(..).unwrap()]).unwrap();
+    let mut ready = PersistentSend::count(&pair[1], word.remote()).unwrap();
+    let stream = soft();
+    start_all_by_trigger(&mut [&mut receive, &mut ready, &mut send], &stream, &trigger, LONG).unwrap();
+    for request in [&mut ready, &mut send] {
+        assert_eq!(request.complete(LONG).unwrap().unwrap().status, Ok(()));
+    }
+    assert_eq!(receive.complete(LONG).unwrap().unwrap().status, Ok(()));
+    assert_eq!(content(&to), *b"together");
+
+    let other = MemoryRegion::allocate(&handle(1), 8, Access::all()).unwrap();
+    let error = send.set_behind(&CardWord::in_region(&other, 0).unwrap()).unwrap_err();
+    assert!(matches!(error, Error::QueuePair(QueuePairError::OtherDomain)), "{error}");
+    let foreign = Trigger::new(&handle(1)).unwrap();
+    let config = QueuePairConfig::default().trigger(&foreign);
+    let error = QueuePair::new(&handle(0), config).unwrap_err();
+    assert!(matches!(error, Error::QueuePair(QueuePairError::OtherDomain)), "{error}");
+    let error = PersistentRecv::new(&pair[1], &[other.slice(..).unwrap()]).unwrap_err();
+    assert!(matches!(error, QueueError::Request(RequestError::WrongDomain { .. })), "{error}");
+    synchronize(&stream);
+    drop((send, receive, ready, pair, trigger, foreign));
+    drop((from, to, words, word, other, stream, device));
+    // SAFETY: nothing is left on them.
+    unsafe {
+        raw_pds.iter().for_each(|raw_pd| assert_eq!((api.dealloc_pd)(raw_pd.as_ptr()), 0));
         assert_eq!((api.close_device)(context.as_ptr()), 0);
     }
 }

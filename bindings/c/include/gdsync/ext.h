@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0
  *
  * gdsync's own calls, which libgdsync has not: the software card and software streams, what a program needs to use them without
- * libibverbs at run time, persistent requests, checked waits, a registration cache, triggers, and the ways out. Teams: <gdsync/team.h>.
+ * libibverbs at run time, persistent requests, checked waits, a registration cache, triggers, held sends, and the ways out. Teams: <gdsync/team.h>.
  *
  * Functions that return an int return 0 or a positive errno; those that return a pointer return NULL and set errno.
  */
@@ -161,6 +161,40 @@ int gdsync_trigger_release(gdsync_trigger_t *trigger, uint64_t ticket);
 uint64_t gdsync_trigger_word(uint64_t ticket);
 /* The word stays as long as the trigger's queue pairs. */
 int gdsync_trigger_free(gdsync_trigger_t *trigger);
+
+/* ---- Persistent requests by a trigger, and sends that the card holds back until their receives are posted ---- */
+
+/* A word of the sending side, behind which the card holds sends back. The receiving side counts it up, and needs its address and its rkey
+ * for that (gdsync_count_init). */
+typedef struct gdsync_ready_word {
+    uint64_t *word; /* gdsync_trigger_word of the number of receives that are posted; 0 at first */
+    uint32_t rkey;
+} gdsync_ready_word_t;
+
+/* A word in host memory of its own, registered with local and remote write. pd is of context; both outlive it and the requests behind it. */
+gdsync_ready_word_t *gdsync_ready_word_create(struct ibv_pd *pd, struct ibv_context *context);
+/* Requests behind the word keep its memory, and go on. The program looks at *word no more. */
+int gdsync_ready_word_free(gdsync_ready_word_t *word);
+/* Has the card hold the starts of a send, or write, back from now on: start n, counted from the request's first one, until the word has
+ * reached n. What is sent later by its queue pair waits, too. A start takes one place more of the send queue (max_send_wr). EBUSY: it is
+ * active; gdsync_request_complete ends that. EINVAL: a receive, or a word of another domain. EOPNOTSUPP: the card waits for no words.
+ * While a send is held back, the card does not notice that the other side has died. A program that has waited long enough stores
+ * gdsync_trigger_word of n to *word. */
+int gdsync_send_behind(gdsync_request_t *send, gdsync_ready_word_t *word);
+/* Makes a request that writes the number of its start, from 1 on, to the other side's ready word, of which these are address and key. It is
+ * of the receive's queue pair, which needs max_inline_data of 8 or more, and starts in one list with the receive. It may start again while
+ * it is active, so no stream has to wait for it. Its completion has the wr_id 0. */
+gdsync_request_t *gdsync_count_init(struct gds_qp *qp, uint64_t remote_addr, uint32_t rkey);
+/* As gdsync_start_all, by one memory operation: the stream writes the trigger's word, whatever is in the list. The card has the sends at
+ * once, each behind a wait for the word, which takes one place more of its send queue (max_send_wr).
+ *
+ * Receives are posted at once, and not when the stream reaches the start: a message that comes earlier is written to the buffer earlier.
+ * So the other side's sends have to be held back: there by gdsync_send_behind, here by a gdsync_count_init in the list, which waits for the
+ * stream as the sends do.
+ *
+ * The queue pairs are any of the trigger's domain but those of gdsync_trigger_create_qp: EINVAL. A start takes a ticket. EBUSY: a
+ * request is active, or another stream has still to write a ticket of the trigger or to ring for a send of the queue pair. */
+int gdsync_start_all_by_trigger(CUstream stream, gdsync_trigger_t *trigger, size_t number, gdsync_request_t *const requests[]);
 
 /* ---- Ways out ---- */
 

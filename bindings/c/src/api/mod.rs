@@ -14,6 +14,7 @@ pub mod mlx5;
 pub mod notify;
 pub mod persistent;
 pub mod queue_pair;
+pub mod ready_word;
 pub mod registration;
 pub mod segment;
 pub mod send;

@@ -2,7 +2,8 @@
 
 use crate::error::{self, CallError, non_null, non_null_mut};
 use crate::persistent::{self, Work};
-use crate::types::{CUstream, gds_qp, gds_send_wr, gdsync_request, ibv_recv_wr};
+use crate::triggers::TRIGGERS;
+use crate::types::{CUstream, gds_qp, gds_send_wr, gdsync_request, gdsync_trigger, ibv_recv_wr};
 use crate::{objects, streams, work};
 use gdsync::QueueError;
 use gdsync::persistent::{ListError, PersistentError};
@@ -71,19 +72,50 @@ pub unsafe extern "C" fn gdsync_start_all(
         // SAFETY: the caller's.
         let (list, stream) = unsafe { (list(number, requests)?, streams::find(stream)?) };
         // SAFETY: the caller's.
-        let start = || unsafe { persistent::start_all(&stream, list) };
-        match start() {
-            Err(error) if is_not_connected(&error) => {
-                // SAFETY: the caller's.
-                for owner in unsafe { persistent::owners(list) }? {
-                    // SAFETY: the caller's.
-                    unsafe { objects::queue_pair(owner) }?.queue_pair.adopt_state();
-                }
-                start()
-            }
-            done => done,
-        }
+        unsafe { start(list, || persistent::start_all(&stream, list)) }
     })
+}
+
+/// `gdsync_start_all_by_trigger`.
+///
+/// # Safety
+/// As [`gdsync_start_all`]; no other thread frees the trigger.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gdsync_start_all_by_trigger(
+    stream: CUstream,
+    trigger: *mut gdsync_trigger,
+    number: size_t,
+    requests: *const *mut gdsync_request,
+) -> c_int {
+    error::status("gdsync_start_all_by_trigger", || {
+        // SAFETY: the caller's.
+        let (list, stream) = unsafe { (list(number, requests)?, streams::find(stream)?) };
+        // SAFETY: the caller's.
+        let trigger = &unsafe { TRIGGERS.find(trigger) }?.trigger;
+        // SAFETY: the caller's.
+        unsafe { start(list, || persistent::start_all_by_trigger(&stream, trigger, list)) }
+    })
+}
+
+/// Starts a list, whose queue pairs the program may have connected without gdsync.
+///
+/// # Safety
+/// No other thread frees the requests, or destroys their queue pairs.
+unsafe fn start(
+    list: &[*mut gdsync_request],
+    start: impl Fn() -> Result<(), CallError>,
+) -> Result<(), CallError> {
+    match start() {
+        Err(error) if is_not_connected(&error) => {
+            // SAFETY: the caller's.
+            for owner in unsafe { persistent::owners(list) }? {
+                // SAFETY: the caller's.
+                unsafe { objects::queue_pair(owner) }?.queue_pair.adopt_state();
+            }
+            start()
+        }
+        done => done,
+    }
 }
 
 /// The program may have connected the queue pair without gdsync.

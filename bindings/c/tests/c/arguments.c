@@ -332,6 +332,36 @@ static void persistent(void) {
     BAD(EINVAL, gdsync_request_free, (gdsync_request_t *)&word);
 }
 
+static void held(void) {
+    gdsync_trigger_t *trigger = gdsync_trigger_create(rig.pd, rig.context), no_trigger;
+    gdsync_ready_word_t *word = gdsync_ready_word_create(rig.pd, rig.context), copy;
+    gdsync_request_t *count, *none = NULL;
+
+    CHECK(trigger != NULL && word != NULL);
+    copy = *word;
+    no_trigger = *trigger;
+    count = gdsync_count_init(rig.sides[0].qp, (uint64_t)(uintptr_t)word->word, word->rkey);
+    CHECK(count != NULL);
+    BAD_POINTER(EINVAL, gdsync_ready_word_create, NULL, rig.context);
+    BAD_POINTER(EINVAL, gdsync_ready_word_create, rig.pd, NULL);
+    BAD(EINVAL, gdsync_ready_word_free, NULL);
+    BAD(EINVAL, gdsync_ready_word_free, &copy);
+    BAD(EINVAL, gdsync_send_behind, NULL, word);
+    BAD(EINVAL, gdsync_send_behind, (gdsync_request_t *)&copy, word);
+    BAD(EINVAL, gdsync_send_behind, count, NULL);
+    BAD(EINVAL, gdsync_send_behind, count, &copy);
+    BAD_POINTER(EINVAL, gdsync_count_init, NULL, 8, 0);
+    BAD_POINTER(EINVAL, gdsync_count_init, (struct gds_qp *)&copy, 8, 0);
+    BAD(EINVAL, gdsync_start_all_by_trigger, stream, NULL, 1, &count);
+    BAD(EINVAL, gdsync_start_all_by_trigger, stream, &no_trigger, 1, &count);
+    BAD(EINVAL, gdsync_start_all_by_trigger, stream, trigger, 1, NULL);
+    BAD(EINVAL, gdsync_start_all_by_trigger, stream, trigger, 1, &none);
+    BAD(EINVAL, gdsync_start_all_by_trigger, (CUstream)(uintptr_t)0x7fffff7, trigger, 0, NULL);
+    OK(gdsync_request_free(count));
+    OK(gdsync_ready_word_free(word));
+    OK(gdsync_trigger_free(trigger));
+}
+
 static void kept(void) {
     gdsync_cache_t *cache = gdsync_cache_create(rig.pd, rig.context, 0, 0), *no_cache = (gdsync_cache_t *)&rig;
     gdsync_trigger_t *trigger = gdsync_trigger_create(rig.pd, rig.context);
@@ -455,6 +485,7 @@ int main(void) {
     waits();
     descriptors();
     persistent();
+    held();
     kept();
     teams();
     /* For the one that times out. */

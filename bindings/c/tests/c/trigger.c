@@ -133,11 +133,43 @@ static void by_the_program(struct peers *peers) {
     CHECK_STATUS(EINVAL, gdsync_cancel_send(&plain));
 }
 
+/* Another stream may follow once the first has written its ticket: the library looks whether it has. */
+static void on_another_stream(struct peers *peers) {
+    CUstream first = gdsync_soft_stream_create(), second = gdsync_soft_stream_create();
+    gds_send_request_t request;
+    gds_descriptor_t wait;
+    uint32_t gate = 0;
+    int status;
+
+    CHECK(first != NULL && second != NULL);
+    wait.tag = GDS_TAG_WAIT_VALUE32;
+    OK(gds_prepare_wait_value32(&wait.wait32, &gate, 1, GDS_WAIT_COND_EQ, GDS_MEMORY_HOST));
+    OK(gds_stream_post_descriptors(first, 1, &wait, 0));
+    prepare(&peers->rigs[0], 55, &request);
+    OK(gds_stream_post_send(first, &request));
+    prepare(&peers->rigs[1], 66, &request);
+    CHECK_STATUS(EBUSY, gds_stream_post_send(second, &request));
+    CHECK(strstr(gdsync_error_text(), "trigger") != NULL);
+    __atomic_store_n(&gate, 1, __ATOMIC_RELEASE);
+    (void)poll_success(&peers->rigs[0].sides[0].qp->send_cq, 55);
+    /* The first stream may have yet to say so. */
+    do {
+        prepare(&peers->rigs[1], 66, &request);
+        status = gds_stream_post_send(second, &request);
+    } while (status == EBUSY);
+    CHECK(status == 0);
+    (void)poll_success(&peers->rigs[1].sides[0].qp->send_cq, 66);
+    OK(gdsync_stream_synchronize(second, PATIENCE_MS));
+    OK(gdsync_soft_stream_destroy(first));
+    OK(gdsync_soft_stream_destroy(second));
+}
+
 int main(void) {
     struct peers peers;
     open_peers(&peers);
     by_a_stream(&peers);
     by_the_program(&peers);
+    on_another_stream(&peers);
     close_peers(&peers);
     puts("trigger ok");
     return 0;

@@ -82,6 +82,7 @@ fn structs_and_numbers_are_the_headers() {
         }
         "gdsync_status_t" as gdsync_status { "word" = word }
         "gdsync_trigger_t" as gdsync_trigger { "word" = word }
+        "gdsync_ready_word_t" as gdsync_ready_word { "word" = word, "rkey" = rkey }
         "gdsync_region_t" as gdsync_region { "addr" = addr, "length" = length, "lkey" = lkey, "rkey" = rkey }
         "gdsync_cache_statistics_t" as gdsync_cache_statistics_t {
             "hits" = hits, "misses" = misses, "evictions" = evictions, "invalidations" = invalidations, "not_kept" = not_kept,

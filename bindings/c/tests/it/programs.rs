@@ -69,6 +69,23 @@ fn one_word_releases_sends_of_several_queue_pairs() {
 }
 
 #[test]
+fn one_word_starts_lists_whose_sends_wait_for_their_receives() {
+    let test = "one_word_starts_lists_whose_sends_wait_for_their_receives";
+    let environment = [("GDSYNC_POST_TIMEOUT_MS", "200")];
+    if let Some(said) = run_in(test, "held.c", &environment) {
+        assert_eq!(said, "held ok\n");
+    }
+}
+
+#[test]
+fn cards_that_do_not_wait_hold_nothing_back() {
+    let environment = [("SOFTHCA_WAITS", "off")];
+    if let Some(said) = run_in("cards_that_do_not_wait_hold_nothing_back", "held.c", &environment) {
+        assert_eq!(said, "held: no waits ok\n");
+    }
+}
+
+#[test]
 fn teams_write_and_notify_by_streams_and_survive() {
     if let Some(said) = run("teams_write_and_notify_by_streams_and_survive", "teams.c") {
         assert_eq!(said, "teams ok\n");

@@ -8,7 +8,6 @@ use crate::memop::MemOpStream;
 use crate::qp::{PreparedTicket, QueuePairInner, Trigger};
 use crate::queue::{QueueError, RequestError, StateError};
 use crate::stream::{Posted, Stream};
-use std::sync::Arc;
 use std::time::Duration;
 
 /// Starts all requests of a list by one memory operation: the stream writes the trigger's next ticket. The CPU rings
@@ -81,7 +80,7 @@ pub fn start_all_by_trigger<B: MemOpStream>(
 
 fn check(queue_pair: &QueuePairInner, trigger: &Trigger) -> Result<(), PersistentError> {
     let qpn = queue_pair.number;
-    if !Arc::ptr_eq(&trigger.inner.pd, &queue_pair.domain.pd) {
+    if !trigger.inner.pd.is(&queue_pair.domain.pd) {
         let lkey = trigger.inner.word().lkey();
         return Err(QueueError::Request(RequestError::WrongDomain { lkey, qpn }).into());
     }

@@ -5,7 +5,6 @@ use super::request::sealed::Core;
 use crate::qp::{CardWord, QueuePair, Trigger};
 use crate::queue::QueueError;
 use crate::verbs::{Error, QueuePairError, RemoteMemory};
-use std::sync::Arc;
 
 /// What the word of the other side holds from that start on.
 pub(super) fn bytes_of(start: u64) -> [u8; size_of::<u64>()] {
@@ -75,17 +74,27 @@ impl PersistentSend {
     /// [`QueuePairError::NoCardWaits`] where the card waits for no words; [`QueuePairError::OtherDomain`] for a word
     /// of another protection domain; [`QueuePairError::MasterWaits`] where the queue pair's trigger has a master.
     pub fn behind(mut self, word: &CardWord) -> Result<Self, Error> {
+        self.set_behind(word)?;
+        Ok(self)
+    }
+
+    /// As [`Self::behind`], for the starts from now on: the number is counted from the first start on, as before. Where
+    /// it fails, nothing has changed.
+    ///
+    /// # Errors
+    /// Those of [`Self::behind`].
+    pub fn set_behind(&mut self, word: &CardWord) -> Result<(), Error> {
         let Core { queue_pair, .. } = &self.core;
         let device = &queue_pair.domain.pd.device;
         let refusal = if !device.card_waits()?.data {
             QueuePairError::NoCardWaits { device: device.name.to_owned(), what: "words in memory" }
-        } else if !Arc::ptr_eq(&word.protection_domain().inner, &queue_pair.domain.pd) {
+        } else if !word.protection_domain().inner.is(&queue_pair.domain.pd) {
             QueuePairError::OtherDomain
         } else if queue_pair.trigger.as_ref().is_some_and(|trigger| trigger.master.is_some()) {
             QueuePairError::MasterWaits { qpn: queue_pair.number }
         } else {
             self.core.behind = Some(word.clone());
-            return Ok(self);
+            return Ok(());
         };
         Err(Error::QueuePair(refusal))
     }
