@@ -2,7 +2,9 @@
 
 use crate::error::{Class, Failure};
 use crate::graph;
-use crate::mpi_thread::{self, Operation, Trigger};
+use crate::memory;
+use crate::mpi_thread;
+use crate::operation::{Operation, Trigger};
 use crate::queue::{self, Queue};
 use crate::stream::AnyStream;
 use crate::turn::Turns;
@@ -101,7 +103,17 @@ pub(crate) unsafe fn cuda_queue(stream: CUstream) -> Result<Arc<Queue>, Failure>
         return Ok(known.queue.clone());
     }
     // SAFETY: the caller's. The program may destroy the stream: then nothing is posted to this queue any more.
-    let made = if has_cuda { unsafe { AnyStream::cuda(stream, false) }? } else { AnyStream::software()? };
+    let of_cuda = || unsafe { AnyStream::cuda(stream, false) };
+    let made = match has_cuda {
+        false => AnyStream::software()?,
+        // The runtime of CUDA 11 leaves it to the first call that needs the context to make that. Until then, it has no
+        // default stream.
+        true if stream.addr() <= LAST_DEFAULT => of_cuda().or_else(|failure| {
+            memory::context(memory::current_gpu().ok_or(failure)?)?;
+            of_cuda()
+        })?,
+        true => of_cuda()?,
+    };
     let queue = Queue::unlisted(made);
     named.insert(name, Named { queue: queue.clone(), number });
     Ok(queue)

@@ -3,7 +3,8 @@
 use crate::error::{Class, Failure};
 use crate::launches::{DONE, TRIGGERED};
 use crate::memory;
-use crate::mpi_thread::{self, Operation, Trigger};
+use crate::mpi_thread;
+use crate::operation::{Operation, Trigger};
 use crate::queue::Queue;
 use gdsync::Batch;
 use gdsync::cuda::{self, CudaError};

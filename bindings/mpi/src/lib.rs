@@ -15,8 +15,8 @@
 //!
 //! Layers, bottom up: `statistics`, `progress` and `error`; `flag`, `launches`, `marks` and `turn` are what streams, graphs and kernels wait for and store;
 //! `device` is the card of the process; `memory` finds out what a buffer is and registers it; `offer` is what one
-//! side of a leg sends to the other; `channel` is a queue pair; `stream` is either kind of stream; `mpi_thread`
-//! calls MPI for streams; `parts` are persistent requests that complete together, and `partitions` writes of one
+//! side of a leg sends to the other; `channel` is a queue pair; `stream` is either kind of stream; `operation` is
+//! what streams trigger, for which `mpi_thread` calls MPI; `parts` are persistent requests that complete together, and `partitions` writes of one
 //! message; `link` carries messages of any buffers; `reduce`, `lane` and `collective` are chains of parts; `plan` is what
 //! the program asks for; `request` and `queue` are what C has handles of; `enqueue` has queues trigger operations and wait
 //! for them, and `graph` graphs; `links` gives queues the messages of links.
@@ -37,6 +37,7 @@ mod marks;
 mod memory;
 mod mpi_thread;
 mod offer;
+mod operation;
 mod partitions;
 mod parts;
 mod plan;

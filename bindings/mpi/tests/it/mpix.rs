@@ -2,6 +2,7 @@
 
 use crate::programs::{Library::Mpix, compiler, program, root, run, steps_are_measured, succeeds};
 use gdsync_test_support::compiler::Compiler;
+use gdsync_test_support::skipped;
 
 const RANKS: [&str; 3] = ["2", "4", "8"];
 
@@ -30,6 +31,15 @@ fn graphs_start_and_await_messages_at_each_launch() {
     // 100 rounds, two launches, and a receive for which nothing comes; one send of a stream.
     for line in lines {
         assert!(line.contains(": 103 sends and 103 receives by a thread of the CPU, 1 given up, "), "{line}");
+    }
+}
+
+#[test]
+fn cuda_graphs_start_and_await_messages_at_each_launch() {
+    let test = "cuda_graphs_start_and_await_messages_at_each_launch";
+    let Some(errors) = succeeds(test, (Mpix, "cuda_graphs"), &["2"], &[]) else { return };
+    if errors.contains("SKIPPED cuda_graphs") {
+        skipped(test, "there is no CUDA driver here");
     }
 }
 
