@@ -48,6 +48,19 @@ fn collectives_do_what_mpi_does() {
 }
 
 #[test]
+fn all_reduces_are_measured() {
+    let Some(program) = program("all_reduces_are_measured", Mpis, "reductions.c") else { return };
+    let output = run(&program, "3", &["sh", "-c", "exec \"$0\" 10"], &[]);
+    let said = String::from_utf8_lossy(&output.stdout);
+    let rows = said.lines().filter(|line| line.starts_with("3 ranks, ") && line.ends_with(" us"));
+    assert!(
+        rows.count() == 5 && said.ends_with("reductions ok\n"),
+        "{said}{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+}
+
+#[test]
 fn bad_input_is_refused_with_the_reason() {
     succeeds("bad_input_is_refused_with_the_reason", (Mpis, "refusals"), &["4"], &[]);
 }
