@@ -126,8 +126,8 @@ int gdsync_mpi_operation_free(const void *operation);
 int gdsync_mpi_is_graph(int kind, void *const *stream, int *is_graph);
 int gdsync_mpi_graph_launch(const void *graph, int kind, void *const *stream);
 int gdsync_mpi_graph_free(const void *graph);
-/* After the thread, and after what was outstanding: ends the operations in graphs. */
-int gdsync_mpi_graphs_end(void (*gone)(void *operation));
+/* After the thread, and after what was outstanding: gives up what launches still trigger, and ends the operations in graphs. */
+int gdsync_mpi_graphs_end(void);
 int gdsync_mpi_enqueue(int kind, void *const *stream, const void *operation);
 int gdsync_mpi_enqueue_waits(int kind, void *const *stream, size_t number, const void *const *operations);
 int gdsync_mpi_stream_wait(int kind, void *const *stream);

@@ -4,7 +4,7 @@ use crate::error::{Class, Failure};
 use crate::graph;
 use crate::memory;
 use crate::mpi_thread;
-use crate::operation::{Operation, Trigger};
+use crate::operation::Operation;
 use crate::queue::{self, Queue};
 use crate::stream::AnyStream;
 use crate::turn::Turns;
@@ -25,7 +25,7 @@ pub(crate) fn start(queue: &Queue, operation: &Arc<Operation>) -> Result<(), Fai
     };
     let turn = turns.next();
     let store = Batch::new().write_value32(&turn.word, turn.number);
-    mpi_thread::enter(operation, Trigger::Turn(turn))?;
+    mpi_thread::enter(operation, Some(turn))?;
     queue.stream.post(store, || {}).inspect_err(|_| mpi_thread::take_back(operation))?;
     turns.take();
     Ok(())

@@ -1,13 +1,13 @@
 //! Operations in graphs: CUDA's, captured or built, and those of software streams.
 
 use crate::error::{Class, Failure};
-use crate::launches::{DONE, TRIGGERED};
+use crate::launches::{DONE, STARTED, TRIGGERED};
 use crate::memory;
 use crate::mpi_thread;
-use crate::operation::{Operation, Trigger};
+use crate::operation::Operation;
 use crate::queue::Queue;
 use gdsync::Batch;
-use gdsync::cuda::{self, CudaError};
+use gdsync::cuda::{self, CudaError, HeldBack, RelaxedCapture};
 use gdsync::cudarc::driver::CudaContext;
 use gdsync::cudarc::driver::sys::{self, CUgraph, CUresult, CUstream};
 use gdsync::memop::Condition;
@@ -44,9 +44,9 @@ type Step = (Arc<Operation>, Act);
 /// # Safety
 /// A stream is alive and its context is current; the place of a graph is valid for a write.
 pub(crate) unsafe fn start(target: Target, operation: &Arc<Operation>) -> Result<(), Failure> {
-    let word = operation.launches()?.word.clone();
+    operation.launches()?;
     // Before a launch may trigger it.
-    mpi_thread::enter(operation, Trigger::Launches(word))?;
+    mpi_thread::enter(operation, None)?;
     // SAFETY: the caller's.
     unsafe { record(target, &[(operation.clone(), Act::Trigger)]) }
         .inspect_err(|_| mpi_thread::take_back(operation))?;
@@ -85,14 +85,18 @@ unsafe fn record(target: Target, steps: &[Step]) -> Result<(), Failure> {
 
 /// A graph's shares of the operations whose words it names.
 #[derive(Debug)]
-struct Held(Vec<Arc<Operation>>);
+struct Held {
+    operations: Vec<Arc<Operation>>,
+    /// The graph may wait on a stream that gdsync does not know.
+    _waits: HeldBack,
+}
 
 impl Held {
     fn new(steps: &[Step]) -> Result<Self, Failure> {
-        let mut held = Held(Vec::with_capacity(steps.len()));
+        let mut held = Held { operations: Vec::with_capacity(steps.len()), _waits: cuda::hold_back() };
         for (operation, _) in steps {
             operation.launches()?.hold();
-            held.0.push(operation.clone());
+            held.operations.push(operation.clone());
         }
         Ok(held)
     }
@@ -101,7 +105,7 @@ impl Held {
 impl Drop for Held {
     /// The driver may call it: no function of CUDA is called, and no memory is freed that CUDA knows.
     fn drop(&mut self) {
-        self.0.drain(..).for_each(mpi_thread::release);
+        self.operations.drain(..).for_each(mpi_thread::release);
     }
 }
 
@@ -119,13 +123,20 @@ impl SoftGraph {
         let batch = self.steps.iter().try_fold(Batch::new(), |batch, (operation, act)| {
             let word = &operation.launches()?.word;
             Ok::<_, Failure>(match act {
-                Act::Trigger => batch.write_value32(word, TRIGGERED),
+                Act::Trigger => {
+                    batch.write_value32(word, TRIGGERED).wait_value32(word, Condition::Geq, STARTED)
+                }
                 Act::Await => batch.wait_value32(word, Condition::Eq, DONE),
             })
         });
-        queue.stream.post(batch?, || {})?;
+        let batch = batch?;
+        queue.stream.post(batch, || {})?;
         let graph = self.clone();
-        Ok(stream.launch(move || drop(graph))?)
+        // Where the stream does not take that, the graph stays.
+        stream
+            .launch(move || drop(graph))
+            .inspect_err(|_| std::mem::forget(self.clone()))
+            .map_err(Failure::from)
     }
 }
 
@@ -147,34 +158,10 @@ pub(crate) unsafe fn is_capturing(stream: CUstream) -> Result<bool, Failure> {
     Ok(status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
 }
 
-/// Calls of the driver that a capture in another mode would refuse: while this lives, this thread's are allowed.
-struct Relaxed(sys::CUstreamCaptureMode);
-
-impl Relaxed {
-    fn new() -> Result<Self, Failure> {
-        let mut mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-        // SAFETY: a valid place, which gets the mode that was set before.
-        check("cuThreadExchangeStreamCaptureMode", unsafe {
-            sys::cuThreadExchangeStreamCaptureMode(&mut mode)
-        })?;
-        Ok(Relaxed(mode))
-    }
-}
-
-impl Drop for Relaxed {
-    fn drop(&mut self) {
-        // SAFETY: as in `new`.
-        let result = unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut self.0) };
-        if let Err(error) = check("cuThreadExchangeStreamCaptureMode", result) {
-            tracing::warn!(%error, "a thread's mode of capture is not as it was");
-        }
-    }
-}
-
 /// # Safety
 /// The stream is alive, is being captured, and its context is current.
 unsafe fn capture(stream: CUstream, steps: &[Step], held: Held) -> Result<(), Failure> {
-    let _relaxed = Relaxed::new()?;
+    let _relaxed = RelaxedCapture::new();
     let context = context()?;
     let mut params = params(&context, steps)?;
     let (mut status, mut graph) =
@@ -185,6 +172,11 @@ unsafe fn capture(stream: CUstream, steps: &[Step], held: Held) -> Result<(), Fa
         sys::cuStreamGetCaptureInfo_v2(stream, &mut status, id, &mut graph, dependencies, number)
     };
     check("cuStreamGetCaptureInfo", info)?;
+    if status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE {
+        let text =
+            "the capture of the stream is no longer valid: end it, and look which call has invalidated it";
+        return Err(Failure::new(Class::Other, text));
+    }
     // SAFETY: the graph of the capture is alive.
     unsafe { retain(graph, held) }?;
     for batch in params.chunks_mut(MOST) {
@@ -278,39 +270,54 @@ unsafe extern "C" fn drop_held(payload: *mut c_void) {
 
 /// The memory operations of a graph, for the GPU of a context.
 fn params(context: &Arc<CudaContext>, steps: &[Step]) -> Result<Vec<sys::CUstreamBatchMemOpParams>, Failure> {
-    use sys::CUstreamBatchMemOpParams_union_CUstreamMemOpWaitValueParams_st as Wait;
-    use sys::CUstreamBatchMemOpParams_union_CUstreamMemOpWaitValueParams_st__bindgen_ty_1 as WaitValue;
-    use sys::CUstreamBatchMemOpParams_union_CUstreamMemOpWriteValueParams_st as Write;
-    use sys::CUstreamBatchMemOpParams_union_CUstreamMemOpWriteValueParams_st__bindgen_ty_1 as WriteValue;
-    use sys::CUstreamBatchMemOpType::{CU_STREAM_MEM_OP_WAIT_VALUE_32, CU_STREAM_MEM_OP_WRITE_VALUE_32};
-    let param = |(operation, act): &Step| {
+    use sys::CUstreamWaitValue_flags::{CU_STREAM_WAIT_VALUE_EQ, CU_STREAM_WAIT_VALUE_GEQ};
+    let mut params = Vec::with_capacity(2 * steps.len());
+    for (operation, act) in steps {
         let failed = |error: CudaError| Failure::new(Class::Other, error);
         let address = cuda::pin(context, &operation.launches()?.memory).map_err(failed)?;
-        // Every bit is defined, also of the longer members of the union. The driver reads the low half of a value.
-        let mut param = sys::CUstreamBatchMemOpParams { pad: [0; 6] };
         match act {
             Act::Trigger => {
-                param.writeValue = Write {
-                    operation: CU_STREAM_MEM_OP_WRITE_VALUE_32,
-                    address,
-                    __bindgen_anon_1: WriteValue { value64: TRIGGERED.into() },
-                    flags: 0,
-                    alias: 0,
-                };
+                params.extend([
+                    write_param(address, TRIGGERED),
+                    wait_param(address, STARTED, CU_STREAM_WAIT_VALUE_GEQ),
+                ]);
             }
-            Act::Await => {
-                param.waitValue = Wait {
-                    operation: CU_STREAM_MEM_OP_WAIT_VALUE_32,
-                    address,
-                    __bindgen_anon_1: WaitValue { value64: DONE.into() },
-                    flags: sys::CUstreamWaitValue_flags::CU_STREAM_WAIT_VALUE_EQ as u32,
-                    alias: 0,
-                };
-            }
+            Act::Await => params.push(wait_param(address, DONE, CU_STREAM_WAIT_VALUE_EQ)),
         }
-        Ok(param)
+    }
+    Ok(params)
+}
+
+// Every bit of a parameter is defined, also of the longer members of the union. The driver reads the low half of a value.
+
+fn write_param(address: u64, value: u32) -> sys::CUstreamBatchMemOpParams {
+    use sys::CUstreamBatchMemOpParams_union_CUstreamMemOpWriteValueParams_st__bindgen_ty_1 as Value;
+    let mut param = sys::CUstreamBatchMemOpParams { pad: [0; 6] };
+    param.writeValue = sys::CUstreamBatchMemOpParams_union_CUstreamMemOpWriteValueParams_st {
+        operation: sys::CUstreamBatchMemOpType::CU_STREAM_MEM_OP_WRITE_VALUE_32,
+        address,
+        __bindgen_anon_1: Value { value64: value.into() },
+        flags: 0,
+        alias: 0,
     };
-    steps.iter().map(param).collect()
+    param
+}
+
+fn wait_param(
+    address: u64,
+    value: u32,
+    condition: sys::CUstreamWaitValue_flags,
+) -> sys::CUstreamBatchMemOpParams {
+    use sys::CUstreamBatchMemOpParams_union_CUstreamMemOpWaitValueParams_st__bindgen_ty_1 as Value;
+    let mut param = sys::CUstreamBatchMemOpParams { pad: [0; 6] };
+    param.waitValue = sys::CUstreamBatchMemOpParams_union_CUstreamMemOpWaitValueParams_st {
+        operation: sys::CUstreamBatchMemOpType::CU_STREAM_MEM_OP_WAIT_VALUE_32,
+        address,
+        __bindgen_anon_1: Value { value64: value.into() },
+        flags: condition as u32,
+        alias: 0,
+    };
+    param
 }
 
 /// The context that is current.

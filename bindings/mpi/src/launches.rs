@@ -10,7 +10,8 @@ use gdsync_sys::wake;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 pub(crate) const TRIGGERED: u32 = 1;
-const STARTED: u32 = 2;
+/// A launch waits until the word has reached it before it goes on: so the thread sees launches in their order.
+pub(crate) const STARTED: u32 = 2;
 pub(crate) const DONE: u32 = 3;
 
 /// The launches of an operation.
@@ -33,14 +34,23 @@ impl Launches {
         Ok(Launches { word, memory, holders: AtomicUsize::new(1) })
     }
 
+    /// A launch has stored its trigger, and the thread has not taken it.
+    pub(crate) fn is_triggered(&self) -> bool {
+        self.word.load() == TRIGGERED
+    }
+
     /// The thread has seen a launch.
     pub(crate) fn take(&self) {
-        self.word.store(STARTED);
+        self.store(STARTED);
     }
 
     /// What was written before is visible to every stream and thread that sees it.
     pub(crate) fn set_done(&self) {
-        self.word.store(DONE);
+        self.store(DONE);
+    }
+
+    fn store(&self, value: u32) {
+        self.word.store(value);
         wake::wrote(self.word.addr().get() as usize, size_of::<u32>());
     }
 

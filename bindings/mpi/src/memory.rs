@@ -195,7 +195,7 @@ pub(crate) fn current_gpu() -> Option<u32> {
 const MANAGED: &str = "is managed memory, which moves: allocate it by cudaMalloc";
 
 /// Whether the process has loaded the CUDA driver. If so, it is initialised, or can be.
-fn has_driver() -> bool {
+pub(crate) fn has_driver() -> bool {
     /// What the driver has said when it was found.
     static USABLE: OnceLock<bool> = OnceLock::new();
     /// How many libraries had been loaded when it was not found: it is looked for again once there are more.

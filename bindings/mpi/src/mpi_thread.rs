@@ -2,16 +2,23 @@
 //! has MPI progress until they have completed. It sleeps while there are none.
 
 use crate::error::{Class, Failure};
-use crate::operation::{Calls, Operation, Signal, Trigger};
+use crate::launches::Launches;
+use crate::memory;
+use crate::operation::{Calls, Operation, Signal};
 use crate::stream::{LAST, PROBE_AFTER};
+use crate::turn::Turn;
+use gdsync::cuda::RelaxedCapture;
 use gdsync::memop::Word32;
 use gdsync_sys::contain::contain;
 use gdsync_sys::pause::Pause;
-use libc::c_void;
 use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// Graphs that have triggered nothing for so long do not go on.
+const QUIET: Duration = Duration::from_millis(50);
 
 struct MpiThread {
     state: Mutex<State>,
@@ -25,12 +32,13 @@ struct State {
     thread: Option<(Calls, JoinHandle<()>)>,
     is_ending: bool,
     /// Operations that were not triggered when the thread looked last, in the order of the program's calls.
-    /// Those in graphs stay.
-    waiting: VecDeque<(Arc<Operation>, Trigger)>,
+    waiting: VecDeque<(Arc<Operation>, Turn)>,
+    /// Operations in graphs, until those are gone.
+    in_graphs: Vec<Arc<Operation>>,
     /// Shares of graphs that are gone: what drops them may call no function of CUDA.
     released: Vec<Arc<Operation>>,
-    /// Those in graphs, of a thread that has ended.
-    left: Vec<Arc<Operation>>,
+    /// The functions of a thread that has ended.
+    ended: Option<Calls>,
     /// The C part has something outstanding.
     is_busy: bool,
     /// Counts what has made it busy.
@@ -45,8 +53,9 @@ impl State {
             thread: None,
             is_ending: false,
             waiting: VecDeque::new(),
+            in_graphs: Vec::new(),
             released: Vec::new(),
-            left: Vec::new(),
+            ended: None,
             is_busy: false,
             wakes: 0,
             looks: false,
@@ -54,41 +63,49 @@ impl State {
     }
 
     fn is_idle(&self) -> bool {
-        self.waiting.is_empty() && !self.is_busy
+        self.waiting.is_empty() && self.in_graphs.is_empty() && !self.is_busy
     }
 
     /// Nothing is triggered, or will be unless a graph is launched again.
     fn is_done(&self) -> bool {
-        let waits = |(_, trigger): &(_, Trigger)| match trigger {
-            Trigger::Turn(_) => true,
-            Trigger::Launches(word) => trigger.is_reached_at(word.load()),
-        };
-        !self.is_busy && !self.waiting.iter().any(waits)
+        !self.is_busy && self.waiting.is_empty() && self.launched().next().is_none()
+    }
+
+    /// Operations that a launch has triggered.
+    fn launched(&self) -> impl Iterator<Item = &Arc<Operation>> {
+        self.in_graphs.iter().filter(|operation| operation.launches().is_ok_and(Launches::is_triggered))
     }
 
     /// Takes out the operations that no graph names any more.
     fn take_gone(&mut self) -> Vec<Arc<Operation>> {
-        let mut gone = Vec::new();
-        self.waiting.retain(|(operation, _)| {
-            let are_over = matches!(&operation.signal, Signal::Launches(launches) if launches.are_over());
-            if are_over {
-                gone.push(operation.clone());
-            }
-            !are_over
-        });
-        gone
+        let are_over = |operation: &mut Arc<Operation>| operation.launches().is_ok_and(Launches::are_over);
+        self.in_graphs.extract_if(.., are_over).collect()
     }
 
-    /// Takes out the operations that streams have triggered, in the order in which MPI is to see them.
+    /// Takes the operations that streams and launches have triggered, in the order in which MPI is to see them.
     ///
-    /// Of one stream, that is its own order. Streams that the program orders by events have the order of the
+    /// Nothing behind the trigger of a launch is triggered on its stream before that is taken here (`graph`). So what is seen
+    /// together with it was enqueued earlier, if it is of the same stream, or of one that an event orders: turns come
+    /// first. And launches that are seen together have no order. That holds as turns are read after launches, and before a
+    /// launch is taken.
+    fn take_triggered(&mut self) -> Vec<Arc<Operation>> {
+        let launched: Vec<_> = self.launched().cloned().collect();
+        let mut taken = self.take_turns();
+        launched.iter().filter_map(|operation| operation.launches().ok()).for_each(Launches::take);
+        taken.extend(launched);
+        taken
+    }
+
+    /// Takes out the operations whose turns streams have come to.
+    ///
+    /// Of one stream, they are in its own order. Streams that the program orders by events have the order of the
     /// program's calls, which an event cannot go against. That holds where the words are read at one moment: an
     /// operation behind an event must not be seen without the one before it. So they are read until none has changed.
-    fn take_triggered(&mut self) -> Vec<Arc<Operation>> {
+    fn take_turns(&mut self) -> Vec<Arc<Operation>> {
         let mut words: Vec<(&Word32, u32)> = Vec::new();
-        for (_, trigger) in &self.waiting {
-            if !words.iter().any(|(word, _)| word.addr() == trigger.word().addr()) {
-                words.push((trigger.word(), trigger.word().load()));
+        for (_, turn) in &self.waiting {
+            if !words.iter().any(|(word, _)| word.addr() == turn.word.addr()) {
+                words.push((&turn.word, turn.word.load()));
             }
         }
         loop {
@@ -101,24 +118,20 @@ impl State {
                 break;
             }
         }
-        let is_reached = |trigger: &Trigger| {
-            let word = words.iter().find(|(word, _)| word.addr() == trigger.word().addr());
-            word.is_some_and(|(_, value)| trigger.is_reached_at(*value))
+        let is_reached = |turn: &Turn| {
+            let word = words.iter().find(|(word, _)| word.addr() == turn.word.addr());
+            word.is_some_and(|(_, value)| turn.is_reached_at(*value))
         };
-        let triggered: Vec<bool> = self.waiting.iter().map(|(_, trigger)| is_reached(trigger)).collect();
+        let triggered: Vec<bool> = self.waiting.iter().map(|(_, turn)| is_reached(turn)).collect();
         if !triggered.contains(&true) {
             return Vec::new();
         }
         let (mut taken, mut rest) = (Vec::new(), VecDeque::new());
         for (waiting, is_triggered) in self.waiting.drain(..).zip(triggered) {
-            match &waiting.0.signal {
-                Signal::Flag(_) if is_triggered => taken.push(waiting.0),
-                Signal::Launches(launches) if is_triggered => {
-                    launches.take();
-                    taken.push(waiting.0.clone());
-                    rest.push_back(waiting);
-                }
-                _ => rest.push_back(waiting),
+            if is_triggered {
+                taken.push(waiting.0);
+            } else {
+                rest.push_back(waiting);
             }
         }
         self.waiting = rest;
@@ -128,8 +141,12 @@ impl State {
 
 impl MpiThread {
     fn run(&self, calls: Calls) {
-        let (mut pause, mut outstanding) = (Pause::new(), 0);
+        let (mut pause, mut outstanding, mut relaxed) = (Pause::new(), 0, None);
         loop {
+            // MPI may call what a capture of the program forbids other threads.
+            if relaxed.is_none() && memory::has_driver() {
+                relaxed = Some(RelaxedCapture::new());
+            }
             let mut state = self.state.lock();
             while state.is_idle() && !state.is_ending {
                 pause = Pause::new();
@@ -144,6 +161,7 @@ impl MpiThread {
             }
             let (triggered, wakes) = (state.take_triggered(), state.wakes);
             let (gone, released) = (state.take_gone(), std::mem::take(&mut state.released));
+            state.is_busy |= !triggered.is_empty();
             drop(state);
             drop(released);
             gone.iter().for_each(|operation| operation.gone(calls));
@@ -200,53 +218,64 @@ pub(crate) fn stop() {
     let Some((calls, thread)) = state.thread.take() else { return };
     let waiting = std::mem::take(&mut state.waiting);
     state.is_busy = false;
+    state.ended = Some(calls);
     drop(state);
     THREAD.work.notify_all();
     if thread.join().is_err() {
         tracing::error!("the thread that calls MPI has panicked");
     }
-    let (in_graphs, once): (Vec<_>, Vec<_>) =
-        waiting.into_iter().partition(|(_, trigger)| matches!(trigger, Trigger::Launches(_)));
-    if !once.is_empty() {
-        tracing::warn!(operations = once.len(), "operations that no stream has triggered are given up");
+    if !waiting.is_empty() {
+        tracing::warn!(operations = waiting.len(), "operations that no stream has triggered are given up");
     }
-    once.iter().for_each(|(operation, _)| operation.start(calls, true));
-    for (operation, trigger) in in_graphs {
-        // A launch goes on: its graph passes its waits.
-        if trigger.is_reached_at(trigger.word().load()) {
+    waiting.iter().for_each(|(operation, _)| operation.start(calls, true));
+}
+
+/// After [`stop`], and the C part's end of what was outstanding: gives up what launches still trigger, so that they pass
+/// their waits, and ends the operations in graphs.
+pub(crate) fn end_graphs() {
+    let mut state = THREAD.state.lock();
+    let Some(calls) = state.ended.take() else { return };
+    let (mut pause, mut last) = (Pause::new(), Duration::ZERO);
+    while !state.in_graphs.is_empty() && pause.elapsed() < LAST && pause.elapsed() - last < QUIET {
+        let launched: Vec<_> = state.launched().cloned().collect();
+        drop(state);
+        for operation in &launched {
+            operation.launches().into_iter().for_each(Launches::take);
             operation.start(calls, true);
+            last = pause.elapsed();
         }
-        THREAD.state.lock().left.push(operation);
+        pause.pause();
+        state = THREAD.state.lock();
     }
+    let (left, released) = (std::mem::take(&mut state.in_graphs), std::mem::take(&mut state.released));
+    drop(state);
+    drop(released);
+    left.iter().for_each(|operation| operation.gone(calls));
 }
 
-/// After [`stop`], and the C part's end of what was outstanding: ends the operations in graphs.
-pub(crate) fn end_graphs(gone: unsafe extern "C" fn(operation: *mut c_void)) {
-    let left = std::mem::take(&mut THREAD.state.lock().left);
-    for operation in left {
-        // SAFETY: the promise of `Operation::new`; it was taken out of the list.
-        unsafe { gone(std::ptr::with_exposed_provenance_mut(operation.operation)) };
-    }
-}
-
-/// Enters an operation, before its stream is given the trigger.
+/// Enters an operation, before its stream is given the trigger: with its turn, or none where launches trigger it.
 ///
 /// # Errors
 /// [`Class::Request`] where the thread does not run.
-pub(crate) fn enter(operation: &Arc<Operation>, trigger: Trigger) -> Result<(), Failure> {
+pub(crate) fn enter(operation: &Arc<Operation>, turn: Option<Turn>) -> Result<(), Failure> {
     let mut state = THREAD.state.lock();
     if state.thread.is_none() {
         return Err(Failure::new(Class::Request, "the library is not initialized: call MPIX_Init first"));
     }
-    state.waiting.push_back((operation.clone(), trigger));
+    match turn {
+        Some(turn) => state.waiting.push_back((operation.clone(), turn)),
+        None => state.in_graphs.push(operation.clone()),
+    }
     drop(state);
     THREAD.work.notify_all();
     Ok(())
 }
 
-/// Takes an operation back whose trigger the stream has refused.
+/// Takes an operation back whose trigger the stream, or the graph, has refused.
 pub(crate) fn take_back(operation: &Arc<Operation>) {
-    THREAD.state.lock().waiting.retain(|(waiting, _)| !Arc::ptr_eq(waiting, operation));
+    let mut state = THREAD.state.lock();
+    state.waiting.retain(|(waiting, _)| !Arc::ptr_eq(waiting, operation));
+    state.in_graphs.retain(|other| !Arc::ptr_eq(other, operation));
 }
 
 /// A graph that named an operation's word is gone. Calls no function of CUDA, and drops nothing.
@@ -276,8 +305,7 @@ pub(crate) fn look_now_and_then() {
 mod tests {
     use super::*;
     use crate::flag::Flag;
-    use crate::launches::{DONE, Launches, TRIGGERED};
-    use crate::turn::Turn;
+    use crate::launches::{DONE, TRIGGERED};
     use gdsync::PinnedMemory;
 
     fn operation(name: usize) -> Arc<Operation> {
@@ -294,7 +322,7 @@ mod tests {
         let turns = [(&one, u32::MAX), (&other, 1), (&one, 0), (&other, 2), (&one, 1)];
         for (name, (word, number)) in turns.into_iter().enumerate() {
             let turn = Turn { word: word.clone(), number };
-            state.waiting.push_back((operation(name), Trigger::Turn(turn)));
+            state.waiting.push_back((operation(name), turn));
         }
         let mut taken = || state.take_triggered().iter().map(|each| each.operation).collect::<Vec<_>>();
         assert_eq!(taken(), []);
@@ -316,8 +344,8 @@ mod tests {
         let mut state = State::new();
         let memory = PinnedMemory::allocate(4).unwrap();
         let turn = Turn { word: Word32::new(&memory, 0).unwrap(), number: 1 };
-        state.waiting.push_back((repeated.clone(), Trigger::Launches(word.clone())));
-        state.waiting.push_back((operation(1), Trigger::Turn(turn.clone())));
+        state.in_graphs.push(repeated.clone());
+        state.waiting.push_back((operation(1), turn.clone()));
         let taken =
             |state: &mut State| state.take_triggered().iter().map(|each| each.operation).collect::<Vec<_>>();
         for _launch in 0..3 {
@@ -333,7 +361,8 @@ mod tests {
         launches.hold();
         word.store(TRIGGERED);
         turn.word.store(1);
-        assert_eq!(taken(&mut state), [0, 1]);
+        // What is seen together with a launch was enqueued earlier, wherever it is in the list.
+        assert_eq!(taken(&mut state), [1, 0]);
         assert!(state.is_done() && !state.is_idle());
         launches.release();
         launches.release();
@@ -347,8 +376,8 @@ mod tests {
     #[test]
     fn nothing_is_entered_while_the_thread_does_not_run() {
         let memory = PinnedMemory::allocate(4).unwrap();
-        let turn = Trigger::Turn(Turn { word: Word32::new(&memory, 0).unwrap(), number: 1 });
-        let error = enter(&operation(0), turn).unwrap_err();
+        let turn = Turn { word: Word32::new(&memory, 0).unwrap(), number: 1 };
+        let error = enter(&operation(0), Some(turn)).unwrap_err();
         assert!(error.text.contains("MPIX_Init"), "{error}");
     }
 }

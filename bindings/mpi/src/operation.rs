@@ -2,8 +2,7 @@
 
 use crate::error::{Class, Failure};
 use crate::flag::Flag;
-use crate::launches::{DONE, Launches, TRIGGERED};
-use crate::turn::Turn;
+use crate::launches::{DONE, Launches};
 use gdsync::memop::{Condition, Word32};
 use gdsync_sys::pause::Pause;
 use libc::{c_int, c_void};
@@ -57,31 +56,6 @@ impl Signal {
         match self {
             Signal::Flag(flag) => flag.is_set(),
             Signal::Launches(launches) => launches.is_done(),
-        }
-    }
-}
-
-/// What triggers an operation.
-#[derive(Clone, Debug)]
-pub(crate) enum Trigger {
-    /// The turn of a stream, once.
-    Turn(Turn),
-    /// Each launch of a graph, by this word.
-    Launches(Word32),
-}
-
-impl Trigger {
-    pub(crate) fn word(&self) -> &Word32 {
-        match self {
-            Trigger::Turn(turn) => &turn.word,
-            Trigger::Launches(word) => word,
-        }
-    }
-
-    pub(crate) fn is_reached_at(&self, value: u32) -> bool {
-        match self {
-            Trigger::Turn(turn) => turn.is_reached_at(value),
-            Trigger::Launches(_) => value == TRIGGERED,
         }
     }
 }

@@ -57,6 +57,7 @@ impl Lists {
 static QUEUES: Mutex<Vec<Weak<Queue>>> = Mutex::new(Vec::new());
 
 impl Queue {
+    /// A queue that the program finds by its name.
     ///
     /// # Errors
     /// Where the card waits for lists: it has no memory for the word, or cannot be opened.

@@ -236,6 +236,7 @@ impl Descriptor {
             Descriptor::Send(send) => std::slice::from_ref(&send.queue_pair),
             Descriptor::WaitCq(wait) => &wait.queue_pairs,
             Descriptor::Receives(receives) => std::slice::from_ref(&receives.queue_pair),
+            Descriptor::Ticket(ticket) => &ticket.queue_pairs,
             _ => &[],
         }
     }

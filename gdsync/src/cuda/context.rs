@@ -2,10 +2,12 @@
 //! forget it.
 
 use super::capabilities::GpuCapabilities;
+use super::capture::RelaxedCapture;
 use super::copier::Copier;
 use super::error::{CudaError, check};
 use super::gate::{Busy, Gate, Submitting};
 use super::handle::StreamHandle;
+use super::held_back;
 #[cfg(feature = "software-card")]
 use super::noted::Noted;
 use super::peers::{Peers, not_enabled};
@@ -45,7 +47,7 @@ impl Registrar for Pages {
         }
         let gpu = Gpu::from_device(self.ordinal);
         let _entered = self.raw.enter().map_err(|error| format!("{gpu}: {error}"))?;
-        let _mode = CaptureModeGuard::relaxed();
+        let _mode = RelaxedCapture::new();
         let registers = matches!(kind, Kind::Registers { .. });
         let mut known = lock(&REGISTERED);
         let owned = known.contains_key(&base)
@@ -106,7 +108,7 @@ impl Registrar for Pages {
 /// Unregisters pages, from a context that knows them.
 fn unregister_pages(context: Context, base: u64) -> Result<(), CudaError> {
     let _entered = context.enter()?;
-    let _mode = CaptureModeGuard::relaxed();
+    let _mode = RelaxedCapture::new();
     // SAFETY: registered by us, once; that of the contexts that first succeeds is the last that is asked.
     check("cuMemHostUnregister", unsafe { sys::cuMemHostUnregister(base as *mut libc::c_void) })
 }
@@ -129,25 +131,6 @@ fn register_pages(base: u64, len: u64, mmio: bool) -> Result<bool, CudaError> {
         return Ok(false);
     }
     check("cuMemHostRegister", result).map(|()| true)
-}
-
-/// Lets the calling thread make calls that a capture elsewhere in the program would forbid it.
-pub(crate) struct CaptureModeGuard(sys::CUstreamCaptureMode);
-
-impl CaptureModeGuard {
-    pub(crate) fn relaxed() -> Self {
-        let mut mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-        // SAFETY: `mode` is a valid place, which receives the mode before.
-        unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut mode) };
-        CaptureModeGuard(mode)
-    }
-}
-
-impl Drop for CaptureModeGuard {
-    fn drop(&mut self) {
-        // SAFETY: as above.
-        unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut self.0) };
-    }
 }
 
 /// What gdsync knows of one context. Kept for the life of the process, and the context with it.
@@ -320,7 +303,7 @@ impl GpuContext {
         copy: impl FnOnce(&mut Copier) -> Result<T, CudaError>,
     ) -> Result<T, CudaError> {
         let _entered = self.enter()?;
-        let _mode = CaptureModeGuard::relaxed();
+        let _mode = RelaxedCapture::new();
         let mut place = lock(&self.copier);
         let mut copier = match place.take() {
             Some(copier) => copier,
@@ -363,15 +346,15 @@ impl GpuContext {
         self.map.remove_stream();
     }
 
-    /// True where all streams of gdsync on this context are idle, and no dropped stream has work
-    /// outstanding.
+    /// True where all streams of gdsync on this context are idle, no dropped stream has work
+    /// outstanding, and nothing waits that gdsync does not know.
     fn is_idle(&self) -> bool {
         let Ok(_entered) = self.enter() else { return false };
         // Under the lock: a stream that is removed may be destroyed.
         let streams = lock(&self.streams);
         let idle =
             streams.iter().filter_map(Weak::upgrade).all(|stream| !stream.busy.is_set() && stream.is_idle());
-        idle && !left_behind::any(self.id)
+        idle && !left_behind::any(self.id) && !held_back::any()
     }
 
     /// Gives back what GPUs need not know any more, where that does not have to wait: while all
@@ -391,7 +374,7 @@ impl GpuContext {
         }
         for context in &contexts {
             let Ok(_entered) = context.enter() else { continue };
-            let _mode = CaptureModeGuard::relaxed();
+            let _mode = RelaxedCapture::new();
             let deferred = std::mem::take(&mut *lock(&context.deferred));
             deferred.into_iter().for_each(|call| call());
             context.map.collect();

@@ -1,6 +1,6 @@
 //! A CUDA stream's handle: the calls that gdsync makes on it besides submitting.
 
-use super::context::CaptureModeGuard;
+use super::capture::RelaxedCapture;
 use super::error::{CudaError, check};
 use super::gate::Busy;
 use cudarc::driver::{CudaStream as CudarcStream, sys};
@@ -119,7 +119,7 @@ impl StreamHandle {
     /// Whether everything enqueued is done. With the stream's context current.
     pub(crate) fn query(&self) -> Result<bool, CudaError> {
         self.check_thread()?;
-        let _mode = CaptureModeGuard::relaxed();
+        let _mode = RelaxedCapture::new();
         self.check_not_capturing()?;
         // SAFETY: the stream is alive (`CudaStream`'s promise).
         match unsafe { sys::cuStreamQuery(self.raw) } {

@@ -75,7 +75,7 @@ impl GpuMemory {
     /// Memory with any content (`cuMemAlloc`).
     pub(crate) fn unfilled(context: &Arc<GpuContext>, len: usize) -> Result<Self, CudaError> {
         let _entered = context.enter()?;
-        let _mode = super::CaptureModeGuard::relaxed();
+        let _mode = super::RelaxedCapture::new();
         let mut address = 0;
         // SAFETY: `address` is a valid place; the context is current.
         let made = check("cuMemAlloc", unsafe { sys::cuMemAlloc_v2(&mut address, len.max(1)) });
@@ -89,7 +89,7 @@ impl GpuMemory {
         context.collect();
         let (memory, address, size) = context.with_readers(|readers| {
             let _entered = context.enter()?;
-            let _mode = super::CaptureModeGuard::relaxed();
+            let _mode = super::RelaxedCapture::new();
             let memory = context.named(Exportable::allocate(context, len, readers))?;
             let (address, size) = (memory.address, memory.size);
             let owner = Owner::Program(Box::new(memory));

@@ -12,7 +12,7 @@
 //! anything that needs its own help; and gdsync gives back memory that a GPU knows only while all
 //! streams that gdsync knows are idle: when one is synchronized, made or dropped, or GPU memory is
 //! allocated. (A stream of the program's own that waits, or a kernel that never ends, is waited for
-//! even so.)
+//! even so, unless the program says that there may be one: [`hold_back`].)
 //!
 //! Streams of one context that wait for each other need a channel each: the driver has 8 by default, and what
 //! shares one is done in the order of its submission, whatever stream it is of. Where as many streams wait as there are
@@ -71,6 +71,7 @@
 //! ```
 
 mod capabilities;
+mod capture;
 mod context;
 mod copier;
 mod description;
@@ -78,6 +79,7 @@ mod error;
 mod exportable;
 pub(crate) mod gate;
 mod handle;
+mod held_back;
 #[cfg(feature = "software-card")]
 mod lent;
 mod list;
@@ -93,17 +95,19 @@ mod placement;
 mod rows;
 
 pub use capabilities::{Consistency, GpuCapabilities, WritesOrdering};
+pub use capture::RelaxedCapture;
 pub use description::{GpuDescription, describe, driver_version};
 pub use error::CudaError;
 pub use gdsync_gdr::Gpu;
 pub use gdsync_gdr::driver::DriverError;
+pub use held_back::{HeldBack, hold_back};
 pub use list::{GpuList, GpuListError, Gpus};
 pub use memory::GpuMemory;
 pub use peers::{PeerCapabilities, enable_peer_access, peer_capabilities};
 pub use placement::{Placement, PlacementError, QueuePlacement};
 pub(crate) use placement::{QueueArenas, arena_of, gpu};
 
-pub(crate) use context::{CaptureModeGuard, GpuContext, collect_all};
+pub(crate) use context::{GpuContext, collect_all};
 pub(crate) use error::check;
 pub(crate) use handle::StreamHandle;
 pub(crate) use memory::{buffer_id, host_buffer_id};

@@ -4,7 +4,8 @@
 //! allocations, for physical memory that was mapped, which queues and CPU mappings have, and for the
 //! pool that stream-ordered allocations come from.
 
-use super::context::{CaptureModeGuard, GpuContext, lock};
+use super::capture::RelaxedCapture;
+use super::context::{GpuContext, lock};
 use super::error::{CudaError, check};
 use super::memory::GpuMemory;
 use super::{Gpu, memory};
@@ -115,7 +116,7 @@ impl GpuContext {
             return Err(refused("the driver has no way between them".to_owned()));
         }
         let _entered = self.enter()?;
-        let _mode = CaptureModeGuard::relaxed();
+        let _mode = RelaxedCapture::new();
         // SAFETY: contexts that gdsync knows stay; that of this GPU is current.
         match unsafe { sys::cuCtxEnablePeerAccess(peer.raw.as_raw(), 0) } {
             sys::CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED => Ok(()),

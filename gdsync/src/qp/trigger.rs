@@ -81,6 +81,8 @@ pub(crate) struct TriggerInner {
     word: CardWord,
     pub(crate) pd: Arc<ProtectionDomainInner>,
     state: Mutex<Tickets>,
+    /// Held from taking a ticket for a list until it is posted. Above all other locks.
+    pub(crate) turn: Mutex<()>,
 }
 
 /// Which tickets are out.
@@ -135,7 +137,7 @@ impl Trigger {
             }));
         }
         word.store(wait::word(0))?;
-        let inner = TriggerInner { master: None, word, pd, state: Mutex::default() };
+        let inner = TriggerInner { master: None, word, pd, state: Mutex::default(), turn: Mutex::default() };
         Ok(Trigger { inner: Arc::new(inner) })
     }
 
@@ -226,8 +228,8 @@ impl TriggerInner {
         self.word.place()
     }
 
-    /// The next ticket, and the WAIT for it. The caller holds the lock of the send queue, or of the
-    /// master, whose WAITs then stand in the order of their tickets.
+    /// The next ticket, and the WAIT for it. The caller holds the lock of the send queue, of the
+    /// master, or of a list's turn: WAITs of a queue then stand in the order of their tickets.
     pub(crate) fn take(&self) -> (u64, CardWait) {
         let mut state = self.state.lock();
         state.newest += 1;

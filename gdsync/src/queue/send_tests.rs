@@ -1,8 +1,11 @@
 use super::*;
 use crate::memory::timeline::{Timeline, TimelinePoint};
+use crate::queue::completion::CompletionState;
 use crate::queue::error::{OrderError, QueueFull};
 use crate::queue::request::Limits;
 use crate::queue::test_ring;
+use crate::verbs::{Access, Device, MemoryRegion, ProtectionDomain};
+use gdsync_sys::prm::cqe::CQE_SIZE;
 use gdsync_sys::prm::wqe::{CtrlFlags, CtrlSeg, Opcode};
 use std::sync::atomic::Ordering;
 use zerocopy::FromBytes;
@@ -100,6 +103,30 @@ fn the_newest_is_rolled_back_and_others_become_nops() {
         "the NOP goes with it"
     );
     assert_eq!((queue.head, queue.entries.len()), (0, 0));
+}
+
+/// What stands in front of a dropped send, and a stream would have rung for, holds up nothing behind it.
+#[test]
+fn the_waits_of_a_dropped_send_become_nops_with_it() {
+    let pd = ProtectionDomain::new(&Device::software().unwrap()).unwrap();
+    let region = MemoryRegion::allocate(&pd, 8, Access::LOCAL_WRITE).unwrap();
+    let wait = CardWait::Ticket { lkey: region.lkey(), addr: 0x1000, ticket: 1 };
+    let hold = || Some(Hold { wait, region: region.inner.clone() });
+    let mut completions = CompletionState::new(test_ring(16, CQE_SIZE));
+    for holds in [[hold(), None], [None, hold()], [hold(), hold()]] {
+        let waits = holds.iter().flatten().count() as u32;
+        let mut queue = queue(8);
+        let request = WorkRequest::send_inline(&[1]);
+        let (dropped, _) = queue.prepare_held(holds, &request, &LIMITS, &mut completions).unwrap();
+        let kept = queue.prepare_bytes(0, 7);
+        assert_eq!(control(&queue, 0).opcode(), Ok(Opcode::Wait));
+        assert_eq!(queue.cancel(dropped, |_| false), Removed::default());
+        for block in 0..=waits {
+            assert_eq!(control(&queue, block).opcode(), Ok(Opcode::Nop), "block {block} of {waits} waits");
+        }
+        assert_eq!(control(&queue, waits + 1).opcode(), Ok(Opcode::Send));
+        assert_eq!(queue.cancel(kept, |_| false), Removed { entries: waits + 2, signaled: 2 });
+    }
 }
 
 #[test]

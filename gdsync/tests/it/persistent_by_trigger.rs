@@ -248,6 +248,42 @@ fn an_active_request_is_refused() {
     peer.complete();
 }
 
+/// What a stream that has failed will not release, nothing else would: it fails, too.
+#[test]
+fn a_stream_that_fails_ends_what_waits_for_its_ticket() {
+    let (_pd, trigger, mut peer) = one();
+    let stream = soft();
+    let late = gate(&stream);
+    stream.launch(|| panic!("a broken kernel")).unwrap();
+    start_both(&mut peer, &stream, &trigger).unwrap();
+    late.store(1);
+    assert!(stream.synchronize_timeout(LONG).is_err());
+    for request in [&mut peer.send, &mut peer.ready] {
+        let done = request.complete(LONG).unwrap().expect("it ends");
+        assert_eq!(done.status.unwrap_err().kind(), Some(Syndrome::WrFlush));
+    }
+    assert!(peer.receive.complete(LONG).unwrap().unwrap().status.is_err());
+}
+
+/// Threads that start lists by one trigger on one stream take turns.
+#[test]
+fn threads_share_a_trigger() {
+    let pd = domain();
+    let (trigger, stream) = (Trigger::new(&pd).unwrap(), soft());
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                let mut peer = Peer::new(&pd, QueuePairConfig::default());
+                for _ in 0..200 {
+                    start_both(&mut peer, &stream, &trigger).unwrap();
+                    wait_all(&mut peer.awaited(), &stream, LONG).unwrap();
+                }
+                peer.complete();
+            });
+        }
+    });
+}
+
 /// The stream goes on where work of a list fails before its ticket is written, and after.
 #[test]
 fn an_abort_flushes_what_waits_for_a_ticket() {

@@ -50,6 +50,7 @@ void mpix_operation_start(void *given, int is_given_up)
     MPI_Status status;
     int done = 0, error = MPI_ERR_OTHER;
 
+    operation->outstanding++;
     if (operation->link) {
         counts.given_up += is_given_up != 0;
         mpix_message_start(operation, is_given_up);
@@ -103,7 +104,7 @@ int mpix_operations_progress(void)
     return number + mpis_match_outstanding() + rounds + messages;
 }
 
-void mpix_operations_end(struct mpix_counts *into)
+void mpix_operations_end(void)
 {
     MPI_Status status;
     int at;
@@ -120,6 +121,10 @@ void mpix_operations_end(struct mpix_counts *into)
     }
     counts.given_up += number;
     number = 0;
+}
+
+void mpix_operations_counts(struct mpix_counts *into)
+{
     *into = counts;
     counts = (struct mpix_counts){0, 0, 0};
 }

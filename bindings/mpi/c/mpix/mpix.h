@@ -32,7 +32,9 @@ void mpix_operation_start(void *operation, int is_given_up);
 void mpix_operation_gone(void *operation);
 int mpix_operations_progress(void);
 /* Ends what is outstanding. The thread has ended. */
-void mpix_operations_end(struct mpix_counts *counts);
+void mpix_operations_end(void);
+/* What the thread has done, and counts from 0 on again. */
+void mpix_operations_counts(struct mpix_counts *into);
 
 /* operation.c: a send or a receive of MPI that a stream triggers. */
 struct mpix_operation {
@@ -49,6 +51,8 @@ struct mpix_operation {
     MPI_Comm comm;
     /* It is in a graph, which triggers it any number of times. */
     int is_in_graph;
+    /* Of one in a graph: launches that were started and are not complete. More than one is a mistake of the program. */
+    int outstanding;
     /* How many operations of the communicator no stream has triggered yet; NULL of messages of links, and in graphs. */
     int *waiting;
     /* Its link, and its message there; NULL where MPI carries it. */
@@ -56,7 +60,7 @@ struct mpix_operation {
     const void *message;
     /* The stream and the card do all of it: the thread knows nothing of it, and the flag is not set. */
     int is_by_stream;
-    /* Set under a lock: how it ended, and where the program wants the status. */
+    /* Set under a lock: how it ended, and where a stream's wait, or a graph's, wants the status. */
     int is_complete, error;
     MPI_Status status, *wanted;
 };

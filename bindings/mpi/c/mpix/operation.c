@@ -100,7 +100,7 @@ void mpix_operation_gone(void *given)
 
 void mpix_operation_complete(struct mpix_operation *operation, int error, const MPI_Status *status)
 {
-    int is_in_graph = operation->is_in_graph;
+    int is_in_graph = operation->is_in_graph, outstanding = --operation->outstanding;
 
     if (!is_in_graph)
         end(operation);
@@ -114,8 +114,9 @@ void mpix_operation_complete(struct mpix_operation *operation, int error, const 
     if (operation->wanted)
         *operation->wanted = operation->status;
     pthread_mutex_unlock(&lock);
-    /* After the status: streams go on from here. */
-    gdsync_mpi_operation_completed(operation->engine);
+    /* After the status: streams go on from here. The last of several launches may free it. */
+    if (!is_in_graph || outstanding == 0)
+        gdsync_mpi_operation_completed(operation->engine);
     if (!is_in_graph)
         mpix_operation_release(operation);
 }
@@ -138,8 +139,11 @@ int mpix_operation_wait(struct mpix_operation *operation, MPI_Status *status)
         error = mpix_message_wait(operation, status);
     else {
         gdsync_mpi_operation_wait(operation->engine);
-        want(operation, status);
+        pthread_mutex_lock(&lock);
+        if (status != MPI_STATUS_IGNORE)
+            *status = operation->status;
         error = operation->error;
+        pthread_mutex_unlock(&lock);
     }
     mpix_operation_release(operation);
     return error;
@@ -260,6 +264,24 @@ static int check_waitable(int count, MPIX_Request *reqs)
     return error;
 }
 
+/* Each launch writes the status that a graph's wait names. A stream's wait is for one launch, and which one that is, is not
+ * known here. */
+static int check_statuses(int count, MPIX_Request *reqs, int kind, void *const *stream)
+{
+    int at, is_graph = 0, gdsync_error = gdsync_mpi_is_graph(kind, stream, &is_graph);
+
+    if (gdsync_error)
+        return mpis_fail_engine(MPI_COMM_WORLD, gdsync_error);
+    for (at = 0; at < count && !is_graph; at++) {
+        const struct mpix_operation *each = reqs[at];
+        if (each && each->is_in_graph)
+            return mpis_fail(MPI_COMM_WORLD, MPI_ERR_UNSUPPORTED_OPERATION,
+                             "request %d of the list is in a graph, and a stream's wait for it has no status: pass "
+                             "MPI_STATUS_IGNORE, or have a graph wait for it", at);
+    }
+    return MPI_SUCCESS;
+}
+
 /* What a stream waits for: flags of the thread's, and messages that streams have posted. */
 struct waits {
     const void **engines, **messages;
@@ -275,8 +297,9 @@ static void add(struct waits *waits, struct mpix_operation *operation, MPI_Statu
         waits->messages[waits->posted++] = operation->message;
         return;
     }
-    /* Before the stream may pass the wait. */
-    want(operation, status);
+    /* Before the stream may pass the wait. What a graph's wait wants stays. */
+    if (!operation->is_in_graph || status != MPI_STATUS_IGNORE)
+        want(operation, status);
     waits->engines[waits->number++] = operation->engine;
 }
 
@@ -288,6 +311,8 @@ int MPIX_Waitall_enqueue(int count, MPIX_Request *reqs, MPI_Status *statuses, in
 
     if (error == MPI_SUCCESS)
         error = mpix_stream(MPI_COMM_WORLD, qtype, queue, &kind, &stream);
+    if (error == MPI_SUCCESS && statuses != MPI_STATUSES_IGNORE)
+        error = check_statuses(count, reqs, kind, stream);
     if (error != MPI_SUCCESS)
         return error;
     waits.engines = malloc((count ? 2 * (size_t)count : 1) * sizeof *waits.engines);
@@ -312,7 +337,7 @@ int MPIX_Waitall_enqueue(int count, MPIX_Request *reqs, MPI_Status *statuses, in
         if (!gdsync_error) {
             mpix_operation_release(each);
             reqs[at] = MPIX_REQUEST_NULL;
-        } else if (!each->is_by_stream)
+        } else if (!each->is_by_stream && (!each->is_in_graph || statuses != MPI_STATUSES_IGNORE))
             want(each, MPI_STATUS_IGNORE);
     }
     return gdsync_error ? mpis_fail_engine(MPI_COMM_WORLD, gdsync_error) : MPI_SUCCESS;

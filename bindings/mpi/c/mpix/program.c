@@ -71,8 +71,9 @@ static void end(void)
         __atomic_store_n(&is_running, 0, __ATOMIC_RELEASE);
         gdsync_mpi_thread_stop();
         gdsync_mpi_links_finish(mpix_message_ended);
-        mpix_operations_end(&counts);
-        gdsync_mpi_graphs_end(mpix_operation_gone);
+        mpix_operations_end();
+        gdsync_mpi_graphs_end();
+        mpix_operations_counts(&counts);
         if (gdsync_mpi_counts(&engine) == 0 && mpis_wants_statistics()) {
             MPI_Comm_rank(MPI_COMM_WORLD, &rank);
             fprintf(stderr,

@@ -198,13 +198,10 @@ pub unsafe extern "C" fn gdsync_mpi_graph_free(graph: *const c_void) -> c_int {
 }
 
 /// Ends the operations in graphs, after the thread and what was outstanding.
-///
-/// # Safety
-/// `gone` may be called with each, once.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn gdsync_mpi_graphs_end(gone: Option<unsafe extern "C" fn(*mut c_void)>) -> c_int {
+pub extern "C" fn gdsync_mpi_graphs_end() -> c_int {
     status(|| {
-        mpi_thread::end_graphs(gone.ok_or_else(|| null("the function"))?);
+        mpi_thread::end_graphs();
         Ok(())
     })
 }

@@ -3,6 +3,7 @@
 use super::{Trigger, TriggerInner};
 use crate::memop::Place;
 use crate::memory::timeline::{Timeline, TimelinePoint};
+use crate::qp::QueuePairInner;
 use crate::queue::QueueError;
 use crate::queue::send::{Before, CardWait, Hold};
 use std::fmt;
@@ -17,13 +18,16 @@ pub(crate) struct PreparedTicket {
     /// The WAIT for it.
     wait: CardWait,
     posted: Option<Before>,
+    /// Whose sends wait for it. They stay until the stream has passed it, and fail with the stream.
+    pub(crate) queue_pairs: Vec<Arc<QueuePairInner>>,
 }
 
 impl PreparedTicket {
+    /// The caller holds the trigger's turn: tickets are posted in the order of their numbers.
     pub(crate) fn new(trigger: &Trigger) -> Self {
         let trigger = trigger.inner.clone();
         let (number, wait) = trigger.take();
-        PreparedTicket { trigger, number, wait, posted: None }
+        PreparedTicket { trigger, number, wait, posted: None, queue_pairs: Vec::new() }
     }
 
     /// The WAIT for it, in front of a send of any queue pair of its domain.

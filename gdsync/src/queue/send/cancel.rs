@@ -35,12 +35,12 @@ impl SendState {
         let left = self.position(serial);
         if let Some(position) = left {
             self.write_nop(position);
-            // So is a WAIT in front of it that a stream would have rung for: what follows does not wait in its place.
-            if self.handover == Handover::Doorbells
-                && let Some(before) = position.checked_sub(1)
-                && self.entries[before].state == State::Hidden
-            {
-                self.write_nop(before);
+            // So are the WAITs in front of it that a stream would have rung for: what follows does not wait in its place.
+            // (Further ones are of sends that were dropped, and NOPs already.)
+            if self.handover == Handover::Doorbells {
+                let hidden = |before: &usize| self.entries[*before].state == State::Hidden;
+                let first = (0..position).rev().take_while(hidden).last().unwrap_or(position);
+                (first..position).for_each(|before| self.write_nop(before));
             }
         }
         if let Some(change) = change {

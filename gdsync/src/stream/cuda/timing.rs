@@ -10,7 +10,7 @@
 //!
 //! Lock order: the gate of submissions, the timers, the copier.
 
-use crate::cuda::{CaptureModeGuard, CudaError, GpuContext, check};
+use crate::cuda::{CudaError, GpuContext, RelaxedCapture, check};
 use cudarc::driver::sys;
 use gdsync_trace::{GPU_VARIABLE, Kind, now, span_of};
 use std::collections::{BTreeMap, VecDeque};
@@ -157,7 +157,7 @@ fn read_recorded(context: &Arc<GpuContext>) {
 /// Has a context's timer act, with the context current.
 fn with<T>(context: &Arc<GpuContext>, act: impl FnOnce(&mut Timer) -> Result<T, CudaError>) -> Option<T> {
     let acted = context.enter().and_then(|_entered| {
-        let _mode = CaptureModeGuard::relaxed();
+        let _mode = RelaxedCapture::new();
         let mut timers = timers();
         let timer = timers.entry(context.id).or_default();
         act(timer)

@@ -64,8 +64,11 @@ use std::time::Duration;
 /// # Errors
 /// [`ListError`], which names the request; nothing was started then, and nothing is lost. It may be the trigger's:
 /// [`OrderError::TicketOutOfOrder`](crate::queue::OrderError::TicketOutOfOrder),
-/// [`OrderError::TriggerOnOtherStream`](crate::queue::OrderError::TriggerOnOtherStream). Where a queue pair fails
-/// meanwhile, all is started, and the statuses of what the card was not rung for say so.
+/// [`OrderError::TriggerOnOtherStream`](crate::queue::OrderError::TriggerOnOtherStream). What a queue pair has for a stream,
+/// this or another one, and the stream has not reached, is not to be rung for by the CPU:
+/// [`OrderError::OtherStream`](crate::queue::OrderError::OtherStream), [`OrderError::OutOfOrder`](crate::queue::OrderError::OutOfOrder),
+/// [`OrderError::ReceivesOnStream`](crate::queue::OrderError::ReceivesOnStream). Where a queue pair fails meanwhile, or another
+/// thread prepares a send on it, all is started, and the statuses of what the card was not rung for say so.
 pub fn start_all_by_trigger<B: MemOpStream>(
     requests: &mut [&mut dyn Request],
     stream: &Stream<B>,
@@ -101,9 +104,11 @@ fn start_now<B: MemOpStream>(
             core.queue_pair.send().check_turn_of_cpu().map_err(|error| ListError::of(index)(error.into()))?;
         }
     }
-    let ticket = PreparedTicket::new(trigger);
+    let _turn = trigger.inner.turn.lock();
+    let mut ticket = PreparedTicket::new(trigger);
     let mut prepared = Prepared::default();
     prepared.fill(requests, By::Cpu(&ticket.hold()))?;
+    ticket.queue_pairs = requests.iter().map(|request| request.parts().0.queue_pair.clone()).collect();
     let batch = Batch { descriptors: vec![Descriptor::Ticket(ticket)], unmerged: false };
     let mut done = Posted { operations: 0, submissions: 0 };
     // In front of the doorbells: what the stream refuses, the card has not seen. What it has released by then goes at once.

@@ -79,11 +79,77 @@ static void lifetimes(void)
     OK(MPI_Comm_free(&comm));
 }
 
+/* Messages of one peer and tag keep the order of the stream, whatever triggers them. */
+static void order(void)
+{
+    int out[3] = {0, 1, 2}, in[3], to = (rank + 1) % size, from = (rank + size - 1) % size, round, at;
+    gdsync_mpix_graph graphs[3];
+    MPIX_Request requests[2], once;
+
+    /* Launched in another order than that of their making, behind a message of the stream. */
+    OK(MPIX_Isend_enqueue(&out[2], 1, MPI_INT, to, 5, MPI_COMM_WORLD, &requests[0], GRAPH, &graphs[0]));
+    OK(MPIX_Isend_enqueue(&out[1], 1, MPI_INT, to, 5, MPI_COMM_WORLD, &requests[1], GRAPH, &graphs[1]));
+    OK(MPIX_Waitall_enqueue(2, requests, MPI_STATUSES_IGNORE, GRAPH, &graphs[2]));
+    for (round = 0; round < 50; round++) {
+        for (at = 0; at < 3; at++)
+            out[at] = 10 * round + at;
+        OK(send_to(to, 5, &out[0], 1, MPI_INT, MPI_COMM_WORLD, &once));
+        OK(launch(graphs[1]));
+        OK(launch(graphs[0]));
+        OK(wait_for(&once, MPI_STATUS_IGNORE));
+        OK(launch(graphs[2]));
+        for (at = 0; at < 3; at++) {
+            OK(MPI_Recv(&in[at], 1, MPI_INT, from, 5, MPI_COMM_WORLD, MPI_STATUS_IGNORE));
+            CHECK(in[at] == 10 * round + at);
+        }
+        OK(synchronize());
+        /* The sends' buffers are written again. */
+        MPI_Barrier(MPI_COMM_WORLD);
+    }
+    for (at = 0; at < 3; at++)
+        OK(gdsync_mpix_graph_destroy(&graphs[at]));
+}
+
+/* A place for the status of one launch is the program's again behind the wait. */
+static void status_of_one_launch(void)
+{
+    static MPI_Status place, untouched;
+    int value = rank, got = -1, launches;
+    gdsync_mpix_graph there, back;
+    MPIX_Request requests[2];
+
+    OK(MPIX_Isend_enqueue(&value, 1, MPI_INT, rank, 8, MPI_COMM_WORLD, &requests[0], GRAPH, &there));
+    OK(MPIX_Irecv_enqueue(&got, 1, MPI_INT, rank, 8, MPI_COMM_WORLD, &requests[1], GRAPH, &back));
+    for (launches = 0; launches < 2; launches++) {
+        got = -1;
+        OK(launch(there));
+        OK(launch(back));
+        if (launches == 0) {
+            MPIX_Request received = requests[1];
+            OK(MPIX_Wait(&received, &place));
+            CHECK(place.MPI_SOURCE == rank && place.MPI_TAG == 8);
+            memset(&place, 0xee, sizeof place);
+            untouched = place;
+            /* The buffer is received once the stream has passed the launch, and more. */
+            OK(MPIX_Isend_enqueue(&value, 1, MPI_INT, MPI_PROC_NULL, 8, MPI_COMM_WORLD, &received, SOFTWARE, &stream));
+            OK(wait_for(&received, MPI_STATUS_IGNORE));
+            OK(synchronize());
+        } else
+            while (__atomic_load_n(&got, __ATOMIC_ACQUIRE) != rank)
+                ;
+    }
+    OK(gdsync_mpix_graph_destroy(&there));
+    OK(gdsync_mpix_graph_destroy(&back));
+    OK(synchronize());
+    CHECK(!memcmp(&place, &untouched, sizeof place));
+}
+
 static void refused(void)
 {
     gdsync_mpix_graph graph = NULL, none = NULL;
     MPIX_Request request, once;
     MPI_Comm linked;
+    MPI_Status status;
     int value = 0, got = 0;
     void *cuda = NULL;
 
@@ -98,6 +164,11 @@ static void refused(void)
     CHECK(once != MPIX_REQUEST_NULL);
     OK(MPI_Recv(&got, 1, MPI_INT, rank, 3, MPI_COMM_WORLD, MPI_STATUS_IGNORE));
     OK(MPIX_Wait(&once, MPI_STATUS_IGNORE));
+    OK(MPIX_Irecv_enqueue(&got, 1, MPI_INT, rank, 4, MPI_COMM_WORLD, &request, GRAPH, &graph));
+    CHECK(failed(MPIX_Waitall_enqueue(1, &request, &status, SOFTWARE, &stream), MPI_ERR_UNSUPPORTED_OPERATION,
+                 "MPI_STATUS_IGNORE"));
+    OK(MPIX_Request_free(&request));
+    OK(gdsync_mpix_graph_destroy(&graph));
     CHECK(failed(launch(none), MPI_ERR_ARG, "null"));
     CHECK(failed(gdsync_mpix_graph_destroy(&none), MPI_ERR_ARG, "null"));
     CHECK(failed(gdsync_mpix_graph_destroy(NULL), MPI_ERR_ARG, "null"));
@@ -124,6 +195,8 @@ int main(void)
     begin_mpix();
     rounds();
     lifetimes();
+    order();
+    status_of_one_launch();
     refused();
     /* One that is never launched, and a launch for which no message comes: the end of the library ends both. */
     OK(MPIX_Irecv_enqueue(&value, 1, MPI_INT, rank, 98, MPI_COMM_WORLD, &requests[0], GRAPH, &never));
