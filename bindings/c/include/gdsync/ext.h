@@ -179,7 +179,7 @@ int gdsync_ready_word_free(gdsync_ready_word_t *word);
  * reached n. What is sent later by its queue pair waits, too. A start takes one place more of the send queue (max_send_wr). EBUSY: it is
  * active; gdsync_request_complete ends that. EINVAL: a receive, or a word of another domain. EOPNOTSUPP: the card waits for no words.
  * While a send is held back, the card does not notice that the other side has died. A program that has waited long enough stores
- * gdsync_trigger_word of n to *word. */
+ * gdsync_trigger_word of n to *word: unless the other side starts by a trigger, whose receive may be posted before its buffer is free. */
 int gdsync_send_behind(gdsync_request_t *send, gdsync_ready_word_t *word);
 /* Makes a request that writes the number of its start, from 1 on, to the other side's ready word, of which these are address and key. It is
  * of the receive's queue pair, which needs max_inline_data of 8 or more, and starts in one list with the receive. It may start again while

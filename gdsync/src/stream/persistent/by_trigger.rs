@@ -17,7 +17,8 @@ use std::time::Duration;
 /// A receive takes what comes from now on, and not from the stream's start on. So the remote side has to know when its
 /// buffer may be written: have the list count the start ([`PersistentSend::count`](super::PersistentSend::count)), which
 /// waits for the ticket like every send, and hold the remote side's sends back until then
-/// ([`PersistentSend::behind`](super::PersistentSend::behind)).
+/// ([`PersistentSend::behind`](super::PersistentSend::behind)). The remote side must not let such a send go by raising its word
+/// ([`CardWord::raise`](crate::qp::CardWord::raise)): its message would be taken at once.
 ///
 /// The queue pairs are any of the trigger's protection domain that have no trigger of their own. Each send takes one
 /// block more of its send queue. Lists of one trigger are started in the order in which streams write the tickets: by one
