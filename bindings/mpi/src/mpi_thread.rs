@@ -143,10 +143,6 @@ impl MpiThread {
     fn run(&self, calls: Calls) {
         let (mut pause, mut outstanding, mut relaxed) = (Pause::new(), 0, None);
         loop {
-            // MPI may call what a capture of the program forbids other threads.
-            if relaxed.is_none() && memory::has_driver() {
-                relaxed = Some(RelaxedCapture::new());
-            }
             let mut state = self.state.lock();
             while state.is_idle() && !state.is_ending {
                 pause = Pause::new();
@@ -165,6 +161,10 @@ impl MpiThread {
             drop(state);
             drop(released);
             gone.iter().for_each(|operation| operation.gone(calls));
+            // MPI may call what a capture of the program forbids other threads.
+            if relaxed.is_none() && !triggered.is_empty() && memory::has_driver() {
+                relaxed = Some(RelaxedCapture::new());
+            }
             triggered.iter().for_each(|operation| operation.start(calls, false));
             // SAFETY: the C part's function, which may be called by this thread at any time.
             let now = unsafe { (calls.progress)() };
