@@ -6,6 +6,17 @@ use gdsync::memop::Word32;
 use gdsync_sys::wake;
 use parking_lot::Mutex;
 
+/// A word of pinned memory of its own, and that memory.
+///
+/// # Errors
+/// [`Class::Memory`], of what it is for.
+pub(crate) fn word(of: &str) -> Result<(PinnedMemory, Word32), Failure> {
+    let failed = |error: String| Failure::new(Class::Memory, format!("{of}: {error}"));
+    let memory = PinnedMemory::allocate(size_of::<u32>()).map_err(|error| failed(error.to_string()))?;
+    let word = Word32::new(&memory, 0).map_err(|error| failed(error.to_string()))?;
+    Ok((memory, word))
+}
+
 /// Bytes allocated at a time.
 const PAGE: usize = 4096;
 

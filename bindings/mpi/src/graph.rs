@@ -10,7 +10,9 @@ use gdsync::Batch;
 use gdsync::cuda::{self, CudaError, HeldBack, RelaxedCapture};
 use gdsync::cudarc::driver::CudaContext;
 use gdsync::cudarc::driver::sys::{self, CUgraph, CUresult, CUstream};
-use gdsync::memop::Condition;
+use gdsync::memop::{Condition, MemOp};
+use gdsync::memory::StreamAddr;
+use gdsync::stream::graph::with_params;
 use gdsync_sys::contain::contain;
 use libc::c_void;
 use std::ptr::{self, NonNull};
@@ -35,6 +37,22 @@ pub(crate) enum Target {
 enum Act {
     Trigger,
     Await,
+}
+
+/// A memory operation on the word of an operation.
+#[derive(Clone, Copy, Debug)]
+enum OnWord {
+    Write(u32),
+    Wait(Condition, u32),
+}
+
+impl Act {
+    fn operations(self) -> &'static [OnWord] {
+        match self {
+            Act::Trigger => &[OnWord::Write(TRIGGERED), OnWord::Wait(Condition::Geq, STARTED)],
+            Act::Await => &[OnWord::Wait(Condition::Eq, DONE)],
+        }
+    }
 }
 
 type Step = (Arc<Operation>, Act);
@@ -120,16 +138,14 @@ impl SoftGraph {
     /// Has a queue's software stream perform it. It lives until then.
     pub(crate) fn launch(self: &Arc<Self>, queue: &Queue) -> Result<(), Failure> {
         let stream = queue.stream.soft("a graph of software streams")?;
-        let batch = self.steps.iter().try_fold(Batch::new(), |batch, (operation, act)| {
+        let mut batch = Batch::new();
+        for (operation, act) in &self.steps {
             let word = &operation.launches()?.word;
-            Ok::<_, Failure>(match act {
-                Act::Trigger => {
-                    batch.write_value32(word, TRIGGERED).wait_value32(word, Condition::Geq, STARTED)
-                }
-                Act::Await => batch.wait_value32(word, Condition::Eq, DONE),
-            })
-        });
-        let batch = batch?;
+            batch = act.operations().iter().fold(batch, |batch, each| match *each {
+                OnWord::Write(value) => batch.write_value32(word, value),
+                OnWord::Wait(condition, value) => batch.wait_value32(word, condition, value),
+            });
+        }
         queue.stream.post(batch, || {})?;
         let graph = self.clone();
         // Where the stream does not take that, the graph stays.
@@ -163,7 +179,7 @@ pub(crate) unsafe fn is_capturing(stream: CUstream) -> Result<bool, Failure> {
 unsafe fn capture(stream: CUstream, steps: &[Step], held: Held) -> Result<(), Failure> {
     let _relaxed = RelaxedCapture::new();
     let context = context()?;
-    let mut params = params(&context, steps)?;
+    let operations = operations(&context, steps)?;
     let (mut status, mut graph) =
         (sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE, ptr::null_mut());
     // SAFETY: the caller's; places that are null are not written.
@@ -179,27 +195,32 @@ unsafe fn capture(stream: CUstream, steps: &[Step], held: Held) -> Result<(), Fa
     }
     // SAFETY: the graph of the capture is alive.
     unsafe { retain(graph, held) }?;
-    for batch in params.chunks_mut(MOST) {
-        // SAFETY: the caller's; the words are mapped for the context's GPU, and stay as long as the graph (`Held`).
-        let result = unsafe { sys::cuStreamBatchMemOp_v2(stream, batch.len() as u32, batch.as_mut_ptr(), 0) };
-        check("cuStreamBatchMemOp", result)?;
-    }
-    Ok(())
+    operations.chunks(MOST).try_for_each(|batch| {
+        let recorded = with_params(batch, |params| {
+            let (count, params) = (params.len() as u32, params.as_mut_ptr());
+            // SAFETY: the caller's; the words are mapped for the context's GPU, and stay as long as the graph (`Held`).
+            called("cuStreamBatchMemOp", unsafe { sys::cuStreamBatchMemOp_v2(stream, count, params, 0) })
+        });
+        recorded.map_err(failed)
+    })
 }
 
 /// # Safety
 /// The place is valid for a write.
 unsafe fn build(place: NonNull<CUgraph>, steps: &[Step], held: Held) -> Result<(), Failure> {
     let context = context()?;
-    let mut params = params(&context, steps)?;
+    let operations = operations(&context, steps)?;
     let mut graph = ptr::null_mut();
     // SAFETY: a valid place.
     check("cuGraphCreate", unsafe { sys::cuGraphCreate(&mut graph, 0) })?;
     // SAFETY: made above.
     let filled = unsafe { retain(graph, held) }.and_then(|()| {
-        let mut batches = params.chunks_mut(MOST);
-        // SAFETY: as above; the words are mapped for the context's GPU, and stay as long as the graph (`Held`).
-        batches.try_for_each(|batch| unsafe { add(graph, &context, batch) })
+        let mut batches = operations.chunks(MOST);
+        batches.try_for_each(|batch| {
+            // SAFETY: as above; the words are mapped for the context's GPU, and stay as long as the graph (`Held`).
+            let added = with_params(batch, |params| unsafe { add(graph, &context, params) });
+            added.map_err(failed)
+        })
     });
     if filled.is_err() {
         // SAFETY: made above, and nothing else has it.
@@ -219,7 +240,7 @@ unsafe fn add(
     graph: CUgraph,
     context: &CudaContext,
     batch: &mut [sys::CUstreamBatchMemOpParams],
-) -> Result<(), Failure> {
+) -> Result<(), CudaError> {
     let params = sys::CUDA_BATCH_MEM_OP_NODE_PARAMS {
         ctx: context.cu_ctx(),
         count: batch.len() as u32,
@@ -229,7 +250,7 @@ unsafe fn add(
     let mut node = ptr::null_mut();
     // SAFETY: the caller's; the driver copies the array.
     let result = unsafe { sys::cuGraphAddBatchMemOpNode(&mut node, graph, ptr::null(), 0, &params) };
-    check("cuGraphAddBatchMemOpNode", result)
+    called("cuGraphAddBatchMemOpNode", result)
 }
 
 /// Gives the shares to a graph, and to what is made of it.
@@ -269,55 +290,16 @@ unsafe extern "C" fn drop_held(payload: *mut c_void) {
 }
 
 /// The memory operations of a graph, for the GPU of a context.
-fn params(context: &Arc<CudaContext>, steps: &[Step]) -> Result<Vec<sys::CUstreamBatchMemOpParams>, Failure> {
-    use sys::CUstreamWaitValue_flags::{CU_STREAM_WAIT_VALUE_EQ, CU_STREAM_WAIT_VALUE_GEQ};
-    let mut params = Vec::with_capacity(2 * steps.len());
+fn operations(context: &Arc<CudaContext>, steps: &[Step]) -> Result<Vec<MemOp>, Failure> {
+    let mut all = Vec::new();
     for (operation, act) in steps {
-        let failed = |error: CudaError| Failure::new(Class::Other, error);
-        let address = cuda::pin(context, &operation.launches()?.memory).map_err(failed)?;
-        match act {
-            Act::Trigger => {
-                params.extend([
-                    write_param(address, TRIGGERED),
-                    wait_param(address, STARTED, CU_STREAM_WAIT_VALUE_GEQ),
-                ]);
-            }
-            Act::Await => params.push(wait_param(address, DONE, CU_STREAM_WAIT_VALUE_EQ)),
-        }
+        let addr = StreamAddr::new(cuda::pin(context, &operation.launches()?.memory).map_err(failed)?);
+        all.extend(act.operations().iter().map(|each| match *each {
+            OnWord::Write(value) => MemOp::Write32 { addr, value },
+            OnWord::Wait(condition, value) => MemOp::Wait32 { addr, condition, value },
+        }));
     }
-    Ok(params)
-}
-
-// Every bit of a parameter is defined, also of the longer members of the union. The driver reads the low half of a value.
-
-fn write_param(address: u64, value: u32) -> sys::CUstreamBatchMemOpParams {
-    use sys::CUstreamBatchMemOpParams_union_CUstreamMemOpWriteValueParams_st__bindgen_ty_1 as Value;
-    let mut param = sys::CUstreamBatchMemOpParams { pad: [0; 6] };
-    param.writeValue = sys::CUstreamBatchMemOpParams_union_CUstreamMemOpWriteValueParams_st {
-        operation: sys::CUstreamBatchMemOpType::CU_STREAM_MEM_OP_WRITE_VALUE_32,
-        address,
-        __bindgen_anon_1: Value { value64: value.into() },
-        flags: 0,
-        alias: 0,
-    };
-    param
-}
-
-fn wait_param(
-    address: u64,
-    value: u32,
-    condition: sys::CUstreamWaitValue_flags,
-) -> sys::CUstreamBatchMemOpParams {
-    use sys::CUstreamBatchMemOpParams_union_CUstreamMemOpWaitValueParams_st__bindgen_ty_1 as Value;
-    let mut param = sys::CUstreamBatchMemOpParams { pad: [0; 6] };
-    param.waitValue = sys::CUstreamBatchMemOpParams_union_CUstreamMemOpWaitValueParams_st {
-        operation: sys::CUstreamBatchMemOpType::CU_STREAM_MEM_OP_WAIT_VALUE_32,
-        address,
-        __bindgen_anon_1: Value { value64: value.into() },
-        flags: condition as u32,
-        alias: 0,
-    };
-    param
+    Ok(all)
 }
 
 /// The context that is current.
@@ -330,8 +312,16 @@ fn context() -> Result<Arc<CudaContext>, Failure> {
 }
 
 fn check(call: &'static str, result: CUresult) -> Result<(), Failure> {
+    called(call, result).map_err(failed)
+}
+
+fn called(call: &'static str, result: CUresult) -> Result<(), CudaError> {
     match result {
         CUresult::CUDA_SUCCESS => Ok(()),
-        error => Err(Failure::new(Class::Other, CudaError::call(call, error))),
+        error => Err(CudaError::call(call, error)),
     }
+}
+
+fn failed(error: CudaError) -> Failure {
+    Failure::new(Class::Other, error)
 }

@@ -3,7 +3,8 @@
 //! The operation's word goes round: a launch stores [`TRIGGERED`], the thread that calls MPI [`STARTED`], and, once MPI
 //! has completed the operation, [`DONE`]. So a graph's operations have the same values at each launch.
 
-use crate::error::{Class, Failure};
+use crate::error::Failure;
+use crate::flag::word;
 use gdsync::PinnedMemory;
 use gdsync::memop::Word32;
 use gdsync_sys::wake;
@@ -25,12 +26,9 @@ pub(crate) struct Launches {
 
 impl Launches {
     /// # Errors
-    /// [`Class::Memory`].
+    /// [`word`]'s.
     pub(crate) fn new() -> Result<Self, Failure> {
-        let failed =
-            |error: String| Failure::new(Class::Memory, format!("the word of an operation: {error}"));
-        let memory = PinnedMemory::allocate(size_of::<u32>()).map_err(|error| failed(error.to_string()))?;
-        let word = Word32::new(&memory, 0).map_err(|error| failed(error.to_string()))?;
+        let (memory, word) = word("the word of an operation")?;
         Ok(Launches { word, memory, holders: AtomicUsize::new(1) })
     }
 

@@ -1,7 +1,7 @@
 //! Turns in the order of a stream.
 
-use crate::error::{Class, Failure};
-use gdsync::PinnedMemory;
+use crate::error::Failure;
+use crate::flag::word;
 use gdsync::memop::Word32;
 
 /// A place in the order of a stream.
@@ -29,11 +29,9 @@ impl Turns {
     /// Turns of a stream that has had none.
     ///
     /// # Errors
-    /// [`Class::Memory`].
+    /// [`word`]'s.
     pub(crate) fn new() -> Result<Self, Failure> {
-        let failed = |error: String| Failure::new(Class::Memory, format!("a stream's turns: {error}"));
-        let memory = PinnedMemory::allocate(size_of::<u32>()).map_err(|error| failed(error.to_string()))?;
-        let word = Word32::new(&memory, 0).map_err(|error| failed(error.to_string()))?;
+        let (_, word) = word("a stream's turns")?;
         Ok(Turns { last: Turn { word, number: 0 } })
     }
 

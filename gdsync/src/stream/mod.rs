@@ -40,5 +40,6 @@ pub use soft::{Event, SoftStream};
 /// CUDA graphs that hold batches.
 pub mod graph {
     pub use super::cuda::graph::{Capture, CudaGraph, GraphBuilder, GraphError, LaunchError};
+    pub use super::cuda::params::with_params;
 }
 pub use watchdog::{StalledWait, Watchdog};

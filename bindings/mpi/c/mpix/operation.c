@@ -326,7 +326,7 @@ int MPIX_Waitall_enqueue(int count, MPIX_Request *reqs, MPI_Status *statuses, in
         else
             add(&waits, reqs[at], status);
     }
-    gdsync_error = waits.posted ? gdsync_mpi_enqueue_message_waits(kind, stream, waits.posted, waits.messages) : 0;
+    gdsync_error = gdsync_mpi_enqueue_message_waits(kind, stream, waits.posted, waits.messages);
     if (!gdsync_error)
         gdsync_error = gdsync_mpi_enqueue_waits(kind, stream, waits.number, waits.engines);
     free(waits.engines);

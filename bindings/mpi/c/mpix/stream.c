@@ -63,33 +63,35 @@ int gdsync_mpix_stream_destroy(gdsync_mpix_stream *stream)
     return error;
 }
 
+/* The stream of a call, while MPI runs. */
+static int running_stream(int qtype, void *queue, int *kind, void *const **stream)
+{
+    int error = mpis_check_running();
+
+    return error == MPI_SUCCESS ? mpix_stream(MPI_COMM_WORLD, qtype, queue, kind, stream) : error;
+}
+
 int gdsync_mpix_launch(int qtype, void *queue, void (*function)(void *), void *argument)
 {
     void *const *stream;
-    int kind, error = mpis_check_running();
+    int kind, error = running_stream(qtype, queue, &kind, &stream);
 
-    if (error == MPI_SUCCESS)
-        error = mpix_stream(MPI_COMM_WORLD, qtype, queue, &kind, &stream);
     return error == MPI_SUCCESS ? reported(gdsync_mpi_stream_launch(kind, stream, function, argument)) : error;
 }
 
 int gdsync_mpix_synchronize(int qtype, void *queue)
 {
     void *const *stream;
-    int kind, error = mpis_check_running();
+    int kind, error = running_stream(qtype, queue, &kind, &stream);
 
-    if (error == MPI_SUCCESS)
-        error = mpix_stream(MPI_COMM_WORLD, qtype, queue, &kind, &stream);
     return error == MPI_SUCCESS ? reported(gdsync_mpi_stream_wait(kind, stream)) : error;
 }
 
 int gdsync_mpix_graph_launch(gdsync_mpix_graph graph, int qtype, void *queue)
 {
     void *const *stream;
-    int kind, error = mpis_check_running();
+    int kind, error = running_stream(qtype, queue, &kind, &stream);
 
-    if (error == MPI_SUCCESS)
-        error = mpix_stream(MPI_COMM_WORLD, qtype, queue, &kind, &stream);
     return error == MPI_SUCCESS ? reported(gdsync_mpi_graph_launch(graph, kind, stream)) : error;
 }
 

@@ -195,11 +195,11 @@ pub unsafe extern "C" fn gdsync_mpi_enqueue_message_waits(
     messages: *const MessageHandle,
 ) -> c_int {
     status(|| {
-        // SAFETY: the caller's.
-        let queue = unsafe { queue(kind, stream) }?;
         if number == 0 {
             return Ok(());
         }
+        // SAFETY: the caller's.
+        let queue = unsafe { queue(kind, stream) }?;
         if messages.is_null() {
             return Err(null("the list of messages"));
         }

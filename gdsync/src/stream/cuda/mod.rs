@@ -2,7 +2,7 @@
 
 mod first;
 pub(crate) mod graph;
-mod params;
+pub(crate) mod params;
 mod record;
 mod timing;
 

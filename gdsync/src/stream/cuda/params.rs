@@ -8,9 +8,15 @@ use cudarc::driver::sys;
 /// Memory operations that are put together on the stack.
 const FEW: usize = 4;
 
-/// Calls with the operations as CUDA wants them. Nothing for no operations.
+/// Calls with memory operations as `cuStreamBatchMemOp` and batch nodes of graphs take them: at most so many as those are. A
+/// flush right after a wait is a flag of that. Does nothing for no operations.
+///
+/// For graphs of a program's own, whose nodes have the same values at each launch.
+///
+/// # Errors
+/// The call's.
 #[inline]
-pub(super) fn with_params(
+pub fn with_params(
     ops: &[MemOp],
     call: impl FnOnce(&mut [sys::CUstreamBatchMemOpParams]) -> Result<(), CudaError>,
 ) -> Result<(), CudaError> {
