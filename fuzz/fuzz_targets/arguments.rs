@@ -2,7 +2,7 @@
 #![no_main]
 #![allow(dead_code, unused_imports, reason = "only the parser of the command is here, not what it calls")]
 
-#[path = "../../src/cli.rs"]
+#[path = "../../src/cli/mod.rs"]
 mod cli;
 #[path = "../../src/failure.rs"]
 mod failure;

@@ -240,5 +240,4 @@ fn is_not_ready(error: &io::Error) -> bool {
 }
 
 #[cfg(test)]
-#[path = "exchange_tests.rs"]
 mod tests;

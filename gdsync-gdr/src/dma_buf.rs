@@ -62,5 +62,4 @@ pub(crate) fn map(
 }
 
 #[cfg(test)]
-#[path = "dma_buf_tests.rs"]
 mod tests;

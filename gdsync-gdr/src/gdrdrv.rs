@@ -198,5 +198,4 @@ fn dotted(version: u32) -> String {
 }
 
 #[cfg(test)]
-#[path = "gdrdrv_tests.rs"]
 mod tests;

@@ -50,6 +50,7 @@ mod dma_buf;
 pub mod driver;
 mod error;
 #[cfg(test)]
+#[path = "../tests/fakes/mod.rs"]
 mod fakes;
 mod fork;
 mod gdrdrv;

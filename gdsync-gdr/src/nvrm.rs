@@ -287,5 +287,4 @@ fn refusal(step: String, reason: String, status: u32) -> Refusal {
 }
 
 #[cfg(test)]
-#[path = "nvrm_tests.rs"]
 mod tests;

@@ -45,5 +45,4 @@ impl Mapping {
 }
 
 #[cfg(test)]
-#[path = "stand_in_tests.rs"]
 mod tests;

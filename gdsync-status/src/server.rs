@@ -170,5 +170,4 @@ fn write_within(mut socket: &UnixStream, bytes: &[u8], within: Duration) -> io::
 }
 
 #[cfg(test)]
-#[path = "server_tests.rs"]
 mod tests;

@@ -321,5 +321,4 @@ impl State {
 }
 
 #[cfg(test)]
-#[path = "timeline_tests.rs"]
 mod tests;

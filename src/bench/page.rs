@@ -172,5 +172,4 @@ fn date(now: SystemTime) -> String {
 }
 
 #[cfg(test)]
-#[path = "page_tests.rs"]
 mod tests;

@@ -163,5 +163,4 @@ pub(super) fn redirections(control: u16) -> Vec<&'static str> {
 }
 
 #[cfg(test)]
-#[path = "parse_tests.rs"]
 mod tests;

@@ -12,16 +12,19 @@
 //! empties the buffers of earlier streaming loads. 1, 2, 4 or 8 bytes at an address that is a
 //! multiple of their number are one access by every kernel, so a flag is never seen in halves.
 
+#[cfg(target_arch = "aarch64")]
+mod aarch64;
 mod kernels;
 mod plain;
-#[cfg(target_arch = "aarch64")]
-#[path = "aarch64.rs"]
-mod wide;
 #[cfg(target_arch = "x86_64")]
-#[path = "x86.rs"]
-mod wide;
+mod x86;
 
 pub use kernels::{LoadKernel, StoreKernel};
+
+#[cfg(target_arch = "aarch64")]
+use aarch64 as wide;
+#[cfg(target_arch = "x86_64")]
+use x86 as wide;
 
 use crate::info::Caching;
 use gdsync_sys::barrier;

@@ -266,5 +266,4 @@ fn on_one_host(rank: &str, size: u32, get: &impl Fn(&str) -> Option<OsString>) -
 }
 
 #[cfg(test)]
-#[path = "job_tests.rs"]
 mod tests;

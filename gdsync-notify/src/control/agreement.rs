@@ -137,5 +137,4 @@ impl Agreement {
 }
 
 #[cfg(test)]
-#[path = "agreement_tests.rs"]
 mod tests;

@@ -445,5 +445,4 @@ impl Hub {
 }
 
 #[cfg(test)]
-#[path = "hub_tests.rs"]
 mod tests;

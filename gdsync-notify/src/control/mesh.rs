@@ -379,5 +379,4 @@ impl Mesh {
 }
 
 #[cfg(test)]
-#[path = "mesh_tests.rs"]
 mod tests;

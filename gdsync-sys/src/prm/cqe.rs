@@ -342,5 +342,4 @@ const _: () = {
 };
 
 #[cfg(test)]
-#[path = "cqe_tests.rs"]
 mod tests;

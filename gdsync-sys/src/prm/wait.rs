@@ -326,5 +326,4 @@ const _: () = {
 };
 
 #[cfg(test)]
-#[path = "wait_tests.rs"]
 mod tests;

@@ -378,5 +378,4 @@ const _: () = {
 };
 
 #[cfg(test)]
-#[path = "wqe_tests.rs"]
 mod tests;

@@ -36,20 +36,24 @@
 //! sizes are what LLVM and the processor make of them: LLVM defines each byte of an atomic load (the
 //! language reference, "Memory Model for Concurrent Operations"), Rust does not.
 
-#[cfg(all(target_arch = "x86_64", not(any(miri, fuzzing, gdsync_sanitize))))]
-#[path = "x86_64.rs"]
-mod access;
 #[cfg(all(target_arch = "aarch64", not(any(miri, fuzzing, gdsync_sanitize))))]
-#[path = "aarch64.rs"]
-mod access;
+mod aarch64;
 #[cfg(any(not(any(target_arch = "x86_64", target_arch = "aarch64")), miri, fuzzing, gdsync_sanitize))]
-#[path = "atomics.rs"]
-mod access;
+mod atomics;
 mod copy;
 #[cfg(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(any(miri, fuzzing, gdsync_sanitize))))]
 mod fenced;
+#[cfg(all(target_arch = "x86_64", not(any(miri, fuzzing, gdsync_sanitize))))]
+mod x86_64;
 
 pub use copy::copy;
+
+#[cfg(all(target_arch = "aarch64", not(any(miri, fuzzing, gdsync_sanitize))))]
+use aarch64 as access;
+#[cfg(any(not(any(target_arch = "x86_64", target_arch = "aarch64")), miri, fuzzing, gdsync_sanitize))]
+use atomics as access;
+#[cfg(all(target_arch = "x86_64", not(any(miri, fuzzing, gdsync_sanitize))))]
+use x86_64 as access;
 
 use std::cell::UnsafeCell;
 use std::fmt;

@@ -428,5 +428,4 @@ fn need(has: bool, what: &'static str) -> Result<(), StreamError> {
 }
 
 #[cfg(test)]
-#[path = "lower_tests.rs"]
 mod tests;

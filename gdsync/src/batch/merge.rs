@@ -316,5 +316,4 @@ impl Planner {
 }
 
 #[cfg(test)]
-#[path = "merge_tests.rs"]
 mod tests;

@@ -340,5 +340,4 @@ impl PreparedWait {
 }
 
 #[cfg(all(test, feature = "software-card"))]
-#[path = "raw_tests.rs"]
 mod tests;

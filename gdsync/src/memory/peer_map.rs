@@ -254,5 +254,4 @@ impl<R: Registrar> fmt::Debug for PeerMap<R> {
 }
 
 #[cfg(test)]
-#[path = "peer_map_tests.rs"]
 mod tests;

@@ -337,5 +337,4 @@ impl QueuePairInner {
 }
 
 #[cfg(test)]
-#[path = "owned_tests.rs"]
 mod tests;

@@ -463,5 +463,4 @@ impl CompletionState {
 }
 
 #[cfg(test)]
-#[path = "completion_tests.rs"]
 mod tests;

@@ -294,5 +294,4 @@ pub(crate) trait Rules {
 }
 
 #[cfg(test)]
-#[path = "request_tests.rs"]
 pub(crate) mod tests;

@@ -432,5 +432,4 @@ impl SendState {
 }
 
 #[cfg(test)]
-#[path = "send_tests.rs"]
 mod tests;

@@ -131,5 +131,4 @@ impl SharedRecvState {
 const _: () = assert!(SEGMENT == 16);
 
 #[cfg(test)]
-#[path = "shared_tests.rs"]
 mod tests;

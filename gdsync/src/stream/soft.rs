@@ -308,5 +308,4 @@ impl Event {
 }
 
 #[cfg(test)]
-#[path = "soft_tests.rs"]
 mod tests;

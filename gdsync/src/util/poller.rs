@@ -119,5 +119,4 @@ impl Poller {
 }
 
 #[cfg(test)]
-#[path = "poller_tests.rs"]
 mod tests;

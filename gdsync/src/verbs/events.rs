@@ -280,5 +280,4 @@ pub(crate) fn poll(fd: RawFd, stop: Option<RawFd>, timeout: Duration) -> Result<
 }
 
 #[cfg(test)]
-#[path = "events_tests.rs"]
 mod tests;

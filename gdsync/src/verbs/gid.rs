@@ -283,5 +283,4 @@ impl DeviceInner {
 }
 
 #[cfg(test)]
-#[path = "gid_tests.rs"]
 mod tests;

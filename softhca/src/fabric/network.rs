@@ -290,5 +290,4 @@ impl Fabric {
 }
 
 #[cfg(test)]
-#[path = "tcp_tests.rs"]
 mod tests;

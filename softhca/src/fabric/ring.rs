@@ -399,5 +399,4 @@ impl Consumer {
 }
 
 #[cfg(test)]
-#[path = "ring_tests.rs"]
 mod tests;

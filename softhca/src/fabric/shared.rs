@@ -391,5 +391,4 @@ impl Shared {
 }
 
 #[cfg(test)]
-#[path = "shared_tests.rs"]
 mod tests;

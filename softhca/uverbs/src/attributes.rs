@@ -210,5 +210,4 @@ impl Request {
 }
 
 #[cfg(test)]
-#[path = "attributes_tests.rs"]
 mod tests;

@@ -60,4 +60,5 @@ mod uapi;
 mod verbs;
 
 #[cfg(test)]
+#[path = "../tests/commands/mod.rs"]
 mod command_tests;

@@ -60,5 +60,4 @@ impl Side {
 }
 
 #[cfg(test)]
-#[path = "verify_tests.rs"]
 mod tests;

@@ -138,5 +138,4 @@ pub(super) fn failed(call: &'static str) -> impl Fn(DriverError) -> String {
 }
 
 #[cfg(test)]
-#[path = "kernels_tests.rs"]
 mod tests;

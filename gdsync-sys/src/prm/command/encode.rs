@@ -358,5 +358,4 @@ pub fn query_capabilities(kind: u64) -> [u8; header::BYTES] {
 pub const CAPABILITIES: usize = cap::BYTES;
 
 #[cfg(test)]
-#[path = "encode_tests.rs"]
 mod tests;

@@ -111,5 +111,4 @@ impl SendState {
 }
 
 #[cfg(test)]
-#[path = "released_tests.rs"]
 mod tests;

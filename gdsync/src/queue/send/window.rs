@@ -78,5 +78,4 @@ impl SendState {
 }
 
 #[cfg(test)]
-#[path = "window_tests.rs"]
 mod tests;

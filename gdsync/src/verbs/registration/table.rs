@@ -217,5 +217,4 @@ fn in_use<T>(entry: &Entry<T>) -> bool {
 }
 
 #[cfg(test)]
-#[path = "table_tests.rs"]
 mod tests;

@@ -300,5 +300,4 @@ fn is_after(arm: CqArm, earlier: CqArm) -> bool {
 }
 
 #[cfg(test)]
-#[path = "cq_tests.rs"]
 mod tests;

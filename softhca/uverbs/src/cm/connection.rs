@@ -422,5 +422,4 @@ pub(crate) fn answer_to_stranger(message: &Message) -> Option<Message> {
 }
 
 #[cfg(test)]
-#[path = "connection_tests.rs"]
 mod tests;

@@ -1,22 +1,13 @@
 //! The command line.
 
-#[path = "cli_bench.rs"]
 mod bench;
-#[path = "cli_choices.rs"]
 mod choices;
-#[path = "cli_hosts.rs"]
 mod hosts;
-#[path = "cli_net.rs"]
 mod net;
-#[path = "cli_pingpong.rs"]
 mod pingpong;
-#[path = "cli_process.rs"]
 mod process;
-#[path = "cli_sides.rs"]
 mod sides;
-#[path = "cli_top.rs"]
 mod top;
-#[path = "cli_values.rs"]
 mod values;
 
 pub(crate) use bench::{BenchOptions, Benchmark, Between, Memory};
@@ -343,5 +334,4 @@ pub(crate) fn word(value: &impl ValueEnum) -> String {
 }
 
 #[cfg(test)]
-#[path = "cli_tests.rs"]
 mod tests;

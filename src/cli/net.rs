@@ -187,5 +187,4 @@ impl NetOptions {
 }
 
 #[cfg(test)]
-#[path = "cli_net_tests.rs"]
 mod tests;
