@@ -1,4 +1,4 @@
-//! Makes what the command embeds: the PTX of its kernels, and the preload library of `gdsync soft`.
+//! Makes what the command embeds: the PTX of its kernels.
 
 #[path = "kernels/marker.rs"]
 mod marker;
@@ -12,13 +12,10 @@ use std::{env, fs, io};
 
 type Failure = Box<dyn Error>;
 
-const LIBRARY: &str = "libsofthca_uverbs";
-
 fn main() -> Result<(), Failure> {
     println!("cargo::rerun-if-changed=build.rs");
     let out = PathBuf::from(variable("OUT_DIR")?);
-    ptx(&out)?;
-    preload_library(&out)
+    ptx(&out)
 }
 
 fn variable(name: &str) -> Result<String, Failure> {
@@ -115,58 +112,4 @@ impl Nvcc {
         println!("cargo::warning={} does not compile {}: {why}", self.0, source.display());
         false
     }
-}
-
-/// Copies the preload library to `OUT_DIR`, where the command takes it from. softhca-uverbs is a
-/// dependency of this script for that alone: cargo builds it first, and runs this script again
-/// whenever it has built it anew.
-fn preload_library(out: &Path) -> Result<(), Failure> {
-    let copy = out.join(LIBRARY).with_extension("so");
-    let (host, target) = (variable("HOST")?, variable("TARGET")?);
-    if host != target {
-        println!(
-            "cargo::warning=gdsync soft will need SOFTHCA_UVERBS_LIBRARY: cargo builds the library that it preloads for {host}, and the command for {target}"
-        );
-        return Ok(fs::write(copy, [])?);
-    }
-    let places = places(out);
-    for place in &places {
-        if let Some(library) = newest_library(place)? {
-            fs::copy(library, copy)?;
-            return Ok(());
-        }
-    }
-    let places: Vec<String> = places.iter().map(|place| place.display().to_string()).collect();
-    Err(format!(
-        "cargo has built {LIBRARY}.so somewhere else than this script looks for it: {}",
-        places.join(", ")
-    )
-    .into())
-}
-
-/// Where cargo puts libraries that build scripts depend on: PROFILE/deps below the target folder.
-/// `OUT_DIR` is PROFILE/build/NAME/out below the same folder or, with `--target`, below a folder of
-/// it that is named after the target.
-fn places(out: &Path) -> Vec<PathBuf> {
-    let Some(profile) = out.ancestors().nth(3) else { return Vec::new() };
-    let mut folders = vec![profile.to_owned()];
-    if let (Some(target), Some(name)) = (profile.ancestors().nth(2), profile.file_name()) {
-        folders.push(target.join(name));
-    }
-    folders.into_iter().map(|folder| folder.join("deps")).collect()
-}
-
-/// The library in `folder`. Cargo adds a hash to its name where the crate comes from a registry.
-fn newest_library(folder: &Path) -> Result<Option<PathBuf>, Failure> {
-    if !folder.is_dir() {
-        return Ok(None);
-    }
-    let mut found = Vec::new();
-    for path in sorted_files(folder, "so")? {
-        let name = path.file_stem().unwrap_or_default().to_string_lossy();
-        if name.strip_prefix(LIBRARY).is_some_and(|rest| rest.is_empty() || rest.starts_with('-')) {
-            found.push((fs::metadata(&path)?.modified()?, path));
-        }
-    }
-    Ok(found.into_iter().max().map(|(_, path)| path))
 }

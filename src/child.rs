@@ -6,7 +6,7 @@ use std::process::{Child, Command, ExitStatus};
 use std::{env, fmt, io};
 
 /// A process that is killed if it is still there when this one is done with it.
-pub(crate) struct Guarded(pub(crate) Child);
+pub struct Guarded(pub Child);
 
 impl Drop for Guarded {
     fn drop(&mut self) {
@@ -17,7 +17,7 @@ impl Drop for Guarded {
 }
 
 /// How a process that this one has started has failed: it has said it itself, unless it was killed or could not be used.
-pub(crate) fn failure(what: fmt::Arguments<'_>, status: ExitStatus) -> Failure {
+pub fn failure(what: fmt::Arguments<'_>, status: ExitStatus) -> Failure {
     match status.code() {
         Some(1) => AlreadySaid.into(),
         _ => format!("{what} has failed: {status}").into(),
@@ -30,7 +30,7 @@ pub(crate) fn failure(what: fmt::Arguments<'_>, status: ExitStatus) -> Failure {
 ///
 /// The thread that starts the process must live as long as this process, as the main thread does:
 /// the kernel counts the end of that thread as the parent's.
-pub(crate) fn dies_with_this_process(command: &mut Command) {
+pub fn dies_with_this_process(command: &mut Command) {
     let parent = std::process::id();
     let ask = move || {
         let signal = libc::SIGKILL as libc::c_ulong;
@@ -64,7 +64,7 @@ const LOADING: (&str, &str) = ("CUDA_MODULE_LOADING", "EAGER");
 /// copies of the program's own driver, also while a kernel of the program waits for the card. A driver that loads
 /// a kernel at its first launch waits for that kernel first. A copy, or a stream, may stand in a channel behind
 /// work that waits for it: then neither goes on (`docs/gpu-memory.md`).
-pub(crate) fn for_cuda(command: &mut Command) {
+pub fn for_cuda(command: &mut Command) {
     for (name, value) in [CHANNELS, LOADING] {
         if env::var_os(name).is_none() {
             command.env(name, value);
@@ -78,7 +78,7 @@ pub(crate) fn for_cuda(command: &mut Command) {
 ///
 /// # Errors
 /// The system starts no program. Else this returns only where there is nothing to do.
-pub(crate) fn with_channels() -> Result<(), Failure> {
+pub fn with_channels() -> Result<(), Failure> {
     if env::var_os(CHANNELS.0).is_some() {
         return Ok(());
     }

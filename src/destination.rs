@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 /// A place where a file can be written.
 #[derive(Debug)]
-pub(crate) struct Destination {
+pub struct Destination {
     path: PathBuf,
     /// A file beside it, which takes its place once it is whole.
     beside: PathBuf,
@@ -19,7 +19,7 @@ impl Destination {
     ///
     /// # Errors
     /// The path is that of a folder or a device, or the system refuses to write there.
-    pub(crate) fn new(path: &Path) -> Result<Self, Failure> {
+    pub fn new(path: &Path) -> Result<Self, Failure> {
         let refused = |why: &dyn std::fmt::Display| -> Failure {
             format!(
                 "{} cannot be written: {why}: name a file in a folder that exists and that you may write to",
@@ -49,7 +49,7 @@ impl Destination {
     ///
     /// # Errors
     /// The system's.
-    pub(crate) fn write(&self, text: &str) -> Result<(), Failure> {
+    pub fn write(&self, text: &str) -> Result<(), Failure> {
         self.fill(|path| Ok(File::create(path).and_then(|mut file| file.write_all(text.as_bytes()))?))
     }
 
@@ -57,7 +57,7 @@ impl Destination {
     ///
     /// # Errors
     /// The system's, and those of `fill`.
-    pub(crate) fn fill<T>(&self, fill: impl FnOnce(&Path) -> Result<T, Failure>) -> Result<T, Failure> {
+    pub fn fill<T>(&self, fill: impl FnOnce(&Path) -> Result<T, Failure>) -> Result<T, Failure> {
         let filled = fill(&self.beside).and_then(|answer| {
             File::open(&self.beside)?.sync_all()?;
             fs::rename(&self.beside, &self.path)?;

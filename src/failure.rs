@@ -1,11 +1,11 @@
 //! What every command answers with when it fails.
 
 /// Why a command failed, in words for the user.
-pub(crate) type Failure = Box<dyn std::error::Error + Send + Sync>;
+pub type Failure = Box<dyn std::error::Error + Send + Sync>;
 
 /// Why it failed is on stderr already, or with the process that has started this one: nothing is to be added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct AlreadySaid;
+pub struct AlreadySaid;
 
 impl std::fmt::Display for AlreadySaid {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

@@ -3,10 +3,10 @@
 use softhca::faults::{Action, FaultPlan};
 
 /// The word for no faults.
-pub(crate) const NONE: &str = "none";
+pub const NONE: &str = "none";
 
 /// A plan that a soak can survive, or none.
-pub(crate) fn parse(text: &str) -> Result<String, String> {
+pub fn parse(text: &str) -> Result<String, String> {
     if text == NONE {
         return Ok(text.to_owned());
     }

@@ -13,13 +13,13 @@ const PREFIX: &str = "gdsync-run-";
 
 /// A folder for this user alone. A process that watches removes it if this one is killed.
 #[derive(Debug)]
-pub(crate) struct Folder {
+pub struct Folder {
     path: PathBuf,
     watcher: Child,
 }
 
 impl Folder {
-    pub(crate) fn new() -> Result<Self, Failure> {
+    pub fn new() -> Result<Self, Failure> {
         let path = make(&std::env::temp_dir())?;
         // It has nothing open but the pipe, and a process group of its own: the terminal's signals
         // do not reach it.
@@ -41,7 +41,7 @@ impl Folder {
         }
     }
 
-    pub(crate) fn path(&self) -> &Path {
+    pub fn path(&self) -> &Path {
         &self.path
     }
 }
@@ -69,7 +69,7 @@ fn make(parent: &Path) -> Result<PathBuf, Failure> {
 }
 
 /// `gdsync soft-watch`: removes a folder when the other end of stdin is closed.
-pub(crate) fn watch(folder: &Path) -> Result<(), Failure> {
+pub fn watch(folder: &Path) -> Result<(), Failure> {
     let name = folder.file_name().unwrap_or_default().to_string_lossy();
     if !name.starts_with(PREFIX) {
         return Err(format!("{} is no folder of a run of gdsync", folder.display()).into());

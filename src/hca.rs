@@ -11,9 +11,9 @@ const SOFTWARE: &str = "softhca";
 
 /// A card and one of its ports.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Hca {
+pub struct Hca {
     name: String,
-    pub(crate) port: u8,
+    pub port: u8,
 }
 
 impl std::fmt::Display for Hca {
@@ -23,7 +23,7 @@ impl std::fmt::Display for Hca {
 }
 
 /// The name of a card, with the number of a port behind a colon or without.
-pub(crate) fn parse(text: &str) -> Result<Hca, String> {
+pub fn parse(text: &str) -> Result<Hca, String> {
     let (name, port) = match text.split_once(':') {
         None => (text, Some(DEFAULT_PORT)),
         Some((name, port)) => (name, port.parse().ok().filter(|port| *port != 0)),
@@ -35,19 +35,19 @@ pub(crate) fn parse(text: &str) -> Result<Hca, String> {
 }
 
 /// Whether it is a software card of this process.
-pub(crate) fn is_software(hca: Option<&Hca>) -> bool {
+pub fn is_software(hca: Option<&Hca>) -> bool {
     hca.is_none_or(|hca| hca.name.starts_with(SOFTWARE))
 }
 
 /// Opens the card: the first software card, where none is named.
-pub(crate) fn open(hca: Option<&Hca>) -> Result<(Device, u8), Failure> {
+pub fn open(hca: Option<&Hca>) -> Result<(Device, u8), Failure> {
     let Some(Hca { name, port }) = hca else { return Ok((Device::software()?, DEFAULT_PORT)) };
     let api = if is_software(hca) { provider::software() } else { provider::system()? };
     Ok((Device::open(api, Some(name))?, *port))
 }
 
 /// The system's libraries, and which of their cards: the first, where none is named.
-pub(crate) fn system(hca: Option<&Hca>) -> Result<(&'static VerbsApi, Option<&str>, u8), Failure> {
+pub fn system(hca: Option<&Hca>) -> Result<(&'static VerbsApi, Option<&str>, u8), Failure> {
     if let Some(hca) = hca.filter(|hca| is_software(Some(hca))) {
         return Err(
             format!("{} is a software card: name one of the system's, such as mlx5_0", hca.name).into()

@@ -6,7 +6,7 @@ use std::io::IsTerminal;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The exit status of a run that was interrupted: 128 and the number of the signal, as shells have it.
-pub(crate) const STATUS: u8 = 130;
+pub const STATUS: u8 = 130;
 
 static REQUESTED: AtomicBool = AtomicBool::new(false);
 /// Somebody looks at stderr.
@@ -28,7 +28,7 @@ extern "C" fn note(_: libc::c_int) {
 ///
 /// # Errors
 /// The system's.
-pub(crate) fn catch() -> std::io::Result<()> {
+pub fn catch() -> std::io::Result<()> {
     ON_TERMINAL.store(std::io::stderr().is_terminal(), Ordering::Relaxed);
     // SAFETY: all-zero bytes are a valid value of this plain C structure.
     let (mut before, mut now): (libc::sigaction, libc::sigaction) = unsafe { std::mem::zeroed() };
@@ -47,18 +47,18 @@ pub(crate) fn catch() -> std::io::Result<()> {
 }
 
 /// Whether the user wants the run to end.
-pub(crate) fn requested() -> bool {
+pub fn requested() -> bool {
     REQUESTED.load(Ordering::Relaxed)
 }
 
 /// The rounds of a measurement: after an interrupt no further one begins. The first always does, so that there is
 /// something to print.
-pub(crate) fn rounds<T>(all: impl IntoIterator<Item = T>) -> impl Iterator<Item = T> {
+pub fn rounds<T>(all: impl IntoIterator<Item = T>) -> impl Iterator<Item = T> {
     until(all, requested)
 }
 
 /// As [`rounds`], of a measurement that warms up: `warm_up` rounds, of which an interrupt ends none, and one more at least.
-pub(crate) fn rounds_after(warm_up: u32, rounds: u32) -> impl Iterator<Item = u32> {
+pub fn rounds_after(warm_up: u32, rounds: u32) -> impl Iterator<Item = u32> {
     after(warm_up, rounds, requested)
 }
 
@@ -73,7 +73,7 @@ fn until<T>(all: impl IntoIterator<Item = T>, ends: impl Fn() -> bool) -> impl I
 
 /// The run was interrupted before there was anything to print.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct NothingYet;
+pub struct NothingYet;
 
 impl fmt::Display for NothingYet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -40,33 +40,33 @@ struct Object {
 
 /// Why something has failed.
 #[derive(Debug, Serialize)]
-pub(crate) struct Reason {
+pub struct Reason {
     message: String,
 }
 
 impl Reason {
-    pub(crate) fn new(message: impl ToString) -> Self {
+    pub fn new(message: impl ToString) -> Self {
         Reason { message: message.to_string() }
     }
 }
 
 /// Whether a command line asks for JSON; what stands behind `--` is another command's.
-pub(crate) fn is_wanted(words: impl Iterator<Item = OsString>) -> bool {
+pub fn is_wanted(words: impl Iterator<Item = OsString>) -> bool {
     words.take_while(|word| word != "--").any(|word| word == "--json")
 }
 
 /// Prints results: each element of a list is a row, and what is no list is one.
-pub(crate) fn print(results: &impl Serialize) -> Result<(), Failure> {
+pub fn print(results: &impl Serialize) -> Result<(), Failure> {
     print_object(Some(rows(serde_json::to_value(results)?)), None)
 }
 
 /// As [`print()`], of a command that has failed behind these results.
-pub(crate) fn print_failed(results: &impl Serialize, error: &Failure) -> Result<(), Failure> {
+pub fn print_failed(results: &impl Serialize, error: &Failure) -> Result<(), Failure> {
     print_object(Some(rows(serde_json::to_value(results)?)), Some(Reason::new(error)))
 }
 
 /// Prints why there are no results, unless there are.
-pub(crate) fn print_error(message: impl ToString) -> Result<(), Failure> {
+pub fn print_error(message: impl ToString) -> Result<(), Failure> {
     if PRINTED.load(Ordering::Relaxed) {
         return Ok(());
     }

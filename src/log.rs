@@ -4,7 +4,7 @@ use crate::failure::Failure;
 use tracing_subscriber::EnvFilter;
 
 /// Environment variable with the filter of the command's log.
-pub(crate) const VARIABLE: &str = "GDSYNC_LOG";
+pub const VARIABLE: &str = "GDSYNC_LOG";
 /// What is logged without it.
 const DEFAULT: &str = "warn";
 
@@ -12,7 +12,7 @@ const DEFAULT: &str = "warn";
 ///
 /// # Errors
 /// The variable is malformed.
-pub(crate) fn own_filter() -> Result<EnvFilter, Failure> {
+pub fn own_filter() -> Result<EnvFilter, Failure> {
     match std::env::var_os(VARIABLE).filter(|value| !value.is_empty()) {
         Some(value) => filter(VARIABLE, &value.to_string_lossy()),
         None => Ok(DEFAULT.into()),
@@ -23,7 +23,7 @@ pub(crate) fn own_filter() -> Result<EnvFilter, Failure> {
 ///
 /// # Errors
 /// It describes none: the variable, its value, and what is wrong with it.
-pub(crate) fn filter(variable: &str, value: &str) -> Result<EnvFilter, Failure> {
+pub fn filter(variable: &str, value: &str) -> Result<EnvFilter, Failure> {
     EnvFilter::try_new(value).map_err(|error| {
         format!("{variable} is `{value}`: {error}; a filter is a level such as `info`, or `target=level` with `,` between")
             .into()

@@ -4,7 +4,6 @@
 use crate::cli::{Cli, CompletionsOptions, ManOptions};
 use crate::failure::Failure;
 use crate::text;
-use clap::CommandFactory;
 use clap_mangen::Man;
 use clap_mangen::roff::{Inline, Roff, bold, line_break, roman};
 use std::io::{self, Write};
@@ -258,7 +257,7 @@ const EXAMPLES: [Entry; 34] = [
 /// Prints the completions of a shell.
 pub(crate) fn completions(options: &CompletionsOptions) -> Result<(), Failure> {
     let mut script = Vec::new();
-    clap_complete::generate(options.shell, &mut Cli::command(), "gdsync", &mut script);
+    clap_complete::generate(options.shell, &mut Cli::here(), "gdsync", &mut script);
     Ok(io::stdout().lock().write_all(&script)?)
 }
 
@@ -288,14 +287,16 @@ pub(crate) fn man(options: &ManOptions) -> Result<ExitCode, Failure> {
 
 /// The command line as the pages describe it.
 fn described() -> clap::Command {
-    let mut root = Cli::command().disable_help_subcommand(true);
+    let mut root = Cli::here().disable_help_subcommand(true);
     root.build();
     root
 }
 
 /// All commands that have a page of their own, with those of commands.
 fn pages(root: &clap::Command) -> impl Iterator<Item = &clap::Command> {
-    root.get_subcommands().flat_map(|command| std::iter::once(command).chain(command.get_subcommands()))
+    root.get_subcommands()
+        .filter(|command| !command.is_hide_set())
+        .flat_map(|command| std::iter::once(command).chain(command.get_subcommands()))
 }
 
 /// The words of a command behind `gdsync`, with `-` between; empty for `gdsync` itself.

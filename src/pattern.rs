@@ -11,13 +11,13 @@ const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// The content of one message.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Pattern {
-    pub(crate) seed: u64,
+pub struct Pattern {
+    pub seed: u64,
 }
 
 impl Pattern {
     /// Message `sequence` of side `rank` of a pingpong.
-    pub(crate) fn new(rank: u64, sequence: u64) -> Self {
+    pub fn new(rank: u64, sequence: u64) -> Self {
         Pattern { seed: (sequence << 1 | rank).wrapping_mul(0xd129_0f53_2d1b_5d95) }
     }
 
@@ -37,7 +37,7 @@ impl Pattern {
     }
 
     /// Fills `len` bytes from `at` on, which is a multiple of 8.
-    pub(crate) fn fill(self, memory: &PinnedMemory, at: usize, len: usize) {
+    pub fn fill(self, memory: &PinnedMemory, at: usize, len: usize) {
         for (index, place) in memory.words64()[at / 8..][..len / 8].iter().enumerate() {
             place.store(Self::word(self.sum(index)), Ordering::Relaxed);
         }
@@ -50,13 +50,7 @@ impl Pattern {
     ///
     /// # Errors
     /// The offset of the first byte that is wrong, or of the word that it is in.
-    pub(crate) fn check(
-        self,
-        memory: &PinnedMemory,
-        at: usize,
-        from: usize,
-        len: usize,
-    ) -> Result<(), usize> {
+    pub fn check(self, memory: &PinnedMemory, at: usize, from: usize, len: usize) -> Result<(), usize> {
         let words = &memory.words64()[at / 8..][..len / 8];
         // A sum of differences keeps the loop free of branches; the place is looked for only when
         // there is one.

@@ -7,7 +7,7 @@ use std::fmt;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum Where {
+pub enum Where {
     /// The host's memory
     #[default]
     Host,
@@ -19,16 +19,16 @@ pub(crate) enum Where {
 
 /// Whose memory queues lie in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Args, Serialize, Deserialize)]
-pub(crate) struct Layout {
+pub struct Layout {
     /// Whose memory completion queues lie in
     #[arg(long, value_name = "WHERE", value_enum, default_value_t = Where::Host)]
-    pub(crate) cq: Where,
+    pub cq: Where,
     /// Whose memory doorbell records lie in
     #[arg(long, value_name = "WHERE", value_enum, default_value_t = Where::Host)]
-    pub(crate) dbrec: Where,
+    pub dbrec: Where,
     /// Whose memory send and receive queues lie in
     #[arg(long, value_name = "WHERE", value_enum, default_value_t = Where::Host)]
-    pub(crate) wq: Where,
+    pub wq: Where,
 }
 
 impl Layout {
@@ -37,12 +37,12 @@ impl Layout {
     }
 
     /// The option that wants a GPU's memory, if one does.
-    pub(crate) fn wants_gpu(&self) -> Option<&'static str> {
+    pub fn wants_gpu(&self) -> Option<&'static str> {
         self.parts().iter().find(|(_, place)| *place == Where::Gpu).map(|(name, _)| *name)
     }
 
     /// `gpu`: the number of the GPU, where there is one.
-    pub(crate) fn placement(&self, gpu: Option<u32>) -> QueuePlacement {
+    pub fn placement(&self, gpu: Option<u32>) -> QueuePlacement {
         let place = |place| match place {
             Where::Host => Placement::Host,
             Where::Gpu => gpu.map_or(Placement::Host, Placement::Gpu),

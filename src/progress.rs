@@ -22,7 +22,7 @@ fn bar(total: Option<u64>, template: &str) -> ProgressBar {
 }
 
 /// A bar of what is done of all.
-pub(crate) struct Progress {
+pub struct Progress {
     total: u64,
     unit: &'static str,
     done: u64,
@@ -33,12 +33,12 @@ pub(crate) struct Progress {
 
 impl Progress {
     /// `total` of `unit`, such as `exchanges`.
-    pub(crate) fn new(json: bool, total: u64, unit: &'static str) -> Self {
+    pub fn new(json: bool, total: u64, unit: &'static str) -> Self {
         Progress { total, unit, done: 0, started: Instant::now(), shown: is_shown(json), bar: None }
     }
 
     /// So many more are done.
-    pub(crate) fn advance(&mut self, count: u64) {
+    pub fn advance(&mut self, count: u64) {
         self.done = self.total.min(self.done.saturating_add(count));
         if self.bar.is_none() && self.shown && self.started.elapsed() > PATIENCE {
             let template = format!("{{wide_bar}} {{pos}}/{{len}} {}, {{eta}} left", self.unit);
@@ -60,12 +60,12 @@ impl Drop for Progress {
 
 /// Shows a line that says what goes on, and for how long, where the number of steps is not known: until [`clear`], which
 /// comes before everything that is printed.
-pub(crate) fn show(json: bool, what: String) {
+pub fn show(json: bool, what: String) {
     *current() = Activity::start(json, what);
 }
 
 /// Takes the line of [`show`] away, if there is one.
-pub(crate) fn clear() {
+pub fn clear() {
     let ended = current().take();
     drop(ended);
 }

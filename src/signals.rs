@@ -20,7 +20,7 @@ extern "C" fn note(signal: libc::c_int) {
 /// From now on the first SIGINT, SIGTERM and SIGHUP only have [`ended_by`] name them, so that the terminal can be left as
 /// it was. The same signal again ends the process at once: a terminal that takes no bytes could hold it up for ever. One
 /// that the process was started to ignore stays ignored.
-pub(crate) fn note_ends() -> io::Result<()> {
+pub fn note_ends() -> io::Result<()> {
     for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
         // SAFETY: all-zero bytes are a valid value of this plain C structure.
         let (mut before, mut now): (libc::sigaction, libc::sigaction) = unsafe { std::mem::zeroed() };
@@ -42,19 +42,19 @@ pub(crate) fn note_ends() -> io::Result<()> {
 }
 
 /// The signal that is to end the view.
-pub(crate) fn ended_by() -> Option<libc::c_int> {
+pub fn ended_by() -> Option<libc::c_int> {
     Some(ENDED_BY.load(Ordering::Relaxed)).filter(|signal| *signal != 0)
 }
 
 /// Signals that stay pending until this process, which has one thread, waits for them.
 #[derive(Clone, Copy)]
-pub(crate) struct Held {
+pub struct Held {
     set: libc::sigset_t,
     before: libc::sigset_t,
 }
 
 impl Held {
-    pub(crate) fn new() -> io::Result<Self> {
+    pub fn new() -> io::Result<Self> {
         // SAFETY: all-zero bytes are a valid value of this plain C structure.
         let mut held: Held = unsafe { std::mem::zeroed() };
         // SAFETY: valid places; the numbers are signals'.
@@ -69,7 +69,7 @@ impl Held {
     }
 
     /// The command starts with the signals as they were.
-    pub(crate) fn release_in(&self, command: &mut Command) {
+    pub fn release_in(&self, command: &mut Command) {
         let before = self.before;
         let restore = move || {
             // SAFETY: a valid set.
@@ -83,7 +83,7 @@ impl Held {
     }
 
     /// Waits for the command, and sends it whatever is sent here.
-    pub(crate) fn pass_on_until_it_ends(&self, child: &mut Child) -> io::Result<ExitStatus> {
+    pub fn pass_on_until_it_ends(&self, child: &mut Child) -> io::Result<ExitStatus> {
         loop {
             if let Some(status) = child.try_wait()? {
                 return Ok(status);

@@ -24,7 +24,7 @@ const UNITS: [(&str, u64); 14] = [
 ///
 /// # Errors
 /// The text, and what it should be.
-pub(crate) fn parse(text: &str) -> Result<u64, String> {
+pub fn parse(text: &str) -> Result<u64, String> {
     let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);
     let unit = unit.strip_prefix(' ').unwrap_or(unit).to_ascii_lowercase();
@@ -39,7 +39,7 @@ pub(crate) fn parse(text: &str) -> Result<u64, String> {
 }
 
 /// A number of bytes with the largest binary unit that leaves it whole.
-pub(crate) fn text(count: u64) -> String {
+pub fn text(count: u64) -> String {
     match count {
         0 => "0 B".to_owned(),
         _ if count.is_multiple_of(1 << 30) => format!("{} GiB", count >> 30),
@@ -50,7 +50,7 @@ pub(crate) fn text(count: u64) -> String {
 }
 
 /// The sizes of the messages of several runs.
-pub(crate) fn each(sizes: &[u64]) -> String {
+pub fn each(sizes: &[u64]) -> String {
     match sizes {
         [size] => format!("{} each", text(*size)),
         sizes => format!("{} sizes", sizes.len()),

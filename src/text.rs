@@ -8,42 +8,38 @@ use std::fmt;
 use std::io::Write;
 
 /// Of what is well.
-pub(crate) const GOOD: Style = AnsiColor::Green.on_default();
+pub const GOOD: Style = AnsiColor::Green.on_default();
 /// Of what works, but not as it could.
-pub(crate) const POOR: Style = AnsiColor::Yellow.on_default().bold();
+pub const POOR: Style = AnsiColor::Yellow.on_default().bold();
 /// Of what does not work, and of errors.
-pub(crate) const BAD: Style = AnsiColor::Red.on_default().bold();
+pub const BAD: Style = AnsiColor::Red.on_default().bold();
 
 /// Prints a result: as JSON ([`crate::json`]), or in the words of `text`, which are colored where stdout takes colors: on a
 /// terminal, unless NO_COLOR is set, and where CLICOLOR_FORCE is.
-pub(crate) fn print(
-    json: bool,
-    result: &impl Serialize,
-    text: impl FnOnce() -> String,
-) -> Result<(), Failure> {
+pub fn print(json: bool, result: &impl Serialize, text: impl FnOnce() -> String) -> Result<(), Failure> {
     if json { json::print(result) } else { print_text(&text()) }
 }
 
 /// Prints a text that is there already, with colors as [`print`] has them.
-pub(crate) fn print_text(text: &str) -> Result<(), Failure> {
+pub fn print_text(text: &str) -> Result<(), Failure> {
     progress::clear();
     Ok(anstream::stdout().lock().write_all(text.as_bytes())?)
 }
 
 /// A text in a style, and what follows it in none.
-pub(crate) fn styled(style: Style, text: impl fmt::Display) -> String {
+pub fn styled(style: Style, text: impl fmt::Display) -> String {
     format!("{style}{text}{style:#}")
 }
 
 /// Says on stderr what is wrong: a sentence that names its remedy. If stderr itself fails, there is no place to report
 /// it.
-pub(crate) fn complain(what: impl fmt::Display) {
+pub fn complain(what: impl fmt::Display) {
     progress::clear();
     let _ = writeln!(anstream::stderr().lock(), "{} {what}", styled(BAD, "gdsync:"));
 }
 
 /// A table of left-aligned columns under a header line.
-pub(crate) fn table(header: &[&str], rows: &[Vec<String>]) -> String {
+pub fn table(header: &[&str], rows: &[Vec<String>]) -> String {
     let cell = |row: &[String], column: usize| row.get(column).map_or(0, |cell| cell.chars().count());
     let widths: Vec<usize> = header
         .iter()
@@ -64,7 +60,7 @@ pub(crate) fn table(header: &[&str], rows: &[Vec<String>]) -> String {
 
 /// A text as XML and HTML hold it, in content and in quoted attributes. Control characters, which XML has no place for,
 /// become spaces.
-pub(crate) fn escape(text: &str) -> String {
+pub fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for character in text.chars() {
         match character {
@@ -80,7 +76,7 @@ pub(crate) fn escape(text: &str) -> String {
 }
 
 /// A number of things: `1 event`, `2 events`.
-pub(crate) fn count(number: impl Into<u64>, what: &str) -> String {
+pub fn count(number: impl Into<u64>, what: &str) -> String {
     match number.into() {
         1 => format!("1 {what}"),
         number => format!("{number} {what}s"),
@@ -88,7 +84,7 @@ pub(crate) fn count(number: impl Into<u64>, what: &str) -> String {
 }
 
 /// A rate with a decimal prefix.
-pub(crate) fn rate(per_second: f64, unit: &str) -> String {
+pub fn rate(per_second: f64, unit: &str) -> String {
     let scales = [(1e9, "G"), (1e6, "M"), (1e3, "k")];
     let (scale, prefix) = scales.into_iter().find(|(scale, _)| per_second >= *scale).unwrap_or((1.0, ""));
     format!("{:.2} {prefix}{unit}/s", per_second / scale)

@@ -12,7 +12,7 @@ const NOT_FOUND: u8 = 127;
 const NOT_RUNNABLE: u8 = 126;
 
 /// Runs a command until it ends. Answers with its exit status; 128 and the number where a signal ended it.
-pub(crate) fn run(command: &mut Command, signals: &Held) -> Result<u8, Failure> {
+pub fn run(command: &mut Command, signals: &Held) -> Result<u8, Failure> {
     signals.release_in(command);
     let mut child = match command.spawn() {
         Ok(child) => child,

@@ -8,58 +8,58 @@ use std::path::PathBuf;
 
 #[derive(Clone, Debug, Args)]
 #[command(args_conflicts_with_subcommands = true, disable_help_subcommand = true)]
-pub(crate) struct BenchOptions {
+pub struct BenchOptions {
     #[command(subcommand)]
-    pub(crate) between: Option<Between>,
+    pub between: Option<Between>,
     /// What to measure
     #[arg(value_enum, default_value_t = Benchmark::Card)]
-    pub(crate) what: Benchmark,
+    pub what: Benchmark,
     /// The card: softhca0 is software, others the system's [default: the software one; for `post`,
     /// the system's first]
     #[arg(long, value_name = "NAME[:PORT]", value_parser = hca::parse)]
-    pub(crate) hca: Option<Hca>,
+    pub hca: Option<Hca>,
     /// Posts of each kind; for `fanout` at most, as it has 200 rounds at most
     #[arg(long, value_name = "N", default_value = "100000", value_parser = values::posts, allow_hyphen_values = true)]
-    pub(crate) posts: u64,
+    pub posts: u64,
     /// The GPU to measure on [default: 0; for `exchange` none, which is on software streams]; for `exchange` and
     /// `turnaround` also several, such as `0,1` or `all`: between every two of them
     #[arg(long, value_name = "N[,N...]", allow_hyphen_values = true)]
-    pub(crate) gpu: Option<GpuList>,
+    pub gpu: Option<GpuList>,
     /// Where the word of `fanout` lies that the card writes for completions
     #[arg(long, value_enum, default_value_t = Memory::Host)]
-    pub(crate) arrivals: Memory,
+    pub arrivals: Memory,
     /// Ranks, a thread each: of `alltoall` 2 to 256, of the largest team of `scale` 2 to 1024 [default: 8, and 512]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..=1024), allow_hyphen_values = true)]
-    pub(crate) ranks: Option<u32>,
+    pub ranks: Option<u32>,
     /// What the teams of `scale` connect by
     #[arg(long, value_enum, default_value_t = Connections::Size)]
-    pub(crate) connections: Connections,
+    pub connections: Connections,
     /// Rounds of `alltoall`, of each of the ten runs of `persistent` and `exchange`, and of each team of `scale`, but
     /// of large ones fewer
     #[arg(long, value_name = "N", default_value = "100", value_parser = values::positive, allow_hyphen_values = true)]
-    pub(crate) rounds: u64,
+    pub rounds: u64,
     /// Processes of `exchange`: 2, or 1 for both sides in one [default: both]
     #[arg(long, value_name = "N", value_parser = values::procs, allow_hyphen_values = true)]
-    pub(crate) processes: Option<u64>,
+    pub processes: Option<u64>,
     /// The C library that `exchange` loads [default: libgdsync.so.2 beside the command, the one that cargo has
     /// built there, or the system's]
     #[arg(long, value_name = "FILE")]
-    pub(crate) library: Option<PathBuf>,
+    pub library: Option<PathBuf>,
     /// Draw what was measured into a file, as SVG
     #[arg(long, value_name = "FILE")]
-    pub(crate) plot: Option<PathBuf>,
+    pub plot: Option<PathBuf>,
     /// Write what was measured into a file as a web page, with tables, pictures, and what `gdsync doctor` sees of the
     /// machine
     #[arg(long, value_name = "FILE")]
-    pub(crate) html: Option<PathBuf>,
+    pub html: Option<PathBuf>,
     /// Print one JSON object instead of a table
     #[arg(long)]
-    pub(crate) json: bool,
+    pub json: bool,
 }
 
 impl BenchOptions {
     /// The GPU of what is measured on a GPU only.
-    pub(crate) fn gpu(&self) -> u32 {
+    pub fn gpu(&self) -> u32 {
         self.gpu.as_ref().and_then(GpuList::single).unwrap_or(0)
     }
 
@@ -97,7 +97,7 @@ impl BenchOptions {
 
 /// What is measured between two sides, of one host or of two.
 #[derive(Clone, Debug, Subcommand)]
-pub(crate) enum Between {
+pub enum Between {
     /// Bandwidth, message rate and latency of sends, writes, reads and atomics that streams post, between two hosts, or
     /// two processes of one
     Net(Box<NetOptions>),
@@ -105,7 +105,7 @@ pub(crate) enum Between {
 
 /// Whose memory something lies in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Memory {
+pub enum Memory {
     /// The host's
     Host,
     /// The GPU's
@@ -113,7 +113,7 @@ pub(crate) enum Memory {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Benchmark {
+pub enum Benchmark {
     /// The software card against memcpy
     Card,
     /// A software stream's wait that tells success from failure, against a plain one

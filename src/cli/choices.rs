@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum Operation {
+pub enum Operation {
     /// Send into a posted receive
     Send,
     /// RDMA write, then an inline RDMA write of a flag word that the other side waits for
@@ -19,7 +19,7 @@ pub(crate) enum Operation {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum Service {
+pub enum Service {
     /// Reliable connection
     Rc,
     /// Unreliable connection
@@ -40,7 +40,7 @@ impl From<Service> for Transport {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum Trigger {
+pub enum Trigger {
     /// A stream
     Stream,
     /// The CPU
@@ -49,7 +49,7 @@ pub(crate) enum Trigger {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum DoorbellChoice {
+pub enum DoorbellChoice {
     /// The stream stores to the card's register where it can reach it, else as with `proxy`
     Auto,
     /// The stream stores to the card's register
@@ -63,7 +63,7 @@ pub(crate) enum DoorbellChoice {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum QueueChoice {
+pub enum QueueChoice {
     /// Verbs
     Verbs,
     /// Commands in the device's own language
@@ -92,7 +92,7 @@ impl From<DoorbellChoice> for DoorbellPath {
 
 /// What connects the ranks of a team.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Connections {
+pub enum Connections {
     /// What a team of the size has by default
     Size,
     /// A queue pair to each rank

@@ -9,31 +9,31 @@ const DEFAULT_PORT: u16 = 18515;
 
 /// Where the other side is.
 #[derive(Clone, Debug, Default, Args)]
-pub(crate) struct Hosts {
+pub struct Hosts {
     /// Measure with the same command and --server on this host. The server does what the options here say, but for
     /// --hca, --gid-index, --liberties and the number of --gpu, which each side has for itself
     #[arg(value_name = "HOST[:PORT]", value_parser = address, conflicts_with_all = ["server", "procs"])]
-    pub(crate) host: Option<Address>,
+    pub host: Option<Address>,
     /// Wait for one client, which is the same command with HOST, measure with it as its options say, and end. What the
     /// client decides cannot be given here
     #[arg(long)]
-    pub(crate) server: bool,
+    pub server: bool,
     /// Where the server waits; port 0 is one that is free [default: all addresses of this host]
     #[arg(long, value_name = "ADDRESS[:PORT]", value_parser = address, requires = "server")]
-    pub(crate) listen: Option<Address>,
+    pub listen: Option<Address>,
     /// TCP port of the server, on either side [default: 18515]
     #[arg(short, long, value_name = "N", value_parser = port, allow_hyphen_values = true)]
-    pub(crate) port: Option<NonZeroU16>,
+    pub port: Option<NonZeroU16>,
 }
 
 impl Hosts {
     /// Whether there are two sides that are started each by itself.
-    pub(crate) fn are_named(&self) -> bool {
+    pub fn are_named(&self) -> bool {
         self.server || self.host.is_some()
     }
 
     /// The port of an address, or of the server where it has none.
-    pub(crate) fn port_of(&self, address: Option<&Address>) -> u16 {
+    pub fn port_of(&self, address: Option<&Address>) -> u16 {
         let own = address.and_then(|address| address.port);
         own.or(self.port.map(NonZeroU16::get)).unwrap_or(DEFAULT_PORT)
     }
@@ -58,9 +58,9 @@ impl Hosts {
 
 /// The name or address of a host, and maybe a port.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Address {
-    pub(crate) host: String,
-    pub(crate) port: Option<u16>,
+pub struct Address {
+    pub host: String,
+    pub port: Option<u16>,
 }
 
 impl fmt::Display for Address {

@@ -10,19 +10,20 @@ mod sides;
 mod top;
 mod values;
 
-pub(crate) use bench::{BenchOptions, Benchmark, Between, Memory};
-pub(crate) use choices::{Connections, DoorbellChoice, Operation, QueueChoice, Service, Trigger};
-pub(crate) use hosts::{Address, Hosts};
-pub(crate) use net::{NetMode, NetOperation, NetOptions};
-pub(crate) use pingpong::PingpongOptions;
-pub(crate) use process::{BenchFirstOptions, BenchScaleOptions, Process};
-pub(crate) use sides::{SideOptions, Sizes};
-pub(crate) use top::TopOptions;
+pub use bench::{BenchOptions, Benchmark, Between, Memory};
+pub use choices::{Connections, DoorbellChoice, Operation, QueueChoice, Service, Trigger};
+pub use hosts::{Address, Hosts};
+pub use net::{NetMode, NetOperation, NetOptions};
+pub use pingpong::PingpongOptions;
+pub use process::{BenchFirstOptions, BenchScaleOptions, Process};
+pub use sides::{SideOptions, Sizes};
+pub use top::TopOptions;
 
 use crate::fault_plan;
 use crate::hca::{self, Hca};
+use crate::tools;
 use clap::error::ErrorKind;
-use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
+use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use gdsync::mapped::MappingBackend;
 use serde::{Deserialize, Serialize};
 use softhca::FaultPlan;
@@ -31,15 +32,15 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 /// Longest message in bytes: 1 GiB, the largest that a card's port allows.
-pub(crate) const MAX_SIZE: u64 = 1 << 30;
+pub const MAX_SIZE: u64 = 1 << 30;
 /// Most exchanges of a run, and posts of a benchmark: far more than any machine performs, and few
 /// enough that sums and products of them fit 64 bits.
-pub(crate) const MAX_EXCHANGES: u64 = 1 << 48;
+pub const MAX_EXCHANGES: u64 = 1 << 48;
 /// Most exchanges that may be enqueued at a time; their work requests have to fit a queue.
-pub(crate) const MAX_BATCH: u64 = 1024;
+pub const MAX_BATCH: u64 = 1024;
 
 /// What `gdsync` alone prints: the commands that matter.
-pub(crate) const BRIEF: &str = "\
+pub const BRIEF: &str = "\
 gdsync: RDMA driven from CUDA streams, on a real card or on a software one.
   gdsync doctor                   what of this machine works for GPUDirect, and how to mend the rest
   gdsync devices                  the cards, software ones and the system's
@@ -53,15 +54,15 @@ All commands: gdsync help. One of them: gdsync help COMMAND.
 /// RDMA driven from streams, on a real card or on a software one.
 #[derive(Debug, Parser)]
 #[command(name = "gdsync", version, about)]
-pub(crate) struct Cli {
+pub struct Cli {
     #[command(subcommand)]
-    pub(crate) command: Command,
+    pub command: Command,
 }
 
 /// What a command line asks for.
 #[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "a process makes one of them")]
-pub(crate) enum Invocation {
+pub enum Invocation {
     /// Nothing: there is no word behind the name of the program.
     Bare,
     /// A command of the user's.
@@ -71,7 +72,7 @@ pub(crate) enum Invocation {
 }
 
 #[derive(Debug, Subcommand)]
-pub(crate) enum Command {
+pub enum Command {
     /// Exchange messages between two sides, each send and each receive driven by a stream, and
     /// check every byte
     Pingpong(PingpongOptions),
@@ -108,19 +109,19 @@ pub(crate) enum Command {
 }
 
 #[derive(Clone, Debug, Args)]
-pub(crate) struct CompletionsOptions {
+pub struct CompletionsOptions {
     /// The shell
     #[arg(value_enum)]
-    pub(crate) shell: clap_complete::Shell,
+    pub shell: clap_complete::Shell,
 }
 
 #[derive(Clone, Debug, Args)]
-pub(crate) struct ManOptions {
+pub struct ManOptions {
     /// The command whose page it is [default: gdsync itself]
-    pub(crate) command: Option<String>,
+    pub command: Option<String>,
     /// Write the pages of all commands into this folder instead, which exists
     #[arg(long, value_name = "DIR", conflicts_with = "command")]
-    pub(crate) all: Option<PathBuf>,
+    pub all: Option<PathBuf>,
 }
 
 impl Cli {
@@ -128,7 +129,7 @@ impl Cli {
     ///
     /// # Errors
     /// Wrong usage; or help or the version, which were asked for.
-    pub(crate) fn parse_words<W: Into<OsString> + Clone>(
+    pub fn parse_words<W: Into<OsString> + Clone>(
         words: impl IntoIterator<Item = W>,
     ) -> Result<Invocation, clap::Error> {
         let words: Vec<OsString> = words.into_iter().map(Into::into).collect();
@@ -137,7 +138,7 @@ impl Cli {
             Some(word) if Process::is_named(word) => return Process::parse(words).map(Invocation::Process),
             Some(_) => {}
         }
-        let command = Self::try_parse_from(words)?.command;
+        let command = Self::from_arg_matches(&Self::here().try_get_matches_from(words)?)?.command;
         let conflict = match &command {
             Command::Pingpong(options) => options.conflict().map(|text| (&["pingpong"][..], text)),
             Command::Bench(BenchOptions { between: Some(Between::Net(options)), .. }) => {
@@ -152,9 +153,20 @@ impl Cli {
         }
     }
 
+    /// The command line, without the verbs whose programs are not installed: they parse, and nothing lists them.
+    pub fn here() -> clap::Command {
+        let is_absent =
+            |verb: &str| tools::of_verb(verb).is_some_and(|tool| tools::installed(tool).is_none());
+        Self::command().mut_subcommands(|verb| {
+            // `bench net` is there without the others.
+            let hide = verb.get_name() != "bench" && is_absent(verb.get_name());
+            verb.hide(hide)
+        })
+    }
+
     /// The error of a command whose options do not go together, with its usage.
     fn refusal(names: &[&str], text: String) -> clap::Error {
-        let mut command = Self::command();
+        let mut command = Self::here();
         command.build();
         for name in names {
             command = command.find_subcommand(name).cloned().unwrap_or(command);
@@ -164,159 +176,159 @@ impl Cli {
 }
 
 #[derive(Clone, Debug, Args)]
-pub(crate) struct SoftOptions {
+pub struct SoftOptions {
     /// Devices: how many, or their link layers, such as `ib,roce`
     #[arg(long, value_name = "LIST", default_value = "1", value_parser = values::soft_devices)]
-    pub(crate) devices: SoftDevices,
+    pub devices: SoftDevices,
     /// Inject faults by a plan such as `seed=7; drop p=0.01; rnr every=100` (docs/faults.md);
     /// SOFTHCA_FAULTS does the same
     #[arg(long, value_name = "PLAN")]
-    pub(crate) faults: Option<FaultPlan>,
+    pub faults: Option<FaultPlan>,
     /// Let the software card do at random what specifications allow and real cards do: a seed, and words
     /// such as `fetch,pieces` for some of it only (docs/liberties.md); SOFTHCA_LIBERTIES does the same
     #[arg(long, value_name = "SEED[ KINDS]", value_parser = values::liberties, allow_hyphen_values = true)]
-    pub(crate) liberties: Option<String>,
+    pub liberties: Option<String>,
     /// Write the card's log to stderr; SOFTHCA_LOG says more exactly what of it
     #[arg(long)]
-    pub(crate) log: bool,
+    pub log: bool,
     /// The command and its arguments
     #[arg(last = true, required = true, value_name = "COMMAND")]
-    pub(crate) command: Vec<OsString>,
+    pub command: Vec<OsString>,
 }
 
 #[derive(Clone, Debug, Args)]
-pub(crate) struct TraceOptions {
+pub struct TraceOptions {
     /// The trace: a file for https://ui.perfetto.dev or chrome://tracing
     #[arg(short, long, value_name = "FILE", default_value = "gdsync-trace.json")]
-    pub(crate) output: PathBuf,
+    pub output: PathBuf,
     /// Record when GPUs perform what their streams are given, too, by events of CUDA, which take time on the GPU;
     /// GDSYNC_TRACE_GPU=1 does the same
     #[arg(long, conflicts_with = "merge")]
-    pub(crate) gpu: bool,
+    pub gpu: bool,
     /// Run nothing: merge parts that processes with GDSYNC_TRACE=FOLDER/ have written; files, or such folders
     #[arg(long, value_name = "PATH", num_args = 1.., conflicts_with = "command")]
-    pub(crate) merge: Vec<PathBuf>,
+    pub merge: Vec<PathBuf>,
     /// The command and its arguments
     #[arg(last = true, required_unless_present = "merge", value_name = "COMMAND")]
-    pub(crate) command: Vec<OsString>,
+    pub command: Vec<OsString>,
 }
 
 /// Devices of the software card, as they were written, and what that means.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct SoftDevices {
-    pub(crate) text: String,
-    pub(crate) layers: Vec<LinkLayer>,
+pub struct SoftDevices {
+    pub text: String,
+    pub layers: Vec<LinkLayer>,
 }
 
 #[derive(Clone, Debug, Args)]
-pub(crate) struct DevicesOptions {
+pub struct DevicesOptions {
     /// Print one JSON object instead of a table
     #[arg(long)]
-    pub(crate) json: bool,
+    pub json: bool,
 }
 
 #[derive(Clone, Debug, Args)]
-pub(crate) struct DoctorOptions {
+pub struct DoctorOptions {
     /// Print the commands that would mend what is found, as a script, in place of the report; nothing is run
     #[arg(long, conflicts_with = "json")]
-    pub(crate) fix: bool,
+    pub fix: bool,
     /// Print one JSON object instead of text
     #[arg(long)]
-    pub(crate) json: bool,
+    pub json: bool,
     /// A recorded tree to look at instead of this machine, for tests: folders as under `/`, and
     /// libraries.json
     #[arg(long, value_name = "DIR", hide = true)]
-    pub(crate) root: Option<PathBuf>,
+    pub root: Option<PathBuf>,
 }
 
 #[derive(Clone, Debug, Args, Serialize, Deserialize)]
-pub(crate) struct SoakOptions {
+pub struct SoakOptions {
     /// How long, in minutes
     #[arg(long, default_value = "1", value_parser = values::minutes, allow_hyphen_values = true)]
-    pub(crate) minutes: f64,
+    pub minutes: f64,
     /// What everything random is made of
     #[arg(long, default_value = "1", allow_hyphen_values = true)]
-    pub(crate) seed: u64,
+    pub seed: u64,
     /// Processes, 2 to 64
     #[arg(long, value_name = "N", default_value = "3", value_parser = clap::value_parser!(u32).range(2..=64), allow_hyphen_values = true)]
-    pub(crate) procs: u32,
+    pub procs: u32,
     /// Pairs of connected queue pairs
     #[arg(long, value_name = "N", default_value = "32", value_parser = clap::value_parser!(u32).range(1..=1024), allow_hyphen_values = true)]
-    pub(crate) links: u32,
+    pub links: u32,
     /// The card: softhca0, softhca1 ... are software, others the system's [default: the first
     /// software card]
     #[arg(long, value_name = "NAME[:PORT]", value_parser = hca::parse)]
-    pub(crate) hca: Option<Hca>,
+    pub hca: Option<Hca>,
     /// Faults that the cards inject: a plan as in docs/faults.md, or `none` [default: all kinds,
     /// made of the seed]
     #[arg(long, value_name = "PLAN", value_parser = fault_plan::parse)]
-    pub(crate) faults: Option<String>,
+    pub faults: Option<String>,
     /// Let the software card do at random what specifications allow and real cards do: a seed, and words
     /// such as `fetch,pieces` for some of it only (docs/liberties.md); SOFTHCA_LIBERTIES does the same
     #[arg(long, value_name = "SEED[ KINDS]", value_parser = values::liberties, allow_hyphen_values = true)]
-    pub(crate) liberties: Option<String>,
+    pub liberties: Option<String>,
     /// Let streams of GPU N drive half of the links, and its kernels some others, with their messages
     /// in the memory of the GPU
     #[arg(long, value_name = "N", value_parser = values::ordinal, allow_hyphen_values = true)]
-    pub(crate) gpu: Option<u32>,
+    pub gpu: Option<u32>,
     /// No GPU: software streams, threads and host memory in its place
     #[arg(long, conflicts_with = "gpu")]
-    pub(crate) stand_in: bool,
+    pub stand_in: bool,
     /// Print one JSON object instead of text
     #[arg(long)]
-    pub(crate) json: bool,
+    pub json: bool,
 }
 
 #[derive(Clone, Debug, Args)]
-pub(crate) struct MappedOptions {
+pub struct MappedOptions {
     /// The GPU of the memory that is mapped
     #[arg(long, value_name = "N", default_value = "0", value_parser = values::ordinal, allow_hyphen_values = true)]
-    pub(crate) gpu: u32,
+    pub gpu: u32,
     /// What maps it: gdrdrv, dma-buf or nvrm [default: all that work]
     #[arg(long, value_name = "NAME")]
-    pub(crate) backend: Option<MappingBackend>,
+    pub backend: Option<MappingBackend>,
     /// No GPU: ordinary memory in its place
     #[arg(long, conflicts_with_all = ["gpu", "backend"])]
-    pub(crate) stand_in: bool,
+    pub stand_in: bool,
     /// Print one JSON object instead of a table
     #[arg(long)]
-    pub(crate) json: bool,
+    pub json: bool,
 }
 
 #[derive(Clone, Debug, Args)]
-pub(crate) struct CopyOptions {
+pub struct CopyOptions {
     #[command(flatten)]
-    pub(crate) mapped: MappedOptions,
+    pub mapped: MappedOptions,
     /// Largest copy, 64 bytes to 256 MiB, such as 64K or 1MiB [default: 16MiB for copybw, 64KiB for copylat]
     #[arg(long, value_name = "BYTES", value_parser = values::copy_size, allow_hyphen_values = true)]
-    pub(crate) max_size: Option<u64>,
+    pub max_size: Option<u64>,
     /// Draw what was measured by size into a file, as SVG
     #[arg(long, value_name = "FILE")]
-    pub(crate) plot: Option<PathBuf>,
+    pub plot: Option<PathBuf>,
 }
 
 #[derive(Clone, Debug, Args)]
-pub(crate) struct ExplainOptions {
+pub struct ExplainOptions {
     /// A batch in text, one descriptor to a line (docs/merging.md) [default: standard input]
     #[arg(conflicts_with = "example")]
-    pub(crate) file: Option<PathBuf>,
+    pub file: Option<PathBuf>,
     /// A batch that is known by name
     #[arg(long, value_enum)]
-    pub(crate) example: Option<Example>,
+    pub example: Option<Example>,
     /// Have the card wait for runs of waits for at least so many completion queues, and the stream
     /// for one word [default: the stream waits for each; 2 for the example `card`]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), allow_hyphen_values = true)]
-    pub(crate) collect_from: Option<u32>,
+    pub collect_from: Option<u32>,
     /// Only what it becomes where nothing is merged
     #[arg(long)]
-    pub(crate) plain: bool,
+    pub plain: bool,
     /// Print one JSON object instead of tables
     #[arg(long)]
-    pub(crate) json: bool,
+    pub json: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Example {
+pub enum Example {
     /// A stencil's step: four neighbours, a send and a receive each
     Halo,
     /// A message and its answer
@@ -329,8 +341,16 @@ pub(crate) enum Example {
 }
 
 /// The word for a value on the command line.
-pub(crate) fn word(value: &impl ValueEnum) -> String {
+pub fn word(value: &impl ValueEnum) -> String {
     value.to_possible_value().map(|possible| possible.get_name().to_owned()).unwrap_or_default()
+}
+
+/// What help says of a value on the command line.
+pub fn help(value: &impl ValueEnum) -> String {
+    value
+        .to_possible_value()
+        .and_then(|possible| possible.get_help().map(ToString::to_string))
+        .unwrap_or_default()
 }
 
 #[cfg(test)]

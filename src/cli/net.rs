@@ -26,38 +26,38 @@ const MAX_MEMORY: u64 = 4 << 30;
 #[command(mut_arg("server", |server| {
     server.conflicts_with_all(OF_CLIENT).conflicts_with_all(OF_RESULT).conflicts_with_all(OF_NET)
 }))]
-pub(crate) struct NetOptions {
+pub struct NetOptions {
     #[command(flatten)]
     #[serde(flatten)]
-    pub(crate) sides: SideOptions,
+    pub sides: SideOptions,
     /// What is measured
     #[arg(long, value_enum, default_value_t = NetMode::Bandwidth)]
-    pub(crate) mode: NetMode,
+    pub mode: NetMode,
     /// What moves the messages
     #[arg(long, visible_alias = "op", value_enum, default_value_t = NetOperation::Write)]
-    pub(crate) operation: NetOperation,
+    pub operation: NetOperation,
     /// Bytes of a message: a number, or one with K, KiB, M, MiB, G or GiB (1024 each), or kB, MB or GB (1000 each)
     /// [default: 64K for bandwidth, else 8]
     #[arg(long, value_name = "BYTES", value_parser = values::size, allow_hyphen_values = true)]
-    pub(crate) size: Option<u64>,
+    pub size: Option<u64>,
     /// Queue pairs of each side, 1 to 256, which have messages under way at the same time
     #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u64).range(1..=MAX_QPS), allow_hyphen_values = true)]
-    pub(crate) qps: u64,
+    pub qps: u64,
     /// Messages that each queue pair has under way, 1 to 1024 [default: 64]
     #[arg(long, value_name = "N", value_parser = values::batch, allow_hyphen_values = true)]
-    pub(crate) window: Option<u64>,
+    pub window: Option<u64>,
     /// Messages that are posted at a time, by one doorbell; for latency, that are enqueued at a time, one after the other
     /// [default: 16, or the window]
     #[arg(long, value_name = "N", value_parser = values::batch, allow_hyphen_values = true)]
-    pub(crate) batch: Option<u64>,
+    pub batch: Option<u64>,
     /// Both sides begin messages, at the same time
     #[arg(long)]
-    pub(crate) bidirectional: bool,
+    pub bidirectional: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum NetMode {
+pub enum NetMode {
     /// Bytes per second: messages of 64 KiB, if no size is given
     Bandwidth,
     /// Messages per second: messages of 8 bytes, if no size is given
@@ -68,7 +68,7 @@ pub(crate) enum NetMode {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum NetOperation {
+pub enum NetOperation {
     /// Send into a posted receive
     Send,
     /// RDMA write
@@ -83,35 +83,35 @@ pub(crate) enum NetOperation {
 
 impl NetOperation {
     /// Whether it changes a word in place of moving a message.
-    pub(crate) fn is_atomic(self) -> bool {
+    pub fn is_atomic(self) -> bool {
         matches!(self, NetOperation::FetchAdd | NetOperation::CompareSwap)
     }
 }
 
 impl NetOptions {
     /// Bytes of a message.
-    pub(crate) fn size(&self) -> u64 {
+    pub fn size(&self) -> u64 {
         let usual = if self.mode == NetMode::Bandwidth && !self.operation.is_atomic() { LARGE } else { WORD };
         self.size.unwrap_or(usual)
     }
 
     /// Messages under way of a queue pair.
-    pub(crate) fn window(&self) -> u64 {
+    pub fn window(&self) -> u64 {
         self.window.unwrap_or_else(|| WINDOW.max(self.batch.unwrap_or(0)))
     }
 
     /// Messages that are posted at a time.
-    pub(crate) fn batch(&self) -> u64 {
+    pub fn batch(&self) -> u64 {
         self.batch.unwrap_or_else(|| BATCH.min(self.window()))
     }
 
     /// The run for one size.
-    pub(crate) fn of_size(&self, size: u64) -> Self {
+    pub fn of_size(&self, size: u64) -> Self {
         NetOptions { size: Some(size), ..self.clone() }
     }
 
     /// Why options that another host has sent cannot be used: no parser has checked their values here.
-    pub(crate) fn refusal(&self) -> Option<String> {
+    pub fn refusal(&self) -> Option<String> {
         let numbers = [
             ("bytes of a message", self.size(), 0, MAX_SIZE),
             ("queue pairs", self.qps, 1, MAX_QPS),

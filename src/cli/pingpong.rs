@@ -12,33 +12,33 @@ const OF_PINGPONG: [&str; 3] = ["transport", "op", "batch"];
 #[command(mut_arg("server", |server| {
     server.conflicts_with_all(OF_CLIENT).conflicts_with_all(OF_RESULT).conflicts_with_all(OF_PINGPONG)
 }))]
-pub(crate) struct PingpongOptions {
+pub struct PingpongOptions {
     #[command(flatten)]
     #[serde(flatten)]
-    pub(crate) sides: SideOptions,
+    pub sides: SideOptions,
     /// Bytes of a message: a number, or one with K, KiB, M, MiB, G or GiB (1024 each), or kB, MB or GB (1000 each)
     #[arg(long, value_name = "BYTES", default_value = "8", value_parser = values::size, allow_hyphen_values = true)]
-    pub(crate) size: u64,
+    pub size: u64,
     /// Transport service; messages of `ud` have at most the port's MTU
     #[arg(long, value_enum, default_value_t = Service::Rc)]
-    pub(crate) transport: Service,
+    pub transport: Service,
     /// How a message travels
     #[arg(long, value_enum, default_value_t = Operation::Send)]
-    pub(crate) op: Operation,
+    pub op: Operation,
     /// Exchanges that are enqueued at a time, without the CPU looking at any of them
     #[arg(long, value_name = "K", default_value = "16", value_parser = values::batch, allow_hyphen_values = true)]
-    pub(crate) batch: u64,
+    pub batch: u64,
 }
 
 impl PingpongOptions {
     /// All exchanges: the warm-up, and those that are measured. `None` where a 64-bit number does
     /// not hold them, which the parser refuses.
-    pub(crate) fn exchanges(&self) -> Option<u64> {
+    pub fn exchanges(&self) -> Option<u64> {
         self.sides.warmup.checked_add(self.sides.iters)
     }
 
     /// The run for one size, whose number of exchanges is the most where its duration ends it.
-    pub(crate) fn of_size(&self, size: u64) -> Self {
+    pub fn of_size(&self, size: u64) -> Self {
         let mut one = PingpongOptions { size, ..self.clone() };
         if one.sides.duration.is_some() {
             one.sides.iters = MAX_EXCHANGES - one.sides.warmup;
@@ -47,7 +47,7 @@ impl PingpongOptions {
     }
 
     /// Why options that another host has sent cannot be used: no parser has checked their values here.
-    pub(crate) fn refusal(&self) -> Option<String> {
+    pub fn refusal(&self) -> Option<String> {
         if self.size > MAX_SIZE {
             return Some(format!(
                 "messages of {} bytes are more than the {MAX_SIZE} that there can be",

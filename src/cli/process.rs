@@ -9,7 +9,7 @@ use std::path::PathBuf;
 
 /// A process that a command has started.
 #[derive(Debug, Subcommand)]
-pub(crate) enum Process {
+pub enum Process {
     /// The other process of a pingpong
     PingpongPeer,
     /// The other process of `bench net`
@@ -22,6 +22,8 @@ pub(crate) enum Process {
     SoakWorker,
     /// The other process of `bench exchange`
     ExchangePeer,
+    /// Draws the charts of which its input has the JSON
+    Draw,
     /// Removes the private folder of a run that was killed
     SoftWatch {
         /// The folder
@@ -49,30 +51,30 @@ impl Process {
 }
 
 #[derive(Clone, Debug, Args)]
-pub(crate) struct BenchFirstOptions {
+pub struct BenchFirstOptions {
     /// Which of the runs
     #[arg(long)]
-    pub(crate) run: u32,
+    pub run: u32,
     /// The GPU, if not a software stream
     #[arg(long)]
-    pub(crate) gpu: Option<u32>,
+    pub gpu: Option<u32>,
     /// The card
     #[arg(long, value_parser = hca::parse)]
-    pub(crate) hca: Option<Hca>,
+    pub hca: Option<Hca>,
 }
 
 #[derive(Clone, Debug, Args)]
-pub(crate) struct BenchScaleOptions {
+pub struct BenchScaleOptions {
     /// Ranks of the team
     #[arg(long)]
-    pub(crate) ranks: u32,
+    pub ranks: u32,
     /// Rounds of each kind
     #[arg(long)]
-    pub(crate) rounds: u64,
+    pub rounds: u64,
     /// What it connects by
     #[arg(long, value_enum)]
-    pub(crate) connections: Connections,
+    pub connections: Connections,
     /// The card
     #[arg(long, value_parser = hca::parse)]
-    pub(crate) hca: Option<Hca>,
+    pub hca: Option<Hca>,
 }

@@ -40,86 +40,86 @@ pub(super) const OF_CLIENT: [&str; 15] = [
 pub(super) const OF_RESULT: [&str; 2] = ["csv", "plot"];
 
 #[derive(Clone, Debug, Args, Serialize, Deserialize)]
-pub(crate) struct SideOptions {
+pub struct SideOptions {
     #[command(flatten)]
     #[serde(skip)]
-    pub(crate) hosts: Hosts,
+    pub hosts: Hosts,
     /// Exchanges or messages that are measured, of each size and each side that begins them
     #[arg(long, default_value = "1000", value_parser = values::positive, allow_hyphen_values = true)]
-    pub(crate) iters: u64,
+    pub iters: u64,
     /// As many before the measurement
     #[arg(long, default_value = "100", value_parser = values::count, allow_hyphen_values = true)]
-    pub(crate) warmup: u64,
+    pub warmup: u64,
     /// Bytes of the messages of a sweep, a run for each: a list such as `8,4K,1M`, or by powers of two, such as `8..64M`
     #[arg(long, value_name = "LIST", value_parser = values::sizes, conflicts_with = "size", allow_hyphen_values = true)]
     #[serde(skip)]
-    pub(crate) sizes: Option<Sizes>,
+    pub sizes: Option<Sizes>,
     /// A sweep from 2 bytes to 8 MiB: as `--sizes 2..8M`
     #[arg(short, long = "all-sizes", conflicts_with_all = ["size", "sizes"])]
     #[serde(skip)]
-    pub(crate) all_sizes: bool,
+    pub all_sizes: bool,
     /// Measure for so long, such as `10s`, `500ms` or `2m`, instead of a number of exchanges or messages
     #[arg(long, value_name = "TIME", value_parser = values::duration, conflicts_with = "iters", allow_hyphen_values = true)]
-    pub(crate) duration: Option<Duration>,
+    pub duration: Option<Duration>,
     /// Processes: 2, or 1 for both sides in one
     #[arg(long, default_value = "2", value_parser = values::procs, allow_hyphen_values = true)]
-    pub(crate) procs: u64,
+    pub procs: u64,
     /// What rings the card and waits for it
     #[arg(long, value_enum, default_value_t = Trigger::Stream)]
-    pub(crate) trigger: Trigger,
+    pub trigger: Trigger,
     /// The card: softhca0, softhca1 ... are software, others the system's [default: the first
     /// software card]
     #[arg(long, value_name = "NAME[:PORT]", value_parser = hca::parse)]
-    pub(crate) hca: Option<Hca>,
+    pub hca: Option<Hca>,
     /// Index of the port's GID [default: on Ethernet the best RoCE v2 one, as `gdsync devices`
     /// tells]
     #[arg(long, value_name = "N", value_parser = values::gid_index, allow_hyphen_values = true)]
-    pub(crate) gid_index: Option<u32>,
+    pub gid_index: Option<u32>,
     /// Path MTU: 256, 512, 1024, 2048 or 4096 [default: the largest that both ports take]
     #[arg(long, value_name = "BYTES", value_parser = values::mtu, allow_hyphen_values = true)]
-    pub(crate) mtu: Option<u32>,
+    pub mtu: Option<u32>,
     /// Keep messages in the memory of GPU N, and let a CUDA stream and kernels do the work; `N,M` has
     /// the first side on GPU N and the second on GPU M, `all` on the GPUs of a machine with one or two
     #[arg(long, value_name = "N[,M]", allow_hyphen_values = true)]
     #[serde(with = "crate::gpus")]
-    pub(crate) gpu: Option<GpuList>,
+    pub gpu: Option<GpuList>,
     #[command(flatten)]
-    pub(crate) layout: Layout,
+    pub layout: Layout,
     /// How a stream's doorbells reach the card
     #[arg(long, value_enum, default_value_t = DoorbellChoice::Auto)]
-    pub(crate) doorbells: DoorbellChoice,
+    pub doorbells: DoorbellChoice,
     /// What makes queue pairs and completion queues; `devx` needs a card of the system's
     #[arg(long, value_enum, default_value_t = QueueChoice::Verbs)]
-    pub(crate) queues: QueueChoice,
+    pub queues: QueueChoice,
     /// Let the software card do at random what specifications allow and real cards do: a seed, and words
     /// such as `fetch,pieces` for some of it only (docs/liberties.md); SOFTHCA_LIBERTIES does the same
     #[arg(long, value_name = "SEED[ KINDS]", value_parser = values::liberties, allow_hyphen_values = true)]
-    pub(crate) liberties: Option<String>,
+    pub liberties: Option<String>,
     /// Fill every message and check every byte of it [default: true]; `--check=false` only moves
     /// them
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_value = "true",
           default_missing_value = "true", hide_default_value = true, action = clap::ArgAction::Set)]
-    pub(crate) check: bool,
+    pub check: bool,
     /// Draw what was measured into a file, as SVG: a sweep by size, latencies of one size as a histogram
     #[arg(long, value_name = "FILE")]
     #[serde(skip)]
-    pub(crate) plot: Option<PathBuf>,
+    pub plot: Option<PathBuf>,
     /// Print one JSON object instead of a table
     #[arg(long)]
-    pub(crate) json: bool,
+    pub json: bool,
     /// Print comma-separated values instead of a table: a line of names, and a line for each size
     #[arg(long, conflicts_with = "json")]
     #[serde(skip)]
-    pub(crate) csv: bool,
+    pub csv: bool,
 }
 
 /// Sizes of messages, in bytes. Never empty.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Sizes(pub(crate) Vec<u64>);
+pub struct Sizes(pub Vec<u64>);
 
 impl SideOptions {
     /// The sizes to measure with; more than one, or one that stands in a list, are a sweep.
-    pub(crate) fn swept(&self) -> Option<Vec<u64>> {
+    pub fn swept(&self) -> Option<Vec<u64>> {
         match &self.sizes {
             Some(sizes) => Some(sizes.0.clone()),
             None => self.all_sizes.then(|| values::powers(2, 8 << 20)),
@@ -127,7 +127,7 @@ impl SideOptions {
     }
 
     /// What another host asks for: the values that count there, without what each side has for itself.
-    pub(crate) fn for_other_host(&self) -> Self {
+    pub fn for_other_host(&self) -> Self {
         SideOptions { hca: None, gid_index: None, liberties: None, json: false, ..self.clone() }
     }
 

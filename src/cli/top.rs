@@ -5,14 +5,14 @@ use clap::Args;
 use std::time::Duration;
 
 #[derive(Clone, Debug, Args)]
-pub(crate) struct TopOptions {
+pub struct TopOptions {
     /// Print one table, and end: rates are those of one interval
     #[arg(long)]
-    pub(crate) once: bool,
+    pub once: bool,
     /// Print one JSON object instead of the table
     #[arg(long, requires = "once")]
-    pub(crate) json: bool,
+    pub json: bool,
     /// Time between two looks
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = values::interval)]
-    pub(crate) interval: Duration,
+    pub interval: Duration,
 }

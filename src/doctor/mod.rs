@@ -30,7 +30,7 @@ use source::Tree;
 use std::path::Path;
 use std::process::ExitCode;
 
-pub(crate) fn run(options: &DoctorOptions) -> Result<ExitCode, Failure> {
+pub fn run(options: &DoctorOptions) -> Result<ExitCode, Failure> {
     let (tree, libraries) = match &options.root {
         Some(root) => {
             if !root.is_dir() {
@@ -49,17 +49,17 @@ pub(crate) fn run(options: &DoctorOptions) -> Result<ExitCode, Failure> {
 
 /// What was found out about one thing of this machine.
 #[derive(Clone, Debug)]
-pub(crate) struct Fact {
+pub struct Fact {
     /// What it belongs to; facts of a family stand together.
-    pub(crate) family: &'static str,
-    pub(crate) name: String,
+    pub family: &'static str,
+    pub name: String,
     /// `pass`, `skip`, `warn` or `fail`.
-    pub(crate) status: &'static str,
-    pub(crate) seen: String,
+    pub status: &'static str,
+    pub seen: String,
 }
 
 /// What the doctor sees of this machine.
-pub(crate) fn facts() -> Vec<Fact> {
+pub fn facts() -> Vec<Fact> {
     examine(&Tree::new(Path::new("/")), &Libraries::ask()).facts()
 }
 

@@ -99,6 +99,9 @@ pub(crate) fn run<M: Measurement>(options: &M) -> Result<(), Failure> {
 
 /// Where a picture of what is measured is to be, if anywhere.
 fn picture(sides: &SideOptions) -> Result<Option<Destination>, Failure> {
+    if sides.plot.is_some() {
+        plot::check()?;
+    }
     sides.plot.as_deref().map(Destination::new).transpose()
 }
 
@@ -131,7 +134,7 @@ fn sweep<M: Measurement>(
         _ => text::print(sides.json, &reports, text)?,
     }
     if let (Some(picture), false) = (picture, reports.is_empty()) {
-        picture.write(&plot::svg(&M::charts(&reports, sizes.is_some()))?)?;
+        plot::write(&picture, &M::charts(&reports, sizes.is_some()))?;
     }
     match failure {
         Some(error) if reports.is_empty() || !error.is::<NothingYet>() => Err(error),

@@ -1,7 +1,8 @@
 //! The command as a user runs it.
 
-use crate::command::{error_in, gdsync, json, row, rows, rows_in, run, succeeds, text};
-use crate::processes::{children_of, is_running, signal};
+use gdsync_test_support::command::no_gpu;
+use gdsync_test_support::command::{error_in, gdsync, json, row, rows, rows_in, run, succeeds, text};
+use gdsync_test_support::processes::{children_of, is_running, signal};
 use gdsync_test_support::{on_system, skipped};
 use serde_json::Value;
 use std::io::Read;
@@ -160,17 +161,12 @@ fn the_table_names_its_columns() {
     );
 }
 
-/// Says why where a GPU cannot be used: a driver without GPUs, or none.
-pub(crate) fn no_gpu() -> Option<String> {
-    gdsync::cuda::context(0).err().map(|error| error.to_string())
-}
-
 #[test]
 fn a_missing_gpu_is_told_in_one_line() {
     // A number that no machine has, and the first, which this one may lack.
     let missing = no_gpu().map_or(vec!["4000000000"], |_| vec!["0", "4000000000"]);
     for ordinal in missing {
-        for command in [&["pingpong", "--procs", "1"][..], &["pingpong", "--procs", "2"], &["soak"]] {
+        for command in [&["pingpong", "--procs", "1"][..], &["pingpong", "--procs", "2"]] {
             let output = run(&[command, &["--gpu", ordinal, "--json"]].concat());
             let message = text(&output.stderr);
             assert_eq!(output.status.code(), Some(1), "{message}");
@@ -179,26 +175,6 @@ fn a_missing_gpu_is_told_in_one_line() {
             assert_eq!(format!("gdsync: {}\n", error_in(&output.stdout)), message);
         }
     }
-}
-
-#[test]
-fn a_soak_on_a_gpu_takes_no_more_links_than_its_streams_have_channels() {
-    let output = run(&["soak", "--gpu", "0", "--links", "33", "--procs", "2"]);
-    let message = text(&output.stderr);
-    assert_eq!((output.status.code(), message.trim_end().lines().count()), (Some(1), 1), "{message}");
-    assert!(message.contains("--links 33") && message.contains("take 32 at most"), "{message}");
-}
-
-#[test]
-fn a_soak_on_a_gpu_accounts_for_everything() {
-    if let Some(reason) = no_gpu() {
-        return skipped("a_soak_on_a_gpu_accounts_for_everything", &reason);
-    }
-    let counts = json(&["soak", "--gpu", "0", "--links", "16", "--procs", "2", "--minutes", "0.1", "--json"]);
-    for name in ["lost", "duplicated", "wrong", "unaccounted", "hung"] {
-        assert_eq!(counts[name], 0, "{name}: {counts}");
-    }
-    assert!(["by_cuda", "by_kernels"].iter().all(|name| counts[name].as_u64().unwrap() > 0), "{counts}");
 }
 
 #[test]

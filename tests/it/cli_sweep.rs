@@ -1,6 +1,6 @@
 //! Pingpongs over many sizes, and for a time.
 
-use crate::command::{json, rows, run, succeeds, text};
+use gdsync_test_support::command::{json, rows, run, succeeds, text};
 
 #[test]
 fn a_sweep_has_a_row_for_each_size() {

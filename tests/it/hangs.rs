@@ -1,10 +1,10 @@
 //! Failures of every kind, killed and stopped processes: the command ends, and names the cause.
 
-use crate::command::{gdsync, text};
-use crate::processes::{children_of, ends, is_running, signal};
+use gdsync_test_support::command::{gdsync, text};
+use gdsync_test_support::processes::{children_of, ends, signal};
 use gdsync_test_support::skipped_on_system;
 use std::process::{Child, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Much longer than any of these takes, also on a busy machine, and shorter than a hang.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -168,35 +168,6 @@ fn a_pingpong_without_files_for_its_links_ends_and_says_so() {
         succeeds
     });
     assert!(fewest.is_some_and(|files| files > 10), "{fewest:?}");
-}
-
-#[test]
-fn workers_of_a_killed_soak_end_at_once() {
-    let mut soak = gdsync(&["soak", "--minutes", "30", "--procs", "4", "--links", "8"]);
-    let mut soak = soak.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-    let workers = children_of(soak.id(), 4);
-    // One is stopped: it ends, too.
-    signal(workers[1], libc::SIGSTOP);
-    std::thread::sleep(Duration::from_millis(300));
-    soak.kill().unwrap();
-    soak.wait().unwrap();
-    let deadline = Instant::now() + Duration::from_secs(10);
-    while workers.iter().any(|worker| is_running(*worker)) {
-        assert!(Instant::now() < deadline, "workers go on");
-        std::thread::sleep(Duration::from_millis(5));
-    }
-}
-
-#[test]
-fn a_soak_ends_when_a_worker_is_killed_and_another_stopped() {
-    let soak = start(&["soak", "--minutes", "30", "--procs", "3", "--links", "6"], &[]);
-    let workers = children_of(soak.id(), 3);
-    std::thread::sleep(Duration::from_millis(500));
-    signal(workers[2], libc::SIGSTOP);
-    signal(workers[1], libc::SIGKILL);
-    let (status, said) = ends(soak, LIMIT, "a soak");
-    assert_eq!(status.code(), Some(1), "{said}");
-    assert!(said.contains("signal: 9") || said.contains("is gone"), "{said}");
 }
 
 #[test]

@@ -1,9 +1,8 @@
 //! `gdsync trace` and GDSYNC_TRACE: what is recorded of runs of several processes.
 
-use crate::cli::no_gpu;
-use crate::command::{self, gdsync, run, text};
-use crate::processes::{children_of, signal};
+use gdsync_test_support::command::{self, gdsync, no_gpu, run, text};
 use gdsync_test_support::folder::Folder;
+use gdsync_test_support::processes::{children_of, signal};
 use gdsync_test_support::skipped;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
@@ -372,7 +371,7 @@ fn an_interrupt_reaches_the_command_and_the_trace_is_written() {
         "10",
         "--json",
     ]);
-    let mut tracing = crate::processes::as_from_a_terminal(&mut command)
+    let mut tracing = gdsync_test_support::processes::as_from_a_terminal(&mut command)
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()

@@ -29,7 +29,7 @@ impl Said {
         let output = doctor(&["--json", "--root", tree.root().to_str().unwrap()]);
         let stderr = String::from_utf8_lossy(&output.stderr);
         assert!(stderr.is_empty(), "{stderr}");
-        Said { report: crate::command::row(&output.stdout), code: output.status.code() }
+        Said { report: gdsync_test_support::command::row(&output.stdout), code: output.status.code() }
     }
 
     fn checks(&self) -> Vec<&Value> {
@@ -373,7 +373,7 @@ fn a_root_that_is_no_tree_is_an_error() {
 #[test]
 fn this_machine_is_examined_whatever_it_has() {
     let output = doctor(&["--json"]);
-    let report: Value = crate::command::row(&output.stdout);
+    let report: Value = gdsync_test_support::command::row(&output.stdout);
     let failed = report["summary"]["fail"].as_u64().unwrap();
     assert_eq!(output.status.code(), Some(i32::from(failed > 0)), "{report:#}");
     for check in

@@ -1,8 +1,8 @@
 //! Sides that die or are interrupted: the other one ends, too.
 
 use super::{ENDLESS, Setting, end};
-use crate::command::{error_in, row};
-use crate::processes::signal;
+use gdsync_test_support::command::{error_in, row};
+use gdsync_test_support::processes::signal;
 use std::process::Child;
 use std::time::Duration;
 

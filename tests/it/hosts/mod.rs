@@ -7,9 +7,9 @@ mod refusals;
 mod runs;
 mod stranger;
 
-use crate::command::{gdsync, row};
-use crate::processes::{as_from_a_terminal, ends};
+use gdsync_test_support::command::{gdsync, row};
 use gdsync_test_support::folder::Folder;
+use gdsync_test_support::processes::{as_from_a_terminal, ends};
 use serde_json::Value;
 use std::io::Read;
 use std::process::{Child, Command, Stdio};

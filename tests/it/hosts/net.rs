@@ -2,8 +2,8 @@
 
 use super::stranger::{self, Stranger};
 use super::{ENDLESS, Ended, Setting, end};
-use crate::command::{error_in, row, rows, succeeds};
-use crate::processes::signal;
+use gdsync_test_support::command::{error_in, row, rows, succeeds};
+use gdsync_test_support::processes::signal;
 use gdsync_test_support::{on_system, skipped_on_system};
 use serde_json::{Value, json};
 use std::process::Child;

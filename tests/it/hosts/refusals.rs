@@ -2,7 +2,7 @@
 
 use super::stranger::{self, options};
 use super::{Setting, end};
-use crate::command::{run, text};
+use gdsync_test_support::command::{run, text};
 use serde_json::json;
 use std::net::{TcpListener, TcpStream};
 

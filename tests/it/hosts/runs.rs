@@ -1,8 +1,8 @@
 //! Runs that succeed, on one host: every transport and way to ring the card, sweeps, jobs of a launcher.
 
 use super::{Setting, end};
-use crate::command::row;
-use crate::uverbs::support::tool;
+use gdsync_test_support::command::row;
+use gdsync_test_support::programs::tool;
 use gdsync_test_support::{on_system, skipped_on_system};
 use serde_json::Value;
 use std::net::TcpListener;

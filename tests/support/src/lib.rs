@@ -6,6 +6,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, its helpers too")]
 
+#[cfg(feature = "command")]
+pub mod command;
 pub mod compiler;
 #[cfg(feature = "gdsync")]
 pub mod device;
@@ -19,6 +21,12 @@ pub mod networks;
 #[cfg(feature = "gdsync")]
 pub mod pair;
 pub mod process;
+#[cfg(feature = "command")]
+pub mod processes;
+#[cfg(feature = "command")]
+pub mod programs;
+#[cfg(feature = "command")]
+pub mod settings;
 
 #[cfg(feature = "softhca")]
 use softhca::{Begun, PeerMemory, PeerMemoryError, PeerRegion, register_peer_memory};

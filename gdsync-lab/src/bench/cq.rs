@@ -1,0 +1,141 @@
+//! What a stream's wait for a completion costs, by the memory that the completion queue lies in.
+
+use super::gpu::{END, Gpu, START};
+use super::outcome::Outcome;
+use super::{Comparison, compared, micros_since, pair};
+use gdsync::cuda::{Placement, QueuePlacement};
+use gdsync::memop::Condition;
+use gdsync::{
+    Access, Batch, CompletionQueue, MemoryRegion, ProtectionDomain, QueuePair, QueuePairConfig, WorkRequest,
+};
+use gdsync_cli::cli::BenchOptions;
+use gdsync_cli::failure::Failure;
+use gdsync_cli::hca;
+use gdsync_cli::interrupt;
+use serde::Serialize;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// Rounds of each measurement.
+const ROUNDS: u32 = 200;
+/// Queue pairs, each with a completion queue of its own: waits for one are never merged with those
+/// for another.
+const MANY: usize = 32;
+
+#[derive(Debug, Serialize)]
+struct Results {
+    gpu: String,
+    rows: Vec<Comparison>,
+}
+
+pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
+    let gpu = Gpu::new(options.gpu())?;
+    let (device, port) = hca::open(options.hca.as_ref())?;
+    let pd = ProtectionDomain::new(&device)?;
+    let set = |placement| Set::new(&pd, port, placement);
+    let (host, device) = (set(Placement::Host)?, set(Placement::Gpu(options.gpu()))?);
+    let mut rounds: [Vec<(f64, f64)>; 3] = Default::default();
+    for round in interrupt::rounds(1..=ROUNDS) {
+        let none = span(&gpu, round, Batch::new())?;
+        let (in_gpu, in_host) = (device.waits(&gpu, round)?, host.waits(&gpu, round)?);
+        let each = |time: f64| (time - none) / MANY as f64;
+        rounds[0].push((each(in_gpu), each(in_host)));
+        rounds[1].push((device.wake(&gpu, round)?, host.wake(&gpu, round)?));
+        rounds[2].push((device.poll_all()?, host.poll_all()?));
+    }
+    let what = [
+        "one more wait for a completion that has come",
+        "a send, until the stream has seen its completion",
+        "one completion that the CPU polls",
+    ];
+    let rows = what.into_iter().zip(rounds).map(|(what, pairs)| Comparison::new(what, pairs)).collect();
+    let results = Results { gpu: gpu.name()?, rows };
+    let heading = format!("COMPLETION QUEUES, {}", results.gpu);
+    let titles = [heading.as_str(), "IN THE GPU µs", "IN THE HOST µs"];
+    compared(&results, titles, "Completion queues by the memory they lie in", &results.rows)
+}
+
+/// From the flip of the word that the stream waits for until the CPU sees what it writes behind the
+/// batch, in µs.
+fn span(gpu: &Gpu, round: u32, batch: Batch) -> Result<f64, Failure> {
+    gpu.word(START).store(0, Ordering::Relaxed);
+    let start = Batch::new().wait_value32(&gpu.handle(START)?, Condition::Eq, round);
+    gpu.stream.post(start)?;
+    gpu.stream.post(batch.write_value32(&gpu.handle(END)?, round))?;
+    let time = gpu.flip(round, Duration::from_micros(200))?;
+    gpu.word(END).store(0, Ordering::Relaxed);
+    Ok(time)
+}
+
+/// Queue pairs with their completion queues in one place.
+struct Set {
+    pairs: Vec<(QueuePair, QueuePair)>,
+    source: MemoryRegion,
+    target: MemoryRegion,
+}
+
+impl Set {
+    fn new(pd: &ProtectionDomain, port: u8, placement: Placement) -> Result<Self, Failure> {
+        let config = QueuePairConfig::default().port(port).send_depth(4).recv_depth(4);
+        let config = config.placement(QueuePlacement::HOST.completions(placement));
+        let region = || MemoryRegion::allocate(pd, 8, Access::LOCAL_WRITE | Access::REMOTE_WRITE);
+        let pairs = (0..MANY).map(|_| pair::connected(pd, config)).collect::<Result<_, _>>()?;
+        Ok(Set { pairs, source: region()?, target: region()? })
+    }
+
+    fn queues(&self) -> impl Iterator<Item = CompletionQueue> {
+        self.pairs.iter().map(|(left, _)| left.send_cq())
+    }
+
+    fn write_all(&self) -> Result<(), Failure> {
+        let slices = [self.source.slice(..)?];
+        for (left, _) in &self.pairs {
+            left.post_send(WorkRequest::write(&slices, self.target.remote()))?;
+        }
+        Ok(())
+    }
+
+    /// A wait on each queue, for a completion that has arrived.
+    fn waits(&self, gpu: &Gpu, round: u32) -> Result<f64, Failure> {
+        self.write_all()?;
+        let batch = self
+            .queues()
+            .try_fold(Batch::new(), |batch, queue| Ok::<_, Failure>(batch.wait(queue.prepare_wait()?)))?;
+        let time = span(gpu, round, batch)?;
+        self.drain()?;
+        Ok(time)
+    }
+
+    /// A send that the stream rings for and waits for.
+    fn wake(&self, gpu: &Gpu, round: u32) -> Result<f64, Failure> {
+        let (left, _) = &self.pairs[0];
+        let slices = [self.source.slice(..)?];
+        let send = left.prepare(WorkRequest::write(&slices, self.target.remote()))?;
+        let time = span(gpu, round, Batch::new().send(send).wait(left.send_cq().prepare_wait()?))?;
+        poll(&left.send_cq())?;
+        Ok(time)
+    }
+
+    /// The CPU's time for a completion that has arrived.
+    fn poll_all(&self) -> Result<f64, Failure> {
+        self.write_all()?;
+        std::thread::sleep(Duration::from_millis(1));
+        let begin = Instant::now();
+        self.drain()?;
+        Ok(micros_since(begin) / MANY as f64)
+    }
+
+    fn drain(&self) -> Result<(), Failure> {
+        self.queues().try_for_each(|queue| poll(&queue))
+    }
+}
+
+fn poll(queue: &CompletionQueue) -> Result<(), Failure> {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while Instant::now() < deadline {
+        if let Some(completion) = queue.poll()? {
+            return Ok(completion.status?);
+        }
+    }
+    Err("a write has not completed within 10 s".into())
+}

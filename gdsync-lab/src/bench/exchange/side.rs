@@ -1,0 +1,192 @@
+//! One side: its objects by each interface, and its rounds.
+
+use super::c::{C, Named};
+use super::library::Library;
+use super::ours::{Hand, Rust};
+use super::way::{CHUNK, Shape, Way};
+use crate::bench::micros_since;
+use gdsync::cudarc::driver::CudaStream as Queue;
+use gdsync::{CudaStream, SoftStream, cuda};
+use gdsync_cli::failure::Failure;
+use gdsync_cli::hca::{self, Hca};
+use gdsync_cli::interrupt;
+use gdsync_notify::bootstrap::Bootstrap;
+use softhca::card::naps;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// In each, every shape is measured by every way once.
+pub(super) const RUNS: usize = 10;
+
+/// Places of the ways among the results. Those by C are the last, as the library may not be there. Only CUDA
+/// streams are kept.
+pub(super) const BY_RUST: usize = 0;
+pub(super) const BY_HAND: usize = 1;
+pub(super) const BY_C: usize = 2;
+pub(super) const BY_C_KEPT: usize = 3;
+/// How many ways there are at most.
+pub(super) const WAYS: usize = 4;
+
+/// What one way took for one shape, in µs an exchange, of each run.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Measured {
+    pub(super) whole: Vec<f64>,
+    /// Until the CPU had handed everything over.
+    pub(super) posting: Vec<f64>,
+    /// Naps of this process' cards after which there was work, and µs of them.
+    pub(super) naps: Vec<f64>,
+    pub(super) napped: Vec<f64>,
+    /// Memory operations of an exchange.
+    pub(super) operations: Option<f64>,
+}
+
+/// What a chunk took, or a run, in µs.
+#[derive(Clone, Copy, Default)]
+struct Times {
+    posting: f64,
+    whole: f64,
+    naps: f64,
+    napped: f64,
+}
+
+/// By shape, and by way.
+pub(super) type Figures = [[Measured; WAYS]; Shape::ALL.len()];
+
+pub(super) struct Side {
+    ways: Vec<Box<dyn Way>>,
+    bootstrap: Bootstrap,
+    /// Exchanges so far: no message is like another.
+    sequence: u64,
+    /// What the C library has the names of, after whatever uses them.
+    _queues: Vec<Arc<Queue>>,
+}
+
+impl Side {
+    pub(super) fn new(
+        hca: Option<&Hca>,
+        gpu: Option<u32>,
+        library: Option<Library>,
+        mut bootstrap: Bootstrap,
+    ) -> Result<Self, Failure> {
+        let place = hca::open(hca)?;
+        let mut ways: Vec<Box<dyn Way>> = Vec::new();
+        let mut queues = Vec::new();
+        match gpu {
+            None => {
+                ways.push(Box::new(Rust::new(&place, SoftStream::new()?)?));
+                ways.push(Box::new(Hand::new(&place, SoftStream::new()?)?));
+                ways.extend(library.map(|library| C::new(library, Named::Soft)).transpose()?.map(boxed));
+            }
+            Some(ordinal) => {
+                let context = cuda::context(ordinal)?;
+                let stream = || Ok::<_, Failure>(CudaStream::new(context.new_stream()?)?);
+                ways.push(Box::new(Rust::new(&place, stream()?)?));
+                ways.push(Box::new(Hand::new(&place, stream()?)?));
+                if let Some(library) = library {
+                    for named in [Named::Cuda, Named::Kept] {
+                        let queue = context.new_stream()?;
+                        let stream = named(queue.cu_stream().cast());
+                        queues.push(queue);
+                        ways.push(Box::new(C::new(library, stream)?));
+                    }
+                }
+            }
+        }
+        let addresses = ways.iter().map(|way| way.address()).collect::<Result<Vec<_>, _>>()?;
+        let all = bootstrap.all_gather(addresses.join("\n").as_bytes())?;
+        let others = &all[1 - bootstrap.rank() as usize];
+        let mut others = std::str::from_utf8(others)?.lines();
+        for way in &mut ways {
+            way.connect(others.next().ok_or("the other side has not loaded the C library")?)?;
+        }
+        Ok(Side { ways, bootstrap, sequence: 0, _queues: queues })
+    }
+
+    /// All runs, each of so many rounds.
+    pub(super) fn play(mut self, rounds: u64) -> Result<Figures, Failure> {
+        let mut figures = Figures::default();
+        // What is made lazily is made before; first by what is prepared while no stream waits.
+        for shape in Shape::ALL.into_iter().rev() {
+            for way in 0..self.ways.len() {
+                self.chunk(way, shape, CHUNK)?;
+            }
+        }
+        for run in 0..RUNS {
+            if run > 0 && self.is_interrupted()? {
+                break;
+            }
+            for (shape, of_shape) in Shape::ALL.into_iter().zip(&mut figures) {
+                for turn in 0..self.ways.len() {
+                    // The ways take turns in being the first.
+                    let way = (turn + run) % self.ways.len();
+                    self.run(way, shape, rounds, &mut of_shape[way])?;
+                }
+            }
+        }
+        // A side that leaves takes its queue pairs along.
+        self.bootstrap.barrier()?;
+        Ok(figures)
+    }
+
+    /// Whether the user has interrupted either side: both leave at the same run.
+    fn is_interrupted(&mut self) -> Result<bool, Failure> {
+        let all = self.bootstrap.all_gather(&[interrupt::requested().into()])?;
+        Ok(all.iter().any(|one| one.first() == Some(&1)))
+    }
+
+    fn run(&mut self, way: usize, shape: Shape, rounds: u64, to: &mut Measured) -> Result<(), Failure> {
+        let before = self.ways[way].operations();
+        let (mut all, mut left) = (Times::default(), rounds);
+        while left > 0 {
+            let count = left.min(CHUNK as u64);
+            let times = self.chunk(way, shape, count as usize)?;
+            all.posting += times.posting;
+            all.whole += times.whole;
+            all.naps += times.naps;
+            all.napped += times.napped;
+            left -= count;
+        }
+        let each = |all: f64| all / rounds as f64;
+        to.posting.push(each(all.posting));
+        to.whole.push(each(all.whole));
+        to.naps.push(each(all.naps));
+        to.napped.push(each(all.napped));
+        let operations = self.ways[way].operations().zip(before);
+        to.operations = operations.map(|(after, before)| each((after - before) as f64));
+        Ok(())
+    }
+
+    /// Some exchanges, whose messages are checked.
+    fn chunk(&mut self, way: usize, shape: Shape, count: usize) -> Result<Times, Failure> {
+        let rank = u64::from(self.bootstrap.rank());
+        let (way, first) = (&mut self.ways[way], self.sequence);
+        self.sequence += count as u64;
+        let number = |place: usize, rank: u64| (first + place as u64) << 1 | rank;
+        way.receive(count)?;
+        (0..count).for_each(|place| way.write(place, number(place, rank)));
+        way.prepare(shape, count)?;
+        self.bootstrap.barrier()?;
+        let (before, start) = (naps(), Instant::now());
+        way.post(shape, count)?;
+        let posting = micros_since(start);
+        way.synchronize()?;
+        let (whole, after) = (micros_since(start), naps());
+        way.collect(count)?;
+        for place in 0..count {
+            let (found, sent) = (way.read(place), number(place, 1 - rank));
+            if found != sent {
+                return Err(format!("message {sent} came as {found}").into());
+            }
+        }
+        Ok(Times {
+            posting,
+            whole,
+            naps: (after.late - before.late) as f64,
+            napped: (after.late_time - before.late_time).as_secs_f64() * 1e6,
+        })
+    }
+}
+
+fn boxed(way: C) -> Box<dyn Way> {
+    Box::new(way)
+}

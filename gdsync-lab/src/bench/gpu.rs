@@ -1,0 +1,158 @@
+//! What measurements on a GPU share.
+
+use gdsync::cudarc::driver::{CudaContext, sys};
+use gdsync::memop::{MemOpStream, Word32, Word64};
+use gdsync::memory::StreamAddr;
+use gdsync::{CudaStream, PinnedMemory, Stream, cuda};
+use gdsync_cli::failure::Failure;
+use gdsync_sys::shared::SharedU32;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// The shared word that the stream waits for, and the one that it writes last.
+pub(super) const START: usize = 0;
+pub(super) const END: usize = 1;
+
+/// A GPU, a stream of it, and words that it and the CPU share.
+pub(super) struct Gpu {
+    pub(super) context: Arc<CudaContext>,
+    pub(super) stream: Stream<CudaStream>,
+    words: PinnedMemory,
+}
+
+impl Gpu {
+    pub(super) fn new(ordinal: u32) -> Result<Self, Failure> {
+        let context = cuda::context(ordinal)?;
+        let stream = Stream::new(CudaStream::new(context.new_stream()?)?)?;
+        Ok(Gpu { context, stream, words: PinnedMemory::allocate(4096)? })
+    }
+
+    pub(super) fn name(&self) -> Result<String, Failure> {
+        Ok(self.context.name()?)
+    }
+
+    /// One word to a cache line.
+    pub(super) fn word(&self, line: usize) -> &SharedU32 {
+        &self.words.words32()[line * 16]
+    }
+
+    /// That word, for batches.
+    pub(super) fn handle(&self, line: usize) -> Result<Word32, Failure> {
+        Ok(Word32::new(&self.words, line * 64)?)
+    }
+
+    /// The stream's address of that word.
+    pub(super) fn addr(&self, line: usize) -> Result<StreamAddr, Failure> {
+        Ok(self.stream.translate(Word64::new(&self.words, line * 64)?.addr(), 8)?)
+    }
+
+    /// Waits until the CPU sees a value.
+    pub(super) fn await_word(&self, line: usize, value: u32) -> Result<(), Failure> {
+        let mut looks = 0u32;
+        while self.word(line).load(Ordering::Acquire) != value {
+            looks = looks.wrapping_add(1);
+            // A GPU that has failed writes nothing any more.
+            if looks.is_multiple_of(1 << 24) {
+                self.stream.query()?;
+            }
+            std::hint::spin_loop();
+        }
+        Ok(())
+    }
+
+    /// Flips the word that the stream waits for, once the stream has had `rest` to reach it.
+    /// Returns the time, in µs, until the CPU sees what the stream writes last.
+    pub(super) fn flip(&self, value: u32, rest: Duration) -> Result<f64, Failure> {
+        std::thread::sleep(rest);
+        let start = Instant::now();
+        self.word(START).store(value, Ordering::Release);
+        self.await_word(END, value)?;
+        let time = super::micros_since(start);
+        self.synchronize()?;
+        Ok(time)
+    }
+
+    pub(super) fn synchronize(&self) -> Result<(), Failure> {
+        Ok(self.stream.synchronize()?)
+    }
+
+    /// Enqueues operations by a call of the driver, and nothing else.
+    ///
+    /// # Safety
+    /// The addresses in them are those of words of this struct, aligned.
+    pub(super) unsafe fn submit_by_hand(
+        &self,
+        params: &mut [sys::CUstreamBatchMemOpParams],
+    ) -> Result<(), Failure> {
+        // SAFETY: the caller's.
+        unsafe { by_hand::submit(&self.stream, params) }
+    }
+}
+
+/// Operations as a program would write them by hand, for references.
+pub(super) mod by_hand {
+    use gdsync::CudaStream;
+    use gdsync::cudarc::driver::sys;
+    use gdsync::cudarc::driver::sys::{
+        CUstreamBatchMemOpParams as Params,
+        CUstreamBatchMemOpParams_union_CUstreamMemOpWaitValueParams_st as Wait,
+        CUstreamBatchMemOpParams_union_CUstreamMemOpWaitValueParams_st__bindgen_ty_1 as WaitValue,
+        CUstreamBatchMemOpParams_union_CUstreamMemOpWriteValueParams_st as Write,
+        CUstreamBatchMemOpParams_union_CUstreamMemOpWriteValueParams_st__bindgen_ty_1 as WriteValue,
+        CUstreamBatchMemOpType as Type,
+    };
+    use gdsync::memop::Condition;
+    use gdsync::memory::StreamAddr;
+    use gdsync_cli::failure::Failure;
+
+    /// Enqueues operations by a call of the driver, and nothing else.
+    ///
+    /// # Safety
+    /// Every address is valid for the stream, and aligned, until the stream has passed the operation.
+    pub(in crate::bench) unsafe fn submit(stream: &CudaStream, params: &mut [Params]) -> Result<(), Failure> {
+        let (count, at) = (u32::try_from(params.len())?, params.as_mut_ptr());
+        // SAFETY: the stream is alive, the array has `count` entries; the addresses in it are the
+        // caller's promise.
+        unsafe { sys::cuStreamBatchMemOp_v2(stream.raw(), count, at, 0) }.result()?;
+        Ok(())
+    }
+
+    pub(in crate::bench) fn write(addr: StreamAddr, value64: u64, wide: bool) -> Params {
+        let kinds = [Type::CU_STREAM_MEM_OP_WRITE_VALUE_32, Type::CU_STREAM_MEM_OP_WRITE_VALUE_64];
+        let mut params = Params { pad: [0; 6] };
+        params.writeValue = Write {
+            operation: kinds[usize::from(wide)],
+            address: addr.get(),
+            __bindgen_anon_1: WriteValue { value64 },
+            flags: 0,
+            alias: 0,
+        };
+        params
+    }
+
+    /// A 32-bit wait for "greater or equal".
+    pub(in crate::bench) fn wait(addr: StreamAddr, value: u32) -> Params {
+        wait_for(addr, Condition::Geq, value)
+    }
+
+    /// A 32-bit wait.
+    pub(in crate::bench) fn wait_for(addr: StreamAddr, condition: Condition, value: u32) -> Params {
+        use sys::CUstreamWaitValue_flags as Flags;
+        let flags = match condition {
+            Condition::Geq => Flags::CU_STREAM_WAIT_VALUE_GEQ,
+            Condition::Eq => Flags::CU_STREAM_WAIT_VALUE_EQ,
+            Condition::And => Flags::CU_STREAM_WAIT_VALUE_AND,
+            Condition::Nor => Flags::CU_STREAM_WAIT_VALUE_NOR,
+        };
+        let mut params = Params { pad: [0; 6] };
+        params.waitValue = Wait {
+            operation: Type::CU_STREAM_MEM_OP_WAIT_VALUE_32,
+            address: addr.get(),
+            __bindgen_anon_1: WaitValue { value64: value.into() },
+            flags: flags as u32,
+            alias: 0,
+        };
+        params
+    }
+}

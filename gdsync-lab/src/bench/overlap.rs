@@ -1,0 +1,216 @@
+//! A stream that computes and a stream that communicates: together they take as long as the longer
+//! one, and the CPU idles.
+
+use super::gpu::Gpu;
+use super::outcome;
+use super::outcome::Outcome;
+use super::pair::Pair;
+use gdsync::cuda::GpuMemory;
+use gdsync::cudarc::driver::{CudaFunction, CudaStream, LaunchConfig, PushKernelArg};
+use gdsync::cudarc::nvrtc::Ptx;
+use gdsync::verbs::GpuMemoryRegion;
+use gdsync::{Access, Batch, WorkRequest};
+use gdsync_cli::cli::BenchOptions;
+use gdsync_cli::failure::Failure;
+use gdsync_cli::hca::Hca;
+use gdsync_cli::plot::{Axis, Chart, Content, Scale, Values};
+use serde::Serialize;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Exchanges of 8 bytes, from GPU memory to GPU memory.
+const EXCHANGES: usize = 10_000;
+/// Exchanges of one batch, and batches that are enqueued at a time.
+const BATCH: usize = 50;
+const AHEAD: usize = 4;
+/// Kernels of the computing stream, and how long each takes.
+const KERNELS: usize = 200;
+const KERNEL_NS: u64 = 2_000_000;
+
+/// Computes for a number of nanoseconds: `spin(ns)`.
+const SPIN: &str = r"
+.version 7.0
+.target sm_70
+.address_size 64
+.visible .entry spin(.param .u64 ns) {
+    .reg .pred %p<2>; .reg .b64 %rd<5>;
+    ld.param.u64 %rd1, [ns];
+    mov.u64 %rd2, %globaltimer;
+again:
+    mov.u64 %rd3, %globaltimer;
+    sub.u64 %rd4, %rd3, %rd2;
+    setp.lt.u64 %p1, %rd4, %rd1;
+    @%p1 bra again;
+    ret;
+}
+";
+
+#[derive(Debug, Serialize)]
+struct Results {
+    gpu: String,
+    exchanges: usize,
+    kernels: usize,
+    rows: Vec<Row>,
+}
+
+#[derive(Debug, Serialize)]
+struct Row {
+    what: &'static str,
+    wall_ms: f64,
+    /// CPU time of the program: of all its threads but the software card's.
+    program_cpu_ms: f64,
+    /// CPU time of the software card's threads, which a real card would not need.
+    card_cpu_ms: f64,
+}
+
+pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
+    let bench = Bench::new(Gpu::new(options.gpu())?, options.hca.as_ref())?;
+    let results = Results {
+        gpu: bench.gpu.name()?,
+        exchanges: EXCHANGES,
+        kernels: KERNELS,
+        rows: vec![
+            bench.measure("computing", true, false)?,
+            bench.measure("communicating", false, true)?,
+            bench.measure("both at once", true, true)?,
+        ],
+    };
+    let heading = format!("{EXCHANGES} EXCHANGES, {KERNELS} KERNELS, {}", results.gpu);
+    let ms = |value: f64| format!("{value:.1}");
+    let rows = results
+        .rows
+        .iter()
+        .map(|row| vec![row.what.to_owned(), ms(row.wall_ms), ms(row.program_cpu_ms), ms(row.card_cpu_ms)])
+        .collect();
+    let column = |name: &str, pick: fn(&Row) -> f64| Values::new(name, results.rows.iter().map(pick));
+    let content = Content::Categories {
+        x: Axis::new("Time, ms", Scale::Linear),
+        names: results.rows.iter().map(|row| row.what.to_owned()).collect(),
+        series: vec![
+            column("wall", |row| row.wall_ms),
+            column("the program's CPU time", |row| row.program_cpu_ms),
+            column("the card's CPU time", |row| row.card_cpu_ms),
+        ],
+    };
+    let chart = Chart { title: "A stream that computes and one that communicates".to_owned(), content };
+    let header = [&heading, "WALL ms", "PROGRAM'S CPU ms", "CARD'S CPU ms"];
+    Ok(outcome(&results, &header, rows)?.chart(chart))
+}
+
+struct Bench {
+    gpu: Gpu,
+    pair: Pair,
+    computing: Arc<CudaStream>,
+    spin: CudaFunction,
+    source: GpuMemoryRegion,
+    target: GpuMemoryRegion,
+}
+
+impl Bench {
+    fn new(gpu: Gpu, hca: Option<&Hca>) -> Result<Self, Failure> {
+        let computing = gpu.context.new_stream()?;
+        let spin = gpu.context.load_module(Ptx::from_src(SPIN))?.load_function("spin")?;
+        let pair = Pair::new(hca)?;
+        let region = |access| -> Result<_, Failure> {
+            Ok(GpuMemoryRegion::register(&pair.pd, GpuMemory::allocate(&gpu.context, 8)?, access)?)
+        };
+        let (source, target) = (region(Access::empty())?, region(Access::LOCAL_WRITE)?);
+        let bench = Bench { gpu, pair, computing, spin, source, target };
+        // Loads the kernel.
+        bench.compute(1)?;
+        bench.computing.synchronize()?;
+        Ok(bench)
+    }
+
+    fn compute(&self, ns: u64) -> Result<(), Failure> {
+        let config = LaunchConfig { grid_dim: (1, 1, 1), block_dim: (32, 1, 1), shared_mem_bytes: 0 };
+        let mut launch = self.computing.launch_builder(&self.spin);
+        launch.arg(&ns);
+        // SAFETY: the kernel takes a number of nanoseconds, and touches no memory.
+        unsafe { launch.launch(config) }?;
+        Ok(())
+    }
+
+    fn batch(&self) -> Result<Batch, Failure> {
+        let mut batch = Batch::new();
+        for _ in 0..BATCH {
+            self.pair.right.post_recv(&[self.target.slice(..)?], 0)?;
+            let slices = [self.source.slice(..)?];
+            let send = self.pair.left.prepare(WorkRequest::send(&slices))?;
+            batch = batch.send(send).wait(self.pair.right.recv_cq().prepare_wait()?);
+        }
+        Ok(batch)
+    }
+
+    /// Takes the completions of batches that the stream has passed; false where there are none yet.
+    fn collect(&self) -> Result<usize, Failure> {
+        let mut received = 0;
+        for (queue, counted) in [(self.pair.left.send_cq(), 0), (self.pair.right.recv_cq(), 1)] {
+            while let Some(completion) = queue.poll()? {
+                completion.status?;
+                received += counted;
+            }
+        }
+        Ok(received)
+    }
+
+    fn communicate(&self) -> Result<(), Failure> {
+        let (mut posted, mut received) = (0, 0);
+        while received < EXCHANGES {
+            while posted < EXCHANGES && posted - received <= (AHEAD - 1) * BATCH {
+                self.gpu.stream.post(self.batch()?).map_err(|error| error.to_string())?;
+                posted += BATCH;
+            }
+            // Nothing needs the CPU until the stream runs dry.
+            std::thread::sleep(Duration::from_millis(1));
+            received += self.collect()?;
+        }
+        Ok(())
+    }
+
+    fn measure(&self, what: &'static str, compute: bool, communicate: bool) -> Result<Row, Failure> {
+        let before = cpu_times()?;
+        let start = Instant::now();
+        if compute {
+            (0..KERNELS).try_for_each(|_| self.compute(KERNEL_NS))?;
+        }
+        if communicate {
+            self.communicate()?;
+        }
+        while !self.is_idle()? {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let (wall, after) = (start.elapsed(), cpu_times()?);
+        let ms = |ns: u64| ns as f64 / 1e6;
+        Ok(Row {
+            what,
+            wall_ms: wall.as_secs_f64() * 1e3,
+            program_cpu_ms: ms(after.program.saturating_sub(before.program)),
+            card_cpu_ms: ms(after.card.saturating_sub(before.card)),
+        })
+    }
+
+    fn is_idle(&self) -> Result<bool, Failure> {
+        let done = self.computing.record_event(None)?;
+        Ok(done.is_complete() && self.gpu.stream.synchronize_timeout(Duration::ZERO)?)
+    }
+}
+
+/// CPU time of this process' threads in ns.
+struct CpuTimes {
+    program: u64,
+    card: u64,
+}
+
+fn cpu_times() -> Result<CpuTimes, Failure> {
+    let mut times = CpuTimes { program: 0, card: 0 };
+    for task in std::fs::read_dir("/proc/self/task")? {
+        let path = task?.path();
+        // A thread may end meanwhile.
+        let read = |name| std::fs::read_to_string(path.join(name)).unwrap_or_default();
+        let name = read("comm");
+        let ns: u64 = read("schedstat").split_whitespace().next().and_then(|ns| ns.parse().ok()).unwrap_or(0);
+        *(if name.starts_with("gdsync-softhca") { &mut times.card } else { &mut times.program }) += ns;
+    }
+    Ok(times)
+}

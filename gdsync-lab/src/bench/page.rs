@@ -1,0 +1,174 @@
+//! A run as one HTML page: it has no scripts, and asks for nothing from outside itself.
+
+use super::outcome::{Outcome, Table};
+use crate::draw;
+use gdsync_cli::cli::{self, Benchmark};
+use gdsync_cli::doctor::{self, Fact};
+use gdsync_cli::failure::Failure;
+use gdsync_cli::text::escape;
+use std::time::{Duration, SystemTime};
+
+const STYLE: &str = "\
+:root{color-scheme:light dark;--ground:#fff;--ink:#1b1f24;--faint:#5a626c;--line:#d5d9df;--good:#0c7660;--poor:#8a5a00;--bad:#bc1c2c}\
+@media(prefers-color-scheme:dark){:root{--ground:#14171c;--ink:#e6e8ec;--faint:#a0a8b2;--line:#3a4048;--good:#52d6b4;--poor:#ffc46b;--bad:#ff8287}}\
+body{margin:2rem auto;padding:0 1rem;max-width:60rem;background:var(--ground);color:var(--ink);font:15px/1.5 sans-serif}\
+h1{font-size:1.7rem}h2{margin-top:2.5rem;font-size:1.25rem;border-bottom:1px solid var(--line);padding-bottom:.2rem}\
+h3{font-size:1rem;margin:1rem 0 .3rem}p{margin:.4rem 0}a{color:inherit}nav a{margin-right:.8rem}\
+.faint{color:var(--faint)}.pass{color:var(--good)}.warn{color:var(--poor)}.fail,.error{color:var(--bad)}\
+code{font:13px/1.4 monospace;overflow-wrap:anywhere}figure{margin:1rem 0}svg{max-width:100%;height:auto}\
+.wide{overflow-x:auto;margin:1rem 0}table{border-collapse:collapse;font-size:13px}\
+th,td{text-align:right;padding:.2rem .7rem;border-bottom:1px solid var(--line);font-variant-numeric:tabular-nums;white-space:nowrap}\
+th{color:var(--faint);font-weight:600}th:first-child,td:first-child,.facts td{text-align:left}\
+.facts td{white-space:normal;vertical-align:top}.facts td:nth-child(-n+2){white-space:nowrap}";
+
+/// The page of benchmarks that have run just now, by this process on this machine.
+///
+/// # Errors
+/// A picture cannot be drawn.
+pub(super) fn page(outcomes: &[(Benchmark, Result<Outcome, Failure>)]) -> Result<String, Failure> {
+    let words: Vec<String> =
+        std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned()).collect();
+    render(outcomes, &doctor::facts(), &words, SystemTime::now())
+}
+
+/// `words`: the command line behind the name of the program.
+fn render(
+    outcomes: &[(Benchmark, Result<Outcome, Failure>)],
+    facts: &[Fact],
+    words: &[String],
+    now: SystemTime,
+) -> Result<String, Failure> {
+    let links: String = outcomes.iter().map(|(what, _)| cli::word(what)).map(link).collect();
+    let mut body = format!(
+        "<h1>gdsync bench</h1>\n<p class=\"faint\">gdsync {}, {}</p>\n<p><code>{}</code></p>\n<nav>{}{links}</nav>\n",
+        env!("CARGO_PKG_VERSION"),
+        date(now),
+        escape(&command(words)),
+        link("machine".to_owned()),
+    );
+    body += &machine(facts);
+    for (what, outcome) in outcomes {
+        body += &section(*what, outcome, words)?;
+    }
+    Ok(format!(
+        "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
+         <meta name=\"viewport\" content=\"width=device-width\">\n\
+         <meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n\
+         <title>gdsync bench, {}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n{body}</body>\n</html>\n",
+        date(now)
+    ))
+}
+
+fn link(name: String) -> String {
+    format!("<a href=\"#{name}\">{name}</a>")
+}
+
+fn section(what: Benchmark, outcome: &Result<Outcome, Failure>, words: &[String]) -> Result<String, Failure> {
+    let name = cli::word(&what);
+    let help = cli::help(&what);
+    let mut section = format!(
+        "<section id=\"{name}\">\n<h2>{name}</h2>\n<p>{}</p>\n<p><code>{}</code></p>\n",
+        escape(&help),
+        escape(&command(&of_one(words, &name))),
+    );
+    match outcome {
+        Err(error) => section += &format!("<p class=\"error\">{}</p>\n", escape(&error.to_string())),
+        Ok(outcome) => {
+            if !outcome.charts.is_empty() {
+                section += &format!("<figure>\n{}</figure>\n", draw::svg(&outcome.charts)?);
+            }
+            outcome.tables.iter().for_each(|one| section += &table(one));
+            for note in &outcome.notes {
+                section += &format!("<p>{}</p>\n", escape(note));
+            }
+        }
+    }
+    Ok(section + "</section>\n")
+}
+
+fn table(table: &Table) -> String {
+    let line = |tag: &str, cells: &[String]| {
+        let cells: String = cells.iter().map(|cell| format!("<{tag}>{}</{tag}>", escape(cell))).collect();
+        format!("<tr>{cells}</tr>\n")
+    };
+    let rows: String = table.rows.iter().map(|row| line("td", row)).collect();
+    format!(
+        "<div class=\"wide\"><table>\n<thead>{}</thead>\n<tbody>\n{rows}</tbody>\n</table></div>\n",
+        line("th", &table.header)
+    )
+}
+
+/// What the doctor sees, family by family.
+fn machine(facts: &[Fact]) -> String {
+    let mut section =
+        "<section id=\"machine\">\n<h2>machine</h2>\n<p>What <code>gdsync doctor</code> sees.</p>\n"
+            .to_owned();
+    for family in facts.chunk_by(|one, next| one.family == next.family) {
+        let row = |fact: &Fact| {
+            format!(
+                "<tr><td class=\"{status}\">{status}</td><td>{}</td><td>{}</td></tr>\n",
+                escape(&fact.name),
+                escape(&fact.seen),
+                status = fact.status,
+            )
+        };
+        let rows: String = family.iter().map(row).collect();
+        section += &format!(
+            "<h3>{}</h3>\n<div class=\"wide\"><table class=\"facts\"><tbody>\n{rows}</tbody></table></div>\n",
+            escape(family[0].family)
+        );
+    }
+    section + "</section>\n"
+}
+
+/// A command line as a shell takes it.
+fn command(words: &[String]) -> String {
+    let is_plain =
+        |word: &str| !word.is_empty() && word.chars().all(|c| c.is_alphanumeric() || "-_=.,:/+".contains(c));
+    let quoted = |word: &String| match is_plain(word) {
+        true => word.clone(),
+        false => format!("'{}'", word.replace('\'', "'\\''")),
+    };
+    std::iter::once("gdsync".to_owned()).chain(words.iter().map(quoted)).collect::<Vec<_>>().join(" ")
+}
+
+/// The command line of one benchmark among all: with its name, and without the options for files.
+fn of_one(words: &[String], name: &str) -> Vec<String> {
+    let mut of_one = Vec::new();
+    let mut words = words.iter();
+    while let Some(word) = words.next() {
+        match word.as_str() {
+            "--html" | "--plot" => drop(words.next()),
+            word if word.starts_with("--html=") || word.starts_with("--plot=") => {}
+            "all" => of_one.push(name.to_owned()),
+            word => of_one.push(word.to_owned()),
+        }
+    }
+    of_one
+}
+
+/// A time as people write it, in UTC.
+fn date(now: SystemTime) -> String {
+    let seconds = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or(Duration::ZERO).as_secs();
+    let (mut days, minutes) = (seconds / 86_400, seconds % 86_400 / 60);
+    let is_leap =
+        |year: u64| year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
+    let mut year = 1970;
+    while days >= 365 + u64::from(is_leap(year)) {
+        days -= 365 + u64::from(is_leap(year));
+        year += 1;
+    }
+    let february = 28 + u64::from(is_leap(year));
+    let mut month = 1;
+    for length in [31, february, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31] {
+        if days < length {
+            break;
+        }
+        days -= length;
+        month += 1;
+    }
+    format!("{year}-{month:02}-{:02} {:02}:{:02} UTC", days + 1, minutes / 60, minutes % 60)
+}
+
+#[cfg(test)]
+mod tests;

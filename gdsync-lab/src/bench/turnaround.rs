@@ -1,0 +1,169 @@
+//! Waking and posting, against the same memory operations written by hand.
+
+use super::gpu::{END, Gpu, START, by_hand};
+use super::outcome::Outcome;
+use super::pair::Pair;
+use super::{Comparison, compared, micros_since, timed};
+use gdsync::memop::Condition;
+use gdsync::{Batch, CudaStream, PreparedSend, Stream, WorkRequest};
+use gdsync_cli::cli::BenchOptions;
+use gdsync_cli::failure::Failure;
+use gdsync_cli::interrupt;
+use serde::Serialize;
+use std::time::{Duration, Instant};
+
+/// Turnarounds that are measured, unless the user ends them.
+const TURNS: u32 = 2000;
+/// Sends whose posting is measured, one after the other on an idle stream, and in bursts.
+const IDLE_POSTS: u32 = 4000;
+const POSTS: u32 = 20_000;
+const BURST: u32 = 16;
+
+/// The shared words that stand in for a doorbell record and a doorbell register.
+const RECORD: usize = 2;
+const REGISTER: usize = 3;
+
+#[derive(Debug, Serialize)]
+struct Results {
+    gpu: String,
+    doorbells: String,
+    rows: Vec<Comparison>,
+}
+
+pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
+    let mut bench = Bench::new(options)?;
+    let mut rows = vec![bench.turnaround()?];
+    let posting = [
+        (Poster::Any, IDLE_POSTS, 1),
+        (Poster::Any, POSTS, BURST),
+        (Poster::Owner, IDLE_POSTS, 1),
+        (Poster::Owner, POSTS, BURST),
+    ];
+    // After an interrupt, what has been measured is all.
+    for (by, posts, burst) in posting.into_iter().take_while(|_| !interrupt::requested()) {
+        rows.push(bench.posting(by, posts, burst)?);
+    }
+    let results = Results {
+        gpu: bench.gpu.name()?,
+        doorbells: bench.gpu.stream.doorbells(&bench.pair.left)?.to_string(),
+        rows,
+    };
+    let heading = format!("{}, DOORBELLS {}", results.gpu, results.doorbells);
+    compared(&results, [&heading, "GDSYNC µs", "BY HAND µs"], "Waking and posting", &results.rows)
+}
+
+/// Who posts: any thread, or the only owner of a stream that nothing captures.
+#[derive(Clone, Copy)]
+enum Poster {
+    Any,
+    Owner,
+}
+
+struct Bench {
+    gpu: Gpu,
+    pair: Pair,
+    /// The stream of [`Poster::Owner`].
+    owned: Stream<CudaStream>,
+}
+
+impl Bench {
+    fn new(options: &BenchOptions) -> Result<Self, Failure> {
+        let (gpu, pair) = (Gpu::new(options.gpu())?, Pair::new(options.hca.as_ref())?);
+        let stream = CudaStream::new(gpu.context.new_stream()?)?;
+        // SAFETY: the bench captures no stream.
+        let owned = Stream::new(unsafe { stream.never_captured() })?;
+        Ok(Bench { gpu, pair, owned })
+    }
+
+    fn prepare(&self) -> Result<PreparedSend, Failure> {
+        self.pair.right.post_recv(&[], 0)?;
+        Ok(self.pair.left.prepare(WorkRequest::send(&[]))?)
+    }
+
+    /// From the flip of a word that the stream waits for, until the CPU sees what it writes after
+    /// the doorbell.
+    fn turnaround(&self) -> Result<Comparison, Failure> {
+        let gpu = &self.gpu;
+        let (start, end) = (gpu.handle(START)?, gpu.handle(END)?);
+        let mut pairs = Vec::new();
+        for turn in interrupt::rounds(0..TURNS) {
+            let value = 2 * turn + 1;
+            let send = self.prepare()?;
+            let batch = Batch::new()
+                .wait_value32(&start, Condition::Geq, value)
+                .send(send)
+                .write_value32(&end, value);
+            gpu.stream.post(batch).map_err(|error| error.to_string())?;
+            let ours = self.turn(value)?;
+            self.pair.collect(1)?;
+            let value = value + 1;
+            let mut ops = [
+                by_hand::wait(gpu.addr(START)?, value),
+                by_hand::write(gpu.addr(RECORD)?, value.into(), false),
+                by_hand::write(gpu.addr(REGISTER)?, value.into(), true),
+                by_hand::write(gpu.addr(END)?, value.into(), false),
+            ];
+            // SAFETY: the addresses are words of `gpu`.
+            unsafe { gpu.submit_by_hand(&mut ops) }?;
+            pairs.push((ours, self.turn(value)?));
+        }
+        Ok(Comparison::new("a word flips, the stream wakes, the doorbell is visible", pairs))
+    }
+
+    fn turn(&self, value: u32) -> Result<f64, Failure> {
+        self.gpu.flip(value, Duration::from_micros(30))
+    }
+
+    /// What it costs the CPU to post one prepared send: with `burst` of them between two
+    /// synchronizations.
+    fn posting(&mut self, by: Poster, posts: u32, burst: u32) -> Result<Comparison, Failure> {
+        let (record, register) = (self.gpu.addr(RECORD)?, self.gpu.addr(REGISTER)?);
+        let by_hand = |stream: &CudaStream, value: u32| {
+            let mut ops =
+                [by_hand::write(record, value.into(), false), by_hand::write(register, value.into(), true)];
+            // SAFETY: the addresses are words of `gpu`, which both streams' context has registered.
+            unsafe { by_hand::submit(stream, &mut ops) }
+        };
+        let mut pairs = Vec::new();
+        // A burst that has begun is ended.
+        let bursts = interrupt::rounds(0..posts / burst);
+        for post in bursts.flat_map(|number| number * burst..(number + 1) * burst) {
+            // Preparing evicts the driver's memory from the nearest caches, and the first of the
+            // two calls brings it back.
+            let mut send = Some(self.prepare()?);
+            let stream = match by {
+                Poster::Any => &mut self.gpu.stream,
+                Poster::Owner => &mut self.owned,
+            };
+            let (mut ours, mut reference) = (f64::NAN, f64::NAN);
+            for is_ours in [post % 2 == 1, post % 2 == 0] {
+                if burst == 1 {
+                    stream.synchronize()?;
+                }
+                match send.take_if(|_| is_ours) {
+                    None => reference = timed(|| by_hand(stream, post))?,
+                    Some(send) => {
+                        let start = Instant::now();
+                        let posted = match by {
+                            Poster::Any => stream.post_send(send),
+                            Poster::Owner => stream.post_send_mut(send),
+                        };
+                        ours = micros_since(start);
+                        posted.map_err(|error| error.to_string())?;
+                    }
+                }
+            }
+            pairs.push((ours, reference));
+            if post % burst == burst - 1 {
+                stream.synchronize()?;
+                self.pair.collect(burst.into())?;
+            }
+        }
+        let what = if burst == 1 { "an idle stream" } else { "a busy stream" };
+        let who = match by {
+            Poster::Any => "the CPU posts one prepared send",
+            Poster::Owner => "the stream's owner does, uncaptured",
+        };
+        Ok(Comparison::new(format!("{who}, {what}"), pairs))
+    }
+}

@@ -1,0 +1,255 @@
+//! Drawing a chart by plotters: title, legend, axes, and what is between them.
+
+use super::axis::{self, Placed, Ticks};
+use super::categories;
+use super::style::{self, FAINT, GRID, GROUND, INK};
+use gdsync_cli::failure::Failure;
+use gdsync_cli::plot::{Axis, Bin, Chart, Content, Scale, Series};
+use plotters::coord::Shift;
+use plotters::coord::cartesian::Cartesian2d;
+use plotters::coord::ranged1d::{DefaultFormatting, KeyPointHint, Ranged};
+use plotters::prelude::*;
+use plotters::style::text_anchor::HPos;
+use std::ops::Range;
+
+/// Pixels of a picture from side to side, and what stays free at each.
+const WIDTH: u32 = 760;
+const MARGIN: i32 = 16;
+/// Of the title, of a line of the legend, and of the line that names the vertical axis.
+const TITLE: i32 = 40;
+const LEGEND_LINE: i32 = 20;
+const AXIS_NAME: i32 = 30;
+/// Of the part between the axes.
+const PLOT: i32 = 280;
+/// Left of and under the part between the axes, for what is written there.
+const LEFT: i32 = 56;
+pub(super) const BOTTOM: i32 = 46;
+/// Right of the part between the axes, where half of the last label stands.
+const RIGHT: i32 = 34;
+/// Sizes of text.
+const LARGE: f64 = 16.0;
+pub(super) const SMALL: f64 = 12.0;
+
+pub(super) type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+pub(super) type Drawn<'a, 'b> = ChartContext<'a, SVGBackend<'b>, Cartesian2d<Ticks, Ticks>>;
+
+impl Ranged for Ticks {
+    type FormatOption = DefaultFormatting;
+    type ValueType = f64;
+
+    fn map(&self, value: &f64, (first, last): (i32, i32)) -> i32 {
+        let part = (value - self.low) / (self.high - self.low);
+        first + (part * f64::from(last - first)).round() as i32
+    }
+
+    fn key_points<Hint: KeyPointHint>(&self, hint: Hint) -> Vec<f64> {
+        if hint.weight().allow_light_points() { Vec::new() } else { self.at.clone() }
+    }
+
+    fn range(&self) -> Range<f64> {
+        self.low..self.high
+    }
+}
+
+/// Width and height of the picture in pixels.
+pub(super) fn size(charts: &[Chart]) -> (u32, u32) {
+    let height: i32 = charts.iter().map(|chart| height(chart) + MARGIN).sum();
+    (WIDTH, height.max(MARGIN).unsigned_abs())
+}
+
+fn height(chart: &Chart) -> i32 {
+    let names = names(&chart.content);
+    TITLE + legend(&names).1 + AXIS_NAME + BOTTOM + plot_height(&chart.content)
+}
+
+fn plot_height(content: &Content) -> i32 {
+    match content {
+        Content::Lines { .. } | Content::Histogram { .. } => PLOT,
+        Content::Categories { names, series, .. } => categories::height(names.len(), series.len()),
+    }
+}
+
+/// What the legend explains. A single series needs none.
+fn names(content: &Content) -> Vec<String> {
+    let names: Vec<String> = match content {
+        Content::Lines { series, .. } => series.iter().map(|one| one.name.clone()).collect(),
+        Content::Categories { series, .. } => series.iter().map(|one| one.name.clone()).collect(),
+        Content::Histogram { x, marks, .. } => {
+            let written = |(name, value): &(String, f64)| {
+                format!("{name}: {} {}", axis::number(*value), axis::unit(x).unwrap_or_default())
+            };
+            return marks.iter().map(written).collect();
+        }
+    };
+    if names.len() > 1 { names } else { Vec::new() }
+}
+
+/// Where each name of the legend begins, and the pixels that all take from top to bottom.
+fn legend(names: &[String]) -> (Vec<(i32, i32)>, i32) {
+    let (mut x, mut y, mut places) = (0, 0, Vec::new());
+    for name in names {
+        let wide = 22 + style::width(name, SMALL) + 16;
+        if x > 0 && x + wide > WIDTH as i32 - 2 * MARGIN {
+            (x, y) = (0, y + LEGEND_LINE);
+        }
+        places.push((x, y));
+        x += wide;
+    }
+    (places, if names.is_empty() { 0 } else { y + LEGEND_LINE })
+}
+
+/// The picture as the library writes it.
+pub(super) fn draw(charts: &[Chart]) -> Result<String, Failure> {
+    let mut text = String::new();
+    {
+        let root = SVGBackend::with_string(&mut text, size(charts)).into_drawing_area();
+        root.fill(&GROUND)?;
+        let mut top = 0;
+        for chart in charts {
+            let high = height(chart);
+            panel(&root.clone().shrink((0, top), (WIDTH, high.unsigned_abs())), chart)?;
+            top += high + MARGIN;
+        }
+        root.present()?;
+    }
+    Ok(text)
+}
+
+fn panel(area: &Area<'_>, chart: &Chart) -> Result<(), Failure> {
+    area.draw_text(&chart.title, &style::bold(LARGE, &INK, HPos::Left), (MARGIN, 24))?;
+    let names = names(&chart.content);
+    let (places, legend_height) = legend(&names);
+    for (index, (name, (x, y))) in names.iter().zip(places).enumerate() {
+        let (x, y) = (MARGIN + x, TITLE + y + 8);
+        // A mark of a histogram is a line, and its bars have the first colour.
+        let is_mark = matches!(chart.content, Content::Histogram { .. });
+        let color = style::series(index + usize::from(is_mark));
+        match chart.content {
+            Content::Lines { .. } => {
+                area.draw(&PathElement::new(vec![(x, y), (x + 16, y)], color.stroke_width(2)))?;
+                marker(area, index, (x + 8, y))?;
+            }
+            Content::Histogram { .. } => {
+                area.draw(&PathElement::new(vec![(x + 8, y - 7), (x + 8, y + 7)], color.stroke_width(2)))?;
+            }
+            Content::Categories { .. } => {
+                area.draw(&Rectangle::new([(x + 2, y - 6), (x + 14, y + 6)], color.filled()))?;
+            }
+        }
+        area.draw_text(name, &style::font(SMALL, &INK, HPos::Left), (x + 22, y))?;
+    }
+    let header = TITLE + legend_height + AXIS_NAME;
+    match &chart.content {
+        Content::Lines { x, y, series } => {
+            let points = || series.iter().flat_map(|one| &one.points);
+            let drawn = (
+                x.scale.ticks(points().filter(|point| y.scale.place(point.1).is_some()).map(|point| point.0)),
+                y.scale.ticks(points().filter(|point| x.scale.place(point.0).is_some()).map(|point| point.1)),
+            );
+            let mut plot = axes(area, header, (x, &drawn.0), Some((y, &drawn.1)))?;
+            lines(&mut plot, (x.scale, y.scale), series)
+        }
+        Content::Histogram { x, bins, marks } => {
+            let y = Axis::new("Exchanges", Scale::Linear);
+            let edges = bins.iter().flat_map(|bin| [bin.from, bin.to]);
+            let drawn = (
+                x.scale.ticks(edges.chain(marks.iter().map(|mark| mark.1))),
+                y.scale.ticks(bins.iter().map(|bin| bin.count as f64)),
+            );
+            let mut plot = axes(area, header, (x, &drawn.0), Some((&y, &drawn.1)))?;
+            histogram(&mut plot, x.scale, drawn.1.high, bins, marks)
+        }
+        Content::Categories { x, names, series } => categories::draw(area, header, x, names, series),
+    }
+}
+
+/// Draws the axes, and a grid. Without a vertical axis, its coordinates are pixels.
+pub(super) fn axes<'a, 'b>(
+    area: &'a Area<'b>,
+    header: i32,
+    (x, across): (&Axis, &Ticks),
+    vertical: Option<(&Axis, &Ticks)>,
+) -> Result<Drawn<'a, 'b>, Failure> {
+    let high = f64::from(area.dim_in_pixel().1.cast_signed() - header - BOTTOM);
+    let (up, left) = match vertical {
+        Some((_, ticks)) => (ticks.clone(), LEFT),
+        None => (Ticks { low: 0.0, high, at: Vec::new() }, MARGIN),
+    };
+    let mut plot = ChartBuilder::on(area)
+        .margin_top(header)
+        .margin_left(MARGIN)
+        .margin_right(RIGHT)
+        .set_label_area_size(LabelAreaPosition::Left, left)
+        .set_label_area_size(LabelAreaPosition::Bottom, BOTTOM)
+        .build_cartesian_2d(across.clone(), up)?;
+    let (label_x, label_y) = (
+        |at: &f64| x.scale.label(*at),
+        |at: &f64| vertical.map_or_else(String::new, |(y, _)| y.scale.label(*at)),
+    );
+    plot.configure_mesh()
+        .bold_line_style(GRID.stroke_width(1))
+        .light_line_style(TRANSPARENT)
+        .axis_style(FAINT.stroke_width(1))
+        .label_style(style::font(SMALL, &FAINT, HPos::Left))
+        .axis_desc_style(style::font(SMALL, &INK, HPos::Left))
+        .x_label_formatter(&label_x)
+        .y_label_formatter(&label_y)
+        .x_desc(x.name.as_str())
+        .draw()?;
+    if let Some((y, _)) = vertical {
+        area.draw_text(&y.name, &style::font(SMALL, &INK, HPos::Left), (MARGIN, header - 18))?;
+    }
+    Ok(plot)
+}
+
+/// Draws a point of a series: series differ in shape, too, for readers who do not tell colours apart.
+fn marker<C: CoordTranslate>(
+    area: &DrawingArea<SVGBackend<'_>, C>,
+    index: usize,
+    at: C::From,
+) -> Result<(), Failure>
+where
+    C::From: Clone + 'static,
+{
+    let color = style::series(index);
+    match index % 4 {
+        0 => area.draw(&Circle::new(at, 4, color.filled())),
+        1 => area.draw(&TriangleMarker::new(at, 6, color.filled())),
+        2 => area.draw(&Cross::new(at, 4, color.stroke_width(2))),
+        _ => area.draw(&Circle::new(at, 4, color.stroke_width(2))),
+    }?;
+    Ok(())
+}
+
+fn lines(plot: &mut Drawn<'_, '_>, (x, y): (Scale, Scale), series: &[Series]) -> Result<(), Failure> {
+    for (index, one) in series.iter().enumerate() {
+        let place = |point: &(f64, f64)| Some((x.place(point.0)?, y.place(point.1)?));
+        let points: Vec<(f64, f64)> = one.points.iter().filter_map(place).collect();
+        let line = PathElement::new(points.clone(), style::series(index).stroke_width(2));
+        plot.draw_series([line])?;
+        points.into_iter().try_for_each(|point| marker(plot.plotting_area(), index, point))?;
+    }
+    Ok(())
+}
+
+fn histogram(
+    plot: &mut Drawn<'_, '_>,
+    x: Scale,
+    top: f64,
+    bins: &[Bin],
+    marks: &[(String, f64)],
+) -> Result<(), Failure> {
+    let bar = |bin: &Bin| {
+        let (from, to) = (x.place(bin.from)?, x.place(bin.to)?);
+        let mut bar = Rectangle::new([(from, 0.0), (to, bin.count as f64)], style::series(0).filled());
+        bar.set_margin(0, 0, 0, 1);
+        Some(bar)
+    };
+    plot.draw_series(bins.iter().filter(|bin| bin.count > 0).filter_map(bar))?;
+    for (index, (_, value)) in marks.iter().enumerate() {
+        let Some(at) = x.place(*value) else { continue };
+        let color = style::series(index + 1);
+        plot.draw_series([PathElement::new(vec![(at, 0.0), (at, top)], color.stroke_width(2))])?;
+    }
+    Ok(())
+}

@@ -1,0 +1,45 @@
+//! The program of gdsync's verbs that measure and try: `bench`, `soak`, `sanity`, `copybw` and `copylat`. It also draws the
+//! pictures of every verb.
+
+mod bench;
+mod draw;
+mod mapped;
+mod soak;
+
+use gdsync_cli::cli::{BenchOptions, Command, Process};
+use gdsync_cli::failure::Failure;
+use gdsync_cli::interrupt;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    gdsync_cli::main(run, run_process)
+}
+
+fn run(command: Command) -> Result<ExitCode, Failure> {
+    let done = |()| ExitCode::SUCCESS;
+    match command {
+        Command::Bench(options @ BenchOptions { between: None, .. }) => {
+            interrupt::catch()?;
+            bench::run(&options).map(done)
+        }
+        Command::Soak(options) => {
+            interrupt::catch()?;
+            soak::run(&options).map(done)
+        }
+        Command::Copybw(options) => mapped::bandwidth(&options).map(done),
+        Command::Copylat(options) => mapped::latency(&options).map(done),
+        Command::Sanity(options) => mapped::sanity(&options),
+        other => gdsync_cli::run(other),
+    }
+}
+
+fn run_process(process: Process) -> Result<(), Failure> {
+    match process {
+        Process::BenchFirst(options) => bench::first::run_one(&options),
+        Process::BenchScale(options) => bench::scale::run_one(&options),
+        Process::ExchangePeer => bench::run_exchange_peer(),
+        Process::SoakWorker => soak::run_worker(),
+        Process::Draw => draw::run(),
+        other => gdsync_cli::run_process(other),
+    }
+}

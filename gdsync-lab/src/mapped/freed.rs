@@ -1,0 +1,104 @@
+//! What happens to a mapping when its GPU memory is freed: the mistake is made here on purpose.
+
+use super::pattern;
+use super::sanity::Passed;
+use gdsync::cuda::GpuMemory;
+use gdsync::cudarc::driver::{CudaContext, sys};
+use gdsync::mapped::{MappedMemory, MappingBackend, MappingError};
+use gdsync_cli::failure::Failure;
+use std::sync::Arc;
+
+/// Bytes of the memory: a piece as GPUs give exportable memory.
+const LEN: usize = 2 << 20;
+
+/// Every access must succeed or be refused, and none may end the program.
+pub(super) fn check(context: &Arc<CudaContext>, backend: MappingBackend) -> Result<Passed, Failure> {
+    context.bind_to_thread()?;
+    let exportable = backend == MappingBackend::ResourceManager;
+    let memory = if exportable { Memory::exportable(context)? } else { Memory::ordinary()? };
+    // SAFETY: violated on purpose: the memory is freed before the handle is dropped. Nothing but
+    // the mapping uses the handle, and how a mapping stands that is what is checked.
+    let gpu = unsafe { GpuMemory::from_raw(context, memory.address, LEN, ()) }?;
+    let mapped = MappedMemory::pin_by(backend, &gpu)?;
+    let bytes = pattern(LEN, 3);
+    mapped.copy_to(0, &bytes)?;
+    drop(memory);
+    let mut seen = vec![0; 4096];
+    match mapped.copy_from(0, &mut seen) {
+        Err(MappingError::Freed) => match mapped.copy_to(0, &[1]) {
+            Err(MappingError::Freed) => Ok(Passed::Yes),
+            other => Err(format!("a load was refused, and a store gave {other:?}").into()),
+        },
+        Ok(()) if seen[..] == bytes[..4096] => {
+            // The mapping keeps the memory.
+            mapped.copy_to(8, &[9])?;
+            mapped.copy_from(8, &mut seen[..1])?;
+            if seen[0] == 9 { Ok(Passed::Yes) } else { Err("a store was lost".into()) }
+        }
+        Ok(()) => Err("a load gave what was never stored".into()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Memory that the driver frees when this is dropped.
+struct Memory {
+    address: u64,
+    exportable: bool,
+}
+
+impl Memory {
+    fn ordinary() -> Result<Self, Failure> {
+        let mut address = 0;
+        // SAFETY: a valid place; a context is current.
+        unsafe { sys::cuMemAlloc_v2(&mut address, LEN) }.result()?;
+        Ok(Memory { address, exportable: false })
+    }
+
+    fn exportable(context: &CudaContext) -> Result<Self, Failure> {
+        let location = sys::CUmemLocation {
+            type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE,
+            id: context.cu_device(),
+        };
+        let properties = sys::CUmemAllocationProp {
+            type_: sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
+            requestedHandleTypes: sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+            location,
+            win32HandleMetaData: std::ptr::null_mut(),
+            allocFlags: sys::CUmemAllocationProp_st__bindgen_ty_1 {
+                compressionType: 0,
+                gpuDirectRDMACapable: 1,
+                usage: 0,
+                reserved: [0; 4],
+            },
+        };
+        let access = sys::CUmemAccessDesc {
+            location,
+            flags: sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+        };
+        let (mut handle, mut address) = (0, 0);
+        // SAFETY: valid places, and each call gets what the one before made. What is mapped keeps
+        // the memory. Where one fails, what was made before ends with the process.
+        unsafe {
+            sys::cuMemCreate(&mut handle, LEN, &properties, 0).result()?;
+            sys::cuMemAddressReserve(&mut address, LEN, 0, 0, 0).result()?;
+            sys::cuMemMap(address, LEN, 0, handle, 0).result()?;
+            sys::cuMemSetAccess(address, LEN, &access, 1).result()?;
+            sys::cuMemRelease(handle).result()?;
+        }
+        Ok(Memory { address, exportable: true })
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: ours. A mapping may be left behind, which is what is checked.
+        unsafe {
+            if self.exportable {
+                let _ = sys::cuMemUnmap(self.address, LEN);
+                let _ = sys::cuMemAddressFree(self.address, LEN);
+            } else {
+                let _ = sys::cuMemFree_v2(self.address);
+            }
+        }
+    }
+}

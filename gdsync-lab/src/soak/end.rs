@@ -1,0 +1,387 @@
+//! One end of a link, across all its failures.
+//!
+//! An end that fails says so, and the other fails with it. Both take everything off their queues,
+//! tell each other where they stand, and go on: with the same queue pair, brought back to its
+//! beginning, or with a new one.
+
+use super::gpu::Gpu;
+use super::loose::Loose;
+use super::mesh::Message;
+use super::plan::Random;
+use super::poster::By;
+use super::queues::{Queues, SharedHub};
+use super::region::Place;
+use super::reliable::Reliable;
+use super::tally::Tally;
+use super::traffic::Traffic;
+use super::wire::{Taken, Wire};
+use gdsync::qp::MasterConfig;
+use gdsync::verbs::Transport;
+use gdsync::{Device, Endpoint, PreparedWait, ProtectionDomain, Trigger};
+use gdsync_cli::failure::Failure;
+use std::fmt;
+use std::time::{Duration, Instant};
+
+/// How long draining may take.
+const DRAIN: Duration = Duration::from_secs(20);
+/// Without any progress for so long, an end hangs.
+const STUCK: Duration = Duration::from_secs(60);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// Waits for the other end's queue pair.
+    Connecting,
+    /// Connected; waits until the other end is, too.
+    Waiting,
+    Running,
+    /// Failed: takes everything off its queues.
+    Draining,
+    /// Drained; waits until the other end knows.
+    Down,
+    /// The run is over.
+    Closing,
+}
+
+/// What ends of a process have together.
+pub(super) struct Together {
+    /// Where sends and receives of some complete.
+    pub(super) queues: Option<(SharedHub, SharedHub)>,
+    /// What releases sends of some; none where the card does not wait.
+    pub(super) trigger: Option<Trigger>,
+}
+
+/// What an end is made of, and never changes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Role {
+    pub(super) link: u32,
+    /// Rank of the other end's process.
+    pub(super) peer: usize,
+    /// Numbers of this end and of the other, counted over all links.
+    pub(super) own: u64,
+    pub(super) other: u64,
+    pub(super) seed: u64,
+}
+
+impl Role {
+    fn transport(&self) -> Transport {
+        match self.link % 16 {
+            5 | 12 => Transport::Uc,
+            7 | 14 => Transport::Ud,
+            _ => Transport::Rc,
+        }
+    }
+
+    /// What posts: half of the links have streams. Where there are kernels, these are reliable links
+    /// with queues of their own.
+    fn by(&self, gpu: &Gpu) -> By {
+        match self.link % 16 {
+            6 | 8 if gpu.has_kernels() => By::Kernels,
+            link if link % 2 == 1 => By::Stream,
+            _ => By::Cpu,
+        }
+    }
+
+    pub(super) fn shares_queues(&self) -> bool {
+        matches!(self.link % 8, 2 | 3)
+    }
+
+    /// What releases its sends, where doorbells do not: streams have such ends. Of those that share
+    /// a trigger, one at a time can post.
+    fn trigger(&self, together: &Together, pd: &ProtectionDomain) -> Result<Option<Trigger>, Failure> {
+        Ok(match (self.link % 16, &together.trigger) {
+            (1 | 9, Some(trigger)) => Some(trigger.clone()),
+            (5 | 7, Some(_)) => Some(Trigger::new(pd)?),
+            (11, Some(_)) => Some(mastered(pd)?),
+            _ => None,
+        })
+    }
+
+    fn queues(&self, together: &Together) -> Queues {
+        match &together.queues {
+            Some((send, recv)) if self.shares_queues() => Queues::Shared(send.clone(), recv.clone()),
+            _ if self.link % 8 == 4 => Queues::Single,
+            _ => Queues::Own,
+        }
+    }
+}
+
+/// A trigger with a master.
+pub(super) fn mastered(pd: &ProtectionDomain) -> Result<Trigger, Failure> {
+    Ok(Trigger::new(pd)?.with_master(MasterConfig::default())?)
+}
+
+pub(super) struct End {
+    role: Role,
+    wire: Wire,
+    traffic: Box<dyn Traffic>,
+    epoch: u32,
+    phase: Phase,
+    /// The other end has said that it is down in this epoch, or up in the next.
+    peer_is_down: bool,
+    next_up: Option<Message>,
+    /// The last epoch in which the other end was connected.
+    peer_ready: Option<u32>,
+    /// The other end was sent the message that everything is sent.
+    ended: bool,
+    peer_sent: Option<u64>,
+    progress: Instant,
+    drain_until: Instant,
+}
+
+impl End {
+    pub(super) fn new(
+        role: Role,
+        (device, pd, port): (&Device, &ProtectionDomain, u8),
+        together: &Together,
+        gpu: &Gpu,
+    ) -> Result<Self, Failure> {
+        let random = |salt: u64| Random::new(role.seed ^ role.own << 32 ^ salt << 56);
+        let ends = (role.own, role.other);
+        let by = role.by(gpu);
+        let place = if by == By::Cpu { Place::Host } else { gpu.place() };
+        let traffic: Box<dyn Traffic> = match role.transport() {
+            Transport::Rc => Box::new(Reliable::new((device, pd), role.seed, ends, random(1), (&place, by))?),
+            _ => Box::new(Loose::new(pd, role.seed, ends, &place)?),
+        };
+        let release = (role.queues(together), role.trigger(together, pd)?);
+        let wire = Wire::new((device, pd, port), role.transport(), release, (gpu, by), random(2))?;
+        let now = Instant::now();
+        Ok(End {
+            role,
+            wire,
+            traffic,
+            epoch: 0,
+            phase: Phase::Connecting,
+            peer_is_down: false,
+            next_up: None,
+            peer_ready: None,
+            ended: false,
+            peer_sent: None,
+            progress: now,
+            drain_until: now,
+        })
+    }
+
+    pub(super) fn peer(&self) -> usize {
+        self.role.peer
+    }
+
+    pub(super) fn link(&self) -> u32 {
+        self.role.link
+    }
+
+    /// A wait for the next completion of its sends that nothing waits for.
+    pub(super) fn next_send(&self) -> Result<Option<PreparedWait>, Failure> {
+        self.wire.next_send()
+    }
+
+    /// Where its queue pair of this epoch is.
+    pub(super) fn up(&self) -> Result<Message, Failure> {
+        Ok(Message::Up {
+            link: self.role.link,
+            epoch: self.epoch,
+            endpoint: self.wire.queue_pair.endpoint()?.to_string(),
+            offer: self.traffic.offer(),
+        })
+    }
+
+    /// Sends no more messages than it has begun with.
+    pub(super) fn stop(&mut self) {
+        self.traffic.stop();
+    }
+
+    /// Everything was sent and acknowledged, and everything from the other end was received.
+    pub(super) fn is_done(&self) -> bool {
+        self.ended && self.peer_sent.is_some_and(|sent| self.traffic.has_all(sent))
+    }
+
+    /// Fails, if it is at work, as if its connection had been cut.
+    pub(super) fn cut(&mut self, tally: &mut Tally) -> Result<Option<Message>, Failure> {
+        if self.phase != Phase::Running {
+            return Ok(None);
+        }
+        tally.aborted += 1;
+        self.fail()
+    }
+
+    /// Handles a message of the other end.
+    pub(super) fn hear(&mut self, message: Message, tally: &mut Tally) -> Result<Option<Message>, Failure> {
+        self.progress = Instant::now();
+        match message {
+            Message::Up { epoch, .. } if epoch == self.epoch && self.phase == Phase::Connecting => {
+                return self.connect(message, tally).map(Some);
+            }
+            Message::Up { .. } => {
+                self.peer_is_down = true;
+                self.next_up = Some(message);
+            }
+            Message::Ready { epoch, .. } => {
+                // It may arrive before this end has looked at the other's address.
+                self.peer_ready = Some(epoch);
+                if self.phase == Phase::Waiting && epoch == self.epoch {
+                    self.phase = Phase::Running;
+                }
+            }
+            Message::Down { epoch, .. } if epoch == self.epoch => {
+                self.peer_is_down = true;
+                return self.fail();
+            }
+            Message::End { sent, .. } => self.peer_sent = Some(sent),
+            _ => {}
+        }
+        Ok(None)
+    }
+
+    fn connect(&mut self, message: Message, tally: &mut Tally) -> Result<Message, Failure> {
+        let Message::Up { endpoint, offer, .. } = message else {
+            return Err("not an end's address".into());
+        };
+        let endpoint: Endpoint = endpoint.parse()?;
+        self.traffic.resume(&self.wire, &endpoint, &offer, tally)?;
+        self.wire.connect(&endpoint, tally)?;
+        let ready = self.peer_ready == Some(self.epoch);
+        self.phase = if ready { Phase::Running } else { Phase::Waiting };
+        Ok(Message::Ready { link: self.role.link, epoch: self.epoch })
+    }
+
+    /// The queue pair has failed, here or there. Says so, the first time.
+    fn fail(&mut self) -> Result<Option<Message>, Failure> {
+        if matches!(self.phase, Phase::Draining | Phase::Down | Phase::Closing) {
+            return Ok(None);
+        }
+        self.wire.queue_pair.abort()?;
+        self.phase = Phase::Draining;
+        self.drain_until = Instant::now() + DRAIN;
+        Ok(Some(Message::Down { link: self.role.link, epoch: self.epoch }))
+    }
+
+    /// Does what can be done now. Returns the messages for the other end.
+    pub(super) fn step(&mut self, tally: &mut Tally) -> Result<Option<Message>, Failure> {
+        let before = (tally.operations, tally.flushed);
+        let failed = self.take(tally)?;
+        let told = match self.phase {
+            Phase::Running | Phase::Waiting if failed => {
+                tally.failures += 1;
+                self.fail()?
+            }
+            Phase::Running => self.work(tally)?,
+            Phase::Draining => self.drain(tally)?,
+            Phase::Down if self.peer_is_down => self.rise(tally)?,
+            Phase::Connecting => match self.next_up.take() {
+                Some(Message::Up { epoch, .. }) if epoch != self.epoch => None,
+                Some(up) => self.hear(up, tally)?,
+                None => None,
+            },
+            _ => None,
+        };
+        let now = Instant::now();
+        if told.is_some() || before != (tally.operations, tally.flushed) || self.is_done() {
+            self.progress = now;
+        } else if now.duration_since(self.progress) > STUCK {
+            tally.hung += 1;
+            return Err(format!("{self}: nothing has happened for {STUCK:?}").into());
+        }
+        Ok(told)
+    }
+
+    fn work(&mut self, tally: &mut Tally) -> Result<Option<Message>, Failure> {
+        self.wire.post_receives(tally)?;
+        self.traffic.post(&mut self.wire, tally)?;
+        match self.traffic.sent(&self.wire) {
+            Some(sent) if !self.ended => {
+                self.ended = true;
+                Ok(Some(Message::End { link: self.role.link, sent }))
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// The next epoch: nothing outstanding.
+    fn rise(&mut self, tally: &mut Tally) -> Result<Option<Message>, Failure> {
+        if !self.wire.renew(tally).map_err(|error| self.named(error))? {
+            return Ok(None);
+        }
+        self.epoch += 1;
+        self.phase = Phase::Connecting;
+        self.peer_is_down = false;
+        self.up().map(Some)
+    }
+
+    /// Everything that was posted must complete, failed or not, and no stream may hang. True once
+    /// that is so.
+    fn is_drained(&mut self, tally: &mut Tally) -> Result<bool, Failure> {
+        let left = self.wire.left();
+        if left == 0 && self.wire.is_idle()? {
+            self.wire.compare(tally);
+            return Ok(true);
+        }
+        if Instant::now() > self.drain_until {
+            tally.hung += 1;
+            return Err(format!("{self}: {left} work requests never completed").into());
+        }
+        Ok(false)
+    }
+
+    fn drain(&mut self, tally: &mut Tally) -> Result<Option<Message>, Failure> {
+        if self.is_drained(tally)? {
+            self.phase = Phase::Down;
+        }
+        Ok(None)
+    }
+
+    /// All ends of all processes are done: takes what is left off the queues. True once nothing is.
+    pub(super) fn close(&mut self, tally: &mut Tally) -> Result<bool, Failure> {
+        if self.phase != Phase::Closing {
+            self.fail()?;
+            self.drain_until = Instant::now() + DRAIN;
+            self.phase = Phase::Closing;
+        }
+        self.take(tally)?;
+        let is_closed =
+            self.is_drained(tally)? && self.wire.finish(tally).map_err(|error| self.named(error))?;
+        if !is_closed && Instant::now() > self.drain_until {
+            tally.hung += 1;
+            return Err(format!("{self}: a wait for a send that was dropped does not end").into());
+        }
+        if !is_closed {
+            return Ok(false);
+        }
+        self.traffic.close(self.peer_sent.unwrap_or_default(), tally);
+        Ok(true)
+    }
+
+    fn named(&self, error: Failure) -> Failure {
+        format!("{self}: {error}").into()
+    }
+
+    /// Takes what has completed. True where something has failed.
+    fn take(&mut self, tally: &mut Tally) -> Result<bool, Failure> {
+        let mut failed = self.wire.queue_pair.failure().is_some();
+        while let Some(completion) = self.wire.take_receive(tally).map_err(|error| self.named(error))? {
+            match completion.status {
+                Ok(()) => self.traffic.receive(&self.wire, &completion, tally)?,
+                Err(_) => failed = true,
+            }
+        }
+        while let Some(taken) = self.wire.take_send(tally).map_err(|error| self.named(error))? {
+            let Taken { completion, has_failed, ended } = taken;
+            for ended in ended {
+                let own = completion.as_ref().filter(|_| ended.is_own);
+                self.traffic.end(&ended, own, tally)?;
+            }
+            failed |= has_failed;
+        }
+        self.wire.compare(tally);
+        Ok(failed)
+    }
+}
+
+impl fmt::Display for End {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let End { role, epoch, phase, ended, peer_sent, .. } = self;
+        let (link, transport, left) = (role.link, role.transport(), self.wire.left());
+        write!(f, "link {link} {transport} epoch {epoch} {phase:?} left {left} ended {ended} ")?;
+        let failure = self.wire.queue_pair.failure();
+        write!(f, "peer sent {peer_sent:?} failure {failure:?}: {}", self.traffic)
+    }
+}

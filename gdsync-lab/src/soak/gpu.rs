@@ -1,0 +1,99 @@
+//! What drives links that the CPU does not drive: a GPU, or a stand-in of software streams.
+
+use super::region::Place;
+use gdsync::cuda::Placement;
+use gdsync::cudarc::driver::{CudaContext, CudaFunction};
+use gdsync::cudarc::nvrtc::Ptx;
+use gdsync::memop::MemOpStream;
+use gdsync::stream::StreamOptions;
+use gdsync::{CudaStream, SoftStream, Stream, cuda};
+use gdsync_cli::failure::Failure;
+use std::sync::Arc;
+
+/// The PTX of `kernels/soak.cu`; `build.rs` says which. The GPU's driver compiles it for its GPU.
+const PTX: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../kernels/ptx/soak.ptx"));
+
+/// A stream of either kind.
+pub(super) type AnyStream = Stream<Box<dyn MemOpStream>>;
+
+/// What has the ends of a process that the CPU does not drive.
+#[derive(Clone, Debug)]
+pub(super) enum Gpu {
+    /// Software streams alone, as in a soak without a GPU: they post, and nothing else is special.
+    None,
+    /// Software streams, threads in the place of kernels, and host memory, used as if it were apart.
+    StandIn,
+    Cuda(Arc<CudaContext>, CudaFunction),
+}
+
+/// Links for each process: so many streams of a GPU have a channel of the GPU each. The software card
+/// copies by a stream, too, which must not stand behind one that waits for the card.
+const LINKS: u32 = 16;
+
+/// Whether there is that GPU, and the links are not too many for it.
+///
+/// # Errors
+/// In words, with the remedy.
+pub(super) fn check(ordinal: u32, links: u32, procs: u32) -> Result<(), Failure> {
+    let most = LINKS * procs;
+    if links > most {
+        return Err(format!(
+            "--links {links} is too much for {procs} processes on a GPU: take {most} at most"
+        )
+        .into());
+    }
+    let remedy = "leave --gpu out, or take --stand-in, for a soak without a GPU";
+    match cuda::device_count() {
+        Ok(count) if ordinal < count => Ok(()),
+        Ok(count) => Err(format!("there is no GPU {ordinal}: the driver has {count}; {remedy}").into()),
+        Err(error) => Err(format!("GPU {ordinal} cannot be used: {error}; {remedy}").into()),
+    }
+}
+
+impl Gpu {
+    pub(super) fn open(ordinal: Option<u32>, stand_in: bool) -> Result<Self, Failure> {
+        let Some(ordinal) = ordinal else { return Ok(if stand_in { Gpu::StandIn } else { Gpu::None }) };
+        let context = cuda::context(ordinal)?;
+        // SAFETY: kernels get raw addresses here, so cudarc has nothing to track.
+        unsafe { context.disable_event_tracking() };
+        let posts = context.load_module(Ptx::from_src(PTX))?.load_function("post_requests")?;
+        Ok(Gpu::Cuda(context, posts))
+    }
+
+    /// True where kernels, or what stands in for them, drive some of the links.
+    pub(super) fn has_kernels(&self) -> bool {
+        !matches!(self, Gpu::None)
+    }
+
+    /// Where messages of links lie that the CPU does not drive.
+    pub(super) fn place(&self) -> Place {
+        match self {
+            Gpu::None => Place::Host,
+            Gpu::StandIn => Place::StandIn,
+            Gpu::Cuda(context, _) => Place::Gpu(context.clone()),
+        }
+    }
+
+    /// A stream that posts.
+    pub(super) fn stream(&self) -> Result<AnyStream, Failure> {
+        Ok(Stream::new(self.backend()?)?)
+    }
+
+    /// A stream whose waits the card collects, from two queues on.
+    pub(super) fn collecting(&self, in_gpu_memory: bool) -> Result<AnyStream, Failure> {
+        let word = match self {
+            Gpu::Cuda(context, _) if in_gpu_memory => Placement::Gpu(u32::try_from(context.ordinal())?),
+            _ => Placement::Host,
+        };
+        let options = StreamOptions::default().collect_from(Some(2)).collect_in(word);
+        Ok(Stream::with_options(self.backend()?, options)?)
+    }
+
+    fn backend(&self) -> Result<Box<dyn MemOpStream>, Failure> {
+        let backend: Box<dyn MemOpStream> = match self {
+            Gpu::None | Gpu::StandIn => Box::new(SoftStream::new()?),
+            Gpu::Cuda(context, _) => Box::new(CudaStream::new(context.new_stream()?)?),
+        };
+        Ok(backend)
+    }
+}

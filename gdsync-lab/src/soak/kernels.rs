@@ -1,0 +1,261 @@
+//! An end that kernels drive: they post its requests, some at a time, and wait until these have
+//! completed. Without a GPU, a thread does so in their place.
+
+use super::gpu::Gpu;
+use gdsync::cudarc::driver::{CudaFunction, CudaStream as Queue, LaunchConfig, PushKernelArg};
+use gdsync::device::{DeviceQp, DeviceQpOptions};
+use gdsync::queue::{Syndrome, WorkError};
+use gdsync::{CudaStream, PinnedMemory, QueuePair, RemoteMemory, Slice, SoftStream, WorkRequest, cuda};
+use gdsync_cli::failure::Failure;
+use std::collections::VecDeque;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Requests at a time, in a list and before it.
+const MOST: usize = 16;
+/// After so long, what was posted never completes.
+const LONG: Duration = Duration::from_secs(20);
+/// Words of a request, of `struct request` in `kernels/soak.cu`.
+const REQUEST: usize = 4;
+/// Words after the requests, of `struct outcome` there.
+const OUTCOME: usize = 3;
+/// `status::ok` and `status::failed` of the device header.
+const OK: u64 = 0;
+const FAILED: u64 = 3;
+
+/// What a kernel posts.
+#[derive(Clone, Debug)]
+pub(super) enum Request {
+    /// A message: memory of the end, by its address and its key as well.
+    Send { slice: Slice, address: u64, key: u32 },
+    /// A word for the other end.
+    Put { to: RemoteMemory, value: u64 },
+}
+
+/// How a list has ended: with the first failure.
+type Outcome = Result<(), WorkError>;
+
+/// The requests of one end.
+pub(super) struct Kernels {
+    driver: Driver,
+    waiting: Vec<Request>,
+    /// Requests of the list that runs.
+    running: usize,
+    ended: VecDeque<Outcome>,
+    has_failed: bool,
+}
+
+enum Driver {
+    Thread(Thread),
+    Cuda(Box<Cuda>),
+}
+
+/// What a request says that was not carried out because an earlier one failed.
+const FLUSHED: WorkError = WorkError { syndrome: Syndrome::WrFlush as u8, vendor: 0 };
+
+impl Kernels {
+    pub(super) fn new(gpu: &Gpu) -> Result<Self, Failure> {
+        let driver = match gpu {
+            Gpu::Cuda(context, posts) => {
+                let queue = context.new_stream()?;
+                let backend = CudaStream::new(queue.clone())?;
+                let memory = PinnedMemory::allocate((MOST * REQUEST + OUTCOME) * 8)?;
+                let address = cuda::pin(context, &memory)?;
+                Driver::Cuda(Box::new(Cuda {
+                    queue,
+                    backend,
+                    posts: posts.clone(),
+                    memory,
+                    address,
+                    round: 0,
+                    attached: None,
+                }))
+            }
+            Gpu::None | Gpu::StandIn => {
+                Driver::Thread(Thread { stream: SoftStream::new()?, outcome: Arc::default() })
+            }
+        };
+        Ok(Kernels { driver, waiting: Vec::new(), running: 0, ended: VecDeque::new(), has_failed: false })
+    }
+
+    /// Gets a queue pair that is connected, and has nothing outstanding.
+    pub(super) fn attach(&mut self, queue_pair: &QueuePair) -> Result<(), Failure> {
+        self.has_failed = false;
+        if let Driver::Cuda(driver) = &mut self.driver {
+            let options = DeviceQpOptions::default();
+            driver.attached = Some(queue_pair.attach_device(&driver.backend, &options)?);
+        }
+        Ok(())
+    }
+
+    /// Gives the queue pair back. No list runs.
+    pub(super) fn detach(&mut self) -> Result<(), Failure> {
+        if let Driver::Cuda(driver) = &mut self.driver {
+            // The last kernel has reported, and may have yet to end.
+            driver.queue.synchronize()?;
+            if let Some(attached) = driver.attached.take() {
+                attached.detach_device(LONG)?;
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn has_room(&self) -> bool {
+        self.waiting.len() + self.running + self.ended.len() < MOST
+    }
+
+    pub(super) fn post(&mut self, request: Request) {
+        self.waiting.push(request);
+    }
+
+    /// How the next request has ended, in the order of their posts. Starts a list where none runs.
+    pub(super) fn next_ended(&mut self, queue_pair: &Arc<QueuePair>) -> Result<Option<Outcome>, Failure> {
+        if self.running > 0
+            && let Some(outcome) = self.driver.outcome()?
+        {
+            self.has_failed |= outcome.is_err();
+            let rest = outcome.map_err(|_| FLUSHED);
+            self.ended.extend(std::iter::once(outcome).chain(std::iter::repeat_n(rest, self.running - 1)));
+            self.running = 0;
+        }
+        if self.running == 0 && !self.waiting.is_empty() {
+            let list = std::mem::take(&mut self.waiting);
+            if self.has_failed || queue_pair.failure().is_some() {
+                self.ended.extend(list.iter().map(|_| Err(FLUSHED)));
+            } else {
+                self.running = list.len();
+                self.driver.start(queue_pair, list)?;
+            }
+        }
+        Ok(self.ended.pop_front())
+    }
+}
+
+impl Driver {
+    fn start(&mut self, queue_pair: &Arc<QueuePair>, list: Vec<Request>) -> Result<(), Failure> {
+        match self {
+            Driver::Thread(driver) => driver.start(queue_pair.clone(), list),
+            Driver::Cuda(driver) => driver.start(&list),
+        }
+    }
+
+    /// How the list has ended, once it has.
+    fn outcome(&mut self) -> Result<Option<Outcome>, Failure> {
+        match self {
+            Driver::Thread(driver) => driver.outcome(),
+            Driver::Cuda(driver) => driver.outcome(),
+        }
+    }
+}
+
+/// Kernels of a GPU.
+struct Cuda {
+    queue: Arc<Queue>,
+    backend: CudaStream,
+    posts: CudaFunction,
+    /// Requests, and the outcome.
+    memory: PinnedMemory,
+    address: u64,
+    round: u64,
+    attached: Option<DeviceQp>,
+}
+
+impl Cuda {
+    fn start(&mut self, list: &[Request]) -> Result<(), Failure> {
+        let qp = self.attached.as_ref().ok_or("the queue pair is not attached")?.data();
+        self.round += 1;
+        let requests = self.memory.words64().chunks_exact(REQUEST);
+        for (place, request) in requests.zip(list) {
+            let words = match request {
+                Request::Send { slice, address, key } => {
+                    [*address, 0, u64::from(*key) | (slice.len() as u64) << 32, 0]
+                }
+                Request::Put { to, value } => [to.addr, *value, u64::from(to.rkey) | 8 << 32, 1],
+            };
+            place.iter().zip(words).for_each(|(place, word)| place.store(word, Ordering::Release));
+        }
+        let (count, outcome) = (list.len() as u64, self.address + (MOST * REQUEST * 8) as u64);
+        let mut launch = self.queue.launch_builder(&self.posts);
+        launch.arg(&qp).arg(&self.address).arg(&count).arg(&outcome).arg(&self.round);
+        let config = LaunchConfig { grid_dim: (1, 1, 1), block_dim: (1, 1, 1), shared_mem_bytes: 0 };
+        // SAFETY: these are the kernel's parameters. The queue pair is attached until the kernel has
+        // ended (`detach`), and `memory` is there: gdsync gives memory that a GPU knows back only
+        // while the GPU's streams are idle.
+        unsafe { launch.launch(config) }?;
+        Ok(())
+    }
+
+    fn outcome(&mut self) -> Result<Option<Outcome>, Failure> {
+        let word = |index: usize| self.memory.words64()[MOST * REQUEST + index].load(Ordering::Acquire);
+        if word(2) != self.round {
+            return Ok(None);
+        }
+        match word(0) {
+            OK => Ok(Some(Ok(()))),
+            FAILED => {
+                let error = self.attached.as_ref().map(DeviceQp::progress).transpose()?;
+                Ok(Some(Err(error.and_then(|progress| progress.error).unwrap_or(FLUSHED))))
+            }
+            status => Err(format!("a kernel has ended with status {status}, error {:#x}", word(1)).into()),
+        }
+    }
+}
+
+/// A thread in the place of kernels.
+struct Thread {
+    stream: SoftStream,
+    outcome: Arc<Mutex<Option<Result<Outcome, String>>>>,
+}
+
+impl Thread {
+    fn start(&mut self, queue_pair: Arc<QueuePair>, list: Vec<Request>) -> Result<(), Failure> {
+        let place = self.outcome.clone();
+        self.stream.launch(move || {
+            let outcome = perform(&queue_pair, &list).map_err(|error| error.to_string());
+            *place.lock().unwrap_or_else(PoisonError::into_inner) = Some(outcome);
+        })?;
+        Ok(())
+    }
+
+    fn outcome(&mut self) -> Result<Option<Outcome>, Failure> {
+        let outcome = self.outcome.lock().unwrap_or_else(PoisonError::into_inner).take();
+        Ok(outcome.transpose()?)
+    }
+}
+
+/// Posts a list, and waits until it has completed.
+fn perform(queue_pair: &QueuePair, list: &[Request]) -> Result<Outcome, Failure> {
+    let (mut outcome, mut refused) = (Ok(()), Ok(()));
+    let mut posted = 0;
+    for request in list {
+        let done = match request {
+            Request::Send { slice, .. } => {
+                queue_pair.post_send(WorkRequest::send(std::slice::from_ref(slice)))
+            }
+            Request::Put { to, value } => {
+                queue_pair.post_send(WorkRequest::write_inline(&value.to_ne_bytes(), *to))
+            }
+        };
+        if let Err(error) = done {
+            if queue_pair.failure().is_none() {
+                return Err(error.into());
+            }
+            refused = Err(FLUSHED);
+            break;
+        }
+        posted += 1;
+    }
+    let start = Instant::now();
+    while posted > 0 {
+        match queue_pair.send_cq().poll()? {
+            Some(completion) => {
+                posted -= 1;
+                outcome = outcome.and(completion.status);
+            }
+            None if start.elapsed() > LONG => return Err(format!("{posted} requests never completed").into()),
+            None => std::thread::yield_now(),
+        }
+    }
+    Ok(outcome.and(refused))
+}

@@ -1,0 +1,309 @@
+//! `gdsync soak`: random work on many queue pairs between several processes, with random faults;
+//! every byte and every completion is accounted for.
+
+mod atomics;
+mod end;
+pub(crate) mod faults;
+mod gather;
+mod gpu;
+mod kernels;
+mod ledger;
+mod loose;
+mod mesh;
+mod numbers;
+mod plan;
+mod poster;
+mod queues;
+mod region;
+mod reliable;
+mod tally;
+mod traffic;
+mod wire;
+mod worker;
+
+use gdsync_cli::cli::SoakOptions;
+use gdsync_cli::failure::Failure;
+use gdsync_cli::progress::Progress;
+use gdsync_cli::{child, fault_plan, hca, interrupt, log, text};
+use serde::{Deserialize, Serialize};
+use softhca::liberties::{LIBERTIES_VARIABLE, Liberties};
+use std::io::{self, BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Sender, channel};
+use std::time::{Duration, Instant};
+use tally::{RuleTally, Tally};
+
+/// How long workers may take to end after one of them has failed: they notice it at once.
+const LAST: Duration = Duration::from_secs(10);
+/// Time between two looks for an interrupt.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// The configuration of a worker process.
+#[derive(Serialize, Deserialize)]
+struct Assignment {
+    options: SoakOptions,
+    /// Of all cards; each process has a seed of its own.
+    plan: String,
+    name: String,
+    rank: usize,
+}
+
+/// What a run prints.
+#[derive(Serialize)]
+struct Report<'a> {
+    seed: u64,
+    minutes: f64,
+    procs: u32,
+    queue_pairs: u32,
+    /// The GPU that drives links, where one does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    gpu: Option<u32>,
+    faults: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    liberties: Option<&'a str>,
+    /// The user has interrupted it, after so many seconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    interrupted_s: Option<f64>,
+    /// None where the cards do not report it, such as the system's.
+    injected: Option<u64>,
+    #[serde(flatten)]
+    tally: &'a Tally,
+}
+
+/// Runs workers, and prints what they counted.
+pub(crate) fn run(options: &SoakOptions) -> Result<(), Failure> {
+    if hca::is_software(options.hca.as_ref()) {
+        // Each worker would say it.
+        softhca::environment::check()?;
+    }
+    if let Some(ordinal) = options.gpu {
+        gpu::check(ordinal, options.links, options.procs)?;
+    }
+    // What is wrong with the card is said once, before there are workers that would.
+    drop(hca::open(options.hca.as_ref())?);
+    let plan = options.faults.clone().unwrap_or_else(|| faults::of_seed(options.seed));
+    if !options.json {
+        // Before the run, so that one that never ends can be run again.
+        let SoakOptions { seed, minutes, procs, links, .. } = options;
+        let mut out = io::stdout().lock();
+        writeln!(out, "seed {seed}, {} queue pairs, {procs} processes, {minutes} min", 2 * links)?;
+        writeln!(out, "faults: {plan}")?;
+        if let Some(liberties) = &options.liberties {
+            writeln!(out, "liberties: {liberties}")?;
+        }
+    }
+    let name = format!("gdsync-soak-{}-{}", std::process::id(), options.seed);
+    let (mut workers, start) = (Vec::new(), Instant::now());
+    for rank in 0..options.procs as usize {
+        let (options, plan, name) = (options.clone(), plan.clone(), name.clone());
+        workers.push(Worker::start(&Assignment { options, plan, name, rank })?);
+    }
+    let progress = Progress::new(options.json, (options.minutes * 60.0).ceil() as u64, "seconds");
+    let (all, errors) = finish(workers, progress)?;
+    let injected = if plan == fault_plan::NONE { Some(0) } else { all.injected() };
+    let SoakOptions { seed, minutes, procs, links, gpu, .. } = *options;
+    let liberties = options.liberties.as_deref();
+    let interrupted_s = interrupt::requested().then(|| start.elapsed().as_secs_f64());
+    let report = Report {
+        seed,
+        minutes,
+        procs,
+        queue_pairs: 2 * links,
+        gpu,
+        faults: &plan,
+        liberties,
+        interrupted_s,
+        injected,
+        tally: &all,
+    };
+    text::print(options.json, &report, || {
+        let early =
+            interrupted_s.map_or_else(String::new, |seconds| format!("INTERRUPTED after {seconds:.1} s\n"));
+        early + &summary(&all, injected)
+    })?;
+    for text in &all.problems {
+        writeln!(io::stderr(), "{text}")?;
+    }
+    // That another process is gone only follows from how that one failed.
+    match errors.iter().find(|error| !error.ends_with(worker::GONE)).or(errors.first()) {
+        Some(error) => Err(format!("{} of {} processes failed: {error}", errors.len(), options.procs).into()),
+        None if !all.is_clean() => {
+            Err("something was lost, duplicated, wrong, unaccounted for or hung".into())
+        }
+        None => Ok(()),
+    }
+}
+
+fn summary(tally: &Tally, injected: Option<u64>) -> String {
+    let Tally { operations, bytes, sent, received, reads, atomics, checked, .. } = tally;
+    let Tally { loose_sent, loose_received, dropped, atomics_failed, atomics_executed, .. } = tally;
+    let Tally { triggered, collected, failures, aborted, reset, replaced, flushed, events, .. } = tally;
+    let Tally { lost, duplicated, wrong, unaccounted, hung, .. } = tally;
+    let many = |(number, what): (&u64, &str)| text::count(*number, what);
+    let injected = injected.map_or_else(|| "unknown".to_owned(), |injected| injected.to_string());
+    let rule = |rule: &RuleTally| format!("  {}: {} of {}\n", rule.rule, rule.injected, rule.matched);
+    let rules: String = tally.rules.iter().map(rule).collect();
+    let by_gpu = match (tally.by_cuda, tally.by_kernels) {
+        (0, 0) => String::new(),
+        (streams, kernels) => {
+            format!("posted by streams: {streams}, by kernels or in their place: {kernels}\n")
+        }
+    };
+    let errors: String = tally.errors.iter().map(|(error, count)| format!("  {error}: {count}\n")).collect();
+    let [operations, bytes] = [(operations, "operation"), (bytes, "byte")].map(many);
+    let [sent, loose_sent] = [(sent, "message"), (loose_sent, "message")].map(many);
+    let [reads, atomics, atomics_failed] =
+        [(reads, "read"), (atomics, "atomic operation"), (atomics_failed, "atomic operation")].map(many);
+    let [checked, triggered, flushed] =
+        [(checked, "checked wait"), (triggered, "work request"), (flushed, "work request")].map(many);
+    let [collected, aborted, failures, events] =
+        [(collected, "completion"), (aborted, "queue pair"), (failures, "failure"), (events, "event")]
+            .map(many);
+    format!(
+        "{operations}, {bytes}, {sent} sent, {received} received
+{reads}, {atomics}, {checked}
+by the card's waits: {triggered} released, {collected} collected
+unreliable: {loose_sent} sent, {loose_received} received, {dropped} dropped
+{by_gpu}faults injected: {injected}; {aborted} aborted, {failures} noticed
+{rules}recoveries: {reset} by reset, {replaced} with a new queue pair; {events}
+{flushed} failed, {atomics_failed}, of which {atomics_executed} executed
+{errors}lost {lost}, duplicated {duplicated}, wrong {wrong}, unaccounted {unaccounted}, hung {hung}
+"
+    )
+}
+
+/// The counts of all workers, and how some failed, in the order in which they ended. Once one has
+/// failed, the others have [`LAST`] to end: one that is stopped would not. Once the user interrupts, they are asked to
+/// come to an end.
+fn finish(mut workers: Vec<Worker>, mut progress: Progress) -> Result<(Tally, Vec<String>), Failure> {
+    let (sender, ended) = channel();
+    for (rank, worker) in workers.iter_mut().enumerate() {
+        worker.listen(rank, sender.clone())?;
+    }
+    let mut all = Tally::default();
+    let mut errors = Vec::new();
+    let mut deadline: Option<Instant> = None;
+    let (start, mut shown, mut asked, mut left) = (Instant::now(), 0, false, workers.len());
+    while left > 0 {
+        if let Ok((rank, line)) = ended.recv_timeout(LOOK) {
+            left -= 1;
+            let (tally, error) = workers[rank].finish(&line)?;
+            all.add(&tally);
+            if error.is_some() {
+                deadline.get_or_insert(Instant::now() + LAST);
+            }
+            errors.extend(error.map(|error| format!("worker {rank} {error}")));
+        } else if deadline.is_some_and(|at| Instant::now() > at) {
+            let many = text::count(left as u64, "worker");
+            errors.push(format!("{many} did not end within {LAST:?} of the first that failed"));
+            break;
+        }
+        if interrupt::requested() && !asked {
+            asked = true;
+            workers.iter_mut().for_each(Worker::stop);
+        }
+        let seconds = start.elapsed().as_secs();
+        progress.advance(seconds - shown);
+        shown = seconds;
+    }
+    Ok((all, errors))
+}
+
+/// A worker process; killed if it is still there at the end. A line on its stdin asks it to come to an end.
+struct Worker(Child, ChildStdin);
+
+/// What a worker writes last.
+#[derive(Serialize, Deserialize)]
+struct Outcome {
+    tally: Tally,
+    /// How it has failed.
+    error: Option<String>,
+}
+
+impl Worker {
+    fn start(assignment: &Assignment) -> Result<Self, Failure> {
+        let mut command = Command::new(std::env::current_exe()?);
+        command.arg("soak-worker").stdin(Stdio::piped()).stdout(Stdio::piped());
+        if std::env::var_os(log::VARIABLE).is_none() {
+            // Failures are what this is about.
+            command.env(log::VARIABLE, "error");
+        }
+        child::for_cuda(&mut command);
+        faults::apply(&mut command, &assignment.plan, assignment.rank)?;
+        take_liberties(&mut command, assignment)?;
+        child::dies_with_this_process(&mut command);
+        let mut child = command.spawn()?;
+        let mut stdin = child.stdin.take().ok_or("a worker has no stdin")?;
+        writeln!(stdin, "{}", serde_json::to_string(assignment)?)?;
+        Ok(Worker(child, stdin))
+    }
+
+    /// Asks it to come to an end. One that has ended does not hear it.
+    fn stop(&mut self) {
+        let _ = writeln!(self.1);
+    }
+
+    /// A thread passes on the line that the worker writes last; an empty one where it ends without.
+    fn listen(&mut self, rank: usize, ended: Sender<(usize, String)>) -> Result<(), Failure> {
+        let stdout = self.0.stdout.take().ok_or("a worker has no stdout")?;
+        std::thread::Builder::new().name("soak-worker".to_owned()).spawn(move || {
+            let mut line = String::new();
+            // What cannot be read is missing from the line, which then does not parse.
+            let _ = BufReader::new(stdout).read_line(&mut line);
+            let _ = ended.send((rank, line));
+        })?;
+        Ok(())
+    }
+
+    /// What it has counted, as far as it came, and how it failed. It has written its last line.
+    fn finish(&mut self, line: &str) -> Result<(Tally, Option<String>), Failure> {
+        let status = self.0.wait()?;
+        Ok(match serde_json::from_str(line) {
+            Ok(Outcome { tally, error: Some(error) }) => (tally, Some(format!("failed: {error}"))),
+            Ok(Outcome { tally, error: None }) if status.success() => (tally, None),
+            Ok(Outcome { tally, .. }) => (tally, Some(format!("ended with {status}"))),
+            Err(_) => {
+                (Tally::default(), Some(format!("ended with {status}, and counted nothing: {}", line.trim())))
+            }
+        })
+    }
+}
+
+/// Tells a process that is about to start which liberties its cards take: with a seed of its own, as all
+/// cards would draw the same otherwise.
+fn take_liberties(command: &mut Command, assignment: &Assignment) -> Result<(), Failure> {
+    if let Some(text) = &assignment.options.liberties {
+        let mut liberties: Liberties = text.parse()?;
+        liberties.seed = liberties.seed.wrapping_add(assignment.rank as u64);
+        command.env(LIBERTIES_VARIABLE, liberties.to_string());
+    }
+    Ok(())
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        // Killing a process that has ended fails, which is fine.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A worker: its assignment comes in the first line of stdin, its counts go to stdout.
+pub(crate) fn run_worker() -> Result<(), Failure> {
+    let mut line = String::new();
+    io::stdin().read_line(&mut line)?;
+    let assignment: Assignment = serde_json::from_str(&line)?;
+    let stop = Arc::new(AtomicBool::new(false));
+    let asked = Arc::clone(&stop);
+    std::thread::Builder::new().name("soak-stop".to_owned()).spawn(move || {
+        // The end of stdin is that of the process that has started this one, whose end the kernel answers.
+        let mut line = String::new();
+        asked.store(matches!(io::stdin().read_line(&mut line), Ok(count) if count > 0), Ordering::Relaxed);
+    })?;
+    let mut tally = Tally::default();
+    let error = worker::work(&assignment, &mut tally, &stop).err().map(|error| error.to_string());
+    writeln!(io::stdout(), "{}", serde_json::to_string(&Outcome { tally, error })?)?;
+    Ok(())
+}

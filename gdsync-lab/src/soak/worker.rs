@@ -1,0 +1,221 @@
+//! A process of a soak: its ends of the links, one after the other, again and again.
+
+use super::end::{End, Role, Together, mastered};
+use super::gather::Gather;
+use super::gpu::Gpu;
+use super::mesh::{Mesh, Message};
+use super::plan::Random;
+use super::queues::Hub;
+use super::tally::Tally;
+use super::wire::{self, DEPTH, RECEIVES};
+use super::{Assignment, faults};
+use gdsync::{CompletionQueue, Device, ProtectionDomain, Trigger};
+use gdsync_cli::failure::Failure;
+use gdsync_cli::{fault_plan, hca};
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// What is said of another process that has ended too early.
+pub(super) const GONE: &str = "is gone";
+/// How long the end of a run may take: queues run empty, failures are got over.
+const SETTLE: Duration = Duration::from_secs(120);
+/// Pause of a process whose ends had nothing to do.
+const PAUSE: Duration = Duration::from_micros(50);
+/// Longest time from one queue pair that is aborted at random to the next, in milliseconds.
+const CUT: u64 = 1000;
+
+/// What a process has.
+struct Side<'a> {
+    mesh: Mesh,
+    ends: Vec<End>,
+    tally: &'a mut Tally,
+    /// Processes that are done.
+    others: BTreeSet<usize>,
+    is_done: bool,
+}
+
+/// `asked`: the run is to end before its time.
+pub(super) fn work(assignment: &Assignment, tally: &mut Tally, asked: &AtomicBool) -> Result<(), Failure> {
+    let Assignment { options, plan, name, rank } = assignment;
+    let procs = options.procs as usize;
+    let (device, port) = hca::open(options.hca.as_ref())?;
+    let pd = ProtectionDomain::new(&device)?;
+    let mesh = Mesh::join(name, *rank, procs)?;
+    let roles: Vec<Role> =
+        (0..options.links).filter_map(|link| role(link, *rank, procs, options.seed)).collect();
+    let together = together(&device, &pd, &roles)?;
+    let (parts, gpu) = ((&device, &pd, port), Gpu::open(options.gpu, options.stand_in)?);
+    let ends: Result<Vec<End>, Failure> =
+        roles.into_iter().map(|role| End::new(role, parts, &together, &gpu)).collect();
+    let mut side = Side { mesh, ends: ends?, tally, others: BTreeSet::new(), is_done: false };
+    for end in &side.ends {
+        side.mesh.send(end.peer(), &end.up()?)?;
+    }
+    let mut stop = Instant::now() + Duration::from_secs_f64(options.minutes * 60.0);
+    let mut random = Random::new(options.seed ^ *rank as u64 ^ 0xc7);
+    let mut cut = Instant::now() + Duration::from_millis(random.below(CUT));
+    let mut stopped = false;
+    let collects = device.card_waits()?.queues;
+    let mut gather = collects.then(|| Gather::new(Random::new(random.next()), &gpu)).transpose()?;
+    while !side.is_done || side.others.len() < procs - 1 {
+        let before = side.tally.operations;
+        let mut worked = side.listen()?;
+        let now = Instant::now();
+        if asked.load(Ordering::Relaxed) {
+            stop = stop.min(now);
+        }
+        if now >= stop && !stopped {
+            stopped = true;
+            side.ends.iter_mut().for_each(End::stop);
+        }
+        if now > cut && !stopped && plan != fault_plan::NONE {
+            cut = now + Duration::from_millis(random.below(CUT));
+            side.cut(random.below(options.links.into()) as usize)?;
+            wire::read_events(&device, side.tally)?;
+        }
+        worked |= side.step()?;
+        if let Some(gather) = &mut gather {
+            gather.wait(&side.ends, side.tally)?;
+        }
+        if now > stop + SETTLE && !side.is_done {
+            side.tally.hung += 1;
+            let left = side.ends.iter().find(|end| !end.is_done()).map(|end| end.to_string());
+            return Err(format!("not finished: {}", left.unwrap_or_default()).into());
+        }
+        if !worked && side.tally.operations == before {
+            std::thread::sleep(PAUSE);
+        }
+    }
+    let mut ends = std::mem::take(&mut side.ends);
+    while !ends.is_empty() {
+        let mut open = Vec::new();
+        for mut end in ends {
+            if !end.close(side.tally)? {
+                open.push(end);
+            }
+        }
+        ends = open;
+    }
+    gather.iter().try_for_each(|gather| gather.finish(tally))?;
+    for hub in together.queues.iter().flat_map(|(send, recv)| [send, recv]) {
+        hub.borrow_mut().close(tally);
+    }
+    tally.balance();
+    // While the device is open: its card's counts go with it.
+    if hca::is_software(options.hca.as_ref()) {
+        tally.rules = faults::counts();
+    }
+    drop(device);
+    Ok(())
+}
+
+/// A trigger, where the card waits for it, and two queues for the ends that share them, where there
+/// are some.
+fn together(device: &Device, pd: &ProtectionDomain, roles: &[Role]) -> Result<Together, Failure> {
+    let waits = device.card_waits()?;
+    let trigger = match (waits.data, waits.queues) {
+        (true, true) => Some(mastered(pd)?),
+        (true, false) => Some(Trigger::new(pd)?),
+        (false, _) => None,
+    };
+    let sharing = roles.iter().filter(|role| role.shares_queues()).count() as u32;
+    let queue = |depth: u32| CompletionQueue::new(device, sharing * 2 * depth).map(Hub::new);
+    let queues = (sharing > 0).then(|| Ok::<_, Failure>((queue(DEPTH)?, queue(RECEIVES as u32)?)));
+    Ok(Together { trigger, queues: queues.transpose()? })
+}
+
+impl Side<'_> {
+    /// Receives messages of the other processes. True where there was one.
+    fn listen(&mut self) -> Result<bool, Failure> {
+        let mut heard = false;
+        while let Some((peer, message)) = self.mesh.receive() {
+            heard = true;
+            let Some(message) = message else {
+                if self.others.contains(&peer) {
+                    continue;
+                }
+                return Err(format!("process {peer} {GONE}").into());
+            };
+            let Some(link) = message.link() else {
+                self.others.insert(peer);
+                continue;
+            };
+            if let Some(index) = self.ends.iter().position(|end| end.link() == link)
+                && let Some(answer) = self.ends[index].hear(message, self.tally)?
+            {
+                self.tell(peer, &answer)?;
+            }
+        }
+        Ok(heard)
+    }
+
+    /// Every end does what it can. True where something has changed.
+    fn step(&mut self) -> Result<bool, Failure> {
+        let mut worked = false;
+        for index in 0..self.ends.len() {
+            if let Some(message) = self.ends[index].step(self.tally)? {
+                worked = true;
+                self.tell(self.ends[index].peer(), &message)?;
+            }
+        }
+        if !self.is_done && self.ends.iter().all(End::is_done) {
+            self.is_done = true;
+            self.mesh.broadcast(&Message::Done)?;
+        }
+        Ok(worked)
+    }
+
+    /// One end fails, if it is at work.
+    fn cut(&mut self, which: usize) -> Result<(), Failure> {
+        let count = self.ends.len().max(1);
+        if let Some(end) = self.ends.get_mut(which % count)
+            && let Some(message) = end.cut(self.tally)?
+        {
+            let peer = end.peer();
+            self.tell(peer, &message)?;
+        }
+        Ok(())
+    }
+
+    /// Says something to another process, which may have ended once it is done.
+    fn tell(&mut self, peer: usize, message: &Message) -> Result<(), Failure> {
+        match self.mesh.send(peer, message) {
+            Err(_) if self.others.contains(&peer) => Ok(()),
+            result => result,
+        }
+    }
+}
+
+/// What this process does for a link, if it has one of its ends. Links go round all pairs of
+/// processes.
+fn role(link: u32, rank: usize, procs: usize, seed: u64) -> Option<Role> {
+    let pairs: Vec<(usize, usize)> =
+        (0..procs).flat_map(|low| (low + 1..procs).map(move |high| (low, high))).collect();
+    let (low, high) = *pairs.get(link as usize % pairs.len())?;
+    let (first, second) = (u64::from(link) * 2, u64::from(link) * 2 + 1);
+    let role = |peer, own, other| Role { link, peer, own, other, seed };
+    match rank {
+        _ if rank == low => Some(role(high, first, second)),
+        _ if rank == high => Some(role(low, second, first)),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_link_has_two_ends_in_two_processes() {
+        for procs in [2, 3, 4, 16] {
+            for link in 0..40 {
+                let roles: Vec<(usize, Role)> =
+                    (0..procs).filter_map(|rank| Some((rank, role(link, rank, procs, 1)?))).collect();
+                let [(low, first), (high, second)] = &roles[..] else { panic!("{} ends", roles.len()) };
+                assert_eq!((first.peer, second.peer), (*high, *low));
+                assert_eq!((first.own, first.other), (second.other, second.own));
+            }
+        }
+    }
+}

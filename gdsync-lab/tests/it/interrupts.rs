@@ -1,0 +1,48 @@
+//! Runs that the user interrupts: as from a terminal, which sends SIGINT to every process of the run.
+
+use gdsync_test_support::command::{gdsync, row, rows_in, text};
+use gdsync_test_support::processes::{children_of, interrupt, interrupted, start, start_command};
+use serde_json::Value;
+use std::time::Duration;
+
+#[test]
+fn a_soak_accounts_for_everything_until_then() {
+    let arguments = ["soak", "--minutes", "100", "--procs", "2", "--links", "4", "--faults", "none"];
+    let output = interrupted(&arguments, 2);
+    let (out, said) = (text(&output.stdout), text(&output.stderr));
+    assert_eq!(output.status.code(), Some(130), "{said}\n{out}");
+    assert!(out.contains("\nINTERRUPTED after "), "{out}");
+    assert!(out.ends_with("\nlost 0, duplicated 0, wrong 0, unaccounted 0, hung 0\n"), "{out}");
+    let report = interrupted(&[&arguments[..], &["--json"]].concat(), 2);
+    let report: Value = row(&report.stdout);
+    assert!(
+        report["interrupted_s"].as_f64().unwrap() > 1.0 && report["operations"].as_u64().unwrap() > 0,
+        "{report}"
+    );
+}
+
+#[test]
+fn a_benchmark_prints_the_rounds_that_it_has() {
+    let run = start(&["bench", "first", "--json"]);
+    children_of(run.id(), 1);
+    interrupt(&run);
+    let output = run.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130), "{}", text(&output.stderr));
+    let rows = rows_in(&output.stdout);
+    let rows: Vec<_> = rows.iter().filter(|row| row["on"] == rows[0]["on"]).collect();
+    assert!((1..10).contains(&rows[0]["runs"].as_u64().unwrap()) && rows.len() == 1 + 18, "{rows:?}");
+}
+
+#[test]
+fn a_benchmark_of_one_process_prints_the_rounds_that_it_has() {
+    let mut command = gdsync(&["bench", "checked", "--json"]);
+    // Some 20 s, of which the interrupt ends the most.
+    command.env("SOFTHCA_FAULTS", "delay=2ms every=1");
+    let run = start_command(command);
+    std::thread::sleep(Duration::from_secs(4));
+    interrupt(&run);
+    let output = run.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130), "{}", text(&output.stderr));
+    let report = row(&output.stdout);
+    assert!(report["what"] == "a software stream" && report["gdsync_us"].as_f64().unwrap() > 0.0, "{report}");
+}

@@ -1,0 +1,83 @@
+//! `gdsync soft`: runs a command on the software card, through the machine's own libibverbs and
+//! libmlx5.
+
+mod library;
+
+use gdsync_cli::child;
+use gdsync_cli::cli::SoftOptions;
+use gdsync_cli::failure::Failure;
+use gdsync_cli::folder::Folder;
+use gdsync_cli::signals::Held;
+use gdsync_cli::{log, text, wrapped};
+use softhca::devices::{DEVICES_VARIABLE, on_fabric};
+use softhca::faults::FAULTS_VARIABLE;
+use softhca::liberties::LIBERTIES_VARIABLE;
+use softhca::program;
+use std::ffi::OsString;
+use std::process::{Command, ExitCode};
+
+/// Environment variable with the folder of the stand-ins for files of the system.
+const FILES_VARIABLE: &str = "SOFTHCA_FILES";
+/// Environment variable with the filter of the card's log.
+const CARD_LOG_VARIABLE: &str = "SOFTHCA_LOG";
+
+/// Runs the command, and answers with its exit status; 128 and the number where a signal ended it.
+pub(crate) fn run(options: &SoftOptions) -> Result<ExitCode, Failure> {
+    check_environment()?;
+    // Signals are blocked before the folder is made: a signal that would end this process ends the
+    // command instead, and the folder is removed.
+    let signals = Held::new()?;
+    let folder = Folder::new()?;
+    let library = library::provide(folder.path())?;
+    // Without links in its path: the library compares it with paths that the system has found.
+    let files = folder.path().canonicalize()?;
+    softhca::sysfs::write(&files, &on_fabric(options.devices.layers.clone()))?;
+    let Some((name, arguments)) = options.command.split_first() else {
+        return Err("no command is given: gdsync soft -- COMMAND".into());
+    };
+    let mut command = Command::new(name);
+    command
+        .args(arguments)
+        .env(FILES_VARIABLE, &files)
+        // Another place of sysfs would be without the card.
+        .env_remove("SYSFS_PATH")
+        .env(DEVICES_VARIABLE, &options.devices.text)
+        .env("LD_PRELOAD", preload(library.into_os_string()));
+    child::for_cuda(&mut command);
+    if let Some(plan) = &options.faults {
+        command.env(FAULTS_VARIABLE, plan.to_string());
+    }
+    if let Some(liberties) = &options.liberties {
+        command.env(LIBERTIES_VARIABLE, liberties);
+    }
+    if options.log && std::env::var_os(CARD_LOG_VARIABLE).is_none() {
+        command.env(CARD_LOG_VARIABLE, "info");
+    }
+    let folders = std::env::var_os("PATH").unwrap_or_default();
+    if let Some((program, obstacle)) = program::find(name, &folders).and_then(|path| program::obstacle(&path))
+    {
+        text::complain(format_args!("no software card: {} {obstacle}", program.display()));
+    }
+    wrapped::run(&mut command, &signals).map(ExitCode::from)
+}
+
+/// Refuses settings of the card that are not understood, before anything starts: the command would
+/// run without its faults, or find no device.
+fn check_environment() -> Result<(), Failure> {
+    softhca::environment::check()?;
+    match std::env::var_os(CARD_LOG_VARIABLE).filter(|value| !value.is_empty()) {
+        Some(value) => log::filter(CARD_LOG_VARIABLE, &value.to_string_lossy()).map(drop),
+        None => Ok(()),
+    }
+}
+
+/// The value of LD_PRELOAD. The library stands first, so that no other preloaded library hides the
+/// card.
+fn preload(library: OsString) -> OsString {
+    let mut list = library;
+    if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
+        list.push(":");
+        list.push(others);
+    }
+    list
+}

@@ -1,0 +1,174 @@
+//! DEVX commands of C programs on the unmodified libmlx5: `gdsync soft -- PROGRAM`.
+
+use gdsync_test_support::compiler::{Compiler, Program};
+use gdsync_test_support::folder::Folder;
+use gdsync_test_support::programs::{lacks, run, soft};
+use gdsync_test_support::root;
+
+/// The header that the programs need.
+const HEADER: &str = "/usr/include/infiniband/mlx5dv.h";
+
+/// Builds `tests/devx/NAME.c`. `None` without a compiler or the headers: the test is skipped.
+fn build(test: &str, name: &str) -> Option<Program> {
+    let Ok(header) = std::fs::read_to_string(HEADER) else {
+        lacks(test, &format!("{HEADER} is not there (package libibverbs-dev)"));
+        return None;
+    };
+    let mut compiler = Compiler::c("gnu11").options(["-Wno-unused-function"]);
+    // rdma-core 50 has this type.
+    if header.contains("MLX5DV_UAR_ALLOC_TYPE_NC_DEDICATED") {
+        compiler = compiler.options(["-DNC_DEDICATED"]);
+    }
+    if let Err(why) = compiler.probe("") {
+        lacks(test, &format!("{why} (package gcc)"));
+        return None;
+    }
+    let source = root().join("gdsync-soft/tests/devx").join(name).with_extension("c");
+    Some(compiler.libraries(["-lmlx5", "-libverbs"]).build(&source))
+}
+
+/// Runs a program on a device of each link layer, which destroys what it makes, or leaves that to
+/// the device's end.
+fn succeeds(test: &str, name: &str, destroys: bool) {
+    succeeds_with(test, name, destroys, &[]);
+}
+
+/// As [`succeeds`], with variables of the environment.
+fn succeeds_with(test: &str, name: &str, destroys: bool, variables: &[(&str, &str)]) {
+    let Some(program) = build(test, name) else { return };
+    for devices in ["ib", "roce"] {
+        let temporary = Folder::new(&format!("devx-{name}-{devices}"));
+        let mut command = soft(devices, &program.path(), temporary.path());
+        command.env("SOFTHCA_LOG", "error,softhca_uverbs::context=info").envs(variables.iter().copied());
+        let ended = run(command);
+        assert_eq!(ended.code, Some(0), "{name} on {devices}: {}", ended.text);
+        assert!(!ended.text.contains("left in the card"), "{name} on {devices}: {}", ended.text);
+        assert_eq!(!ended.text.contains("not destroyed by the program"), destroys, "{name}: {}", ended.text);
+        assert_eq!(temporary.content(), 0, "{name} has left something behind");
+    }
+}
+
+#[test]
+fn capabilities_are_those_that_verbs_tell() {
+    succeeds("capabilities_are_those_that_verbs_tell", "caps", true);
+}
+
+#[test]
+fn creation_at_every_limit_succeeds_and_above_it_is_refused() {
+    succeeds("creation_at_every_limit_succeeds_and_above_it_is_refused", "limits", true);
+}
+
+#[test]
+fn the_log_names_what_is_missing_as_programs_do() {
+    let Some(program) = build("the_log_names_what_is_missing_as_programs_do", "refusals") else { return };
+    let temporary = Folder::new("devx-refusals");
+    let mut command = soft("ib", &program.path(), temporary.path());
+    command.env("SOFTHCA_LOG", "info");
+    let ended = run(command);
+    let said = ended.succeeded();
+    for name in [
+        "IBV_QPT_RAW_PACKET",
+        "IBV_QP_CREATE_SCATTER_FCS",
+        "ibv_create_counters",
+        "IBV_ACCESS_FLUSH_GLOBAL",
+        "0x400",
+        "IBV_QP_RATE_LIMIT",
+    ] {
+        assert!(said.contains(name), "{name}: {said}");
+    }
+}
+
+#[test]
+fn memory_of_every_kind_is_registered_bound_and_refused() {
+    succeeds("memory_of_every_kind_is_registered_bound_and_refused", "memory", true);
+}
+
+#[test]
+fn gpu_memory_that_the_cpu_cannot_map_is_registered_and_holds_queues() {
+    let test = "gpu_memory_that_the_cpu_cannot_map_is_registered_and_holds_queues";
+    let Some(programs) =
+        ["gpu", "cuda"].map(|name| build(test, name)).into_iter().collect::<Option<Vec<_>>>()
+    else {
+        return;
+    };
+    let library = Compiler::c("gnu11").options(["-shared", "-fPIC", "-Wl,-soname,libcuda.so.1"]);
+    let driver = library.build(&root().join("gdsync-soft/tests/devx/fake_cuda.c"));
+    let devices = ["ib", "roce"];
+    for (devices, program) in devices.iter().flat_map(|devices| programs.iter().map(move |it| (*devices, it)))
+    {
+        let temporary = Folder::new(&format!("devx-gpu-{devices}"));
+        let mut command = soft(devices, &program.path(), temporary.path());
+        command.env("FAKE_CUDA", driver.path()).env("SOFTHCA_LOG", "error,softhca_uverbs::context=info");
+        let ended = run(command);
+        assert_eq!(ended.code, Some(0), "{devices}: {}", ended.text);
+        assert!(!ended.text.contains("not destroyed by the program"), "{devices}: {}", ended.text);
+    }
+}
+
+#[test]
+fn queues_made_by_commands_carry_a_thousand_writes() {
+    succeeds("queues_made_by_commands_carry_a_thousand_writes", "traffic", true);
+}
+
+#[test]
+fn the_clock_is_read_from_a_page_and_stands_in_entries() {
+    succeeds("the_clock_is_read_from_a_page_and_stands_in_entries", "clock", true);
+}
+
+#[test]
+fn members_of_multicast_groups_get_what_is_sent_to_them() {
+    succeeds("members_of_multicast_groups_get_what_is_sent_to_them", "mcast", true);
+}
+
+#[test]
+fn small_data_is_inside_completion_entries() {
+    for size in ["64", "128"] {
+        let test = "small_data_is_inside_completion_entries";
+        succeeds_with(test, "scatter", true, &[("MLX5_CQE_SIZE", size)]);
+    }
+}
+
+#[test]
+fn a_program_that_relies_on_luck_fails_with_liberties_and_a_right_one_does_not() {
+    let test = "a_program_that_relies_on_luck_fails_with_liberties_and_a_right_one_does_not";
+    let Some(program) = build(test, "lucky") else { return };
+    for (liberties, looks_at, code) in
+        [("", "last-byte", 0), ("", "completion", 0), ("1", "last-byte", 3), ("1", "completion", 0)]
+    {
+        let temporary = Folder::new("lucky");
+        let mut command = soft("ib", &program.path(), temporary.path());
+        command.arg(looks_at).env("SOFTHCA_LIBERTIES", liberties);
+        let ended = run(command);
+        assert_eq!(ended.code, Some(code), "`{liberties}` {looks_at}: {}", ended.text);
+    }
+}
+
+#[test]
+fn objects_of_verbs_are_moved_and_asked_by_commands() {
+    succeeds("objects_of_verbs_are_moved_and_asked_by_commands", "verbs", true);
+}
+
+#[test]
+fn what_is_wrong_is_refused_with_status_and_syndrome() {
+    succeeds("what_is_wrong_is_refused_with_status_and_syndrome", "errors", true);
+}
+
+#[test]
+fn a_closed_device_takes_everything_along() {
+    succeeds("a_closed_device_takes_everything_along", "leftover", false);
+}
+
+#[test]
+fn the_card_waits_for_words_and_for_queues_and_masters_release_slaves() {
+    succeeds("the_card_waits_for_words_and_for_queues_and_masters_release_slaves", "waits", true);
+}
+
+#[test]
+fn events_of_queues_reach_channels_and_answers_come_later() {
+    succeeds("events_of_queues_reach_channels_and_answers_come_later", "events", true);
+}
+
+#[test]
+fn pools_of_receives_and_dynamic_connections_carry_sends() {
+    succeeds("pools_of_receives_and_dynamic_connections_carry_sends", "shared", true);
+}

@@ -1,0 +1,19 @@
+//! Unmodified programs on the unmodified libibverbs and libmlx5, on the software card: `gdsync soft -- PROGRAM`.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking, its helpers too")]
+
+mod card;
+mod connections;
+mod devx;
+mod exhaustion;
+mod failures;
+mod faults;
+mod interop;
+mod listing;
+mod mpi;
+mod network;
+mod perftest;
+mod pingpong;
+mod seen;
+mod settings;
+mod soft;

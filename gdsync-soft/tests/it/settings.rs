@@ -1,0 +1,39 @@
+//! Settings in the environment that are not understood: a clear error, never a run without them.
+
+use gdsync_test_support::folder::Folder;
+use gdsync_test_support::programs::{run, soft, tool};
+use gdsync_test_support::settings::WRONG;
+use std::path::Path;
+
+#[test]
+fn soft_refuses_them_before_the_command_starts() {
+    let temporary = Folder::new("settings");
+    let log = ("SOFTHCA_LOG", "softhca=loud", "SOFTHCA_LOG is `softhca=loud`");
+    for (name, value, said) in WRONG.into_iter().chain([log]) {
+        let mut command = soft("1", Path::new("/bin/echo"), temporary.path());
+        command.arg("started").env(name, value);
+        let ended = run(command);
+        assert_eq!((ended.code, ended.text.lines().count()), (Some(1), 1), "{}", ended.text);
+        assert!(ended.text.contains(said) && !ended.text.contains("started"), "{}", ended.text);
+    }
+    assert_eq!(temporary.content(), 0);
+}
+
+#[test]
+fn the_preload_library_refuses_them_itself() {
+    let Some(tool) = tool("the_preload_library_refuses_them_itself", "ibv_devinfo") else { return };
+    let temporary = Folder::new("settings-preload");
+    let log = ("SOFTHCA_LOG", "softhca=loud", "SOFTHCA_LOG is `softhca=loud`");
+    for (name, value, said) in WRONG.into_iter().chain([log]) {
+        // Set where `gdsync soft` does not see it.
+        let mut command = soft("1", Path::new("/usr/bin/env"), temporary.path());
+        command.arg(format!("{name}={value}")).arg(&tool).args(["-d", "mlx5_0"]);
+        let ended = run(command);
+        assert!(ended.code.is_some_and(|code| code != 0), "{}", ended.text);
+        assert!(
+            ended.text.lines().any(|line| line.starts_with("softhca: ") && line.contains(said)),
+            "{}",
+            ended.text
+        );
+    }
+}

@@ -1,0 +1,133 @@
+//! `gdsync soft` itself.
+
+use gdsync_test_support::folder::Folder;
+use gdsync_test_support::programs::{Running, run, soft};
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+fn shell(temporary: &Folder, script: &str) -> Command {
+    let mut command = soft("ib,roce", Path::new("/bin/sh"), temporary.path());
+    command.args(["-c", script]);
+    command
+}
+
+#[test]
+fn the_command_sees_the_card_and_its_status_is_passed_on() {
+    let temporary = Folder::new("status");
+    let script = "cat /sys/class/infiniband_verbs/uverbs1/ibdev; echo $SOFTHCA_DEVICES; exit 7";
+    let ended = run(shell(&temporary, script));
+    assert_eq!((ended.code, ended.text.as_str()), (Some(7), "mlx5_1\nib,roce\n"));
+    assert_eq!(run(shell(&temporary, "kill -KILL $$")).code, Some(137));
+    assert_eq!(run(shell(&temporary, "kill -TERM $$")).code, Some(143));
+    assert_eq!(temporary.content(), 0);
+}
+
+#[test]
+fn what_was_preloaded_stays_preloaded_behind_the_card() {
+    let temporary = Folder::new("preload");
+    let mut command = shell(&temporary, "echo \"$LD_PRELOAD\"");
+    command.env("LD_PRELOAD", "libc.so.6");
+    let ended = run(command);
+    assert!(ended.succeeded().trim().ends_with("libsofthca_uverbs.so:libc.so.6"), "{ended:?}");
+}
+
+#[test]
+fn the_command_carries_its_library() {
+    let (temporary, other) = (Folder::new("carried"), Folder::new("installed"));
+    let copy = other.path().join("gdsync-soft");
+    // By a process of its own: a file that this process writes is busy while another test forks.
+    let copied = Command::new("cp").arg(env!("CARGO_BIN_EXE_gdsync-soft")).arg(&copy).status().unwrap();
+    assert!(copied.success());
+    let mut command = Command::new(copy);
+    command.args(["soft", "--", "/bin/sh", "-c", "echo $LD_PRELOAD; exec cat /proc/self/maps"]);
+    command.current_dir("/").env("TMPDIR", temporary.path()).env_remove("LD_PRELOAD");
+    let ended = run(command);
+    let library = ended.succeeded().lines().next().unwrap();
+    assert!(Path::new(library).starts_with(temporary.path()), "{library}");
+    assert!(ended.text.lines().skip(1).any(|mapping| mapping.ends_with(library)), "{}", ended.text);
+    assert_eq!(temporary.content(), 0);
+}
+
+#[test]
+fn a_command_that_is_not_there_is_status_127() {
+    let temporary = Folder::new("missing");
+    let ended = run(soft("1", Path::new("/no/such/command"), temporary.path()));
+    assert_eq!(ended.code, Some(127));
+    assert!(ended.text.contains("/no/such/command") && ended.text.lines().count() == 1, "{}", ended.text);
+    let ended = run(soft("1", Path::new("/etc/passwd"), temporary.path()));
+    assert_eq!((ended.code, ended.text.lines().count()), (Some(126), 1), "{}", ended.text);
+    assert_eq!(temporary.content(), 0);
+}
+
+#[test]
+fn mistakes_are_told_with_their_remedy() {
+    let temporary = Folder::new("mistakes");
+    for devices in ["0", "9", "ib,eth", ""] {
+        let ended = run(soft(devices, Path::new("/bin/true"), temporary.path()));
+        let said = format!("error: invalid value '{devices}' for '--devices <LIST>': ");
+        assert!(ended.code == Some(2) && ended.text.starts_with(&said), "{devices}: {}", ended.text);
+    }
+    let mut command = soft("1", Path::new("/bin/true"), temporary.path());
+    command.env("SOFTHCA_UVERBS_LIBRARY", "/no/such/library.so");
+    let ended = run(command);
+    assert_eq!((ended.code, ended.text.lines().count()), (Some(1), 1), "{}", ended.text);
+    assert!(ended.text.contains("/no/such/library.so"), "{}", ended.text);
+    assert_eq!(temporary.content(), 0);
+    let temporary = Folder::new("mistakes in a path");
+    let ended = run(soft("1", Path::new("/bin/true"), temporary.path()));
+    assert_eq!((ended.code, ended.text.lines().count()), (Some(1), 1), "{}", ended.text);
+    assert!(ended.text.contains("libsofthca_uverbs.so") && ended.text.contains("TMPDIR"), "{}", ended.text);
+    assert_eq!(temporary.content(), 0);
+}
+
+/// Waits until the command has begun: it makes a file in its folder.
+fn wait_for_start(temporary: &Folder) {
+    let end = Instant::now() + Duration::from_secs(60);
+    let started = || {
+        let folders = std::fs::read_dir(temporary.path()).unwrap();
+        folders.into_iter().any(|folder| folder.unwrap().path().join("started").exists())
+    };
+    while !started() {
+        assert!(Instant::now() < end, "it does not start");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn signals_reach_the_command() {
+    let temporary = Folder::new("signals");
+    let script = "trap 'exit 5' TERM; touch $SOFTHCA_FILES/started; while :; do sleep 0.05; done";
+    let running = Running::start(shell(&temporary, script));
+    wait_for_start(&temporary);
+    // SAFETY: no memory is involved; the child has not been waited for.
+    unsafe { libc::kill(running.child.id() as libc::pid_t, libc::SIGTERM) };
+    assert_eq!(running.end().code, Some(5));
+    assert_eq!(temporary.content(), 0);
+}
+
+#[test]
+fn the_folder_is_removed_even_if_the_command_was_killed() {
+    let temporary = Folder::new("killed");
+    let running = Running::start(shell(&temporary, "touch $SOFTHCA_FILES/started; exec sleep 1000"));
+    wait_for_start(&temporary);
+    running.kill();
+    assert_eq!(running.end().code, Some(137), "output ends, so the watcher does not hold it");
+    temporary.becomes_empty();
+}
+
+#[test]
+fn a_fork_starts_a_card_of_its_own() {
+    let Some(tool) = gdsync_test_support::programs::tool("a_fork_starts_a_card_of_its_own", "ibv_devinfo")
+    else {
+        return;
+    };
+    let temporary = Folder::new("fork");
+    // Two at a time, from one shell that has forked.
+    let script = format!("{0} -d mlx5_0 & {0} -d mlx5_0; wait $! && echo both", tool.display());
+    let ended = run(shell(&temporary, &script));
+    assert!(ended.succeeded().ends_with("both\n"), "{}", ended.text);
+    let lids: Vec<&str> = ended.text.lines().filter(|line| line.contains("port_lid")).collect();
+    assert_eq!(lids.len(), 2, "{}", ended.text);
+    assert_ne!(lids[0], lids[1], "each process has a card of its own");
+}

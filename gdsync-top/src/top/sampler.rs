@@ -1,0 +1,203 @@
+//! Looks at processes, and what two looks say together: rates, and for how long something waits.
+
+use super::names;
+use super::view::{self, View};
+use gdsync_cli::failure::Failure;
+use gdsync_status::{Card, Process, QueuePair, Status, Traffic, Wait, ask_all};
+use std::collections::HashMap;
+use std::net::Ipv6Addr;
+use std::time::Duration;
+
+/// How long a process may take to answer. One that is stopped costs this at every look.
+const WITHIN: Duration = Duration::from_millis(500);
+
+/// A card: process and address.
+type CardName = (u32, u32);
+
+/// What waits, in a process: a queue pair of a card, or a stream (the card is `None`); and the words and the mark of
+/// what it waits for.
+type WaitName = (u32, Option<u32>, u64, String, u64);
+
+/// Remembers the last look.
+#[derive(Debug, Default)]
+pub(super) struct Sampler {
+    cards: HashMap<CardName, (u64, Traffic, Traffic)>,
+    /// When each wait was seen first.
+    waits: HashMap<WaitName, u64>,
+    last_ns: Option<u64>,
+    /// Whose card is at an address.
+    owners: HashMap<u32, (u32, String)>,
+}
+
+impl Sampler {
+    /// Asks all processes of the user.
+    pub(super) fn look(&mut self) -> Result<View, Failure> {
+        let found = ask_all(WITHIN).map_err(|error| format!("processes cannot be listed: {error}"))?;
+        let named = found.into_iter().map(|process| (names::of_process(process.pid), process)).collect();
+        Ok(self.view(named))
+    }
+
+    /// What is shown of answers, each with the name of its process.
+    pub(super) fn view(&mut self, found: Vec<(String, Process)>) -> View {
+        // A process that does not answer any more still has what it had.
+        let mut owners = std::mem::take(&mut self.owners);
+        owners.retain(|_, (pid, _)| {
+            found.iter().any(|(_, process)| process.pid == *pid && process.status.is_err())
+        });
+        for (name, process) in &found {
+            for card in process.status.iter().flat_map(|status| &status.cards) {
+                owners.insert(card.node, (process.pid, name.clone()));
+            }
+        }
+        let now_ns = found.iter().filter_map(|(_, process)| Some(process.status.as_ref().ok()?.at_ns)).max();
+        let interval = now_ns.zip(self.last_ns).map_or(0, |(now, last)| now.saturating_sub(last));
+        let mut next = Sampler { last_ns: now_ns, ..Sampler::default() };
+        let processes = found
+            .into_iter()
+            .map(|(name, Process { pid, status })| {
+                let named = view::Process { pid, name, ..view::Process::default() };
+                match status {
+                    Ok(status) => {
+                        Looks { pid, owners: &owners, last: self, next: &mut next }.process(named, &status)
+                    }
+                    Err(error) => view::Process { error: Some(error.to_string()), ..named },
+                }
+            })
+            .collect();
+        *self = Sampler { owners, ..next };
+        View { interval_s: interval as f64 / 1e9, processes }
+    }
+}
+
+/// What one process is seen with.
+struct Looks<'a> {
+    pid: u32,
+    owners: &'a HashMap<u32, (u32, String)>,
+    last: &'a Sampler,
+    next: &'a mut Sampler,
+}
+
+impl Looks<'_> {
+    fn process(&mut self, named: view::Process, status: &Status) -> view::Process {
+        let at = status.at_ns;
+        let all: Vec<&QueuePair> = status.cards.iter().flat_map(|card| &card.queue_pairs).collect();
+        let left_out = |count: u32, shown: usize| count.saturating_sub(shown as u32);
+        view::Process {
+            cards: status.cards.iter().map(|card| self.card(card, at)).collect(),
+            cards_left_out: left_out(status.card_count, status.cards.len()),
+            streams: status
+                .streams
+                .iter()
+                .map(|stream| view::Stream {
+                    number: stream.number,
+                    waits: stream.waits,
+                    wait: self.wait(&stream.wait, (None, stream.number), at, &all, None),
+                })
+                .collect(),
+            streams_left_out: left_out(status.stream_count, status.streams.len()),
+            ..named
+        }
+    }
+
+    fn card(&mut self, card: &Card, at: u64) -> view::Card {
+        let name = (self.pid, card.node);
+        let before = self.last.cards.get(&name).filter(|_| !card.is_busy);
+        let traffic = |now: Traffic, before: Option<(u64, Traffic)>| {
+            let rate = |now: u64, of: fn(&Traffic) -> u64| {
+                let (then, before) = before?;
+                let seconds = at.saturating_sub(then) as f64 / 1e9;
+                // A card that has begun anew at the same address has counted less.
+                (seconds > 0.0).then(|| now.checked_sub(of(&before)).map(|count| count as f64 / seconds))?
+            };
+            view::Traffic {
+                packets: now.packets,
+                payload_bytes: now.bytes,
+                packets_per_s: rate(now.packets, |traffic| traffic.packets),
+                payload_bytes_per_s: rate(now.bytes, |traffic| traffic.bytes),
+            }
+        };
+        let sent = traffic(card.sent, before.map(|(at, sent, _)| (*at, *sent)));
+        let received = traffic(card.received, before.map(|(at, _, received)| (*at, *received)));
+        if !card.is_busy {
+            self.next.cards.insert(name, (at, card.sent, card.received));
+        }
+        let all: Vec<&QueuePair> = card.queue_pairs.iter().collect();
+        view::Card {
+            address: address(card.node),
+            link: if card.is_ethernet { "Ethernet" } else { "InfiniBand" },
+            gid: Ipv6Addr::from(card.gid).to_string(),
+            is_busy: card.is_busy,
+            sent,
+            received,
+            not_ready_refusals: card.not_ready,
+            sequence_refusals: card.out_of_sequence,
+            faults_injected: card.faults,
+            findings: card.findings,
+            queue_pairs: card
+                .queue_pairs
+                .iter()
+                .map(|pair| {
+                    let place = (Some(card.node), pair.number.into());
+                    view::QueuePair {
+                        number: pair.number,
+                        transport: pair.transport.clone(),
+                        state: pair.state.clone(),
+                        peer: self.peer(pair),
+                        outstanding_requests: pair.outstanding,
+                        outstanding_blocks: pair.blocks,
+                        resends: pair.resends,
+                        wait: pair.wait.as_ref().map(|wait| self.wait(wait, place, at, &all, Some(pair))),
+                    }
+                })
+                .collect(),
+            queue_pairs_left_out: card.queue_pair_count.saturating_sub(card.queue_pairs.len() as u32),
+        }
+    }
+
+    fn peer(&self, pair: &QueuePair) -> Option<view::Peer> {
+        let peer = pair.peer?;
+        let owner = self.owners.get(&peer.node).filter(|_| peer.node != 0);
+        Some(view::Peer {
+            address: peer.to_string(),
+            pid: owner.map(|(pid, _)| *pid),
+            process: owner.map(|(_, name)| name.clone()),
+        })
+    }
+
+    /// A wait with the peers of the queue pairs that complete it; `own` is the one that waits, if one does.
+    fn wait(
+        &mut self,
+        wait: &Wait,
+        (card, number): (Option<u32>, u64),
+        at: u64,
+        all: &[&QueuePair],
+        own: Option<&QueuePair>,
+    ) -> view::Wait {
+        let name = (self.pid, card, number, wait.what.clone(), wait.mark);
+        let since = self.last.waits.get(&name).copied().unwrap_or(at);
+        self.next.waits.insert(name, since);
+        let seen = Duration::from_nanos(at.saturating_sub(since));
+        let mut peers: Vec<view::Peer> = match (own, &wait.queue_pairs[..]) {
+            (Some(own), []) => self.peer(own).into_iter().collect(),
+            (_, numbers) => {
+                let named = all.iter().filter(|pair| numbers.contains(&pair.number));
+                named.filter_map(|pair| self.peer(pair)).collect()
+            }
+        };
+        peers.dedup();
+        view::Wait {
+            what: wait.what.clone(),
+            waited_ms: wait.time.unwrap_or(seen).as_secs_f64() * 1e3,
+            is_at_least: wait.time.is_none(),
+            queue_pairs: wait.queue_pairs.clone(),
+            peers,
+        }
+    }
+}
+
+fn address(node: u32) -> String {
+    match u16::try_from(node) {
+        Ok(lid) => format!("LID {lid:#x}"),
+        Err(_) => std::net::Ipv4Addr::from(node).to_string(),
+    }
+}

@@ -1,0 +1,192 @@
+//! The command `gdsync`, and what the programs of its other verbs (`gdsync-lab`, `gdsync-soft`, `gdsync-top`) share with it.
+//! It is an interface for those alone.
+//!
+//! Results go to stdout, everything else to stderr. What the exit status means is in `manual.rs`, which the manual
+//! pages are made of.
+
+#[doc(hidden)]
+pub mod child;
+#[doc(hidden)]
+pub mod cli;
+#[doc(hidden)]
+pub mod destination;
+mod devices;
+#[doc(hidden)]
+pub mod doctor;
+mod explain;
+#[doc(hidden)]
+pub mod failure;
+#[doc(hidden)]
+pub mod fault_plan;
+#[doc(hidden)]
+pub mod folder;
+mod gpus;
+#[doc(hidden)]
+pub mod hca;
+#[doc(hidden)]
+pub mod interrupt;
+#[doc(hidden)]
+pub mod json;
+#[doc(hidden)]
+pub mod log;
+mod manual;
+mod net;
+#[doc(hidden)]
+pub mod pattern;
+mod pingpong;
+mod placement;
+#[doc(hidden)]
+pub mod plot;
+#[doc(hidden)]
+pub mod progress;
+mod sides;
+#[doc(hidden)]
+pub mod signals;
+#[doc(hidden)]
+pub mod size;
+#[doc(hidden)]
+pub mod text;
+#[doc(hidden)]
+pub mod tools;
+mod trace;
+#[doc(hidden)]
+pub mod wrapped;
+
+use clap::error::ErrorKind;
+use cli::{BenchOptions, Between, Cli, Command, Invocation, NetOptions, PingpongOptions, Process};
+use failure::{AlreadySaid, Failure};
+use std::io::{self, Write};
+use std::process::ExitCode;
+use tools::{LAB, SOFT, TOP};
+
+/// What a program of gdsync's is: it parses the command line, has `run` perform a command, or `run_process` be a process
+/// that a command has started, and says how that ended.
+#[doc(hidden)]
+pub fn main(
+    run: impl FnOnce(Command) -> Result<ExitCode, Failure>,
+    run_process: impl FnOnce(Process) -> Result<(), Failure>,
+) -> ExitCode {
+    let words: Vec<_> = std::env::args_os().collect();
+    let invocation = match Cli::parse_words(words.iter()) {
+        Ok(invocation) => invocation,
+        Err(error) if error.kind() == ErrorKind::InvalidSubcommand => match tools::start_foreign(&words) {
+            Ok(()) => return usage(&error),
+            Err(error) => {
+                text::complain(error);
+                return ExitCode::FAILURE;
+            }
+        },
+        Err(error) => return usage(&error),
+    };
+    match log::own_filter() {
+        Ok(filter) => tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).init(),
+        Err(error) => {
+            print_error(&error.to_string());
+            text::complain(error);
+            return ExitCode::from(manual::WRONG_USAGE);
+        }
+    }
+    let is_process = matches!(invocation, Invocation::Process(_));
+    let result = match invocation {
+        Invocation::Bare => io::stdout().write_all(cli::BRIEF.as_bytes()).map_err(Failure::from).map(done),
+        Invocation::Command(command) => run(command),
+        Invocation::Process(process) => run_process(process).map(done),
+    };
+    match &result {
+        // What it says is for the process that has started it.
+        _ if is_process => {}
+        Err(error) if error.is::<AlreadySaid>() => print_error("standard error has the cause"),
+        Err(error) => print_error(&error.to_string()),
+        Ok(_) => {}
+    }
+    match result {
+        Ok(_) if interrupt::requested() => {
+            text::complain("interrupted: what was measured until then has been printed");
+            ExitCode::from(interrupt::STATUS)
+        }
+        Ok(code) => code,
+        Err(error) if error.is::<AlreadySaid>() => ExitCode::FAILURE,
+        Err(error) if error.is::<interrupt::NothingYet>() => {
+            text::complain(error);
+            ExitCode::from(interrupt::STATUS)
+        }
+        Err(error) => {
+            text::complain(error);
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Where JSON is asked for and there is none yet, the error is printed as JSON, too.
+fn print_error(message: &str) {
+    if json::is_wanted(std::env::args_os())
+        && let Err(error) = json::print_error(message)
+    {
+        text::complain(error);
+    }
+}
+
+fn done(_: ()) -> ExitCode {
+    ExitCode::SUCCESS
+}
+
+/// Performs the commands of `gdsync` itself, and has the programs of the others perform theirs.
+///
+/// # Errors
+/// Why the command has failed.
+#[doc(hidden)]
+pub fn run(command: Command) -> Result<ExitCode, Failure> {
+    match &command {
+        // It has nothing to print that its client would not have, and ends at once.
+        Command::Pingpong(options) if options.sides.hosts.server => {}
+        Command::Bench(BenchOptions { between: Some(Between::Net(options)), .. })
+            if options.sides.hosts.server => {}
+        Command::Pingpong(_) | Command::Bench(BenchOptions { between: Some(Between::Net(_)), .. }) => {
+            interrupt::catch()?;
+        }
+        _ => {}
+    }
+    match command {
+        Command::Pingpong(options) => sides::run(&options).map(done),
+        Command::Devices(options) => devices::run(&options).map(done),
+        Command::Doctor(options) => doctor::run(&options),
+        Command::Bench(BenchOptions { between: Some(Between::Net(options)), .. }) => {
+            sides::run(&*options).map(done)
+        }
+        Command::Explain(options) => explain::run(&options),
+        Command::Trace(options) => trace::run(&options),
+        Command::Completions(options) => manual::completions(&options).map(done),
+        Command::Man(options) => manual::man(&options),
+        Command::Bench(_) | Command::Soak(_) => tools::start(LAB),
+        Command::Copybw(_) | Command::Copylat(_) | Command::Sanity(_) => tools::start(LAB),
+        Command::Soft(_) => tools::start(SOFT),
+        Command::Top(_) => tools::start(TOP),
+    }
+}
+
+/// Is a process that a command of `gdsync` itself, or one of any program's, has started.
+///
+/// # Errors
+/// Why the process has failed; it is one of another program's.
+#[doc(hidden)]
+pub fn run_process(process: Process) -> Result<(), Failure> {
+    match process {
+        Process::PingpongPeer => sides::run_peer::<PingpongOptions>(),
+        Process::NetPeer => sides::run_peer::<NetOptions>(),
+        Process::SoftWatch { folder } => folder::watch(&folder),
+        other => Err(format!("{other:?} is a process of another program of gdsync's").into()),
+    }
+}
+
+/// What clap says: on stdout where it was asked for, as help, and on stderr where it is a mistake.
+fn usage(error: &clap::Error) -> ExitCode {
+    // If the stream itself fails, there is no place to report it.
+    let _ = error.print();
+    if error.use_stderr() {
+        // What stands behind an empty line is help.
+        let said = error.to_string();
+        let first = said.split("\n\n").next().unwrap_or_default();
+        print_error(first.trim_start_matches("error: ").trim_end());
+    }
+    ExitCode::from(if error.use_stderr() { manual::WRONG_USAGE } else { 0 })
+}

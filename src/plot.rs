@@ -1,0 +1,198 @@
+//! What pictures of measurements show. `gdsync-lab` draws them, so that no other command carries a drawing library.
+//!
+//! A [`Chart`] is plain data; [`write`] has `gdsync-lab` draw charts under each other into a file.
+
+use crate::destination::Destination;
+use crate::failure::Failure;
+use crate::tools::{self, LAB};
+use serde::{Deserialize, Deserializer, Serialize};
+use std::io::Write;
+use std::process::Stdio;
+
+/// The process of `gdsync-lab` that draws.
+const DRAW: &str = "draw";
+
+/// One panel of a picture.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Chart {
+    pub title: String,
+    pub content: Content,
+}
+
+/// What a chart shows.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum Content {
+    /// One line for each series, a marker at each point.
+    Lines { x: Axis, y: Axis, series: Vec<Series> },
+    /// A histogram, and values that are marked in it.
+    Histogram {
+        x: Axis,
+        bins: Vec<Bin>,
+        #[serde(deserialize_with = "marks")]
+        marks: Vec<(String, f64)>,
+    },
+    /// A value of each series for each category: bars, or dots where the values span decades.
+    Categories { x: Axis, names: Vec<String>, series: Vec<Values> },
+}
+
+/// Points in order.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Series {
+    pub name: String,
+    #[serde(deserialize_with = "points")]
+    pub points: Vec<(f64, f64)>,
+}
+
+impl Series {
+    pub fn new(name: impl Into<String>, points: impl IntoIterator<Item = (f64, f64)>) -> Self {
+        Series { name: name.into(), points: points.into_iter().collect() }
+    }
+}
+
+/// How many values are from one to another.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Bin {
+    pub from: f64,
+    pub to: f64,
+    pub count: u64,
+}
+
+/// A value for each category.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Values {
+    pub name: String,
+    #[serde(deserialize_with = "numbers")]
+    pub values: Vec<f64>,
+}
+
+impl Values {
+    pub fn new(name: impl Into<String>, values: impl IntoIterator<Item = f64>) -> Self {
+        Values { name: name.into(), values: values.into_iter().collect() }
+    }
+}
+
+/// How values lie on an axis.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Scale {
+    /// From 0 on.
+    Linear,
+    /// By powers of ten.
+    Log,
+    /// By powers of two, written as sizes in bytes; a size of 0 stands one step before 1.
+    Sizes,
+    /// By powers of two, written as numbers.
+    Counts,
+}
+
+/// What an axis shows.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Axis {
+    /// The quantity and its unit.
+    pub name: String,
+    pub scale: Scale,
+}
+
+impl Axis {
+    pub fn new(name: impl Into<String>, scale: Scale) -> Self {
+        Axis { name: name.into(), scale }
+    }
+}
+
+/// A histogram's bins: `count` of them, each as wide as the others on a logarithmic axis, from the least to the largest
+/// of `values`, which are above 0 and come with how often each was measured.
+pub fn bins(values: &[(f64, u64)], count: usize) -> Vec<Bin> {
+    let positive = || values.iter().filter(|(value, _)| value.is_finite() && *value > 0.0);
+    let (mut least, mut most) = (f64::INFINITY, 0.0f64);
+    positive().for_each(|(value, _)| (least, most) = (least.min(*value), most.max(*value)));
+    if count == 0 || most == 0.0 {
+        return Vec::new();
+    }
+    // Values that are nearly the same have bins around them.
+    if most < least * 1.001 {
+        (least, most) = (least / 1.01, most * 1.01);
+    }
+    let width = (most / least).ln() / count as f64;
+    let edge = |index: usize| least * (width * index as f64).exp();
+    let mut bins: Vec<Bin> =
+        (0..count).map(|index| Bin { from: edge(index), to: edge(index + 1), count: 0 }).collect();
+    for (value, times) in positive() {
+        let index = ((value / least).ln() / width) as usize;
+        bins[index.min(count - 1)].count += times;
+    }
+    bins
+}
+
+/// Refuses a picture that could not be drawn, before anything is measured.
+///
+/// # Errors
+/// `gdsync-lab` is not installed.
+pub fn check() -> Result<(), Failure> {
+    tools::find(LAB).map(drop)
+}
+
+/// Draws the charts under each other into a file, as SVG.
+///
+/// # Errors
+/// `gdsync-lab` is not installed, or fails; the file cannot be written.
+pub fn write(to: &Destination, charts: &[Chart]) -> Result<(), Failure> {
+    let mut drawing = tools::command(LAB)?.arg(DRAW).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+    if let Some(mut input) = drawing.stdin.take() {
+        input.write_all(&serde_json::to_vec(charts)?)?;
+    }
+    let drawn = drawing.wait_with_output()?;
+    if !drawn.status.success() {
+        return Err(format!("gdsync-lab has drawn no picture: {}", drawn.status).into());
+    }
+    to.write(&String::from_utf8(drawn.stdout)?)
+}
+
+// JSON has no numbers that are not finite: it has `null` for them.
+
+fn number(from: Option<f64>) -> f64 {
+    from.unwrap_or(f64::NAN)
+}
+
+fn numbers<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<f64>, D::Error> {
+    Ok(Vec::<Option<f64>>::deserialize(from)?.into_iter().map(number).collect())
+}
+
+fn points<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<(f64, f64)>, D::Error> {
+    let points = Vec::<(Option<f64>, Option<f64>)>::deserialize(from)?;
+    Ok(points.into_iter().map(|(x, y)| (number(x), number(y))).collect())
+}
+
+fn marks<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<(String, f64)>, D::Error> {
+    let marks = Vec::<(String, Option<f64>)>::deserialize(from)?;
+    Ok(marks.into_iter().map(|(name, value)| (name, number(value))).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn charts_pass_as_json_with_numbers_that_json_lacks() {
+        let charts = [
+            Content::Lines {
+                x: Axis::new("x", Scale::Sizes),
+                y: Axis::new("y", Scale::Log),
+                series: vec![Series::new("a", [(1.0, f64::NAN), (f64::INFINITY, 2.0)])],
+            },
+            Content::Histogram {
+                x: Axis::new("x", Scale::Log),
+                bins: bins(&[(1.0, 3)], 2),
+                marks: vec![("P50".to_owned(), f64::NAN)],
+            },
+            Content::Categories {
+                x: Axis::new("x", Scale::Linear),
+                names: vec!["one".to_owned()],
+                series: vec![Values::new("a", [f64::NAN])],
+            },
+        ]
+        .map(|content| Chart { title: "title".to_owned(), content });
+        let json = serde_json::to_string(&charts).unwrap();
+        let read: Vec<Chart> = serde_json::from_str(&json).unwrap();
+        // What is not finite has no place on any axis: which of those numbers it was does not matter.
+        assert_eq!(format!("{read:?}"), format!("{charts:?}").replace("inf", "NaN"));
+    }
+}

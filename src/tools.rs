@@ -1,0 +1,115 @@
+//! Programs that carry the verbs which this one lacks. `gdsync VERB` starts `gdsync-TOOL VERB`, beside it or on PATH, as
+//! cargo starts its own.
+
+use crate::failure::Failure;
+use std::env;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process;
+
+/// The program of `bench`, `soak`, and of the checks of mapped GPU memory; it draws all pictures.
+pub const LAB: &str = "gdsync-lab";
+/// The program of `soft`.
+pub const SOFT: &str = "gdsync-soft";
+/// The program of `top`.
+pub const TOP: &str = "gdsync-top";
+
+/// The program that carries a verb; none for those of `gdsync` itself.
+pub(crate) fn of_verb(verb: &str) -> Option<&'static str> {
+    match verb {
+        "bench" | "soak" | "copybw" | "copylat" | "sanity" => Some(LAB),
+        "soft" => Some(SOFT),
+        "top" => Some(TOP),
+        _ => None,
+    }
+}
+
+/// Where a program is: beside this one, or in the first folder of PATH that has it.
+pub(crate) fn installed(name: &str) -> Option<PathBuf> {
+    let own = env::current_exe().ok()?;
+    let folders = env::var_os("PATH").unwrap_or_default();
+    let beside = own.parent().map(Path::to_owned);
+    beside.into_iter().chain(env::split_paths(&folders)).map(|folder| folder.join(name)).find(is_program)
+}
+
+fn is_program(path: &PathBuf) -> bool {
+    path.metadata().is_ok_and(|facts| facts.is_file() && facts.permissions().mode() & 0o111 != 0)
+}
+
+/// As [`installed`].
+///
+/// # Errors
+/// The program is not installed: the command that installs it.
+pub(crate) fn find(name: &str) -> Result<PathBuf, Failure> {
+    installed(name).ok_or_else(|| {
+        format!(
+            "{name} is not installed, beside gdsync or on PATH: `cargo install --locked --path {name}` in gdsync's sources installs it"
+        )
+        .into()
+    })
+}
+
+/// A program of gdsync's, to be given its arguments.
+///
+/// # Errors
+/// As [`find`].
+pub fn command(name: &str) -> Result<process::Command, Failure> {
+    find(name).map(process::Command::new)
+}
+
+/// Has the program perform this process's command line.
+///
+/// # Errors
+/// The program is not installed, or the system does not start it.
+pub(crate) fn start(name: &str) -> Result<process::ExitCode, Failure> {
+    let path = find(name)?;
+    let words: Vec<OsString> = env::args_os().collect();
+    Err(format!("{} cannot be started: {}", path.display(), replace(&path, &words)).into())
+}
+
+/// Becomes the program. Returns only where the system does not start it.
+fn replace(path: &Path, words: &[OsString]) -> std::io::Error {
+    let mut command = process::Command::new(path);
+    if let Some(own) = words.first() {
+        command.arg0(own);
+    }
+    command.args(words.iter().skip(1)).exec()
+}
+
+/// Has another program perform the command line, if its first word names one that is installed and no verb of gdsync's:
+/// `gdsync-WORD` for `gdsync WORD`.
+///
+/// # Errors
+/// The system does not start it.
+pub(crate) fn start_foreign(words: &[OsString]) -> Result<(), Failure> {
+    let Some(path) = words.get(1).and_then(|word| foreign(word)) else { return Ok(()) };
+    Err(format!("{} cannot be started: {}", path.display(), replace(&path, words)).into())
+}
+
+fn foreign(word: &OsStr) -> Option<PathBuf> {
+    let word = word.to_str()?;
+    let is_name = word.starts_with(|first: char| first.is_ascii_alphanumeric())
+        && word.chars().all(|one| one.is_ascii_alphanumeric() || one == '-' || one == '_');
+    if is_name { installed(&format!("gdsync-{word}")) } else { None }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_that_name_no_file_of_their_own_start_nothing() {
+        for word in ["../sh", "", "-x", "a/b", "no-such-program-of-gdsync"] {
+            assert_eq!(foreign(OsStr::new(word)), None, "{word}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_installed_is_named_with_its_remedy() {
+        let said = find("gdsync-nowhere").unwrap_err().to_string();
+        assert!(said.contains("gdsync-nowhere is not installed") && said.contains("cargo install"), "{said}");
+        assert!(!said.contains('\n'), "{said}");
+    }
+}

@@ -1,0 +1,248 @@
+//! Programs under `gdsync soft`, with an end to every wait.
+
+use crate::command;
+use crate::folder::Folder;
+use crate::skipped_unless_required;
+use std::io::Read;
+use std::net::TcpListener;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Longest that one program may take: much longer than any does, also on a busy machine.
+const LIMIT: Duration = Duration::from_secs(600);
+
+/// Skips a test that lacks a package; with `GDSYNC_REQUIRE_RDMA=1` that is a failure.
+pub fn lacks(test: &str, why: &str) {
+    skipped_unless_required("GDSYNC_REQUIRE_RDMA", test, why);
+}
+
+/// The tool's path. `None` if it is not installed: the test is skipped.
+pub fn tool(test: &str, name: &str) -> Option<PathBuf> {
+    let package = match name {
+        "ibstat" => "infiniband-diags",
+        "rdma" => "iproute2",
+        "mpirun" => "openmpi-bin",
+        _ if name.starts_with("ibv_") => "ibverbs-utils",
+        _ if name.starts_with("ucx_") => "ucx-utils",
+        _ => "perftest",
+    };
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let found = std::env::split_paths(&path).map(|folder| folder.join(name)).find(|path| path.is_file());
+    if found.is_none() {
+        lacks(test, &format!("{name} is not there (package {package})"));
+    }
+    found
+}
+
+/// `gdsync soft --devices DEVICES -- PROGRAM`, in a process group of its own and with a temporary
+/// folder of its own.
+pub fn soft(devices: &str, program: &Path, temporary: &Path) -> Command {
+    // It starts the other, which lies beside it.
+    command::program("gdsync-soft");
+    let mut command = Command::new(command::program("gdsync"));
+    command.args(["soft", "--devices", devices, "--"]).arg(program).process_group(0);
+    for name in ["GDSYNC_LOG", "SOFTHCA_LOG", "SOFTHCA_DEVICES", "SOFTHCA_WAITS", "LD_PRELOAD", "SYSFS_PATH"]
+    {
+        command.env_remove(name);
+    }
+    command.env("TMPDIR", temporary);
+    command
+}
+
+/// How a program ended, and what it said.
+#[derive(Debug)]
+pub struct Ended {
+    /// The exit status, or 128 and the number of the signal.
+    pub code: Option<i32>,
+    /// What it has printed on both streams.
+    pub text: String,
+}
+
+impl Ended {
+    /// Fails unless the exit status is 0; returns what the program has printed.
+    pub fn succeeded(&self) -> &str {
+        assert_eq!(self.code, Some(0), "{}", self.text);
+        &self.text
+    }
+}
+
+/// A program that runs. Its group is killed when this is dropped.
+pub struct Running {
+    /// The process.
+    pub child: Child,
+    reader: Option<std::thread::JoinHandle<String>>,
+}
+
+impl Running {
+    /// Starts the program.
+    pub fn start(mut command: Command) -> Self {
+        let (mut reader, writer) = std::io::pipe().unwrap();
+        command.stdin(Stdio::null()).stdout(writer.try_clone().unwrap()).stderr(writer);
+        let child = command.spawn().unwrap();
+        // The write ends are the child's alone.
+        drop(command);
+        let reader = std::thread::spawn(move || {
+            let mut bytes = Vec::new();
+            let _ = reader.read_to_end(&mut bytes);
+            String::from_utf8_lossy(&bytes).into_owned()
+        });
+        Running { child, reader: Some(reader) }
+    }
+
+    fn signal_group(&self, signal: i32) {
+        // SAFETY: no memory is involved; the group is the child's, which has not been waited for.
+        unsafe { libc::kill(-(self.child.id() as libc::pid_t), signal) };
+    }
+
+    /// Kills the program and whatever it has started.
+    pub fn kill(&self) {
+        self.signal_group(libc::SIGKILL);
+    }
+
+    /// Waits for the end; fails if it does not come.
+    pub fn end(mut self) -> Ended {
+        let end = Instant::now() + LIMIT;
+        let status = loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                break status;
+            }
+            if Instant::now() > end {
+                self.kill();
+                let text = self.reader.take().unwrap().join().unwrap();
+                panic!("it did not end: {text}");
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        };
+        let code = status.code().or(status.signal().map(|signal| 128 + signal));
+        Ended { code, text: self.reader.take().unwrap().join().unwrap() }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if let Ok(None) = self.child.try_wait() {
+            self.kill();
+            let _ = self.child.wait();
+        }
+    }
+}
+
+/// Runs a program to its end.
+pub fn run(command: Command) -> Ended {
+    Running::start(command).end()
+}
+
+/// A TCP port that was free just now.
+pub fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+/// Waits until a program listens on a TCP port, or none does any more. Nothing connects to it for
+/// that: the tools take the first who connects for their client. A server that has ended changes
+/// nothing any more, so that is an end, too.
+pub fn wait_for_listener(port: u16, server: &mut Running, wanted: bool) {
+    let (place, end) = (format!(":{port:04X}"), Instant::now() + LIMIT);
+    let listens = |table: &str| {
+        std::fs::read_to_string(table).unwrap_or_default().lines().any(|line| {
+            let mut words = line.split_whitespace().skip(1);
+            let local = words.next().is_some_and(|local| local.ends_with(&place));
+            // 0A is TCP_LISTEN.
+            local && words.nth(1) == Some("0A")
+        })
+    };
+    while (listens("/proc/net/tcp") || listens("/proc/net/tcp6")) != wanted {
+        assert!(Instant::now() < end, "port {port}: somebody listens is not {wanted}");
+        if server.child.try_wait().unwrap().is_some() {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Server and client of a tool that runs as two processes.
+pub struct Pair {
+    /// The one that listens.
+    pub server: Running,
+    /// The one that connects.
+    pub client: Running,
+    port: u16,
+}
+
+impl Pair {
+    /// Starts a tool as server, and as client once the server listens.
+    pub fn start(tool: &Path, devices: &str, arguments: &[&str], temporary: &Path) -> Self {
+        Pair::start_after(&[tool], devices, arguments, temporary, || {})
+    }
+
+    /// The tool may stand behind a command that starts it. Does something between the server's
+    /// start and the client's.
+    pub fn start_after(
+        program: &[&Path],
+        devices: &str,
+        arguments: &[&str],
+        temporary: &Path,
+        between: impl FnOnce(),
+    ) -> Self {
+        let port = free_port();
+        let command = || {
+            let mut command = soft(devices, program[0], temporary);
+            command.args(&program[1..]).args(["-p", &port.to_string()]).args(arguments);
+            command
+        };
+        let mut server = Running::start(command());
+        wait_for_listener(port, &mut server, true);
+        between();
+        let mut client = command();
+        client.arg("localhost");
+        Pair { server, client: Running::start(client), port }
+    }
+
+    /// Waits until the client is there: the tools close their port then.
+    pub fn has_met(&mut self) {
+        wait_for_listener(self.port, &mut self.server, false);
+    }
+
+    /// Waits for the ends of the client and of the server.
+    pub fn end(self) -> [Ended; 2] {
+        [self.client.end(), self.server.end()]
+    }
+}
+
+/// Runs a tool as server and client; both must succeed, and leave nothing behind.
+pub fn succeeds(test: &str, name: &str, devices: &str, arguments: &[&str]) {
+    succeeds_with(test, name, &[], devices, arguments);
+}
+
+/// As [`succeeds`], with more in the environment.
+pub fn succeeds_with(test: &str, name: &str, environment: &[&str], devices: &str, arguments: &[&str]) {
+    assert_eq!(leftover(test, name, environment, devices, arguments), 0, "{name} has left something behind");
+}
+
+/// What perftest says where it finds no steady ratio of the processor's cycles to time, as on a machine with much
+/// other load. It reports nothing then.
+const NO_CLOCK: &str = "Correlation coefficient";
+/// So often a tool that finds none is started.
+const ATTEMPTS: u32 = 5;
+
+/// Runs a tool as server and client with more in the environment; both must succeed. Returns how much they
+/// have left behind.
+pub fn leftover(test: &str, name: &str, environment: &[&str], devices: &str, arguments: &[&str]) -> usize {
+    let Some(tool) = tool(test, name) else { return 0 };
+    let mut program = vec![Path::new("/usr/bin/env")];
+    program.extend(environment.iter().map(Path::new));
+    program.push(&tool);
+    for attempt in 1.. {
+        let temporary = Folder::new(&format!("{test}-{}", arguments.join("")));
+        let ended = Pair::start_after(&program, devices, arguments, temporary.path(), || {}).end();
+        if attempt < ATTEMPTS && ended.iter().any(|one| one.text.contains(NO_CLOCK)) {
+            continue;
+        }
+        for Ended { code, text } in ended {
+            assert_eq!(code, Some(0), "{name} {arguments:?} on {devices} {environment:?}: {text}");
+        }
+        return temporary.content();
+    }
+    unreachable!("the last attempt returns")
+}

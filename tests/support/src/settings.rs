@@ -1,0 +1,39 @@
+//! Settings in the environment that are not understood.
+
+/// Settings, and what is said of them.
+pub const WRONG: [(&str, &str, &str); 10] = [
+    (
+        "SOFTHCA_FAULTS",
+        "drp nth=3",
+        "SOFTHCA_FAULTS is `drp nth=3`: fault plan, line 1, column 1, `drp`: a rule begins with drop",
+    ),
+    (
+        "SOFTHCA_LISTEN",
+        "localhost",
+        "SOFTHCA_LISTEN is `localhost`: `localhost` is not ADDRESS or ADDRESS:PORT",
+    ),
+    (
+        "SOFTHCA_WAITS",
+        "on",
+        "SOFTHCA_WAITS is `on`: `on` is none of its words, which are off, no-cd and errors-hold",
+    ),
+    (
+        "SOFTHCA_LIBERTIES",
+        "1 order",
+        "SOFTHCA_LIBERTIES is `1 order`: `order` is none of its words, which are fetch, pieces",
+    ),
+    ("SOFTHCA_DEVICES", "99", "SOFTHCA_DEVICES is `99`: it is neither a number from 1 to 8 nor a list"),
+    (
+        "SOFTHCA_FAULT",
+        "drop nth=3",
+        "SOFTHCA_FAULT is set, but there is no such setting: the settings are SOFTHCA_DEVICES",
+    ),
+    ("SOFTHCA_DEVICE", "", "SOFTHCA_DEVICE is set, but there is no such setting"),
+    (
+        "SOFTHCA_LISTEN",
+        "192.0.2.1",
+        "a card at 192.0.2.1:4791 is reached from other hosts, which needs a key",
+    ),
+    ("SOFTHCA_KEY", "too short", "SOFTHCA_KEY: the key has 9 bytes, and must have 16 to 4096"),
+    ("SOFTHCA_KEY_FILE", "/nowhere/key", "SOFTHCA_KEY_FILE: the key file /nowhere/key cannot be read"),
+];
