@@ -14,3 +14,6 @@ impl std::fmt::Display for AlreadySaid {
 }
 
 impl std::error::Error for AlreadySaid {}
+
+/// The exit status of a command line that cannot be used.
+pub const WRONG_USAGE: u8 = 2;

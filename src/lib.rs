@@ -1,13 +1,14 @@
 //! The command `gdsync`, and what the programs of its other verbs (`gdsync-lab`, `gdsync-soft`, `gdsync-top`) share with it.
 //! It is an interface for those alone.
 //!
-//! Results go to stdout, everything else to stderr. What the exit status means is in `manual.rs`, which the manual
-//! pages are made of.
+//! Results go to stdout, everything else to stderr. What the exit status means is in the manual
+//! pages, which `gdsync-lab` makes of the command line that is described here.
 
 #[doc(hidden)]
 pub mod child;
 #[doc(hidden)]
 pub mod cli;
+mod completions;
 #[doc(hidden)]
 pub mod destination;
 mod devices;
@@ -29,7 +30,6 @@ pub mod interrupt;
 pub mod json;
 #[doc(hidden)]
 pub mod log;
-mod manual;
 mod net;
 #[doc(hidden)]
 pub mod pattern;
@@ -54,10 +54,11 @@ pub mod wrapped;
 
 use clap::error::ErrorKind;
 use cli::{BenchOptions, Between, Cli, Command, Invocation, NetOptions, PingpongOptions, Process};
-use failure::{AlreadySaid, Failure};
+use failure::{AlreadySaid, Failure, WRONG_USAGE};
 use std::io::{self, Write};
 use std::process::ExitCode;
 use tools::{LAB, SOFT, TOP};
+use tracing_subscriber::prelude::*;
 
 /// What a program of gdsync's is: it parses the command line, has `run` perform a command, or `run_process` be a process
 /// that a command has started, and says how that ended.
@@ -79,11 +80,14 @@ pub fn main(
         Err(error) => return usage(&error),
     };
     match log::own_filter() {
-        Ok(filter) => tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).init(),
+        Ok(filter) => {
+            let written = tracing_subscriber::fmt::layer().with_writer(io::stderr);
+            tracing_subscriber::registry().with(written).with(filter).init();
+        }
         Err(error) => {
             print_error(&error.to_string());
             text::complain(error);
-            return ExitCode::from(manual::WRONG_USAGE);
+            return ExitCode::from(WRONG_USAGE);
         }
     }
     let is_process = matches!(invocation, Invocation::Process(_));
@@ -155,9 +159,8 @@ pub fn run(command: Command) -> Result<ExitCode, Failure> {
         }
         Command::Explain(options) => explain::run(&options),
         Command::Trace(options) => trace::run(&options),
-        Command::Completions(options) => manual::completions(&options).map(done),
-        Command::Man(options) => manual::man(&options),
-        Command::Bench(_) | Command::Soak(_) => tools::start(LAB),
+        Command::Completions(options) => completions::run(&options).map(done),
+        Command::Bench(_) | Command::Soak(_) | Command::Man(_) => tools::start(LAB),
         Command::Copybw(_) | Command::Copylat(_) | Command::Sanity(_) => tools::start(LAB),
         Command::Soft(_) => tools::start(SOFT),
         Command::Top(_) => tools::start(TOP),
@@ -188,5 +191,5 @@ fn usage(error: &clap::Error) -> ExitCode {
         let first = said.split("\n\n").next().unwrap_or_default();
         print_error(first.trim_start_matches("error: ").trim_end());
     }
-    ExitCode::from(if error.use_stderr() { manual::WRONG_USAGE } else { 0 })
+    ExitCode::from(if error.use_stderr() { WRONG_USAGE } else { 0 })
 }

@@ -1,7 +1,7 @@
 //! The filters of logs.
 
 use crate::failure::Failure;
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::Targets;
 
 /// Environment variable with the filter of the command's log.
 pub const VARIABLE: &str = "GDSYNC_LOG";
@@ -12,10 +12,10 @@ const DEFAULT: &str = "warn";
 ///
 /// # Errors
 /// The variable is malformed.
-pub fn own_filter() -> Result<EnvFilter, Failure> {
+pub fn own_filter() -> Result<Targets, Failure> {
     match std::env::var_os(VARIABLE).filter(|value| !value.is_empty()) {
         Some(value) => filter(VARIABLE, &value.to_string_lossy()),
-        None => Ok(DEFAULT.into()),
+        None => filter(VARIABLE, DEFAULT),
     }
 }
 
@@ -23,8 +23,8 @@ pub fn own_filter() -> Result<EnvFilter, Failure> {
 ///
 /// # Errors
 /// It describes none: the variable, its value, and what is wrong with it.
-pub fn filter(variable: &str, value: &str) -> Result<EnvFilter, Failure> {
-    EnvFilter::try_new(value).map_err(|error| {
+pub fn filter(variable: &str, value: &str) -> Result<Targets, Failure> {
+    value.parse::<Targets>().map_err(|error| {
         format!("{variable} is `{value}`: {error}; a filter is a level such as `info`, or `target=level` with `,` between")
             .into()
     })

@@ -180,7 +180,7 @@ mod tests {
             },
             Content::Histogram {
                 x: Axis::new("x", Scale::Log),
-                bins: bins(&[(1.0, 3)], 2),
+                bins: vec![Bin { from: 1.0, to: 2.0, count: 3 }],
                 marks: vec![("P50".to_owned(), f64::NAN)],
             },
             Content::Categories {

@@ -1,7 +1,7 @@
 //! What is shown while a run takes its time: on a terminal, from the second second on, and never beside JSON.
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use std::io::IsTerminal;
+use std::fmt;
+use std::io::{self, IsTerminal, Write};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -11,14 +11,30 @@ use std::time::{Duration, Instant};
 const PATIENCE: Duration = Duration::from_secs(1);
 /// Time between two looks of what has no number to show.
 const TICK: Duration = Duration::from_millis(250);
+/// Columns that every terminal has, and of those the ones of the bar.
+const WIDTH: usize = 79;
+const BAR: u64 = 30;
 
 fn is_shown(json: bool) -> bool {
     !json && std::io::stderr().is_terminal()
 }
 
-fn bar(total: Option<u64>, template: &str) -> ProgressBar {
-    let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
-    ProgressBar::with_draw_target(total, ProgressDrawTarget::stderr()).with_style(style)
+/// The line at the bottom of the terminal that is written again and again. It is gone once this is dropped.
+struct Line;
+
+impl Line {
+    /// Writes the line: at most as much of it as a narrow terminal has room for.
+    fn write(&self, what: impl fmt::Display) {
+        let what: String = what.to_string().chars().take(WIDTH).collect();
+        // Where the terminal takes nothing, nothing is shown.
+        let _ = write!(io::stderr().lock(), "\r\x1b[2K{what}");
+    }
+}
+
+impl Drop for Line {
+    fn drop(&mut self) {
+        self.write("");
+    }
 }
 
 /// A bar of what is done of all.
@@ -28,33 +44,38 @@ pub struct Progress {
     done: u64,
     started: Instant,
     shown: bool,
-    bar: Option<ProgressBar>,
+    line: Option<(Line, Instant)>,
 }
 
 impl Progress {
     /// `total` of `unit`, such as `exchanges`.
     pub fn new(json: bool, total: u64, unit: &'static str) -> Self {
-        Progress { total, unit, done: 0, started: Instant::now(), shown: is_shown(json), bar: None }
+        Progress { total, unit, done: 0, started: Instant::now(), shown: is_shown(json), line: None }
     }
 
     /// So many more are done.
     pub fn advance(&mut self, count: u64) {
         self.done = self.total.min(self.done.saturating_add(count));
-        if self.bar.is_none() && self.shown && self.started.elapsed() > PATIENCE {
-            let template = format!("{{wide_bar}} {{pos}}/{{len}} {}, {{eta}} left", self.unit);
-            self.bar = Some(bar(Some(self.total), &template));
-        }
-        if let Some(bar) = &self.bar {
-            bar.set_position(self.done);
+        let now = Instant::now();
+        let elapsed = now - self.started;
+        let is_due = match &self.line {
+            Some((_, last)) => now - *last > TICK,
+            None => self.shown && elapsed > PATIENCE,
+        };
+        if is_due {
+            let text = self.text(elapsed);
+            let (line, last) = self.line.get_or_insert((Line, now));
+            *last = now;
+            line.write(text);
         }
     }
-}
 
-impl Drop for Progress {
-    fn drop(&mut self) {
-        if let Some(bar) = &self.bar {
-            bar.finish_and_clear();
-        }
+    fn text(&self, elapsed: Duration) -> String {
+        let part = self.done as f64 / self.total.max(1) as f64;
+        let full = (part * BAR as f64) as usize;
+        let bar = "#".repeat(full) + &"-".repeat(BAR as usize - full);
+        let left = elapsed.as_secs_f64() * (1.0 - part) / part.max(f64::MIN_POSITIVE);
+        format!("{bar} {}/{} {}, {left:.0} s left", self.done, self.total, self.unit)
     }
 }
 
@@ -87,13 +108,13 @@ impl Activity {
             return None;
         }
         let (ended, end) = channel();
+        let started = Instant::now();
         let show = move || {
             if let Err(RecvTimeoutError::Timeout) = end.recv_timeout(PATIENCE) {
-                let line = bar(None, "{spinner} {msg}, {elapsed}").with_message(what);
+                let line = Line;
                 while let Err(RecvTimeoutError::Timeout) = end.recv_timeout(TICK) {
-                    line.tick();
+                    line.write(format_args!("{what}, {} s", started.elapsed().as_secs()));
                 }
-                line.finish_and_clear();
             }
         };
         let thread = std::thread::Builder::new().name("progress".to_owned()).spawn(show).ok()?;
@@ -109,5 +130,20 @@ impl Drop for Activity {
             // It panics nowhere; if it did, the message would be on stderr.
             let _ = thread.join();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bar_says_how_much_is_done_and_how_long_the_rest_takes() {
+        let mut progress = Progress::new(true, 1000, "exchanges");
+        progress.advance(250);
+        let half = format!("{}{} 250/1000 exchanges, 30 s left", "#".repeat(7), "-".repeat(23));
+        assert_eq!(progress.text(Duration::from_secs(10)), half);
+        progress.advance(u64::MAX);
+        assert_eq!(progress.text(Duration::from_secs(40)), "#".repeat(30) + " 1000/1000 exchanges, 0 s left");
     }
 }

@@ -9,7 +9,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process;
 
-/// The program of `bench`, `soak`, and of the checks of mapped GPU memory; it draws all pictures.
+/// The program of `bench`, `soak`, `man`, and of the checks of mapped GPU memory; it draws all pictures.
 pub const LAB: &str = "gdsync-lab";
 /// The program of `soft`.
 pub const SOFT: &str = "gdsync-soft";
@@ -19,7 +19,7 @@ pub const TOP: &str = "gdsync-top";
 /// The program that carries a verb; none for those of `gdsync` itself.
 pub(crate) fn of_verb(verb: &str) -> Option<&'static str> {
     match verb {
-        "bench" | "soak" | "copybw" | "copylat" | "sanity" => Some(LAB),
+        "bench" | "soak" | "copybw" | "copylat" | "sanity" | "man" => Some(LAB),
         "soft" => Some(SOFT),
         "top" => Some(TOP),
         _ => None,

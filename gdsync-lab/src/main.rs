@@ -1,8 +1,9 @@
 //! The program of gdsync's verbs that measure and try: `bench`, `soak`, `sanity`, `copybw` and `copylat`. It also draws the
-//! pictures of every verb.
+//! pictures of every verb, and makes their manual pages (`man`).
 
 mod bench;
 mod draw;
+mod manual;
 mod mapped;
 mod soak;
 
@@ -29,6 +30,7 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
         Command::Copybw(options) => mapped::bandwidth(&options).map(done),
         Command::Copylat(options) => mapped::latency(&options).map(done),
         Command::Sanity(options) => mapped::sanity(&options),
+        Command::Man(options) => manual::man(&options),
         other => gdsync_cli::run(other),
     }
 }

@@ -5,7 +5,7 @@ mod way;
 
 use crate::cli::{Example, ExplainOptions};
 use crate::failure::Failure;
-use crate::manual::WRONG_USAGE;
+use crate::failure::WRONG_USAGE;
 use crate::{json, text};
 use gdsync::Trigger;
 use gdsync::memop::{MemOp, MemOpCaps};

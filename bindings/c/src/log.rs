@@ -3,9 +3,10 @@
 
 use std::io;
 use std::sync::Once;
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::prelude::*;
 
-/// The variable with the filter, as `tracing_subscriber::EnvFilter` reads it.
+/// The variable with the filter, as `tracing_subscriber::filter::Targets` reads it.
 const VARIABLE: &str = "GDSYNC_LOG";
 
 /// A switch of libgdsync: on where it is a number other than 0.
@@ -13,13 +14,13 @@ fn is_on(variable: &str) -> bool {
     std::env::var(variable).is_ok_and(|value| value.trim().parse::<i64>().is_ok_and(|number| number != 0))
 }
 
-fn filter() -> EnvFilter {
-    if let Ok(filter) = EnvFilter::try_from_env(VARIABLE) {
+fn filter() -> Targets {
+    if let Some(filter) = std::env::var(VARIABLE).ok().and_then(|value| value.parse().ok()) {
         return filter;
     }
     let level = if is_on("GDS_ENABLE_DEBUG") { "debug" } else { "warn" };
     let memops = if is_on("GDS_ENABLE_DUMP_MEMOPS") { ",gdsync::stream::post=trace" } else { "" };
-    EnvFilter::new(format!("{level}{memops}"))
+    format!("{level}{memops}").parse().unwrap_or_default()
 }
 
 /// Starts the log, unless the process has one already (a Rust program that links the static
@@ -27,12 +28,12 @@ fn filter() -> EnvFilter {
 pub(crate) fn start() {
     static STARTED: Once = Once::new();
     STARTED.call_once(|| {
-        let log = tracing_subscriber::fmt()
-            .with_env_filter(filter())
+        let written = tracing_subscriber::fmt::layer()
             .with_writer(io::stderr)
             // Reports a failed write by `eprintln!`, which panics.
             .log_internal_errors(false)
             .with_ansi(false);
+        let log = tracing_subscriber::registry().with(written).with(filter());
         // Another log is the program's wish.
         drop(log.try_init());
     });

@@ -1,4 +1,4 @@
-"""The build backend: maturin builds the module, and cargo the command `gdsync` that the package carries."""
+"""The build backend: maturin builds the module, and cargo the command `gdsync` with the programs of its verbs, which the package carries."""
 
 import os
 import shutil
@@ -16,30 +16,35 @@ from maturin import (  # noqa: F401  (what pip asks a backend for)
 
 PACKAGE = Path(__file__).resolve().parent.parent
 WORKSPACE = PACKAGE.parent.parent
-COMMAND = PACKAGE / "python" / "gdsync" / "_command" / "gdsync"
+COMMANDS = PACKAGE / "python" / "gdsync" / "_command"
+# Programs, by the packages that they are built of.
+PROGRAMS = {"gdsync": "gdsync-cli", "gdsync-lab": "gdsync-lab", "gdsync-soft": "gdsync-soft", "gdsync-top": "gdsync-top"}
 
 
-def _build_command() -> None:
-    build = ["cargo", "build", "--release", "--locked", "--package", "gdsync-cli", "--bin", "gdsync"]
+def _build_commands() -> None:
+    build = ["cargo", "build", "--release", "--locked", "--bins"]
+    build += [f"--package={package}" for package in PROGRAMS.values()]
     # cargo's messages are for people, and pip takes stdout for itself.
     subprocess.run(build, cwd=WORKSPACE, stdout=sys.stderr, check=True)
     metadata = ["cargo", "metadata", "--format-version", "1", "--no-deps", "--locked"]
     target = subprocess.run(metadata, cwd=WORKSPACE, stdout=subprocess.PIPE, text=True, check=True).stdout
     folder = Path(target.split('"target_directory":"', 1)[1].split('"', 1)[0])
-    COMMAND.parent.mkdir(exist_ok=True)
-    shutil.copy2(folder / "release" / "gdsync", COMMAND)
-    if shutil.which("strip"):
-        subprocess.run(["strip", COMMAND], check=True)
-    os.chmod(COMMAND, 0o755)
+    COMMANDS.mkdir(exist_ok=True)
+    for program in PROGRAMS:
+        command = COMMANDS / program
+        shutil.copy2(folder / "release" / program, command)
+        if shutil.which("strip"):
+            subprocess.run(["strip", command], check=True)
+        os.chmod(command, 0o755)
 
 
 def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
-    _build_command()
+    _build_commands()
     return maturin.build_wheel(wheel_directory, config_settings, metadata_directory)
 
 
 def build_editable(wheel_directory, config_settings=None, metadata_directory=None):
-    _build_command()
+    _build_commands()
     return maturin.build_editable(wheel_directory, config_settings, metadata_directory)
 
 

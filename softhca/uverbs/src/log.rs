@@ -4,7 +4,8 @@ use crate::errno::Errno;
 use softhca::setting::SettingError;
 use std::io::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::prelude::*;
 
 /// Set once this process, or an ancestor that forked it, has started the log.
 static STARTED: AtomicBool = AtomicBool::new(false);
@@ -28,7 +29,7 @@ impl Write for Stderr {
 /// The setting that selects what is logged.
 const VARIABLE: &str = "SOFTHCA_LOG";
 
-/// Logs what `SOFTHCA_LOG` selects, in the syntax of `tracing_subscriber::EnvFilter`.
+/// Logs what `SOFTHCA_LOG` selects, in the syntax of `tracing_subscriber::filter::Targets`.
 ///
 /// # Errors
 /// The syntax is wrong.
@@ -39,11 +40,12 @@ pub(crate) fn start() -> Result<(), SettingError> {
     }
     let value = value.to_string_lossy();
     let filter =
-        EnvFilter::try_new(&value).map_err(|error| SettingError::malformed(VARIABLE, &value, error))?;
+        value.parse::<Targets>().map_err(|error| SettingError::malformed(VARIABLE, &value, error))?;
     if STARTED.swap(true, Ordering::AcqRel) {
         return Ok(());
     }
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(|| Stderr);
+    let written = tracing_subscriber::fmt::layer().with_writer(|| Stderr);
+    let log = tracing_subscriber::registry().with(written).with(filter);
     // Fails if a program that links this library has installed a log, which then has the messages.
     let _ = log.try_init();
     Ok(())

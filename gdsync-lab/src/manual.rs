@@ -1,17 +1,14 @@
-//! `gdsync man` and `gdsync completions`. Both are made of the command line's own description; what the manual pages
-//! say beside it stands here: exit status, environment, examples.
+//! `gdsync man`: manual pages, made of the command line's own description; what they say beside it stands here: exit status,
+//! environment, examples.
 
-use crate::cli::{Cli, CompletionsOptions, ManOptions};
-use crate::failure::Failure;
-use crate::text;
 use clap_mangen::Man;
 use clap_mangen::roff::{Inline, Roff, bold, line_break, roman};
+use gdsync_cli::cli::{Cli, ManOptions};
+use gdsync_cli::failure::{Failure, WRONG_USAGE};
+use gdsync_cli::text;
 use std::io::{self, Write};
 use std::path::Path;
 use std::process::ExitCode;
-
-/// The exit status of a command line that cannot be used.
-pub(crate) const WRONG_USAGE: u8 = 2;
 
 /// What a page says in a section of its own, and on the pages of which commands: on all, where none is named.
 struct Entry {
@@ -254,13 +251,6 @@ const EXAMPLES: [Entry; 34] = [
     entry(&["man"], "gdsync man pingpong", "The page of `pingpong`, in the language of man(7)."),
 ];
 
-/// Prints the completions of a shell.
-pub(crate) fn completions(options: &CompletionsOptions) -> Result<(), Failure> {
-    let mut script = Vec::new();
-    clap_complete::generate(options.shell, &mut Cli::here(), "gdsync", &mut script);
-    Ok(io::stdout().lock().write_all(&script)?)
-}
-
 /// Prints a manual page, or writes all of them.
 pub(crate) fn man(options: &ManOptions) -> Result<ExitCode, Failure> {
     let root = described();
@@ -354,7 +344,7 @@ fn section<'a>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::Invocation;
+    use gdsync_cli::cli::Invocation;
 
     fn names() -> Vec<String> {
         pages(&described()).map(|command| page_name(command).to_owned()).collect()
