@@ -79,7 +79,6 @@ fn help_completions_and_pages_list_the_verbs_that_are_installed() {
         );
     }
     Alone::add(alone.0.path(), "gdsync-lab");
-    Alone::add(alone.0.path(), "gdsync-soft");
     for words in all {
         let said = listed(words);
         assert!(
