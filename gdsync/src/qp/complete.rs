@@ -120,7 +120,7 @@ impl Rules for QueuePairInner {
 }
 
 /// The queue pair's rules for posts of the CPU, which do not hold their regions: those come to know the
-/// queue. Under its lock, or by its owner.
+/// queue. Under its lock.
 pub(super) struct Keeping<'a>(pub(super) &'a QueuePairInner);
 
 impl Rules for Keeping<'_> {
@@ -150,3 +150,6 @@ impl Rules for Keeping<'_> {
         self.0.check_address(handle)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -221,12 +221,6 @@ pub enum StateError {
         /// Its number.
         qpn: u32,
     },
-    /// The queue pair has one owner.
-    #[error("queue pair {qpn:#x} has one owner, which alone posts: call OwnedQueuePair::into_shared first")]
-    Owned {
-        /// Its number.
-        qpn: u32,
-    },
     /// The queue pair has failed.
     #[error(
         "queue pair {qpn:#x} is in the error state ({cause}): poll it dry and reset() it, or make a new one"

@@ -50,7 +50,7 @@ impl Regions {
 }
 
 /// Regions that were posted to a queue lately: they know its keeper, and posts need not hold them.
-/// Used by one thread at a time: under the queue's lock, or by its owner.
+/// Used under the queue's lock.
 #[derive(Debug)]
 pub(crate) struct KnownRegions {
     keeper: Arc<RegionKeeper>,

@@ -9,7 +9,6 @@ mod cancel;
 mod device;
 mod flush;
 mod order;
-mod owned;
 mod released;
 mod restart;
 mod window;
@@ -17,7 +16,6 @@ mod window;
 pub(crate) use behind::{CardWait, Hold};
 pub(crate) use device::BorrowedSends;
 pub(crate) use order::{Before, LastPost, Replaced};
-pub(crate) use owned::OwnedSends;
 pub(crate) use released::Enable;
 
 use super::regions::Regions;
@@ -25,7 +23,6 @@ use super::{Copy, Ring, SegmentWriter};
 use crate::memory::HostAddr;
 use crate::queue::claim::Claims;
 use crate::queue::doorbell::ring;
-use crate::queue::inbox::Inbox;
 use crate::queue::request::Rules;
 use crate::queue::{Claim, Doorbell, QueueError, QueueFull, WorkRequest};
 use crate::verbs::RegionKeeper;
@@ -73,6 +70,11 @@ impl Entry {
     /// The block after its last.
     fn end(&self) -> u32 {
         self.first.wrapping_add(self.blocks.into())
+    }
+
+    /// The CPU has posted it, and the queue keeps its regions.
+    fn is_kept(&self) -> bool {
+        matches!(self.regions, Regions::Kept)
     }
 }
 
@@ -195,10 +197,8 @@ pub(crate) struct SendState {
     has_changed_window: bool,
     /// Keeps the regions of posts that do not hold them.
     keeper: Arc<RegionKeeper>,
-    /// How many such posts there were, as far as is known here: an owner's are in the inbox first.
+    /// How many such posts there were.
     kept: u64,
-    /// It has an owner, or had one.
-    inbox: Option<Arc<Inbox>>,
 }
 
 impl SendState {
@@ -223,8 +223,12 @@ impl SendState {
             has_changed_window: false,
             keeper: Arc::new(RegionKeeper::new()),
             kept: 0,
-            inbox: None,
         }
+    }
+
+    /// What keeps the regions of posts that do not hold them.
+    pub(crate) fn keeper(&self) -> &Arc<RegionKeeper> {
+        &self.keeper
     }
 
     /// A queue whose sends come to the card in that way.
@@ -394,7 +398,9 @@ impl SendState {
             retired.signaled += u32::from(entry.signaled);
             self.tail = entry.end();
         }
-        self.free_kept(kept);
+        if kept > 0 {
+            self.keeper.retire(kept);
+        }
         self.first_serial += u64::from(retired.entries);
         retired.claim = self.claims.take(self.first_serial.wrapping_sub(1));
         if !self.has_posted() {

@@ -50,7 +50,6 @@ mod masters;
 mod merging;
 mod model;
 mod own_waits;
-mod owned;
 mod persistent_by_trigger;
 mod persistent_ends;
 mod persistent_faults;

@@ -40,7 +40,7 @@ impl SendState {
         let kept = self.entries.drain(..).filter(Entry::is_kept).count();
         self.next_to_post = self.next_to_post.max(self.first_serial);
         (self.head, self.tail) = (0, 0);
-        self.free_kept(kept as u64);
+        self.keeper.retire(kept as u64);
         self.last_post = None;
         (self.flushed, self.guarded, self.is_released) = (false, false, false);
         self.ring.publish(0);
