@@ -11,7 +11,6 @@ mod flush;
 mod order;
 mod released;
 mod restart;
-mod window;
 
 pub(crate) use behind::{CardWait, Hold};
 pub(crate) use device::BorrowedSends;
@@ -193,8 +192,6 @@ pub(crate) struct SendState {
     handover: Handover,
     /// A master has released, or will, what has not retired.
     is_released: bool,
-    /// The newest request changes a memory window.
-    has_changed_window: bool,
     /// Keeps the regions of posts that do not hold them.
     keeper: Arc<RegionKeeper>,
     /// How many such posts there were.
@@ -220,7 +217,6 @@ impl SendState {
             attached: false,
             handover: Handover::Doorbells,
             is_released: false,
-            has_changed_window: false,
             keeper: Arc::new(RegionKeeper::new()),
             kept: 0,
         }
@@ -319,9 +315,6 @@ impl SendState {
         book: impl FnOnce(bool) -> Result<(), QueueError>,
         state: State,
     ) -> Result<u64, QueueError> {
-        if let Some(window) = request.window() {
-            return self.place_change(window, request, rules, book, state);
-        }
         request.check(rules)?;
         let most = request.most_units(rules.limits())?;
         self.check_room(blocks_of(most))?;
@@ -333,9 +326,6 @@ impl SendState {
         };
         let signaled = request.is_signaled();
         book(signaled)?;
-        if self.has_changed_window {
-            self.fence_behind_change(request, written.units);
-        }
         let blocks = blocks_of(written.units);
         self.head = head.wrapping_add(blocks);
         let regions = if R::KEEPS && request.has_regions_only() {
@@ -381,16 +371,12 @@ impl SendState {
         self.doorbell(doorbell::record(entry.end()), self.ring.first_bytes(entry.first))
     }
 
-    /// Matches a completion with its work request, which retires together with all before it. All have
-    /// succeeded, but for the one of the completion after [`Self::doubt`].
+    /// Matches a completion with its work request, which retires together with all before it.
     pub(crate) fn retire(&mut self, wqe_counter: u16) -> Option<Retired> {
         let position = self.entries.iter().position(|entry| entry.first as u16 == wqe_counter)?;
         let (mut retired, mut kept) = (Retired::default(), 0);
         for entry in self.entries.drain(..=position) {
             kept += u64::from(entry.is_kept());
-            if let Some(change) = entry.change() {
-                change.finish();
-            }
             retired.wr_id = entry.wr_id;
             retired.hidden = entry.state == State::Hidden;
             retired.withheld = entry.state == State::Withheld;

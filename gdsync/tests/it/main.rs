@@ -67,5 +67,4 @@ mod shared_queues;
 mod shared_receives;
 mod transports;
 mod triggers;
-mod windows;
 mod words;

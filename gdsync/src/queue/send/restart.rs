@@ -34,9 +34,6 @@ impl SendState {
     /// that a send prepared before is known as such.
     pub(crate) fn reset(&mut self) {
         self.first_serial += self.entries.len() as u64;
-        for change in self.entries.iter().filter_map(Entry::change) {
-            change.doubt();
-        }
         let kept = self.entries.drain(..).filter(Entry::is_kept).count();
         self.next_to_post = self.next_to_post.max(self.first_serial);
         (self.head, self.tail) = (0, 0);
