@@ -15,7 +15,6 @@ mod hangs;
 mod hosts;
 mod interrupts;
 mod kernels;
-mod layers;
 mod manners;
 mod mistakes;
 mod pictures;
