@@ -10,7 +10,7 @@ use crate::mlx5dv::{
 };
 use crate::verbs::{
     ibv_ah, ibv_ah_attr, ibv_async_event, ibv_comp_channel, ibv_context, ibv_cq, ibv_cq_init_attr_ex,
-    ibv_device, ibv_device_attr, ibv_gid, ibv_gid_entry, ibv_mr, ibv_mw, ibv_parent_domain_init_attr, ibv_pd,
+    ibv_device, ibv_device_attr, ibv_gid, ibv_gid_entry, ibv_mr, ibv_parent_domain_init_attr, ibv_pd,
     ibv_port_attr, ibv_qp, ibv_qp_attr, ibv_qp_ex, ibv_qp_init_attr, ibv_qp_init_attr_ex, ibv_srq,
     ibv_srq_attr, ibv_srq_init_attr, ibv_td, ibv_td_init_attr,
 };
@@ -86,8 +86,7 @@ impl Deref for VerbsApi {
 /// `errno` set). Ownership, lifetime and threading rules are those of the manual page of the
 /// function of the same name.
 ///
-/// Where the C library has only an inline function (`ibv_alloc_td`, `ibv_alloc_parent_domain`,
-/// `ibv_alloc_mw`) or a
+/// Where the C library has only an inline function (`ibv_alloc_td`, `ibv_alloc_parent_domain`) or a
 /// private symbol behind a macro, the provider supplies a function with the documented behaviour.
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs, reason = "each field is the C function of the same name, documented there")]
@@ -146,9 +145,6 @@ pub struct VerbsTable {
             access: c_int,
         ) -> *mut ibv_mr,
     >,
-    /// `kind` is of `IBV_MW_TYPE_*`.
-    pub alloc_mw: unsafe extern "C" fn(pd: *mut ibv_pd, kind: c_int) -> *mut ibv_mw,
-    pub dealloc_mw: unsafe extern "C" fn(mw: *mut ibv_mw) -> c_int,
     /// Returns `struct ibv_cq_ex *`, which begins with an `ibv_cq`.
     pub mlx5dv_create_cq: unsafe extern "C" fn(
         context: *mut ibv_context,

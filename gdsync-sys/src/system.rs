@@ -124,8 +124,6 @@ fn fill(libibverbs: &'static str, libmlx5: &'static str) -> Result<VerbsTable, L
                 alloc_td: inline::alloc_td,
                 dealloc_td: inline::dealloc_td,
                 alloc_parent_domain: inline::alloc_parent_domain,
-                alloc_mw: inline::alloc_mw,
-                dealloc_mw: inline::dealloc_mw,
                 devx_general_cmd: mlx5.symbol("mlx5dv_devx_general_cmd", DEVX_SINCE).ok(),
                 devx: devx(&mlx5).ok(),
             }

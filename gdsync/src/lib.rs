@@ -78,8 +78,7 @@ pub use qp::{
 pub use queue::{Completion, QueueError, WorkRequest};
 pub use stream::{CudaStream, SoftStream, Stream, graph, persistent};
 pub use verbs::{
-    Access, ConnectOptions, Device, Endpoint, Error, MemoryRegion, MemoryWindow, ProtectionDomain,
-    RemoteMemory, Slice, WindowAccess,
+    Access, ConnectOptions, Device, Endpoint, Error, MemoryRegion, ProtectionDomain, RemoteMemory, Slice,
 };
 
 /// The example of the crate's page, compiled and run.

@@ -11,7 +11,6 @@ mod hangs;
 mod hosts;
 mod interrupts;
 mod kernels;
-mod layers;
 mod settings;
 mod traces;
 mod verbs;

@@ -14,7 +14,6 @@ pub mod recv;
 pub mod scatter;
 pub mod umr;
 pub mod wait;
-pub mod window;
 pub mod wqe;
 
 /// A code that this library does not know, with its value.

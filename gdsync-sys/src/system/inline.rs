@@ -1,10 +1,7 @@
 //! Functions that libibverbs has only inline, in its header: they call the provider through `struct
-//! verbs_context`, or through `ibv_context::ops`.
+//! verbs_context`.
 
-use crate::verbs::{
-    OPS_ALLOC_MW, OPS_DEALLOC_MW, ibv_context, ibv_mw, ibv_parent_domain_init_attr, ibv_pd, ibv_td,
-    ibv_td_init_attr,
-};
+use crate::verbs::{ibv_context, ibv_parent_domain_init_attr, ibv_pd, ibv_td, ibv_td_init_attr};
 use libc::{c_int, c_void, size_t};
 use std::mem::offset_of;
 
@@ -12,8 +9,6 @@ type AllocTd = unsafe extern "C" fn(*mut ibv_context, *mut ibv_td_init_attr) -> 
 type DeallocTd = unsafe extern "C" fn(*mut ibv_td) -> c_int;
 type AllocParentDomain =
     unsafe extern "C" fn(*mut ibv_context, *mut ibv_parent_domain_init_attr) -> *mut ibv_pd;
-type AllocMw = unsafe extern "C" fn(*mut ibv_pd, c_int) -> *mut ibv_mw;
-type DeallocMw = unsafe extern "C" fn(*mut ibv_mw) -> c_int;
 
 /// The end of `struct verbs_context` (`infiniband/verbs.h`), which grows at its front: extended
 /// operations are found by their distance from the `ibv_context` at its end.
@@ -106,32 +101,6 @@ pub(super) unsafe extern "C" fn alloc_parent_domain(
         // SAFETY: the provider's own function, with the caller's arguments.
         Some(alloc) => unsafe { alloc(context, attr) },
         None => unsupported(),
-    }
-}
-
-/// `ibv_alloc_mw`, which C has only as an inline function.
-pub(super) unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: c_int) -> *mut ibv_mw {
-    // SAFETY: a protection domain of an open context, whose operations libibverbs fills with functions
-    // of these types, or null.
-    let alloc =
-        unsafe { std::mem::transmute::<*mut c_void, Option<AllocMw>>((*(*pd).context).ops[OPS_ALLOC_MW]) };
-    match alloc {
-        // SAFETY: the provider's own function, with the caller's arguments.
-        Some(alloc) => unsafe { alloc(pd, kind) },
-        None => unsupported(),
-    }
-}
-
-/// `ibv_dealloc_mw`, which C has only as an inline function.
-pub(super) unsafe extern "C" fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
-    // SAFETY: a window as `alloc_mw` returned it; the rest as there.
-    let dealloc = unsafe {
-        std::mem::transmute::<*mut c_void, Option<DeallocMw>>((*(*mw).context).ops[OPS_DEALLOC_MW])
-    };
-    match dealloc {
-        // SAFETY: the provider's own function, with the caller's argument.
-        Some(dealloc) => unsafe { dealloc(mw) },
-        None => libc::EOPNOTSUPP,
     }
 }
 
@@ -232,32 +201,5 @@ mod tests {
     #[test]
     fn operations_that_a_provider_lacks_are_refused() {
         assert_eq!(answers(&mut bare(size_of::<VerbsContextEnd>())), [false; 3]);
-    }
-
-    #[test]
-    fn windows_are_made_by_the_providers_own_functions_if_it_has_them() {
-        unsafe extern "C" fn alloc(pd: *mut ibv_pd, kind: c_int) -> *mut ibv_mw {
-            assert_eq!(kind, 2);
-            pd.cast()
-        }
-        unsafe extern "C" fn dealloc(_mw: *mut ibv_mw) -> c_int {
-            libc::EBUSY
-        }
-        let mut end = bare(size_of::<VerbsContextEnd>());
-        let mut pd = ibv_pd { context: &mut end.context, handle: 0 };
-        let mut mw = ibv_mw { context: &mut end.context, pd: &mut pd, rkey: 0, handle: 0, r#type: 2 };
-        set_errno(0);
-        // SAFETY: domain and window are valid, and their context has no operations.
-        unsafe {
-            assert!(alloc_mw(&mut pd, 2).is_null() && errno() == Some(libc::EOPNOTSUPP));
-            assert_eq!(dealloc_mw(&mut mw), libc::EOPNOTSUPP);
-        }
-        end.context.ops[OPS_ALLOC_MW] = alloc as AllocMw as *mut c_void;
-        end.context.ops[OPS_DEALLOC_MW] = dealloc as DeallocMw as *mut c_void;
-        // SAFETY: as above, with operations of these types.
-        unsafe {
-            assert_eq!(alloc_mw(&mut pd, 2).cast(), &raw mut pd);
-            assert_eq!(dealloc_mw(&mut mw), libc::EBUSY);
-        }
     }
 }

@@ -113,8 +113,6 @@ pub const IBV_ACCESS_REMOTE_READ: u32 = 1 << 2;
 pub const IBV_ACCESS_REMOTE_ATOMIC: u32 = 1 << 3;
 /// Memory windows may be bound to it.
 pub const IBV_ACCESS_MW_BIND: u32 = 1 << 4;
-/// Its first byte has the address 0.
-pub const IBV_ACCESS_ZERO_BASED: u32 = 1 << 5;
 /// The card may reorder its writes on the bus.
 pub const IBV_ACCESS_RELAXED_ORDERING: u32 = 1 << 20;
 

@@ -1,7 +1,7 @@
 //! Protection domains, and what is registered in them.
 
 use super::ibv_context;
-use libc::{c_int, c_void, size_t};
+use libc::{c_void, size_t};
 
 /// A protection domain (or a parent domain, which stands for one).
 #[repr(C)]
@@ -83,24 +83,3 @@ pub struct ibv_mr {
     /// Key that remote work requests name.
     pub rkey: u32,
 }
-
-/// A memory window.
-#[repr(C)]
-pub struct ibv_mw {
-    /// The context it belongs to.
-    pub context: *mut ibv_context,
-    /// Its protection domain.
-    pub pd: *mut ibv_pd,
-    /// Key that remote work requests name. Libraries leave it as it is when a work request binds a
-    /// window of type 2.
-    pub rkey: u32,
-    /// Kernel handle.
-    pub handle: u32,
-    /// `IBV_MW_TYPE_*`.
-    pub r#type: c_int,
-}
-
-/// A window that `ibv_bind_mw` binds, for every queue pair of its domain.
-pub const IBV_MW_TYPE_1: c_int = 1;
-/// A window that work requests bind, for their queue pair.
-pub const IBV_MW_TYPE_2: c_int = 2;

@@ -123,10 +123,6 @@ pub type PostSend =
 /// `ibv_context::ops.poll_cq`.
 pub type PollCq = unsafe extern "C" fn(cq: *mut ibv_cq, num_entries: c_int, wc: *mut ibv_wc) -> c_int;
 
-/// Where `alloc_mw` stands among [`ibv_context::ops`].
-pub const OPS_ALLOC_MW: usize = 7;
-/// Where `dealloc_mw` stands among [`ibv_context::ops`].
-pub const OPS_DEALLOC_MW: usize = 9;
 /// Where `poll_cq` stands among [`ibv_context::ops`].
 pub const OPS_POLL_CQ: usize = 11;
 /// Where `post_send` stands among [`ibv_context::ops`].

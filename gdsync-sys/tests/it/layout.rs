@@ -53,7 +53,6 @@ fn verbs_structs() -> Vec<Expectation> {
     whole!(out, ibv_td_init_attr { comp_mask });
     whole!(out, ibv_parent_domain_init_attr { pd td comp_mask alloc free pd_context });
     whole!(out, ibv_mr { context pd addr length handle lkey rkey });
-    whole!(out, ibv_mw { context pd rkey handle r#type });
     whole!(out, ibv_comp_channel { context fd refcnt });
     whole!(out, ibv_cq {
         context channel cq_context handle cqe mutex cond comp_events_completed async_events_completed
@@ -102,12 +101,7 @@ fn verbs_structs() -> Vec<Expectation> {
         qp_base comp_mask wr_id wr_flags wr_rdma_write wr_set_ud_addr wr_set_inline_data wr_set_sge wr_set_sge_list wr_start
         wr_complete wr_abort
     });
-    let operations = [
-        ("alloc_mw", OPS_ALLOC_MW),
-        ("dealloc_mw", OPS_DEALLOC_MW),
-        ("poll_cq", OPS_POLL_CQ),
-        ("post_send", OPS_POST_SEND),
-    ];
+    let operations = [("poll_cq", OPS_POLL_CQ), ("post_send", OPS_POST_SEND)];
     for (name, index) in operations {
         let offset = offset_of!(ibv_context, ops) + index * size_of::<usize>();
         out.push((format!("offsetof(struct ibv_context, ops.{name})"), offset));
@@ -130,7 +124,7 @@ fn constants() -> Vec<Expectation> {
         IBV_QP_INIT_ATTR_PD IBV_LINK_LAYER_UNSPECIFIED IBV_LINK_LAYER_INFINIBAND
         IBV_LINK_LAYER_ETHERNET IBV_GID_TYPE_IB IBV_GID_TYPE_ROCE_V1 IBV_GID_TYPE_ROCE_V2 IBV_QP_INIT_ATTR_SEND_OPS_FLAGS
         IBV_QP_EX_WITH_RDMA_WRITE IBV_WR_RDMA_WRITE IBV_SEND_SIGNALED IBV_SEND_INLINE IBV_ACCESS_LOCAL_WRITE IBV_ACCESS_REMOTE_WRITE IBV_ACCESS_REMOTE_READ
-        IBV_ACCESS_REMOTE_ATOMIC IBV_ACCESS_MW_BIND IBV_ACCESS_ZERO_BASED IBV_ACCESS_RELAXED_ORDERING IBV_QP_STATE IBV_QP_CUR_STATE
+        IBV_ACCESS_REMOTE_ATOMIC IBV_ACCESS_MW_BIND IBV_ACCESS_RELAXED_ORDERING IBV_QP_STATE IBV_QP_CUR_STATE
         IBV_QP_EN_SQD_ASYNC_NOTIFY IBV_QP_ACCESS_FLAGS IBV_QP_PKEY_INDEX IBV_QP_PORT IBV_QP_QKEY
         IBV_QP_AV IBV_QP_PATH_MTU IBV_QP_TIMEOUT IBV_QP_RETRY_CNT IBV_QP_RNR_RETRY IBV_QP_RQ_PSN
         IBV_QP_MAX_QP_RD_ATOMIC IBV_QP_ALT_PATH IBV_QP_MIN_RNR_TIMER IBV_QP_SQ_PSN
@@ -140,7 +134,7 @@ fn constants() -> Vec<Expectation> {
         IBV_MTU_4096 IBV_PORT_DOWN IBV_PORT_INIT IBV_PORT_ARMED IBV_PORT_ACTIVE IBV_EVENT_CQ_ERR
         IBV_EVENT_QP_FATAL IBV_EVENT_QP_REQ_ERR IBV_EVENT_QP_ACCESS_ERR IBV_EVENT_COMM_EST
         IBV_EVENT_DEVICE_FATAL IBV_EVENT_SRQ_ERR IBV_EVENT_SRQ_LIMIT_REACHED IBV_EVENT_QP_LAST_WQE_REACHED
-        IBV_SRQ_MAX_WR IBV_SRQ_LIMIT MLX5DV_OBJ_SRQ MLX5DV_SRQ_MASK_SRQN MLX5DV_RES_TYPE_SRQ IBV_ATOMIC_NONE IBV_ATOMIC_HCA IBV_ATOMIC_GLOB IBV_DEVICE_MEM_MGT_EXTENSIONS IBV_DEVICE_MEM_WINDOW_TYPE_2B IBV_MW_TYPE_1 IBV_MW_TYPE_2 MLX5DV_QP_MASK_UAR_MMAP_OFFSET MLX5DV_OBJ_QP MLX5DV_OBJ_CQ
+        IBV_SRQ_MAX_WR IBV_SRQ_LIMIT MLX5DV_OBJ_SRQ MLX5DV_SRQ_MASK_SRQN MLX5DV_RES_TYPE_SRQ IBV_ATOMIC_NONE IBV_ATOMIC_HCA IBV_ATOMIC_GLOB IBV_DEVICE_MEM_MGT_EXTENSIONS IBV_DEVICE_MEM_WINDOW_TYPE_2B MLX5DV_QP_MASK_UAR_MMAP_OFFSET MLX5DV_OBJ_QP MLX5DV_OBJ_CQ
         MLX5DV_OBJ_AH MLX5DV_OBJ_PD MLX5DV_CQ_INIT_ATTR_MASK_CQE_SIZE
         MLX5DV_QP_INIT_ATTR_MASK_QP_CREATE_FLAGS MLX5DV_QP_CREATE_DISABLE_SCATTER_TO_CQE
         MLX5DV_QP_CREATE_ALLOW_SCATTER_TO_CQE MLX5DV_QP_INIT_ATTR_MASK_DC MLX5DV_DCTYPE_DCT MLX5DV_DCTYPE_DCI
@@ -318,8 +312,6 @@ fn every_declaration_is_compared() {
         // Newer than the oldest header that this test runs on.
         "MLX5DV_UAR_ALLOC_TYPE_NC_DEDICATED",
         "ibv_async_element",
-        "OPS_ALLOC_MW",
-        "OPS_DEALLOC_MW",
         "OPS_POLL_CQ",
         "OPS_POST_SEND",
     ];

@@ -5,7 +5,7 @@ use crate::queue::completion::{CompletionState, RawCompletion};
 use crate::queue::outcome::{bytes_of, requester_kind};
 use crate::queue::request::{Limits, Rules};
 use crate::queue::{Completion, DatagramSource, FailureCause, QueueError, RequestError, WorkError, WorkKind};
-use crate::verbs::{AddressHandle, MemoryWindow, Slice, Transport, WindowError};
+use crate::verbs::{AddressHandle, Slice, Transport};
 use gdsync_sys::prm::cqe::CqeOpcode;
 use std::sync::atomic::Ordering;
 
@@ -39,12 +39,7 @@ impl QueuePairInner {
         let is_send = matches!(opcode, CqeOpcode::Requester | CqeOpcode::RequesterError);
         let mut was_posted = true;
         let (wr_id, kind, claim) = if is_send {
-            let mut send = self.send();
-            if status.is_err() {
-                send.doubt(counter);
-            }
-            let retired = send.retire(counter).ok_or_else(unknown)?;
-            drop(send);
+            let retired = self.send().retire(counter).ok_or_else(unknown)?;
             (0..retired.entries).for_each(|i| state.unreserve(i < retired.signaled));
             if retired.hidden {
                 return Ok(None);
@@ -105,11 +100,6 @@ impl Rules for QueuePairInner {
         Ok(())
     }
 
-    fn check_window(&self, window: &MemoryWindow) -> Result<(), WindowError> {
-        let MemoryWindow { inner } = window;
-        if inner.pd.is(&self.domain.pd) { Ok(()) } else { Err(inner.other_domain(self.number)) }
-    }
-
     fn check_address(&self, handle: &AddressHandle) -> Result<(), QueueError> {
         if handle.inner.pd.is(&self.domain.pd) && handle.inner.port == self.config.port {
             Ok(())
@@ -120,7 +110,7 @@ impl Rules for QueuePairInner {
 }
 
 /// The queue pair's rules for posts of the CPU, which do not hold their regions: those come to know the
-/// queue. Under its lock, or by its owner.
+/// queue. Under its lock.
 pub(super) struct Keeping<'a>(pub(super) &'a QueuePairInner);
 
 impl Rules for Keeping<'_> {
@@ -142,11 +132,10 @@ impl Rules for Keeping<'_> {
         Ok(())
     }
 
-    fn check_window(&self, window: &MemoryWindow) -> Result<(), WindowError> {
-        self.0.check_window(window)
-    }
-
     fn check_address(&self, handle: &AddressHandle) -> Result<(), QueueError> {
         self.0.check_address(handle)
     }
 }
+
+#[cfg(test)]
+mod tests;

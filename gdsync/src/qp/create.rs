@@ -249,9 +249,7 @@ impl Drop for QueuePairInner {
         // this the card touches neither the rings nor the memory that work requests name; fields
         // drop afterwards.
         self.object.destroy();
-        let send = self.send.get_mut();
-        send.absorb();
-        let (sends, receives) = (send.outstanding(), self.recv.get_mut().len());
+        let (sends, receives) = (self.send.get_mut().outstanding(), self.recv.get_mut().len());
         for (queue, state) in states.iter_mut().flatten() {
             if Arc::ptr_eq(queue, &self.send_cq) {
                 (0..sends.entries).for_each(|i| state.unreserve(i < sends.signaled));

@@ -13,8 +13,7 @@
 //!   failed queue pair has everything flushed, including what was only prepared (`fail.rs`). A send
 //!   that only its own stream would ring, behind the wait for it, is refused (`prepared.rs`).
 //! - One driver at a time: while kernels drive a queue pair, it is not `ready`, which every post checks
-//!   under the queues' locks, and all places of its completion queue are taken. While it has one owner
-//!   (`owned.rs`), it is ready for the owner alone.
+//!   under the queues' locks, and all places of its completion queue are taken.
 //!
 //! # Lock order
 //! 1. A stream's state, then a completion queue, then a send or receive queue, then the master of a
@@ -48,8 +47,6 @@ pub(crate) mod domain;
 mod events;
 mod fail;
 mod make;
-mod monitor;
-mod owned;
 pub(crate) mod prepared;
 mod ready;
 pub(crate) mod receives;
@@ -80,8 +77,6 @@ pub use checked::CheckedWait;
 pub use collector::{Collector, CollectorConfig};
 pub use config::{CompletionQueueConfig, DcTargetConfig, QueuePairConfig, SharedReceiveQueueConfig};
 pub use cq::{CompletionQueue, WaitError};
-pub use monitor::QueuePairMonitor;
-pub use owned::{NotOwned, OwnedQueuePair, OwnerBlocker};
 pub use prepared::PreparedSend;
 pub use reset::ResetError;
 pub use shared_receives::SharedReceiveQueue;
@@ -314,16 +309,14 @@ impl QueuePair {
 }
 
 impl QueuePairInner {
-    /// The send queue, with what its owner has posted. Lock order: completion queue first.
+    /// The send queue. Lock order: completion queue first.
     ///
     /// A lock that is released by a store: another read-modify-write would be a large part of the
     /// cost of a post. A thread that finds it taken yields, as only a reset of the queue pair holds
     /// it for long.
     #[inline(always)]
     pub(crate) fn send(&self) -> SpinMutexGuard<'_, SendState, Yield> {
-        let mut send = self.send.lock();
-        send.absorb();
-        send
+        self.send.lock()
     }
 
     /// What releases its sends, where it has a master.
@@ -343,7 +336,7 @@ impl QueuePairInner {
     /// Sends may be prepared: connected, not failed, and not handed over to kernels.
     #[inline(always)]
     pub(crate) fn check_connected(&self) -> Result<(), QueueError> {
-        if self.ready.for_all() { Ok(()) } else { self.why_not_connected() }
+        if self.ready.is_open() { Ok(()) } else { self.why_not_connected() }
     }
 
     #[cold]
@@ -351,8 +344,7 @@ impl QueuePairInner {
     fn why_not_connected(&self) -> Result<(), QueueError> {
         let qpn = self.number;
         match *self.status() {
-            // Only an owner and kernels keep a queue pair that is connected from being ready.
-            QpState::Connected if self.ready.is_owned() => Err(QueueError::State(StateError::Owned { qpn })),
+            // Only kernels keep a queue pair that is connected from being ready.
             QpState::Connected => Err(QueueError::State(StateError::DeviceAttached { qpn })),
             QpState::Initialised => Err(QueueError::State(StateError::NotConnected { qpn })),
             QpState::Failed(cause) => Err(QueueError::State(StateError::Failed { qpn, cause })),
@@ -362,8 +354,7 @@ impl QueuePairInner {
     #[inline(always)]
     fn post_send(&self, request: &WorkRequest<'_>) -> Result<(), QueueError> {
         let mut completions = self.send_cq.lock();
-        // It has no owner where this succeeds: there is nothing to take from one.
-        let mut send = self.send.lock();
+        let mut send = self.send();
         // Under the lock: the queue is flushed only after the queue pair was marked as failed.
         self.check_connected()?;
         // SAFETY: the register belongs to this queue pair, which is alive.

@@ -292,7 +292,7 @@ impl QueuePairInner {
         timeline: &Arc<Timeline>,
         point: TimelinePoint,
     ) -> Option<Replaced> {
-        if !self.ready.for_all() {
+        if !self.ready.is_open() {
             return None;
         }
         self.send().post_next(serial, timeline, point)

@@ -3,7 +3,6 @@
 
 mod device;
 mod lost;
-mod owned;
 mod shared;
 mod waits;
 
@@ -11,7 +10,6 @@ pub(crate) use device::{BorrowedCompletions, Unread};
 
 use self::shared::Shared;
 
-use super::inbox::Inbox;
 use super::{ENTRY_WORDS, Ring};
 use crate::memory::{HostAddr, Timeline, TimelinePoint};
 use crate::queue::{Completion, OrderError, PeerOp, PollError, QueueError, QueueFull, StateError};
@@ -54,11 +52,8 @@ pub(crate) struct CompletionState {
     recycled: u32,
     /// Slots from `recycled` on, as far as waits were prepared.
     slots: VecDeque<Slot>,
-    /// Completions that are certain to come: signaled sends, or receives, not retired yet; modulo 2^32,
-    /// and without what `owners` have posted (see [`Self::expected`]).
+    /// Completions that are certain to come: signaled sends, or receives, not retired yet.
     expected: u32,
-    /// What the owners of queue pairs that complete here post to without this state's lock.
-    owners: Vec<Arc<Inbox>>,
     /// Work requests that may complete here (in an error, unsignaled sends too), not retired yet.
     reserved: u32,
     /// Entries of destroyed queue pairs, not polled yet: polling passes over them.
@@ -94,7 +89,6 @@ impl CompletionState {
             recycled: 0,
             slots: VecDeque::new(),
             expected: 0,
-            owners: Vec::new(),
             reserved: 0,
             left_behind: VecDeque::new(),
             shared: Vec::new(),
@@ -116,7 +110,7 @@ impl CompletionState {
             self.make_room(1)?;
         }
         self.reserved += 1;
-        self.expected = self.expected.wrapping_add(signaled.into());
+        self.expected += u32::from(signaled);
         Ok(())
     }
 
@@ -149,9 +143,7 @@ impl CompletionState {
     /// Gives a booked entry back: its work request retired, or was never given to the card.
     pub(crate) fn unreserve(&mut self, signaled: bool) {
         self.reserved = self.reserved.saturating_sub(1);
-        if signaled && self.expected() > 0 {
-            self.expected = self.expected.wrapping_sub(1);
-        }
+        self.expected = self.expected.saturating_sub(signaled.into());
     }
 
     /// A queue pair was destroyed: the card writes no more entries of it, and its number may come
@@ -181,7 +173,7 @@ impl CompletionState {
                 }
                 self.left_behind.push_back(index);
                 self.reserved += 1;
-                self.expected = self.expected.wrapping_add(1);
+                self.expected += 1;
             }
             index = index.wrapping_add(1);
         }
@@ -237,7 +229,7 @@ impl CompletionState {
     /// True where a wait needs the completion of the newest signaled work request, not counting the
     /// last `removed`.
     pub(crate) fn newest_is_awaited(&self, removed: u32) -> bool {
-        self.waits_ahead() + removed >= self.expected()
+        self.waits_ahead() + removed >= self.expected
     }
 
     /// Makes the card find the queue full.
@@ -270,7 +262,7 @@ impl CompletionState {
     /// Takes the next entry that no wait is for.
     pub(crate) fn prepare_wait(&mut self) -> Result<u32, QueueError> {
         self.check_not_attached()?;
-        if self.waits_ahead() >= self.expected() + self.shared_receives() {
+        if self.waits_ahead() >= self.expected + self.shared_receives() {
             return Err(QueueError::Order(OrderError::NothingToWaitFor { waits: self.waits_ahead() }));
         }
         let index = self.next_wait();

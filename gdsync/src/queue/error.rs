@@ -3,7 +3,6 @@
 use crate::memop::WordError;
 use crate::memory::{Blocked, OutOfBounds};
 use crate::queue::failure::FailureCause;
-use crate::verbs::WindowError;
 use crate::verbs::transport::Transport;
 
 /// Why a queue refuses work. Nothing is lost by it.
@@ -25,9 +24,6 @@ pub enum QueueError {
     /// The completion queue cannot be polled.
     #[error(transparent)]
     Poll(#[from] PollError),
-    /// A memory window takes no such change.
-    #[error(transparent)]
-    Window(#[from] WindowError),
     /// A slice lies outside its memory.
     #[error(transparent)]
     Bounds(#[from] OutOfBounds),
@@ -149,7 +145,7 @@ pub enum RequestError {
     },
     /// The transport does not have the operation.
     #[error(
-        "{operation} is not possible on a {transport} queue pair: RC has every operation, UC sends, RDMA writes and changes of memory windows, UD sends that have an address, DC what has a target, but for changes of memory windows"
+        "{operation} is not possible on a {transport} queue pair: RC has every operation, UC sends and RDMA writes, UD sends that have an address, DC what has a target"
     )]
     NotOnTransport {
         /// What was asked for.
@@ -218,12 +214,6 @@ pub enum StateError {
     /// The queue pair was handed over to kernels.
     #[error("queue pair {qpn:#x} is driven by kernels: end them, and call DeviceQp::detach_device")]
     DeviceAttached {
-        /// Its number.
-        qpn: u32,
-    },
-    /// The queue pair has one owner.
-    #[error("queue pair {qpn:#x} has one owner, which alone posts: call OwnedQueuePair::into_shared first")]
-    Owned {
         /// Its number.
         qpn: u32,
     },

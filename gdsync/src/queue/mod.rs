@@ -10,7 +10,6 @@ pub(crate) mod datagram;
 pub(crate) mod doorbell;
 pub(crate) mod error;
 pub(crate) mod failure;
-pub(crate) mod inbox;
 pub(crate) mod outcome;
 pub(crate) mod recv;
 pub(crate) mod regions;
@@ -70,15 +69,6 @@ impl Ring {
     pub(crate) unsafe fn new(base: *mut u8, entries: u32, stride: usize, record: *mut u32) -> Self {
         debug_assert!(entries.is_power_of_two());
         Ring { base, entries, stride, size: entries as usize * stride, record, combined: false }
-    }
-
-    /// The same ring.
-    ///
-    /// # Safety
-    /// Of the two, one is written to at a time.
-    pub(crate) unsafe fn alias(&self) -> Self {
-        let Ring { base, entries, stride, size, record, combined } = *self;
-        Ring { base, entries, stride, size, record, combined }
     }
 
     /// The ring of a queue that is not there: it has no entries, so nothing is posted, and its record

@@ -19,8 +19,6 @@ pub enum WorkKind {
     CompareSwap,
     /// A fetch-and-add.
     FetchAdd,
-    /// A bind of a memory window, or its invalidation.
-    MemoryWindow,
     /// A request that does nothing.
     Nop,
     /// A receive that a send consumed.
@@ -117,7 +115,7 @@ impl std::error::Error for WorkError {}
 /// The byte count of a completion without an error.
 pub(crate) fn bytes_of(kind: WorkKind, cqe: &Cqe64) -> u32 {
     match kind {
-        WorkKind::Send | WorkKind::RdmaWrite | WorkKind::MemoryWindow | WorkKind::Nop => 0,
+        WorkKind::Send | WorkKind::RdmaWrite | WorkKind::Nop => 0,
         // Cards differ in what the entry says of these.
         WorkKind::CompareSwap | WorkKind::FetchAdd => 8,
         _ => cqe.byte_count(),
@@ -134,7 +132,6 @@ pub(crate) fn requester_kind(cqe: &Cqe64) -> Result<WorkKind, String> {
         Ok(Opcode::Send | Opcode::SendImm | Opcode::SendInval) => Ok(WorkKind::Send),
         Ok(Opcode::RdmaWrite | Opcode::RdmaWriteImm) => Ok(WorkKind::RdmaWrite),
         Ok(Opcode::RdmaRead) => Ok(WorkKind::RdmaRead),
-        Ok(Opcode::Umr) => Ok(WorkKind::MemoryWindow),
         Ok(Opcode::AtomicCs) => Ok(WorkKind::CompareSwap),
         Ok(Opcode::AtomicFa) => Ok(WorkKind::FetchAdd),
         _ => Err(format!("work request opcode {:#04x}", cqe.wqe_opcode())),

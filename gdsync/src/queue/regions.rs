@@ -1,6 +1,5 @@
-//! The memory regions, the address, and the memory window that a work request in flight keeps.
+//! The memory regions and the address that a work request in flight keeps.
 
-use crate::verbs::mw::WindowChange;
 use crate::verbs::{AddressHandle, MemoryRegionInner, RegionKeeper, Slice};
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
@@ -16,8 +15,6 @@ pub(crate) enum Regions {
     Addressed(#[expect(dead_code, reason = "held, not looked at")] Box<(AddressHandle, Regions)>),
     /// The queue keeps them.
     Kept,
-    /// The window keeps its region.
-    Window(Box<WindowChange>),
 }
 
 impl Regions {
@@ -50,7 +47,7 @@ impl Regions {
 }
 
 /// Regions that were posted to a queue lately: they know its keeper, and posts need not hold them.
-/// Used by one thread at a time: under the queue's lock, or by its owner.
+/// Used under the queue's lock.
 #[derive(Debug)]
 pub(crate) struct KnownRegions {
     keeper: Arc<RegionKeeper>,

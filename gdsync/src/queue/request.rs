@@ -2,17 +2,14 @@
 
 mod checks;
 mod encode;
-mod window;
 
 pub(crate) use self::encode::data_segments;
-pub(crate) use self::window::WindowRequest;
 
 use crate::queue::QueueError;
-use crate::verbs::{AddressHandle, DcAddress, MemoryWindow, RemoteMemory, Slice, Transport, WindowError};
+use crate::verbs::{AddressHandle, DcAddress, RemoteMemory, Slice, Transport};
 use gdsync_sys::prm::wqe::{AddressVector, AtomicSeg, CtrlFlags, CtrlSeg, Opcode, SEGMENT};
 
-/// A send, an RDMA write or read, an atomic operation, a change of a memory window, or nothing, for
-/// [`crate::QueuePair::prepare`].
+/// A send, an RDMA write or read, an atomic operation, or nothing, for [`crate::QueuePair::prepare`].
 ///
 /// Requests are signaled (their completion can be polled and waited for) unless
 /// [`WorkRequest::unsignaled`] says otherwise.
@@ -48,8 +45,6 @@ pub struct WorkRequest<'a> {
     /// What an atomic operation swaps in or adds, and compares.
     operands: Option<AtomicSeg>,
     to: Option<Destination<'a>>,
-    /// The window that it changes.
-    window: Option<WindowRequest<'a>>,
     /// Or the key that the remote side is to invalidate.
     immediate: u32,
     flags: CtrlFlags,
@@ -108,17 +103,7 @@ impl<'a> WorkRequest<'a> {
     #[inline]
     fn new(opcode: Opcode, payload: Payload<'a>, remote: Option<RemoteMemory>) -> Self {
         let flags = CtrlFlags::CQ_UPDATE;
-        WorkRequest {
-            opcode,
-            payload,
-            remote,
-            operands: None,
-            to: None,
-            window: None,
-            immediate: 0,
-            flags,
-            wr_id: 0,
-        }
+        WorkRequest { opcode, payload, remote, operands: None, to: None, immediate: 0, flags, wr_id: 0 }
     }
 
     /// Sends the slices, one after the other, into a receive of the remote side. No slice: an empty
@@ -154,11 +139,10 @@ impl<'a> WorkRequest<'a> {
     }
 
     /// Sends the slices, and has the remote card invalidate one of its keys: that of a memory
-    /// window which the remote queue pair has bound ([`crate::MemoryWindow`]), or of a region whose
-    /// owner registered it for that, as kernel drivers do. A card refuses to invalidate the key of an
-    /// ordinary region, such as [`crate::MemoryRegion`]: both queue pairs fail. The remote side finds
-    /// the key in its completion, and says so to its window
-    /// ([`MemoryWindow::note_invalidated`](crate::MemoryWindow::note_invalidated)).
+    /// window which the remote program has bound to its queue pair, or of a region whose owner
+    /// registered it for that, as kernel drivers do. This library makes neither. A card refuses to
+    /// invalidate the key of an ordinary region, such as [`crate::MemoryRegion`]: both queue pairs
+    /// fail. The remote side finds the key in its completion.
     #[inline]
     pub fn send_invalidate(slices: &'a [Slice], rkey: u32) -> Self {
         WorkRequest { immediate: rkey, ..Self::new(Opcode::SendInval, Payload::Slices(slices), None) }
@@ -287,8 +271,6 @@ pub(crate) trait Rules {
     fn limits(&self) -> Limits;
     /// Whether the card may use the slice; `card_writes` to it.
     fn check(&self, slice: &Slice, card_writes: bool) -> Result<(), QueueError>;
-    /// Whether the queue pair may change the window.
-    fn check_window(&self, window: &MemoryWindow) -> Result<(), WindowError>;
     /// Whether a request may go to that address.
     fn check_address(&self, handle: &AddressHandle) -> Result<(), QueueError>;
 }

@@ -9,15 +9,12 @@ mod cancel;
 mod device;
 mod flush;
 mod order;
-mod owned;
 mod released;
 mod restart;
-mod window;
 
 pub(crate) use behind::{CardWait, Hold};
 pub(crate) use device::BorrowedSends;
 pub(crate) use order::{Before, LastPost, Replaced};
-pub(crate) use owned::OwnedSends;
 pub(crate) use released::Enable;
 
 use super::regions::Regions;
@@ -25,7 +22,6 @@ use super::{Copy, Ring, SegmentWriter};
 use crate::memory::HostAddr;
 use crate::queue::claim::Claims;
 use crate::queue::doorbell::ring;
-use crate::queue::inbox::Inbox;
 use crate::queue::request::Rules;
 use crate::queue::{Claim, Doorbell, QueueError, QueueFull, WorkRequest};
 use crate::verbs::RegionKeeper;
@@ -73,6 +69,11 @@ impl Entry {
     /// The block after its last.
     fn end(&self) -> u32 {
         self.first.wrapping_add(self.blocks.into())
+    }
+
+    /// The CPU has posted it, and the queue keeps its regions.
+    fn is_kept(&self) -> bool {
+        matches!(self.regions, Regions::Kept)
     }
 }
 
@@ -191,14 +192,10 @@ pub(crate) struct SendState {
     handover: Handover,
     /// A master has released, or will, what has not retired.
     is_released: bool,
-    /// The newest request changes a memory window.
-    has_changed_window: bool,
     /// Keeps the regions of posts that do not hold them.
     keeper: Arc<RegionKeeper>,
-    /// How many such posts there were, as far as is known here: an owner's are in the inbox first.
+    /// How many such posts there were.
     kept: u64,
-    /// It has an owner, or had one.
-    inbox: Option<Arc<Inbox>>,
 }
 
 impl SendState {
@@ -220,11 +217,14 @@ impl SendState {
             attached: false,
             handover: Handover::Doorbells,
             is_released: false,
-            has_changed_window: false,
             keeper: Arc::new(RegionKeeper::new()),
             kept: 0,
-            inbox: None,
         }
+    }
+
+    /// What keeps the regions of posts that do not hold them.
+    pub(crate) fn keeper(&self) -> &Arc<RegionKeeper> {
+        &self.keeper
     }
 
     /// A queue whose sends come to the card in that way.
@@ -315,9 +315,6 @@ impl SendState {
         book: impl FnOnce(bool) -> Result<(), QueueError>,
         state: State,
     ) -> Result<u64, QueueError> {
-        if let Some(window) = request.window() {
-            return self.place_change(window, request, rules, book, state);
-        }
         request.check(rules)?;
         let most = request.most_units(rules.limits())?;
         self.check_room(blocks_of(most))?;
@@ -329,9 +326,6 @@ impl SendState {
         };
         let signaled = request.is_signaled();
         book(signaled)?;
-        if self.has_changed_window {
-            self.fence_behind_change(request, written.units);
-        }
         let blocks = blocks_of(written.units);
         self.head = head.wrapping_add(blocks);
         let regions = if R::KEEPS && request.has_regions_only() {
@@ -377,16 +371,12 @@ impl SendState {
         self.doorbell(doorbell::record(entry.end()), self.ring.first_bytes(entry.first))
     }
 
-    /// Matches a completion with its work request, which retires together with all before it. All have
-    /// succeeded, but for the one of the completion after [`Self::doubt`].
+    /// Matches a completion with its work request, which retires together with all before it.
     pub(crate) fn retire(&mut self, wqe_counter: u16) -> Option<Retired> {
         let position = self.entries.iter().position(|entry| entry.first as u16 == wqe_counter)?;
         let (mut retired, mut kept) = (Retired::default(), 0);
         for entry in self.entries.drain(..=position) {
             kept += u64::from(entry.is_kept());
-            if let Some(change) = entry.change() {
-                change.finish();
-            }
             retired.wr_id = entry.wr_id;
             retired.hidden = entry.state == State::Hidden;
             retired.withheld = entry.state == State::Withheld;
@@ -394,7 +384,9 @@ impl SendState {
             retired.signaled += u32::from(entry.signaled);
             self.tail = entry.end();
         }
-        self.free_kept(kept);
+        if kept > 0 {
+            self.keeper.retire(kept);
+        }
         self.first_serial += u64::from(retired.entries);
         retired.claim = self.claims.take(self.first_serial.wrapping_sub(1));
         if !self.has_posted() {

@@ -14,7 +14,7 @@ use crate::util::sync::{Mutex, MutexGuard};
 /// How much was posted to a queue, how much of that has retired, and what is kept until more has.
 #[derive(Debug)]
 pub(crate) struct Keeper<T> {
-    /// Written by the queue's owner alone, or under the lock of the queue.
+    /// Written under the lock of the queue.
     posted: AtomicU64,
     /// Written under the lock of the queue.
     retired: AtomicU64,

@@ -27,9 +27,9 @@ bitflags::bitflags! {
         const REMOTE_READ = verbs::IBV_ACCESS_REMOTE_READ;
         /// Remote atomics; needs `LOCAL_WRITE`.
         const REMOTE_ATOMIC = verbs::IBV_ACCESS_REMOTE_ATOMIC;
-        /// A [`MemoryWindow`](crate::MemoryWindow) may be bound to a part of the region. Queue pairs
-        /// ignore it, and so does GPU memory that is registered as a dma-buf: the kernel takes no such
-        /// right there.
+        /// A memory window may be bound to a part of the region, by a program that binds windows itself:
+        /// this library has none. Queue pairs ignore the right, and so does GPU memory that is registered
+        /// as a dma-buf: the kernel takes no such right there.
         const MW_BIND = verbs::IBV_ACCESS_MW_BIND;
     }
 }
@@ -259,11 +259,6 @@ impl MemoryRegionInner {
             Backing::Host { .. } | Backing::Foreign => None,
             Backing::Gpu { path, .. } => Some(path),
         }
-    }
-
-    /// Windows may be bound to it.
-    pub(crate) fn takes_windows(&self) -> bool {
-        self.access.contains(Access::MW_BIND)
     }
 
     pub(crate) fn is_writable(&self) -> bool {

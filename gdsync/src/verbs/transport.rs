@@ -11,9 +11,8 @@ pub enum Transport {
     /// Reliable connection: every operation; nothing is lost, everything is in order.
     #[default]
     Rc,
-    /// Unreliable connection: sends and RDMA writes, with and without immediate, and changes of memory
-    /// windows. A message that
-    /// loses a packet is lost, and the sender gets no error.
+    /// Unreliable connection: sends and RDMA writes, with and without immediate. A message that loses a
+    /// packet is lost, and the sender gets no error.
     Uc,
     /// Unreliable datagrams: sends, with and without immediate, of at most the port's MTU. Each
     /// names its destination ([`crate::WorkRequest::to`]); what finds no receive is lost, and the
@@ -48,8 +47,7 @@ impl Transport {
         match opcode {
             Opcode::Nop | Opcode::Send | Opcode::SendImm => true,
             Opcode::RdmaWrite | Opcode::RdmaWriteImm => self != Transport::Ud,
-            Opcode::Umr => matches!(self, Transport::Rc | Transport::Uc),
-            // A window belongs to a queue pair, and a target of DC is none.
+            // The key belongs to a queue pair, and a target of DC is none.
             Opcode::SendInval => self == Transport::Rc,
             _ => matches!(self, Transport::Rc | Transport::Dc),
         }
@@ -67,7 +65,6 @@ impl Transport {
             Opcode::RdmaWrite | Opcode::RdmaWriteImm => "an RDMA write",
             Opcode::RdmaRead => "an RDMA read",
             Opcode::SendInval => "a send that invalidates",
-            Opcode::Umr => "a change of a memory window",
             _ => "an atomic operation",
         };
         Err(operation)

@@ -1,6 +1,6 @@
 //! The table of entry points.
 
-use super::{ah, channel, command, context, cq, device, domain, events, init_obj, modify, mr, mw, qp, srq};
+use super::{ah, channel, command, context, cq, device, domain, events, init_obj, modify, mr, qp, srq};
 use gdsync_sys::VerbsApi;
 use gdsync_sys::api::{Provider, VerbsTable};
 
@@ -25,8 +25,6 @@ const TABLE: VerbsTable = VerbsTable {
     dereg_mr: mr::dereg_mr,
     // GPU memory is registered through peer-memory clients.
     reg_dmabuf_mr: None,
-    alloc_mw: mw::alloc_mw,
-    dealloc_mw: mw::dealloc_mw,
     mlx5dv_create_cq: cq::mlx5dv_create_cq,
     destroy_cq: cq::destroy_cq,
     create_comp_channel: channel::create_comp_channel,

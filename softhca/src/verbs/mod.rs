@@ -25,7 +25,6 @@ mod events;
 mod init_obj;
 mod modify;
 mod mr;
-mod mw;
 mod object;
 mod qp;
 mod queue_memory;

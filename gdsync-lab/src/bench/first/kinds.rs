@@ -42,10 +42,9 @@ pub(super) enum Kind {
     Collected,
     CpuSend,
     CpuReceive,
-    OwnedSend,
 }
 
-pub(super) const KINDS: [Kind; 18] = [
+pub(super) const KINDS: [Kind; 17] = [
     Kind::Send,
     Kind::PreparedSend,
     Kind::QueueSend,
@@ -63,7 +62,6 @@ pub(super) const KINDS: [Kind; 18] = [
     Kind::Collected,
     Kind::CpuSend,
     Kind::CpuReceive,
-    Kind::OwnedSend,
 ];
 
 impl Kind {
@@ -86,7 +84,6 @@ impl Kind {
             Kind::Collected => "a wait for a collector's word",
             Kind::CpuSend => "by the CPU: post_send",
             Kind::CpuReceive => "by the CPU: post_recv",
-            Kind::OwnedSend => "by one owner: post_send",
         }
     }
 
@@ -111,7 +108,6 @@ impl Kind {
             Kind::Collected => link.collected(stream),
             Kind::CpuSend => link.cpu_sends(),
             Kind::CpuReceive => link.cpu_receives(),
-            Kind::OwnedSend => return Ok(self.played(link.owned_sends()?)),
         };
         Ok(self.played(us?))
     }
@@ -147,7 +143,6 @@ fn expect<T: PartialEq + std::fmt::Debug>(found: T, sent: T) -> Result<(), Failu
 struct Link {
     left: QueuePair,
     right: QueuePair,
-    pd: ProtectionDomain,
     source: MemoryRegion,
     target: MemoryRegion,
     collector: Option<Collector>,
@@ -167,7 +162,7 @@ impl Link {
         let region = || MemoryRegion::allocate(&pd, 8, Access::LOCAL_WRITE | Access::REMOTE_WRITE);
         let (source, target) = (region()?, region()?);
         let collector = (kind == Kind::Collected).then(|| Collector::new(&device)).transpose()?;
-        Ok(Link { left, right, pd, source, target, collector, words: Words::new()? })
+        Ok(Link { left, right, source, target, collector, words: Words::new()? })
     }
 
     fn write(&self, value: &[u8; 8]) -> Result<gdsync::PreparedSend, Failure> {
@@ -311,22 +306,6 @@ impl Link {
             self.arrived(number)?;
             Ok(time)
         })
-    }
-
-    fn owned_sends(self) -> Result<Vec<f64>, Failure> {
-        let Link { left, right, pd, target, .. } = self;
-        let mut owned = left.into_owned()?;
-        let times = each(|number| {
-            let value = number.to_ne_bytes();
-            let time = timed(|| Ok(owned.post_send(WorkRequest::write_inline(&value, target.remote()))?))?;
-            collect(&owned.send_cq(), 1)?;
-            let mut found = [0; 8];
-            target.read(0, &mut found);
-            expect(found, value)?;
-            Ok(time)
-        });
-        drop((right, pd));
-        times
     }
 }
 

@@ -8,7 +8,6 @@ mod reference;
 use super::outcome::Outcome;
 use super::pair::{collect, connected};
 use super::{Spread, median, outcome};
-use gdsync::qp::OwnedQueuePair;
 use gdsync::{Access, MemoryRegion, QueuePair, QueuePairConfig, RemoteMemory, Slice, WorkRequest};
 use gdsync_cli::cli::BenchOptions;
 use gdsync_cli::failure::Failure;
@@ -30,13 +29,10 @@ const RUNS: u64 = 10;
 struct Row {
     what: &'static str,
     posts: u64,
-    owned_ns: f64,
     gdsync_ns: f64,
     ibv_post_send_ns: f64,
     ibv_wr_ns: f64,
-    /// By one owner, divided by `ibv_wr_*` in the same run.
-    owned_ratio: Spread,
-    /// By a queue pair that threads share, likewise.
+    /// gdsync's, divided by `ibv_wr_*` in the same run.
     gdsync_ratio: Spread,
 }
 
@@ -44,26 +40,17 @@ pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
     let opened = Opened::new(options.hca.as_ref())?;
     let rows = Bench::new(&opened)?.measure(options.posts.div_ceil(BURST * RUNS))?;
     let cells = |row: &Row| {
-        let ns = [row.owned_ns, row.gdsync_ns, row.ibv_post_send_ns, row.ibv_wr_ns];
-        let ratios = [&row.owned_ratio, &row.gdsync_ratio].map(Spread::text);
-        [vec![row.what.to_owned()], ns.map(|ns| format!("{ns:.0}")).to_vec(), ratios.to_vec()].concat()
+        let ns = [row.gdsync_ns, row.ibv_post_send_ns, row.ibv_wr_ns];
+        [vec![row.what.to_owned()], ns.map(|ns| format!("{ns:.0}")).to_vec(), vec![row.gdsync_ratio.text()]]
+            .concat()
     };
-    let header = [
-        "RDMA WRITE",
-        "one owner ns",
-        "shared ns",
-        "ibv_post_send ns",
-        "ibv_wr_* ns",
-        "one owner : ibv_wr_*",
-        "shared : ibv_wr_*",
-    ];
+    let header = ["RDMA WRITE", "gdsync ns", "ibv_post_send ns", "ibv_wr_* ns", "gdsync : ibv_wr_*"];
     let column = |name: &str, pick: fn(&Row) -> f64| Values::new(name, rows.iter().map(pick));
     let content = Content::Categories {
         x: Axis::new("Median time of a post, ns", Scale::Linear),
         names: rows.iter().map(|row| row.what.to_owned()).collect(),
         series: vec![
-            column("one owner", |row| row.owned_ns),
-            column("shared", |row| row.gdsync_ns),
+            column("gdsync", |row| row.gdsync_ns),
             column("ibv_post_send", |row| row.ibv_post_send_ns),
             column("ibv_wr_*", |row| row.ibv_wr_ns),
         ],
@@ -73,10 +60,9 @@ pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
 }
 
 struct Bench<'a> {
-    owned: OwnedQueuePair,
     ours: QueuePair,
     /// Where our writes go to, and the reference's.
-    _targets: [QueuePair; 3],
+    _targets: [QueuePair; 2],
     reference: Reference<'a>,
     source: MemoryRegion,
     target: MemoryRegion,
@@ -86,13 +72,12 @@ impl<'a> Bench<'a> {
     fn new(opened: &'a Opened) -> Result<Self, Failure> {
         let pd = opened.domain()?;
         let config = QueuePairConfig::default().port(opened.port);
-        let ((owned, owned_to), (ours, ours_to)) = (connected(&pd, config)?, connected(&pd, config)?);
+        let (ours, ours_to) = connected(&pd, config)?;
         let theirs_to = QueuePair::new(&pd, config)?;
         let source = MemoryRegion::allocate(&pd, 4 * ELEMENT, Access::empty())?;
         let target = MemoryRegion::allocate(&pd, 4 * ELEMENT, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
         let reference = Reference::new(opened, &theirs_to, &source, ELEMENT)?;
-        let (owned, targets) = (owned.into_owned()?, [owned_to, ours_to, theirs_to]);
-        Ok(Bench { owned, ours, _targets: targets, reference, source, target })
+        Ok(Bench { ours, _targets: [ours_to, theirs_to], reference, source, target })
     }
 
     fn measure(&mut self, bursts: u64) -> Result<Vec<Row>, Failure> {
@@ -101,49 +86,37 @@ impl<'a> Bench<'a> {
         let shapes = [("inline, 8 B", Shape::Inline), ("1 element", Shape::One), ("4 elements", Shape::Four)];
         let mut rows = Vec::new();
         for (what, shape) in shapes {
-            let runs: Vec<[f64; 4]> = interrupt::rounds(0..RUNS)
+            let runs: Vec<[f64; 3]> = interrupt::rounds(0..RUNS)
                 .map(|_| self.measure_run(shape, &slices, bursts))
                 .collect::<Result<_, _>>()?;
             let ns = |way: usize| median(runs.iter().map(|run| run[way]).collect());
-            let ratio = |way: usize| Spread::of(runs.iter().map(|run| run[way] / run[3]).collect());
             rows.push(Row {
                 what,
                 posts: bursts * BURST * runs.len() as u64,
-                owned_ns: ns(0),
-                gdsync_ns: ns(1),
-                ibv_post_send_ns: ns(2),
-                ibv_wr_ns: ns(3),
-                owned_ratio: ratio(0),
-                gdsync_ratio: ratio(1),
+                gdsync_ns: ns(0),
+                ibv_post_send_ns: ns(1),
+                ibv_wr_ns: ns(2),
+                gdsync_ratio: Spread::of(runs.iter().map(|run| run[0] / run[2]).collect()),
             });
         }
         Ok(rows)
     }
 
-    /// Nanoseconds of a post by an owner, by a queue pair that is shared, by `ibv_post_send` and by
-    /// `ibv_wr_*`, in turns.
-    fn measure_run(&mut self, shape: Shape, slices: &[Slice], bursts: u64) -> Result<[f64; 4], Failure> {
+    /// Nanoseconds of a post by gdsync, by `ibv_post_send` and by `ibv_wr_*`, in turns.
+    fn measure_run(&mut self, shape: Shape, slices: &[Slice], bursts: u64) -> Result<[f64; 3], Failure> {
         let remote = self.target.remote();
-        let mut times = [const { Vec::new() }; 4];
+        let mut times = [const { Vec::new() }; 3];
         for _ in 0..bursts {
-            let start = Instant::now();
-            match shape {
-                Shape::Inline => owned_inline(&mut self.owned, remote)?,
-                Shape::One => owned_one(&mut self.owned, &slices[..1], remote)?,
-                Shape::Four => owned_four(&mut self.owned, slices, remote)?,
-            }
-            times[0].push(per_post(start.elapsed()));
-            collect(&self.owned.send_cq(), BURST)?;
             let start = Instant::now();
             match shape {
                 Shape::Inline => gdsync_inline(&self.ours, remote)?,
                 Shape::One => gdsync_one(&self.ours, &slices[..1], remote)?,
                 Shape::Four => gdsync_four(&self.ours, slices, remote)?,
             }
-            times[1].push(per_post(start.elapsed()));
+            times[0].push(per_post(start.elapsed()));
             collect(&self.ours.send_cq(), BURST)?;
-            times[2].push(per_post(self.reference.post_send(shape, &remote, BURST)?));
-            times[3].push(per_post(self.reference.wr(shape, &remote, BURST)?));
+            times[1].push(per_post(self.reference.post_send(shape, &remote, BURST)?));
+            times[2].push(per_post(self.reference.wr(shape, &remote, BURST)?));
         }
         Ok(times.map(median))
     }
@@ -173,34 +146,6 @@ fn gdsync_one(queue_pair: &QueuePair, slices: &[Slice], remote: RemoteMemory) ->
 
 #[inline(never)]
 fn gdsync_four(queue_pair: &QueuePair, slices: &[Slice], remote: RemoteMemory) -> Result<(), Failure> {
-    for wr_id in 0..BURST {
-        queue_pair.post_send(WorkRequest::write(slices, remote).wr_id(wr_id))?;
-    }
-    Ok(())
-}
-
-#[inline(never)]
-fn owned_inline(queue_pair: &mut OwnedQueuePair, remote: RemoteMemory) -> Result<(), Failure> {
-    for wr_id in 0..BURST {
-        queue_pair.post_send(WorkRequest::write_inline(&wr_id.to_ne_bytes(), remote).wr_id(wr_id))?;
-    }
-    Ok(())
-}
-
-#[inline(never)]
-fn owned_one(queue_pair: &mut OwnedQueuePair, slices: &[Slice], remote: RemoteMemory) -> Result<(), Failure> {
-    for wr_id in 0..BURST {
-        queue_pair.post_send(WorkRequest::write(slices, remote).wr_id(wr_id))?;
-    }
-    Ok(())
-}
-
-#[inline(never)]
-fn owned_four(
-    queue_pair: &mut OwnedQueuePair,
-    slices: &[Slice],
-    remote: RemoteMemory,
-) -> Result<(), Failure> {
     for wr_id in 0..BURST {
         queue_pair.post_send(WorkRequest::write(slices, remote).wr_id(wr_id))?;
     }

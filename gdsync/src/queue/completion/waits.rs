@@ -15,7 +15,7 @@ impl CompletionState {
     }
 
     fn first_of_unposted(&self, unposted: u32) -> u32 {
-        self.polled.wrapping_add(self.expected().saturating_sub(unposted))
+        self.polled.wrapping_add(self.expected.saturating_sub(unposted))
     }
 
     /// The first such entry for which a stream waits, of those that have that timeline; of any,
@@ -63,7 +63,7 @@ impl CompletionState {
         // The card still works on what it was rung for, or on receives. The next try finds that
         // flushed.
         let is_behind = rung.iter().zip(&written).any(|((_, rung), written)| written < rung);
-        if is_behind || index.wrapping_sub(self.polled) + unrung < self.expected() + shared {
+        if is_behind || index.wrapping_sub(self.polled) + unrung < self.expected + shared {
             return;
         }
         // More waits than that may stand here only for receives of shared queues.

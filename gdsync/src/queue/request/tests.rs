@@ -21,10 +21,6 @@ impl Rules for Limits {
         Ok(())
     }
 
-    fn check_window(&self, _: &MemoryWindow) -> Result<(), WindowError> {
-        Ok(())
-    }
-
     fn check_address(&self, _: &AddressHandle) -> Result<(), QueueError> {
         Ok(())
     }

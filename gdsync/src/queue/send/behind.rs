@@ -202,9 +202,6 @@ impl SendState {
     /// Takes back what was placed behind the first `entries`, and not rung for.
     pub(super) fn take_back(&mut self, entries: usize, completions: &mut CompletionState) {
         for entry in self.entries.drain(entries.min(self.entries.len())..).rev() {
-            if let Some(change) = entry.change() {
-                change.cancel(true);
-            }
             self.head = entry.first;
             completions.unreserve(entry.signaled);
         }

@@ -17,7 +17,6 @@ impl SendState {
         if self.entries[position].state != State::Prepared {
             return removed;
         }
-        let change = self.entries[position].change().cloned();
         self.entries[position].state = State::Hidden;
         self.claims.forget(serial);
         // What the card has stays.
@@ -32,8 +31,7 @@ impl SendState {
             self.head = newest.first;
             self.entries.pop_back();
         }
-        let left = self.position(serial);
-        if let Some(position) = left {
+        if let Some(position) = self.position(serial) {
             self.write_nop(position);
             // So are the WAITs in front of it that a stream would have rung for: what follows does not wait in its place.
             // (Further ones are of sends that were dropped, and NOPs already.)
@@ -42,9 +40,6 @@ impl SendState {
                 let first = (0..position).rev().take_while(hidden).last().unwrap_or(position);
                 (first..position).for_each(|before| self.write_nop(before));
             }
-        }
-        if let Some(change) = change {
-            change.cancel(left.is_none());
         }
         // A serial number that went with its entry comes again.
         self.next_to_post = self.next_to_post.min(self.first_serial + self.entries.len() as u64);

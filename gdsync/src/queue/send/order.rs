@@ -239,7 +239,7 @@ impl SendState {
         let blocks = |end: u16| end.wrapping_sub(self.tail as u16);
         let signaled = self.entries.iter().filter(|entry| entry.signaled);
         let (rung, unrung): (Vec<_>, Vec<_>) =
-            // For these, the CPU rings at once: an owner, perhaps at this moment.
+            // For these, the CPU rings at once.
             signaled.partition(|entry| entry.is_kept() || blocks(entry.end() as u16) <= blocks(record));
         (rung.len() as u32, unrung.len() as u32)
     }

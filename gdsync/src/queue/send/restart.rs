@@ -34,13 +34,10 @@ impl SendState {
     /// that a send prepared before is known as such.
     pub(crate) fn reset(&mut self) {
         self.first_serial += self.entries.len() as u64;
-        for change in self.entries.iter().filter_map(Entry::change) {
-            change.doubt();
-        }
         let kept = self.entries.drain(..).filter(Entry::is_kept).count();
         self.next_to_post = self.next_to_post.max(self.first_serial);
         (self.head, self.tail) = (0, 0);
-        self.free_kept(kept as u64);
+        self.keeper.retire(kept as u64);
         self.last_post = None;
         (self.flushed, self.guarded, self.is_released) = (false, false, false);
         self.ring.publish(0);

@@ -5,8 +5,7 @@
 //! request. If one stream starts a request, waits for it and starts it again, the iterations need
 //! no CPU between them. [`start_all`] and [`wait_all`] do that for a list, in one batch each.
 //!
-//! Requests are sends, writes and receives. Changes of memory windows are none: each bind makes another
-//! key. A write goes through a window as long as that is bound.
+//! Requests are sends, writes and receives.
 //!
 //! # What the stream performs
 //! A start of a send rings its queue pair's doorbell (two memory operations, a list's for one queue pair

@@ -1,15 +1,14 @@
-//! Regions of posts that do not hold them, and places that are booked ahead.
+//! Regions of posts that do not hold them.
 
-use super::*;
 use crate::qp::testing::{LONG, poll};
 use crate::verbs::mr::Registration;
-use crate::{Access, Device, MemoryRegion, ProtectionDomain, QueuePairConfig};
+use crate::{Access, Device, MemoryRegion, ProtectionDomain, QueuePair, QueuePairConfig, WorkRequest};
 use std::sync::Weak;
 use std::time::Instant;
 
 struct Bed {
     pd: ProtectionDomain,
-    left: OwnedQueuePair,
+    left: QueuePair,
     right: QueuePair,
 }
 
@@ -18,13 +17,13 @@ impl Bed {
         let pd = ProtectionDomain::new(&Device::software().unwrap()).unwrap();
         let config = QueuePairConfig::default().send_depth(depth).recv_depth(depth);
         let (left, right) = (QueuePair::new(&pd, config).unwrap(), QueuePair::new(&pd, config).unwrap());
-        left.connect(&right.endpoint().unwrap(), ConnectOptions::default()).unwrap();
-        right.connect(&left.endpoint().unwrap(), ConnectOptions::default()).unwrap();
-        Bed { pd, left: left.into_owned().unwrap(), right }
+        left.connect(&right.endpoint().unwrap(), Default::default()).unwrap();
+        right.connect(&left.endpoint().unwrap(), Default::default()).unwrap();
+        Bed { pd, left, right }
     }
 
     /// Posts a send of a region that is dropped at once; it goes when a receive is posted.
-    fn send(&mut self) -> Weak<Registration> {
+    fn send(&self) -> Weak<Registration> {
         let region = MemoryRegion::allocate(&self.pd, 8, Access::LOCAL_WRITE).unwrap();
         region.write(0, b"stays!!!");
         self.left.post_send(WorkRequest::send(&[region.slice(..).unwrap()])).unwrap();
@@ -39,30 +38,23 @@ impl Bed {
         target.read(0, &mut bytes);
         assert_eq!(&bytes, b"stays!!!");
     }
-
-    fn booked(&self) -> u32 {
-        self.left.poster.sends.ahead()
-    }
 }
 
 #[test]
 fn a_region_stays_registered_until_its_posts_have_completed_and_no_longer() {
-    let mut bed = Bed::new(8);
-    // The first is posted under the locks.
-    let before = bed.send();
-    assert!(bed.booked() > 0);
-    let (first, second) = (bed.send(), bed.send());
-    assert!([&before, &first, &second].iter().all(|region| region.strong_count() == 1));
-    for region in [before, first] {
+    let bed = Bed::new(8);
+    let [first, second, third] = [(); 3].map(|()| bed.send());
+    assert!([&first, &second, &third].iter().all(|region| region.strong_count() == 1));
+    for region in [first, second] {
         bed.receive();
         assert_eq!(region.strong_count(), 1, "its completion was not polled");
         assert_eq!(poll(&bed.left.send_cq()).status, Ok(()));
         assert_eq!(region.strong_count(), 0);
     }
-    assert_eq!(second.strong_count(), 1);
+    assert_eq!(third.strong_count(), 1);
     bed.receive();
     assert_eq!(poll(&bed.left.send_cq()).status, Ok(()));
-    assert_eq!(second.strong_count(), 0);
+    assert_eq!(third.strong_count(), 0);
     // With nothing in flight, it goes at once.
     let region = MemoryRegion::allocate(&bed.pd, 8, Access::LOCAL_WRITE).unwrap();
     bed.left.post_send(WorkRequest::write(&[region.slice(..0).unwrap()], region.remote())).unwrap();
@@ -74,24 +66,19 @@ fn a_region_stays_registered_until_its_posts_have_completed_and_no_longer() {
 
 #[test]
 fn a_region_goes_with_its_own_posts_whatever_was_posted_after_them() {
-    let mut bed = Bed::new(8);
+    let bed = Bed::new(8);
     let other = MemoryRegion::allocate(&bed.pd, 8, Access::LOCAL_WRITE).unwrap();
-    let posted = |post: &mut dyn FnMut(WorkRequest<'_>), queue: &CompletionQueue| {
-        let region = MemoryRegion::allocate(&bed.pd, 8, Access::LOCAL_WRITE).unwrap();
-        post(WorkRequest::write(&[region.slice(..0).unwrap()], region.remote()));
-        assert_eq!(poll(queue).status, Ok(()));
-        post(WorkRequest::nop().unsignaled());
-        post(WorkRequest::write(&[other.slice(..0).unwrap()], other.remote()).unsignaled());
-        region.inner.registration()
-    };
-    let queue = bed.left.send_cq();
     for _ in 0..2 {
-        let registration = posted(&mut |request| bed.left.post_send(request).unwrap(), &queue);
-        assert_eq!(registration.strong_count(), 0, "one owner");
+        let region = MemoryRegion::allocate(&bed.pd, 8, Access::LOCAL_WRITE).unwrap();
+        bed.left.post_send(WorkRequest::write(&[region.slice(..0).unwrap()], region.remote())).unwrap();
+        assert_eq!(poll(&bed.left.send_cq()).status, Ok(()));
+        bed.left.post_send(WorkRequest::nop().unsignaled()).unwrap();
+        let slices = [other.slice(..0).unwrap()];
+        bed.left.post_send(WorkRequest::write(&slices, other.remote()).unsignaled()).unwrap();
+        let registration = region.inner.registration();
+        drop(region);
+        assert_eq!(registration.strong_count(), 0);
     }
-    let shared = bed.left.into_shared();
-    let registration = posted(&mut |request| shared.post_send(request).unwrap(), &queue);
-    assert_eq!(registration.strong_count(), 0, "any thread");
     let registration = other.inner.registration();
     drop(other);
     assert_eq!(registration.strong_count(), 1, "its last post has no completion");
@@ -99,7 +86,7 @@ fn a_region_goes_with_its_own_posts_whatever_was_posted_after_them() {
 
 #[test]
 fn regions_of_what_is_reset_or_dropped_go_with_it() {
-    let mut bed = Bed::new(8);
+    let bed = Bed::new(8);
     drop(bed.send());
     bed.receive();
     assert_eq!(poll(&bed.left.send_cq()).status, Ok(()));
@@ -121,7 +108,7 @@ fn regions_of_what_is_reset_or_dropped_go_with_it() {
     }
     assert_eq!(registration.strong_count(), 0);
 
-    let mut bed = Bed::new(8);
+    let bed = Bed::new(8);
     drop(bed.send());
     let registration = bed.send();
     assert_eq!(registration.strong_count(), 1);
@@ -130,8 +117,8 @@ fn regions_of_what_is_reset_or_dropped_go_with_it() {
 }
 
 #[test]
-fn more_regions_than_an_owner_remembers_are_kept_all_the_same() {
-    let mut bed = Bed::new(64);
+fn more_regions_than_a_queue_remembers_are_kept_all_the_same() {
+    let bed = Bed::new(64);
     let regions: Vec<_> =
         (0..40).map(|_| MemoryRegion::allocate(&bed.pd, 8, Access::LOCAL_WRITE).unwrap()).collect();
     for region in regions.iter().chain(&regions) {
@@ -152,29 +139,4 @@ fn more_regions_than_an_owner_remembers_are_kept_all_the_same() {
         assert_eq!(poll(&bed.left.send_cq()).wr_id, 2);
     }
     assert!(registrations.iter().all(|registration| registration.strong_count() == 0));
-}
-
-#[test]
-fn places_that_are_booked_ahead_come_back() {
-    let mut bed = Bed::new(16);
-    let room = |bed: &Bed| {
-        let queue = bed.left.send_cq();
-        let entries = queue.entries();
-        let state = queue.inner.lock();
-        (1..=entries).rev().find(|places| state.has_room(*places)).unwrap_or(0)
-    };
-    let all = bed.left.send_cq().entries();
-    assert_eq!((room(&bed), bed.booked()), (all, 0));
-    for number in 1..100 {
-        bed.left.post_send(WorkRequest::nop().wr_id(number)).unwrap();
-        assert_eq!(room(&bed) + bed.booked(), all - 1);
-        assert_eq!(poll(&bed.left.send_cq()).wr_id, number);
-    }
-    assert!(bed.booked() > 0);
-    let shared = bed.left.into_shared();
-    assert!(shared.send_cq().inner.lock().has_room(all));
-    let owned = shared.into_owned().unwrap();
-    let queue = owned.send_cq();
-    drop(owned);
-    assert!(queue.inner.lock().has_room(all));
 }

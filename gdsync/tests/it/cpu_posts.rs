@@ -1,13 +1,11 @@
-//! Queue pairs with one owner: what the shared ones do, and what only these refuse.
+//! Posts of the CPU beside other threads that poll and abort, and beside streams that wait for them.
 
 use gdsync::memop::Condition;
-use gdsync::persistent::{PersistentError, PersistentSend};
-use gdsync::qp::{OwnedQueuePair, OwnerBlocker, ResetError, Trigger};
+use gdsync::qp::ResetError;
 use gdsync::queue::{FailureCause, OrderError, QueueFull, RequestError, ResetBlocker, StateError, Syndrome};
-use gdsync::verbs::Transport;
 use gdsync::{
-    Access, Batch, CompletionQueue, ConnectOptions, MemoryRegion, MemoryWindow, ProtectionDomain, QueueError,
-    QueuePair, QueuePairConfig, RemoteMemory, WindowAccess, WorkRequest,
+    Access, Batch, CompletionQueue, ConnectOptions, MemoryRegion, ProtectionDomain, QueueError,
+    QueuePair, QueuePairConfig, RemoteMemory, WorkRequest,
 };
 use gdsync_test_support::OnDrop;
 use gdsync_test_support::pair::{self, LONG, Pair, content, drain, fill, poll, soft, synchronize};
@@ -15,17 +13,16 @@ use std::slice::from_ref;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-/// A pair of which the left side has one owner.
 struct Bed {
     pd: ProtectionDomain,
-    left: OwnedQueuePair,
+    left: QueuePair,
     right: QueuePair,
 }
 
 impl Bed {
     fn with(config: QueuePairConfig<'_>) -> Bed {
         let Pair { pd, left, right, .. } = Pair::with(config, ConnectOptions::default());
-        Bed { pd, left: left.into_owned().unwrap(), right }
+        Bed { pd, left, right }
     }
 
     fn new() -> Bed {
@@ -37,7 +34,7 @@ impl Bed {
     }
 
     /// A message from left to right.
-    fn exchange(&mut self, seed: usize) {
+    fn exchange(&self, seed: usize) {
         let (source, target) = (self.region(300), self.region(300));
         let bytes = fill(&source, seed);
         self.right.post_recv(&[target.slice(..).unwrap()], 7).unwrap();
@@ -52,38 +49,8 @@ impl Bed {
 const BAD: RemoteMemory = RemoteMemory { addr: 0, len: 8, rkey: 1 };
 
 #[test]
-fn requests_of_every_size_arrive_in_their_order_as_rings_wrap() {
-    let mut bed = Bed::with(
-        QueuePairConfig::default().send_depth(6).send_segments(5).inline(100).access(Access::all()),
-    );
-    let (source, target) = (bed.region(1000), bed.region(1000));
-    let bytes = fill(&source, 3);
-    for round in 0..400usize {
-        let parts = round % 6;
-        let slices: Vec<_> =
-            (0..parts).map(|i| source.slice(i * 150..i * 150 + 10 + round % 7).unwrap()).collect();
-        let mut expected: Vec<u8> =
-            (0..parts).flat_map(|i| bytes[i * 150..i * 150 + 10 + round % 7].to_vec()).collect();
-        let request = if parts == 0 {
-            expected = bytes[..round % 101].to_vec();
-            WorkRequest::write_inline(&bytes[..round % 101], target.remote())
-        } else {
-            WorkRequest::write(&slices, target.remote())
-        };
-        let request = if round % 3 == 1 { request.unsignaled() } else { request };
-        bed.left.post_send(request.wr_id(round as u64)).unwrap();
-        if round % 3 == 1 {
-            bed.left.post_send(WorkRequest::nop().wr_id(round as u64)).unwrap();
-        }
-        let done = poll(&bed.left.send_cq());
-        assert_eq!((done.wr_id, done.status), (round as u64, Ok(())));
-        assert_eq!(content(&target)[..expected.len()], expected, "round {round}");
-    }
-}
-
-#[test]
-fn operations_that_others_take_locks_for_go_in_their_turn() {
-    let mut bed = Bed::new();
+fn writes_atomics_and_reads_go_in_their_turn() {
+    let bed = Bed::new();
     let (result, target) = (bed.region(16), bed.region(16));
     let (place, remote) = (result.slice(..8).unwrap(), target.remote().slice(8..).unwrap());
     for round in 0..100u64 {
@@ -98,60 +65,8 @@ fn operations_that_others_take_locks_for_go_in_their_turn() {
 }
 
 #[test]
-fn a_request_behind_the_change_of_a_window_begins_after_it() {
-    let Bed { pd, mut left, right } = Bed::new();
-    let mut owned = right.into_owned().unwrap();
-    let window = MemoryWindow::new(&pd).unwrap();
-    let region = MemoryRegion::allocate(&pd, 64, Access::LOCAL_WRITE | Access::MW_BIND).unwrap();
-    let told = MemoryRegion::allocate(&pd, 8, Access::all()).unwrap();
-    for round in 0..40u8 {
-        let slice = region.slice(16..32).unwrap();
-        owned.post_send(WorkRequest::bind(&window, &slice, WindowAccess::REMOTE_WRITE).unsignaled()).unwrap();
-        // The peer is told by the next request, which must not overtake the bind.
-        let key = window.remote().unwrap();
-        left.post_recv(&[told.slice(..).unwrap()], 0).unwrap();
-        owned.post_send(WorkRequest::send_inline(&key.rkey.to_ne_bytes())).unwrap();
-        assert_eq!(poll(&left.recv_cq()).status, Ok(()));
-        left.post_send(WorkRequest::write_inline(&[round], key)).unwrap();
-        assert_eq!(poll(&left.send_cq()).status, Ok(()));
-        assert_eq!(content(&region)[16], round);
-        owned.post_send(WorkRequest::invalidate(&window)).unwrap();
-        assert_eq!([poll(&owned.send_cq()).status, poll(&owned.send_cq()).status], [Ok(()); 2]);
-    }
-}
-
-#[test]
-fn other_transports_have_owners_too() {
-    let config = QueuePairConfig::default()
-        .transport(Transport::Uc)
-        .access(Access::LOCAL_WRITE | Access::REMOTE_WRITE);
-    let mut bed = Bed::with(config);
-    for seed in 0..50 {
-        bed.exchange(seed);
-    }
-    let error = bed.left.post_send(WorkRequest::read(&[], BAD)).unwrap_err();
-    assert!(matches!(error, QueueError::Request(RequestError::NotOnTransport { .. })), "{error}");
-
-    let device = pair::device();
-    let pd = ProtectionDomain::new(&device).unwrap();
-    let config = QueuePairConfig::default().transport(Transport::Ud).qkey(5);
-    let new = || pair::queue_pair(&pd, config).unwrap();
-    let (mut from, to) = (new().into_owned().unwrap(), new());
-    let endpoint = to.endpoint().unwrap();
-    let handle = from.address_handle(&endpoint, ConnectOptions::default()).unwrap();
-    let target = MemoryRegion::allocate(&pd, 64, Access::LOCAL_WRITE).unwrap();
-    for number in 0..40u8 {
-        to.post_recv(&[target.slice(..).unwrap()], 0).unwrap();
-        from.post_send(WorkRequest::send_inline(&[number; 4]).to(&handle, endpoint.qpn, 5)).unwrap();
-        assert_eq!(poll(&from.send_cq()).status, Ok(()));
-        assert_eq!(poll(&to.recv_cq()).status, Ok(()));
-        assert_eq!(content(&target)[40..44], [number; 4]);
-    }
-}
-
-#[test]
 fn what_cannot_be_posted_is_refused_and_nothing_changes() {
-    let mut bed = Bed::with(QueuePairConfig::default().send_depth(4).inline(16).access(Access::all()));
+    let bed = Bed::with(QueuePairConfig::default().send_depth(4).inline(16).access(Access::all()));
     bed.exchange(1);
     let source = bed.region(8);
     let other = ProtectionDomain::new(&pair::device()).unwrap();
@@ -162,7 +77,7 @@ fn what_cannot_be_posted_is_refused_and_nothing_changes() {
     let remote = source.remote();
     bed.left.post_send(WorkRequest::write(from_ref(&closed), remote)).unwrap();
     assert_eq!(poll(&bed.left.send_cq()).status, Ok(()));
-    let mut refused = |request: WorkRequest<'_>| match bed.left.post_send(request).unwrap_err() {
+    let refused = |request: WorkRequest<'_>| match bed.left.post_send(request).unwrap_err() {
         QueueError::Request(error) => error,
         other => panic!("{other}"),
     };
@@ -198,7 +113,7 @@ fn what_cannot_be_posted_is_refused_and_nothing_changes() {
 
 #[test]
 fn a_failed_queue_pair_starts_anew_again_and_again() {
-    let mut bed = Bed::with(QueuePairConfig::default().send_depth(5).recv_depth(3).access(Access::all()));
+    let bed = Bed::with(QueuePairConfig::default().send_depth(5).recv_depth(3).access(Access::all()));
     for round in 0..20 {
         (0..round % 4).for_each(|turn| bed.exchange(round + turn));
         bed.left.post_send(WorkRequest::write_inline(&[1], BAD)).unwrap();
@@ -229,9 +144,9 @@ fn a_failed_queue_pair_starts_anew_again_and_again() {
 }
 
 #[test]
-fn other_threads_poll_while_the_owner_posts() {
+fn another_thread_polls_while_one_posts() {
     const POSTS: u64 = 20_000;
-    let mut bed = Bed::with(QueuePairConfig::default().send_depth(32).access(Access::all()));
+    let bed = Bed::with(QueuePairConfig::default().send_depth(32).access(Access::all()));
     let (source, target) = (bed.region(8), bed.region(8));
     let slices = [source.slice(..).unwrap()];
     let queue = bed.left.send_cq();
@@ -257,12 +172,11 @@ fn other_threads_poll_while_the_owner_posts() {
 }
 
 #[test]
-fn another_thread_aborts_while_the_owner_posts() {
+fn another_thread_aborts_while_one_posts() {
     for _ in 0..10 {
-        let mut bed = Bed::with(QueuePairConfig::default().send_depth(16).access(Access::all()));
+        let bed = Bed::with(QueuePairConfig::default().send_depth(16).access(Access::all()));
         let target = bed.region(8);
-        let (monitor, queue, ends) = (bed.left.monitor(), bed.left.send_cq(), AtomicBool::new(false));
-        assert_eq!((monitor.number(), monitor.failure()), (bed.left.number(), None));
+        let (queue, ends) = (bed.left.send_cq(), AtomicBool::new(false));
         let posted = std::thread::scope(|scope| {
             let end = OnDrop(|| ends.store(true, Ordering::Relaxed));
             scope.spawn(|| {
@@ -272,7 +186,7 @@ fn another_thread_aborts_while_the_owner_posts() {
             });
             scope.spawn(|| {
                 std::thread::yield_now();
-                monitor.abort().unwrap();
+                bed.left.abort().unwrap();
             });
             let mut posted = 0u64;
             let start = Instant::now();
@@ -295,15 +209,12 @@ fn another_thread_aborts_while_the_owner_posts() {
             posted
         });
         assert_eq!(bed.left.failure(), None, "{posted} posts");
-        drop(bed.left);
-        monitor.abort().unwrap();
-        assert_eq!(monitor.failure(), None, "it is gone");
     }
 }
 
 #[test]
-fn streams_wait_for_what_the_owner_posts_and_for_nothing_else() {
-    let mut bed = Bed::new();
+fn streams_wait_for_what_the_cpu_posts_and_for_nothing_else() {
+    let bed = Bed::new();
     let target = bed.region(8);
     let stream = soft();
     let done = bed.region(8).word32(0).unwrap();
@@ -329,62 +240,6 @@ fn streams_wait_for_what_the_owner_posts_and_for_nothing_else() {
 }
 
 #[test]
-fn a_stream_that_waits_wakes_when_the_queue_pair_is_dropped() {
-    for posts in [1, 3, 40] {
-        let mut bed = Bed::new();
-        let source = bed.region(8);
-        let slices = [source.slice(..).unwrap()];
-        let stream = soft();
-        // No receive is there for them.
-        for _ in 0..posts {
-            bed.left.post_send(WorkRequest::send(&slices)).unwrap();
-        }
-        for _ in 0..posts {
-            stream.post(Batch::new().wait(bed.left.send_cq().prepare_wait().unwrap())).unwrap();
-        }
-        drop(bed.left);
-        synchronize(&stream);
-    }
-}
-
-#[test]
-fn owners_and_others_share_a_completion_queue() {
-    let device = pair::device();
-    let pd = ProtectionDomain::new(&device).unwrap();
-    let queue = pair::completion_queue(&device, 128).unwrap();
-    let config = QueuePairConfig::default().send_depth(8).recv_depth(8).access(Access::all());
-    let connect = || {
-        let (left, right) = (
-            pair::sharing(&pd, config, &queue, &queue).unwrap(),
-            pair::sharing(&pd, config, &queue, &queue).unwrap(),
-        );
-        left.connect(&right.endpoint().unwrap(), ConnectOptions::default()).unwrap();
-        right.connect(&left.endpoint().unwrap(), ConnectOptions::default()).unwrap();
-        (left, right)
-    };
-    let ((first, _to_first), (second, _to_second), (third, _to_third)) = (connect(), connect(), connect());
-    let (mut first, mut second) = (first.into_owned().unwrap(), second.into_owned().unwrap());
-    for round in 0..500u64 {
-        first.post_send(WorkRequest::nop().wr_id(round)).unwrap();
-        second.post_send(WorkRequest::nop().wr_id(round)).unwrap();
-        third.post_send(WorkRequest::nop().wr_id(round)).unwrap();
-        let mut seen: Vec<_> = (0..3).map(|_| poll(&queue)).map(|done| (done.wr_id, done.qp_num)).collect();
-        let mut expected = [first.number(), second.number(), third.number()].map(|number| (round, number));
-        seen.sort_unstable();
-        expected.sort_unstable();
-        assert_eq!(seen, expected);
-    }
-    drop(second);
-    let first = first.into_shared();
-    for round in 0..100 {
-        for queue_pair in [&first, &third] {
-            queue_pair.post_send(WorkRequest::nop().wr_id(round)).unwrap();
-            assert_eq!(poll(&queue).wr_id, round);
-        }
-    }
-}
-
-#[test]
 fn a_completion_queue_that_streams_hold_is_not_overrun() {
     let bed = Bed::new();
     let device = bed.pd.device();
@@ -393,7 +248,6 @@ fn a_completion_queue_that_streams_hold_is_not_overrun() {
     let recv = pair::completion_queue(&device, 64).unwrap();
     let own = pair::sharing(&bed.pd, config, &queue, &recv).unwrap();
     own.connect(&own.endpoint().unwrap(), ConnectOptions::default()).unwrap();
-    let mut own = own.into_owned().unwrap();
     let entries = queue.entries();
     let gate = bed.region(8).word32(0).unwrap();
     let stream = soft();
@@ -410,54 +264,4 @@ fn a_completion_queue_that_streams_hold_is_not_overrun() {
     synchronize(&stream);
     own.post_send(WorkRequest::nop().wr_id(77)).unwrap();
     assert_eq!(poll(&queue).wr_id, 77);
-}
-
-#[test]
-fn a_queue_pair_that_is_in_use_gets_no_owner() {
-    let Pair { pd, left, .. } = Pair::new();
-    let prepared = left.prepare(WorkRequest::send_inline(&[1])).unwrap();
-    let refused = left.into_owned().unwrap_err();
-    assert_eq!(refused.source, OwnerBlocker::Outstanding(ResetBlocker::Sends(1)));
-    let left = refused.queue_pair;
-    drop(prepared);
-    left.post_send(WorkRequest::nop()).unwrap();
-    let refused = left.into_owned().unwrap_err();
-    assert_eq!(refused.source, OwnerBlocker::Outstanding(ResetBlocker::Sends(1)));
-    let left = refused.queue_pair;
-    assert_eq!(poll(&left.send_cq()).status, Ok(()));
-    let mut owned = left.into_owned().unwrap();
-    owned.post_send(WorkRequest::nop().wr_id(4)).unwrap();
-    owned.post_send(WorkRequest::nop().wr_id(5)).unwrap();
-    // Back to all, with what is outstanding.
-    let left = owned.into_shared();
-    left.post_send(WorkRequest::nop().wr_id(6)).unwrap();
-    assert_eq!([4, 5, 6].map(|_| poll(&left.send_cq()).wr_id), [4, 5, 6]);
-
-    let trigger = Trigger::new(&pd).unwrap();
-    let triggered = pair::queue_pair(&pd, QueuePairConfig::default().trigger(&trigger)).unwrap();
-    let refused = triggered.into_owned().unwrap_err();
-    assert_eq!(refused.source, OwnerBlocker::Triggered);
-    assert!(refused.to_string().contains("trigger"), "{refused}");
-}
-
-#[test]
-fn a_persistent_request_of_a_queue_pair_that_has_an_owner_is_refused() {
-    let Pair { pd, left, right, .. } = Pair::new();
-    let region = MemoryRegion::allocate(&pd, 8, Access::all()).unwrap();
-    let slices = [region.slice(..).unwrap()];
-    let mut send = PersistentSend::send(&left, &slices).unwrap();
-    let stream = soft();
-    let owned = left.into_owned().unwrap();
-    let error = send.start(&stream).unwrap_err();
-    let qpn = owned.number();
-    assert!(
-        matches!(&error, PersistentError::Queue(QueueError::State(StateError::Owned { qpn: of })) if *of == qpn),
-        "{error:?}"
-    );
-    let _shared = owned.into_shared();
-    right.post_recv(&slices, 0).unwrap();
-    send.start(&stream).unwrap();
-    send.wait_on(&stream).unwrap();
-    synchronize(&stream);
-    assert_eq!(send.complete(LONG).unwrap().unwrap().status, Ok(()));
 }

@@ -1,0 +1,58 @@
+//! What keeps the regions of posts that do not hold them.
+
+#![allow(dead_code, reason = "the library uses more of its files than the models do")]
+
+#[path = "../../../gdsync/src/verbs/keeper.rs"]
+mod keeper;
+pub(crate) mod util {
+    pub(crate) use gdsync_model::sync;
+}
+
+use gdsync_model::{breaks, holds};
+use keeper::Keeper;
+use loom::cell::UnsafeCell;
+use loom::sync::Arc;
+use loom::thread;
+
+/// The memory of a region. Loom reports whoever reads it while it goes.
+struct Memory(Arc<UnsafeCell<bool>>);
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: loom reports who accesses it at the same time.
+        self.0.with_mut(|there| unsafe { *there = false });
+    }
+}
+
+/// One thread posts a region and drops its handle, while the card reads the region, and another polls the
+/// completion.
+fn a_region_stays_until_its_post_has_retired(keeps: bool) {
+    let (keeper, memory) = (Arc::new(Keeper::new()), Arc::new(UnsafeCell::new(true)));
+    let poster = {
+        let (keeper, memory) = (keeper.clone(), Memory(memory.clone()));
+        thread::spawn(move || {
+            keeper.post(1);
+            if keeps {
+                // Not dropped where it is not taken.
+                let mut memory = Some(memory);
+                keeper.keep(1, || memory.take());
+            }
+        })
+    };
+    while keeper.posted() == 0 {
+        thread::yield_now();
+    }
+    // SAFETY: as above.
+    assert!(memory.with(|there| unsafe { *there }), "the card reads memory that is gone");
+    keeper.retire(1);
+    poster.join().unwrap();
+    // SAFETY: as above.
+    assert!(memory.with(|there| unsafe { !*there }), "it is kept after its post has retired");
+}
+
+fn main() {
+    holds("a region stays until its post has retired, and goes then", || {
+        a_region_stays_until_its_post_has_retired(true);
+    });
+    breaks("a region that nothing keeps", || a_region_stays_until_its_post_has_retired(false));
+}
