@@ -49,6 +49,7 @@ mod leaks;
 mod masters;
 mod merging;
 mod model;
+mod nvrtc;
 mod own_waits;
 mod owned;
 mod persistent_by_trigger;
