@@ -1,14 +1,9 @@
-//! Makes what the command embeds: the PTX of its kernels.
-
-#[path = "kernels/marker.rs"]
-mod marker;
+//! Makes what the command embeds: the PTX of the kernels of `gdsync pingpong`.
 
 use std::error::Error;
-use std::ffi::OsStr;
-use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::{env, fs, io};
+use std::{env, fs};
 
 type Failure = Box<dyn Error>;
 
@@ -22,61 +17,46 @@ fn variable(name: &str) -> Result<String, Failure> {
     env::var(name).map_err(|error| format!("{name}, which cargo sets for build scripts: {error}").into())
 }
 
-/// Puts the PTX of every kernel into `OUT_DIR/ptx`, where the command takes it from.
+const KERNELS: &str = "kernels/pingpong.cu";
+const COMMITTED: &str = "kernels/ptx/pingpong.ptx";
+
+/// Puts the PTX of the kernels of `gdsync pingpong` into `OUT_DIR/ptx`, where the command takes it
+/// from.
 ///
 /// That is the committed PTX as long as it is the source's: `scripts/gpu/ptx` makes it with the
 /// compiler of CUDA 12.0, so every driver since then takes it, and a command built anywhere carries
 /// the same. A later compiler writes PTX that older drivers refuse. Where the committed PTX is
 /// stale and nvcc is found, nvcc's stands in for it, so that a changed kernel can be tried at once.
 fn ptx(out: &Path) -> Result<(), Failure> {
-    println!("cargo::rerun-if-changed=kernels");
+    println!("cargo::rerun-if-changed={KERNELS}");
+    println!("cargo::rerun-if-changed={COMMITTED}");
     println!("cargo::rerun-if-env-changed=NVCC");
-    let include = PathBuf::from(variable("DEP_GDSYNC_DEVICE_INCLUDE")?);
-    println!("cargo::rerun-if-changed={}", include.display());
-    let mut header = vec![include.join("gdsync/device_verbs.cuh")];
-    header.extend(sorted_files(&include.join("gdsync/device"), "cuh")?);
-    let header: Vec<String> = header.iter().map(|path| read(path)).collect::<Result<_, _>>()?;
-
-    let (made, embedded) = (out.join("nvcc"), out.join("ptx"));
-    fs::create_dir_all(&made)?;
-    fs::create_dir_all(&embedded)?;
-    let mut nvcc = Nvcc::find()?;
-    for source in sorted_files(Path::new("kernels"), "cu")? {
-        let file = Path::new(source.file_stem().unwrap_or_default()).with_extension("ptx");
-        let (committed, made) = (Path::new("kernels/ptx").join(&file), made.join(&file));
-        // One refusal is enough to be warned of.
-        nvcc = nvcc.filter(|nvcc| nvcc.compile(&source, &include, &made));
-        let text = match fs::read_to_string(&committed) {
-            Err(error) if error.kind() == ErrorKind::NotFound => None,
-            text => Some(text?),
-        };
-        let marker = marker::first_line(&read(&source)?, header.iter().map(String::as_str));
-        let is_stale = text.as_deref().and_then(|text| text.lines().next()) != Some(&marker);
-        if is_stale {
-            let instead = if nvcc.is_some() { ". Embedded instead: nvcc's" } else { "" };
-            println!(
-                "cargo::warning={} is stale, as {} or the device header has changed: run scripts/gpu/ptx{instead}",
-                committed.display(),
-                source.display()
-            );
+    let folder = out.join("ptx");
+    fs::create_dir_all(&folder)?;
+    let (committed, embedded) = (read(COMMITTED)?, folder.join("pingpong.ptx"));
+    if committed.lines().next() != Some(&first_line(&read(KERNELS)?)) {
+        let is_made = Nvcc::find()?.is_some_and(|nvcc| nvcc.compile(KERNELS, &embedded));
+        let instead = if is_made { ". Embedded instead: nvcc's" } else { "" };
+        println!(
+            "cargo::warning={COMMITTED} is stale, as {KERNELS} has changed: run scripts/gpu/ptx{instead}"
+        );
+        if is_made {
+            return Ok(());
         }
-        let chosen = if is_stale && nvcc.is_some() { &made } else { &committed };
-        fs::copy(chosen, embedded.join(&file)).map_err(|error| format!("{}: {error}", chosen.display()))?;
     }
-    Ok(())
+    Ok(fs::write(embedded, committed)?)
 }
 
-fn read(path: &Path) -> Result<String, Failure> {
-    fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()).into())
+/// The first line of the PTX of a source: the source's hash (FNV-1a), as `scripts/gpu/ptx` writes it.
+fn first_line(source: &str) -> String {
+    let hash = source
+        .bytes()
+        .fold(0xcbf2_9ce4_8422_2325u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
+    format!("// source: {hash:016x}")
 }
 
-fn sorted_files(folder: &Path, extension: &str) -> Result<Vec<PathBuf>, Failure> {
-    let entries = fs::read_dir(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
-    let paths: Vec<PathBuf> = entries.map(|entry| Ok(entry?.path())).collect::<io::Result<_>>()?;
-    let mut found: Vec<PathBuf> =
-        paths.into_iter().filter(|path| path.extension() == Some(OsStr::new(extension))).collect();
-    found.sort();
-    Ok(found)
+fn read(path: &str) -> Result<String, Failure> {
+    fs::read_to_string(path).map_err(|error| format!("{path}: {error}").into())
 }
 
 /// The CUDA toolkit's compiler.
@@ -99,9 +79,9 @@ impl Nvcc {
 
     /// Whether it compiles. If not, a warning says why: a toolkit may be too new for the oldest
     /// GPU, as that of CUDA 13 is, and then the committed PTX serves.
-    fn compile(&self, source: &Path, include: &Path, to: &Path) -> bool {
+    fn compile(&self, source: &str, to: &Path) -> bool {
         let mut command = Command::new(&self.0);
-        command.args(["--ptx", "--gpu-architecture=compute_70", "--std=c++11", "-I"]).arg(include);
+        command.args(["--ptx", "--gpu-architecture=compute_70"]);
         let why = match command.arg("-o").arg(to).arg(source).output() {
             Ok(output) if output.status.success() => return true,
             Ok(output) => [output.stderr, output.stdout].concat(),
@@ -109,7 +89,7 @@ impl Nvcc {
         };
         let why = String::from_utf8_lossy(&why);
         let why = why.lines().find(|line| !line.trim().is_empty()).unwrap_or("it says nothing");
-        println!("cargo::warning={} does not compile {}: {why}", self.0, source.display());
+        println!("cargo::warning={} does not compile {source}: {why}", self.0);
         false
     }
 }

@@ -22,11 +22,7 @@ use std::process::ExitCode;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-const FIND_EVEN: Source = Source {
-    name: "find_even.cu",
-    text: include_str!("../kernels/find_even.cu"),
-    ptx: include_str!("../kernels/ptx/find_even.ptx"),
-};
+const FIND_EVEN: Source = Source { name: "find_even.cu", text: include_str!("../kernels/find_even.cu") };
 
 /// Numbers, of which one in 64 is even.
 const NUMBERS: usize = 1 << 20;

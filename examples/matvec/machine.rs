@@ -15,11 +15,7 @@ use libloading::Library;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-const MATVEC: Source = Source {
-    name: "matvec.cu",
-    text: include_str!("../../kernels/matvec.cu"),
-    ptx: include_str!("../../kernels/ptx/matvec.ptx"),
-};
+const MATVEC: Source = Source { name: "matvec.cu", text: include_str!("../../kernels/matvec.cu") };
 
 /// Addresses of a multiplication, and how many vectors.
 pub(crate) struct Operands<'a> {

@@ -1,52 +1,28 @@
-//! The kernels: the committed PTX is that of their sources, and each way of compiling those of the
-//! examples works.
+//! The kernels: every way of compiling them works, and the committed PTX of `gdsync pingpong` is that
+//! of its source.
 
 #[path = "../../examples/device/mod.rs"]
 #[allow(dead_code, unreachable_pub, reason = "the examples use the rest")]
 mod device;
-#[path = "../../kernels/marker.rs"]
-mod marker;
 
 use device::Source;
-use std::io::Write;
-use std::path::Path;
+use gdsync::device::nvrtc::{self, CompileError};
+use gdsync_test_support::kernels::{SOURCES, source};
+use gdsync_test_support::{root, skipped, skipped_unless_required};
 
-macro_rules! source {
-    ($name:literal) => {
-        Source {
-            name: concat!($name, ".cu"),
-            text: include_str!(concat!("../../kernels/", $name, ".cu")),
-            ptx: include_str!(concat!("../../kernels/ptx/", $name, ".ptx")),
-        }
-    };
-}
+const COMMITTED: &str = include_str!("../../kernels/ptx/pingpong.ptx");
 
-/// Each source, and its kernels.
-const SOURCES: [(Source, &[&str]); 8] = [
-    (
-        source!("bench"),
-        &["operations", "storm", "together", "exchange", "attempt", "cycles", "steps", "rate"],
-    ),
-    (source!("conditional"), &["send_while"]),
-    (source!("find_even"), &["find_even"]),
-    (source!("matvec"), &["multiply", "serve"]),
-    (source!("notify"), &["all_to_all_warp", "all_to_all_block", "together_warp", "together_block"]),
-    (source!("pingpong"), &["fill", "check", "stamp"]),
-    (source!("soak"), &["post_requests"]),
-    (
-        source!("trigger"),
-        &["release_rounds", "release_together", "release_cycles", "release_next", "prepare_next"],
-    ),
+/// The kernels of each source.
+const KERNELS: [(&str, &[&str]); 8] = [
+    ("bench.cu", &["operations", "storm", "together", "exchange", "attempt", "cycles", "steps", "rate"]),
+    ("conditional.cu", &["send_while"]),
+    ("find_even.cu", &["find_even"]),
+    ("matvec.cu", &["multiply", "serve"]),
+    ("notify.cu", &["all_to_all_warp", "all_to_all_block", "together_warp", "together_block"]),
+    ("pingpong.cu", &["fill", "check", "stamp"]),
+    ("soak.cu", &["post_requests"]),
+    ("trigger.cu", &["release_rounds", "release_together", "release_cycles", "release_next", "prepare_next"]),
 ];
-
-/// Those of the examples, which are C++, too.
-fn examples() -> impl Iterator<Item = (Source, &'static [&'static str])> {
-    SOURCES.into_iter().filter(|(source, _)| ["find_even.cu", "matvec.cu"].contains(&source.name))
-}
-
-fn skip(test: &str, why: &str) {
-    std::io::stderr().write_all(format!("SKIPPED {test}: {why}\n").as_bytes()).unwrap();
-}
 
 fn has_kernels(ptx: &str, kernels: &[&str]) {
     for kernel in kernels {
@@ -54,73 +30,95 @@ fn has_kernels(ptx: &str, kernels: &[&str]) {
     }
 }
 
-#[test]
-fn every_source_is_in_the_table() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels");
-    for (folder, extension) in [(folder.clone(), "cu"), (folder.join("ptx"), "ptx")] {
-        let paths = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
-        let mut found: Vec<_> =
-            paths.filter(|path| path.extension().is_some_and(|it| it == extension)).collect();
-        found.sort();
-        let stems: Vec<_> = found.iter().map(|path| path.file_stem().unwrap()).collect();
-        assert_eq!(stems, SOURCES.map(|(source, _)| source.name.strip_suffix(".cu").unwrap()), "{extension}");
-    }
+fn files(folder: &str, extension: &str) -> Vec<String> {
+    let entries = std::fs::read_dir(root().join(folder)).unwrap();
+    let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let mut found: Vec<String> = names.filter(|name| name.ends_with(extension)).collect();
+    found.sort();
+    found
 }
 
 #[test]
-fn the_ptx_is_that_of_the_source_and_the_header() {
-    for (Source { name, text, ptx }, kernels) in SOURCES {
-        let marker = marker::first_line(text, gdsync::device::headers().iter().map(|(_, text)| *text));
-        assert_eq!(
-            ptx.lines().next(),
-            Some(&*marker),
-            "{name} or the header has changed: run scripts/gpu/ptx"
-        );
-        has_kernels(ptx, kernels);
-    }
+fn every_source_is_in_the_tables() {
+    let found = files("kernels", ".cu");
+    assert_eq!(found, SOURCES.map(|(name, _)| name));
+    assert_eq!(found, KERNELS.map(|(name, _)| name));
+    assert_eq!(files("kernels/ptx", ""), ["pingpong.ptx"]);
 }
 
 #[test]
-fn any_driver_since_cuda_12_takes_the_ptx() {
-    for (Source { name, ptx, .. }, _) in SOURCES {
-        let directive = |name: &str| ptx.lines().find_map(|line| line.strip_prefix(name));
-        // PTX ISA 8.0 came with CUDA 12.0.
-        assert_eq!((directive(".version "), directive(".target ")), (Some("8.0"), Some("sm_70")), "{name}");
-    }
+fn the_committed_ptx_is_that_of_the_source() {
+    // FNV-1a, as `build.rs` and `scripts/gpu/ptx` have it.
+    let hash = source("pingpong.cu")
+        .bytes()
+        .fold(0xcbf2_9ce4_8422_2325u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
+    let marker = format!("// source: {hash:016x}");
+    assert_eq!(COMMITTED.lines().next(), Some(&*marker), "pingpong.cu has changed: run scripts/gpu/ptx");
+    has_kernels(COMMITTED, KERNELS[5].1);
 }
 
 #[test]
-fn nvrtc_compiles_them_with_the_header_in_memory() {
-    for (source, kernels) in examples() {
-        match device::compile(&source, "compute_75") {
+fn any_driver_since_cuda_12_takes_the_committed_ptx() {
+    let directive = |name: &str| COMMITTED.lines().find_map(|line| line.strip_prefix(name));
+    // PTX ISA 8.0 came with CUDA 12.0.
+    assert_eq!((directive(".version "), directive(".target ")), (Some("8.0"), Some("sm_70")));
+}
+
+#[test]
+fn nvrtc_compiles_every_kernel() {
+    let mut capability = (7, 0);
+    for ((name, text), (_, kernels)) in SOURCES.into_iter().zip(KERNELS) {
+        let mut compiled = nvrtc::compile(name, text, capability);
+        if let Err(CompileError::Capability { oldest, .. }) = compiled {
+            // The NVRTC of CUDA 13 begins with sm_75.
+            capability = oldest;
+            compiled = nvrtc::compile(name, text, capability);
+        }
+        match compiled {
             Ok(ptx) => has_kernels(&ptx, kernels),
-            Err(reason) => {
-                let reason = reason.to_string();
-                assert!(reason.starts_with("no libnvrtc is found"), "{reason}");
-                return skip("nvrtc_compiles_them_with_the_header_in_memory", &reason);
+            Err(error @ CompileError::Library { .. }) => {
+                let test = "nvrtc_compiles_every_kernel";
+                return skipped_unless_required("GDSYNC_REQUIRE_NVRTC", test, &error.to_string());
             }
+            Err(error) => panic!("{error}"),
         }
     }
-    let wrong = Source { name: "wrong.cu", text: "#include \"gdsync/device_verbs.cuh\"\nnonsense", ptx: "" };
-    let reason = device::compile(&wrong, "compute_75").unwrap_err().to_string();
-    assert!(reason.contains("wrong.cu(2)"), "{reason}");
 }
 
+/// With the compiler that `scripts/nvrtc` brings, the committed PTX can be made again.
 #[test]
-fn a_cpp_compiler_makes_them_for_the_cpu() {
-    for (source, kernels) in examples() {
-        let last = kernels.last().unwrap();
-        match device::load_for_host(&source) {
+fn nvrtc_of_cuda_12_0_writes_the_committed_ptx() {
+    let test = "nvrtc_of_cuda_12_0_writes_the_committed_ptx";
+    match nvrtc::version() {
+        Ok((12, 0)) => {}
+        Ok(other) => return skipped(test, &format!("this is NVRTC {other:?}")),
+        Err(error) => {
+            return skipped_unless_required("GDSYNC_REQUIRE_NVRTC", test, &error.to_string());
+        }
+    }
+    let made = nvrtc::compile("pingpong.cu", source("pingpong.cu"), (7, 0)).unwrap();
+    // `scripts/gpu/ptx` leaves out lines that say nothing.
+    let made = made.lines().filter(|line| !line.trim().is_empty() && !line.contains("inline asm"));
+    assert!(made.eq(COMMITTED.lines().skip(1)), "run scripts/gpu/ptx");
+}
+
+/// Those of the examples are C++, too.
+#[test]
+fn a_cpp_compiler_makes_those_of_the_examples_for_the_cpu() {
+    for (name, function) in [("find_even.cu", "find_even"), ("matvec.cu", "serve")] {
+        match device::load_for_host(&Source { name, text: source(name) }) {
             // SAFETY: looked up, and not called.
-            Ok(library) => assert!(unsafe { library.get::<unsafe extern "C" fn()>(last.as_bytes()) }.is_ok()),
+            Ok(library) => {
+                assert!(unsafe { library.get::<unsafe extern "C" fn()>(function.as_bytes()) }.is_ok());
+            }
             Err(reason) => {
                 let reason = reason.to_string();
                 assert!(reason.contains("does not start"), "{reason}");
-                return skip("a_cpp_compiler_makes_them_for_the_cpu", &reason);
+                return skipped("a_cpp_compiler_makes_those_of_the_examples_for_the_cpu", &reason);
             }
         }
     }
-    let wrong = Source { name: "wrong.cu", text: "nonsense", ptx: "" };
+    let wrong = Source { name: "wrong.cu", text: "nonsense" };
     let reason = device::load_for_host(&wrong).err().unwrap().to_string();
     assert!(reason.contains("refuses wrong.cu") && reason.contains("nonsense"), "{reason}");
 }

@@ -3,15 +3,14 @@
 use super::region::Place;
 use gdsync::cuda::Placement;
 use gdsync::cudarc::driver::{CudaContext, CudaFunction};
-use gdsync::cudarc::nvrtc::Ptx;
+use gdsync::device::nvrtc;
 use gdsync::memop::MemOpStream;
 use gdsync::stream::StreamOptions;
 use gdsync::{CudaStream, SoftStream, Stream, cuda};
 use gdsync_cli::failure::Failure;
 use std::sync::Arc;
 
-/// The PTX of `kernels/soak.cu`; `build.rs` says which. The GPU's driver compiles it for its GPU.
-const PTX: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../kernels/ptx/soak.ptx"));
+const SOURCE: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../kernels/soak.cu"));
 
 /// A stream of either kind.
 pub(super) type AnyStream = Stream<Box<dyn MemOpStream>>;
@@ -30,7 +29,7 @@ pub(super) enum Gpu {
 /// copies by a stream, too, which must not stand behind one that waits for the card.
 const LINKS: u32 = 16;
 
-/// Whether there is that GPU, and the links are not too many for it.
+/// Whether there is that GPU and the compiler of its kernels, and the links are not too many for it.
 ///
 /// # Errors
 /// In words, with the remedy.
@@ -44,7 +43,8 @@ pub(super) fn check(ordinal: u32, links: u32, procs: u32) -> Result<(), Failure>
     }
     let remedy = "leave --gpu out, or take --stand-in, for a soak without a GPU";
     match cuda::device_count() {
-        Ok(count) if ordinal < count => Ok(()),
+        // Each process would say it.
+        Ok(count) if ordinal < count => Ok(nvrtc::version().map(|_| ())?),
         Ok(count) => Err(format!("there is no GPU {ordinal}: the driver has {count}; {remedy}").into()),
         Err(error) => Err(format!("GPU {ordinal} cannot be used: {error}; {remedy}").into()),
     }
@@ -56,7 +56,7 @@ impl Gpu {
         let context = cuda::context(ordinal)?;
         // SAFETY: kernels get raw addresses here, so cudarc has nothing to track.
         unsafe { context.disable_event_tracking() };
-        let posts = context.load_module(Ptx::from_src(PTX))?.load_function("post_requests")?;
+        let posts = nvrtc::load(&context, "soak.cu", SOURCE)?.load_function("post_requests")?;
         Ok(Gpu::Cuda(context, posts))
     }
 

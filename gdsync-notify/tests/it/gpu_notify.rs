@@ -5,7 +5,6 @@ use crate::notify_rig::{self, Job};
 use crate::ranks::each_on_a_thread;
 use gdsync::cuda::{self, GpuMemory};
 use gdsync::cudarc::driver::{LaunchConfig, PushKernelArg};
-use gdsync::cudarc::nvrtc::Ptx;
 use gdsync::memop::Word32;
 use gdsync::stream::DoorbellPath;
 use gdsync::{Batch, CudaStream, PinnedMemory, QueuePairConfig, Stream};
@@ -236,13 +235,11 @@ fn parts_of_gpu_segments_are_bounds_checked() {
     assert!(rank.segment.notify_reset(NOTIFICATIONS).is_err());
 }
 
-/// What `scripts/gpu/ptx` made of `kernels/notify.cu`.
-const PTX: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../kernels/ptx/notify.ptx"));
-
 #[test]
 fn kernels_write_to_each_other_and_notify() {
-    let Some(rig) = Rig::new("kernels_write_to_each_other_and_notify") else { return };
-    let module = rig.context.load_module(Ptx::from_src(PTX)).unwrap();
+    let test = "kernels_write_to_each_other_and_notify";
+    let Some(rig) = Rig::new(test) else { return };
+    let Some(module) = rig.compile(test, "notify.cu") else { return };
     const SLOT: usize = 600;
     // 96 threads of the widest group each have a word, and two notifications.
     const NOTIFICATIONS: u32 = 192;

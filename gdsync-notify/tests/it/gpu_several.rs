@@ -5,7 +5,6 @@ use crate::notify_rig::{self, Job};
 use crate::ranks::each_on_a_thread;
 use gdsync::cuda;
 use gdsync::cudarc::driver::{LaunchConfig, PushKernelArg};
-use gdsync::cudarc::nvrtc::Ptx;
 use gdsync::stream::DoorbellPath;
 use gdsync::{Batch, PinnedMemory, QueuePairConfig};
 use gdsync_notify::collective::{Collective, Collectives, Element, Operation};
@@ -14,16 +13,17 @@ use gdsync_test_support::gpu::{Rig, is_sanitized, synchronize, words};
 use gdsync_test_support::pair::LONG;
 use std::sync::atomic::Ordering;
 
-/// What `scripts/gpu/ptx` made of `kernels/notify.cu`.
-const PTX: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../kernels/ptx/notify.ptx"));
-
 #[test]
 fn kernels_on_two_gpus_write_to_each_other_and_notify() {
-    let Some(rigs) = Rig::two("kernels_on_two_gpus_write_to_each_other_and_notify") else { return };
+    let test = "kernels_on_two_gpus_write_to_each_other_and_notify";
+    let Some(rigs) = Rig::two(test) else { return };
     const SLOT: usize = 600;
     // 96 threads of the widest group each have a word, and two notifications.
     const NOTIFICATIONS: u32 = 192;
-    let modules = rigs.each_ref().map(|rig| rig.context.load_module(Ptx::from_src(PTX)).unwrap());
+    let [Some(first), Some(second)] = rigs.each_ref().map(|rig| rig.compile(test, "notify.cu")) else {
+        return;
+    };
+    let modules = [first, second];
     // Under a sanitizer the driver copies to GPU memory only when no kernel runs.
     for (on_gpu, path) in
         [(true, DoorbellPath::Auto), (true, DoorbellPath::Proxy), (false, DoorbellPath::Auto)]

@@ -32,24 +32,8 @@ macro_rules! headers {
 /// # }
 /// ```
 ///
-/// NVRTC takes them from memory, too, as `headers` and `includeNames` of `nvrtcCreateProgram`. It
-/// compares the text between the quotes of an `#include` with those names and knows no folders, so
-/// each file is given under every name by which it is included:
-///
-/// ```
-/// let (mut names, mut texts) = (Vec::new(), Vec::new());
-/// for (path, text) in gdsync::device::headers() {
-///     for name in path.match_indices('/').map(|(at, _)| &path[at + 1..]).chain([*path]) {
-///         names.push(name);
-///         texts.push(*text);
-///     }
-/// }
-/// for included in ["gdsync/device_verbs.cuh", "device/post.cuh", "post.cuh"] {
-///     assert!(names.contains(&included));
-/// }
-/// ```
+/// [`nvrtc`](super::nvrtc) hands them to NVRTC from memory.
 pub fn headers() -> &'static [(&'static str, &'static str)] {
-    // `scripts/gpu/ptx` and the root package's `build.rs` hash the files in this order.
     headers![
         "gdsync/device_verbs.cuh",
         "gdsync/device/atomics.cuh",
@@ -82,8 +66,6 @@ mod tests {
         let mut expected = files_in(&include);
         expected.sort();
         let mut paths: Vec<PathBuf> = headers().iter().map(|(path, _)| include.join(path)).collect();
-        let others = &paths[1..];
-        assert!(others.is_sorted(), "scripts/gpu/ptx hashes device_verbs.cuh, then the others by name");
         paths.sort();
         assert_eq!(paths, expected);
         for (path, text) in headers() {

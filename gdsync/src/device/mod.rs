@@ -1,11 +1,12 @@
 //! What kernels take as plain data: queue pairs, which are attached to a device and detached again,
-//! triggers, and collectors.
+//! triggers, and collectors; and the compiler of kernels that use it.
 
 mod detach;
 mod error;
 mod headers;
 mod layout;
 mod mailbox;
+pub mod nvrtc;
 pub mod raw;
 mod state;
 mod words;

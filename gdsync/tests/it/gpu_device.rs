@@ -2,8 +2,7 @@
 //! there is no GPU.
 
 use gdsync::cuda::{self, GpuMemory, Placement};
-use gdsync::cudarc::driver::{CudaFunction, DeviceRepr, LaunchConfig, PushKernelArg};
-use gdsync::cudarc::nvrtc::Ptx;
+use gdsync::cudarc::driver::{CudaFunction, CudaModule, DeviceRepr, LaunchConfig, PushKernelArg};
 use gdsync::device::{DeviceQp, DeviceQpData, DeviceQpOptions};
 use gdsync::queue::{FailureCause, Syndrome};
 use gdsync::stream::DoorbellPath;
@@ -12,10 +11,9 @@ use gdsync::{
 };
 use gdsync_test_support::gpu::{Rig, is_sanitized, synchronize};
 use gdsync_test_support::pair::{LONG, Pair, layouts, poll, queue_pair};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Shared with `gdsync bench device`; `scripts/gpu/ptx` makes it.
-const PTX: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../kernels/ptx/bench.ptx"));
 /// Bytes of the indices.
 const STATE: usize = 320;
 /// `gdsync::status::failed`.
@@ -65,6 +63,8 @@ macro_rules! run {
 
 struct Bench {
     rig: Rig,
+    /// Shared with `gdsync bench device`.
+    module: Arc<CudaModule>,
     pair: Pair,
     local: MemoryRegion,
     remote: MemoryRegion,
@@ -75,6 +75,7 @@ struct Bench {
 impl Bench {
     fn new(test: &str, depth: u32, options: ConnectOptions) -> Option<Bench> {
         let rig = Rig::new(test)?;
+        let module = rig.compile(test, "bench.cu")?;
         let config = QueuePairConfig::default().send_depth(depth).access(Access::all());
         let pair = Pair::with(config, options);
         let (local, remote) = (pair.open_region(1 << 20), pair.open_region(1 << 20));
@@ -90,7 +91,7 @@ impl Bench {
         // The card and the kernels name the same memory by one number each.
         assert_eq!(places.local, local.memory().addr().get());
         assert_eq!(places.remote, remote.memory().addr().get());
-        Some(Bench { rig, pair, local, remote, results, places })
+        Some(Bench { rig, module, pair, local, remote, results, places })
     }
 
     /// Queue pairs of the same device as the regions.
@@ -106,7 +107,7 @@ impl Bench {
     }
 
     fn kernel(&self, name: &str) -> CudaFunction {
-        self.rig.context.load_module(Ptx::from_src(PTX)).unwrap().load_function(name).unwrap()
+        self.module.load_function(name).unwrap()
     }
 
     fn result(&self, at: usize) -> u64 {

@@ -5,7 +5,6 @@ use crate::gpu_trigger::{Bench, PEERS, PLACES, grid, launch, place, rounds, said
 use gdsync::batch::BatchShape;
 use gdsync::cuda;
 use gdsync::cudarc::driver::sys;
-use gdsync::cudarc::nvrtc::Ptx;
 use gdsync::graph::CudaGraph;
 use gdsync::memop::Word64;
 use gdsync::{Batch, PinnedMemory, Trigger, WorkRequest};
@@ -15,9 +14,6 @@ use gdsync_test_support::skipped;
 use std::ffi::c_void;
 use std::ptr::{null, null_mut};
 
-/// `scripts/gpu/ptx` makes it.
-const CONDITIONAL: &str =
-    include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../kernels/ptx/conditional.ptx"));
 /// Launches between two looks at what has arrived.
 const BURST: u64 = 16;
 
@@ -175,7 +171,7 @@ fn the_body_of_a_while_node_sends_as_often_as_its_kernel_decides() {
         _ => {}
     }
     let Some(bench) = Bench::new(test, false) else { return };
-    let module = bench.rig.context.load_module(Ptx::from_src(CONDITIONAL)).unwrap();
+    let Some(module) = bench.rig.compile(test, "conditional.cu") else { return };
     let kernel = module.load_function("send_while").unwrap();
     let (trigger, counter) = (bench.trigger_data(), bench.counter());
     let pinned = PinnedMemory::allocate(8).unwrap();

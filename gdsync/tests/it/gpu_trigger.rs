@@ -2,8 +2,7 @@
 //! and said so, where there is no GPU.
 
 use gdsync::cuda::{self, GpuMemory};
-use gdsync::cudarc::driver::{CudaFunction, DeviceRepr, LaunchConfig};
-use gdsync::cudarc::nvrtc::Ptx;
+use gdsync::cudarc::driver::{CudaFunction, CudaModule, DeviceRepr, LaunchConfig};
 use gdsync::device::TriggerData;
 use gdsync::{
     Access, Collector, ConnectOptions, CudaStream, MemoryRegion, PinnedMemory, PreparedSend, QueuePair,
@@ -11,10 +10,9 @@ use gdsync::{
 };
 use gdsync_test_support::gpu::{Rig, is_sanitized, synchronize};
 use gdsync_test_support::pair::{poll, queue_pair};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Shared with `gdsync bench`; `scripts/gpu/ptx` makes it.
-const PTX: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../kernels/ptx/trigger.ptx"));
 /// Queue pairs that a trigger releases.
 pub(crate) const PEERS: usize = 4;
 /// Places of messages.
@@ -37,6 +35,8 @@ unsafe impl DeviceRepr for Messages {}
 /// `n % PEERS` sends.
 pub(crate) struct Bench {
     pub(crate) rig: Rig,
+    /// Shared with `gdsync bench`.
+    module: Arc<CudaModule>,
     pub(crate) stream: Stream<CudaStream>,
     pub(crate) trigger: Trigger,
     pub(crate) pairs: Vec<(QueuePair, QueuePair)>,
@@ -82,6 +82,7 @@ impl Bench {
     /// The word is in the host's memory, or in the GPU's.
     pub(crate) fn new(test: &str, in_gpu: bool) -> Option<Bench> {
         let rig = Rig::new(test)?;
+        let module = rig.compile(test, "trigger.cu")?;
         let (stream, pd) = (rig.stream(), rig.pair.pd.clone());
         let trigger = if in_gpu {
             Trigger::in_gpu_region(&rig.region(64), 8).unwrap()
@@ -109,11 +110,11 @@ impl Bench {
         };
         let scratch = rig.memory(64);
         scratch.write(0, &[0; 64]).unwrap();
-        Some(Bench { rig, stream, trigger, pairs, source, target, results, messages, scratch })
+        Some(Bench { rig, module, stream, trigger, pairs, source, target, results, messages, scratch })
     }
 
     pub(crate) fn kernel(&self, name: &str) -> CudaFunction {
-        self.rig.context.load_module(Ptx::from_src(PTX)).unwrap().load_function(name).unwrap()
+        self.module.load_function(name).unwrap()
     }
 
     /// What a kernel releases, which is the trigger.

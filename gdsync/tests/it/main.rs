@@ -49,6 +49,7 @@ mod leaks;
 mod masters;
 mod merging;
 mod model;
+mod nvrtc;
 mod own_waits;
 mod persistent_by_trigger;
 mod persistent_ends;

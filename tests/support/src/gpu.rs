@@ -1,14 +1,17 @@
 //! A GPU, if there is one, with a pair of queue pairs on the software card and a few kernels.
 
+use crate::kernels;
 use crate::pair::{LONG, Pair};
-use crate::skipped;
+use crate::{skipped, skipped_unless_required};
 use gdsync::cuda::{self, GpuList, GpuMemory};
-use gdsync::cudarc::driver::{self, CudaContext, CudaFunction, LaunchConfig, PushKernelArg};
+use gdsync::cudarc::driver::{self, CudaContext, CudaFunction, CudaModule, LaunchConfig, PushKernelArg};
 use gdsync::cudarc::nvrtc::Ptx;
+use gdsync::device::nvrtc::{self, CompileError};
 use gdsync::stream::{DoorbellPath, StreamOptions};
 use gdsync::verbs::GpuMemoryRegion;
 use gdsync::{Access, CudaStream, Stream};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::collections::HashMap;
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard};
 
 /// Kernels on 32-bit words: `fill(address, count, value)`, `add(address, count, value)`, and
 /// `crash()`.
@@ -40,6 +43,9 @@ const PTX: &str = r"
 pub fn is_sanitized() -> bool {
     std::env::var_os("GDSYNC_DEVICE_MESSAGES").is_some()
 }
+
+/// A source of `kernels/`, and the compute capability that it is compiled for.
+type Compiled = (&'static str, (i32, i32));
 
 /// One test at a time: a stream that is blocked on purpose makes calls of others wait (see
 /// `gdsync::cuda`).
@@ -119,6 +125,27 @@ impl Rig {
         rig.launch(&stream, &rig.add, &scratch, 1);
         synchronize(&stream);
         rig
+    }
+
+    /// Compiles a source of `kernels/` for this GPU, and loads it. `None` without NVRTC: the test is
+    /// skipped, or fails if `GDSYNC_REQUIRE_NVRTC` is 1.
+    pub fn compile(&self, test: &str, name: &'static str) -> Option<Arc<CudaModule>> {
+        // Compiled once for all tests of a process: that takes a second or two.
+        static COMPILED: LazyLock<Mutex<HashMap<Compiled, String>>> = LazyLock::new(Mutex::default);
+        let capability = self.context.compute_capability().unwrap();
+        let mut compiled = COMPILED.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        if !compiled.contains_key(&(name, capability)) {
+            match nvrtc::compile(name, kernels::source(name), capability) {
+                Ok(ptx) => _ = compiled.insert((name, capability), ptx),
+                Err(error @ CompileError::Library { .. }) => {
+                    skipped_unless_required("GDSYNC_REQUIRE_NVRTC", test, &error.to_string());
+                    return None;
+                }
+                Err(error) => panic!("{error}"),
+            }
+        }
+        let ptx = compiled[&(name, capability)].clone();
+        Some(self.context.load_module(Ptx::from_src(ptx)).unwrap())
     }
 
     /// A stream of the driver.

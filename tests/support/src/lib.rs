@@ -17,6 +17,7 @@ pub mod fake_gpu;
 pub mod folder;
 #[cfg(feature = "gdsync")]
 pub mod gpu;
+pub mod kernels;
 pub mod networks;
 #[cfg(feature = "gdsync")]
 pub mod pair;

@@ -3,12 +3,10 @@
 use super::super::gpu::Gpu;
 use gdsync::PinnedMemory;
 use gdsync::cudarc::driver::{CudaFunction, DeviceRepr, LaunchConfig, PushKernelArg};
-use gdsync::cudarc::nvrtc::Ptx;
-use gdsync::device::DeviceQpData;
+use gdsync::device::{DeviceQpData, nvrtc};
 use gdsync_cli::failure::Failure;
 
-/// The PTX of `kernels/bench.cu`; `build.rs` says which. The GPU's driver compiles it for its GPU.
-const PTX: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../kernels/ptx/bench.ptx"));
+const SOURCE: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../kernels/bench.cu"));
 
 /// Where a kernel's requests go: `struct places` of `kernels/bench.cu`.
 #[repr(C)]
@@ -44,7 +42,7 @@ impl Kernels {
     pub(super) fn load(gpu: &Gpu) -> Result<Self, Failure> {
         // SAFETY: kernels get raw addresses here, so cudarc has nothing to track.
         unsafe { gpu.context.disable_event_tracking() };
-        let module = gpu.context.load_module(Ptx::from_src(PTX))?;
+        let module = nvrtc::load(&gpu.context, "bench.cu", SOURCE)?;
         let function = |name| module.load_function(name);
         Ok(Kernels { cycles: function("cycles")?, steps: function("steps")?, rate: function("rate")? })
     }

@@ -6,8 +6,7 @@ use super::kernels::config;
 use super::{LONG, ROUNDS};
 use gdsync::cuda::{self, GpuMemory};
 use gdsync::cudarc::driver::{CudaFunction, DeviceRepr, PushKernelArg};
-use gdsync::cudarc::nvrtc::Ptx;
-use gdsync::device::TriggerData;
+use gdsync::device::{TriggerData, nvrtc};
 use gdsync::verbs::GpuMemoryRegion;
 use gdsync::{
     Access, MemoryRegion, PinnedMemory, ProtectionDomain, QueuePair, QueuePairConfig, Trigger, WorkRequest,
@@ -17,8 +16,7 @@ use gdsync_cli::failure::Failure;
 use gdsync_cli::hca;
 use std::sync::atomic::Ordering;
 
-/// The PTX of `kernels/trigger.cu`, as that of the other kernels.
-const PTX: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../kernels/ptx/trigger.ptx"));
+const SOURCE: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../kernels/trigger.cu"));
 /// Blocks of the send queue: two for each message, and more than there are messages.
 const DEPTH: u32 = 1024;
 /// Words of the results that the kernels use for themselves.
@@ -39,7 +37,7 @@ unsafe impl DeviceRepr for Messages {}
 
 /// The kernel of that name.
 pub(in crate::bench) fn kernel(gpu: &Gpu, name: &str) -> Result<CudaFunction, Failure> {
-    Ok(gpu.context.load_module(Ptx::from_src(PTX))?.load_function(name)?)
+    Ok(nvrtc::load(&gpu.context, "trigger.cu", SOURCE)?.load_function(name)?)
 }
 
 /// What message `n` says; the kernels compute it, too.
