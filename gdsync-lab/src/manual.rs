@@ -57,7 +57,7 @@ const EXIT_STATUS: [Entry; 8] = [
     ),
 ];
 
-const ENVIRONMENT: [Entry; 18] = [
+const ENVIRONMENT: [Entry; 19] = [
     entry(
         &[],
         "GDSYNC_LOG",
@@ -80,6 +80,11 @@ const ENVIRONMENT: [Entry; 18] = [
     ),
     entry(&[], "NO_COLOR", "Nothing is colored. Without it, terminals are."),
     entry(&[], "CLICOLOR_FORCE", "Everything is colored, also in a pipe."),
+    entry(
+        ON_CARDS,
+        "SOFTHCA_CLOCK",
+        "How many times as fast as hardware's the time-outs of software cards run, 1 to 20: the same in all processes of a job (docs/faults.md).",
+    ),
     entry(ON_CARDS, "SOFTHCA_DEVICES", "Software cards: how many, or their link layers, such as `ib,roce`."),
     entry(ON_CARDS, "SOFTHCA_FAULTS", "Faults that software cards inject: a plan as in docs/faults.md."),
     entry(

@@ -23,6 +23,7 @@ mod peer_memory;
 pub mod program;
 mod random;
 pub mod setting;
+mod speed;
 pub mod sysfs;
 #[cfg(test)]
 mod testing;
@@ -31,6 +32,7 @@ pub mod verbs;
 pub use faults::{FaultPlan, fault_counts, set_faults};
 pub use lent::HostRange;
 pub use peer_memory::{Begun, PeerMemory, PeerMemoryError, PeerRegion, register_peer_memory};
+pub use speed::{SPEED_VARIABLE, Speed};
 pub use verbs::verbs_api;
 
 #[cfg(doctest)]

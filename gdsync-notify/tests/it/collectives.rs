@@ -8,37 +8,38 @@ use gdsync_notify::collective::{
 };
 use gdsync_notify::{NotifyError, Segment, Team};
 use gdsync_test_support::process::role;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
-/// Byte `at` of what a rank has for another in a round.
-fn byte(from: u32, to: u32, round: u64, at: usize) -> u8 {
-    let seed = u64::from(from) * 131 + u64::from(to) * 61 + round * 29;
-    (seed as usize + at * 7 + at / 251) as u8
-}
-
+/// What a rank has for another in a round: bytes that differ by both and by the round, and from each other.
 fn bytes(from: u32, to: u32, round: u64, len: usize) -> Vec<u8> {
-    (0..len).map(|at| byte(from, to, round, at)).collect()
+    static PATTERN: LazyLock<Vec<u8>> =
+        LazyLock::new(|| (0..1 << 17).map(|at| (at * 7 + at / 251) as u8).collect());
+    let seed = (u64::from(from) * 131 + u64::from(to) * 61 + round * 29) as u8;
+    PATTERN[..len].iter().map(|byte| byte.wrapping_add(seed)).collect()
 }
 
 /// As [`bytes`], as numbers.
 pub(crate) fn numbers(from: u32, to: u32, round: u64, len: usize, element: Element) -> Vec<u8> {
-    let value = |at: usize| i32::from(byte(from, to, round, at)) - 100;
-    let number = |at: usize| match element {
-        Element::F32 => (value(at) as f32 / 7.0).to_ne_bytes().to_vec(),
-        Element::F64 => (f64::from(value(at)) / 7.0).to_ne_bytes().to_vec(),
-        Element::I8 => (value(at) as i8).to_ne_bytes().to_vec(),
-        Element::U8 => (value(at) as u8).to_ne_bytes().to_vec(),
-        Element::I16 => (value(at) as i16 * 91).to_ne_bytes().to_vec(),
-        Element::U16 => (value(at) as u16).to_ne_bytes().to_vec(),
-        Element::I32 => (value(at) << 22).to_ne_bytes().to_vec(),
-        Element::U32 => (value(at) as u32).to_ne_bytes().to_vec(),
-        Element::I64 => (i64::from(value(at)) << 55).to_ne_bytes().to_vec(),
-        Element::U64 => (value(at) as u64).to_ne_bytes().to_vec(),
+    /// The bytes of each value as a number.
+    fn each<const N: usize>(values: impl Iterator<Item = i32>, number: impl Fn(i32) -> [u8; N]) -> Vec<u8> {
+        values.map(number).collect::<Vec<[u8; N]>>().into_flattened()
+    }
+    let values = bytes(from, to, round, len / element.bytes()).into_iter().map(|byte| i32::from(byte) - 100);
+    match element {
+        Element::F32 => each(values, |value| (value as f32 / 7.0).to_ne_bytes()),
+        Element::F64 => each(values, |value| (f64::from(value) / 7.0).to_ne_bytes()),
+        Element::I8 => each(values, |value| (value as i8).to_ne_bytes()),
+        Element::U8 => each(values, |value| (value as u8).to_ne_bytes()),
+        Element::I16 => each(values, |value| (value as i16 * 91).to_ne_bytes()),
+        Element::U16 => each(values, |value| (value as u16).to_ne_bytes()),
+        Element::I32 => each(values, |value| (value << 22).to_ne_bytes()),
+        Element::U32 => each(values, |value| (value as u32).to_ne_bytes()),
+        Element::I64 => each(values, |value| (i64::from(value) << 55).to_ne_bytes()),
+        Element::U64 => each(values, |value| (value as u64).to_ne_bytes()),
         other => panic!("{other}"),
-    };
-    (0..len / element.bytes()).flat_map(number).collect()
+    }
 }
 
 /// Of lists of numbers of equal length, the reduction in their order. (Unit tests compare `combine` with arithmetic.)
@@ -162,7 +163,9 @@ fn all_kinds(size: u32) -> Vec<Collective> {
     let of_block = |block| [Collective::AllGather { block }, Collective::AllToAll { block }];
     let of_root = |root| Collective::Broadcast { root, len: 777 * root as usize };
     let roots = [0, size / 2, size - 1].map(of_root);
-    let reductions = reductions(&[1000, 40_000, 64]);
+    // Among many ranks a block that is too long for steps goes the way that 40,000 bytes go among fewer.
+    let long = if size < 16 { 40_000 } else { 5000 };
+    let reductions = reductions(&[1000, long, 64]);
     let first = [Collective::Barrier].into_iter().chain(reductions);
     first.chain(blocks.into_iter().flat_map(of_block)).chain(roots).collect()
 }

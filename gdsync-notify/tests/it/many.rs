@@ -75,7 +75,7 @@ fn two_hundred_and_fifty_six_ranks_write_to_each_other() {
         // Its hundreds of threads yield to those of the tests beside it, which do not wait so long for each other.
         // SAFETY: the call has no preconditions. It is for this thread, and those that it starts.
         let _ = unsafe { libc::nice(10) };
-        play(256, 2, &TeamConfig::default());
+        play(256, 1, &TeamConfig::default());
     }
 }
 

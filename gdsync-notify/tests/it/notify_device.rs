@@ -19,13 +19,22 @@ use std::time::Duration;
 
 const SHORT: Duration = Duration::from_millis(5);
 
+/// The source of the kernels.
+pub(crate) const SOURCE: &str = "kernels/notify.cu";
+/// The environment variable with the library of the kernels, in a process of a test that has compiled them.
+pub(crate) const LIBRARY: &str = "GDSYNC_TEST_KERNELS";
+
 /// The kernels as functions for threads of this process.
 pub(crate) struct Kernels(Library);
 
 /// `None` without a C++ compiler: the test is skipped.
 pub(crate) fn kernels(test: &str) -> Option<&'static Kernels> {
     static KERNELS: OnceLock<Result<Kernels, String>> = OnceLock::new();
-    let kernels = KERNELS.get_or_init(|| device::load("kernels/notify.cu").map(Kernels));
+    let get = || match std::env::var_os(LIBRARY) {
+        Some(path) => Ok(Kernels(device::open(path.as_ref()))),
+        None => device::load(SOURCE).map(Kernels),
+    };
+    let kernels = KERNELS.get_or_init(get);
     kernels.as_ref().map_err(|why| skipped(test, why)).ok()
 }
 

@@ -6,6 +6,7 @@ use gdsync_notify::{ConnectionKind, Team, TeamConfig};
 use gdsync_test_support::folder::Folder;
 use gdsync_test_support::pair;
 use gdsync_test_support::process::again;
+use softhca::SPEED_VARIABLE;
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
@@ -92,11 +93,12 @@ impl Ranks {
         Ranks { module, test, folder: Folder::new("ranks"), size }
     }
 
-    /// The process of a rank, with a role.
+    /// The process of a rank, with a role. Its cards' time-outs run 20 times as fast: tests of ranks that die wait for them.
     pub(crate) fn command(&self, rank: u32, role: &str) -> Command {
         let mut command = again(self.module, self.test, role);
         LAUNCHERS.into_iter().for_each(|name| _ = command.env_remove(name));
         command.env("GDSYNC_RANK", rank.to_string()).env("GDSYNC_SIZE", self.size.to_string());
+        command.env(SPEED_VARIABLE, "20");
         command.env("GDSYNC_JOB", self.name()).env("XDG_RUNTIME_DIR", self.folder.path());
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         command

@@ -27,6 +27,7 @@ use crate::faults::{Direction, Faults};
 use crate::liberties::{Dice, LibertyKinds};
 use crate::packet::PacketKind;
 use crate::peer_memory::PeerFailure;
+use crate::speed::Speed;
 use gdsync_sys::prm::cqe::{Cqe64, CqeOpcode};
 use gdsync_sys::prm::wqe::{DataSeg, Opcode};
 use std::collections::{BTreeSet, HashMap, HashSet};
@@ -39,6 +40,7 @@ pub(crate) const PEER_MEMORY: &str = "peer memory";
 /// The shared objects of a card.
 pub(crate) struct Resources {
     pub(crate) port: Port,
+    pub(crate) speed: Speed,
     pub(crate) clock: Arc<Clock>,
     pub(crate) regions: Regions,
     pub(crate) cqs: HashMap<u32, Cq>,
@@ -77,9 +79,16 @@ pub(crate) struct Enable {
 }
 
 impl Resources {
-    pub(crate) fn new(port: Port, clock: Arc<Clock>, faults: Faults, dice: Dice, waits: WaitRules) -> Self {
+    pub(crate) fn new(
+        (port, speed): (Port, Speed),
+        clock: Arc<Clock>,
+        faults: Faults,
+        dice: Dice,
+        waits: WaitRules,
+    ) -> Self {
         Resources {
             port,
+            speed,
             clock,
             regions: Regions::with(faults.clone()),
             cqs: HashMap::new(),
@@ -107,6 +116,7 @@ impl Resources {
         Context {
             now,
             port: self.port,
+            speed: self.speed,
             clock: &self.clock,
             regions: &self.regions,
             cqs: &mut self.cqs,
@@ -133,6 +143,7 @@ impl Resources {
 pub(crate) struct Context<'a> {
     pub(crate) now: Instant,
     pub(crate) port: Port,
+    pub(crate) speed: Speed,
     clock: &'a Clock,
     pub(crate) regions: &'a Regions,
     cqs: &'a mut HashMap<u32, Cq>,

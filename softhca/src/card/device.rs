@@ -17,6 +17,7 @@ use crate::liberties::{self, Dice, Liberties};
 use crate::os::clock;
 use crate::peer_memory;
 use crate::setting;
+use crate::speed::Speed;
 use gdsync_status::Published;
 use gdsync_sys::contain::contain;
 use gdsync_sys::wake;
@@ -97,7 +98,7 @@ impl Card {
         setting::check_names()?;
         faults::check_plan()?;
         let (waits, dice) = (waits::from_environment()?, liberties::of_next_card()?);
-        Ok(Card::on(Fabric::bind()?, link, sink, waits, dice))
+        Ok(Card::on(Fabric::bind(Speed::from_environment()?)?, link, sink, waits, dice))
     }
 
     pub(super) fn on(fabric: Fabric, link: LinkLayer, sink: EventSink, waits: WaitRules, dice: Dice) -> Card {
@@ -149,6 +150,11 @@ impl Card {
     /// Its limits.
     pub fn limits(&self) -> &'static Limits {
         &LIMITS
+    }
+
+    /// How fast its timers run.
+    pub fn speed(&self) -> Speed {
+        self.shared.engine.lock().resources.speed
     }
 
     /// How it treats work requests that wait.

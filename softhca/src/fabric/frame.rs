@@ -1,42 +1,55 @@
 //! Packets in a stream of bytes: lengths, header, payload. The parser has no side effects and
 //! checks everything, as it reads what another host sent.
 //!
-//! A stream begins with a greeting, which names the protocol's version and the sending node. A
-//! frame is 8 bytes (header length, zero, payload length; big endian, 2 + 2 + 4), then header and
+//! A stream begins with a greeting, which names the protocol's version, the sending node, and the speed of
+//! its timers. A frame is 8 bytes (header length, zero, payload length; big endian, 2 + 2 + 4), then header and
 //! payload, without padding.
 
 use super::node::Node;
 use super::packet::{MAX_HEADER, MAX_PAYLOAD};
+use crate::speed::Speed;
 
 /// First bytes of a stream.
-const MAGIC: [u8; 8] = *b"gdstcp\x00\x02";
-/// Bytes of the greeting: the magic, and the node in big endian.
-pub(super) const GREETING_BYTES: usize = MAGIC.len() + 4;
+const MAGIC: [u8; 8] = *b"gdstcp\x00\x03";
+/// Bytes of the greeting: the magic, the node in big endian, and the speed.
+pub(super) const GREETING_BYTES: usize = MAGIC.len() + 5;
 /// Bytes before a packet's header.
 pub(super) const LENGTHS: usize = 8;
 /// Bytes of the longest frame.
 pub(super) const MAX_FRAME: usize = LENGTHS + MAX_HEADER + MAX_PAYLOAD;
 
-/// The first bytes of a stream.
-pub(super) fn greeting(node: Node) -> [u8; GREETING_BYTES] {
-    let mut bytes = [0; GREETING_BYTES];
-    bytes[..MAGIC.len()].copy_from_slice(&MAGIC);
-    bytes[MAGIC.len()..].copy_from_slice(&node.to_be_bytes());
-    bytes
+/// What a card says first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Greeting {
+    pub(super) node: Node,
+    pub(super) speed: Speed,
+}
+
+impl Greeting {
+    /// The first bytes of a stream.
+    pub(super) fn bytes(self) -> [u8; GREETING_BYTES] {
+        let mut bytes = [self.speed.times(); GREETING_BYTES];
+        bytes[..MAGIC.len()].copy_from_slice(&MAGIC);
+        bytes[MAGIC.len()..MAGIC.len() + 4].copy_from_slice(&self.node.to_be_bytes());
+        bytes
+    }
 }
 
 /// Bytes that violate the format, and how.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Malformed(pub(super) &'static str);
 
-/// The node that a greeting names; `None` while the greeting is incomplete.
-pub(super) fn parse_greeting(bytes: &[u8]) -> Result<Option<Node>, Malformed> {
+/// The greeting; `None` while it is incomplete.
+pub(super) fn parse_greeting(bytes: &[u8]) -> Result<Option<Greeting>, Malformed> {
     let magic = bytes.len().min(MAGIC.len());
     if bytes[..magic] != MAGIC[..magic] {
         return Err(Malformed("a stranger connected, or a card of another version"));
     }
-    let node = bytes.get(MAGIC.len()..GREETING_BYTES).and_then(|node| node.try_into().ok());
-    Ok(node.map(Node::from_be_bytes))
+    let Some((&[a, b, c, d, times], _)) = bytes.get(MAGIC.len()..).and_then(<[u8]>::split_first_chunk) else {
+        return Ok(None);
+    };
+    let speed = Speed::new(times).ok_or(Malformed("a card's speed is none"))?;
+    Ok(Some(Greeting { node: Node::from_be_bytes([a, b, c, d]), speed }))
 }
 
 /// The 8 bytes before a header; `None` if the packet is too long for a frame.
@@ -109,11 +122,17 @@ mod tests {
 
     #[test]
     fn a_greeting_names_its_sender_and_strangers_are_refused_at_their_first_wrong_byte() {
-        let bytes = greeting(0x7f00_0001);
-        assert_eq!(parse_greeting(&bytes), Ok(Some(0x7f00_0001)));
+        let greeting = Greeting { node: 0x7f00_0001, speed: Speed::new(20).unwrap() };
+        let bytes = greeting.bytes();
+        assert_eq!(parse_greeting(&bytes), Ok(Some(greeting)));
         (0..GREETING_BYTES).for_each(|n| assert_eq!(parse_greeting(&bytes[..n]), Ok(None)));
         assert!(parse_greeting(b"G").is_err());
-        assert!(parse_greeting(b"gdstcp\x00\x03").is_err());
+        assert!(parse_greeting(b"gdstcp\x00\x04").is_err());
+        for times in [0, Speed::MAX + 1] {
+            let mut bytes = bytes;
+            bytes[GREETING_BYTES - 1] = times;
+            assert!(parse_greeting(&bytes).is_err(), "{times} is no speed");
+        }
     }
 
     proptest! {

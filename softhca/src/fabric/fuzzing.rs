@@ -7,8 +7,8 @@ use super::packet::{MAX_HEADER, MAX_PAYLOAD};
 pub fn frames(bytes: &[u8]) {
     let Ok(greeted) = frame::parse_greeting(bytes) else { return };
     let mut rest = match greeted {
-        Some(node) => {
-            assert!(bytes.starts_with(&frame::greeting(node)));
+        Some(greeting) => {
+            assert!(bytes.starts_with(&greeting.bytes()));
             &bytes[frame::GREETING_BYTES..]
         }
         None => bytes,

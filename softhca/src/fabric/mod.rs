@@ -24,6 +24,7 @@ mod services;
 mod shared;
 mod shared_link;
 mod sleeper;
+mod speeds;
 mod tcp;
 mod tcp_join;
 mod tcp_link;

@@ -8,7 +8,9 @@ use super::node::Node;
 use super::packet::{Hole, Part, SendOutcome, Sink};
 use super::shared::Shared;
 use super::sleeper::Sleeper;
+use super::speeds::OtherSpeed;
 use super::tcp::Tcp;
+use crate::speed::Speed;
 use gdsync_auth::{Key, Limits};
 use std::io;
 use std::net::{Ipv4Addr, SocketAddrV4};
@@ -25,28 +27,30 @@ enum Network {
 }
 
 impl Fabric {
-    /// Claims a free LID, or a free address if [`super::LISTEN_VARIABLE`] lists some.
+    /// Claims a free LID, or a free address if [`super::LISTEN_VARIABLE`] lists some, for a
+    /// card with that speed.
     ///
     /// # Errors
     /// [`FabricError`].
-    pub fn bind() -> Result<Fabric, FabricError> {
+    pub fn bind(speed: Speed) -> Result<Fabric, FabricError> {
         let addresses = listen::from_environment()?;
         if addresses.is_empty() {
-            Self::on_host()
+            Self::on_host(speed)
         } else {
-            Self::at(&addresses, key::for_addresses(&addresses)?)
+            Self::at(&addresses, key::for_addresses(&addresses)?, speed)
         }
     }
 
     /// Joins the fabric of this host.
-    pub(crate) fn on_host() -> Result<Fabric, FabricError> {
-        Ok(Fabric { network: Network::Shared(Box::new(Shared::bind()?), Groups::default()) })
+    pub(crate) fn on_host(speed: Speed) -> Result<Fabric, FabricError> {
+        Ok(Fabric { network: Network::Shared(Box::new(Shared::bind(speed)?), Groups::default()) })
     }
 
     /// Joins the fabric of several hosts, at the first of these addresses that is free. Cards that
     /// have the same key reach each other.
-    pub(crate) fn at(addresses: &[SocketAddrV4], key: Key) -> Result<Fabric, FabricError> {
-        Ok(Fabric { network: Network::Tcp(Box::new(Tcp::bind(addresses, key, Limits::default())?)) })
+    pub(crate) fn at(addresses: &[SocketAddrV4], key: Key, speed: Speed) -> Result<Fabric, FabricError> {
+        let tcp = Tcp::bind(addresses, key, speed, Limits::default())?;
+        Ok(Fabric { network: Network::Tcp(Box::new(tcp)) })
     }
 
     /// The LID; 0 on the fabric of several hosts.
@@ -54,6 +58,22 @@ impl Fabric {
         match &self.network {
             Network::Shared(shared, _) => shared.lid(),
             Network::Tcp(_) => 0,
+        }
+    }
+
+    /// How fast the card's timers run. Cards with another speed are not reached.
+    pub fn speed(&self) -> Speed {
+        match &self.network {
+            Network::Shared(shared, _) => shared.speed(),
+            Network::Tcp(tcp) => tcp.speed(),
+        }
+    }
+
+    /// The cards to which there is no link because of their speed, each once.
+    pub(crate) fn take_refused(&mut self) -> Vec<OtherSpeed> {
+        match &mut self.network {
+            Network::Shared(shared, _) => shared.take_refused(),
+            Network::Tcp(tcp) => tcp.take_refused(),
         }
     }
 

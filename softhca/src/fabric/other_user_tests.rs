@@ -7,6 +7,7 @@ use super::packet::SendOutcome;
 use super::shared::Shared;
 use super::{Node, Part};
 use crate::os::socket;
+use crate::speed::Speed;
 use crate::testing::{again, role, skipped, until};
 use gdsync_auth::{Key, own_user};
 use gdsync_sys::local;
@@ -16,6 +17,10 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener};
 use std::path::PathBuf;
 use std::process::{Child, ChildStdout, Stdio};
+
+fn card() -> Shared {
+    Shared::bind(Speed::default()).unwrap()
+}
 
 /// The other user: uid 65534.
 const OTHER: libc::uid_t = 65534;
@@ -178,7 +183,7 @@ fn another_user_that_takes_the_lid_of_a_dead_card_gets_no_packets() {
     if !is_alone("another_user_that_takes_the_lid_of_a_dead_card_gets_no_packets") {
         return;
     }
-    let (mut fabric, dead) = (Shared::bind().unwrap(), Shared::bind().unwrap());
+    let (mut fabric, dead) = (card(), card());
     let lid = dead.lid();
     drop(dead);
     let mut thief = Other::holds(lid..=lid);
@@ -193,7 +198,7 @@ fn another_user_that_connects_is_refused() {
     if !is_alone("another_user_that_connects_is_refused") {
         return;
     }
-    let mut fabric = Shared::bind().unwrap();
+    let mut fabric = card();
     let mut stranger = Other::start(&format!("connect {}", fabric.lid()));
     let poller = std::thread::spawn(move || stranger.hear());
     until("the refusal", || {
@@ -208,7 +213,7 @@ fn another_user_that_holds_all_names_stops_no_card() {
     if !is_alone("another_user_that_holds_all_names_stops_no_card") {
         return;
     }
-    let mut early = Shared::bind().unwrap();
+    let mut early = card();
     // A process may have too few files for all.
     let last = *LIDS.end();
     let mut others = [1..=16_000, 16_001..=32_000, 32_001..=last].map(Other::holds);
@@ -216,7 +221,7 @@ fn another_user_that_holds_all_names_stops_no_card() {
     let count = |words: &String| words.strip_prefix("held ").unwrap().parse::<usize>().unwrap();
     assert_eq!(held.iter().map(count).sum::<usize>(), LIDS.len() - 1, "all but that of the first card");
 
-    let (mut a, mut b) = (Shared::bind().unwrap(), Shared::bind().unwrap());
+    let (mut a, mut b) = (card(), card());
     let lids = [early.lid(), a.lid(), b.lid()];
     assert!(lids[0] != lids[1] && lids[1] != lids[2] && lids[0] != lids[2], "{lids:?}");
     talk(&mut a, &mut b);
@@ -233,7 +238,7 @@ fn another_user_that_holds_all_names_stops_no_card() {
     let free = LIDS.into_iter().find(|lid| !lids.contains(lid)).unwrap();
     assert!(names::claim_plain(free).unwrap().is_some());
     assert!(names::claim_secret(&key, free).unwrap().is_some());
-    let mut late = Shared::bind().unwrap();
+    let mut late = card();
     talk(&mut late, &mut a);
     talk(&mut a, &mut late);
 }

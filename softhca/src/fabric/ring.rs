@@ -22,6 +22,7 @@
 use super::packet::{Hole, MAX_HEADER, MAX_PAYLOAD, Part, Use};
 use crate::lent::Lent;
 use crate::os::memory::SharedMemory;
+use crate::speed::Speed;
 use gdsync_sys::shared::{self, SharedU64};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
@@ -37,7 +38,7 @@ const SHORT: usize = 8 << 10;
 const REST_IS_EMPTY: u64 = u64::MAX;
 /// Bytes before the data: indices and flags, each on a cache line of its own.
 const CONTROL: usize = 4096;
-const MAGIC: u64 = u64::from_be_bytes(*b"gdsync\x00\x04");
+const MAGIC: u64 = u64::from_be_bytes(*b"gdsync\x00\x05");
 
 const AT_MAGIC: usize = 0;
 const AT_TAIL: usize = 128;
@@ -45,6 +46,9 @@ pub(super) const AT_HEAD: usize = 256;
 const AT_CONSUMER_SLEEPS: usize = 384;
 const AT_PRODUCER_SLEEPS: usize = 512;
 const AT_ROUNDS: usize = 640;
+/// The speeds of the two cards: the consumer's is there before it refuses the ring.
+pub(super) const AT_PRODUCER_SPEED: usize = 768;
+const AT_CONSUMER_SPEED: usize = 896;
 
 /// Bytes of the shared memory behind a ring.
 pub(super) const RING_BYTES: usize = CONTROL + CAPACITY;
@@ -73,6 +77,15 @@ impl Shared {
     fn word32(&self, offset: usize) -> &AtomicU32 {
         // SAFETY: as above.
         unsafe { AtomicU32::from_ptr(self.memory.base().add(offset).cast()) }
+    }
+
+    fn set_speed(&self, offset: usize, speed: Speed) {
+        self.word32(offset).store(speed.times().into(), Ordering::Release);
+    }
+
+    /// `None` while there is none, and for a number that is no speed.
+    fn speed(&self, offset: usize) -> Option<Speed> {
+        Speed::new(self.word32(offset).load(Ordering::Acquire).try_into().ok()?)
     }
 
     /// Splits a range of the byte stream at the ring's end.
@@ -114,11 +127,17 @@ pub(super) struct Producer {
 pub(super) struct MustWake(pub(super) bool);
 
 impl Producer {
-    /// A ring in fresh shared memory of [`RING_BYTES`].
-    pub(super) fn new(memory: SharedMemory) -> Result<Self, Corrupt> {
+    /// A ring in fresh shared memory of [`RING_BYTES`], of a card with that speed.
+    pub(super) fn new(memory: SharedMemory, speed: Speed) -> Result<Self, Corrupt> {
         let shared = Shared::new(memory)?;
+        shared.set_speed(AT_PRODUCER_SPEED, speed);
         shared.word64(AT_MAGIC).store(MAGIC, Ordering::Release);
         Ok(Producer { shared, tail: 0, end: 0, last: 0 })
+    }
+
+    /// The speed of the consumer's card, once that has the ring.
+    pub(super) fn consumer_speed(&self) -> Option<Speed> {
+        self.shared.speed(AT_CONSUMER_SPEED)
     }
 
     /// Puts a packet into the ring, and publishes all that were placed before.
@@ -277,13 +296,16 @@ pub(super) struct Consumer {
 }
 
 impl Consumer {
-    /// A ring that another process made in shared memory of [`RING_BYTES`].
-    pub(super) fn new(memory: SharedMemory) -> Result<Self, Corrupt> {
+    /// A ring that another process made in shared memory of [`RING_BYTES`], for a card with that speed. Says that to the
+    /// producer, and returns the producer's speed, too.
+    pub(super) fn new(memory: SharedMemory, speed: Speed) -> Result<(Self, Speed), Corrupt> {
         let shared = Shared::new(memory)?;
         if shared.word64(AT_MAGIC).load(Ordering::Acquire) != MAGIC {
             return Err(Corrupt("the ring is not of this version"));
         }
-        Ok(Consumer { shared, head: 0, rounds: 0 })
+        shared.set_speed(AT_CONSUMER_SPEED, speed);
+        let other = shared.speed(AT_PRODUCER_SPEED).ok_or(Corrupt("the ring's speed is none"))?;
+        Ok((Consumer { shared, head: 0, rounds: 0 }, other))
     }
 
     pub(super) fn is_empty(&self) -> bool {

@@ -20,7 +20,9 @@ use super::peers::{ACCEPT_BUDGET, LISTENER, OUTGOING, Peers, Turn, free_slot};
 use super::ring;
 use super::shared_link::{Incoming, Outgoing};
 use super::sleeper::Sleeper;
+use super::speeds::{OtherSpeed, Speeds};
 use crate::os::{socket, wait};
+use crate::speed::Speed;
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
@@ -44,6 +46,7 @@ pub(super) struct Shared {
     busy: HashMap<u16, Instant>,
     incoming: Vec<Option<Incoming>>,
     turn: Turn,
+    speeds: Speeds,
     sleeper: Arc<Sleeper>,
     polled: Instant,
     /// Where the last packet ends on its link.
@@ -62,13 +65,13 @@ impl Shared {
     ///
     /// # Errors
     /// [`FabricError`].
-    pub(super) fn bind() -> Result<Shared, FabricError> {
+    pub(super) fn bind(speed: Speed) -> Result<Shared, FabricError> {
         // The search starts at a random LID: if a LID were reused soon, the new card would receive
         // packets meant for its former owner.
-        Self::on(names::claim(RandomState::new().hash_one(()) as u32)?)
+        Self::on(names::claim(RandomState::new().hash_one(()) as u32)?, speed)
     }
 
-    fn on(Claim { lid, listener }: Claim) -> Result<Shared, FabricError> {
+    fn on(Claim { lid, listener }: Claim, speed: Speed) -> Result<Shared, FabricError> {
         let sleeper = Arc::new(Sleeper::new()?);
         sleeper.epoll.watch(listener.as_fd(), LISTENER)?;
         Ok(Shared {
@@ -78,6 +81,7 @@ impl Shared {
             busy: HashMap::new(),
             incoming: Vec::new(),
             turn: Turn::default(),
+            speeds: Speeds::new(speed),
             sleeper,
             polled: Instant::now(),
             position: 0,
@@ -87,6 +91,15 @@ impl Shared {
 
     pub(super) fn lid(&self) -> u16 {
         self.lid
+    }
+
+    pub(super) fn speed(&self) -> Speed {
+        self.speeds.own()
+    }
+
+    /// As [`super::Fabric::take_refused`].
+    pub(super) fn take_refused(&mut self) -> Vec<OtherSpeed> {
+        self.speeds.take_refused()
     }
 
     pub(super) fn sleeper(&self) -> Arc<Sleeper> {
@@ -230,7 +243,7 @@ impl Shared {
         if lid == self.lid || !LIDS.contains(&lid) || self.outgoing.is_dead(lid) {
             return SendOutcome::Unreachable;
         }
-        let made = names::connect(lid).and_then(|socket| Outgoing::over(socket, self.lid));
+        let made = names::connect(lid).and_then(|socket| Outgoing::over(socket, self.lid, self.speeds.own()));
         let since = self.busy.remove(&lid).unwrap_or_else(Instant::now);
         match made {
             Ok(link) => {
@@ -315,6 +328,10 @@ impl Shared {
                     if let Some(link) = self.outgoing.links.get_mut(&lid)
                         && !link.drain()
                     {
+                        // Closed because of that, perhaps.
+                        if let Some(speed) = link.peer_speed() {
+                            self.speeds.admits(lid.into(), speed);
+                        }
                         self.outgoing.mark_dead(lid);
                     }
                 }
@@ -326,11 +343,12 @@ impl Shared {
     fn poll_incoming(&mut self, index: usize) {
         let Some(place) = self.incoming.get_mut(index) else { return };
         let Some(link) = place else { return };
-        match link.handle_socket() {
+        let speeds = &mut self.speeds;
+        match link.handle_socket(speeds.own(), |node, speed| speeds.admits(node, speed)) {
             Ok(()) => {
                 // What a process sent before it ended is still delivered.
                 if link.is_finished() {
-                    tracing::debug!(lid = link.source(), "the process of a peer has ended");
+                    tracing::debug!(lid = link.source(), "a peer has ended, or was refused");
                     *place = None;
                 }
             }

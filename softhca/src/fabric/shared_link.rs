@@ -5,6 +5,7 @@ use super::packet::{Hole, Part, Sink, Use};
 use super::ring::{Consumer, Corrupt, Packet, Producer, PushError, RING_BYTES};
 use crate::os::memory::SharedMemory;
 use crate::os::{socket, wait};
+use crate::speed::Speed;
 use gdsync_auth::own_user;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -28,10 +29,10 @@ pub(super) struct Outgoing {
 impl Outgoing {
     /// Over a connection to a process of this user. The ring's memory is all that keeps packets
     /// from other users, so it is made and sent only to such a process.
-    pub(super) fn over(socket: UnixStream, own_lid: u16) -> io::Result<Self> {
+    pub(super) fn over(socket: UnixStream, own_lid: u16, speed: Speed) -> io::Result<Self> {
         let process = socket::peer_process(&socket)?;
         let (memory, fd) = SharedMemory::create(RING_BYTES)?;
-        let ring = Producer::new(memory).map_err(|Corrupt(reason)| io::Error::other(reason))?;
+        let ring = Producer::new(memory, speed).map_err(|Corrupt(reason)| io::Error::other(reason))?;
         let mut greeting = [0; GREETING_BYTES];
         greeting[..GREETING.len()].copy_from_slice(&GREETING);
         greeting[GREETING.len()..].copy_from_slice(&own_lid.to_be_bytes());
@@ -102,6 +103,11 @@ impl Outgoing {
         self.closed || self.process.as_ref().is_some_and(|process| wait::is_ready(process.as_fd()))
     }
 
+    /// As [`Producer::consumer_speed`].
+    pub(super) fn peer_speed(&self) -> Option<Speed> {
+        self.ring.consumer_speed()
+    }
+
     /// As [`Producer::position`].
     pub(super) fn position(&self) -> u64 {
         self.ring.position()
@@ -148,8 +154,13 @@ impl Incoming {
         self.greeted.as_ref().map_or(0, |(lid, _)| *lid)
     }
 
-    /// Handles what is on the socket: the greeting, wake-up bytes, or the end of the connection.
-    pub(super) fn handle_socket(&mut self) -> io::Result<()> {
+    /// Handles what is on the socket: the greeting, wake-up bytes, or the end of the connection. `admits` is asked with
+    /// the greeting whether that card, with that speed, may have the link; where not, the link is at its end.
+    pub(super) fn handle_socket(
+        &mut self,
+        own: Speed,
+        admits: impl FnOnce(Node, Speed) -> bool,
+    ) -> io::Result<()> {
         if self.greeted.is_none() {
             let mut greeting = [0; GREETING_BYTES];
             let (got, fd) = match socket::receive_with_fd(&self.socket, &mut greeting) {
@@ -160,9 +171,15 @@ impl Incoming {
                 return Err(io::Error::other("a stranger connected"));
             };
             let memory = SharedMemory::receive(fd.as_fd(), RING_BYTES)?;
-            let ring = Consumer::new(memory).map_err(|Corrupt(reason)| io::Error::other(reason))?;
+            let (ring, speed) =
+                Consumer::new(memory, own).map_err(|Corrupt(reason)| io::Error::other(reason))?;
             let [.., high, low] = greeting;
-            self.greeted = Some((u16::from_be_bytes([high, low]), ring));
+            let lid = u16::from_be_bytes([high, low]);
+            if !admits(lid.into(), speed) {
+                self.closed = true;
+                return Ok(());
+            }
+            self.greeted = Some((lid, ring));
         }
         self.closed |= !wait::drain(self.socket.as_fd());
         Ok(())

@@ -10,14 +10,17 @@
 //! and do not live long. Packets themselves are neither authenticated nor encrypted.
 
 use super::error::FabricError;
+use super::frame::Greeting;
 use super::listen;
 use super::node::{Node, node_of_address};
 use super::packet::{Part, SendOutcome, Sink};
 use super::peers::{ACCEPT_BUDGET, LISTENER, OUTGOING, Peers, Turn, UNPROVEN, free_slot};
 use super::sleeper::Sleeper;
+use super::speeds::{OtherSpeed, Speeds};
 use super::tcp_join::{Entering, Route};
 use super::tcp_link::{Incoming, Outgoing, PushError};
 use crate::os::socket;
+use crate::speed::Speed;
 use gdsync_auth::{Key, Limits, Unproven};
 use std::fmt;
 use std::io::{self, ErrorKind};
@@ -43,12 +46,18 @@ pub(super) struct Tcp {
     refused: bool,
     incoming: Vec<Option<Incoming>>,
     turn: Turn,
+    speeds: Speeds,
     sleeper: Arc<Sleeper>,
 }
 
 impl Tcp {
     /// Listens at the first address that is free.
-    pub(super) fn bind(addresses: &[SocketAddrV4], key: Key, limits: Limits) -> Result<Self, FabricError> {
+    pub(super) fn bind(
+        addresses: &[SocketAddrV4],
+        key: Key,
+        speed: Speed,
+        limits: Limits,
+    ) -> Result<Self, FabricError> {
         let mut last = io::Error::from(ErrorKind::AddrInUse);
         for &address in addresses {
             match TcpListener::bind(address) {
@@ -66,6 +75,7 @@ impl Tcp {
                         refused: false,
                         incoming: Vec::new(),
                         turn: Turn::default(),
+                        speeds: Speeds::new(speed),
                         sleeper,
                     });
                 }
@@ -78,6 +88,19 @@ impl Tcp {
 
     pub(super) fn address(&self) -> Ipv4Addr {
         *self.address.ip()
+    }
+
+    pub(super) fn speed(&self) -> Speed {
+        self.speeds.own()
+    }
+
+    /// As [`super::Fabric::take_refused`].
+    pub(super) fn take_refused(&mut self) -> Vec<OtherSpeed> {
+        self.speeds.take_refused()
+    }
+
+    fn greeting(&self) -> Greeting {
+        Greeting { node: node_of_address(self.address()), speed: self.speeds.own() }
     }
 
     pub(super) fn sleeper(&self) -> Arc<Sleeper> {
@@ -96,7 +119,7 @@ impl Tcp {
             Ok(()) => SendOutcome::Sent,
             Err(PushError::Full) => SendOutcome::Full,
             Err(PushError::Broken) => {
-                self.outgoing.mark_dead(node);
+                self.lost(node);
                 SendOutcome::Unreachable
             }
         }
@@ -117,13 +140,13 @@ impl Tcp {
     /// Starts to connect. False if no card can be at that node.
     fn connect(&mut self, node: Node) -> bool {
         let address = Ipv4Addr::from(node);
-        let own = node_of_address(self.address());
-        if node_of_address(address) == 0 || node == own || self.outgoing.is_dead(node) {
+        let greeting = self.greeting();
+        if node_of_address(address) == 0 || node == greeting.node || self.outgoing.is_dead(node) {
             return false;
         }
         let peer = SocketAddrV4::new(address, self.address.port());
-        let route = Route { own: self.address, peer, key: self.key.clone() };
-        let connecting = Outgoing::connect(route, own).and_then(|link| {
+        let route = Route { own: self.address, peer, key: self.key.clone(), speed: self.speeds.own() };
+        let connecting = Outgoing::connect(route, greeting).and_then(|link| {
             self.sleeper.epoll.watch_changes(link.as_fd(), OUTGOING | u64::from(node))?;
             Ok(link)
         });
@@ -201,18 +224,35 @@ impl Tcp {
                 key if key & OUTGOING != 0 => {
                     let node = key as Node;
                     if self.outgoing.links.get_mut(&node).is_some_and(|link| !link.handle_socket()) {
-                        self.outgoing.mark_dead(node);
+                        self.lost(node);
                     }
                 }
                 key if key & UNPROVEN != 0 => self.enter(key & !UNPROVEN),
-                key => {
-                    let Some(place) = self.incoming.get_mut(key as usize) else { continue };
-                    let Some(Err(error)) = place.as_mut().map(Incoming::fill) else { continue };
-                    tracing::warn!(%error, "a link is refused");
-                    *place = None;
-                }
+                key => self.read(key as usize),
             }
         }
+    }
+
+    /// Reads what has arrived on an incoming link.
+    fn read(&mut self, index: usize) {
+        let greeting = self.greeting();
+        let Some(place) = self.incoming.get_mut(index) else { return };
+        let Some(link) = place else { return };
+        if let Err(error) = link.fill() {
+            tracing::warn!(%error, "a link is refused");
+            *place = None;
+        } else if link.speed().is_some_and(|speed| !self.speeds.admits(link.source(), speed)) {
+            link.refuse(greeting);
+            *place = None;
+        }
+    }
+
+    /// Gives up the link to a node that has closed it.
+    fn lost(&mut self, node: Node) {
+        if let Some(speed) = self.outgoing.links.get_mut(&node).and_then(Outgoing::peer_speed) {
+            self.speeds.admits(node, speed);
+        }
+        self.outgoing.mark_dead(node);
     }
 
     /// Does what no socket announces: makes connections again, and ends those that take too long.
@@ -253,7 +293,7 @@ impl Tcp {
 
     /// Takes a connection, which has to prove the key.
     fn admit(&mut self, socket: TcpStream, from: SocketAddr) -> io::Result<()> {
-        let entering = Entering::new(socket, from, self.address, &self.key)?;
+        let entering = Entering::new(socket, from, self.address, &self.key, self.speeds.own())?;
         let admitted = self.unproven.admit(entering.source(), entering, Instant::now());
         let number =
             admitted.map_err(|_| io::Error::other("too many connections have not proven the key"))?;

@@ -2,6 +2,7 @@
 
 use super::node::{Node, node_of_address};
 use crate::os::socket;
+use crate::speed::Speed;
 use gdsync_auth::{Exchange, ExchangeError, Key};
 use std::io::{self, ErrorKind};
 use std::net::{SocketAddr, SocketAddrV4, TcpStream};
@@ -10,9 +11,10 @@ use std::time::{Duration, Instant};
 
 /// Longest time until a connection is established.
 const CONNECT_TIME: Duration = Duration::from_secs(2);
-/// Longest time without an answer of the other host while data is in flight, and until a peer has
-/// proven the key.
+/// Longest time without an answer of the other host while data is in flight, where timers run at hardware's speed.
 const SILENCE: Duration = Duration::from_secs(10);
+/// Longest time until a peer has proven the key: its process may have much to do.
+const PROOF_TIME: Duration = Duration::from_secs(10);
 /// Time after which a connection is made again that the peer has closed: it had no place for it.
 const AGAIN: Duration = Duration::from_millis(20);
 
@@ -32,6 +34,7 @@ pub(super) struct Route {
     pub(super) own: SocketAddrV4,
     pub(super) peer: SocketAddrV4,
     pub(super) key: Key,
+    pub(super) speed: Speed,
 }
 
 impl Route {
@@ -39,7 +42,7 @@ impl Route {
     fn connect(&self) -> io::Result<(TcpStream, Exchange)> {
         let socket = socket::connect_tcp(*self.own.ip(), self.peer)?;
         socket.set_nodelay(true)?;
-        socket::limit_silence(&socket, SILENCE)?;
+        socket::limit_silence(&socket, self.speed.of(SILENCE))?;
         let [own, peer] = [self.own, self.peer].map(|address| node_of_address(*address.ip()));
         let exchange = Exchange::connecting(&self.key, &context(own, peer, self.peer.port()))?;
         Ok((socket, exchange))
@@ -78,12 +81,12 @@ impl Joining {
             return Ok(Progress::Closed);
         }
         // Until the connection is established, it takes no bytes.
-        let limit = |exchange: &Exchange| if exchange.is_sending() { CONNECT_TIME } else { SILENCE };
+        let limit = |exchange: &Exchange| if exchange.is_sending() { CONNECT_TIME } else { PROOF_TIME };
         match self.exchange.advance(socket) {
             Ok(true) => Ok(Progress::Proven),
             Ok(false) if self.since.elapsed() < limit(&self.exchange) => Ok(Progress::Waiting),
             Ok(false) => Err(io::Error::from(ErrorKind::TimedOut).into()),
-            Err(ExchangeError::Closed) if self.since.elapsed() < SILENCE => {
+            Err(ExchangeError::Closed) if self.since.elapsed() < PROOF_TIME => {
                 self.again = Some(Instant::now() + AGAIN);
                 Ok(Progress::Closed)
             }
@@ -119,11 +122,17 @@ pub(super) struct Entering {
 }
 
 impl Entering {
-    pub(super) fn new(socket: TcpStream, from: SocketAddr, own: SocketAddrV4, key: &Key) -> io::Result<Self> {
+    pub(super) fn new(
+        socket: TcpStream,
+        from: SocketAddr,
+        own: SocketAddrV4,
+        key: &Key,
+        speed: Speed,
+    ) -> io::Result<Self> {
         let SocketAddr::V4(from) = from else { return Err(io::Error::other("not an IPv4 peer")) };
         let from = node_of_address(*from.ip());
         socket.set_nonblocking(true)?;
-        socket::limit_silence(&socket, SILENCE)?;
+        socket::limit_silence(&socket, speed.of(SILENCE))?;
         let exchange = Exchange::accepting(key, &context(from, node_of_address(*own.ip()), own.port()))?;
         Ok(Entering { socket, from, exchange })
     }

@@ -1,13 +1,14 @@
 //! One-way links between two cards over TCP.
 
-use super::frame::{self, GREETING_BYTES, LENGTHS, MAX_FRAME};
+use super::frame::{self, GREETING_BYTES, Greeting, LENGTHS, MAX_FRAME};
 use super::node::Node;
 use super::packet::{Part, Sink, Use};
 use super::tcp_join::{Joining, Progress, Route};
 use crate::os::memory::append;
-use crate::os::{socket, wait};
+use crate::os::socket;
+use crate::speed::Speed;
 use std::fmt;
-use std::io::{self, ErrorKind, Read};
+use std::io::{self, ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
@@ -33,15 +34,17 @@ pub(super) struct Outgoing {
     pending: Vec<u8>,
     /// What is left to do until the link takes packets.
     joining: Option<Joining>,
+    /// The beginning of what the peer has said.
+    heard: Vec<u8>,
     closed: bool,
 }
 
 impl Outgoing {
     /// Starts to connect.
-    pub(super) fn connect(route: Route, node: Node) -> io::Result<Self> {
+    pub(super) fn connect(route: Route, greeting: Greeting) -> io::Result<Self> {
         let (socket, joining) = Joining::start(route)?;
-        let pending = frame::greeting(node).to_vec();
-        Ok(Outgoing { socket, pending, joining: Some(joining), closed: false })
+        let pending = greeting.bytes().to_vec();
+        Ok(Outgoing { socket, pending, joining: Some(joining), heard: Vec::new(), closed: false })
     }
 
     /// Goes on with the proof of the key. Nothing else is sent before both cards have proven it.
@@ -132,14 +135,39 @@ impl Outgoing {
         !self.closed && !self.pending.is_empty()
     }
 
-    /// Handles an event of the socket. After its proof a peer sends nothing there, so the link has
-    /// made progress, has room again, or has ended. False if it has ended.
+    /// Handles an event of the socket. After its proof a peer says nothing there but why it refuses the
+    /// link, so the link has made progress, has room again, or has ended. False if it has ended.
     pub(super) fn handle_socket(&mut self) -> bool {
         let outcome = self.flush();
-        if self.joining.is_none() && !wait::drain(self.socket.as_fd()) {
+        if self.joining.is_none() && !self.hear() {
             self.closed = true;
         }
         !self.closed && outcome != Err(PushError::Broken)
+    }
+
+    /// Takes what the peer says. False if it has closed the link.
+    fn hear(&mut self) -> bool {
+        let mut bytes = [0; 64];
+        loop {
+            match self.socket.read(&mut bytes) {
+                Ok(0) => return false,
+                Ok(count) => {
+                    let kept = count.min(GREETING_BYTES - self.heard.len());
+                    self.heard.extend_from_slice(&bytes[..kept]);
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return true,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(_) => return false,
+            }
+        }
+    }
+
+    /// The speed of the peer, if it has refused the link because of that.
+    pub(super) fn peer_speed(&mut self) -> Option<Speed> {
+        if self.joining.is_none() {
+            self.hear();
+        }
+        frame::parse_greeting(&self.heard).ok()?.map(|greeting| greeting.speed)
     }
 
     pub(super) fn is_closed(&self) -> bool {
@@ -163,7 +191,8 @@ pub(super) struct Incoming {
     socket: TcpStream,
     /// Source address of the connection. The greeting must name it.
     address: Node,
-    greeted: bool,
+    /// Its speed, after the greeting.
+    greeted: Option<Speed>,
     since: Instant,
     /// Received bytes: `start..end` is not taken yet.
     buffer: Box<[u8]>,
@@ -177,7 +206,7 @@ impl Incoming {
     pub(super) fn over(socket: TcpStream, address: Node) -> Self {
         let buffer = vec![0; BUFFER].into_boxed_slice();
         let since = Instant::now();
-        Incoming { socket, address, greeted: false, since, buffer, start: 0, end: 0, closed: false }
+        Incoming { socket, address, greeted: None, since, buffer, start: 0, end: 0, closed: false }
     }
 
     /// Reads from the socket as much as the buffer has room for.
@@ -200,14 +229,14 @@ impl Incoming {
     }
 
     fn greet(&mut self) -> Result<(), frame::Malformed> {
-        if self.greeted {
+        if self.greeted.is_some() {
             return Ok(());
         }
-        if let Some(node) = frame::parse_greeting(&self.buffer[self.start..self.end])? {
+        if let Some(Greeting { node, speed }) = frame::parse_greeting(&self.buffer[self.start..self.end])? {
             if node != self.address {
                 return Err(frame::Malformed("a card claims another address than it comes from"));
             }
-            self.greeted = true;
+            self.greeted = Some(speed);
             self.start += GREETING_BYTES;
         }
         Ok(())
@@ -218,10 +247,21 @@ impl Incoming {
         self.address
     }
 
+    /// The speed of that node, after its greeting.
+    pub(super) fn speed(&self) -> Option<Speed> {
+        self.greeted
+    }
+
+    /// Tells the peer with what speed it would have the link, before the link is dropped.
+    pub(super) fn refuse(&mut self, greeting: Greeting) {
+        // The peer may have ended.
+        let _ = self.socket.write(&greeting.bytes());
+    }
+
     /// Passes at most `budget` complete packets to `sink`. Returns how many.
     pub(super) fn poll(&mut self, budget: usize, sink: &mut impl Sink) -> Result<usize, frame::Malformed> {
         let mut taken = 0;
-        while self.greeted && taken < budget {
+        while self.greeted.is_some() && taken < budget {
             let Some(frame) = frame::parse(&self.buffer[self.start..self.end])? else { break };
             let none = (frame.payload.as_ptr(), 0);
             let payload = [(frame.payload.as_ptr(), frame.payload.len()), none];
@@ -236,12 +276,13 @@ impl Incoming {
 
     /// Whether a complete packet, or a malformed one, waits.
     pub(super) fn has_packet(&self) -> bool {
-        self.greeted && !matches!(frame::parse(&self.buffer[self.start..self.end]), Ok(None))
+        self.greeted.is_some() && !matches!(frame::parse(&self.buffer[self.start..self.end]), Ok(None))
     }
 
     /// Whether the peer has ended and all its packets are taken, or the greeting did not arrive in
     /// time.
     pub(super) fn is_finished(&self) -> bool {
-        (self.closed && !self.has_packet()) || (!self.greeted && self.since.elapsed() > GREETING_TIME)
+        (self.closed && !self.has_packet())
+            || (self.greeted.is_none() && self.since.elapsed() > GREETING_TIME)
     }
 }

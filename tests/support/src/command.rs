@@ -43,6 +43,7 @@ pub fn gdsync(arguments: &[&str]) -> Command {
         "GDSYNC_STATUS",
         "GDSYNC_TRACE",
         "GDSYNC_TRACE_GPU",
+        "SOFTHCA_CLOCK",
         "SOFTHCA_DEVICES",
         "SOFTHCA_FAULTS",
         "SOFTHCA_LISTEN",

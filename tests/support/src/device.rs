@@ -1,8 +1,9 @@
 //! The device header as C++ for the CPU, where there is a C++ compiler.
 
-use crate::compiler::Compiler;
+use crate::compiler::{Compiler, Program};
 use crate::{root, skipped};
 use libloading::Library;
+use std::path::Path;
 use std::process::Command;
 
 /// `gdsync::status` of the header.
@@ -36,14 +37,22 @@ fn compiler(options: &[&str]) -> Compiler {
     Compiler::cpp("c++17").include(root().join("gdsync/include")).options(["-pthread"]).options(options)
 }
 
-/// Compiles a source, named from the workspace's folder, into a library and loads it. `Err` says
-/// why that cannot be done here.
-pub fn load(source: &str) -> Result<Library, String> {
+/// Compiles a source, named from the workspace's folder, into a library. `Err` says why that cannot be done here.
+pub fn build(source: &str) -> Result<Program, String> {
     let compiler = compiler(&["-shared", "-fPIC"]);
     compiler.probe("#include <thread>")?;
-    let built = compiler.build(&root().join(source));
+    Ok(compiler.build(&root().join(source)))
+}
+
+/// Loads a library that [`build`] has made.
+pub fn open(path: &Path) -> Library {
     // SAFETY: the library is ours, and does nothing when it is loaded.
-    Ok(unsafe { Library::new(built.path()) }.unwrap())
+    unsafe { Library::new(path) }.unwrap()
+}
+
+/// Compiles a source as [`build`] does, and loads the library.
+pub fn load(source: &str) -> Result<Library, String> {
+    build(source).map(|built| open(&built.path()))
 }
 
 /// Compiles a program, named from the workspace's folder, and runs it under ThreadSanitizer. Skips

@@ -1,7 +1,12 @@
 //! Settings in the environment that are not understood.
 
 /// Settings, and what is said of them.
-pub const WRONG: [(&str, &str, &str); 10] = [
+pub const WRONG: [(&str, &str, &str); 11] = [
+    (
+        "SOFTHCA_CLOCK",
+        "21",
+        "SOFTHCA_CLOCK is `21`: it is no whole number from 1 to 20: give how many times as fast",
+    ),
     (
         "SOFTHCA_FAULTS",
         "drp nth=3",
@@ -26,7 +31,7 @@ pub const WRONG: [(&str, &str, &str); 10] = [
     (
         "SOFTHCA_FAULT",
         "drop nth=3",
-        "SOFTHCA_FAULT is set, but there is no such setting: the settings are SOFTHCA_DEVICES",
+        "SOFTHCA_FAULT is set, but there is no such setting: the settings are SOFTHCA_CLOCK, SOFTHCA_DEVICES",
     ),
     ("SOFTHCA_DEVICE", "", "SOFTHCA_DEVICE is set, but there is no such setting"),
     (

@@ -11,10 +11,12 @@ use crate::card::config::Transport;
 use crate::card::context::Resources;
 use crate::card::counters;
 use crate::card::delayed::DelayedPackets;
+use crate::card::diagnostic::{Diagnostic, Verdict};
 use crate::card::memory::peer_copies::PacketName;
 use crate::card::transport::qp::Qp;
 use crate::fabric::{Node, Part, Sink, Use};
 use crate::packet::{Header, LAST, PacketKind};
+use crate::speed::SPEED_VARIABLE;
 use std::collections::HashMap;
 use std::time::Instant;
 use zerocopy::FromBytes;
@@ -44,6 +46,11 @@ impl Engine {
         let mut arrivals = Arrivals { now, qps, resources, delayed, counters, touched: Vec::new() };
         let taken = fabric.poll(RECEIVE_BUDGET, &mut arrivals);
         touched.append(&mut arrivals.touched);
+        for refused in fabric.take_refused() {
+            let (verdict, message) = (Verdict::Refused, refused.to_string());
+            let field = SPEED_VARIABLE;
+            resources.diagnostics.report(Diagnostic { verdict, qpn: None, index: None, field, message });
+        }
         for qpn in touched {
             self.touched(qpn);
         }

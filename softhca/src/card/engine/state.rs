@@ -92,7 +92,7 @@ pub(crate) struct Rest {
 
 impl Engine {
     pub(crate) fn new(fabric: Fabric, port: Port, faults: Faults, dice: Dice, waits: WaitRules) -> Self {
-        let clock = Arc::<Clock>::default();
+        let (clock, speed) = (Arc::<Clock>::default(), fabric.speed());
         Engine {
             rest: Rest::default(),
             next_page: 0,
@@ -106,7 +106,7 @@ impl Engine {
             uars: BTreeMap::new(),
             uar_pages: UarPages::showing(clock.clone()),
             qps: HashMap::new(),
-            resources: Resources::new(port, clock, faults, dice, waits),
+            resources: Resources::new((port, speed), clock, faults, dice, waits),
             schedule: Schedule::default(),
             ahead: Ahead::default(),
             look_at: None,

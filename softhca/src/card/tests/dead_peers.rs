@@ -6,7 +6,12 @@ use super::*;
 use gdsync_sys::prm::wqe::{AddressFields, AddressVector};
 
 pub(super) fn card() -> Card {
-    Card::stopped(LinkLayer::InfiniBand, Box::new(drop)).unwrap()
+    with_speed(Speed::default())
+}
+
+pub(super) fn with_speed(speed: Speed) -> Card {
+    let fabric = Fabric::on_host(speed).unwrap();
+    Card::on(fabric, LinkLayer::InfiniBand, Box::new(drop), Default::default(), Default::default())
 }
 
 /// Steps both cards until `done`, or until a minute is over.
@@ -164,7 +169,13 @@ fn a_receive_from_the_dead_completes_before_what_they_do_not_answer_fails() {
 /// A program that has everything may end before what its peer, which has ended, owes it fails.
 #[test]
 fn what_a_dead_peer_owes_fails_when_the_program_has_had_time_to_end() {
-    let (alive, dies) = (card(), card());
+    for times in [1, 20] {
+        owes(Speed::new(times).unwrap());
+    }
+}
+
+fn owes(speed: Speed) {
+    let (alive, dies) = (with_speed(speed), with_speed(speed));
     let mut sender = TestQp::new(&alive, alive.alloc_pd().unwrap(), &SIZES);
     let to = TestQp::new(&dies, dies.alloc_pd().unwrap(), &SIZES);
     // All retries of this one take half a second.
@@ -179,10 +190,10 @@ fn what_a_dead_peer_owes_fails_when_the_program_has_had_time_to_end() {
         assert!(from.elapsed() < Duration::from_secs(20), "its end is not noticed");
         engine.step(from);
     }
-    // The card's time, from then on for a millisecond.
-    let mut at = |milliseconds| {
+    // The card's time, from then on for a millisecond of a card whose timers are those of hardware.
+    let mut at = |milliseconds: u64| {
         for micros in 0..1000 {
-            engine.step(from + Duration::from_millis(milliseconds) + Duration::from_micros(micros));
+            engine.step(from + speed.of(Duration::from_micros(milliseconds * 1000 + micros)));
         }
         sender.cq.peek().is_some()
     };

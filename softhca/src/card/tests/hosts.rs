@@ -6,9 +6,13 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 
 /// A card at 127.83.100.`last`. Every test uses addresses of its own.
 pub(super) fn card_at(last: u8) -> Card {
+    card_with(last, Speed::default())
+}
+
+pub(super) fn card_with(last: u8, speed: Speed) -> Card {
     let address = SocketAddrV4::new(Ipv4Addr::new(127, 83, 100, last), 48200);
     let key = gdsync_auth::Key::new(b"the key of these cards").unwrap();
-    let fabric = crate::fabric::Fabric::at(&[address], key).unwrap();
+    let fabric = Fabric::at(&[address], key, speed).unwrap();
     Card::on(fabric, LinkLayer::InfiniBand, Box::new(drop), Default::default(), Default::default())
 }
 

@@ -1,12 +1,13 @@
 //! One step of a half of a queue pair.
 
 use super::endpoint::{Endpoint, NO_DOMAIN};
-use crate::card::config::{QpState, Transport};
+use crate::card::config::{QpState, Transport, ack_timeout};
 use crate::card::context::Context;
 use crate::card::event::Event;
 use crate::card::memory::entry::Entry;
 use crate::card::queue::receive::{Home, Slot};
 use gdsync_sys::prm::cqe::{Cqe64, CqeOpcode, Syndrome};
+use std::time::Duration;
 
 /// The vendor syndrome of every error entry: a software card has no further cause to report.
 const VENDOR_SYNDROME: u8 = 0;
@@ -26,6 +27,11 @@ impl Step<'_, '_> {
     /// As [`Context::advise`], for its queue pair.
     pub(crate) fn advise(&mut self, index: Option<u16>, field: &'static str, message: String) {
         self.context.advise(self.endpoint.qpn, index, field, message);
+    }
+
+    /// How long the queue pair waits for an acknowledgement, at the speed of the card; `None` without a limit.
+    pub(crate) fn ack_timeout(&self) -> Option<Duration> {
+        ack_timeout(self.endpoint.attributes.timeout).map(|time| self.context.speed.of(time))
     }
 
     /// Writes an entry to the completion queue of sends.

@@ -1,4 +1,4 @@
-use super::super::frame;
+use super::super::frame::{self, Greeting};
 use super::super::node::node_of_address;
 use super::super::packet::{MAX_HEADER, MAX_PAYLOAD};
 use super::super::tcp_join::context;
@@ -11,14 +11,23 @@ use std::time::{Duration, Instant};
 
 /// A card's fabric at a loopback address of its own. Every test uses addresses of its own.
 fn at(last: [u8; 2], port: u16) -> (Fabric, Node) {
+    with_speed(last, port, Speed::default())
+}
+
+fn with_speed(last: [u8; 2], port: u16, speed: Speed) -> (Fabric, Node) {
     let address = Ipv4Addr::new(127, 83, last[0], last[1]);
-    let fabric = Fabric::at(&[SocketAddrV4::new(address, port)], key()).unwrap();
+    let fabric = Fabric::at(&[SocketAddrV4::new(address, port)], key(), speed).unwrap();
     (fabric, node_of_address(address))
 }
 
 /// The key of the tests' cards.
 fn key() -> Key {
     Key::new(b"the key of these tests").unwrap()
+}
+
+/// What a card at that node says first.
+fn greeting(node: Node) -> Vec<u8> {
+    Greeting { node, speed: Speed::default() }.bytes().to_vec()
 }
 
 fn send(fabric: &mut Fabric, node: Node, header: &[u8], payload: &[u8]) -> SendOutcome {
@@ -60,19 +69,19 @@ fn take(fabric: &mut Fabric) -> Vec<(Node, Vec<u8>, Vec<u8>)> {
 #[test]
 fn a_card_takes_the_first_address_that_is_free() {
     let list = [[1, 1], [1, 2]].map(|[c, d]| SocketAddrV4::new(Ipv4Addr::new(127, 83, c, d), 48001));
-    let first = Fabric::at(&list, key()).unwrap();
-    let second = Fabric::at(&list, key()).unwrap();
+    let first = Fabric::at(&list, key(), Speed::default()).unwrap();
+    let second = Fabric::at(&list, key(), Speed::default()).unwrap();
     assert_eq!([first.ipv4(), second.ipv4()], list.map(|address| Some(*address.ip())));
-    let error = Fabric::at(&list, key()).err().unwrap().to_string();
+    let error = Fabric::at(&list, key(), Speed::default()).err().unwrap().to_string();
     assert!(
         error.contains("127.83.1.1:48001, 127.83.1.2:48001") && error.contains("SOFTHCA_LISTEN"),
         "{error}"
     );
     drop(first);
-    assert_eq!(Fabric::at(&list, key()).unwrap().ipv4(), Some(*list[0].ip()));
+    assert_eq!(Fabric::at(&list, key(), Speed::default()).unwrap().ipv4(), Some(*list[0].ip()));
     let foreign = SocketAddrV4::new(Ipv4Addr::new(192, 0, 2, 1), 48001);
     assert!(
-        matches!(Fabric::at(&[foreign], key()), Err(FabricError::NoAddress { .. })),
+        matches!(Fabric::at(&[foreign], key(), Speed::default()), Err(FabricError::NoAddress { .. })),
         "an address of another host"
     );
 }
@@ -223,9 +232,9 @@ fn strangers_liars_and_broken_peers_are_refused() {
     is_refused(&mut fabric, stranger, b"GET / HTTP/1.1\r\n\r\n");
     // Its own address, but the connection comes from 127.0.0.1.
     let liar = proven(&mut fabric, HERE, HERE, 48005, &key()).unwrap();
-    is_refused(&mut fabric, liar, &frame::greeting(node));
+    is_refused(&mut fabric, liar, &greeting(node));
     assert!(proven(&mut fabric, HERE, Ipv4Addr::new(127, 83, 5, 2), 48005, &key()).is_none());
-    let greeted = frame::greeting(node_of_address(HERE)).to_vec();
+    let greeted = greeting(node_of_address(HERE));
     let too_long = MAX_HEADER as u8 + 1;
     for broken in
         [[0xff; 8], [0, too_long, 0, 0, 0, 0, 0, 0], [0, 0, 0, 1, 0, 0, 0, 0], [0, 0, 0, 0, 0, 1, 0, 1]]
@@ -236,13 +245,38 @@ fn strangers_liars_and_broken_peers_are_refused() {
 }
 
 #[test]
+fn a_card_of_another_speed_is_refused_by_name() {
+    let ((mut slow, slow_node), port) = (at([12, 1], 48012), 48012);
+    let (mut fast, fast_node) = with_speed([12, 2], port, Speed::new(20).unwrap());
+    assert_ne!(send(&mut slow, fast_node, b"hello", b""), SendOutcome::Unreachable);
+    let mut refused = (vec![], vec![]);
+    until("both hear of it", || {
+        assert_eq!((take(&mut slow), take(&mut fast)), (vec![], vec![]));
+        refused.0.extend(slow.take_refused().iter().map(ToString::to_string));
+        refused.1.extend(fast.take_refused().iter().map(ToString::to_string));
+        (!refused.0.is_empty() && !refused.1.is_empty()).then_some(())
+    });
+    for ((refused, node), speeds) in [(&refused.0, fast_node), (&refused.1, slow_node)]
+        .into_iter()
+        .zip([["timers 20 times", "this card 1 times"], ["timers 1 times", "this card 20 times"]])
+    {
+        let [refused] = &refused[..] else { panic!("{refused:?}") };
+        assert!(refused.contains(&format!("{node:#x}")) && refused.contains("SOFTHCA_CLOCK"), "{refused}");
+        assert!(speeds.iter().all(|speed| refused.contains(speed)), "{refused}");
+    }
+    assert!(!slow.is_alive(fast_node));
+    let (mut alike, _) = with_speed([12, 3], port, fast.speed());
+    deliver(&mut alike, &mut fast, b"hello");
+}
+
+#[test]
 fn a_process_without_the_key_neither_sends_packets_nor_receives_any() {
     let ((mut a, node_a), port) = (at([6, 1], 48006), 48006);
     // The address of a peer, from which any user of the host can connect. It says what a card
     // says: its greeting, and a packet.
     let posed = Ipv4Addr::new(127, 83, 6, 2);
     let packet = [&frame::lengths(5, 4).unwrap()[..], b"write", b"evil"].concat();
-    let said = [&frame::greeting(node_of_address(posed))[..], &packet].concat();
+    let said = [&greeting(node_of_address(posed))[..], &packet].concat();
     let thief = connected(&a, posed, port);
     is_refused(&mut a, thief, &said);
     let other = Key::new(b"the key of another job").unwrap();
@@ -300,7 +334,7 @@ fn silent_strangers_keep_no_peer_out_and_hold_few_files() {
 #[test]
 fn a_stranger_has_a_limited_time() {
     let (address, time) = (SocketAddrV4::new(Ipv4Addr::new(127, 83, 9, 1), 48009), Duration::from_millis(50));
-    let tcp = Tcp::bind(&[address], key(), Limits { time, ..Limits::default() }).unwrap();
+    let tcp = Tcp::bind(&[address], key(), Speed::default(), Limits { time, ..Limits::default() }).unwrap();
     let mut fabric = Fabric { network: Network::Tcp(Box::new(tcp)) };
     let silent = connected(&fabric, Ipv4Addr::LOCALHOST, 48009);
     is_refused(&mut fabric, silent, b"");

@@ -3,8 +3,8 @@ use super::*;
 fn pair() -> (Producer, Consumer) {
     let (memory, fd) = SharedMemory::create(RING_BYTES).unwrap();
     let other = SharedMemory::receive(std::os::fd::AsFd::as_fd(&fd), RING_BYTES).unwrap();
-    let producer = Producer::new(memory).unwrap();
-    (producer, Consumer::new(other).unwrap())
+    let producer = Producer::new(memory, Speed::default()).unwrap();
+    (producer, Consumer::new(other, Speed::default()).unwrap().0)
 }
 
 fn push(producer: &mut Producer, header: &[u8], payload: &[u8]) -> Result<MustWake, PushError> {
@@ -229,10 +229,14 @@ fn a_broken_ring_is_given_up() {
     consumer.shared.word64(AT_HEAD).store(9, Ordering::Release);
     assert_eq!(push(&mut producer, &[], &[]).unwrap_err(), PushError::Corrupt);
     let (memory, _fd) = SharedMemory::create(RING_BYTES).unwrap();
-    assert!(Consumer::new(memory).is_err(), "not a ring");
+    assert!(Consumer::new(memory, Speed::default()).is_err(), "not a ring");
     for len in [4096, RING_BYTES - 4096, RING_BYTES + 4096] {
         let memory = || SharedMemory::create(len).unwrap().0;
-        assert!(Producer::new(memory()).is_err() && Consumer::new(memory()).is_err(), "{len} bytes");
+        assert!(
+            Producer::new(memory(), Speed::default()).is_err()
+                && Consumer::new(memory(), Speed::default()).is_err(),
+            "{len} bytes"
+        );
     }
 }
 

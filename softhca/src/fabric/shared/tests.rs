@@ -5,6 +5,10 @@ use crate::testing::until;
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 
+fn card() -> Shared {
+    Shared::bind(Speed::default()).unwrap()
+}
+
 fn send(fabric: &mut Shared, lid: u16, header: &[u8], payload: &[u8]) -> SendOutcome {
     // SAFETY: a slice that outlives the call.
     unsafe { fabric.try_send(lid, header, &[(payload.as_ptr(), payload.len())]) }
@@ -19,13 +23,13 @@ fn take(fabric: &mut Shared) -> Vec<(u16, Vec<u8>)> {
 
 #[test]
 fn lids_are_unique_and_free_again() {
-    let fabrics: Vec<Shared> = (0..64).map(|_| Shared::bind().unwrap()).collect();
+    let fabrics: Vec<Shared> = (0..64).map(|_| card()).collect();
     let mut lids: Vec<u16> = fabrics.iter().map(Shared::lid).collect();
     lids.sort_unstable();
     lids.dedup();
     assert_eq!(lids.len(), 64);
     drop(fabrics);
-    let mut other = Shared::bind().unwrap();
+    let mut other = card();
     // 16 of about 49,000 LIDs: it is unlikely that another test has taken one of them since.
     for &lid in &lids[..16] {
         assert_eq!(send(&mut other, lid, b"x", b""), SendOutcome::Unreachable, "{lid}");
@@ -34,7 +38,7 @@ fn lids_are_unique_and_free_again() {
 
 #[test]
 fn packets_go_both_ways_in_order() {
-    let (mut a, mut b) = (Shared::bind().unwrap(), Shared::bind().unwrap());
+    let (mut a, mut b) = (card(), card());
     for i in 0..1000u32 {
         assert_eq!(
             until("room", || Some(send(&mut a, b.lid(), &i.to_ne_bytes(), &[7; 900]))
@@ -65,7 +69,7 @@ fn packets_go_both_ways_in_order() {
 
 #[test]
 fn a_link_whose_peer_breaks_the_ring_stays_while_placed_packets_are_filled() {
-    let (mut a, b) = (Shared::bind().unwrap(), Shared::bind().unwrap());
+    let (mut a, b) = (card(), card());
     let mut place = |holes: &mut Vec<Hole>| {
         // SAFETY: the hole is filled before anything is published.
         unsafe { a.place(b.lid(), b"x", &[(std::ptr::null(), 5000)], holes) }
@@ -90,8 +94,8 @@ fn a_link_whose_peer_breaks_the_ring_stays_while_placed_packets_are_filled() {
 
 #[test]
 fn no_link_starves_behind_busy_ones() {
-    let mut to = Shared::bind().unwrap();
-    let mut from: Vec<Shared> = (0..4).map(|_| Shared::bind().unwrap()).collect();
+    let mut to = card();
+    let mut from: Vec<Shared> = (0..4).map(|_| card()).collect();
     let mut missing: Vec<u16> = from.iter().map(Shared::lid).collect();
     // Every link always has more packets than a call takes in all.
     until("a packet of each", || {
@@ -105,7 +109,7 @@ fn no_link_starves_behind_busy_ones() {
 
 #[test]
 fn a_full_link_wakes_the_sender_when_there_is_room() {
-    let (mut a, mut b) = (Shared::bind().unwrap(), Shared::bind().unwrap());
+    let (mut a, mut b) = (card(), card());
     let payload = vec![1; MAX_PAYLOAD];
     let mut sent = 0;
     while send(&mut a, b.lid(), b"", &payload) == SendOutcome::Sent {
@@ -136,7 +140,7 @@ fn a_full_link_wakes_the_sender_when_there_is_room() {
 
 #[test]
 fn sleepers_are_woken_by_packets_and_by_threads() {
-    let (mut a, mut b) = (Shared::bind().unwrap(), Shared::bind().unwrap());
+    let (mut a, mut b) = (card(), card());
     let (target, sleeper) = (b.lid(), b.sleeper());
     const ROUNDS: u32 = 2000;
     let back = a.lid();
@@ -191,7 +195,7 @@ const FORKS: &str = "GDSYNC_TEST_FABRIC_FORKS";
 #[test]
 fn child_process() {
     let Ok(lid) = std::env::var("GDSYNC_TEST_FABRIC_PARENT") else { return };
-    let mut fabric = Shared::bind().unwrap();
+    let mut fabric = card();
     if std::env::var_os(FORKS).is_some() {
         // SAFETY: the forked process makes two system calls only, and never returns from the
         // second: the alarm's signal ends it.
@@ -219,7 +223,7 @@ fn child_process() {
 
 #[test]
 fn a_killed_process_is_noticed_and_what_it_sent_still_arrives() {
-    let mut fabric = Shared::bind().unwrap();
+    let mut fabric = card();
     let mut child = start_child(&fabric, false);
     let mut said = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
     assert!(said.any(|line| line == ALL_SENT), "it is not killed before it has sent everything");
@@ -252,7 +256,7 @@ fn start_child(fabric: &Shared, forks: bool) -> Child {
 
 #[test]
 fn a_killed_process_is_noticed_although_a_forked_one_keeps_its_sockets() {
-    let mut fabric = Shared::bind().unwrap();
+    let mut fabric = card();
     let mut child = start_child(&fabric, true);
     let mut said = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
     let forked: libc::pid_t =
@@ -275,7 +279,7 @@ fn a_killed_process_is_noticed_although_a_forked_one_keeps_its_sockets() {
 
 #[test]
 fn a_link_knows_how_far_its_peer_has_come() {
-    let (mut a, mut b) = (Shared::bind().unwrap(), Shared::bind().unwrap());
+    let (mut a, mut b) = (card(), card());
     assert!(a.has_taken(b.lid(), 0), "without a link, nothing waits");
     assert_eq!(send(&mut a, b.lid(), b"one", b"1"), SendOutcome::Sent);
     let first = a.position();
@@ -294,7 +298,7 @@ fn a_link_knows_how_far_its_peer_has_come() {
 
 #[test]
 fn a_link_counts_the_rounds_of_its_peer_and_knows_what_came_before_them() {
-    let (mut a, mut b) = (Shared::bind().unwrap(), Shared::bind().unwrap());
+    let (mut a, mut b) = (card(), card());
     assert_eq!(a.rounds(b.lid()), None, "there is no link");
     assert_eq!(send(&mut a, b.lid(), b"one", b"1"), SendOutcome::Sent);
     b.end_round();
@@ -320,7 +324,7 @@ fn take_one(fabric: &mut Shared) -> Option<u16> {
 
 #[test]
 fn strangers_are_refused() {
-    let mut fabric = Shared::bind().unwrap();
+    let mut fabric = card();
     let stranger = gdsync_sys::local::connect(&names::plain(fabric.lid())).unwrap();
     std::io::Write::write_all(&mut &stranger, b"GET / HTTP/1.1").unwrap();
     until("the refusal", || {
@@ -331,8 +335,44 @@ fn strangers_are_refused() {
 }
 
 #[test]
+fn a_card_of_another_speed_is_refused_by_name() {
+    let (mut slow, mut fast) = (card(), Shared::bind(Speed::new(20).unwrap()).unwrap());
+    let told = |refused: Vec<OtherSpeed>, node: u16| {
+        let [refused] = refused.try_into().expect("it is told once");
+        let refused: String = OtherSpeed::to_string(&refused);
+        assert!(refused.contains(&format!("{node:#x}")) && refused.contains("SOFTHCA_CLOCK"), "{refused}");
+        refused
+    };
+    for attempt in 0..2 {
+        assert_eq!(send(&mut slow, fast.lid(), b"", b""), SendOutcome::Sent);
+        until("the refusal", || {
+            assert_eq!((take(&mut fast), take(&mut slow)), (vec![], vec![]));
+            (!slow.is_alive(fast.lid())).then_some(())
+        });
+        let refused = (slow.take_refused(), fast.take_refused());
+        if attempt == 0 {
+            let (by_slow, by_fast) = (told(refused.0, fast.lid()), told(refused.1, slow.lid()));
+            assert!(
+                by_slow.contains("timers 20 times") && by_slow.contains("this card 1 times"),
+                "{by_slow}"
+            );
+            assert!(
+                by_fast.contains("timers 1 times") && by_fast.contains("this card 20 times"),
+                "{by_fast}"
+            );
+        } else {
+            assert_eq!(refused, (vec![], vec![]), "each is told once");
+        }
+        until("the time after which it is tried again", || slow.is_alive(fast.lid()).then_some(()));
+    }
+    let mut alike = Shared::bind(fast.speed()).unwrap();
+    assert_eq!(send(&mut alike, fast.lid(), b"hello", b""), SendOutcome::Sent);
+    until("a packet", || take(&mut fast).contains(&(alike.lid(), b"hello".to_vec())).then_some(()));
+}
+
+#[test]
 fn a_card_that_accepts_no_links_is_waited_for_and_then_given_up() {
-    let (mut fabric, busy) = (Shared::bind().unwrap(), names::claim(7).unwrap());
+    let (mut fabric, busy) = (card(), names::claim(7).unwrap());
     let mut links = Vec::new();
     while let Ok(link) = names::connect(busy.lid) {
         links.push(link);
@@ -347,7 +387,7 @@ fn a_card_that_accepts_no_links_is_waited_for_and_then_given_up() {
 
 #[test]
 fn no_card_is_at_impossible_addresses() {
-    let mut fabric = Shared::bind().unwrap();
+    let mut fabric = card();
     for lid in [0, 0xc000, 0xffff, fabric.lid()] {
         assert_eq!(send(&mut fabric, lid, b"", b""), SendOutcome::Unreachable);
     }

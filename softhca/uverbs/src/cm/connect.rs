@@ -84,7 +84,7 @@ impl Inner {
             let (card, node) = (route.card, route.node);
             let mut link = Link {
                 id: Some(number),
-                connection: Connection::ask(&request, now),
+                connection: Connection::ask(&request, card.card.speed(), now),
                 card,
                 node,
                 was_linked: false,
@@ -209,7 +209,7 @@ impl Inner {
         id.route = Some(Route { card: open.clone(), node, gids });
         let number = self.add(id);
         let local = self.connect(|local| {
-            let connection = Connection::answer(local, request);
+            let connection = Connection::answer(local, request, open.card.speed());
             let mut link = Link { id: Some(number), connection, card: open.clone(), node, was_linked: false };
             if let Some(acknowledgement) = link.connection.acknowledgement() {
                 link.send(&acknowledgement);

@@ -1,10 +1,12 @@
 //! The protocol of one connection: its states, messages and time-outs (IB specification, 12.9).
 //!
 //! A [`Connection`] knows neither identifiers nor cards: it is told what arrives and what the program
-//! asks for, and says what to send and what has happened.
+//! asks for, and says what to send and what has happened. Its times are those of hardware, and run at the speed of the
+//! card's timers.
 
 use super::message::{End, Gids, Kind, Message, reason, status};
 use crate::errno::{Errno, Result};
+use softhca::Speed;
 use std::time::{Duration, Instant};
 
 /// Time until a message is sent again that was not answered: 4.096 µs * 2^17. (The kernel's code is
@@ -109,26 +111,27 @@ pub(crate) struct Connection {
     /// The last word to a peer that has asked, and may not have received it.
     answered: Option<Message>,
     time_wait_ends: Option<Instant>,
+    speed: Speed,
 }
 
 impl Connection {
-    fn new(phase: Phase, local_id: u32, remote_id: u32, own: End, gids: Gids) -> Connection {
+    fn new(phase: Phase, local_id: u32, remote_id: u32, own: End, gids: Gids, speed: Speed) -> Connection {
         let peer = End::default();
         let (waiting, answered, time_wait_ends) = (None, None, None);
-        Connection { phase, local_id, remote_id, peer, own, gids, waiting, answered, time_wait_ends }
+        Connection { phase, local_id, remote_id, peer, own, gids, waiting, answered, time_wait_ends, speed }
     }
 
     /// The end that asks, and sends this request.
-    pub(crate) fn ask(request: &Message, now: Instant) -> Connection {
+    pub(crate) fn ask(request: &Message, speed: Speed, now: Instant) -> Connection {
         let phase = if request.kind == Kind::SidrReq { Phase::SidrReqSent } else { Phase::ReqSent };
-        let mut connection = Connection::new(phase, request.local_id, 0, request.end, request.gids);
+        let mut connection = Connection::new(phase, request.local_id, 0, request.end, request.gids, speed);
         connection.wait_for_answer(request, now);
         connection
     }
 
     /// The end that is asked. A request for a connection is acknowledged, as the program may take its
     /// time.
-    pub(crate) fn answer(local_id: u32, request: &Message) -> Connection {
+    pub(crate) fn answer(local_id: u32, request: &Message, speed: Speed) -> Connection {
         let phase = if request.kind == Kind::SidrReq { Phase::SidrReqRcvd } else { Phase::ReqRcvd };
         let gids = Gids { source: request.gids.destination, destination: request.gids.source };
         let End { responder_resources, initiator_depth, retry_count, rnr_retry_count, .. } = request.end;
@@ -140,7 +143,7 @@ impl Connection {
             rnr_retry_count,
             ..End::default()
         };
-        let mut connection = Connection::new(phase, local_id, request.local_id, own, gids);
+        let mut connection = Connection::new(phase, local_id, request.local_id, own, gids, speed);
         connection.peer = request.end;
         connection
     }
@@ -158,8 +161,8 @@ impl Connection {
     }
 
     fn wait_for_answer(&mut self, message: &Message, now: Instant) {
-        self.waiting =
-            Some(Waiting { message: message.clone(), left: MAX_RETRIES, again: now + RESPONSE_TIMEOUT });
+        let again = now + self.speed.of(RESPONSE_TIMEOUT);
+        self.waiting = Some(Waiting { message: message.clone(), left: MAX_RETRIES, again });
     }
 
     /// Sends a message that wants an answer.
@@ -172,7 +175,7 @@ impl Connection {
     fn end(&mut self, phase: Phase, now: Instant) {
         self.phase = phase;
         self.waiting = None;
-        self.time_wait_ends = (phase == Phase::TimeWait).then(|| now + TIME_WAIT);
+        self.time_wait_ends = (phase == Phase::TimeWait).then(|| now + self.speed.of(TIME_WAIT));
     }
 
     /// The program accepts a request: REP, or the positive SIDR REP.
@@ -357,7 +360,7 @@ impl Connection {
     /// The peer's program has more time for its answer.
     fn give_time(&mut self, now: Instant) {
         if let Some(waiting) = &mut self.waiting {
-            waiting.again = now + SERVICE_TIMEOUT;
+            waiting.again = now + self.speed.of(SERVICE_TIMEOUT);
         }
     }
 
@@ -377,7 +380,7 @@ impl Connection {
             Some(waiting) if waiting.again > now => Reaction::default(),
             Some(Waiting { message, left: left @ 1.., again }) => {
                 *left -= 1;
-                *again = now + RESPONSE_TIMEOUT;
+                *again = now + self.speed.of(RESPONSE_TIMEOUT);
                 Reaction::send(message.clone())
             }
             Some(_) => self.peer_is_silent(now),

@@ -29,7 +29,7 @@ impl Requester {
             request.done = request.acked == request.packets;
         }
         if advanced {
-            self.progressed(&step.endpoint.attributes, step.context.now);
+            self.progressed(step);
         }
         self.complete_done(step);
     }
@@ -97,7 +97,7 @@ impl Requester {
         request.result = result;
         request.acked += 1;
         request.done = request.acked == request.packets;
-        self.progressed(&step.endpoint.attributes, step.context.now);
+        self.progressed(step);
         // Responses arrive in order, so all requests sent before the read have arrived.
         self.acknowledge(first_psn.wrapping_sub(1) & PSN_MASK, step);
     }
@@ -139,7 +139,7 @@ impl Requester {
         if step.endpoint.attributes.rnr_retry != UNLIMITED {
             self.rnr_left -= 1;
         }
-        self.rnr_until = Some(step.context.now + rnr_timer(timer));
+        self.rnr_until = Some(step.context.now + step.context.speed.of(rnr_timer(timer)));
         self.set_timer(None);
         self.rewind();
     }

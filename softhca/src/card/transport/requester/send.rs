@@ -229,7 +229,7 @@ impl Requester {
                 self.complete_done(step);
             }
         } else if self.deadline.is_none() {
-            self.arm(&step.endpoint.attributes, step.context.now);
+            self.arm(step);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The state of a requester, and its timers.
 
 use super::request::Request;
-use crate::card::config::{QpAttributes, QpConfig, ack_timeout};
+use crate::card::config::{QpAttributes, QpConfig};
 use crate::card::queue::send::SendQueue;
 use crate::card::transport::step::Step;
 use crate::fabric::Node;
@@ -205,16 +205,16 @@ impl Requester {
     }
 
     /// Restarts the retransmission timer; stops it if no packet is unacknowledged.
-    pub(super) fn arm(&mut self, attributes: &QpAttributes, now: Instant) {
+    pub(super) fn arm(&mut self, step: &Step<'_, '_>) {
         let outstanding = self.requests.iter().any(|request| request.sent > request.acked && !request.done);
-        let timeout = ack_timeout(attributes.timeout).filter(|_| outstanding);
-        self.set_timer(timeout.map(|timeout| now + timeout));
+        let timeout = step.ack_timeout().filter(|_| outstanding);
+        self.set_timer(timeout.map(|timeout| step.context.now + timeout));
     }
 
     /// An acknowledgement has advanced: the retry counters and the timer start again.
-    pub(super) fn progressed(&mut self, attributes: &QpAttributes, now: Instant) {
-        self.refill_retries(attributes);
-        self.arm(attributes, now);
+    pub(super) fn progressed(&mut self, step: &Step<'_, '_>) {
+        self.refill_retries(&step.endpoint.attributes);
+        self.arm(step);
     }
 
     /// Moves back to the request of a packet, if one has it: neither the packet nor those after it have left.

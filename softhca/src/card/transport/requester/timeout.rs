@@ -1,7 +1,7 @@
 //! The absence of answers: time-outs, and the retries that they cost.
 
 use super::state::{PeerState, Requester};
-use crate::card::config::{QpState, ack_timeout};
+use crate::card::config::QpState;
 use crate::card::transport::step::Step;
 use gdsync_sys::prm::cqe::Syndrome;
 use std::time::Duration;
@@ -57,22 +57,19 @@ impl Requester {
         self.wait_again(step);
     }
 
-    fn timeout(step: &Step<'_, '_>) -> Option<Duration> {
-        ack_timeout(step.endpoint.attributes.timeout)
-    }
-
     /// None without a time-out: hardware would wait for ever, and the end of the peer is all that there is.
     fn grace(step: &Step<'_, '_>) -> Duration {
         let transmissions = u32::from(step.endpoint.attributes.retry_cnt) + 1;
-        Self::timeout(step).map_or(Duration::ZERO, |timeout| GRACE.min(timeout * transmissions))
+        step.ack_timeout()
+            .map_or(Duration::ZERO, |timeout| step.context.speed.of(GRACE).min(timeout * transmissions))
     }
 
     fn wait_again(&mut self, step: &Step<'_, '_>) {
-        self.set_timer(Self::timeout(step).map(|timeout| step.context.now + timeout));
+        self.set_timer(step.ack_timeout().map(|timeout| step.context.now + timeout));
     }
 
     /// Looks at the peer again soon. The examination goes on.
     fn look_again(&mut self, step: &Step<'_, '_>) {
-        self.deadline = Self::timeout(step).map(|timeout| step.context.now + timeout / LOOKS);
+        self.deadline = step.ack_timeout().map(|timeout| step.context.now + timeout / LOOKS);
     }
 }

@@ -7,8 +7,12 @@ use proptest::prelude::*;
 const SECOND: Duration = Duration::from_secs(1);
 
 fn asks(now: Instant) -> (Connection, Message) {
+    asks_at(Speed::default(), now)
+}
+
+fn asks_at(speed: Speed, now: Instant) -> (Connection, Message) {
     let request = Message { local_id: 7, remote_id: 0, ..request(b"hello") };
-    (Connection::ask(&request, now), request)
+    (Connection::ask(&request, speed, now), request)
 }
 
 fn end() -> End {
@@ -28,7 +32,7 @@ fn happened(reaction: Reaction) -> Happened {
 /// An established connection: the end that has asked, and the other one.
 fn established(now: Instant) -> [Connection; 2] {
     let (mut near, request) = asks(now);
-    let mut far = Connection::answer(8, &request);
+    let mut far = Connection::answer(8, &request, Speed::default());
     let mra = far.acknowledgement().unwrap();
     assert_eq!((mra.kind, mra.local_id, mra.remote_id), (Kind::Mra, 8, 7));
     assert_eq!(near.arrive(&mra, now), Reaction::default());
@@ -57,7 +61,7 @@ fn a_connection_is_made_and_each_end_knows_the_other() {
 #[test]
 fn the_end_that_is_asked_sees_the_depths_of_the_other_side() {
     let (_, request) = asks(Instant::now());
-    let far = Connection::answer(8, &request);
+    let far = Connection::answer(8, &request, Speed::default());
     // The request says: 3 served, 4 read at a time.
     assert_eq!((far.own.responder_resources, far.own.initiator_depth), (4, 3));
 }
@@ -113,16 +117,34 @@ fn messages_are_sent_again_until_they_are_answered() {
 fn an_acknowledged_request_has_much_more_time() {
     let now = Instant::now();
     let (mut near, request) = asks(now);
-    let mra = Connection::answer(8, &request).acknowledgement().unwrap();
+    let mra = Connection::answer(8, &request, Speed::default()).acknowledgement().unwrap();
     near.arrive(&mra, now);
     assert_eq!(near.next_timer(), Some(now + SERVICE_TIMEOUT));
+}
+
+#[test]
+fn every_time_runs_at_the_speed_of_the_card() {
+    let (speed, now) = (Speed::new(20).unwrap(), Instant::now());
+    let (mut near, request) = asks_at(speed, now);
+    let mut far = Connection::answer(8, &request, speed);
+    assert_eq!(near.next_timer(), Some(now + RESPONSE_TIMEOUT / 20));
+    let again = near.next_timer().unwrap();
+    assert_eq!(sent(near.expire(again)), request);
+    assert_eq!(near.next_timer(), Some(again + RESPONSE_TIMEOUT / 20));
+    near.arrive(&far.acknowledgement().unwrap(), now);
+    assert_eq!(near.next_timer(), Some(now + SERVICE_TIMEOUT / 20));
+    near.arrive(&far.accept(end(), Vec::new(), now).unwrap(), now);
+    far.arrive(&near.ready().unwrap(), now);
+    let drep = far.arrive(&near.disconnect(now).unwrap(), now).happened.and_then(|_| far.disconnect(now));
+    near.arrive(&drep.unwrap(), now);
+    assert_eq!([near.next_timer(), far.next_timer()], [Some(now + TIME_WAIT / 20); 2]);
 }
 
 #[test]
 fn lost_replies_and_lost_answers_to_them_come_again() {
     let now = Instant::now();
     let (mut near, request) = asks(now);
-    let mut far = Connection::answer(8, &request);
+    let mut far = Connection::answer(8, &request, Speed::default());
     let rep = far.accept(end(), Vec::new(), now).unwrap();
     let later = far.next_timer().unwrap();
     assert_eq!(sent(far.expire(later)), rep);
@@ -149,7 +171,7 @@ fn a_disconnection_that_is_not_answered_ends_in_time() {
 fn rejections_reach_the_other_end_with_their_reason() {
     let now = Instant::now();
     let (mut near, request) = asks(now);
-    let mut far = Connection::answer(8, &request);
+    let mut far = Connection::answer(8, &request, Speed::default());
     let rej = far.reject(reason::CONSUMER_DEFINED, b"no".to_vec(), now).unwrap();
     assert_eq!(far.acknowledgement(), Some(rej.clone()), "should the request come again");
     let rejected = Happened::Rejected { reason: 28, private: b"no".to_vec() };
@@ -159,7 +181,7 @@ fn rejections_reach_the_other_end_with_their_reason() {
     assert_eq!(far.reject(reason::CONSUMER_DEFINED, Vec::new(), now).err(), Some(Errno::INVALID));
     // The end that has asked may reject the reply.
     let (mut near, request) = asks(now);
-    let mut far = Connection::answer(8, &request);
+    let mut far = Connection::answer(8, &request, Speed::default());
     near.arrive(&far.accept(end(), Vec::new(), now).unwrap(), now);
     let rej = near.reject(reason::CONSUMER_DEFINED, Vec::new(), now).unwrap();
     assert!(matches!(happened(far.arrive(&rej, now)), Happened::Rejected { reason: 28, .. }));
@@ -174,9 +196,9 @@ fn what_is_given_up_tells_the_other_end() {
     let (mut near, request) = asks(now);
     let rej = near.abandon(now).unwrap();
     assert_eq!((rej.kind, rej.code, near.is_over()), (Kind::Rej, reason::TIMEOUT, true));
-    let mut far = Connection::answer(8, &request);
+    let mut far = Connection::answer(8, &request, Speed::default());
     assert!(matches!(happened(far.arrive(&rej, now)), Happened::Rejected { reason: reason::TIMEOUT, .. }));
-    let mut far = Connection::answer(8, &request);
+    let mut far = Connection::answer(8, &request, Speed::default());
     let rej = far.abandon(now).unwrap();
     assert_eq!((rej.kind, rej.code, far.is_over()), (Kind::Rej, reason::CONSUMER_DEFINED, true));
     assert_eq!(far.abandon(now), None);
@@ -189,7 +211,7 @@ fn what_is_given_up_tells_the_other_end() {
 fn a_message_that_arrives_before_the_ready_to_use_establishes() {
     let now = Instant::now();
     let (_, request) = asks(now);
-    let mut far = Connection::answer(8, &request);
+    let mut far = Connection::answer(8, &request, Speed::default());
     assert_eq!(far.communication_established().err(), Some(Errno::INVALID));
     far.accept(end(), Vec::new(), now).unwrap();
     assert_eq!(happened(far.communication_established().unwrap()), Happened::Established);
@@ -214,20 +236,20 @@ fn a_peer_that_ends_disconnects_what_was_connected() {
 fn service_ids_are_resolved_or_refused() {
     let now = Instant::now();
     let asked = Message { kind: Kind::SidrReq, local_id: 7, remote_id: 0, ..request(b"") };
-    let mut near = Connection::ask(&asked, now);
-    let mut far = Connection::answer(8, &asked);
+    let mut near = Connection::ask(&asked, Speed::default(), now);
+    let mut far = Connection::answer(8, &asked, Speed::default());
     assert_eq!((far.acknowledgement(), far.phase), (None, Phase::SidrReqRcvd));
     let reply = far.accept(end(), b"here".to_vec(), now).unwrap();
     assert_eq!(far.acknowledgement(), Some(reply.clone()), "should the request come again");
     assert_eq!(happened(near.arrive(&reply, now)), Happened::Resolved { private: b"here".to_vec() });
     assert_eq!((near.peer.qpn, near.phase, near.disconnect(now)), (55, Phase::Idle, None));
-    let mut near = Connection::ask(&asked, now);
-    let refusal = Connection::answer(8, &asked).reject(28, Vec::new(), now).unwrap();
+    let mut near = Connection::ask(&asked, Speed::default(), now);
+    let refusal = Connection::answer(8, &asked, Speed::default()).reject(28, Vec::new(), now).unwrap();
     let refused = Happened::Refused { status: status::REJECT, private: Vec::new() };
     assert_eq!(happened(near.arrive(&refusal, now)), refused);
-    let mut near = Connection::ask(&asked, now);
+    let mut near = Connection::ask(&asked, Speed::default(), now);
     assert_eq!((near.abandon(now), near.is_over()), (None, true));
-    let mut near = Connection::ask(&asked, now);
+    let mut near = Connection::ask(&asked, Speed::default(), now);
     assert!(happened(near.arrive(&answer_to_stranger(&asked).unwrap(), now)) != refused);
 }
 
@@ -275,7 +297,7 @@ proptest! {
     fn whatever_the_network_does_each_end_is_told_once_how_it_ends(steps in prop::collection::vec(step(), 1..60)) {
         let mut now = Instant::now();
         let (near, first) = asks(now);
-        let mut ends = [near, Connection::answer(8, &first)];
+        let mut ends = [near, Connection::answer(8, &first, Speed::default())];
         // What is under way, with its destination.
         let mut wire = vec![(0, ends[1].acknowledgement().unwrap())];
         let mut told: [Vec<Happened>; 2] = [Vec::new(), Vec::new()];
