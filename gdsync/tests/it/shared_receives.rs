@@ -302,7 +302,7 @@ fn what_a_dropped_queue_pair_has_taken_is_free_again() {
         assert_eq!(poll(&queue).wr_id, 3);
         for slot in 4..depth {
             stays.send(9);
-            assert_eq!(poll(&queue).wr_id, slot.into());
+            assert_eq!(poll(&queue).wr_id, u64::from(slot));
         }
         assert_eq!((queue.poll().unwrap(), bed.receives.posted()), (None, 0));
     }
