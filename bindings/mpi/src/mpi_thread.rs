@@ -325,7 +325,7 @@ mod tests {
             state.waiting.push_back((operation(name), turn));
         }
         let mut taken = || state.take_triggered().iter().map(|each| each.operation).collect::<Vec<_>>();
-        assert_eq!(taken(), []);
+        assert_eq!(taken(), [0usize; 0]);
         other.store(1);
         one.store(0);
         assert_eq!(taken(), [0, 1, 2]);
@@ -349,7 +349,7 @@ mod tests {
         let taken =
             |state: &mut State| state.take_triggered().iter().map(|each| each.operation).collect::<Vec<_>>();
         for _launch in 0..3 {
-            assert_eq!(taken(&mut state), []);
+            assert_eq!(taken(&mut state), [0usize; 0]);
             word.store(TRIGGERED);
             assert!(!state.is_done());
             assert_eq!(taken(&mut state), [0]);
