@@ -11,7 +11,8 @@ if [ "${1:-}" = --mpi ]; then
 fi
 source "$(dirname "$0")/install-library"
 begin "$0" "$@"
-libraries gdsync-c libgdsync_c libgdsync 2.2.0
+build gdsync-c gdsync-cli gdsync-lab gdsync-soft gdsync-top
+install_libraries "$built/libgdsync_c" libgdsync 2.2.0
 headers bindings/c/include gdsync/include
 pkg_config gdsync 2.2.0 gdsync "GPUDirect Async: network work in the order of CUDA streams"
 tool
