@@ -12,7 +12,7 @@ use crate::verbs::{
     ibv_ah, ibv_ah_attr, ibv_async_event, ibv_comp_channel, ibv_context, ibv_cq, ibv_cq_init_attr_ex,
     ibv_device, ibv_device_attr, ibv_gid, ibv_gid_entry, ibv_mr, ibv_parent_domain_init_attr, ibv_pd,
     ibv_port_attr, ibv_qp, ibv_qp_attr, ibv_qp_ex, ibv_qp_init_attr, ibv_qp_init_attr_ex, ibv_srq,
-    ibv_srq_attr, ibv_srq_init_attr, ibv_td, ibv_td_init_attr,
+    ibv_srq_init_attr, ibv_td, ibv_td_init_attr,
 };
 use libc::{c_char, c_int, c_uint, c_void, size_t, ssize_t};
 use std::ops::Deref;
@@ -165,8 +165,6 @@ pub struct VerbsTable {
     pub ack_cq_events: unsafe extern "C" fn(cq: *mut ibv_cq, nevents: c_uint),
     /// `attr` gets the sizes that were granted.
     pub create_srq: unsafe extern "C" fn(pd: *mut ibv_pd, attr: *mut ibv_srq_init_attr) -> *mut ibv_srq,
-    /// `mask` is of `IBV_SRQ_*`.
-    pub modify_srq: unsafe extern "C" fn(srq: *mut ibv_srq, attr: *mut ibv_srq_attr, mask: c_int) -> c_int,
     /// Waits until the queue's events are acknowledged.
     pub destroy_srq: unsafe extern "C" fn(srq: *mut ibv_srq) -> c_int,
     pub mlx5dv_create_qp: unsafe extern "C" fn(

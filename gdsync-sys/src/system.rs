@@ -132,7 +132,7 @@ fn fill(libibverbs: &'static str, libmlx5: &'static str) -> Result<VerbsTable, L
                 verbs "ibv_" CLASSIC => query_device query_port query_gid alloc_pd dealloc_pd reg_mr dereg_mr create_ah destroy_ah;
                 verbs "ibv_" CLASSIC => destroy_cq modify_qp query_qp destroy_qp get_async_event ack_async_event;
                 verbs "ibv_" CLASSIC => create_comp_channel destroy_comp_channel get_cq_event ack_cq_events;
-                verbs "ibv_" CLASSIC => create_srq modify_srq destroy_srq;
+                verbs "ibv_" CLASSIC => create_srq destroy_srq;
                 mlx5 "" "rdma-core 14 (MLX5_1.1)" => mlx5dv_create_cq;
                 mlx5 "" "rdma-core 15 (MLX5_1.2)" => mlx5dv_init_obj;
                 mlx5 "" "rdma-core 16 (MLX5_1.3)" => mlx5dv_create_qp;

@@ -32,7 +32,6 @@ const TABLE: VerbsTable = VerbsTable {
     get_cq_event: channel::get_cq_event,
     ack_cq_events: cq::ack_cq_events,
     create_srq: srq::create_srq,
-    modify_srq: srq::modify_srq,
     destroy_srq: srq::destroy_srq,
     mlx5dv_create_qp: qp::mlx5dv_create_qp,
     // Programs write to the rings themselves.
