@@ -96,8 +96,6 @@ pub struct VerbsTable {
     pub get_device_list: unsafe extern "C" fn(num: *mut c_int) -> *mut *mut ibv_device,
     pub free_device_list: unsafe extern "C" fn(list: *mut *mut ibv_device),
     pub get_device_name: unsafe extern "C" fn(device: *mut ibv_device) -> *const c_char,
-    /// The GUID in network byte order.
-    pub get_device_guid: unsafe extern "C" fn(device: *mut ibv_device) -> u64,
     pub open_device: unsafe extern "C" fn(device: *mut ibv_device) -> *mut ibv_context,
     pub close_device: unsafe extern "C" fn(context: *mut ibv_context) -> c_int,
     pub query_device: unsafe extern "C" fn(context: *mut ibv_context, attr: *mut ibv_device_attr) -> c_int,
@@ -227,8 +225,13 @@ pub struct DevxApi {
         output: *mut c_void,
         output_len: size_t,
     ) -> *mut mlx5dv_devx_obj,
-    pub obj_query: DevxCommand,
-    pub obj_modify: DevxCommand,
+    pub obj_modify: unsafe extern "C" fn(
+        object: *mut mlx5dv_devx_obj,
+        input: *const c_void,
+        input_len: size_t,
+        output: *mut c_void,
+        output_len: size_t,
+    ) -> c_int,
     pub obj_destroy: unsafe extern "C" fn(object: *mut mlx5dv_devx_obj) -> c_int,
     /// `access` is of `IBV_ACCESS_*`.
     pub umem_reg: unsafe extern "C" fn(
@@ -250,12 +253,3 @@ pub struct DevxApi {
     pub free_uar: unsafe extern "C" fn(uar: *mut mlx5dv_devx_uar),
     pub query_eqn: unsafe extern "C" fn(context: *mut ibv_context, vector: u32, eqn: *mut u32) -> c_int,
 }
-
-/// A command about an object.
-pub type DevxCommand = unsafe extern "C" fn(
-    object: *mut mlx5dv_devx_obj,
-    input: *const c_void,
-    input_len: size_t,
-    output: *mut c_void,
-    output_len: size_t,
-) -> c_int;

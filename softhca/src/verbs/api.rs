@@ -9,7 +9,6 @@ const TABLE: VerbsTable = VerbsTable {
     get_device_list: device::get_device_list,
     free_device_list: device::free_device_list,
     get_device_name: device::get_device_name,
-    get_device_guid: device::get_device_guid,
     open_device: context::open_device,
     close_device: context::close_device,
     query_device: context::query_device,
