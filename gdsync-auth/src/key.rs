@@ -8,9 +8,9 @@ use std::io;
 use std::path::PathBuf;
 
 /// Least bytes of a key: 128 bits, if they are random.
-pub const SHORTEST_KEY: usize = 16;
+const SHORTEST_KEY: usize = 16;
 /// Most bytes of a key.
-pub const LONGEST_KEY: usize = 4096;
+pub(crate) const LONGEST_KEY: usize = 4096;
 /// Bytes of a code.
 pub(crate) const CODE_BYTES: usize = 32;
 

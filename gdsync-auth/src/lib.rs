@@ -27,7 +27,7 @@ mod unproven;
 
 pub use exchange::{Exchange, ExchangeError};
 pub use folder::{FolderError, base_folder, own_user, private_folder};
-pub use key::{Key, KeyError, LONGEST_KEY, SHORTEST_KEY};
+pub use key::{Key, KeyError};
 pub use source::KeyVariables;
 pub use unproven::{Limits, Unproven};
 

@@ -39,7 +39,7 @@ impl Gpu {
     /// # Errors
     /// [`DriverError::Call`] where the driver does not know the address; and as
     /// [`driver::initialise`].
-    pub fn of_address(address: u64) -> Result<Self, DriverError> {
+    pub(crate) fn of_address(address: u64) -> Result<Self, DriverError> {
         driver::initialise()?;
         let mut ordinal = -1i32;
         let attribute = sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL;

@@ -34,7 +34,7 @@ pub use status::{
     Card, MOST_CARDS, MOST_NAMED, MOST_QUEUE_PAIRS, MOST_STREAMS, Peer, QueuePair, Status, Stream, Traffic,
     Wait,
 };
-pub use wire::{LONGEST, LONGEST_TEXT, WireError, decode, encode, printable};
+pub use wire::{LONGEST, WireError, decode, encode, printable};
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

@@ -12,7 +12,7 @@ use std::time::Duration;
 /// Bytes of an answer at most.
 pub const LONGEST: usize = 8 << 20;
 /// Bytes of a text at most.
-pub const LONGEST_TEXT: usize = 400;
+pub(crate) const LONGEST_TEXT: usize = 400;
 
 const MAGIC: [u8; 8] = *b"gdstatus";
 /// Changes with every change of the format.

@@ -12,7 +12,7 @@ use crate::verbs::{
     ibv_ah, ibv_ah_attr, ibv_async_event, ibv_comp_channel, ibv_context, ibv_cq, ibv_cq_init_attr_ex,
     ibv_device, ibv_device_attr, ibv_gid, ibv_gid_entry, ibv_mr, ibv_parent_domain_init_attr, ibv_pd,
     ibv_port_attr, ibv_qp, ibv_qp_attr, ibv_qp_ex, ibv_qp_init_attr, ibv_qp_init_attr_ex, ibv_srq,
-    ibv_srq_attr, ibv_srq_init_attr, ibv_td, ibv_td_init_attr,
+    ibv_srq_init_attr, ibv_td, ibv_td_init_attr,
 };
 use libc::{c_char, c_int, c_uint, c_void, size_t, ssize_t};
 use std::ops::Deref;
@@ -96,8 +96,6 @@ pub struct VerbsTable {
     pub get_device_list: unsafe extern "C" fn(num: *mut c_int) -> *mut *mut ibv_device,
     pub free_device_list: unsafe extern "C" fn(list: *mut *mut ibv_device),
     pub get_device_name: unsafe extern "C" fn(device: *mut ibv_device) -> *const c_char,
-    /// The GUID in network byte order.
-    pub get_device_guid: unsafe extern "C" fn(device: *mut ibv_device) -> u64,
     pub open_device: unsafe extern "C" fn(device: *mut ibv_device) -> *mut ibv_context,
     pub close_device: unsafe extern "C" fn(context: *mut ibv_context) -> c_int,
     pub query_device: unsafe extern "C" fn(context: *mut ibv_context, attr: *mut ibv_device_attr) -> c_int,
@@ -165,8 +163,6 @@ pub struct VerbsTable {
     pub ack_cq_events: unsafe extern "C" fn(cq: *mut ibv_cq, nevents: c_uint),
     /// `attr` gets the sizes that were granted.
     pub create_srq: unsafe extern "C" fn(pd: *mut ibv_pd, attr: *mut ibv_srq_init_attr) -> *mut ibv_srq,
-    /// `mask` is of `IBV_SRQ_*`.
-    pub modify_srq: unsafe extern "C" fn(srq: *mut ibv_srq, attr: *mut ibv_srq_attr, mask: c_int) -> c_int,
     /// Waits until the queue's events are acknowledged.
     pub destroy_srq: unsafe extern "C" fn(srq: *mut ibv_srq) -> c_int,
     pub mlx5dv_create_qp: unsafe extern "C" fn(
@@ -229,8 +225,13 @@ pub struct DevxApi {
         output: *mut c_void,
         output_len: size_t,
     ) -> *mut mlx5dv_devx_obj,
-    pub obj_query: DevxCommand,
-    pub obj_modify: DevxCommand,
+    pub obj_modify: unsafe extern "C" fn(
+        object: *mut mlx5dv_devx_obj,
+        input: *const c_void,
+        input_len: size_t,
+        output: *mut c_void,
+        output_len: size_t,
+    ) -> c_int,
     pub obj_destroy: unsafe extern "C" fn(object: *mut mlx5dv_devx_obj) -> c_int,
     /// `access` is of `IBV_ACCESS_*`.
     pub umem_reg: unsafe extern "C" fn(
@@ -252,12 +253,3 @@ pub struct DevxApi {
     pub free_uar: unsafe extern "C" fn(uar: *mut mlx5dv_devx_uar),
     pub query_eqn: unsafe extern "C" fn(context: *mut ibv_context, vector: u32, eqn: *mut u32) -> c_int,
 }
-
-/// A command about an object.
-pub type DevxCommand = unsafe extern "C" fn(
-    object: *mut mlx5dv_devx_obj,
-    input: *const c_void,
-    input_len: size_t,
-    output: *mut c_void,
-    output_len: size_t,
-) -> c_int;

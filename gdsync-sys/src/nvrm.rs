@@ -65,7 +65,7 @@ pub fn status_name(status: u32) -> &'static str {
 
 /// Most objects that are imported at a time
 /// (`NV0000_CTRL_OS_UNIX_IMPORT_OBJECTS_FROM_FD_MAX_OBJECTS`).
-pub const MAX_OBJECTS: usize = 128;
+const MAX_OBJECTS: usize = 128;
 
 parameters! {
     /// `nv_ioctl_register_fd_t`.

@@ -128,11 +128,11 @@ fn fill(libibverbs: &'static str, libmlx5: &'static str) -> Result<VerbsTable, L
                 devx: devx(&mlx5).ok(),
             }
             required {
-                verbs "ibv_" CLASSIC => get_device_list free_device_list get_device_name get_device_guid open_device close_device;
+                verbs "ibv_" CLASSIC => get_device_list free_device_list get_device_name open_device close_device;
                 verbs "ibv_" CLASSIC => query_device query_port query_gid alloc_pd dealloc_pd reg_mr dereg_mr create_ah destroy_ah;
                 verbs "ibv_" CLASSIC => destroy_cq modify_qp query_qp destroy_qp get_async_event ack_async_event;
                 verbs "ibv_" CLASSIC => create_comp_channel destroy_comp_channel get_cq_event ack_cq_events;
-                verbs "ibv_" CLASSIC => create_srq modify_srq destroy_srq;
+                verbs "ibv_" CLASSIC => create_srq destroy_srq;
                 mlx5 "" "rdma-core 14 (MLX5_1.1)" => mlx5dv_create_cq;
                 mlx5 "" "rdma-core 15 (MLX5_1.2)" => mlx5dv_init_obj;
                 mlx5 "" "rdma-core 16 (MLX5_1.3)" => mlx5dv_create_qp;
@@ -156,7 +156,7 @@ fn devx(mlx5: &Loaded) -> Result<DevxApi, LoadError> {
         table! {
             DevxApi {}
             required {
-                mlx5 "mlx5dv_devx_" DEVX_SINCE => obj_create obj_query obj_modify obj_destroy umem_reg umem_dereg;
+                mlx5 "mlx5dv_devx_" DEVX_SINCE => obj_create obj_modify obj_destroy umem_reg umem_dereg;
                 mlx5 "mlx5dv_devx_" DEVX_SINCE => alloc_uar free_uar query_eqn;
             }
             optional { mlx5 "mlx5dv_devx_" "rdma-core 35 (MLX5_1.19)" => umem_reg_ex; }

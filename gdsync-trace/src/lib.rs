@@ -41,9 +41,7 @@ pub use destination::{GPU_VARIABLE, TRACE_VARIABLE};
 pub use merge::{MergeError, merge, parts_in};
 pub use part::LIMIT;
 pub use record::Kind;
-pub use recorder::{
-    Span, enabled, event, name_card, name_thread, now, span, span_of, span_since, spans_count,
-};
+pub use recorder::{Span, enabled, event, name_card, name_thread, now, span, span_of, span_since};
 pub use summary::Summary;
 
 /// The example of the crate's page, compiled and run.

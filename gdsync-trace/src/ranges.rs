@@ -3,9 +3,6 @@
 
 use crate::record::Kind;
 
-/// Whether there may be a profiler that shows ranges.
-pub(crate) const ARE_BUILT: bool = cfg!(feature = "nvtx");
-
 /// A range of the calling thread, which ends where this is dropped: by the thread that began it.
 #[derive(Debug)]
 pub(crate) struct Range {

@@ -9,7 +9,7 @@
 
 use crate::destination::Destination;
 use crate::part::Part;
-use crate::ranges::{ARE_BUILT, Range};
+use crate::ranges::Range;
 use crate::record::{Kind, Record, text_words};
 use gdsync_sys::contain::contain;
 use parking_lot::Mutex;
@@ -127,12 +127,6 @@ pub fn span(kind: Kind, words: impl FnOnce() -> [u64; 3]) -> Span {
         0 => Span { since: 0, kind, words: [0; 3], _range: range },
         since => Span { since, kind, words: words(), _range: range },
     }
-}
-
-/// Whether spans have an effect: events are recorded, or a profiler may show them as ranges.
-#[inline(always)]
-pub fn spans_count() -> bool {
-    ARE_BUILT || enabled()
 }
 
 /// What is recorded when it is dropped, by the thread that has made it: [`span`].

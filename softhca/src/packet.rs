@@ -115,6 +115,8 @@ pub(crate) const INVALIDATE: u8 = 64;
 /// The payload begins with the network header, as a datagram's receive gets it.
 pub(crate) const GLOBAL: u8 = 32;
 
+const _: () = assert!(size_of::<Header>() <= crate::fabric::MAX_HEADER);
+
 /// A packet's header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
@@ -225,7 +227,6 @@ mod tests {
             }
             assert!(NakCode::try_from(code).map_or(code > 4, |nak| nak as u8 == code));
         }
-        assert!(size_of::<Header>() <= crate::fabric::MAX_HEADER);
     }
 
     proptest! {

@@ -4,7 +4,7 @@ use crate::info::Caching;
 use std::fmt;
 use std::str::FromStr;
 
-/// How bytes are stored into a mapping. See [`StoreKernel::best`].
+/// How bytes are stored into a mapping. [`Mapping::copy_to`](crate::Mapping::copy_to) takes the best one of this processor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum StoreKernel {
@@ -22,7 +22,7 @@ pub enum StoreKernel {
     Memcpy,
 }
 
-/// How bytes are loaded from a mapping. See [`LoadKernel::best`].
+/// How bytes are loaded from a mapping. [`Mapping::copy_from`](crate::Mapping::copy_from) takes the best one of this processor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum LoadKernel {
@@ -42,7 +42,7 @@ pub enum LoadKernel {
 
 impl StoreKernel {
     /// True where this processor has the kernel.
-    pub fn is_available(self) -> bool {
+    pub(crate) fn is_available(self) -> bool {
         match self {
             StoreKernel::Avx512 => has("avx512f"),
             StoreKernel::Avx2 => has("avx2"),
@@ -53,7 +53,7 @@ impl StoreKernel {
     }
 
     /// The best kernel of this processor for memory that is mapped with this caching.
-    pub fn best(caching: Caching) -> StoreKernel {
+    pub(crate) fn best(caching: Caching) -> StoreKernel {
         match caching {
             Caching::WriteCombining => Self::available().next().unwrap_or(StoreKernel::Volatile),
             Caching::Cached => StoreKernel::Memcpy,
@@ -65,7 +65,7 @@ impl StoreKernel {
 
 impl LoadKernel {
     /// True where this processor has the kernel.
-    pub fn is_available(self) -> bool {
+    pub(crate) fn is_available(self) -> bool {
         match self {
             LoadKernel::Avx512 => has("avx512f") && has("sse4.1"),
             LoadKernel::Avx2 => has("avx2") && has("sse4.1"),
@@ -76,7 +76,7 @@ impl LoadKernel {
     }
 
     /// The best kernel of this processor for memory that is mapped with this caching.
-    pub fn best(caching: Caching) -> LoadKernel {
+    pub(crate) fn best(caching: Caching) -> LoadKernel {
         match caching {
             Caching::WriteCombining => Self::available().next().unwrap_or(LoadKernel::Volatile),
             Caching::Cached => LoadKernel::Memcpy,

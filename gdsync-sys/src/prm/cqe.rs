@@ -198,11 +198,6 @@ impl Cqe64 {
         if self.is_error() { self } else { Cqe64 { timestamp: U64::new(clock), ..self } }
     }
 
-    /// When the card wrote the entry, by its clock.
-    pub fn timestamp(&self) -> u64 {
-        self.timestamp.get()
-    }
-
     /// The entry that says that the queue goes on in another ring (`MLX5_CQE_RESIZE_CQ`).
     pub fn resize() -> Self {
         Self::blank(CqeOpcode::Resize, 0, 0, 0)
@@ -250,7 +245,7 @@ impl Cqe64 {
     }
 
     /// Opcode and owner byte.
-    pub fn raw_op_own(&self) -> u8 {
+    pub(crate) fn raw_op_own(&self) -> u8 {
         self.op_own
     }
 

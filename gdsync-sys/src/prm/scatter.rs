@@ -12,11 +12,11 @@ use zerocopy::IntoBytes;
 /// Most bytes inside an entry of 64 bytes.
 pub const SCATTER_BYTES: usize = 32;
 /// Bit of `op_own`: data is in the first 32 bytes of the entry.
-pub const SCATTER_32: u8 = 1 << 2;
+const SCATTER_32: u8 = 1 << 2;
 /// Most bytes before the fields of an entry of 128 bytes.
 pub const SCATTER_LONG_BYTES: usize = 64;
 /// Bit of `op_own`: data is in the first half of an entry of 128 bytes, of which this is the second.
-pub const SCATTER_64: u8 = 1 << 3;
+const SCATTER_64: u8 = 1 << 3;
 /// Offset of `op_own`.
 const OP_OWN: usize = CQE_SIZE - 1;
 

@@ -70,7 +70,7 @@ wire_codes! {
 }
 
 /// Bit of the operation that inverts it (`MLX5_WAIT_COND_INVERT`).
-pub const INVERT: u32 = 0x10;
+const INVERT: u32 = 0x10;
 /// Bits of an address that hold the action: words are aligned to 8 bytes.
 const ACTION: u64 = 7;
 

@@ -265,7 +265,7 @@ impl DataSeg {
     }
 
     /// True for [`DataSeg::terminator`].
-    pub fn is_terminator(&self) -> bool {
+    pub(crate) fn is_terminator(&self) -> bool {
         self.byte_count.get() == 0 && self.lkey.get() == INVALID_LKEY
     }
 

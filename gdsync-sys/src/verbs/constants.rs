@@ -18,8 +18,6 @@ c_enum! {
     IBV_QPS_RTS = 3;
     /// Send queue drained.
     IBV_QPS_SQD = 4;
-    /// Send queue error.
-    IBV_QPS_SQE = 5;
     /// Error: all work is flushed.
     IBV_QPS_ERR = 6;
 
@@ -54,10 +52,6 @@ c_enum! {
 
     /// No atomic operations.
     IBV_ATOMIC_NONE = 0;
-    /// Atomic among the operations of the card.
-    IBV_ATOMIC_HCA = 1;
-    /// Atomic among everything on the machine.
-    IBV_ATOMIC_GLOB = 2;
 
     /// A completion queue overran or failed.
     IBV_EVENT_CQ_ERR = 0;
@@ -77,11 +71,6 @@ c_enum! {
     IBV_EVENT_SRQ_LIMIT_REACHED = 15;
     /// A queue pair that has failed takes no more receives from its shared receive queue.
     IBV_EVENT_QP_LAST_WQE_REACHED = 16;
-
-    /// `max_wr` is set.
-    IBV_SRQ_MAX_WR = 1;
-    /// `srq_limit` is set.
-    IBV_SRQ_LIMIT = 2;
 }
 
 /// The device has memory windows of type 2 that belong to a queue pair's number.

@@ -14,7 +14,6 @@ pub mod outline;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod proof;
 mod shape;
-mod stream_wait;
 mod table;
 
 pub(crate) use bytes::{Bytes, Word, Words};
@@ -22,7 +21,6 @@ pub use bytes::{MemoryWrite, WriteError};
 pub(crate) use lower::{Driver, Lowering, Points};
 pub(crate) use merge::{Chunk, Collecting, Fate, Keyed, LastPoint, Planner, SendKey, WaitKey};
 pub use shape::BatchShape;
-pub use stream_wait::StreamWait;
 
 use crate::memop::{Condition, MemOpCaps, Place, StreamWord};
 use crate::qp::{CheckedWait, PreparedReceives, PreparedSend, PreparedTicket, PreparedWait, QueuePairInner};
@@ -122,12 +120,6 @@ impl Batch {
     /// Adds: wait until a 64-bit word meets a condition. If it never does, the stream hangs.
     pub fn wait_value64(mut self, word: &impl StreamWord<u64>, condition: Condition, value: u64) -> Self {
         self.push(Descriptor::Wait64(word.place(), condition, value));
-        self
-    }
-
-    /// Adds: wait for a word, in a way that the CPU can cancel.
-    pub fn wait_for(mut self, wait: &StreamWait) -> Self {
-        self.push(wait.descriptor());
         self
     }
 

@@ -16,7 +16,7 @@ use std::convert::Infallible;
 use std::ops::Range;
 
 /// Largest number of a queue pair, a completion queue or a word.
-pub const MAX_NUMBER: u32 = (1 << NUMBER_BITS) - 1;
+const MAX_NUMBER: u32 = (1 << NUMBER_BITS) - 1;
 
 const NUMBER_BITS: u32 = 20;
 const NUMBER_AT: u32 = 40;
@@ -25,8 +25,8 @@ const KIND_AT: u32 = 60;
 const ENTRY: u64 = 64;
 const ENTRY_DWORD: u64 = 60;
 
-/// A descriptor on paper; words are numbers. Numbers are at most [`MAX_NUMBER`]; higher ones are
-/// cut.
+/// A descriptor on paper; words are numbers. Numbers have 20 bits; higher
+/// ones are cut.
 pub type Descriptor = descriptor::Descriptor<PaperSend, PaperWait, u32, Infallible>;
 
 /// A send on paper.

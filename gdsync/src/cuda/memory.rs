@@ -4,7 +4,7 @@ use super::context::{GpuContext, is_registered_by_us};
 use super::error::{CudaError, check};
 use super::exportable::Exportable;
 use crate::memory::use_count::UseCount;
-use cudarc::driver::{CudaContext, CudaSlice, DevicePtr, sys};
+use cudarc::driver::{CudaContext, sys};
 use gdsync_gdr::{Gpu, GpuRange, Mapping};
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -106,22 +106,6 @@ impl GpuMemory {
         let memory = Self::unfilled(context, bytes.len())?;
         memory.write(0, bytes)?;
         Ok(memory)
-    }
-
-    /// Takes a buffer of cudarc. What was enqueued for it on its stream is waited for.
-    ///
-    /// # Errors
-    /// [`CudaError::Driver`] where that fails.
-    pub fn from_slice<T: Send + Sync + 'static>(slice: CudaSlice<T>) -> Result<Self, CudaError> {
-        let context = GpuContext::of(slice.context())?;
-        let stream = slice.stream().clone();
-        stream.synchronize().map_err(|error| CudaError::call("cuStreamSynchronize", error.0))?;
-        let address = {
-            let (address, _used) = slice.device_ptr(&stream);
-            address
-        };
-        let len = slice.num_bytes();
-        Ok(Self::known(address, len, false, context, Owner::Program(Box::new(slice))))
     }
 
     /// Wraps memory of the program, for example of another library.

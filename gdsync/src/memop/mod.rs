@@ -281,7 +281,23 @@ mod tests {
         assert!(Condition::Geq.holds64(1, u64::MAX));
     }
 
+    fn condition() -> impl Strategy<Value = Condition> {
+        prop_oneof![Just(Condition::Geq), Just(Condition::Eq), Just(Condition::And), Just(Condition::Nor)]
+    }
+
     proptest! {
+        #[test]
+        fn a_satisfier_satisfies(condition in condition(), short: u32, long: u64, edge in prop::sample::select(vec![0, u64::MAX])) {
+            for value in [short, edge as u32] {
+                let met = condition.satisfier32(value).map(|word| condition.holds32(word, value));
+                prop_assert!(met != Some(false));
+            }
+            for value in [long, edge] {
+                let met = condition.satisfier64(value).map(|word| condition.holds64(word, value));
+                prop_assert!(met != Some(false));
+            }
+        }
+
         #[test]
         fn and_waits_for_a_set_bit_and_nor_for_a_clear_one(word: u32, bit in 0u32..32) {
             let mask = 1u32 << bit;

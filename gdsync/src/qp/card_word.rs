@@ -69,11 +69,6 @@ impl CardWord {
         self.0.remote.addr
     }
 
-    /// Whether it lies in GPU memory.
-    pub fn is_in_gpu_memory(&self) -> bool {
-        matches!(self.0.word, Word::Gpu { .. })
-    }
-
     /// Stores a number as cards compare it ([`Trigger::word_of`](crate::Trigger::word_of)), unless the word has reached it,
     /// modulo 2^64. For words that cards wait for: of a [`Collector`](crate::Collector), the word is the card's to write.
     ///

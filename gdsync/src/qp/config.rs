@@ -171,9 +171,8 @@ options! {
     /// How a [`DcTarget`](crate::qp::DcTarget) is made.
     #[derive(Clone, Copy, Debug)]
     #[non_exhaustive]
-    pub struct DcTargetConfig<'a>
-    /// Access key 0, remote reads and writes allowed, port 1, its best GID, the partition key at index 0,
-    /// and a completion queue of its own.
+    pub struct DcTargetConfig
+    /// Access key 0, remote reads and writes allowed, port 1, its best GID, and the partition key at index 0.
     default {
         /// Access key: requests that do not carry it are refused. It keeps out strangers who do not
         /// guess it.
@@ -190,17 +189,5 @@ options! {
         /// The attributes of the connections to it that are its side's: path MTU, RNR timer, service level
         /// and route.
         connections: ConnectOptions = ConnectOptions::default(),
-    }
-    no setters {
-        /// Where its receives complete: a completion queue that it shares, or by default one of its own.
-        completion_queue: Option<&'a CompletionQueue> = None,
-    }
-}
-
-impl<'a> DcTargetConfig<'a> {
-    /// Sets where its receives complete. The queue is made by verbs.
-    #[must_use]
-    pub fn completion_queue(self, queue: &'a CompletionQueue) -> Self {
-        DcTargetConfig { completion_queue: Some(queue), ..self }
     }
 }

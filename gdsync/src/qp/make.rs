@@ -215,7 +215,6 @@ impl Parts {
                 },
                 transport: config.transport,
                 atomics: abilities.atomics,
-                invalidation: abilities.send_invalidate,
             },
             recv_segments: made.recv_segments,
             status: Mutex::new(QpState::Initialised),

@@ -7,9 +7,9 @@ use crate::queue::error::{QueueError, RequestError, StateError};
 use crate::queue::request::data_segments;
 use crate::queue::shared::{Credits, SharedRecvState};
 use crate::verbs::events::{AsyncEventKind, Element, EventSink};
-use crate::verbs::{Error, OutOfRange, ProtectionDomain, ProtectionDomainInner, QueuePairError, Slice, call};
+use crate::verbs::{Error, ProtectionDomain, ProtectionDomainInner, QueuePairError, Slice, call};
 use gdsync_sys::mlx5dv::{self, mlx5dv_obj, mlx5dv_srq};
-use gdsync_sys::verbs::{self, ibv_srq, ibv_srq_attr, ibv_srq_init_attr};
+use gdsync_sys::verbs::{ibv_srq, ibv_srq_attr, ibv_srq_init_attr};
 use parking_lot::Mutex;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
@@ -158,30 +158,6 @@ impl SharedReceiveQueue {
     /// Its number.
     pub fn number(&self) -> u32 {
         self.inner.number
-    }
-
-    /// Has the card report [`AsyncEventKind::SharedReceivesLow`] once when fewer receives than `limit`
-    /// are left, which may be at once; 0 calls that off. [`Device::next_event`](crate::Device::next_event)
-    /// reads the event.
-    ///
-    /// # Errors
-    /// [`OutOfRange`] for a limit that is more than the queue's depth, [`Error::Verbs`].
-    pub fn tell_below(&self, limit: u32) -> Result<(), Error> {
-        let depth = self.depth();
-        if limit > depth {
-            // The provider's ring may be larger, and the card would tell at once.
-            return Err(Error::OutOfRange(OutOfRange {
-                what: "limit",
-                value: limit.into(),
-                limit: format!("the shared receive queue holds {depth} receives"),
-                remedy: "choose a smaller one",
-            }));
-        }
-        let mut attr = ibv_srq_attr { srq_limit: limit, ..ibv_srq_attr::default() };
-        let VerbsSrq { raw, pd } = &self.inner.object;
-        // SAFETY: the queue is alive, and the struct is valid.
-        let rc = unsafe { (pd.device.api.modify_srq)(raw.as_ptr(), &mut attr, verbs::IBV_SRQ_LIMIT) };
-        call::status("ibv_modify_srq", rc, || format!("limit {limit}"))
     }
 }
 

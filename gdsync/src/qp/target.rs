@@ -77,19 +77,17 @@ impl DcTarget {
     /// [`PortError::NotActive`](crate::verbs::PortError::NotActive),
     /// [`PortError::NoGid`](crate::verbs::PortError::NoGid);
     /// [`QueuePairError::NoTransport`](crate::verbs::QueuePairError) where the device has no DC;
-    /// [`QueuePairError::OtherDevice`](crate::verbs::QueuePairError) for a queue of another device, and
-    /// [`DevxError::OtherMaker`](crate::verbs::DevxError) for a completion queue that commands made;
+    /// [`QueuePairError::OtherDevice`](crate::verbs::QueuePairError) for a shared receive queue of another
+    /// device;
     /// [`OutOfRange`](crate::verbs::OutOfRange) for options outside their ranges; [`Error::Verbs`] where
     /// the provider refuses.
     pub fn new(
         pd: &ProtectionDomain,
         receives: &SharedReceiveQueue,
-        config: DcTargetConfig<'_>,
+        config: DcTargetConfig,
     ) -> Result<Self, Error> {
         let device = &pd.inner.device;
-        let is_here = |other: &Arc<_>| Arc::ptr_eq(other, device);
-        let queue = config.completion_queue.map(|queue| &queue.inner);
-        if !is_here(&receives.inner.pd().device) || queue.is_some_and(|queue| !is_here(&queue.device)) {
+        if !Arc::ptr_eq(&receives.inner.pd().device, device) {
             return Err(Error::QueuePair(QueuePairError::OtherDevice { device: device.name.to_owned() }));
         }
         let as_queue_pair = QueuePairConfig::default()
@@ -102,16 +100,8 @@ impl DcTarget {
         let domain = QueueDomain::of_completions(&pd.inner, QueueApi::Verbs, as_queue_pair.placement)?;
         let place = Place::of(device, config.port, config.gid_index)?;
         config.connections.check(place.abilities.max_reads)?;
-        let queue = match queue {
-            Some(queue) => {
-                queue.share()?;
-                queue.clone()
-            }
-            None => {
-                let receives = receives.inner.credits().capacity();
-                CompletionQueueInner::make(&domain, receives.saturating_mul(2), None)?
-            }
-        };
+        let entries = receives.inner.credits().capacity().saturating_mul(2);
+        let queue = CompletionQueueInner::make(&domain, entries, None)?;
         let sharing = Sharing::new(&receives.inner, &queue)?;
         let made = make(&domain, &as_queue_pair, &place, config.key, &sharing, &queue)?;
         let parts = Parts {

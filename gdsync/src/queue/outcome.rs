@@ -129,7 +129,7 @@ pub(crate) fn bytes_of(kind: WorkKind, cqe: &Cqe64) -> u32 {
 pub(crate) fn requester_kind(cqe: &Cqe64) -> Result<WorkKind, String> {
     match Opcode::try_from(cqe.wqe_opcode()) {
         Ok(Opcode::Nop) => Ok(WorkKind::Nop),
-        Ok(Opcode::Send | Opcode::SendImm | Opcode::SendInval) => Ok(WorkKind::Send),
+        Ok(Opcode::Send | Opcode::SendImm) => Ok(WorkKind::Send),
         Ok(Opcode::RdmaWrite | Opcode::RdmaWriteImm) => Ok(WorkKind::RdmaWrite),
         Ok(Opcode::RdmaRead) => Ok(WorkKind::RdmaRead),
         Ok(Opcode::AtomicCs) => Ok(WorkKind::CompareSwap),

@@ -45,7 +45,6 @@ pub struct WorkRequest<'a> {
     /// What an atomic operation swaps in or adds, and compares.
     operands: Option<AtomicSeg>,
     to: Option<Destination<'a>>,
-    /// Or the key that the remote side is to invalidate.
     immediate: u32,
     flags: CtrlFlags,
     pub(crate) wr_id: u64,
@@ -90,8 +89,6 @@ pub(crate) struct Limits {
     pub(crate) transport: Transport,
     /// The device has atomic operations.
     pub(crate) atomics: bool,
-    /// The device has sends that invalidate a remote key.
-    pub(crate) invalidation: bool,
 }
 
 /// Segments of an address.
@@ -136,16 +133,6 @@ impl<'a> WorkRequest<'a> {
     #[inline]
     pub fn read(slices: &'a [Slice], remote: RemoteMemory) -> Self {
         Self::new(Opcode::RdmaRead, Payload::Slices(slices), Some(remote))
-    }
-
-    /// Sends the slices, and has the remote card invalidate one of its keys: that of a memory
-    /// window which the remote program has bound to its queue pair, or of a region whose owner
-    /// registered it for that, as kernel drivers do. This library makes neither. A card refuses to
-    /// invalidate the key of an ordinary region, such as [`crate::MemoryRegion`]: both queue pairs
-    /// fail. The remote side finds the key in its completion.
-    #[inline]
-    pub fn send_invalidate(slices: &'a [Slice], rkey: u32) -> Self {
-        WorkRequest { immediate: rkey, ..Self::new(Opcode::SendInval, Payload::Slices(slices), None) }
     }
 
     /// Compares the 8 remote bytes with `compare`, and replaces them by `swap` where they are

@@ -39,7 +39,7 @@ pub use post_error::{PostError, PostFailure, Posted};
 pub use soft::{Event, SoftStream};
 /// CUDA graphs that hold batches.
 pub mod graph {
-    pub use super::cuda::graph::{Capture, CudaGraph, GraphBuilder, GraphError, LaunchError};
+    pub use super::cuda::graph::{Capture, CudaGraph, GraphError, LaunchError};
     pub use super::cuda::params::with_params;
 }
 pub use watchdog::{StalledWait, Watchdog};

@@ -65,7 +65,6 @@ enum Item {
     Bytes(StreamAddr, Vec<u8>),
     Kernel(Box<dyn FnOnce() + Send>),
     Record(Event),
-    Await(Event),
 }
 
 impl SoftStream {
@@ -100,14 +99,6 @@ impl SoftStream {
         let event = Event::default();
         self.shared.push(Item::Record(event.clone()))?;
         Ok(event)
-    }
-
-    /// Makes this stream wait for an event of another.
-    ///
-    /// # Errors
-    /// [`StreamError::Failed`].
-    pub fn wait_event(&self, event: &Event) -> Result<(), StreamError> {
-        self.shared.push(Item::Await(event.clone()))
     }
 
     /// True if the stream has performed everything that was submitted.
@@ -268,7 +259,6 @@ fn perform(item: Item) -> Result<(), String> {
             contain(kernel).map_err(|message| format!("a kernel panicked: {message}"))?;
         }
         Item::Record(event) => event.complete(),
-        Item::Await(event) => event.synchronize(),
     }
     Ok(())
 }

@@ -293,7 +293,6 @@ impl DeviceInner {
             max_completions: attr.max_cqe.try_into().unwrap_or(0),
             max_reads: attr.max_qp_rd_atom.min(attr.max_qp_init_rd_atom).try_into().unwrap_or(0),
             atomics: attr.atomic_cap != verbs::IBV_ATOMIC_NONE,
-            send_invalidate: attr.device_cap_flags & verbs::IBV_DEVICE_MEM_MGT_EXTENSIONS != 0,
         })
     }
 }
@@ -330,8 +329,6 @@ pub struct DeviceAttributes {
     pub max_reads: u32,
     /// Compare-and-swap and fetch-and-add of 8 bytes.
     pub atomics: bool,
-    /// Sends that invalidate a remote key.
-    pub send_invalidate: bool,
 }
 
 /// State and address of a port.

@@ -25,9 +25,6 @@ pub enum AsyncEventKind {
     CommunicationEstablished,
     /// A queue pair that has failed takes no more receives from its shared receive queue.
     LastReceive,
-    /// A shared receive queue has fewer receives than it was to tell of
-    /// ([`SharedReceiveQueue::tell_below`](crate::qp::SharedReceiveQueue::tell_below)).
-    SharedReceivesLow,
     /// A shared receive queue failed.
     SharedReceivesError,
     /// The device failed for good.
@@ -56,7 +53,6 @@ impl AsyncEventKind {
             verbs::IBV_EVENT_QP_ACCESS_ERR => AsyncEventKind::QueuePairAccessError,
             verbs::IBV_EVENT_COMM_EST => AsyncEventKind::CommunicationEstablished,
             verbs::IBV_EVENT_QP_LAST_WQE_REACHED => AsyncEventKind::LastReceive,
-            verbs::IBV_EVENT_SRQ_LIMIT_REACHED => AsyncEventKind::SharedReceivesLow,
             verbs::IBV_EVENT_SRQ_ERR => AsyncEventKind::SharedReceivesError,
             verbs::IBV_EVENT_DEVICE_FATAL => AsyncEventKind::DeviceFatal,
             PORT_ACTIVE => AsyncEventKind::PortActive,
@@ -66,7 +62,7 @@ impl AsyncEventKind {
     }
 
     /// True where the queue pairs that it concerns do not work any more.
-    pub fn is_fatal(self) -> bool {
+    pub(crate) fn is_fatal(self) -> bool {
         matches!(
             self,
             AsyncEventKind::CompletionQueueError
@@ -89,7 +85,6 @@ impl fmt::Display for AsyncEventKind {
             AsyncEventKind::QueuePairAccessError => "the remote side used a wrong rkey, bounds or access",
             AsyncEventKind::CommunicationEstablished => "communication established",
             AsyncEventKind::LastReceive => "last receive of a queue pair that has failed",
-            AsyncEventKind::SharedReceivesLow => "few receives in a shared receive queue",
             AsyncEventKind::SharedReceivesError => "fatal error of a shared receive queue",
             AsyncEventKind::DeviceFatal => "fatal error of the device",
             AsyncEventKind::PortActive => "port active",
@@ -194,9 +189,8 @@ impl EventSinks {
 }
 
 impl Device {
-    /// Takes the next asynchronous event of the card, if one comes within `timeout`. Of a fatal one
-    /// ([`AsyncEventKind::is_fatal`]), the queue pairs that it concerns have failed then, and
-    /// whatever waits for them wakes.
+    /// Takes the next asynchronous event of the card, if one comes within `timeout`. When it returns a
+    /// fatal one, the queue pairs that the event concerns have failed, and whatever waits for them wakes.
     ///
     /// Events are read only if the program calls this, or [`Device::watch_events`]. Of a device
     /// made by [`Device::from_raw`], the program reads them either through this library or itself:

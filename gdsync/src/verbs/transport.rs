@@ -47,8 +47,6 @@ impl Transport {
         match opcode {
             Opcode::Nop | Opcode::Send | Opcode::SendImm => true,
             Opcode::RdmaWrite | Opcode::RdmaWriteImm => self != Transport::Ud,
-            // The key belongs to a queue pair, and a target of DC is none.
-            Opcode::SendInval => self == Transport::Rc,
             _ => matches!(self, Transport::Rc | Transport::Dc),
         }
     }
@@ -64,7 +62,6 @@ impl Transport {
         let operation = match opcode {
             Opcode::RdmaWrite | Opcode::RdmaWriteImm => "an RDMA write",
             Opcode::RdmaRead => "an RDMA read",
-            Opcode::SendInval => "a send that invalidates",
             _ => "an atomic operation",
         };
         Err(operation)

@@ -203,7 +203,6 @@ fn what_datagrams_cannot_do_is_refused() {
         WorkRequest::write(&slices, remote).immediate(1),
         WorkRequest::read(&slices, remote),
         WorkRequest::fetch_add(&place, remote, 1),
-        WorkRequest::send_invalidate(&[], 1),
     ];
     for request in requests {
         let error = post.left.prepare(post.to_right(request.clone())).unwrap_err();

@@ -7,8 +7,8 @@ use gdsync::qp::{DcTarget, DcTargetConfig, SharedReceiveQueue};
 use gdsync::queue::{RequestError, StateError, WorkKind};
 use gdsync::verbs::{DcAddress, DevxError, OutOfRange, QueueApi, QueuePairError, Transport};
 use gdsync::{
-    Access, Batch, CompletionQueue, ConnectOptions, Device, Error, MemoryRegion, ProtectionDomain,
-    QueueError, QueuePair, QueuePairConfig, Trigger, WorkRequest,
+    Access, Batch, ConnectOptions, Device, Error, MemoryRegion, ProtectionDomain, QueueError, QueuePair,
+    QueuePairConfig, Trigger, WorkRequest,
 };
 use gdsync_test_support::pair::{LONG, content, device, fill, poll, ring, soft, synchronize};
 use std::sync::atomic::Ordering;
@@ -52,7 +52,7 @@ impl Bed {
         MemoryRegion::allocate(&self.pd, len, Access::all()).unwrap()
     }
 
-    fn target(&self, config: DcTargetConfig<'_>) -> Target {
+    fn target(&self, config: DcTargetConfig) -> Target {
         let receives = SharedReceiveQueue::new(&self.pd, 64).unwrap();
         let config = config.key(KEY).access(Access::all());
         let dct = DcTarget::new(&self.pd, &receives, config).unwrap();
@@ -152,12 +152,11 @@ fn every_operation_of_a_connection_works_with_every_target() {
 }
 
 #[test]
-fn targets_share_receives_and_completion_queues() {
+fn targets_share_receives() {
     let bed = Bed::new();
     let (left, right) = (bed.initiator(), bed.initiator());
-    let (receives, queue) =
-        (SharedReceiveQueue::new(&bed.pd, 8).unwrap(), CompletionQueue::new(&bed.device, 64).unwrap());
-    let config = DcTargetConfig::default().completion_queue(&queue);
+    let receives = SharedReceiveQueue::new(&bed.pd, 8).unwrap();
+    let config = DcTargetConfig::default();
     let targets = [1, 2].map(|key| DcTarget::new(&bed.pd, &receives, config.key(key)).unwrap());
     let region = bed.region(8);
     for round in 0..20u64 {
@@ -166,12 +165,11 @@ fn targets_share_receives_and_completion_queues() {
         let address =
             from.dc_address(&target.endpoint().unwrap(), target.key(), ConnectOptions::default()).unwrap();
         from.post_send(WorkRequest::send_inline(&round.to_ne_bytes()).to_target(&address)).unwrap();
-        let arrived = poll(&queue);
+        let arrived = poll(&target.recv_cq());
         assert_eq!((arrived.wr_id, arrived.qp_num), (round, target.number()));
         assert_eq!(region.words64()[0].load(Ordering::Acquire), round);
         assert_eq!(poll(&from.send_cq()).status, Ok(()));
     }
-    assert!(targets[0].recv_cq().is_same(&queue));
 }
 
 #[test]
@@ -315,18 +313,6 @@ fn configurations_that_dc_does_not_have_are_refused_by_name() {
     let error = DcTarget::new(&bed.pd, &target.receives, limited).unwrap_err();
     assert!(matches!(error, Error::OutOfRange(OutOfRange { what: "min_rnr_timer", .. })), "{error}");
     let other = Bed::new();
-    for (pd, queue) in [(&other.pd, None), (&bed.pd, Some(CompletionQueue::new(&other.device, 8).unwrap()))] {
-        let config = queue.iter().fold(DcTargetConfig::default(), DcTargetConfig::completion_queue);
-        let error = DcTarget::new(pd, &target.receives, config).unwrap_err();
-        assert!(matches!(error, Error::QueuePair(QueuePairError::OtherDevice { .. })), "{error}");
-    }
-    // Receives of the shared queue have room in every queue where they may complete.
-    (0..8).for_each(|slot| target.post(slot));
-    let small = CompletionQueue::new(&bed.device, 4).unwrap();
-    let config = DcTargetConfig::default().completion_queue(&small);
-    let error = DcTarget::new(&bed.pd, &target.receives, config).unwrap_err();
-    assert!(
-        matches!(error, Error::QueuePair(QueuePairError::NoRoomForReceives { posted: 8, .. })),
-        "{error}"
-    );
+    let error = DcTarget::new(&other.pd, &target.receives, DcTargetConfig::default()).unwrap_err();
+    assert!(matches!(error, Error::QueuePair(QueuePairError::OtherDevice { .. })), "{error}");
 }

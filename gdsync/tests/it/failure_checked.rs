@@ -191,12 +191,11 @@ fn the_watchdog_names_the_wait_that_a_stream_stands_at_once() {
         cpu_send(&pair);
     }
     synchronize(&stream);
-    let wait = gdsync::batch::StreamWait::on32(&word, Condition::Eq, 5).unwrap();
-    stream.post(Batch::new().wait_for(&wait)).unwrap();
+    stream.post(Batch::new().wait_value32(&word, Condition::Eq, 5)).unwrap();
     let (named, _) = heard.recv_timeout(LONG).unwrap();
     assert_eq!((named.index, named.completion_queue), (None, None));
     drop(watchdog);
-    wait.cancel();
+    word.store(5);
     synchronize(&stream);
     assert!(
         matches!(heard.recv_timeout(LONG), Err(mpsc::RecvTimeoutError::Disconnected)),

@@ -1,8 +1,7 @@
 //! The main job on a real GPU. Skipped, and said so, where there is none.
 
-use gdsync::batch::StreamWait;
 use gdsync::cuda::{self, Consistency, CudaError, DriverError, GpuMemory};
-use gdsync::cudarc::driver::sys;
+use gdsync::cudarc::driver::{DevicePtr, sys};
 use gdsync::memop::{Condition, StreamError, Word32, Word64};
 use gdsync::queue::RequestError;
 use gdsync::stream::{Doorbells, PostFailure};
@@ -106,7 +105,10 @@ fn buffers_of_cudarc_and_of_others_are_taken() {
     let Some(rig) = Rig::new("buffers_of_cudarc_and_of_others_are_taken") else { return };
     let stream = rig.raw_stream();
     let slice = stream.clone_htod(&[1u32, 2, 3, 4]).unwrap();
-    let memory = GpuMemory::from_slice(slice).unwrap();
+    stream.synchronize().unwrap();
+    let address = slice.device_ptr(&stream).0;
+    // SAFETY: the buffer is its owner.
+    let memory = unsafe { GpuMemory::from_raw(&rig.context, address, 16, slice) }.unwrap();
     assert_eq!(words(&memory), [1, 2, 3, 4]);
     // SAFETY: the memory outlives the second handle.
     let alias = unsafe { GpuMemory::from_raw(&rig.context, memory.address() + 4, 8, ()) }.unwrap();
@@ -181,17 +183,18 @@ fn words_of_all_kinds_are_waited_for_and_a_wait_can_be_cancelled() {
             short.store(if condition == Condition::Nor { u32::MAX } else { 0 });
             long.store(if condition == Condition::Nor { u64::MAX } else { 0 });
             end.store(0);
-            let value = if condition == Condition::Nor { 0xfeff_ffff } else { 1 << 24 };
+            let value32 = if condition == Condition::Nor { 0xfeff_ffff } else { 1 << 24 };
+            let value64 = if condition == Condition::Nor { !(1 << 40) } else { 1 << 40 };
             let wait = if wide {
-                let value = if condition == Condition::Nor { !(1 << 40) } else { 1 << 40 };
-                StreamWait::on64(&long, condition, value).unwrap()
+                Batch::new().wait_value64(&long, condition, value64)
             } else {
-                StreamWait::on32(&short, condition, value).unwrap()
+                Batch::new().wait_value32(&short, condition, value32)
             };
-            stream.post(Batch::new().wait_for(&wait).write_value32(&end, 1)).unwrap();
+            stream.post(wait.write_value32(&end, 1)).unwrap();
             assert!(!stream.synchronize_timeout(Duration::from_millis(20)).unwrap());
             assert!(stream.oldest_wait().unwrap().contains(&format!("{condition:?}")));
-            wait.cancel();
+            short.store(condition.satisfier32(value32).unwrap());
+            long.store(condition.satisfier64(value64).unwrap());
             synchronize(&stream);
             assert_eq!(end.load(), 1);
         }

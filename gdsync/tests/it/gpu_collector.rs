@@ -3,6 +3,7 @@
 use crate::fan::{Fan, connect};
 use crate::gpu_trigger::grid;
 use gdsync::cuda::{CudaError, GpuMemory, Placement};
+use gdsync::cudarc::driver::sys;
 use gdsync::memop::{Condition, StreamError};
 use gdsync::qp::CollectorConfig;
 use gdsync::stream::StreamOptions;
@@ -66,7 +67,12 @@ fn the_cpu_and_a_stream_look_at_a_word_of_the_gpus_memory() {
     let fan = Fan::new(1, None);
     let config = CollectorConfig::default().word(Placement::Gpu(0));
     let collector = Collector::with_config(&fan.device, config).unwrap();
-    assert!(collector.word().is_in_gpu_memory());
+    let (mut kind, asked) = (0u32, sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE);
+    // SAFETY: the driver writes 4 bytes; it looks the address up and reads nothing there.
+    let result =
+        unsafe { sys::cuPointerGetAttribute((&raw mut kind).cast(), asked, collector.word().address()) };
+    result.result().unwrap();
+    assert_eq!(kind, sys::CUmemorytype::CU_MEMORYTYPE_DEVICE as u32);
     let stream = rig.stream();
     for number in 1..=50 {
         fan.trigger.release(fan.send(0, number).into_ticket().unwrap()).unwrap();

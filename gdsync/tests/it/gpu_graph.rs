@@ -140,35 +140,6 @@ fn batches_of_another_shape_or_out_of_order_are_given_back() {
 }
 
 #[test]
-fn graphs_are_built_node_by_node_too() {
-    let Some(exchange) = Exchange::new("graphs_are_built_node_by_node_too", false) else { return };
-    let memory = PinnedMemory::allocate(16).unwrap();
-    let (before, after) = (Word32::new(&memory, 0).unwrap(), Word32::new(&memory, 4).unwrap());
-    let mut builder = exchange.stream.graph_builder().unwrap();
-    builder.batch(&BatchShape::new().wait_value32().send()).unwrap();
-    builder.batch(&BatchShape::new().wait().write_value32()).unwrap();
-    assert!(!builder.raw().is_null());
-    let mut graph = builder.instantiate().unwrap();
-    assert!(format!("{graph:?}").contains("[wait_value32, send]"));
-    for launch in 1..=50u32 {
-        let pair = &exchange.rig.pair;
-        pair.right.post_recv(&[exchange.target.slice(..).unwrap()], 0).unwrap();
-        let slices = [exchange.source.slice(..).unwrap()];
-        let send = pair.left.prepare(WorkRequest::send(&slices)).unwrap();
-        let arrival = pair.right.recv_cq().prepare_wait().unwrap();
-        let first = Batch::new().wait_value32(&before, Condition::Eq, launch).send(send);
-        let second = Batch::new().wait(arrival).write_value32(&after, launch);
-        exchange.stream.launch(&mut graph, [first, second]).unwrap();
-        assert_ne!(after.load(), launch);
-        before.store(launch);
-        synchronize(&exchange.stream);
-        assert_eq!(after.load(), launch);
-        exchange.collect();
-    }
-    drop(exchange.stream.graph_builder().unwrap());
-}
-
-#[test]
 fn a_launch_is_not_captured() {
     let Some(exchange) = Exchange::new("a_launch_is_not_captured", false) else { return };
     let mut graph = exchange.capture();

@@ -7,7 +7,7 @@ use gdsync::cuda;
 use gdsync::cudarc::driver::sys;
 use gdsync::graph::CudaGraph;
 use gdsync::memop::Word64;
-use gdsync::{Batch, PinnedMemory, Trigger, WorkRequest};
+use gdsync::{Batch, CudaStream, PinnedMemory, Trigger, WorkRequest};
 use gdsync_test_support::gpu::{is_sanitized, synchronize};
 use gdsync_test_support::pair::poll;
 use gdsync_test_support::skipped;
@@ -130,6 +130,19 @@ fn prepare_send(bench: &Bench, message: u64) {
     assert_eq!(send.into_ticket().unwrap(), message);
 }
 
+/// The graph that a stream is being captured into.
+fn captured_graph(stream: &CudaStream) -> sys::CUgraph {
+    let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+    let (mut id, mut graph) = (0, null_mut());
+    // SAFETY: valid places, or null where nothing is asked for; the stream is alive.
+    unsafe {
+        sys::cuStreamGetCaptureInfo_v2(stream.raw(), &mut status, &mut id, &mut graph, null_mut(), null_mut())
+    }
+    .result()
+    .unwrap();
+    graph
+}
+
 /// Adds a WHILE node to a graph, which runs at least once. Returns the handle of its condition, and
 /// its body.
 ///
@@ -183,36 +196,39 @@ fn the_body_of_a_while_node_sends_as_often_as_its_kernel_decides() {
     synchronize(&bench.stream);
 
     bench.rig.context.bind_to_thread().unwrap();
-    let builder = bench.stream.graph_builder().unwrap();
-    // SAFETY: the builder's graph, which is empty; the context was bound just now.
-    let (handle, body) = unsafe { while_node(builder.raw(), bench.rig.context.cu_ctx()) };
-    let mut params = [
-        (&raw const handle).cast::<c_void>().cast_mut(),
-        (&raw const trigger).cast::<c_void>().cast_mut(),
-        (&raw const ticket).cast::<c_void>().cast_mut(),
-        (&raw const end_at).cast::<c_void>().cast_mut(),
-        (&raw const source).cast::<c_void>().cast_mut(),
-        (&raw const places).cast::<c_void>().cast_mut(),
-    ];
-    let node_params = sys::CUDA_KERNEL_NODE_PARAMS {
-        func: kernel.cu_function(),
-        gridDimX: 1,
-        gridDimY: 1,
-        gridDimZ: 1,
-        blockDimX: 1,
-        blockDimY: 1,
-        blockDimZ: 1,
-        sharedMemBytes: 0,
-        kernelParams: params.as_mut_ptr(),
-        extra: null_mut(),
-        kern: null_mut(),
-        ctx: null_mut(),
-    };
-    let mut node = null_mut();
-    // SAFETY: the body is alive as its graph is; the driver copies the kernel's parameters, which
-    // are those that the kernel has.
-    unsafe { sys::cuGraphAddKernelNode_v2(&mut node, body, null(), 0, &node_params) }.result().unwrap();
-    let mut graph = builder.instantiate().unwrap();
+    let recorded = bench.stream.capture(|capture| {
+        let graph = captured_graph(capture.stream());
+        // SAFETY: the graph is alive while it is captured, and empty; the context was bound just now.
+        let (handle, body) = unsafe { while_node(graph, bench.rig.context.cu_ctx()) };
+        let mut params = [
+            (&raw const handle).cast::<c_void>().cast_mut(),
+            (&raw const trigger).cast::<c_void>().cast_mut(),
+            (&raw const ticket).cast::<c_void>().cast_mut(),
+            (&raw const end_at).cast::<c_void>().cast_mut(),
+            (&raw const source).cast::<c_void>().cast_mut(),
+            (&raw const places).cast::<c_void>().cast_mut(),
+        ];
+        let node_params = sys::CUDA_KERNEL_NODE_PARAMS {
+            func: kernel.cu_function(),
+            gridDimX: 1,
+            gridDimY: 1,
+            gridDimZ: 1,
+            blockDimX: 1,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: 0,
+            kernelParams: params.as_mut_ptr(),
+            extra: null_mut(),
+            kern: null_mut(),
+            ctx: null_mut(),
+        };
+        let mut node = null_mut();
+        // SAFETY: the body is alive as its graph is; the driver copies the kernel's parameters, which
+        // are those that the kernel has.
+        unsafe { sys::cuGraphAddKernelNode_v2(&mut node, body, null(), 0, &node_params) }.result().unwrap();
+        Ok(())
+    });
+    let mut graph = recorded.unwrap();
 
     let (mut prepared, mut sent, mut launches) = (0u64, 0u64, 0u64);
     while sent < 1000 {

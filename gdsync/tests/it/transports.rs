@@ -176,15 +176,6 @@ fn inline_data_up_to_the_queues_limit() {
 }
 
 #[test]
-fn a_send_does_not_invalidate_the_key_of_a_region() {
-    let pair = open();
-    let target = pair.open_region(8);
-    pair.right.post_recv(&[], 0).unwrap();
-    pair.left.post_send(WorkRequest::send_invalidate(&[], target.rkey())).unwrap();
-    assert!(poll(&pair.left.send_cq()).status.is_err());
-}
-
-#[test]
 fn unreliable_connections_send_and_write() {
     let pair = uc();
     assert_eq!(pair.left.transport(), Transport::Uc);
@@ -234,7 +225,6 @@ fn unreliable_connections_lose_what_finds_no_receive_and_refuse_what_they_lack()
         WorkRequest::read(&slices, target.remote()),
         WorkRequest::fetch_add(&place, target.remote(), 1),
         WorkRequest::compare_swap(&place, target.remote(), 1, 1),
-        WorkRequest::send_invalidate(&[], 1),
     ];
     for request in requests {
         let error = pair.left.prepare(request.clone()).unwrap_err();

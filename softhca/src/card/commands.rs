@@ -261,7 +261,7 @@ impl Card {
     ///
     /// # Errors
     /// [`CardError::Invalid`].
-    pub fn check_address(&self, address: &Address) -> Result<(), CardError> {
+    pub(crate) fn check_address(&self, address: &Address) -> Result<(), CardError> {
         self.command(|engine| check_route(engine, address))
     }
 

@@ -35,13 +35,13 @@ pub use key::KEY_VARIABLES;
 pub(crate) use key::check_key;
 pub(crate) use listen::check_addresses;
 pub use listen::{DEFAULT_PORT, LISTEN_VARIABLE, is_tcp};
-pub use network::Fabric;
+pub(crate) use network::Fabric;
 pub use node::Node;
 pub(crate) use node::{MULTICAST, node_of_address};
-pub(crate) use packet::Hole;
-pub use packet::{MAX_HEADER, MAX_PAYLOAD, Part, SendOutcome, Sink, Use};
+pub use packet::MAX_PAYLOAD;
+pub(crate) use packet::{Hole, MAX_HEADER, Part, SendOutcome, Sink, Use};
 pub use services::{Service, ServiceCard, find_service};
-pub use sleeper::Sleeper;
+pub(crate) use sleeper::Sleeper;
 
 pub use crate::os::socket::limit_silence;
 

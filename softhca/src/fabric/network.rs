@@ -17,7 +17,7 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 use std::sync::Arc;
 
 /// A card's access to the fabric. Used by one thread at a time.
-pub struct Fabric {
+pub(crate) struct Fabric {
     network: Network,
 }
 
@@ -32,7 +32,7 @@ impl Fabric {
     ///
     /// # Errors
     /// [`FabricError`].
-    pub fn bind(speed: Speed) -> Result<Fabric, FabricError> {
+    pub(crate) fn bind(speed: Speed) -> Result<Fabric, FabricError> {
         let addresses = listen::from_environment()?;
         if addresses.is_empty() {
             Self::on_host(speed)
@@ -54,7 +54,7 @@ impl Fabric {
     }
 
     /// The LID; 0 on the fabric of several hosts.
-    pub fn lid(&self) -> u16 {
+    pub(crate) fn lid(&self) -> u16 {
         match &self.network {
             Network::Shared(shared, _) => shared.lid(),
             Network::Tcp(_) => 0,
@@ -62,7 +62,7 @@ impl Fabric {
     }
 
     /// How fast the card's timers run. Cards with another speed are not reached.
-    pub fn speed(&self) -> Speed {
+    pub(crate) fn speed(&self) -> Speed {
         match &self.network {
             Network::Shared(shared, _) => shared.speed(),
             Network::Tcp(tcp) => tcp.speed(),
@@ -78,7 +78,7 @@ impl Fabric {
     }
 
     /// The IPv4 address; `None` on the fabric of one host.
-    pub fn ipv4(&self) -> Option<Ipv4Addr> {
+    pub(crate) fn ipv4(&self) -> Option<Ipv4Addr> {
         match &self.network {
             Network::Shared(..) => None,
             Network::Tcp(tcp) => Some(tcp.address()),
@@ -86,7 +86,7 @@ impl Fabric {
     }
 
     /// The object that the engine's thread sleeps on. Other threads wake it.
-    pub fn sleeper(&self) -> Arc<Sleeper> {
+    pub(crate) fn sleeper(&self) -> Arc<Sleeper> {
         match &self.network {
             Network::Shared(shared, _) => shared.sleeper(),
             Network::Tcp(tcp) => tcp.sleeper(),
@@ -97,8 +97,8 @@ impl Fabric {
     ///
     /// # Safety
     /// Each payload part is readable memory. The header is at most
-    /// [`MAX_HEADER`](super::MAX_HEADER) bytes, the payload [`MAX_PAYLOAD`](super::MAX_PAYLOAD).
-    pub unsafe fn try_send(&mut self, node: Node, header: &[u8], payload: &[Part]) -> SendOutcome {
+    /// [`MAX_HEADER`](super::packet::MAX_HEADER) bytes, the payload [`MAX_PAYLOAD`](super::MAX_PAYLOAD).
+    pub(crate) unsafe fn try_send(&mut self, node: Node, header: &[u8], payload: &[Part]) -> SendOutcome {
         match &mut self.network {
             Network::Shared(shared, _) => {
                 let Ok(lid) = u16::try_from(node) else { return SendOutcome::Unreachable };
@@ -160,7 +160,7 @@ impl Fabric {
     /// Whether [`Self::try_send`] would find no room for a packet of that size. A caller asks
     /// before it fetches a payload that is expensive to fetch. If the answer is true, the fabric
     /// wakes its sleeper when there is room.
-    pub fn is_full(&self, node: Node, header: usize, payload: usize) -> bool {
+    pub(crate) fn is_full(&self, node: Node, header: usize, payload: usize) -> bool {
         match &self.network {
             Network::Shared(shared, _) => {
                 u16::try_from(node).is_ok_and(|lid| shared.is_full(lid, header, payload))
@@ -170,7 +170,7 @@ impl Fabric {
     }
 
     /// False if the process of that node is known to have ended.
-    pub fn is_alive(&mut self, node: Node) -> bool {
+    pub(crate) fn is_alive(&mut self, node: Node) -> bool {
         match &mut self.network {
             Network::Shared(shared, _) => u16::try_from(node).is_ok_and(|lid| shared.is_alive(lid)),
             Network::Tcp(tcp) => tcp.is_alive(node),
@@ -178,7 +178,7 @@ impl Fabric {
     }
 
     /// Whether there is a link to that node, whose process has not ended.
-    pub fn is_linked(&mut self, node: Node) -> bool {
+    pub(crate) fn is_linked(&mut self, node: Node) -> bool {
         match &mut self.network {
             Network::Shared(shared, _) => u16::try_from(node).is_ok_and(|lid| shared.is_linked(lid)),
             Network::Tcp(tcp) => tcp.is_linked(node),
@@ -187,7 +187,7 @@ impl Fabric {
 
     /// Where the last packet that [`Self::try_send`] took ends on the way to its node: a number for
     /// [`Self::has_taken`].
-    pub fn position(&self) -> u64 {
+    pub(crate) fn position(&self) -> u64 {
         match &self.network {
             Network::Shared(shared, _) => shared.position(),
             Network::Tcp(_) => 0,
@@ -197,7 +197,7 @@ impl Fabric {
     /// False if a packet to that node, which ends at `position`, waits for the process there to
     /// take it: the process is busy or stopped. As long as [`Self::is_alive`] is true, it may still
     /// take the packet. On the fabric of several hosts true: the fabric does not see that.
-    pub fn has_taken(&self, node: Node, position: u64) -> bool {
+    pub(crate) fn has_taken(&self, node: Node, position: u64) -> bool {
         match &self.network {
             Network::Shared(shared, _) => {
                 u16::try_from(node).map_or(true, |lid| shared.has_taken(lid, position))
@@ -209,7 +209,7 @@ impl Fabric {
     /// The rounds of the card at a node: in each, it serves every queue pair that has something to
     /// send. The number grows while that card runs. `None` without a link to the node, and on the
     /// fabric of several hosts.
-    pub fn rounds(&self, node: Node) -> Option<u64> {
+    pub(crate) fn rounds(&self, node: Node) -> Option<u64> {
         match &self.network {
             Network::Shared(shared, _) => u16::try_from(node).ok().and_then(|lid| shared.rounds(lid)),
             Network::Tcp(_) => None,
@@ -217,7 +217,7 @@ impl Fabric {
     }
 
     /// A round of this card has ended: the cards that send to it see that by [`Self::rounds`].
-    pub fn end_round(&mut self) {
+    pub(crate) fn end_round(&mut self) {
         match &mut self.network {
             Network::Shared(shared, _) => shared.end_round(),
             Network::Tcp(_) => {}
@@ -227,7 +227,7 @@ impl Fabric {
     /// Where the last packet ends that has arrived from a node: a number for
     /// [`Self::has_received`]. It includes all packets that the node sent before a round that
     /// [`Self::rounds`] has shown.
-    pub fn arrived(&mut self, node: Node) -> u64 {
+    pub(crate) fn arrived(&mut self, node: Node) -> u64 {
         match &mut self.network {
             Network::Shared(shared, _) => u16::try_from(node).map_or(0, |lid| shared.arrived(lid)),
             Network::Tcp(_) => 0,
@@ -235,7 +235,7 @@ impl Fabric {
     }
 
     /// Whether [`Self::poll`] has passed on everything from a node before `position`.
-    pub fn has_received(&self, node: Node, position: u64) -> bool {
+    pub(crate) fn has_received(&self, node: Node, position: u64) -> bool {
         match &self.network {
             Network::Shared(shared, _) => {
                 u16::try_from(node).map_or(true, |lid| shared.has_received(lid, position))
@@ -245,7 +245,7 @@ impl Fabric {
     }
 
     /// Passes at most `budget` packets to `sink`. Returns how many. When it returns, the sink is settled.
-    pub fn poll(&mut self, budget: usize, mut sink: impl Sink) -> usize {
+    pub(crate) fn poll(&mut self, budget: usize, mut sink: impl Sink) -> usize {
         match &mut self.network {
             Network::Shared(shared, _) => shared.poll(budget, &mut sink),
             Network::Tcp(tcp) => tcp.poll(budget, &mut sink),
@@ -253,7 +253,7 @@ impl Fabric {
     }
 
     /// Whether it has multicast groups. That of several hosts has none.
-    pub fn has_groups(&self) -> bool {
+    pub(crate) fn has_groups(&self) -> bool {
         matches!(self.network, Network::Shared(..))
     }
 
@@ -293,7 +293,7 @@ impl Fabric {
 
     /// Announces that the card will sleep: from now on peers wake the sleeper. False if packets are
     /// waiting already.
-    pub fn prepare_sleep(&mut self) -> bool {
+    pub(crate) fn prepare_sleep(&mut self) -> bool {
         match &mut self.network {
             Network::Shared(shared, _) => shared.prepare_sleep(),
             Network::Tcp(tcp) => tcp.prepare_sleep(),
@@ -301,7 +301,7 @@ impl Fabric {
     }
 
     /// Ends the announcement of [`Self::prepare_sleep`], after sleeping or instead of it.
-    pub fn finish_sleep(&mut self) {
+    pub(crate) fn finish_sleep(&mut self) {
         match &mut self.network {
             Network::Shared(shared, _) => shared.finish_sleep(),
             Network::Tcp(tcp) => tcp.finish_sleep(),

@@ -3,12 +3,12 @@
 use super::node::Node;
 
 /// Longest header of a packet in bytes.
-pub const MAX_HEADER: usize = 96;
+pub(crate) const MAX_HEADER: usize = 96;
 /// Longest payload of a packet in bytes.
 pub const MAX_PAYLOAD: usize = 64 * 1024;
 
 /// A piece of payload: its address and its length in bytes.
-pub type Part = (*const u8, usize);
+pub(crate) type Part = (*const u8, usize);
 
 /// The place of a piece of payload that is still to be filled: in two parts, each an address and a
 /// length in bytes.
@@ -16,7 +16,7 @@ pub(crate) type Hole = [(*mut u8, usize); 2];
 
 /// Whether the payload of a packet that was taken is still in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Use {
+pub(crate) enum Use {
     /// No side reads it any more, nor that of any packet that was taken before it.
     Over,
     /// It is read until [`Sink::settle`] returns, or until [`Use::Over`] is said of a later packet.
@@ -26,7 +26,7 @@ pub enum Use {
 /// What takes the packets of a fabric.
 ///
 /// The peer can still write to the payload: read each byte once, and check the copy.
-pub trait Sink {
+pub(crate) trait Sink {
     /// Takes a packet: source, header, payload in two parts.
     fn take(&mut self, source: Node, header: &[u8], payload: [Part; 2]) -> Use;
 
@@ -44,7 +44,7 @@ impl<F: FnMut(Node, &[u8], [Part; 2])> Sink for F {
 
 /// What became of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SendOutcome {
+pub(crate) enum SendOutcome {
     /// The fabric has taken it.
     Sent,
     /// There is no room now. The fabric wakes its sleeper when there is.

@@ -12,7 +12,7 @@ use std::time::Duration;
 /// Waking is cheap while the engine is awake, and no wake-up is lost: the sleeper announces itself
 /// and then looks for work; the waker makes work and then looks for the announcement (both with a
 /// SeqCst fence between), so at least one of them sees the other.
-pub struct Sleeper {
+pub(crate) struct Sleeper {
     pub(super) epoll: Epoll,
     event: OwnedFd,
     announced: AtomicBool,
@@ -35,7 +35,7 @@ impl Sleeper {
 
     /// Sleeps for `timeout` at most. One thread calls it, between `prepare_sleep` and
     /// `finish_sleep` of the fabric.
-    pub fn sleep(&self, timeout: Duration) {
+    pub(crate) fn sleep(&self, timeout: Duration) {
         wait::sleep(&[self.epoll.as_fd(), self.event.as_fd()], timeout);
     }
 
@@ -52,7 +52,7 @@ impl Sleeper {
 
     /// Wakes the sleeper, or keeps it from falling asleep. Any thread may call it, after making the
     /// work that the sleeper is to find.
-    pub fn wake(&self) {
+    pub(crate) fn wake(&self) {
         fence(Ordering::SeqCst);
         if self.announced.load(Ordering::Relaxed) && self.announced.swap(false, Ordering::Relaxed) {
             wait::raise(self.event.as_fd());

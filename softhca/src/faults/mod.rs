@@ -17,7 +17,7 @@ pub use crate::packet::PacketKind;
 pub use injector::RuleCount;
 pub(crate) use injector::{Crossing, Fate, Faults, Refused};
 pub use parse::FaultPlanError;
-pub use plan::{Action, Direction, FaultPlan, Kinds, LONGEST_HOLD, Rule, Side, Which};
+pub use plan::{Action, Direction, FaultPlan, Kinds, Rule, Side, Which};
 pub use process::{FAULTS_VARIABLE, fault_counts, set_faults};
 pub(crate) use process::{check_plan, join, leave};
 

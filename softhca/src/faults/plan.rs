@@ -79,7 +79,7 @@ pub enum Action {
     /// A packet is delayed, and with it the later packets of its queue pair.
     Delay(Duration),
     /// A packet, and the later ones of its queue pair, wait until so many packets of other queue
-    /// pairs have passed; [`LONGEST_HOLD`] at most.
+    /// pairs have passed; 10 ms at most.
     Hold(u32),
     /// The responder answers that it is not ready (RNR NAK), to a request of a reliable connection
     /// that it could execute.
@@ -96,7 +96,7 @@ pub enum Action {
 }
 
 /// Longest time that [`Action::Hold`] delays a packet while no others pass.
-pub const LONGEST_HOLD: Duration = Duration::from_millis(10);
+pub(super) const LONGEST_HOLD: Duration = Duration::from_millis(10);
 
 /// Which of the matching events a rule applies to.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -15,7 +15,6 @@ mod port;
 
 pub use interface::interface;
 pub use live::LiveFile;
-pub use pci::DOMAIN;
 
 use crate::card::LinkLayer;
 use std::fs;
@@ -26,7 +25,7 @@ use std::path::{Path, PathBuf};
 /// Firmware version of software devices: major, minor, subminor.
 pub const FIRMWARE: &str = env!("CARGO_PKG_VERSION");
 /// PCI vendor of the cards with this interface: Mellanox.
-pub const VENDOR: u32 = 0x15b3;
+const VENDOR: u32 = 0x15b3;
 /// PCI device: ConnectX-7.
 pub const PART: u32 = 0x1021;
 /// The device file that stands for a device, and its number, major and minor. open(2) of a device

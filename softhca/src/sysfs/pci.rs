@@ -7,7 +7,7 @@ use std::io;
 use std::path::Path;
 
 /// PCI domain of all software devices, one that no machine is known to use.
-pub const DOMAIN: &str = "50f7";
+const DOMAIN: &str = "50f7";
 /// PCI device of the bridges: the one of a ConnectX's own switch, as cards with such have.
 const BRIDGE: u32 = 0x197b;
 

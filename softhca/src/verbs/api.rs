@@ -9,7 +9,6 @@ const TABLE: VerbsTable = VerbsTable {
     get_device_list: device::get_device_list,
     free_device_list: device::free_device_list,
     get_device_name: device::get_device_name,
-    get_device_guid: device::get_device_guid,
     open_device: context::open_device,
     close_device: context::close_device,
     query_device: context::query_device,
@@ -32,7 +31,6 @@ const TABLE: VerbsTable = VerbsTable {
     get_cq_event: channel::get_cq_event,
     ack_cq_events: cq::ack_cq_events,
     create_srq: srq::create_srq,
-    modify_srq: srq::modify_srq,
     destroy_srq: srq::destroy_srq,
     mlx5dv_create_qp: qp::mlx5dv_create_qp,
     // Programs write to the rings themselves.

@@ -1,6 +1,6 @@
 //! Open devices, and queries of their properties.
 
-use super::device::{Device, Hold, OpenCard, c_string};
+use super::device::{Device, OpenCard, c_string};
 use super::errno::{self, Errno, Result};
 use super::event_queue::EventQueue;
 use super::object::{self, Object};
@@ -36,7 +36,7 @@ pub(super) struct Context {
     pub(super) events: Arc<EventQueue>,
     /// The UAR of queue pairs without a thread domain, and of completion queues.
     pub(super) uar: OwnUar,
-    hold: Hold,
+    open: Arc<OpenCard>,
 }
 
 // SAFETY: the C struct is written once, before the caller gets the context; all else is `Sync`
@@ -51,8 +51,8 @@ unsafe impl Object for Context {
 
 impl Context {
     fn new(device: &'static Device) -> Result<Self> {
-        let hold = Hold::new(device)?;
-        let uar = OwnUar::of_context(&hold.card)?;
+        let open = device.card()?;
+        let uar = OwnUar::of_context(&open)?;
         let events = Arc::new(EventQueue::new()?);
         let ibv = ibv_context {
             device: device.handle(),
@@ -65,15 +65,15 @@ impl Context {
             // operations.
             abi_compat: std::ptr::null_mut(),
         };
-        Ok(Context { ibv: UnsafeCell::new(ibv), events, uar, hold })
+        Ok(Context { ibv: UnsafeCell::new(ibv), events, uar, open })
     }
 
     pub(super) fn card(&self) -> &Card {
-        &self.hold.card.card
+        &self.open.card
     }
 
     pub(super) fn open(&self) -> &Arc<OpenCard> {
-        &self.hold.card
+        &self.open
     }
 }
 

@@ -1,8 +1,7 @@
 //! The devices of this process, and the lifetime of their cards.
 //!
 //! Devices are static: listing them starts no card. The card of a device starts when the program
-//! opens the device or queries its GUID, and stops when no list and no context of it is left. Until
-//! then, GUID and LID stay the same. All contexts of a device share its card.
+//! opens the device, and stops when no context of it is left. All contexts of a device share its card.
 
 use super::errno::{self, Errno};
 use super::event_queue::Routes;
@@ -15,7 +14,7 @@ use gdsync_sys::verbs::{IBV_SYSFS_PATH_MAX, ibv_device};
 use libc::{c_char, c_int};
 use parking_lot::Mutex;
 use std::cell::UnsafeCell;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 
 /// `IBV_NODE_CA`.
 const NODE_CA: c_int = 1;
@@ -33,7 +32,8 @@ pub(super) struct OpenCard {
 pub(super) struct Device {
     ibv: UnsafeCell<ibv_device>,
     link: LinkLayer,
-    state: Mutex<State>,
+    /// Kept by the contexts of the device.
+    card: Mutex<Weak<OpenCard>>,
 }
 
 // SAFETY: the C struct is written once, before the device is shared; the rest is behind its lock.
@@ -44,35 +44,6 @@ unsafe impl Send for Device {}
 // shared or destroyed.
 unsafe impl Object for Device {
     type C = ibv_device;
-}
-
-#[derive(Default)]
-struct State {
-    /// Device lists that are not freed.
-    lists: usize,
-    /// Open contexts.
-    contexts: usize,
-    card: Option<Arc<OpenCard>>,
-}
-
-impl State {
-    fn card(&mut self, link: LinkLayer) -> errno::Result<Arc<OpenCard>> {
-        if let Some(card) = &self.card {
-            return Ok(card.clone());
-        }
-        let routes = Arc::new(Routes::default());
-        let sink = routes.clone();
-        let card = Card::start(link, Box::new(move |event| sink.deliver(event)))?;
-        let card = Arc::new(OpenCard { card, routes });
-        self.card = Some(card.clone());
-        Ok(card)
-    }
-
-    /// Takes the card if no list and no context needs it. The caller drops it after releasing the
-    /// lock.
-    fn idle_card(&mut self) -> Option<Arc<OpenCard>> {
-        if self.lists == 0 && self.contexts == 0 { self.card.take() } else { None }
-    }
 }
 
 impl Device {
@@ -87,43 +58,25 @@ impl Device {
             dev_path: [0; IBV_SYSFS_PATH_MAX],
             ibdev_path: [0; IBV_SYSFS_PATH_MAX],
         };
-        Device { ibv: UnsafeCell::new(ibv), link, state: Mutex::default() }
+        Device { ibv: UnsafeCell::new(ibv), link, card: Mutex::default() }
     }
 
     pub(super) fn handle(&self) -> *mut ibv_device {
         std::ptr::from_ref(self).cast_mut().cast()
     }
 
-    fn guid(&self) -> u64 {
-        let mut state = self.state.lock();
-        if state.lists == 0 && state.contexts == 0 {
-            return 0;
+    /// The device's card, which is started if it does not run. The caller keeps it running.
+    pub(super) fn card(&self) -> errno::Result<Arc<OpenCard>> {
+        let mut known = self.card.lock();
+        if let Some(card) = known.upgrade() {
+            return Ok(card);
         }
-        state.card(self.link).map_or(0, |open| open.card.guid())
-    }
-}
-
-/// A context's reference to its device. It keeps the card running.
-pub(super) struct Hold {
-    device: &'static Device,
-    pub(super) card: Arc<OpenCard>,
-}
-
-impl Hold {
-    pub(super) fn new(device: &'static Device) -> errno::Result<Self> {
-        let mut state = device.state.lock();
-        let card = state.card(device.link)?;
-        state.contexts += 1;
-        Ok(Hold { device, card })
-    }
-}
-
-impl Drop for Hold {
-    fn drop(&mut self) {
-        let mut state = self.device.state.lock();
-        state.contexts = state.contexts.saturating_sub(1);
-        let _stops_after_the_lock = state.idle_card();
-        drop(state);
+        let routes = Arc::new(Routes::default());
+        let sink = routes.clone();
+        let card = Card::start(self.link, Box::new(move |event| sink.deliver(event)))?;
+        let card = Arc::new(OpenCard { card, routes });
+        *known = Arc::downgrade(&card);
+        Ok(card)
     }
 }
 
@@ -155,7 +108,7 @@ fn listed() -> Result<&'static [Device], SettingError> {
 ///
 /// A card keeps its last 256 findings until it stops.
 pub fn diagnostics() -> Vec<Diagnostic> {
-    let cards: Vec<_> = devices().iter().filter_map(|device| device.state.lock().card.clone()).collect();
+    let cards: Vec<_> = devices().iter().filter_map(|device| device.card.lock().upgrade()).collect();
     cards.iter().flat_map(|open| open.card.diagnostics()).collect()
 }
 
@@ -179,7 +132,6 @@ pub(super) unsafe extern "C" fn get_device_list(num: *mut c_int) -> *mut *mut ib
         return errno::pointer(Err(Errno::NO_MEMORY));
     }
     for (i, device) in devices.iter().enumerate() {
-        device.state.lock().lists += 1;
         // SAFETY: the list has an entry for each device.
         unsafe { list.add(i).write(device.handle()) };
     }
@@ -195,17 +147,8 @@ pub(super) unsafe extern "C" fn get_device_list(num: *mut c_int) -> *mut *mut ib
 /// # Safety
 /// `list` is null, or came from [`get_device_list`] and was not freed.
 pub(super) unsafe extern "C" fn free_device_list(list: *mut *mut ibv_device) {
-    if list.is_null() {
-        return;
-    }
-    // SAFETY: came from `calloc`, as the caller says.
+    // SAFETY: null, or came from `calloc`, as the caller says.
     unsafe { libc::free(list.cast()) };
-    for device in devices() {
-        let mut state = device.state.lock();
-        state.lists = state.lists.saturating_sub(1);
-        let _stops_after_the_lock = state.idle_card();
-        drop(state);
-    }
 }
 
 /// `ibv_get_device_name`: null with EINVAL for null.
@@ -217,16 +160,6 @@ pub(super) unsafe extern "C" fn get_device_name(device: *mut ibv_device) -> *con
     let found = unsafe { object::borrow::<Device>(device) };
     // SAFETY: the struct does not change any more.
     errno::pointer(found.map(|found| unsafe { (*found.ibv.get()).name.as_ptr().cast_mut() }))
-}
-
-/// `ibv_get_device_guid`, in network byte order. Starts the card if it does not run, as the GUID is
-/// the card's. 0 if the card cannot start, `device` is null, or all lists were freed.
-///
-/// # Safety
-/// `device` is null or from a list.
-pub(super) unsafe extern "C" fn get_device_guid(device: *mut ibv_device) -> u64 {
-    // SAFETY: the caller's; devices are static.
-    unsafe { object::borrow::<Device>(device) }.map_or(0, |device| device.guid().to_be())
 }
 
 /// `mlx5dv_is_supported`: every software device is an mlx5 device.

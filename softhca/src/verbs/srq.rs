@@ -9,7 +9,7 @@ use super::queue_memory::{QueueMemory, Request, page_size};
 use crate::card::{LIMITS, SrqConfig};
 use gdsync_sys::mlx5dv::{MLX5DV_RES_TYPE_SRQ, MLX5DV_SRQ_MASK_SRQN, mlx5dv_srq};
 use gdsync_sys::prm::recv;
-use gdsync_sys::verbs::{IBV_SRQ_LIMIT, IBV_SRQ_MAX_WR, ibv_pd, ibv_srq, ibv_srq_attr, ibv_srq_init_attr};
+use gdsync_sys::verbs::{ibv_pd, ibv_srq, ibv_srq_attr, ibv_srq_init_attr};
 use libc::c_int;
 use std::cell::UnsafeCell;
 use std::sync::Arc;
@@ -119,26 +119,6 @@ unsafe fn new_srq(pd: *mut ibv_pd, init: *mut ibv_srq_init_attr) -> Result<*mut 
 
 fn granted(entries: u32, stride: u32, srq_limit: u32) -> ibv_srq_attr {
     ibv_srq_attr { max_wr: entries - 1, max_sge: recv::linked_segments(stride), srq_limit }
-}
-
-/// `ibv_modify_srq`: arms the limit. EINVAL for another size, as the driver says.
-///
-/// # Safety
-/// `srq` is null or created; `attr` is null or valid.
-pub(super) unsafe extern "C" fn modify_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr, mask: c_int) -> c_int {
-    // SAFETY: the caller's.
-    let arguments = unsafe { object::borrow::<Srq>(srq) }
-        // SAFETY: as above.
-        .and_then(|srq| Ok((srq, unsafe { object::attributes(attr) }?)));
-    errno::status(arguments.and_then(|(srq, attr)| {
-        if mask & IBV_SRQ_MAX_WR != 0 {
-            return Err(Errno::INVALID);
-        }
-        if mask & IBV_SRQ_LIMIT != 0 {
-            srq.context().card().set_srq_limit(srq.number, attr.srq_limit)?;
-        }
-        Ok(())
-    }))
 }
 
 /// `ibv_destroy_srq`. EBUSY while queue pairs take from it; waits until its events are acknowledged.

@@ -17,8 +17,6 @@ fn a_device_states_its_limits() {
     assert_eq!((attr.max_qp_wr, attr.max_cqe), (1 << 15, (1 << 22) - 1));
     assert!(attr.max_qp >= 1000 && attr.max_cq >= 1000 && attr.max_mr >= 1000 && attr.max_pd >= 1000);
     assert_eq!(attr.node_guid, attr.sys_image_guid);
-    // SAFETY: the device of an open context.
-    assert_eq!(attr.node_guid, unsafe { (api().get_device_guid)((*bed.context).device) });
 
     // What is stated is granted: the largest queues.
     let cq = bed.cq(attr.max_cqe as u32);

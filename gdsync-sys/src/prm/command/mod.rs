@@ -101,7 +101,7 @@ pub mod cq {
     pub const UMEM_OFFSET: Field = Field::new(0x280, 64);
     pub const UMEM_ID: Field = Field::new(0x2c0, 32);
     /// The kernel sets it, too.
-    pub const UMEM_VALID: Field = Field::new(0x2e0, 1);
+    pub(crate) const UMEM_VALID: Field = Field::new(0x2e0, 1);
 }
 
 /// `cqc`.
@@ -146,7 +146,7 @@ pub mod qp {
     pub const UMEM_OFFSET: Field = Field::new(0x800, 64);
     pub const UMEM_ID: Field = Field::new(0x840, 32);
     /// The kernel sets it, too.
-    pub const UMEM_VALID: Field = Field::new(0x860, 1);
+    pub(crate) const UMEM_VALID: Field = Field::new(0x860, 1);
 
     /// Bits of `opt_param_mask` (`MLX5_QP_OPTPAR_*` of Linux' `include/linux/mlx5/qp.h`).
     pub const OPT_ALT_ADDR_PATH: u32 = 1 << 0;
@@ -182,7 +182,7 @@ pub mod qpc {
     pub const LOG_RQ_STRIDE: Field = Field::new(0x4d, 3);
     pub const NO_SQ: Field = Field::new(0x50, 1);
     pub const LOG_SQ_SIZE: Field = Field::new(0x51, 4);
-    pub const TS_FORMAT: Field = Field::new(0x58, 2);
+    pub(crate) const TS_FORMAT: Field = Field::new(0x58, 2);
     pub const UAR_PAGE: Field = Field::new(0x68, 24);
     /// In the place of older headers' reserved bits: doorbells without a record (`DBR_*`).
     pub const SEND_DBR_MODE: Field = Field::new(0x80, 2);
@@ -200,7 +200,7 @@ pub mod qpc {
     pub const CQN_SND: Field = Field::new(0x3e8, 24);
     pub const LOG_NUM_DCI_ERRORED_STREAMS: Field = Field::new(0x403, 5);
     pub const LOG_RRA_MAX: Field = Field::new(0x488, 3);
-    pub const ATOMIC_MODE: Field = Field::new(0x48c, 4);
+    pub(crate) const ATOMIC_MODE: Field = Field::new(0x48c, 4);
     pub const RRE: Field = Field::new(0x490, 1);
     pub const RWE: Field = Field::new(0x491, 1);
     pub const RAE: Field = Field::new(0x492, 1);
@@ -233,11 +233,10 @@ pub mod qpc {
     /// As [`CS_REQ_64`], of receives.
     pub const CS_RES_64: u8 = 0x2;
     /// `send_dbr_mode`: doorbells with a record; without one, rung by the program
-    /// ([`UAR_NO_RECORD`](crate::prm::doorbell::UAR_NO_RECORD)); without one, rung by a processor of
-    /// the card. (`enum doca_verbs_qp_send_dbr_mode` of DOCA's `doca_verbs.h`.)
+    /// ([`UAR_NO_RECORD`](crate::prm::doorbell::UAR_NO_RECORD)). (`enum doca_verbs_qp_send_dbr_mode`
+    /// of DOCA's `doca_verbs.h`.)
     pub const DBR_RECORD: u8 = 0;
     pub const DBR_NONE: u8 = 1;
-    pub const DBR_NONE_INTERNAL: u8 = 2;
     /// `rq_type`: a receive queue of its own, and none.
     pub const RQ_OWN: u8 = 0;
     /// A shared receive queue, or a pool.
@@ -246,11 +245,11 @@ pub mod qpc {
     /// `pm_state`: migrated.
     pub const PM_MIGRATED: u8 = 3;
     /// `st`: transports (`MLX5_QP_ST_*`).
-    pub const ST_RC: u8 = 0;
-    pub const ST_UC: u8 = 1;
-    pub const ST_UD: u8 = 2;
+    pub(crate) const ST_RC: u8 = 0;
+    pub(crate) const ST_UC: u8 = 1;
+    pub(crate) const ST_UD: u8 = 2;
     /// `atomic_mode`: as the InfiniBand specification has them (`MLX5_ATOMIC_MODE_IB_COMP`).
-    pub const ATOMIC_IB_COMP: u8 = 1;
+    pub(crate) const ATOMIC_IB_COMP: u8 = 1;
     /// `ts_format`: a free-running counter, and whatever the device is set to.
     pub const TS_FREE_RUNNING: u8 = 0;
     pub const TS_DEFAULT: u8 = 1;
@@ -264,22 +263,22 @@ pub mod ads {
     }
     pub const PKEY_INDEX: Field = field(0x10, 16);
     pub const GRH: Field = field(0x28, 1);
-    pub const MLID: Field = field(0x29, 7);
+    pub(crate) const MLID: Field = field(0x29, 7);
     pub const RLID: Field = field(0x30, 16);
     pub const ACK_TIMEOUT: Field = field(0x40, 5);
     pub const SRC_ADDR_INDEX: Field = field(0x48, 8);
-    pub const STAT_RATE: Field = field(0x54, 4);
-    pub const HOP_LIMIT: Field = field(0x58, 8);
-    pub const TCLASS: Field = field(0x64, 8);
-    pub const FLOW_LABEL: Field = field(0x6c, 20);
+    pub(crate) const STAT_RATE: Field = field(0x54, 4);
+    pub(crate) const HOP_LIMIT: Field = field(0x58, 8);
+    pub(crate) const TCLASS: Field = field(0x64, 8);
+    pub(crate) const FLOW_LABEL: Field = field(0x6c, 20);
     pub const RGID: [Field; 2] = [field(0x80, 64), field(0xc0, 64)];
-    pub const DSCP: Field = field(0x10a, 6);
-    pub const UDP_SPORT: Field = field(0x110, 16);
-    pub const ETH_PRIO: Field = field(0x121, 3);
-    pub const SL: Field = field(0x124, 4);
+    pub(crate) const DSCP: Field = field(0x10a, 6);
+    pub(crate) const UDP_SPORT: Field = field(0x110, 16);
+    pub(crate) const ETH_PRIO: Field = field(0x121, 3);
+    pub(crate) const SL: Field = field(0x124, 4);
     pub const VHCA_PORT_NUM: Field = field(0x128, 8);
     /// `rmac_47_32` and `rmac_31_0`.
-    pub const RMAC: [Field; 2] = [field(0x130, 16), field(0x140, 32)];
+    pub(crate) const RMAC: [Field; 2] = [field(0x130, 16), field(0x140, 32)];
 }
 
 /// `create_rmp_in` with its `rmpc`.

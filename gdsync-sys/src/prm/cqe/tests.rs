@@ -68,10 +68,7 @@ fn the_user_index_is_in_every_kind_of_entry() {
 fn the_time_is_in_entries_without_an_error() {
     // mlx5dv.h: timestamp at 48, where struct mlx5_err_cqe has its syndromes.
     let good = Cqe64::requester(Opcode::Send, 1, 2, 3).with_timestamp(0x0102_0304_0506_0708);
-    assert_eq!(
-        (&good.as_bytes()[48..56], good.timestamp()),
-        (&[1, 2, 3, 4, 5, 6, 7, 8][..], 0x0102_0304_0506_0708)
-    );
+    assert_eq!(good.as_bytes()[48..56], [1, 2, 3, 4, 5, 6, 7, 8]);
     let bad = Cqe64::error(CqeOpcode::ResponderError, 0, 1, 2, Syndrome::WrFlush, 0);
     assert_eq!(bad.with_timestamp(7), bad);
     assert_eq!(Cqe64::resize().raw_op_own(), 0x50);

@@ -120,7 +120,6 @@ mod tests {
             max_completions: 1 << 22,
             max_reads: 16,
             atomics: true,
-            send_invalidate: false,
         }
     }
 

@@ -12,8 +12,7 @@ impl WorkRequest<'_> {
     /// A request that takes no look at what its queue pair can do, on a reliable connection.
     #[inline(always)]
     pub(crate) fn is_plain(&self, transport: Transport) -> bool {
-        let plain = self.operands.is_none() && self.opcode != Opcode::SendInval;
-        transport == Transport::Rc && plain && self.to.is_none()
+        transport == Transport::Rc && self.operands.is_none() && self.to.is_none()
     }
 
     /// Refuses what the queue pair or its device cannot do. Most requests are none of that.
@@ -36,9 +35,6 @@ impl WorkRequest<'_> {
             .check(self.opcode)
             .map_err(|operation| RequestError::NotOnTransport { operation, transport })?;
         self.check_destination(transport)?;
-        if self.opcode == Opcode::SendInval && !limits.invalidation {
-            return Err(RequestError::NotOnDevice { operation: "sends that invalidate a remote key" });
-        }
         if self.operands.is_some() { self.check_atomic(limits) } else { Ok(()) }
     }
 

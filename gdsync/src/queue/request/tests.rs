@@ -2,14 +2,8 @@ use super::*;
 use crate::memory::OutOfBounds;
 use crate::queue::error::RequestError;
 
-pub(crate) const LIMITS: Limits = Limits {
-    segments: 4,
-    inline: 44,
-    message: 1 << 30,
-    transport: Transport::Rc,
-    atomics: true,
-    invalidation: true,
-};
+pub(crate) const LIMITS: Limits =
+    Limits { segments: 4, inline: 44, message: 1 << 30, transport: Transport::Rc, atomics: true };
 const REMOTE: RemoteMemory = RemoteMemory { addr: 0x1000, len: 64, rkey: 9 };
 
 impl Rules for Limits {
@@ -90,15 +84,6 @@ fn flags_are_those_asked_for() {
 }
 
 #[test]
-fn a_send_that_invalidates_carries_the_key_and_no_immediate() {
-    let (ctrl, body) = encode(WorkRequest::send_invalidate(&[], 0x0102_0304).immediate(9), LIMITS).unwrap();
-    assert_eq!((ctrl.opcode(), ctrl.imm(), body.len()), (Ok(Opcode::SendInval), [1, 2, 3, 4], 0));
-    let without = Limits { invalidation: false, ..LIMITS };
-    let error = encode(WorkRequest::send_invalidate(&[], 1), without).unwrap_err();
-    assert!(error.to_string().contains("sends that invalidate"), "{error}");
-}
-
-#[test]
 fn a_request_that_does_nothing_is_a_control_segment() {
     let (ctrl, body) = encode(WorkRequest::nop().fence(), LIMITS).unwrap();
     assert_eq!((ctrl.opcode(), ctrl.ds(), body.len()), (Ok(Opcode::Nop), 1, 0));
@@ -115,7 +100,6 @@ fn each_transport_takes_its_operations() {
         (WorkRequest::write(&[], REMOTE), true, false),
         (WorkRequest::write(&[], REMOTE).immediate(1), true, false),
         (WorkRequest::read(&[], REMOTE), false, false),
-        (WorkRequest::send_invalidate(&[], 1), false, false),
     ];
     for (request, on_uc, on_ud) in requests {
         assert!(encode(request.clone(), LIMITS).is_ok(), "{request:?}");

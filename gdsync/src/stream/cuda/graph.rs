@@ -13,7 +13,7 @@
 //! there when the graph is instantiated (INVALID_VALUE; driver 580, CUDA 13.0). `docs/kernels.md`
 //! has the details.
 
-pub use super::record::{Capture, GraphBuilder};
+pub use super::record::Capture;
 
 use super::CudaStream;
 use super::params::with_params;
@@ -30,8 +30,7 @@ use std::sync::Arc;
 
 /// An executable graph with batch nodes.
 ///
-/// Made by [`Stream::capture`] or [`GraphBuilder::instantiate`]. It may be dropped at any time:
-/// launches in flight continue.
+/// Made by [`Stream::capture`]. It may be dropped at any time: launches in flight continue.
 pub struct CudaGraph {
     pub(super) raw: RawGraph,
     pub(super) nodes: Vec<BatchNode>,
@@ -322,7 +321,7 @@ impl CudaGraph {
     }
 }
 
-pub(super) fn node_params(
+fn node_params(
     context: &GpuContext,
     params: &mut [sys::CUstreamBatchMemOpParams],
 ) -> sys::CUDA_BATCH_MEM_OP_NODE_PARAMS {

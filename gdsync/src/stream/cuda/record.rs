@@ -1,7 +1,7 @@
-//! Building graphs: recorded from a stream, or node by node.
+//! Recording graphs from a stream.
 
 use super::CudaStream;
-use super::graph::{BatchNode, CudaGraph, GraphError, Node, RawGraph, destroy, node_params};
+use super::graph::{BatchNode, CudaGraph, GraphError, Node, RawGraph, destroy};
 use super::params::with_params;
 use crate::batch::{BatchShape, Driver, Fate, Lowering, Words};
 use crate::cuda::{CudaError, check};
@@ -11,7 +11,6 @@ use crate::queue::doorbell::{Doorbell, PeerOp, Release};
 use crate::stream::Stream;
 use cudarc::driver::sys;
 use std::convert::Infallible;
-use std::marker::PhantomData;
 use std::sync::Mutex;
 
 /// A stream that is being captured. Other work that the program enqueues on it becomes nodes of the
@@ -19,15 +18,6 @@ use std::sync::Mutex;
 pub struct Capture<'a> {
     stream: &'a Stream<CudaStream>,
     recorder: Recorder,
-}
-
-/// A graph that is built node by node.
-pub struct GraphBuilder<'a> {
-    graph: sys::CUgraph,
-    recorder: Recorder,
-    stream: &'a Stream<CudaStream>,
-    /// Like the graph that it builds, it may be used by one thread at a time.
-    _not_sync: PhantomData<*mut ()>,
 }
 
 /// Batch nodes of a graph that is being built.
@@ -178,17 +168,6 @@ impl Stream<CudaStream> {
         }
         capture.recorder.instantiate(graph, self)
     }
-
-    /// Starts a graph that is built node by node.
-    ///
-    /// # Errors
-    /// [`GraphError::Cuda`].
-    pub fn graph_builder(&self) -> Result<GraphBuilder<'_>, GraphError> {
-        let mut graph = std::ptr::null_mut();
-        // SAFETY: `graph` is a valid place.
-        check("cuGraphCreate", unsafe { sys::cuGraphCreate(&mut graph, 0) })?;
-        Ok(GraphBuilder { graph, recorder: Recorder::default(), stream: self, _not_sync: PhantomData })
-    }
 }
 
 impl Capture<'_> {
@@ -254,74 +233,6 @@ impl Drop for EndCapture {
         let result = unsafe { sys::cuStreamEndCapture(self.0, &mut graph) };
         if result == sys::CUresult::CUDA_SUCCESS && !graph.is_null() {
             destroy(graph);
-        }
-    }
-}
-
-impl GraphBuilder<'_> {
-    /// The driver's handle, to add kernels and other nodes to, and dependencies.
-    pub fn raw(&self) -> sys::CUgraph {
-        self.graph
-    }
-
-    /// Adds a batch node, after the batch node added before. Each launch of the graph will need a
-    /// batch of this shape.
-    ///
-    /// Returns the driver's handle, for dependencies.
-    ///
-    /// # Errors
-    /// [`GraphError::Size`], [`GraphError::Cuda`].
-    pub fn batch(&mut self, shape: &BatchShape) -> Result<sys::CUgraphNode, GraphError> {
-        // SAFETY: no dependencies but ours.
-        unsafe { self.batch_after(shape, &[]) }
-    }
-
-    /// As [`Self::batch`], after other nodes, too.
-    ///
-    /// # Errors
-    /// As [`Self::batch`].
-    ///
-    /// # Safety
-    /// `after` are nodes of this graph.
-    pub unsafe fn batch_after(
-        &mut self,
-        shape: &BatchShape,
-        after: &[sys::CUgraphNode],
-    ) -> Result<sys::CUgraphNode, GraphError> {
-        let ops = Recorder::idle_ops(self.stream, shape)?;
-        // Points are written in the order of batches, so the graph must keep that order.
-        let before = self.recorder.nodes.last().map(|batch| batch.node.0);
-        let dependencies: Vec<_> = after.iter().copied().chain(before).collect();
-        let _entered = self.stream.context.enter()?;
-        let mut node = std::ptr::null_mut();
-        with_params(&ops, |params| {
-            let params = node_params(&self.stream.context, params);
-            // SAFETY: the graph is ours; dependencies are its nodes (ours, and the caller's); the
-            // driver copies the array.
-            check("cuGraphAddBatchMemOpNode", unsafe {
-                let (list, count) = (dependencies.as_ptr(), dependencies.len());
-                sys::cuGraphAddBatchMemOpNode(&mut node, self.graph, list, count, &params)
-            })
-        })?;
-        self.recorder.add(node, shape, ops.len());
-        Ok(node)
-    }
-
-    /// Makes the graph executable.
-    ///
-    /// # Errors
-    /// [`GraphError::Cuda`].
-    pub fn instantiate(mut self) -> Result<CudaGraph, GraphError> {
-        let _entered = self.stream.context.enter()?;
-        let graph = std::mem::replace(&mut self.graph, std::ptr::null_mut());
-        std::mem::take(&mut self.recorder).instantiate(graph, self.stream)
-    }
-}
-
-impl Drop for GraphBuilder<'_> {
-    fn drop(&mut self) {
-        if !self.graph.is_null() {
-            destroy(self.graph);
         }
     }
 }

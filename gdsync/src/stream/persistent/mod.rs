@@ -84,7 +84,6 @@ use crate::verbs::{DcAddress, Error, RemoteMemory, Slice};
 use gdsync_sys::pause::Pause;
 use progress::Progress;
 use request::sealed::{Core, Kind, Work};
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -119,14 +118,6 @@ pub struct ListError {
     pub index: Option<usize>,
     /// Why.
     pub source: PersistentError,
-}
-
-/// A persistent request is active and was not freed.
-#[derive(Debug, thiserror::Error)]
-#[error("the request is active: complete() it before it is freed, or drop it")]
-pub struct StillActive<R: fmt::Debug> {
-    /// The request.
-    pub request: Box<R>,
 }
 
 /// A request that is started again and again, with the same buffers: a [`PersistentSend`] or a
@@ -271,18 +262,6 @@ impl<K: Kind> Persistent<K> {
     /// True from a start until the CPU has completed it.
     pub fn is_active(&self) -> bool {
         !self.core.active.is_empty()
-    }
-
-    /// Ends the request.
-    ///
-    /// # Errors
-    /// [`StillActive`], with the request, if starts have not completed.
-    pub fn free(mut self) -> Result<(), StillActive<Self>>
-    where
-        K: fmt::Debug,
-    {
-        self.core.progress();
-        if self.is_active() { Err(StillActive { request: Box::new(self) }) } else { Ok(()) }
     }
 }
 

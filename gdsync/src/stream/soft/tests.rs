@@ -2,12 +2,17 @@ use super::*;
 use crate::memop::{Condition, Word32};
 use crate::memory::PinnedMemory;
 use crate::util::contain::tests::Bomb;
-use std::sync::atomic::{AtomicU32, Ordering};
 
 const SOON: Duration = Duration::from_secs(20);
 
 fn idle(stream: &SoftStream) {
     assert!(stream.wait_idle(SOON).unwrap(), "the stream is stuck: {stream:?}");
+}
+
+/// Has a stream wait for an event.
+fn wait_for(stream: &SoftStream, event: &Event) {
+    let event = event.clone();
+    stream.launch(move || event.synchronize()).unwrap();
 }
 
 #[test]
@@ -45,28 +50,10 @@ fn a_wait_holds_what_comes_after_it() {
 }
 
 #[test]
-fn streams_wait_for_each_other_by_events() {
-    let (first, second) = (SoftStream::new().unwrap(), SoftStream::new().unwrap());
-    let gate = Event::default();
-    let value = Arc::new(AtomicU32::new(0));
-    first.wait_event(&gate).unwrap();
-    let writer = value.clone();
-    first.launch(move || writer.store(7, Ordering::Release)).unwrap();
-    let done = first.record().unwrap();
-    second.wait_event(&done).unwrap();
-    let (reader, seen) = (value.clone(), Arc::new(AtomicU32::new(0)));
-    let copy = seen.clone();
-    second.launch(move || copy.store(reader.load(Ordering::Acquire), Ordering::Release)).unwrap();
-    gate.complete();
-    idle(&second);
-    assert_eq!(seen.load(Ordering::Acquire), 7);
-}
-
-#[test]
 fn a_panicking_kernel_fails_the_stream_and_frees_what_was_queued() {
     let stream = SoftStream::new().unwrap();
     let gate = Event::default();
-    stream.wait_event(&gate).unwrap();
+    wait_for(&stream, &gate);
     stream.launch(|| panic!("out of cheese")).unwrap();
     let held = Arc::new(());
     let captured = held.clone();
@@ -90,13 +77,13 @@ fn a_panicking_kernel_fails_the_stream_and_frees_what_was_queued() {
 fn fails(kernel: impl FnOnce() + Send + 'static, message: &str) {
     let (stream, other) = (SoftStream::new().unwrap(), SoftStream::new().unwrap());
     let gate = Event::default();
-    stream.wait_event(&gate).unwrap();
+    wait_for(&stream, &gate);
     stream.launch(kernel).unwrap();
     let (bomb, second) = (Bomb, Bomb);
     stream.launch(move || drop(bomb)).unwrap();
     stream.launch(move || drop(second)).unwrap();
     let after = stream.record().unwrap();
-    other.wait_event(&after).unwrap();
+    wait_for(&other, &after);
     gate.complete();
     idle(&other);
     let error = stream.wait_idle(SOON).unwrap_err();
@@ -130,7 +117,7 @@ fn panics_in_the_drops_of_kernels_that_were_not_performed_end_there() {
 fn dropping_the_stream_finishes_its_work() {
     let stream = SoftStream::new().unwrap();
     let gate = Event::default();
-    stream.wait_event(&gate).unwrap();
+    wait_for(&stream, &gate);
     let (sender, receiver) = std::sync::mpsc::channel();
     stream.launch(move || sender.send(5).unwrap()).unwrap();
     drop(stream);
