@@ -6,8 +6,6 @@ use crate::error::NotifyError;
 use crate::initiator::Initiator;
 use crate::life::Life;
 use crate::offer::{Offer, Table};
-use crate::peer::Peer;
-use crate::routes::Routes;
 use gdsync::verbs::{DcAddress, Transport};
 use gdsync::{Access, ConnectOptions, ProtectionDomain, QueuePair, QueuePairConfig};
 use std::sync::Arc;
@@ -77,18 +75,10 @@ impl Unconnected {
         Ok(Unconnected { rank, size, ways, control, options: config.connect })
     }
 
-    /// Its queues.
-    fn queues(&self) -> usize {
-        match &self.ways {
-            Ways::Each(queues) => queues.len(),
-            Ways::Dynamic { initiators, .. } => initiators.len(),
-        }
-    }
-
     /// What its queues offer, whichever rank they offer it to.
     pub(crate) fn offer(&self) -> Result<Offer, NotifyError> {
-        let queues = self.queues();
-        Ok(Offer::of_target(queues, &self.control)?.unwrap_or_else(|| Offer::none(queues)))
+        let (Ways::Each(queues) | Ways::Dynamic { initiators: queues, .. }) = &self.ways;
+        Offer::of(queues.len(), &self.control)
     }
 
     /// The line for each rank.
@@ -143,24 +133,25 @@ impl Unconnected {
         Ok(())
     }
 
-    /// Once connected: the ways of each queue.
-    pub(crate) fn into_routes(self, life: &Arc<Life>) -> (Vec<Routes>, Control) {
-        let peers = |peers: Vec<QueuePair>| {
-            Routes::Each((0..).zip(peers).map(|(rank, one)| Peer::new(rank, one, life.clone())).collect())
-        };
-        match self.ways {
-            Ways::Each(queues) => (queues.into_iter().map(peers).collect(), self.control),
+    /// Once connected: what leads each queue to the ranks.
+    pub(crate) fn into_queues(self, life: &Arc<Life>) -> (Vec<Vec<Initiator>>, Control) {
+        let queues = match self.ways {
+            Ways::Each(queues) => {
+                let connected = |(rank, one)| Initiator::connected(rank, one, life.clone());
+                queues.into_iter().map(|of_ranks| (0..).zip(of_ranks).map(connected).collect()).collect()
+            }
             Ways::Dynamic { initiators, addresses } => {
                 let queue = |queue_pairs: Vec<QueuePair>| {
                     let count = queue_pairs.len() as u32;
                     let initiator = |(at, one): (u32, QueuePair)| {
                         let own = addresses.iter().filter(|(rank, _)| rank % count == at).cloned();
-                        Initiator::new(one, own, life.clone())
+                        Initiator::dynamic(one, own, life.clone())
                     };
-                    Routes::Dynamic((0..).zip(queue_pairs).map(initiator).collect())
+                    (0..).zip(queue_pairs).map(initiator).collect()
                 };
-                (initiators.into_iter().map(queue).collect(), self.control)
+                initiators.into_iter().map(queue).collect()
             }
-        }
+        };
+        (queues, self.control)
     }
 }

@@ -5,9 +5,9 @@ use crate::connect::Unconnected;
 use crate::control::Control;
 use crate::control::agreement::Outcome;
 use crate::error::NotifyError;
+use crate::initiator::Initiator;
 use crate::life::{Life, State};
 use crate::parts::Parts;
-use crate::routes::Routes;
 use crate::stock::Stock;
 use gdsync::{ConnectOptions, ProtectionDomain};
 use gdsync_sys::pause::Pause;
@@ -19,8 +19,8 @@ use std::time::{Duration, Instant};
 pub(crate) struct Connections {
     pub(crate) rank: u32,
     pub(crate) size: u32,
-    /// The ways of each queue to the ranks.
-    pub(crate) queues: Vec<Routes>,
+    /// What leads each queue to the ranks: a connection to each in the order of the ranks, or some DC queue pairs.
+    pub(crate) queues: Vec<Vec<Initiator>>,
     /// How long a post waits for room in a queue.
     pub(crate) timeout: Duration,
     /// How queue pairs are connected.
@@ -42,7 +42,7 @@ impl Connections {
     pub(crate) fn new(stock: Stock, made: Unconnected, timeout: Duration, patience: Duration) -> Arc<Self> {
         let Unconnected { rank, size, options, .. } = made;
         let life = Arc::new(Life::new(size));
-        let (queues, control) = made.into_routes(&life);
+        let (queues, control) = made.into_queues(&life);
         Arc::new(Connections {
             rank,
             size,
@@ -57,6 +57,18 @@ impl Connections {
             turn: Mutex::default(),
             segments: Mutex::default(),
         })
+    }
+
+    /// What leads a queue to a rank. Of DC queue pairs, that is the one at the rank modulo their number, so that what goes
+    /// to one rank stays in order.
+    pub(crate) fn initiator(&self, queue: usize, rank: u32) -> &Initiator {
+        let all = &self.queues[queue];
+        &all[rank as usize % all.len()]
+    }
+
+    /// What leads each queue to a rank.
+    pub(crate) fn initiators(&self, rank: u32) -> impl Iterator<Item = &Initiator> {
+        (0..self.queues.len()).map(move |queue| self.initiator(queue, rank))
     }
 
     /// Exchanges short texts among all ranks, `None` of those that were dropped. All ranks call
@@ -126,7 +138,7 @@ impl Connections {
     pub(crate) fn settle(&self) -> bool {
         // Connections with dropped ranks were ended before; new processes may be taking them over.
         for rank in self.life.set_of(|state| matches!(state, State::Dead(_))).iter() {
-            self.queues.iter().for_each(|routes| routes.cut(rank));
+            self.initiators(rank).for_each(Initiator::cut);
         }
         self.segments().iter().fold(false, |any, one| one.releases.update(&self.life) | any)
     }
@@ -147,16 +159,15 @@ impl Connections {
         let started = Instant::now();
         let mut kept = (0..self.size).filter(|rank| !matches!(self.life.state(*rank), State::Dropped(_)));
         let left = || timeout.saturating_sub(started.elapsed());
-        kept.try_for_each(|rank| self.queues[queue].flush(rank, left()))
+        kept.try_for_each(|rank| self.initiator(queue, rank).flush(rank, left()))
     }
 
     /// Brings back what the failure of a request has stopped, whether a caller looks or not.
     pub(crate) fn bring_back(&self) {
-        self.queues.iter().for_each(Routes::bring_back);
+        let all = || self.queues.iter().flatten();
+        all().for_each(Initiator::look);
         // Another rank, or a stream of this one, may wait for what is lost, and would for ever.
-        if self.life.first_dead().is_some()
-            && self.queues.iter().fold(false, |any, one| one.take_lost() | any)
-        {
+        if self.life.first_dead().is_some() && all().fold(false, |any, one| one.take_lost() | any) {
             self.control.lock().withdraw(&self.life);
         }
     }

@@ -1,7 +1,9 @@
-//! A DC queue pair that reaches several ranks, and what has become of its requests.
+//! A queue pair of a queue: an RC connection with one rank, or a DC queue pair that reaches several.
 //!
-//! A request that fails (mostly because its rank is dead) fails the queue pair, and the card flushes what
-//! stands behind it, for other ranks, too. It has not begun any of that: a card connects to the next
+//! A connection that fails stays so until another process takes the rank's place ([`Initiator::vacate`]).
+//!
+//! A request of a DC queue pair that fails (mostly because its rank is dead) fails the queue pair, and the card
+//! flushes what stands behind it, for other ranks, too. It has not begun any of that: a card connects to the next
 //! target when the requests before have completed. So the queue pair is reset, the rank's requests are
 //! given up, and those for other ranks are posted again by the CPU, in their order, those of streams, too:
 //! what they are written from does not change before a flush, and what they are read into is not used. But
@@ -11,17 +13,17 @@
 //! So an atomic is never executed twice: that of the failed rank, which the card may have executed, is given up
 //! with it, and one for another rank was not begun.
 
-use crate::action::{Action, Fetches, fenced};
+use crate::action::{Action, fenced};
+use crate::book::{Book, Entry, Route};
 use crate::error::NotifyError;
 use crate::life::{Life, State};
-use crate::peer::all_waits;
 use gdsync::qp::ResetError;
-use gdsync::queue::{FailureCause, StateError};
+use gdsync::queue::{FailureCause, OrderError, StateError};
 use gdsync::verbs::DcAddress;
-use gdsync::{PreparedSend, PreparedWait, QueueError, QueuePair, WorkRequest};
+use gdsync::{ConnectOptions, Endpoint, PreparedSend, PreparedWait, QueueError, QueuePair, WorkRequest};
 use gdsync_sys::pause::Pause;
 use parking_lot::{Mutex, MutexGuard};
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -29,114 +31,44 @@ use std::time::Duration;
 #[derive(Debug)]
 pub(crate) struct Initiator {
     queue_pair: QueuePair,
+    /// The rank that it is connected to; none of a DC queue pair.
+    peer: Option<u32>,
+    /// The connection was cut.
+    is_cut: AtomicBool,
     life: Arc<Life>,
     book: Mutex<Book>,
     /// Something that streams had waited for was lost.
     has_lost: AtomicBool,
 }
 
-/// Requests are numbered from 1, in the order of the queue, and complete in that order.
-#[derive(Debug, Default)]
-struct Book {
-    /// The newest request.
-    given: u64,
-    /// The newest request that is sure to complete: the CPU has posted it, signaled.
-    certain: u64,
-    /// Every request up to this one has completed, or was given up.
-    completed: u64,
-    /// Those behind it.
-    entries: VecDeque<Entry>,
-    /// The rank whose request has failed the queue pair, and the failure.
-    refused: Option<(u32, FailureCause)>,
-    /// The queue pair has failed for another reason than a request, and stays so.
-    lost: Option<FailureCause>,
-    /// The ranks that it reaches.
-    routes: BTreeMap<u32, Route>,
-    fetches: Fetches,
-}
-
-#[derive(Debug)]
-struct Entry {
-    number: u64,
-    /// None of a request that only completes.
-    to: Option<(u32, Action)>,
-    signaled: bool,
-    /// The CPU has posted it, or a stream was given it. Of what was only prepared for a stream, that shows
-    /// when it is flushed.
-    is_posted: bool,
-    /// A stream waits for it, and may change then what it is written from.
-    is_awaited: bool,
-}
-
-impl Entry {
-    fn rank(&self) -> Option<u32> {
-        self.to.as_ref().map(|(rank, _)| *rank)
-    }
-}
-
-/// The way to a rank.
-#[derive(Debug)]
-struct Route {
-    address: DcAddress,
-    /// Its newest request.
-    newest: u64,
-    /// A request to it has failed.
-    failed: Option<FailureCause>,
-    /// Something for it was lost, as that rank's request had failed.
-    lost: Option<(u32, FailureCause)>,
-}
-
-impl Book {
-    fn route(&mut self, rank: u32) -> Result<&mut Route, NotifyError> {
-        let size = self.routes.len() as u32;
-        self.routes.get_mut(&rank).ok_or(NotifyError::Rank { rank, size })
-    }
-
-    /// Keeps the newest request until it has completed.
-    fn keep(&mut self, to: Option<(u32, Action)>, signaled: bool, is_posted: bool) {
-        self.entries.push_back(Entry { number: self.given, to, signaled, is_posted, is_awaited: false });
-    }
-
-    fn complete(&mut self, number: u64) {
-        self.completed = self.completed.max(number);
-        while self.entries.front().is_some_and(|entry| entry.number <= number) {
-            self.entries.pop_front();
-        }
-    }
-
-    /// A request was flushed.
-    fn flush(&mut self, number: u64, was_posted: bool) {
-        if let Some(entry) = self.entries.iter_mut().find(|entry| entry.number == number) {
-            entry.is_posted |= was_posted;
-        }
-    }
-
-    /// A request has failed by itself; those before it have completed.
-    fn refuse(&mut self, number: u64, cause: FailureCause) {
-        self.complete(number - 1);
-        match self.entries.front().and_then(Entry::rank) {
-            Some(rank) => {
-                self.refused = Some((rank, cause));
-                if let Some(route) = self.routes.get_mut(&rank) {
-                    route.failed = Some(cause);
-                }
-            }
-            // The library's own, which no card refuses.
-            None => self.lost = Some(cause),
-        }
-    }
-}
-
 impl Initiator {
+    /// With the connection to a rank.
+    pub(crate) fn connected(rank: u32, queue_pair: QueuePair, life: Arc<Life>) -> Self {
+        Self::new(queue_pair, Some(rank), [(rank, None)].into_iter(), life)
+    }
+
     /// With the addresses of the ranks that it is to reach.
-    pub(crate) fn new(
+    pub(crate) fn dynamic(
         queue_pair: QueuePair,
         routes: impl Iterator<Item = (u32, DcAddress)>,
         life: Arc<Life>,
     ) -> Self {
-        let route = |(rank, address)| (rank, Route { address, newest: 0, failed: None, lost: None });
-        let book = Book { routes: routes.map(route).collect(), ..Book::default() };
-        Initiator { queue_pair, life, book: Mutex::new(book), has_lost: AtomicBool::new(false) }
+        Self::new(queue_pair, None, routes.map(|(rank, address)| (rank, Some(address))), life)
+    }
+
+    fn new(
+        queue_pair: QueuePair,
+        peer: Option<u32>,
+        routes: impl Iterator<Item = (u32, Option<DcAddress>)>,
+        life: Arc<Life>,
+    ) -> Self {
+        let (book, [is_cut, has_lost]) = (Mutex::new(Book::new(routes)), Default::default());
+        Initiator { queue_pair, peer, is_cut, life, book, has_lost }
+    }
+
+    /// The queue pair, where it goes to that rank alone.
+    pub(crate) fn queue_pair(&self, rank: u32) -> Result<&QueuePair, NotifyError> {
+        self.peer.map(|_| &self.queue_pair).ok_or(NotifyError::NoQueuePair { rank })
     }
 
     /// Refuses a rank that is dead, or to which a request has failed.
@@ -149,22 +81,32 @@ impl Initiator {
         }
     }
 
-    /// Takes completions. Where the queue pair has failed, tries to bring it back.
+    /// The error for one of the queue pair.
+    fn of_queue(&self, rank: u32, error: QueueError) -> NotifyError {
+        match error {
+            QueueError::State(StateError::Failed { cause, .. }) => self.life.of_failure(rank, cause),
+            source => NotifyError::Post { rank, source },
+        }
+    }
+
+    /// Whether a refused request may be taken later: a DC queue pair that has failed is brought back by the next look.
+    fn may_pass(&self, error: &QueueError) -> bool {
+        matches!(error, QueueError::State(StateError::Failed { .. })) && self.peer.is_none()
+    }
+
+    /// Takes completions. A connection that has failed is an error; a DC queue pair is to be brought back.
     fn poll(&self, book: &mut Book, rank: u32) -> Result<(), NotifyError> {
         let queue = self.queue_pair.send_cq();
-        loop {
-            match queue.poll() {
-                Ok(None) => break,
-                Err(error) => return Err(NotifyError::Post { rank, source: error.into() }),
-                Ok(Some(done)) => match done.status {
-                    Ok(()) => book.complete(done.wr_id),
-                    Err(error) if error.is_flush() => book.flush(done.wr_id, done.was_posted),
-                    Err(error) => book.refuse(done.wr_id, FailureCause::Work(error)),
-                },
+        while let Some(done) = queue.poll().map_err(|error| self.of_queue(rank, error.into()))? {
+            match done.status {
+                Ok(()) => book.complete(done.wr_id),
+                Err(error) if error.is_flush() => book.flush(done.wr_id, done.was_posted),
+                Err(error) => book.refuse(done.wr_id, FailureCause::Work(error)),
             }
         }
         match self.queue_pair.failure() {
             None => Ok(()),
+            Some(cause) if self.peer.is_some() => Err(self.life.of_failure(rank, cause)),
             Some(cause) => self.bring_back(book, cause),
         }
     }
@@ -206,7 +148,7 @@ impl Initiator {
             // Nothing is seen without what was written before it.
             let fence = book.fetches.need_fence(Some(action), book.completed);
             let may_post = !entry.is_awaited && !without.contains(rank);
-            if may_post && self.post_one(&entry, fenced(action.request(), fence), &route.address) {
+            if may_post && self.post_one(&entry, fenced(action.request(), fence), route) {
                 book.certain = if entry.signaled { entry.number } else { book.certain };
                 posted.push_back(entry);
             } else {
@@ -220,12 +162,11 @@ impl Initiator {
         (book.entries, book.certain) = (posted, book.certain.max(book.completed));
     }
 
-    fn post_one(&self, entry: &Entry, request: WorkRequest<'_>, address: &DcAddress) -> bool {
-        let request = request.wr_id(entry.number).to_target(address);
-        let request = if entry.signaled { request } else { request.unsignaled() };
-        match self.queue_pair.post_send(request) {
+    fn post_one(&self, entry: &Entry, request: WorkRequest<'_>, route: &Route) -> bool {
+        match self.queue_pair.post_send(addressed(request, entry.number, entry.signaled, route)) {
+            Ok(()) => true,
             // Where it has failed again, this is posted when it is back.
-            Ok(()) | Err(QueueError::State(StateError::Failed { .. })) => true,
+            Err(error) if self.may_pass(&error) => true,
             Err(error) => {
                 tracing::error!(%error, rank = entry.rank(), "a request cannot be posted again");
                 false
@@ -241,7 +182,8 @@ impl Initiator {
     /// Goes on with what the failure of a request has stopped, unless a caller is about to.
     pub(crate) fn look(&self) {
         // A failure is known once it is polled.
-        if let Some(mut book) = self.book.try_lock()
+        if self.peer.is_none()
+            && let Some(mut book) = self.book.try_lock()
             && let Some(rank) = book.entries.iter().find_map(Entry::rank)
             && let Err(error) = self.poll(&mut book, rank)
         {
@@ -258,10 +200,17 @@ impl Initiator {
     /// Waits of a stream for every request that no stream waits for yet.
     pub(crate) fn prepare_waits(&self, rank: u32) -> Result<Vec<PreparedWait>, NotifyError> {
         self.book.lock().entries.iter_mut().for_each(|entry| entry.is_awaited = true);
-        all_waits(&self.queue_pair, |source| NotifyError::Post { rank, source })
+        let (queue, mut waits) = (self.queue_pair.send_cq(), Vec::new());
+        loop {
+            match queue.prepare_wait() {
+                Ok(wait) => waits.push(wait),
+                Err(QueueError::Order(OrderError::NothingToWaitFor { .. })) => return Ok(waits),
+                Err(error) => return Err(self.of_queue(rank, error)),
+            }
+        }
     }
 
-    /// Returns when every request to the rank given before has completed.
+    /// Returns when every request to the rank given before has completed, so that its data have arrived there.
     pub(crate) fn flush(&self, rank: u32, timeout: Duration) -> Result<(), NotifyError> {
         let mut pause = Pause::new();
         let until = self.book.lock().route(rank)?.newest;
@@ -286,27 +235,72 @@ impl Initiator {
                 match self.queue_pair.post_send(fenced(WorkRequest::nop(), fence).wr_id(number)) {
                     Ok(()) => {
                         (book.given, book.certain) = (number, number);
-                        book.keep(None, true, true);
+                        self.keep(&mut book, None, true, true);
                     }
-                    // It is brought back by the next look.
-                    Err(QueueError::State(StateError::Failed { .. })) => {}
+                    Err(error) if self.may_pass(&error) => {}
                     // The stream has not reached its sends, or the program holds a prepared one.
-                    Err(error) => in_the_way = Some(error),
+                    Err(source @ QueueError::State(StateError::Failed { .. })) => {
+                        return Err(self.of_queue(rank, source));
+                    }
+                    Err(source) => in_the_way = Some(NotifyError::Post { rank, source }),
                 }
             }
             drop(book);
             if pause.elapsed() >= timeout {
-                return Err(match in_the_way {
-                    Some(source) => NotifyError::Post { rank, source },
-                    None => NotifyError::TimedOut { what: "flushing a queue", timeout },
-                });
+                return Err(in_the_way.unwrap_or(NotifyError::TimedOut { what: "flushing a queue", timeout }));
             }
             pause.pause();
         }
     }
 
-    /// Waits until nothing is under way to a dead rank, for another process in its place.
-    pub(crate) fn leave(&self, rank: u32, timeout: Duration) -> Result<(), NotifyError> {
+    /// Keeps the newest request until it has completed, where it may have to be posted again.
+    fn keep(&self, book: &mut Book, to: Option<(u32, Action)>, signaled: bool, is_posted: bool) {
+        if self.peer.is_none() {
+            book.keep(to, signaled, is_posted);
+        }
+    }
+
+    /// Ends the connection with a dead rank: nothing of it arrives any more, and what waits for it goes on. Of a DC
+    /// queue pair, the card gives up what is under way to the rank, and nothing new goes there.
+    pub(crate) fn cut(&self) {
+        if self.peer.is_none() || self.is_cut.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        if let Err(error) = self.queue_pair.abort() {
+            tracing::error!(%error, rank = self.peer, "a connection with a dead rank could not be ended");
+        }
+    }
+
+    /// Brings what has led to a dead rank back to where it was made, for another process in its place; that may take up
+    /// to `timeout`. Returns the endpoint that this process connects to, where it has one of its own.
+    pub(crate) fn vacate(&self, rank: u32, timeout: Duration) -> Result<Option<Endpoint>, NotifyError> {
+        match self.peer {
+            Some(_) => self.reset(rank, timeout).map(Some),
+            None => self.leave(rank, timeout).map(|()| None),
+        }
+    }
+
+    /// What streams were given of the connection has to pass, and its completions are taken.
+    fn reset(&self, rank: u32, timeout: Duration) -> Result<Endpoint, NotifyError> {
+        let mut book = self.book.lock();
+        let mut pause = Pause::new();
+        loop {
+            for queue in [self.queue_pair.send_cq(), self.queue_pair.recv_cq()] {
+                while queue.poll().map_err(|error| self.of_queue(rank, error.into()))?.is_some() {}
+            }
+            match self.queue_pair.reset() {
+                Ok(()) => break,
+                Err(ResetError::Blocked { .. }) if pause.elapsed() < timeout => pause.pause(),
+                Err(source) => return Err(NotifyError::Reset { rank, source }),
+            }
+        }
+        *book = Book::new([(rank, None)].into_iter());
+        self.is_cut.store(false, Ordering::Relaxed);
+        Ok(self.queue_pair.endpoint()?)
+    }
+
+    /// Waits until nothing is under way to the rank.
+    fn leave(&self, rank: u32, timeout: Duration) -> Result<(), NotifyError> {
         let mut pause = Pause::new();
         loop {
             let mut book = self.book.lock();
@@ -322,12 +316,27 @@ impl Initiator {
         }
     }
 
-    /// Another process is in the place of a rank.
+    /// Connects to the process that has taken the rank's place.
+    pub(crate) fn connect(&self, remote: &Endpoint, options: ConnectOptions) -> Result<(), NotifyError> {
+        Ok(self.queue_pair.connect(remote, options)?)
+    }
+
+    /// Sends to the target of the process that has taken a rank's place.
     pub(crate) fn redirect(&self, rank: u32, address: DcAddress) -> Result<(), NotifyError> {
         let mut book = self.book.lock();
         let newest = book.completed;
-        *book.route(rank)? = Route { address, newest, failed: None, lost: None };
+        *book.route(rank)? = Route::new(Some(address), newest);
         Ok(())
+    }
+}
+
+/// A request with its number, to the rank of a route.
+fn addressed<'a>(request: WorkRequest<'a>, number: u64, signaled: bool, route: &'a Route) -> WorkRequest<'a> {
+    let request = request.wr_id(number);
+    let request = if signaled { request } else { request.unsignaled() };
+    match &route.address {
+        Some(address) => request.to_target(address),
+        None => request,
     }
 }
 
@@ -340,33 +349,24 @@ pub(crate) struct Posting<'a> {
 }
 
 impl Posting<'_> {
-    /// Posts a request whose completion says that those before it have completed, too.
-    pub(crate) fn post(&mut self, action: Action) -> Result<(), NotifyError> {
-        self.give(&action, true, QueuePair::post_send, |_| Ok(()))?;
-        self.book.certain = self.book.given;
-        self.keep(action, true, true);
+    /// Posts a request. The completion of one that is signaled says that those before it have completed, too.
+    pub(crate) fn post(&mut self, action: Action, signaled: bool) -> Result<(), NotifyError> {
+        self.give(&action, signaled, QueuePair::post_send, |_| Ok(()))?;
+        if signaled {
+            self.book.certain = self.book.given;
+        }
+        self.initiator.keep(&mut self.book, Some((self.rank, action)), signaled, true);
         Ok(())
     }
 
-    /// Posts a request that a later one completes.
-    pub(crate) fn post_unsignaled(&mut self, action: Action) -> Result<(), NotifyError> {
-        self.give(&action, false, QueuePair::post_send, |_| Ok(()))?;
-        self.keep(action, false, true);
-        Ok(())
-    }
-
-    /// Prepares a request for a stream. Refused while any rank is dead and not dropped, as with
-    /// connections of their own.
+    /// Prepares a request for a stream. Refused while any rank is dead and not dropped: a stream
+    /// does not see that its waits are released, and would write what it has not received.
     pub(crate) fn prepare(&mut self, action: Action, signaled: bool) -> Result<PreparedSend, NotifyError> {
+        self.initiator.life.check(self.rank)?;
         self.initiator.life.check_all()?;
         let prepared = self.give(&action, signaled, QueuePair::prepare, Life::check_all)?;
-        self.keep(action, signaled, false);
+        self.initiator.keep(&mut self.book, Some((self.rank, action)), signaled, false);
         Ok(prepared)
-    }
-
-    /// Keeps the newest request until it has completed.
-    fn keep(&mut self, action: Action, signaled: bool, is_posted: bool) {
-        self.book.keep(Some((self.rank, action)), signaled, is_posted);
     }
 
     /// Gives the next request to the queue pair, and waits for room while it is full or is being
@@ -385,16 +385,16 @@ impl Posting<'_> {
             let number = self.book.given + 1;
             let fence = self.book.fetches.need_fence(Some(action), self.book.completed);
             let route = self.book.route(rank)?;
-            let request = fenced(action.request(), fence).wr_id(number).to_target(&route.address);
-            let request = if signaled { request } else { request.unsignaled() };
+            let request = addressed(fenced(action.request(), fence), number, signaled, route);
             match act(&initiator.queue_pair, request) {
                 Ok(done) => {
                     (route.newest, self.book.given) = (number, number);
                     self.book.fetches.note(action, number);
                     return Ok(done);
                 }
-                Err(QueueError::Full(_) | QueueError::State(StateError::Failed { .. })) => {}
-                Err(source) => return Err(NotifyError::Post { rank, source }),
+                Err(QueueError::Full(_)) => {}
+                Err(error) if initiator.may_pass(&error) => {}
+                Err(error) => return Err(initiator.of_queue(rank, error)),
             }
             if pause.elapsed() >= timeout {
                 return Err(NotifyError::TimedOut { what: "waiting for room in a queue", timeout });

@@ -76,6 +76,7 @@
 //! ([`NotifyError::Consistency`]).
 
 mod action;
+mod book;
 pub mod bootstrap;
 pub mod collective;
 mod config;
@@ -89,15 +90,14 @@ mod layout;
 mod life;
 mod monitor;
 mod offer;
+mod operation;
 mod options;
 mod part;
 mod parts;
-mod peer;
 mod queue;
 mod rank_set;
 mod release;
 mod replace;
-mod routes;
 mod segment;
 mod stock;
 mod team;
@@ -115,6 +115,7 @@ pub use config::{ConnectionKind, TeamConfig};
 pub use device::{DeviceQueue, DeviceQueueData, DeviceQueueOptions, DeviceSegment, DeviceSegmentData};
 pub use error::{DeathCause, NotifyError};
 pub use layout::RemoteSegment;
+pub use operation::Operation;
 pub use part::{PartPlan, SegmentMemory};
 pub use queue::Queue;
 pub use segment::Segment;

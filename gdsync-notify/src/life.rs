@@ -66,6 +66,10 @@ impl Life {
 
     /// The error for a rank that is not alive.
     pub(crate) fn check(&self, rank: u32) -> Result<(), NotifyError> {
+        // A rank is noted as dropped before it counts as dead no more.
+        if self.dead.load(Ordering::Acquire) == 0 && !self.has_dropped.load(Ordering::Acquire) {
+            return Ok(());
+        }
         match self.state(rank) {
             State::Alive => Ok(()),
             State::Dead(cause) | State::Dropped(cause) => Err(NotifyError::PeerDead { rank, cause }),
@@ -139,6 +143,11 @@ impl Life {
             true => self.set_of(|state| matches!(state, State::Dropped(_))),
             false => RankSet::default(),
         }
+    }
+
+    /// Ranks that were not dropped.
+    pub(crate) fn members(&self) -> Vec<u32> {
+        self.set_of(|state| !matches!(state, State::Dropped(_))).iter().collect()
     }
 
     /// Ranks that are not alive.

@@ -3,7 +3,6 @@
 use crate::control::Control;
 use crate::error::NotifyError;
 use gdsync::Endpoint;
-use gdsync::qp::DcTarget;
 use std::fmt;
 
 /// What a rank offers to another: the endpoints of its queues, and of the control connection. `None` where it
@@ -27,16 +26,13 @@ pub(crate) enum Offer {
 const DYNAMIC: &str = "dc ";
 
 impl Offer {
-    /// The target that control connections have, if they are dynamic.
-    pub(crate) fn of_target(queues: usize, control: &Control) -> Result<Option<Self>, NotifyError> {
-        let offer =
-            |target: &DcTarget| Ok(Offer::Dynamic { queues, target: target.endpoint()?, key: target.key() });
-        control.target().map(offer).transpose()
-    }
-
-    /// Without a connection for the rank.
-    pub(crate) fn none(queues: usize) -> Self {
-        Offer::Each(vec![None; queues])
+    /// What so many queues offer, whichever rank they offer it to: the target that control connections have, if they are
+    /// dynamic, or no connection.
+    pub(crate) fn of(queues: usize, control: &Control) -> Result<Self, NotifyError> {
+        Ok(match control.target() {
+            Some(target) => Offer::Dynamic { queues, target: target.endpoint()?, key: target.key() },
+            None => Offer::Each(vec![None; queues]),
+        })
     }
 
     fn parse(text: &str) -> Result<Self, String> {

@@ -1,13 +1,17 @@
-//! Writes, notifications, reads and atomics, by the CPU and for streams.
+//! The queues of a team: operations at ranks, by the CPU and for streams.
 
 use crate::action::Action;
 use crate::connections::Connections;
 use crate::error::NotifyError;
-use crate::routes::{Posting, Routes};
+use crate::initiator::{Initiator, Posting};
+use crate::operation::Operation;
 use crate::segment::Segment;
-use gdsync::{PreparedSend, PreparedWait, QueuePair, RemoteMemory, Slice};
+use gdsync::{PreparedSend, PreparedWait, QueuePair, Slice};
 use std::sync::Arc;
 use std::time::Duration;
+
+/// How a locked queue takes a request: [`Posting::post`] or [`Posting::prepare`].
+type Give<'a, T> = fn(&mut Posting<'a>, Action, bool) -> Result<T, NotifyError>;
 
 /// One of the queues of a [`Team`](crate::Team): a queue pair to every rank, this one included, or a few
 /// that reach all ([`ConnectionKind`](crate::ConnectionKind)). A cheap handle.
@@ -40,14 +44,83 @@ impl Queue {
         Queue { timeout: Some(timeout), ..self.clone() }
     }
 
-    /// The ways to the ranks, of which this is one.
-    fn routes(&self, rank: u32) -> Result<&Routes, NotifyError> {
+    /// What leads to a rank.
+    fn initiator(&self, rank: u32) -> Result<&Initiator, NotifyError> {
         let size = self.team.size;
-        if rank < size { Ok(&self.team.queues[self.index]) } else { Err(NotifyError::Rank { rank, size }) }
+        if rank < size {
+            Ok(self.team.initiator(self.index, rank))
+        } else {
+            Err(NotifyError::Rank { rank, size })
+        }
     }
 
     fn lock(&self, rank: u32) -> Result<Posting<'_>, NotifyError> {
-        Ok(self.routes(rank)?.lock(rank, self.timeout.unwrap_or(self.team.timeout)))
+        Ok(self.initiator(rank)?.lock(rank, self.timeout.unwrap_or(self.team.timeout)))
+    }
+
+    /// Gives a request to the queue.
+    fn one<'a, T>(
+        &'a self,
+        operation: Operation<'_>,
+        signaled: bool,
+        give: Give<'a, T>,
+    ) -> Result<T, NotifyError> {
+        let action = operation.action(self.team.options.max_reads)?;
+        give(&mut self.lock(operation.rank())?, action, signaled)
+    }
+
+    /// Gives two requests that follow each other to the queue. The completion of the second is that of both.
+    fn two<'a, T>(
+        &'a self,
+        [first, last]: [Operation<'_>; 2],
+        give: Give<'a, T>,
+    ) -> Result<[T; 2], NotifyError> {
+        let action = |operation: Operation<'_>| operation.action(self.team.options.max_reads);
+        let (before, action) = (action(first)?, action(last)?);
+        let mut posting = self.lock(last.rank())?;
+        Ok([give(&mut posting, before, false)?, give(&mut posting, action, true)?])
+    }
+
+    /// Does it now, by the CPU. If the queue is full, this waits for room, for up to
+    /// [`TeamConfig::timeout`](crate::TeamConfig::timeout); so do all calls that post or prepare.
+    ///
+    /// # Errors
+    /// As the call of the operation's name.
+    pub fn post(&self, operation: Operation<'_>) -> Result<(), NotifyError> {
+        match operation.front() {
+            Some(front) => self.two([front, operation], Posting::post).map(drop),
+            None => self.one(operation, true, Posting::post),
+        }
+    }
+
+    /// Prepares it for a batch of a stream: one send, or two, to be posted in this order. In one batch they share a
+    /// doorbell.
+    ///
+    /// # Errors
+    /// As [`Self::post`]; [`NotifyError::PeerDead`] while any rank is dead and not dropped
+    /// ([`Team::shrink`](crate::Team::shrink)). A stream does not see that its waits are released, so
+    /// it gets nothing new to do; so for all calls that prepare.
+    pub fn prepare(
+        &self,
+        operation: Operation<'_>,
+    ) -> Result<impl Iterator<Item = PreparedSend> + use<>, NotifyError> {
+        let (front, last) = match operation.front() {
+            Some(front) => {
+                let [front, last] = self.two([front, operation], Posting::prepare)?;
+                (Some(front), last)
+            }
+            None => (None, self.prepare_one(operation, true)?),
+        };
+        Ok(front.into_iter().chain([last]))
+    }
+
+    /// Prepares a single request. A later one completes one that is not signaled.
+    pub(crate) fn prepare_one(
+        &self,
+        operation: Operation<'_>,
+        signaled: bool,
+    ) -> Result<PreparedSend, NotifyError> {
+        self.one(operation, signaled, Posting::prepare)
     }
 
     /// The connected queue pair to a rank, for programs and kernels that drive it themselves. A
@@ -57,22 +130,18 @@ impl Queue {
     /// [`NotifyError::Rank`]; [`NotifyError::NoQueuePair`] where connections are dynamic
     /// ([`ConnectionKind`](crate::ConnectionKind)).
     pub fn queue_pair(&self, rank: u32) -> Result<&QueuePair, NotifyError> {
-        self.routes(rank)?.queue_pair(rank)
+        self.initiator(rank)?.queue_pair(rank)
     }
 
     /// Writes the slice into the segment of a rank, from a byte offset on, without a notification.
     /// The slice must not change before [`Self::flush`] has returned.
-    ///
-    /// If the queue is full, this waits for room, for up to
-    /// [`TeamConfig::timeout`](crate::TeamConfig::timeout); so do all calls that post or prepare.
     ///
     /// # Errors
     /// [`NotifyError::Rank`], [`NotifyError::OutOfSegment`], [`NotifyError::TimedOut`];
     /// [`NotifyError::PeerDead`] and [`NotifyError::Failed`], of this or an earlier write to that
     /// rank; [`NotifyError::Post`].
     pub fn write(&self, from: &Slice, rank: u32, to: &Segment, offset: u64) -> Result<(), NotifyError> {
-        let write = write_request(from, rank, to, offset)?;
-        self.lock(rank)?.post(write)
+        self.post(Operation::Write { from, rank, to, offset })
     }
 
     /// Sets a notification of the segment of a rank, after everything that this queue has written
@@ -81,8 +150,7 @@ impl Queue {
     /// # Errors
     /// As [`Self::write`]; [`NotifyError::Notification`], [`NotifyError::ZeroValue`].
     pub fn notify(&self, rank: u32, to: &Segment, id: u32, value: u32) -> Result<(), NotifyError> {
-        let word = to.notification_of(rank, id, value)?;
-        self.lock(rank)?.post(Action::Set(value.to_ne_bytes(), word))
+        self.post(Operation::Notify { rank, to, id, value })
     }
 
     /// [`Self::write`], then [`Self::notify`]: a reader that sees the notification sees the data.
@@ -98,19 +166,13 @@ impl Queue {
         id: u32,
         value: u32,
     ) -> Result<(), NotifyError> {
-        let write = write_request(from, rank, to, offset)?;
-        let word = to.notification_of(rank, id, value)?;
-        let mut queue = self.lock(rank)?;
-        queue.post_unsignaled(write)?;
-        queue.post(Action::Set(value.to_ne_bytes(), word))
+        self.post(Operation::WriteNotify { from, rank, to, offset, id, value })
     }
 
     /// [`Self::write`], for a batch of a stream.
     ///
     /// # Errors
-    /// As there; [`NotifyError::PeerDead`] while any rank is dead and not dropped
-    /// ([`Team::shrink`](crate::Team::shrink)). A stream does not see that its waits are released, so
-    /// it gets nothing new to do; so for all calls that prepare.
+    /// As there, and as [`Self::prepare`].
     pub fn prepare_write(
         &self,
         from: &Slice,
@@ -118,20 +180,7 @@ impl Queue {
         to: &Segment,
         offset: u64,
     ) -> Result<PreparedSend, NotifyError> {
-        let write = write_request(from, rank, to, offset)?;
-        self.lock(rank)?.prepare(write)
-    }
-
-    /// [`Self::prepare_write`] of a request that a later one completes.
-    pub(crate) fn prepare_write_unsignaled(
-        &self,
-        from: &Slice,
-        rank: u32,
-        to: &Segment,
-        offset: u64,
-    ) -> Result<PreparedSend, NotifyError> {
-        let write = write_request(from, rank, to, offset)?;
-        self.lock(rank)?.prepare_unsignaled(write)
+        self.prepare_one(Operation::Write { from, rank, to, offset }, true)
     }
 
     /// [`Self::notify`], for a batch of a stream.
@@ -145,8 +194,7 @@ impl Queue {
         id: u32,
         value: u32,
     ) -> Result<PreparedSend, NotifyError> {
-        let word = to.notification_of(rank, id, value)?;
-        self.lock(rank)?.prepare(Action::Set(value.to_ne_bytes(), word))
+        self.prepare_one(Operation::Notify { rank, to, id, value }, true)
     }
 
     /// [`Self::write_notify`], for a batch of a stream, to be posted in this order. In one batch
@@ -163,11 +211,8 @@ impl Queue {
         id: u32,
         value: u32,
     ) -> Result<[PreparedSend; 2], NotifyError> {
-        let write = write_request(from, rank, to, offset)?;
-        let word = to.notification_of(rank, id, value)?;
-        let mut queue = self.lock(rank)?;
-        let write = queue.prepare_unsignaled(write)?;
-        Ok([write, queue.prepare(Action::Set(value.to_ne_bytes(), word))?])
+        let write = Operation::Write { from, rank, to, offset };
+        self.two([write, Operation::Notify { rank, to, id, value }], Posting::prepare)
     }
 
     /// Reads from the segment of a rank, from a byte offset on, into the slice, which is of memory that the
@@ -181,15 +226,14 @@ impl Queue {
     /// # Errors
     /// As [`Self::write`]; [`NotifyError::NoReads`].
     pub fn read(&self, into: &Slice, rank: u32, of: &Segment, offset: u64) -> Result<(), NotifyError> {
-        let read = self.read_request(into, rank, of, offset)?;
-        self.lock(rank)?.post(read)
+        self.post(Operation::Read { into, rank, of, offset })
     }
 
     /// [`Self::read`], for a batch of a stream, which sees the bytes behind the waits of
     /// [`Self::prepare_waits`].
     ///
     /// # Errors
-    /// As there, and as [`Self::prepare_write`].
+    /// As there, and as [`Self::prepare`].
     pub fn prepare_read(
         &self,
         into: &Slice,
@@ -197,8 +241,7 @@ impl Queue {
         of: &Segment,
         offset: u64,
     ) -> Result<PreparedSend, NotifyError> {
-        let read = self.read_request(into, rank, of, offset)?;
-        self.lock(rank)?.prepare(read)
+        self.prepare_one(Operation::Read { into, rank, of, offset }, true)
     }
 
     /// Adds to the 64-bit number at a byte offset of the segment of a rank, modulo 2^64, and fetches what
@@ -248,8 +291,7 @@ impl Queue {
         offset: u64,
         add: u64,
     ) -> Result<(), NotifyError> {
-        let at = self.number_of(rank, of, offset)?;
-        self.lock(rank)?.post(Action::FetchAdd(into.clone(), at, add))
+        self.post(Operation::FetchAdd { into, rank, of, offset, add })
     }
 
     /// [`Self::fetch_add`], for a batch of a stream, as [`Self::prepare_read`].
@@ -264,8 +306,7 @@ impl Queue {
         offset: u64,
         add: u64,
     ) -> Result<PreparedSend, NotifyError> {
-        let at = self.number_of(rank, of, offset)?;
-        self.lock(rank)?.prepare(Action::FetchAdd(into.clone(), at, add))
+        self.prepare_one(Operation::FetchAdd { into, rank, of, offset, add }, true)
     }
 
     /// Replaces the 64-bit number at a byte offset of the segment of a rank by `swap`, if it is `compare`,
@@ -282,8 +323,7 @@ impl Queue {
         compare: u64,
         swap: u64,
     ) -> Result<(), NotifyError> {
-        let at = self.number_of(rank, of, offset)?;
-        self.lock(rank)?.post(Action::CompareSwap(into.clone(), at, [compare, swap]))
+        self.post(Operation::CompareSwap { into, rank, of, offset, compare, swap })
     }
 
     /// [`Self::compare_swap`], for a batch of a stream, as [`Self::prepare_read`].
@@ -299,30 +339,7 @@ impl Queue {
         compare: u64,
         swap: u64,
     ) -> Result<PreparedSend, NotifyError> {
-        let at = self.number_of(rank, of, offset)?;
-        self.lock(rank)?.prepare(Action::CompareSwap(into.clone(), at, [compare, swap]))
-    }
-
-    /// The connections carry reads and atomics.
-    fn check_reads(&self) -> Result<(), NotifyError> {
-        if self.team.options.max_reads == 0 { Err(NotifyError::NoReads) } else { Ok(()) }
-    }
-
-    fn read_request(
-        &self,
-        into: &Slice,
-        rank: u32,
-        of: &Segment,
-        offset: u64,
-    ) -> Result<Action, NotifyError> {
-        self.check_reads()?;
-        Ok(Action::Read(into.clone(), of.part_of(rank, offset, into.len() as u64)?))
-    }
-
-    /// The target of an atomic.
-    fn number_of(&self, rank: u32, of: &Segment, offset: u64) -> Result<RemoteMemory, NotifyError> {
-        self.check_reads()?;
-        of.part_of(rank, offset, size_of::<u64>() as u64)
+        self.prepare_one(Operation::CompareSwap { into, rank, of, offset, compare, swap }, true)
     }
 
     /// Waits for a batch of a stream: after them, everything posted and prepared to that rank so
@@ -332,7 +349,7 @@ impl Queue {
     /// # Errors
     /// [`NotifyError::Rank`], [`NotifyError::Post`].
     pub fn prepare_waits(&self, rank: u32) -> Result<Vec<PreparedWait>, NotifyError> {
-        self.routes(rank)?.prepare_waits(rank)
+        self.initiator(rank)?.prepare_waits(rank)
     }
 
     /// Returns when everything posted before, to all ranks of the team, has arrived there, and what was read
@@ -352,7 +369,7 @@ impl Queue {
     /// # Errors
     /// As [`Self::flush`]; [`NotifyError::Rank`].
     pub fn flush_rank(&self, rank: u32, timeout: Duration) -> Result<(), NotifyError> {
-        self.routes(rank)?.flush(rank, timeout)
+        self.initiator(rank)?.flush(rank, timeout)
     }
 
     /// Asks whether a rank's card answers on this queue: an empty write, flushed. The team probes
@@ -361,12 +378,8 @@ impl Queue {
     /// # Errors
     /// As [`Self::flush_rank`].
     pub fn ping(&self, rank: u32, timeout: Duration) -> Result<(), NotifyError> {
-        let routes = self.routes(rank)?;
-        routes.lock(rank, timeout).post(Action::Probe)?;
-        routes.flush(rank, timeout)
+        let initiator = self.initiator(rank)?;
+        initiator.lock(rank, timeout).post(Action::Probe, true)?;
+        initiator.flush(rank, timeout)
     }
-}
-
-fn write_request(from: &Slice, rank: u32, to: &Segment, offset: u64) -> Result<Action, NotifyError> {
-    Ok(Action::Write(from.clone(), to.part_of(rank, offset, from.len() as u64)?))
 }

@@ -93,8 +93,8 @@ impl Connections {
         for rank in 0..self.size {
             let mut table = Table { offer: self.offer()?, control: None };
             if dropped.contains(rank) {
-                for (queue, routes) in self.queues.iter().enumerate() {
-                    if let Some(endpoint) = routes.vacate(rank, self.timeout)? {
+                for (queue, initiator) in self.initiators(rank).enumerate() {
+                    if let Some(endpoint) = initiator.vacate(rank, self.timeout)? {
                         table.set_queue(queue, endpoint);
                     }
                 }
@@ -108,9 +108,7 @@ impl Connections {
 
     /// What this rank offers to all, before connections with dropped ranks are made anew.
     fn offer(&self) -> Result<Offer, NotifyError> {
-        let queues = self.queues.len();
-        let offer = Offer::of_target(queues, &self.control.lock())?;
-        Ok(offer.unwrap_or_else(|| Offer::none(queues)))
+        Offer::of(self.queues.len(), &self.control.lock())
     }
 
     /// Takes new processes into the places of all dropped ranks, together with them and with all
@@ -156,10 +154,10 @@ impl Connections {
                 Some(target) => self.control.lock().connect_to_target(rank, target)?,
                 None => None,
             };
-            for (queue, routes) in self.queues.iter().enumerate() {
+            for (queue, initiator) in self.initiators(rank).enumerate() {
                 match (&address, table.queue(queue)) {
-                    (Some(address), _) => routes.redirect(rank, address)?,
-                    (None, Some(remote)) => routes.connect(rank, remote, self.options)?,
+                    (Some(address), _) => initiator.redirect(rank, address.clone())?,
+                    (None, Some(remote)) => initiator.connect(remote, self.options)?,
                     (None, None) => {}
                 }
             }

@@ -268,8 +268,7 @@ impl Team {
 
     /// The ranks that the team consists of: all but those that were dropped.
     pub fn members(&self) -> Vec<u32> {
-        let dropped = self.inner.life.dropped();
-        (0..self.size()).filter(|rank| !dropped.contains(*rank)).collect()
+        self.inner.life.members()
     }
 
     /// Drops the dead ranks: the survivors agree on them, and go on. All survivors call this, and

@@ -7,10 +7,10 @@ use crate::stream_object::StreamObject;
 use crate::streams;
 use crate::types::{gdsync_bootstrap, gdsync_segment, gdsync_team};
 use crate::{notify_types, objects};
-use gdsync::{Batch, PreparedSend};
+use gdsync::Batch;
 use gdsync_notify::bootstrap::Bootstrap;
 use gdsync_notify::{
-    ConnectionKind, NotifyError, Queue, Segment, SegmentMemory, Team, TeamConfig, WaitNotification,
+    ConnectionKind, NotifyError, Operation, Queue, Segment, SegmentMemory, Team, TeamConfig, WaitNotification,
 };
 use gdsync_sys::verbs::{ibv_context, ibv_pd};
 use parking_lot::Mutex;
@@ -183,37 +183,41 @@ pub(crate) fn data_of(segment: &Segment) -> Result<usize, CallError> {
     }
 }
 
-/// What a put is to do.
-enum Put<'a> {
-    Write { from: &'a Segment, to: &'a Segment },
-    Notify { to: &'a Segment },
-    WriteNotify { from: &'a Segment, to: &'a Segment },
-}
-
-/// Looks the segments of a put up.
+/// Has a queue take what a put says, and take it again where a stream was in the way that may have passed since the last look.
 ///
 /// # Safety
 /// As [`segment_of`].
-unsafe fn look_up<'a>(team: *mut gdsync_team, put: &gdsync_put_t) -> Result<Put<'a>, CallError> {
+unsafe fn put<T>(
+    team: *mut gdsync_team,
+    put: &gdsync_put_t,
+    take: impl Fn(Operation<'_>) -> Result<T, NotifyError>,
+) -> Result<T, CallError> {
+    let gdsync_put_t { from_offset, length, rank, to_offset: offset, notification: id, value, .. } = *put;
     if put.reserved != 0 {
         return Err(bad("reserved of a put", put.reserved, "it must be 0"));
     }
     // SAFETY: the caller's.
     let to = unsafe { segment_of(team, put.to) }?;
-    if put.length == 0 {
-        return match put.value {
+    let given = |operation| match take(operation) {
+        Err(NotifyError::Post { source, .. }) if streams::waits_for_a_stream(&source) => {
+            streams::settle();
+            take(operation)
+        }
+        done => done,
+    };
+    if length == 0 {
+        return match value {
             0 => Err(bad("length of a put", 0, "a put without a notification (value 0) has 1 byte or more")),
-            _ => Ok(Put::Notify { to }),
+            _ => Ok(given(Operation::Notify { rank, to, id, value })?),
         };
     }
     // SAFETY: the caller's.
     let from = unsafe { segment_of(team, put.from) }?;
-    Ok(if put.value == 0 { Put::Write { from, to } } else { Put::WriteNotify { from, to } })
-}
-
-/// The source of a put.
-fn source(from: &Segment, put: &gdsync_put_t) -> Result<gdsync::Slice, NotifyError> {
-    from.slice(put.from_offset..put.from_offset.saturating_add(put.length))
+    let from = &from.slice(from_offset..from_offset.saturating_add(length))?;
+    Ok(given(match value {
+        0 => Operation::Write { from, rank, to, offset },
+        _ => Operation::WriteNotify { from, rank, to, offset, id, value },
+    })?)
 }
 
 /// Performs a list of puts now.
@@ -225,19 +229,8 @@ pub(crate) unsafe fn post(
     queue: &Queue,
     puts: &[gdsync_put_t],
 ) -> Result<(), CallError> {
-    for put in puts {
-        let gdsync_put_t { rank, to_offset, notification, value, .. } = *put;
-        // SAFETY: the caller's.
-        let found = unsafe { look_up(team, put) }?;
-        retried(|| match &found {
-            Put::Notify { to } => queue.notify(rank, to, notification, value),
-            Put::Write { from, to } => queue.write(&source(from, put)?, rank, to, to_offset),
-            Put::WriteNotify { from, to } => {
-                queue.write_notify(&source(from, put)?, rank, to, to_offset, notification, value)
-            }
-        })?;
-    }
-    Ok(())
+    // SAFETY: the caller's.
+    puts.iter().try_for_each(|one| unsafe { put(team, one, |operation| queue.post(operation)) })
 }
 
 /// Posts a batch on a stream: a list of puts, then waits for notifications, which it clears.
@@ -254,35 +247,11 @@ pub(crate) unsafe fn exchange(
     let arrivals: Vec<_> = arrivals.transpose().map_err(CallError::Notify)?.unwrap_or_default();
     let mut sends = Vec::new();
     if let Some((queue, puts)) = puts {
-        for put in puts {
+        for one in puts {
             // SAFETY: the caller's.
-            let found = unsafe { look_up(team, put) }?;
-            sends.extend(retried(|| prepare(queue, &found, put))?);
+            sends.extend(unsafe { put(team, one, |operation| queue.prepare(operation)) }?);
         }
     }
     let batch = sends.into_iter().fold(Batch::new(), Batch::send);
     stream.post(arrivals.iter().fold(batch, |batch, word| batch.wait_notification(word)))
-}
-
-fn prepare(queue: &Queue, found: &Put<'_>, put: &gdsync_put_t) -> Result<Vec<PreparedSend>, NotifyError> {
-    let gdsync_put_t { rank, to_offset, notification, value, .. } = *put;
-    Ok(match found {
-        Put::Notify { to } => vec![queue.prepare_notify(rank, to, notification, value)?],
-        Put::Write { from, to } => vec![queue.prepare_write(&source(from, put)?, rank, to, to_offset)?],
-        Put::WriteNotify { from, to } => {
-            let from = source(from, put)?;
-            queue.prepare_write_notify(&from, rank, to, to_offset, notification, value)?.into()
-        }
-    })
-}
-
-/// Does something of a queue, and again where a stream was in the way that may have passed since the last look.
-fn retried<T>(what: impl Fn() -> Result<T, NotifyError>) -> Result<T, NotifyError> {
-    match what() {
-        Err(NotifyError::Post { source, .. }) if streams::waits_for_a_stream(&source) => {
-            streams::settle();
-            what()
-        }
-        done => done,
-    }
 }

@@ -7,10 +7,11 @@ use crate::queue_pair::{CompletionQueue, QueuePair, WorkRequest};
 use crate::region::{AnyWord, Slice, Word, narrow};
 use crate::segment::Segment;
 use crate::shared::Shared;
+use crate::verbs::{ROOM, methods_with_verbs, target, until_done};
 use gdsync::batch::BatchShape;
 use gdsync::memop::Condition;
 use gdsync::stream::{PostError, PostFailure};
-use gdsync_notify::{NotifyError, Queue, WaitNotification};
+use gdsync_notify::{Operation, Queue, WaitNotification};
 use parking_lot::Mutex;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
@@ -58,18 +59,17 @@ impl Batch {
         Ok(segment.team.queue(queue.unwrap_or(self.queue))?.with_timeout(interrupt::SLICE))
     }
 
-    /// What is prepared may wait for room in the queue.
-    fn prepare<T: Send>(
+    fn perform(
         &self,
         py: Python<'_>,
-        mut prepare: impl FnMut() -> Result<T, NotifyError> + Send,
-    ) -> Result<T, Failure> {
-        let limit = Limit::new(self.timeout)?;
-        let made = interrupt::wait(py, limit, move |_| match prepare() {
-            Err(NotifyError::TimedOut { .. }) => Ok(None),
-            made => Ok(Some(made?)),
-        })?;
-        made.ok_or_else(|| limit.passed("the wait for room in the queue"))
+        segment: &Shared,
+        queue: Option<u32>,
+        operation: Operation<'_>,
+    ) -> Result<(), Failure> {
+        let queue = self.queue_of(segment, queue)?;
+        let sends = until_done(py, Limit::new(self.timeout)?, ROOM, |_| queue.prepare(operation))?;
+        self.add(|batch| sends.fold(batch, gdsync::Batch::send));
+        Ok(())
     }
 
     /// What was taken out of the batch.
@@ -88,17 +88,6 @@ impl Batch {
     }
 }
 
-/// Where a write lands: a segment that is named, or the slice's own.
-pub(crate) fn target(slice: &Slice, to: Option<&Segment>) -> Result<Shared, Failure> {
-    match (to, &slice.segment) {
-        (Some(to), _) => Ok(to.shared.clone()),
-        (None, Some(own)) => Ok(own.clone()),
-        (None, None) => {
-            Err(Failure::invalid("the slice is of no segment: name the one that is written by to=SEGMENT"))
-        }
-    }
-}
-
 fn condition_of(name: &str) -> Result<Condition, Failure> {
     match name {
         "eq" => Ok(Condition::Eq),
@@ -109,123 +98,7 @@ fn condition_of(name: &str) -> Result<Condition, Failure> {
     }
 }
 
-#[pymethods]
-impl Batch {
-    #[pyo3(signature = (source, rank, offset=0, *, to=None, queue=None))]
-    fn write(
-        &self,
-        py: Python<'_>,
-        source: &Slice,
-        rank: u32,
-        offset: u64,
-        to: Option<&Segment>,
-        queue: Option<u32>,
-    ) -> Result<(), Failure> {
-        let to = target(source, to)?;
-        let queue = self.queue_of(&to, queue)?;
-        let send = self.prepare(py, || queue.prepare_write(&source.inner, rank, &to.segment, offset))?;
-        self.add(|batch| batch.send(send));
-        Ok(())
-    }
-
-    #[pyo3(signature = (source, rank, offset=0, id=0, value=1, *, to=None, queue=None))]
-    #[expect(clippy::too_many_arguments, reason = "Python passes them by name")]
-    fn write_notify(
-        &self,
-        py: Python<'_>,
-        source: &Slice,
-        rank: u32,
-        offset: u64,
-        id: u32,
-        value: u32,
-        to: Option<&Segment>,
-        queue: Option<u32>,
-    ) -> Result<(), Failure> {
-        let to = target(source, to)?;
-        let queue = self.queue_of(&to, queue)?;
-        let [write, notify] = self.prepare(py, || {
-            queue.prepare_write_notify(&source.inner, rank, &to.segment, offset, id, value)
-        })?;
-        self.add(|batch| batch.send(write).send(notify));
-        Ok(())
-    }
-
-    #[pyo3(signature = (segment, rank, id=0, value=1, *, queue=None))]
-    fn notify(
-        &self,
-        py: Python<'_>,
-        segment: &Segment,
-        rank: u32,
-        id: u32,
-        value: u32,
-        queue: Option<u32>,
-    ) -> Result<(), Failure> {
-        let to = &segment.shared;
-        let queue = self.queue_of(to, queue)?;
-        let send = self.prepare(py, || queue.prepare_notify(rank, &to.segment, id, value))?;
-        self.add(|batch| batch.send(send));
-        Ok(())
-    }
-
-    #[pyo3(signature = (into, rank, offset=0, *, of=None, queue=None))]
-    fn read(
-        &self,
-        py: Python<'_>,
-        into: &Slice,
-        rank: u32,
-        offset: u64,
-        of: Option<&Segment>,
-        queue: Option<u32>,
-    ) -> Result<(), Failure> {
-        let of = target(into, of)?;
-        let queue = self.queue_of(&of, queue)?;
-        let send = self.prepare(py, || queue.prepare_read(&into.inner, rank, &of.segment, offset))?;
-        self.add(|batch| batch.send(send));
-        Ok(())
-    }
-
-    #[pyo3(signature = (into, rank, offset=0, *, add, of=None, queue=None))]
-    #[expect(clippy::too_many_arguments, reason = "Python passes them by name")]
-    fn fetch_add(
-        &self,
-        py: Python<'_>,
-        into: &Slice,
-        rank: u32,
-        offset: u64,
-        add: u64,
-        of: Option<&Segment>,
-        queue: Option<u32>,
-    ) -> Result<(), Failure> {
-        let of = target(into, of)?;
-        let queue = self.queue_of(&of, queue)?;
-        let send =
-            self.prepare(py, || queue.prepare_fetch_add(&into.inner, rank, &of.segment, offset, add))?;
-        self.add(|batch| batch.send(send));
-        Ok(())
-    }
-
-    #[pyo3(signature = (into, rank, offset=0, *, compare, swap, of=None, queue=None))]
-    #[expect(clippy::too_many_arguments, reason = "Python passes them by name")]
-    fn compare_swap(
-        &self,
-        py: Python<'_>,
-        into: &Slice,
-        rank: u32,
-        offset: u64,
-        compare: u64,
-        swap: u64,
-        of: Option<&Segment>,
-        queue: Option<u32>,
-    ) -> Result<(), Failure> {
-        let of = target(into, of)?;
-        let queue = self.queue_of(&of, queue)?;
-        let send = self.prepare(py, || {
-            queue.prepare_compare_swap(&into.inner, rank, &of.segment, offset, compare, swap)
-        })?;
-        self.add(|batch| batch.send(send));
-        Ok(())
-    }
-
+methods_with_verbs! { impl Batch with queue: u32 {
     fn wait_notification(&self, segment: &Segment, id: u32) -> Result<(), Failure> {
         let word = segment.shared.segment.notification(id)?;
         self.add(|batch| batch.wait_notification(&word));
@@ -346,4 +219,4 @@ impl Batch {
         let posted = if state.posted.is_some() { ", posted" } else { "" };
         format!("<gdsync.Batch of {} operations{posted}>", state.batch.len())
     }
-}
+} }

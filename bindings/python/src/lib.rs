@@ -24,6 +24,7 @@ mod stream;
 mod team;
 mod tensor;
 mod trigger;
+mod verbs;
 
 use pyo3::prelude::*;
 

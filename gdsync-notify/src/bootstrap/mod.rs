@@ -177,14 +177,9 @@ impl Bootstrap {
         self.size
     }
 
-    /// How long an exchange waits for the other ranks.
+    /// How long an exchange waits for the other ranks. That of rank 0 decides.
     pub fn timeout(&self) -> Duration {
         self.timeout
-    }
-
-    /// Sets how long an exchange waits for the other ranks. The value of rank 0 decides.
-    pub fn set_timeout(&mut self, timeout: Duration) {
-        self.timeout = timeout;
     }
 
     /// Sends bytes to all ranks, and returns those of all ranks in their order. A rank may send 1

@@ -3,7 +3,6 @@
 use crate::collective::error::CollectiveError;
 use crate::collective::shape::{Collective, Layout};
 use crate::error::NotifyError;
-use crate::life::State;
 use crate::queue::Queue;
 use crate::segment::Segment;
 use crate::together::together;
@@ -36,8 +35,7 @@ pub(crate) fn agree<T>(
     prepare: impl FnOnce() -> Result<T, CollectiveError>,
 ) -> Result<(Agreed, T), CollectiveError> {
     let team = &queue.team;
-    let dropped = team.life.set_of(|state| matches!(state, State::Dropped(_)));
-    let members: Vec<u32> = (0..team.size).filter(|rank| !dropped.contains(*rank)).collect();
+    let members = team.life.members();
     let whole = team.life.check_all().map_err(CollectiveError::from);
     let prepared = whole.and_then(|()| check(segment, &members, at, collective)).and_then(|()| prepare());
     // This rank's own failure says more than what the others are told.

@@ -46,7 +46,7 @@ impl Element {
     }
 
     /// A floating-point number.
-    pub fn is_float(self) -> bool {
+    pub(crate) fn is_float(self) -> bool {
         matches!(self, Element::F32 | Element::F64)
     }
 }

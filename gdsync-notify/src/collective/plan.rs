@@ -8,6 +8,7 @@ use crate::collective::schedule::{Area, Copy, Program, Step};
 use crate::collective::shape::{Collective, Layout};
 use crate::error::NotifyError;
 use crate::life::State;
+use crate::operation::Operation;
 use crate::queue::Queue;
 use crate::release::PHASES;
 use crate::segment::Segment;
@@ -343,11 +344,8 @@ impl Inner {
         let offset = self.places[to as usize].layout.at(copy.to.0, round, copy.to.1) as u64;
         let from = self.segment.slice(start..start + len)?;
         let rank = self.members[to as usize];
-        let send = match completes {
-            true => self.queue.prepare_write(&from, rank, &self.segment, offset),
-            false => self.queue.prepare_write_unsignaled(&from, rank, &self.segment, offset),
-        };
-        Ok(batch.send(send?))
+        let write = Operation::Write { from: &from, rank, to: &self.segment, offset };
+        Ok(batch.send(self.queue.prepare_one(write, completes)?))
     }
 
     fn set(&self, batch: Batch, round: u64, to: u32, word: u32) -> Result<Batch, CollectiveError> {

@@ -12,13 +12,14 @@
 use super::message::{Message, longest};
 use super::news::News;
 use super::watch::Turn;
+use crate::action::Action;
 use crate::error::{DeathCause, NotifyError};
 use gdsync::qp::{DcTarget, DcTargetConfig, SharedReceiveQueue};
 use gdsync::queue::{FailureCause, StateError, Syndrome, WorkError};
 use gdsync::verbs::{DcAddress, Transport};
 use gdsync::{
     Access, ConnectOptions, Endpoint, MemoryRegion, ProtectionDomain, QueueError, QueuePair, QueuePairConfig,
-    RemoteMemory, WorkRequest,
+    WorkRequest,
 };
 use std::collections::VecDeque;
 use std::hash::{BuildHasher, RandomState};
@@ -413,9 +414,8 @@ impl Hub {
         if now.saturating_duration_since(far.last_probe) < period {
             return Ok(());
         }
-        let (number, nothing) = (lane.given + 1, RemoteMemory { addr: 0, len: 0, rkey: 0 });
-        lane.queue_pair
-            .post_send(WorkRequest::write_inline(&[], nothing).wr_id(number).to_target(address))?;
+        let number = lane.given + 1;
+        lane.queue_pair.post_send(Action::Probe.request().wr_id(number).to_target(address))?;
         (far.last_probe, far.probe, lane.given) = (now, Some(number), number);
         lane.under_way.push_back(Request { number, rank, message: None });
         Ok(())

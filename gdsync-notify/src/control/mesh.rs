@@ -9,13 +9,14 @@ use super::letters::{Letter, Letters};
 use super::message::{Message, longest};
 use super::news::News;
 use super::watch::{Turn, Watch};
+use crate::action::Action;
 use crate::error::{DeathCause, NotifyError};
 use gdsync::qp::{SharedReceiveQueue, SharedReceiveQueueConfig};
 use gdsync::queue::{FailureCause, StateError};
 use gdsync::verbs::QueueApi;
 use gdsync::{
     Access, Completion, CompletionQueue, ConnectOptions, Endpoint, MemoryRegion, ProtectionDomain,
-    QueueError, QueuePair, QueuePairConfig, RemoteMemory, WorkRequest,
+    QueueError, QueuePair, QueuePairConfig, WorkRequest,
 };
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -319,11 +320,7 @@ impl Mesh {
         if !is_idle || !may_probe || link.last_probe.elapsed() < self.period {
             return Ok(());
         }
-        let nothing = RemoteMemory { addr: 0, len: 0, rkey: 0 };
-        match link
-            .queue_pair
-            .post_send(WorkRequest::write_inline(&[], nothing).wr_id(PROBE | u64::from(rank)))
-        {
+        match link.queue_pair.post_send(Action::Probe.request().wr_id(PROBE | u64::from(rank))) {
             Ok(()) => (link.probe_under_way, link.last_probe) = (true, Instant::now()),
             // The next look finds room.
             Err(QueueError::Full(_)) => {}

@@ -185,8 +185,7 @@ fn streams_write_and_wait_between_processes() {
 #[test]
 fn a_dead_rank_is_named_and_the_others_go_on() {
     if let Some(role) = role() {
-        let mut bootstrap = Bootstrap::join(&Job::from_env().unwrap(), LONG).unwrap();
-        bootstrap.set_timeout(Duration::from_secs(20));
+        let bootstrap = Bootstrap::join(&Job::from_env().unwrap(), LONG).unwrap();
         let config = config().queues(2);
         let team = Team::new(&domain(), bootstrap, config).unwrap();
         let segment = team.allocate(64, 3).unwrap();
