@@ -16,7 +16,7 @@ use std::convert::Infallible;
 use std::ops::Range;
 
 /// Largest number of a queue pair, a completion queue or a word.
-const MAX_NUMBER: u32 = (1 << NUMBER_BITS) - 1;
+pub const MAX_NUMBER: u32 = (1 << NUMBER_BITS) - 1;
 
 const NUMBER_BITS: u32 = 20;
 const NUMBER_AT: u32 = 40;
