@@ -41,10 +41,6 @@ pub struct BenchOptions {
     /// Processes of `exchange`: 2, or 1 for both sides in one [default: both]
     #[arg(long, value_name = "N", value_parser = values::procs, allow_hyphen_values = true)]
     pub processes: Option<u64>,
-    /// The C library that `exchange` loads [default: libgdsync.so.2 beside the command, the one that cargo has
-    /// built there, or the system's]
-    #[arg(long, value_name = "FILE")]
-    pub library: Option<PathBuf>,
     /// Draw what was measured into a file, as SVG
     #[arg(long, value_name = "FILE")]
     pub plot: Option<PathBuf>,

@@ -1,19 +1,20 @@
-//! What the C layer costs over the Rust calls under it, for each posted send: `cargo bench -p
+//! What the C layer costs over the Rust calls under it, for each posted send and each exchange: `cargo bench -p
 //! gdsync-c`.
 //!
-//! Both write 8 bytes on the same queue pair of a software card, 64 at a time; the posts are timed,
-//! the completions are not. Streams are held back meanwhile, so that their threads are not in the
-//! way. Rounds alternate.
+//! Both use the same queue pair of a software card, which is connected to itself, and 8 bytes a message, 64 at
+//! a time; the posts are timed, the completions are not. An exchange is a send, a wait of the stream for its
+//! completion, and a wait for its arrival. Streams are held back meanwhile, so that their threads are not in
+//! the way. Rounds alternate.
 
 #![allow(clippy::unwrap_used, reason = "a benchmark fails by panicking")]
 
-use gdsync::{Access, Batch, QueuePair, RemoteMemory, SoftStream, Stream, WorkRequest};
+use gdsync::{Access, Batch, QueuePair, RemoteMemory, Slice, SoftStream, Stream, WorkRequest};
 use gdsync_c::api::{descriptors, ext, queue_pair as c_qp, send, verbs as c_verbs, wait};
 use gdsync_c::inside;
 use gdsync_c::types::{
-    CUstream, GDS_MEMORY_HOST, GDS_TAG_WAIT_VALUE32, GDS_WAIT_COND_EQ, gds_descriptor_body, gds_descriptor_t,
-    gds_qp, gds_qp_init_attr_t, gds_rdma, gds_send_operands, gds_send_request_t, gds_send_wr,
-    gds_wait_value32_t,
+    CUstream, GDS_MEMORY_HOST, GDS_TAG_SEND, GDS_TAG_WAIT, GDS_TAG_WAIT_VALUE32, GDS_WAIT_COND_EQ, gds_cq,
+    gds_descriptor_body, gds_descriptor_t, gds_qp, gds_qp_init_attr_t, gds_rdma, gds_send_operands,
+    gds_send_request_t, gds_send_wr, gds_wait_request_t, gds_wait_value32_t, ibv_recv_wr,
 };
 use gdsync_sys::verbs::{self, ibv_mr, ibv_port_attr, ibv_qp_attr, ibv_sge, ibv_wc};
 use std::cell::UnsafeCell;
@@ -24,6 +25,20 @@ use std::time::{Duration, Instant};
 
 const POSTS: u32 = 64;
 const ROUNDS: usize = 4000;
+/// `IBV_EXP_WR_RDMA_WRITE`, `IBV_EXP_WR_SEND`.
+const WRITE: i32 = 0;
+const SEND: i32 = 2;
+
+/// How an exchange is handed over to the stream.
+#[derive(Clone, Copy, PartialEq)]
+enum Shape {
+    /// In three calls, each of which prepares, too.
+    Calls,
+    /// In three calls, prepared before.
+    Prepared,
+    /// In one call, prepared before.
+    Batch,
+}
 
 /// A queue pair that is connected to itself, and a stream.
 struct Pair {
@@ -89,12 +104,17 @@ impl Pair {
         Pair { qp, mr, stream: ext::gdsync_soft_stream_create() }
     }
 
-    fn poll(&self) {
+    fn queues(&self) -> [*mut gds_cq; 2] {
+        // SAFETY: the queue pair is alive.
+        unsafe { [&raw mut (*self.qp).send_cq, &raw mut (*self.qp).recv_cq] }
+    }
+
+    fn poll(&self, queue: *mut gds_cq) {
         let (mut left, mut wc) = (POSTS as i32, [ibv_wc::default(); 16]);
         while left > 0 {
             // SAFETY: a queue that is alive, and room for 16.
-            let polled = unsafe { c_qp::gds_poll_cq(&raw mut (*self.qp).send_cq, 16, wc.as_mut_ptr()) };
-            assert!(polled >= 0);
+            let polled = unsafe { c_qp::gds_poll_cq(queue, 16, wc.as_mut_ptr()) };
+            assert!(polled >= 0 && wc[..polled as usize].iter().all(|one| one.status == 0));
             left -= polled;
             if polled == 0 {
                 std::thread::yield_now();
@@ -102,7 +122,11 @@ impl Pair {
         }
     }
 
-    fn posts(&self, post: impl Fn(*mut gds_send_wr, *mut *mut gds_send_wr) -> i32) -> Duration {
+    fn posts(
+        &self,
+        opcode: i32,
+        mut post: impl FnMut(*mut gds_send_wr, *mut *mut gds_send_wr) -> i32,
+    ) -> Duration {
         // SAFETY: the region is alive.
         let (addr, lkey, rkey) = unsafe { ((*self.mr).addr as u64, (*self.mr).lkey, (*self.mr).rkey) };
         let mut sge = ibv_sge { addr, length: 8, lkey };
@@ -111,7 +135,7 @@ impl Pair {
             next: null_mut(),
             sg_list: &mut sge,
             num_sge: 1,
-            exp_opcode: 0,
+            exp_opcode: opcode,
             reserved: 0,
             imm_data: 0,
             wr: gds_send_operands { rdma: gds_rdma { remote_addr: addr, rkey } },
@@ -129,13 +153,7 @@ impl Pair {
 
     /// The same by Rust calls.
     fn rust_posts(&self, post: impl Fn(&QueuePair, WorkRequest<'_>)) -> Duration {
-        // SAFETY: queue pair and region are alive.
-        let (queue_pair, slice, remote) = unsafe {
-            let (queue_pair, memory) = inside::queue_pair(self.qp).unwrap();
-            let (addr, lkey, rkey) = ((*self.mr).addr as u64, (*self.mr).lkey, (*self.mr).rkey);
-            (queue_pair, memory.slice(addr, 8, lkey), RemoteMemory { addr, len: 4096, rkey })
-        };
-        let slices = [slice];
+        let (queue_pair, slices, remote) = self.inside();
         let start = Instant::now();
         for i in 0..POSTS {
             post(queue_pair, WorkRequest::write(&slices, remote).wr_id(i.into()));
@@ -143,19 +161,29 @@ impl Pair {
         start.elapsed()
     }
 
+    /// The queue pair, and what is sent or written, and where to.
+    fn inside(&self) -> (&QueuePair, [Slice; 1], RemoteMemory) {
+        // SAFETY: queue pair and region are alive.
+        unsafe {
+            let (queue_pair, memory) = inside::queue_pair(self.qp).unwrap();
+            let (addr, lkey, rkey) = ((*self.mr).addr as u64, (*self.mr).lkey, (*self.mr).rkey);
+            (queue_pair, [memory.slice(addr, 8, lkey)], RemoteMemory { addr, len: 4096, rkey })
+        }
+    }
+
     fn cpu(&self, in_c: bool) -> Duration {
         let took = if in_c {
             // SAFETY: the queue pair and the request are valid, the memory registered.
-            self.posts(|wr, bad| unsafe { send::gds_post_send(self.qp, wr, bad) })
+            self.posts(WRITE, |wr, bad| unsafe { send::gds_post_send(self.qp, wr, bad) })
         } else {
             self.rust_posts(|queue_pair, request| queue_pair.post_send(request).unwrap())
         };
-        self.poll();
+        self.poll(self.queues()[0]);
         took
     }
 
     /// By a stream that is held back meanwhile.
-    fn held(&self, posts: impl Fn() -> Duration) -> Duration {
+    fn held(&self, posts: impl FnOnce() -> Duration) -> Duration {
         let gate = AtomicU32::new(0);
         let wait = gds_wait_value32_t {
             ptr: gate.as_ptr(),
@@ -169,7 +197,7 @@ impl Pair {
         assert_eq!(unsafe { descriptors::gds_stream_post_descriptors(self.stream, 1, &mut wait, 0) }, 0);
         let took = posts();
         gate.store(1, Ordering::Release);
-        self.poll();
+        self.poll(self.queues()[0]);
         // SAFETY: the stream is alive.
         assert_eq!(unsafe { ext::gdsync_stream_synchronize(self.stream, 60_000) }, 0);
         took
@@ -180,7 +208,9 @@ impl Pair {
         self.held(|| {
             if in_c {
                 // SAFETY: as in `cpu`, and the stream is alive.
-                self.posts(|wr, bad| unsafe { send::gds_stream_queue_send(self.stream, self.qp, wr, bad) })
+                self.posts(WRITE, |wr, bad| unsafe {
+                    send::gds_stream_queue_send(self.stream, self.qp, wr, bad)
+                })
             } else {
                 self.on_stream(|stream, queue_pair, request| {
                     stream.queue_send(queue_pair, request).unwrap();
@@ -197,7 +227,7 @@ impl Pair {
                 let request = UnsafeCell::new(unsafe { std::mem::zeroed::<gds_send_request_t>() });
                 let request = request.get();
                 // SAFETY: as in `queued`, and a valid place for the request.
-                self.posts(|wr, bad| unsafe {
+                self.posts(WRITE, |wr, bad| unsafe {
                     send::gds_prepare_send(self.qp, wr, bad, request)
                         | send::gds_stream_post_send(self.stream, request)
                 })
@@ -214,7 +244,7 @@ impl Pair {
         self.held(|| {
             if in_c {
                 // SAFETY: as in `queued`.
-                self.posts(|wr, bad| unsafe {
+                self.posts(WRITE, |wr, bad| unsafe {
                     send::gds_stream_queue_send(self.stream, self.qp, wr, bad)
                         | wait::gds_stream_wait_cq(self.stream, &raw mut (*self.qp).send_cq, 0)
                 })
@@ -225,6 +255,106 @@ impl Pair {
                     stream.post(Batch::new().wait(wait)).unwrap();
                 })
             }
+        })
+    }
+
+    /// Sent to itself, and both completions waited for.
+    fn exchanged(&self, in_c: bool, shape: Shape) -> Duration {
+        // SAFETY: the region is alive.
+        let (addr, lkey) = unsafe { ((*self.mr).addr as u64 + 8, (*self.mr).lkey) };
+        for _ in 0..POSTS {
+            let mut sge = ibv_sge { addr, length: 8, lkey };
+            let mut wr = ibv_recv_wr { wr_id: 0, next: null_mut(), sg_list: &mut sge, num_sge: 1 };
+            // SAFETY: queue pair and memory are alive.
+            assert_eq!(unsafe { c_qp::gds_post_recv(self.qp, &mut wr, &mut null_mut()) }, 0);
+        }
+        let took = match (in_c, shape) {
+            (true, Shape::Calls) => self.held(|| {
+                let [sent, arrived] = self.queues();
+                // SAFETY: queue pair, stream and memory are alive.
+                self.posts(SEND, |wr, bad| unsafe {
+                    send::gds_stream_queue_send(self.stream, self.qp, wr, bad)
+                        | wait::gds_stream_wait_cq(self.stream, sent, 0)
+                        | wait::gds_stream_wait_cq(self.stream, arrived, 0)
+                })
+            }),
+            (true, _) => self.exchanged_in_c(shape == Shape::Batch),
+            (false, _) => self.exchanged_in_rust(shape),
+        };
+        self.poll(self.queues()[1]);
+        took
+    }
+
+    /// Prepares all, and then posts each exchange, in one call or in three.
+    fn exchanged_in_c(&self, in_one_call: bool) -> Duration {
+        // SAFETY: plain data, for which zero is a value.
+        let place = || unsafe { std::mem::zeroed::<(gds_send_request_t, [gds_wait_request_t; 2])>() };
+        let mut prepared: Vec<_> = (0..POSTS).map(|_| place()).collect();
+        let mut places = prepared.iter_mut();
+        self.posts(SEND, |wr, bad| {
+            let (send, [sent, arrived]) = places.next().unwrap();
+            let [on_sent, on_arrived] = self.queues();
+            // SAFETY: queue pair and memory are alive, and the requests are valid places.
+            unsafe {
+                send::gds_prepare_send(self.qp, wr, bad, send)
+                    | wait::gds_prepare_wait_cq(on_sent, sent, 0)
+                    | wait::gds_prepare_wait_cq(on_arrived, arrived, 0)
+            }
+        });
+        self.held(|| {
+            let start = Instant::now();
+            for (send, [sent, arrived]) in &mut prepared {
+                // SAFETY: the requests were prepared; queue pair and stream are alive.
+                let status = unsafe {
+                    if in_one_call {
+                        let wait =
+                            |wait| gds_descriptor_t { tag: GDS_TAG_WAIT, body: gds_descriptor_body { wait } };
+                        let send = gds_descriptor_t { tag: GDS_TAG_SEND, body: gds_descriptor_body { send } };
+                        let mut all = [send, wait(sent), wait(arrived)];
+                        descriptors::gds_stream_post_descriptors(self.stream, 3, all.as_mut_ptr(), 0)
+                    } else {
+                        send::gds_stream_post_send(self.stream, send)
+                            | wait::gds_stream_post_wait_cq(self.stream, sent)
+                            | wait::gds_stream_post_wait_cq(self.stream, arrived)
+                    }
+                };
+                assert_eq!(status, 0);
+            }
+            start.elapsed()
+        })
+    }
+
+    fn exchanged_in_rust(&self, shape: Shape) -> Duration {
+        // SAFETY: the stream is alive.
+        let soft = unsafe { inside::Soft::find(self.stream) }.unwrap();
+        let (stream, (queue_pair, slices, _)) = (soft.stream().unwrap(), self.inside());
+        let wait = |wait| {
+            stream.post(Batch::new().wait(wait)).unwrap();
+        };
+        let waits =
+            || [queue_pair.send_cq(), queue_pair.recv_cq()].map(|queue| queue.prepare_wait().unwrap());
+        let prepare = || (queue_pair.prepare(WorkRequest::send(&slices)).unwrap(), waits());
+        let count = if shape == Shape::Calls { 0 } else { POSTS };
+        let prepared: Vec<_> = (0..count).map(|_| prepare()).collect();
+        self.held(|| {
+            let start = Instant::now();
+            if shape == Shape::Calls {
+                for _ in 0..POSTS {
+                    stream.queue_send(queue_pair, WorkRequest::send(&slices)).unwrap();
+                    wait(queue_pair.send_cq().prepare_wait().unwrap());
+                    wait(queue_pair.recv_cq().prepare_wait().unwrap());
+                }
+            }
+            for (send, [sent, arrived]) in prepared {
+                if shape == Shape::Batch {
+                    stream.post(Batch::new().send(send).wait(sent).wait(arrived)).unwrap();
+                } else {
+                    stream.post_send(send).unwrap();
+                    wait(sent);
+                    wait(arrived);
+                }
+            }
+            start.elapsed()
         })
     }
 
@@ -266,6 +396,9 @@ fn main() {
         ("a stream (gds_stream_queue_send)", measure(|in_c| pair.queued(in_c))),
         ("a stream, in two calls", measure(|in_c| pair.prepared(in_c))),
         ("a stream, and a wait for it", measure(|in_c| pair.waited(in_c))),
+        ("exchange, three calls that prepare", measure(|in_c| pair.exchanged(in_c, Shape::Calls))),
+        ("exchange, three calls, prepared", measure(|in_c| pair.exchanged(in_c, Shape::Prepared))),
+        ("exchange, one call, prepared", measure(|in_c| pair.exchanged(in_c, Shape::Batch))),
     ];
     for (name, [rust, c]) in rows {
         writeln!(out, "{name:<34} {rust:>9.1} {c:>9.1} {:>9.1} {:>7.2}", c - rust, c / rust).unwrap();

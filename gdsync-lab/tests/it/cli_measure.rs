@@ -87,27 +87,24 @@ fn a_checked_wait_is_measured_beside_a_plain_one() {
     );
 }
 
-/// Every message of every way is checked by the bench itself. cargo builds the C library with the command.
+/// Every message of every way is checked by the bench itself.
 #[test]
-fn an_exchange_is_measured_by_both_interfaces_beside_the_same_operations_by_hand() {
+fn an_exchange_is_measured_beside_the_same_operations_by_hand() {
     let rows = rows(&["bench", "exchange", "--rounds", "5", "--json"]);
     for row in &rows {
         assert_eq!((&row["on"], &row["verified"]), (&"a software stream".into(), &true.into()));
-        assert!(row["library"]["Ok"].as_str().unwrap().contains("libgdsync"), "{row}");
     }
     let kinds: Vec<_> =
         rows.iter().map(|row| (row["processes"].as_u64().unwrap(), row["shape"].as_str().unwrap())).collect();
     let shapes = ["calls", "prepared", "batch"];
     assert_eq!(kinds, [1, 2].map(|processes| shapes.map(|shape| (processes, shape))).concat());
     for row in rows {
-        for name in ["rust_us", "c_us", "by_hand_us", "rust_posting_us", "c_posting_us", "by_hand_posting_us"]
-        {
+        for name in ["rust_us", "by_hand_us", "rust_posting_us", "by_hand_posting_us"] {
             assert!(row[name].as_f64().unwrap() > 0.0, "{name}: {row}");
         }
-        for ratio in [&row["rust_ratio"], &row["c_ratio"]] {
-            let [least, median, most] = ["least", "median", "most"].map(|name| ratio[name].as_f64().unwrap());
-            assert!(0.0 < least && least <= median && median <= most, "{row}");
-        }
+        let ratio = |name: &str| row["rust_ratio"][name].as_f64().unwrap();
+        let [least, median, most] = ["least", "median", "most"].map(ratio);
+        assert!(0.0 < least && least <= median && median <= most, "{row}");
         // By hand means the same: a doorbell of two writes, two waits, and a write behind each or both.
         let operations = if row["shape"] == "batch" { 5.0 } else { 6.0 };
         assert_eq!(
@@ -115,35 +112,6 @@ fn an_exchange_is_measured_by_both_interfaces_beside_the_same_operations_by_hand
             (&operations.into(), &operations.into())
         );
     }
-}
-
-#[test]
-fn an_exchange_without_the_c_library_says_so() {
-    // A command with nothing beside it.
-    let folder = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("exchange-alone");
-    let _of_an_earlier_run = std::fs::remove_dir_all(&folder);
-    std::fs::create_dir_all(&folder).unwrap();
-    let alone = folder.join("gdsync-lab");
-    std::fs::hard_link(env!("CARGO_BIN_EXE_gdsync-lab"), &alone).unwrap();
-    let mut command = std::process::Command::new(&alone);
-    // Where nothing is installed, either.
-    let output = command
-        .args(["bench", "exchange", "--processes", "2", "--rounds", "3"])
-        .env("LD_LIBRARY_PATH", &folder)
-        .output()
-        .unwrap();
-    let said = text(&output.stdout);
-    assert!(output.status.success(), "{}", text(&output.stderr));
-    assert!(said.contains("C interface NOT MEASURED: libgdsync.so.2: "), "{said}");
-    assert!(said.contains("2 processes, one call") && !said.contains("1 process"), "{said}");
-    // A library that is asked for has to be there, and to be one.
-    for library in ["/nowhere/libgdsync.so.2", env!("CARGO_MANIFEST_PATH")] {
-        let output = run(&["bench", "exchange", "--library", library]);
-        assert_eq!(output.status.code(), Some(1));
-        let said = text(&output.stderr);
-        assert!(said.contains(library) && said.lines().count() == 1 && output.stdout.is_empty(), "{said}");
-    }
-    std::fs::remove_dir_all(&folder).unwrap();
 }
 
 #[test]
@@ -161,9 +129,9 @@ fn first_posts_of_every_kind_are_measured_beside_later_ones() {
     let mut rows = rows(&["bench", "first", "--json"]);
     rows.retain(|row| row["on"] == "a software stream");
     // The very first post of a process, the kinds, and one by the stream's own call.
-    assert_eq!(rows.len(), 1 + 18, "{rows:?}");
+    assert_eq!(rows.len(), 1 + 17, "{rows:?}");
     for row in &rows {
-        assert_eq!(row["values_checked"], 18 * 10 * 110, "every post of every run: {row}");
+        assert_eq!(row["values_checked"], 17 * 10 * 110, "every post of every run: {row}");
         let number = |name: &str| row[name].as_f64().unwrap();
         assert!(number("first_us") > 0.0 && number("hundredth_us") > 0.0, "{row}");
         assert!(number("least_ratio") <= number("ratio") && number("ratio") <= number("most_ratio"), "{row}");

@@ -1,9 +1,7 @@
 //! `gdsync bench exchange`: two streams that send to each other and wait, each for its own completion and
-//! for the other's message; by the Rust interface, by the C interface, and by the same memory operations
-//! given to the stream by hand. In one process and between two.
+//! for the other's message; by gdsync's stream, and by the same memory operations given to the stream by hand.
+//! In one process and between two.
 
-mod c;
-mod library;
 mod ours;
 mod side;
 mod way;
@@ -17,11 +15,9 @@ use gdsync_cli::failure::Failure;
 use gdsync_cli::hca::{self, Hca};
 use gdsync_cli::plot::{Axis, Chart, Content, Scale, Values};
 use gdsync_notify::bootstrap::{Bootstrap, Job, Meeting};
-use library::Library;
 use serde::{Deserialize, Serialize};
-use side::{BY_C, BY_C_KEPT, BY_HAND, BY_RUST, Figures, Measured, RUNS, Side, WAYS};
+use side::{BY_HAND, BY_RUST, Figures, Measured, RUNS, Side, WAYS};
 use std::io::{self, BufRead, Write};
-use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 use way::Shape;
@@ -37,7 +33,6 @@ struct Plan {
     hca: Option<Hca>,
     gpus: Option<[u32; 2]>,
     rounds: u64,
-    library: Option<PathBuf>,
 }
 
 #[derive(Debug, Serialize)]
@@ -47,8 +42,6 @@ struct Results {
     /// Whether processes share the GPU by MPS; none where each side has a GPU of its own or none, or where
     /// the driver does not say.
     mps: Option<bool>,
-    /// The C library, or why there is none.
-    library: Result<PathBuf, String>,
     runs: usize,
     /// Of a run, by each way.
     rounds: u64,
@@ -65,18 +58,11 @@ struct Row {
     shape: Shape,
     /// An exchange: medians over the runs, in µs.
     rust_us: f64,
-    c_us: Option<f64>,
-    /// By C on a CUDA stream that the program keeps (`gdsync_stream_keep`).
-    c_kept_us: Option<f64>,
     by_hand_us: f64,
     /// Divided by the time by hand in the same run.
     rust_ratio: Spread,
-    c_ratio: Option<Spread>,
-    c_kept_ratio: Option<Spread>,
     /// What of it the CPU takes to hand over one exchange.
     rust_posting_us: f64,
-    c_posting_us: Option<f64>,
-    c_kept_posting_us: Option<f64>,
     by_hand_posting_us: f64,
     /// Naps of the software card of this process after which it found work, for one exchange, and their lengths
     /// together: at most so much of the time is theirs.
@@ -85,8 +71,8 @@ struct Row {
     by_hand_naps: f64,
     by_hand_naps_us: f64,
     /// Memory operations of an exchange.
-    rust_operations: Option<f64>,
-    by_hand_operations: Option<f64>,
+    rust_operations: f64,
+    by_hand_operations: f64,
 }
 
 pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
@@ -101,55 +87,30 @@ pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
         Some([gpu, _]) => cuda::describe(*gpu)?.capabilities.mps,
         None => None,
     };
-    // The C interface has software cards of its own only.
-    let loaded = match hca::is_software(options.hca.as_ref()) {
-        true => Library::load(options.library.as_deref()),
-        false => Err("it is measured on software cards only".to_owned()),
-    };
-    if let (Some(_), Err(why)) = (&options.library, &loaded) {
-        return Err(format!("--library: {why}").into());
-    }
-    let path = loaded.as_ref().ok().map(|(_, path)| path.as_path());
-    let library = loaded.as_ref().ok().map(|(library, _)| *library);
     // What is wrong with the card is said once, before there are two sides that would.
     drop(hca::open(options.hca.as_ref())?);
     let (mut rows, mut runs) = (Vec::new(), RUNS);
     for gpus in pairs {
         for processes in options.processes.map_or(vec![1, 2], |processes| vec![processes]) {
             let place = (gpus, processes);
-            let figures = measure(options, place, library, path)?;
+            let figures = measure(options, place)?;
             runs = runs.min(figures[0][BY_RUST].whole.len());
             rows.extend(Shape::ALL.iter().zip(&figures).map(|(shape, ways)| Row::new(place, *shape, ways)));
         }
     }
-    let results = Results {
-        on,
-        mps,
-        library: loaded.map(|(_, path)| path),
-        runs,
-        rounds: options.rounds,
-        verified: true,
-        rows,
-    };
-    results.outcome()
+    Results { on, mps, runs, rounds: options.rounds, verified: true, rows }.outcome()
 }
 
 impl Results {
     fn outcome(&self) -> Result<Outcome, Failure> {
         let heading = format!("{}, {} RUNS OF {} EXCHANGES, VERIFIED", self.on, self.runs, self.rounds);
-        let ratios = ["RUST : BY HAND", "C : BY HAND", "C, KEPT : BY HAND"];
-        let operations = ["OPERATIONS: RUST", "BY HAND"];
-        let times = ["RUST µs", "C µs", "C, KEPT µs", "BY HAND µs"];
-        let header = [&[heading.as_str()][..], &times, &ratios, &operations].concat();
+        let figures = ["RUST µs", "BY HAND µs", "RUST : BY HAND", "OPERATIONS: RUST", "BY HAND"];
+        let header = [&[heading.as_str()][..], &figures].concat();
         let whole = self.rows.iter().map(Row::whole).collect();
-        let posting = ["POSTING: RUST µs", "C µs", "C, KEPT µs", "BY HAND µs"];
+        let posting = ["POSTING: RUST µs", "BY HAND µs"];
         let naps = ["THE CARD LATE AFTER: RUST µs", "BY HAND µs"];
         let parts_header = [&["OF AN EXCHANGE"][..], &posting, &naps].concat();
         let parts = self.rows.iter().map(Row::parts).collect();
-        let library = match &self.library {
-            Ok(path) => format!("C library: {}", path.display()),
-            Err(why) => format!("C interface NOT MEASURED: {why}"),
-        };
         let sharing = match self.mps {
             Some(true) => Some("MPS is on: streams of both processes run side by side"),
             Some(false) => Some(
@@ -158,49 +119,34 @@ impl Results {
             None => None,
         };
         let tables = [Table::new(&header, whole), Table::new(&parts_header, parts)];
-        let outcome = Outcome::new(self, tables)?.note(library).chart(self.chart());
+        let outcome = Outcome::new(self, tables)?.chart(self.chart());
         Ok(sharing.into_iter().fold(outcome, Outcome::note))
     }
 
-    /// What an exchange takes by each way. Without the C library, its way is not there.
+    /// What an exchange takes by each way.
     fn chart(&self) -> Chart {
-        let column = |name: &str, pick: fn(&Row) -> Option<f64>| {
-            Values::new(name, self.rows.iter().map(|row| pick(row).unwrap_or(f64::NAN)))
-        };
-        let ways = [
-            column("Rust", |row| Some(row.rust_us)),
-            column("C", |row| row.c_us),
-            column("C, stream kept", |row| row.c_kept_us),
-            column("by hand", |row| Some(row.by_hand_us)),
-        ];
-        let is_measured = |way: &Values| way.values.iter().any(|value| value.is_finite());
+        let column = |name: &str, pick: fn(&Row) -> f64| Values::new(name, self.rows.iter().map(pick));
         Chart {
             title: format!("An exchange between two streams, {}", self.on),
             content: Content::Categories {
                 x: Axis::new("Median time, µs", Scale::Linear),
                 names: self.rows.iter().map(Row::name).collect(),
-                series: ways.into_iter().filter(is_measured).collect(),
+                series: vec![column("Rust", |row| row.rust_us), column("by hand", |row| row.by_hand_us)],
             },
         }
     }
 }
 
 /// The first side's figures: with the other side in a thread, or in a process of its own.
-fn measure(
-    options: &BenchOptions,
-    (gpus, processes): (Option<[u32; 2]>, u64),
-    library: Option<Library>,
-    path: Option<&Path>,
-) -> Result<Figures, Failure> {
+fn measure(options: &BenchOptions, (gpus, processes): (Option<[u32; 2]>, u64)) -> Result<Figures, Failure> {
     if processes == 1 {
-        return with_thread(options, gpus, library);
+        return with_thread(options, gpus);
     }
     let plan = Plan {
         name: format!("exchange-{}", std::process::id()),
         hca: options.hca.clone(),
         gpus,
         rounds: options.rounds,
-        library: path.map(Path::to_owned),
     };
     let mut command = Command::new(std::env::current_exe()?);
     command.arg("exchange-peer").stdin(Stdio::piped());
@@ -209,18 +155,14 @@ fn measure(
         child::Guarded(command.spawn().map_err(|error| format!("cannot start the other process: {error}"))?);
     let mut input = peer.0.stdin.take().ok_or("the other process has no input")?;
     writeln!(input, "{}", serde_json::to_string(&plan)?)?;
-    let figures = plan.play(0, library)?;
+    let figures = plan.play(0)?;
     match peer.0.wait()? {
         status if status.success() => Ok(figures),
         status => Err(child::failure(format_args!("the other process"), status)),
     }
 }
 
-fn with_thread(
-    options: &BenchOptions,
-    gpus: Option<[u32; 2]>,
-    library: Option<Library>,
-) -> Result<Figures, Failure> {
+fn with_thread(options: &BenchOptions, gpus: Option<[u32; 2]>) -> Result<Figures, Failure> {
     let mut sides = Bootstrap::threads(2, TIMEOUT)?.into_iter();
     let (Some(first), Some(second)) = (sides.next(), sides.next()) else {
         return Err("a job of two has not two ranks".into());
@@ -229,10 +171,10 @@ fn with_thread(
     let gpu = |side: usize| gpus.map(|gpus| gpus[side]);
     let (own, other) = (gpu(0), gpu(1));
     let thread = std::thread::Builder::new().name("exchange-peer".to_owned()).spawn(move || {
-        let side = Side::new(hca.as_ref(), other, library, second)?;
+        let side = Side::new(hca.as_ref(), other, second)?;
         side.play(rounds).map(drop)
     })?;
-    let side = Side::new(options.hca.as_ref(), own, library, first);
+    let side = Side::new(options.hca.as_ref(), own, first);
     let figures = side.and_then(|side| side.play(rounds));
     match (figures, thread.join()) {
         (_, Err(_)) => Err("the other side panicked".into()),
@@ -247,46 +189,37 @@ pub(crate) fn run_peer() -> Result<(), Failure> {
     let mut line = String::new();
     io::stdin().lock().read_line(&mut line)?;
     let plan: Plan = serde_json::from_str(&line)?;
-    let library = plan.library.as_deref().map(|path| Library::load(Some(path))).transpose()?;
-    plan.play(1, library.map(|(library, _)| library)).map(drop)
+    plan.play(1).map(drop)
 }
 
 impl Plan {
     /// One of two processes.
-    fn play(&self, rank: u32, library: Option<Library>) -> Result<Figures, Failure> {
+    fn play(&self, rank: u32) -> Result<Figures, Failure> {
         let job = Job::new(rank, 2, Meeting::Local(self.name.clone()))?;
         let bootstrap = Bootstrap::join(&job, TIMEOUT)?;
         let gpu = self.gpus.map(|gpus| gpus[rank as usize % 2]);
-        Side::new(self.hca.as_ref(), gpu, library, bootstrap)?.play(self.rounds)
+        Side::new(self.hca.as_ref(), gpu, bootstrap)?.play(self.rounds)
     }
 }
 
-fn number(value: Option<f64>) -> String {
-    value.map_or_else(|| "-".to_owned(), |value| format!("{value:.2}"))
+fn number(value: f64) -> String {
+    format!("{value:.2}")
 }
 
 impl Row {
     fn new((gpus, processes): (Option<[u32; 2]>, u64), shape: Shape, ways: &[Measured; WAYS]) -> Self {
-        let [rust, hand, c, kept] = [BY_RUST, BY_HAND, BY_C, BY_C_KEPT].map(|way| &ways[way]);
+        let [rust, hand] = [BY_RUST, BY_HAND].map(|way| &ways[way]);
         let middle = |times: &Vec<f64>| median(times.clone());
-        let ratio = |way: &Measured| {
-            Spread::of(way.whole.iter().zip(&hand.whole).map(|(way, hand)| way / hand).collect())
-        };
-        let is_there = |way: &Measured| !way.whole.is_empty();
         Row {
             gpus,
             processes,
             shape,
             rust_us: middle(&rust.whole),
-            c_us: is_there(c).then(|| middle(&c.whole)),
-            c_kept_us: is_there(kept).then(|| middle(&kept.whole)),
             by_hand_us: middle(&hand.whole),
-            rust_ratio: ratio(rust),
-            c_ratio: is_there(c).then(|| ratio(c)),
-            c_kept_ratio: is_there(kept).then(|| ratio(kept)),
+            rust_ratio: Spread::of(
+                rust.whole.iter().zip(&hand.whole).map(|(rust, hand)| rust / hand).collect(),
+            ),
             rust_posting_us: middle(&rust.posting),
-            c_posting_us: is_there(c).then(|| middle(&c.posting)),
-            c_kept_posting_us: is_there(kept).then(|| middle(&kept.posting)),
             by_hand_posting_us: middle(&hand.posting),
             rust_naps: middle(&rust.naps),
             rust_naps_us: middle(&rust.napped),
@@ -307,19 +240,16 @@ impl Row {
 
     /// What an exchange takes.
     fn whole(&self) -> Vec<String> {
-        let spread = |value: Option<&Spread>| value.map_or_else(|| "-".to_owned(), Spread::text);
-        let times = [Some(self.rust_us), self.c_us, self.c_kept_us, Some(self.by_hand_us)].map(number);
-        let ratios = [Some(&self.rust_ratio), self.c_ratio.as_ref(), self.c_kept_ratio.as_ref()].map(spread);
-        let operations = [self.rust_operations, self.by_hand_operations].map(number);
-        [vec![self.name()], times.to_vec(), ratios.to_vec(), operations.to_vec()].concat()
+        let [rust, hand] = [self.rust_us, self.by_hand_us].map(number);
+        let [by_rust, by_hand] = [self.rust_operations, self.by_hand_operations].map(number);
+        vec![self.name(), rust, hand, self.rust_ratio.text(), by_rust, by_hand]
     }
 
     /// Whose part of it is how large.
     fn parts(&self) -> Vec<String> {
-        let c = [self.c_posting_us, self.c_kept_posting_us];
-        let posting = [Some(self.rust_posting_us), c[0], c[1], Some(self.by_hand_posting_us)];
+        let [rust, hand] = [self.rust_posting_us, self.by_hand_posting_us].map(number);
         let naps = |naps, us| format!("{naps:.2} naps, {us:.2}");
-        let naps = [naps(self.rust_naps, self.rust_naps_us), naps(self.by_hand_naps, self.by_hand_naps_us)];
-        [vec![self.name()], posting.map(number).to_vec(), naps.to_vec()].concat()
+        let of_rust = naps(self.rust_naps, self.rust_naps_us);
+        vec![self.name(), rust, hand, of_rust, naps(self.by_hand_naps, self.by_hand_naps_us)]
     }
 }

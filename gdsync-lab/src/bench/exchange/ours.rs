@@ -95,8 +95,8 @@ macro_rules! by_ends {
             if self.stream.synchronize_timeout(PATIENCE)? { Ok(()) } else { Err(late()) }
         }
 
-        fn operations(&self) -> Option<usize> {
-            Some(self.operations)
+        fn operations(&self) -> usize {
+            self.operations
         }
     };
 }

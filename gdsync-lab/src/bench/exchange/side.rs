@@ -1,31 +1,24 @@
 //! One side: its objects by each interface, and its rounds.
 
-use super::c::{C, Named};
-use super::library::Library;
 use super::ours::{Hand, Rust};
 use super::way::{CHUNK, Shape, Way};
 use crate::bench::micros_since;
-use gdsync::cudarc::driver::CudaStream as Queue;
 use gdsync::{CudaStream, SoftStream, cuda};
 use gdsync_cli::failure::Failure;
 use gdsync_cli::hca::{self, Hca};
 use gdsync_cli::interrupt;
 use gdsync_notify::bootstrap::Bootstrap;
 use softhca::card::naps;
-use std::sync::Arc;
 use std::time::Instant;
 
 /// In each, every shape is measured by every way once.
 pub(super) const RUNS: usize = 10;
 
-/// Places of the ways among the results. Those by C are the last, as the library may not be there. Only CUDA
-/// streams are kept.
+/// Places of the ways among the results.
 pub(super) const BY_RUST: usize = 0;
 pub(super) const BY_HAND: usize = 1;
-pub(super) const BY_C: usize = 2;
-pub(super) const BY_C_KEPT: usize = 3;
-/// How many ways there are at most.
-pub(super) const WAYS: usize = 4;
+/// How many ways there are.
+pub(super) const WAYS: usize = 2;
 
 /// What one way took for one shape, in µs an exchange, of each run.
 #[derive(Clone, Debug, Default)]
@@ -37,7 +30,7 @@ pub(super) struct Measured {
     pub(super) naps: Vec<f64>,
     pub(super) napped: Vec<f64>,
     /// Memory operations of an exchange.
-    pub(super) operations: Option<f64>,
+    pub(super) operations: f64,
 }
 
 /// What a chunk took, or a run, in µs.
@@ -53,53 +46,38 @@ struct Times {
 pub(super) type Figures = [[Measured; WAYS]; Shape::ALL.len()];
 
 pub(super) struct Side {
-    ways: Vec<Box<dyn Way>>,
+    ways: [Box<dyn Way>; WAYS],
     bootstrap: Bootstrap,
     /// Exchanges so far: no message is like another.
     sequence: u64,
-    /// What the C library has the names of, after whatever uses them.
-    _queues: Vec<Arc<Queue>>,
 }
 
 impl Side {
     pub(super) fn new(
         hca: Option<&Hca>,
         gpu: Option<u32>,
-        library: Option<Library>,
         mut bootstrap: Bootstrap,
     ) -> Result<Self, Failure> {
         let place = hca::open(hca)?;
-        let mut ways: Vec<Box<dyn Way>> = Vec::new();
-        let mut queues = Vec::new();
-        match gpu {
-            None => {
-                ways.push(Box::new(Rust::new(&place, SoftStream::new()?)?));
-                ways.push(Box::new(Hand::new(&place, SoftStream::new()?)?));
-                ways.extend(library.map(|library| C::new(library, Named::Soft)).transpose()?.map(boxed));
-            }
+        let mut ways: [Box<dyn Way>; WAYS] = match gpu {
+            None => [
+                Box::new(Rust::new(&place, SoftStream::new()?)?),
+                Box::new(Hand::new(&place, SoftStream::new()?)?),
+            ],
             Some(ordinal) => {
                 let context = cuda::context(ordinal)?;
                 let stream = || Ok::<_, Failure>(CudaStream::new(context.new_stream()?)?);
-                ways.push(Box::new(Rust::new(&place, stream()?)?));
-                ways.push(Box::new(Hand::new(&place, stream()?)?));
-                if let Some(library) = library {
-                    for named in [Named::Cuda, Named::Kept] {
-                        let queue = context.new_stream()?;
-                        let stream = named(queue.cu_stream().cast());
-                        queues.push(queue);
-                        ways.push(Box::new(C::new(library, stream)?));
-                    }
-                }
+                [Box::new(Rust::new(&place, stream()?)?), Box::new(Hand::new(&place, stream()?)?)]
             }
-        }
+        };
         let addresses = ways.iter().map(|way| way.address()).collect::<Result<Vec<_>, _>>()?;
         let all = bootstrap.all_gather(addresses.join("\n").as_bytes())?;
         let others = &all[1 - bootstrap.rank() as usize];
         let mut others = std::str::from_utf8(others)?.lines();
         for way in &mut ways {
-            way.connect(others.next().ok_or("the other side has not loaded the C library")?)?;
+            way.connect(others.next().ok_or("the other side has sent too few addresses")?)?;
         }
-        Ok(Side { ways, bootstrap, sequence: 0, _queues: queues })
+        Ok(Side { ways, bootstrap, sequence: 0 })
     }
 
     /// All runs, each of so many rounds.
@@ -151,8 +129,7 @@ impl Side {
         to.whole.push(each(all.whole));
         to.naps.push(each(all.naps));
         to.napped.push(each(all.napped));
-        let operations = self.ways[way].operations().zip(before);
-        to.operations = operations.map(|(after, before)| each((after - before) as f64));
+        to.operations = each((self.ways[way].operations() - before) as f64);
         Ok(())
     }
 
@@ -185,8 +162,4 @@ impl Side {
             napped: (after.late_time - before.late_time).as_secs_f64() * 1e6,
         })
     }
-}
-
-fn boxed(way: C) -> Box<dyn Way> {
-    Box::new(way)
 }

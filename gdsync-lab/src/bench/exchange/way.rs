@@ -60,8 +60,8 @@ pub(super) trait Way {
     /// Takes the completions of the chunk.
     fn collect(&mut self, count: usize) -> Result<(), Failure>;
 
-    /// Memory operations so far, where the interface tells.
-    fn operations(&self) -> Option<usize>;
+    /// Memory operations so far.
+    fn operations(&self) -> usize;
 }
 
 pub(super) fn late() -> Failure {
