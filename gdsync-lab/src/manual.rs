@@ -57,7 +57,7 @@ const EXIT_STATUS: [Entry; 8] = [
     ),
 ];
 
-const ENVIRONMENT: [Entry; 19] = [
+const ENVIRONMENT: [Entry; 20] = [
     entry(
         &[],
         "GDSYNC_LOG",
@@ -101,6 +101,11 @@ const ENVIRONMENT: [Entry; 19] = [
         ON_CARDS,
         "SOFTHCA_KEY, SOFTHCA_KEY_FILE",
         "The key that software cards of several hosts share, or the file that has it.",
+    ),
+    entry(
+        ON_CARDS,
+        "SOFTHCA_OBJECTS",
+        "The most queue pairs, memory regions and other objects of a kind that a software card has, from 16 on (docs/faults.md).",
     ),
     entry(
         ON_CARDS,

@@ -1,6 +1,6 @@
 //! The environment as a whole.
 
-use crate::card::check_wait_rules;
+use crate::card::{check_objects, check_wait_rules};
 use crate::devices;
 use crate::fabric::{check_addresses, check_key};
 use crate::faults::check_plan;
@@ -19,6 +19,7 @@ pub fn check() -> Result<(), SettingError> {
     check_addresses()?;
     check_key()?;
     Speed::from_environment()?;
+    check_objects()?;
     check_wait_rules()?;
     check_liberties()?;
     check_plan()

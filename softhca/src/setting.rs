@@ -8,7 +8,7 @@ pub const PREFIX: &str = "SOFTHCA_";
 
 /// The settings of the card, and those of the programs around it: the stand-ins for files of the system
 /// and the log of the preload library, and the file that `gdsync soft` preloads.
-pub const NAMES: [&str; 11] = [
+pub const NAMES: [&str; 12] = [
     "SOFTHCA_CLOCK",
     "SOFTHCA_DEVICES",
     "SOFTHCA_FAULTS",
@@ -18,6 +18,7 @@ pub const NAMES: [&str; 11] = [
     "SOFTHCA_LIBERTIES",
     "SOFTHCA_LISTEN",
     "SOFTHCA_LOG",
+    "SOFTHCA_OBJECTS",
     "SOFTHCA_UVERBS_LIBRARY",
     "SOFTHCA_WAITS",
 ];
@@ -97,7 +98,7 @@ mod tests {
         assert_eq!(
             error.to_string(),
             "SOFTHCA_FAULT is set, but there is no such setting: the settings are SOFTHCA_CLOCK, SOFTHCA_DEVICES, SOFTHCA_FAULTS, \
-             SOFTHCA_FILES, SOFTHCA_KEY, SOFTHCA_KEY_FILE, SOFTHCA_LIBERTIES, SOFTHCA_LISTEN, SOFTHCA_LOG, SOFTHCA_UVERBS_LIBRARY, SOFTHCA_WAITS; correct the name, or unset it"
+             SOFTHCA_FILES, SOFTHCA_KEY, SOFTHCA_KEY_FILE, SOFTHCA_LIBERTIES, SOFTHCA_LISTEN, SOFTHCA_LOG, SOFTHCA_OBJECTS, SOFTHCA_UVERBS_LIBRARY, SOFTHCA_WAITS; correct the name, or unset it"
         );
     }
 

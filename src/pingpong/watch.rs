@@ -5,6 +5,7 @@
 
 use crate::failure::Failure;
 use crate::sides::Connection;
+use softhca::Speed;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -12,8 +13,8 @@ use std::time::{Duration, Instant};
 
 /// Time between two looks: seldom, as a look takes CPU time from what is measured.
 const LOOK: Duration = Duration::from_millis(10);
-/// How long an exchange may take on a transport that loses messages without an error; longer by
-/// the time of its bytes at [`SLOWEST`].
+/// How long an exchange may take on a transport that loses messages without an error, at the speed of hardware's
+/// time-outs; longer by the time of its bytes at [`SLOWEST`].
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Bytes per second of the slowest network.
 const SLOWEST: u64 = 1 << 20;
@@ -28,10 +29,12 @@ impl Watch {
     /// `lossy`: the size of a message, where the transport may lose one.
     pub(super) fn start(connection: Arc<Connection>, lossy: Option<u64>) -> Result<Self, Failure> {
         let stop = Arc::new(AtomicBool::new(false));
+        let patience = Speed::from_environment()?.of(PATIENCE);
+        let patience = lossy.map(|size| patience + Duration::from_secs(size / SLOWEST));
         let stopped = Arc::clone(&stop);
         let thread = std::thread::Builder::new()
             .name("pingpong-watch".to_owned())
-            .spawn(move || watch(&connection, lossy, &stopped))?;
+            .spawn(move || watch(&connection, patience, &stopped))?;
         Ok(Watch { stop, thread: Some(thread) })
     }
 }
@@ -46,8 +49,7 @@ impl Drop for Watch {
     }
 }
 
-fn watch(connection: &Connection, lossy: Option<u64>, stop: &AtomicBool) {
-    let patience = lossy.map(|size| PATIENCE + Duration::from_secs(size / SLOWEST));
+fn watch(connection: &Connection, patience: Option<Duration>, stop: &AtomicBool) {
     let (mut sent, mut since) = (connection.sent(), Instant::now());
     while !stop.load(Ordering::Acquire) {
         connection.read_events();

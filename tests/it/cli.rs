@@ -2,7 +2,7 @@
 
 use gdsync_test_support::command::no_gpu;
 use gdsync_test_support::command::{error_in, gdsync, json, row, rows, rows_in, run, succeeds, text};
-use gdsync_test_support::processes::{children_of, is_running, signal};
+use gdsync_test_support::processes::{children_of, has_sent, is_running, signal};
 use gdsync_test_support::{on_system, skipped};
 use serde_json::Value;
 use std::io::Read;
@@ -336,13 +336,13 @@ fn gids_are_listed_with_the_one_that_connections_use() {
     assert!(chosen[0]["gid"].as_str().unwrap().starts_with("::ffff:10.83."), "{listing:?}");
 }
 
-/// Kills the other process of a pingpong after a while; the first then has to end with an error
+/// Kills the other process of a pingpong once that is `ready`; the first then has to end with an error
 /// soon.
-fn kill_peer(options: &[&str], after: Duration) {
+fn kill_peer(options: &[&str], ready: impl Fn(u32)) {
     let arguments = [&["pingpong", "--iters", "100000000"], options].concat();
     let mut parent = gdsync(&arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let peer = children_of(parent.id(), 1)[0];
-    std::thread::sleep(after);
+    ready(peer);
     signal(peer, libc::SIGKILL);
     let killed = Instant::now();
     let status = loop {
@@ -365,7 +365,7 @@ fn kill_peer(options: &[&str], after: Duration) {
 fn a_killed_peer_is_an_error_soon_and_not_a_hang() {
     for op in ["send", "write"] {
         for trigger in ["stream", "cpu"] {
-            kill_peer(&["--op", op, "--trigger", trigger], Duration::from_millis(300));
+            kill_peer(&["--op", op, "--trigger", trigger], |peer| has_sent(peer, 20));
         }
     }
 }
@@ -377,7 +377,7 @@ fn a_killed_peer_leaves_no_gpu_waiting() {
     }
     for op in ["send", "write"] {
         // Enough for both to have set up their contexts and to be at it.
-        kill_peer(&["--op", op, "--gpu", "0"], Duration::from_secs(4));
+        kill_peer(&["--op", op, "--gpu", "0"], |_| std::thread::sleep(Duration::from_secs(4)));
     }
 }
 
@@ -385,7 +385,7 @@ fn a_killed_peer_leaves_no_gpu_waiting() {
 fn a_peer_whose_parent_is_killed_ends_too() {
     let mut parent = gdsync(&["pingpong", "--iters", "100000000"]).stderr(Stdio::null()).spawn().unwrap();
     let peer = children_of(parent.id(), 1)[0];
-    std::thread::sleep(Duration::from_millis(300));
+    has_sent(peer, 20);
     parent.kill().unwrap();
     parent.wait().unwrap();
     let deadline = Instant::now() + Duration::from_secs(5);

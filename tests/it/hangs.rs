@@ -1,7 +1,7 @@
 //! Failures of every kind, killed and stopped processes: the command ends, and names the cause.
 
 use gdsync_test_support::command::{gdsync, text};
-use gdsync_test_support::processes::{children_of, ends, signal};
+use gdsync_test_support::processes::{children_of, ends, has_sent, signal};
 use gdsync_test_support::skipped_on_system;
 use std::process::{Child, Stdio};
 use std::time::Duration;
@@ -73,7 +73,7 @@ fn a_receiver_that_is_never_ready_ends_a_pingpong() {
         return;
     }
     for op in OPERATIONS {
-        fails(&["--op", op], &[("SOFTHCA_FAULTS", "rnr")], &["receiver-not-ready retries exceeded"]);
+        fails(&["--op", op], &[("SOFTHCA_FAULTS", "rnr"), FAST], &["receiver-not-ready retries exceeded"]);
     }
 }
 
@@ -83,7 +83,7 @@ fn a_card_that_falls_silent_ends_a_pingpong() {
         return;
     }
     for op in OPERATIONS {
-        fails(&["--op", op], &[("SOFTHCA_FAULTS", "die nth=500")], &["retries exceeded"]);
+        fails(&["--op", op], &[("SOFTHCA_FAULTS", "die nth=500"), FAST], &["retries exceeded"]);
     }
 }
 
@@ -94,22 +94,25 @@ fn a_message_that_is_lost_for_good_ends_a_pingpong() {
     }
     for (transport, op) in [("uc", "write"), ("uc", "send"), ("ud", "send")] {
         let faults = ("SOFTHCA_FAULTS", "drop nth=500 kind=write,send,datagram");
-        fails(&["--transport", transport, "--op", op], &[faults], &["this transport loses messages"]);
+        fails(&["--transport", transport, "--op", op], &[faults, FAST], &["this transport loses messages"]);
     }
 }
 
-/// Stops the other process of a pingpong for longer than retries last, and has it go on; again,
-/// while the pingpong runs, up to so many times. Returns how the pingpong ended.
+/// How fast the time-outs of the cards run. Retries of a pingpong last for half a second on hardware.
+const FAST: (&str, &str) = ("SOFTHCA_CLOCK", "20");
+
+/// Stops the other process of a pingpong, which is at work, for longer than retries last, and has it go on; again, while
+/// the pingpong runs, up to so many times. Returns how the pingpong ended.
 fn with_stops(times: u32, options: &[&str], environment: &[(&str, &str)]) -> (Option<i32>, String) {
-    let arguments = [&["pingpong", "--check=false"], options].concat();
+    let arguments = [&["pingpong", "--check=false", "--warmup", "0"], options].concat();
     let mut parent = start(&arguments, environment);
     let peer = children_of(parent.id(), 1)[0];
+    has_sent(peer, 20);
     for _ in 0..times {
-        std::thread::sleep(Duration::from_millis(300));
         signal(peer, libc::SIGSTOP);
-        std::thread::sleep(Duration::from_secs(4));
+        std::thread::sleep(Duration::from_millis(300));
         signal(peer, libc::SIGCONT);
-        std::thread::sleep(Duration::from_secs(1));
+        std::thread::sleep(Duration::from_millis(100));
         if parent.try_wait().unwrap().is_some() {
             break;
         }
@@ -124,8 +127,8 @@ fn a_pingpong_goes_on_after_its_peer_was_stopped() {
         return;
     }
     for op in OPERATIONS {
-        // As much as takes longer than the time until the stop, on every machine.
-        let (code, said) = with_stops(1, &["--op", op, "--size", "4MiB", "--iters", "1500"], &[]);
+        // Much more than its peer has sent before the stop.
+        let (code, said) = with_stops(1, &["--op", op, "--size", "4MiB", "--iters", "150"], &[FAST]);
         assert_eq!((code, said.as_str()), (Some(0), ""), "{op}");
     }
 }
@@ -137,8 +140,8 @@ fn between_hosts_a_stopped_peer_is_an_error_that_both_sides_name() {
     }
     for op in OPERATIONS {
         let listen = ("SOFTHCA_LISTEN", "127.83.211.1:48311,127.83.211.2:48311");
-        // The first stops may come before the two have met.
-        let (code, said) = with_stops(10, &["--op", op, "--iters", "100000000"], &[listen]);
+        // Where the stopped side was to send next, nothing is to be acknowledged.
+        let (code, said) = with_stops(20, &["--op", op, "--iters", "100000000"], &[listen, FAST]);
         assert_eq!(code, Some(1), "{op}: {said}");
         let own: Vec<&str> = said.lines().filter(|line| line.starts_with("gdsync: ")).collect();
         assert!(!own.is_empty() && own.iter().all(|line| line.contains("retries exceeded")), "{op}: {said}");
@@ -150,7 +153,6 @@ fn a_pingpong_without_files_for_its_links_ends_and_says_so() {
     if skipped_on_system("a_pingpong_without_files_for_its_links_ends_and_says_so") {
         return;
     }
-    // The fewest with which it succeeds; with one less, it fails at one place or another.
     let run = |files: u32| {
         let mut command = std::process::Command::new("prlimit");
         let pingpong = gdsync(&["pingpong", "--op", "write", "--iters", "50"]);
@@ -162,12 +164,20 @@ fn a_pingpong_without_files_for_its_links_ends_and_says_so() {
         let (status, said) = ends(command.spawn().unwrap(), LIMIT, &format!("with {files} files"));
         (status.success(), said)
     };
-    let fewest = (10..64).find(|files| {
-        let (succeeds, said) = run(*files);
+    let succeeds = |files: u32| {
+        let (succeeds, said) = run(files);
         assert!(succeeds || said.contains("oo many open files"), "with {files} files: {said}");
         succeeds
-    });
-    assert!(fewest.is_some_and(|files| files > 10), "{fewest:?}");
+    };
+    // Between them lies the fewest with which it succeeds.
+    let (mut few, mut enough) = (10, 64);
+    assert!(!succeeds(few) && succeeds(enough));
+    while enough - few > 1 {
+        let middle = (few + enough) / 2;
+        *(if succeeds(middle) { &mut enough } else { &mut few }) = middle;
+    }
+    // With a few less, it fails at one place or another.
+    assert!((enough.saturating_sub(5)..few).all(|files| !succeeds(files)), "{enough} are enough");
 }
 
 #[test]

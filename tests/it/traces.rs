@@ -2,7 +2,7 @@
 
 use gdsync_test_support::command::{self, gdsync, no_gpu, run, text};
 use gdsync_test_support::folder::Folder;
-use gdsync_test_support::processes::{children_of, signal};
+use gdsync_test_support::processes::{children_of, has_sent, signal};
 use gdsync_test_support::skipped;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
@@ -380,7 +380,7 @@ fn an_interrupt_reaches_the_command_and_the_trace_is_written() {
     let children = children_of(tracing.id(), 2);
     let pingpong = children.into_iter().max().unwrap();
     children_of(pingpong, 1);
-    std::thread::sleep(std::time::Duration::from_millis(500));
+    has_sent(pingpong, 200);
     signal(tracing.id(), libc::SIGINT);
     let status = tracing.wait().unwrap();
     let output = tracing.wait_with_output().unwrap();

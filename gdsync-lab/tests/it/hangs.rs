@@ -1,7 +1,7 @@
 //! Soaks whose processes are killed and stopped: all end.
 
 use gdsync_test_support::command::gdsync;
-use gdsync_test_support::processes::{children_of, ends, is_running, signal};
+use gdsync_test_support::processes::{children_of, ends, has_sent, is_running, signal};
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
@@ -19,9 +19,9 @@ fn workers_of_a_killed_soak_end_at_once() {
     let mut soak = gdsync(&["soak", "--minutes", "30", "--procs", "4", "--links", "8"]);
     let mut soak = soak.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
     let workers = children_of(soak.id(), 4);
+    workers.iter().for_each(|worker| has_sent(*worker, 1));
     // One is stopped: it ends, too.
     signal(workers[1], libc::SIGSTOP);
-    std::thread::sleep(Duration::from_millis(300));
     soak.kill().unwrap();
     soak.wait().unwrap();
     let deadline = Instant::now() + Duration::from_secs(10);
@@ -35,7 +35,7 @@ fn workers_of_a_killed_soak_end_at_once() {
 fn a_soak_ends_when_a_worker_is_killed_and_another_stopped() {
     let soak = start(&["soak", "--minutes", "30", "--procs", "3", "--links", "6"], &[]);
     let workers = children_of(soak.id(), 3);
-    std::thread::sleep(Duration::from_millis(500));
+    workers.iter().for_each(|worker| has_sent(*worker, 100));
     signal(workers[2], libc::SIGSTOP);
     signal(workers[1], libc::SIGKILL);
     let (status, said) = ends(soak, LIMIT, "a soak");

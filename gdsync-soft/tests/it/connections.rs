@@ -13,6 +13,8 @@ const TCP: u16 = 0x106;
 const UDP: u16 = 0x111;
 /// Loses and delays what programs send, and much of what connects them. Answers come: the side that has the
 /// last message disconnects at once, and could not answer again.
+/// Time-outs pass in a twentieth of their time.
+const FAST: (&str, &str) = ("SOFTHCA_CLOCK", "20");
 const FAULTS: &str = "seed=5; drop p=0.2 kind=management; drop p=0.01 kind=send,write,read; delay=1ms p=0.05";
 /// The same for datagrams, of which programs send none again.
 const LATE: &str = "seed=5; drop p=0.2 kind=management; delay=1ms p=0.05";
@@ -160,7 +162,7 @@ fn a_synchronous_client_and_server() {
 fn datagrams() {
     let Some(program) = program("udaddy", "udaddy", "rdmacm-utils") else { return };
     let _alone = UDADDY.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-    let faults = [("SOFTHCA_FAULTS", LATE)];
+    let faults = [("SOFTHCA_FAULTS", LATE), FAST];
     for (devices, environment) in [("ib", &[][..]), ("roce", &[]), ("roce", &faults)] {
         let (server, client) = (Vec::new(), words("-s 127.0.0.1"));
         Pair { test: "udaddy", program: program.clone(), devices, environment, server, client, done: &[] }
@@ -195,7 +197,7 @@ fn multicast_reaches_every_process_that_has_joined() {
 
 #[test]
 fn connections_are_made_under_faults() {
-    let environment = [("SOFTHCA_FAULTS", FAULTS)];
+    let environment = [("SOFTHCA_FAULTS", FAULTS), FAST];
     let arguments = ["-c 5 -p PORT", "-c 5 -s 127.0.0.1 -p PORT"];
     for devices in ["ib", "roce"] {
         example("rping_faults", "rping", RPING, devices, &environment);
@@ -227,12 +229,12 @@ fn perftest_connects_by_the_connection_manager() {
 
 #[test]
 fn perftest_connects_and_gets_over_faults() {
-    let faults = [("SOFTHCA_FAULTS", FAULTS)];
+    let faults = [("SOFTHCA_FAULTS", FAULTS), FAST];
     perftest("ib_send_bw", "roce", "-n 500", &faults);
     perftest("ib_write_bw", "ib", "-n 500 -q 4", &faults);
     perftest("ib_read_lat", "ib", "-n 100", &faults);
     perftest("ib_atomic_bw", "roce", "-n 200", &faults);
-    perftest("ib_send_lat", "ib", "-c UD -n 200", &[("SOFTHCA_FAULTS", LATE)]);
+    perftest("ib_send_lat", "ib", "-c UD -n 200", &[("SOFTHCA_FAULTS", LATE), FAST]);
 }
 
 /// How often `ofi_rxm` looks for events of connections, in microseconds: by default a hundred times as often.
@@ -263,10 +265,10 @@ fn libfabric_connects_messages_and_datagrams() {
 
 #[test]
 fn libfabric_gets_over_faults() {
-    let faults = [("SOFTHCA_FAULTS", FAULTS)];
+    let faults = [("SOFTHCA_FAULTS", FAULTS), FAST];
     fabric("ib", "-p verbs -e msg", &faults);
     fabric("roce", "-p verbs;ofi_rxm -e rdm", &faults);
-    fabric("ib", "-p verbs -e dgram", &[("SOFTHCA_FAULTS", LATE)]);
+    fabric("ib", "-p verbs -e dgram", &[("SOFTHCA_FAULTS", LATE), FAST]);
 }
 
 #[test]

@@ -19,7 +19,8 @@ fn each(test: &str, plan: &str, cases: &[(&str, &str, &str)]) {
     let faults = format!("SOFTHCA_FAULTS={plan}");
     for (devices, name, arguments) in cases {
         let arguments: Vec<_> = arguments.split_whitespace().collect();
-        succeeds_with(test, name, &[&faults], devices, &arguments);
+        // Lost packets are sent again when a time-out is over.
+        succeeds_with(test, name, &[&faults, "SOFTHCA_CLOCK=20"], devices, &arguments);
     }
 }
 

@@ -104,9 +104,13 @@ fn ucx_puts_and_gets_over_datagrams() {
     ucx("ucx_puts_and_gets_over_datagrams", "ib", "ud_verbs", &["-t", "ucp_fadd", "-n", "200", "-s", "8"]);
 }
 
-/// UCX waits a second for an acknowledgement, unless it is told to wait less.
-pub(super) const IMPATIENT: [(&str, &str); 3] =
-    [("UCX_RC_TIMEOUT", "20ms"), ("UCX_DC_TIMEOUT", "20ms"), ("UCX_WARN_UNUSED_ENV_VARS", "n")];
+/// UCX waits a second for an acknowledgement, unless it is told to wait less. The card waits for less than it is told.
+pub(super) const IMPATIENT: [(&str, &str); 4] = [
+    ("SOFTHCA_CLOCK", "20"),
+    ("UCX_RC_TIMEOUT", "20ms"),
+    ("UCX_DC_TIMEOUT", "20ms"),
+    ("UCX_WARN_UNUSED_ENV_VARS", "n"),
+];
 /// Packets that are lost, doubled and late, receivers that are not ready, and late completions.
 pub(super) const FAULTS: &str =
     "seed=1; drop p=0.01; duplicate p=0.01; delay=200us p=0.02; rnr every=200; late=300us every=50";

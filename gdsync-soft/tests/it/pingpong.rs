@@ -9,7 +9,7 @@ const ROCE: &str = "roce";
 fn rc_pingpong() {
     for (devices, gid) in [(IB, &[][..]), (IB, &["-g", "0"]), (ROCE, &["-g", "1"]), (ROCE, &["-g", "3"])] {
         for more in [&[][..], &["-e"], &["-c"], &["-e", "-c"]] {
-            let arguments = [&["-n", "200"], gid, more].concat();
+            let arguments = [&["-n", "50"], gid, more].concat();
             succeeds("rc_pingpong", "ibv_rc_pingpong", devices, &arguments);
         }
     }
@@ -25,7 +25,7 @@ fn rc_pingpong_of_large_messages_and_many_receives() {
 fn uc_pingpong() {
     for (devices, gid) in [(IB, &[][..]), (ROCE, &["-g", "3"])] {
         for more in [&[][..], &["-e"], &["-c"]] {
-            let arguments = [&["-n", "200"], gid, more].concat();
+            let arguments = [&["-n", "50"], gid, more].concat();
             succeeds("uc_pingpong", "ibv_uc_pingpong", devices, &arguments);
         }
     }
@@ -35,7 +35,7 @@ fn uc_pingpong() {
 fn ud_pingpong() {
     for (devices, gid) in [(IB, &[][..]), (IB, &["-g", "0"]), (ROCE, &["-g", "1"]), (ROCE, &["-g", "3"])] {
         for more in [&[][..], &["-e"], &["-c"]] {
-            let arguments = [&["-n", "200", "-s", "1024"], gid, more].concat();
+            let arguments = [&["-n", "50", "-s", "1024"], gid, more].concat();
             succeeds("ud_pingpong", "ibv_ud_pingpong", devices, &arguments);
         }
     }
@@ -45,7 +45,7 @@ fn ud_pingpong() {
 fn srq_pingpong() {
     for (devices, gid) in [(IB, &[][..]), (ROCE, &["-g", "3"])] {
         for more in [&[][..], &["-e"], &["-q", "3", "-r", "40"]] {
-            let arguments = [&["-n", "200"], gid, more].concat();
+            let arguments = [&["-n", "50"], gid, more].concat();
             succeeds("srq_pingpong", "ibv_srq_pingpong", devices, &arguments);
         }
     }
@@ -55,7 +55,7 @@ fn srq_pingpong() {
 fn xsrq_pingpong() {
     for (devices, gid) in [(IB, &[][..]), (ROCE, &["-g", "3"])] {
         for more in [&[][..], &["-e"]] {
-            let arguments = [&["-n", "200"], gid, more].concat();
+            let arguments = [&["-n", "50"], gid, more].concat();
             succeeds("xsrq_pingpong", "ibv_xsrq_pingpong", devices, &arguments);
         }
     }
@@ -63,6 +63,6 @@ fn xsrq_pingpong() {
 
 #[test]
 fn completions_have_times() {
-    succeeds("completions_have_times", "ibv_rc_pingpong", IB, &["-n", "200", "-t"]);
-    succeeds("completions_have_times", "ibv_rc_pingpong", ROCE, &["-n", "200", "-g", "3", "-t"]);
+    succeeds("completions_have_times", "ibv_rc_pingpong", IB, &["-n", "50", "-t"]);
+    succeeds("completions_have_times", "ibv_rc_pingpong", ROCE, &["-n", "50", "-g", "3", "-t"]);
 }

@@ -43,7 +43,7 @@ impl Card {
     /// [`CardError::TooMany`].
     pub fn alloc_pd(&self) -> Result<u32, CardError> {
         self.command(|engine| {
-            within("protection domains", engine.pds.len(), LIMITS.max_pd)?;
+            within("protection domains", engine.pds.len(), self.limits().max_pd)?;
             let pdn = self.number(|number| engine.pds.contains_key(&number));
             engine.pds.insert(pdn, 0);
             Ok(pdn)
@@ -75,7 +75,7 @@ impl Card {
         let registers = registers.iter().copied().map(Register::new).collect::<Result<Vec<_>, _>>()?;
         self.command(|engine| {
             // A queue pair needs one at most.
-            within("UARs", engine.uars.len(), LIMITS.max_qp)?;
+            within("UARs", engine.uars.len(), self.limits().max_qp)?;
             let page = engine.uar_pages.take()?;
             let id = self.number(|number| engine.uars.contains_key(&number));
             let handle = UarHandle { id, page: page.base(), offset: page.offset() };
@@ -142,7 +142,7 @@ impl Card {
             Cq::new(CqRing::new(ring, entries, stride, collapsed), consumer, arm, ignore_overrun)
         };
         self.command(|engine| {
-            within("completion queues", engine.resources.cqs.len(), LIMITS.max_cq)?;
+            within("completion queues", engine.resources.cqs.len(), self.limits().max_cq)?;
             let cqn = self.number(|number| engine.resources.cqs.contains_key(&number));
             engine.resources.cqs.insert(cqn, cq);
             Ok(cqn)
@@ -232,7 +232,7 @@ impl Card {
             return Err(invalid("user index", index, "at most 24 bits"));
         }
         self.command(|engine| {
-            within("queue pairs", engine.qps.len(), LIMITS.max_qp)?;
+            within("queue pairs", engine.qps.len(), self.limits().max_qp)?;
             if config.no_send_record {
                 let recordless = engine.qps.values().filter(|qp| qp.endpoint.config.no_send_record).count();
                 let what = "queue pairs without a doorbell record of sends";

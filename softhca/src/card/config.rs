@@ -1,8 +1,11 @@
 //! Configuration of a card's objects: sizes, addresses of queues, attributes of queue pairs. Plain
 //! data.
 
+mod limits;
 mod queues;
 
+pub(crate) use limits::check_objects;
+pub use limits::{LIMITS, Limits, OBJECTS_VARIABLE};
 pub use queues::{
     CqAttributes, CqConfig, CqModeration, QpConfig, ScatterToCqe, SrqAttributes, SrqConfig, Transport,
     XrcConfig,
@@ -35,77 +38,6 @@ pub struct InvalidValue {
     /// The values that are allowed.
     pub limit: &'static str,
 }
-
-/// Limits of a card.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Limits {
-    /// Queue pairs.
-    pub max_qp: u32,
-    /// Work requests of one queue.
-    pub max_qp_wr: u32,
-    /// Completion queues.
-    pub max_cq: u32,
-    /// Entries of one completion queue.
-    pub max_cqe: u32,
-    /// Memory regions.
-    pub max_mr: u32,
-    /// Ranges of a key that refers to other keys.
-    pub max_key_entries: u32,
-    /// Bytes of device memory.
-    pub device_memory: u64,
-    /// Protection domains.
-    pub max_pd: u32,
-    /// Scatter/gather elements of a send: 63 segments, less control and remote address.
-    pub max_send_sge: u32,
-    /// Scatter/gather elements of a receive.
-    pub max_recv_sge: u32,
-    /// RDMA reads and atomics that one queue pair may have in flight.
-    pub max_rd_atomic: u8,
-    /// Bytes of a message on a connection.
-    pub max_message: u32,
-    /// Bytes of a datagram: the port's MTU.
-    pub max_datagram: u32,
-    /// Queue pairs without a doorbell record of sends.
-    pub max_recordless_qp: u32,
-    /// XRC domains.
-    pub max_xrcd: u32,
-    /// Shared receive queues.
-    pub max_srq: u32,
-    /// Entries of one shared receive queue.
-    pub max_srq_entries: u32,
-    /// Multicast groups that queue pairs are attached to.
-    pub max_groups: u32,
-    /// Queue pairs of one multicast group.
-    pub max_group_members: u32,
-    /// Scatter elements of a receive of a shared queue: as those of another, less the segment that links
-    /// the entries.
-    pub max_srq_sge: u32,
-}
-
-/// The limits of every software card.
-pub const LIMITS: Limits = Limits {
-    max_qp: 1 << 16,
-    max_qp_wr: 1 << 15,
-    max_cq: 1 << 16,
-    max_cqe: 1 << 22,
-    max_mr: 1 << 20,
-    max_key_entries: 1 << 16,
-    device_memory: 1 << 18,
-    max_pd: 1 << 16,
-    max_send_sge: 61,
-    max_recv_sge: 64,
-    max_rd_atomic: 16,
-    max_message: 1 << 30,
-    max_datagram: 4096,
-    max_recordless_qp: 1 << 8,
-    max_xrcd: 1 << 16,
-    max_srq: 1 << 16,
-    max_srq_entries: 1 << 15,
-    max_groups: 1 << 8,
-    max_group_members: 240,
-    max_srq_sge: 63,
-};
 
 bitflags::bitflags! {
     /// Access rights, as libibverbs numbers them (`IBV_ACCESS_*`).

@@ -59,6 +59,7 @@ pub struct Card {
     published: Option<Published>,
     gids: Vec<GidEntry>,
     faults: Faults,
+    limits: Limits,
 }
 
 /// The part of a card that its thread uses.
@@ -98,7 +99,11 @@ impl Card {
         setting::check_names()?;
         faults::check_plan()?;
         let (waits, dice) = (waits::from_environment()?, liberties::of_next_card()?);
-        Ok(Card::on(Fabric::bind(Speed::from_environment()?)?, link, sink, waits, dice))
+        let limits = Limits::from_environment()?;
+        let fabric = Fabric::bind(Speed::from_environment()?)?;
+        let mut card = Card::on(fabric, link, sink, waits, dice);
+        card.limits = limits;
+        Ok(card)
     }
 
     pub(super) fn on(fabric: Fabric, link: LinkLayer, sink: EventSink, waits: WaitRules, dice: Dice) -> Card {
@@ -120,7 +125,16 @@ impl Card {
             rests: AtomicBool::new(false),
         });
         let next_number = AtomicU32::new(FIRST_NUMBER);
-        Card { shared, thread: None, next_number, port, published: None, gids: port.gids(), faults }
+        Card {
+            shared,
+            thread: None,
+            next_number,
+            port,
+            published: None,
+            gids: port.gids(),
+            faults,
+            limits: LIMITS,
+        }
     }
 
     /// Its LID, unique on the host while the card lives. A card with an Ethernet port has one, too:
@@ -148,8 +162,8 @@ impl Card {
     }
 
     /// Its limits.
-    pub fn limits(&self) -> &'static Limits {
-        &LIMITS
+    pub fn limits(&self) -> &Limits {
+        &self.limits
     }
 
     /// How fast its timers run.

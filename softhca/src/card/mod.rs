@@ -48,10 +48,11 @@ mod xrc;
 pub use crate::os::memory::MEMORY_FILE;
 pub use crate::packet::MULTICAST_QPN;
 pub use capabilities::{CLOCK_KHZ, ODP, OdpTransports};
+pub(crate) use config::check_objects;
 pub use config::{
     Access, Address, CqAttributes, CqConfig, CqModeration, InvalidValue, KeyConfig, LIMITS, Limits, NULL_KEY,
-    QpAttributes, QpChange, QpConfig, QpState, RegionConfig, ScatterToCqe, SrqAttributes, SrqConfig,
-    Transport, WindowKind, XrcConfig,
+    OBJECTS_VARIABLE, QpAttributes, QpChange, QpConfig, QpState, RegionConfig, ScatterToCqe, SrqAttributes,
+    SrqConfig, Transport, WindowKind, XrcConfig,
 };
 pub use counters::{Counter, Counters};
 pub use device::{Card, EventSink, UarHandle};

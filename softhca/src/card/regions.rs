@@ -46,8 +46,8 @@ impl Card {
     fn add_key(&self, pdn: u32, target: KeyTarget, tag: Option<u8>) -> Result<u32, CardError> {
         self.command(|engine| {
             let users = engine.pds.get_mut(&pdn).ok_or(missing(PD, pdn))?;
-            let key = engine.resources.regions.register(pdn, target, tag);
-            let limit = LIMITS.max_mr;
+            let limit = self.limits().max_mr;
+            let key = engine.resources.regions.register(pdn, target, tag, limit);
             let key = key.ok_or(CardError::TooMany { what: "memory regions", limit })?;
             *users += 1;
             Ok(key)

@@ -33,7 +33,7 @@ impl Card {
         // SAFETY: the caller's.
         let srq = unsafe { Srq::new(config) };
         self.command(|engine| {
-            within("shared receive queues", engine.resources.srqs.len(), LIMITS.max_srq)?;
+            within("shared receive queues", engine.resources.srqs.len(), self.limits().max_srq)?;
             let users = engine.pds.get_mut(&pdn).ok_or(missing(PD, pdn))?;
             if let Some(XrcConfig { xrcd, cqn, .. }) = xrc {
                 let cq = engine.resources.cqs.get_mut(&cqn).ok_or(missing(CQ, cqn))?;

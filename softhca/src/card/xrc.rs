@@ -1,6 +1,6 @@
 //! Commands of XRC domains, and of queue pairs that several open.
 
-use super::config::{LIMITS, QpConfig};
+use super::config::QpConfig;
 use super::device::Card;
 use super::engine::XrcDomain;
 use super::error::CardError;
@@ -23,7 +23,7 @@ impl Card {
             if !create {
                 return Ok(None);
             }
-            within("XRC domains", engine.xrcds.len(), LIMITS.max_xrcd)?;
+            within("XRC domains", engine.xrcds.len(), self.limits().max_xrcd)?;
             let number = self.number(|number| engine.xrcds.contains_key(&number));
             engine.xrcds.insert(number, XrcDomain { file, openers: 1, users: 0 });
             Ok(Some(number))

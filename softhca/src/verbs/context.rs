@@ -112,14 +112,15 @@ unsafe fn arguments<'a, T>(context: *mut ibv_context, out: *mut T) -> Result<(&'
 pub(super) unsafe extern "C" fn query_device(context: *mut ibv_context, attr: *mut ibv_device_attr) -> c_int {
     // SAFETY: the caller's.
     let arguments = unsafe { arguments(context, attr) };
-    errno::status(arguments.map(|(context, attr)| *attr = device_attributes(context.card().guid())))
+    errno::status(arguments.map(|(context, attr)| *attr = device_attributes(context.card())))
 }
 
-fn device_attributes(guid: u64) -> ibv_device_attr {
+fn device_attributes(card: &Card) -> ibv_device_attr {
+    let (guid, limits) = (card.guid(), card.limits());
     let count = |value: u32| c_int::try_from(value).unwrap_or(c_int::MAX);
     // SAFETY: all-zero bytes are a valid value of this plain C struct.
     let nothing: ibv_device_attr = unsafe { std::mem::zeroed() };
-    let reads = c_int::from(LIMITS.max_rd_atomic);
+    let reads = c_int::from(limits.max_rd_atomic);
     ibv_device_attr {
         fw_ver: c_string(env!("CARGO_PKG_VERSION")),
         node_guid: guid.to_be(),
@@ -128,27 +129,27 @@ fn device_attributes(guid: u64) -> ibv_device_attr {
         // Every page size from 4 KiB on.
         page_size_cap: !0xfff,
         vendor_id: VENDOR_MELLANOX,
-        max_qp: count(LIMITS.max_qp),
-        max_qp_wr: count(LIMITS.max_qp_wr),
-        max_sge: count(LIMITS.max_send_sge.min(LIMITS.max_recv_sge)),
-        max_sge_rd: count(LIMITS.max_send_sge),
-        max_cq: count(LIMITS.max_cq),
+        max_qp: count(limits.max_qp),
+        max_qp_wr: count(limits.max_qp_wr),
+        max_sge: count(limits.max_send_sge.min(limits.max_recv_sge)),
+        max_sge_rd: count(limits.max_send_sge),
+        max_cq: count(limits.max_cq),
         // One entry of the ring is reserved, as in `mlx5dv_create_cq`.
-        max_cqe: count(LIMITS.max_cqe - 1),
+        max_cqe: count(limits.max_cqe - 1),
         // Regions and windows share the table of keys.
-        max_mr: count(LIMITS.max_mr),
-        max_mw: count(LIMITS.max_mr),
+        max_mr: count(limits.max_mr),
+        max_mw: count(limits.max_mr),
         device_cap_flags: verbs::IBV_DEVICE_MEM_MGT_EXTENSIONS | verbs::IBV_DEVICE_MEM_WINDOW_TYPE_2B,
-        max_pd: count(LIMITS.max_pd),
+        max_pd: count(limits.max_pd),
         max_qp_rd_atom: reads,
-        max_res_rd_atom: reads.saturating_mul(count(LIMITS.max_qp)),
+        max_res_rd_atom: reads.saturating_mul(count(limits.max_qp)),
         max_qp_init_rd_atom: reads,
         atomic_cap: ATOMIC_HCA,
         max_ah: c_int::MAX,
-        max_srq: count(LIMITS.max_srq),
+        max_srq: count(limits.max_srq),
         // One entry of the ring ends its list.
-        max_srq_wr: count(LIMITS.max_srq_entries - 1),
-        max_srq_sge: count(LIMITS.max_srq_sge),
+        max_srq_wr: count(limits.max_srq_entries - 1),
+        max_srq_sge: count(limits.max_srq_sge),
         max_pkeys: 1,
         phys_port_cnt: PORT,
         ..nothing

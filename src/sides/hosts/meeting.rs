@@ -5,6 +5,7 @@ use crate::failure::Failure;
 use crate::interrupt::{self, NothingYet};
 use gdsync_auth::{Exchange, ExchangeError, Key, Limits, Unproven};
 use gdsync_notify::bootstrap::{BootstrapError, KEY_VARIABLES};
+use softhca::Speed;
 use softhca::fabric::limit_silence;
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
@@ -45,7 +46,7 @@ impl Met {
         socket.set_nonblocking(false)?;
         socket.set_read_timeout(None)?;
         socket.set_nodelay(true)?;
-        limit_silence(&socket, SILENCE)?;
+        limit_silence(&socket, Speed::from_environment().unwrap_or_default().of(SILENCE))?;
         let other = socket.peer_addr()?.ip().to_canonical();
         let own = socket.local_addr()?.ip().to_canonical();
         Ok(Met { socket, other, is_same_host: other == own || other.is_loopback() })

@@ -2,21 +2,24 @@
 
 use super::{ENDLESS, Setting, end};
 use gdsync_test_support::command::{error_in, row};
-use gdsync_test_support::processes::signal;
+use gdsync_test_support::processes::{has_sent, signal};
 use std::process::Child;
-use std::time::Duration;
 
-/// A server and its client in a run without an end.
+/// More packets than the warm-up takes: something has been measured.
+const AT_WORK: u64 = 200;
+
+/// A server and its client in a run without an end, which are at work.
 fn at_work(setting: &Setting, options: &[&str]) -> (Child, Child) {
     let server = setting.server(&["--json"], &[]);
-    let client = setting.client(&server, &[&ENDLESS[..], options].concat(), &[]);
-    std::thread::sleep(Duration::from_secs(2));
+    let client = setting.client(&server, &[&ENDLESS[..], &["--warmup", "10"], options].concat(), &[]);
+    [&client, &server.child].into_iter().for_each(|side| has_sent(side.id(), AT_WORK));
     (server.child, client)
 }
 
 #[test]
 fn the_death_of_either_side_ends_the_other() {
-    let setting = Setting::loopback("hosts-death");
+    // The end of a peer shows by time-outs.
+    let setting = Setting::loopback("hosts-death").with("SOFTHCA_CLOCK", "20");
     for options in [
         &["--op", "send"][..],
         &["--op", "write"],

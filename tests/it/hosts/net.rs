@@ -3,11 +3,10 @@
 use super::stranger::{self, Stranger};
 use super::{ENDLESS, Ended, Setting, end};
 use gdsync_test_support::command::{error_in, row, rows, succeeds};
-use gdsync_test_support::processes::signal;
+use gdsync_test_support::processes::{has_sent, signal};
 use gdsync_test_support::{on_system, skipped_on_system};
 use serde_json::{Value, json};
 use std::process::Child;
-use std::time::Duration;
 
 pub(super) const NET: &[&str] = &["bench", "net"];
 pub(super) const OPERATIONS: [&str; 5] = ["send", "write", "read", "fetch-add", "compare-swap"];
@@ -170,11 +169,15 @@ fn two_ranks_of_a_job_are_server_and_client() {
     assert_eq!((&report["server"], &report["verified"]), (&"rank 0".into(), &true.into()), "{report}");
 }
 
-/// A server and its client in a run without an end.
+/// More packets than the warm-up takes: something has been measured.
+const AT_WORK: u64 = 1000;
+
+/// A server and its client in a run without an end, which are at work.
 fn at_work(setting: &Setting, options: &[&str]) -> (Child, Child) {
     let server = setting.server(&["--json"], &[]);
-    let client = setting.client(&server, &[&ENDLESS[..], options].concat(), &[]);
-    std::thread::sleep(Duration::from_secs(2));
+    let warm_up = if options.contains(&"--warmup") { &[][..] } else { &["--warmup", "10"] };
+    let client = setting.client(&server, &[&ENDLESS[..], warm_up, options].concat(), &[]);
+    has_sent(client.id(), AT_WORK);
     (server.child, client)
 }
 
@@ -205,7 +208,8 @@ fn an_interrupted_client_prints_what_it_has_and_the_server_ends_well() {
 
 #[test]
 fn the_death_of_either_side_ends_the_other() {
-    let setting = net("net-death");
+    // The end of a peer shows by time-outs.
+    let setting = net("net-death").with("SOFTHCA_CLOCK", "20");
     for options in [&["--operation", "send"][..], &["--operation", "read"], &["--mode", "latency"]] {
         for dies in ["server", "client"] {
             let (server, client) = at_work(&setting, options);

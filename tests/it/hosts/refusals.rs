@@ -48,8 +48,12 @@ fn keys_are_wanted_between_hosts_and_compared() {
     assert_eq!([end(client, "the client").code, end(server.child, "the server").code], [Some(0); 2]);
     let exposed = setting.folder.path().join("exposed.key");
     std::fs::write(&exposed, KEY).unwrap();
-    let client = setting.command(&["pingpong", "localhost:9"], 1).env("GDSYNC_KEY_FILE", exposed).spawn();
-    assert_eq!(end(client.unwrap(), "the client").code, Some(1));
+    // The key is wanted once a server is there.
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let client = setting.command(&["pingpong", &address], 1).env("GDSYNC_KEY_FILE", &exposed).spawn();
+    let client = end(client.unwrap(), "the client");
+    assert!(client.code == Some(1) && client.said.contains(exposed.to_str().unwrap()), "{client:?}");
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Two hosts on one machine: network namespaces with a cable between them.
 
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 /// Two network namespaces, each with an end of a cable; both go when it is dropped. Needs root, and `ip` (iproute2).
 pub struct Namespaces {
@@ -36,12 +37,32 @@ impl Namespaces {
         &self.names
     }
 
+    /// Waits until the second has received so many bytes more.
+    ///
+    /// # Errors
+    /// The system's, and where it does not within a minute.
+    pub fn await_bytes(&self, more: u64) -> Result<(), String> {
+        let received = || {
+            let counter = "/sys/class/net/cable/statistics/rx_bytes";
+            let said = ip(&["netns", "exec", &self.names[1], "cat", counter])?;
+            said.trim().parse::<u64>().map_err(|error| format!("{counter} is {said}: {error}"))
+        };
+        let (wanted, deadline) = (received()? + more, Instant::now() + Duration::from_secs(60));
+        while received()? < wanted {
+            if Instant::now() > deadline {
+                return Err(format!("{more} bytes were not received within a minute"));
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(())
+    }
+
     /// Cuts the cable, at the end of the second, or mends it.
     ///
     /// # Errors
     /// The system's.
     pub fn set_cable(&self, is_whole: bool) -> Result<(), String> {
-        ip(&["-n", &self.names[1], "link", "set", "cable", if is_whole { "up" } else { "down" }])
+        ip(&["-n", &self.names[1], "link", "set", "cable", if is_whole { "up" } else { "down" }]).map(drop)
     }
 }
 
@@ -53,10 +74,11 @@ impl Drop for Namespaces {
     }
 }
 
-fn ip(arguments: &[&str]) -> Result<(), String> {
+/// What it prints.
+fn ip(arguments: &[&str]) -> Result<String, String> {
     let output = Command::new("ip").args(arguments).output().map_err(|error| format!("ip: {error}"))?;
     if output.status.success() {
-        return Ok(());
+        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
     }
     Err(format!("ip {}: {}", arguments.join(" "), String::from_utf8_lossy(&output.stderr).trim()))
 }

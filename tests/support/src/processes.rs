@@ -1,6 +1,7 @@
 //! The processes that a command has started.
 
 use crate::command::gdsync;
+use crate::on_system;
 use std::io::Read;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
@@ -28,6 +29,38 @@ pub fn children_of(parent: u32, count: usize) -> Vec<u32> {
             return children;
         }
         assert!(Instant::now() < deadline, "{} of {count} processes were started", children.len());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Waits until a process has sent so many packets, as it tells `gdsync top`. A card of the system's tells nothing: there
+/// the time is all that there is.
+pub fn has_sent(process: u32, packets: u64) {
+    if on_system() {
+        return std::thread::sleep(Duration::from_secs(2));
+    }
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let sent = || {
+        let all = gdsync_status::ask_all(Duration::from_millis(200)).unwrap();
+        let own = all.into_iter().find(|one| one.pid == process)?;
+        Some(own.status.ok()?.cards.iter().map(|card| card.sent.packets).sum::<u64>())
+    };
+    while sent().is_none_or(|sent| sent < packets) {
+        assert!(Instant::now() < deadline, "process {process} has sent {:?} packets", sent());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Waits until a process has taken a signal that it was sent, and has a handler for.
+pub fn has_taken(process: u32, signal: libc::c_int) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let waits = || {
+        let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap();
+        let pending = status.lines().find_map(|line| line.strip_prefix("ShdPnd:")).unwrap();
+        u64::from_str_radix(pending.trim(), 16).unwrap() >> (signal - 1) & 1 == 1
+    };
+    while waits() {
+        assert!(Instant::now() < deadline, "process {process} does not take signal {signal}");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
@@ -97,12 +130,19 @@ pub fn interrupt(run: &Child) {
     assert_eq!(unsafe { libc::kill(-(run.id() as libc::pid_t), libc::SIGINT) }, 0);
 }
 
-/// Interrupts a run that has started so many processes, once it is at work.
-pub fn interrupted(arguments: &[&str], processes: usize) -> Output {
+/// More packets than the warm-up of [`interrupted`] takes: something has been measured.
+pub const AT_WORK: u64 = 500;
+
+/// Interrupts a run between two processes that has measured something.
+pub fn interrupted(arguments: &[&str]) -> Output {
+    interrupted_at_work(&[arguments, &["--warmup", "10"]].concat())
+}
+
+/// Interrupts a run that has sent [`AT_WORK`] packets.
+pub fn interrupted_at_work(arguments: &[&str]) -> Output {
     let run = start(arguments);
-    // By then it catches the signal.
-    children_of(run.id(), processes);
-    std::thread::sleep(Duration::from_secs(2));
+    // Before it sends anything, it catches the signal.
+    has_sent(run.id(), AT_WORK);
     interrupt(&run);
     run.wait_with_output().unwrap()
 }

@@ -1,11 +1,16 @@
 //! Settings in the environment that are not understood.
 
 /// Settings, and what is said of them.
-pub const WRONG: [(&str, &str, &str); 11] = [
+pub const WRONG: [(&str, &str, &str); 12] = [
     (
         "SOFTHCA_CLOCK",
         "21",
         "SOFTHCA_CLOCK is `21`: it is no whole number from 1 to 20: give how many times as fast",
+    ),
+    (
+        "SOFTHCA_OBJECTS",
+        "15",
+        "SOFTHCA_OBJECTS is `15`: it is no whole number from 16 to 1048576: give how many objects",
     ),
     (
         "SOFTHCA_FAULTS",

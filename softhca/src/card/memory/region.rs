@@ -6,7 +6,7 @@ use super::null::Null;
 use super::pieces::{KeyRange, Pieces};
 use super::refusal::Refusal;
 use super::registered::Memory;
-use crate::card::config::{Access, LIMITS, NULL_KEY};
+use crate::card::config::{Access, NULL_KEY};
 use crate::faults::{Faults, Side};
 use crate::peer_memory::PeerMapping;
 use parking_lot::Mutex;
@@ -64,12 +64,18 @@ impl Default for Regions {
 }
 
 impl Regions {
-    /// Gives a key to what it names. Its last 8 bits are `tag`, if there is one. `None` if the table
-    /// is full.
-    pub(crate) fn register(&mut self, pdn: u32, mut target: KeyTarget, tag: Option<u8>) -> Option<u32> {
+    /// Gives a key to what it names. Its last 8 bits are `tag`, if there is one. `None` if there are
+    /// `limit` already.
+    pub(crate) fn register(
+        &mut self,
+        pdn: u32,
+        mut target: KeyTarget,
+        tag: Option<u8>,
+        limit: u32,
+    ) -> Option<u32> {
         let index = match self.free.pop() {
             Some(index) => index,
-            None if self.table.len() >= LIMITS.max_mr as usize => return None,
+            None if self.table.len() >= limit as usize => return None,
             None => {
                 self.table.push(None);
                 self.tags.push(0x10);
@@ -274,7 +280,7 @@ mod tests {
         access: Access,
     ) -> Result<u32, RegionError> {
         let memory = Memory::acquire(&RegionConfig::new(pdn, addr, len, access))?;
-        Ok(regions.register(pdn, KeyTarget::Memory(memory), None).expect("the table is not full"))
+        Ok(regions.register(pdn, KeyTarget::Memory(memory), None, u32::MAX).expect("the table is not full"))
     }
 
     fn resolve(
@@ -327,7 +333,7 @@ mod tests {
         let config = RegionConfig::new(1, addr, 64, read);
         for iova in [0, 0x1000, u64::MAX - 64] {
             let memory = Memory::acquire(&RegionConfig { iova, ..config }).unwrap();
-            let key = regions.register(1, KeyTarget::Memory(memory), Some(0xab)).unwrap();
+            let key = regions.register(1, KeyTarget::Memory(memory), Some(0xab), u32::MAX).unwrap();
             assert_eq!(key & 0xff, 0xab);
             let place = resolve(&regions, key, 1, iova + 60, 4, read).unwrap().single();
             assert!(matches!(place, Some(Place::Host(at)) if at as u64 == addr + 60));

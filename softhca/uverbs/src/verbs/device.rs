@@ -141,7 +141,8 @@ fn firmware() -> u64 {
 
 fn answer_of(context: &Context) -> QueryDeviceResp {
     let guid = sysfs::node_guid(context.open.index).to_be();
-    let reads = u32::from(LIMITS.max_rd_atomic);
+    let limits = context.card().limits();
+    let reads = u32::from(limits.max_rd_atomic);
     let has_groups = u32::from(context.card().has_multicast());
     QueryDeviceResp {
         fw_ver: firmware(),
@@ -152,29 +153,29 @@ fn answer_of(context: &Context) -> QueryDeviceResp {
         page_size_cap: !0xfff,
         vendor_id: VENDOR_OUI,
         vendor_part_id: sysfs::PART,
-        max_qp: LIMITS.max_qp,
-        max_qp_wr: LIMITS.max_qp_wr,
+        max_qp: limits.max_qp,
+        max_qp_wr: limits.max_qp_wr,
         max_sge: MAX_SGE,
         max_sge_rd: MAX_SGE,
-        max_cq: LIMITS.max_cq,
-        max_cqe: LIMITS.max_cqe - 1,
+        max_cq: limits.max_cq,
+        max_cqe: limits.max_cqe - 1,
         device_cap_flags: DEVICE_XRC | CAP_MEM_WINDOW | CAP_MEM_MGT_EXTENSIONS | CAP_MEM_WINDOW_TYPE_2B,
-        max_mr: LIMITS.max_mr,
+        max_mr: limits.max_mr,
         // Windows and regions share one table.
-        max_mw: LIMITS.max_mr,
-        max_pd: LIMITS.max_pd,
+        max_mw: limits.max_mr,
+        max_pd: limits.max_pd,
         max_qp_rd_atom: reads,
-        max_res_rd_atom: reads * LIMITS.max_qp,
+        max_res_rd_atom: reads * limits.max_qp,
         max_qp_init_rd_atom: reads,
         atomic_cap: ATOMIC_HCA,
-        max_mcast_grp: has_groups * LIMITS.max_groups,
-        max_mcast_qp_attach: has_groups * LIMITS.max_group_members,
-        max_total_mcast_qp_attach: has_groups * LIMITS.max_groups * LIMITS.max_group_members,
+        max_mcast_grp: has_groups * limits.max_groups,
+        max_mcast_qp_attach: has_groups * limits.max_group_members,
+        max_total_mcast_qp_attach: has_groups * limits.max_groups * limits.max_group_members,
         max_ah: i32::MAX as u32,
-        max_srq: LIMITS.max_srq,
+        max_srq: limits.max_srq,
         // A list of entries has always one more than receives.
-        max_srq_wr: LIMITS.max_srq_entries - 1,
-        max_srq_sge: LIMITS.max_srq_sge,
+        max_srq_wr: limits.max_srq_entries - 1,
+        max_srq_sge: limits.max_srq_sge,
         max_pkeys: 1,
         local_ca_ack_delay: 16,
         phys_port_cnt: PORT,
