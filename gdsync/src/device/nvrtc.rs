@@ -31,6 +31,7 @@ use cudarc::driver::sys::CUresult;
 use cudarc::driver::{CudaContext, CudaModule};
 use cudarc::nvrtc::Ptx;
 use libloading::Library;
+use std::error::Error;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::ptr::null_mut;
 use std::sync::{Arc, OnceLock};
@@ -49,7 +50,7 @@ pub enum CompileError {
     },
     /// NVRTC no longer compiles for so old a GPU.
     #[error(
-        "NVRTC {}.{} compiles for GPUs of compute capability {}.{} or newer, and this one is of {}.{}: run `pip install nvidia-cuda-nvrtc-cu12`, and put its folder first into LD_LIBRARY_PATH",
+        "NVRTC {}.{} compiles for GPUs of compute capability {}.{} or newer, and this one has {}.{}: run `pip install nvidia-cuda-nvrtc-cu12`, and put its folder first into LD_LIBRARY_PATH",
         .version.0, .version.1, .oldest.0, .oldest.1, .capability.0, .capability.1
     )]
     Capability {
@@ -164,7 +165,7 @@ fn included() -> impl Iterator<Item = (&'static str, &'static str)> {
 /// is that of the toolkit's development files.
 const NAMES: [&str; 3] = ["libnvrtc.so.12", "libnvrtc.so.13", "libnvrtc.so"];
 
-/// A program of NVRTC's, `nvrtcProgram`.
+/// `nvrtcProgram`.
 type Raw = *mut c_void;
 
 macro_rules! functions {
@@ -211,6 +212,11 @@ fn c_string(name: &str, text: &str) -> Result<CString, CompileError> {
         .map_err(|error| CompileError::ZeroByte { name: name.to_owned(), at: error.nul_position() })
 }
 
+/// What the dynamic linker says, which names the file.
+fn said(error: &libloading::Error) -> String {
+    error.source().map_or_else(|| error.to_string(), ToString::to_string)
+}
+
 /// The library.
 struct Nvrtc {
     functions: Functions,
@@ -240,14 +246,14 @@ impl Nvrtc {
             let library = match unsafe { Library::new(name) } {
                 Ok(library) => library,
                 Err(error) => {
-                    reason.get_or_insert_with(|| error.to_string());
+                    reason.get_or_insert_with(|| said(&error));
                     continue;
                 }
             };
             // SAFETY: it has NVRTC's name; it goes into the struct with the functions.
             match unsafe { Functions::of(&library) } {
                 Ok(functions) => return Self::new(functions, library),
-                Err(error) => reason = Some(format!("{name} is older than CUDA 12: {error}")),
+                Err(error) => reason = Some(format!("{name} is older than CUDA 12: {}", said(&error))),
             }
         }
         Err(CompileError::Library { reason: reason.unwrap_or_default() })
@@ -317,7 +323,7 @@ impl<'a> Program<'a> {
         )
     }
 
-    /// A text of the program's, by the function that says its size, with the zero at its end, and
+    /// Reads a text of the program, by the function that says its size, with the zero at its end, and
     /// the one that copies it.
     fn text(
         &self,

@@ -11,6 +11,7 @@ use gdsync::stream::{DoorbellPath, StreamOptions};
 use gdsync::verbs::GpuMemoryRegion;
 use gdsync::{Access, CudaStream, Stream};
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard};
 
 /// Kernels on 32-bit words: `fill(address, count, value)`, `add(address, count, value)`, and
@@ -134,17 +135,17 @@ impl Rig {
         static COMPILED: LazyLock<Mutex<HashMap<Compiled, String>>> = LazyLock::new(Mutex::default);
         let capability = self.context.compute_capability().unwrap();
         let mut compiled = COMPILED.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        if !compiled.contains_key(&(name, capability)) {
-            match nvrtc::compile(name, kernels::source(name), capability) {
-                Ok(ptx) => _ = compiled.insert((name, capability), ptx),
+        let ptx = match compiled.entry((name, capability)) {
+            Entry::Occupied(known) => known.get().clone(),
+            Entry::Vacant(place) => match nvrtc::compile(name, kernels::source(name), capability) {
+                Ok(ptx) => place.insert(ptx).clone(),
                 Err(error @ CompileError::Library { .. }) => {
                     skipped_unless_required("GDSYNC_REQUIRE_NVRTC", test, &error.to_string());
                     return None;
                 }
                 Err(error) => panic!("{error}"),
-            }
-        }
-        let ptx = compiled[&(name, capability)].clone();
+            },
+        };
         Some(self.context.load_module(Ptx::from_src(ptx)).unwrap())
     }
 

@@ -22,9 +22,16 @@ fn every_include_of_the_header_is_a_name() {
 }
 
 #[test]
+fn what_the_linker_says_names_the_file() {
+    // SAFETY: there is no such library, so none of its code runs.
+    let error = unsafe { Library::new("libnvrtc-there-is-none.so") }.unwrap_err();
+    assert!(said(&error).contains("libnvrtc-there-is-none.so"), "{error:?}");
+}
+
+#[test]
 fn errors_name_values_and_remedies() {
     let driver = CompileError::Driver { version: (12, 9), driver: 12_040 }.to_string();
     assert!(driver.starts_with("NVRTC 12.9 writes PTX that the driver, which is of CUDA 12.4, "), "{driver}");
     let old = CompileError::Capability { version: (13, 0), oldest: (7, 5), capability: (7, 0) }.to_string();
-    assert!(old.contains("7.5 or newer, and this one is of 7.0: run `pip install"), "{old}");
+    assert!(old.contains("7.5 or newer, and this one has 7.0: run `pip install"), "{old}");
 }
