@@ -31,10 +31,14 @@ pub(crate) fn installed(name: &str) -> Option<PathBuf> {
     let own = env::current_exe().ok()?;
     let folders = env::var_os("PATH").unwrap_or_default();
     let beside = own.parent().map(Path::to_owned);
-    beside.into_iter().chain(env::split_paths(&folders)).map(|folder| folder.join(name)).find(is_program)
+    beside
+        .into_iter()
+        .chain(env::split_paths(&folders))
+        .map(|folder| folder.join(name))
+        .find(|path| is_program(path))
 }
 
-fn is_program(path: &PathBuf) -> bool {
+fn is_program(path: &Path) -> bool {
     path.metadata().is_ok_and(|facts| facts.is_file() && facts.permissions().mode() & 0o111 != 0)
 }
 
