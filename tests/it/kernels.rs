@@ -107,9 +107,10 @@ fn nvrtc_of_cuda_12_0_writes_the_committed_ptx() {
 fn a_cpp_compiler_makes_those_of_the_examples_for_the_cpu() {
     for (name, function) in [("find_even.cu", "find_even"), ("matvec.cu", "serve")] {
         match device::load_for_host(&Source { name, text: source(name) }) {
-            // SAFETY: looked up, and not called.
             Ok(library) => {
-                assert!(unsafe { library.get::<unsafe extern "C" fn()>(function.as_bytes()) }.is_ok());
+                // SAFETY: looked up, and not called.
+                let found = unsafe { library.get::<unsafe extern "C" fn()>(function.as_bytes()) };
+                assert!(found.is_ok(), "{name} has no {function}");
             }
             Err(reason) => {
                 let reason = reason.to_string();
