@@ -5,6 +5,7 @@ mod inline;
 use crate::VerbsApi;
 use crate::api::{DevxApi, Provider, VerbsTable};
 use libloading::Library;
+use std::error::Error;
 use std::mem::ManuallyDrop;
 use std::sync::{Mutex, OnceLock};
 
@@ -81,7 +82,11 @@ impl Loaded {
         let library = unsafe { Library::new(name) };
         match library {
             Ok(library) => Ok(Loaded { name, library: ManuallyDrop::new(library) }),
-            Err(error) => Err(LoadError::Library { library: name, reason: error.to_string(), package }),
+            // The linker's own words are the cause.
+            Err(error) => {
+                let reason = error.source().map_or_else(|| error.to_string(), ToString::to_string);
+                Err(LoadError::Library { library: name, reason, package })
+            }
         }
     }
 
