@@ -116,7 +116,7 @@ impl Bench {
         }
         let word = |at: usize| self.results.words64()[at].load(Ordering::Acquire);
         match word(0) {
-            0 => Ok(median((0..ROUNDS as usize).map(|round| word(FIRST_RESULT + round) as f64).collect())),
+            0 => Ok(median((0..ROUNDS as usize).map(|round| word(FIRST_RESULT + round) as f64))),
             failed => Err(format!("{failed} messages did not arrive, status {}", word(1) >> 56).into()),
         }
     }

@@ -3,8 +3,9 @@
 
 use super::super::device::trigger::{Messages, kernel, said};
 use super::super::gpu::Gpu;
-use super::super::{Comparison, pair};
-use super::{BURST, EXCHANGES};
+use super::super::table::Row;
+use super::super::{in_turns, pair};
+use super::{BURST, BURSTS, Times, row};
 use gdsync::cuda::{self, GpuMemory};
 use gdsync::cudarc::driver::{CudaFunction, LaunchConfig, PushKernelArg};
 use gdsync::device::TriggerData;
@@ -47,7 +48,7 @@ struct Bench<'a> {
 }
 
 /// Rows of 10,000 sends each, verified; none where the card does not wait for words.
-pub(super) fn measure(gpu: &Gpu, hca: Option<&Hca>) -> Result<Vec<Comparison>, Failure> {
+pub(super) fn measure(gpu: &Gpu, hca: Option<&Hca>) -> Result<Vec<Row>, Failure> {
     let (device, port) = hca::open(hca)?;
     if !device.card_waits()?.data {
         return Ok(Vec::new());
@@ -121,9 +122,8 @@ impl<'a> Bench<'a> {
         &self.pairs[usize::from(!matches!(way, Way::Graph))].0
     }
 
-    /// Sends messages from `first` on, `BURST` of them. Returns the CPU's time for each in µs, from
-    /// its preparation until it is enqueued, and the time until all have arrived.
-    fn burst(&self, way: Way, first: u64, graph: &mut CudaGraph) -> Result<(f64, f64), Failure> {
+    /// Sends messages from `first` on, `BURST` of them.
+    fn burst(&self, way: Way, first: u64, graph: &mut CudaGraph) -> Result<Times, Failure> {
         let (stream, messages) = (&self.gpu.stream, first..first + BURST as u64);
         if matches!(way, Way::Post) {
             for message in messages.clone() {
@@ -159,21 +159,18 @@ impl<'a> Bench<'a> {
         Ok((each(enqueued), each(arrived)))
     }
 
-    fn measure(&self, graph: &mut CudaGraph) -> Result<Vec<Comparison>, Failure> {
-        let (mut posted, mut behind_kernels, mut arrived) = (Vec::new(), Vec::new(), Vec::new());
-        // The kernels count from 1 on.
-        for first in (1..=EXCHANGES as u64).step_by(BURST) {
-            let by_graph = self.burst(Way::Graph, first, graph)?;
-            let by_post = self.burst(Way::Post, first, graph)?;
-            let by_both = self.burst(Way::KernelAndPost, first, graph)?;
-            posted.push((by_graph.0, by_post.0));
-            behind_kernels.push((by_graph.0, by_both.0));
-            arrived.push((by_graph.1, by_both.1));
-        }
+    fn measure(&self, graph: &mut CudaGraph) -> Result<Vec<Row>, Failure> {
+        let ways = [Way::Graph, Way::Post, Way::KernelAndPost];
+        let bursts: Vec<[Times; 3]> = in_turns(0..BURSTS, |way, burst| {
+            // The kernels count from 1 on.
+            self.burst(ways[way], 1 + u64::from(burst) * BURST as u64, graph)
+        })?;
+        let beside = |way: usize| -> Vec<_> { bursts.iter().map(|burst| [burst[0], burst[way]]).collect() };
+        let (post, both) = (beside(1), beside(2));
         Ok(vec![
-            Comparison::new("the CPU: a send with its kernel in a graph, against the post alone", posted),
-            Comparison::new("the CPU: the same, against the kernel and the post", behind_kernels),
-            Comparison::new("the same, from preparation to arrival", arrived),
+            row("the CPU: a send with its kernel in a graph, against the post alone", &post, |times| times.0),
+            row("the CPU: the same, against the kernel and the post", &both, |times| times.0),
+            row("the same, from preparation to arrival", &both, |times| times.1),
         ])
     }
 }
