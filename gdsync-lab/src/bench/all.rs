@@ -1,6 +1,6 @@
 //! `gdsync bench all`: every benchmark that needs nothing but this machine, one after the other.
 
-use super::outcome::Outcome;
+use super::table::Outcome;
 use super::{measured, page};
 use gdsync_cli::cli::{self, BenchOptions, Benchmark};
 use gdsync_cli::destination::Destination;
@@ -63,7 +63,8 @@ mod tests {
 
     #[test]
     fn a_benchmark_that_fails_is_there_with_its_error() {
-        let outcomes = [(Benchmark::Card, Outcome::new(&[1], [])), (Benchmark::Plan, Err("no".into()))];
+        let outcomes =
+            [(Benchmark::Card, Ok(Outcome::new(vec![1], []))), (Benchmark::Plan, Err("no".into()))];
         let card = json!({ "benchmark": "card", "results": [1] });
         assert_eq!(rows(&outcomes), [card, json!({ "benchmark": "plan", "error": { "message": "no" } })]);
     }

@@ -2,68 +2,62 @@
 //! waits for until the CPU sees what it writes last.
 
 use super::gpu::{END, Gpu, START};
-use super::outcome::Outcome;
 use super::pair::{self, Pair};
-use super::{Comparison, compared, median};
+use super::table::{Outcome, Row};
+use super::{in_turns, median};
 use gdsync::memop::Condition;
 use gdsync::{Batch, QueuePair, QueuePairConfig, WorkRequest};
 use gdsync_cli::cli::BenchOptions;
 use gdsync_cli::failure::Failure;
 use gdsync_cli::interrupt;
-use serde::Serialize;
 use std::time::Duration;
 
 /// Rounds of each measurement.
-const ROUNDS: usize = 200;
+const ROUNDS: u32 = 200;
 /// Descriptors of batches.
 const SIZES: [u32; 4] = [1, 8, 64, 512];
 /// Queue pairs of a step in which every rank sends to every other, and waits where only they are
 /// measured.
 const MANY: u32 = 64;
 
-#[derive(Debug, Serialize)]
-struct Results {
-    gpu: String,
-    doorbells: String,
-    /// Median of a batch of nothing but the wait for the trigger and the last write. That of the
-    /// same round is taken off in the rows of the GPU alone.
-    empty_us: f64,
-    rows: Vec<Comparison>,
-}
+/// Times in µs: of nothing but the wait for the trigger and the last write, of a merged batch, and of a plain one.
+type Round = [f64; 3];
 
 pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
     let mut bench = Bench::new(options)?;
-    let gross = |rounds: &[Round]| rounds.iter().map(|round| (round.merged, round.plain)).collect();
-    let net = |rounds: &[Round]| rounds.iter().map(Round::net).collect();
+    let with_card = |what: String, rounds: Vec<Round>| {
+        Row::named(what + ": the card, too")
+            .compared(&rounds.iter().map(|[_, both @ ..]| *both).collect::<Vec<_>>())
+    };
+    let gpu_alone = |what: String, rounds: &[Round]| {
+        let net = |[empty, both @ ..]: &Round| both.map(|time| time - empty);
+        Row::named(what + ": the GPU alone").compared(&rounds.iter().map(net).collect::<Vec<_>>())
+    };
     let mut rows = Vec::new();
     for size in SIZES {
         let sends = bench.compare(Part::Sends(size))?;
-        rows.push(Comparison::new(format!("{size} sends to one queue pair: the GPU alone"), net(&sends)));
+        rows.push(gpu_alone(format!("{size} sends to one queue pair"), &sends));
         let turns = bench.compare(Part::ByTurns(size))?;
-        let what = format!("{size} descriptors, sends and waits by turns: the card, too");
-        rows.push(Comparison::new(what, gross(&turns)));
+        rows.push(with_card(format!("{size} descriptors, sends and waits by turns"), turns));
     }
     let (sends, waits) = (bench.compare(Part::Sends(MANY))?, bench.compare(Part::Waits)?);
-    let both = sends.iter().zip(&waits).map(|(sends, waits)| sends.and(waits)).collect::<Vec<_>>();
+    let sum = |(sends, waits): (&Round, &Round)| [0, 1, 2].map(|way| sends[way] + waits[way]);
+    let both: Vec<Round> = sends.iter().zip(&waits).map(sum).collect();
     rows.extend([
-        Comparison::new("waits for 64 completions that have come: the GPU alone", net(&waits)),
-        Comparison::new("64 sends to one queue pair and these waits: the GPU alone", net(&both)),
-        Comparison::new("64 sends and waits for them: the card, too", gross(&bench.compare(Part::Both)?)),
-        Comparison::new("a step among 64 queue pairs: the card, too", gross(&bench.compare(Part::Step)?)),
+        gpu_alone("waits for 64 completions that have come".to_owned(), &waits),
+        gpu_alone("64 sends to one queue pair and these waits".to_owned(), &both),
+        with_card("64 sends and waits for them".to_owned(), bench.compare(Part::Both)?),
+        with_card("a step among 64 queue pairs".to_owned(), bench.compare(Part::Step)?),
     ]);
     for size in SIZES {
         let spread = bench.compare(Part::Spread(size))?;
-        let what = format!("{size} sends to as many queue pairs: the GPU alone");
-        rows.push(Comparison::new(what, net(&spread)));
+        rows.push(gpu_alone(format!("{size} sends to as many queue pairs"), &spread));
     }
-    let results = Results {
-        gpu: bench.gpu.name()?,
-        doorbells: bench.gpu.stream.doorbells(&bench.pair.left)?.to_string(),
-        empty_us: median(sends.iter().chain(&waits).map(|round| round.empty).collect()),
-        rows,
-    };
-    let heading = format!("{}, DOORBELLS {}", results.gpu, results.doorbells);
-    compared(&results, [&heading, "MERGED µs", "PLAIN µs"], "Merged and plain batches", &results.rows)
+    let (name, doorbells) = bench.gpu.described(&bench.pair)?;
+    let titles = [&*format!("{name}, DOORBELLS {doorbells}"), "MERGED µs", "PLAIN µs"];
+    let empty = median(sends.iter().chain(&waits).map(|round| round[0]));
+    let all = Row::default().key("gpu", name).key("doorbells", doorbells).key("empty_us", empty);
+    Ok(Outcome::compared(all, titles, "Merged and plain batches", &rows))
 }
 
 /// What a batch has between the trigger and the last write.
@@ -96,28 +90,6 @@ impl Part {
     }
 }
 
-/// Times in µs.
-#[derive(Clone, Copy, Default)]
-struct Round {
-    empty: f64,
-    merged: f64,
-    plain: f64,
-}
-
-impl Round {
-    fn net(&self) -> (f64, f64) {
-        (self.merged - self.empty, self.plain - self.empty)
-    }
-
-    fn and(&self, other: &Round) -> Round {
-        Round {
-            empty: self.empty + other.empty,
-            merged: self.merged + other.merged,
-            plain: self.plain + other.plain,
-        }
-    }
-}
-
 struct Bench {
     gpu: Gpu,
     pair: Pair,
@@ -141,22 +113,12 @@ impl Bench {
         Ok(())
     }
 
-    /// Rounds of all three. They take turns in being the first, which may find caches colder.
     fn compare(&mut self, part: Part) -> Result<Vec<Round>, Failure> {
         self.gather(part.sends().1)?;
-        let mut rounds = Vec::new();
-        for number in interrupt::rounds(0..ROUNDS) {
-            let mut round = Round::default();
-            for turn in 0..3 {
-                match (number + turn) % 3 {
-                    0 => round.empty = self.empty()?,
-                    1 => round.merged = self.round(part, true)?,
-                    _ => round.plain = self.round(part, false)?,
-                }
-            }
-            rounds.push(round);
-        }
-        Ok(rounds)
+        in_turns(interrupt::rounds(0..ROUNDS), |way, _| match way {
+            0 => self.empty(),
+            way => self.round(part, way == 1),
+        })
     }
 
     fn empty(&mut self) -> Result<f64, Failure> {

@@ -2,8 +2,8 @@
 //! memory and in the memory of either GPU, against the same memory operations written by hand.
 
 use super::gpu::{END, Gpu, START, by_hand};
-use super::outcome::Outcome;
-use super::{Comparison, comparison_chart, outcome};
+use super::in_turns;
+use super::table::{Outcome, Row, Table};
 use gdsync::cuda::{self, GpuList, GpuMemory};
 use gdsync::memop::{Condition, GpuWord32, MemOpStream, StreamWord, Word32};
 use gdsync::memory::StreamAddr;
@@ -12,7 +12,7 @@ use gdsync_cli::child;
 use gdsync_cli::cli::BenchOptions;
 use gdsync_cli::failure::Failure;
 use gdsync_cli::interrupt;
-use serde::Serialize;
+use serde_json::{Value, json};
 use std::time::Duration;
 
 /// Wakes there and back that are enqueued at a time: two operations each for a stream, with one call by
@@ -23,56 +23,30 @@ const RUNS: u32 = 200;
 /// Bytes from one word to the other: each has a cache line to itself.
 const LINE: usize = 128;
 
-#[derive(Debug, Serialize)]
-struct Results {
-    /// The GPUs.
-    on: String,
-    pairs: Vec<Between>,
-}
-
-/// What was measured between two GPUs.
-#[derive(Debug, Serialize)]
-struct Between {
-    gpus: [u32; 2],
-    /// A wake there and back.
-    rows: Vec<Comparison>,
-    /// Why words in GPU memory were not measured.
-    not_measured: Option<String>,
-}
-
 pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
     // Streams that wait for each other need a channel each where they are of one GPU.
     child::with_channels()?;
     let gpus = options.gpu.as_ref().map_or_else(|| GpuList::from(0).resolve(), GpuList::resolve)?;
-    let pairs = gpus.pairs().into_iter().map(between).collect::<Result<_, _>>()?;
-    let results = Results { on: gpus.to_string(), pairs };
-    let heading = format!("{}, A WAKE THERE AND BACK", results.on);
-    let rows = results.pairs.iter().flat_map(Between::text).collect();
-    let named: Vec<_> = results.pairs.iter().flat_map(Between::named).collect();
-    let chart = comparison_chart("A wake there and back", ["GDSYNC", "BY HAND"], named.iter());
-    Ok(outcome(&results, &[&heading, "GDSYNC µs", "BY HAND µs", "RATIO"], rows)?.chart(chart))
+    let (mut rows, mut lines, mut pairs) = (Vec::new(), Vec::new(), Vec::new());
+    for pair in gpus.pairs() {
+        let (all, not_measured) = between(pair)?;
+        let what = |what: &str| format!("GPU {} and GPU {}, {what}", pair[0], pair[1]);
+        rows.extend(all.iter().map(|row| row.clone().renamed(what(row.name()))));
+        lines.extend_from_slice(&rows[rows.len() - all.len()..]);
+        lines.extend(not_measured.iter().map(|why| {
+            let dash = |row: Row, _| row.text("-");
+            (0..3).fold(Row::default().text(what(&format!("words in GPU memory: {why}"))), dash)
+        }));
+        pairs.push(json!({ "gpus": pair, "rows": Value::from(all), "not_measured": not_measured }));
+    }
+    let heading = format!("{gpus}, A WAKE THERE AND BACK");
+    let table = Table::new(&[&heading, "GDSYNC µs", "BY HAND µs", "RATIO"], &lines);
+    let outcome = Outcome::new(json!({ "on": gpus.to_string(), "pairs": pairs }), [table]);
+    Ok(outcome.comparison("A wake there and back", ["GDSYNC", "BY HAND"], &rows))
 }
 
-impl Between {
-    /// The rows, each with the GPUs it is about.
-    fn named(&self) -> impl Iterator<Item = Comparison> {
-        let [one, other] = self.gpus;
-        let what = move |row: &Comparison| format!("GPU {one} and GPU {other}, {}", row.what);
-        self.rows.iter().map(move |row| Comparison { what: what(row), ..row.clone() })
-    }
-
-    fn text(&self) -> Vec<Vec<String>> {
-        let [one, other] = self.gpus;
-        let rows = self.named().map(|row| row.row());
-        let not_measured = self.not_measured.iter().map(|why| {
-            let what = format!("GPU {one} and GPU {other}, words in GPU memory: {why}");
-            vec![what, "-".to_owned(), "-".to_owned(), "-".to_owned()]
-        });
-        rows.chain(not_measured).collect()
-    }
-}
-
-fn between(gpus: [u32; 2]) -> Result<Between, Failure> {
+/// A row for each kind of memory, and why words in GPU memory were not measured.
+fn between(gpus: [u32; 2]) -> Result<(Vec<Row>, Option<String>), Failure> {
     let sides = [Gpu::new(gpus[0])?, Gpu::new(gpus[1])?];
     let host = PinnedMemory::allocate(2 * LINE)?;
     let words = [Word32::new(&host, 0)?, Word32::new(&host, LINE)?];
@@ -96,7 +70,7 @@ fn between(gpus: [u32; 2]) -> Result<Between, Failure> {
             rows.push(compare(&what, &sides, [&words[0], &words[1]], addresses)?);
         }
     }
-    Ok(Between { gpus, rows, not_measured: access.err().map(|error| error.to_string()) })
+    Ok((rows, access.err().map(|error| error.to_string())))
 }
 
 /// `addresses`: for each side, where it reaches the words.
@@ -105,14 +79,17 @@ fn compare<W: StreamWord<u32>>(
     sides: &[Gpu; 2],
     words: [&W; 2],
     addresses: [[StreamAddr; 2]; 2],
-) -> Result<Comparison, Failure> {
-    let mut pairs = Vec::new();
-    for run in interrupt::rounds(0..RUNS) {
-        let first = 2 * run * (TURNS + 1) + 1;
-        let ours = wakes(sides, words, first)?;
-        pairs.push((ours, wakes_by_hand(sides, addresses, first + TURNS + 1)?));
-    }
-    Ok(Comparison::new(what, pairs))
+) -> Result<Row, Failure> {
+    let mut next = 1;
+    let pairs = in_turns(interrupt::rounds(0..RUNS), |way, _| {
+        let first = next;
+        next += TURNS + 1;
+        match way {
+            0 => wakes(sides, words, first),
+            _ => wakes_by_hand(sides, addresses, first),
+        }
+    })?;
+    Ok(Row::named(what).compared(&pairs))
 }
 
 /// µs of a wake there and back: each stream waits for the other's word, and writes its own. The CPU

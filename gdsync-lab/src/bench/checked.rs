@@ -2,9 +2,9 @@
 //! software stream, and on a GPU's where there is one.
 
 use super::gpu::Gpu;
-use super::outcome::Outcome;
 use super::pair::Pair;
-use super::{Comparison, compared, in_turn, micros_since};
+use super::table::{Outcome, Row};
+use super::{in_turns, micros_since};
 use gdsync::memop::MemOpStream;
 use gdsync::{Access, Batch, MemoryRegion, QueuePairConfig, SoftStream, Stream, WorkRequest};
 use gdsync_cli::cli::BenchOptions;
@@ -25,13 +25,14 @@ struct Bench {
 
 pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
     let bench = Bench::new()?;
-    let mut results = vec![bench.compare("a software stream", &Stream::new(SoftStream::new()?)?)?];
+    let mut rows = vec![bench.compare("a software stream", &Stream::new(SoftStream::new()?)?)?];
     // Without a GPU only the software stream is measured, and after an interrupt.
     if let (false, Ok(gpu)) = (interrupt::requested(), Gpu::new(options.gpu())) {
-        results.push(bench.compare(&gpu.name()?, &gpu.stream)?);
+        rows.push(bench.compare(&gpu.name()?, &gpu.stream)?);
     }
     let what = "8 B WRITTEN, FROM POST UNTIL THE STREAM IS PAST THE WAIT";
-    compared(&results, [what, "CHECKED µs", "PLAIN µs"], "A wait that tells success from failure", &results)
+    let titles = [what, "CHECKED µs", "PLAIN µs"];
+    Ok(Outcome::compared(Row::default(), titles, "A wait that tells success from failure", &rows))
 }
 
 impl Bench {
@@ -41,16 +42,10 @@ impl Bench {
         Ok(Bench { pair, target })
     }
 
-    fn compare<B: MemOpStream>(&self, what: &str, stream: &Stream<B>) -> Result<Comparison, Failure> {
-        let mut pairs = Vec::new();
-        for round in interrupt::rounds_after(WARM_UP, ROUNDS) {
-            let ours_first = round % 2 == 0;
-            let pair = in_turn(ours_first, || self.turn(stream, true), || self.turn(stream, false))?;
-            if round >= WARM_UP {
-                pairs.push(pair);
-            }
-        }
-        Ok(Comparison::new(what, pairs))
+    fn compare<B: MemOpStream>(&self, what: &str, stream: &Stream<B>) -> Result<Row, Failure> {
+        let rounds = interrupt::rounds_after(WARM_UP, ROUNDS);
+        let pairs = in_turns(rounds, |way, _| self.turn(stream, way == 0))?;
+        Ok(Row::named(what).compared(&pairs[WARM_UP as usize..]))
     }
 
     /// How long a stream takes for a write and the wait for it, in µs.

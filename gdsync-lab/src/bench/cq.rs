@@ -1,8 +1,8 @@
 //! What a stream's wait for a completion costs, by the memory that the completion queue lies in.
 
 use super::gpu::{END, Gpu, START};
-use super::outcome::Outcome;
-use super::{Comparison, compared, micros_since, pair};
+use super::table::{Outcome, Row};
+use super::{in_turns, micros_since, pair};
 use gdsync::cuda::{Placement, QueuePlacement};
 use gdsync::memop::Condition;
 use gdsync::{
@@ -12,7 +12,6 @@ use gdsync_cli::cli::BenchOptions;
 use gdsync_cli::failure::Failure;
 use gdsync_cli::hca;
 use gdsync_cli::interrupt;
-use serde::Serialize;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -22,37 +21,31 @@ const ROUNDS: u32 = 200;
 /// for another.
 const MANY: usize = 32;
 
-#[derive(Debug, Serialize)]
-struct Results {
-    gpu: String,
-    rows: Vec<Comparison>,
-}
-
 pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
     let gpu = Gpu::new(options.gpu())?;
     let (device, port) = hca::open(options.hca.as_ref())?;
     let pd = ProtectionDomain::new(&device)?;
     let set = |placement| Set::new(&pd, port, placement);
-    let (host, device) = (set(Placement::Host)?, set(Placement::Gpu(options.gpu()))?);
-    let mut rounds: [Vec<(f64, f64)>; 3] = Default::default();
-    for round in interrupt::rounds(1..=ROUNDS) {
-        let none = span(&gpu, round, Batch::new())?;
-        let (in_gpu, in_host) = (device.waits(&gpu, round)?, host.waits(&gpu, round)?);
-        let each = |time: f64| (time - none) / MANY as f64;
-        rounds[0].push((each(in_gpu), each(in_host)));
-        rounds[1].push((device.wake(&gpu, round)?, host.wake(&gpu, round)?));
-        rounds[2].push((device.poll_all()?, host.poll_all()?));
-    }
-    let what = [
-        "one more wait for a completion that has come",
-        "a send, until the stream has seen its completion",
-        "one completion that the CPU polls",
+    let sets = [set(Placement::Gpu(options.gpu()))?, set(Placement::Host)?];
+    let rounds = || interrupt::rounds(1..=ROUNDS);
+    let waits: Vec<[f64; 3]> = in_turns(rounds(), |way, round| match sets.get(way) {
+        Some(set) => set.waits(&gpu, round),
+        None => span(&gpu, round, Batch::new()),
+    })?;
+    let one_more =
+        |[in_gpu, in_host, none]: [f64; 3]| [in_gpu, in_host].map(|time| (time - none) / MANY as f64);
+    let waits: Vec<_> = waits.into_iter().map(one_more).collect();
+    let wakes = in_turns(rounds(), |way, round| sets[way].wake(&gpu, round))?;
+    let polls = in_turns(rounds(), |way, _| sets[way].poll_all())?;
+    let rows = [
+        Row::named("one more wait for a completion that has come").compared(&waits),
+        Row::named("a send, until the stream has seen its completion").compared(&wakes),
+        Row::named("one completion that the CPU polls").compared(&polls),
     ];
-    let rows = what.into_iter().zip(rounds).map(|(what, pairs)| Comparison::new(what, pairs)).collect();
-    let results = Results { gpu: gpu.name()?, rows };
-    let heading = format!("COMPLETION QUEUES, {}", results.gpu);
-    let titles = [heading.as_str(), "IN THE GPU µs", "IN THE HOST µs"];
-    compared(&results, titles, "Completion queues by the memory they lie in", &results.rows)
+    let name = gpu.name()?;
+    let titles = [&*format!("COMPLETION QUEUES, {name}"), "IN THE GPU µs", "IN THE HOST µs"];
+    let picture = "Completion queues by the memory they lie in";
+    Ok(Outcome::compared(Row::default().key("gpu", name), titles, picture, &rows))
 }
 
 /// From the flip of the word that the stream waits for until the CPU sees what it writes behind the

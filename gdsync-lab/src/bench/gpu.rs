@@ -1,5 +1,6 @@
 //! What measurements on a GPU share.
 
+use super::pair::Pair;
 use gdsync::cudarc::driver::{CudaContext, sys};
 use gdsync::memop::{MemOpStream, Word32, Word64};
 use gdsync::memory::StreamAddr;
@@ -30,6 +31,11 @@ impl Gpu {
 
     pub(super) fn name(&self) -> Result<String, Failure> {
         Ok(self.context.name()?)
+    }
+
+    /// The GPU's name, and how doorbells reach the card.
+    pub(super) fn described(&self, pair: &Pair) -> Result<(String, String), Failure> {
+        Ok((self.name()?, self.stream.doorbells(&pair.left)?.to_string()))
     }
 
     /// One word to a cache line.

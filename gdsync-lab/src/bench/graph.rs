@@ -4,31 +4,25 @@
 mod triggered;
 
 use super::gpu::Gpu;
-use super::outcome::Outcome;
+use super::in_turns;
 use super::pair::Pair;
-use super::{Comparison, compared};
+use super::table::{Outcome, Row};
 use gdsync::batch::BatchShape;
 use gdsync::graph::CudaGraph;
 use gdsync::{Access, Batch, MemoryRegion, WorkRequest};
 use gdsync_cli::cli::BenchOptions;
 use gdsync_cli::failure::Failure;
 use gdsync_cli::hca::Hca;
-use serde::Serialize;
 use std::time::Instant;
 
 /// Exchanges of each kind.
 const EXCHANGES: usize = 10_000;
 /// Exchanges between two looks at what has arrived.
 const BURST: usize = 16;
+const BURSTS: u32 = (EXCHANGES / BURST) as u32;
 
-#[derive(Debug, Serialize)]
-struct Results {
-    gpu: String,
-    exchanges: usize,
-    /// What arrived was what was sent, each time.
-    verified: bool,
-    rows: Vec<Comparison>,
-}
+/// The CPU's time for an exchange in µs, from preparation to posting, and the time until all of its burst have arrived.
+type Times = (f64, f64);
 
 pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
     let gpu = Gpu::new(options.gpu())?;
@@ -36,14 +30,15 @@ pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
     let bench = Bench::new(gpu, options.hca.as_ref())?;
     let mut rows = bench.measure()?;
     rows.extend(triggered::measure(&bench.gpu, options.hca.as_ref())?);
-    let results = Results { gpu: name, exchanges: EXCHANGES, verified: true, rows };
-    let heading = format!("{} EXCHANGES EACH, VERIFIED, {}", results.exchanges, results.gpu);
-    compared(
-        &results,
-        [&heading, "GRAPH µs", "STREAM µs"],
-        "Launching a graph and posting on a stream",
-        &results.rows,
-    )
+    let titles = [&*format!("{EXCHANGES} EXCHANGES EACH, VERIFIED, {name}"), "GRAPH µs", "STREAM µs"];
+    // What arrived was what was sent, each time.
+    let all = Row::default().key("gpu", name).key("exchanges", EXCHANGES).key("verified", true);
+    Ok(Outcome::compared(all, titles, "Launching a graph and posting on a stream", &rows))
+}
+
+/// A row of one of the times of bursts.
+fn row(what: &str, bursts: &[[Times; 2]], pick: fn(&Times) -> f64) -> Row {
+    Row::named(what).compared(&bursts.iter().map(|both| both.each_ref().map(pick)).collect::<Vec<_>>())
 }
 
 struct Bench {
@@ -72,13 +67,12 @@ impl Bench {
         Ok(Batch::new().write_value64(&self.source.word64(at)?, number as u64).send(send).wait(arrival))
     }
 
-    /// Exchanges numbers from `first` on, `BURST` of them; `enqueue` does it. Returns the CPU's
-    /// time for each in µs, from preparation to posting, and the time until all have arrived.
+    /// Exchanges numbers from `first` on, `BURST` of them; `enqueue` does it.
     fn burst(
         &self,
         first: usize,
         enqueue: &mut dyn FnMut(Batch) -> Result<(), Failure>,
-    ) -> Result<(f64, f64), Failure> {
+    ) -> Result<Times, Failure> {
         let start = Instant::now();
         for number in first..first + BURST {
             enqueue(self.exchange(number)?)?;
@@ -97,26 +91,24 @@ impl Bench {
         Ok((each(posted), each(arrived)))
     }
 
-    fn measure(&self) -> Result<Vec<Comparison>, Failure> {
+    fn measure(&self) -> Result<Vec<Row>, Failure> {
         let stream = &self.gpu.stream;
         let shape = BatchShape::new().write_value64().send().wait();
         let mut graph: CudaGraph = stream.capture(|capture| Ok(capture.batch(&shape)?))?;
-        let (mut posted, mut arrived) = (Vec::new(), Vec::new());
         let mut number = 0;
-        while number < 2 * EXCHANGES {
-            let by_graph = self.burst(number, &mut |batch| {
-                stream.launch(&mut graph, [batch]).map(drop).map_err(|error| error.to_string().into())
-            })?;
-            let by_stream = self.burst(number + BURST, &mut |batch| {
-                stream.post(batch).map(drop).map_err(|error| error.to_string().into())
-            })?;
-            number += 2 * BURST;
-            posted.push((by_graph.0, by_stream.0));
-            arrived.push((by_graph.1, by_stream.1));
-        }
+        let bursts = in_turns(0..BURSTS, |way, _| {
+            number += BURST;
+            self.burst(number - BURST, &mut |batch| {
+                let posted = match way {
+                    0 => stream.launch(&mut graph, [batch]).map(drop).map_err(|error| error.to_string()),
+                    _ => stream.post(batch).map(drop).map_err(|error| error.to_string()),
+                };
+                Ok(posted?)
+            })
+        })?;
         Ok(vec![
-            Comparison::new("the CPU prepares and enqueues an exchange", posted),
-            Comparison::new("an exchange, from preparation to arrival", arrived),
+            row("the CPU prepares and enqueues an exchange", &bursts, |times| times.0),
+            row("an exchange, from preparation to arrival", &bursts, |times| times.1),
         ])
     }
 }

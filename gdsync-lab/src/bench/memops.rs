@@ -1,16 +1,14 @@
 //! What each kind of stream memory operation costs.
 
 use super::gpu::{END, Gpu, START};
-use super::outcome::Outcome;
-use super::{median, outcome, timed};
+use super::table::{Outcome, Row};
+use super::{MEDIAN_US, median, timed};
 use gdsync::cuda::GpuMemory;
 use gdsync::memop::{Condition, MemOp, MemOpStream};
 use gdsync::memory::StreamAddr;
 use gdsync_cli::cli::BenchOptions;
 use gdsync_cli::failure::Failure;
 use gdsync_cli::interrupt;
-use gdsync_cli::plot::{Axis, Chart, Content, Scale, Values};
-use serde::Serialize;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -22,32 +20,13 @@ const MANY: usize = 100;
 /// The shared word that operations work on.
 const WORK: usize = 2;
 
-#[derive(Debug, Serialize)]
-struct Results {
-    gpu: String,
-    rows: Vec<Row>,
-}
-
-#[derive(Debug, Serialize)]
-struct Row {
-    what: &'static str,
-    us: f64,
-}
-
 pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
     let gpu = Gpu::new(options.gpu())?;
-    let results = Results { gpu: gpu.name()?, rows: measure(&gpu)? };
-    let rows: Vec<_> =
-        results.rows.iter().map(|row| vec![row.what.to_owned(), format!("{:.2} µs", row.us)]).collect();
-    let heading = format!("STREAM MEMORY OPERATIONS, {}", results.gpu);
-    let (names, times) = (
-        results.rows.iter().map(|row| row.what.to_owned()).collect(),
-        Values::new("median", results.rows.iter().map(|row| row.us)),
-    );
-    let content =
-        Content::Categories { x: Axis::new("Median time, µs", Scale::Linear), names, series: vec![times] };
-    let chart = Chart { title: format!("Stream memory operations, {}", results.gpu), content };
-    Ok(outcome(&results, &[&heading, "MEDIAN"], rows)?.chart(chart))
+    let (name, rows) = (gpu.name()?, measure(&gpu)?);
+    let titles = [&*format!("STREAM MEMORY OPERATIONS, {name}"), "MEDIAN"];
+    let picture = format!("Stream memory operations, {name}");
+    let outcome = Outcome::of(Row::default().key("gpu", name), &titles, &rows);
+    Ok(outcome.bars(picture, MEDIAN_US, &rows, &[("median", "us")]))
 }
 
 fn measure(gpu: &Gpu) -> Result<Vec<Row>, Failure> {
@@ -68,12 +47,13 @@ fn measure(gpu: &Gpu) -> Result<Vec<Row>, Failure> {
         ("one more satisfied wait, GPU memory", wait(device)),
         ("one more barrier", MemOp::Barrier),
     ];
-    let mut rows = vec![Row { what: "a word flips, the stream wakes and writes a word", us: none }];
+    let row = |what: &str, us: f64| Row::named(what).cell("us", us, format!("{us:.2} µs"));
+    let mut rows = vec![row("a word flips, the stream wakes and writes a word", none)];
     for (what, op) in kinds {
-        rows.push(Row { what, us: (span(gpu, Some(op), MANY)? - none) / MANY as f64 });
+        rows.push(row(what, (span(gpu, Some(op), MANY)? - none) / MANY as f64));
     }
-    rows.push(Row { what: "submitting two writes, the stream idle", us: submit(gpu, host)? });
-    rows.push(Row { what: "from there until the CPU sees the second", us: visible(gpu)? });
+    rows.push(row("submitting two writes, the stream idle", submit(gpu, host)?));
+    rows.push(row("from there until the CPU sees the second", visible(gpu)?));
     Ok(rows)
 }
 
@@ -86,7 +66,7 @@ fn enqueue(gpu: &Gpu, ops: &[MemOp]) -> Result<(), Failure> {
 
 /// The median of `ROUNDS` measurements, each with a value of its own.
 fn median_of(gpu: &Gpu, measure: impl FnMut(u32) -> Result<f64, Failure>) -> Result<f64, Failure> {
-    let times = interrupt::rounds(1..=ROUNDS).map(measure).collect::<Result<_, _>>()?;
+    let times = interrupt::rounds(1..=ROUNDS).map(measure).collect::<Result<Vec<_>, _>>()?;
     gpu.synchronize()?;
     Ok(median(times))
 }

@@ -14,7 +14,6 @@ pub(crate) mod first;
 mod gpu;
 mod graph;
 mod memops;
-mod outcome;
 mod overlap;
 mod page;
 mod pair;
@@ -22,20 +21,24 @@ mod persistent;
 mod plan;
 mod post;
 mod quiet;
+mod ranks;
 pub(crate) mod scale;
+mod table;
 mod turnaround;
 
 pub(crate) use exchange::run_peer as run_exchange_peer;
+pub(crate) use table::median;
 
 use crate::draw;
 use gdsync_cli::cli::{self, BenchOptions, Benchmark};
 use gdsync_cli::destination::Destination;
 use gdsync_cli::failure::Failure;
-use gdsync_cli::plot::{Axis, Chart, Content, Scale, Values};
 use gdsync_cli::{progress, text};
-use outcome::{Outcome, Table};
-use serde::Serialize;
 use std::time::Instant;
+use table::Outcome;
+
+/// What most pictures show.
+const MEDIAN_US: &str = "Median time, µs";
 
 /// Measures, prints what was found, and draws it where that is asked for.
 ///
@@ -89,46 +92,6 @@ fn measured(what: Benchmark, options: &BenchOptions) -> Result<Outcome, Failure>
     outcome
 }
 
-/// The outcome of a benchmark with one table.
-fn outcome(results: &impl Serialize, header: &[&str], rows: Vec<Vec<String>>) -> Result<Outcome, Failure> {
-    Outcome::new(results, [Table::new(header, rows)])
-}
-
-/// The outcome of a benchmark whose rows compare. `titles`: of the table, of our column, and of the reference's;
-/// `picture`: of the picture.
-fn compared(
-    results: &impl Serialize,
-    titles: [&str; 3],
-    picture: &str,
-    rows: &[Comparison],
-) -> Result<Outcome, Failure> {
-    let [what, ours, reference] = titles;
-    let cells = rows.iter().map(Comparison::row).collect();
-    let chart = comparison_chart(picture, [ours, reference], rows.iter());
-    Ok(outcome(results, &[what, ours, reference, "RATIO"], cells)?.chart(chart))
-}
-
-/// A picture of comparisons, one under the other. `columns`: the titles of ours and of the reference's.
-fn comparison_chart<'a>(
-    title: &str,
-    columns: [&str; 2],
-    rows: impl Iterator<Item = &'a Comparison> + Clone,
-) -> Chart {
-    let [ours, reference] =
-        columns.map(|column| column.trim_end_matches(" µs").to_lowercase().replace("gpu", "GPU"));
-    Chart {
-        title: title.to_owned(),
-        content: Content::Categories {
-            x: Axis::new("Median time, µs", Scale::Linear),
-            names: rows.clone().map(|row| row.what.clone()).collect(),
-            series: vec![
-                Values::new(ours, rows.clone().map(|row| row.gdsync_us)),
-                Values::new(reference, rows.map(|row| row.reference_us)),
-            ],
-        },
-    }
-}
-
 fn micros_since(start: Instant) -> f64 {
     start.elapsed().as_secs_f64() * 1e6
 }
@@ -140,80 +103,19 @@ fn timed(call: impl FnOnce() -> Result<(), Failure>) -> Result<f64, Failure> {
     Ok(micros_since(start))
 }
 
-/// Measures ours and the reference. The caller alternates which of them is first: the first may
-/// find caches colder.
-fn in_turn(
-    ours_first: bool,
-    ours: impl FnOnce() -> Result<f64, Failure>,
-    reference: impl FnOnce() -> Result<f64, Failure>,
-) -> Result<(f64, f64), Failure> {
-    if ours_first {
-        Ok((ours()?, reference()?))
-    } else {
-        let reference = reference()?;
-        Ok((ours()?, reference))
-    }
-}
-
-pub(crate) fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
-}
-
-/// Of several runs.
-#[derive(Debug, Serialize)]
-struct Spread {
-    median: f64,
-    least: f64,
-    most: f64,
-}
-
-impl Spread {
-    fn of(values: Vec<f64>) -> Self {
-        let (least, most) = (
-            values.iter().copied().fold(f64::NAN, f64::min),
-            values.iter().copied().fold(f64::NAN, f64::max),
-        );
-        Spread { median: median(values), least, most }
-    }
-
-    fn text(&self) -> String {
-        format!("{:.2} ({:.2} to {:.2})", self.median, self.least, self.most)
-    }
-}
-
-/// Two ways of doing the same, measured in turns.
-#[derive(Clone, Debug, Serialize)]
-struct Comparison {
-    what: String,
-    /// Median of ours, in µs.
-    gdsync_us: f64,
-    /// Median of the reference, in µs.
-    reference_us: f64,
-    /// Median over the rounds of ours divided by the reference.
-    ratio: f64,
-}
-
-impl Comparison {
-    /// `pairs`: ours and the reference's, in µs, each pair measured side by side.
-    fn new(what: impl Into<String>, pairs: Vec<(f64, f64)>) -> Self {
-        let column = |pick: fn(&(f64, f64)) -> f64| median(pairs.iter().map(pick).collect());
-        Comparison {
-            what: what.into(),
-            gdsync_us: column(|pair| pair.0),
-            reference_us: column(|pair| pair.1),
-            ratio: column(|pair| pair.0 / pair.1),
+/// Measures every way in each round. Another one is the first in each: the first may find caches colder.
+fn in_turns<R: Copy, T: Copy + Default, const WAYS: usize>(
+    rounds: impl IntoIterator<Item = R>,
+    mut measure: impl FnMut(usize, R) -> Result<T, Failure>,
+) -> Result<Vec<[T; WAYS]>, Failure> {
+    let by_all = |(number, round)| {
+        let mut all = [T::default(); WAYS];
+        for way in (0..WAYS).map(|turn| (turn + number) % WAYS) {
+            all[way] = measure(way, round)?;
         }
-    }
-
-    fn row(&self) -> Vec<String> {
-        vec![
-            self.what.clone(),
-            format!("{:.2}", self.gdsync_us),
-            format!("{:.2}", self.reference_us),
-            format!("{:.2}", self.ratio),
-        ]
-    }
+        Ok(all)
+    };
+    rounds.into_iter().enumerate().map(by_all).collect()
 }
 
 #[cfg(test)]
@@ -221,9 +123,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_ratio_is_that_of_the_rounds_and_not_of_the_medians() {
-        let comparison = Comparison::new("x", vec![(2.0, 1.0), (20.0, 10.0), (9.0, 3.0)]);
-        assert_eq!((comparison.gdsync_us, comparison.reference_us, comparison.ratio), (9.0, 3.0, 2.0));
-        assert!(median(Vec::new()).is_nan());
+    fn another_way_is_the_first_in_each_round() {
+        let mut order = Vec::new();
+        let measured: Vec<[u32; 3]> = in_turns(5..8, |way, round| {
+            order.push(way);
+            Ok(10 * round + way as u32)
+        })
+        .unwrap();
+        assert_eq!(order, [0, 1, 2, 1, 2, 0, 2, 0, 1]);
+        assert_eq!(measured, [[50, 51, 52], [60, 61, 62], [70, 71, 72]]);
     }
 }

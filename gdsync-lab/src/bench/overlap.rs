@@ -2,9 +2,8 @@
 //! one, and the CPU idles.
 
 use super::gpu::Gpu;
-use super::outcome;
-use super::outcome::Outcome;
 use super::pair::Pair;
+use super::table::{Outcome, Row};
 use gdsync::cuda::GpuMemory;
 use gdsync::cudarc::driver::{CudaFunction, CudaStream, LaunchConfig, PushKernelArg};
 use gdsync::cudarc::nvrtc::Ptx;
@@ -13,8 +12,6 @@ use gdsync::{Access, Batch, WorkRequest};
 use gdsync_cli::cli::BenchOptions;
 use gdsync_cli::failure::Failure;
 use gdsync_cli::hca::Hca;
-use gdsync_cli::plot::{Axis, Chart, Content, Scale, Values};
-use serde::Serialize;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -45,56 +42,24 @@ again:
 }
 ";
 
-#[derive(Debug, Serialize)]
-struct Results {
-    gpu: String,
-    exchanges: usize,
-    kernels: usize,
-    rows: Vec<Row>,
-}
-
-#[derive(Debug, Serialize)]
-struct Row {
-    what: &'static str,
-    wall_ms: f64,
-    /// CPU time of the program: of all its threads but the software card's.
-    program_cpu_ms: f64,
-    /// CPU time of the software card's threads, which a real card would not need.
-    card_cpu_ms: f64,
-}
-
 pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
     let bench = Bench::new(Gpu::new(options.gpu())?, options.hca.as_ref())?;
-    let results = Results {
-        gpu: bench.gpu.name()?,
-        exchanges: EXCHANGES,
-        kernels: KERNELS,
-        rows: vec![
-            bench.measure("computing", true, false)?,
-            bench.measure("communicating", false, true)?,
-            bench.measure("both at once", true, true)?,
-        ],
-    };
-    let heading = format!("{EXCHANGES} EXCHANGES, {KERNELS} KERNELS, {}", results.gpu);
-    let ms = |value: f64| format!("{value:.1}");
-    let rows = results
-        .rows
-        .iter()
-        .map(|row| vec![row.what.to_owned(), ms(row.wall_ms), ms(row.program_cpu_ms), ms(row.card_cpu_ms)])
-        .collect();
-    let column = |name: &str, pick: fn(&Row) -> f64| Values::new(name, results.rows.iter().map(pick));
-    let content = Content::Categories {
-        x: Axis::new("Time, ms", Scale::Linear),
-        names: results.rows.iter().map(|row| row.what.to_owned()).collect(),
-        series: vec![
-            column("wall", |row| row.wall_ms),
-            column("the program's CPU time", |row| row.program_cpu_ms),
-            column("the card's CPU time", |row| row.card_cpu_ms),
-        ],
-    };
-    let chart = Chart { title: "A stream that computes and one that communicates".to_owned(), content };
-    let header = [&heading, "WALL ms", "PROGRAM'S CPU ms", "CARD'S CPU ms"];
-    Ok(outcome(&results, &header, rows)?.chart(chart))
+    let name = bench.gpu.name()?;
+    let rows = [
+        bench.measure("computing", true, false)?,
+        bench.measure("communicating", false, true)?,
+        bench.measure("both at once", true, true)?,
+    ];
+    let heading = format!("{EXCHANGES} EXCHANGES, {KERNELS} KERNELS, {name}");
+    let header = [&*heading, "WALL ms", "PROGRAM'S CPU ms", "CARD'S CPU ms"];
+    let series = [
+        ("wall", "wall_ms"),
+        ("the program's CPU time", "program_cpu_ms"),
+        ("the card's CPU time", "card_cpu_ms"),
+    ];
+    let all = Row::default().key("gpu", name).key("exchanges", EXCHANGES).key("kernels", KERNELS);
+    let picture = "A stream that computes and one that communicates";
+    Ok(Outcome::of(all, &header, &rows).bars(picture, "Time, ms", &rows, &series))
 }
 
 struct Bench {
@@ -168,7 +133,8 @@ impl Bench {
         Ok(())
     }
 
-    fn measure(&self, what: &'static str, compute: bool, communicate: bool) -> Result<Row, Failure> {
+    /// What a program and its card take. A real card would not need the threads of the software card.
+    fn measure(&self, what: &str, compute: bool, communicate: bool) -> Result<Row, Failure> {
         let before = cpu_times()?;
         let start = Instant::now();
         if compute {
@@ -181,13 +147,9 @@ impl Bench {
             std::thread::sleep(Duration::from_millis(1));
         }
         let (wall, after) = (start.elapsed(), cpu_times()?);
-        let ms = |ns: u64| ns as f64 / 1e6;
-        Ok(Row {
-            what,
-            wall_ms: wall.as_secs_f64() * 1e3,
-            program_cpu_ms: ms(after.program.saturating_sub(before.program)),
-            card_cpu_ms: ms(after.card.saturating_sub(before.card)),
-        })
+        let [program, card] = [0, 1].map(|whose| after[whose].saturating_sub(before[whose]) as f64 / 1e6);
+        let row = Row::named(what).number("wall_ms", wall.as_secs_f64() * 1e3, 1);
+        Ok(row.number("program_cpu_ms", program, 1).number("card_cpu_ms", card, 1))
     }
 
     fn is_idle(&self) -> Result<bool, Failure> {
@@ -196,21 +158,16 @@ impl Bench {
     }
 }
 
-/// CPU time of this process' threads in ns.
-struct CpuTimes {
-    program: u64,
-    card: u64,
-}
-
-fn cpu_times() -> Result<CpuTimes, Failure> {
-    let mut times = CpuTimes { program: 0, card: 0 };
+/// CPU time in ns of this process' threads: of the program's, and of the software card's.
+fn cpu_times() -> Result<[u64; 2], Failure> {
+    let mut times = [0; 2];
     for task in std::fs::read_dir("/proc/self/task")? {
         let path = task?.path();
         // A thread may end meanwhile.
         let read = |name| std::fs::read_to_string(path.join(name)).unwrap_or_default();
-        let name = read("comm");
-        let ns: u64 = read("schedstat").split_whitespace().next().and_then(|ns| ns.parse().ok()).unwrap_or(0);
-        *(if name.starts_with("gdsync-softhca") { &mut times.card } else { &mut times.program }) += ns;
+        let is_card = read("comm").starts_with("gdsync-softhca");
+        let ns = read("schedstat").split_whitespace().next().and_then(|ns| ns.parse().ok()).unwrap_or(0);
+        times[usize::from(is_card)] += ns;
     }
     Ok(times)
 }

@@ -1,6 +1,6 @@
 //! A run as one HTML page: it has no scripts, and asks for nothing from outside itself.
 
-use super::outcome::{Outcome, Table};
+use super::table::{Outcome, Table};
 use crate::draw;
 use gdsync_cli::cli::{self, Benchmark};
 use gdsync_cli::doctor::{self, Fact};

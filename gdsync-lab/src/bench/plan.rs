@@ -1,15 +1,13 @@
 //! The batch compiler: how many memory operations it makes of a batch, and how long it takes,
 //! merged against unmerged.
 
-use super::outcome::Outcome;
-use super::{median, outcome};
+use super::table::{Outcome, Row};
+use super::{in_turns, median};
 use gdsync::memop::MemOpCaps;
 use gdsync::outline::{Descriptor, PaperSend, PaperWait, Program};
 use gdsync_cli::cli::BenchOptions;
 use gdsync_cli::failure::Failure;
 use gdsync_cli::interrupt;
-use gdsync_cli::plot::{Axis, Chart, Content, Scale, Series};
-use serde::Serialize;
 use std::hint::black_box;
 use std::time::Instant;
 
@@ -23,81 +21,38 @@ const SIZES: [u32; 4] = [1, 8, 64, 512];
 /// Queue pairs of a step in which every rank sends to every other.
 const PEERS: u32 = 64;
 
-#[derive(Debug, Serialize)]
-struct Row {
-    batch: String,
-    /// The kind of batch that is measured with several numbers of descriptors.
-    #[serde(skip)]
-    grows: Option<&'static str>,
-    descriptors: usize,
-    merged: Figures,
-    plain: Figures,
-}
-
-#[derive(Debug, Serialize)]
-struct Figures {
-    operations: usize,
-    submissions: usize,
-    /// The CPU's time for planning and lowering one descriptor. Posting also takes the queues'
-    /// locks.
-    ns_per_descriptor: f64,
-}
-
 pub(super) fn run(_: &BenchOptions) -> Result<Outcome, Failure> {
     let mut rows = Vec::new();
     for size in SIZES {
-        for (kind, batch) in [
-            ("sends to one queue pair", sends(size, 1)),
-            ("sends to as many queue pairs", sends(size, size)),
-            ("descriptors, sends and waits by turns", by_turns(size)),
-        ] {
-            let row = row(format!("{size} {kind}"), &batch, None)?;
-            rows.push(Row { grows: Some(kind), ..row });
-        }
+        rows.extend([
+            row(&format!("{size} sends to one queue pair"), &sends(size, 1), None)?,
+            row(&format!("{size} sends to as many queue pairs"), &sends(size, size), None)?,
+            row(&format!("{size} descriptors, sends and waits by turns"), &by_turns(size), None)?,
+        ]);
     }
-    let mut add = |name: String, batch: &[Descriptor], collect_from| {
-        rows.push(row(name, batch, collect_from)?);
-        Ok::<_, Failure>(())
-    };
+    let grow = rows.clone();
     let lone = followed_by(sends(64, 1), 1, 64);
-    add("64 sends to one queue pair, and their waits".to_owned(), &lone, None)?;
     let step = |queues| followed_by(sends(PEERS, PEERS), queues, PEERS);
-    add("a step among 64, a receive queue for each".to_owned(), &step(PEERS), None)?;
-    add("a step among 64, one receive queue".to_owned(), &step(1), None)?;
     let by_card = followed_by(released(PEERS), PEERS, PEERS);
-    add("a step among 64, by a trigger and a collector".to_owned(), &by_card, Some(2))?;
-    let cells = |row: &Row| {
-        let figures = |figures: &Figures| {
-            let per = figures.operations as f64 / row.descriptors as f64;
-            [format!("{} ({per:.2})", figures.operations), format!("{:.1}", figures.ns_per_descriptor)]
-        };
-        let [merged, merged_ns] = figures(&row.merged);
-        let [plain, plain_ns] = figures(&row.plain);
-        vec![row.batch.clone(), merged, plain, merged_ns, plain_ns]
-    };
+    rows.extend([
+        row("64 sends to one queue pair, and their waits", &lone, None)?,
+        row("a step among 64, a receive queue for each", &step(PEERS), None)?,
+        row("a step among 64, one receive queue", &step(1), None)?,
+        row("a step among 64, by a trigger and a collector", &by_card, Some(2))?,
+    ]);
     let header = ["BATCH", "OPERATIONS MERGED", "PLAIN", "CPU ns A DESCRIPTOR, MERGED", "PLAIN"];
-    let outcome = outcome(&rows, &header, rows.iter().map(cells).collect())?;
-    let operations = chart("Memory operations of a batch", "Operations", &rows, |one| one.operations as f64);
-    let times =
-        chart("CPU time of planning and lowering", "A descriptor, ns", &rows, |one| one.ns_per_descriptor);
-    Ok(outcome.chart(operations).chart(times))
-}
-
-/// Every kind of batch that grows, merged and plain, by its number of descriptors.
-fn chart(title: &str, y: &str, rows: &[Row], pick: fn(&Figures) -> f64) -> Chart {
-    let mut series: Vec<Series> = Vec::new();
-    for row in rows {
-        let Some(kind) = row.grows else { continue };
-        for (way, figures) in [("merged", &row.merged), ("plain", &row.plain)] {
-            let (name, point) = (format!("{kind}, {way}"), (row.descriptors as f64, pick(figures)));
-            match series.iter_mut().find(|one| one.name == name) {
-                Some(one) => one.points.push(point),
-                None => series.push(Series::new(name, [point])),
-            }
-        }
-    }
-    let x = Axis::new("Descriptors of a batch", Scale::Counts);
-    Chart { title: title.to_owned(), content: Content::Lines { x, y: Axis::new(y, Scale::Log), series } }
+    // Every kind of batch that grows, merged and plain: its name without its size.
+    let lines = |outcome: Outcome, title: &str, y: &str, keys: [&'static str; 2]| {
+        outcome.lines(title, ["Descriptors of a batch", y], "descriptors", &grow, |row| {
+            let kind = row.name().split_once(' ').map_or("", |(_, kind)| kind);
+            [(format!("{kind}, merged"), keys[0]), (format!("{kind}, plain"), keys[1])]
+        })
+    };
+    let outcome = Outcome::of(Row::default(), &header, &rows);
+    let keys = ["merged.operations", "plain.operations"];
+    let outcome = lines(outcome, "Memory operations of a batch", "Operations", keys);
+    let keys = ["merged.ns_per_descriptor", "plain.ns_per_descriptor"];
+    Ok(lines(outcome, "CPU time of planning and lowering", "A descriptor, ns", keys))
 }
 
 fn send(queue_pair: u32, index: u32) -> Descriptor {
@@ -127,32 +82,32 @@ fn followed_by(mut batch: Vec<Descriptor>, queues: u32, waits: u32) -> Vec<Descr
     batch
 }
 
-fn row(name: String, batch: &[Descriptor], collect_from: Option<u32>) -> Result<Row, Failure> {
-    let figures = |merged| measure(batch, merged, collect_from);
-    Ok(Row {
-        batch: name,
-        grows: None,
-        descriptors: batch.len(),
-        merged: figures(true)?,
-        plain: figures(false)?,
-    })
-}
-
-fn measure(batch: &[Descriptor], merged: bool, collect_from: Option<u32>) -> Result<Figures, Failure> {
-    let mut program = match collect_from {
-        Some(queues) => Program::new().collect_from(queues),
-        None => Program::new(),
-    };
+/// The operations of a batch, and the CPU's time for planning and lowering one descriptor. Posting also takes the queues'
+/// locks.
+fn row(name: &str, batch: &[Descriptor], collect_from: Option<u32>) -> Result<Row, Failure> {
+    let program = || collect_from.map_or_else(Program::new, |queues| Program::new().collect_from(queues));
+    let mut programs = [program(), program()];
     let repetitions = DESCRIPTORS.div_ceil(batch.len());
-    let mut times = Vec::new();
-    for _ in interrupt::rounds(0..ROUNDS) {
+    let times: Vec<[f64; 2]> = in_turns(interrupt::rounds(0..ROUNDS), |way, _| {
+        let program = &mut programs[way];
         let start = Instant::now();
         for _ in 0..repetitions {
-            program.compile(black_box(batch), &MemOpCaps::FULL, merged)?;
+            program.compile(black_box(batch), &MemOpCaps::FULL, way == 0)?;
             black_box(program.operations());
         }
-        times.push(start.elapsed().as_secs_f64() * 1e9 / (repetitions * batch.len()) as f64);
-    }
-    let (operations, submissions) = (program.operations().len(), program.submissions().count());
-    Ok(Figures { operations, submissions, ns_per_descriptor: median(times) })
+        Ok(start.elapsed().as_secs_f64() * 1e9 / (repetitions * batch.len()) as f64)
+    })?;
+    let ns = |way: usize| median(times.iter().map(|both| both[way]));
+    let [merged, plain] = &programs;
+    let operations = |row: Row, key, program: &Program| {
+        let count = program.operations().len();
+        row.cell(key, count, format!("{count} ({:.2})", count as f64 / batch.len() as f64))
+    };
+    let row = Row::default().cell("batch", name, name).key("descriptors", batch.len());
+    let row = operations(operations(row, "merged.operations", merged), "plain.operations", plain);
+    Ok(row
+        .key("merged.submissions", merged.submissions().count())
+        .key("plain.submissions", plain.submissions().count())
+        .number("merged.ns_per_descriptor", ns(0), 1)
+        .number("plain.ns_per_descriptor", ns(1), 1))
 }

@@ -1,59 +1,35 @@
 //! When a stream is idle after the CPU has seen what it wrote last, against the driver's calls alone.
 
 use super::gpu::{END, Gpu, START, by_hand};
-use super::outcome::Outcome;
 use super::pair::Pair;
-use super::{Comparison, comparison_chart, in_turn, micros_since, outcome};
+use super::table::{Outcome, Row};
+use super::{MEDIAN_US, in_turns, micros_since};
 use gdsync::cudarc::driver::sys;
 use gdsync::memop::MemOpStream;
 use gdsync::{Batch, WorkRequest};
 use gdsync_cli::cli::BenchOptions;
 use gdsync_cli::failure::Failure;
 use gdsync_cli::interrupt;
-use serde::Serialize;
-use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 /// Writes of each kind, unless the user ends them.
 const ROUNDS: u32 = 10_000;
 
-#[derive(Debug, Serialize)]
-struct Results {
-    gpu: String,
-    rows: Vec<Row>,
-}
-
-#[derive(Debug, Serialize)]
-struct Row {
-    /// Writes of each.
-    rounds: u32,
-    /// Times from the write that was seen to the idle stream.
-    until_idle: Comparison,
-    /// How often the first `cuStreamQuery` behind a write that was seen found the stream idle.
-    gdsync_at_once: u32,
-    reference_at_once: u32,
-}
-
 pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
     let bench = Bench { gpu: Gpu::new(options.gpu())?, pair: Pair::new(options.hca.as_ref())? };
-    let results = Results { gpu: bench.gpu.name()?, rows: bench.rows()? };
-    let row = |row: &Row| {
-        let of = |count: u32| format!("{count} of {}", row.rounds);
-        let mut cells = row.until_idle.row();
-        cells.splice(1..1, [of(row.gdsync_at_once), of(row.reference_at_once)]);
-        cells
-    };
-    let rows = results.rows.iter().map(row).collect();
-    let heading = format!("{}, WRITTEN LAST", results.gpu);
-    let header =
-        [&heading, "IDLE AT ONCE", "BY THE DRIVER ALONE", "IDLE AFTER µs", "BY THE DRIVER ALONE µs", "RATIO"];
-    let times = results.rows.iter().map(|row| &row.until_idle);
-    let chart = comparison_chart(
-        "From the last write until the stream is idle",
-        ["GDSYNC", "THE DRIVER ALONE"],
-        times,
-    );
-    Ok(outcome(&results, &header, rows)?.chart(chart))
+    let (name, rows) = (bench.gpu.name()?, bench.rows()?);
+    let heading = format!("{name}, WRITTEN LAST");
+    let header = [
+        &*heading,
+        "IDLE AT ONCE",
+        "BY THE DRIVER ALONE",
+        "IDLE AFTER µs",
+        "BY THE DRIVER ALONE µs",
+        "RATIO",
+    ];
+    let series = [("gdsync", "until_idle.gdsync_us"), ("the driver alone", "until_idle.reference_us")];
+    let picture = "From the last write until the stream is idle";
+    Ok(Outcome::of(Row::default().key("gpu", name), &header, &rows).bars(picture, MEDIAN_US, &rows, &series))
 }
 
 struct Bench {
@@ -112,37 +88,39 @@ impl Bench {
         ours: impl Fn(u32) -> Result<Batch, Failure>,
         reference: impl Fn(u32) -> Result<(), Failure>,
     ) -> Result<Row, Failure> {
-        let (mut pairs, at_once) = (Vec::new(), [Cell::new(0), Cell::new(0)]);
-        for round in interrupt::rounds(0..ROUNDS) {
-            let number = 2 * round + 1;
-            pairs.push(in_turn(
-                round % 2 == 1,
-                || {
-                    let batch = ours(number)?;
-                    let exchanges = u64::from(batch.len() > 1);
-                    self.gpu.stream.post(batch).map_err(|error| error.to_string())?;
-                    let time = self.until_idle(number, &at_once[0])?;
-                    self.pair.collect(exchanges)?;
-                    Ok(time)
-                },
-                || {
-                    reference(number + 1)?;
-                    self.until_idle(number + 1, &at_once[1])
-                },
-            )?);
-        }
-        let [gdsync_at_once, reference_at_once] = at_once.map(Cell::into_inner);
-        let rounds = u32::try_from(pairs.len())?;
-        Ok(Row { rounds, until_idle: Comparison::new(what, pairs), gdsync_at_once, reference_at_once })
+        // How often the first `cuStreamQuery` behind a write that was seen found the stream idle.
+        let (mut number, mut at_once) = (0, [0u32; 2]);
+        let pairs = in_turns(interrupt::rounds(0..ROUNDS), |way, _| {
+            number += 1;
+            let mut exchanges = 0;
+            if way == 0 {
+                let batch = ours(number)?;
+                exchanges = u64::from(batch.len() > 1);
+                self.gpu.stream.post(batch).map_err(|error| error.to_string())?;
+            } else {
+                reference(number)?;
+            }
+            let time = self.until_idle(number, &mut at_once[way])?;
+            self.pair.collect(exchanges)?;
+            Ok(time)
+        })?;
+        let (rounds, time) = (pairs.len(), Row::default().compared(&pairs));
+        let count = |row: Row, key, count: u32| row.cell(key, count, format!("{count} of {rounds}"));
+        let row = Row::default().key("rounds", rounds).cell("until_idle.what", what, what);
+        let row = count(row, "gdsync_at_once", at_once[0]);
+        Ok(count(row, "reference_at_once", at_once[1])
+            .number("until_idle.gdsync_us", time.get("gdsync_us"), 2)
+            .number("until_idle.reference_us", time.get("reference_us"), 2)
+            .number("until_idle.ratio", time.get("ratio"), 2))
     }
 
     /// From the moment at which the CPU sees a number to that at which the driver says that the stream is
     /// idle, in µs.
-    fn until_idle(&self, number: u32, at_once: &Cell<u32>) -> Result<f64, Failure> {
+    fn until_idle(&self, number: u32, at_once: &mut u32) -> Result<f64, Failure> {
         self.gpu.await_word(END, number)?;
         let start = Instant::now();
         let is_idle = self.gpu.stream.wait_idle(Duration::ZERO)?;
-        at_once.set(at_once.get() + u32::from(is_idle));
+        *at_once += u32::from(is_idle);
         while !self.gpu.stream.wait_idle(Duration::ZERO)? {}
         Ok(micros_since(start))
     }

@@ -1,15 +1,14 @@
 //! Waking and posting, against the same memory operations written by hand.
 
 use super::gpu::{END, Gpu, START, by_hand};
-use super::outcome::Outcome;
 use super::pair::Pair;
-use super::{Comparison, compared, micros_since, timed};
+use super::table::{Outcome, Row};
+use super::{in_turns, micros_since, timed};
 use gdsync::memop::Condition;
 use gdsync::{Batch, CudaStream, PreparedSend, Stream, WorkRequest};
 use gdsync_cli::cli::BenchOptions;
 use gdsync_cli::failure::Failure;
 use gdsync_cli::interrupt;
-use serde::Serialize;
 use std::time::{Duration, Instant};
 
 /// Turnarounds that are measured, unless the user ends them.
@@ -22,13 +21,6 @@ const BURST: u32 = 16;
 /// The shared words that stand in for a doorbell record and a doorbell register.
 const RECORD: usize = 2;
 const REGISTER: usize = 3;
-
-#[derive(Debug, Serialize)]
-struct Results {
-    gpu: String,
-    doorbells: String,
-    rows: Vec<Comparison>,
-}
 
 pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
     let mut bench = Bench::new(options)?;
@@ -43,13 +35,10 @@ pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
     for (by, posts, burst) in posting.into_iter().take_while(|_| !interrupt::requested()) {
         rows.push(bench.posting(by, posts, burst)?);
     }
-    let results = Results {
-        gpu: bench.gpu.name()?,
-        doorbells: bench.gpu.stream.doorbells(&bench.pair.left)?.to_string(),
-        rows,
-    };
-    let heading = format!("{}, DOORBELLS {}", results.gpu, results.doorbells);
-    compared(&results, [&heading, "GDSYNC µs", "BY HAND µs"], "Waking and posting", &results.rows)
+    let (name, doorbells) = bench.gpu.described(&bench.pair)?;
+    let titles = [&*format!("{name}, DOORBELLS {doorbells}"), "GDSYNC µs", "BY HAND µs"];
+    let all = Row::default().key("gpu", name).key("doorbells", doorbells);
+    Ok(Outcome::compared(all, titles, "Waking and posting", &rows))
 }
 
 /// Who posts: any thread, or the only owner of a stream that nothing captures.
@@ -82,41 +71,40 @@ impl Bench {
 
     /// From the flip of a word that the stream waits for, until the CPU sees what it writes after
     /// the doorbell.
-    fn turnaround(&self) -> Result<Comparison, Failure> {
+    fn turnaround(&self) -> Result<Row, Failure> {
         let gpu = &self.gpu;
         let (start, end) = (gpu.handle(START)?, gpu.handle(END)?);
-        let mut pairs = Vec::new();
-        for turn in interrupt::rounds(0..TURNS) {
-            let value = 2 * turn + 1;
-            let send = self.prepare()?;
-            let batch = Batch::new()
-                .wait_value32(&start, Condition::Geq, value)
-                .send(send)
-                .write_value32(&end, value);
-            gpu.stream.post(batch).map_err(|error| error.to_string())?;
-            let ours = self.turn(value)?;
-            self.pair.collect(1)?;
-            let value = value + 1;
-            let mut ops = [
-                by_hand::wait(gpu.addr(START)?, value),
-                by_hand::write(gpu.addr(RECORD)?, value.into(), false),
-                by_hand::write(gpu.addr(REGISTER)?, value.into(), true),
-                by_hand::write(gpu.addr(END)?, value.into(), false),
-            ];
-            // SAFETY: the addresses are words of `gpu`.
-            unsafe { gpu.submit_by_hand(&mut ops) }?;
-            pairs.push((ours, self.turn(value)?));
-        }
-        Ok(Comparison::new("a word flips, the stream wakes, the doorbell is visible", pairs))
-    }
-
-    fn turn(&self, value: u32) -> Result<f64, Failure> {
-        self.gpu.flip(value, Duration::from_micros(30))
+        let mut value = 0;
+        let pairs = in_turns(interrupt::rounds(0..TURNS), |way, _| {
+            value += 1;
+            if way == 0 {
+                let batch = Batch::new()
+                    .wait_value32(&start, Condition::Geq, value)
+                    .send(self.prepare()?)
+                    .write_value32(&end, value);
+                gpu.stream.post(batch).map_err(|error| error.to_string())?;
+            } else {
+                let mut ops = [
+                    by_hand::wait(gpu.addr(START)?, value),
+                    by_hand::write(gpu.addr(RECORD)?, value.into(), false),
+                    by_hand::write(gpu.addr(REGISTER)?, value.into(), true),
+                    by_hand::write(gpu.addr(END)?, value.into(), false),
+                ];
+                // SAFETY: the addresses are words of `gpu`.
+                unsafe { gpu.submit_by_hand(&mut ops) }?;
+            }
+            let time = gpu.flip(value, Duration::from_micros(30))?;
+            if way == 0 {
+                self.pair.collect(1)?;
+            }
+            Ok(time)
+        })?;
+        Ok(Row::named("a word flips, the stream wakes, the doorbell is visible").compared(&pairs))
     }
 
     /// What it costs the CPU to post one prepared send: with `burst` of them between two
     /// synchronizations.
-    fn posting(&mut self, by: Poster, posts: u32, burst: u32) -> Result<Comparison, Failure> {
+    fn posting(&mut self, by: Poster, posts: u32, burst: u32) -> Result<Row, Failure> {
         let (record, register) = (self.gpu.addr(RECORD)?, self.gpu.addr(REGISTER)?);
         let by_hand = |stream: &CudaStream, value: u32| {
             let mut ops =
@@ -153,7 +141,7 @@ impl Bench {
                     }
                 }
             }
-            pairs.push((ours, reference));
+            pairs.push([ours, reference]);
             if post % burst == burst - 1 {
                 stream.synchronize()?;
                 self.pair.collect(burst.into())?;
@@ -164,6 +152,6 @@ impl Bench {
             Poster::Any => "the CPU posts one prepared send",
             Poster::Owner => "the stream's owner does, uncaptured",
         };
-        Ok(Comparison::new(format!("{who}, {what}"), pairs))
+        Ok(Row::named(format!("{who}, {what}")).compared(&pairs))
     }
 }

@@ -6,7 +6,7 @@ mod layout;
 pub(super) mod trigger;
 
 use super::gpu::Gpu;
-use super::outcome::{Outcome, Table};
+use super::table::{Outcome, Row, Table};
 use super::{median, pair};
 use gdsync::cuda::{self, GpuMemory};
 use gdsync::device::{DeviceQp, DeviceQpData, DeviceQpOptions, STATE_BYTES};
@@ -16,7 +16,6 @@ use gdsync_cli::failure::Failure;
 use gdsync_cli::hca;
 use kernels::{Kernels, Places};
 use layout::Layout;
-use serde::Serialize;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -39,52 +38,31 @@ const LONG: Duration = Duration::from_secs(20);
 /// Words of the results that kernels use for themselves: failures, and the error.
 const FIRST_RESULT: usize = 2;
 
-#[derive(Debug, Serialize)]
-struct Results {
-    gpu: String,
-    doorbells: String,
-    /// Where queues and indices lie: what each column of the rows is about.
-    layouts: Vec<&'static str>,
-    /// Why there are no columns of queues in GPU memory.
-    left_out: Option<String>,
-    /// Cycles of the GPU's clock that a call takes; then the steps of the first kind of call.
-    #[serde(rename = "posting_cycles")]
-    posting: Vec<Row>,
-    /// 32 puts by a warp, against 32 by a thread that rings for each, and against a thread that
-    /// rings once: how many times faster.
-    warp_speedup: Vec<Row>,
-    /// Cycles of releasing a send by a trigger, and of a fence and a store by hand, each measured
-    /// beside the puts of its column; none where the card does not wait for words.
-    #[serde(rename = "triggers_cycles")]
-    triggers: Vec<Row>,
-    /// What a trigger takes of what a put and a store by hand take.
-    trigger_ratios: Vec<Row>,
-    /// Microseconds from the post of 8 bytes until the kernel knows that they have arrived.
-    #[serde(rename = "latency_us")]
-    latency: Vec<Row>,
-    /// Millions of 8-byte puts a second.
-    #[serde(rename = "rate_mputs_per_s")]
-    rate: Vec<Row>,
-}
+/// Kinds of quantities: the key of their rows, and their unit.
+const SECTIONS: [(&str, &str); 6] = [
+    // Cycles of the GPU's clock that a call takes; then the steps of the first kind of call.
+    ("posting_cycles", "cycles"),
+    // 32 puts by a warp, against 32 by a thread that rings for each, and against a thread that rings once.
+    ("warp_speedup", "times"),
+    // Cycles of releasing a send by a trigger, and of a fence and a store by hand, each measured beside the puts of its
+    // column; none where the card does not wait for words.
+    ("triggers_cycles", "cycles"),
+    // What a trigger takes of what a put and a store by hand take.
+    ("trigger_ratios", "times"),
+    // From the post of 8 bytes until the kernel knows that they have arrived.
+    ("latency_us", "µs"),
+    // 8-byte puts.
+    ("rate_mputs_per_s", "million a second"),
+];
 
-/// One quantity, in every layout.
-#[derive(Debug, Serialize)]
-struct Row {
-    what: &'static str,
-    values: Vec<f64>,
-}
-
-/// Rows of what was measured in one layout after the other, always the same quantities.
-fn rows(columns: &[&[(&'static str, f64)]]) -> Vec<Row> {
-    let quantities = columns.first().copied().unwrap_or_default().iter().enumerate();
-    let values = |at: usize| columns.iter().filter_map(|column| Some(column.get(at)?.1)).collect();
-    quantities.map(|(at, (what, _))| Row { what, values: values(at) }).collect()
-}
+/// What was measured in one layout: of each section of [`SECTIONS`] always the same quantities.
+type Measured = [Vec<(&'static str, f64)>; SECTIONS.len()];
 
 pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
     let gpu = Gpu::new(options.gpu())?;
     let kernels = Kernels::load(&gpu)?;
     let (mut measured, mut layouts, mut left_out) = (Vec::new(), Vec::new(), None);
+    let mut doorbells = None;
     for layout in Layout::all(options.gpu()) {
         let bench = match Bench::new(options, &gpu, &kernels, layout) {
             Err(error) if layout.queues_in_gpu() => {
@@ -93,79 +71,35 @@ pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
             }
             bench => bench?,
         };
-        measured.push(bench.measure(options)?);
+        let (by, of_layout) = bench.measure(options)?;
+        measured.push(of_layout);
         layouts.push(layout.name);
+        doorbells.get_or_insert(by);
     }
-    let columns =
-        |pick: fn(&Measured) -> &[(&'static str, f64)]| measured.iter().map(pick).collect::<Vec<_>>();
-    let posting = rows(&columns(|one| &one.posting));
-    let of = |what, one: &Row, other: &Row| {
-        let pairs = one.values.iter().zip(&other.values);
-        Row { what, values: pairs.map(|(one, other)| one / other).collect() }
-    };
-    let triggers = rows(&columns(|one| &one.triggers));
-    let trigger_ratios = match &triggers[..] {
-        [by_hand, host, by_hand_in_gpu, in_gpu] => vec![
-            of("a trigger in host memory, of one put", host, &posting[0]),
-            of("a trigger in GPU memory, of one put", in_gpu, &posting[0]),
-            of("a trigger in host memory, of a store by hand", host, by_hand),
-            of("a trigger in GPU memory, of a store by hand", in_gpu, by_hand_in_gpu),
-        ],
-        _ => Vec::new(),
-    };
-    let results = Results {
-        gpu: gpu.name()?,
-        doorbells: measured.first().map(|one| one.doorbells.clone()).unwrap_or_default(),
-        layouts,
-        left_out,
-        warp_speedup: vec![
-            of("a warp is faster than 32 puts with 32 doorbells", &posting[1], &posting[3]),
-            of("a warp is faster than 32 puts with one doorbell", &posting[2], &posting[3]),
-        ],
-        posting,
-        triggers,
-        trigger_ratios,
-        latency: rows(&columns(|one| &one.latency)),
-        rate: rows(&columns(|one| &one.rate)),
-    };
-    results.outcome()
-}
-
-impl Results {
-    fn outcome(&self) -> Result<Outcome, Failure> {
-        let title = format!("{}, DOORBELLS {}", self.gpu, self.doorbells);
-        let header: Vec<&str> = [&*title].into_iter().chain(self.layouts.iter().copied()).collect();
-        let sections = [
-            (&self.posting, "cycles"),
-            (&self.warp_speedup, "times"),
-            (&self.triggers, "cycles"),
-            (&self.trigger_ratios, "times"),
-            (&self.latency, "µs"),
-            (&self.rate, "million a second"),
-        ];
-        let lines: Vec<Vec<String>> = sections
-            .into_iter()
-            .flat_map(|(rows, unit)| rows.iter().map(move |row| (row, unit)))
-            .map(|(row, unit)| {
-                let cells = row.values.iter().map(|value| format!("{value:.2}"));
-                [format!("{}, {unit}", row.what)].into_iter().chain(cells).collect()
-            })
-            .collect();
-        let outcome = Outcome::new(self, [Table::new(&header, lines)])?;
-        Ok(match &self.left_out {
-            Some(why) => outcome.note(format!("no queues in the GPU's memory: {why}")),
-            None => outcome,
-        })
+    let (name, doorbells) = (gpu.name()?, doorbells.unwrap_or_default());
+    let title = format!("{name}, DOORBELLS {doorbells}");
+    let header = [&[&*title], &layouts[..]].concat();
+    let mut all = Row::default()
+        .key("gpu", name)
+        .key("doorbells", doorbells)
+        .key("layouts", layouts.clone())
+        .key("left_out", left_out.clone());
+    let mut lines = Vec::new();
+    for (section, (key, unit)) in SECTIONS.into_iter().enumerate() {
+        let mut rows = Vec::new();
+        for (at, (what, _)) in measured.first().map_or(&[][..], |one| &one[section]).iter().enumerate() {
+            let values: Vec<f64> = measured.iter().filter_map(|one| Some(one[section].get(at)?.1)).collect();
+            let line = Row::default().text(format!("{what}, {unit}"));
+            lines.push(values.iter().fold(line, |line, value| line.text(format!("{value:.2}"))));
+            rows.push(Row::default().key("what", *what).key("values", values));
+        }
+        all = all.key(key, rows);
     }
-}
-
-/// What was measured in one layout.
-struct Measured {
-    doorbells: String,
-    posting: Vec<(&'static str, f64)>,
-    triggers: Vec<(&'static str, f64)>,
-    latency: Vec<(&'static str, f64)>,
-    rate: Vec<(&'static str, f64)>,
+    let outcome = Outcome::new(all, [Table::new(&header, &lines)]);
+    Ok(match left_out {
+        Some(why) => outcome.note(format!("no queues in the GPU's memory: {why}")),
+        None => outcome,
+    })
 }
 
 struct Bench<'a> {
@@ -235,7 +169,8 @@ impl<'a> Bench<'a> {
         }
     }
 
-    fn measure(&self, options: &BenchOptions) -> Result<Measured, Failure> {
+    /// How doorbells reach the card, and all quantities.
+    fn measure(&self, options: &BenchOptions) -> Result<(String, Measured), Failure> {
         let device_qp = self.attach(&self.pairs[0])?;
         let (places, _keep) = self.places()?;
         let mut posting = Vec::new();
@@ -251,7 +186,7 @@ impl<'a> Bench<'a> {
             unsafe { self.kernels.cycles(self.gpu, device_qp.data(), which, threads, ROUNDS, places)? };
             self.finish()?;
             let cycles = (0..ROUNDS as usize).map(|round| self.result(FIRST_RESULT + round) as f64);
-            posting.push((what, median(cycles.collect())));
+            posting.push((what, median(cycles)));
         }
         // SAFETY: as above.
         unsafe { self.kernels.steps(self.gpu, device_qp.data(), STEP_ROUNDS, places)? };
@@ -259,7 +194,7 @@ impl<'a> Bench<'a> {
         for (step, what) in STEPS.into_iter().enumerate() {
             let at = |round: usize| FIRST_RESULT + STEPS.len() * round + step;
             let cycles = (0..STEP_ROUNDS as usize).map(|round| self.result(at(round)) as f64);
-            posting.push((what, median(cycles.collect())));
+            posting.push((what, median(cycles)));
         }
         let triggers = trigger::measure(options, self.gpu)?;
         let doorbells = device_qp.doorbells().to_string();
@@ -281,7 +216,24 @@ impl<'a> Bench<'a> {
             let time = self.drive((of_block, sharers, blocks), each, false)?;
             rate.push((what, (each * threads) as f64 * 1e3 / time));
         }
-        Ok(Measured { doorbells, posting, triggers, latency, rate })
+        let [_, by_doorbells, by_one, by_warp, ..] = posting[..] else {
+            return Err("a put was not measured".into());
+        };
+        let warp_speedup = vec![
+            ("a warp is faster than 32 puts with 32 doorbells", by_doorbells.1 / by_warp.1),
+            ("a warp is faster than 32 puts with one doorbell", by_one.1 / by_warp.1),
+        ];
+        let put = posting[0].1;
+        let trigger_ratios = match triggers[..] {
+            [by_hand, host, by_hand_in_gpu, in_gpu] => vec![
+                ("a trigger in host memory, of one put", host.1 / put),
+                ("a trigger in GPU memory, of one put", in_gpu.1 / put),
+                ("a trigger in host memory, of a store by hand", host.1 / by_hand.1),
+                ("a trigger in GPU memory, of a store by hand", in_gpu.1 / by_hand_in_gpu.1),
+            ],
+            _ => Vec::new(),
+        };
+        Ok((doorbells, [posting, warp_speedup, triggers, trigger_ratios, latency, rate]))
     }
 
     /// Nanoseconds that the kernel took, from the first thread's beginning to the last one's end.

@@ -9,7 +9,8 @@ use gdsync::cudarc::driver::{CudaFunction, DeviceRepr, PushKernelArg};
 use gdsync::device::{TriggerData, nvrtc};
 use gdsync::verbs::GpuMemoryRegion;
 use gdsync::{
-    Access, MemoryRegion, PinnedMemory, ProtectionDomain, QueuePair, QueuePairConfig, Trigger, WorkRequest,
+    Access, MemoryRegion, PinnedMemory, PreparedSend, ProtectionDomain, QueuePair, QueuePairConfig, Trigger,
+    WorkRequest,
 };
 use gdsync_cli::cli::BenchOptions;
 use gdsync_cli::failure::Failure;
@@ -72,15 +73,53 @@ pub(super) fn measure(options: &BenchOptions, gpu: &Gpu) -> Result<Vec<(&'static
     Ok(rows)
 }
 
+/// Memory of messages: each is 8 bytes in a place of its own, until all places have had one.
+pub(in crate::bench) struct Board {
+    pub(in crate::bench) source: MemoryRegion,
+    target: MemoryRegion,
+    results: PinnedMemory,
+    pub(in crate::bench) messages: Messages,
+}
+
+impl Board {
+    pub(in crate::bench) fn new(gpu: &Gpu, pd: &ProtectionDomain, places: usize) -> Result<Self, Failure> {
+        let region = || MemoryRegion::allocate(pd, 8 * places, Access::all());
+        let (source, target) = (region()?, region()?);
+        let results = PinnedMemory::allocate(4096)?;
+        let messages = Messages {
+            source: cuda::pin(&gpu.context, source.memory())?,
+            target: cuda::pin(&gpu.context, target.memory())?,
+            places: places as u64,
+            results: cuda::pin(&gpu.context, &results)?,
+        };
+        Ok(Board { source, target, results, messages })
+    }
+
+    pub(in crate::bench) fn place(&self, message: u64) -> usize {
+        8 * (message % self.messages.places) as usize
+    }
+
+    pub(in crate::bench) fn prepare(&self, from: &QueuePair, message: u64) -> Result<PreparedSend, Failure> {
+        let at = self.place(message);
+        let slices = [self.source.slice(at..at + 8)?];
+        Ok(from.prepare(WorkRequest::write(&slices, self.target.remote().slice(at..at + 8)?))?)
+    }
+
+    /// Whether these messages have come as they were sent.
+    pub(in crate::bench) fn check(&self, mut messages: std::ops::Range<u64>) -> Result<(), Failure> {
+        messages.try_for_each(|message| match self.target.word64(self.place(message))?.load() {
+            found if found == said(message) => Ok(()),
+            found => Err(format!("message {message} brought {found:#x}").into()),
+        })
+    }
+}
+
 struct Bench {
     left: QueuePair,
     /// Its other side.
     _right: QueuePair,
     trigger: Trigger,
-    source: MemoryRegion,
-    target: MemoryRegion,
-    results: PinnedMemory,
-    messages: Messages,
+    board: Board,
     kernel: CudaFunction,
 }
 
@@ -88,18 +127,8 @@ impl Bench {
     fn new(gpu: &Gpu, pd: &ProtectionDomain, port: u8, trigger: Trigger) -> Result<Self, Failure> {
         let config = QueuePairConfig::default().port(port).send_depth(DEPTH).trigger(&trigger);
         let (left, right) = pair::connected(pd, config)?;
-        let places = u64::from(ROUNDS) + 1;
-        let region = || MemoryRegion::allocate(pd, 8 * places as usize, Access::all());
-        let (source, target) = (region()?, region()?);
-        let results = PinnedMemory::allocate(4096)?;
-        let messages = Messages {
-            source: cuda::pin(&gpu.context, source.memory())?,
-            target: cuda::pin(&gpu.context, target.memory())?,
-            places,
-            results: cuda::pin(&gpu.context, &results)?,
-        };
-        let kernel = kernel(gpu, "release_cycles")?;
-        Ok(Bench { left, _right: right, trigger, source, target, results, messages, kernel })
+        let board = Board::new(gpu, pd, ROUNDS as usize + 1)?;
+        Ok(Bench { left, _right: right, trigger, board, kernel: kernel(gpu, "release_cycles")? })
     }
 
     /// The median of the rounds, in which the first thread stores message after message from 1 on.
@@ -107,40 +136,32 @@ impl Bench {
         let stream = gpu.stream.cudarc().ok_or("the stream is not cudarc's")?;
         let (first, rounds) = (1u64, ROUNDS);
         let mut launch = stream.launch_builder(&self.kernel);
-        launch.arg(&trigger).arg(&which).arg(&first).arg(&rounds).arg(&self.messages);
+        launch.arg(&trigger).arg(&which).arg(&first).arg(&rounds).arg(&self.board.messages);
         // SAFETY: these are the kernel's parameters; what they name lives until the stream is
         // synchronized.
         unsafe { launch.launch(config(1, 1)) }?;
         if !gpu.stream.synchronize_timeout(LONG * 2)? {
             return Err("the kernel that releases does not end".into());
         }
-        let word = |at: usize| self.results.words64()[at].load(Ordering::Acquire);
+        let word = |at: usize| self.board.results.words64()[at].load(Ordering::Acquire);
         match word(0) {
-            0 => Ok(median((0..ROUNDS as usize).map(|round| word(FIRST_RESULT + round) as f64).collect())),
+            0 => Ok(median((0..ROUNDS as usize).map(|round| word(FIRST_RESULT + round) as f64))),
             failed => Err(format!("{failed} messages did not arrive, status {}", word(1) >> 56).into()),
         }
     }
 
     /// The same with messages, which the card waits to send.
     fn messages(&self, gpu: &Gpu) -> Result<f64, Failure> {
-        let place = |message: u64| 8 * (message % self.messages.places) as usize;
-        for message in 1..=u64::from(ROUNDS) {
-            let at = place(message);
-            let slices = [self.source.slice(at..at + 8)?];
-            let to = self.target.remote().slice(at..at + 8)?;
-            let ticket = self.left.prepare(WorkRequest::write(&slices, to))?.into_ticket()?;
+        let messages = 1..u64::from(ROUNDS) + 1;
+        for message in messages.clone() {
+            let ticket = self.board.prepare(&self.left, message)?.into_ticket()?;
             if ticket != message {
                 return Err(format!("message {message} has ticket {ticket}").into());
             }
         }
         let cycles = self.cycles(gpu, 1, self.trigger.for_kernels(&*gpu.stream)?)?;
         pair::collect(&self.left.send_cq(), ROUNDS.into())?;
-        for message in 1..=u64::from(ROUNDS) {
-            let found = self.target.word64(place(message))?.load();
-            if found != said(message) {
-                return Err(format!("message {message} brought {found:#x}").into());
-            }
-        }
+        self.board.check(messages)?;
         Ok(cycles)
     }
 }

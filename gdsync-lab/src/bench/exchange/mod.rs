@@ -6,16 +6,16 @@ mod ours;
 mod side;
 mod way;
 
-use super::outcome::{Outcome, Table};
-use super::{Spread, median};
+use super::table::{Outcome, Row, Table};
+use super::{MEDIAN_US, median};
 use gdsync::cuda::{self, GpuList, Gpus};
 use gdsync_cli::child;
 use gdsync_cli::cli::BenchOptions;
 use gdsync_cli::failure::Failure;
 use gdsync_cli::hca::{self, Hca};
-use gdsync_cli::plot::{Axis, Chart, Content, Scale, Values};
 use gdsync_notify::bootstrap::{Bootstrap, Job, Meeting};
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 use side::{BY_HAND, BY_RUST, Figures, Measured, RUNS, Side, WAYS};
 use std::io::{self, BufRead, Write};
 use std::process::{Command, Stdio};
@@ -35,46 +35,6 @@ struct Plan {
     rounds: u64,
 }
 
-#[derive(Debug, Serialize)]
-struct Results {
-    /// The GPUs, or that there is none.
-    on: String,
-    /// Whether processes share the GPU by MPS; none where each side has a GPU of its own or none, or where
-    /// the driver does not say.
-    mps: Option<bool>,
-    runs: usize,
-    /// Of a run, by each way.
-    rounds: u64,
-    /// Every message was checked.
-    verified: bool,
-    rows: Vec<Row>,
-}
-
-#[derive(Debug, Serialize)]
-struct Row {
-    /// The GPU of each side.
-    gpus: Option<[u32; 2]>,
-    processes: u64,
-    shape: Shape,
-    /// An exchange: medians over the runs, in µs.
-    rust_us: f64,
-    by_hand_us: f64,
-    /// Divided by the time by hand in the same run.
-    rust_ratio: Spread,
-    /// What of it the CPU takes to hand over one exchange.
-    rust_posting_us: f64,
-    by_hand_posting_us: f64,
-    /// Naps of the software card of this process after which it found work, for one exchange, and their lengths
-    /// together: at most so much of the time is theirs.
-    rust_naps: f64,
-    rust_naps_us: f64,
-    by_hand_naps: f64,
-    by_hand_naps_us: f64,
-    /// Memory operations of an exchange.
-    rust_operations: f64,
-    by_hand_operations: f64,
-}
-
 pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
     if options.gpu.is_some() {
         child::with_channels()?;
@@ -89,52 +49,42 @@ pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
     };
     // What is wrong with the card is said once, before there are two sides that would.
     drop(hca::open(options.hca.as_ref())?);
-    let (mut rows, mut runs) = (Vec::new(), RUNS);
+    let (mut rows, mut whole, mut parts, mut runs) = (Vec::new(), Vec::new(), Vec::new(), RUNS);
     for gpus in pairs {
         for processes in options.processes.map_or(vec![1, 2], |processes| vec![processes]) {
             let place = (gpus, processes);
             let figures = measure(options, place)?;
             runs = runs.min(figures[0][BY_RUST].whole.len());
-            rows.extend(Shape::ALL.iter().zip(&figures).map(|(shape, ways)| Row::new(place, *shape, ways)));
+            for (shape, ways) in Shape::ALL.into_iter().zip(&figures) {
+                let name = name(place, shape);
+                let of =
+                    Row::default().key("gpus", gpus).key("processes", processes).key("shape", json!(shape));
+                let (all, part) = (whole_row(&name, ways), part_row(&name, ways));
+                rows.push(of.and(all.clone()).and(part.clone()));
+                whole.push(all);
+                parts.push(part);
+            }
         }
     }
-    Results { on, mps, runs, rounds: options.rounds, verified: true, rows }.outcome()
-}
-
-impl Results {
-    fn outcome(&self) -> Result<Outcome, Failure> {
-        let heading = format!("{}, {} RUNS OF {} EXCHANGES, VERIFIED", self.on, self.runs, self.rounds);
-        let figures = ["RUST µs", "BY HAND µs", "RUST : BY HAND", "OPERATIONS: RUST", "BY HAND"];
-        let header = [&[heading.as_str()][..], &figures].concat();
-        let whole = self.rows.iter().map(Row::whole).collect();
-        let posting = ["POSTING: RUST µs", "BY HAND µs"];
-        let naps = ["THE CARD LATE AFTER: RUST µs", "BY HAND µs"];
-        let parts_header = [&["OF AN EXCHANGE"][..], &posting, &naps].concat();
-        let parts = self.rows.iter().map(Row::parts).collect();
-        let sharing = match self.mps {
-            Some(true) => Some("MPS is on: streams of both processes run side by side"),
-            Some(false) => Some(
-                "MPS is off: the GPU serves two processes in turn, and their exchanges take its time slices",
-            ),
-            None => None,
-        };
-        let tables = [Table::new(&header, whole), Table::new(&parts_header, parts)];
-        let outcome = Outcome::new(self, tables)?.chart(self.chart());
-        Ok(sharing.into_iter().fold(outcome, Outcome::note))
-    }
-
-    /// What an exchange takes by each way.
-    fn chart(&self) -> Chart {
-        let column = |name: &str, pick: fn(&Row) -> f64| Values::new(name, self.rows.iter().map(pick));
-        Chart {
-            title: format!("An exchange between two streams, {}", self.on),
-            content: Content::Categories {
-                x: Axis::new("Median time, µs", Scale::Linear),
-                names: self.rows.iter().map(Row::name).collect(),
-                series: vec![column("Rust", |row| row.rust_us), column("by hand", |row| row.by_hand_us)],
-            },
+    let heading = format!("{on}, {runs} RUNS OF {} EXCHANGES, VERIFIED", options.rounds);
+    let header = [&*heading, "RUST µs", "BY HAND µs", "RUST : BY HAND", "OPERATIONS: RUST", "BY HAND"];
+    let parts_header =
+        ["OF AN EXCHANGE", "POSTING: RUST µs", "BY HAND µs", "THE CARD LATE AFTER: RUST µs", "BY HAND µs"];
+    let tables = [Table::new(&header, &whole), Table::new(&parts_header, &parts)];
+    // Every message was checked.
+    let all = Row::default().key("mps", mps).key("runs", runs).key("rounds", options.rounds);
+    let all = all.key("verified", true).key("on", &*on).key("rows", rows);
+    let sharing = match mps {
+        Some(true) => Some("MPS is on: streams of both processes run side by side"),
+        Some(false) => {
+            Some("MPS is off: the GPU serves two processes in turn, and their exchanges take its time slices")
         }
-    }
+        None => None,
+    };
+    let title = format!("An exchange between two streams, {on}");
+    let series = [("Rust", "rust_us"), ("by hand", "by_hand_us")];
+    let outcome = Outcome::new(all, tables).bars(title, MEDIAN_US, &whole, &series);
+    Ok(sharing.into_iter().fold(outcome, Outcome::note))
 }
 
 /// The first side's figures: with the other side in a thread, or in a process of its own.
@@ -202,54 +152,44 @@ impl Plan {
     }
 }
 
-fn number(value: f64) -> String {
-    format!("{value:.2}")
+fn name((gpus, processes): (Option<[u32; 2]>, u64), shape: Shape) -> String {
+    let processes = if processes == 1 { "1 process" } else { "2 processes" };
+    match gpus.filter(|[one, other]| one != other) {
+        Some([one, other]) => format!("GPU {one} and {other}, {processes}, {}", shape.name()),
+        None => format!("{processes}, {}", shape.name()),
+    }
 }
 
-impl Row {
-    fn new((gpus, processes): (Option<[u32; 2]>, u64), shape: Shape, ways: &[Measured; WAYS]) -> Self {
-        let [rust, hand] = [BY_RUST, BY_HAND].map(|way| &ways[way]);
-        let middle = |times: &Vec<f64>| median(times.clone());
-        Row {
-            gpus,
-            processes,
-            shape,
-            rust_us: middle(&rust.whole),
-            by_hand_us: middle(&hand.whole),
-            rust_ratio: Spread::of(
-                rust.whole.iter().zip(&hand.whole).map(|(rust, hand)| rust / hand).collect(),
-            ),
-            rust_posting_us: middle(&rust.posting),
-            by_hand_posting_us: middle(&hand.posting),
-            rust_naps: middle(&rust.naps),
-            rust_naps_us: middle(&rust.napped),
-            by_hand_naps: middle(&hand.naps),
-            by_hand_naps_us: middle(&hand.napped),
-            rust_operations: rust.operations,
-            by_hand_operations: hand.operations,
-        }
-    }
+fn middle(times: &[f64]) -> f64 {
+    median(times.iter().copied())
+}
 
-    fn name(&self) -> String {
-        let processes = if self.processes == 1 { "1 process" } else { "2 processes" };
-        match self.gpus.filter(|[one, other]| one != other) {
-            Some([one, other]) => format!("GPU {one} and {other}, {processes}, {}", self.shape.name()),
-            None => format!("{processes}, {}", self.shape.name()),
-        }
-    }
+/// What an exchange takes, and that divided by the time by hand in the same run.
+fn whole_row(name: &str, ways: &[Measured; WAYS]) -> Row {
+    let [rust, hand] = [BY_RUST, BY_HAND].map(|way| &ways[way]);
+    let ratios: Vec<f64> = rust.whole.iter().zip(&hand.whole).map(|(rust, hand)| rust / hand).collect();
+    Row::default()
+        .text(name)
+        .number("rust_us", middle(&rust.whole), 2)
+        .number("by_hand_us", middle(&hand.whole), 2)
+        .spread("rust_ratio", &ratios)
+        .number("rust_operations", rust.operations, 2)
+        .number("by_hand_operations", hand.operations, 2)
+}
 
-    /// What an exchange takes.
-    fn whole(&self) -> Vec<String> {
-        let [rust, hand] = [self.rust_us, self.by_hand_us].map(number);
-        let [by_rust, by_hand] = [self.rust_operations, self.by_hand_operations].map(number);
-        vec![self.name(), rust, hand, self.rust_ratio.text(), by_rust, by_hand]
-    }
-
-    /// Whose part of it is how large.
-    fn parts(&self) -> Vec<String> {
-        let [rust, hand] = [self.rust_posting_us, self.by_hand_posting_us].map(number);
-        let naps = |naps, us| format!("{naps:.2} naps, {us:.2}");
-        let of_rust = naps(self.rust_naps, self.rust_naps_us);
-        vec![self.name(), rust, hand, of_rust, naps(self.by_hand_naps, self.by_hand_naps_us)]
-    }
+/// What of it the CPU takes to hand over one exchange; and naps of the software card of this process after which it found
+/// work, for one exchange, and their lengths together: at most so much of the time is theirs.
+fn part_row(name: &str, ways: &[Measured; WAYS]) -> Row {
+    let [rust, hand] = [BY_RUST, BY_HAND].map(|way| &ways[way]);
+    let naps = |row: Row, way: &Measured, [count, us]: [&'static str; 2]| {
+        let (naps, napped) = (middle(&way.naps), middle(&way.napped));
+        row.key(count, naps).cell(us, napped, format!("{naps:.2} naps, {napped:.2}"))
+    };
+    let row = Row::default().text(name).number("rust_posting_us", middle(&rust.posting), 2).number(
+        "by_hand_posting_us",
+        middle(&hand.posting),
+        2,
+    );
+    let row = naps(row, rust, ["rust_naps", "rust_naps_us"]);
+    naps(row, hand, ["by_hand_naps", "by_hand_naps_us"])
 }

@@ -6,8 +6,8 @@ mod clock;
 mod streams;
 
 use super::gpu::Gpu;
-use super::outcome::Outcome;
-use super::{Comparison, median, outcome, pair};
+use super::table::{Outcome, Row};
+use super::{MEDIAN_US, in_turns, median, pair};
 use clock::Clocked;
 use gdsync::cuda::Placement;
 use gdsync::{
@@ -18,8 +18,6 @@ use gdsync_cli::cli::{BenchOptions, Memory};
 use gdsync_cli::failure::Failure;
 use gdsync_cli::hca;
 use gdsync_cli::interrupt;
-use gdsync_cli::plot::{Axis, Chart, Content, Scale, Series};
-use serde::Serialize;
 use std::time::Duration;
 use streams::{Streams, Way};
 
@@ -32,29 +30,8 @@ const ROUNDS: u64 = 200;
 const REST: Duration = Duration::from_micros(300);
 const REST_EACH: Duration = Duration::from_micros(10);
 
-#[derive(Debug, Serialize)]
-struct Results {
-    /// The GPU, or that there is none.
-    on: String,
-    /// How doorbells reach the card.
-    doorbells: String,
-    /// Median of a round without anything, which is taken off in all rows.
-    empty_us: f64,
-    rows: Vec<Row>,
-}
-
-#[derive(Debug, Serialize)]
-struct Row {
-    peers: u32,
-    #[serde(flatten)]
-    time: Comparison,
-    /// Memory operations of the batch.
-    gdsync_operations: usize,
-    reference_operations: usize,
-}
-
 pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
-    let results = match (Gpu::new(options.gpu()), options.arrivals) {
+    match (Gpu::new(options.gpu()), options.arrivals) {
         (Ok(gpu), memory) => {
             let arrivals =
                 if memory == Memory::Gpu { Placement::Gpu(options.gpu()) } else { Placement::Host };
@@ -64,49 +41,6 @@ pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
             measure(options, "a software stream".to_owned(), Placement::Host, || Ok(SoftStream::new()?))
         }
         (Err(error), Memory::Gpu) => Err(error),
-    }?;
-    let heading = format!("{}, DOORBELLS {}", results.on, results.doorbells);
-    let cells = |row: &Row| {
-        let mut cells = row.time.row();
-        cells.insert(1, row.peers.to_string());
-        cells.extend([row.gdsync_operations, row.reference_operations].map(|count| count.to_string()));
-        cells
-    };
-    let header = [&heading, "PEERS", "WORD µs", "DOORBELLS µs", "RATIO", "OPERATIONS", "BY DOORBELLS"];
-    let charts = results.charts();
-    let outcome = outcome(&results, &header, results.rows.iter().map(cells).collect())?;
-    Ok(charts.into_iter().fold(outcome, Outcome::chart))
-}
-
-impl Results {
-    /// Memory operations, and times, by the number of peers.
-    fn charts(&self) -> [Chart; 2] {
-        let lines = |pick: fn(&Row) -> [f64; 2]| -> Vec<Series> {
-            let parts = [Part::Sends, Part::Waits, Part::Step].map(Part::name);
-            let line = |part: &'static str, way: usize, name: &str| {
-                let rows = self.rows.iter().filter(move |row| row.time.what == part);
-                Series::new(format!("{part}, {name}"), rows.map(|row| (f64::from(row.peers), pick(row)[way])))
-            };
-            parts.into_iter().flat_map(|part| [line(part, 0, "word"), line(part, 1, "doorbells")]).collect()
-        };
-        let chart = |title: String, y: &str, pick| Chart {
-            title,
-            content: Content::Lines {
-                x: Axis::new("Peers", Scale::Counts),
-                y: Axis::new(y, Scale::Log),
-                series: lines(pick),
-            },
-        };
-        [
-            chart(
-                format!("Memory operations by peers, {}", self.on),
-                "Memory operations of a batch",
-                |row| [row.gdsync_operations, row.reference_operations].map(|count| count as f64),
-            ),
-            chart(format!("Time by peers, {}", self.on), "Median time, µs", |row| {
-                [row.time.gdsync_us, row.time.reference_us]
-            }),
-        ]
     }
 }
 
@@ -115,7 +49,7 @@ fn measure<B: Clocked>(
     on: String,
     arrivals: Placement,
     backend: impl Fn() -> Result<B, Failure>,
-) -> Result<Results, Failure> {
+) -> Result<Outcome, Failure> {
     let mut bench = Bench::new(options, arrivals, [backend()?, backend()?])?;
     let (mut rows, mut empty) = (Vec::new(), Vec::new());
     for peers in SIZES {
@@ -125,7 +59,20 @@ fn measure<B: Clocked>(
         }
     }
     let doorbells = bench.streams.plain.doorbells(&bench.by_doorbells[0])?.to_string();
-    Ok(Results { on, doorbells, empty_us: median(empty), rows })
+    let heading = format!("{on}, DOORBELLS {doorbells}");
+    let header = [&*heading, "PEERS", "WORD µs", "DOORBELLS µs", "RATIO", "OPERATIONS", "BY DOORBELLS"];
+    let lines = |outcome: Outcome, what: &str, y: &str, keys: [&'static str; 2]| {
+        outcome.lines(format!("{what} by peers, {on}"), ["Peers", y], "peers", &rows, |row| {
+            let part = row.name();
+            [(format!("{part}, word"), keys[0]), (format!("{part}, doorbells"), keys[1])]
+        })
+    };
+    // The median of a round without anything is taken off in all rows.
+    let all = Row::default().key("on", &*on).key("doorbells", doorbells).key("empty_us", median(empty));
+    let outcome = Outcome::of(all, &header, &rows);
+    let keys = ["gdsync_operations", "reference_operations"];
+    let outcome = lines(outcome, "Memory operations", "Memory operations of a batch", keys);
+    Ok(lines(outcome, "Time", MEDIAN_US, ["gdsync_us", "reference_us"]))
 }
 
 /// What a batch has.
@@ -194,22 +141,23 @@ impl<B: Clocked> Bench<B> {
     /// Rounds by both ways, and empty ones, whose time is taken off.
     fn compare(&mut self, part: Part, peers: u32, empty: &mut Vec<f64>) -> Result<Row, Failure> {
         let rounds = (self.posts / u64::from(peers)).clamp(1, ROUNDS);
-        let (mut times, mut operations) = (Vec::new(), [0; 2]);
-        for round in interrupt::rounds(0..rounds) {
-            let (none, _) = self.streams.time(Way::Doorbells, Batch::new(), Duration::ZERO)?;
-            empty.push(none);
-            // The first may find caches colder.
-            let first = if round % 2 == 0 { Way::Word } else { Way::Doorbells };
-            let mut both = [0.0; 2];
-            for way in [first, first.other()] {
-                let (time, count) = self.round(part, way, peers)?;
-                (both[way as usize], operations[way as usize]) = (time - none, count);
-            }
-            times.push(both.into());
-        }
-        let [gdsync_operations, reference_operations] = operations;
-        let time = Comparison::new(part.name(), times);
-        Ok(Row { peers, time, gdsync_operations, reference_operations })
+        let mut operations = [0; 2];
+        let times: Vec<[f64; 3]> = in_turns(interrupt::rounds(0..rounds), |way, _| {
+            let Some(way) = [Way::Word, Way::Doorbells].get(way).copied() else {
+                return Ok(self.streams.time(Way::Doorbells, Batch::new(), Duration::ZERO)?.0);
+            };
+            let (time, count) = self.round(part, way, peers)?;
+            operations[way as usize] = count;
+            Ok(time)
+        })?;
+        empty.extend(times.iter().map(|[.., none]| none));
+        let net = |[word, doorbells, none]: &[f64; 3]| [word - none, doorbells - none];
+        let [ours, reference] = operations.map(|count: usize| (count, count.to_string()));
+        Ok(Row::named(part.name())
+            .cell("peers", peers, peers.to_string())
+            .compared(&times.iter().map(net).collect::<Vec<_>>())
+            .cell("gdsync_operations", ours.0, ours.1)
+            .cell("reference_operations", reference.0, reference.1))
     }
 
     /// The time of a batch in µs, and its memory operations.

@@ -17,15 +17,6 @@ pub(super) enum Way {
     Doorbells,
 }
 
-impl Way {
-    pub(super) fn other(self) -> Self {
-        match self {
-            Way::Word => Way::Doorbells,
-            Way::Doorbells => Way::Word,
-        }
-    }
-}
-
 pub(super) struct Streams<B: Clocked> {
     collecting: Stream<B>,
     pub(super) plain: Stream<B>,

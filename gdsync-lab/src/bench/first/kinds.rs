@@ -1,6 +1,5 @@
 //! The kinds of posts: what each needs, and how its outcome is looked at.
 
-use super::Played;
 use super::by_hand::ByHand;
 use crate::bench::pair::{collect, connected};
 use crate::bench::timed;
@@ -23,99 +22,48 @@ const MANY: u64 = 16;
 /// For anything to come.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
+/// What a kind needs besides two queue pairs and words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
-    Send,
-    PreparedSend,
-    QueueSend,
-    Wait,
-    CheckedWait,
-    ByHand,
-    Write32,
-    Write64,
-    WaitWord,
-    Bytes,
-    Many,
-    Start,
-    WaitStarted,
-    Ticket,
-    Collected,
-    CpuSend,
-    CpuReceive,
+pub(super) enum Needs {
+    Nothing,
+    Trigger,
+    Collector,
 }
 
-pub(super) const KINDS: [Kind; 17] = [
-    Kind::Send,
-    Kind::PreparedSend,
-    Kind::QueueSend,
-    Kind::Wait,
-    Kind::CheckedWait,
-    Kind::ByHand,
-    Kind::Write32,
-    Kind::Write64,
-    Kind::WaitWord,
-    Kind::Bytes,
-    Kind::Many,
-    Kind::Start,
-    Kind::WaitStarted,
-    Kind::Ticket,
-    Kind::Collected,
-    Kind::CpuSend,
-    Kind::CpuReceive,
-];
+/// A kind: its name, what it needs, and its posts, each of whose outcomes is looked at before the next.
+pub(super) type Kind<B> = (&'static str, Needs, fn(&Link, &Stream<B>) -> Result<Vec<f64>, Failure>);
 
-impl Kind {
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Kind::Send => "a send",
-            Kind::PreparedSend => "a prepared send, post_send",
-            Kind::QueueSend => "queue_send",
-            Kind::Wait => "a wait for a completion",
-            Kind::CheckedWait => "a checked wait",
-            Kind::ByHand => "a write of 32 bits, by the stream's own call",
-            Kind::Write32 => "a write of 32 bits",
-            Kind::Write64 => "a write of 64 bits",
-            Kind::WaitWord => "a wait for a word",
-            Kind::Bytes => "a write of 1000 bytes",
-            Kind::Many => "16 sends, 16 waits and a write",
-            Kind::Start => "a start of a persistent send",
-            Kind::WaitStarted => "a wait for a persistent send",
-            Kind::Ticket => "a send that a trigger releases",
-            Kind::Collected => "a wait for a collector's word",
-            Kind::CpuSend => "by the CPU: post_send",
-            Kind::CpuReceive => "by the CPU: post_recv",
-        }
-    }
-
-    /// Posts so many times, and looks at each outcome before the next.
-    pub(super) fn play<B: ByHand>(self, hca: Option<&Hca>, stream: &Stream<B>) -> Result<Played, Failure> {
-        let link = Link::new(hca, self)?;
-        let us = match self {
-            Kind::Send => link.sends(|batch| timed(|| post(stream, batch)), stream),
-            Kind::PreparedSend => link.prepared_sends(stream),
-            Kind::QueueSend => link.queued_sends(stream),
-            Kind::Wait => link.waits(stream, |wait| Ok(Batch::new().wait(wait))),
-            Kind::CheckedWait => link.waits(stream, |wait| Ok(Batch::new().wait_checked(wait.checked()?))),
-            Kind::ByHand => link.words.write_by_hand(stream),
-            Kind::Write32 => link.words.write32(stream),
-            Kind::Write64 => link.words.write64(stream),
-            Kind::WaitWord => link.words.wait(stream),
-            Kind::Bytes => link.words.bytes(stream),
-            Kind::Many => link.many(stream),
-            Kind::Start => link.persistent(stream, true),
-            Kind::WaitStarted => link.persistent(stream, false),
-            Kind::Ticket => link.sends(|batch| timed(|| post(stream, batch)), stream),
-            Kind::Collected => link.collected(stream),
-            Kind::CpuSend => link.cpu_sends(),
-            Kind::CpuReceive => link.cpu_receives(),
-        };
-        Ok(self.played(us?))
-    }
-
-    fn played(self, us: Vec<f64>) -> Played {
-        let checked = us.len() as u64;
-        Played { what: self.name().to_owned(), us, checked }
-    }
+pub(super) fn kinds<B: ByHand>() -> [Kind<B>; 17] {
+    use Needs::{Collector, Nothing, Trigger};
+    [
+        ("a send", Nothing, Link::sends),
+        ("a prepared send, post_send", Nothing, Link::prepared_sends),
+        ("queue_send", Nothing, Link::queued_sends),
+        ("a wait for a completion", Nothing, |link, stream| {
+            link.waits(stream, |wait| Ok(Batch::new().wait(wait)))
+        }),
+        ("a checked wait", Nothing, |link, stream| {
+            link.waits(stream, |wait| Ok(Batch::new().wait_checked(wait.checked()?)))
+        }),
+        ("a write of 32 bits, by the stream's own call", Nothing, Link::writes_by_hand),
+        ("a write of 32 bits", Nothing, |link, stream| {
+            let write = |number: u64| Ok(Batch::new().write_value32(&link.short, number as u32));
+            each_batch(stream, write, |number| expect(u64::from(link.short.load()), number))
+        }),
+        ("a write of 64 bits", Nothing, |link, stream| {
+            let write = |number: u64| Ok(Batch::new().write_value64(&link.long, number << 32 | 1));
+            each_batch(stream, write, |number| expect(link.long.load(), number << 32 | 1))
+        }),
+        ("a wait for a word", Nothing, Link::word_waits),
+        ("a write of 1000 bytes", Nothing, Link::bytes),
+        ("16 sends, 16 waits and a write", Nothing, Link::many),
+        ("a start of a persistent send", Nothing, |link, stream| link.persistent(stream, true)),
+        ("a wait for a persistent send", Nothing, |link, stream| link.persistent(stream, false)),
+        ("a send that a trigger releases", Trigger, Link::sends),
+        ("a wait for a collector's word", Collector, Link::collected),
+        ("by the CPU: post_send", Nothing, |link, _| link.cpu_sends()),
+        ("by the CPU: post_recv", Nothing, |link, _| link.cpu_receives()),
+    ]
 }
 
 fn post<B: MemOpStream>(stream: &Stream<B>, batch: Batch) -> Result<(), Failure> {
@@ -135,34 +83,65 @@ fn each(mut one: impl FnMut(u64) -> Result<f64, Failure>) -> Result<Vec<f64>, Fa
     (1..=POSTS as u64).map(&mut one).collect()
 }
 
+/// Batches, each of whose outcomes is looked at.
+fn each_batch<B: MemOpStream>(
+    stream: &Stream<B>,
+    batch: impl Fn(u64) -> Result<Batch, Failure>,
+    check: impl Fn(u64) -> Result<(), Failure>,
+) -> Result<Vec<f64>, Failure> {
+    each(|number| {
+        let batch = batch(number)?;
+        let time = timed(|| post(stream, batch))?;
+        finish(stream)?;
+        check(number)?;
+        Ok(time)
+    })
+}
+
 fn expect<T: PartialEq + std::fmt::Debug>(found: T, sent: T) -> Result<(), Failure> {
     if found == sent { Ok(()) } else { Err(format!("{found:?} came, and {sent:?} was sent").into()) }
 }
 
 /// Two connected queue pairs, and what their work names.
-struct Link {
+pub(super) struct Link {
     left: QueuePair,
     right: QueuePair,
     source: MemoryRegion,
     target: MemoryRegion,
     collector: Option<Collector>,
-    words: Words,
+    /// Of the words, and of what [`Self::bytes`] writes.
+    memory: PinnedMemory,
+    short: Word32,
+    long: Word64,
+    done: Word32,
 }
 
+/// Where the bytes go, and how many.
+const BYTES: std::ops::Range<usize> = 101..1101;
+
 impl Link {
-    fn new(hca: Option<&Hca>, kind: Kind) -> Result<Self, Failure> {
+    pub(super) fn new(hca: Option<&Hca>, needs: Needs) -> Result<Self, Failure> {
         let (device, port) = hca::open(hca)?;
         let pd = ProtectionDomain::new(&device)?;
-        let trigger = (kind == Kind::Ticket).then(|| Trigger::new(&pd)).transpose()?;
+        let trigger = (needs == Needs::Trigger).then(|| Trigger::new(&pd)).transpose()?;
         let config = QueuePairConfig::default().port(port);
         let (left, right) = match &trigger {
             None => connected(&pd, config)?,
             Some(trigger) => connected(&pd, config.trigger(trigger))?,
         };
         let region = || MemoryRegion::allocate(&pd, 8, Access::LOCAL_WRITE | Access::REMOTE_WRITE);
-        let (source, target) = (region()?, region()?);
-        let collector = (kind == Kind::Collected).then(|| Collector::new(&device)).transpose()?;
-        Ok(Link { left, right, source, target, collector, words: Words::new()? })
+        let memory = PinnedMemory::allocate(4096)?;
+        Ok(Link {
+            left,
+            right,
+            source: region()?,
+            target: region()?,
+            collector: (needs == Needs::Collector).then(|| Collector::new(&device)).transpose()?,
+            short: Word32::new(&memory, 0)?,
+            long: Word64::new(&memory, 8)?,
+            done: Word32::new(&memory, 64)?,
+            memory,
+        })
     }
 
     fn write(&self, value: &[u8; 8]) -> Result<gdsync::PreparedSend, Failure> {
@@ -181,17 +160,9 @@ impl Link {
         expect(u64::from_ne_bytes(found), number)
     }
 
-    fn sends<B: MemOpStream>(
-        &self,
-        posted: impl Fn(Batch) -> Result<f64, Failure>,
-        stream: &Stream<B>,
-    ) -> Result<Vec<f64>, Failure> {
-        each(|number| {
-            let time = posted(Batch::new().send(self.write(&number.to_ne_bytes())?))?;
-            finish(stream)?;
-            self.arrived(number)?;
-            Ok(time)
-        })
+    fn sends<B: MemOpStream>(&self, stream: &Stream<B>) -> Result<Vec<f64>, Failure> {
+        let send = |number: u64| Ok(Batch::new().send(self.write(&number.to_ne_bytes())?));
+        each_batch(stream, send, |number| self.arrived(number))
     }
 
     fn prepared_sends<B: MemOpStream>(&self, stream: &Stream<B>) -> Result<Vec<f64>, Failure> {
@@ -226,20 +197,16 @@ impl Link {
         stream: &Stream<B>,
         batch: impl Fn(PreparedWait) -> Result<Batch, Failure>,
     ) -> Result<Vec<f64>, Failure> {
-        each(|number| {
+        let wait = |number| {
             self.send_now(number)?;
-            let batch = batch(self.left.send_cq().prepare_wait()?)?;
-            let time = timed(|| post(stream, batch))?;
-            finish(stream)?;
-            // Where the stream is past the wait, the value is there.
-            self.holds(number)?;
-            self.arrived(number)?;
-            Ok(time)
-        })
+            batch(self.left.send_cq().prepare_wait()?)
+        };
+        // Where the stream is past the wait, the value is there.
+        each_batch(stream, wait, |number| self.holds(number).and_then(|()| self.arrived(number)))
     }
 
     fn many<B: MemOpStream>(&self, stream: &Stream<B>) -> Result<Vec<f64>, Failure> {
-        each(|number| {
+        let many = |number: u64| {
             let mut batch = Batch::new();
             for _ in 0..MANY {
                 batch = batch.send(self.write(&number.to_ne_bytes())?);
@@ -247,13 +214,12 @@ impl Link {
             for _ in 0..MANY {
                 batch = batch.wait(self.left.send_cq().prepare_wait()?);
             }
-            let batch = batch.write_value32(&self.words.short, number as u32);
-            let time = timed(|| post(stream, batch))?;
-            finish(stream)?;
-            expect(u64::from(self.words.short.load()), number)?;
+            Ok(batch.write_value32(&self.short, number as u32))
+        };
+        each_batch(stream, many, |number| {
+            expect(u64::from(self.short.load()), number)?;
             collect(&self.left.send_cq(), MANY)?;
-            self.holds(number)?;
-            Ok(time)
+            self.holds(number)
         })
     }
 
@@ -277,16 +243,12 @@ impl Link {
 
     fn collected<B: MemOpStream>(&self, stream: &Stream<B>) -> Result<Vec<f64>, Failure> {
         let collector = self.collector.as_ref().ok_or("there is no collector")?;
-        each(|number| {
+        let wait = |number| {
             self.send_now(number)?;
             let reached = collector.collect([self.left.send_cq().prepare_wait()?])?;
-            let batch = Batch::new().wait_value64(collector.word(), Condition::Geq, reached);
-            let time = timed(|| post(stream, batch))?;
-            finish(stream)?;
-            self.holds(number)?;
-            self.arrived(number)?;
-            Ok(time)
-        })
+            Ok(Batch::new().wait_value64(collector.word(), Condition::Geq, reached))
+        };
+        each_batch(stream, wait, |number| self.holds(number).and_then(|()| self.arrived(number)))
     }
 
     fn cpu_sends(&self) -> Result<Vec<f64>, Failure> {
@@ -307,37 +269,8 @@ impl Link {
             Ok(time)
         })
     }
-}
 
-/// Words of pinned memory, and a write of bytes.
-struct Words {
-    memory: PinnedMemory,
-    short: Word32,
-    long: Word64,
-    done: Word32,
-}
-
-/// Where the bytes go, and how many.
-const BYTES: std::ops::Range<usize> = 101..1101;
-
-impl Words {
-    fn new() -> Result<Self, Failure> {
-        let memory = PinnedMemory::allocate(4096)?;
-        let (short, long) = (Word32::new(&memory, 0)?, Word64::new(&memory, 8)?);
-        Ok(Words { done: Word32::new(&memory, 64)?, memory, short, long })
-    }
-
-    fn write32<B: MemOpStream>(&self, stream: &Stream<B>) -> Result<Vec<f64>, Failure> {
-        each(|number| {
-            let batch = Batch::new().write_value32(&self.short, number as u32);
-            let time = timed(|| post(stream, batch))?;
-            finish(stream)?;
-            expect(u64::from(self.short.load()), number)?;
-            Ok(time)
-        })
-    }
-
-    fn write_by_hand<B: ByHand>(&self, stream: &Stream<B>) -> Result<Vec<f64>, Failure> {
+    fn writes_by_hand<B: ByHand>(&self, stream: &Stream<B>) -> Result<Vec<f64>, Failure> {
         let addr = stream.translate(self.short.addr(), 4)?;
         // Where the stream fails, it may have the write yet.
         let memory = ManuallyDrop::new(self.memory.clone());
@@ -355,18 +288,8 @@ impl Words {
         Ok(times)
     }
 
-    fn write64<B: MemOpStream>(&self, stream: &Stream<B>) -> Result<Vec<f64>, Failure> {
-        each(|number| {
-            let batch = Batch::new().write_value64(&self.long, number << 32 | 1);
-            let time = timed(|| post(stream, batch))?;
-            finish(stream)?;
-            expect(self.long.load(), number << 32 | 1)?;
-            Ok(time)
-        })
-    }
-
     /// A wait that holds what is posted after it.
-    fn wait<B: MemOpStream>(&self, stream: &Stream<B>) -> Result<Vec<f64>, Failure> {
+    fn word_waits<B: MemOpStream>(&self, stream: &Stream<B>) -> Result<Vec<f64>, Failure> {
         each(|number| {
             let value = number as u32;
             let batch = Batch::new().wait_value32(&self.short, Condition::Geq, value);
@@ -381,15 +304,15 @@ impl Words {
     }
 
     fn bytes<B: MemOpStream>(&self, stream: &Stream<B>) -> Result<Vec<f64>, Failure> {
-        each(|number| {
-            let sent: Vec<u8> = BYTES.map(|at| (at as u64 * number % 251) as u8).collect();
-            let batch = Batch::new().write_memory(MemoryWrite::new(&self.memory, BYTES.start, &sent)?);
-            let time = timed(|| post(stream, batch))?;
-            finish(stream)?;
+        let sent = |number: u64| BYTES.map(|at| (at as u64 * number % 251) as u8).collect::<Vec<_>>();
+        let write = |number| {
+            let write = MemoryWrite::new(&self.memory, BYTES.start, &sent(number))?;
+            Ok(Batch::new().write_memory(write))
+        };
+        each_batch(stream, write, |number| {
             let mut found = vec![0; BYTES.len()];
             self.memory.read(BYTES.start, &mut found);
-            expect(found, sent)?;
-            Ok(time)
+            expect(found, sent(number))
         })
     }
 }

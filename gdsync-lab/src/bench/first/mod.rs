@@ -7,16 +7,15 @@
 mod by_hand;
 mod kinds;
 
-use super::outcome::{self, Outcome};
-use super::{Spread, gpu::Gpu, median, micros_since};
+use super::table::{Outcome, Row, Table};
+use super::{MEDIAN_US, gpu::Gpu, median, micros_since};
 use by_hand::ByHand;
 use gdsync::{SoftStream, Stream, cuda};
 use gdsync_cli::child;
 use gdsync_cli::cli::{BenchFirstOptions, BenchOptions};
 use gdsync_cli::failure::Failure;
 use gdsync_cli::interrupt;
-use gdsync_cli::plot::{Axis, Chart, Content, Scale, Values};
-use kinds::{KINDS, Kind, POSTS};
+use kinds::{Kind, Link, POSTS, kinds};
 use serde::{Deserialize, Serialize};
 use std::io::Write;
 use std::process::{Command, Stdio};
@@ -38,46 +37,36 @@ struct Run {
     kinds: Vec<Played>,
 }
 
-#[derive(Debug, Serialize, Deserialize)]
-struct Played {
-    what: String,
-    /// Each post's time.
-    us: Vec<f64>,
-    /// Values that were looked at, and were as they were sent.
-    checked: u64,
-}
-
-#[derive(Debug, Serialize)]
-struct Table {
-    on: String,
-    runs: usize,
-    posts: usize,
-    /// All of them were as they were sent: one that is not ends the bench.
-    values_checked: u64,
-    /// Median of the time that a process' first stream takes to make.
-    first_stream_us: f64,
-    rows: Vec<Row>,
-}
-
-/// A kind of post. Medians over the runs.
-#[derive(Debug, Serialize)]
-struct Row {
-    what: String,
-    first_us: f64,
-    hundredth_us: f64,
-    /// Of the times of one run: the median, and the ends.
-    ratio: f64,
-    least_ratio: f64,
-    most_ratio: f64,
-}
+/// A kind of post, and the time of each. The values of all were as they were sent: one that is not ends the bench.
+type Played = (String, Vec<f64>);
 
 pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
-    let mut tables = vec![table(options, None)?];
-    if cuda::device_count().is_ok_and(|count| options.gpu() < count) {
-        tables.push(table(options, Some(options.gpu()))?);
+    let gpu = cuda::device_count().is_ok_and(|count| options.gpu() < count).then(|| options.gpu());
+    let mut all = Outcome::new(Vec::<Row>::new(), []);
+    let mut json = Vec::new();
+    for gpu in [Some(None), gpu.map(Some)].into_iter().flatten() {
+        let runs: Vec<Run> = interrupt::rounds(0..RUNS)
+            .map(|run| in_a_process(options, gpu, run))
+            .collect::<Result<_, _>>()?;
+        let on = runs.first().map(|run| run.on.clone()).unwrap_or_default();
+        let first_stream = median(runs.iter().map(|run| run.stream_us));
+        let posts = || runs.iter().flat_map(|run| &run.kinds);
+        let the_very_first = runs.iter().filter_map(|run| run.kinds.first());
+        let mut rows = vec![row("the very first post of a process", the_very_first)];
+        for (name, ..) in kinds::<SoftStream>() {
+            rows.push(row(name, posts().filter(|(what, _)| what == name)));
+        }
+        let heading = format!("{on}, {} RUNS; THE FIRST STREAM TAKES {first_stream:.0} µs", runs.len());
+        all.tables.push(Table::new(&[&heading, "FIRST µs", "HUNDREDTH µs", "RATIO", "FROM", "TO"], &rows));
+        let series = [("first", "first_us"), ("hundredth", "hundredth_us")];
+        all = all.bars(format!("The first post and the hundredth, {on}"), MEDIAN_US, &rows, &series);
+        let checked: usize = posts().map(|(_, us)| us.len()).sum();
+        let table = Row::default().key("on", on).key("runs", runs.len()).key("posts", POSTS);
+        let table = table.key("values_checked", checked).key("first_stream_us", first_stream);
+        json.push(table.key("rows", rows));
     }
-    let outcome = Outcome::new(&tables, tables.iter().map(Table::shown))?;
-    Ok(tables.iter().map(Table::chart).fold(outcome, Outcome::chart))
+    all.json = json.into();
+    Ok(all)
 }
 
 /// One run, in this process. Writes what it has found.
@@ -108,29 +97,15 @@ fn play<B: ByHand>(
     options: &BenchFirstOptions,
     make: impl Fn() -> Result<Stream<B>, Failure>,
 ) -> Result<Vec<Played>, Failure> {
-    let begin = options.run as usize % RUNS * KINDS.len() / RUNS;
-    let turn = |turn: usize| KINDS[(begin + turn) % KINDS.len()];
-    (0..KINDS.len()).map(turn).map(|kind: Kind| kind.play(options.hca.as_ref(), &make()?)).collect()
-}
-
-fn table(options: &BenchOptions, gpu: Option<u32>) -> Result<Table, Failure> {
-    let runs: Vec<Run> =
-        interrupt::rounds(0..RUNS).map(|run| in_a_process(options, gpu, run)).collect::<Result<_, _>>()?;
-    let the_very_first = runs.iter().filter_map(|run| run.kinds.first()).collect();
-    let mut rows = vec![Row::new("the very first post of a process", the_very_first)];
-    for kind in KINDS {
-        let played = runs.iter().flat_map(|run| &run.kinds).filter(|played| played.what == kind.name());
-        rows.push(Row::new(kind.name(), played.collect()));
-    }
-    let values_checked = runs.iter().flat_map(|run| &run.kinds).map(|played| played.checked).sum();
-    Ok(Table {
-        on: runs.first().map(|run| run.on.clone()).unwrap_or_default(),
-        runs: runs.len(),
-        posts: POSTS,
-        values_checked,
-        first_stream_us: median(runs.iter().map(|run| run.stream_us).collect()),
-        rows,
-    })
+    let mut kinds = kinds();
+    let begin = options.run as usize % RUNS * kinds.len() / RUNS;
+    kinds.rotate_left(begin);
+    let play = |(name, needs, play): Kind<B>| -> Result<Played, Failure> {
+        let stream = make()?;
+        let link = Link::new(options.hca.as_ref(), needs)?;
+        Ok((name.to_owned(), play(&link, &stream)?))
+    };
+    kinds.into_iter().map(play).collect()
 }
 
 fn in_a_process(options: &BenchOptions, gpu: Option<u32>, run: usize) -> Result<Run, Failure> {
@@ -150,55 +125,15 @@ fn in_a_process(options: &BenchOptions, gpu: Option<u32>, run: usize) -> Result<
     Ok(serde_json::from_slice(&output.stdout)?)
 }
 
-impl Row {
-    fn new(what: &str, runs: Vec<&Played>) -> Self {
-        let first: Vec<f64> = runs.iter().filter_map(|run| run.us.first().copied()).collect();
-        let hundredth: Vec<f64> = runs
-            .iter()
-            .filter_map(|run| run.us.get(HUNDREDTH))
-            .map(|around| median(around.to_vec()))
-            .collect();
-        let ratios = first.iter().zip(&hundredth).map(|(first, later)| first / later);
-        let Spread { median: ratio, least, most } = Spread::of(ratios.collect());
-        Row {
-            what: what.to_owned(),
-            ratio,
-            least_ratio: least,
-            most_ratio: most,
-            first_us: median(first),
-            hundredth_us: median(hundredth),
-        }
-    }
-
-    fn cells(&self) -> Vec<String> {
-        let times = [self.first_us, self.hundredth_us].map(|us| format!("{us:.2}"));
-        let ratios = [self.ratio, self.least_ratio, self.most_ratio].map(|ratio| format!("{ratio:.1}"));
-        [vec![self.what.clone()], times.to_vec(), ratios.to_vec()].concat()
-    }
-}
-
-impl Table {
-    fn shown(&self) -> outcome::Table {
-        let Table { on, runs, first_stream_us, .. } = self;
-        let heading = format!("{on}, {runs} RUNS; THE FIRST STREAM TAKES {first_stream_us:.0} µs");
-        let header = [heading.as_str(), "FIRST µs", "HUNDREDTH µs", "RATIO", "FROM", "TO"];
-        outcome::Table::new(&header, self.rows.iter().map(Row::cells).collect())
-    }
-
-    fn chart(&self) -> Chart {
-        let column = |name: &str, pick: fn(&Row) -> f64| Values::new(name, self.rows.iter().map(pick));
-        Chart {
-            title: format!("The first post and the hundredth, {}", self.on),
-            content: Content::Categories {
-                x: Axis::new("Median time, µs", Scale::Linear),
-                names: self.rows.iter().map(|row| row.what.clone()).collect(),
-                series: vec![
-                    column("first", |row| row.first_us),
-                    column("hundredth", |row| row.hundredth_us),
-                ],
-            },
-        }
-    }
+/// A kind of post: medians over the runs, and the ratios of the times of one run.
+fn row<'a>(what: &str, runs: impl Iterator<Item = &'a Played>) -> Row {
+    let times = |(_, us): &Played| Some((*us.first()?, median(us.get(HUNDREDTH)?.iter().copied())));
+    let times: Vec<(f64, f64)> = runs.filter_map(times).collect();
+    let ratios: Vec<f64> = times.iter().map(|(first, later)| first / later).collect();
+    Row::named(what)
+        .number("first_us", median(times.iter().map(|both| both.0)), 2)
+        .number("hundredth_us", median(times.iter().map(|both| both.1)), 2)
+        .ratios(&ratios, 1)
 }
 
 #[cfg(test)]
@@ -213,11 +148,11 @@ mod tests {
             us[89..].iter_mut().for_each(|time| *time = later);
             // One that was interrupted.
             us[95] = 9999.0;
-            Played { what: "x".to_owned(), us, checked: 1 }
+            ("x".to_owned(), us)
         };
         let runs = [played(8.0, 2.0), played(3.0, 3.0), played(20.0, 1.0)];
-        let row = Row::new("x", runs.iter().collect());
-        assert_eq!((row.first_us, row.hundredth_us), (8.0, 2.0));
-        assert_eq!((row.ratio, row.least_ratio, row.most_ratio), (4.0, 1.0, 20.0));
+        let row = row("x", runs.iter());
+        let keys = ["first_us", "hundredth_us", "ratio", "least_ratio", "most_ratio"];
+        assert_eq!(keys.map(|key| row.get(key)), [8.0, 2.0, 4.0, 1.0, 20.0]);
     }
 }

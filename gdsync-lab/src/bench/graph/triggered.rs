@@ -1,18 +1,16 @@
 //! A send that a graph releases by a ticket of its own, launched without updates, against the same
 //! send posted on the stream.
 
-use super::super::device::trigger::{Messages, kernel, said};
+use super::super::device::trigger::{Board, kernel, said};
 use super::super::gpu::Gpu;
-use super::super::{Comparison, pair};
-use super::{BURST, EXCHANGES};
-use gdsync::cuda::{self, GpuMemory};
+use super::super::table::Row;
+use super::super::{in_turns, pair};
+use super::{BURST, BURSTS, Times, row};
+use gdsync::cuda::GpuMemory;
 use gdsync::cudarc::driver::{CudaFunction, LaunchConfig, PushKernelArg};
 use gdsync::device::TriggerData;
 use gdsync::graph::CudaGraph;
-use gdsync::{
-    Access, CudaStream, MemoryRegion, PinnedMemory, PreparedSend, ProtectionDomain, QueuePair,
-    QueuePairConfig, Trigger, WorkRequest,
-};
+use gdsync::{CudaStream, ProtectionDomain, QueuePair, QueuePairConfig, Trigger};
 use gdsync_cli::failure::Failure;
 use gdsync_cli::hca::{self, Hca};
 use std::time::Instant;
@@ -35,19 +33,16 @@ struct Bench<'a> {
     gpu: &'a Gpu,
     /// Released by the trigger, and by doorbells.
     pairs: [(QueuePair, QueuePair); 2],
-    source: MemoryRegion,
-    target: MemoryRegion,
+    board: Board,
     kernel: CudaFunction,
-    messages: Messages,
     /// Counts the messages of [`Way::KernelAndPost`].
     counter: GpuMemory,
     /// The word of a trigger that releases nothing.
     nothing: GpuMemory,
-    _results: PinnedMemory,
 }
 
 /// Rows of 10,000 sends each, verified; none where the card does not wait for words.
-pub(super) fn measure(gpu: &Gpu, hca: Option<&Hca>) -> Result<Vec<Comparison>, Failure> {
+pub(super) fn measure(gpu: &Gpu, hca: Option<&Hca>) -> Result<Vec<Row>, Failure> {
     let (device, port) = hca::open(hca)?;
     if !device.card_waits()?.data {
         return Ok(Vec::new());
@@ -55,7 +50,7 @@ pub(super) fn measure(gpu: &Gpu, hca: Option<&Hca>) -> Result<Vec<Comparison>, F
     let pd = ProtectionDomain::new(&device)?;
     let trigger = Trigger::new(&pd)?;
     let bench = Bench::new(gpu, &pd, port, &trigger)?;
-    let tickets = bench.counter()?;
+    let tickets = zeroed(gpu)?;
     let mut graph = bench.graph(trigger.for_kernels(&*gpu.stream)?, &tickets)?;
     bench.measure(&mut graph)
 }
@@ -64,29 +59,16 @@ impl<'a> Bench<'a> {
     fn new(gpu: &'a Gpu, pd: &ProtectionDomain, port: u8, trigger: &Trigger) -> Result<Self, Failure> {
         let config = QueuePairConfig::default().port(port).send_depth(512);
         let pairs = [pair::connected(pd, config.trigger(trigger))?, pair::connected(pd, config)?];
-        let region = || MemoryRegion::allocate(pd, 8 * BURST, Access::all());
-        let (source, target) = (region()?, region()?);
-        let results = PinnedMemory::allocate(4096)?;
-        let messages = Messages {
-            source: cuda::pin(&gpu.context, source.memory())?,
-            target: cuda::pin(&gpu.context, target.memory())?,
-            places: BURST as u64,
-            results: cuda::pin(&gpu.context, &results)?,
-        };
-        let (kernel, zeroed) = (kernel(gpu, "release_next")?, || zeroed(gpu));
-        let (counter, nothing, _results) = (zeroed()?, zeroed()?, results);
-        Ok(Bench { gpu, pairs, source, target, kernel, messages, counter, nothing, _results })
-    }
-
-    fn counter(&self) -> Result<GpuMemory, Failure> {
-        zeroed(self.gpu)
+        let board = Board::new(gpu, pd, BURST)?;
+        let (kernel, counter, nothing) = (kernel(gpu, "release_next")?, zeroed(gpu)?, zeroed(gpu)?);
+        Ok(Bench { gpu, pairs, board, kernel, counter, nothing })
     }
 
     /// A kernel that writes the next message and releases it.
     fn launch(&self, stream: &CudaStream, trigger: TriggerData, counter: &GpuMemory) -> Result<(), Failure> {
         let mut launch = stream.cudarc().ok_or("the stream is not cudarc's")?.launch_builder(&self.kernel);
         let ticket = counter.address();
-        launch.arg(&trigger).arg(&ticket).arg(&self.messages);
+        launch.arg(&trigger).arg(&ticket).arg(&self.board.messages);
         // SAFETY: these are the kernel's parameters; what they name lives until the stream is
         // synchronized.
         unsafe { launch.launch(ALONE) }?;
@@ -100,7 +82,7 @@ impl<'a> Bench<'a> {
 
     fn graph(&self, trigger: TriggerData, tickets: &GpuMemory) -> Result<CudaGraph, Failure> {
         // The kernel is loaded before it is recorded.
-        self.launch(&self.gpu.stream, self.nothing(), &self.counter()?)?;
+        self.launch(&self.gpu.stream, self.nothing(), &zeroed(self.gpu)?)?;
         self.gpu.synchronize()?;
         let record = |stream: &CudaStream| self.launch(stream, trigger, tickets);
         let graph = self
@@ -110,29 +92,21 @@ impl<'a> Bench<'a> {
         Ok(graph)
     }
 
-    fn prepare(&self, way: Way, message: u64) -> Result<PreparedSend, Failure> {
-        let at = 8 * (message as usize % BURST);
-        let slices = [self.source.slice(at..at + 8)?];
-        let to = self.target.remote().slice(at..at + 8)?;
-        Ok(self.left(way).prepare(WorkRequest::write(&slices, to))?)
-    }
-
     fn left(&self, way: Way) -> &QueuePair {
         &self.pairs[usize::from(!matches!(way, Way::Graph))].0
     }
 
-    /// Sends messages from `first` on, `BURST` of them. Returns the CPU's time for each in µs, from
-    /// its preparation until it is enqueued, and the time until all have arrived.
-    fn burst(&self, way: Way, first: u64, graph: &mut CudaGraph) -> Result<(f64, f64), Failure> {
+    /// Sends messages from `first` on, `BURST` of them.
+    fn burst(&self, way: Way, first: u64, graph: &mut CudaGraph) -> Result<Times, Failure> {
         let (stream, messages) = (&self.gpu.stream, first..first + BURST as u64);
         if matches!(way, Way::Post) {
             for message in messages.clone() {
-                self.source.word64(8 * (message as usize % BURST))?.store(said(message));
+                self.board.source.word64(self.board.place(message))?.store(said(message));
             }
         }
         let start = Instant::now();
         for message in messages.clone() {
-            let send = self.prepare(way, message)?;
+            let send = self.board.prepare(self.left(way), message)?;
             match way {
                 Way::Graph => {
                     send.into_ticket()?;
@@ -149,31 +123,23 @@ impl<'a> Bench<'a> {
         pair::collect(&self.left(way).send_cq(), BURST as u64)?;
         let arrived = start.elapsed();
         self.gpu.synchronize()?;
-        for message in messages {
-            let found = self.target.word64(8 * (message as usize % BURST))?.load();
-            if found != said(message) {
-                return Err(format!("{way:?}: message {message} brought {found:#x}").into());
-            }
-        }
+        self.board.check(messages).map_err(|error| format!("{way:?}: {error}"))?;
         let each = |time: std::time::Duration| time.as_secs_f64() * 1e6 / BURST as f64;
         Ok((each(enqueued), each(arrived)))
     }
 
-    fn measure(&self, graph: &mut CudaGraph) -> Result<Vec<Comparison>, Failure> {
-        let (mut posted, mut behind_kernels, mut arrived) = (Vec::new(), Vec::new(), Vec::new());
-        // The kernels count from 1 on.
-        for first in (1..=EXCHANGES as u64).step_by(BURST) {
-            let by_graph = self.burst(Way::Graph, first, graph)?;
-            let by_post = self.burst(Way::Post, first, graph)?;
-            let by_both = self.burst(Way::KernelAndPost, first, graph)?;
-            posted.push((by_graph.0, by_post.0));
-            behind_kernels.push((by_graph.0, by_both.0));
-            arrived.push((by_graph.1, by_both.1));
-        }
+    fn measure(&self, graph: &mut CudaGraph) -> Result<Vec<Row>, Failure> {
+        let ways = [Way::Graph, Way::Post, Way::KernelAndPost];
+        let bursts: Vec<[Times; 3]> = in_turns(0..BURSTS, |way, burst| {
+            // The kernels count from 1 on.
+            self.burst(ways[way], 1 + u64::from(burst) * BURST as u64, graph)
+        })?;
+        let beside = |way: usize| -> Vec<_> { bursts.iter().map(|burst| [burst[0], burst[way]]).collect() };
+        let (post, both) = (beside(1), beside(2));
         Ok(vec![
-            Comparison::new("the CPU: a send with its kernel in a graph, against the post alone", posted),
-            Comparison::new("the CPU: the same, against the kernel and the post", behind_kernels),
-            Comparison::new("the same, from preparation to arrival", arrived),
+            row("the CPU: a send with its kernel in a graph, against the post alone", &post, |times| times.0),
+            row("the CPU: the same, against the kernel and the post", &both, |times| times.0),
+            row("the same, from preparation to arrival", &both, |times| times.1),
         ])
     }
 }

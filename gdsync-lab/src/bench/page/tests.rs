@@ -1,4 +1,5 @@
 use super::*;
+use crate::bench::table::Row;
 
 fn words(text: &str) -> Vec<String> {
     text.split(' ').map(str::to_owned).collect()
@@ -32,8 +33,9 @@ fn a_benchmark_has_its_own_command_line() {
 fn everything_from_outside_is_escaped_and_an_error_takes_the_place_of_a_table() {
     let facts =
         [Fact { family: "GPU", name: "driver".to_owned(), status: "skip", seen: "<none> & why".to_owned() }];
-    let table = Table::new(&["A < B", "µs"], vec![vec!["<x>".to_owned(), "1".to_owned()]]);
-    let outcomes = [(Benchmark::Card, Outcome::new(&1, [table])), (Benchmark::Plan, Err("no <way>".into()))];
+    let table = Table::new(&["A < B", "µs"], &[Row::default().text("<x>").text("1")]);
+    let outcomes =
+        [(Benchmark::Card, Ok(Outcome::new(1, [table]))), (Benchmark::Plan, Err("no <way>".into()))];
     let page = render(&outcomes, &facts, &words("bench all"), SystemTime::UNIX_EPOCH).unwrap();
     for expected in [
         "<td>&lt;x&gt;</td><td>1</td>",

@@ -1,209 +1,147 @@
 //! `gdsync bench persistent`: rounds in which every rank sends to every other, by persistent requests,
-//! which a stream or the card waits for, and by notified writes. Ranks are threads with software streams.
+//! which a stream or the card waits for, and by notified writes.
 
-mod rank;
 mod requests;
 mod writes;
 
-use super::outcome::Outcome;
-use super::{median, outcome};
+use super::ranks::{self, BLOCK, Measured, Place};
+use super::table::{Outcome, Row};
+use gdsync::stream::StreamOptions;
+use gdsync::{Device, PinnedMemory, ProtectionDomain, QueuePairConfig, SoftStream, Stream, Trigger};
 use gdsync_cli::cli::BenchOptions;
 use gdsync_cli::failure::Failure;
 use gdsync_cli::hca;
-use gdsync_cli::interrupt;
-use gdsync_cli::plot::{Axis, Chart, Content, Scale, Series};
 use gdsync_notify::bootstrap::Bootstrap;
-use rank::{BLOCK, Rank, Way};
-use serde::Serialize;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::channel;
-use std::sync::{Arc, Barrier};
-use std::time::Duration;
+use requests::Requests;
+use writes::Writes;
 
 /// Ranks of the rows.
 const RANKS: [usize; 3] = [2, 4, 8];
 /// In each, every way is measured once.
 const RUNS: usize = 10;
-/// The ways of the messages.
-const WAYS: usize = Way::ALL.len();
-/// For the ranks to meet.
-const TIMEOUT: Duration = Duration::from_secs(60);
 
-#[derive(Debug, Serialize)]
-struct Results {
-    runs: usize,
-    /// Of a run, by each way.
-    rounds: u64,
-    /// Every byte of every message was checked.
-    verified: bool,
-    bytes_checked: u64,
-    rows: Vec<Row>,
-}
-
-#[derive(Debug, Serialize)]
-struct Row {
-    ranks: usize,
-    what: &'static str,
-    /// Medians over the runs, of a round.
-    gdsync_us: f64,
-    /// By notified writes.
-    reference_us: f64,
-    /// Of the times of one run: the median, and the ends.
-    ratio: f64,
-    least_ratio: f64,
-    most_ratio: f64,
-    /// Memory operations of a rank's stream in a round.
-    gdsync_operations: f64,
-    reference_operations: f64,
-}
-
-/// What one way took in each run, in µs a round, and its memory operations.
-#[derive(Default)]
-struct Measured {
-    times: Vec<f64>,
-    operations: f64,
-}
+/// Persistent requests: all of a round together, one by one, and all together where the card waits, by a trigger and a
+/// collector. The reference: notified writes, in one batch a round.
+const WAYS: [&str; 4] = [
+    "start_all, wait_all",
+    "start, wait_on",
+    "start_all, wait_all, trigger and collector",
+    "notified writes",
+];
+const SINGLY: usize = 1;
+const CARD_WAITS: usize = 2;
+const NOTIFIED: usize = 3;
 
 pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
-    let mut results =
-        Results { runs: RUNS, rounds: options.rounds, verified: true, bytes_checked: 0, rows: Vec::new() };
-    let leaves = Arc::new(AtomicBool::new(false));
+    let (rounds, mut runs, mut bytes_checked) = (options.rounds, RUNS, 0);
+    let mut rows = Vec::new();
     for ranks in RANKS {
-        let measured = measure(options, ranks, &leaves)?;
-        results.runs = results.runs.min(measured[0].times.len());
-        let [all, singly, card_waits, notified] = &measured;
-        let ways = [
-            ("start_all, wait_all", all),
-            ("start, wait_on", singly),
-            ("start_all, wait_all, trigger and collector", card_waits),
-            ("notified writes", notified),
-        ];
-        for (what, way) in ways.into_iter().filter(|(_, way)| !way.times.is_empty()) {
-            let messages = (ranks * (ranks - 1) * way.times.len()) as u64 * options.rounds;
-            results.bytes_checked += messages * BLOCK as u64;
-            if !std::ptr::eq(way, notified) {
-                results.rows.push(Row::new(ranks, what, way, notified));
-            }
+        let hca = options.hca.clone();
+        let make = move |bootstrap| Rank::new(hca::open(hca.as_ref())?, bootstrap);
+        let measured: [Measured; WAYS.len()] = ranks::measure(ranks, RUNS, rounds, make)?;
+        let [ours @ .., notified] = &measured;
+        runs = runs.min(notified.times.len());
+        let played: usize = measured.iter().map(|way| way.times.len()).sum();
+        bytes_checked += (ranks * (ranks - 1) * played * BLOCK) as u64 * rounds;
+        for (what, way) in WAYS.into_iter().zip(ours).filter(|(_, way)| !way.times.is_empty()) {
+            let pairs = way.times.iter().zip(&notified.times);
+            let ratios: Vec<f64> = pairs.map(|(one, two)| one / two).collect();
+            let row =
+                Row::default().text(format!("{ranks} ranks, {what}")).key("ranks", ranks).key("what", what);
+            rows.push(
+                row.number("gdsync_us", way.median(), 2)
+                    .number("reference_us", notified.median(), 2)
+                    .ratios(&ratios, 2)
+                    .number("gdsync_operations", way.operations, 2)
+                    .number("reference_operations", notified.operations, 2),
+            );
         }
     }
-    let heading = format!("{} RUNS OF {} ROUNDS", results.runs, options.rounds);
-    let titles = ["REQUESTS µs", "WRITES µs", "RATIO", "FROM", "TO", "OPERATIONS", "OF WRITES"];
-    let header: Vec<_> = [heading.as_str()].into_iter().chain(titles).collect();
-    let rows = results.rows.iter().map(Row::cells).collect();
-    Ok(outcome(&results, &header, rows)?.chart(results.chart()))
+    let heading = format!("{runs} RUNS OF {rounds} ROUNDS");
+    let header = [&*heading, "REQUESTS µs", "WRITES µs", "RATIO", "FROM", "TO", "OPERATIONS", "OF WRITES"];
+    // Every byte of every message was checked.
+    let all = Row::default().key("runs", runs).key("rounds", rounds).key("verified", true);
+    let outcome = Outcome::of(all.key("bytes_checked", bytes_checked), &header, &rows);
+    let title = "A round in which every rank sends to every other";
+    Ok(outcome.lines(title, ["Ranks", "Median time of a round, µs"], "ranks", &rows, |row| {
+        let what = row.name().split_once(", ").map_or("", |(_, what)| what);
+        [(what.to_owned(), "gdsync_us"), (WAYS[NOTIFIED].to_owned(), "reference_us")]
+    }))
 }
 
-impl Results {
-    /// The time of a round by the number of ranks, a line for each way.
-    fn chart(&self) -> Chart {
-        let mut series: Vec<Series> = Vec::new();
-        let mut add = |name: &str, point: (f64, f64)| match series.iter_mut().find(|one| one.name == name) {
-            Some(one) if one.points.last() == Some(&point) => {}
-            Some(one) => one.points.push(point),
-            None => series.push(Series::new(name, [point])),
+struct Rank {
+    stream: Stream<SoftStream>,
+    requests: Requests,
+    /// On queue pairs with a trigger, by a stream that has a collector. None where the card cannot wait.
+    card_waits: Option<(Requests, Stream<SoftStream>)>,
+    writes: Writes,
+}
+
+impl Rank {
+    fn new((device, port): (Device, u8), mut bootstrap: Bootstrap) -> Result<Self, Failure> {
+        let pd = ProtectionDomain::new(&device)?;
+        let place = Place::of(&bootstrap);
+        let config = QueuePairConfig::default().port(port);
+        let requests = Requests::new(&pd, config, place, &mut bootstrap)?;
+        let waits = device.card_waits()?;
+        let card_waits = match waits.data && waits.queues {
+            false => None,
+            true => {
+                let trigger = Trigger::new(&pd)?;
+                let requests = Requests::new(&pd, config.trigger(&trigger), place, &mut bootstrap)?;
+                let options = StreamOptions::default().collect_from(Some(2));
+                Some((requests, Stream::with_options(SoftStream::new()?, options)?))
+            }
         };
-        for row in &self.rows {
-            let ranks = row.ranks as f64;
-            add(row.what, (ranks, row.gdsync_us));
-            add("notified writes", (ranks, row.reference_us));
-        }
-        let (x, y) = (Axis::new("Ranks", Scale::Counts), Axis::new("Median time of a round, µs", Scale::Log));
-        Chart {
-            title: "A round in which every rank sends to every other".to_owned(),
-            content: Content::Lines { x, y, series },
+        let writes = Writes::new((&pd, port), place, bootstrap)?;
+        Ok(Rank { stream: Stream::new(SoftStream::new()?)?, requests, card_waits, writes })
+    }
+
+    fn requests(&mut self, way: usize) -> (&mut Requests, &Stream<SoftStream>) {
+        match &mut self.card_waits {
+            Some((requests, stream)) if way == CARD_WAITS => (requests, stream),
+            _ => (&mut self.requests, &self.stream),
         }
     }
 }
 
-impl Row {
-    fn new(ranks: usize, what: &'static str, ours: &Measured, reference: &Measured) -> Self {
-        let mut ratios: Vec<_> =
-            ours.times.iter().zip(&reference.times).map(|(one, two)| one / two).collect();
-        ratios.sort_by(f64::total_cmp);
-        let end = |ratio: Option<&f64>| ratio.copied().unwrap_or(f64::NAN);
-        Row {
-            ranks,
-            what,
-            gdsync_us: median(ours.times.clone()),
-            reference_us: median(reference.times.clone()),
-            least_ratio: end(ratios.first()),
-            most_ratio: end(ratios.last()),
-            ratio: median(ratios),
-            gdsync_operations: ours.operations,
-            reference_operations: reference.operations,
+impl ranks::Rank for Rank {
+    fn stream(&self, way: usize) -> Option<&Stream<SoftStream>> {
+        match way {
+            CARD_WAITS => self.card_waits.as_ref().map(|(_, stream)| stream),
+            _ => Some(&self.stream),
         }
     }
 
-    fn cells(&self) -> Vec<String> {
-        let Row { ranks, what, .. } = self;
-        let mut cells = vec![format!("{ranks} ranks, {what}")];
-        let numbers = [self.gdsync_us, self.reference_us, self.ratio, self.least_ratio, self.most_ratio];
-        cells.extend(numbers.map(|number| format!("{number:.2}")));
-        cells.extend([self.gdsync_operations, self.reference_operations].map(|count| format!("{count:.2}")));
-        cells
+    fn memory(&self, way: usize) -> Result<[PinnedMemory; 2], Failure> {
+        match (way, &self.card_waits) {
+            (NOTIFIED, _) => self.writes.memory(),
+            (CARD_WAITS, Some((requests, _))) => Ok(requests.memory()),
+            _ => Ok(self.requests.memory()),
+        }
     }
-}
 
-/// Each way in each run. The ways take turns in being the first.
-fn measure(
-    options: &BenchOptions,
-    ranks: usize,
-    leaves: &Arc<AtomicBool>,
-) -> Result<[Measured; WAYS], Failure> {
-    let begin = Arc::new(Barrier::new(ranks));
-    let (sender, done) = channel();
-    for bootstrap in Bootstrap::threads(u32::try_from(ranks)?, TIMEOUT)? {
-        let (sender, begin, leaves) = (sender.clone(), begin.clone(), Arc::clone(leaves));
-        let (hca, rounds) = (options.hca.clone(), options.rounds);
-        std::thread::Builder::new().name("persistent-rank".to_owned()).spawn(move || {
-            let played = hca::open(hca.as_ref())
-                .and_then(|place| play(place, bootstrap, (&begin, &leaves), rounds))
-                .map_err(|error| error.to_string());
-            let _ = sender.send(played);
-        })?;
-    }
-    drop(sender);
-    let mut measured: [Measured; WAYS] = Default::default();
-    for _ in 0..ranks {
-        // Where one fails, the others wait for it: they end with the process.
-        let played = done.recv().map_err(|_| "a rank has panicked")??;
-        for (all, one) in measured.iter_mut().zip(played) {
-            all.operations += one.operations / ranks as f64;
-            // All begin together, and the last one ends the round.
-            all.times.resize(one.times.len(), 0.0);
-            all.times.iter_mut().zip(one.times).for_each(|(most, time)| *most = most.max(time));
+    fn begin(&mut self, way: usize, round: u64) -> Result<(), Failure> {
+        if way != NOTIFIED {
+            let (requests, stream) = self.requests(way);
+            requests.expect_first(stream, round)?;
+            stream.synchronize()?;
         }
+        Ok(())
     }
-    Ok(measured)
-}
 
-fn play(
-    place: (gdsync::Device, u8),
-    bootstrap: Bootstrap,
-    (begin, leaves): (&Barrier, &AtomicBool),
-    rounds: u64,
-) -> Result<[Measured; WAYS], Failure> {
-    let mut rank = Rank::new(place, bootstrap)?;
-    let mut measured: [Measured; WAYS] = Default::default();
-    for run in 0..RUNS {
-        // All ranks leave at the same run where the user interrupts: one of them looks.
-        if begin.wait().is_leader() {
-            leaves.store(run > 0 && interrupt::requested(), Ordering::Relaxed);
+    fn enqueue(&mut self, way: usize, round: u64, last: u64) -> Result<usize, Failure> {
+        if way == NOTIFIED {
+            return self.writes.enqueue(&self.stream, round);
         }
-        begin.wait();
-        if leaves.load(Ordering::Relaxed) {
-            break;
-        }
-        for way in (0..WAYS).map(|turn| (turn + run) % WAYS) {
-            if !rank.has(Way::ALL[way]) {
-                continue;
-            }
-            let (time, operations) = rank.play(Way::ALL[way], rounds, begin)?;
-            measured[way].times.push(time);
-            measured[way].operations = operations;
+        let (requests, stream) = self.requests(way);
+        requests.enqueue(stream, way == SINGLY, round, last)
+    }
+
+    fn finish(&mut self, way: usize) -> Result<(), Failure> {
+        match way {
+            NOTIFIED => self.writes.finish(),
+            way => self.requests(way).0.finish(),
         }
     }
-    // A rank that leaves takes its queue pairs along.
-    begin.wait();
-    Ok(measured)
 }

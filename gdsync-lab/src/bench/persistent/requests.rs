@@ -1,11 +1,9 @@
 //! The exchange by persistent requests.
 
-use super::TIMEOUT;
-use super::rank::{BLOCK, PLACES, Place};
+use crate::bench::ranks::{self, BLOCK, PLACES, Place, TIMEOUT};
 use gdsync::persistent::{PersistentRecv, PersistentSend, Request, start_all, wait_all};
 use gdsync::{
-    Access, ConnectOptions, MemoryRegion, PinnedMemory, ProtectionDomain, QueuePair, QueuePairConfig,
-    SoftStream, Stream,
+    Access, MemoryRegion, PinnedMemory, ProtectionDomain, QueuePair, QueuePairConfig, SoftStream, Stream,
 };
 use gdsync_cli::failure::Failure;
 use gdsync_notify::bootstrap::Bootstrap;
@@ -29,22 +27,9 @@ impl Requests {
     ) -> Result<Self, Failure> {
         let source = MemoryRegion::allocate(pd, place.bytes(), Access::empty())?;
         let target = MemoryRegion::allocate(pd, place.bytes(), Access::LOCAL_WRITE)?;
-        let (mut queue_pairs, mut endpoints) = (Vec::new(), Vec::new());
-        for _ in place.peers() {
-            let queue_pair = QueuePair::new(pd, config)?;
-            endpoints.push(queue_pair.endpoint()?.to_string());
-            queue_pairs.push(queue_pair);
-        }
-        let all = bootstrap.all_gather(endpoints.join("\n").as_bytes())?;
-        // Many threads share few processors: a card may be late, and a rank, too.
-        let options = ConnectOptions::default().timeout(20).retry_count(7).rnr_retry(7);
-        for (peer, queue_pair) in place.peers().zip(&queue_pairs) {
-            // Among a peer's endpoints, there is none for itself.
-            let own = place.number - usize::from(place.number > peer);
-            let endpoint = std::str::from_utf8(&all[peer])?.lines().nth(own).ok_or("a rank lacks a peer")?;
-            queue_pair.connect(&endpoint.parse()?, options)?;
-        }
-        bootstrap.barrier()?;
+        let make = |_| QueuePair::new(pd, config);
+        let queue_pairs: Vec<QueuePair> = place.peers().map(make).collect::<Result<_, _>>()?;
+        ranks::connect(&queue_pairs, place, bootstrap)?;
         let (mut sends, mut receives) = (Vec::new(), Vec::new());
         for at in 0..PLACES as u64 {
             let slice = |region: &MemoryRegion, peer| {
@@ -72,10 +57,11 @@ impl Requests {
         Ok(receives.iter_mut().try_for_each(|one| one.start(stream))?)
     }
 
-    /// Enqueues a round, in a start and a wait. Returns the memory operations.
+    /// Enqueues a round, in a start and a wait of all requests, or of each. Returns the memory operations.
     pub(super) fn enqueue(
         &mut self,
         stream: &Stream<SoftStream>,
+        singly: bool,
         round: u64,
         last: u64,
     ) -> Result<usize, Failure> {
@@ -86,34 +72,17 @@ impl Requests {
         let next = next.iter_mut().flatten().filter(|_| round + 1 < last);
         let mut started: Vec<&mut dyn Request> = next.map(|one| one as _).collect();
         started.extend(self.sends[at].iter_mut().map(|one| one as &mut dyn Request));
-        let started = start_all(&mut started, stream, TIMEOUT)?;
+        let together = |requests: &[&mut dyn Request]| if singly { 1 } else { requests.len().max(1) };
+        let mut operations = 0;
+        let size = together(&started);
+        for some in started.chunks_mut(size) {
+            operations += start_all(some, stream, TIMEOUT)?.operations;
+        }
         let mut waited: Vec<&mut dyn Request> = now.iter_mut().flatten().map(|one| one as _).collect();
         waited.extend(self.sends[at].iter_mut().map(|one| one as &mut dyn Request));
-        Ok(started.operations + wait_all(&mut waited, stream, TIMEOUT)?.operations)
-    }
-
-    /// The same, in a start and a wait for each request.
-    pub(super) fn enqueue_singly(
-        &mut self,
-        stream: &Stream<SoftStream>,
-        round: u64,
-        last: u64,
-    ) -> Result<usize, Failure> {
-        let at = round as usize % PLACES;
-        let (receives, sends) = (&mut self.receives, &mut self.sends[at]);
-        let mut operations = 0;
-        let next = receives[(at + 1) % PLACES].iter_mut().filter(|_| round + 1 < last);
-        for one in next {
-            operations += start_all(&mut [one], stream, TIMEOUT)?.operations;
-        }
-        for one in sends.iter_mut() {
-            operations += start_all(&mut [one], stream, TIMEOUT)?.operations;
-        }
-        for one in &mut receives[at] {
-            operations += wait_all(&mut [one], stream, TIMEOUT)?.operations;
-        }
-        for one in sends {
-            operations += wait_all(&mut [one], stream, TIMEOUT)?.operations;
+        let size = together(&waited);
+        for some in waited.chunks_mut(size) {
+            operations += wait_all(some, stream, TIMEOUT)?.operations;
         }
         Ok(operations)
     }

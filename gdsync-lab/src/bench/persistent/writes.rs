@@ -1,7 +1,6 @@
 //! The exchange by notified writes.
 
-use super::TIMEOUT;
-use super::rank::{BLOCK, PLACES, Place};
+use crate::bench::ranks::{BLOCK, PLACES, Place, TIMEOUT};
 use gdsync::{Batch, PinnedMemory, ProtectionDomain, QueuePairConfig, SoftStream, Stream};
 use gdsync_cli::failure::Failure;
 use gdsync_notify::bootstrap::Bootstrap;

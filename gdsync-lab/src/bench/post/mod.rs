@@ -5,17 +5,15 @@
 
 mod reference;
 
-use super::outcome::Outcome;
 use super::pair::{collect, connected};
-use super::{Spread, median, outcome};
+use super::table::{Outcome, Row};
+use super::{in_turns, median};
 use gdsync::{Access, MemoryRegion, QueuePair, QueuePairConfig, RemoteMemory, Slice, WorkRequest};
 use gdsync_cli::cli::BenchOptions;
 use gdsync_cli::failure::Failure;
 use gdsync_cli::interrupt;
-use gdsync_cli::plot::{Axis, Chart, Content, Scale, Values};
 use reference::{Opened, Reference, Shape};
-use serde::Serialize;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// Posts between two looks at the completions: the queues never fill.
 const BURST: u64 = 64;
@@ -24,39 +22,13 @@ const ELEMENT: usize = 64;
 /// Runs of each shape, for the spread.
 const RUNS: u64 = 10;
 
-/// Nanoseconds of a post: the median over the runs of their medians over the bursts.
-#[derive(Debug, Serialize)]
-struct Row {
-    what: &'static str,
-    posts: u64,
-    gdsync_ns: f64,
-    ibv_post_send_ns: f64,
-    ibv_wr_ns: f64,
-    /// gdsync's, divided by `ibv_wr_*` in the same run.
-    gdsync_ratio: Spread,
-}
-
 pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
     let opened = Opened::new(options.hca.as_ref())?;
     let rows = Bench::new(&opened)?.measure(options.posts.div_ceil(BURST * RUNS))?;
-    let cells = |row: &Row| {
-        let ns = [row.gdsync_ns, row.ibv_post_send_ns, row.ibv_wr_ns];
-        [vec![row.what.to_owned()], ns.map(|ns| format!("{ns:.0}")).to_vec(), vec![row.gdsync_ratio.text()]]
-            .concat()
-    };
     let header = ["RDMA WRITE", "gdsync ns", "ibv_post_send ns", "ibv_wr_* ns", "gdsync : ibv_wr_*"];
-    let column = |name: &str, pick: fn(&Row) -> f64| Values::new(name, rows.iter().map(pick));
-    let content = Content::Categories {
-        x: Axis::new("Median time of a post, ns", Scale::Linear),
-        names: rows.iter().map(|row| row.what.to_owned()).collect(),
-        series: vec![
-            column("gdsync", |row| row.gdsync_ns),
-            column("ibv_post_send", |row| row.ibv_post_send_ns),
-            column("ibv_wr_*", |row| row.ibv_wr_ns),
-        ],
-    };
-    let chart = Chart { title: "Posting an RDMA write".to_owned(), content };
-    Ok(outcome(&rows, &header, rows.iter().map(cells).collect())?.chart(chart))
+    let series = [("gdsync", "gdsync_ns"), ("ibv_post_send", "ibv_post_send_ns"), ("ibv_wr_*", "ibv_wr_ns")];
+    let outcome = Outcome::of(Row::default(), &header, &rows);
+    Ok(outcome.bars("Posting an RDMA write", "Median time of a post, ns", &rows, &series))
 }
 
 struct Bench<'a> {
@@ -80,6 +52,7 @@ impl<'a> Bench<'a> {
         Ok(Bench { ours, _targets: [ours_to, theirs_to], reference, source, target })
     }
 
+    /// Medians over the runs of their medians over the bursts.
     fn measure(&mut self, bursts: u64) -> Result<Vec<Row>, Failure> {
         let slices: Vec<Slice> =
             (0..4).map(|i| self.source.slice(i * ELEMENT..(i + 1) * ELEMENT)).collect::<Result<_, _>>()?;
@@ -89,41 +62,38 @@ impl<'a> Bench<'a> {
             let runs: Vec<[f64; 3]> = interrupt::rounds(0..RUNS)
                 .map(|_| self.measure_run(shape, &slices, bursts))
                 .collect::<Result<_, _>>()?;
-            let ns = |way: usize| median(runs.iter().map(|run| run[way]).collect());
-            rows.push(Row {
-                what,
-                posts: bursts * BURST * runs.len() as u64,
-                gdsync_ns: ns(0),
-                ibv_post_send_ns: ns(1),
-                ibv_wr_ns: ns(2),
-                gdsync_ratio: Spread::of(runs.iter().map(|run| run[0] / run[2]).collect()),
-            });
+            let ns = |way: usize| median(runs.iter().map(|run| run[way]));
+            let ratios: Vec<f64> = runs.iter().map(|run| run[0] / run[2]).collect();
+            let row = Row::named(what).key("posts", bursts * BURST * runs.len() as u64);
+            let row = row.number("gdsync_ns", ns(0), 0).number("ibv_post_send_ns", ns(1), 0);
+            rows.push(row.number("ibv_wr_ns", ns(2), 0).spread("gdsync_ratio", &ratios));
         }
         Ok(rows)
     }
 
-    /// Nanoseconds of a post by gdsync, by `ibv_post_send` and by `ibv_wr_*`, in turns.
+    /// Nanoseconds of a post by gdsync, by `ibv_post_send` and by `ibv_wr_*`.
     fn measure_run(&mut self, shape: Shape, slices: &[Slice], bursts: u64) -> Result<[f64; 3], Failure> {
         let remote = self.target.remote();
-        let mut times = [const { Vec::new() }; 3];
-        for _ in 0..bursts {
-            let start = Instant::now();
-            match shape {
-                Shape::Inline => gdsync_inline(&self.ours, remote)?,
-                Shape::One => gdsync_one(&self.ours, &slices[..1], remote)?,
-                Shape::Four => gdsync_four(&self.ours, slices, remote)?,
-            }
-            times[0].push(per_post(start.elapsed()));
-            collect(&self.ours.send_cq(), BURST)?;
-            times[1].push(per_post(self.reference.post_send(shape, &remote, BURST)?));
-            times[2].push(per_post(self.reference.wr(shape, &remote, BURST)?));
-        }
-        Ok(times.map(median))
+        let times: Vec<[f64; 3]> = in_turns(0..bursts, |way, _| {
+            let time = match way {
+                0 => {
+                    let start = Instant::now();
+                    match shape {
+                        Shape::Inline => gdsync_inline(&self.ours, remote)?,
+                        Shape::One => gdsync_one(&self.ours, &slices[..1], remote)?,
+                        Shape::Four => gdsync_four(&self.ours, slices, remote)?,
+                    }
+                    let time = start.elapsed();
+                    collect(&self.ours.send_cq(), BURST)?;
+                    time
+                }
+                1 => self.reference.post_send(shape, &remote, BURST)?,
+                _ => self.reference.wr(shape, &remote, BURST)?,
+            };
+            Ok(time.as_secs_f64() * 1e9 / BURST as f64)
+        })?;
+        Ok([0, 1, 2].map(|way| median(times.iter().map(|all| all[way]))))
     }
-}
-
-fn per_post(burst: Duration) -> f64 {
-    burst.as_secs_f64() * 1e9 / BURST as f64
 }
 
 // Not inlined, so that `scripts/bench/post-instructions` finds them by name.

@@ -3,17 +3,15 @@
 
 mod rank;
 
-use super::outcome;
-use super::outcome::Outcome;
+use super::table::{Outcome, Row};
 use gdsync_cli::child;
 use gdsync_cli::cli::{self, BenchOptions, BenchScaleOptions};
 use gdsync_cli::failure::Failure;
 use gdsync_cli::hca;
 use gdsync_cli::interrupt;
-use gdsync_cli::plot::{Axis, Chart, Content, Scale, Series};
 use gdsync_notify::bootstrap::Bootstrap;
 use rank::{BLOCK, Played, Shared};
-use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 use std::io::Write;
 use std::process::{Command, Stdio};
 use std::sync::mpsc::channel;
@@ -30,50 +28,12 @@ const LEAST_ROUNDS: u64 = 5;
 /// For the ranks to meet, and for everything that they wait for.
 const PATIENCE: Duration = Duration::from_secs(300);
 
-#[derive(Debug, Serialize)]
-struct Results {
-    block_bytes: usize,
-    /// Every byte of every message was checked.
-    verified: bool,
-    rows: Vec<Row>,
-}
-
-/// What the process of a size has found.
-#[derive(Debug, Serialize, Deserialize)]
-struct Measured {
-    ranks: u32,
-    rounds: u64,
-    /// From the first rank's begin to the end of the last one's `Team::new`.
-    connect_s: f64,
-    /// Memory of the process for each way from a rank to another: when all are connected, and behind the rounds.
-    connected_kib: f64,
-    used_kib: f64,
-    /// A round by notified writes, and one by the collective: the time of all ranks, and the memory operations of one.
-    writes_us: f64,
-    writes_operations: f64,
-    collective_us: f64,
-    collective_operations: f64,
-    bytes_checked: u64,
-}
-
-#[derive(Debug, Serialize)]
-struct Row {
-    #[serde(flatten)]
-    measured: Measured,
-    /// The time of a round divided by its messages.
-    writes_message_us: f64,
-    collective_message_us: f64,
-    /// Divided by that among [`REFERENCE_RANKS`].
-    writes_ratio: Option<f64>,
-    collective_ratio: Option<f64>,
-}
-
 pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
     let most = options.ranks.unwrap_or(MOST_RANKS);
     let sizes = (1..).map(|power| 1 << power).take_while(|size| *size <= most);
     let measured =
         interrupt::rounds(sizes).map(|ranks| in_a_process(options, ranks)).collect::<Result<Vec<_>, _>>()?;
-    let results = Results { block_bytes: BLOCK, verified: true, rows: rows(measured) };
+    let rows = rows(&measured);
     let heading = format!("RANKS, {BLOCK} BYTES TO EACH, VERIFIED");
     let header = [
         heading.as_str(),
@@ -89,29 +49,20 @@ pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
         "TO 8 RANKS",
         "OPERATIONS",
     ];
-    let cells = results.rows.iter().map(Row::cells).collect();
-    Ok(outcome(&results, &header, cells)?.chart(message_chart(&results.rows)))
+    // Every byte of every message was checked.
+    let all = Row::default().key("block_bytes", BLOCK).key("verified", true);
+    let axes = ["Ranks", "Time of a round divided by its messages, µs"];
+    let title = format!("A message of {BLOCK} bytes as a team grows");
+    Ok(Outcome::of(all, &header, &rows).lines(title, axes, "ranks", &rows, |_| {
+        [
+            ("notified writes".to_owned(), "writes_message_us"),
+            ("collective".to_owned(), "collective_message_us"),
+        ]
+    }))
 }
 
-/// What a message costs by the number of ranks.
-fn message_chart(rows: &[Row]) -> Chart {
-    let line = |name: &str, pick: fn(&Row) -> f64| {
-        Series::new(name, rows.iter().map(|row| (f64::from(row.measured.ranks), pick(row))))
-    };
-    Chart {
-        title: format!("A message of {BLOCK} bytes as a team grows"),
-        content: Content::Lines {
-            x: Axis::new("Ranks", Scale::Counts),
-            y: Axis::new("Time of a round divided by its messages, µs", Scale::Log),
-            series: vec![
-                line("notified writes", |row| row.writes_message_us),
-                line("collective", |row| row.collective_message_us),
-            ],
-        },
-    }
-}
-
-fn in_a_process(options: &BenchOptions, ranks: u32) -> Result<Measured, Failure> {
+/// What the process of a size has found: see [`run_one`].
+fn in_a_process(options: &BenchOptions, ranks: u32) -> Result<Value, Failure> {
     let messages = u64::from(ranks) * u64::from(ranks - 1);
     let rounds = options.rounds.min((MESSAGES / messages).max(LEAST_ROUNDS));
     let mut command = Command::new(std::env::current_exe()?);
@@ -129,47 +80,29 @@ fn in_a_process(options: &BenchOptions, ranks: u32) -> Result<Measured, Failure>
     Ok(serde_json::from_slice(&output.stdout)?)
 }
 
-fn rows(measured: Vec<Measured>) -> Vec<Row> {
-    let message = |us: f64, ranks: u32| us / (f64::from(ranks) * f64::from(ranks - 1));
-    let of = |pick: fn(&Measured) -> f64| {
-        let reference = measured.iter().find(|one| one.ranks == REFERENCE_RANKS);
-        reference.map(|one| message(pick(one), one.ranks))
+/// A round takes every rank's messages: beside its time is the time divided by them, and that divided by the same among
+/// [`REFERENCE_RANKS`].
+fn rows(measured: &[Value]) -> Vec<Row> {
+    let number = |one: &Value, key: &str| one[key].as_f64().unwrap_or(f64::NAN);
+    let message = |one: &Value, key: &str| {
+        let ranks = number(one, "ranks");
+        number(one, key) / (ranks * (ranks - 1.0))
     };
-    let [writes, collective] = [of(|one| one.writes_us), of(|one| one.collective_us)];
-    let row = |measured: Measured| {
-        let writes_message_us = message(measured.writes_us, measured.ranks);
-        let collective_message_us = message(measured.collective_us, measured.ranks);
-        Row {
-            writes_message_us,
-            collective_message_us,
-            writes_ratio: writes.map(|reference| writes_message_us / reference),
-            collective_ratio: collective.map(|reference| collective_message_us / reference),
-            measured,
-        }
+    let reference = measured.iter().find(|one| one["ranks"] == REFERENCE_RANKS);
+    let row = |one: &Value| {
+        let copied = |row: Row, key, decimals| row.number(key, number(one, key), decimals);
+        let ratio = |key| reference.map(|reference| message(one, key) / message(reference, key));
+        let row = Row::default().cell("ranks", one["ranks"].clone(), one["ranks"].to_string());
+        let row = row.key("rounds", one["rounds"].clone()).key("bytes_checked", one["bytes_checked"].clone());
+        let row = copied(row, "connect_s", 2);
+        let row = copied(copied(row, "connected_kib", 1), "used_kib", 1);
+        let row = copied(row, "writes_us", 0).number("writes_message_us", message(one, "writes_us"), 2);
+        let row = copied(row.number("writes_ratio", ratio("writes_us"), 2), "writes_operations", 1);
+        let row = copied(row, "collective_us", 0);
+        let row = row.number("collective_message_us", message(one, "collective_us"), 2);
+        copied(row.number("collective_ratio", ratio("collective_us"), 2), "collective_operations", 1)
     };
-    measured.into_iter().map(row).collect()
-}
-
-impl Row {
-    fn cells(&self) -> Vec<String> {
-        let Measured { ranks, connect_s, connected_kib, used_kib, .. } = self.measured;
-        let ratio = |ratio: Option<f64>| ratio.map_or_else(|| "-".to_owned(), |ratio| format!("{ratio:.2}"));
-        let way = |us: f64, message: f64, of: Option<f64>, operations: f64| {
-            [format!("{us:.0}"), format!("{message:.2}"), ratio(of), format!("{operations:.1}")]
-        };
-        let Measured { writes_us, writes_operations, collective_us, collective_operations, .. } =
-            self.measured;
-        let first = [
-            ranks.to_string(),
-            format!("{connect_s:.2}"),
-            format!("{connected_kib:.1}"),
-            format!("{used_kib:.1}"),
-        ];
-        let writes = way(writes_us, self.writes_message_us, self.writes_ratio, writes_operations);
-        let collective =
-            way(collective_us, self.collective_message_us, self.collective_ratio, collective_operations);
-        [&first[..], &writes, &collective].concat()
-    }
+    measured.iter().map(row).collect()
 }
 
 /// The ranks of one size, in this process. Writes what it has found.
@@ -203,19 +136,22 @@ pub(crate) fn run_one(options: &BenchScaleOptions) -> Result<(), Failure> {
         all.iter().map(pick).max().unwrap_or_default().saturating_sub(before) as f64 / ways
     };
     let longest = |pick: fn(&Played) -> f64| all.iter().map(pick).fold(0.0, f64::max) / rounds as f64;
-    let measured = Measured {
-        ranks,
-        rounds,
-        connect_s: latest(|one| one.connected).duration_since(start).as_secs_f64(),
-        connected_kib: most(|one| one.connected_kib),
-        used_kib: most(|one| one.used_kib),
-        writes_us: longest(|one| one.writes_us),
-        writes_operations: mean(|one| one.writes_operations),
-        collective_us: longest(|one| one.collective_us),
-        collective_operations: mean(|one| one.collective_operations),
-        bytes_checked: all.iter().map(|one| one.bytes_checked).sum(),
-    };
-    Ok(writeln!(std::io::stdout(), "{}", serde_json::to_string(&measured)?)?)
+    let measured = json!({
+        "ranks": ranks,
+        "rounds": rounds,
+        // From the first rank's begin to the end of the last one's `Team::new`.
+        "connect_s": latest(|one| one.connected).duration_since(start).as_secs_f64(),
+        // Memory of the process for each way from a rank to another: when all are connected, and behind the rounds.
+        "connected_kib": most(|one| one.connected_kib),
+        "used_kib": most(|one| one.used_kib),
+        // A round by notified writes, and one by the collective: the time of all ranks, and the operations of one.
+        "writes_us": longest(|one| one.writes_us),
+        "writes_operations": mean(|one| one.writes_operations),
+        "collective_us": longest(|one| one.collective_us),
+        "collective_operations": mean(|one| one.collective_operations),
+        "bytes_checked": all.iter().map(|one| one.bytes_checked).sum::<u64>(),
+    });
+    Ok(writeln!(std::io::stdout(), "{measured}")?)
 }
 
 /// Memory of this process that is there, shared memory included.
@@ -232,24 +168,26 @@ mod tests {
 
     #[test]
     fn messages_are_beside_those_of_eight_ranks() {
-        let measured = |ranks: u32, us: f64| Measured {
-            ranks,
-            rounds: 1,
-            connect_s: 1.0,
-            connected_kib: 2.0,
-            used_kib: 3.0,
-            writes_us: us,
-            writes_operations: 4.0,
-            collective_us: 2.0 * us,
-            collective_operations: 5.0,
-            bytes_checked: 1,
+        let measured = |ranks: u32, us: f64| {
+            json!({
+                "ranks": ranks,
+                "connect_s": 1.0,
+                "connected_kib": 2.0,
+                "used_kib": 3.0,
+                "writes_us": us,
+                "writes_operations": 4.0,
+                "collective_us": 2.0 * us,
+                "collective_operations": 5.0,
+            })
         };
-        let found = rows(vec![measured(2, 2.0), measured(8, 56.0), measured(16, 480.0)]);
-        let ratios: Vec<_> = found.iter().map(|row| (row.writes_ratio, row.collective_ratio)).collect();
-        assert_eq!(ratios, [1.0, 1.0, 2.0].map(|ratio| (Some(ratio), Some(ratio))));
-        assert_eq!(found[2].collective_message_us, 4.0);
-        assert_eq!(found[2].cells()[0..6], ["16", "1.00", "2.0", "3.0", "480", "2.00"].map(str::to_owned));
-        assert!(rows(vec![measured(2, 1.0)])[0].writes_ratio.is_none(), "there is nothing beside it");
+        let found = rows(&[measured(2, 2.0), measured(8, 56.0), measured(16, 480.0)]);
+        let ratios = |row: &Row| ["writes_ratio", "collective_ratio"].map(|key| row.get(key));
+        assert_eq!([0, 1, 2].map(|at| ratios(&found[at])), [[1.0; 2], [1.0; 2], [2.0; 2]]);
+        assert_eq!(found[2].get("collective_message_us"), 4.0);
+        let text = Outcome::of(Row::default(), &[""; 12], &found[2..]).text();
+        let expected = "16  1.00  2.0  3.0  480  2.00  2.00  4.0  960  4.00  2.00  5.0";
+        assert_eq!(text.lines().last(), Some(expected));
+        assert!(Value::from(rows(&[measured(2, 1.0)])[0].clone())["writes_ratio"].is_null());
     }
 
     #[test]
