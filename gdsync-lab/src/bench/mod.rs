@@ -33,7 +33,10 @@ use crate::draw;
 use gdsync_cli::cli::{self, BenchOptions, Benchmark};
 use gdsync_cli::destination::Destination;
 use gdsync_cli::failure::Failure;
-use gdsync_cli::{progress, text};
+use gdsync_cli::hca::Hca;
+use gdsync_cli::{child, progress, text};
+use serde::de::DeserializeOwned;
+use std::process::{Command, Stdio};
 use std::time::Instant;
 use table::Outcome;
 
@@ -101,6 +104,25 @@ fn timed(call: impl FnOnce() -> Result<(), Failure>) -> Result<f64, Failure> {
     let start = Instant::now();
     call()?;
     Ok(micros_since(start))
+}
+
+/// What a process of this program, `what`, has found: it writes it as JSON.
+fn in_a_process<T: DeserializeOwned>(
+    what: &str,
+    hca: Option<&Hca>,
+    arguments: &[&str],
+) -> Result<T, Failure> {
+    let mut command = Command::new(std::env::current_exe()?);
+    command.args(arguments).stdin(Stdio::null()).stderr(Stdio::inherit());
+    if let Some(hca) = hca {
+        command.args(["--hca", &hca.to_string()]);
+    }
+    child::dies_with_this_process(&mut command);
+    let output = command.output().map_err(|error| format!("cannot start {what}: {error}"))?;
+    match output.status.success() {
+        true => Ok(serde_json::from_slice(&output.stdout)?),
+        false => Err(child::failure(format_args!("{what}"), output.status)),
+    }
 }
 
 /// Measures every way in each round. Another one is the first in each: the first may find caches colder.

@@ -8,17 +8,15 @@ mod by_hand;
 mod kinds;
 
 use super::table::{Outcome, Row, Table};
-use super::{MEDIAN_US, gpu::Gpu, median, micros_since};
+use super::{MEDIAN_US, gpu::Gpu, in_a_process, median, micros_since};
 use by_hand::ByHand;
 use gdsync::{SoftStream, Stream, cuda};
-use gdsync_cli::child;
 use gdsync_cli::cli::{BenchFirstOptions, BenchOptions};
 use gdsync_cli::failure::Failure;
 use gdsync_cli::interrupt;
 use kinds::{Kind, Link, POSTS, kinds};
 use serde::{Deserialize, Serialize};
 use std::io::Write;
-use std::process::{Command, Stdio};
 use std::time::Instant;
 
 /// Runs on each kind of stream.
@@ -46,7 +44,12 @@ pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
     let mut json = Vec::new();
     for gpu in [Some(None), gpu.map(Some)].into_iter().flatten() {
         let runs: Vec<Run> = interrupt::rounds(0..RUNS)
-            .map(|run| in_a_process(options, gpu, run))
+            .map(|run| {
+                let (number, gpu) = (run.to_string(), gpu.map(|gpu| gpu.to_string()));
+                let mut arguments = vec!["bench-first", "--run", &number];
+                arguments.extend(gpu.iter().flat_map(|gpu| ["--gpu", gpu]));
+                in_a_process(&format!("the process of run {run}"), options.hca.as_ref(), &arguments)
+            })
             .collect::<Result<_, _>>()?;
         let on = runs.first().map(|run| run.on.clone()).unwrap_or_default();
         let first_stream = median(runs.iter().map(|run| run.stream_us));
@@ -106,23 +109,6 @@ fn play<B: ByHand>(
         Ok((name.to_owned(), play(&link, &stream)?))
     };
     kinds.into_iter().map(play).collect()
-}
-
-fn in_a_process(options: &BenchOptions, gpu: Option<u32>, run: usize) -> Result<Run, Failure> {
-    let mut command = Command::new(std::env::current_exe()?);
-    command.args(["bench-first", "--run", &run.to_string()]).stdin(Stdio::null()).stderr(Stdio::inherit());
-    if let Some(gpu) = gpu {
-        command.args(["--gpu", &gpu.to_string()]);
-    }
-    if let Some(hca) = &options.hca {
-        command.args(["--hca", &hca.to_string()]);
-    }
-    child::dies_with_this_process(&mut command);
-    let output = command.output().map_err(|error| format!("cannot start the process of a run: {error}"))?;
-    if !output.status.success() {
-        return Err(child::failure(format_args!("the process of run {run}"), output.status));
-    }
-    Ok(serde_json::from_slice(&output.stdout)?)
 }
 
 /// A kind of post: medians over the runs, and the ratios of the times of one run.

@@ -3,8 +3,8 @@
 
 mod rank;
 
+use super::in_a_process;
 use super::table::{Outcome, Row};
-use gdsync_cli::child;
 use gdsync_cli::cli::{self, BenchOptions, BenchScaleOptions};
 use gdsync_cli::failure::Failure;
 use gdsync_cli::hca;
@@ -13,7 +13,6 @@ use gdsync_notify::bootstrap::Bootstrap;
 use rank::{BLOCK, Played, Shared};
 use serde_json::{Value, json};
 use std::io::Write;
-use std::process::{Command, Stdio};
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
@@ -32,7 +31,7 @@ pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
     let most = options.ranks.unwrap_or(MOST_RANKS);
     let sizes = (1..).map(|power| 1 << power).take_while(|size| *size <= most);
     let measured =
-        interrupt::rounds(sizes).map(|ranks| in_a_process(options, ranks)).collect::<Result<Vec<_>, _>>()?;
+        interrupt::rounds(sizes).map(|ranks| measured(options, ranks)).collect::<Result<Vec<_>, _>>()?;
     let rows = rows(&measured);
     let heading = format!("RANKS, {BLOCK} BYTES TO EACH, VERIFIED");
     let header = [
@@ -62,22 +61,13 @@ pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
 }
 
 /// What the process of a size has found: see [`run_one`].
-fn in_a_process(options: &BenchOptions, ranks: u32) -> Result<Value, Failure> {
+fn measured(options: &BenchOptions, ranks: u32) -> Result<Value, Failure> {
     let messages = u64::from(ranks) * u64::from(ranks - 1);
     let rounds = options.rounds.min((MESSAGES / messages).max(LEAST_ROUNDS));
-    let mut command = Command::new(std::env::current_exe()?);
-    command.args(["bench-scale", "--ranks", &ranks.to_string(), "--rounds", &rounds.to_string()]);
-    command.args(["--connections", &cli::word(&options.connections)]);
-    if let Some(hca) = &options.hca {
-        command.args(["--hca", &hca.to_string()]);
-    }
-    command.stdin(Stdio::null()).stderr(Stdio::inherit());
-    child::dies_with_this_process(&mut command);
-    let output = command.output().map_err(|error| format!("cannot start {ranks} ranks: {error}"))?;
-    if !output.status.success() {
-        return Err(child::failure(format_args!("the process of {ranks} ranks"), output.status));
-    }
-    Ok(serde_json::from_slice(&output.stdout)?)
+    let (ranks, rounds) = (ranks.to_string(), rounds.to_string());
+    let connections = cli::word(&options.connections);
+    let arguments = ["bench-scale", "--ranks", &ranks, "--rounds", &rounds, "--connections", &connections];
+    in_a_process(&format!("the process of {ranks} ranks"), options.hca.as_ref(), &arguments)
 }
 
 /// A round takes every rank's messages: beside its time is the time divided by them, and that divided by the same among
