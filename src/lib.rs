@@ -7,49 +7,72 @@
 #[doc(hidden)]
 pub mod child;
 #[doc(hidden)]
+#[deny(unsafe_code)]
 pub mod cli;
+#[deny(unsafe_code)]
 mod completions;
 #[doc(hidden)]
+#[deny(unsafe_code)]
 pub mod destination;
+#[deny(unsafe_code)]
 mod devices;
 #[doc(hidden)]
+#[deny(unsafe_code)]
 pub mod doctor;
+#[deny(unsafe_code)]
 mod explain;
 #[doc(hidden)]
+#[deny(unsafe_code)]
 pub mod failure;
 #[doc(hidden)]
+#[deny(unsafe_code)]
 pub mod fault_plan;
 #[doc(hidden)]
+#[deny(unsafe_code)]
 pub mod folder;
+#[deny(unsafe_code)]
 mod gpus;
 #[doc(hidden)]
+#[deny(unsafe_code)]
 pub mod hca;
 #[doc(hidden)]
 pub mod interrupt;
 #[doc(hidden)]
 pub mod json;
 #[doc(hidden)]
+#[deny(unsafe_code)]
 pub mod log;
+#[deny(unsafe_code)]
 mod net;
 #[doc(hidden)]
+#[deny(unsafe_code)]
 pub mod pattern;
+#[deny(unsafe_code)]
 mod pingpong;
+#[deny(unsafe_code)]
 mod placement;
 #[doc(hidden)]
+#[deny(unsafe_code)]
 pub mod plot;
 #[doc(hidden)]
+#[deny(unsafe_code)]
 pub mod progress;
 mod sides;
 #[doc(hidden)]
 pub mod signals;
 #[doc(hidden)]
+#[deny(unsafe_code)]
 pub mod size;
 #[doc(hidden)]
+#[deny(unsafe_code)]
 pub mod text;
 #[doc(hidden)]
+#[deny(unsafe_code)]
 pub mod tools;
+#[deny(unsafe_code)]
 mod trace;
 #[doc(hidden)]
+#[deny(unsafe_code)]
 pub mod wrapped;
 
 use clap::error::ErrorKind;

@@ -46,8 +46,10 @@
 
 mod context;
 mod copy;
+#[deny(unsafe_code)]
 mod dma_buf;
 pub mod driver;
+#[deny(unsafe_code)]
 mod error;
 #[cfg(test)]
 #[path = "../tests/fakes/mod.rs"]
@@ -55,11 +57,14 @@ mod fakes;
 mod fork;
 mod gdrdrv;
 mod gpu;
+#[deny(unsafe_code)]
 mod info;
 mod kernel;
 mod mapping;
 mod nvrm;
+#[deny(unsafe_code)]
 mod offer;
+#[deny(unsafe_code)]
 mod pin;
 mod range;
 mod stand_in;

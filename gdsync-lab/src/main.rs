@@ -2,7 +2,9 @@
 //! pictures of every verb, and makes their manual pages (`man`).
 
 mod bench;
+#[deny(unsafe_code)]
 mod draw;
+#[deny(unsafe_code)]
 mod manual;
 mod mapped;
 mod soak;

@@ -17,15 +17,19 @@
 //!   wait for none who asks.
 //! - The child of a fork answers for what it has published itself, and for nothing of its parent.
 
+#[deny(unsafe_code)]
 mod ask;
 #[cfg(test)]
 mod fork_tests;
+#[deny(unsafe_code)]
 mod name;
 mod publish;
 mod server;
+#[deny(unsafe_code)]
 mod status;
 #[cfg(test)]
 mod tests;
+#[deny(unsafe_code)]
 mod wire;
 
 pub use ask::{AskError, Process, ask_all};

@@ -13,13 +13,18 @@
 
 pub mod api;
 pub mod barrier;
+#[deny(unsafe_code)]
 pub mod contain;
+#[deny(unsafe_code)]
 pub mod gdrdrv;
 pub mod host;
 pub mod local;
+#[deny(unsafe_code)]
 pub mod mlx5dv;
+#[deny(unsafe_code)]
 pub mod nvrm;
 pub mod pause;
+#[deny(unsafe_code)]
 pub mod prm;
 pub mod shared;
 pub mod system;

@@ -50,6 +50,7 @@
 //! [`PinnedMemory`], shared by words and copies, never lent as a slice; queues, regions and words
 //! live until the last operation that names them has passed.
 
+#[deny(unsafe_code)]
 pub mod batch;
 pub mod cuda;
 pub mod device;

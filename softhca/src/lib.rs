@@ -11,18 +11,26 @@
 //! [`gdsync_sys::VerbsApi`].
 
 pub mod card;
+#[deny(unsafe_code)]
 pub mod devices;
+#[deny(unsafe_code)]
 pub mod environment;
 pub mod fabric;
+#[deny(unsafe_code)]
 pub mod faults;
 mod lent;
+#[deny(unsafe_code)]
 pub mod liberties;
 mod os;
+#[deny(unsafe_code)]
 mod packet;
 mod peer_memory;
 pub mod program;
+#[deny(unsafe_code)]
 mod random;
+#[deny(unsafe_code)]
 pub mod setting;
+#[deny(unsafe_code)]
 mod speed;
 pub mod sysfs;
 #[cfg(test)]

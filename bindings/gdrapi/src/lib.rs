@@ -24,10 +24,15 @@
 //! ```
 
 pub mod api;
+#[deny(unsafe_code)]
 mod backend;
+#[deny(unsafe_code)]
 mod error;
+#[deny(unsafe_code)]
 mod log;
 mod pin;
+#[deny(unsafe_code)]
 mod slots;
 mod table;
+#[deny(unsafe_code)]
 pub mod types;

@@ -22,31 +22,47 @@
 //! for them, and `graph` graphs; `links` gives queues the messages of links.
 
 pub mod api;
+#[deny(unsafe_code)]
 mod channel;
 mod collective;
+#[deny(unsafe_code)]
 mod device;
 mod enqueue;
+#[deny(unsafe_code)]
 mod error;
+#[deny(unsafe_code)]
 mod flag;
 mod graph;
 mod lane;
+#[deny(unsafe_code)]
 mod launches;
+#[deny(unsafe_code)]
 mod link;
+#[deny(unsafe_code)]
 mod links;
 mod marks;
 mod memory;
 mod mpi_thread;
+#[deny(unsafe_code)]
 mod offer;
 mod operation;
+#[deny(unsafe_code)]
 mod partitions;
+#[deny(unsafe_code)]
 mod parts;
+#[deny(unsafe_code)]
 mod plan;
+#[deny(unsafe_code)]
 mod progress;
+#[deny(unsafe_code)]
 mod queue;
+#[deny(unsafe_code)]
 mod reduce;
 mod request;
+#[deny(unsafe_code)]
 mod statistics;
 mod stream;
 #[cfg(test)]
 mod tests;
+#[deny(unsafe_code)]
 mod turn;

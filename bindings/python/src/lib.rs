@@ -3,27 +3,45 @@
 //! Each object is a handle of the library's, frozen and without a lock where the library's has none. Calls that may block
 //! release the GIL, and answer Python's signals ([`interrupt`]). Memory and streams of Python objects are kept by [`owner`].
 
+#[deny(unsafe_code)]
 mod backend;
+#[deny(unsafe_code)]
 mod batch;
+#[deny(unsafe_code)]
 mod bootstrap;
+#[deny(unsafe_code)]
 mod collective;
+#[deny(unsafe_code)]
 mod device;
 mod dlpack;
+#[deny(unsafe_code)]
 mod errors;
+#[deny(unsafe_code)]
 mod graph;
+#[deny(unsafe_code)]
 mod interrupt;
+#[deny(unsafe_code)]
 mod measure;
 mod owner;
+#[deny(unsafe_code)]
 mod persistent;
+#[deny(unsafe_code)]
 mod queue;
+#[deny(unsafe_code)]
 mod queue_pair;
+#[deny(unsafe_code)]
 mod region;
+#[deny(unsafe_code)]
 mod segment;
+#[deny(unsafe_code)]
 mod shared;
 mod stream;
+#[deny(unsafe_code)]
 mod team;
 mod tensor;
+#[deny(unsafe_code)]
 mod trigger;
+#[deny(unsafe_code)]
 mod verbs;
 
 use pyo3::prelude::*;

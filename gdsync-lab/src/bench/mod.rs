@@ -1,28 +1,42 @@
 //! Measurements, each beside a reference in the same run.
 
+#[deny(unsafe_code)]
 mod all;
+#[deny(unsafe_code)]
 mod alltoall;
+#[deny(unsafe_code)]
 mod batch;
 mod between;
+#[deny(unsafe_code)]
 mod card;
+#[deny(unsafe_code)]
 mod checked;
+#[deny(unsafe_code)]
 mod cq;
 mod device;
 mod exchange;
+#[deny(unsafe_code)]
 mod fanout;
 pub(crate) mod first;
 mod gpu;
 mod graph;
 mod memops;
 mod overlap;
+#[deny(unsafe_code)]
 mod page;
+#[deny(unsafe_code)]
 mod pair;
+#[deny(unsafe_code)]
 mod persistent;
+#[deny(unsafe_code)]
 mod plan;
 mod post;
 mod quiet;
+#[deny(unsafe_code)]
 mod ranks;
+#[deny(unsafe_code)]
 pub(crate) mod scale;
+#[deny(unsafe_code)]
 mod table;
 mod turnaround;
 

@@ -29,40 +29,56 @@
 //! Of two completion queues, the one at the lower address comes first. The lock of a peer map is
 //! innermost, but for calls of the CUDA driver. A software card has one lock, its engine's.
 
+#[deny(unsafe_code)]
 pub(crate) mod card_word;
 pub(crate) mod channel;
 #[cfg(test)]
 mod channel_tests;
+#[deny(unsafe_code)]
 pub(crate) mod checked;
+#[deny(unsafe_code)]
 pub(crate) mod checker;
+#[deny(unsafe_code)]
 pub(crate) mod collector;
+#[deny(unsafe_code)]
 mod complete;
+#[deny(unsafe_code)]
 pub(crate) mod config;
 pub(crate) mod connect;
+#[deny(unsafe_code)]
 pub(crate) mod cq;
 pub(crate) mod create;
 mod create_cq;
 pub(crate) mod devx;
 pub(crate) mod domain;
+#[deny(unsafe_code)]
 mod events;
 mod fail;
+#[deny(unsafe_code)]
 mod make;
 pub(crate) mod prepared;
+#[deny(unsafe_code)]
 mod ready;
+#[deny(unsafe_code)]
 pub(crate) mod receives;
+#[deny(unsafe_code)]
 mod reset;
+#[deny(unsafe_code)]
 mod role;
 mod shared_receives;
 #[cfg(test)]
 mod spoilt_tests;
+#[deny(unsafe_code)]
 mod status;
 mod target;
 #[cfg(test)]
 pub(crate) mod testing;
 #[cfg(feature = "tokio")]
 mod tokio;
+#[deny(unsafe_code)]
 mod trace;
 pub(crate) mod trigger;
+#[deny(unsafe_code)]
 pub(crate) mod wait;
 
 pub(crate) use cq::CompletionQueueInner;

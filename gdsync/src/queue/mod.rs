@@ -4,18 +4,28 @@
 //! in no order, so `Ring` drains them before and after each record, and reads an entry by one
 //! streaming load behind a full fence.
 
+#[deny(unsafe_code)]
 pub(crate) mod claim;
+#[deny(unsafe_code)]
 pub(crate) mod completion;
+#[deny(unsafe_code)]
 pub(crate) mod datagram;
 pub(crate) mod doorbell;
+#[deny(unsafe_code)]
 pub(crate) mod error;
+#[deny(unsafe_code)]
 pub(crate) mod failure;
+#[deny(unsafe_code)]
 pub(crate) mod outcome;
+#[deny(unsafe_code)]
 pub(crate) mod recv;
 pub(crate) mod regions;
+#[deny(unsafe_code)]
 pub(crate) mod request;
 pub(crate) mod send;
+#[deny(unsafe_code)]
 pub(crate) mod shared;
+#[deny(unsafe_code)]
 pub(crate) mod status;
 
 pub(crate) use claim::Claim;

@@ -6,28 +6,38 @@
 //! how far the backend has come.
 
 mod bytes;
+#[deny(unsafe_code)]
 mod collecting;
 pub(crate) mod cpu;
 pub(crate) mod cuda;
+#[deny(unsafe_code)]
 mod doorbells;
 mod execute;
 mod fast_path;
 #[cfg(test)]
 mod first_post_tests;
+#[deny(unsafe_code)]
 pub(crate) mod in_flight;
+#[deny(unsafe_code)]
 mod lower;
 mod perform;
+#[deny(unsafe_code)]
 pub mod persistent;
 #[cfg(test)]
 mod points_tests;
 mod post;
+#[deny(unsafe_code)]
 mod post_error;
+#[deny(unsafe_code)]
 mod proxy;
 mod retire;
 mod soft;
+#[deny(unsafe_code)]
 mod status;
+#[deny(unsafe_code)]
 mod trace;
 mod translations;
+#[deny(unsafe_code)]
 mod watchdog;
 
 pub use cpu::Cpu;

@@ -2,13 +2,19 @@
 //! handles, and what describes them.
 
 pub(crate) mod ah;
+#[deny(unsafe_code)]
 pub(crate) mod call;
 mod capabilities;
+#[deny(unsafe_code)]
 pub(crate) mod config;
+#[deny(unsafe_code)]
 mod dc;
 pub(crate) mod device;
+#[deny(unsafe_code)]
 pub(crate) mod devx;
+#[deny(unsafe_code)]
 pub(crate) mod endpoint;
+#[deny(unsafe_code)]
 pub(crate) mod error;
 mod event_watch;
 pub(crate) mod events;
@@ -16,11 +22,14 @@ pub(crate) mod gid;
 pub(crate) mod gpu_mr;
 #[cfg(feature = "ibverbs")]
 pub mod ibverbs;
+#[deny(unsafe_code)]
 pub(crate) mod keeper;
 pub(crate) mod mr;
 pub(crate) mod pd;
+#[deny(unsafe_code)]
 pub mod provider;
 pub(crate) mod registration;
+#[deny(unsafe_code)]
 pub(crate) mod transport;
 
 pub(crate) use device::DeviceInner;

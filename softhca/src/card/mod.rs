@@ -12,37 +12,55 @@
 //! its peer: programs that must know send a message from time to time. Unreliable connections and
 //! datagrams complete and are lost.
 
+#[deny(unsafe_code)]
 mod bell;
+#[deny(unsafe_code)]
 mod capabilities;
 mod commands;
 mod config;
 mod context;
 mod counters;
+#[deny(unsafe_code)]
 mod delayed;
 mod device;
+#[deny(unsafe_code)]
 mod diagnostic;
 mod engine;
+#[deny(unsafe_code)]
 mod error;
+#[deny(unsafe_code)]
 mod event;
 #[cfg(fuzzing)]
 #[doc(hidden)]
+#[deny(unsafe_code)]
 pub mod fuzzing;
+#[deny(unsafe_code)]
 mod groups;
+#[deny(unsafe_code)]
 mod help;
 mod management;
 mod memory;
+#[deny(unsafe_code)]
 mod multicast;
+#[deny(unsafe_code)]
 mod naps;
+#[deny(unsafe_code)]
 mod port;
 mod queue;
 mod regions;
+#[deny(unsafe_code)]
 mod relations;
 mod shared_queues;
+#[deny(unsafe_code)]
 mod status;
+#[deny(unsafe_code)]
 mod told;
+#[deny(unsafe_code)]
 mod trace;
 mod transport;
+#[deny(unsafe_code)]
 mod waits;
+#[deny(unsafe_code)]
 mod xrc;
 
 pub use crate::os::memory::MEMORY_FILE;

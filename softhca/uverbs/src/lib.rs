@@ -37,10 +37,15 @@
 //! to that process: the child of a fork has no card until it opens a device itself.
 
 mod attributes;
+#[deny(unsafe_code)]
 mod calls;
+#[deny(unsafe_code)]
 mod card;
+#[deny(unsafe_code)]
 mod cm;
+#[deny(unsafe_code)]
 mod commands;
+#[deny(unsafe_code)]
 mod context;
 mod cuda;
 mod descriptors;
@@ -49,13 +54,17 @@ mod errno;
 mod events;
 #[cfg(any(test, fuzzing))]
 #[doc(hidden)]
+#[deny(unsafe_code)]
 pub mod fuzzing;
 pub mod hooks;
 mod log;
+#[deny(unsafe_code)]
 mod netlink;
 mod paths;
 mod process;
+#[deny(unsafe_code)]
 mod resource;
+#[deny(unsafe_code)]
 mod uapi;
 mod verbs;
 
