@@ -16,6 +16,7 @@ pub mod folder;
 #[cfg(feature = "gdsync")]
 pub mod gpu;
 pub mod networks;
+pub mod open_mpi;
 #[cfg(feature = "gdsync")]
 pub mod pair;
 pub mod process;
