@@ -15,6 +15,7 @@
 //! |---|---|
 //! | `uapi` | the kernel's headers: numbers and structures |
 //! | `errno` | error numbers |
+//! | `memory` | the library's own memory |
 //! | `log` | the log on stderr |
 //! | `calls` | names of what commands are for |
 //! | `paths` | the stand-ins for files of the system |
@@ -52,6 +53,7 @@ mod events;
 pub mod fuzzing;
 pub mod hooks;
 mod log;
+mod memory;
 mod netlink;
 mod paths;
 mod process;

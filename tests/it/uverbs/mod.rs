@@ -8,6 +8,7 @@ mod failures;
 mod faults;
 mod interop;
 mod listing;
+mod memory;
 mod mpi;
 mod network;
 mod perftest;
