@@ -2,15 +2,14 @@
 //! end of the server ends it at once.
 
 use crate::name;
-use gdsync_sys::local;
+use gdsync_sys::{local, thread};
 use parking_lot::Mutex;
 use std::io::{self, ErrorKind, Write};
 use std::net::Shutdown;
 use std::os::fd::AsRawFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
-use std::sync::mpsc::sync_channel;
-use std::thread::JoinHandle;
+use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
 /// Who asks takes the whole answer within this time, or loses it.
@@ -51,21 +50,11 @@ impl Server {
     fn on(listener: UnixListener, make: fn() -> Vec<u8>, patience: Duration) -> io::Result<Self> {
         let shared = Arc::new(Shared { listener, make, patience, asker: Mutex::default() });
         let own = shared.clone();
-        let (ready, is_ready) = sync_channel(1);
         let serve = move || {
             block_signals();
-            // The allocator of the C library maps and unmaps memory at a thread's first use. Some programs, such as those of
-            // Open MPI, write over the code of `munmap` as they start, when no thread may be in it.
-            drop(std::hint::black_box(Vec::<u8>::with_capacity(64)));
-            if ready.send(()).is_ok() {
-                drop(ready);
-                own.serve();
-            }
+            own.serve();
         };
-        let thread =
-            std::thread::Builder::new().name("gdsync-status".to_owned()).stack_size(STACK).spawn(serve)?;
-        // Sleeps at its socket from here on. An error is its end.
-        let _ = is_ready.recv();
+        let thread = thread::start(Builder::new().name("gdsync-status".to_owned()).stack_size(STACK), serve)?;
         Ok(Server { shared, thread: Some(thread) })
     }
 }

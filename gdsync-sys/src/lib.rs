@@ -28,6 +28,7 @@ pub mod pause;
 pub mod prm;
 pub mod shared;
 pub mod system;
+pub mod thread;
 pub mod verbs;
 pub mod wake;
 

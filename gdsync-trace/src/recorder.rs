@@ -234,9 +234,9 @@ impl Drop for Own {
         if IS_FORKED.load(Ordering::Relaxed) {
             return;
         }
-        BUFFERS.lock().retain(|other| !Arc::ptr_eq(other, &self.buffer));
-        // After the process's end its handler has written the buffer, and the part is closed.
+        // While it is in the list: the process may end meanwhile, and its handler writes the buffers that it finds there.
         flush(&mut self.buffer.records.lock());
+        BUFFERS.lock().retain(|other| !Arc::ptr_eq(other, &self.buffer));
     }
 }
 
@@ -291,3 +291,6 @@ fn finish() {
         tracing::warn!("the trace is not complete: {error}");
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -10,6 +10,7 @@ mod failures;
 mod faults;
 mod interop;
 mod listing;
+mod memory;
 mod mpi;
 mod network;
 mod perftest;

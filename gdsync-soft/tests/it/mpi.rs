@@ -4,7 +4,7 @@ use crate::interop::{FAULTS, IMPATIENT};
 use gdsync_test_support::compiler::{Compiler, Program};
 use gdsync_test_support::folder::Folder;
 use gdsync_test_support::programs::{lacks, run, soft, tool};
-use gdsync_test_support::root;
+use gdsync_test_support::{open_mpi, root};
 use std::process::Command;
 
 /// What Open MPI's compiler adds to the C compiler's options, in one of its stages.
@@ -37,7 +37,7 @@ fn ranks(test: &str, cases: &[(&str, &str)], plan: &str) {
         command.args(["--mca", "mpi_yield_when_idle", "1"]);
         command.args(["--mca", "orte_tmpdir_base"]).arg(session.path()).arg(program.path());
         command.env("UCX_TLS", format!("{transport},self")).env("UCX_NET_DEVICES", "mlx5_0:1");
-        command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
+        command.envs(open_mpi::ENVIRONMENT);
         command.env("SOFTHCA_FAULTS", plan).envs(IMPATIENT.into_iter().filter(|_| !plan.is_empty()));
         let ended = run(command);
         assert_eq!(ended.code, Some(0), "{transport} on {devices}: {}", ended.text);

@@ -216,6 +216,11 @@ impl Context<'_> {
         self.cqs.get(&cqn).map(Cq::progress)
     }
 
+    /// Whether there are entries for a completion queue that its program has not taken yet.
+    pub(crate) fn has_unconsumed(&self, cqn: u32) -> bool {
+        self.delayed.holds(cqn) || self.cqs.get(&cqn).is_some_and(Cq::has_unconsumed)
+    }
+
     /// Bytes between two entries of a completion queue, if data of so many bytes can be inside an entry.
     pub(crate) fn stride_for(&self, cqn: Option<u32>, data: usize) -> Option<u32> {
         let stride = self.cqs.get(&cqn?)?.stride();

@@ -20,12 +20,12 @@ use crate::setting;
 use crate::speed::Speed;
 use gdsync_status::Published;
 use gdsync_sys::contain::contain;
-use gdsync_sys::wake;
+use gdsync_sys::{thread, wake};
 use parking_lot::{Mutex, MutexGuard};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
-use std::thread::JoinHandle;
+use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
 /// Object numbers start here: small numbers are special to hardware.
@@ -87,8 +87,7 @@ impl Card {
     pub fn start(link: LinkLayer, sink: EventSink) -> Result<Card, CardError> {
         let mut card = Card::stopped(link, sink)?;
         let shared = card.shared.clone();
-        let thread =
-            std::thread::Builder::new().name("gdsync-softhca".to_owned()).spawn(move || shared.run())?;
+        let thread = thread::start(Builder::new().name("gdsync-softhca".to_owned()), move || shared.run())?;
         card.thread = Some(thread);
         card.published = Some(gdsync_status::publish(card.shared.clone()));
         Ok(card)

@@ -88,9 +88,12 @@ impl SharedMemory {
 
 impl Drop for SharedMemory {
     fn drop(&mut self) {
+        // The system call, as the card's thread drops a link at any moment: MPI libraries and libfabric write over the
+        // C library's `munmap` while they start and end, and no thread may run it then.
+        //
         // SAFETY: mapped by us with this length; the borrow checker keeps users of the mapping from
         // outliving it.
-        unsafe { libc::munmap(self.base.cast(), self.len) };
+        unsafe { libc::syscall(libc::SYS_munmap, self.base, self.len) };
     }
 }
 

@@ -15,6 +15,7 @@
 //! |---|---|
 //! | `uapi` | the kernel's headers: numbers and structures |
 //! | `errno` | error numbers |
+//! | `memory` | the library's own memory |
 //! | `log` | the log on stderr |
 //! | `calls` | names of what commands are for |
 //! | `paths` | the stand-ins for files of the system |
@@ -58,6 +59,7 @@ mod events;
 pub mod fuzzing;
 pub mod hooks;
 mod log;
+mod memory;
 #[deny(unsafe_code)]
 mod netlink;
 mod paths;

@@ -19,6 +19,7 @@ pub mod folder;
 pub mod gpu;
 pub mod kernels;
 pub mod networks;
+pub mod open_mpi;
 #[cfg(feature = "gdsync")]
 pub mod pair;
 pub mod process;

@@ -1,7 +1,7 @@
 //! C programs on the libraries, run by `mpirun` with two to eight ranks on the software card and software streams.
 
 use gdsync_test_support::compiler::{Compiler, Program, static_library};
-use gdsync_test_support::skipped_unless_required;
+use gdsync_test_support::{open_mpi, skipped_unless_required};
 use parking_lot::Mutex;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -63,12 +63,9 @@ pub(crate) fn program(test: &str, of: Library, source: &str) -> Option<Program> 
 
 pub(crate) fn run(program: &Program, ranks: &str, options: &[&str], environment: &[(&str, &str)]) -> Output {
     let _alone = ALONE.lock();
-    let always = [
-        ("OMPI_ALLOW_RUN_AS_ROOT", "1"),
-        ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"),
-        ("GDSYNC_MPI_DEVICE", "software"),
-    ];
-    let environment: Vec<_> = always.iter().chain(environment).copied().collect();
+    let device = [("GDSYNC_MPI_DEVICE", "software")];
+    let environment: Vec<_> =
+        open_mpi::ENVIRONMENT.iter().chain(&device).chain(environment).copied().collect();
     let command: Vec<_> = ["mpirun", "--oversubscribe", "-n", ranks].iter().chain(options).copied().collect();
     program.run_under(&command, &environment)
 }

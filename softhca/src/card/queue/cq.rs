@@ -120,9 +120,18 @@ impl Cq {
         Progress { produced: self.produced, first_error: self.first_error, overrun: self.overrun }
     }
 
+    fn unconsumed(&self) -> u32 {
+        self.produced.wrapping_sub(doorbell::ci_value(self.consumer.load())) & 0xff_ffff
+    }
+
     fn is_full(&self) -> bool {
-        let consumed = doorbell::ci_value(self.consumer.load());
-        self.produced.wrapping_sub(consumed) & 0xff_ffff >= self.ring.entries()
+        self.unconsumed() >= self.ring.entries()
+    }
+
+    /// Whether the program has entries that it has not taken. Nothing says that it has where it need not: in a queue
+    /// that may overrun, or that has one place for all.
+    pub(crate) fn has_unconsumed(&self) -> bool {
+        !self.ignores_overrun && !self.is_collapsed() && self.unconsumed() > 0
     }
 
     /// Writes the next entry.
@@ -201,8 +210,7 @@ impl Cq {
     /// new one. The program copies what it has not consumed from place `i` of the old ring to place
     /// `i + 1` of the new one. False if one of the rings has no room, or the queue has overrun.
     pub(crate) fn resize(&mut self, ring: CqRing) -> bool {
-        let consumed = doorbell::ci_value(self.consumer.load());
-        let unconsumed = self.produced.wrapping_sub(consumed) & 0xff_ffff;
+        let unconsumed = self.unconsumed();
         if self.overrun || unconsumed >= self.ring.entries() || unconsumed + 1 >= ring.entries() {
             return false;
         }

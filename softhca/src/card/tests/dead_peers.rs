@@ -204,6 +204,75 @@ fn owes(speed: Speed) {
     assert_eq!(error(sender.cq.poll()).1, Syndrome::RetryExceeded);
 }
 
+/// A queue pair whose peer has answered its message before it ended, and one that completes to the same queue and whose
+/// peer has not. Steps the card until the end is known. Returns the time of the card then.
+fn answered_and_owed() -> (Card, TestQp, Instant) {
+    let (alive, dies) = (card(), card());
+    let (pdn, other) = (alive.alloc_pd().unwrap(), dies.alloc_pd().unwrap());
+    let (mut answered, mut to) = (TestQp::new(&alive, pdn, &SIZES), TestQp::new(&dies, other, &SIZES));
+    let cqn = answered.cq.cqn;
+    let mut owed = TestQp::with(&alive, pdn, &SIZES, |config| config.send_cq = Some(cqn));
+    let deaf = TestQp::new(&dies, other, &SIZES);
+    // All retries take half a second.
+    let patient = || QpChange { timeout: Some(14), retry_cnt: Some(7), ..QpChange::default() };
+    answered.connect(&alive, to.qpn, dies.lid(), patient());
+    to.connect(&dies, answered.qpn, alive.lid(), patient());
+    owed.connect(&alive, deaf.qpn, dies.lid(), patient());
+    let target = Region::new(&dies, other, 64, everything());
+    to.post_recv(&[target.data(0..64)]);
+    answered.post(Opcode::Send, &[&inline(b"hello")]);
+    owed.post(Opcode::Send, &[&inline(b"are you there?")]);
+    run_both(&alive, Some(&dies), || answered.cq.peek().is_some());
+    drop(dies);
+    let mut engine = alive.shared.engine.lock();
+    let node = engine.qps[&owed.qpn].endpoint.node(alive.port);
+    let from = Instant::now();
+    while engine.fabric.is_alive(node) {
+        assert!(from.elapsed() < Duration::from_secs(20), "its end is not noticed");
+        engine.step(from);
+    }
+    drop(engine);
+    (alive, answered, from)
+}
+
+/// Steps a card at this time and for a millisecond after it. Returns how many completions it has written.
+fn completions_at(card: &Card, cqn: u32, at: Instant) -> u32 {
+    let mut engine = card.shared.engine.lock();
+    for micros in 0..1000 {
+        engine.step(at + Duration::from_micros(micros));
+    }
+    drop(engine);
+    card.query_cq(cqn).unwrap().produced
+}
+
+/// Steps a card every few milliseconds of its time until it has written two completions.
+fn until_it_fails(card: &Card, cqn: u32, from: Instant) {
+    let mut at = from;
+    while completions_at(card, cqn, at) < 2 {
+        at += Duration::from_millis(5);
+        assert!(at < from + Duration::from_secs(5), "it never fails");
+    }
+}
+
+/// On a machine with much other load the card's thread may run when the program's does not.
+#[test]
+fn what_a_dead_peer_owes_fails_when_the_program_has_taken_what_came_before() {
+    let (card, mut answered, from) = answered_and_owed();
+    let (cqn, times) = (answered.cq.cqn, 1..100);
+    let mut at = times.map(|time| from + Duration::from_millis(50 * time));
+    assert!(at.all(|at| completions_at(&card, cqn, at) == 1), "it fails before the program looks");
+    success(answered.cq.poll());
+    assert!(answered.cq.peek().is_none());
+    until_it_fails(&card, cqn, from + Duration::from_secs(5));
+    assert_eq!(error(answered.cq.poll()).1, Syndrome::RetryExceeded);
+}
+
+#[test]
+fn what_a_dead_peer_owes_fails_in_the_end_though_the_program_takes_nothing() {
+    let (card, answered, from) = answered_and_owed();
+    until_it_fails(&card, answered.cq.cqn, from);
+}
+
 #[test]
 fn a_peer_whose_card_has_panicked_is_given_up() {
     let (alive, panics) = (card(), card());

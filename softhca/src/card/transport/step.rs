@@ -70,6 +70,12 @@ impl Step<'_, '_> {
         domain.is_some()
     }
 
+    /// Whether the program has not taken all entries of a completion queue of this queue pair.
+    pub(crate) fn has_unconsumed(&self) -> bool {
+        let config = &self.endpoint.config;
+        [config.send_cq, config.recv_cq].into_iter().flatten().any(|cqn| self.context.has_unconsumed(cqn))
+    }
+
     /// Completes a send with an error.
     pub(crate) fn send_error(&mut self, index: u16, opcode: u8, syndrome: Syndrome) {
         let (error, qpn) = (CqeOpcode::RequesterError, self.endpoint.qpn);

@@ -8,10 +8,12 @@ use crate::card::OpenCard;
 use crate::errno::Result;
 use crate::events::signal::Signal;
 use crate::events::wake::readable;
+use gdsync_sys::thread;
 use softhca::card::ManagementDatagram;
 use softhca::fabric::{Node, Service};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::thread::Builder;
 use std::time::{Duration, Instant};
 
 /// Time between two looks at whether the processes of peers live.
@@ -46,7 +48,7 @@ const LOOK_FOR_OWNERS: Duration = Duration::from_secs(1);
 /// libraries such as libfabric take back what they have changed of the C library's `munmap`.
 fn start(manager: &Arc<Manager>) -> Result<()> {
     let manager = manager.clone();
-    std::thread::Builder::new().name("softhca-cm".to_owned()).spawn(move || run(&manager))?;
+    thread::start(Builder::new().name("softhca-cm".to_owned()), move || run(&manager))?;
     Ok(())
 }
 

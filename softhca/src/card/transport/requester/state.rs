@@ -32,6 +32,8 @@ pub(crate) struct Requester {
     pub(super) reached: Option<(u32, u64)>,
     /// How far the examination of the current time-out has come.
     pub(crate) examination: Option<Examination>,
+    /// How often its failure has waited for the program ([`Requester::retry`]).
+    pub(super) looks_at_program: u32,
     /// An answer was found missing, and has not come since.
     pub(super) answer_is_lost: bool,
     /// How often it has gone back to send again.
@@ -123,6 +125,7 @@ impl Requester {
             fetch_at: None,
             reached: None,
             examination: None,
+            looks_at_program: 0,
             answer_is_lost: false,
             resends: 0,
             waits: Waits::default(),
@@ -196,7 +199,7 @@ impl Requester {
 
     /// Sets or stops the retransmission timer. A time-out that was examined is forgotten.
     pub(super) fn set_timer(&mut self, deadline: Option<Instant>) {
-        (self.deadline, self.examination) = (deadline, None);
+        (self.deadline, self.examination, self.looks_at_program) = (deadline, None, 0);
     }
 
     fn refill_retries(&mut self, attributes: &QpAttributes) {

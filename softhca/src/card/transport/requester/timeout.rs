@@ -38,6 +38,7 @@ impl Requester {
                 return;
             }
             PeerState::Answered if self.retries_left > 0 => {}
+            PeerState::Answered | PeerState::Ended { .. } if self.waits_for_program(step) => return,
             PeerState::Answered | PeerState::Ended { .. } => {
                 self.set_timer(None);
                 let position = self.requests.iter().position(|request| !request.done && request.packets > 0);
@@ -57,11 +58,33 @@ impl Requester {
         self.wait_again(step);
     }
 
+    /// Whether the failure waits for the program, which has not taken all of its completions yet. It may end with
+    /// them, and must not find a failure behind the last one because it did not run for some time: on hardware the
+    /// retries take half a second and more, and the card does not compete with the program for a processor.
+    ///
+    /// The failure waits for so many looks at the program as make up all retries once more (the specification lets a
+    /// time-out last four times as long as it was set). They are looks, not a time: after a time in which the whole
+    /// process did not run, the program gets its turn, too.
+    fn waits_for_program(&mut self, step: &Step<'_, '_>) -> bool {
+        let Some(timeout) = step.ack_timeout() else { return false };
+        let looks = LOOKS * Self::transmissions(step);
+        let waits = self.looks_at_program < looks && step.has_unconsumed();
+        if waits {
+            self.looks_at_program += 1;
+            self.deadline = Some(step.context.now + timeout / LOOKS);
+        }
+        waits
+    }
+
+    fn transmissions(step: &Step<'_, '_>) -> u32 {
+        u32::from(step.endpoint.attributes.retry_cnt) + 1
+    }
+
     /// None without a time-out: hardware would wait for ever, and the end of the peer is all that there is.
     fn grace(step: &Step<'_, '_>) -> Duration {
-        let transmissions = u32::from(step.endpoint.attributes.retry_cnt) + 1;
-        step.ack_timeout()
-            .map_or(Duration::ZERO, |timeout| step.context.speed.of(GRACE).min(timeout * transmissions))
+        step.ack_timeout().map_or(Duration::ZERO, |timeout| {
+            step.context.speed.of(GRACE).min(timeout * Self::transmissions(step))
+        })
     }
 
     fn wait_again(&mut self, step: &Step<'_, '_>) {

@@ -1,0 +1,233 @@
+//! The library's own memory, from the system.
+//!
+//! MPI libraries, UCX and libfabric hear of memory that goes: while they start and end they write over the code of the
+//! C library's `munmap`, `madvise` and `brk`, and what they put there takes their locks, which they also hold while they
+//! call the card. Rust's default allocator is the C library's, which calls those functions. The card's thread would run
+//! code that is being written, or wait for a thread that waits for the card. So this library takes memory by system
+//! calls only.
+//!
+//! Blocks have the sizes of powers of two. They are cut from pieces of the system's memory, and wait in lists for their
+//! next use. A larger request is mapped by itself.
+
+use crate::errno::preserving;
+use std::alloc::{GlobalAlloc, Layout};
+use std::cell::UnsafeCell;
+use std::ptr;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+#[cfg(not(any(test, fuzzing)))]
+#[global_allocator]
+static MEMORY: Memory = Memory::new();
+
+const PAGE: usize = 4096;
+/// Bytes of a piece of the system's memory.
+const PIECE: usize = 1 << 20;
+/// Powers of two: the sizes of the smallest and the largest blocks.
+const SMALLEST: u32 = 4;
+const LARGEST: u32 = 16;
+const CLASSES: usize = (LARGEST - SMALLEST + 1) as usize;
+
+/// The class of a request's block. `None` if it is mapped by itself.
+fn class(layout: Layout) -> Option<usize> {
+    if layout.align() > PAGE {
+        return None;
+    }
+    let bits =
+        layout.size().max(layout.align()).max(1 << SMALLEST).checked_next_power_of_two()?.trailing_zeros();
+    (bits <= LARGEST).then_some((bits - SMALLEST) as usize)
+}
+
+fn block_size(class: usize) -> usize {
+    1 << (SMALLEST as usize + class)
+}
+
+/// Fresh memory of zeros, or null.
+fn map(len: usize) -> *mut u8 {
+    let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+    let none = ptr::null_mut::<u8>();
+    // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
+    let base = unsafe { libc::syscall(libc::SYS_mmap, none, len, protection, flags, -1, 0) };
+    if base == -1 { none } else { base as *mut u8 }
+}
+
+/// A free block, which contains the address of the next one of its size.
+struct Free(*mut Free);
+
+/// What is free.
+struct Blocks {
+    lists: [*mut Free; CLASSES],
+    /// The rest of the last piece.
+    rest: *mut u8,
+    left: usize,
+}
+
+impl Blocks {
+    const fn none() -> Self {
+        Blocks { lists: [ptr::null_mut(); CLASSES], rest: ptr::null_mut(), left: 0 }
+    }
+
+    fn take(&mut self, class: usize) -> *mut u8 {
+        let first = self.lists[class];
+        if !first.is_null() {
+            // SAFETY: a free block is writable, and `give` has put the address of the next one there.
+            self.lists[class] = unsafe { (*first).0 };
+            return first.cast();
+        }
+        let size = block_size(class);
+        // A block has the alignment of its size, but no more than a page's.
+        let lead = self.rest.align_offset(size.min(PAGE));
+        if self.left < lead + size {
+            let piece = map(PIECE);
+            if piece.is_null() {
+                return piece;
+            }
+            (self.rest, self.left) = (piece.wrapping_add(size), PIECE - size);
+            return piece;
+        }
+        let block = self.rest.wrapping_add(lead);
+        (self.rest, self.left) = (block.wrapping_add(size), self.left - lead - size);
+        block
+    }
+
+    /// # Safety
+    /// The block is of this class, and nothing uses it any more.
+    unsafe fn give(&mut self, block: *mut u8, class: usize) {
+        let block = block.cast::<Free>();
+        // SAFETY: the block is the caller's, writable, and aligned to 16 at least.
+        unsafe { block.write(Free(self.lists[class])) };
+        self.lists[class] = block;
+    }
+}
+
+/// The memory of the process.
+struct Memory {
+    lock: Lock,
+    blocks: UnsafeCell<Blocks>,
+    is_prepared: AtomicBool,
+}
+
+// SAFETY: the lock guards the blocks.
+unsafe impl Sync for Memory {}
+
+impl Memory {
+    const fn new() -> Self {
+        let blocks = UnsafeCell::new(Blocks::none());
+        Memory { lock: Lock::new(), blocks, is_prepared: AtomicBool::new(false) }
+    }
+
+    fn with_blocks<R>(&self, work: impl FnOnce(&mut Blocks) -> R) -> R {
+        if !self.is_prepared.load(Ordering::Relaxed) && !self.is_prepared.swap(true, Ordering::Relaxed) {
+            prepare_for_forks();
+        }
+        self.lock.lock();
+        // SAFETY: the lock makes this the only reference; `work` is of this module and does not come back here.
+        let result = work(unsafe { &mut *self.blocks.get() });
+        self.lock.unlock();
+        result
+    }
+
+    /// In the child of a fork: another thread of the parent may have been at the blocks. The child leaves the free ones
+    /// behind, and begins with none.
+    fn forget(&self) {
+        // SAFETY: the child has one thread, which was not at the blocks when it forked.
+        unsafe { *self.blocks.get() = Blocks::none() };
+        self.lock.unlock();
+    }
+}
+
+#[cfg(not(any(test, fuzzing)))]
+fn prepare_for_forks() {
+    extern "C" fn in_child() {
+        MEMORY.forget();
+    }
+    // Where it fails, the child of a program with several threads may wait for ever, as with any lock.
+    //
+    // SAFETY: the handler only stores to memory of this library, which is never unloaded.
+    unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+}
+
+#[cfg(any(test, fuzzing))]
+fn prepare_for_forks() {}
+
+// SAFETY: blocks have the size and the alignment of their requests, and belong to one request until it gives them back.
+unsafe impl GlobalAlloc for Memory {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        match class(layout) {
+            Some(class) => preserving(|| self.with_blocks(|blocks| blocks.take(class))),
+            None if layout.align() <= PAGE => preserving(|| map(layout.size())),
+            None => ptr::null_mut(),
+        }
+    }
+
+    unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
+        match class(layout) {
+            // SAFETY: a block of this class, as the request was of this layout.
+            Some(class) => self.with_blocks(|blocks| unsafe { blocks.give(block, class) }),
+            None => preserving(|| {
+                // SAFETY: `alloc` has mapped this for the request.
+                unsafe { libc::syscall(libc::SYS_munmap, block, layout.size()) };
+            }),
+        }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: the caller's.
+        let block = unsafe { self.alloc(layout) };
+        // Mapped memory has zeros.
+        if class(layout).is_some() && !block.is_null() {
+            // SAFETY: a block of this size.
+            unsafe { block.write_bytes(0, layout.size()) };
+        }
+        block
+    }
+
+    unsafe fn realloc(&self, block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        // SAFETY: the caller's: the size does not overflow when it is rounded up to the alignment.
+        let wanted = unsafe { Layout::from_size_align_unchecked(size, layout.align()) };
+        if class(layout).is_some() && class(layout) == class(wanted) {
+            return block;
+        }
+        // SAFETY: the caller's.
+        let moved = unsafe { self.alloc(wanted) };
+        if !moved.is_null() {
+            // SAFETY: two blocks of these sizes, the first of which is the caller's.
+            unsafe {
+                ptr::copy_nonoverlapping(block, moved, layout.size().min(size));
+                self.dealloc(block, layout);
+            }
+        }
+        moved
+    }
+}
+
+/// A lock that needs no memory: 0 is free, 1 taken, 2 taken and perhaps waited for.
+struct Lock(AtomicU32);
+
+impl Lock {
+    const fn new() -> Self {
+        Lock(AtomicU32::new(0))
+    }
+
+    fn futex(&self, operation: libc::c_int, value: u32) {
+        let (operation, none) = (operation | libc::FUTEX_PRIVATE_FLAG, ptr::null::<libc::timespec>());
+        // SAFETY: the word lives during the call, which reads it at most.
+        unsafe { libc::syscall(libc::SYS_futex, self.0.as_ptr(), operation, value, none) };
+    }
+
+    fn lock(&self) {
+        if self.0.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_err() {
+            while self.0.swap(2, Ordering::Acquire) != 0 {
+                preserving(|| self.futex(libc::FUTEX_WAIT, 2));
+            }
+        }
+    }
+
+    fn unlock(&self) {
+        if self.0.swap(0, Ordering::Release) == 2 {
+            preserving(|| self.futex(libc::FUTEX_WAKE, 1));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
