@@ -11,6 +11,7 @@ mod faults;
 mod interop;
 mod listing;
 mod memory;
+mod memory;
 mod mpi;
 mod network;
 mod perftest;
