@@ -11,7 +11,6 @@ mod faults;
 mod interop;
 mod listing;
 mod memory;
-mod memory;
 mod mpi;
 mod network;
 mod perftest;

@@ -1,8 +1,8 @@
 //! What the threads of the preload library do to the memory functions of the C library.
 
-use gdsync_test_support::programs::{Running, free_port, lacks, run, soft, tool, wait_for_listener};
 use gdsync_test_support::compiler::Compiler;
 use gdsync_test_support::folder::Folder;
+use gdsync_test_support::programs::{Running, free_port, lacks, run, soft, tool, wait_for_listener};
 use gdsync_test_support::root;
 use std::path::Path;
 
