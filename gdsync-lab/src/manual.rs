@@ -356,8 +356,12 @@ mod tests {
     use super::*;
     use gdsync_cli::cli::Invocation;
 
+    /// Those of all commands, whether their programs are installed or not.
     fn names() -> Vec<String> {
-        pages(&described()).map(|command| page_name(command).to_owned()).collect()
+        let mut root =
+            Cli::here().mut_subcommands(|command| command.hide(false)).disable_help_subcommand(true);
+        root.build();
+        pages(&root).map(|command| page_name(command).to_owned()).collect()
     }
 
     #[test]

@@ -38,7 +38,7 @@ fn the_cards_threads_leave_the_c_librarys_memory_alone() {
     if let Err(why) = compiler.probe("") {
         return lacks(test, &why);
     }
-    let shim = compiler.build(&root().join("tests/interop/memory_calls.c"));
+    let shim = compiler.build(&root().join("gdsync-soft/tests/interop/memory_calls.c"));
     let [few, many] = ["10", "500"].map(|exchanges| calls(&shim.path(), &tool, exchanges));
     // What its threads do as they start and end is the same.
     assert_eq!(few, many);
