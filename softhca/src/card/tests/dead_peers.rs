@@ -166,6 +166,27 @@ fn a_receive_from_the_dead_completes_before_what_they_do_not_answer_fails() {
     assert_eq!(error(receiver.cq.poll()), (CqeOpcode::RequesterError, Syndrome::RetryExceeded, 0));
 }
 
+/// The peer is not ready for the message, and takes the duplicate of it behind.
+#[test]
+fn what_a_peer_has_acknowledged_before_it_died_is_not_sent_again() {
+    let (alive, dies) = (card(), card());
+    let mut sender = TestQp::new(&alive, alive.alloc_pd().unwrap(), &SIZES);
+    let pdn = dies.alloc_pd().unwrap();
+    let mut to = TestQp::new(&dies, pdn, &SIZES);
+    sender.connect(&alive, to.qpn, dies.lid(), first_counts());
+    to.connect(&dies, sender.qpn, alive.lid(), first_counts());
+    let target = Region::new(&dies, pdn, 64, everything());
+    to.post_recv(&[target.data(0..64)]);
+    alive.set_faults(Some(&"duplicate nth=1 kind=send".parse().unwrap()));
+    dies.set_faults(Some(&"rnr times=1".parse().unwrap()));
+    sender.post(Opcode::Send, &[&inline(b"hello")]);
+    run(&alive);
+    run_both(&dies, None, || to.cq.peek().is_some());
+    drop(dies);
+    run_both(&alive, None, || sender.cq.peek().is_some());
+    success(sender.cq.poll());
+}
+
 /// A program that has everything may end before what its peer, which has ended, owes it fails.
 #[test]
 fn what_a_dead_peer_owes_fails_when_the_program_has_had_time_to_end() {

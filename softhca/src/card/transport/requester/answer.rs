@@ -12,7 +12,9 @@ use gdsync_sys::prm::cqe::Syndrome;
 const UNLIMITED: u8 = 7;
 
 impl Requester {
-    /// Everything up to packet `psn` has arrived.
+    /// Everything up to packet `psn` has arrived. That may be more than is to be sent again: the peer was not ready for
+    /// a packet, and has taken its duplicate, or an acknowledgement comes behind the time-out. It is the last one that
+    /// comes where the peer's process ends then.
     pub(crate) fn acknowledge(&mut self, psn: u32, step: &mut Step<'_, '_>) {
         let mut advanced = false;
         for request in &mut self.requests {
@@ -23,12 +25,14 @@ impl Requester {
             if covered <= 0 {
                 break;
             }
-            let covered = (covered as u32).min(request.sent);
+            let covered = (covered as u32).min(request.left);
             advanced |= covered > request.acked;
             request.acked = request.acked.max(covered);
+            request.sent = request.sent.max(request.acked);
             request.done = request.acked == request.packets;
         }
         if advanced {
+            self.rnr_until = None;
             self.progressed(step);
         }
         self.complete_done(step);

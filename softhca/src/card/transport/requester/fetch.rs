@@ -32,6 +32,7 @@ impl Requester {
             first_psn,
             packets,
             sent: 0,
+            left: 0,
             acked: 0,
             done: false,
             result: None,

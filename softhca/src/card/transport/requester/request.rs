@@ -19,7 +19,10 @@ pub(super) struct Request {
     pub(super) work: Result<Work, Syndrome>,
     pub(super) first_psn: u32,
     pub(super) packets: u32,
+    /// Packets of this round: fewer again where some are to be sent again.
     pub(super) sent: u32,
+    /// Packets that have left, in whichever round: the peer may acknowledge them.
+    pub(super) left: u32,
     /// Packets acknowledged, or responses received.
     pub(super) acked: u32,
     pub(super) done: bool,

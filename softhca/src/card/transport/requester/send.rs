@@ -218,6 +218,7 @@ impl Requester {
         } else {
             request.sent += 1;
         }
+        request.left = request.left.max(request.sent);
         let is_whole = request.sent == request.packets;
         if is_whole {
             self.cursor += 1;

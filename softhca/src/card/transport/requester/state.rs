@@ -227,6 +227,7 @@ impl Requester {
         let first = self.requests[position].first_psn;
         self.requests[position].sent = psn_distance(psn, first) as u32;
         self.requests.iter_mut().skip(position + 1).for_each(|request| request.sent = 0);
+        self.requests.iter_mut().skip(position).for_each(|request| request.left = request.sent);
     }
 
     /// Moves back to the oldest packet that is not acknowledged.
