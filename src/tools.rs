@@ -58,7 +58,7 @@ pub(crate) fn find(name: &str) -> Result<PathBuf, Failure> {
 /// A program of gdsync's, to be given its arguments.
 ///
 /// # Errors
-/// As [`find`].
+/// The program is not installed: the command that installs it.
 pub fn command(name: &str) -> Result<process::Command, Failure> {
     find(name).map(process::Command::new)
 }

@@ -1,5 +1,7 @@
 //! The command line.
 
+#![allow(rustdoc::bare_urls, reason = "these texts are the help of the command, too")]
+
 mod bench;
 mod choices;
 mod hosts;
