@@ -27,12 +27,13 @@ use x86 as wide;
 
 use crate::info::Caching;
 use gdsync_sys::barrier;
-use gdsync_sys::shared::{load_words, store_words};
+use gdsync_sys::shared::{load_word, load_words, store_word, store_words};
 
 /// Bytes of a line: what a wide kernel moves at a time.
 const LINE: usize = 64;
 
 /// Whether bytes are one aligned word, which every kernel accesses at once.
+#[inline]
 fn is_word(address: usize, len: usize) -> bool {
     matches!(len, 1 | 2 | 4 | 8) && address.is_multiple_of(len)
 }
@@ -47,7 +48,8 @@ pub(crate) unsafe fn store(kernel: StoreKernel, to: *mut u8, from: *const u8, le
     // SAFETY: the caller's.
     unsafe {
         match kernel {
-            _ if kernel == StoreKernel::Volatile || is_word(to.addr(), len) => store_words(to, from, len),
+            _ if is_word(to.addr(), len) => store_word(to, from, len),
+            StoreKernel::Volatile => store_words(to, from, len),
             StoreKernel::Memcpy => {
                 libc::memcpy(to.cast(), from.cast(), len);
             }
@@ -80,7 +82,8 @@ pub(crate) unsafe fn load(kernel: LoadKernel, to: *mut u8, from: *const u8, len:
     // SAFETY: the caller's.
     unsafe {
         match kernel {
-            _ if kernel == LoadKernel::Volatile || is_word(from.addr(), len) => load_words(to, from, len),
+            _ if is_word(from.addr(), len) => load_word(to, from, len),
+            LoadKernel::Volatile => load_words(to, from, len),
             LoadKernel::Memcpy => {
                 libc::memcpy(to.cast(), from.cast(), len);
             }

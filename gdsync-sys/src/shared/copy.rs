@@ -30,7 +30,7 @@ pub unsafe fn copy(to: *mut u8, from: *const u8, len: usize) {
 }
 
 /// Copies bytes while others access the target: each is stored once, by words of at most 8 bytes that are
-/// aligned at the target. 1, 2, 4 or 8 bytes to an address that is a multiple of their number are one store.
+/// aligned at the target.
 ///
 /// # Safety
 /// As [`copy`]. If the ranges overlap, `to` comes first.
@@ -41,7 +41,7 @@ pub unsafe fn store_words(to: *mut u8, from: *const u8, len: usize) {
 }
 
 /// Copies bytes while others access the source: each is loaded once, by words of at most 8 bytes that are
-/// aligned at the source. 1, 2, 4 or 8 bytes from an address that is a multiple of their number are one load.
+/// aligned at the source.
 ///
 /// # Safety
 /// `from` is readable and `to` writable for `len` bytes; they do not overlap. Other accesses to the source
@@ -52,16 +52,25 @@ pub unsafe fn load_words(to: *mut u8, from: *const u8, len: usize) {
     while at < len {
         let size = piece(from.addr() + at, len - at);
         // SAFETY: the caller's; aligned to its size.
-        unsafe {
-            let (to, from) = (to.add(at), from.add(at));
-            match size {
-                8 => to.cast::<u64>().write_unaligned(access::load_u64(from.cast(), Relaxed)),
-                4 => to.cast::<u32>().write_unaligned(access::load_u32(from.cast(), Relaxed)),
-                2 => to.cast::<u16>().write_unaligned(access::load_u16(from.cast(), Relaxed)),
-                _ => to.write(access::load_u8(from, Relaxed)),
-            }
-        }
+        unsafe { load_word(to.add(at), from.add(at), size) };
         at += size;
+    }
+}
+
+/// Loads 1, 2, 4 or 8 bytes at once.
+///
+/// # Safety
+/// As [`load_words`]; `from` is a multiple of their number.
+#[inline(always)]
+pub unsafe fn load_word(to: *mut u8, from: *const u8, size: usize) {
+    // SAFETY: the caller's.
+    unsafe {
+        match size {
+            8 => to.cast::<u64>().write_unaligned(access::load_u64(from.cast(), Relaxed)),
+            4 => to.cast::<u32>().write_unaligned(access::load_u32(from.cast(), Relaxed)),
+            2 => to.cast::<u16>().write_unaligned(access::load_u16(from.cast(), Relaxed)),
+            _ => to.write(access::load_u8(from, Relaxed)),
+        }
     }
 }
 
@@ -74,12 +83,12 @@ fn piece(aligned: usize, left: usize) -> usize {
     std::cmp::min::<usize>(alignment, fitting)
 }
 
-/// Moves 1, 2, 4 or 8 bytes.
+/// Stores 1, 2, 4 or 8 bytes at once.
 ///
 /// # Safety
 /// As [`copy`]; `to` is a multiple of their number.
 #[inline(always)]
-unsafe fn move_piece(to: *mut u8, from: *const u8, size: usize) {
+pub unsafe fn store_word(to: *mut u8, from: *const u8, size: usize) {
     // SAFETY: the caller's.
     unsafe {
         match size {
@@ -119,7 +128,7 @@ unsafe fn words_up(to: *mut u8, from: *const u8, mut at: usize, end: usize) {
     while at < end {
         let size = piece(to.addr() + at, end - at);
         // SAFETY: the caller's; aligned to its size.
-        unsafe { move_piece(to.add(at), from.add(at), size) };
+        unsafe { store_word(to.add(at), from.add(at), size) };
         at += size;
     }
 }
@@ -133,7 +142,7 @@ unsafe fn copy_down(to: *mut u8, from: *const u8, len: usize) {
     while end > 0 {
         let size = piece(to.addr() + end, end);
         // SAFETY: the caller's; the end is aligned to the size, and so is the beginning.
-        unsafe { move_piece(to.add(end - size), from.add(end - size), size) };
+        unsafe { store_word(to.add(end - size), from.add(end - size), size) };
         end -= size;
     }
 }
