@@ -3,7 +3,7 @@
 use crate::error::Refusal;
 use crate::info::{Caching, MappingBackend};
 use crate::kernel::{File, Kernel};
-use crate::mapping::{Hold, Mapped};
+use crate::mapping::Mapped;
 use gdsync_sys::host::page_size;
 use std::os::fd::{IntoRawFd, OwnedFd};
 use std::sync::Arc;
@@ -11,13 +11,6 @@ use std::sync::Arc;
 /// The first CUDA driver whose dma-bufs can be mapped by the CPU, as `cuDriverGetVersion` counts:
 /// 13.3.
 pub(crate) const OLDEST_DRIVER: u32 = 13_030;
-
-/// The dma-buf references the memory, which stays even if CUDA frees it first.
-struct Buffer {
-    _file: File,
-}
-
-impl Hold for Buffer {}
 
 /// Says whether a driver's dma-bufs can be mapped, before one is made.
 pub(crate) fn check(driver: u32, supported: bool) -> Result<(), Refusal> {
@@ -57,8 +50,9 @@ pub(crate) fn map(
         };
         Refusal::new("map the dma-buf", error, remedy)
     })?;
+    // The dma-buf references the memory, which stays even if CUDA frees it first.
     let caching = if coherent { Caching::Cached } else { Caching::WriteCombining };
-    Ok(Mapped::new(pages, Buffer { _file: file }, (MappingBackend::DmaBuf, caching), page, offset))
+    Ok(Mapped::new(pages, file, (MappingBackend::DmaBuf, caching), page, offset))
 }
 
 #[cfg(test)]

@@ -46,48 +46,26 @@ impl Refusal {
 /// Errors of CPU mappings of GPU memory.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "the messages say what the fields are")]
 pub enum MappingError {
     /// The CUDA driver's.
     #[error(transparent)]
     Driver(#[from] DriverError),
     /// GPU memory to map could not be allocated.
     #[error("cannot allocate GPU memory to map: {reason}")]
-    Allocation {
-        /// Why not.
-        reason: String,
-    },
+    Allocation { reason: String },
     /// One backend, asked for by name, does not work.
     #[error("{backend} cannot map GPU memory for the CPU: {refusal}")]
-    Refused {
-        /// The backend.
-        backend: MappingBackend,
-        /// Why not.
-        refusal: Refusal,
-    },
+    Refused { backend: MappingBackend, refusal: Refusal },
     /// No backend works.
     #[error("no way to map GPU memory for the CPU works here: {}", list(.tried))]
-    Unavailable {
-        /// Each backend that was tried, and why it does not work.
-        tried: Vec<(MappingBackend, Refusal)>,
-    },
+    Unavailable { tried: Vec<(MappingBackend, Refusal)> },
     /// There is no such backend.
     #[error("{variable}: {reason}")]
-    UnknownBackend {
-        /// The environment variable that names it.
-        variable: &'static str,
-        /// The name, and those of the backends.
-        reason: String,
-    },
+    UnknownBackend { variable: &'static str, reason: String },
     /// A range lies outside the mapping.
     #[error("bytes {start}..{end} lie outside the {len} bytes mapped")]
-    OutOfBounds {
-        /// First byte.
-        start: usize,
-        /// One past the last byte.
-        end: usize,
-        /// Length of the mapping.
-        len: usize,
-    },
+    OutOfBounds { start: usize, end: usize, len: usize },
     /// The GPU memory was freed under the mapping.
     #[error("the GPU memory was freed under its mapping: keep it until the mapping is dropped")]
     Freed,
@@ -96,20 +74,10 @@ pub enum MappingError {
     Forked,
     /// This processor lacks a copy kernel.
     #[error("this processor has no copy kernel {kernel}: it has {has}")]
-    NoKernel {
-        /// The kernel's name.
-        kernel: String,
-        /// Those that it has.
-        has: String,
-    },
+    NoKernel { kernel: String, has: String },
     /// Host memory for a stand-in cannot be mapped.
     #[error("cannot map {len} bytes of host memory in the place of a GPU's: {reason}")]
-    NoHostMemory {
-        /// Bytes asked for.
-        len: usize,
-        /// The operating system's error.
-        reason: String,
-    },
+    NoHostMemory { len: usize, reason: String },
 }
 
 fn list(tried: &[(MappingBackend, Refusal)]) -> String {

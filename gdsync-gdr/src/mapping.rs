@@ -4,7 +4,7 @@ use crate::copy::{self, LoadKernel, StoreKernel};
 use crate::error::MappingError;
 use crate::fork;
 use crate::info::{Caching, MappingBackend, MappingInfo};
-use crate::kernel::Pages;
+use crate::kernel::{File, Pages};
 use std::fmt;
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
@@ -16,6 +16,9 @@ pub(crate) trait Hold: Send + Sync {
         false
     }
 }
+
+/// A file that keeps its memory.
+impl Hold for File {}
 
 /// What a backend has mapped.
 pub(crate) struct Mapped {
@@ -88,15 +91,13 @@ impl Mapping {
     /// `len` bytes from `info.offset` on. `ask`: whether the memory may be freed under the mapping.
     pub(crate) fn new(mapped: Mapped, len: usize, ask: bool) -> Result<Self, MappingError> {
         let Mapped { pages, hold, info } = mapped;
-        let end = info.offset.checked_add(len).filter(|end| *end <= pages.len);
-        let Some(end) = end else {
+        if info.offset.checked_add(len).is_none_or(|end| end > pages.len) {
             return Err(MappingError::OutOfBounds {
                 start: info.offset,
                 end: info.offset.saturating_add(len),
                 len: pages.len,
             });
-        };
-        debug_assert!(end <= pages.len);
+        }
         // SAFETY: inside the pages (checked).
         let base = unsafe { pages.at.add(info.offset) };
         Ok(Mapping {

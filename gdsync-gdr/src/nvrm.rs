@@ -11,6 +11,7 @@ use crate::kernel::{File, Kernel};
 use crate::mapping::{Hold, Mapped};
 use gdsync_sys::host::page_size;
 use gdsync_sys::nvrm as raw;
+use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
 use zerocopy::{FromZeros, Immutable, IntoBytes};
@@ -33,14 +34,6 @@ const ODD: &str =
 
 /// Remedy where the driver's files are missing.
 pub(crate) const MISSING: &str = "load NVIDIA's driver; in a container, pass its devices";
-
-/// What is known of the memory to map.
-pub(crate) struct Target<'a> {
-    /// The GPU's PCI address, as `cuDeviceGetPCIBusId` gives it.
-    pub(crate) bus: &'a str,
-    /// Try drivers, too, that are not in [`KNOWN`].
-    pub(crate) any_driver: bool,
-}
 
 /// Refuses drivers that are not known to work, before any request to them.
 pub(crate) fn check(kernel: &Arc<dyn Kernel>, any_driver: bool) -> Result<(), Refusal> {
@@ -72,20 +65,21 @@ fn major_version(text: &str) -> Option<u32> {
     })
 }
 
-/// Maps memory that CUDA exported, all of it: `size` bytes.
+/// Maps memory that CUDA exported, all of it: `size` bytes. The GPU has that PCI address, as `cuDeviceGetPCIBusId` gives
+/// it; with `any_driver`, drivers that are not in [`KNOWN`] are tried, too.
 pub(crate) fn map(
     kernel: &Arc<dyn Kernel>,
-    target: &Target<'_>,
+    (bus, any_driver): (&str, bool),
     exported: BorrowedFd<'_>,
     size: usize,
 ) -> Result<Mapped, Refusal> {
-    check(kernel, target.any_driver)?;
+    check(kernel, any_driver)?;
     let control = File::open(kernel, raw::CONTROL_PATH)
         .map_err(|error| Refusal::open(raw::CONTROL_PATH, &error, MISSING))?;
     let client = Client::new(control)?;
     client.import(exported.as_raw_fd())?;
     let mut refused = None;
-    for path in device_files(kernel, target.bus) {
+    for path in device_files(kernel, bus) {
         match client.map(kernel, &path, size) {
             Ok((device, address)) => {
                 let hold = Held { address, client, device };
@@ -151,9 +145,8 @@ impl Client {
             ..raw::Alloc::new_zeroed()
         };
         // SAFETY: the request's structure; the parameters it points to are as long as it says.
-        unsafe { self.control.ioctl(raw::ALLOC, &mut alloc) }
-            .map_err(|error| Refusal::new(step(), error, ODD))?;
-        status(alloc.status).map_err(|reason| refusal(step(), reason, alloc.status))?;
+        let answered = unsafe { self.control.ioctl(raw::ALLOC, &mut alloc) };
+        check_answer(step, answered, alloc.status)?;
         if object != 0 && alloc.object != object {
             return Err(Refusal::new(step(), format!("asked for {object:#x}, got {:#x}", alloc.object), ODD));
         }
@@ -172,9 +165,8 @@ impl Client {
             status: 0,
         };
         // SAFETY: as above.
-        unsafe { self.control.ioctl(raw::CONTROL, &mut control) }
-            .map_err(|error| Refusal::new(step(), error, ODD))?;
-        status(control.status).map_err(|reason| refusal(step(), reason, control.status))
+        let answered = unsafe { self.control.ioctl(raw::CONTROL, &mut control) };
+        check_answer(step, answered, control.status)
     }
 
     /// Makes the GPU's objects, and imports the memory.
@@ -219,9 +211,8 @@ impl Client {
         };
         let step = || format!("make {size} bytes mappable through {path}");
         // SAFETY: the request's structure.
-        unsafe { self.control.ioctl(raw::MAP_MEMORY, &mut map) }
-            .map_err(|error| Refusal::new(step(), error, ODD))?;
-        status(map.status).map_err(|reason| refusal(step(), reason, map.status))?;
+        let answered = unsafe { self.control.ioctl(raw::MAP_MEMORY, &mut map) };
+        check_answer(step, answered, map.status)?;
         Ok((device, map.address))
     }
 }
@@ -271,19 +262,18 @@ impl Drop for Held {
     }
 }
 
-fn status(status: u32) -> Result<(), String> {
-    if status == raw::OK { Ok(()) } else { Err(format!("{} ({status:#x})", raw::status_name(status))) }
-}
-
-fn refusal(step: String, reason: String, status: u32) -> Refusal {
+/// What a request has answered: the kernel, and, as a status, the resource manager.
+fn check_answer(step: impl Fn() -> String, answered: io::Result<()>, status: u32) -> Result<(), Refusal> {
+    answered.map_err(|error| Refusal::new(step(), error, ODD))?;
     let remedy = match status {
+        raw::OK => return Ok(()),
         0x1a | 0x51 => {
             "the GPU's BAR1 is full (nvidia-smi -q -d MEMORY): unmap something, or enable a large BAR1"
         }
         0x1b => "give this user the right to use the GPU's device files",
         _ => ODD,
     };
-    Refusal::new(step, reason, remedy)
+    Err(Refusal::new(step(), format!("{} ({status:#x})", raw::status_name(status)), remedy))
 }
 
 #[cfg(test)]

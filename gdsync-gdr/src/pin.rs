@@ -73,8 +73,7 @@ fn map(backend: MappingBackend, by_name: bool, memory: &GpuRange) -> Result<Mapp
                 )
             })?;
             let bus = gpu.pci_address().map_err(|error| Refusal::driver("find the GPU", error))?;
-            let target = nvrm::Target { bus: &bus, any_driver: by_name };
-            let mut mapped = nvrm::map(&kernel, &target, exported.fd.as_fd(), exported.size)?;
+            let mut mapped = nvrm::map(&kernel, (&bus, by_name), exported.fd.as_fd(), exported.size)?;
             mapped.info.offset = exported.offset;
             Ok(mapped)
         }

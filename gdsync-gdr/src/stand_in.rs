@@ -3,15 +3,9 @@
 use crate::error::MappingError;
 use crate::info::{Caching, MappingBackend};
 use crate::kernel::{self, File};
-use crate::mapping::{Hold, Mapped, Mapping};
+use crate::mapping::{Mapped, Mapping};
 use gdsync_sys::host::page_size;
 use std::io;
-
-struct Memory {
-    _file: File,
-}
-
-impl Hold for Memory {}
 
 impl Mapping {
     /// A mapping of `len` zeroed bytes of *host* memory, to try on a machine without a GPU what
@@ -40,7 +34,7 @@ impl Mapping {
         }
         let pages = file.map(size, 0).map_err(failed)?;
         let kind = (MappingBackend::StandIn, Caching::WriteCombining);
-        Mapping::new(Mapped::new(pages, Memory { _file: file }, kind, page, 0), len, false)
+        Mapping::new(Mapped::new(pages, file, kind, page, 0), len, false)
     }
 }
 

@@ -1,8 +1,24 @@
 //! How a team is made.
 
-use crate::options::setters;
 use gdsync::{ConnectOptions, QueuePairConfig};
 use std::time::Duration;
+
+/// Defines a setter for each field of an options type, of the field's name.
+macro_rules! setters {
+    ($options:ident: $($field:ident: $value:ty),+ $(,)?) => {
+        impl $options {
+            $(
+                #[doc = concat!("Sets [`Self::", stringify!($field), "`](#structfield.", stringify!($field), ").")]
+                pub fn $field(mut self, $field: $value) -> Self {
+                    self.$field = $field;
+                    self
+                }
+            )+
+        }
+    };
+}
+
+pub(crate) use setters;
 
 /// How the queues of a [`Team`](crate::Team) reach the ranks; the same on all ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

@@ -137,7 +137,7 @@ impl Connections {
     /// released. Returns whether notifications are held released, so that waits to come pass, too.
     pub(crate) fn settle(&self) -> bool {
         // Connections with dropped ranks were ended before; new processes may be taking them over.
-        for rank in self.life.set_of(|state| matches!(state, State::Dead(_))).iter() {
+        for rank in self.life.set_of(|state| matches!(state, State::Dead(_))) {
             self.initiators(rank).for_each(Initiator::cut);
         }
         self.segments().iter().fold(false, |any, one| one.releases.update(&self.life) | any)

@@ -1,10 +1,10 @@
 //! Queues and segments for kernels: `gdsync/device/notify.cuh`.
 
+use crate::config::setters;
 use crate::connections::Connections;
 use crate::error::NotifyError;
 use crate::layout::RemoteSegment;
 use crate::life::State;
-use crate::options::setters;
 use crate::part::SegmentMemory;
 use crate::queue::Queue;
 use crate::segment::Segment;

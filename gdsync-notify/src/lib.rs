@@ -18,7 +18,7 @@
 //! ```
 //! use gdsync::{Batch, Device, ProtectionDomain, SoftStream, Stream};
 //! use gdsync_notify::bootstrap::Bootstrap;
-//! use gdsync_notify::{Team, TeamConfig, WaitNotification};
+//! use gdsync_notify::{Operation, Team, TeamConfig, WaitNotification};
 //! use std::time::Duration;
 //!
 //! const LONG: Duration = Duration::from_secs(30);
@@ -38,9 +38,10 @@
 //!
 //!     // A stream forwards what arrived to bytes 32..48 of the next rank, and waits for its own notification 1.
 //!     let stream = Stream::new(SoftStream::new()?)?;
-//!     let [write, notify] = queue.prepare_write_notify(&segment.slice(16..32)?, next, &segment, 32, 1, 1)?;
-//!     let arrival = segment.notification(1)?;
-//!     stream.post(Batch::new().send(write).send(notify).wait_notification(&arrival))?;
+//!     let from = &segment.slice(16..32)?;
+//!     let forward = Operation::WriteNotify { from, rank: next, to: &segment, offset: 32, id: 1, value: 1 };
+//!     let batch = queue.prepare(forward)?.fold(Batch::new(), Batch::send);
+//!     stream.post(batch.wait_notification(&segment.notification(1)?))?;
 //!     stream.synchronize()?;
 //!
 //!     let mut text = [0; 16];
@@ -104,8 +105,6 @@ mod monitor;
 mod offer;
 #[deny(unsafe_code)]
 mod operation;
-#[deny(unsafe_code)]
-mod options;
 #[deny(unsafe_code)]
 mod part;
 #[deny(unsafe_code)]

@@ -115,7 +115,7 @@ impl Life {
         let all = || (0..).zip(states.ranks.iter().copied());
         let first = all().find(|(_, state)| matches!(state, State::Dead(_)));
         let of = |(rank, state)| match state {
-            State::Alive => first.filter(|_| states.withdrawn.contains(rank)),
+            State::Alive => first.filter(|_| states.withdrawn.contains(&rank)),
             state => Some((rank, state)),
         };
         all().map(of).collect()
@@ -147,7 +147,7 @@ impl Life {
 
     /// Ranks that were not dropped.
     pub(crate) fn members(&self) -> Vec<u32> {
-        self.set_of(|state| !matches!(state, State::Dropped(_))).iter().collect()
+        self.set_of(|state| !matches!(state, State::Dropped(_))).into_iter().collect()
     }
 
     /// Ranks that are not alive.
@@ -175,7 +175,7 @@ impl Life {
     pub(crate) fn drop_ranks(&self, ranks: &RankSet) -> Vec<u32> {
         let mut states = self.states.lock();
         let mut dropped = Vec::new();
-        for rank in ranks.iter() {
+        for &rank in ranks {
             let state = &mut states.ranks[rank as usize];
             if let State::Dead(cause) = *state {
                 *state = State::Dropped(cause);
@@ -193,7 +193,7 @@ impl Life {
     /// New processes have taken the places of dropped ranks.
     pub(crate) fn revive(&self, ranks: &RankSet) {
         let mut states = self.states.lock();
-        for rank in ranks.iter() {
+        for &rank in ranks {
             let state = &mut states.ranks[rank as usize];
             if matches!(state, State::Dropped(_)) {
                 *state = State::Alive;
@@ -256,7 +256,7 @@ mod tests {
         assert_eq!(life.drop_ranks(&[1, 2].into_iter().collect()), [2]);
         assert!(life.check_all().is_ok() && life.check(2).is_err() && life.check(1).is_ok());
         assert_eq!(life.drop_ranks(&[2].into_iter().collect()), [0; 0]);
-        assert_eq!(life.lost().iter().collect::<Vec<_>>(), [2]);
+        assert_eq!(life.lost(), [2].into());
         life.revive(&[2].into_iter().collect());
         assert!(life.is_alive(2) && life.lost() == RankSet::default());
         life.close();

@@ -32,7 +32,7 @@ fn run(watched: &Weak<Connections>) {
         control.poll(&life);
         period = control.look_period().min(LOOK);
         drop(control);
-        if life.lost() != Default::default() && connections.settle() {
+        if !life.lost().is_empty() && connections.settle() {
             period = period.min(HOLD);
         }
     }

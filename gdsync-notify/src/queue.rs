@@ -58,27 +58,19 @@ impl Queue {
         Ok(self.initiator(rank)?.lock(rank, self.timeout.unwrap_or(self.team.timeout)))
     }
 
-    /// Gives a request to the queue.
-    fn one<'a, T>(
+    /// Gives an operation to the queue: a request, and that in front of it, where there is one. The completion of the
+    /// last is that of both. A later one completes one that is not signaled.
+    fn give<'a, T>(
         &'a self,
         operation: Operation<'_>,
         signaled: bool,
         give: Give<'a, T>,
-    ) -> Result<T, NotifyError> {
-        let action = operation.action(self.team.options.max_reads)?;
-        give(&mut self.lock(operation.rank())?, action, signaled)
-    }
-
-    /// Gives two requests that follow each other to the queue. The completion of the second is that of both.
-    fn two<'a, T>(
-        &'a self,
-        [first, last]: [Operation<'_>; 2],
-        give: Give<'a, T>,
-    ) -> Result<[T; 2], NotifyError> {
-        let action = |operation: Operation<'_>| operation.action(self.team.options.max_reads);
-        let (before, action) = (action(first)?, action(last)?);
-        let mut posting = self.lock(last.rank())?;
-        Ok([give(&mut posting, before, false)?, give(&mut posting, action, true)?])
+    ) -> Result<(Option<T>, T), NotifyError> {
+        let action = |operation: &Operation<'_>| operation.action(self.team.options.max_reads);
+        let (front, last) = (operation.front().as_ref().map(action).transpose()?, action(&operation)?);
+        let mut posting = self.lock(operation.rank())?;
+        let front = front.map(|front| give(&mut posting, front, false)).transpose()?;
+        Ok((front, give(&mut posting, last, signaled)?))
     }
 
     /// Does it now, by the CPU. If the queue is full, this waits for room, for up to
@@ -87,40 +79,31 @@ impl Queue {
     /// # Errors
     /// As the call of the operation's name.
     pub fn post(&self, operation: Operation<'_>) -> Result<(), NotifyError> {
-        match operation.front() {
-            Some(front) => self.two([front, operation], Posting::post).map(drop),
-            None => self.one(operation, true, Posting::post),
-        }
+        self.give(operation, true, Posting::post).map(drop)
     }
 
     /// Prepares it for a batch of a stream: one send, or two, to be posted in this order. In one batch they share a
-    /// doorbell.
+    /// doorbell. What is read is seen behind the waits of [`Self::prepare_waits`].
     ///
     /// # Errors
     /// As [`Self::post`]; [`NotifyError::PeerDead`] while any rank is dead and not dropped
     /// ([`Team::shrink`](crate::Team::shrink)). A stream does not see that its waits are released, so
-    /// it gets nothing new to do; so for all calls that prepare.
+    /// it gets nothing new to do.
     pub fn prepare(
         &self,
         operation: Operation<'_>,
     ) -> Result<impl Iterator<Item = PreparedSend> + use<>, NotifyError> {
-        let (front, last) = match operation.front() {
-            Some(front) => {
-                let [front, last] = self.two([front, operation], Posting::prepare)?;
-                (Some(front), last)
-            }
-            None => (None, self.prepare_one(operation, true)?),
-        };
+        let (front, last) = self.give(operation, true, Posting::prepare)?;
         Ok(front.into_iter().chain([last]))
     }
 
-    /// Prepares a single request. A later one completes one that is not signaled.
+    /// Prepares an operation of a single request.
     pub(crate) fn prepare_one(
         &self,
         operation: Operation<'_>,
         signaled: bool,
     ) -> Result<PreparedSend, NotifyError> {
-        self.one(operation, signaled, Posting::prepare)
+        Ok(self.give(operation, signaled, Posting::prepare)?.1)
     }
 
     /// The connected queue pair to a rank, for programs and kernels that drive it themselves. A
@@ -169,52 +152,6 @@ impl Queue {
         self.post(Operation::WriteNotify { from, rank, to, offset, id, value })
     }
 
-    /// [`Self::write`], for a batch of a stream.
-    ///
-    /// # Errors
-    /// As there, and as [`Self::prepare`].
-    pub fn prepare_write(
-        &self,
-        from: &Slice,
-        rank: u32,
-        to: &Segment,
-        offset: u64,
-    ) -> Result<PreparedSend, NotifyError> {
-        self.prepare_one(Operation::Write { from, rank, to, offset }, true)
-    }
-
-    /// [`Self::notify`], for a batch of a stream.
-    ///
-    /// # Errors
-    /// As there.
-    pub fn prepare_notify(
-        &self,
-        rank: u32,
-        to: &Segment,
-        id: u32,
-        value: u32,
-    ) -> Result<PreparedSend, NotifyError> {
-        self.prepare_one(Operation::Notify { rank, to, id, value }, true)
-    }
-
-    /// [`Self::write_notify`], for a batch of a stream, to be posted in this order. In one batch
-    /// they share a doorbell.
-    ///
-    /// # Errors
-    /// As there.
-    pub fn prepare_write_notify(
-        &self,
-        from: &Slice,
-        rank: u32,
-        to: &Segment,
-        offset: u64,
-        id: u32,
-        value: u32,
-    ) -> Result<[PreparedSend; 2], NotifyError> {
-        let write = Operation::Write { from, rank, to, offset };
-        self.two([write, Operation::Notify { rank, to, id, value }], Posting::prepare)
-    }
-
     /// Reads from the segment of a rank, from a byte offset on, into the slice, which is of memory that the
     /// local card may write to, as that of a [`Segment`]. The bytes are there when [`Self::flush`] has
     /// returned. No notification tells the other rank. In GPU memory a real card's writes are seen behind the
@@ -229,21 +166,6 @@ impl Queue {
         self.post(Operation::Read { into, rank, of, offset })
     }
 
-    /// [`Self::read`], for a batch of a stream, which sees the bytes behind the waits of
-    /// [`Self::prepare_waits`].
-    ///
-    /// # Errors
-    /// As there, and as [`Self::prepare`].
-    pub fn prepare_read(
-        &self,
-        into: &Slice,
-        rank: u32,
-        of: &Segment,
-        offset: u64,
-    ) -> Result<PreparedSend, NotifyError> {
-        self.prepare_one(Operation::Read { into, rank, of, offset }, true)
-    }
-
     /// Adds to the 64-bit number at a byte offset of the segment of a rank, modulo 2^64, and fetches what
     /// it was into the slice, as [`Self::read`] does. The slice has 8 bytes; the number's address is a
     /// multiple of 8, and with it the offset, unless the rank has registered memory that is not aligned
@@ -255,30 +177,7 @@ impl Queue {
     ///
     /// An atomic is executed once, or, where a call says that the rank is dead or its connection has
     /// failed, perhaps not at all; it is never executed twice.
-    ///
-    /// ```
-    /// use gdsync::{Device, ProtectionDomain};
-    /// use gdsync_notify::bootstrap::Bootstrap;
-    /// use gdsync_notify::{Team, TeamConfig};
-    /// use std::time::Duration;
-    ///
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # const LONG: Duration = Duration::from_secs(30);
-    /// # let (pd, bootstrap) = (ProtectionDomain::new(&Device::software()?)?, Bootstrap::threads(1, LONG)?.remove(0));
-    /// let team = Team::new(&pd, bootstrap, TeamConfig::default())?;
-    /// // Numbers at byte 0 of each rank; old ones come to byte 8.
-    /// let (segment, queue) = (team.allocate(16, 0)?, team.queue(0)?);
-    /// let old = segment.slice(8..16)?;
-    /// queue.fetch_add(&old, 0, &segment, 0, 5)?;
-    /// queue.fetch_add(&old, 0, &segment, 0, 7)?;
-    /// queue.flush(LONG)?;
-    /// let mut numbers = [0; 16];
-    /// segment.read(0, &mut numbers)?;
-    /// assert_eq!(numbers[..8], 12u64.to_ne_bytes());
-    /// assert_eq!(numbers[8..], 5u64.to_ne_bytes());
-    /// # Ok(())
-    /// # }
-    /// ```
+    /// The [guide](crate::guide) has an example.
     ///
     /// # Errors
     /// As [`Self::read`]; [`NotifyError::Post`] for a slice of another length, an address that is no
@@ -292,21 +191,6 @@ impl Queue {
         add: u64,
     ) -> Result<(), NotifyError> {
         self.post(Operation::FetchAdd { into, rank, of, offset, add })
-    }
-
-    /// [`Self::fetch_add`], for a batch of a stream, as [`Self::prepare_read`].
-    ///
-    /// # Errors
-    /// As of both.
-    pub fn prepare_fetch_add(
-        &self,
-        into: &Slice,
-        rank: u32,
-        of: &Segment,
-        offset: u64,
-        add: u64,
-    ) -> Result<PreparedSend, NotifyError> {
-        self.prepare_one(Operation::FetchAdd { into, rank, of, offset, add }, true)
     }
 
     /// Replaces the 64-bit number at a byte offset of the segment of a rank by `swap`, if it is `compare`,
@@ -324,22 +208,6 @@ impl Queue {
         swap: u64,
     ) -> Result<(), NotifyError> {
         self.post(Operation::CompareSwap { into, rank, of, offset, compare, swap })
-    }
-
-    /// [`Self::compare_swap`], for a batch of a stream, as [`Self::prepare_read`].
-    ///
-    /// # Errors
-    /// As of both.
-    pub fn prepare_compare_swap(
-        &self,
-        into: &Slice,
-        rank: u32,
-        of: &Segment,
-        offset: u64,
-        compare: u64,
-        swap: u64,
-    ) -> Result<PreparedSend, NotifyError> {
-        self.prepare_one(Operation::CompareSwap { into, rank, of, offset, compare, swap }, true)
     }
 
     /// Waits for a batch of a stream: after them, everything posted and prepared to that rank so

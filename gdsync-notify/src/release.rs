@@ -23,9 +23,10 @@ pub(crate) const DROPPED: u32 = 1 << 30;
 /// Of a status: the rank.
 const RANK: u32 = DROPPED - 1;
 /// The sender of a notification that any rank may set.
-const ANY: u32 = u32::MAX;
-/// The sender of a notification of a collective, in which all ranks take part.
-const ALL: u32 = u32::MAX - 1;
+pub(crate) const ANY: u32 = u32::MAX;
+/// The sender of a notification of a collective, in which all ranks take part: the death of any rank releases it, for good,
+/// whatever it was set to.
+pub(crate) const ALL: u32 = u32::MAX - 1;
 /// What notifications of collectives are set to, in turn. A stream waits for the bit; a release has both.
 pub(crate) const PHASES: [u32; 2] = [1, 1 << 4];
 const _: () = assert!(RELEASED & PHASES[0] != 0 && RELEASED & PHASES[1] != 0 && PHASES[0] & PHASES[1] == 0);
@@ -87,16 +88,10 @@ impl Releases {
         self.senders[id as usize].load(Ordering::Relaxed) == ALL
     }
 
-    /// Says that these notifications belong to a collective: the death of any rank releases them, for good, whatever they
-    /// were set to.
-    pub(crate) fn set_of_all(&self, ids: Range<u32>) {
-        self.set_sender(ids, Some(ALL));
-    }
-
-    /// Says which rank sets these notifications; `None` for any.
-    pub(crate) fn set_sender(&self, ids: Range<u32>, sender: Option<u32>) {
+    /// Says which rank sets these notifications, or [`ANY`], or [`ALL`].
+    pub(crate) fn set_sender(&self, ids: Range<u32>, sender: u32) {
         for id in ids {
-            self.senders[id as usize].store(sender.unwrap_or(ANY), Ordering::Relaxed);
+            self.senders[id as usize].store(sender, Ordering::Relaxed);
         }
     }
 

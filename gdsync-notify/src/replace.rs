@@ -92,7 +92,7 @@ impl Connections {
         let mut tables = Vec::with_capacity(self.size as usize);
         for rank in 0..self.size {
             let mut table = Table { offer: self.offer()?, control: None };
-            if dropped.contains(rank) {
+            if dropped.contains(&rank) {
                 for (queue, initiator) in self.initiators(rank).enumerate() {
                     if let Some(endpoint) = initiator.vacate(rank, self.timeout)? {
                         table.set_queue(queue, endpoint);
@@ -121,7 +121,7 @@ impl Connections {
         let (all, _) = bootstrap.together(connected.map(|all| (all, String::new())))?;
         let segments = self.segments();
         let ((), lines) = bootstrap.together(Ok(((), describe(&segments))))?;
-        let renewed = all.new.iter().try_for_each(|rank| {
+        let renewed = all.new.iter().try_for_each(|&rank| {
             let mut segments = segments.iter().enumerate();
             segments.try_for_each(|(at, one)| {
                 one.renew(rank, &description(&lines[rank as usize], at).unwrap_or_default())
@@ -131,16 +131,16 @@ impl Connections {
         self.control.lock().begin_epoch(all.epoch + 1);
         self.life.revive(&all.new);
         self.settle();
-        Ok(all.new.iter().collect())
+        Ok(all.new.into_iter().collect())
     }
 
     fn connect_new(&self, lines: &[String]) -> Result<All, NotifyError> {
         let all = Introduction::parse_all(lines, self.rank, &self.offer()?)?;
         let dropped = self.life.dropped();
         if all.new != dropped {
-            let list = |set: &RankSet| format!("{:?}", set.iter().collect::<Vec<_>>());
+            let list = |set: &RankSet| format!("{:?}", Vec::from_iter(set));
             let (theirs, ours) = (list(&all.new), list(&dropped));
-            let rank = all.new.iter().chain(dropped.iter()).next().unwrap_or(self.rank);
+            let rank = all.new.iter().chain(&dropped).next().copied().unwrap_or(self.rank);
             return Err(NotifyError::Mismatch {
                 rank,
                 what: "new processes, not those dropped:",
@@ -148,7 +148,7 @@ impl Connections {
                 ours,
             });
         }
-        for rank in all.new.iter() {
+        for &rank in &all.new {
             let table = &all.tables[rank as usize];
             let address = match table.target() {
                 Some(target) => self.control.lock().connect_to_target(rank, target)?,

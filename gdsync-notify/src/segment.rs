@@ -5,7 +5,7 @@ use crate::layout::{RemoteSegment, WORD};
 use crate::life::Life;
 use crate::part::{OwnPart, SegmentMemory};
 use crate::parts::Parts;
-use crate::release::Look;
+use crate::release::{ALL, ANY, Look};
 use crate::word::NotificationWord;
 use gdsync::cuda::{Consistency, GpuCapabilities};
 use gdsync::cudarc::driver::CudaContext;
@@ -124,7 +124,12 @@ impl Segment {
     /// # Errors
     /// [`NotifyError::Notification`], [`NotifyError::Rank`].
     pub fn expect_from(&self, ids: Range<u32>, rank: u32) -> Result<(), NotifyError> {
-        self.set_sender(ids, Some(rank))
+        self.check_ids(&ids)?;
+        let size = self.inner.parts.remotes().len() as u32;
+        if rank >= size {
+            return Err(NotifyError::Rank { rank, size });
+        }
+        self.set_sender(ids, rank)
     }
 
     /// Says that any rank may set these notifications, as at first.
@@ -132,24 +137,17 @@ impl Segment {
     /// # Errors
     /// [`NotifyError::Notification`].
     pub fn expect_from_any(&self, ids: Range<u32>) -> Result<(), NotifyError> {
-        self.set_sender(ids, None)
+        self.set_sender(ids, ANY)
     }
 
-    fn set_sender(&self, ids: Range<u32>, sender: Option<u32>) -> Result<(), NotifyError> {
-        self.check_ids(&ids)?;
-        let size = self.inner.parts.remotes().len() as u32;
-        if let Some(rank) = sender.filter(|rank| *rank >= size) {
-            return Err(NotifyError::Rank { rank, size });
-        }
-        self.inner.parts.releases.set_sender(ids, sender);
-        self.inner.parts.releases.update(&self.inner.life);
-        Ok(())
-    }
-
-    /// Says that these notifications belong to a collective of all ranks: the death of any ends waits for them, for good.
+    /// Says that these notifications belong to a collective of all ranks.
     pub(crate) fn expect_from_all(&self, ids: Range<u32>) -> Result<(), NotifyError> {
+        self.set_sender(ids, ALL)
+    }
+
+    fn set_sender(&self, ids: Range<u32>, sender: u32) -> Result<(), NotifyError> {
         self.check_ids(&ids)?;
-        self.inner.parts.releases.set_of_all(ids);
+        self.inner.parts.releases.set_sender(ids, sender);
         self.inner.parts.releases.update(&self.inner.life);
         Ok(())
     }

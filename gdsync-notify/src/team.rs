@@ -28,35 +28,6 @@ use std::time::Duration;
 /// A cheap handle. The connections end when the last handle and queue of the team are dropped: to
 /// ranks that still write to it, a rank that leaves is dead. So ranks flush, and meet at a
 /// [`Team::barrier`], before they leave.
-///
-/// ```
-/// use gdsync::{Device, ProtectionDomain};
-/// use gdsync_notify::bootstrap::Bootstrap;
-/// use gdsync_notify::{NotifyError, Team, TeamConfig};
-/// use std::time::Duration;
-///
-/// const LONG: Duration = Duration::from_secs(30);
-///
-/// /// Two ranks exchange a notification.
-/// fn rank(bootstrap: Bootstrap) -> Result<(), NotifyError> {
-///     let pd = ProtectionDomain::new(&Device::software()?)?;
-///     let team = Team::new(&pd, bootstrap, TeamConfig::default())?;
-///     let (segment, queue, other) = (team.allocate(0, 1)?, team.queue(0)?, 1 - team.rank());
-///     queue.notify(other, &segment, 0, 100 + team.rank())?;
-///     assert_eq!(segment.notify_waitsome(0..1, LONG)?, Some(0));
-///     assert_eq!(segment.notify_reset(0)?, 100 + other);
-///     queue.flush(LONG)?;
-///     team.barrier()
-/// }
-///
-/// # fn main() -> Result<(), NotifyError> {
-/// std::thread::scope(|scope| {
-///     let ranks = Bootstrap::threads(2, LONG)?;
-///     let threads: Vec<_> = ranks.into_iter().map(|one| scope.spawn(|| rank(one))).collect();
-///     threads.into_iter().try_for_each(|thread| thread.join().expect("a rank panicked"))
-/// })
-/// # }
-/// ```
 #[derive(Clone, Debug)]
 pub struct Team {
     inner: Arc<Connections>,

@@ -20,13 +20,11 @@ const TURN: usize = 64 << 10;
 /// Why a process did not say its status.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "the messages say what the fields are")]
 pub enum AskError {
     /// It is stopped, or too busy.
     #[error("it did not answer within {} ms: it is stopped, or busy", .within.as_millis())]
-    Silent {
-        /// The time that it had.
-        within: Duration,
-    },
+    Silent { within: Duration },
     /// What it has answered cannot be read.
     #[error(transparent)]
     Answer(#[from] WireError),
@@ -56,19 +54,12 @@ pub fn ask_all(within: Duration) -> io::Result<Vec<Process>> {
     let mut found: BTreeMap<u32, Process> = BTreeMap::new();
     for part in names.chunks(TOGETHER) {
         for (pid, status) in ask(part, within) {
-            match found.entry(pid) {
-                std::collections::btree_map::Entry::Vacant(entry) => {
-                    _ = entry.insert(Process { pid, status })
-                }
-                std::collections::btree_map::Entry::Occupied(mut entry) => {
-                    let known = &mut entry.get_mut().status;
-                    match (known, status) {
-                        (Ok(known), Ok(more)) => join(known, more),
-                        // One part that is seen is more than none.
-                        (known @ Err(_), more) => *known = more,
-                        (Ok(_), Err(_)) => {}
-                    }
-                }
+            match (found.get_mut(&pid).map(|known| &mut known.status), status) {
+                (None, status) => _ = found.insert(pid, Process { pid, status }),
+                (Some(Ok(known)), Ok(more)) => join(known, more),
+                // One part that is seen is more than none.
+                (Some(known @ Err(_)), more) => *known = more,
+                (Some(Ok(_)), Err(_)) => {}
             }
         }
     }
@@ -88,9 +79,9 @@ pub(crate) fn ask(names: &[String], within: Duration) -> Vec<Answer> {
     let mut asked = Vec::new();
     for name in names {
         match Asked::connect(name.as_bytes(), within) {
-            Connected::Asked(one) => asked.push(one),
-            Connected::Not(pid, error) => answers.push((pid, Err(error))),
-            Connected::Other => {}
+            Some(Ok(one)) => asked.push(one),
+            Some(Err((pid, error))) => answers.push((pid, Err(error))),
+            None => {}
         }
     }
     let deadline = Instant::now() + within;
@@ -112,10 +103,10 @@ pub(crate) fn ask(names: &[String], within: Duration) -> Vec<Answer> {
                 return true;
             }
             match one.read() {
-                Turn::GoesOn => return true,
-                Turn::Ended if one.bytes.is_empty() => {}
-                Turn::Ended => answers.push((one.pid, decode(&one.bytes).map_err(AskError::Answer))),
-                Turn::Failed(error) => answers.push((one.pid, Err(AskError::System(error)))),
+                Ok(false) => return true,
+                Ok(true) if one.bytes.is_empty() => {}
+                Ok(true) => answers.push((one.pid, decode(&one.bytes).map_err(AskError::Answer))),
+                Err(error) => answers.push((one.pid, Err(AskError::System(error)))),
             }
             false
         });
@@ -133,20 +124,6 @@ struct Asked {
     bytes: Vec<u8>,
 }
 
-enum Connected {
-    Asked(Asked),
-    /// A process of this user that cannot be asked.
-    Not(u32, AskError),
-    /// A process of another user, or one that has ended.
-    Other,
-}
-
-enum Turn {
-    GoesOn,
-    Ended,
-    Failed(io::Error),
-}
-
 impl AsFd for Asked {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
@@ -154,50 +131,48 @@ impl AsFd for Asked {
 }
 
 impl Asked {
-    fn connect(name: &[u8], within: Duration) -> Connected {
-        let Some(holder) = Holder::of(name) else { return Connected::Other };
+    /// `None` of a process of another user, and of one that has ended; the error of one of this user that cannot be
+    /// asked.
+    fn connect(name: &[u8], within: Duration) -> Option<Result<Asked, (u32, AskError)>> {
+        let holder = Holder::of(name)?;
         let socket = match local::connect(name) {
             Ok(socket) => socket,
             // It has ended since.
-            Err(error) if error.kind() == ErrorKind::ConnectionRefused => return Connected::Other,
-            Err(_) if !holder.is_own() => return Connected::Other,
+            Err(error) if error.kind() == ErrorKind::ConnectionRefused => return None,
+            Err(_) if !holder.is_own() => return None,
             // It has many askers and takes none of them.
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                return Connected::Not(holder.pid, AskError::Silent { within });
+                return Some(Err((holder.pid, AskError::Silent { within })));
             }
-            Err(error) => return Connected::Not(holder.pid, AskError::System(error)),
+            Err(error) => return Some(Err((holder.pid, AskError::System(error)))),
         };
-        let Some(peer) = local::peer(&socket).ok().filter(|peer| peer.uid == local::own_user()) else {
-            return Connected::Other;
-        };
+        let peer = local::peer(&socket).ok().filter(|peer| peer.uid == local::own_user())?;
         let pid = u32::try_from(peer.pid).unwrap_or(0);
         // A forked child may hold the name of its parent, which has ended.
-        if pid != 0 && !holder.is_alive_as(pid) {
-            return Connected::Other;
-        }
-        Connected::Asked(Asked { pid, socket, bytes: Vec::new() })
+        let is_holder = pid == 0 || holder.is_alive_as(pid);
+        is_holder.then(|| Ok(Asked { pid, socket, bytes: Vec::new() }))
     }
 
-    /// Takes what has come, of what is too long one turn more than an answer may have at most.
-    fn read(&mut self) -> Turn {
+    /// Takes what has come, of what is too long one turn more than an answer may have at most. True at the end.
+    fn read(&mut self) -> io::Result<bool> {
         let mut part = [0; 16 << 10];
         let end = self.bytes.len() + TURN;
         while self.bytes.len() < end {
             match self.socket.read(&mut part) {
-                Ok(0) => return Turn::Ended,
+                Ok(0) => return Ok(true),
                 Ok(count) => self.bytes.extend_from_slice(&part[..count]),
                 Err(error) => match error.kind() {
                     ErrorKind::Interrupted => {}
-                    ErrorKind::WouldBlock => return Turn::GoesOn,
+                    ErrorKind::WouldBlock => return Ok(false),
                     // It refuses, or has ended.
                     ErrorKind::ConnectionReset => {
                         self.bytes.clear();
-                        return Turn::Ended;
+                        return Ok(true);
                     }
-                    _ => return Turn::Failed(error),
+                    _ => return Err(error),
                 },
             }
         }
-        if self.bytes.len() > LONGEST { Turn::Ended } else { Turn::GoesOn }
+        Ok(self.bytes.len() > LONGEST)
     }
 }

@@ -4,6 +4,7 @@ use crate::server::Server;
 use crate::status::{MOST_CARDS, MOST_STREAMS, Status};
 use crate::wire::encode;
 use gdsync_sys::contain::contain;
+use gdsync_sys::host::monotonic;
 use parking_lot::Mutex;
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -182,12 +183,4 @@ pub fn own() -> Status {
     status.streams.sort_by_key(|stream| stream.number);
     status.streams.truncate(MOST_STREAMS);
     status
-}
-
-/// Nanoseconds of `CLOCK_MONOTONIC`.
-fn monotonic() -> u64 {
-    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: a valid place; the clock is always there.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut now) };
-    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }

@@ -21,6 +21,7 @@ const VERSION: u32 = 1;
 /// Why bytes are no answer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "the messages say what the fields are")]
 pub enum WireError {
     /// They do not begin as an answer does.
     #[error("it answers with something else than the status of gdsync")]
@@ -29,16 +30,10 @@ pub enum WireError {
     #[error(
         "it answers in version {found}, and this is version {VERSION}: use the `gdsync top` of its own version"
     )]
-    Version {
-        /// The version.
-        found: u32,
-    },
+    Version { found: u32 },
     /// A field is missing, too long, or has a value that it cannot have.
     #[error("its answer is broken: {what}")]
-    Broken {
-        /// What is wrong.
-        what: &'static str,
-    },
+    Broken { what: &'static str },
 }
 
 /// The character, or a mark in its place if it would steer a terminal: controls, and what is not seen and turns the
@@ -58,14 +53,10 @@ pub fn printable(character: char) -> char {
 
 /// An answer as bytes. What is over a limit is left out.
 pub fn encode(status: &Status) -> Vec<u8> {
-    let mut out = Writer(MAGIC.to_vec());
-    out.u32(VERSION);
-    out.u64(status.at_ns);
-    out.list(&status.cards, MOST_CARDS, Writer::card);
-    out.u32(status.card_count);
-    out.list(&status.streams, MOST_STREAMS, Writer::stream);
-    out.u32(status.stream_count);
-    out.0
+    let mut out = MAGIC.to_vec();
+    VERSION.write(&mut out);
+    status.write(&mut out);
+    out
 }
 
 /// The answer that bytes are.
@@ -76,222 +67,173 @@ pub fn decode(bytes: &[u8]) -> Result<Status, WireError> {
     if bytes.len() > LONGEST {
         return Err(WireError::Broken { what: "it is longer than 8 MiB" });
     }
-    let mut from = Reader(bytes.strip_prefix(&MAGIC).ok_or(WireError::Other)?);
-    match from.u32()? {
+    let from = &mut bytes.strip_prefix(&MAGIC).ok_or(WireError::Other)?;
+    match u32::read(from)? {
         VERSION => {}
         found => return Err(WireError::Version { found }),
     }
-    let status = Status {
-        at_ns: from.u64()?,
-        cards: from.list(MOST_CARDS, Reader::card)?,
-        card_count: from.u32()?,
-        streams: from.list(MOST_STREAMS, Reader::stream)?,
-        stream_count: from.u32()?,
-    };
-    if from.0.is_empty() { Ok(status) } else { Err(WireError::Broken { what: "more follows its end" }) }
+    let status = Status::read(from)?;
+    if from.is_empty() { Ok(status) } else { Err(WireError::Broken { what: "more follows its end" }) }
 }
 
-struct Writer(Vec<u8>);
+/// What an answer is made of.
+trait Wire: Sized {
+    fn write(&self, out: &mut Vec<u8>);
 
-impl Writer {
-    fn u8(&mut self, value: u8) {
-        self.0.push(value);
-    }
+    /// Takes it from the front of the bytes.
+    fn read(from: &mut &[u8]) -> Result<Self, WireError>;
+}
 
-    fn flag(&mut self, value: bool) {
-        self.u8(value.into());
-    }
+/// What stands in lists, and how often at most.
+trait Listed: Wire {
+    const MOST: usize;
+}
 
-    fn u16(&mut self, value: u16) {
-        self.0.extend(value.to_le_bytes());
-    }
+macro_rules! numbers {
+    ($($number:ty)*) => { $(
+        impl Wire for $number {
+            fn write(&self, out: &mut Vec<u8>) {
+                out.extend(self.to_le_bytes());
+            }
 
-    fn u32(&mut self, value: u32) {
-        self.0.extend(value.to_le_bytes());
-    }
-
-    fn u64(&mut self, value: u64) {
-        self.0.extend(value.to_le_bytes());
-    }
-
-    /// Cut at the limit, between characters.
-    fn text(&mut self, text: &str) {
-        let end = (0..=text.len().min(LONGEST_TEXT)).rev().find(|end| text.is_char_boundary(*end));
-        let text = &text[..end.unwrap_or(0)];
-        self.u16(text.len() as u16);
-        self.0.extend(text.as_bytes());
-    }
-
-    fn option<T>(&mut self, value: Option<T>, write: impl FnOnce(&mut Self, T)) {
-        self.flag(value.is_some());
-        if let Some(value) = value {
-            write(self, value);
+            fn read(from: &mut &[u8]) -> Result<Self, WireError> {
+                Wire::read(from).map(<$number>::from_le_bytes)
+            }
         }
-    }
-
-    fn list<T>(&mut self, items: &[T], most: usize, write: impl Fn(&mut Self, &T)) {
-        let kept = &items[..items.len().min(most)];
-        self.u32(kept.len() as u32);
-        kept.iter().for_each(|item| write(self, item));
-    }
-
-    fn traffic(&mut self, traffic: Traffic) {
-        self.u64(traffic.packets);
-        self.u64(traffic.bytes);
-    }
-
-    fn card(&mut self, card: &Card) {
-        self.u16(card.lid);
-        self.u32(card.node);
-        self.flag(card.is_ethernet);
-        self.0.extend(card.gid);
-        self.flag(card.is_busy);
-        self.traffic(card.sent);
-        self.traffic(card.received);
-        self.u64(card.not_ready);
-        self.u64(card.out_of_sequence);
-        self.u64(card.faults);
-        self.u32(card.findings);
-        self.list(&card.queue_pairs, MOST_QUEUE_PAIRS, Self::queue_pair);
-        self.u32(card.queue_pair_count);
-    }
-
-    fn queue_pair(&mut self, pair: &QueuePair) {
-        self.u32(pair.number);
-        self.text(&pair.transport);
-        self.text(&pair.state);
-        self.option(pair.peer, |out, peer| {
-            out.u32(peer.node);
-            out.u32(peer.queue_pair);
-        });
-        self.u32(pair.outstanding);
-        self.u32(pair.blocks);
-        self.u64(pair.resends);
-        self.option(pair.wait.as_ref(), Self::wait);
-    }
-
-    fn stream(&mut self, stream: &Stream) {
-        self.u64(stream.number);
-        self.u32(stream.waits);
-        self.wait(&stream.wait);
-    }
-
-    fn wait(&mut self, wait: &Wait) {
-        self.text(&wait.what);
-        self.u64(wait.mark);
-        self.option(wait.time, |out, time| out.u64(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)));
-        self.list(&wait.queue_pairs, MOST_NAMED, |out, number| out.u32(*number));
-    }
+    )* };
 }
 
-struct Reader<'a>(&'a [u8]);
+numbers!(u16 u32 u64);
 
-impl Reader<'_> {
-    fn bytes<const N: usize>(&mut self) -> Result<[u8; N], WireError> {
+/// Structures whose fields follow each other.
+macro_rules! structures {
+    ($($structure:ident { $($field:ident)* })*) => { $(
+        impl Wire for $structure {
+            fn write(&self, out: &mut Vec<u8>) {
+                $(self.$field.write(out);)*
+            }
+
+            fn read(from: &mut &[u8]) -> Result<Self, WireError> {
+                Ok($structure { $($field: Wire::read(from)?,)* })
+            }
+        }
+    )* };
+}
+
+structures! {
+    Status { at_ns cards card_count streams stream_count }
+    Card {
+        lid node is_ethernet gid is_busy sent received not_ready out_of_sequence faults findings queue_pairs
+        queue_pair_count
+    }
+    Traffic { packets bytes }
+    QueuePair { number transport state peer outstanding blocks resends wait }
+    Peer { node queue_pair }
+    Stream { number waits wait }
+    Wait { what mark time queue_pairs }
+}
+
+impl Listed for Card {
+    const MOST: usize = MOST_CARDS;
+}
+
+impl Listed for Stream {
+    const MOST: usize = MOST_STREAMS;
+}
+
+impl Listed for QueuePair {
+    const MOST: usize = MOST_QUEUE_PAIRS;
+}
+
+/// Of a queue pair.
+impl Listed for u32 {
+    const MOST: usize = MOST_NAMED;
+}
+
+impl<const N: usize> Wire for [u8; N] {
+    fn write(&self, out: &mut Vec<u8>) {
+        out.extend(self);
+    }
+
+    fn read(from: &mut &[u8]) -> Result<Self, WireError> {
         let (bytes, rest) =
-            self.0.split_first_chunk().ok_or(WireError::Broken { what: "it ends too early" })?;
-        self.0 = rest;
+            from.split_first_chunk().ok_or(WireError::Broken { what: "it ends too early" })?;
+        *from = rest;
         Ok(*bytes)
     }
+}
 
-    fn flag(&mut self) -> Result<bool, WireError> {
-        match self.bytes()? {
+impl Wire for bool {
+    fn write(&self, out: &mut Vec<u8>) {
+        out.push((*self).into());
+    }
+
+    fn read(from: &mut &[u8]) -> Result<Self, WireError> {
+        match <[u8; 1]>::read(from)? {
             [0] => Ok(false),
             [1] => Ok(true),
             _ => Err(WireError::Broken { what: "a flag is neither 0 nor 1" }),
         }
     }
+}
 
-    fn u16(&mut self) -> Result<u16, WireError> {
-        self.bytes().map(u16::from_le_bytes)
+impl Wire for Duration {
+    fn write(&self, out: &mut Vec<u8>) {
+        u64::try_from(self.as_nanos()).unwrap_or(u64::MAX).write(out);
     }
 
-    fn u32(&mut self) -> Result<u32, WireError> {
-        self.bytes().map(u32::from_le_bytes)
+    fn read(from: &mut &[u8]) -> Result<Self, WireError> {
+        u64::read(from).map(Duration::from_nanos)
+    }
+}
+
+/// Cut at the limit, between characters.
+impl Wire for String {
+    fn write(&self, out: &mut Vec<u8>) {
+        let end = (0..=self.len().min(LONGEST_TEXT)).rev().find(|end| self.is_char_boundary(*end));
+        let text = &self[..end.unwrap_or(0)];
+        (text.len() as u16).write(out);
+        out.extend(text.as_bytes());
     }
 
-    fn u64(&mut self) -> Result<u64, WireError> {
-        self.bytes().map(u64::from_le_bytes)
-    }
-
-    fn text(&mut self) -> Result<String, WireError> {
-        let length = usize::from(self.u16()?);
+    fn read(from: &mut &[u8]) -> Result<Self, WireError> {
+        let length = usize::from(u16::read(from)?);
         if length > LONGEST_TEXT {
             return Err(WireError::Broken { what: "a text is longer than 400 bytes" });
         }
         let (text, rest) =
-            self.0.split_at_checked(length).ok_or(WireError::Broken { what: "it ends within a text" })?;
-        self.0 = rest;
+            from.split_at_checked(length).ok_or(WireError::Broken { what: "it ends within a text" })?;
+        *from = rest;
         let text =
             std::str::from_utf8(text).map_err(|_| WireError::Broken { what: "a text is not UTF-8" })?;
         Ok(text.chars().map(printable).collect())
     }
+}
 
-    fn option<T>(
-        &mut self,
-        read: impl FnOnce(&mut Self) -> Result<T, WireError>,
-    ) -> Result<Option<T>, WireError> {
-        if self.flag()? { read(self).map(Some) } else { Ok(None) }
+impl<T: Wire> Wire for Option<T> {
+    fn write(&self, out: &mut Vec<u8>) {
+        self.is_some().write(out);
+        self.iter().for_each(|value| value.write(out));
+    }
+
+    fn read(from: &mut &[u8]) -> Result<Self, WireError> {
+        if bool::read(from)? { T::read(from).map(Some) } else { Ok(None) }
+    }
+}
+
+impl<T: Listed> Wire for Vec<T> {
+    fn write(&self, out: &mut Vec<u8>) {
+        let kept = &self[..self.len().min(T::MOST)];
+        (kept.len() as u32).write(out);
+        kept.iter().for_each(|item| item.write(out));
     }
 
     /// Reserves nothing for what the bytes may not have.
-    fn list<T>(
-        &mut self,
-        most: usize,
-        read: impl Fn(&mut Self) -> Result<T, WireError>,
-    ) -> Result<Vec<T>, WireError> {
-        let length = self.u32()? as usize;
-        if length > most {
+    fn read(from: &mut &[u8]) -> Result<Self, WireError> {
+        let length = u32::read(from)? as usize;
+        if length > T::MOST {
             return Err(WireError::Broken { what: "a list is longer than it may be" });
         }
-        (0..length).map(|_| read(self)).collect()
-    }
-
-    fn traffic(&mut self) -> Result<Traffic, WireError> {
-        Ok(Traffic { packets: self.u64()?, bytes: self.u64()? })
-    }
-
-    fn card(&mut self) -> Result<Card, WireError> {
-        Ok(Card {
-            lid: self.u16()?,
-            node: self.u32()?,
-            is_ethernet: self.flag()?,
-            gid: self.bytes()?,
-            is_busy: self.flag()?,
-            sent: self.traffic()?,
-            received: self.traffic()?,
-            not_ready: self.u64()?,
-            out_of_sequence: self.u64()?,
-            faults: self.u64()?,
-            findings: self.u32()?,
-            queue_pairs: self.list(MOST_QUEUE_PAIRS, Self::queue_pair)?,
-            queue_pair_count: self.u32()?,
-        })
-    }
-
-    fn queue_pair(&mut self) -> Result<QueuePair, WireError> {
-        Ok(QueuePair {
-            number: self.u32()?,
-            transport: self.text()?,
-            state: self.text()?,
-            peer: self.option(|from| Ok(Peer { node: from.u32()?, queue_pair: from.u32()? }))?,
-            outstanding: self.u32()?,
-            blocks: self.u32()?,
-            resends: self.u64()?,
-            wait: self.option(Self::wait)?,
-        })
-    }
-
-    fn stream(&mut self) -> Result<Stream, WireError> {
-        Ok(Stream { number: self.u64()?, waits: self.u32()?, wait: self.wait()? })
-    }
-
-    fn wait(&mut self) -> Result<Wait, WireError> {
-        Ok(Wait {
-            what: self.text()?,
-            mark: self.u64()?,
-            time: self.option(|from| from.u64().map(Duration::from_nanos))?,
-            queue_pairs: self.list(MOST_NAMED, Self::u32)?,
-        })
+        (0..length).map(|_| T::read(from)).collect()
     }
 }

@@ -78,178 +78,150 @@ impl Deref for VerbsApi {
     }
 }
 
-/// Entry points of libibverbs and libmlx5, as C function pointers. Plain data: [`VerbsApi`] is what
-/// safe code takes.
-///
-/// Conventions are those of the C libraries: a function that returns a pointer returns null and
-/// sets `errno` on failure; one that returns an `int` returns 0, or a positive errno (or -1 with
-/// `errno` set). Ownership, lifetime and threading rules are those of the manual page of the
-/// function of the same name.
-///
-/// Where the C library has only an inline function (`ibv_alloc_td`, `ibv_alloc_parent_domain`) or a
-/// private symbol behind a macro, the provider supplies a function with the documented behaviour.
-#[derive(Clone, Copy, Debug)]
-#[allow(missing_docs, reason = "each field is the C function of the same name, documented there")]
-pub struct VerbsTable {
-    /// What filled the table.
-    pub provider: Provider,
-    pub get_device_list: unsafe extern "C" fn(num: *mut c_int) -> *mut *mut ibv_device,
-    pub free_device_list: unsafe extern "C" fn(list: *mut *mut ibv_device),
-    pub get_device_name: unsafe extern "C" fn(device: *mut ibv_device) -> *const c_char,
-    pub open_device: unsafe extern "C" fn(device: *mut ibv_device) -> *mut ibv_context,
-    pub close_device: unsafe extern "C" fn(context: *mut ibv_context) -> c_int,
-    pub query_device: unsafe extern "C" fn(context: *mut ibv_context, attr: *mut ibv_device_attr) -> c_int,
-    /// Fills `attr` up to and with `flags`; the fields after it may stay as they were, so zero the
-    /// struct first.
-    pub query_port:
-        unsafe extern "C" fn(context: *mut ibv_context, port: u8, attr: *mut ibv_port_attr) -> c_int,
-    pub query_gid:
-        unsafe extern "C" fn(context: *mut ibv_context, port: u8, index: c_int, gid: *mut ibv_gid) -> c_int,
-    /// The valid entries of all ports' GID tables, with their kinds: how many were written, or a
-    /// negative errno. `flags` is 0, `entry_size` the size of an entry. Private symbol behind an
-    /// inline function; libraries before rdma-core 32 lack it.
-    pub query_gid_table: Option<
-        unsafe extern "C" fn(
-            context: *mut ibv_context,
-            entries: *mut ibv_gid_entry,
-            max_entries: size_t,
-            flags: u32,
-            entry_size: size_t,
-        ) -> ssize_t,
-    >,
-    pub alloc_pd: unsafe extern "C" fn(context: *mut ibv_context) -> *mut ibv_pd,
-    pub dealloc_pd: unsafe extern "C" fn(pd: *mut ibv_pd) -> c_int,
-    pub alloc_td: unsafe extern "C" fn(context: *mut ibv_context, attr: *mut ibv_td_init_attr) -> *mut ibv_td,
-    pub dealloc_td: unsafe extern "C" fn(td: *mut ibv_td) -> c_int,
-    pub alloc_parent_domain: unsafe extern "C" fn(
-        context: *mut ibv_context,
-        attr: *mut ibv_parent_domain_init_attr,
-    ) -> *mut ibv_pd,
-    pub reg_mr: unsafe extern "C" fn(
-        pd: *mut ibv_pd,
-        addr: *mut c_void,
-        length: size_t,
-        access: c_int,
-    ) -> *mut ibv_mr,
-    pub dereg_mr: unsafe extern "C" fn(mr: *mut ibv_mr) -> c_int,
-    /// Memory of another device, as a dma-buf; libraries before rdma-core 34 lack it.
-    pub reg_dmabuf_mr: Option<
-        unsafe extern "C" fn(
-            pd: *mut ibv_pd,
-            offset: u64,
-            length: size_t,
-            iova: u64,
-            fd: c_int,
-            access: c_int,
-        ) -> *mut ibv_mr,
-    >,
-    /// Returns `struct ibv_cq_ex *`, which begins with an `ibv_cq`.
-    pub mlx5dv_create_cq: unsafe extern "C" fn(
-        context: *mut ibv_context,
-        attr: *mut ibv_cq_init_attr_ex,
-        mlx5_attr: *mut mlx5dv_cq_init_attr,
-    ) -> *mut ibv_cq,
-    /// Waits until the queue's events are acknowledged.
-    pub destroy_cq: unsafe extern "C" fn(cq: *mut ibv_cq) -> c_int,
-    pub create_comp_channel: unsafe extern "C" fn(context: *mut ibv_context) -> *mut ibv_comp_channel,
-    pub destroy_comp_channel: unsafe extern "C" fn(channel: *mut ibv_comp_channel) -> c_int,
-    /// Blocks unless `fd` of the channel is non-blocking. Queues are armed by their record and their
-    /// register, by the program that consumes their entries: see [`crate::prm::doorbell::CqArm`].
-    pub get_cq_event: unsafe extern "C" fn(
-        channel: *mut ibv_comp_channel,
-        cq: *mut *mut ibv_cq,
-        cq_context: *mut *mut c_void,
-    ) -> c_int,
-    pub ack_cq_events: unsafe extern "C" fn(cq: *mut ibv_cq, nevents: c_uint),
-    /// `attr` gets the sizes that were granted.
-    pub create_srq: unsafe extern "C" fn(pd: *mut ibv_pd, attr: *mut ibv_srq_init_attr) -> *mut ibv_srq,
-    /// Waits until the queue's events are acknowledged.
-    pub destroy_srq: unsafe extern "C" fn(srq: *mut ibv_srq) -> c_int,
-    pub mlx5dv_create_qp: unsafe extern "C" fn(
-        context: *mut ibv_context,
-        attr: *mut ibv_qp_init_attr_ex,
-        mlx5_attr: *mut mlx5dv_qp_init_attr,
-    ) -> *mut ibv_qp,
-    /// The operations of `ibv_wr_*`, for a queue pair that was made for them; only the system
-    /// provider has them, from rdma-core 24 on.
-    pub qp_to_qp_ex: Option<unsafe extern "C" fn(qp: *mut ibv_qp) -> *mut ibv_qp_ex>,
-    /// `attr` is `struct ibv_qp_attr *`, `mask` of `IBV_QP_*`.
-    pub modify_qp: unsafe extern "C" fn(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int,
-    pub query_qp: unsafe extern "C" fn(
-        qp: *mut ibv_qp,
-        attr: *mut ibv_qp_attr,
-        mask: c_int,
-        init: *mut ibv_qp_init_attr,
-    ) -> c_int,
-    pub destroy_qp: unsafe extern "C" fn(qp: *mut ibv_qp) -> c_int,
-    pub create_ah: unsafe extern "C" fn(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah,
-    pub destroy_ah: unsafe extern "C" fn(ah: *mut ibv_ah) -> c_int,
-    /// Blocks unless `async_fd` of the context is non-blocking.
-    pub get_async_event:
-        unsafe extern "C" fn(context: *mut ibv_context, event: *mut ibv_async_event) -> c_int,
-    pub ack_async_event: unsafe extern "C" fn(event: *mut ibv_async_event),
-    pub mlx5dv_is_supported: unsafe extern "C" fn(device: *mut ibv_device) -> bool,
-    pub mlx5dv_init_obj: unsafe extern "C" fn(obj: *mut mlx5dv_obj, obj_type: u64) -> c_int,
-    /// A command about the device as a whole, in the device's own language
-    /// (`mlx5dv_devx_general_cmd`). The in-process software card has QUERY_HCA_CAP only; libraries
-    /// before rdma-core 21 lack it.
-    ///
-    /// It fails with EREMOTEIO where the device refuses the command: see [`DevxApi`].
-    pub devx_general_cmd: Option<
-        unsafe extern "C" fn(
-            context: *mut ibv_context,
-            input: *const c_void,
-            input_len: size_t,
-            output: *mut c_void,
-            output_len: size_t,
-        ) -> c_int,
-    >,
-    /// Objects made by commands. The in-process software card has none; libraries before rdma-core 21
-    /// lack them.
-    pub devx: Option<DevxApi>,
+/// Declares a table of C functions, of which older libraries lack the optional ones.
+macro_rules! table {
+    (
+        $(#[$about:meta])* $table:ident { $($(#[$doc:meta])* $field:ident: $type:ty,)* }
+        required { $($(#[$of:meta])* $name:ident($($argument:ident: $kind:ty),*) $(-> $answer:ty)?;)* }
+        optional { $($(#[$maybe_of:meta])* $maybe:ident($($given:ident: $its:ty),*) -> $result:ty;)* }
+    ) => {
+        $(#[$about])*
+        #[derive(Clone, Copy, Debug)]
+        #[allow(missing_docs, reason = "each field is the C function of the same name, documented there")]
+        pub struct $table {
+            $($(#[$doc])* pub $field: $type,)*
+            $($(#[$of])* pub $name: unsafe extern "C" fn($($argument: $kind),*) $(-> $answer)?,)*
+            $($(#[$maybe_of])* pub $maybe: Option<unsafe extern "C" fn($($given: $its),*) -> $result>,)*
+        }
+    };
 }
 
-/// Entry points of libmlx5's DEVX: objects made by commands of the device
-/// ([`crate::prm::command`]).
-///
-/// Calls that take a command fail with EREMOTEIO where the device refuses it; the answer then
-/// begins with a status and a syndrome. Older kernels have other numbers for that: an answer with a
-/// status is the device's.
-#[derive(Clone, Copy, Debug)]
-#[allow(missing_docs, reason = "each field is the C function of the same name, documented there")]
-pub struct DevxApi {
-    pub obj_create: unsafe extern "C" fn(
-        context: *mut ibv_context,
-        input: *const c_void,
-        input_len: size_t,
-        output: *mut c_void,
-        output_len: size_t,
-    ) -> *mut mlx5dv_devx_obj,
-    pub obj_modify: unsafe extern "C" fn(
-        object: *mut mlx5dv_devx_obj,
-        input: *const c_void,
-        input_len: size_t,
-        output: *mut c_void,
-        output_len: size_t,
-    ) -> c_int,
-    pub obj_destroy: unsafe extern "C" fn(object: *mut mlx5dv_devx_obj) -> c_int,
-    /// `access` is of `IBV_ACCESS_*`.
-    pub umem_reg: unsafe extern "C" fn(
-        context: *mut ibv_context,
-        addr: *mut c_void,
-        size: size_t,
-        access: u32,
-    ) -> *mut mlx5dv_devx_umem,
-    /// Libraries before rdma-core 35 lack it.
-    pub umem_reg_ex: Option<
-        unsafe extern "C" fn(
-            context: *mut ibv_context,
-            umem_in: *mut mlx5dv_devx_umem_in,
-        ) -> *mut mlx5dv_devx_umem,
-    >,
-    pub umem_dereg: unsafe extern "C" fn(umem: *mut mlx5dv_devx_umem) -> c_int,
-    /// `flags` is one of `MLX5DV_UAR_ALLOC_TYPE_*`.
-    pub alloc_uar: unsafe extern "C" fn(context: *mut ibv_context, flags: u32) -> *mut mlx5dv_devx_uar,
-    pub free_uar: unsafe extern "C" fn(uar: *mut mlx5dv_devx_uar),
-    pub query_eqn: unsafe extern "C" fn(context: *mut ibv_context, vector: u32, eqn: *mut u32) -> c_int,
+table! {
+    /// Entry points of libibverbs and libmlx5, as C function pointers. Plain data: [`VerbsApi`] is what
+    /// safe code takes.
+    ///
+    /// Conventions are those of the C libraries: a function that returns a pointer returns null and
+    /// sets `errno` on failure; one that returns an `int` returns 0, or a positive errno (or -1 with
+    /// `errno` set). Ownership, lifetime and threading rules are those of the manual page of the
+    /// function of the same name.
+    ///
+    /// Where the C library has only an inline function (`ibv_alloc_td`, `ibv_alloc_parent_domain`) or a
+    /// private symbol behind a macro, the provider supplies a function with the documented behaviour.
+    VerbsTable {
+        /// What filled the table.
+        provider: Provider,
+        /// Objects made by commands. The in-process software card has none; libraries before rdma-core 21
+        /// lack them.
+        devx: Option<DevxApi>,
+    }
+    required {
+        get_device_list(num: *mut c_int) -> *mut *mut ibv_device;
+        free_device_list(list: *mut *mut ibv_device);
+        get_device_name(device: *mut ibv_device) -> *const c_char;
+        open_device(device: *mut ibv_device) -> *mut ibv_context;
+        close_device(context: *mut ibv_context) -> c_int;
+        query_device(context: *mut ibv_context, attr: *mut ibv_device_attr) -> c_int;
+        /// Fills `attr` up to and with `flags`; the fields after it may stay as they were, so zero the
+        /// struct first.
+        query_port(context: *mut ibv_context, port: u8, attr: *mut ibv_port_attr) -> c_int;
+        query_gid(context: *mut ibv_context, port: u8, index: c_int, gid: *mut ibv_gid) -> c_int;
+        alloc_pd(context: *mut ibv_context) -> *mut ibv_pd;
+        dealloc_pd(pd: *mut ibv_pd) -> c_int;
+        alloc_td(context: *mut ibv_context, attr: *mut ibv_td_init_attr) -> *mut ibv_td;
+        dealloc_td(td: *mut ibv_td) -> c_int;
+        alloc_parent_domain(context: *mut ibv_context, attr: *mut ibv_parent_domain_init_attr) -> *mut ibv_pd;
+        reg_mr(pd: *mut ibv_pd, addr: *mut c_void, length: size_t, access: c_int) -> *mut ibv_mr;
+        dereg_mr(mr: *mut ibv_mr) -> c_int;
+        /// Returns `struct ibv_cq_ex *`, which begins with an `ibv_cq`.
+        mlx5dv_create_cq(
+            context: *mut ibv_context, attr: *mut ibv_cq_init_attr_ex, mlx5_attr: *mut mlx5dv_cq_init_attr
+        ) -> *mut ibv_cq;
+        /// Waits until the queue's events are acknowledged.
+        destroy_cq(cq: *mut ibv_cq) -> c_int;
+        create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_channel;
+        destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int;
+        /// Blocks unless `fd` of the channel is non-blocking. Queues are armed by their record and their
+        /// register, by the program that consumes their entries: see [`crate::prm::doorbell::CqArm`].
+        get_cq_event(
+            channel: *mut ibv_comp_channel, cq: *mut *mut ibv_cq, cq_context: *mut *mut c_void
+        ) -> c_int;
+        ack_cq_events(cq: *mut ibv_cq, nevents: c_uint);
+        /// `attr` gets the sizes that were granted.
+        create_srq(pd: *mut ibv_pd, attr: *mut ibv_srq_init_attr) -> *mut ibv_srq;
+        /// Waits until the queue's events are acknowledged.
+        destroy_srq(srq: *mut ibv_srq) -> c_int;
+        mlx5dv_create_qp(
+            context: *mut ibv_context, attr: *mut ibv_qp_init_attr_ex, mlx5_attr: *mut mlx5dv_qp_init_attr
+        ) -> *mut ibv_qp;
+        /// `attr` is `struct ibv_qp_attr *`, `mask` of `IBV_QP_*`.
+        modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int;
+        query_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int, init: *mut ibv_qp_init_attr) -> c_int;
+        destroy_qp(qp: *mut ibv_qp) -> c_int;
+        create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah;
+        destroy_ah(ah: *mut ibv_ah) -> c_int;
+        /// Blocks unless `async_fd` of the context is non-blocking.
+        get_async_event(context: *mut ibv_context, event: *mut ibv_async_event) -> c_int;
+        ack_async_event(event: *mut ibv_async_event);
+        mlx5dv_is_supported(device: *mut ibv_device) -> bool;
+        mlx5dv_init_obj(obj: *mut mlx5dv_obj, obj_type: u64) -> c_int;
+    }
+    optional {
+        /// The valid entries of all ports' GID tables, with their kinds: how many were written, or a
+        /// negative errno. `flags` is 0, `entry_size` the size of an entry. Private symbol behind an
+        /// inline function; libraries before rdma-core 32 lack it.
+        query_gid_table(
+            context: *mut ibv_context, entries: *mut ibv_gid_entry, max_entries: size_t, flags: u32,
+            entry_size: size_t
+        ) -> ssize_t;
+        /// Memory of another device, as a dma-buf; libraries before rdma-core 34 lack it.
+        reg_dmabuf_mr(
+            pd: *mut ibv_pd, offset: u64, length: size_t, iova: u64, fd: c_int, access: c_int
+        ) -> *mut ibv_mr;
+        /// The operations of `ibv_wr_*`, for a queue pair that was made for them; only the system
+        /// provider has them, from rdma-core 24 on.
+        qp_to_qp_ex(qp: *mut ibv_qp) -> *mut ibv_qp_ex;
+        /// A command about the device as a whole, in the device's own language
+        /// (`mlx5dv_devx_general_cmd`). The in-process software card has QUERY_HCA_CAP only; libraries
+        /// before rdma-core 21 lack it.
+        ///
+        /// It fails with EREMOTEIO where the device refuses the command: see [`DevxApi`].
+        devx_general_cmd(
+            context: *mut ibv_context, input: *const c_void, input_len: size_t, output: *mut c_void,
+            output_len: size_t
+        ) -> c_int;
+    }
+}
+
+table! {
+    /// Entry points of libmlx5's DEVX: objects made by commands of the device
+    /// ([`crate::prm::command`]).
+    ///
+    /// Calls that take a command fail with EREMOTEIO where the device refuses it; the answer then
+    /// begins with a status and a syndrome. Older kernels have other numbers for that: an answer with a
+    /// status is the device's.
+    DevxApi {}
+    required {
+        obj_create(
+            context: *mut ibv_context, input: *const c_void, input_len: size_t, output: *mut c_void,
+            output_len: size_t
+        ) -> *mut mlx5dv_devx_obj;
+        obj_modify(
+            object: *mut mlx5dv_devx_obj, input: *const c_void, input_len: size_t, output: *mut c_void,
+            output_len: size_t
+        ) -> c_int;
+        obj_destroy(object: *mut mlx5dv_devx_obj) -> c_int;
+        /// `access` is of `IBV_ACCESS_*`.
+        umem_reg(
+            context: *mut ibv_context, addr: *mut c_void, size: size_t, access: u32
+        ) -> *mut mlx5dv_devx_umem;
+        umem_dereg(umem: *mut mlx5dv_devx_umem) -> c_int;
+        /// `flags` is one of `MLX5DV_UAR_ALLOC_TYPE_*`.
+        alloc_uar(context: *mut ibv_context, flags: u32) -> *mut mlx5dv_devx_uar;
+        free_uar(uar: *mut mlx5dv_devx_uar);
+        query_eqn(context: *mut ibv_context, vector: u32, eqn: *mut u32) -> c_int;
+    }
+    optional {
+        /// Libraries before rdma-core 35 lack it.
+        umem_reg_ex(context: *mut ibv_context, umem_in: *mut mlx5dv_devx_umem_in) -> *mut mlx5dv_devx_umem;
+    }
 }

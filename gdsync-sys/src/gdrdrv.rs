@@ -4,6 +4,8 @@
 //! Facts are those of gdrcopy's header `gdrdrv.h` and of what its module does with them. Field
 //! names are the header's.
 
+#![allow(missing_docs, reason = "paddings say what they are by their names")]
+
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// The device file.
@@ -90,7 +92,6 @@ parameters! {
         p2p_token: u64,
         /// In: 0.
         va_space: u32,
-        /// Padding.
         pad: u32,
         /// Out: names the pinned memory, and is the page offset for `mmap`.
         handle: u64,
@@ -108,7 +109,6 @@ parameters! {
         handle: u64,
         /// Out: not 0 where the memory was freed under the mapping.
         flag: u32,
-        /// Padding.
         pad: u32,
     }
 
@@ -148,7 +148,6 @@ parameters! {
         tm_cycles: u64,
         /// Out: one of the `MR_` constants.
         mapping_type: u32,
-        /// Padding.
         pad: u32,
     }
 
@@ -168,7 +167,6 @@ parameters! {
         size: u64,
         /// In: 0, or 1 for the BAR even where the GPU has a coherent link.
         flags: u32,
-        /// Padding.
         pad: u32,
         /// Out: as in [`PinBuffer`].
         handle: u64,
@@ -180,7 +178,6 @@ parameters! {
         handle: u64,
         /// In: one of the `MR_` constants.
         mapping_type: u32,
-        /// Padding.
         pad: u32,
     }
 

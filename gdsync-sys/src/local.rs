@@ -3,7 +3,7 @@
 //! Abstract names have no owner: any user may take one. Who uses a name asks for the user behind it.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
@@ -67,15 +67,25 @@ pub fn peer(socket: &UnixStream) -> io::Result<libc::ucred> {
     }
 }
 
-/// Which of several sockets can be read now, or have ended, in the order of the sockets. It waits until one is so: for
-/// `within` at most, rounded up to milliseconds, or until a signal comes, in which case it may find none.
+/// Which of several files can be read now, or have ended, in their order: [`ready`] of `POLLIN`.
 ///
 /// # Errors
 /// The operating system's.
-pub fn readable<S: AsFd>(sockets: &[S], within: Duration) -> io::Result<Vec<bool>> {
+pub fn readable<S: AsFd>(files: &[S], within: Duration) -> io::Result<Vec<bool>> {
+    let files: Vec<_> = files.iter().map(|file| (file.as_fd(), libc::POLLIN)).collect();
+    ready(&files, within)
+}
+
+/// Which of several files are ready for their events (`POLLIN`, `POLLOUT`), or have failed, in their order. It waits
+/// until one is so: for `within` at most, rounded up to milliseconds, or until a signal comes, in which case it may
+/// find none.
+///
+/// # Errors
+/// The operating system's.
+pub fn ready(files: &[(BorrowedFd<'_>, i16)], within: Duration) -> io::Result<Vec<bool>> {
     let awaited =
-        |socket: &S| libc::pollfd { fd: socket.as_fd().as_raw_fd(), events: libc::POLLIN, revents: 0 };
-    let mut list: Vec<libc::pollfd> = sockets.iter().map(awaited).collect();
+        |&(fd, events): &(BorrowedFd<'_>, i16)| libc::pollfd { fd: fd.as_raw_fd(), events, revents: 0 };
+    let mut list: Vec<libc::pollfd> = files.iter().map(awaited).collect();
     let millis = within.as_nanos().div_ceil(1_000_000);
     let millis = libc::c_int::try_from(millis).unwrap_or(libc::c_int::MAX);
     // SAFETY: the list is valid for its length; its descriptors are borrowed, so they stay open during the call.

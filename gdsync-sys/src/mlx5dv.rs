@@ -1,9 +1,13 @@
 //! Types and constants of libmlx5's direct verbs that gdsync uses.
 //!
 //! Source of every layout: `providers/mlx5/mlx5dv.h` of rdma-core; checked like those of
-//! [`crate::verbs`].
+//! [`crate::verbs`], and documented like those.
 
-#![allow(non_camel_case_types, reason = "the names are those of the C header")]
+#![allow(
+    non_camel_case_types,
+    missing_docs,
+    reason = "the names are those of the C header and of its manual pages"
+)]
 
 use crate::verbs::{ibv_ah, ibv_cq, ibv_pd, ibv_qp, ibv_srq};
 use libc::{c_int, c_void, off_t, size_t};
@@ -12,7 +16,6 @@ use libc::{c_int, c_void, off_t, size_t};
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct mlx5dv_ring {
-    /// Start of the ring.
     pub buf: *mut c_void,
     /// Entries: 64-byte basic blocks of a send queue, WQEs of a receive queue. A power of two.
     pub wqe_cnt: u32,
@@ -24,7 +27,6 @@ pub struct mlx5dv_ring {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct mlx5dv_bf {
-    /// Address of the register.
     pub reg: *mut c_void,
     /// Size of its BlueFlame buffer in bytes; 0 where it has none.
     pub size: u32,
@@ -36,36 +38,26 @@ pub struct mlx5dv_bf {
 pub struct mlx5dv_qp {
     /// Doorbell records: `[0]` receive, `[1]` send; big endian.
     pub dbrec: *mut u32,
-    /// Send queue.
     pub sq: mlx5dv_ring,
-    /// Receive queue.
     pub rq: mlx5dv_ring,
-    /// Doorbell register.
     pub bf: mlx5dv_bf,
     /// In: which of the fields below are wanted. Out: which are valid.
     pub comp_mask: u64,
     /// Offset of the register's page for `mmap` of the uverbs device.
     pub uar_mmap_offset: off_t,
-    /// Unused here.
     pub tirn: u32,
-    /// Unused here.
     pub tisn: u32,
-    /// Unused here.
     pub rqn: u32,
-    /// Unused here.
     pub sqn: u32,
-    /// Unused here.
     pub tir_icm_addr: u64,
 }
 
-/// `uar_mmap_offset` of [`mlx5dv_qp`] is wanted.
 pub const MLX5DV_QP_MASK_UAR_MMAP_OFFSET: u64 = 1 << 0;
 
 /// A completion queue's memory, as `mlx5dv_init_obj` reports it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct mlx5dv_cq {
-    /// Start of the ring.
     pub buf: *mut c_void,
     /// Doorbell records: `[0]` consumer index, `[1]` arm; big endian.
     pub dbrec: *mut u32,
@@ -73,9 +65,7 @@ pub struct mlx5dv_cq {
     pub cqe_cnt: u32,
     /// Bytes of one entry, 64 or 128.
     pub cqe_size: u32,
-    /// Its UAR page.
     pub cq_uar: *mut c_void,
-    /// Completion queue number.
     pub cqn: u32,
     /// In: wanted fields; out: valid ones.
     pub comp_mask: u64,
@@ -85,7 +75,6 @@ pub struct mlx5dv_cq {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct mlx5dv_srq {
-    /// Start of the ring.
     pub buf: *mut c_void,
     /// Doorbell record: the receives that were posted; big endian.
     pub dbrec: *mut u32,
@@ -97,7 +86,6 @@ pub struct mlx5dv_srq {
     pub tail: u32,
     /// In: wanted fields; out: valid ones.
     pub comp_mask: u64,
-    /// Its number.
     pub srqn: u32,
 }
 
@@ -118,7 +106,6 @@ pub struct mlx5dv_ah {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct mlx5dv_pd {
-    /// Protection domain number.
     pub pdn: u32,
     /// In: wanted fields; out: valid ones.
     pub comp_mask: u64,
@@ -127,7 +114,6 @@ pub struct mlx5dv_pd {
 /// One entry of [`mlx5dv_obj`]: the verbs object, and the place for its description.
 #[repr(C)]
 pub struct mlx5dv_obj_entry<I, O> {
-    /// The verbs object.
     pub r#in: *mut I,
     /// The caller's struct that is filled.
     pub out: *mut O,
@@ -152,33 +138,21 @@ impl<I, O> Default for mlx5dv_obj_entry<I, O> {
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub struct mlx5dv_obj {
-    /// A queue pair.
     pub qp: mlx5dv_obj_entry<ibv_qp, mlx5dv_qp>,
-    /// A completion queue.
     pub cq: mlx5dv_obj_entry<ibv_cq, mlx5dv_cq>,
-    /// A shared receive queue.
     pub srq: mlx5dv_obj_entry<ibv_srq, mlx5dv_srq>,
-    /// Unused here.
     pub rwq: mlx5dv_obj_entry<c_void, c_void>,
-    /// Unused here.
     pub dm: mlx5dv_obj_entry<c_void, c_void>,
-    /// An address handle.
     pub ah: mlx5dv_obj_entry<ibv_ah, mlx5dv_ah>,
-    /// A protection domain.
     pub pd: mlx5dv_obj_entry<ibv_pd, mlx5dv_pd>,
     /// Unused here (newest versions of the header only; older libraries do not read it).
     pub devx: mlx5dv_obj_entry<c_void, c_void>,
 }
 
-/// [`mlx5dv_obj::qp`] is filled in.
 pub const MLX5DV_OBJ_QP: u64 = 1 << 0;
-/// [`mlx5dv_obj::cq`] is filled in.
 pub const MLX5DV_OBJ_CQ: u64 = 1 << 1;
-/// [`mlx5dv_obj::srq`] is filled in.
 pub const MLX5DV_OBJ_SRQ: u64 = 1 << 2;
-/// [`mlx5dv_obj::ah`] is filled in.
 pub const MLX5DV_OBJ_AH: u64 = 1 << 5;
-/// [`mlx5dv_obj::pd`] is filled in.
 pub const MLX5DV_OBJ_PD: u64 = 1 << 6;
 
 /// mlx5's own attributes of a completion queue.
@@ -188,15 +162,11 @@ pub struct mlx5dv_cq_init_attr {
     /// Which of the fields below are set. Without the compression bit, entries are never
     /// compressed.
     pub comp_mask: u64,
-    /// Compression format.
     pub cqe_comp_res_format: u8,
-    /// Creation flags.
     pub flags: u32,
-    /// Bytes of one entry.
     pub cqe_size: u16,
 }
 
-/// `cqe_size` of [`mlx5dv_cq_init_attr`] is set.
 pub const MLX5DV_CQ_INIT_ATTR_MASK_CQE_SIZE: u64 = 1 << 2;
 
 /// Attributes of a queue pair of dynamically connected transport.
@@ -213,23 +183,16 @@ pub struct mlx5dv_dc_init_attr {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct mlx5dv_qp_init_attr {
-    /// Which of the fields below are set.
     pub comp_mask: u64,
     /// `MLX5DV_QP_CREATE_*`.
     pub create_flags: u32,
-    /// Of dynamically connected transport.
     pub dc_init_attr: mlx5dv_dc_init_attr,
-    /// Unused here.
     pub send_ops_flags: u64,
 }
 
-/// `create_flags` of [`mlx5dv_qp_init_attr`] is set.
 pub const MLX5DV_QP_INIT_ATTR_MASK_QP_CREATE_FLAGS: u64 = 1 << 0;
-/// `dc_init_attr` of [`mlx5dv_qp_init_attr`] is set.
 pub const MLX5DV_QP_INIT_ATTR_MASK_DC: u64 = 1 << 1;
-/// A target of dynamically connected transport.
 pub const MLX5DV_DCTYPE_DCT: u32 = 1;
-/// An initiator of dynamically connected transport.
 pub const MLX5DV_DCTYPE_DCI: u32 = 2;
 /// Payloads never travel inside a completion entry ([`scatter`](crate::prm::scatter)).
 pub const MLX5DV_QP_CREATE_DISABLE_SCATTER_TO_CQE: u32 = 1 << 3;
@@ -275,13 +238,10 @@ pub struct mlx5dv_devx_umem {
 pub struct mlx5dv_devx_umem_in {
     /// Its address; of a dma-buf, the offset.
     pub addr: *mut c_void,
-    /// Bytes.
     pub size: size_t,
-    /// `IBV_ACCESS_*`.
     pub access: u32,
     /// Page sizes that are allowed, a bit for each.
     pub pgsz_bitmap: u64,
-    /// Which of the fields below are set.
     pub comp_mask: u64,
     /// A dma-buf instead of an address.
     pub dmabuf_fd: c_int,
@@ -294,15 +254,12 @@ pub const MLX5DV_UMEM_MASK_DMABUF: u64 = 1 << 0;
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct mlx5dv_devx_uar {
-    /// The register.
     pub reg_addr: *mut c_void,
-    /// The page.
     pub base_addr: *mut c_void,
     /// Number of the page in commands.
     pub page_id: u32,
     /// Offset of the page for `mmap` of the uverbs device.
     pub mmap_off: off_t,
-    /// Which fields are valid.
     pub comp_mask: u64,
 }
 

@@ -3,7 +3,10 @@
 //!
 //! Facts are those of the open kernel modules: `nv_escape.h`, `nv-ioctl-numbers.h`, `nvos.h`,
 //! `ctrl0000unix.h`, `cl0080.h`. It is no stable interface: known to be so in driver 580.
-//! Structures are named by what they are for, with the header's name beside.
+//! Structures are named by what they are for, with the header's name beside; so are fields, where the
+//! names differ.
+
+#![allow(missing_docs, reason = "fields without a line have the header's name")]
 
 use crate::gdrdrv::{parameters, read_write};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -90,11 +93,9 @@ parameters! {
         rights: u64,
         /// `paramsSize`; 0 is taken for the size of the class.
         params_size: u32,
-        /// `flags`.
         flags: u32,
         /// `status`, out.
         status: u32,
-        /// Padding.
         pad: u32,
     }
 
@@ -116,11 +117,8 @@ parameters! {
         client: u32,
         /// `hObject`.
         object: u32,
-        /// `cmd`.
         cmd: u32,
-        /// `flags`.
         flags: u32,
-        /// `params`.
         params: u64,
         /// `paramsSize`.
         params_size: u32,
@@ -137,11 +135,8 @@ parameters! {
         device: u32,
         /// `hMemory`.
         memory: u32,
-        /// Padding.
         pad: u32,
-        /// `offset`.
         offset: u64,
-        /// `length`.
         length: u64,
         /// `pLinearAddress`, out: names the mapping when it is undone.
         address: u64,
@@ -151,7 +146,6 @@ parameters! {
         flags: u32,
         /// The file of the GPU, not yet mapped.
         fd: i32,
-        /// Padding.
         pad2: u32,
     }
 
@@ -163,13 +157,11 @@ parameters! {
         device: u32,
         /// `hMemory`.
         memory: u32,
-        /// Padding.
         pad: u32,
         /// `pLinearAddress`, as it was given out.
         address: u64,
         /// `status`, out.
         status: u32,
-        /// `flags`.
         flags: u32,
     }
 
@@ -183,9 +175,7 @@ parameters! {
         target_client: u32,
         /// `hTargetDevice`.
         target_device: u32,
-        /// `flags`.
         flags: u32,
-        /// Padding.
         pad: u32,
         /// `vaSpaceSize`.
         va_space_size: u64,
@@ -195,7 +185,6 @@ parameters! {
         va_limit: u64,
         /// `vaMode`.
         va_mode: u32,
-        /// Padding.
         pad2: u32,
     }
 
@@ -217,7 +206,6 @@ parameters! {
         max_objects: u16,
         /// `metadata`, out.
         metadata: [u8; 64],
-        /// Padding.
         pad: [u8; 2],
     }
 

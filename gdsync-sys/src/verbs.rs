@@ -6,8 +6,15 @@
 //! there is one, and with a record of its answers.
 //!
 //! C enums are plain integers here: a library may return a value that its header did not have yet.
+//!
+//! Documented here is what the name of a field or a constant and the manual page of its function do not say. Kernel
+//! handles, mutexes, conditions and counts of completed events are private to libibverbs.
 
-#![allow(non_camel_case_types, reason = "the names are those of the C header")]
+#![allow(
+    non_camel_case_types,
+    missing_docs,
+    reason = "the names are those of the C header and of its manual pages"
+)]
 
 mod constants;
 mod device;
@@ -29,9 +36,7 @@ pub const IBV_SYSFS_PATH_MAX: usize = 256;
 /// Opaque completion channel.
 #[repr(C)]
 pub struct ibv_comp_channel {
-    /// The context it belongs to.
     pub context: *mut ibv_context,
-    /// File descriptor of the channel.
     pub fd: c_int,
     /// Number of completion queues on it.
     pub refcnt: c_int,
@@ -40,42 +45,27 @@ pub struct ibv_comp_channel {
 /// A completion queue. `struct ibv_cq_ex` begins with the same fields.
 #[repr(C)]
 pub struct ibv_cq {
-    /// The context it belongs to.
     pub context: *mut ibv_context,
-    /// Completion channel, or null.
     pub channel: *mut ibv_comp_channel,
-    /// The creator's own pointer.
     pub cq_context: *mut c_void,
-    /// Kernel handle.
     pub handle: u32,
     /// Number of entries, less those that the library keeps to itself.
     pub cqe: c_int,
-    /// Private to libibverbs.
     pub mutex: pthread_mutex_t,
-    /// Private to libibverbs.
     pub cond: pthread_cond_t,
-    /// Private to libibverbs.
     pub comp_events_completed: u32,
-    /// Private to libibverbs.
     pub async_events_completed: u32,
 }
 
 /// A shared receive queue.
 #[repr(C)]
 pub struct ibv_srq {
-    /// The context it belongs to.
     pub context: *mut ibv_context,
-    /// The creator's own pointer.
     pub srq_context: *mut c_void,
-    /// Its protection domain.
     pub pd: *mut ibv_pd,
-    /// Kernel handle.
     pub handle: u32,
-    /// Private to libibverbs.
     pub mutex: pthread_mutex_t,
-    /// Private to libibverbs.
     pub cond: pthread_cond_t,
-    /// Private to libibverbs.
     pub events_completed: u32,
 }
 
@@ -85,7 +75,6 @@ pub struct ibv_srq {
 pub struct ibv_srq_attr {
     /// Receives that it holds.
     pub max_wr: u32,
-    /// Scatter elements of a receive.
     pub max_sge: u32,
     /// Number of receives below which it raises an event; 0 for none.
     pub srq_limit: u32,
@@ -95,9 +84,7 @@ pub struct ibv_srq_attr {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct ibv_srq_init_attr {
-    /// The creator's own pointer.
     pub srq_context: *mut c_void,
-    /// Sizes.
     pub attr: ibv_srq_attr,
 }
 
@@ -107,24 +94,19 @@ pub struct ibv_srq_init_attr {
 pub struct ibv_cq_init_attr_ex {
     /// Least number of entries.
     pub cqe: u32,
-    /// The creator's own pointer.
     pub cq_context: *mut c_void,
-    /// Completion channel, or null.
     pub channel: *mut ibv_comp_channel,
     /// Completion vector, less than `num_comp_vectors`.
     pub comp_vector: u32,
     /// Fields that `read_*` of the extended queue may be asked for; the mlx5 provider asks that
     /// only known bits are set.
     pub wc_flags: u64,
-    /// Which of the fields below are set.
     pub comp_mask: u32,
-    /// Creation flags.
     pub flags: u32,
     /// Parent domain whose allocators supply the ring's memory.
     pub parent_domain: *mut ibv_pd,
 }
 
-/// `flags` of [`ibv_cq_init_attr_ex`] is set.
 pub const IBV_CQ_INIT_ATTR_MASK_FLAGS: u32 = 1 << 0;
 /// `parent_domain` of [`ibv_cq_init_attr_ex`] is set.
 pub const IBV_CQ_INIT_ATTR_MASK_PD: u32 = 1 << 1;
@@ -132,31 +114,20 @@ pub const IBV_CQ_INIT_ATTR_MASK_PD: u32 = 1 << 1;
 /// A queue pair.
 #[repr(C)]
 pub struct ibv_qp {
-    /// The context it belongs to.
     pub context: *mut ibv_context,
-    /// The creator's own pointer.
     pub qp_context: *mut c_void,
-    /// Its protection domain.
     pub pd: *mut ibv_pd,
-    /// Where its sends complete.
     pub send_cq: *mut ibv_cq,
-    /// Where its receives complete.
     pub recv_cq: *mut ibv_cq,
-    /// Shared receive queue, or null.
     pub srq: *mut ibv_srq,
-    /// Kernel handle.
     pub handle: u32,
     /// Queue pair number, 24 bits.
     pub qp_num: u32,
     /// State, as the library last saw it.
     pub state: c_int,
-    /// `IBV_QPT_*`.
     pub qp_type: c_int,
-    /// Private to libibverbs.
     pub mutex: pthread_mutex_t,
-    /// Private to libibverbs.
     pub cond: pthread_cond_t,
-    /// Private to libibverbs.
     pub events_completed: u32,
 }
 
@@ -164,13 +135,9 @@ pub struct ibv_qp {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ibv_qp_cap {
-    /// Outstanding send work requests.
     pub max_send_wr: u32,
-    /// Outstanding receive work requests.
     pub max_recv_wr: u32,
-    /// Scatter/gather elements of a send.
     pub max_send_sge: u32,
-    /// Scatter/gather elements of a receive.
     pub max_recv_sge: u32,
     /// Bytes that a send may carry inline.
     pub max_inline_data: u32,
@@ -180,13 +147,9 @@ pub struct ibv_qp_cap {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct ibv_rx_hash_conf {
-    /// Hash function.
     pub rx_hash_function: u8,
-    /// Key length in bytes.
     pub rx_hash_key_len: u8,
-    /// Key.
     pub rx_hash_key: *mut u8,
-    /// Fields that are hashed.
     pub rx_hash_fields_mask: u64,
 }
 
@@ -194,56 +157,40 @@ pub struct ibv_rx_hash_conf {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct ibv_qp_init_attr_ex {
-    /// The creator's own pointer.
     pub qp_context: *mut c_void,
-    /// Where sends complete.
     pub send_cq: *mut ibv_cq,
-    /// Where receives complete.
     pub recv_cq: *mut ibv_cq,
-    /// Shared receive queue, or null.
     pub srq: *mut ibv_srq,
     /// Sizes; the library writes what it granted.
     pub cap: ibv_qp_cap,
-    /// `IBV_QPT_*`.
     pub qp_type: c_int,
     /// Non-zero: every send completes with an entry.
     pub sq_sig_all: c_int,
-    /// Which of the fields below are set.
     pub comp_mask: u32,
     /// Protection or parent domain.
     pub pd: *mut ibv_pd,
-    /// Unused here.
     pub xrcd: *mut c_void,
-    /// Creation flags.
     pub create_flags: u32,
-    /// Unused here.
     pub max_tso_header: u16,
-    /// Unused here.
     pub rwq_ind_tbl: *mut c_void,
-    /// Unused here.
     pub rx_hash_conf: ibv_rx_hash_conf,
-    /// Unused here.
     pub source_qpn: u32,
     /// Unused here (`ibv_wr_*` operations wanted).
     pub send_ops_flags: u64,
 }
 
-/// `pd` of [`ibv_qp_init_attr_ex`] is set.
 pub const IBV_QP_INIT_ATTR_PD: u32 = 1 << 0;
 
 /// Global route of an address vector.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ibv_global_route {
-    /// Destination GID.
     pub dgid: ibv_gid,
     /// Flow label, 20 bits.
     pub flow_label: u32,
     /// Index of the source GID in the port's table.
     pub sgid_index: u8,
-    /// Hop limit.
     pub hop_limit: u8,
-    /// Traffic class.
     pub traffic_class: u8,
 }
 
@@ -253,28 +200,20 @@ pub struct ibv_global_route {
 pub struct ibv_ah_attr {
     /// Global route, used where `is_global` is 1.
     pub grh: ibv_global_route,
-    /// Destination LID.
     pub dlid: u16,
-    /// Service level.
     pub sl: u8,
-    /// Source path bits.
     pub src_path_bits: u8,
-    /// Static rate.
     pub static_rate: u8,
     /// 1: the global route is used.
     pub is_global: u8,
-    /// Physical port.
     pub port_num: u8,
 }
 
 /// An address handle.
 #[repr(C)]
 pub struct ibv_ah {
-    /// The context it belongs to.
     pub context: *mut ibv_context,
-    /// Its protection domain.
     pub pd: *mut ibv_pd,
-    /// Kernel handle.
     pub handle: u32,
 }
 
@@ -282,45 +221,31 @@ pub struct ibv_ah {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ibv_qp_attr {
-    /// `IBV_QPS_*`.
     pub qp_state: c_int,
-    /// Assumed current state.
     pub cur_qp_state: c_int,
-    /// `IBV_MTU_*`.
     pub path_mtu: c_int,
-    /// Path migration state.
     pub path_mig_state: c_int,
-    /// Q_Key (UD).
     pub qkey: u32,
     /// First packet sequence number expected.
     pub rq_psn: u32,
     /// First packet sequence number sent.
     pub sq_psn: u32,
-    /// Number of the remote queue pair.
     pub dest_qp_num: u32,
     /// `IBV_ACCESS_*` granted to the remote side.
     pub qp_access_flags: c_uint,
-    /// Sizes.
     pub cap: ibv_qp_cap,
-    /// Primary path.
     pub ah_attr: ibv_ah_attr,
-    /// Alternate path.
     pub alt_ah_attr: ibv_ah_attr,
-    /// Partition key index.
     pub pkey_index: u16,
-    /// Alternate partition key index.
     pub alt_pkey_index: u16,
     /// Ask for an event when the send queue has drained.
     pub en_sqd_async_notify: u8,
-    /// The send queue is draining.
     pub sq_draining: u8,
     /// Outstanding reads and atomics as initiator.
     pub max_rd_atomic: u8,
     /// Outstanding reads and atomics as target.
     pub max_dest_rd_atomic: u8,
-    /// RNR NAK timer code.
     pub min_rnr_timer: u8,
-    /// Physical port.
     pub port_num: u8,
     /// Local ACK timeout code: 4.096 µs * 2^timeout, 0 for never.
     pub timeout: u8,
@@ -328,9 +253,7 @@ pub struct ibv_qp_attr {
     pub retry_cnt: u8,
     /// RNR retries, 0 to 6, 7 for ever.
     pub rnr_retry: u8,
-    /// Alternate port.
     pub alt_port_num: u8,
-    /// Alternate timeout.
     pub alt_timeout: u8,
     /// Rate limit in kbit/s.
     pub rate_limit: u32,
@@ -340,17 +263,11 @@ pub struct ibv_qp_attr {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct ibv_qp_init_attr {
-    /// The creator's own pointer.
     pub qp_context: *mut c_void,
-    /// Where sends complete.
     pub send_cq: *mut ibv_cq,
-    /// Where receives complete.
     pub recv_cq: *mut ibv_cq,
-    /// Shared receive queue, or null.
     pub srq: *mut ibv_srq,
-    /// Sizes.
     pub cap: ibv_qp_cap,
-    /// `IBV_QPT_*`.
     pub qp_type: c_int,
     /// Non-zero: every send completes with an entry.
     pub sq_sig_all: c_int,
@@ -360,9 +277,7 @@ pub struct ibv_qp_init_attr {
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct ibv_async_event {
-    /// What it concerns.
     pub element: ibv_async_element,
-    /// `IBV_EVENT_*`.
     pub event_type: c_int,
 }
 
@@ -370,7 +285,6 @@ pub struct ibv_async_event {
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub union ibv_async_element {
-    /// For `IBV_EVENT_CQ_ERR`.
     pub cq: *mut ibv_cq,
     /// For the `IBV_EVENT_QP_*` events.
     pub qp: *mut ibv_qp,

@@ -11,6 +11,20 @@ pub(crate) struct Track {
     pub(crate) tid: u32,
 }
 
+/// When an event was, and how it is drawn.
+#[derive(Clone, Copy)]
+pub(crate) enum Time {
+    /// What lasted, from one time until another. A moment lasts 1 ns here, the clock's unit: arrows begin and end
+    /// at what lasts.
+    Slice(u64, u64),
+    /// The begin of what has an end of its own.
+    Begin(u64),
+    /// The end of the newest that has begun on the row.
+    End(u64),
+    /// A moment without arrows.
+    Moment(u64),
+}
+
 /// A value of an event's arguments.
 #[derive(Clone, Copy)]
 pub(crate) enum Value<'a> {
@@ -93,7 +107,7 @@ impl<W: Write> Chrome<W> {
         write!(self.out, "{comma}\n{{\"ph\":\"{phase}\",\"pid\":{pid},\"tid\":{tid},{rest}}}")
     }
 
-    fn event(
+    fn write(
         &mut self,
         (track, phase, at): (Track, char, u64),
         (category, name): (&str, &str),
@@ -112,49 +126,23 @@ impl<W: Write> Chrome<W> {
         self.item(track, phase, rest)
     }
 
-    /// What lasted. A moment lasts 1 ns here, the clock's unit: arrows begin and end at what lasts.
-    pub(crate) fn slice(
+    /// What happened on a row.
+    pub(crate) fn event(
         &mut self,
         track: Track,
-        (at, until): (u64, u64),
+        time: Time,
         what: (&str, &str),
         arguments: Arguments<'_>,
     ) -> io::Result<()> {
-        let lasted = Micros(until.saturating_sub(at).max(1));
-        self.event((track, 'X', at), what, format_args!(",\"dur\":{lasted}"), arguments)
-    }
-
-    /// The begin of what has an end of its own.
-    pub(crate) fn begin_of(
-        &mut self,
-        track: Track,
-        at: u64,
-        what: (&str, &str),
-        arguments: Arguments<'_>,
-    ) -> io::Result<()> {
-        self.event((track, 'B', at), what, format_args!(""), arguments)
-    }
-
-    /// The end of the newest that has begun on the row.
-    pub(crate) fn end_of(
-        &mut self,
-        track: Track,
-        at: u64,
-        what: (&str, &str),
-        arguments: Arguments<'_>,
-    ) -> io::Result<()> {
-        self.event((track, 'E', at), what, format_args!(""), arguments)
-    }
-
-    /// A moment without arrows.
-    pub(crate) fn moment(
-        &mut self,
-        track: Track,
-        at: u64,
-        what: (&str, &str),
-        arguments: Arguments<'_>,
-    ) -> io::Result<()> {
-        self.event((track, 'i', at), what, format_args!(",\"s\":\"t\""), arguments)
+        match time {
+            Time::Slice(at, until) => {
+                let lasted = Micros(until.saturating_sub(at).max(1));
+                self.write((track, 'X', at), what, format_args!(",\"dur\":{lasted}"), arguments)
+            }
+            Time::Begin(at) => self.write((track, 'B', at), what, format_args!(""), arguments),
+            Time::End(at) => self.write((track, 'E', at), what, format_args!(""), arguments),
+            Time::Moment(at) => self.write((track, 'i', at), what, format_args!(",\"s\":\"t\""), arguments),
+        }
     }
 
     /// An arrow through points in the order of time, each within a slice.
@@ -167,7 +155,7 @@ impl<W: Write> Chrome<W> {
                 _ => ('t', ",\"bp\":\"e\""),
             };
             let more = format_args!(",\"id\":{id}{binding}");
-            self.event((*track, phase, *at), ("message", "message"), more, &[])?;
+            self.write((*track, phase, *at), ("message", "message"), more, &[])?;
         }
         Ok(())
     }
@@ -204,7 +192,7 @@ mod tests {
         let mut chrome = Chrome::begin(&mut bytes, 1000).unwrap();
         chrome.name_process(1, "a \"program\"\t", 0).unwrap();
         let arguments = [("queue", Value::Hex(0x41)), ("bytes", Value::Number(8)), ("x", Value::Text("\\"))];
-        chrome.slice(track, (1500, 1500), ("posted", "post"), &arguments).unwrap();
+        chrome.event(track, Time::Slice(1500, 1500), ("posted", "post"), &arguments).unwrap();
         chrome.arrow(7, &[(track, 1500), (track, 1600), (track, 1700)]).unwrap();
         chrome.end(&Summary { events: 1, ..Summary::default() }).unwrap();
         let trace: serde_json::Value = serde_json::from_slice(&bytes).unwrap();

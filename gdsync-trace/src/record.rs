@@ -2,112 +2,81 @@
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// What happened. The numbers are those of the records; the words of each are listed here.
-///
-/// A *queue* is a queue pair of a card: `node << 32 | number`, with the card's address in the fabric.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(u32)]
-#[non_exhaustive]
-pub enum Kind {
-    /// The thread's name: 16 bytes, padded with zeros; then 1 if a program gave it, and 0 if the system did.
-    ThreadName = 1,
-    /// A card's name: its node, and 16 bytes.
-    CardName = 2,
-    /// A queue pair of the library was made: the address of its doorbell register's page, and the queue.
-    QueuePair = 3,
-    /// A send was prepared: the address of its doorbell register, and the doorbell.
-    PreparedSend = 4,
-    /// A wait was prepared: the number of the completion queue, and the index of the entry.
-    PreparedWait = 5,
-    /// The CPU posted a receive: the queue, and its `wr_id`.
-    PostedReceive = 6,
-    /// The CPU submitted memory operations to a stream: the stream, how many, and the submission's number in the process.
-    Posted = 7,
-    /// One of the operations of the [`Kind::Posted`] that ends after it rings: register, doorbell, and the submission's
-    /// number.
-    PostedDoorbell = 8,
-    /// The CPU rang: register and doorbell.
-    Rung = 9,
-    /// A stream has come to a wait: address, value, and bits of the word.
-    WaitBegin = 10,
-    /// The wait is over; the words of its begin.
-    WaitEnd = 11,
-    /// A stream stored: address, value, and bits of the word.
-    Stored = 12,
-    /// A stream ran a closure of the program.
-    Kernel = 13,
-    /// The CPU waited until a stream was idle.
-    Synchronize = 14,
-    /// The CPU took a completion: the queue pair's number, and the `wr_id`.
-    Polled = 15,
-    /// The card saw a doorbell: the queue, and the index of the WQE.
-    DoorbellSeen = 16,
-    /// The last packet of a message left the card: the queue, the packet's PSN `<< 32 |` bytes of the message,
-    /// and the destination's node `<< 32 |` the packet's kind `<< 24 |` the index of the WQE.
-    Sent = 17,
-    /// The last packet of a message arrived at a queue: the queue, the packet's PSN `<< 32 |` bytes of the
-    /// message, and the source's node `<< 32 |` the packet's kind `<< 24 |` its queue pair.
-    Arrived = 18,
-    /// The card wrote a completion entry: the queue, the number of the completion queue, and the entry's opcode
-    /// `<< 16 |` the WQE's counter.
-    Completed = 19,
-    /// The last record of a part: records before it, and records dropped.
-    End = 20,
-    /// A GPU performed a submission, by events of CUDA: the stream, how many operations, and the submission's number.
-    Performed = 21,
+/// Declares the kinds of records, each with its number, and with what traces and profilers call it.
+macro_rules! kinds {
+    ($(#[$about:meta])* $kinds:ident { $($(#[$doc:meta])* $kind:ident = $number:literal, $name:literal;)* }) => {
+        $(#[$about])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[repr(u32)]
+        #[non_exhaustive]
+        pub enum $kinds { $($(#[$doc])* $kind = $number,)* }
+
+        impl $kinds {
+            pub(crate) const ALL: [$kinds; [$($number),*].len()] = [$($kinds::$kind),*];
+
+            /// What traces and profilers call it.
+            pub(crate) const fn name(self) -> &'static str {
+                match self { $($kinds::$kind => $name),* }
+            }
+        }
+    };
+}
+
+kinds! {
+    /// What happened. The numbers are those of the records; the words of each are listed here.
+    ///
+    /// A *queue* is a queue pair of a card: `node << 32 | number`, with the card's address in the fabric.
+    Kind {
+        /// The thread's name: 16 bytes, padded with zeros; then 1 if a program gave it, and 0 if the system did.
+        ThreadName = 1, "name thread";
+        /// A card's name: its node, and 16 bytes.
+        CardName = 2, "name card";
+        /// A queue pair of the library was made: the address of its doorbell register's page, and the queue.
+        QueuePair = 3, "make queue pair";
+        /// A send was prepared: the address of its doorbell register, and the doorbell.
+        PreparedSend = 4, "prepare send";
+        /// A wait was prepared: the number of the completion queue, and the index of the entry.
+        PreparedWait = 5, "prepare wait";
+        /// The CPU posted a receive: the queue, and its `wr_id`.
+        PostedReceive = 6, "post receive";
+        /// The CPU submitted memory operations to a stream: the stream, how many, and the submission's number in the process.
+        Posted = 7, "post";
+        /// One of the operations of the [`Kind::Posted`] that ends after it rings: register, doorbell, and the submission's
+        /// number.
+        PostedDoorbell = 8, "post doorbell";
+        /// The CPU rang: register and doorbell.
+        Rung = 9, "ring by the CPU";
+        /// A stream has come to a wait: address, value, and bits of the word.
+        WaitBegin = 10, "wait";
+        /// The wait is over; the words of its begin.
+        WaitEnd = 11, "wait";
+        /// A stream stored: address, value, and bits of the word.
+        Stored = 12, "store";
+        /// A stream ran a closure of the program.
+        Kernel = 13, "kernel";
+        /// The CPU waited until a stream was idle.
+        Synchronize = 14, "synchronize";
+        /// The CPU took a completion: the queue pair's number, and the `wr_id`.
+        Polled = 15, "poll";
+        /// The card saw a doorbell: the queue, and the index of the WQE.
+        DoorbellSeen = 16, "doorbell";
+        /// The last packet of a message left the card: the queue, the packet's PSN `<< 32 |` bytes of the message,
+        /// and the destination's node `<< 32 |` the packet's kind `<< 24 |` the index of the WQE.
+        Sent = 17, "send";
+        /// The last packet of a message arrived at a queue: the queue, the packet's PSN `<< 32 |` bytes of the
+        /// message, and the source's node `<< 32 |` the packet's kind `<< 24 |` its queue pair.
+        Arrived = 18, "arrive";
+        /// The card wrote a completion entry: the queue, the number of the completion queue, and the entry's opcode
+        /// `<< 16 |` the WQE's counter.
+        Completed = 19, "complete";
+        /// The last record of a part: records before it, and records dropped.
+        End = 20, "end";
+        /// A GPU performed a submission, by events of CUDA: the stream, how many operations, and the submission's number.
+        Performed = 21, "memory operations";
+    }
 }
 
 impl Kind {
-    pub(crate) const ALL: [Kind; 21] = [
-        Kind::ThreadName,
-        Kind::CardName,
-        Kind::QueuePair,
-        Kind::PreparedSend,
-        Kind::PreparedWait,
-        Kind::PostedReceive,
-        Kind::Posted,
-        Kind::PostedDoorbell,
-        Kind::Rung,
-        Kind::WaitBegin,
-        Kind::WaitEnd,
-        Kind::Stored,
-        Kind::Kernel,
-        Kind::Synchronize,
-        Kind::Polled,
-        Kind::DoorbellSeen,
-        Kind::Sent,
-        Kind::Arrived,
-        Kind::Completed,
-        Kind::End,
-        Kind::Performed,
-    ];
-
-    /// What traces and profilers call it.
-    pub(crate) const fn name(self) -> &'static str {
-        match self {
-            Kind::ThreadName => "name thread",
-            Kind::CardName => "name card",
-            Kind::QueuePair => "make queue pair",
-            Kind::PreparedSend => "prepare send",
-            Kind::PreparedWait => "prepare wait",
-            Kind::PostedReceive => "post receive",
-            Kind::Posted => "post",
-            Kind::PostedDoorbell => "post doorbell",
-            Kind::Rung => "ring by the CPU",
-            Kind::WaitBegin | Kind::WaitEnd => "wait",
-            Kind::Stored => "store",
-            Kind::Kernel => "kernel",
-            Kind::Synchronize => "synchronize",
-            Kind::Polled => "poll",
-            Kind::DoorbellSeen => "doorbell",
-            Kind::Sent => "send",
-            Kind::Arrived => "arrive",
-            Kind::Completed => "complete",
-            Kind::End => "end",
-            Kind::Performed => "memory operations",
-        }
-    }
-
     /// The kind of a record's number.
     pub(crate) fn of(number: u32) -> Option<Kind> {
         Kind::ALL.into_iter().find(|kind| *kind as u32 == number)

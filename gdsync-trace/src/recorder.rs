@@ -12,6 +12,7 @@ use crate::part::Part;
 use crate::ranges::Range;
 use crate::record::{Kind, Record, text_words};
 use gdsync_sys::contain::contain;
+use gdsync_sys::host::monotonic;
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
@@ -65,7 +66,7 @@ fn is_on() -> bool {
 /// Nanoseconds of `CLOCK_MONOTONIC` for [`span_since`]; 0 while nothing is recorded.
 #[inline(always)]
 pub fn now() -> u64 {
-    if enabled() { clock() } else { 0 }
+    if enabled() { monotonic() } else { 0 }
 }
 
 /// Records a moment. `words` is called only where events are recorded.
@@ -85,7 +86,7 @@ pub fn event(kind: Kind, words: impl FnOnce() -> [u64; 3]) {
 #[cold]
 #[inline(never)]
 fn moment(kind: Kind, words: [u64; 3]) {
-    let at = clock();
+    let at = monotonic();
     record(kind, at, at, words);
 }
 
@@ -93,7 +94,7 @@ fn moment(kind: Kind, words: [u64; 3]) {
 #[inline(always)]
 pub fn span_since(since: u64, kind: Kind, words: impl FnOnce() -> [u64; 3]) {
     if since != 0 {
-        record(kind, since, clock(), words());
+        record(kind, since, monotonic(), words());
     }
 }
 
@@ -173,14 +174,6 @@ pub fn name_card(node: u32, name: &str) {
     });
 }
 
-/// Nanoseconds of `CLOCK_MONOTONIC`.
-fn clock() -> u64 {
-    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the place is valid. Every Linux has this clock: the call cannot fail.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut now) };
-    (now.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(now.tv_nsec as u64)
-}
-
 fn record(kind: Kind, at: u64, until: u64, words: [u64; 3]) {
     // A thread that ends has no buffer any more.
     let kept = OWN.try_with(|own| {
@@ -222,7 +215,7 @@ impl Own {
         let buffer = Arc::<Buffer>::default();
         BUFFERS.lock().push(buffer.clone());
         let name = std::fs::read_to_string(format!("/proc/self/task/{thread}/comm")).unwrap_or_default();
-        let (at, words) = (clock(), thread_name(name.trim_end(), false));
+        let (at, words) = (monotonic(), thread_name(name.trim_end(), false));
         buffer.push(Record { at, until: at, kind: Kind::ThreadName as u32, thread, words });
         Own { thread, buffer }
     }

@@ -1,6 +1,6 @@
 //! The events of some parts in the order of time, as rows and arrows.
 
-use crate::chrome::{Chrome, Track, Value};
+use crate::chrome::{Chrome, Time, Track, Value};
 use crate::flows::{Flows, Known};
 use crate::read::ReadPart;
 use crate::record::{Kind, Record, unpadded};
@@ -107,7 +107,8 @@ impl Timeline {
         for (track, count) in &state.open {
             for _ in 0..*count {
                 let arguments = [("unfinished", Value::Flag(true))];
-                chrome.end_of(*track, state.ends_at, ("waited", Kind::WaitEnd.name()), &arguments)?;
+                let at = Time::End(state.ends_at);
+                chrome.event(*track, at, ("waited", Kind::WaitEnd.name()), &arguments)?;
             }
         }
         self.summary.messages = state.arrows;
@@ -159,29 +160,29 @@ impl State {
     ) -> io::Result<()> {
         use Value::{Flag, Hex, Number, Text};
         let Record { at, until, words: [first, second, third], .. } = *record;
-        let lasts = (at, until);
+        let lasts = Time::Slice(at, until);
         // Queues are `node << 32 | number` in the first word.
         let (node, number) = ((first >> 32) as u32, first & 0xffff_ffff);
+        let wqe = |of: Known| [("queue_pair", Hex(of.queue.2.into())), ("wqe", Number(of.index.into()))];
+        let word = [("address", Hex(first)), ("value", Hex(second)), ("bits", Number(third))];
         match kind {
             Kind::ThreadName | Kind::CardName | Kind::End => Ok(()),
             Kind::QueuePair => {
                 self.flows.made(place, first, second);
                 let number = ("queue_pair", Hex(second & 0xffff_ffff));
-                chrome.moment(thread, at, ("prepared", kind.name()), &[number])
+                chrome.event(thread, Time::Moment(at), ("prepared", kind.name()), &[number])
             }
             Kind::PreparedSend => {
                 let Some(known) = self.flows.known(place, first, second) else { return Ok(()) };
-                let arguments =
-                    [("queue_pair", Hex(known.queue.2.into())), ("wqe", Number(known.index.into()))];
-                chrome.moment(thread, at, ("prepared", kind.name()), &arguments)
+                chrome.event(thread, Time::Moment(at), ("prepared", kind.name()), &wqe(known))
             }
             Kind::PreparedWait => {
                 let arguments = [("completion_queue", Hex(first)), ("entry", Number(second))];
-                chrome.moment(thread, at, ("prepared", kind.name()), &arguments)
+                chrome.event(thread, Time::Moment(at), ("prepared", kind.name()), &arguments)
             }
             Kind::PostedReceive => {
                 let arguments = [("queue_pair", Hex(number)), ("wr_id", Number(second))];
-                chrome.moment(thread, at, ("prepared", kind.name()), &arguments)
+                chrome.event(thread, Time::Moment(at), ("prepared", kind.name()), &arguments)
             }
             Kind::Posted => {
                 let arguments = [
@@ -189,7 +190,7 @@ impl State {
                     ("operations", Number(second)),
                     ("submission", Number(third)),
                 ];
-                chrome.slice(thread, lasts, ("posted", kind.name()), &arguments)
+                chrome.event(thread, lasts, ("posted", kind.name()), &arguments)
             }
             Kind::PostedDoorbell => {
                 if let Some(known) = self.flows.known_of_batch(place, first, second) {
@@ -210,48 +211,39 @@ impl State {
                     self.flows.rung(known, (row, until));
                 }
                 let arguments = [("operations", Number(second)), ("submission", Number(third))];
-                chrome.slice(row, (at, until), ("performed", kind.name()), &arguments)
+                chrome.event(row, Time::Slice(at, until), ("performed", kind.name()), &arguments)
             }
             Kind::Rung => {
                 let Some(known) = self.flows.known(place, first, second) else { return Ok(()) };
                 self.flows.posted(known, (thread, at));
-                let arguments =
-                    [("queue_pair", Hex(known.queue.2.into())), ("wqe", Number(known.index.into()))];
-                chrome.slice(thread, lasts, ("rung", kind.name()), &arguments)
+                chrome.event(thread, lasts, ("rung", kind.name()), &wqe(known))
             }
             Kind::WaitBegin => {
                 *self.open.entry(thread).or_default() += 1;
-                let arguments = [("address", Hex(first)), ("value", Hex(second)), ("bits", Number(third))];
-                chrome.begin_of(thread, at, ("waited", kind.name()), &arguments)
+                chrome.event(thread, Time::Begin(at), ("waited", kind.name()), &word)
             }
             Kind::WaitEnd => {
                 let Some(open) = self.open.get_mut(&thread).filter(|open| **open > 0) else { return Ok(()) };
                 *open -= 1;
-                chrome.end_of(thread, at, ("waited", kind.name()), &[])
+                chrome.event(thread, Time::End(at), ("waited", kind.name()), &[])
             }
             Kind::Stored => match self.flows.known(place, first, second).filter(|_| third == 64) {
                 Some(known) => {
                     self.flows.rung(known, (thread, at));
-                    let arguments =
-                        [("queue_pair", Hex(known.queue.2.into())), ("wqe", Number(known.index.into()))];
-                    chrome.slice(thread, lasts, ("rung", "ring"), &arguments)
+                    chrome.event(thread, lasts, ("rung", "ring"), &wqe(known))
                 }
-                None => {
-                    let arguments =
-                        [("address", Hex(first)), ("value", Hex(second)), ("bits", Number(third))];
-                    chrome.slice(thread, lasts, ("stored", kind.name()), &arguments)
-                }
+                None => chrome.event(thread, lasts, ("stored", kind.name()), &word),
             },
-            Kind::Kernel => chrome.slice(thread, lasts, ("kernel", kind.name()), &[]),
-            Kind::Synchronize => chrome.slice(thread, lasts, ("waited", kind.name()), &[]),
+            Kind::Kernel => chrome.event(thread, lasts, ("kernel", kind.name()), &[]),
+            Kind::Synchronize => chrome.event(thread, lasts, ("waited", kind.name()), &[]),
             Kind::Polled => {
                 let arguments = [("queue_pair", Hex(first)), ("wr_id", Number(second))];
-                chrome.slice(thread, lasts, ("polled", kind.name()), &arguments)
+                chrome.event(thread, lasts, ("polled", kind.name()), &arguments)
             }
             Kind::DoorbellSeen => {
                 let card = self.row(Row::Card(place, node), process, chrome)?;
                 let arguments = [("queue_pair", Hex(number)), ("wqe", Number(second))];
-                chrome.moment(card, at, ("rung", kind.name()), &arguments)
+                chrome.event(card, Time::Moment(at), ("rung", kind.name()), &arguments)
             }
             Kind::Sent => {
                 let row = self.row(Row::QueuePair(place, node, number as u32), process, chrome)?;
@@ -267,7 +259,7 @@ impl State {
                     ("bytes", Number(bytes)),
                     ("to_node", Number(to)),
                 ];
-                chrome.slice(row, lasts, ("sent", kind.name()), &arguments)
+                chrome.event(row, lasts, ("sent", kind.name()), &arguments)
             }
             Kind::Arrived => {
                 let row = self.row(Row::QueuePair(place, node, number as u32), process, chrome)?;
@@ -280,7 +272,7 @@ impl State {
                     ("from_queue_pair", Hex(third & 0xffff_ffff)),
                     ("post_is_known", Flag(points.is_some())),
                 ];
-                chrome.slice(row, lasts, ("arrived", kind.name()), &arguments)?;
+                chrome.event(row, lasts, ("arrived", kind.name()), &arguments)?;
                 let Some(points) = points else { return Ok(()) };
                 self.arrows += 1;
                 chrome.arrow(self.arrows, &points)
@@ -294,7 +286,7 @@ impl State {
                     ("opcode", Text(&opcode)),
                     ("wqe", Number(third & 0xffff)),
                 ];
-                chrome.moment(row, at, ("completed", kind.name()), &arguments)
+                chrome.event(row, Time::Moment(at), ("completed", kind.name()), &arguments)
             }
         }
     }

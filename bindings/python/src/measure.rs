@@ -7,7 +7,7 @@ use crate::segment::Segment;
 use crate::stream::Stream;
 use gdsync::Batch;
 use gdsync::memop::MemOpStream;
-use gdsync_notify::WaitNotification;
+use gdsync_notify::{Operation, WaitNotification};
 use pyo3::prelude::*;
 use std::time::{Duration, Instant};
 
@@ -51,9 +51,9 @@ fn time<B: MemOpStream>(
         let began = Instant::now();
         let mut batch = Batch::new();
         for id in 0..2 {
-            let source = segment.segment.slice(..8)?;
-            let [write, notify] = queue.prepare_write_notify(&source, rank, &segment.segment, 8, id, 1)?;
-            batch = batch.send(write).send(notify);
+            let (from, to) = (&segment.segment.slice(..8)?, &segment.segment);
+            let write = Operation::WriteNotify { from, rank, to, offset: 8, id, value: 1 };
+            batch = queue.prepare(write)?.fold(batch, Batch::send);
         }
         for id in 0..2 {
             batch = batch.wait_notification(&segment.segment.notification(id)?);

@@ -15,7 +15,6 @@
 #[cfg(target_arch = "aarch64")]
 mod aarch64;
 mod kernels;
-mod plain;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
@@ -28,9 +27,16 @@ use x86 as wide;
 
 use crate::info::Caching;
 use gdsync_sys::barrier;
+use gdsync_sys::shared::{load_word, load_words, store_word, store_words};
 
 /// Bytes of a line: what a wide kernel moves at a time.
 const LINE: usize = 64;
+
+/// Whether bytes are one aligned word, which every kernel accesses at once.
+#[inline]
+fn is_word(address: usize, len: usize) -> bool {
+    matches!(len, 1 | 2 | 4 | 8) && address.is_multiple_of(len)
+}
 
 /// Copies into a mapping, and fences.
 ///
@@ -41,14 +47,13 @@ const LINE: usize = 64;
 pub(crate) unsafe fn store(kernel: StoreKernel, to: *mut u8, from: *const u8, len: usize) {
     // SAFETY: the caller's.
     unsafe {
-        if !plain::store_word(to, from, len) {
-            match kernel {
-                StoreKernel::Volatile => plain::store(to, from, len),
-                StoreKernel::Memcpy => {
-                    libc::memcpy(to.cast(), from.cast(), len);
-                }
-                wide => store_lines(wide, to, from, len),
+        match kernel {
+            _ if is_word(to.addr(), len) => store_word(to, from, len),
+            StoreKernel::Volatile => store_words(to, from, len),
+            StoreKernel::Memcpy => {
+                libc::memcpy(to.cast(), from.cast(), len);
             }
+            wide => store_lines(wide, to, from, len),
         }
     }
     barrier::drain();
@@ -76,11 +81,9 @@ pub(crate) unsafe fn load(kernel: LoadKernel, to: *mut u8, from: *const u8, len:
     barrier::full();
     // SAFETY: the caller's.
     unsafe {
-        if plain::load_word(to, from, len) {
-            return;
-        }
         match kernel {
-            LoadKernel::Volatile => plain::load(to, from, len),
+            _ if is_word(from.addr(), len) => load_word(to, from, len),
+            LoadKernel::Volatile => load_words(to, from, len),
             LoadKernel::Memcpy => {
                 libc::memcpy(to.cast(), from.cast(), len);
             }
@@ -99,14 +102,14 @@ unsafe fn store_lines(kernel: StoreKernel, to: *mut u8, from: *const u8, len: us
     let tail = head + lines * LINE;
     // SAFETY: the parts make up the whole; the destination of the lines is aligned.
     unsafe {
-        plain::store(to, from, head);
+        store_words(to, from, head);
         if lines > 0 {
             #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
             wide::store_lines(kernel, to.add(head), from.add(head), lines);
             #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-            plain::store(to.add(head), from.add(head), lines * LINE);
+            store_words(to.add(head), from.add(head), lines * LINE);
         }
-        plain::store(to.add(tail), from.add(tail), len - tail);
+        store_words(to.add(tail), from.add(tail), len - tail);
     }
     let _ = kernel;
 }
@@ -136,7 +139,7 @@ unsafe fn load_lines(kernel: LoadKernel, to: *mut u8, from: *const u8, len: usiz
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 unsafe fn load_lines(_kernel: LoadKernel, to: *mut u8, from: *const u8, len: usize) {
     // SAFETY: the caller's.
-    unsafe { plain::load(to, from, len) };
+    unsafe { load_words(to, from, len) };
 }
 
 /// Fewer bytes than a line, by aligned blocks of 16.

@@ -5,7 +5,7 @@ use crate::mapping::Mapping;
 
 const BUS: &str = "0000:18:00.0";
 
-fn map_as(fake: &Arc<Fake>, target: &Target<'_>, size: usize) -> Result<Mapping, Refusal> {
+fn map_as(fake: &Arc<Fake>, target: (&str, bool), size: usize) -> Result<Mapping, Refusal> {
     // SAFETY: the fake's number of an export, which is never read or closed.
     let exported = unsafe { BorrowedFd::borrow_raw(EXPORTED) };
     let mapped = map(&fake.kernel(), target, exported, size)?;
@@ -13,7 +13,7 @@ fn map_as(fake: &Arc<Fake>, target: &Target<'_>, size: usize) -> Result<Mapping,
 }
 
 fn known(fake: &Arc<Fake>, size: usize) -> Result<Mapping, Refusal> {
-    map_as(fake, &Target { bus: BUS, any_driver: false }, size)
+    map_as(fake, (BUS, false), size)
 }
 
 fn refusal(fake: &Arc<Fake>) -> Refusal {
@@ -47,15 +47,15 @@ fn exported_memory_is_mapped_and_everything_is_given_back() {
 fn a_gpu_whose_file_is_not_named_is_found() {
     let fake = driver(Nvrm::new(&[0, 3, 5], 5));
     // The PCI address comes in capitals, or the driver says nothing of it.
-    let other = Target { bus: "0000:9A:00.0", any_driver: false };
-    let mapping = map_as(&fake, &other, 4096).unwrap();
+    let other = ("0000:9A:00.0", false);
+    let mapping = map_as(&fake, other, 4096).unwrap();
     mapping.copy_to(0, b"right").unwrap();
     assert_eq!(fake.gpu_reads(0, 5), b"right");
     drop(mapping);
     fake.end();
     // None of the files is its.
     let fake = driver(Nvrm::new(&[0, 3], 5));
-    let refused = map_as(&fake, &other, 4096).unwrap_err();
+    let refused = map_as(&fake, other, 4096).unwrap_err();
     assert!(
         refused.step.contains("/dev/nvidia0") && refused.reason.contains("INVALID_ARGUMENT"),
         "{refused}"
@@ -70,13 +70,13 @@ fn only_known_drivers_are_asked_unless_by_name() {
         let refused = refusal(&fake);
         assert!(refused.reason.contains(major) && refused.reason.contains("580"), "{refused}");
         assert!(refused.remedy.contains("by name"), "{refused}");
-        drop(map_as(&fake, &Target { bus: BUS, any_driver: true }, 4096).unwrap());
+        drop(map_as(&fake, (BUS, true), 4096).unwrap());
         fake.end();
     }
     let fake = driver(Nvrm::new(&[0], 0));
     fake.state().texts.remove(VERSION_FILES[0]);
     assert!(refusal(&fake).reason.contains("does not tell its version"));
-    drop(map_as(&fake, &Target { bus: BUS, any_driver: true }, 4096).unwrap());
+    drop(map_as(&fake, (BUS, true), 4096).unwrap());
     // The other place, which says it amid a sentence.
     let text = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build\nGCC version: 12.2.0\n";
     fake.state().texts.insert(VERSION_FILES[1].to_owned(), text.to_owned());

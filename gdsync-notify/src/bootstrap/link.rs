@@ -2,9 +2,10 @@
 
 use super::frame::{Frame, Malformed, Reader};
 use gdsync_auth::{Exchange, ExchangeError};
+use gdsync_sys::local::ready;
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::time::Instant;
 
@@ -146,25 +147,11 @@ impl Link {
 /// Waits until a file is ready for its events (`POLLIN`, `POLLOUT`), or has failed, and returns
 /// true for each such file. All false at the deadline.
 pub(super) fn wait(files: &[(BorrowedFd<'_>, i16)], deadline: Instant) -> io::Result<Vec<bool>> {
-    let poll =
-        |&(fd, events): &(BorrowedFd<'_>, i16)| libc::pollfd { fd: fd.as_raw_fd(), events, revents: 0 };
-    let mut polled: Vec<libc::pollfd> = files.iter().map(poll).collect();
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
-        // Rounded up, so that the time left is 0 at the deadline and not before.
-        let milliseconds = left.as_nanos().div_ceil(1_000_000).min(60_000) as libc::c_int;
-        // SAFETY: `polled` is a live array of that length, which this function alone has; the
-        // borrows keep the files open.
-        let count = unsafe { libc::poll(polled.as_mut_ptr(), polled.len() as libc::nfds_t, milliseconds) };
-        match count {
-            -1 => {
-                let error = io::Error::last_os_error();
-                if error.kind() != io::ErrorKind::Interrupted {
-                    return Err(error);
-                }
-            }
-            0 if milliseconds > 0 => {}
-            _ => return Ok(polled.iter().map(|one| one.revents != 0).collect()),
+        let ready = ready(files, left)?;
+        if left.is_zero() || ready.contains(&true) {
+            return Ok(ready);
         }
     }
 }

@@ -239,10 +239,10 @@ impl Bootstrap {
         }
         let (rank, exchange) = (self.rank, (kind, self.number));
         let result = match &mut self.role {
-            Role::Alone => Answers::new(kind, vec![bytes.to_vec()]).map(|all| all.into_part(0)),
+            Role::Alone => Answers::new(kind, vec![bytes.to_vec()]).map(|all| all.of(0).to_vec()),
             Role::Root(links) => gather(links, exchange, bytes, self.timeout),
             Role::Program(gather) => program::exchange(gather, self.size, exchange, bytes)
-                .and_then(|parts| Ok(Answers::new(kind, parts)?.into_part(rank))),
+                .and_then(|parts| Ok(Answers::new(kind, parts)?.of(rank).to_vec())),
             Role::Member(link) => contribute(link, (rank, self.size), exchange, bytes, self.timeout),
         };
         self.number = self.number.wrapping_add(1);
@@ -283,22 +283,11 @@ impl Answers {
         Ok(Answers::Each(all))
     }
 
-    /// The messages to ranks from 1 on.
-    fn frames(&self, number: u32) -> impl Iterator<Item = Frame> {
-        let frame =
-            move |list: &Vec<Vec<u8>>| Frame { kind: Kind::All, rank: 0, number, payload: encode_list(list) };
-        let (same, each) = match self {
-            Answers::Same(parts) => (Some(frame(parts)), &[][..]),
-            Answers::Each(lists) => (None, &lists[1..]),
-        };
-        same.into_iter().cycle().chain(each.iter().map(frame))
-    }
-
     /// What a rank gets.
-    fn into_part(self, rank: u32) -> Vec<Vec<u8>> {
+    fn of(&self, rank: u32) -> &[Vec<u8>] {
         match self {
             Answers::Same(parts) => parts,
-            Answers::Each(mut lists) => lists.swap_remove(rank as usize),
+            Answers::Each(lists) => &lists[rank as usize],
         }
     }
 }
@@ -313,14 +302,16 @@ fn gather(
     let outcome = gather_parts(links, (kind, number), bytes, timeout).and_then(|parts| {
         let answers = Answers::new(kind, parts)?;
         let deadline = Instant::now() + timeout;
-        for ((rank, link), frame) in (1..).zip(&mut *links).zip(answers.frames(number)) {
-            if frame.payload.len() > MAX_ALL {
-                let given = frame.payload.len();
+        for (rank, link) in (1..).zip(&mut *links) {
+            let payload = encode_list(answers.of(rank));
+            let given = payload.len();
+            if given > MAX_ALL {
                 return Err(BootstrapError::TooLong { what: "all ranks", given, limit: MAX_ALL });
             }
+            let frame = Frame { kind: Kind::All, rank: 0, number, payload };
             link.send(&frame, deadline).map_err(|error| failed(rank, error, timeout))?;
         }
-        Ok(answers.into_part(0))
+        Ok(answers.of(0).to_vec())
     });
     outcome.inspect_err(|error| {
         let (stop, deadline) = (stop_of(error), Instant::now() + GRACE / 2);

@@ -2,39 +2,54 @@
 
 use std::fmt;
 
-/// The numbers of a reduction, in the byte order of the host.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Element {
-    /// 32-bit floating point.
-    F32,
-    /// 64-bit floating point.
-    F64,
-    /// Signed, 8 bits.
-    I8,
-    /// Unsigned, 8 bits.
-    U8,
-    /// Signed, 16 bits.
-    I16,
-    /// Unsigned, 16 bits.
-    U16,
-    /// Signed, 32 bits.
-    I32,
-    /// Unsigned, 32 bits.
-    U32,
-    /// Signed, 64 bits.
-    I64,
-    /// Unsigned, 64 bits.
-    U64,
+/// Declares values with their names.
+macro_rules! named {
+    ($(#[$about:meta])* $values:ident { $($(#[$doc:meta])* $value:ident = $name:literal,)* }) => {
+        $(#[$about])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[non_exhaustive]
+        pub enum $values { $($(#[$doc])* $value,)* }
+
+        impl $values {
+            /// All of them.
+            pub const ALL: [$values; [$($name),*].len()] = [$($values::$value),*];
+        }
+
+        impl fmt::Display for $values {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(match self { $($values::$value => $name),* })
+            }
+        }
+    };
+}
+
+named! {
+    /// The numbers of a reduction, in the byte order of the host.
+    Element {
+        /// 32-bit floating point.
+        F32 = "f32",
+        /// 64-bit floating point.
+        F64 = "f64",
+        /// Signed, 8 bits.
+        I8 = "i8",
+        /// Unsigned, 8 bits.
+        U8 = "u8",
+        /// Signed, 16 bits.
+        I16 = "i16",
+        /// Unsigned, 16 bits.
+        U16 = "u16",
+        /// Signed, 32 bits.
+        I32 = "i32",
+        /// Unsigned, 32 bits.
+        U32 = "u32",
+        /// Signed, 64 bits.
+        I64 = "i64",
+        /// Unsigned, 64 bits.
+        U64 = "u64",
+    }
 }
 
 impl Element {
-    /// All of them.
-    pub const ALL: [Element; 10] = {
-        use Element::*;
-        [F32, F64, I8, U8, I16, U16, I32, U32, I64, U64]
-    };
-
     /// Bytes of a number.
     pub fn bytes(self) -> usize {
         match self {
@@ -51,80 +66,40 @@ impl Element {
     }
 }
 
-/// What a reduction makes of two numbers: the same bits in either order of the two, on the CPU and on GPUs. Sums and products of
-/// integers wrap around. Of a number and NaN, minimum and maximum are the number; -0 is less than +0. A result that is
-/// not a number is one NaN, without sign and payload: `0x7fc00000`, `0x7ff8000000000000`. Logical operations take any number but 0
-/// for true, and give 1 or 0.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Operation {
-    /// Their sum.
-    Sum,
-    /// Their product.
-    Product,
-    /// The lesser.
-    Min,
-    /// The greater.
-    Max,
-    /// Whether both are true.
-    LogicalAnd,
-    /// Whether one is true.
-    LogicalOr,
-    /// Whether exactly one is true.
-    LogicalXor,
-    /// The bits that both have.
-    BitAnd,
-    /// The bits that one has.
-    BitOr,
-    /// The bits that exactly one has.
-    BitXor,
+named! {
+    /// What a reduction makes of two numbers: the same bits in either order of the two, on the CPU and on GPUs. Sums and products of
+    /// integers wrap around. Of a number and NaN, minimum and maximum are the number; -0 is less than +0. A result that is
+    /// not a number is one NaN, without sign and payload: `0x7fc00000`, `0x7ff8000000000000`. Logical operations take any number but 0
+    /// for true, and give 1 or 0.
+    Operation {
+        /// Their sum.
+        Sum = "sum",
+        /// Their product.
+        Product = "product",
+        /// The lesser.
+        Min = "min",
+        /// The greater.
+        Max = "max",
+        /// Whether both are true.
+        LogicalAnd = "logical_and",
+        /// Whether one is true.
+        LogicalOr = "logical_or",
+        /// Whether exactly one is true.
+        LogicalXor = "logical_xor",
+        /// The bits that both have.
+        BitAnd = "bit_and",
+        /// The bits that one has.
+        BitOr = "bit_or",
+        /// The bits that exactly one has.
+        BitXor = "bit_xor",
+    }
 }
 
 impl Operation {
-    /// All of them.
-    pub const ALL: [Operation; 10] = {
-        use Operation::*;
-        [Sum, Product, Min, Max, LogicalAnd, LogicalOr, LogicalXor, BitAnd, BitOr, BitXor]
-    };
-
     /// Whether there is such a reduction: floating-point numbers have neither bits nor truth, as MPI has it.
     pub fn is_defined_for(self, element: Element) -> bool {
         use Operation::*;
         !element.is_float() || matches!(self, Sum | Product | Min | Max)
-    }
-}
-
-impl fmt::Display for Element {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Element::F32 => "f32",
-            Element::F64 => "f64",
-            Element::I8 => "i8",
-            Element::U8 => "u8",
-            Element::I16 => "i16",
-            Element::U16 => "u16",
-            Element::I32 => "i32",
-            Element::U32 => "u32",
-            Element::I64 => "i64",
-            Element::U64 => "u64",
-        })
-    }
-}
-
-impl fmt::Display for Operation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Operation::Sum => "sum",
-            Operation::Product => "product",
-            Operation::Min => "min",
-            Operation::Max => "max",
-            Operation::LogicalAnd => "logical_and",
-            Operation::LogicalOr => "logical_or",
-            Operation::LogicalXor => "logical_xor",
-            Operation::BitAnd => "bit_and",
-            Operation::BitOr => "bit_or",
-            Operation::BitXor => "bit_xor",
-        })
     }
 }
 

@@ -198,9 +198,7 @@ impl ReductionKernel {
         let at = [into, into, other.wrapping_sub(block)];
         Ok(launch_on(&self.function, self.check(stream)?, at, (block, 2, 0), count)?)
     }
-}
 
-impl ReductionKernel {
     /// Enqueues a copy of `bytes` bytes from one address to another, as [`Self::reduce`]: from host memory to host memory, too,
     /// which the driver's own copies do on the calling thread.
     ///

@@ -57,14 +57,8 @@ struct Inner {
     words: Vec<NotificationWord>,
     reducer: Option<Arc<Reducer>>,
     round: AtomicU64,
-    /// Held while a round is posted.
-    turn: Mutex<Turn>,
-}
-
-#[derive(Debug, Default)]
-struct Turn {
-    /// A round was posted in part.
-    is_broken: bool,
+    /// A round was posted in part. Held while a round is posted.
+    is_broken: Mutex<bool>,
 }
 
 impl Plan {
@@ -107,7 +101,7 @@ impl Plan {
             words: words.collect::<Result<_, NotifyError>>()?,
             reducer,
             round: AtomicU64::new(0),
-            turn: Mutex::default(),
+            is_broken: Mutex::default(),
         };
         Ok(Plan { inner: Arc::new(inner) })
     }
@@ -170,12 +164,12 @@ impl Plan {
     /// # Errors
     /// [`NotifyError::PeerDead`], while a member is dead and not dropped; [`CollectiveError::Ended`]
     /// afterwards; [`CollectiveError::NoKernel`], [`CollectiveError::RawStream`], [`CollectiveError::OtherGpu`],
-    /// [`CollectiveError::Enqueue`], of a reduction; [`CollectiveError::Post`]; as [`Queue::prepare_write`]. After an error the same round may be posted again,
+    /// [`CollectiveError::Enqueue`], of a reduction; [`CollectiveError::Post`]; as [`Queue::prepare`]. After an error the same round may be posted again,
     /// unless it was posted in part: then that is [`CollectiveError::Broken`].
     pub fn post<B: CollectiveStream>(&self, stream: &Stream<B>) -> Result<usize, CollectiveError> {
         let inner = &*self.inner;
-        let mut turn = inner.turn.lock();
-        inner.check_usable(&turn)?;
+        let mut is_broken = inner.is_broken.lock();
+        inner.check_usable(*is_broken)?;
         let round = self.round();
         let reduction = inner.reduction(round);
         reduction.iter().try_for_each(|one| stream.check_reduction(one))?;
@@ -185,7 +179,7 @@ impl Plan {
             Some(reduction) => posted.reduce(stream, inner, &reduction),
             None => Ok(()),
         });
-        turn.is_broken = done.is_err() && posted.has_begun;
+        *is_broken = done.is_err() && posted.has_begun;
         done?;
         inner.round.store(round + 1, Ordering::Release);
         Ok(posted.operations)
@@ -198,7 +192,7 @@ impl Plan {
     /// [`NotifyError::PeerDead`] if a member is dead, and the streams' waits were released;
     /// [`CollectiveError::Ended`] after the team has gone on without it; [`CollectiveError::Reduction`].
     pub fn check(&self) -> Result<(), CollectiveError> {
-        self.inner.check_usable(&self.inner.turn.lock())
+        self.inner.check_usable(*self.inner.is_broken.lock())
     }
 }
 
@@ -267,7 +261,7 @@ impl Inner {
         self.words.len() as u32 / 2
     }
 
-    fn check_usable(&self, turn: &Turn) -> Result<(), CollectiveError> {
+    fn check_usable(&self, is_broken: bool) -> Result<(), CollectiveError> {
         if let Some(rank) = self.segment.released_for(self.ids()) {
             return Err(match self.queue.team.life.state(rank) {
                 State::Dead(cause) => NotifyError::PeerDead { rank, cause }.into(),
@@ -278,7 +272,7 @@ impl Inner {
         if self.reducer.as_ref().is_some_and(|one| one.has_failed()) {
             return Err(CollectiveError::Reduction);
         }
-        if turn.is_broken { Err(CollectiveError::Broken) } else { Ok(()) }
+        if is_broken { Err(CollectiveError::Broken) } else { Ok(()) }
     }
 
     /// The reduction of a round, if there is one.
@@ -351,8 +345,8 @@ impl Inner {
     fn set(&self, batch: Batch, round: u64, to: u32, word: u32) -> Result<Batch, CollectiveError> {
         let id = self.places[to as usize].first_word + self.word(round, word);
         let rank = self.members[to as usize];
-        let send = self.queue.prepare_notify(rank, &self.segment, id, phase(round));
-        Ok(batch.send(send?))
+        let notify = Operation::Notify { rank, to: &self.segment, id, value: phase(round) };
+        Ok(batch.send(self.queue.prepare_one(notify, true)?))
     }
 
     fn wait(&self, batch: Batch, round: u64, word: u32) -> Batch {

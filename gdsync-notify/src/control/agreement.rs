@@ -59,7 +59,7 @@ impl Agreement {
 
     /// A rank has said that. Ranks that are cut off say nothing.
     pub(crate) fn hear(&mut self, from: u32, proposal: Proposal) {
-        if self.proposed.as_ref().is_some_and(|dead| dead.contains(from)) {
+        if self.proposed.as_ref().is_some_and(|dead| dead.contains(&from)) {
             return;
         }
         if proposal.epoch == self.epoch {
@@ -77,14 +77,14 @@ impl Agreement {
     /// `is_news`.
     pub(crate) fn reported(&self, is_news: impl Fn(u32) -> bool) -> Option<(u32, u32)> {
         let said = (0..).zip(&self.heard).filter_map(|(by, said)| Some((by, said.as_ref()?)));
-        said.flat_map(|(by, said)| said.dead.iter().map(move |rank| (rank, by)))
+        said.flat_map(|(by, said)| said.dead.iter().map(move |rank| (*rank, by)))
             .find(|(rank, _)| *rank != self.own && is_news(*rank))
     }
 
     /// Ranks outside `dead` that have said nothing yet in this epoch.
     pub(crate) fn silent(&self, dead: &RankSet) -> Vec<u32> {
         let silent = (0..).zip(&self.heard).filter(|(rank, said)| said.is_none() && *rank != self.own);
-        silent.map(|(rank, _)| rank).filter(|rank| !dead.contains(*rank)).collect()
+        silent.map(|(rank, _)| rank).filter(|rank| !dead.contains(rank)).collect()
     }
 
     /// One step of a rank that takes part. `dead` are the ranks that it has found dead, all of them
@@ -95,7 +95,7 @@ impl Agreement {
         let decided = self.heard.iter().flatten().find(|said| said.is_decided).map(|said| said.dead.clone());
         if let Some(dead) = decided {
             return match (0..).zip(&self.heard).find(|(_, said)| {
-                said.as_ref().is_some_and(|said| said.is_decided && said.dead.contains(self.own))
+                said.as_ref().is_some_and(|said| said.is_decided && said.dead.contains(&self.own))
             }) {
                 Some((by, _)) => (None, Some(Outcome::Expelled { by })),
                 None => {
@@ -105,12 +105,13 @@ impl Agreement {
                 }
             };
         }
-        let expels = |said: &Option<Proposal>| said.as_ref().is_some_and(|said| said.dead.contains(self.own));
+        let expels =
+            |said: &Option<Proposal>| said.as_ref().is_some_and(|said| said.dead.contains(&self.own));
         if let Some((by, _)) = (0..).zip(&self.heard).find(|(_, said)| expels(said)) {
             return (None, Some(Outcome::Expelled { by }));
         }
         let agrees = |(rank, said): (u32, &Option<Proposal>)| {
-            rank == self.own || dead.contains(rank) || said.as_ref().is_some_and(|said| said.dead == *dead)
+            rank == self.own || dead.contains(&rank) || said.as_ref().is_some_and(|said| said.dead == *dead)
         };
         if (0..).zip(&self.heard).all(agrees) {
             self.begin_next();

@@ -9,8 +9,8 @@
 //! others still wait for each other; a probe of it waits until the card gives it up, and messages would
 //! wait behind it.
 
+use super::News;
 use super::message::{Message, longest};
-use super::news::News;
 use super::watch::Turn;
 use crate::action::Action;
 use crate::error::{DeathCause, NotifyError};

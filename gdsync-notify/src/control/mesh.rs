@@ -5,9 +5,9 @@
 //! whose process is stopped is not given up as long as its card answers. A rank that takes its messages
 //! late makes senders wait (RNR), which is no death either.
 
+use super::News;
 use super::letters::{Letter, Letters};
 use super::message::{Message, longest};
-use super::news::News;
 use super::watch::{Turn, Watch};
 use crate::action::Action;
 use crate::error::{DeathCause, NotifyError};

@@ -2,7 +2,7 @@
 //! 4; little endian), then the payload. Parsing is pure and strict.
 
 use super::agreement::Proposal;
-use crate::rank_set::RankSet;
+use crate::rank_set::{self, RankSet};
 
 /// Bytes before the payload.
 const HEADER: usize = 12;
@@ -55,9 +55,9 @@ impl Message {
         bytes.extend(number.to_le_bytes());
         match self {
             Message::Part(part) => bytes.extend(&part.bytes),
-            Message::Proposal(said) => bytes.extend(said.dead.encode()),
+            Message::Proposal(said) => bytes.extend(rank_set::encode(&said.dead)),
             Message::Refusal { .. } => {}
-            Message::Dead { dead, .. } => bytes.extend(dead.encode()),
+            Message::Dead { dead, .. } => bytes.extend(rank_set::encode(dead)),
         }
         bytes
     }
@@ -72,10 +72,10 @@ impl Message {
                 Some(Message::Part(Part { epoch, number, bytes: payload.to_vec() }))
             }
             (PROPOSAL | DECISION, 0) => {
-                let dead = RankSet::decode(payload, size)?;
+                let dead = rank_set::decode(payload, size)?;
                 Some(Message::Proposal(Proposal { epoch, is_decided: kind == DECISION, dead }))
             }
-            (DEAD, 0) => Some(Message::Dead { epoch, dead: RankSet::decode(payload, size)? }),
+            (DEAD, 0) => Some(Message::Dead { epoch, dead: rank_set::decode(payload, size)? }),
             (REFUSAL, 0) if payload.is_empty() => Some(Message::Refusal { epoch }),
             _ => None,
         }

@@ -6,7 +6,6 @@ mod hub;
 mod letters;
 mod mesh;
 mod message;
-mod news;
 mod watch;
 
 pub(crate) use watch::Watch;
@@ -23,13 +22,22 @@ use hub::Hub;
 use letters::Letter;
 use mesh::Mesh;
 use message::{MAX_PART, Message, Part};
-use news::News;
 use std::collections::VecDeque;
 use std::time::Duration;
 use watch::Turn;
 
 /// The parts of an exchange, `None` of ranks that were dropped.
 pub(crate) type Parts = Vec<Option<Vec<u8>>>;
+
+/// What a look at the control connections has found.
+#[derive(Debug, Default)]
+struct News {
+    /// Of each rank in the order in which it sent them.
+    arrived: Vec<(u32, Message)>,
+    dead: Vec<(u32, DeathCause)>,
+    /// Messages have arrived elsewhere, or never will.
+    has_sent: bool,
+}
 
 /// What carries messages and probes.
 #[derive(Debug)]
@@ -188,12 +196,12 @@ impl Control {
         let died = |(rank, cause)| life.died(rank, cause).then_some(rank);
         let found: RankSet = dead.into_iter().filter_map(died).collect();
         self.take(arrived);
-        if found != RankSet::default() {
+        if !found.is_empty() {
             self.is_fresh = true;
             self.report(found, life);
         }
         if life.first_dead().is_some() {
-            for rank in life.set_of(|state| matches!(state, State::Dead(_))).iter() {
+            for rank in life.set_of(|state| matches!(state, State::Dead(_))) {
                 self.cut_off(rank);
             }
         }
@@ -224,7 +232,7 @@ impl Control {
         let is_news = |rank: u32| rank != self.rank && life.is_alive(rank);
         while let Some((by, of, dead)) = self.reports.front() {
             // One of an earlier epoch may be of a process whose place another one has taken.
-            let rank = dead.iter().find(|rank| *of >= epoch && is_news(*rank));
+            let rank = dead.iter().copied().find(|rank| *of >= epoch && is_news(*rank));
             if let Some(rank) = rank {
                 return Some((rank, *by));
             }
@@ -256,7 +264,7 @@ impl Control {
 
     /// Sends to every rank outside a set.
     fn tell(&mut self, message: &Message, outside: &RankSet) {
-        let others = (0..self.parts.len() as u32).filter(|rank| !outside.contains(*rank));
+        let others = (0..self.parts.len() as u32).filter(|rank| !outside.contains(rank));
         match &mut self.wires {
             Wires::Each(mesh) => {
                 let letter = Letter::new(message.encode());
@@ -407,7 +415,7 @@ impl Wires {
             Wires::Dynamic(hub) => {
                 // Of a dropped rank: cut off before it was dropped; perhaps another process takes its place.
                 let dropped = life.dropped();
-                hub.poll(period, |rank| !dropped.contains(rank))
+                hub.poll(period, |rank| !dropped.contains(&rank))
             }
         }
     }

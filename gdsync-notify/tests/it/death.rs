@@ -2,12 +2,12 @@
 
 use crate::notify_device::{Kernels, LIBRARY, SOURCE, kernels};
 use crate::notify_rig::Rank;
-use crate::ranks::{LONG, Ranks, config, domain, ended_well};
+use crate::ranks::{LONG, Prepare, Ranks, config, domain, ended_well};
 use gdsync::memop::{Condition, Word32};
 use gdsync::stream::{Cpu, DoorbellPath};
 use gdsync::{Batch, PinnedMemory, QueuePairConfig, SoftStream, Stream};
 use gdsync_notify::bootstrap::{Bootstrap, Job};
-use gdsync_notify::{NotifyError, Segment, Team, WaitNotification};
+use gdsync_notify::{NotifyError, Operation, Segment, Team, WaitNotification};
 use gdsync_test_support::device::{self, Ended};
 use gdsync_test_support::process::role;
 use gdsync_test_support::skipped;
@@ -154,8 +154,10 @@ fn reads_atomics_and_registered_memory_end_with_a_death_as_writes_do() {
     is_dead(queue.compare_swap(&old, VICTIM, &segment, 8, 0, 1));
     is_dead(queue.read(&read, VICTIM, &segment, 2048));
     // A stream gets nothing new to do, whichever rank it is for.
-    is_dead(queue.prepare_read(&read, other, &segment, 2048).map(drop));
-    is_dead(queue.prepare_fetch_add(&old, other, &segment, 0, 1).map(drop));
+    is_dead(queue.one(Operation::Read { into: &read, rank: other, of: &segment, offset: 2048 }).map(drop));
+    is_dead(
+        queue.one(Operation::FetchAdd { into: &old, rank: other, of: &segment, offset: 0, add: 1 }).map(drop),
+    );
     assert!(stream.synchronize_timeout(LONG).unwrap(), "{:?}", stream.oldest_wait());
     assert_eq!(seen.load(), 1 << 31 | VICTIM);
     queue.flush_rank(other, LONG).unwrap();
@@ -357,7 +359,12 @@ fn a_ring_of_streams_ends_with_the_death_of_a_rank() {
                 be_killed();
             }
             last = Instant::now();
-            let send = match queue.prepare_notify(next, &segment, round % 4, round + 1) {
+            let send = match queue.one(Operation::Notify {
+                rank: next,
+                to: &segment,
+                id: round % 4,
+                value: round + 1,
+            }) {
                 Ok(send) => send,
                 Err(error) => return Some(error),
             };

@@ -1,12 +1,12 @@
 //! Teams whose queues reach their ranks by DC: the tests of other connections again, and what is different.
 
-use crate::ranks::{CONNECTIONS, LONG, config, domain, each_on_a_thread};
+use crate::ranks::{CONNECTIONS, LONG, Prepare, config, domain, each_on_a_thread};
 use gdsync::queue::{FailureCause, Syndrome};
 use gdsync::stream::Cpu;
 use gdsync::verbs::DevxError;
 use gdsync::{Batch, ConnectOptions, Error, QueuePair, QueuePairConfig, SoftStream, Stream};
 use gdsync_notify::bootstrap::Bootstrap;
-use gdsync_notify::{ConnectionKind, NotifyError, Segment, Team, TeamConfig};
+use gdsync_notify::{ConnectionKind, NotifyError, Operation, Segment, Team, TeamConfig};
 use gdsync_test_support::process::alone;
 use std::process::{Command, Stdio};
 
@@ -145,10 +145,12 @@ fn what_a_stream_was_given_behind_a_refused_write_is_done_again() {
     let stream = Stream::new(SoftStream::new().unwrap()).unwrap();
     segment.write(0, b"content.").unwrap();
     let from = segment.slice(..8).unwrap();
-    let refused = queue.prepare_write(&from, 1, segment, 0).unwrap();
-    let behind = queue.prepare_write_notify(&from, 2, segment, 8, 0, 7).unwrap();
+    let refused = queue.one(Operation::Write { from: &from, rank: 1, to: segment, offset: 0 }).unwrap();
+    let behind = queue
+        .two(Operation::WriteNotify { from: &from, rank: 2, to: segment, offset: 8, id: 0, value: 7 })
+        .unwrap();
     // Never posted: it is not done at all.
-    let held = queue.prepare_notify(2, segment, 1, 5).unwrap();
+    let held = queue.one(Operation::Notify { rank: 2, to: segment, id: 1, value: 5 }).unwrap();
     stream.post(behind.into_iter().fold(Batch::new().send(refused), Batch::send)).unwrap();
     assert!(stream.synchronize_timeout(LONG).unwrap(), "{:?}", stream.oldest_wait());
     assert_eq!(third.1.notify_waitsome(0..1, LONG).unwrap(), Some(0));
@@ -169,8 +171,8 @@ fn what_a_stream_has_waited_for_behind_a_refused_write_is_told_as_lost() {
     let (queue, segment) = (first.0.queue(0).unwrap(), &first.1);
     let stream = Stream::new(SoftStream::new().unwrap()).unwrap();
     let from = segment.slice(..8).unwrap();
-    let refused = queue.prepare_write(&from, 1, segment, 0).unwrap();
-    let behind = queue.prepare_notify(2, segment, 0, 7).unwrap();
+    let refused = queue.one(Operation::Write { from: &from, rank: 1, to: segment, offset: 0 }).unwrap();
+    let behind = queue.one(Operation::Notify { rank: 2, to: segment, id: 0, value: 7 }).unwrap();
     let waits = queue.prepare_waits(2).unwrap();
     stream.post(waits.into_iter().fold(Batch::new().send(refused).send(behind), Batch::wait)).unwrap();
     assert!(stream.synchronize_timeout(LONG).unwrap(), "{:?}", stream.oldest_wait());
@@ -178,7 +180,7 @@ fn what_a_stream_has_waited_for_behind_a_refused_write_is_told_as_lost() {
     assert_eq!(third.1.notify_reset(0).unwrap(), 0);
     // It is told once, and what comes later arrives.
     queue.flush_rank(2, LONG).unwrap();
-    let send = queue.prepare_notify(2, segment, 1, 8).unwrap();
+    let send = queue.one(Operation::Notify { rank: 2, to: segment, id: 1, value: 8 }).unwrap();
     stream.post(Batch::new().send(send)).unwrap();
     assert!(stream.synchronize_timeout(LONG).unwrap());
     queue.flush_rank(2, LONG).unwrap();

@@ -1,13 +1,13 @@
 //! Reads and atomics in the queues of a team.
 
-use crate::ranks::{LONG, config, domain, each_on_a_thread, on_threads};
+use crate::ranks::{LONG, Prepare, config, domain, each_on_a_thread, on_threads};
 use gdsync::memop::MemOpStream;
 use gdsync::queue::RequestError;
 use gdsync::stream::Cpu;
 use gdsync::{
     Access, Batch, ConnectOptions, MemoryRegion, PinnedMemory, QueueError, Slice, SoftStream, Stream,
 };
-use gdsync_notify::{NotifyError, Segment, Team};
+use gdsync_notify::{NotifyError, Operation, Segment, Team};
 use std::sync::Mutex;
 use std::time::Duration;
 
@@ -156,9 +156,17 @@ fn on_a_stream<S: MemOpStream>(team: &Team, stream: &Stream<S>, rounds: u64) {
     team.barrier().unwrap();
     let (block, into) = (segment.slice(2048..3072).unwrap(), results(&segment, 8, size as usize));
     for _ in 0..rounds {
-        let mut batch = Batch::new().send(queue.prepare_read(&block, next, &segment, 1024).unwrap());
+        let mut batch = Batch::new().send(
+            queue.one(Operation::Read { into: &block, rank: next, of: &segment, offset: 1024 }).unwrap(),
+        );
         for rank in 0..size {
-            let add = queue.prepare_fetch_add(&into[rank as usize], rank, &segment, 0, 1);
+            let add = queue.one(Operation::FetchAdd {
+                into: &into[rank as usize],
+                rank,
+                of: &segment,
+                offset: 0,
+                add: 1,
+            });
             batch = batch.send(add.unwrap());
         }
         let waits = (0..size).flat_map(|rank| queue.prepare_waits(rank).unwrap());
@@ -174,13 +182,22 @@ fn on_a_stream<S: MemOpStream>(team: &Team, stream: &Stream<S>, rounds: u64) {
     team.barrier().unwrap();
     assert_eq!(number(&segment, 0), rounds * u64::from(size));
     team.barrier().unwrap();
-    let swap = queue.prepare_compare_swap(&into[0], own, &segment, 0, rounds * u64::from(size), 9).unwrap();
+    let swap = queue
+        .one(Operation::CompareSwap {
+            into: &into[0],
+            rank: own,
+            of: &segment,
+            offset: 0,
+            compare: rounds * u64::from(size),
+            swap: 9,
+        })
+        .unwrap();
     let waits = queue.prepare_waits(own).unwrap();
     stream.post(waits.into_iter().fold(Batch::new().send(swap), Batch::wait)).unwrap();
     assert!(stream.synchronize_timeout(LONG).unwrap(), "{:?}", stream.oldest_wait());
     assert_eq!((number(&segment, 0), number(&segment, 8)), (9, rounds * u64::from(size)));
     // A read that was prepared and dropped holds up nothing.
-    drop(queue.prepare_read(&block, next, &segment, 1024).unwrap());
+    drop(queue.one(Operation::Read { into: &block, rank: next, of: &segment, offset: 1024 }).unwrap());
     queue.write(&block, own, &segment, 1024).unwrap();
     queue.flush(LONG).unwrap();
     team.barrier().unwrap();
@@ -240,8 +257,17 @@ fn wrong_arguments_are_named_and_send_nothing() {
         for result in [
             queue.fetch_add(&eight, 1, segment, offset, 1),
             queue.compare_swap(&eight, 1, segment, offset, 0, 1),
-            queue.prepare_fetch_add(&eight, 1, segment, offset, 1).map(drop),
-            queue.prepare_compare_swap(&eight, 1, segment, offset, 0, 1).map(drop),
+            queue.one(Operation::FetchAdd { into: &eight, rank: 1, of: segment, offset, add: 1 }).map(drop),
+            queue
+                .one(Operation::CompareSwap {
+                    into: &eight,
+                    rank: 1,
+                    of: segment,
+                    offset,
+                    compare: 0,
+                    swap: 1,
+                })
+                .map(drop),
         ] {
             let error = result.unwrap_err();
             assert!(matches!(error, NotifyError::OutOfSegment { rank: 1, len: 8, size: 100, .. }), "{error}");
@@ -278,7 +304,7 @@ fn connections_without_reads_refuse_them() {
             queue.read(&into, other, &segment, 0),
             queue.fetch_add(&into, other, &segment, 0, 1),
             queue.compare_swap(&into, other, &segment, 0, 0, 1),
-            queue.prepare_read(&into, other, &segment, 0).map(drop),
+            queue.one(Operation::Read { into: &into, rank: other, of: &segment, offset: 0 }).map(drop),
         ] {
             assert!(matches!(result, Err(NotifyError::NoReads)), "{result:?}");
         }

@@ -2,13 +2,15 @@
 //! message, where there is no GPU.
 
 use crate::notify_rig::{self, Job};
-use crate::ranks::each_on_a_thread;
+use crate::ranks::{Prepare, each_on_a_thread};
 use gdsync::cuda::{self, GpuMemory};
 use gdsync::cudarc::driver::{LaunchConfig, PushKernelArg};
 use gdsync::memop::Word32;
 use gdsync::stream::DoorbellPath;
 use gdsync::{Batch, CudaStream, PinnedMemory, QueuePairConfig, Stream};
-use gdsync_notify::{NotifyError, Queue, Segment, SegmentMemory, Team, TeamConfig, WaitNotification};
+use gdsync_notify::{
+    NotifyError, Operation, Queue, Segment, SegmentMemory, Team, TeamConfig, WaitNotification,
+};
 use gdsync_test_support::gpu::{Rig, is_sanitized, synchronize, words};
 use gdsync_test_support::pair::LONG;
 use std::sync::atomic::Ordering;
@@ -97,7 +99,14 @@ fn kernels_of_two_streams_pass_data_to_and_fro() {
     let put = |from: usize, round: u32| {
         let rank = &ranks[from];
         let slice = rank.segment.slice(..BYTES).unwrap();
-        let sends = rank.queue.prepare_write_notify(&slice, 1 - from as u32, &rank.segment, 0, 0, round + 1);
+        let sends = rank.queue.two(Operation::WriteNotify {
+            from: &slice,
+            rank: 1 - from as u32,
+            to: &rank.segment,
+            offset: 0,
+            id: 0,
+            value: round + 1,
+        });
         sends.unwrap().into_iter().fold(Batch::new(), Batch::send)
     };
     rig.launch(&streams[0], &rig.fill, &memories[0], 0);

@@ -1,10 +1,10 @@
 //! Segments over GPU memory that the program has, and reads and atomics there. Skipped, with a message, where
 //! there is no GPU.
 
-use crate::ranks::each_on_a_thread;
+use crate::ranks::{Prepare, each_on_a_thread};
 use gdsync::Batch;
 use gdsync::cuda::{self, GpuMemory};
-use gdsync_notify::{NotifyError, Segment, Team, TeamConfig, WaitNotification};
+use gdsync_notify::{NotifyError, Operation, Segment, Team, TeamConfig, WaitNotification};
 use gdsync_test_support::gpu::{Rig, synchronize};
 use gdsync_test_support::pair::LONG;
 use gdsync_test_support::skipped;
@@ -95,10 +95,11 @@ fn streams_of_a_gpu_wait_read_and_count_in_registered_memory() {
     ranks[1].1.write(2048, &[7; 1024]).unwrap();
     for round in 0..ROUNDS {
         // The stream counts at the other rank, reads from it, notifies itself behind both, and waits.
-        let add = queue.prepare_fetch_add(&old, 1, segment, 0, 2).unwrap();
-        let read = queue.prepare_read(&block, 1, segment, 2048).unwrap();
+        let add =
+            queue.one(Operation::FetchAdd { into: &old, rank: 1, of: segment, offset: 0, add: 2 }).unwrap();
+        let read = queue.one(Operation::Read { into: &block, rank: 1, of: segment, offset: 2048 }).unwrap();
         let waits = queue.prepare_waits(1).unwrap();
-        let notify = queue.prepare_notify(0, segment, 1, round + 1).unwrap();
+        let notify = queue.one(Operation::Notify { rank: 0, to: segment, id: 1, value: round + 1 }).unwrap();
         let batch = waits.into_iter().fold(Batch::new().send(add).send(read), Batch::wait);
         let arrival = segment.notification(1).unwrap();
         stream.post(batch.send(notify).wait_notification(&arrival)).unwrap();

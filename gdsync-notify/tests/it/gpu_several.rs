@@ -2,7 +2,7 @@
 //! there is one GPU, two ranks have it. Skipped, and said so, where there is none.
 
 use crate::notify_rig::{self, Job};
-use crate::ranks::each_on_a_thread;
+use crate::ranks::{Prepare, each_on_a_thread};
 use gdsync::cuda;
 use gdsync::cudarc::driver::{LaunchConfig, PushKernelArg};
 use gdsync::stream::DoorbellPath;
@@ -114,7 +114,16 @@ fn streams_of_two_gpus_wait_for_each_others_notifications() {
             rigs[from].launch(&streams[from], &rigs[from].add, &memory(from), 1 + from as u32);
             let (queue, segment, _) = &made[from];
             let slice = segment.slice(..BYTES).unwrap();
-            let sends = queue.prepare_write_notify(&slice, to as u32, segment, 0, 0, round + 1).unwrap();
+            let sends = queue
+                .two(gdsync_notify::Operation::WriteNotify {
+                    from: &slice,
+                    rank: to as u32,
+                    to: segment,
+                    offset: 0,
+                    id: 0,
+                    value: round + 1,
+                })
+                .unwrap();
             streams[from].post(sends.into_iter().fold(Batch::new(), Batch::send)).unwrap();
             let arrival = made[to].1.notification(0).unwrap();
             streams[to].post(Batch::new().wait_notification(&arrival)).unwrap();

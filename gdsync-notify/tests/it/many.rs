@@ -1,8 +1,8 @@
 //! Teams of many ranks in one process: each a thread, with a stream of its own.
 
-use crate::ranks::{domain, each_within};
+use crate::ranks::{Prepare, domain, each_within};
 use gdsync::{Batch, SoftStream, Stream};
-use gdsync_notify::{ConnectionKind, Team, TeamConfig, WaitNotification};
+use gdsync_notify::{ConnectionKind, NotifyError, Operation, Team, TeamConfig, WaitNotification};
 use gdsync_test_support::process::alone;
 use std::time::Duration;
 
@@ -36,7 +36,17 @@ fn all_to_all(team: &Team, rounds: u32) {
                 outbox.write(at, &message(own, *to, round)).unwrap();
                 let (from, id) = (outbox.slice(at..at + BLOCK).unwrap(), round % 2 * size + own);
                 let offset = (base + own as usize * BLOCK) as u64;
-                for send in queue.prepare_write_notify(&from, *to, &inbox, offset, id, round + 1).unwrap() {
+                for send in queue
+                    .two(Operation::WriteNotify {
+                        from: &from,
+                        rank: *to,
+                        to: &inbox,
+                        offset,
+                        id,
+                        value: round + 1,
+                    })
+                    .unwrap()
+                {
                     batch = batch.send(send);
                 }
             }
@@ -79,4 +89,17 @@ fn ranks_with_dynamic_connections_write_to_each_other() {
         let _ = unsafe { libc::nice(10) };
         play(ranks, 1, &TeamConfig::default());
     }
+}
+
+#[test]
+fn a_large_team_has_no_queue_pairs_for_kernels_unless_told() {
+    each_within(LONG, 65, |bootstrap| {
+        let rank = bootstrap.rank();
+        let team = Team::new(&domain(), bootstrap, TeamConfig::default()).unwrap();
+        let refused = team.queue(0).unwrap().queue_pair(1).unwrap_err();
+        assert!(matches!(refused, NotifyError::NoQueuePair { rank: 1 }), "{refused}");
+        assert!(rank != 0 || refused.to_string().contains("ConnectionKind::Each"), "{refused}");
+        all_to_all(&team, 1);
+        team.barrier().unwrap();
+    });
 }

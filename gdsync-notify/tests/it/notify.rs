@@ -1,6 +1,6 @@
 //! Notified writes between ranks that are threads, and processes.
 
-use crate::ranks::{LONG, Ranks, config, domain, each_on_a_thread, ended_well, on_threads};
+use crate::ranks::{LONG, Prepare, Ranks, config, domain, each_on_a_thread, ended_well, on_threads};
 use gdsync::memop::{Condition, Word32};
 use gdsync::memory::OutOfBounds;
 use gdsync::queue::{OrderError, RequestError};
@@ -8,7 +8,7 @@ use gdsync::verbs::{Provider, Transport};
 use gdsync::{Batch, ConnectOptions, PinnedMemory, QueueError, QueuePairConfig};
 use gdsync::{SoftStream, Stream};
 use gdsync_notify::bootstrap::{Bootstrap, Job};
-use gdsync_notify::{NotifyError, Queue, Segment, Team, TeamConfig, WaitNotification};
+use gdsync_notify::{NotifyError, Operation, Queue, Segment, Team, TeamConfig, WaitNotification};
 use gdsync_test_support::pair;
 use gdsync_test_support::process::role;
 use std::time::{Duration, Instant};
@@ -142,8 +142,16 @@ fn ring(team: &Team, rounds: u32) {
         let content = move |rank: u32| vec![(rank * 50 + round) as u8; 1024];
         stream.launch(move || fill.write(out, &content(own)).unwrap()).unwrap();
         let from = segment.slice(out..out + 1024).unwrap();
-        let [write, notify] =
-            queue.prepare_write_notify(&from, next, &segment, into as u64, arrived, round + 1).unwrap();
+        let [write, notify] = queue
+            .two(Operation::WriteNotify {
+                from: &from,
+                rank: next,
+                to: &segment,
+                offset: into as u64,
+                id: arrived,
+                value: round + 1,
+            })
+            .unwrap();
         let word = segment.notification(arrived).unwrap();
         stream.post(Batch::new().send(write).send(notify).wait_notification(&word)).unwrap();
         let (check, failed) = (segment.clone(), failures.clone());
@@ -156,7 +164,8 @@ fn ring(team: &Team, rounds: u32) {
                 }
             })
             .unwrap();
-        let answer = queue.prepare_notify(before, &segment, taken, round + 1).unwrap();
+        let answer =
+            queue.one(Operation::Notify { rank: before, to: &segment, id: taken, value: round + 1 }).unwrap();
         stream.post(Batch::new().send(answer)).unwrap();
     }
     // The stream waits until everything has arrived.
@@ -207,7 +216,7 @@ fn a_dead_rank_is_named_and_the_others_go_on() {
         // Later calls fail alike; another queue detects it anew.
         dead(queue.flush_rank(2, LONG));
         dead(queue.write(&slice, 2, &segment, 0));
-        dead(queue.prepare_notify(2, &segment, 0, 1).map(drop));
+        dead(queue.one(Operation::Notify { rank: 2, to: &segment, id: 0, value: 1 }).map(drop));
         dead(team.queue(1).unwrap().ping(2, LONG));
         // The other two ranks write to each other as before.
         let other = 1 - team.rank();
@@ -249,7 +258,10 @@ fn what_cannot_be_is_refused_with_the_limit() {
     assert!(text(queue.notify(1, segment, 3, 1)).starts_with("notification 3 is none of the 3"));
     assert!(text(queue.write_notify(&slice, 1, segment, 0, 3, 1)).starts_with("notification 3"));
     assert!(text(queue.notify(1, segment, 0, 0)).contains("value 0"));
-    assert!(text(queue.prepare_notify(1, segment, 0, 0).map(drop)).contains("value 0"));
+    assert!(
+        text(queue.one(Operation::Notify { rank: 1, to: segment, id: 0, value: 0 }).map(drop))
+            .contains("value 0")
+    );
     assert!(text(segment.notification(3).map(drop)).contains("at rank 0"));
     assert!(segment.notify_reset(3).is_err() && segment.notify_waitsome(0..4, Duration::ZERO).is_err());
     assert_eq!(segment.notify_waitsome(2..2, LONG).unwrap(), None, "of no notifications none comes");
@@ -347,7 +359,7 @@ fn fill(config: &TeamConfig, with: impl FnOnce(Queue) -> Queue) {
     let (queue, segment) = (with(teams[0].0.queue(0).unwrap()), &teams[0].1);
     let mut held = Vec::new();
     let error = loop {
-        match queue.prepare_notify(1, segment, 0, 1) {
+        match queue.one(Operation::Notify { rank: 1, to: segment, id: 0, value: 1 }) {
             Ok(send) => held.push(send),
             Err(error) => break error,
         }
@@ -359,7 +371,7 @@ fn fill(config: &TeamConfig, with: impl FnOnce(Queue) -> Queue) {
 fn stream_of(queue: &Queue, segment: &Segment) -> (Stream<SoftStream>, Word32) {
     let stream = Stream::new(SoftStream::new().unwrap()).unwrap();
     let gate = Word32::new(&PinnedMemory::allocate(4).unwrap(), 0).unwrap();
-    let send = queue.prepare_notify(1, segment, 0, 77).unwrap();
+    let send = queue.one(Operation::Notify { rank: 1, to: segment, id: 0, value: 77 }).unwrap();
     stream.post(Batch::new().wait_value32(&gate, Condition::Eq, 1).send(send)).unwrap();
     (stream, gate)
 }
@@ -386,7 +398,8 @@ fn a_flush_includes_what_streams_were_given_and_not_what_was_dropped() {
     assert_eq!(teams[1].1.notify_reset(0).unwrap(), 77);
     assert!(stream.synchronize_timeout(LONG).unwrap());
     // Sends that were dropped: one in the middle, then the newest.
-    let [first, second] = [1, 2].map(|value| queue.prepare_notify(1, segment, 0, value).unwrap());
+    let [first, second] =
+        [1, 2].map(|value| queue.one(Operation::Notify { rank: 1, to: segment, id: 0, value }).unwrap());
     let error = queue.flush(Duration::from_millis(20)).unwrap_err();
     assert!(
         matches!(
@@ -399,7 +412,18 @@ fn a_flush_includes_what_streams_were_given_and_not_what_was_dropped() {
     stream.post(Batch::new().send(second)).unwrap();
     queue.flush(LONG).unwrap();
     assert_eq!(teams[1].1.notify_reset(0).unwrap(), 2);
-    drop(queue.prepare_write_notify(&segment.slice(..).unwrap(), 1, segment, 0, 0, 3).unwrap());
+    drop(
+        queue
+            .two(Operation::WriteNotify {
+                from: &segment.slice(..).unwrap(),
+                rank: 1,
+                to: segment,
+                offset: 0,
+                id: 0,
+                value: 3,
+            })
+            .unwrap(),
+    );
     queue.flush(LONG).unwrap();
     assert_eq!(teams[1].1.notify_reset(0).unwrap(), 0);
 }

@@ -2,14 +2,14 @@
 //! CPU, and refusals.
 
 use crate::notify_rig::{self, Job, Rank};
-use crate::ranks::on_threads;
+use crate::ranks::{Prepare, on_threads};
 use gdsync::device::DeviceQpError;
 use gdsync::memop::{MemOp, MemOpCaps, MemOpStream, StreamError};
 use gdsync::memory::{HostAddr, StreamAddr};
 use gdsync::queue::StateError;
 use gdsync::stream::{Cpu, DoorbellPath};
 use gdsync::{ConnectOptions, QueueError, QueuePairConfig};
-use gdsync_notify::{DeviceQueueOptions, NotifyError, Segment, Team, TeamConfig};
+use gdsync_notify::{DeviceQueueOptions, NotifyError, Operation, Segment, Team, TeamConfig};
 use gdsync_test_support::device::{self, Ended, run_sanitized};
 use gdsync_test_support::pair::LONG;
 use gdsync_test_support::skipped;
@@ -316,7 +316,9 @@ fn a_queue_with_something_prepared_is_not_handed_over() {
     on_threads(2, &TeamConfig::default().timeout(SHORT), |team| {
         let (outbox, inbox) = segments(team, 8);
         let (queue, device) = (team.queue(0).unwrap(), Cpu::new());
-        let prepared = queue.prepare_write(&outbox.slice(..).unwrap(), 1, &inbox, 0).unwrap();
+        let prepared = queue
+            .one(Operation::Write { from: &outbox.slice(..).unwrap(), rank: 1, to: &inbox, offset: 0 })
+            .unwrap();
         let error = queue.attach_device(&device, &DeviceQueueOptions::default()).unwrap_err();
         assert!(matches!(error, NotifyError::Post { rank: 1, .. }), "{error}");
         drop(prepared);

@@ -1,9 +1,9 @@
 //! Random notified writes between ranks, by the CPU and by streams, against a model of their
 //! memory.
 
-use crate::ranks::{LONG, config, domain, each_on_a_thread};
+use crate::ranks::{LONG, Prepare, config, domain, each_on_a_thread};
 use gdsync::{Batch, QueuePairConfig, SoftStream, Stream};
-use gdsync_notify::{Segment, Team};
+use gdsync_notify::{Operation, Segment, Team};
 use proptest::prelude::*;
 use std::time::Duration;
 
@@ -113,18 +113,39 @@ impl Rank {
         let mut batch = Batch::new();
         for op in ops {
             batch = match *op {
-                Op::Write { start, len, offset } => {
-                    batch.send(queue.prepare_write(&slice(start, len), to, segment, offset as u64).unwrap())
+                Op::Write { start, len, offset } => batch.send(
+                    queue
+                        .one(Operation::Write {
+                            from: &slice(start, len),
+                            rank: to,
+                            to: segment,
+                            offset: offset as u64,
+                        })
+                        .unwrap(),
+                ),
+                Op::Notify { id, value } => {
+                    batch.send(queue.one(Operation::Notify { rank: to, to: segment, id, value }).unwrap())
                 }
-                Op::Notify { id, value } => batch.send(queue.prepare_notify(to, segment, id, value).unwrap()),
                 Op::WriteNotify { start, len, offset, id, value } => queue
-                    .prepare_write_notify(&slice(start, len), to, segment, offset as u64, id, value)
+                    .two(Operation::WriteNotify {
+                        from: &slice(start, len),
+                        rank: to,
+                        to: segment,
+                        offset: offset as u64,
+                        id,
+                        value,
+                    })
                     .unwrap()
                     .into_iter()
                     .fold(batch, Batch::send),
             };
         }
-        self.stream.post(batch.send(queue.prepare_notify(to, segment, end, 1).unwrap())).unwrap();
+        self.stream
+            .post(
+                batch
+                    .send(queue.one(Operation::Notify { rank: to, to: segment, id: end, value: 1 }).unwrap()),
+            )
+            .unwrap();
     }
 }
 

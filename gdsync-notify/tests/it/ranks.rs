@@ -1,8 +1,8 @@
 //! Ranks of one job: threads, or processes, in which a test runs itself again once for each rank.
 
-use gdsync::ProtectionDomain;
+use gdsync::{PreparedSend, ProtectionDomain};
 use gdsync_notify::bootstrap::Bootstrap;
-use gdsync_notify::{ConnectionKind, Team, TeamConfig};
+use gdsync_notify::{ConnectionKind, NotifyError, Operation, Queue, Team, TeamConfig};
 use gdsync_test_support::folder::Folder;
 use gdsync_test_support::pair;
 use gdsync_test_support::process::again;
@@ -13,6 +13,23 @@ use std::time::Duration;
 
 /// Nothing here takes longer, however busy the machine is.
 pub(crate) const LONG: Duration = Duration::from_secs(60);
+
+/// Operations for batches, with as many sends as each has.
+pub(crate) trait Prepare {
+    fn one(&self, operation: Operation<'_>) -> Result<PreparedSend, NotifyError>;
+    fn two(&self, operation: Operation<'_>) -> Result<[PreparedSend; 2], NotifyError>;
+}
+
+impl Prepare for Queue {
+    fn one(&self, operation: Operation<'_>) -> Result<PreparedSend, NotifyError> {
+        Ok(self.prepare(operation)?.next().unwrap())
+    }
+
+    fn two(&self, operation: Operation<'_>) -> Result<[PreparedSend; 2], NotifyError> {
+        let mut sends = self.prepare(operation)?;
+        Ok([sends.next().unwrap(), sends.next().unwrap()])
+    }
+}
 
 pub(crate) fn domain() -> ProtectionDomain {
     ProtectionDomain::new(&pair::device()).unwrap()

@@ -1,7 +1,7 @@
 //! Segments over memory that the program has: written, notified, kept as long as it is used, and beside
 //! segments that ranks have allocated.
 
-use crate::ranks::{LONG, config, domain, each_on_a_thread, on_threads};
+use crate::ranks::{LONG, Prepare, config, domain, each_on_a_thread, on_threads};
 use gdsync::memop::{Condition, Word32};
 use gdsync::stream::Cpu;
 use gdsync::{Batch, PinnedMemory, SoftStream, Stream};
@@ -138,13 +138,24 @@ fn ring_on<S: gdsync::memop::MemOpStream>(team: &Team, stream: &Stream<S>, round
     let from = segment.slice(..64).unwrap();
     for round in 0..rounds {
         tensor.words[7].store(u64::from(round * 100 + own), Ordering::Relaxed);
-        let [write, notify] = queue.prepare_write_notify(&from, next, &segment, 64, 0, round + 1).unwrap();
+        let [write, notify] = queue
+            .two(gdsync_notify::Operation::WriteNotify {
+                from: &from,
+                rank: next,
+                to: &segment,
+                offset: 64,
+                id: 0,
+                value: round + 1,
+            })
+            .unwrap();
         let [arrived, taken] = [0, 1].map(|id| segment.notification(id).unwrap());
         let sends = Batch::new().send(write).send(notify);
         stream.post(sends.wait_notification(&arrived)).unwrap();
         assert!(stream.synchronize_timeout(LONG).unwrap(), "{:?}", stream.oldest_wait());
         assert_eq!(tensor.words[15].load(Ordering::Relaxed), u64::from(round * 100 + before));
-        let answer = queue.prepare_notify(before, &segment, 1, 1).unwrap();
+        let answer = queue
+            .one(gdsync_notify::Operation::Notify { rank: before, to: &segment, id: 1, value: 1 })
+            .unwrap();
         stream.post(Batch::new().send(answer).wait_notification(&taken)).unwrap();
         assert!(stream.synchronize_timeout(LONG).unwrap(), "{:?}", stream.oldest_wait());
     }
@@ -202,7 +213,14 @@ fn memory_is_kept_until_the_last_use_by_card_and_stream() {
     let stream = Stream::new(SoftStream::new().unwrap()).unwrap();
     let segment = team.register(&tensor.memory(0, 2048), 1).unwrap();
     segment.write(0, &[7; 2048]).unwrap();
-    let send = of_stream.prepare_write(&segment.slice(..).unwrap(), 0, &target, 0).unwrap();
+    let send = of_stream
+        .one(gdsync_notify::Operation::Write {
+            from: &segment.slice(..).unwrap(),
+            rank: 0,
+            to: &target,
+            offset: 0,
+        })
+        .unwrap();
     stream.post(Batch::new().wait_value32(&gate, Condition::Eq, 1).send(send)).unwrap();
     // A wait of the stream names a notification, which has memory of its own; the CPU's write the data.
     cpu.write(&segment.slice(..64).unwrap(), 0, &target, 0).unwrap();

@@ -1,12 +1,12 @@
 //! Teams of which a rank is killed at a random moment, and whose survivors go on.
 
 use crate::death::{be_killed, team};
-use crate::ranks::{LONG, Ranks, config, domain, ended_well};
+use crate::ranks::{LONG, Prepare, Ranks, config, domain, ended_well};
 use gdsync::queue::OrderError;
 use gdsync::stream::PostFailure;
 use gdsync::{Batch, PinnedMemory, QueueError, QueuePair, SoftStream, Stream};
 use gdsync_notify::bootstrap::{Bootstrap, Job, Meeting};
-use gdsync_notify::{NotifyError, PartPlan, Queue, Segment, Team, WaitNotification};
+use gdsync_notify::{NotifyError, Operation, PartPlan, Queue, Segment, Team, WaitNotification};
 use gdsync_test_support::process::role;
 use std::os::unix::process::ExitStatusExt;
 use std::sync::Arc;
@@ -151,7 +151,14 @@ impl Rank {
         for to in &members {
             let from = self.fill(*to, phase, round);
             let at = u64::from(into) * SLOT as u64;
-            let sends = queue.prepare_write_notify(&from, *to, &self.inbox, at, into, round + 1);
+            let sends = queue.two(Operation::WriteNotify {
+                from: &from,
+                rank: *to,
+                to: &self.inbox,
+                offset: at,
+                id: into,
+                value: round + 1,
+            });
             batch = unless_dead(sends)?.into_iter().fold(batch, Batch::send);
         }
         for from in &members {

@@ -2,9 +2,8 @@
 //! mlx5_err_cqe`.
 
 use super::wqe::Opcode;
-use super::{UnknownCode, wire_codes};
+use super::{UnknownCode, getters, wire_codes};
 use std::fmt;
-use std::mem::offset_of;
 use zerocopy::byteorder::big_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -209,11 +208,6 @@ impl Cqe64 {
         Cqe64 { srqn_uidx: U32::new(index & 0xff_ffff), ..self }
     }
 
-    /// The user's index of the queue pair (CQE version 1).
-    pub fn user_index(&self) -> u32 {
-        self.srqn_uidx.get() & 0xff_ffff
-    }
-
     /// The same entry of a message that came with this path.
     pub fn with_path(self, path: PathFields) -> Self {
         let bits = u32::from(path.has_grh) << 28 | u32::from(path.level_or_l3_type & 0xf) << 24;
@@ -231,81 +225,47 @@ impl Cqe64 {
         }
     }
 
-    /// The owner bit.
-    pub fn owner(&self) -> bool {
-        self.op_own & OWNER_BIT != 0
-    }
-
-    /// The opcode.
-    ///
-    /// # Errors
-    /// [`UnknownCode`].
-    pub fn opcode(&self) -> Result<CqeOpcode, UnknownCode> {
-        CqeOpcode::try_from(self.op_own >> 4)
-    }
-
     /// Opcode and owner byte.
     pub(crate) fn raw_op_own(&self) -> u8 {
         self.op_own
     }
+}
 
+getters! { Cqe64, self:
+    /// The user's index of the queue pair (CQE version 1).
+    user_index -> u32 { self.srqn_uidx.get() & 0xff_ffff }
+    /// The owner bit.
+    owner -> bool { self.op_own & OWNER_BIT != 0 }
+    /// The opcode.
+    ///
+    /// # Errors
+    /// [`UnknownCode`].
+    opcode -> Result<CqeOpcode, UnknownCode> { CqeOpcode::try_from(self.op_own >> 4) }
     /// True for the two error opcodes.
-    pub fn is_error(&self) -> bool {
-        matches!(self.opcode(), Ok(CqeOpcode::RequesterError | CqeOpcode::ResponderError))
-    }
-
+    is_error -> bool { matches!(self.opcode(), Ok(CqeOpcode::RequesterError | CqeOpcode::ResponderError)) }
     /// The receiver was asked for a solicited event.
-    pub fn is_solicited(&self) -> bool {
-        self.op_own & 2 != 0
-    }
-
+    is_solicited -> bool { self.op_own & 2 != 0 }
     /// Number of the local queue pair.
-    pub fn qpn(&self) -> u32 {
-        self.sop_drop_qpn.get() & 0xff_ffff
-    }
-
+    qpn -> u32 { self.sop_drop_qpn.get() & 0xff_ffff }
     /// Opcode of the send WQE (requester entries).
-    pub fn wqe_opcode(&self) -> u8 {
-        (self.sop_drop_qpn.get() >> 24) as u8
-    }
-
+    wqe_opcode -> u8 { (self.sop_drop_qpn.get() >> 24) as u8 }
     /// First basic block of the send WQE, or index of the receive, modulo 2^16.
-    pub fn wqe_counter(&self) -> u16 {
-        self.wqe_counter.get()
-    }
-
+    wqe_counter -> u16 { self.wqe_counter.get() }
     /// Bytes received or read.
-    pub fn byte_count(&self) -> u32 {
-        self.byte_cnt.get()
-    }
-
+    byte_count -> u32 { self.byte_cnt.get() }
     /// Immediate data as they travelled.
-    pub fn imm(&self) -> [u8; 4] {
-        self.imm_inval_pkey
-    }
-
+    imm -> [u8; 4] { self.imm_inval_pkey }
     /// Number of the remote queue pair (responder entries).
-    pub fn remote_qpn(&self) -> u32 {
-        self.flags_rqpn.get() & 0xff_ffff
-    }
-
+    remote_qpn -> u32 { self.flags_rqpn.get() & 0xff_ffff }
     /// The syndrome byte of an error entry.
-    pub fn raw_syndrome(&self) -> u8 {
-        self.as_bytes()[SYNDROME]
-    }
-
+    raw_syndrome -> u8 { self.as_bytes()[SYNDROME] }
     /// The syndrome of an error entry.
     ///
     /// # Errors
     /// [`UnknownCode`].
-    pub fn syndrome(&self) -> Result<Syndrome, UnknownCode> {
-        Syndrome::try_from(self.raw_syndrome())
-    }
-
+    syndrome -> Result<Syndrome, UnknownCode> { Syndrome::try_from(self.raw_syndrome()) }
     /// The vendor's syndrome byte of an error entry.
-    pub fn vendor_syndrome(&self) -> u8 {
-        self.as_bytes()[VENDOR_SYNDROME]
-    }
+    vendor_syndrome -> u8 { self.as_bytes()[VENDOR_SYNDROME] }
 }
 
 impl fmt::Display for Cqe64 {
@@ -322,19 +282,6 @@ impl fmt::Display for Cqe64 {
         write!(f, " bytes {}", self.byte_count())
     }
 }
-
-const _: () = {
-    assert!(size_of::<Cqe64>() == CQE_SIZE && align_of::<Cqe64>() == 1);
-    assert!(offset_of!(Cqe64, ml_path) == 17 && offset_of!(Cqe64, slid) == 22);
-    assert!(offset_of!(Cqe64, flags_rqpn) == 24 && offset_of!(Cqe64, hds_ip_ext) == 28);
-    assert!(offset_of!(Cqe64, l4_hdr_type) == 29 && offset_of!(Cqe64, vlan_info) == 30);
-    assert!(offset_of!(Cqe64, srqn_uidx) == 32 && offset_of!(Cqe64, imm_inval_pkey) == 36);
-    assert!(offset_of!(Cqe64, app) == 40 && offset_of!(Cqe64, app_op) == 41);
-    assert!(offset_of!(Cqe64, app_info) == 42 && offset_of!(Cqe64, byte_cnt) == 44);
-    assert!(offset_of!(Cqe64, timestamp) == 48 && offset_of!(Cqe64, sop_drop_qpn) == 56);
-    assert!(offset_of!(Cqe64, wqe_counter) == LAST_DWORD && offset_of!(Cqe64, signature) == 62);
-    assert!(offset_of!(Cqe64, op_own) == 63);
-};
 
 #[cfg(test)]
 mod tests;

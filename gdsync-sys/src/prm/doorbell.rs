@@ -3,6 +3,8 @@
 //! A *record* is a word of host memory that says how far a queue has been filled (or emptied); a
 //! *register* is a word of a UAR page (user access region) whose store makes the card look.
 
+use super::getters;
+
 /// Word of a queue pair's doorbell record that counts receives (`MLX5_RCV_DBR`).
 pub const DBR_RECV: usize = 0;
 /// Word of a queue pair's doorbell record that counts send blocks (`MLX5_SND_DBR`).
@@ -59,25 +61,19 @@ impl Doorbell {
         Doorbell((u64::from(producer) << 40 | u64::from(qpn & 0xff_ffff) << 8).to_be())
     }
 
-    /// The native word.
-    pub fn raw(self) -> u64 {
-        self.0
-    }
-
     fn words(self) -> (u32, u32) {
         let big = u64::from_be(self.0);
         ((big >> 32) as u32, big as u32)
     }
+}
 
+getters! { Doorbell, self:
+    /// The native word.
+    raw -> u64 { self.0 }
     /// Index of the WQE's first block, modulo 2^16.
-    pub fn index(self) -> u16 {
-        (self.words().0 >> 8) as u16
-    }
-
+    index -> u16 { (self.words().0 >> 8) as u16 }
     /// Queue pair number, 24 bits.
-    pub fn qpn(self) -> u32 {
-        self.words().1 >> 8
-    }
+    qpn -> u32 { self.words().1 >> 8 }
 }
 
 /// What arms a completion queue: word [`DBR_CQ_ARM`] of its record, and then, with the queue's
@@ -107,30 +103,21 @@ impl CqArm {
         (CqArm((big >> 32) as u32), big as u32 & 0xff_ffff)
     }
 
-    /// The memory word of the record.
-    pub fn record(self) -> u32 {
-        self.0.to_be()
-    }
-
     /// What is stored into the register for a queue.
     pub fn doorbell(self, cqn: u32) -> u64 {
         (u64::from(self.0) << 32 | u64::from(cqn & 0xff_ffff)).to_be()
     }
+}
 
+getters! { CqArm, self:
+    /// The memory word of the record.
+    record -> u32 { self.0.to_be() }
     /// Count of the queue's events, 2 bits.
-    pub fn sequence(self) -> u8 {
-        (self.0 >> 28 & 3) as u8
-    }
-
+    sequence -> u8 { (self.0 >> 28 & 3) as u8 }
     /// Only solicited entries and errors count.
-    pub fn is_solicited_only(self) -> bool {
-        self.0 & ARM_SOLICITED_ONLY != 0
-    }
-
+    is_solicited_only -> bool { self.0 & ARM_SOLICITED_ONLY != 0 }
     /// Entries from this one on count, 24 bits.
-    pub fn consumer_index(self) -> u32 {
-        self.0 & 0xff_ffff
-    }
+    consumer_index -> u32 { self.0 & 0xff_ffff }
 }
 
 #[cfg(test)]

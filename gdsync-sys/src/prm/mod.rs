@@ -53,3 +53,13 @@ macro_rules! wire_codes {
     };
 }
 pub(crate) use wire_codes;
+
+/// Getters of a segment: what its fields say, each by one expression.
+macro_rules! getters {
+    ($segment:ident, $self:ident: $($(#[$doc:meta])* $name:ident -> $type:ty $value:block)+) => {
+        impl $segment {
+            $($(#[$doc])* pub fn $name(&$self) -> $type $value)+
+        }
+    };
+}
+pub(crate) use getters;

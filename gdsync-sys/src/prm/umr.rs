@@ -4,6 +4,7 @@
 //! [`KeyContextSeg`], and the new translation in entries of 16 bytes: [`DataSeg`](super::wqe::DataSeg)s,
 //! or one [`StridedHeader`] and its [`StridedEntry`]s.
 
+use super::getters;
 use std::mem::offset_of;
 use zerocopy::byteorder::big_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -95,26 +96,17 @@ impl UmrCtrlSeg {
             reserved_end: [0; 32],
         }
     }
+}
 
+getters! { UmrCtrlSeg, self:
     /// Flags. Bits without a name are kept.
-    pub fn flags(&self) -> UmrFlags {
-        UmrFlags::from_bits_retain(self.flags)
-    }
-
+    flags -> UmrFlags { UmrFlags::from_bits_retain(self.flags) }
     /// The attributes that change. Bits without a name are kept.
-    pub fn mask(&self) -> KeyMask {
-        KeyMask::from_bits_retain(self.mask.get())
-    }
-
+    mask -> KeyMask { KeyMask::from_bits_retain(self.mask.get()) }
     /// Entries of the new translation.
-    pub fn entries(&self) -> u16 {
-        self.octowords.get()
-    }
-
+    entries -> u16 { self.octowords.get() }
     /// The first entry that changes.
-    pub fn offset(&self) -> u16 {
-        self.offset.get()
-    }
+    offset -> u16 { self.offset.get() }
 }
 
 /// New attributes of a key: `struct mlx5_wqe_mkey_context_seg`, 64 bytes.
@@ -216,26 +208,17 @@ impl StridedHeader {
             entries: U16::new(entries),
         }
     }
+}
 
+getters! { StridedHeader, self:
     /// Whether the bytes are a header, not another entry.
-    pub fn is_header(&self) -> bool {
-        self.operation.get() == Self::OPERATION
-    }
-
+    is_header -> bool { self.operation.get() == Self::OPERATION }
     /// Bytes of a round.
-    pub fn byte_count(&self) -> u32 {
-        self.byte_count.get()
-    }
-
+    byte_count -> u32 { self.byte_count.get() }
     /// Rounds.
-    pub fn repeat(&self) -> u32 {
-        self.repeat.get()
-    }
-
+    repeat -> u32 { self.repeat.get() }
     /// Entries that follow.
-    pub fn entries(&self) -> u16 {
-        self.entries.get()
-    }
+    entries -> u16 { self.entries.get() }
 }
 
 /// Blocks that repeat: `struct mlx5_wqe_umr_repeat_ent_seg`, 16 bytes.
@@ -258,26 +241,17 @@ impl StridedEntry {
             addr: U64::new(addr),
         }
     }
+}
 
+getters! { StridedEntry, self:
     /// Bytes from one block to the next.
-    pub fn stride(&self) -> u16 {
-        self.stride.get()
-    }
-
+    stride -> u16 { self.stride.get() }
     /// Bytes of a block.
-    pub fn byte_count(&self) -> u16 {
-        self.byte_count.get()
-    }
-
+    byte_count -> u16 { self.byte_count.get() }
     /// Key of the blocks.
-    pub fn key(&self) -> u32 {
-        self.key.get()
-    }
-
+    key -> u32 { self.key.get() }
     /// Address of the first block.
-    pub fn addr(&self) -> u64 {
-        self.addr.get()
-    }
+    addr -> u64 { self.addr.get() }
 }
 
 const _: () = {

@@ -22,24 +22,11 @@
 //! stands on the left: *value bigger than word*. DPDK's wait for a time agrees: *value cyclic smaller
 //! than clock*.
 
-use super::wqe::{CtrlFlags, CtrlSeg, Opcode, SEGMENT};
-use super::{UnknownCode, wire_codes};
+use super::wqe::{CtrlFlags, CtrlSeg, Opcode};
+use super::{UnknownCode, getters, wire_codes};
 use std::fmt;
-use std::mem::offset_of;
 use zerocopy::byteorder::big_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
-
-wire_codes! {
-    /// Modifiers of [`Opcode::Wait`] (`MLX5_OPC_MOD_WAIT_*`).
-    WaitModifier, "WAIT modifier" {
-        /// For an entry of a completion queue.
-        Completions = 0,
-        /// For a word of memory.
-        Data = 1,
-        /// For a time of the card's clock.
-        Time = 2,
-    }
-}
 
 wire_codes! {
     /// Comparisons of the value in a WAIT with the word in memory (`MLX5_WAIT_COND_*`).
@@ -102,18 +89,14 @@ impl Kind {
     /// # Errors
     /// [`UnknownCode`]: the modifier of the opcode.
     pub fn of(ctrl: &CtrlSeg) -> Result<Option<Self>, UnknownCode> {
-        Ok(Some(match ctrl.opcode() {
-            Ok(Opcode::Wait) => match WaitModifier::try_from(ctrl.opmod())? {
-                WaitModifier::Completions => Kind::Completions,
-                WaitModifier::Data => Kind::Data,
-                WaitModifier::Time => Kind::Time,
-            },
-            Ok(Opcode::SendEnable) if ctrl.opmod() == 0 => Kind::SendEnable,
-            Ok(Opcode::SendEnable) => {
-                return Err(UnknownCode { what: "SEND_EN modifier", code: ctrl.opmod() });
-            }
+        let what = match ctrl.opcode() {
+            Ok(Opcode::Wait) => "WAIT modifier",
+            Ok(Opcode::SendEnable) => "SEND_EN modifier",
             _ => return Ok(None),
-        }))
+        };
+        let is_it = |kind: &Kind| Ok(kind.opcode()) == ctrl.opcode() && kind.opmod() == ctrl.opmod();
+        let known = [Kind::Completions, Kind::Data, Kind::Time, Kind::SendEnable].into_iter().find(is_it);
+        known.map(Some).ok_or(UnknownCode { what, code: ctrl.opmod() })
     }
 
     /// Its opcode.
@@ -121,13 +104,12 @@ impl Kind {
         if self == Kind::SendEnable { Opcode::SendEnable } else { Opcode::Wait }
     }
 
-    /// The modifier of its opcode.
+    /// The modifier of its opcode (`MLX5_OPC_MOD_WAIT_*`).
     pub fn opmod(self) -> u8 {
         match self {
-            Kind::Completions => WaitModifier::Completions as u8,
-            Kind::Data => WaitModifier::Data as u8,
-            Kind::Time => WaitModifier::Time as u8,
-            Kind::SendEnable => 0,
+            Kind::Completions | Kind::SendEnable => 0,
+            Kind::Data => 1,
+            Kind::Time => 2,
         }
     }
 
@@ -200,39 +182,6 @@ impl WaitDataSeg {
         Ok((WaitOperation::try_from(what)?, code & INVERT != 0))
     }
 
-    /// The field of the comparison.
-    pub fn raw_operation(&self) -> u32 {
-        self.operation.get()
-    }
-
-    /// Local key of the region.
-    pub fn lkey(&self) -> u32 {
-        self.lkey.get()
-    }
-
-    /// Address of the word, a multiple of 8.
-    pub fn addr(&self) -> u64 {
-        self.address_action.get() & !ACTION
-    }
-
-    /// What the card does when it is not met.
-    ///
-    /// # Errors
-    /// [`UnknownCode`]: also the sign of an address that is not aligned.
-    pub fn action(&self) -> Result<WaitAction, UnknownCode> {
-        WaitAction::try_from((self.address_action.get() & ACTION) as u8)
-    }
-
-    /// The value to compare.
-    pub fn value(&self) -> u64 {
-        self.value.get()
-    }
-
-    /// The bits that are compared.
-    pub fn mask(&self) -> u64 {
-        self.mask.get()
-    }
-
     /// Whether it is met by a number, which is [`word`] of what memory holds, or a time.
     ///
     /// A lap of the cyclic comparisons has as many numbers as the mask has bits up to its highest:
@@ -259,6 +208,26 @@ impl WaitDataSeg {
     }
 }
 
+getters! { WaitDataSeg, self:
+    /// The field of the comparison.
+    raw_operation -> u32 { self.operation.get() }
+    /// Local key of the region.
+    lkey -> u32 { self.lkey.get() }
+    /// Address of the word, a multiple of 8.
+    addr -> u64 { self.address_action.get() & !ACTION }
+    /// What the card does when it is not met.
+    ///
+    /// # Errors
+    /// [`UnknownCode`]: also the sign of an address that is not aligned.
+    action -> Result<WaitAction, UnknownCode> {
+        WaitAction::try_from((self.address_action.get() & ACTION) as u8)
+    }
+    /// The value to compare.
+    value -> u64 { self.value.get() }
+    /// The bits that are compared.
+    mask -> u64 { self.mask.get() }
+}
+
 /// The segment of a WAIT for a completion queue, and of SEND_EN: `mlx5_wqe_qseg`, 16 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
@@ -277,16 +246,13 @@ impl IndexSeg {
     pub fn new(index: u32, number: u32) -> Self {
         IndexSeg { reserved: U64::ZERO, index: U32::new(index), number: U32::new(number) }
     }
+}
 
+getters! { IndexSeg, self:
     /// The index.
-    pub fn index(&self) -> u32 {
-        self.index.get()
-    }
-
+    index -> u32 { self.index.get() }
     /// Number of the completion queue, or of the queue pair.
-    pub fn number(&self) -> u32 {
-        self.number.get()
-    }
+    number -> u32 { self.number.get() }
 }
 
 /// Bits of the index of a completion queue that the card compares (`MLX5_CQ_INDEX_WIDTH` of DPDK).
@@ -315,15 +281,6 @@ impl fmt::Display for IndexSeg {
         write!(f, "index {} of {:#x}", self.index(), self.number())
     }
 }
-
-const _: () = {
-    assert!(size_of::<WaitDataSeg>() == 2 * SEGMENT && align_of::<WaitDataSeg>() == 1);
-    assert!(offset_of!(WaitDataSeg, operation) == 0 && offset_of!(WaitDataSeg, lkey) == 4);
-    assert!(offset_of!(WaitDataSeg, address_action) == 8);
-    assert!(offset_of!(WaitDataSeg, value) == 16 && offset_of!(WaitDataSeg, mask) == 24);
-    assert!(size_of::<IndexSeg>() == SEGMENT && align_of::<IndexSeg>() == 1);
-    assert!(offset_of!(IndexSeg, index) == 8 && offset_of!(IndexSeg, number) == 12);
-};
 
 #[cfg(test)]
 mod tests;

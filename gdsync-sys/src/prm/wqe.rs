@@ -5,9 +5,8 @@
 //! any two of them.
 
 pub use super::av::{AddressFields, AddressVector, GrhFields};
-use super::{UnknownCode, wire_codes};
+use super::{UnknownCode, getters, wire_codes};
 use std::fmt;
-use std::mem::offset_of;
 use zerocopy::byteorder::big_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -115,60 +114,6 @@ impl CtrlSeg {
         self
     }
 
-    /// The opcode.
-    ///
-    /// # Errors
-    /// [`UnknownCode`].
-    pub fn opcode(&self) -> Result<Opcode, UnknownCode> {
-        Opcode::try_from(self.raw_opcode())
-    }
-
-    /// The opcode byte.
-    pub fn raw_opcode(&self) -> u8 {
-        self.opmod_idx_opcode.get() as u8
-    }
-
-    /// Modifier of the opcode.
-    pub fn opmod(&self) -> u8 {
-        (self.opmod_idx_opcode.get() >> 24) as u8
-    }
-
-    /// Index of the WQE's first basic block, modulo 2^16.
-    pub fn index(&self) -> u16 {
-        (self.opmod_idx_opcode.get() >> 8) as u16
-    }
-
-    /// Queue pair number, 24 bits.
-    pub fn qpn(&self) -> u32 {
-        self.qpn_ds.get() >> 8
-    }
-
-    /// Size of the WQE in 16-byte units.
-    pub fn ds(&self) -> u8 {
-        self.qpn_ds.get() as u8 & MAX_DS
-    }
-
-    /// Fence, completion and event flags. Bits without a name are kept.
-    pub fn flags(&self) -> CtrlFlags {
-        CtrlFlags::from_bits_retain(self.fm_ce_se)
-    }
-
-    /// Completion mode, bits 3:2: 0 on error only, 1 on the first error, 2 always, 3 always with an
-    /// event.
-    pub fn completion_mode(&self) -> u8 {
-        self.fm_ce_se >> 2 & 3
-    }
-
-    /// Fence mode, bits 7:5.
-    pub fn fence_mode(&self) -> u8 {
-        self.fm_ce_se >> 5
-    }
-
-    /// Immediate data, or the key to invalidate, as it travels.
-    pub fn imm(&self) -> [u8; 4] {
-        self.imm
-    }
-
     /// What is stored into the doorbell register to announce this WQE: its first 8 bytes, in one
     /// native word.
     pub fn doorbell(&self) -> u64 {
@@ -176,6 +121,33 @@ impl CtrlSeg {
         bytes.copy_from_slice(&self.as_bytes()[..8]);
         u64::from_ne_bytes(bytes)
     }
+}
+
+getters! { CtrlSeg, self:
+    /// The opcode.
+    ///
+    /// # Errors
+    /// [`UnknownCode`].
+    opcode -> Result<Opcode, UnknownCode> { Opcode::try_from(self.raw_opcode()) }
+    /// The opcode byte.
+    raw_opcode -> u8 { self.opmod_idx_opcode.get() as u8 }
+    /// Modifier of the opcode.
+    opmod -> u8 { (self.opmod_idx_opcode.get() >> 24) as u8 }
+    /// Index of the WQE's first basic block, modulo 2^16.
+    index -> u16 { (self.opmod_idx_opcode.get() >> 8) as u16 }
+    /// Queue pair number, 24 bits.
+    qpn -> u32 { self.qpn_ds.get() >> 8 }
+    /// Size of the WQE in 16-byte units.
+    ds -> u8 { self.qpn_ds.get() as u8 & MAX_DS }
+    /// Fence, completion and event flags. Bits without a name are kept.
+    flags -> CtrlFlags { CtrlFlags::from_bits_retain(self.fm_ce_se) }
+    /// Completion mode, bits 3:2: 0 on error only, 1 on the first error, 2 always, 3 always with an
+    /// event.
+    completion_mode -> u8 { self.fm_ce_se >> 2 & 3 }
+    /// Fence mode, bits 7:5.
+    fence_mode -> u8 { self.fm_ce_se >> 5 }
+    /// Immediate data, or the key to invalidate, as it travels.
+    imm -> [u8; 4] { self.imm }
 }
 
 impl fmt::Display for CtrlSeg {
@@ -209,16 +181,13 @@ impl RemoteAddrSeg {
     pub fn new(addr: u64, rkey: u32) -> Self {
         RemoteAddrSeg { raddr: U64::new(addr), rkey: U32::new(rkey), reserved: U32::ZERO }
     }
+}
 
+getters! { RemoteAddrSeg, self:
     /// Remote address.
-    pub fn addr(&self) -> u64 {
-        self.raddr.get()
-    }
-
+    addr -> u64 { self.raddr.get() }
     /// Remote key.
-    pub fn rkey(&self) -> u32 {
-        self.rkey.get()
-    }
+    rkey -> u32 { self.rkey.get() }
 }
 
 /// The remote shared receive queue of a request of XRC: `struct mlx5_wqe_xrc_seg`, 16 bytes.
@@ -268,21 +237,15 @@ impl DataSeg {
     pub(crate) fn is_terminator(&self) -> bool {
         self.byte_count.get() == 0 && self.lkey.get() == INVALID_LKEY
     }
+}
 
+getters! { DataSeg, self:
     /// Length in bytes.
-    pub fn byte_count(&self) -> u32 {
-        self.byte_count.get()
-    }
-
+    byte_count -> u32 { self.byte_count.get() }
     /// Local key.
-    pub fn lkey(&self) -> u32 {
-        self.lkey.get()
-    }
-
+    lkey -> u32 { self.lkey.get() }
     /// Address.
-    pub fn addr(&self) -> u64 {
-        self.addr.get()
-    }
+    addr -> u64 { self.addr.get() }
 }
 
 /// Inline data segment's header: `struct mlx5_wqe_inl_data_seg`, 4 bytes; the data follow, padded
@@ -323,16 +286,13 @@ impl AtomicSeg {
     pub fn new(swap_add: u64, compare: u64) -> Self {
         AtomicSeg { swap_add: U64::new(swap_add), compare: U64::new(compare) }
     }
+}
 
+getters! { AtomicSeg, self:
     /// The value to swap in, or to add.
-    pub fn swap_add(&self) -> u64 {
-        self.swap_add.get()
-    }
-
+    swap_add -> u64 { self.swap_add.get() }
     /// The value to compare with.
-    pub fn compare(&self) -> u64 {
-        self.compare.get()
-    }
+    compare -> u64 { self.compare.get() }
 }
 
 impl fmt::Display for RemoteAddrSeg {
@@ -361,21 +321,6 @@ impl fmt::Display for AtomicSeg {
         write!(f, "atomic swap/add {:#x} compare {:#x}", self.swap_add(), self.compare())
     }
 }
-
-const _: () = {
-    assert!(size_of::<CtrlSeg>() == SEGMENT && align_of::<CtrlSeg>() == 1);
-    assert!(offset_of!(CtrlSeg, opmod_idx_opcode) == 0 && offset_of!(CtrlSeg, qpn_ds) == 4);
-    assert!(offset_of!(CtrlSeg, signature) == 8 && offset_of!(CtrlSeg, dci_stream_channel_id) == 9);
-    assert!(offset_of!(CtrlSeg, fm_ce_se) == 11 && offset_of!(CtrlSeg, imm) == 12);
-    assert!(size_of::<RemoteAddrSeg>() == SEGMENT && align_of::<RemoteAddrSeg>() == 1);
-    assert!(offset_of!(RemoteAddrSeg, raddr) == 0 && offset_of!(RemoteAddrSeg, rkey) == 8);
-    assert!(size_of::<DataSeg>() == SEGMENT && align_of::<DataSeg>() == 1);
-    assert!(offset_of!(DataSeg, byte_count) == 0 && offset_of!(DataSeg, lkey) == 4);
-    assert!(offset_of!(DataSeg, addr) == 8);
-    assert!(size_of::<InlineSeg>() == 4 && align_of::<InlineSeg>() == 1);
-    assert!(size_of::<AtomicSeg>() == SEGMENT && align_of::<AtomicSeg>() == 1);
-    assert!(offset_of!(AtomicSeg, swap_add) == 0 && offset_of!(AtomicSeg, compare) == 8);
-};
 
 #[cfg(test)]
 mod tests;

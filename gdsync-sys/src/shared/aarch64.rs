@@ -8,11 +8,11 @@ use super::fenced::fenced;
 use std::arch::asm;
 use std::sync::atomic::Ordering;
 
-/// A load, a store, and a copy of one word.
+/// A load and a store of one word. The processor loads ordinary memory from any address.
 macro_rules! word {
-    ($word:ty, $load:ident $l:literal, $store:ident $s:literal, $move:ident) => {
+    ($word:ty, $load:ident $l:literal, $store:ident $s:literal) => {
         /// # Safety
-        /// The word is valid and aligned.
+        /// The word is valid.
         #[inline(always)]
         pub(super) unsafe fn $load(at: *const $word, order: Ordering) -> $word {
             fenced(order, || {
@@ -36,21 +36,13 @@ macro_rules! word {
                 }
             });
         }
-
-        /// # Safety
-        /// The bytes of a word are readable at `from` and writable at `to`, which is aligned.
-        #[inline(always)]
-        pub(super) unsafe fn $move(to: *mut u8, from: *const u8) {
-            // SAFETY: the caller's; the processor loads ordinary memory from any address.
-            unsafe { $store(to.cast(), $load(from.cast(), Ordering::Relaxed), Ordering::Relaxed) };
-        }
     };
 }
 
-word!(u8, load_u8 "ldrb {v:w}, [{at}]", store_u8 "strb {v:w}, [{at}]", move_u8);
-word!(u16, load_u16 "ldrh {v:w}, [{at}]", store_u16 "strh {v:w}, [{at}]", move_u16);
-word!(u32, load_u32 "ldr {v:w}, [{at}]", store_u32 "str {v:w}, [{at}]", move_u32);
-word!(u64, load_u64 "ldr {v:x}, [{at}]", store_u64 "str {v:x}, [{at}]", move_u64);
+word!(u8, load_u8 "ldrb {v:w}, [{at}]", store_u8 "strb {v:w}, [{at}]");
+word!(u16, load_u16 "ldrh {v:w}, [{at}]", store_u16 "strh {v:w}, [{at}]");
+word!(u32, load_u32 "ldr {v:w}, [{at}]", store_u32 "str {v:w}, [{at}]");
+word!(u64, load_u64 "ldr {v:x}, [{at}]", store_u64 "str {v:x}, [{at}]");
 
 /// Exchanges of a word with a new value: `$update` makes `{new}` of `{old}` and `{v}`.
 macro_rules! exchange {

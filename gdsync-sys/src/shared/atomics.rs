@@ -2,17 +2,24 @@
 //! processors without blocks of their own.
 
 use super::copy::LINE;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
-/// A load, a store, and a copy of one word.
+/// A load and a store of one word.
 macro_rules! word {
-    ($word:ty, $atomic:ident, $load:ident, $store:ident, $move:ident) => {
+    ($word:ty, $atomic:ident, $load:ident, $store:ident) => {
         /// # Safety
-        /// The word is valid and aligned.
+        /// The word is valid.
         #[inline(always)]
         pub(super) unsafe fn $load(at: *const $word, order: Ordering) -> $word {
-            // SAFETY: the caller's.
-            unsafe { $atomic::from_ptr(at.cast_mut()) }.load(order)
+            // SAFETY: the caller's; aligned (checked), or loaded by bytes.
+            unsafe {
+                if at.is_aligned() {
+                    return $atomic::from_ptr(at.cast_mut()).load(order);
+                }
+                let byte = |i| load_u8(at.cast::<u8>().add(i), order);
+                <$word>::from_ne_bytes(std::array::from_fn(byte))
+            }
         }
 
         /// # Safety
@@ -22,33 +29,13 @@ macro_rules! word {
             // SAFETY: the caller's.
             unsafe { $atomic::from_ptr(at) }.store(value, order);
         }
-
-        /// # Safety
-        /// The bytes of a word are readable at `from` and writable at `to`, which is aligned.
-        #[inline(always)]
-        pub(super) unsafe fn $move(to: *mut u8, from: *const u8) {
-            let word = from.cast::<$word>();
-            // SAFETY: the caller's; aligned (checked), or a byte.
-            unsafe {
-                let value = if word.is_aligned() {
-                    $load(word, Ordering::Relaxed)
-                } else {
-                    let mut bytes = [0; size_of::<$word>()];
-                    for (i, byte) in bytes.iter_mut().enumerate() {
-                        *byte = load_u8(from.add(i), Ordering::Relaxed);
-                    }
-                    <$word>::from_ne_bytes(bytes)
-                };
-                $store(to.cast(), value, Ordering::Relaxed);
-            }
-        }
     };
 }
 
-word!(u8, AtomicU8, load_u8, store_u8, move_u8);
-word!(u16, AtomicU16, load_u16, store_u16, move_u16);
-word!(u32, AtomicU32, load_u32, store_u32, move_u32);
-word!(u64, AtomicU64, load_u64, store_u64, move_u64);
+word!(u8, AtomicU8, load_u8, store_u8);
+word!(u16, AtomicU16, load_u16, store_u16);
+word!(u32, AtomicU32, load_u32, store_u32);
+word!(u64, AtomicU64, load_u64, store_u64);
 
 macro_rules! exchange {
     ($word:ty, $atomic:ident, $swap:ident, $add:ident, $compare_exchange:ident) => {
@@ -92,6 +79,6 @@ exchange!(u64, AtomicU64, swap_u64, add_u64, compare_exchange_u64);
 pub(super) unsafe fn move_lines(to: *mut u8, from: *const u8, lines: usize) {
     for at in (0..lines * LINE).step_by(size_of::<u64>()) {
         // SAFETY: the caller's.
-        unsafe { move_u64(to.add(at), from.add(at)) };
+        unsafe { store_u64(to.add(at).cast(), load_u64(from.add(at).cast(), Relaxed), Relaxed) };
     }
 }

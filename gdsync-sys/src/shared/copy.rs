@@ -1,6 +1,7 @@
 //! Copies, as a device makes them.
 
 use super::access;
+use std::sync::atomic::Ordering::Relaxed;
 
 /// Bytes that the inner loop moves at a time.
 pub(super) const LINE: usize = 64;
@@ -28,6 +29,51 @@ pub unsafe fn copy(to: *mut u8, from: *const u8, len: usize) {
     unsafe { if begins_inside { copy_down(to, from, len) } else { copy_up(to, from, len) } }
 }
 
+/// Copies bytes while others access the target: each is stored once, by words of at most 8 bytes that are
+/// aligned at the target.
+///
+/// # Safety
+/// As [`copy`]. If the ranges overlap, `to` comes first.
+#[inline]
+pub unsafe fn store_words(to: *mut u8, from: *const u8, len: usize) {
+    // SAFETY: the caller's.
+    unsafe { words_up(to, from, 0, len) };
+}
+
+/// Copies bytes while others access the source: each is loaded once, by words of at most 8 bytes that are
+/// aligned at the source.
+///
+/// # Safety
+/// `from` is readable and `to` writable for `len` bytes; they do not overlap. Other accesses to the source
+/// meanwhile are of this module, or a device's or another process's; there are none to the target.
+#[inline]
+pub unsafe fn load_words(to: *mut u8, from: *const u8, len: usize) {
+    let mut at = 0;
+    while at < len {
+        let size = piece(from.addr() + at, len - at);
+        // SAFETY: the caller's; aligned to its size.
+        unsafe { load_word(to.add(at), from.add(at), size) };
+        at += size;
+    }
+}
+
+/// Loads 1, 2, 4 or 8 bytes at once.
+///
+/// # Safety
+/// As [`load_words`]; `from` is a multiple of their number.
+#[inline(always)]
+pub unsafe fn load_word(to: *mut u8, from: *const u8, size: usize) {
+    // SAFETY: the caller's.
+    unsafe {
+        match size {
+            8 => to.cast::<u64>().write_unaligned(access::load_u64(from.cast(), Relaxed)),
+            4 => to.cast::<u32>().write_unaligned(access::load_u32(from.cast(), Relaxed)),
+            2 => to.cast::<u16>().write_unaligned(access::load_u16(from.cast(), Relaxed)),
+            _ => to.write(access::load_u8(from, Relaxed)),
+        }
+    }
+}
+
 /// Bytes of the widest word, of 8 bytes at most, that is aligned to its size and not longer than
 /// what is left.
 #[inline(always)]
@@ -37,19 +83,19 @@ fn piece(aligned: usize, left: usize) -> usize {
     std::cmp::min::<usize>(alignment, fitting)
 }
 
-/// Moves 1, 2, 4 or 8 bytes.
+/// Stores 1, 2, 4 or 8 bytes at once.
 ///
 /// # Safety
 /// As [`copy`]; `to` is a multiple of their number.
 #[inline(always)]
-unsafe fn move_piece(to: *mut u8, from: *const u8, size: usize) {
+pub unsafe fn store_word(to: *mut u8, from: *const u8, size: usize) {
     // SAFETY: the caller's.
     unsafe {
         match size {
-            8 => access::move_u64(to, from),
-            4 => access::move_u32(to, from),
-            2 => access::move_u16(to, from),
-            _ => access::move_u8(to, from),
+            8 => access::store_u64(to.cast(), access::load_u64(from.cast(), Relaxed), Relaxed),
+            4 => access::store_u32(to.cast(), access::load_u32(from.cast(), Relaxed), Relaxed),
+            2 => access::store_u16(to.cast(), access::load_u16(from.cast(), Relaxed), Relaxed),
+            _ => access::store_u8(to, access::load_u8(from, Relaxed), Relaxed),
         }
     }
 }
@@ -82,7 +128,7 @@ unsafe fn words_up(to: *mut u8, from: *const u8, mut at: usize, end: usize) {
     while at < end {
         let size = piece(to.addr() + at, end - at);
         // SAFETY: the caller's; aligned to its size.
-        unsafe { move_piece(to.add(at), from.add(at), size) };
+        unsafe { store_word(to.add(at), from.add(at), size) };
         at += size;
     }
 }
@@ -96,7 +142,7 @@ unsafe fn copy_down(to: *mut u8, from: *const u8, len: usize) {
     while end > 0 {
         let size = piece(to.addr() + end, end);
         // SAFETY: the caller's; the end is aligned to the size, and so is the beginning.
-        unsafe { move_piece(to.add(end - size), from.add(end - size), size) };
+        unsafe { store_word(to.add(end - size), from.add(end - size), size) };
         end -= size;
     }
 }

@@ -46,7 +46,7 @@ mod fenced;
 #[cfg(all(target_arch = "x86_64", not(any(miri, fuzzing, gdsync_sanitize))))]
 mod x86_64;
 
-pub use copy::copy;
+pub use copy::{copy, load_word, load_words, store_word, store_words};
 
 #[cfg(all(target_arch = "aarch64", not(any(miri, fuzzing, gdsync_sanitize))))]
 use aarch64 as access;

@@ -8,11 +8,11 @@ use super::fenced::fenced;
 use std::arch::asm;
 use std::sync::atomic::Ordering;
 
-/// A load, a store, and a copy of one word.
+/// A load and a store of one word. The processor loads from any address.
 macro_rules! word {
-    ($word:ty, $class:ident, $load:ident $l:literal, $store:ident $s:literal, $move:ident) => {
+    ($word:ty, $class:ident, $load:ident $l:literal, $store:ident $s:literal) => {
         /// # Safety
-        /// The word is valid and aligned.
+        /// The word is valid.
         #[inline(always)]
         pub(super) unsafe fn $load(at: *const $word, order: Ordering) -> $word {
             fenced(order, || {
@@ -36,21 +36,13 @@ macro_rules! word {
                 }
             });
         }
-
-        /// # Safety
-        /// The bytes of a word are readable at `from` and writable at `to`, which is aligned.
-        #[inline(always)]
-        pub(super) unsafe fn $move(to: *mut u8, from: *const u8) {
-            // SAFETY: the caller's; the processor loads from any address.
-            unsafe { $store(to.cast(), $load(from.cast(), Ordering::Relaxed), Ordering::Relaxed) };
-        }
     };
 }
 
-word!(u8, reg_byte, load_u8 "mov {v}, byte ptr [{at}]", store_u8 "mov byte ptr [{at}], {v}", move_u8);
-word!(u16, reg, load_u16 "movzx {v:e}, word ptr [{at}]", store_u16 "mov word ptr [{at}], {v:x}", move_u16);
-word!(u32, reg, load_u32 "mov {v:e}, dword ptr [{at}]", store_u32 "mov dword ptr [{at}], {v:e}", move_u32);
-word!(u64, reg, load_u64 "mov {v}, qword ptr [{at}]", store_u64 "mov qword ptr [{at}], {v}", move_u64);
+word!(u8, reg_byte, load_u8 "mov {v}, byte ptr [{at}]", store_u8 "mov byte ptr [{at}], {v}");
+word!(u16, reg, load_u16 "movzx {v:e}, word ptr [{at}]", store_u16 "mov word ptr [{at}], {v:x}");
+word!(u32, reg, load_u32 "mov {v:e}, dword ptr [{at}]", store_u32 "mov dword ptr [{at}], {v:e}");
+word!(u64, reg, load_u64 "mov {v}, qword ptr [{at}]", store_u64 "mov qword ptr [{at}], {v}");
 
 /// Exchanges of a word with a new value. The instructions are full fences, so that no ordering needs
 /// more.

@@ -6,16 +6,13 @@ use libc::{c_void, size_t};
 /// A protection domain (or a parent domain, which stands for one).
 #[repr(C)]
 pub struct ibv_pd {
-    /// The context it belongs to.
     pub context: *mut ibv_context,
-    /// Kernel handle.
     pub handle: u32,
 }
 
 /// A thread domain: a promise that one thread at a time uses what is created in it.
 #[repr(C)]
 pub struct ibv_td {
-    /// The context it belongs to.
     pub context: *mut ibv_context,
 }
 
@@ -44,7 +41,6 @@ pub type ParentDomainFree =
 pub const IBV_ALLOCATOR_USE_DEFAULT: *mut c_void = usize::MAX as *mut c_void;
 /// `alloc` and `free` of [`ibv_parent_domain_init_attr`] are set.
 pub const IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS: u32 = 1 << 0;
-/// `pd_context` of [`ibv_parent_domain_init_attr`] is set.
 pub const IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT: u32 = 1 << 1;
 
 /// Attributes of a parent domain.
@@ -55,11 +51,8 @@ pub struct ibv_parent_domain_init_attr {
     pub pd: *mut ibv_pd,
     /// A thread domain, or null.
     pub td: *mut ibv_td,
-    /// Which of the fields below are set.
     pub comp_mask: u32,
-    /// Allocator of queue memory.
     pub alloc: Option<ParentDomainAlloc>,
-    /// Its counterpart.
     pub free: Option<ParentDomainFree>,
     /// First argument of both, after the domain.
     pub pd_context: *mut c_void,
@@ -68,15 +61,11 @@ pub struct ibv_parent_domain_init_attr {
 /// A memory region.
 #[repr(C)]
 pub struct ibv_mr {
-    /// The context it belongs to.
     pub context: *mut ibv_context,
-    /// Its protection domain.
     pub pd: *mut ibv_pd,
-    /// Start address.
     pub addr: *mut c_void,
     /// Length in bytes.
     pub length: size_t,
-    /// Kernel handle.
     pub handle: u32,
     /// Key that local work requests name.
     pub lkey: u32,

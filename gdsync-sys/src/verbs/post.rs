@@ -11,11 +11,8 @@ use libc::{c_int, c_uint, c_void, size_t};
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ibv_sge {
-    /// First address.
     pub addr: u64,
-    /// Bytes.
     pub length: u32,
-    /// Local key.
     pub lkey: u32,
 }
 
@@ -23,23 +20,17 @@ pub struct ibv_sge {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct ibv_send_wr {
-    /// The poster's number.
     pub wr_id: u64,
     /// The next request of the list, or null.
     pub next: *mut ibv_send_wr,
-    /// Its elements.
     pub sg_list: *mut ibv_sge,
-    /// How many.
     pub num_sge: c_int,
-    /// `IBV_WR_*`.
     pub opcode: c_int,
-    /// `IBV_SEND_*`.
     pub send_flags: c_uint,
     /// Immediate data, big endian.
     pub imm_data: u32,
     /// First remote address; in C within the union `wr`.
     pub remote_addr: u64,
-    /// Remote key.
     pub rkey: u32,
     /// The rest of the unions, which other operations use.
     pub _rest: [u64; 9],
@@ -49,40 +40,29 @@ pub struct ibv_send_wr {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ibv_wc {
-    /// The poster's number.
     pub wr_id: u64,
     /// 0 for success.
     pub status: c_int,
-    /// What completed.
     pub opcode: c_int,
-    /// The vendor's syndrome.
     pub vendor_err: u32,
     /// Bytes received.
     pub byte_len: u32,
     /// Immediate data, big endian.
     pub imm_data: u32,
-    /// The local queue pair.
     pub qp_num: u32,
     /// The remote queue pair (UD).
     pub src_qp: u32,
-    /// Flags.
     pub wc_flags: c_uint,
-    /// Partition key index.
     pub pkey_index: u16,
-    /// Source LID (UD).
     pub slid: u16,
-    /// Service level (UD).
     pub sl: u8,
-    /// Path bits (UD).
     pub dlid_path_bits: u8,
 }
 
 /// A queue pair with the operations of `ibv_wr_*`; `ibv_qp_to_qp_ex` returns it.
 #[repr(C)]
 pub struct ibv_qp_ex {
-    /// The queue pair.
     pub qp_base: ibv_qp,
-    /// Unused.
     pub comp_mask: u64,
     /// The number of the request that is begun next.
     pub wr_id: u64,
@@ -90,42 +70,31 @@ pub struct ibv_qp_ex {
     pub wr_flags: c_uint,
     /// Operations from `wr_atomic_cmp_swp` to `wr_rdma_read`, unused here.
     pub _before: [*mut c_void; 5],
-    /// Begins an RDMA write.
     pub wr_rdma_write: Option<unsafe extern "C" fn(qp: *mut ibv_qp_ex, rkey: u32, remote_addr: u64)>,
     /// Operations from `wr_rdma_write_imm` to `wr_send_tso`, unused here.
     pub _sends: [*mut c_void; 5],
     /// Gives the begun request its destination (UD).
     pub wr_set_ud_addr:
         Option<unsafe extern "C" fn(qp: *mut ibv_qp_ex, ah: *mut ibv_ah, remote_qpn: u32, remote_qkey: u32)>,
-    /// Unused here.
     pub _wr_set_xrc_srqn: *mut c_void,
-    /// Gives the begun request inline data.
     pub wr_set_inline_data:
         Option<unsafe extern "C" fn(qp: *mut ibv_qp_ex, addr: *mut c_void, length: size_t)>,
-    /// Unused here.
     pub _wr_set_inline_data_list: *mut c_void,
-    /// Gives the begun request one element.
     pub wr_set_sge: Option<unsafe extern "C" fn(qp: *mut ibv_qp_ex, lkey: u32, addr: u64, length: u32)>,
-    /// Gives the begun request several elements.
     pub wr_set_sge_list:
         Option<unsafe extern "C" fn(qp: *mut ibv_qp_ex, num_sge: size_t, sg_list: *const ibv_sge)>,
-    /// Begins a list of requests.
     pub wr_start: Option<unsafe extern "C" fn(qp: *mut ibv_qp_ex)>,
-    /// Posts the list.
     pub wr_complete: Option<unsafe extern "C" fn(qp: *mut ibv_qp_ex) -> c_int>,
-    /// Takes the list back.
     pub wr_abort: Option<unsafe extern "C" fn(qp: *mut ibv_qp_ex)>,
 }
 
-/// `ibv_context::ops.post_send`.
 pub type PostSend =
     unsafe extern "C" fn(qp: *mut ibv_qp, wr: *mut ibv_send_wr, bad_wr: *mut *mut ibv_send_wr) -> c_int;
-/// `ibv_context::ops.poll_cq`.
 pub type PollCq = unsafe extern "C" fn(cq: *mut ibv_cq, num_entries: c_int, wc: *mut ibv_wc) -> c_int;
 
-/// Where `poll_cq` stands among [`ibv_context::ops`].
+/// Place among [`ibv_context::ops`].
 pub const OPS_POLL_CQ: usize = 11;
-/// Where `post_send` stands among [`ibv_context::ops`].
+/// Place among [`ibv_context::ops`].
 pub const OPS_POST_SEND: usize = 25;
 
 /// The provider's own `ibv_post_send` and `ibv_poll_cq`, where it has them.
@@ -144,13 +113,10 @@ pub unsafe fn inline_functions(context: *mut ibv_context) -> Option<(PostSend, P
     }
 }
 
-/// `send_ops_flags` of [`super::ibv_qp_init_attr_ex`] is set.
 pub const IBV_QP_INIT_ATTR_SEND_OPS_FLAGS: u32 = 1 << 6;
 /// The queue pair is to take RDMA writes by `ibv_wr_*`.
 pub const IBV_QP_EX_WITH_RDMA_WRITE: u64 = 1 << 0;
-/// RDMA write.
 pub const IBV_WR_RDMA_WRITE: c_int = 0;
-/// The request completes with an entry.
 pub const IBV_SEND_SIGNALED: c_uint = 1 << 1;
 /// The data is copied into the request.
 pub const IBV_SEND_INLINE: c_uint = 1 << 3;

@@ -4,7 +4,7 @@ use crate::bench::ranks::{BLOCK, PLACES, Place, TIMEOUT};
 use gdsync::{Batch, PinnedMemory, ProtectionDomain, QueuePairConfig, SoftStream, Stream};
 use gdsync_cli::failure::Failure;
 use gdsync_notify::bootstrap::Bootstrap;
-use gdsync_notify::{Queue, Segment, SegmentMemory, Team, TeamConfig, WaitNotification};
+use gdsync_notify::{Operation, Queue, Segment, SegmentMemory, Team, TeamConfig, WaitNotification};
 
 pub(super) struct Writes {
     place: Place,
@@ -44,9 +44,9 @@ impl Writes {
             let (from, to) = (own.offset(peer, round), own.offset(number, round));
             let slice = self.source.slice(from..from + BLOCK)?;
             let (rank, id) = (u32::try_from(peer)?, u32::try_from(to / BLOCK)?);
-            let [write, notify] =
-                self.queue.prepare_write_notify(&slice, rank, &self.target, to as u64, id, 1)?;
-            batch = batch.send(write).send(notify);
+            let (from, offset) = (&slice, to as u64);
+            let write = Operation::WriteNotify { from, rank, to: &self.target, offset, id, value: 1 };
+            batch = self.queue.prepare(write)?.fold(batch, Batch::send);
         }
         for peer in own.peers() {
             let id = u32::try_from(own.offset(peer, round) / BLOCK)?;

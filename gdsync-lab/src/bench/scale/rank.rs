@@ -6,7 +6,9 @@ use gdsync::{Batch, Device, ProtectionDomain, QueuePairConfig, SoftStream, Strea
 use gdsync_cli::failure::Failure;
 use gdsync_notify::bootstrap::Bootstrap;
 use gdsync_notify::collective::{Collective, Collectives, Plan};
-use gdsync_notify::{ConnectionKind, NotificationWord, Queue, Segment, Team, TeamConfig, WaitNotification};
+use gdsync_notify::{
+    ConnectionKind, NotificationWord, Operation, Queue, Segment, Team, TeamConfig, WaitNotification,
+};
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
@@ -161,11 +163,10 @@ impl Rank {
             for to in some {
                 let at = base + *to as usize * BLOCK;
                 self.outbox.write(at, &block(self.number, *to, round))?;
-                let (from, offset) =
-                    (self.outbox.slice(at..at + BLOCK)?, base + self.number as usize * BLOCK);
-                let sends =
-                    self.queue.prepare_write_notify(&from, *to, &self.inbox, offset as u64, id, value)?;
-                batch = sends.into_iter().fold(batch, Batch::send);
+                let from = &self.outbox.slice(at..at + BLOCK)?;
+                let (rank, to, offset) = (*to, &self.inbox, (base + self.number as usize * BLOCK) as u64);
+                let write = Operation::WriteNotify { from, rank, to, offset, id, value };
+                batch = self.queue.prepare(write)?.fold(batch, Batch::send);
             }
             post(batch)?;
         }

@@ -39,7 +39,7 @@ impl World {
     fn deliver(&mut self, from: usize, to: usize) -> bool {
         let said = self.wires[from][to].pop_front();
         let is_some = said.is_some();
-        if let Some(said) = said.filter(|_| !self.ended[to] && !self.found[to].contains(from as u32)) {
+        if let Some(said) = said.filter(|_| !self.ended[to] && !self.found[to].contains(&(from as u32))) {
             self.ranks[to].hear(from as u32, said);
         }
         is_some
@@ -47,7 +47,7 @@ impl World {
 
     /// `at` cuts `rank` off: it reads all that has arrived first.
     fn find(&mut self, at: usize, rank: usize) -> bool {
-        if self.found[at].contains(rank as u32) {
+        if self.found[at].contains(&(rank as u32)) {
             return false;
         }
         while self.deliver(rank, at) {}
@@ -61,7 +61,7 @@ impl World {
         }
         let mut moved = false;
         while let Some((rank, _)) =
-            self.ranks[at].reported(|rank| self.ended[rank as usize] && !self.found[at].contains(rank))
+            self.ranks[at].reported(|rank| self.ended[rank as usize] && !self.found[at].contains(&rank))
         {
             moved |= self.find(at, rank as usize);
         }
@@ -69,7 +69,7 @@ impl World {
         let (said, outcome) = self.ranks[at].step(&found);
         moved |= said.is_some() || outcome.is_some();
         if let Some(said) = said {
-            for to in (0..self.ranks.len()).filter(|to| *to != at && !said.dead.contains(*to as u32)) {
+            for to in (0..self.ranks.len()).filter(|to| *to != at && !said.dead.contains(&(*to as u32))) {
                 self.wires[at][to].push_back(said.clone());
             }
         }
@@ -121,7 +121,7 @@ proptest! {
             let Some(Outcome::Drop(set)) = &world.outcomes[rank] else {
                 panic!("rank {rank} ends with {:?}", world.outcomes[rank]);
             };
-            prop_assert!(set.iter().all(|one| world.ended[one as usize]), "{:?} of {:?}", set, world.ended);
+            prop_assert!(set.iter().all(|one| world.ended[*one as usize]), "{:?} of {:?}", set, world.ended);
             prop_assert_eq!(*decided.get_or_insert(set), set);
         }
     }

@@ -20,7 +20,6 @@ pub type Command = [u8; COMMAND];
 /// Where something lies in user memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct UmemPlace {
-    /// Number of the user memory.
     pub id: u32,
     /// Bytes from its start.
     pub offset: u64,
@@ -29,7 +28,6 @@ pub struct UmemPlace {
 /// `CREATE_CQ`: entries of 64 bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CreateCq {
-    /// The ring.
     pub ring: UmemPlace,
     /// The doorbell record, 8 bytes.
     pub record: UmemPlace,
@@ -44,7 +42,6 @@ pub struct CreateCq {
 }
 
 impl CreateCq {
-    /// The command.
     pub fn encode(&self) -> Command {
         let mut command = [0; COMMAND];
         header::OPCODE.put(&mut command, opcode::CREATE_CQ);
@@ -67,23 +64,17 @@ impl CreateCq {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Service {
-    /// Reliable connection.
     #[default]
     Rc = qpc::ST_RC,
-    /// Unreliable connection.
     Uc = qpc::ST_UC,
-    /// Unreliable datagrams.
     Ud = qpc::ST_UD,
 }
 
 /// `CREATE_QP`: a receive queue of its own, followed by the send queue, in one buffer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CreateQp {
-    /// Transport.
     pub service: Service,
-    /// Protection domain.
     pub pd: u32,
-    /// The buffer.
     pub rings: UmemPlace,
     /// The doorbell record, 8 bytes: receive, then send.
     pub record: UmemPlace,
@@ -93,11 +84,8 @@ pub struct CreateQp {
     pub log_rq_stride: u32,
     /// Basic blocks of the send queue are 1 << this, at most 15.
     pub log_sq_blocks: u32,
-    /// Page of doorbell registers.
     pub uar_page: u32,
-    /// Where its sends complete.
     pub send_cq: u32,
-    /// Where its receives complete.
     pub recv_cq: u32,
     /// 24 bits that completion entries carry beside the queue pair's number.
     pub user_index: u32,
@@ -113,7 +101,6 @@ pub struct CreateQp {
 }
 
 impl CreateQp {
-    /// The command.
     pub fn encode(&self) -> Command {
         let mut command = [0; COMMAND];
         header::OPCODE.put(&mut command, opcode::CREATE_QP);
@@ -150,11 +137,8 @@ fn context(command: &mut Command) -> &mut [u8] {
 /// What the remote side of a connection may do.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RemoteRights {
-    /// RDMA reads.
     pub read: bool,
-    /// RDMA writes.
     pub write: bool,
-    /// Atomic operations.
     pub atomic: bool,
 }
 
@@ -163,18 +147,15 @@ pub struct RemoteRights {
 pub struct Route {
     /// As an address handle has it. On Ethernet its LID is the UDP source port.
     pub vector: AddressVector,
-    /// Over Ethernet.
     pub ethernet: bool,
 }
 
 /// The attributes of a connection for the step to RTR.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer {
-    /// The path.
     pub route: Route,
     /// Path MTU: the code of `enum ibv_mtu`.
     pub mtu: u8,
-    /// The remote queue pair.
     pub qpn: u32,
     /// Its first sequence number.
     pub psn: u32,
@@ -187,9 +168,7 @@ pub struct Peer {
 /// How a reliable connection deals with silence.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Retries {
-    /// Local ACK timeout code.
     pub timeout: u8,
-    /// Transport retries.
     pub count: u8,
     /// Receiver-not-ready retries; 7 is for ever.
     pub rnr: u8,
@@ -202,9 +181,7 @@ pub struct Retries {
 pub enum Transition {
     /// `RST2INIT_QP`.
     ResetToInit {
-        /// Physical port.
         port: u8,
-        /// Index of the partition key.
         pkey_index: u16,
         /// Q_Key, of datagrams.
         qkey: u32,
@@ -213,7 +190,6 @@ pub enum Transition {
     },
     /// `INIT2RTR_QP`; without a peer, of datagrams.
     InitToReady {
-        /// Physical port.
         port: u8,
         /// The remote side of a connection.
         peer: Option<Peer>,
