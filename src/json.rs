@@ -114,15 +114,12 @@ fn with(all: &Map<String, Value>, row: Value) -> Value {
 
 /// The name of this host; empty if the system does not say it.
 fn host() -> String {
-    let mut name = [0u8; 256];
-    // SAFETY: the buffer is writable for the length that is given, but for its last byte, which stays 0.
-    let result = unsafe { libc::gethostname(name.as_mut_ptr().cast(), name.len() - 1) };
-    let end = name.iter().position(|byte| *byte == 0).unwrap_or(0);
-    if result == 0 { String::from_utf8_lossy(&name[..end]).into_owned() } else { String::new() }
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    name.trim_end().to_owned()
 }
 
-/// In the form of RFC 3339, in UTC, to the second.
-fn time(at: SystemTime) -> String {
+/// A time in the form of RFC 3339, in UTC, to the second.
+pub fn time(at: SystemTime) -> String {
     let seconds = at.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() as libc::time_t);
     // SAFETY: all-zero bytes are a valid value of this plain C structure.
     let mut parts: libc::tm = unsafe { std::mem::zeroed() };
