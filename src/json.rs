@@ -12,7 +12,7 @@
 use crate::failure::Failure;
 use crate::progress;
 use serde::Serialize;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use std::ffi::OsString;
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -35,19 +35,12 @@ struct Object {
     #[serde(skip_serializing_if = "Option::is_none")]
     rows: Option<Vec<Value>>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    error: Option<Reason>,
+    error: Option<Value>,
 }
 
 /// Why something has failed.
-#[derive(Debug, Serialize)]
-pub struct Reason {
-    message: String,
-}
-
-impl Reason {
-    pub fn new(message: impl ToString) -> Self {
-        Reason { message: message.to_string() }
-    }
+pub fn reason(message: impl ToString) -> Value {
+    json!({ "message": message.to_string() })
 }
 
 /// Whether a command line asks for JSON; what stands behind `--` is another command's.
@@ -62,7 +55,7 @@ pub fn print(results: &impl Serialize) -> Result<(), Failure> {
 
 /// As [`print()`], of a command that has failed behind these results.
 pub fn print_failed(results: &impl Serialize, error: &Failure) -> Result<(), Failure> {
-    print_object(Some(rows(serde_json::to_value(results)?)), Some(Reason::new(error)))
+    print_object(Some(rows(serde_json::to_value(results)?)), Some(reason(error)))
 }
 
 /// Prints why there are no results, unless there are.
@@ -70,10 +63,10 @@ pub fn print_error(message: impl ToString) -> Result<(), Failure> {
     if PRINTED.load(Ordering::Relaxed) {
         return Ok(());
     }
-    print_object(None, Some(Reason::new(message)))
+    print_object(None, Some(reason(message)))
 }
 
-fn print_object(rows: Option<Vec<Value>>, error: Option<Reason>) -> Result<(), Failure> {
+fn print_object(rows: Option<Vec<Value>>, error: Option<Value>) -> Result<(), Failure> {
     progress::clear();
     let object = Object {
         schema: SCHEMA,
@@ -133,7 +126,6 @@ pub fn time(at: SystemTime) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
     use std::time::Duration;
 
     #[test]

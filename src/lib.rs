@@ -81,27 +81,23 @@ pub fn main(
         Invocation::Command(command) => run(command),
         Invocation::Process(process) => run_process(process).map(done),
     };
-    match &result {
-        // What it says is for the process that has started it.
-        _ if is_process => {}
-        Err(error) if error.is::<AlreadySaid>() => print_error("standard error has the cause"),
-        Err(error) => print_error(&error.to_string()),
-        Ok(_) => {}
-    }
     match result {
         Ok(_) if interrupt::requested() => {
             text::complain("interrupted: what was measured until then has been printed");
             ExitCode::from(interrupt::STATUS)
         }
         Ok(code) => code,
-        Err(error) if error.is::<AlreadySaid>() => ExitCode::FAILURE,
-        Err(error) if error.is::<interrupt::NothingYet>() => {
-            text::complain(error);
-            ExitCode::from(interrupt::STATUS)
-        }
         Err(error) => {
-            text::complain(error);
-            ExitCode::FAILURE
+            let (said, is_said) = (error.to_string(), error.is::<AlreadySaid>());
+            // What a process says is for the one that has started it.
+            if !is_process {
+                print_error(if is_said { "standard error has the cause" } else { &said });
+            }
+            if !is_said {
+                text::complain(said);
+            }
+            let is_interrupted = error.is::<interrupt::NothingYet>();
+            if is_interrupted { ExitCode::from(interrupt::STATUS) } else { ExitCode::FAILURE }
         }
     }
 }
