@@ -6,18 +6,24 @@ use crate::text;
 use gdsync::Device;
 use gdsync::verbs::{GidEntry, provider};
 use gdsync_sys::VerbsApi;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
-#[derive(Debug, Serialize)]
-pub(crate) struct Row {
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Port {
     pub(crate) device: String,
-    provider: &'static str,
     pub(crate) port: u8,
     pub(crate) state: String,
     pub(crate) link: String,
+    pub(crate) firmware: String,
+}
+
+#[derive(Debug, Serialize)]
+pub(crate) struct Row {
+    #[serde(flatten)]
+    pub(crate) port: Port,
+    provider: &'static str,
     lid: u16,
     gids: Vec<Identifier>,
-    pub(crate) firmware: String,
 }
 
 #[derive(Debug, Serialize)]
@@ -61,15 +67,11 @@ impl Listing {
             .devices
             .iter()
             .map(|row| {
-                vec![
-                    row.device.clone(),
-                    row.provider.to_owned(),
-                    row.port.to_string(),
-                    row.state.clone(),
-                    row.link.to_owned(),
-                    format!("{:#06x}", row.lid),
-                    row.firmware.clone(),
-                ]
+                let Port { device, port, state, link, firmware } = &row.port;
+                let (port, lid) = (port.to_string(), format!("{:#06x}", row.lid));
+                [device.as_str(), row.provider, &port, state, link, &lid, firmware]
+                    .map(str::to_owned)
+                    .to_vec()
             })
             .collect();
         let header = ["DEVICE", "PROVIDER", "PORT", "STATE", "LINK", "LID", "FIRMWARE"];
@@ -83,8 +85,8 @@ fn gid_rows(listing: &Listing) -> Vec<Vec<String>> {
     let rows = listing.devices.iter().flat_map(|row| row.gids.iter().map(move |gid| (row, gid)));
     rows.map(|(row, gid)| {
         vec![
-            row.device.clone(),
-            row.port.to_string(),
+            row.port.device.clone(),
+            row.port.port.to_string(),
             gid.index.to_string(),
             gid.kind.clone(),
             gid.gid.clone(),
@@ -127,14 +129,16 @@ fn describe(
             chosen: Some(entry) == chosen.as_ref(),
         };
         listing.devices.push(Row {
-            device: name.to_owned(),
+            port: Port {
+                device: name.to_owned(),
+                port: port.port,
+                state: port.state.to_string(),
+                link: port.link.to_string(),
+                firmware: attributes.firmware.clone(),
+            },
             provider,
-            port: port.port,
-            state: port.state.to_string(),
-            link: port.link.to_string(),
             lid: port.lid,
             gids: gids.iter().map(identifier).collect(),
-            firmware: attributes.firmware.clone(),
         });
     }
     Ok(())

@@ -2,7 +2,7 @@
 
 use crate::failure::Failure;
 use std::fs::{self, DirBuilder};
-use std::io::{self, ErrorKind, Read};
+use std::io::{self, ErrorKind};
 use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -74,16 +74,8 @@ pub fn watch(folder: &Path) -> Result<(), Failure> {
     if !name.starts_with(PREFIX) {
         return Err(format!("{} is no folder of a run of gdsync", folder.display()).into());
     }
-    let mut stdin = io::stdin().lock();
-    let mut byte = [0];
-    loop {
-        match stdin.read(&mut byte) {
-            Ok(0) => break,
-            Ok(_) => {}
-            Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            Err(_) => break,
-        }
-    }
+    // An error ends it, too.
+    let _ = io::copy(&mut io::stdin().lock(), &mut io::sink());
     match fs::remove_dir_all(folder) {
         Err(error) if error.kind() != ErrorKind::NotFound => Err(error.into()),
         _ => Ok(()),

@@ -1,6 +1,7 @@
 //! Interrupts by the user (SIGINT). The first lets a run end early and print what it has; the second ends the process at
 //! once, as it would have without this.
 
+use crate::signals;
 use std::fmt;
 use std::io::IsTerminal;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,27 +24,14 @@ extern "C" fn note(_: libc::c_int) {
     }
 }
 
-/// From now on the first SIGINT only makes [`requested`] true. Where the process has been started with SIGINT ignored,
-/// as a shell does for jobs in the background, it stays ignored.
+/// From now on the first SIGINT only makes [`requested`] true, unless the process has been started with SIGINT ignored.
 ///
 /// # Errors
 /// The system's.
 pub fn catch() -> std::io::Result<()> {
     ON_TERMINAL.store(std::io::stderr().is_terminal(), Ordering::Relaxed);
-    // SAFETY: all-zero bytes are a valid value of this plain C structure.
-    let (mut before, mut now): (libc::sigaction, libc::sigaction) = unsafe { std::mem::zeroed() };
-    now.sa_sigaction = note as extern "C" fn(libc::c_int) as usize;
-    // The second signal finds the default again. Calls that sleep go on.
-    now.sa_flags = libc::SA_RESETHAND | libc::SA_RESTART;
-    // SAFETY: valid places; `note` does only what a handler may do: it uses atomics, and writes.
-    let result = unsafe {
-        match libc::sigaction(libc::SIGINT, std::ptr::null(), &mut before) {
-            0 if before.sa_sigaction == libc::SIG_IGN => 0,
-            0 => libc::sigaction(libc::SIGINT, &now, std::ptr::null_mut()),
-            failed => failed,
-        }
-    };
-    if result == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
+    // Calls that sleep go on.
+    signals::take_next(libc::SIGINT, note, libc::SA_RESTART)
 }
 
 /// Whether the user wants the run to end.

@@ -12,7 +12,7 @@
 use crate::failure::Failure;
 use crate::progress;
 use serde::Serialize;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use std::ffi::OsString;
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -35,19 +35,12 @@ struct Object {
     #[serde(skip_serializing_if = "Option::is_none")]
     rows: Option<Vec<Value>>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    error: Option<Reason>,
+    error: Option<Value>,
 }
 
 /// Why something has failed.
-#[derive(Debug, Serialize)]
-pub struct Reason {
-    message: String,
-}
-
-impl Reason {
-    pub fn new(message: impl ToString) -> Self {
-        Reason { message: message.to_string() }
-    }
+pub fn reason(message: impl ToString) -> Value {
+    json!({ "message": message.to_string() })
 }
 
 /// Whether a command line asks for JSON; what stands behind `--` is another command's.
@@ -62,7 +55,7 @@ pub fn print(results: &impl Serialize) -> Result<(), Failure> {
 
 /// As [`print()`], of a command that has failed behind these results.
 pub fn print_failed(results: &impl Serialize, error: &Failure) -> Result<(), Failure> {
-    print_object(Some(rows(serde_json::to_value(results)?)), Some(Reason::new(error)))
+    print_object(Some(rows(serde_json::to_value(results)?)), Some(reason(error)))
 }
 
 /// Prints why there are no results, unless there are.
@@ -70,10 +63,10 @@ pub fn print_error(message: impl ToString) -> Result<(), Failure> {
     if PRINTED.load(Ordering::Relaxed) {
         return Ok(());
     }
-    print_object(None, Some(Reason::new(message)))
+    print_object(None, Some(reason(message)))
 }
 
-fn print_object(rows: Option<Vec<Value>>, error: Option<Reason>) -> Result<(), Failure> {
+fn print_object(rows: Option<Vec<Value>>, error: Option<Value>) -> Result<(), Failure> {
     progress::clear();
     let object = Object {
         schema: SCHEMA,
@@ -114,15 +107,12 @@ fn with(all: &Map<String, Value>, row: Value) -> Value {
 
 /// The name of this host; empty if the system does not say it.
 fn host() -> String {
-    let mut name = [0u8; 256];
-    // SAFETY: the buffer is writable for the length that is given, but for its last byte, which stays 0.
-    let result = unsafe { libc::gethostname(name.as_mut_ptr().cast(), name.len() - 1) };
-    let end = name.iter().position(|byte| *byte == 0).unwrap_or(0);
-    if result == 0 { String::from_utf8_lossy(&name[..end]).into_owned() } else { String::new() }
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    name.trim_end().to_owned()
 }
 
-/// In the form of RFC 3339, in UTC, to the second.
-fn time(at: SystemTime) -> String {
+/// A time in the form of RFC 3339, in UTC, to the second.
+pub fn time(at: SystemTime) -> String {
     let seconds = at.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() as libc::time_t);
     // SAFETY: all-zero bytes are a valid value of this plain C structure.
     let mut parts: libc::tm = unsafe { std::mem::zeroed() };
@@ -136,7 +126,6 @@ fn time(at: SystemTime) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
     use std::time::Duration;
 
     #[test]

@@ -4,88 +4,50 @@
 //! Results go to stdout, everything else to stderr. What the exit status means is in the manual
 //! pages, which `gdsync-lab` makes of the command line that is described here.
 
-#[doc(hidden)]
+#![doc(hidden)]
+#![deny(unsafe_code)]
+
+#[allow(unsafe_code)]
 pub mod child;
-#[doc(hidden)]
-#[deny(unsafe_code)]
 pub mod cli;
-#[deny(unsafe_code)]
-mod completions;
-#[doc(hidden)]
-#[deny(unsafe_code)]
 pub mod destination;
-#[deny(unsafe_code)]
 mod devices;
-#[doc(hidden)]
-#[deny(unsafe_code)]
 pub mod doctor;
-#[deny(unsafe_code)]
 mod explain;
-#[doc(hidden)]
-#[deny(unsafe_code)]
 pub mod failure;
-#[doc(hidden)]
-#[deny(unsafe_code)]
-pub mod fault_plan;
-#[doc(hidden)]
-#[deny(unsafe_code)]
 pub mod folder;
-#[deny(unsafe_code)]
-mod gpus;
-#[doc(hidden)]
-#[deny(unsafe_code)]
 pub mod hca;
-#[doc(hidden)]
+#[allow(unsafe_code)]
 pub mod interrupt;
-#[doc(hidden)]
+#[allow(unsafe_code)]
 pub mod json;
-#[doc(hidden)]
-#[deny(unsafe_code)]
 pub mod log;
-#[deny(unsafe_code)]
 mod net;
-#[doc(hidden)]
-#[deny(unsafe_code)]
 pub mod pattern;
-#[deny(unsafe_code)]
 mod pingpong;
-#[deny(unsafe_code)]
 mod placement;
-#[doc(hidden)]
-#[deny(unsafe_code)]
 pub mod plot;
-#[doc(hidden)]
-#[deny(unsafe_code)]
 pub mod progress;
+#[allow(unsafe_code)]
 mod sides;
-#[doc(hidden)]
+#[allow(unsafe_code)]
 pub mod signals;
-#[doc(hidden)]
-#[deny(unsafe_code)]
 pub mod size;
-#[doc(hidden)]
-#[deny(unsafe_code)]
 pub mod text;
-#[doc(hidden)]
-#[deny(unsafe_code)]
 pub mod tools;
-#[deny(unsafe_code)]
 mod trace;
-#[doc(hidden)]
-#[deny(unsafe_code)]
-pub mod wrapped;
 
 use clap::error::ErrorKind;
 use cli::{BenchOptions, Between, Cli, Command, Invocation, NetOptions, PingpongOptions, Process};
 use failure::{AlreadySaid, Failure, WRONG_USAGE};
 use std::io::{self, Write};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use tools::{LAB, SOFT, TOP};
 use tracing_subscriber::prelude::*;
 
 /// What a program of gdsync's is: it parses the command line, has `run` perform a command, or `run_process` be a process
 /// that a command has started, and says how that ended.
-#[doc(hidden)]
 pub fn main(
     run: impl FnOnce(Command) -> Result<ExitCode, Failure>,
     run_process: impl FnOnce(Process) -> Result<(), Failure>,
@@ -119,27 +81,23 @@ pub fn main(
         Invocation::Command(command) => run(command),
         Invocation::Process(process) => run_process(process).map(done),
     };
-    match &result {
-        // What it says is for the process that has started it.
-        _ if is_process => {}
-        Err(error) if error.is::<AlreadySaid>() => print_error("standard error has the cause"),
-        Err(error) => print_error(&error.to_string()),
-        Ok(_) => {}
-    }
     match result {
         Ok(_) if interrupt::requested() => {
             text::complain("interrupted: what was measured until then has been printed");
             ExitCode::from(interrupt::STATUS)
         }
         Ok(code) => code,
-        Err(error) if error.is::<AlreadySaid>() => ExitCode::FAILURE,
-        Err(error) if error.is::<interrupt::NothingYet>() => {
-            text::complain(error);
-            ExitCode::from(interrupt::STATUS)
-        }
         Err(error) => {
-            text::complain(error);
-            ExitCode::FAILURE
+            let (said, is_said) = (error.to_string(), error.is::<AlreadySaid>());
+            // What a process says is for the one that has started it.
+            if !is_process {
+                print_error(if is_said { "standard error has the cause" } else { &said });
+            }
+            if !is_said {
+                text::complain(said);
+            }
+            let is_interrupted = error.is::<interrupt::NothingYet>();
+            if is_interrupted { ExitCode::from(interrupt::STATUS) } else { ExitCode::FAILURE }
         }
     }
 }
@@ -161,18 +119,7 @@ fn done(_: ()) -> ExitCode {
 ///
 /// # Errors
 /// Why the command has failed.
-#[doc(hidden)]
 pub fn run(command: Command) -> Result<ExitCode, Failure> {
-    match &command {
-        // It has nothing to print that its client would not have, and ends at once.
-        Command::Pingpong(options) if options.sides.hosts.server => {}
-        Command::Bench(BenchOptions { between: Some(Between::Net(options)), .. })
-            if options.sides.hosts.server => {}
-        Command::Pingpong(_) | Command::Bench(BenchOptions { between: Some(Between::Net(_)), .. }) => {
-            interrupt::catch()?;
-        }
-        _ => {}
-    }
     match command {
         Command::Pingpong(options) => sides::run(&options).map(done),
         Command::Devices(options) => devices::run(&options).map(done),
@@ -182,7 +129,9 @@ pub fn run(command: Command) -> Result<ExitCode, Failure> {
         }
         Command::Explain(options) => explain::run(&options),
         Command::Trace(options) => trace::run(&options),
-        Command::Completions(options) => completions::run(&options).map(done),
+        Command::Completions(options) => {
+            Ok(done(io::stdout().lock().write_all(&Cli::completions(&options))?))
+        }
         Command::Bench(_) | Command::Soak(_) | Command::Man(_) => tools::start(LAB),
         Command::Copybw(_) | Command::Copylat(_) | Command::Sanity(_) => tools::start(LAB),
         Command::Soft(_) => tools::start(SOFT),
@@ -194,12 +143,13 @@ pub fn run(command: Command) -> Result<ExitCode, Failure> {
 ///
 /// # Errors
 /// Why the process has failed; it is one of another program's.
-#[doc(hidden)]
 pub fn run_process(process: Process) -> Result<(), Failure> {
     match process {
         Process::PingpongPeer => sides::run_peer::<PingpongOptions>(),
         Process::NetPeer => sides::run_peer::<NetOptions>(),
-        Process::SoftWatch { folder } => folder::watch(&folder),
+        Process::SoftWatch => {
+            folder::watch(&std::env::args_os().nth(2).map(PathBuf::from).unwrap_or_default())
+        }
         other => Err(format!("{other:?} is a process of another program of gdsync's").into()),
     }
 }

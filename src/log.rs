@@ -13,10 +13,8 @@ const DEFAULT: &str = "warn";
 /// # Errors
 /// The variable is malformed.
 pub fn own_filter() -> Result<Targets, Failure> {
-    match std::env::var_os(VARIABLE).filter(|value| !value.is_empty()) {
-        Some(value) => filter(VARIABLE, &value.to_string_lossy()),
-        None => filter(VARIABLE, DEFAULT),
-    }
+    let value = std::env::var_os(VARIABLE).filter(|value| !value.is_empty());
+    filter(VARIABLE, &value.unwrap_or_else(|| DEFAULT.into()).to_string_lossy())
 }
 
 /// The filter that `value` describes, which `variable` has.

@@ -1,7 +1,9 @@
 //! Signals on their way to the command, and those that end a view.
 
-use std::io;
-use std::os::unix::process::CommandExt;
+use crate::failure::Failure;
+use crate::text;
+use std::io::{self, ErrorKind};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus};
 use std::sync::atomic::{AtomicI32, Ordering};
 
@@ -10,6 +12,10 @@ use std::sync::atomic::{AtomicI32, Ordering};
 const PASSED_ON: [libc::c_int; 6] =
     [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM, libc::SIGUSR1, libc::SIGUSR2];
 
+/// What a shell answers for a command that is not there, and for one that cannot be run.
+const NOT_FOUND: u8 = 127;
+const NOT_RUNNABLE: u8 = 126;
+
 /// The last signal of those that end a view; 0 before one has come.
 static ENDED_BY: AtomicI32 = AtomicI32::new(0);
 
@@ -17,28 +23,32 @@ extern "C" fn note(signal: libc::c_int) {
     ENDED_BY.store(signal, Ordering::Relaxed);
 }
 
-/// From now on the first SIGINT, SIGTERM and SIGHUP only have [`ended_by`] name them, so that the terminal can be left as
-/// it was. The same signal again ends the process at once: a terminal that takes no bytes could hold it up for ever. One
-/// that the process was started to ignore stays ignored.
-pub fn note_ends() -> io::Result<()> {
-    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
-        // SAFETY: all-zero bytes are a valid value of this plain C structure.
-        let (mut before, mut now): (libc::sigaction, libc::sigaction) = unsafe { std::mem::zeroed() };
-        now.sa_sigaction = note as extern "C" fn(libc::c_int) as usize;
-        now.sa_flags = libc::SA_RESETHAND;
-        // SAFETY: valid places; `note` does only what a handler may do: it stores to an atomic.
-        let result = unsafe {
-            match libc::sigaction(signal, std::ptr::null(), &mut before) {
-                0 if before.sa_sigaction == libc::SIG_IGN => 0,
-                0 => libc::sigaction(signal, &now, std::ptr::null_mut()),
-                failed => failed,
-            }
-        };
-        if result != 0 {
-            return Err(io::Error::last_os_error());
+/// Has `handler` take the next signal of this number; the one behind it finds the default again. A signal that the process
+/// was started to ignore, as a shell starts jobs in the background, stays ignored.
+pub(crate) fn take_next(
+    signal: libc::c_int,
+    handler: extern "C" fn(libc::c_int),
+    flags: libc::c_int,
+) -> io::Result<()> {
+    // SAFETY: all-zero bytes are a valid value of this plain C structure.
+    let (mut before, mut now): (libc::sigaction, libc::sigaction) = unsafe { std::mem::zeroed() };
+    now.sa_sigaction = handler as usize;
+    now.sa_flags = libc::SA_RESETHAND | flags;
+    // SAFETY: valid places; the handlers of this crate do only what a handler may do: they use atomics, and write.
+    let result = unsafe {
+        match libc::sigaction(signal, std::ptr::null(), &mut before) {
+            0 if before.sa_sigaction == libc::SIG_IGN => 0,
+            0 => libc::sigaction(signal, &now, std::ptr::null_mut()),
+            failed => failed,
         }
-    }
-    Ok(())
+    };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// From now on the first SIGINT, SIGTERM and SIGHUP only have [`ended_by`] name them, so that the terminal can be left as
+/// it was. The same signal again ends the process at once: a terminal that takes no bytes could hold it up for ever.
+pub fn note_ends() -> io::Result<()> {
+    [libc::SIGINT, libc::SIGTERM, libc::SIGHUP].into_iter().try_for_each(|signal| take_next(signal, note, 0))
 }
 
 /// The signal that is to end the view.
@@ -68,8 +78,22 @@ impl Held {
         if result == 0 { Ok(held) } else { Err(io::Error::last_os_error()) }
     }
 
+    /// Runs a command of the user's, which gets the signals. Answers with its exit status; 128 and the number where a signal
+    /// ended it.
+    pub fn run(&self, command: &mut Command) -> Result<u8, Failure> {
+        self.release_in(command);
+        let mut child = match command.spawn() {
+            Ok(child) => child,
+            Err(error) => {
+                text::complain(format_args!("{}: {error}", command.get_program().to_string_lossy()));
+                return Ok(if error.kind() == ErrorKind::NotFound { NOT_FOUND } else { NOT_RUNNABLE });
+            }
+        };
+        Ok(code_of(self.pass_on_until_it_ends(&mut child)?))
+    }
+
     /// The command starts with the signals as they were.
-    pub fn release_in(&self, command: &mut Command) {
+    fn release_in(&self, command: &mut Command) {
         let before = self.before;
         let restore = move || {
             // SAFETY: a valid set.
@@ -83,7 +107,7 @@ impl Held {
     }
 
     /// Waits for the command, and sends it whatever is sent here.
-    pub fn pass_on_until_it_ends(&self, child: &mut Child) -> io::Result<ExitStatus> {
+    fn pass_on_until_it_ends(&self, child: &mut Child) -> io::Result<ExitStatus> {
         loop {
             if let Some(status) = child.try_wait()? {
                 return Ok(status);
@@ -99,5 +123,22 @@ impl Held {
                 unsafe { libc::kill(child.id() as libc::pid_t, signal) };
             }
         }
+    }
+}
+
+fn code_of(status: ExitStatus) -> u8 {
+    let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
+    code.and_then(|code| u8::try_from(code).ok()).unwrap_or(u8::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn signals_are_told_as_a_shell_tells_them() {
+        assert_eq!(code_of(ExitStatus::from_raw(0)), 0);
+        assert_eq!(code_of(ExitStatus::from_raw(7 << 8)), 7);
+        assert_eq!(code_of(ExitStatus::from_raw(libc::SIGKILL)), 137);
     }
 }

@@ -5,9 +5,8 @@ use crate::destination::Destination;
 use crate::failure::Failure;
 use crate::folder::Folder;
 use crate::signals::Held;
-use crate::{text, wrapped};
+use crate::text;
 use gdsync_trace::{GPU_VARIABLE, Summary, TRACE_VARIABLE};
-use std::ffi::OsString;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -24,11 +23,12 @@ pub(crate) fn run(options: &TraceOptions) -> Result<ExitCode, Failure> {
     let signals = Held::new()?;
     let folder = Folder::new()?;
     let mut command = Command::new(name);
-    command.args(arguments).env(TRACE_VARIABLE, with_slash(folder.path()));
+    // With `/` behind it, as the variable names a folder.
+    command.args(arguments).env(TRACE_VARIABLE, folder.path().join(""));
     if options.gpu {
         command.env(GPU_VARIABLE, "1");
     }
-    let code = wrapped::run(&mut command, &signals)?;
+    let code = signals.run(&mut command)?;
     let parts = gdsync_trace::parts_in(folder.path())?;
     if parts.is_empty() {
         // A command that could not be run has said so.
@@ -43,13 +43,6 @@ pub(crate) fn run(options: &TraceOptions) -> Result<ExitCode, Failure> {
     }
     report(&options.output, &merge(&parts, output)?)?;
     Ok(ExitCode::from(code))
-}
-
-/// A folder as the variable names one.
-fn with_slash(folder: &Path) -> OsString {
-    let mut text = OsString::from(folder);
-    text.push("/");
-    text
 }
 
 /// The parts that are named, and those in folders that are.

@@ -8,7 +8,7 @@ use gdsync_cli::cli::SoftOptions;
 use gdsync_cli::failure::Failure;
 use gdsync_cli::folder::Folder;
 use gdsync_cli::signals::Held;
-use gdsync_cli::{log, text, wrapped};
+use gdsync_cli::{log, text};
 use softhca::devices::{DEVICES_VARIABLE, on_fabric};
 use softhca::faults::FAULTS_VARIABLE;
 use softhca::liberties::LIBERTIES_VARIABLE;
@@ -58,7 +58,7 @@ pub(crate) fn run(options: &SoftOptions) -> Result<ExitCode, Failure> {
     {
         text::complain(format_args!("no software card: {} {obstacle}", program.display()));
     }
-    wrapped::run(&mut command, &signals).map(ExitCode::from)
+    signals.run(&mut command).map(ExitCode::from)
 }
 
 /// Refuses settings of the card that are not understood, before anything starts: the command would

@@ -1,7 +1,6 @@
 //! `gdsync top`: what processes of this user do on software cards and with the library, and what they wait for.
 
 mod keys;
-mod names;
 mod sampler;
 mod screen;
 mod table;

@@ -91,7 +91,7 @@ impl From<DoorbellChoice> for DoorbellPath {
 }
 
 /// What connects the ranks of a team.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 pub enum Connections {
     /// What a team of the size has by default
     Size,

@@ -9,7 +9,6 @@ mod net;
 mod pingpong;
 mod process;
 mod sides;
-mod top;
 mod values;
 
 pub use bench::{BenchOptions, Benchmark, Between, Memory};
@@ -19,9 +18,8 @@ pub use net::{NetMode, NetOperation, NetOptions};
 pub use pingpong::PingpongOptions;
 pub use process::{BenchFirstOptions, BenchScaleOptions, Process};
 pub use sides::{SideOptions, Sizes};
-pub use top::TopOptions;
+pub use values::{NO_FAULTS, soak_faults};
 
-use crate::fault_plan;
 use crate::hca::{self, Hca};
 use crate::tools;
 use clap::error::ErrorKind;
@@ -32,6 +30,7 @@ use softhca::FaultPlan;
 use softhca::card::LinkLayer;
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// Longest message in bytes: 1 GiB, the largest that a card's port allows.
 pub const MAX_SIZE: u64 = 1 << 30;
@@ -135,10 +134,11 @@ impl Cli {
         words: impl IntoIterator<Item = W>,
     ) -> Result<Invocation, clap::Error> {
         let words: Vec<OsString> = words.into_iter().map(Into::into).collect();
-        match words.get(1) {
-            None => return Ok(Invocation::Bare),
-            Some(word) if Process::is_named(word) => return Process::parse(words).map(Invocation::Process),
-            Some(_) => {}
+        if words.len() < 2 {
+            return Ok(Invocation::Bare);
+        }
+        if let Some(process) = Process::of(&words) {
+            return Ok(Invocation::Process(process));
         }
         let command = Self::from_arg_matches(&Self::here().try_get_matches_from(words)?)?.command;
         let conflict = match &command {
@@ -162,8 +162,24 @@ impl Cli {
         Self::command().mut_subcommands(|verb| {
             // `bench net` is there without the others.
             let hide = verb.get_name() != "bench" && is_absent(verb.get_name());
-            verb.hide(hide)
+            match verb.get_name() {
+                "pingpong" => sides::with_server(verb),
+                "bench" => verb.mut_subcommand("net", sides::with_server),
+                _ => verb,
+            }
+            .hide(hide)
         })
+    }
+
+    /// The completions of a shell, for the verbs that help lists: those that are hidden would be among them, too.
+    pub(crate) fn completions(options: &CompletionsOptions) -> Vec<u8> {
+        let whole = Self::here();
+        let verbs: Vec<_> = whole.get_subcommands().filter(|verb| !verb.is_hide_set()).cloned().collect();
+        let about = whole.get_about().cloned().unwrap_or_default();
+        let listed = clap::Command::new("gdsync").version(env!("CARGO_PKG_VERSION")).about(about);
+        let mut script = Vec::new();
+        clap_complete::generate(options.shell, &mut listed.subcommands(verbs), "gdsync", &mut script);
+        script
     }
 
     /// The error of a command whose options do not go together, with its usage.
@@ -196,6 +212,19 @@ pub struct SoftOptions {
     /// The command and its arguments
     #[arg(last = true, required = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct TopOptions {
+    /// Print one table, and end: rates are those of one interval
+    #[arg(long)]
+    pub once: bool,
+    /// Print one JSON object instead of the table
+    #[arg(long, requires = "once")]
+    pub json: bool,
+    /// Time between two looks
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = values::interval)]
+    pub interval: Duration,
 }
 
 #[derive(Clone, Debug, Args)]
@@ -263,7 +292,7 @@ pub struct SoakOptions {
     pub hca: Option<Hca>,
     /// Faults that the cards inject: a plan as in docs/faults.md, or `none` [default: all kinds,
     /// made of the seed]
-    #[arg(long, value_name = "PLAN", value_parser = fault_plan::parse)]
+    #[arg(long, value_name = "PLAN", value_parser = values::soak_faults)]
     pub faults: Option<String>,
     /// Let the software card do at random what specifications allow and real cards do: a seed, and words
     /// such as `fetch,pieces` for some of it only (docs/liberties.md); SOFTHCA_LIBERTIES does the same

@@ -1,13 +1,9 @@
 //! The options of `gdsync bench net`.
 
-use super::sides::{OF_CLIENT, OF_RESULT};
 use super::{MAX_BATCH, MAX_EXCHANGES, MAX_SIZE, SideOptions, values, word};
 use crate::size;
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
-
-/// What the client decides for both sides, beside what it does in every measurement.
-const OF_NET: [&str; 6] = ["mode", "operation", "qps", "window", "batch", "bidirectional"];
 
 /// Most queue pairs of a side.
 const MAX_QPS: u64 = 256;
@@ -23,9 +19,6 @@ const LARGE: u64 = 64 << 10;
 const MAX_MEMORY: u64 = 4 << 30;
 
 #[derive(Clone, Debug, Args, Serialize, Deserialize)]
-#[command(mut_arg("server", |server| {
-    server.conflicts_with_all(OF_CLIENT).conflicts_with_all(OF_RESULT).conflicts_with_all(OF_NET)
-}))]
 pub struct NetOptions {
     #[command(flatten)]
     #[serde(flatten)]
@@ -103,11 +96,6 @@ impl NetOptions {
     /// Messages that are posted at a time.
     pub fn batch(&self) -> u64 {
         self.batch.unwrap_or_else(|| BATCH.min(self.window()))
-    }
-
-    /// The run for one size.
-    pub fn of_size(&self, size: u64) -> Self {
-        NetOptions { size: Some(size), ..self.clone() }
     }
 
     /// Why options that another host has sent cannot be used: no parser has checked their values here.

@@ -1,17 +1,10 @@
 //! The options of `gdsync pingpong`.
 
-use super::sides::{OF_CLIENT, OF_RESULT};
 use super::{MAX_BATCH, MAX_EXCHANGES, MAX_SIZE, Operation, Service, SideOptions, values, word};
 use clap::Args;
 use serde::{Deserialize, Serialize};
 
-/// What the client decides for both sides, beside what it does in every measurement.
-const OF_PINGPONG: [&str; 3] = ["transport", "op", "batch"];
-
 #[derive(Clone, Debug, Args, Serialize, Deserialize)]
-#[command(mut_arg("server", |server| {
-    server.conflicts_with_all(OF_CLIENT).conflicts_with_all(OF_RESULT).conflicts_with_all(OF_PINGPONG)
-}))]
 pub struct PingpongOptions {
     #[command(flatten)]
     #[serde(flatten)]
@@ -72,16 +65,5 @@ impl PingpongOptions {
             return Some(format!("--op {} is not for --transport ud, which only sends", word(&self.op)));
         }
         self.sides.conflict(self.batch)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::super::sides::is_each_option_of;
-    use super::*;
-
-    #[test]
-    fn every_option_is_the_clients_or_of_each_side() {
-        is_each_option_of(&["pingpong"], &[&OF_CLIENT[..], &OF_RESULT, &OF_PINGPONG].concat());
     }
 }

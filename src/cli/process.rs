@@ -1,14 +1,16 @@
-//! The command lines of processes that commands start. They are no commands of the user's: help, suggestions,
-//! completions and manual pages do not know them.
+//! The processes that commands start. They are no commands of the user's: help, suggestions, completions and manual pages do
+//! not know them.
 
 use super::Connections;
-use crate::hca::{self, Hca};
-use clap::{Args, Parser, Subcommand};
-use std::ffi::{OsStr, OsString};
-use std::path::PathBuf;
+use crate::hca::Hca;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use std::ffi::OsString;
 
-/// A process that a command has started.
-#[derive(Debug, Subcommand)]
+/// A process that a command has started: its name is the first word of the command line, and the second one has its
+/// options, as JSON.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Process {
     /// The other process of a pingpong
     PingpongPeer,
@@ -24,57 +26,48 @@ pub enum Process {
     ExchangePeer,
     /// Draws the charts of which its input has the JSON
     Draw,
-    /// Removes the private folder of a run that was killed
-    SoftWatch {
-        /// The folder
-        folder: PathBuf,
-    },
-}
-
-#[derive(Debug, Parser)]
-#[command(name = "gdsync")]
-struct Line {
-    #[command(subcommand)]
-    process: Process,
+    /// Removes the private folder of a run that was killed: the folder is the second word
+    SoftWatch,
 }
 
 impl Process {
-    /// Whether the first word of a command line names one.
-    pub(super) fn is_named(word: &OsStr) -> bool {
-        word.to_str().is_some_and(Self::has_subcommand)
+    /// The process that a command line names, if it names one.
+    pub(super) fn of(words: &[OsString]) -> Option<Self> {
+        let name = words.get(1)?.to_str()?;
+        let options = words.get(2).and_then(|word| serde_json::from_str::<Value>(word.to_str()?).ok());
+        let process = options.map_or_else(|| json!(name), |options| json!({ name: options }));
+        serde_json::from_value(process).ok()
     }
 
-    /// Parses the whole command line.
-    pub(super) fn parse(words: Vec<OsString>) -> Result<Self, clap::Error> {
-        Line::try_parse_from(words).map(|line| line.process)
+    /// The words of its command line behind the name of the program.
+    pub fn words(&self) -> Vec<String> {
+        match json!(self) {
+            Value::Object(named) => {
+                named.into_iter().flat_map(|(name, what)| [name, what.to_string()]).collect()
+            }
+            name => name.as_str().map(str::to_owned).into_iter().collect(),
+        }
     }
 }
 
-#[derive(Clone, Debug, Args)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct BenchFirstOptions {
     /// Which of the runs
-    #[arg(long)]
-    pub run: u32,
+    pub run: usize,
     /// The GPU, if not a software stream
-    #[arg(long)]
     pub gpu: Option<u32>,
     /// The card
-    #[arg(long, value_parser = hca::parse)]
     pub hca: Option<Hca>,
 }
 
-#[derive(Clone, Debug, Args)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct BenchScaleOptions {
     /// Ranks of the team
-    #[arg(long)]
     pub ranks: u32,
     /// Rounds of each kind
-    #[arg(long)]
     pub rounds: u64,
     /// What it connects by
-    #[arg(long, value_enum)]
     pub connections: Connections,
     /// The card
-    #[arg(long, value_parser = hca::parse)]
     pub hca: Option<Hca>,
 }

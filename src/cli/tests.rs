@@ -173,28 +173,63 @@ proptest! {
 
 #[test]
 fn processes_of_commands_are_neither_suggested_nor_listed() {
-    let internal = [
-        "pingpong-peer",
-        "net-peer",
-        "bench-first",
-        "bench-scale",
-        "soak-worker",
-        "exchange-peer",
-        "soft-watch",
-    ];
-    for name in internal {
-        assert!(Process::is_named(name.as_ref()), "{name}");
-        // Nearly the name: what is suggested are commands of the user's.
-        let said = Cli::parse_words(["gdsync", &format!("{name}s")]).unwrap_err().to_string();
-        assert!(!said.contains(&format!("'{name}'")), "{said}");
-    }
+    let first = BenchFirstOptions { run: 3, gpu: Some(1), hca: hca::parse("mlx5_0:2").ok() };
+    let scale = BenchScaleOptions { ranks: 8, rounds: 5, connections: Connections::Dynamic, hca: None };
     let mut help = Cli::command();
     let help = help.render_long_help().to_string();
-    assert!(internal.iter().all(|name| !help.contains(name)), "{help}");
-    assert!(matches!(
-        Cli::parse_words(["gdsync", "soak-worker"]),
-        Ok(Invocation::Process(Process::SoakWorker))
-    ));
+    for process in [
+        Process::PingpongPeer,
+        Process::NetPeer,
+        Process::BenchFirst(first),
+        Process::BenchScale(scale),
+        Process::SoakWorker,
+        Process::ExchangePeer,
+        Process::Draw,
+        Process::SoftWatch,
+    ] {
+        let (text, words) = (format!("{process:?}"), process.words());
+        let started = Cli::parse_words(["gdsync".to_owned()].into_iter().chain(words.clone()));
+        let Ok(Invocation::Process(started)) = started else { panic!("{text}: {started:?}") };
+        assert_eq!(format!("{started:?}"), text);
+        // Nearly the name: what is suggested are commands of the user's.
+        let name = &words[0];
+        let said = Cli::parse_words(["gdsync", &format!("{name}s")]).unwrap_err().to_string();
+        assert!(!said.contains(&format!("'{name}'")) && (name == "draw" || !help.contains(name)), "{said}");
+    }
+    let watch = Cli::parse_words(["gdsync", "soft-watch", "/tmp/gdsync-run-1-0"]);
+    assert!(matches!(watch, Ok(Invocation::Process(Process::SoftWatch))), "{watch:?}");
+}
+
+#[test]
+fn a_server_refuses_what_its_client_decides() {
+    for words in [
+        "--iters 5",
+        "--warmup 5",
+        "--size 8",
+        "--sizes 8,16",
+        "-a",
+        "--duration 1s",
+        "--procs 2",
+        "--trigger cpu",
+        "--mtu 256",
+        "--cq host",
+        "--dbrec host",
+        "--wq host",
+        "--doorbells auto",
+        "--queues verbs",
+        "--check",
+        "--csv",
+        "--plot x.svg",
+        "--transport rc",
+        "--op send",
+        "--batch 4",
+    ] {
+        let words: Vec<&str> = ["--server"].into_iter().chain(words.split(' ')).collect();
+        let said = parse(&words).unwrap_err();
+        assert!(said.contains("'--server' cannot be used with"), "{words:?}: {said}");
+    }
+    let own = "--server --listen ::1 --port 5 --hca mlx5_0 --gid-index 0 --gpu 0 --liberties 1 --json";
+    assert!(parse(&own.split(' ').collect::<Vec<_>>()).unwrap().sides.hosts.server);
 }
 
 #[test]

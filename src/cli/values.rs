@@ -1,8 +1,11 @@
 //! Values on the command line: what text means, and what it must be instead.
 
 use super::{MAX_BATCH, MAX_EXCHANGES, MAX_SIZE, Sizes, SoftDevices};
+use gdsync::cuda::GpuList;
 use gdsync::verbs::Mtu;
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use softhca::devices::MAX_DEVICES;
+use softhca::faults::{Action, FaultPlan};
 use softhca::liberties::Liberties;
 use std::time::Duration;
 
@@ -139,5 +142,60 @@ pub(super) fn size(text: &str) -> Result<u64, String> {
             Err(format!("{text} is more than the {} that a message can have", crate::size::text(MAX_SIZE)))
         }
         bytes => Ok(bytes),
+    }
+}
+
+/// The word for no faults.
+pub const NO_FAULTS: &str = "none";
+
+/// A plan that a soak can survive, or none.
+pub fn soak_faults(text: &str) -> Result<String, String> {
+    if text == NO_FAULTS {
+        return Ok(text.to_owned());
+    }
+    let plan: FaultPlan = text.parse().map_err(|error| format!("{error}"))?;
+    if plan.rules.iter().any(|rule| rule.action == Action::Die) {
+        return Err("a card that dies for good ends the soak: leave `die` out".to_owned());
+    }
+    Ok(plan.to_string())
+}
+
+/// GPUs for another process: their text.
+pub(super) fn gpus_as_text<S: Serializer>(list: &Option<GpuList>, to: S) -> Result<S::Ok, S::Error> {
+    list.as_ref().map(GpuList::to_string).serialize(to)
+}
+
+/// As [`gpus_as_text`] has written them.
+pub(super) fn gpus_of_text<'de, D: Deserializer<'de>>(from: D) -> Result<Option<GpuList>, D::Error> {
+    let text = Option::<String>::deserialize(from)?;
+    text.map(|text| text.parse().map_err(de::Error::custom)).transpose()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, PartialEq, Serialize, Deserialize)]
+    struct Options {
+        #[serde(serialize_with = "gpus_as_text", deserialize_with = "gpus_of_text")]
+        gpu: Option<GpuList>,
+    }
+
+    #[test]
+    fn a_list_is_the_same_in_another_process() {
+        for gpu in [None, Some("all".parse().unwrap()), Some("0,1".parse().unwrap())] {
+            let options = Options { gpu };
+            let text = serde_json::to_string(&options).unwrap();
+            assert_eq!(serde_json::from_str::<Options>(&text).unwrap(), options);
+        }
+        assert!(serde_json::from_str::<Options>(r#"{"gpu": "x"}"#).is_err());
+    }
+
+    #[test]
+    fn a_plan_is_checked_before_anything_starts() {
+        assert_eq!(soak_faults("none").as_deref(), Ok("none"));
+        assert_eq!(soak_faults("drop nth=3").as_deref(), Ok("seed=0; drop nth=3"));
+        assert!(soak_faults("drop nth=0").unwrap_err().contains("nth=0"));
+        assert!(soak_faults("drop; die nth=9").unwrap_err().contains("leave `die` out"));
     }
 }

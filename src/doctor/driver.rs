@@ -3,7 +3,7 @@
 use super::check::{Check, Question};
 use super::libraries::{Answer, Gpu};
 use super::machine::Machine;
-use super::parse;
+use super::{parse, yes_or_no};
 
 const PARAMETERS: &str = "/proc/driver/nvidia/params";
 /// `CAP_SYS_ADMIN` (`linux/capability.h`).
@@ -91,7 +91,6 @@ fn stream_operations(gpu: &Gpu) -> Check {
         format!("GPU {} stream operations", gpu.ordinal),
         "a doorbell is one 64-bit write of a stream, and every other lap of a completion queue is waited for with NOR",
     );
-    let yes_or_no = |has: bool| if has { "yes" } else { "no" };
     let seen = format!(
         "64 bits {}, wait for NOR {}, flush {}",
         yes_or_no(gpu.ops_64_bit),

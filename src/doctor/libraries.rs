@@ -2,7 +2,7 @@
 //! have it in a file.
 
 use super::source::Tree;
-use crate::devices::{self, Listing};
+use crate::devices::{self, Listing, Port};
 use crate::failure::Failure;
 use gdsync::cuda::{self, Consistency, CudaError, DriverError, WritesOrdering};
 use gdsync::verbs::{CardWaits, OpenError, provider};
@@ -121,15 +121,6 @@ pub(super) struct Features {
     pub(super) recordless: u32,
 }
 
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct Port {
-    pub(super) device: String,
-    pub(super) port: u8,
-    pub(super) state: String,
-    pub(super) link: String,
-    pub(super) firmware: String,
-}
-
 impl Libraries {
     /// Asks those of this machine.
     pub(super) fn ask() -> Self {
@@ -204,10 +195,9 @@ fn ask_verbs() -> Answer<Verbs> {
             Answer::Says(Verbs {
                 dma_buf: api.reg_dmabuf_mr.is_some(),
                 ports: ports(&listing),
-                waits: listing
-                    .devices
-                    .iter()
-                    .map(|row| (row.device.clone(), waits(api, &row.device)))
+                waits: ports(&listing)
+                    .into_iter()
+                    .map(|port| (port.device.clone(), waits(api, &port.device)))
                     .collect(),
                 notes: listing.notes,
             })
@@ -244,12 +234,5 @@ fn list(provider: &'static str, api: &'static VerbsApi) -> Listing {
 }
 
 fn ports(listing: &Listing) -> Vec<Port> {
-    let port = |row: &devices::Row| Port {
-        device: row.device.clone(),
-        port: row.port,
-        state: row.state.clone(),
-        link: row.link.clone(),
-        firmware: row.firmware.clone(),
-    };
-    listing.devices.iter().map(port).collect()
+    listing.devices.iter().map(|row| row.port.clone()).collect()
 }

@@ -18,7 +18,6 @@ mod report;
 mod services;
 mod source;
 mod topology;
-mod waits;
 
 use crate::cli::DoctorOptions;
 use crate::failure::Failure;
@@ -73,7 +72,7 @@ fn examine(tree: &Tree, libraries: &Libraries) -> Report {
         family("GPU memory", registration::checks(&machine)),
         family(
             "Cards",
-            [rdma::checks(&machine), vec![services::check(&machine)], waits::checks(&machine)].concat(),
+            [rdma::checks(&machine), vec![services::check(&machine)], rdma::waits(&machine)].concat(),
         ),
         family(
             "PCI Express",
@@ -88,4 +87,8 @@ fn examine(tree: &Tree, libraries: &Libraries) -> Report {
 /// A library's error without the remedy that follows it: the check words its own remedy.
 fn without_remedy(error: &str) -> String {
     error.split(": install").next().unwrap_or(error).to_owned()
+}
+
+fn yes_or_no(has: bool) -> &'static str {
+    if has { "yes" } else { "no" }
 }

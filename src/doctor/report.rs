@@ -116,47 +116,41 @@ impl Report {
 
     /// A row and a column for each GPU.
     fn access(&self) -> String {
-        let mut gpus: Vec<&str> = Vec::new();
-        for gpu in self.pairs.iter().flat_map(|pair| &pair.gpus) {
-            if !gpus.contains(&gpu.as_str()) {
-                gpus.push(gpu);
-            }
-        }
-        let mark = |row: &str, column: &str| {
+        let gpus = each_once(self.pairs.iter().flat_map(|pair| &pair.gpus));
+        grid(&gpus, &gpus, |row, column| {
             let of = |pair: &&Pair| pair.gpus.iter().all(|gpu| gpu == row || gpu == column);
             let pair = self.pairs.iter().find(of).filter(|_| row != column);
             pair.map_or_else(|| "X".to_owned(), Pair::mark)
-        };
-        let row = |gpu: &&str| {
-            let marks = gpus.iter().map(|column| mark(gpu, column));
-            std::iter::once((*gpu).to_owned()).chain(marks).collect()
-        };
-        let rows: Vec<Vec<String>> = gpus.iter().map(row).collect();
-        let header: Vec<&str> = std::iter::once("").chain(gpus.iter().copied()).collect();
-        text::table(&header, &rows)
+        })
     }
 
     /// A row for each GPU, a column for each card.
     fn matrix(&self) -> String {
-        let (mut gpus, mut cards): (Vec<&str>, Vec<&str>) = Default::default();
-        for path in &self.paths {
-            if !gpus.contains(&path.gpu.as_str()) {
-                gpus.push(&path.gpu);
-            }
-            if !cards.contains(&path.card.as_str()) {
-                cards.push(&path.card);
-            }
-        }
-        let class = |gpu: &str, card: &str| {
+        let gpus = each_once(self.paths.iter().map(|path| &path.gpu));
+        let cards = each_once(self.paths.iter().map(|path| &path.card));
+        grid(&gpus, &cards, |gpu, card| {
             let path = self.paths.iter().find(|path| path.gpu == gpu && path.card == card);
             path.and_then(|path| path.class).map_or_else(|| "?".to_owned(), |class| class.to_string())
-        };
-        let row = |gpu: &&str| {
-            let classes = cards.iter().map(|card| class(gpu, card));
-            std::iter::once((*gpu).to_owned()).chain(classes).collect()
-        };
-        let rows: Vec<Vec<String>> = gpus.iter().map(row).collect();
-        let header: Vec<&str> = std::iter::once("").chain(cards.iter().copied()).collect();
-        text::table(&header, &rows)
+        })
     }
+}
+
+/// Names in the order in which they come first.
+fn each_once<'a>(names: impl Iterator<Item = &'a String>) -> Vec<&'a str> {
+    let mut all: Vec<&str> = Vec::new();
+    for name in names {
+        if !all.contains(&name.as_str()) {
+            all.push(name);
+        }
+    }
+    all
+}
+
+fn grid(rows: &[&str], columns: &[&str], mark: impl Fn(&str, &str) -> String) -> String {
+    let row = |row: &&str| {
+        let marks = columns.iter().map(|column| mark(row, column));
+        std::iter::once((*row).to_owned()).chain(marks).collect()
+    };
+    let header: Vec<&str> = std::iter::once("").chain(columns.iter().copied()).collect();
+    text::table(&header, &rows.iter().map(row).collect::<Vec<_>>())
 }

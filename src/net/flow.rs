@@ -4,17 +4,13 @@
 //! the other side's messages anew. A side that neither begins messages nor has receives sleeps until the other has finished.
 
 use super::lanes::Lane;
-use super::side::{Side, next};
+use super::side::Net;
 use crate::failure::Failure;
 use crate::interrupt;
 use crate::progress::Progress;
 use crate::sides::{Channel, Message};
-use gdsync::queue::QueueFull;
-use gdsync::{Batch, PreparedSend, QueueError};
+use gdsync::{Batch, PreparedSend};
 use std::time::{Duration, Instant};
-
-/// How long the CPU sleeps where a queue is full.
-const NAP: Duration = Duration::from_micros(50);
 
 /// How many messages this side begins.
 #[derive(Clone, Copy)]
@@ -65,7 +61,7 @@ impl Moved {
     }
 }
 
-impl Side {
+impl Net {
     /// Moves the messages of a phase: until this side's have completed, and the other's have arrived.
     pub(super) fn exchange(&mut self, channel: &mut Channel, phase: Phase) -> Result<Moved, Failure> {
         let (lanes, total) = (self.options.qps, phase.total);
@@ -73,7 +69,7 @@ impl Side {
             lane.begin(total / lanes + u64::from(number < total % lanes));
         }
         let received: Vec<u64> = self.lanes.iter().map(|lane| lane.received).collect();
-        let hidden = self.options.sides.json || self.rank > 0 || phase.duration.is_some();
+        let hidden = self.options.sides.json || self.side.rank > 0 || phase.duration.is_some();
         let mut progress = Progress::new(hidden, total, "messages");
         let start = Instant::now();
         let (mut own, mut other) = (None, None);
@@ -101,10 +97,10 @@ impl Side {
             if other.is_none() {
                 // Where there is nothing else to do, the CPU sleeps.
                 let is_idle = own.is_some() && !self.receives();
-                let message = if is_idle { next(channel, None).map(Some) } else { channel.receive_now() }?;
+                let message = if is_idle { channel.next(None).map(Some) } else { channel.receive_now() }?;
                 other = message.map(|message| self.sent(message)).transpose()?.flatten();
             }
-            self.findings.error.check()?;
+            self.side.findings.error.check()?;
             if let (Some(own), Some(other)) = (&own, &other)
                 && self.have_arrived(&received, &other.counts)
             {
@@ -118,7 +114,7 @@ impl Side {
 
     /// Ends the phase where its time is up, or where the user, or the other side for the user, wants it to end.
     fn end_early(&mut self, channel: &mut Channel, phase: Phase, start: Instant) -> Result<(), Failure> {
-        let is_interrupted = self.rank == 0 && interrupt::requested();
+        let is_interrupted = self.side.rank == 0 && interrupt::requested();
         if is_interrupted && self.awaits() && !self.has_asked {
             // The other side begins messages, too.
             self.has_asked = true;
@@ -144,17 +140,11 @@ impl Side {
             for ahead in 0..count {
                 sends = sends.send(self.prepare(index, ahead, ahead + 1 == count)?);
             }
-            self.post(sends)?;
+            self.side.post(sends)?;
             self.lanes[index].note_posted(count);
             has_moved = true;
         }
         Ok(has_moved)
-    }
-
-    pub(super) fn post(&mut self, batch: Batch) -> Result<(), Failure> {
-        let posted = self.driver.post(batch).map_err(|failure| self.findings.error.or(failure))?;
-        self.operations += posted.operations as u64;
-        Ok(())
     }
 
     /// Prepares a message, the next but `ahead` of a queue pair. Where there is no room, takes what completes and arrives
@@ -168,33 +158,27 @@ impl Side {
         loop {
             let request = self.lanes[index].request(ahead);
             let request = if completes { request } else { request.unsignaled() };
-            match self.connection.queue_pairs[index].prepare(request) {
-                Ok(send) => return Ok(send),
-                Err(QueueError::Full(
-                    QueueFull::SendQueue { .. } | QueueFull::CompletionQueue { .. } | QueueFull::Stream(_),
-                )) => {
-                    self.collect()?;
-                    if self.receives() {
-                        self.receive_some()?;
-                    }
-                    self.findings.error.check()?;
-                    std::thread::sleep(NAP);
-                }
-                Err(error) => return Err(self.findings.error.or(error.into())),
+            if let Some(send) = self.side.connection.prepare(index, request)? {
+                return Ok(send);
             }
+            self.collect()?;
+            if self.receives() {
+                self.receive_some()?;
+            }
+            self.side.findings.error.check()?;
         }
     }
 
     /// Takes completions of this side's messages: of how many.
     pub(super) fn collect(&mut self) -> Result<u64, Failure> {
         let mut count = 0;
-        for (lane, queue_pair) in self.lanes.iter_mut().zip(&self.connection.queue_pairs) {
+        for (lane, queue_pair) in self.lanes.iter_mut().zip(&self.side.connection.queue_pairs) {
             if lane.pending.is_empty() {
                 continue;
             }
             let queue = queue_pair.send_cq();
-            while self.connection.take(&queue)?.is_some() {
-                self.findings.error.check()?;
+            while self.side.connection.take(&queue)?.is_some() {
+                self.side.findings.error.check()?;
                 let before = lane.done;
                 lane.note_done();
                 count += lane.done - before;
@@ -230,11 +214,11 @@ impl Side {
     fn receive_some(&mut self) -> Result<bool, Failure> {
         let (size, batch) = (self.places.size, self.options.batch());
         let mut has_moved = false;
-        for (lane, queue_pair) in self.lanes.iter_mut().zip(&self.connection.queue_pairs) {
+        for (lane, queue_pair) in self.lanes.iter_mut().zip(&self.side.connection.queue_pairs) {
             let queue = queue_pair.recv_cq();
             for _ in 0..batch {
-                let Some(completion) = self.connection.take(&queue)? else { break };
-                self.findings.error.check()?;
+                let Some(completion) = self.side.connection.take(&queue)? else { break };
+                self.side.findings.error.check()?;
                 if u64::from(completion.byte_len) != size {
                     return Err(format!(
                         "a message of {} bytes has come, not of {size}",
@@ -252,7 +236,7 @@ impl Side {
 
     /// Posts the first receives of each queue pair.
     pub(super) fn post_receives(&mut self, count: u64) -> Result<(), Failure> {
-        for (lane, queue_pair) in self.lanes.iter_mut().zip(&self.connection.queue_pairs) {
+        for (lane, queue_pair) in self.lanes.iter_mut().zip(&self.side.connection.queue_pairs) {
             (0..count).try_for_each(|_| queue_pair.post_recv(lane.next_landing(), 0))?;
         }
         Ok(())

@@ -3,6 +3,7 @@
 use crate::cli::{NetMode, NetOperation, NetOptions};
 use crate::failure::Failure;
 use crate::sides::Driver;
+use crate::sides::side::Remote;
 use gdsync::{MemoryRegion, RemoteMemory, Slice, WorkRequest};
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -45,16 +46,6 @@ impl Places {
         let start = usize::try_from((lane * self.slots + slot) * size)?;
         Ok(start..start + usize::try_from(size)?)
     }
-}
-
-/// Where the memory of the other side is.
-pub(super) struct Remote {
-    /// Where messages arrive there.
-    pub(super) data: RemoteMemory,
-    /// What can be read there.
-    pub(super) source: RemoteMemory,
-    /// The counters there.
-    pub(super) words: RemoteMemory,
 }
 
 /// A message's place on both sides.

@@ -13,9 +13,10 @@ mod verify;
 
 use crate::cli::{NetOptions, SideOptions};
 use crate::failure::Failure;
-use crate::plot::Chart;
-use crate::sides::{Channel, Measurement, Other, Verdict};
+use crate::sides::side::play;
+use crate::sides::{Channel, Measurement, Other};
 use report::Report;
+use side::Net;
 
 impl Measurement for NetOptions {
     const COMMAND: &'static str = "bench net";
@@ -35,30 +36,14 @@ impl Measurement for NetOptions {
     }
 
     fn of_size(&self, size: u64) -> Self {
-        self.of_size(size)
+        NetOptions { size: Some(size), ..self.clone() }
     }
 
     fn refusal(&self) -> Option<String> {
         self.refusal()
     }
 
-    fn play(&self, rank: u64, other: Other, channel: Channel) -> Result<Report, Failure> {
-        side::play(self, rank, other, channel)
-    }
-
-    fn table(reports: &[Report]) -> String {
-        report::table(reports)
-    }
-
-    fn csv(reports: &[Report]) -> String {
-        report::csv(reports)
-    }
-
-    fn charts(reports: &[Report], is_sweep: bool) -> Vec<Chart> {
-        report::charts(reports, is_sweep)
-    }
-
-    fn verdict(client: &str, reports: &[Report]) -> Result<Verdict, Failure> {
-        report::verdict(client, reports)
+    fn play(&self, rank: u64, other: Other, mut channel: Channel) -> Result<Report, Failure> {
+        play(Net::new(self, rank, other, &mut channel), channel)
     }
 }

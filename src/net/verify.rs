@@ -1,12 +1,12 @@
 //! What has arrived, compared with what was sent, once the time has been taken.
 
 use super::lanes::WORD;
-use super::side::{MEASURED, Side};
+use super::side::{MEASURED, Net};
 use crate::cli::NetOperation;
 use crate::failure::Failure;
 use crate::sides::Arrival;
 
-impl Side {
+impl Net {
     /// Every byte of every place that messages have filled; of atomic operations, the counters and what was found in them.
     pub(super) fn verify(&mut self) -> Result<(), Failure> {
         if !self.options.sides.check {
@@ -18,18 +18,18 @@ impl Side {
         }
         let has_data = if operation == NetOperation::Read { self.sends() } else { self.awaits() };
         if has_data {
-            self.driver.arrived(MEASURED, Arrival { is_checked: true, is_timed: false })?;
+            self.side.driver.arrived(MEASURED, Arrival { is_checked: true, is_timed: false })?;
             // What kernels have found is known when a chunk has passed.
-            self.driver.mark(0)?;
-            self.driver.pass()?;
+            self.side.driver.mark(0)?;
+            self.side.driver.pass()?;
         }
-        self.findings.error.check()
+        self.side.findings.error.check()
     }
 
     /// The counters of this side have counted the other's operations.
     fn counters(&self) -> Result<(), Failure> {
         for (index, lane) in self.lanes.iter().enumerate() {
-            let counted = self.connection.words.word64(index * WORD)?.load();
+            let counted = self.side.connection.words.word64(index * WORD)?.load();
             if counted != lane.received {
                 return Err(format!(
                     "the counter of queue pair {index} is {counted} after {} operations of the other side",

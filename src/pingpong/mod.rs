@@ -7,9 +7,10 @@ mod watch;
 
 use crate::cli::{PingpongOptions, SideOptions};
 use crate::failure::Failure;
-use crate::plot::Chart;
-use crate::sides::{Channel, Measurement, Other, Verdict};
+use crate::sides::side::play;
+use crate::sides::{Channel, Measurement, Other};
 use report::Report;
+use side::Pingpong;
 
 impl Measurement for PingpongOptions {
     const COMMAND: &'static str = "pingpong";
@@ -36,23 +37,7 @@ impl Measurement for PingpongOptions {
         self.refusal()
     }
 
-    fn play(&self, rank: u64, other: Other, channel: Channel) -> Result<Report, Failure> {
-        side::play(self, rank, other, channel)
-    }
-
-    fn table(reports: &[Report]) -> String {
-        report::table(reports)
-    }
-
-    fn csv(reports: &[Report]) -> String {
-        report::csv(reports)
-    }
-
-    fn charts(reports: &[Report], is_sweep: bool) -> Vec<Chart> {
-        report::charts(reports, is_sweep)
-    }
-
-    fn verdict(client: &str, reports: &[Report]) -> Result<Verdict, Failure> {
-        report::verdict(client, reports)
+    fn play(&self, rank: u64, other: Other, mut channel: Channel) -> Result<Report, Failure> {
+        play(Pingpong::new(self, rank, other, &mut channel), channel)
     }
 }

@@ -3,23 +3,21 @@
 //! The CPU prepares exchanges ahead of the stream, a *chunk* at a time, and looks at completions
 //! only when the stream has passed a whole chunk: between prepare and collect no message needs it.
 
-use super::report::{Measured, Report};
+use super::report::Report;
 use super::watch::Watch;
-use crate::cli::{self, DoorbellChoice, Operation, PingpongOptions, Service};
+use crate::cli::{Operation, PingpongOptions, Service};
 use crate::failure::Failure;
-use crate::hca;
 use crate::interrupt::{self, NothingYet};
 use crate::progress::Progress;
-use crate::sides::{
-    CHUNKS, Channel, Connection, Driver, Findings, Message, Other, Timing, Usage, Work, driver, fail,
-    forward_ends, gpus_of_sides,
-};
+use crate::sides::side::{Needs, Player, SETUP, Side};
+use crate::sides::times::Times;
+use crate::sides::{CHUNKS, Channel, Other, Usage, Work};
 use gdsync::memop::Condition;
-use gdsync::queue::{GRH_BYTES, QueueFull};
+use gdsync::queue::GRH_BYTES;
 use gdsync::verbs::{AddressHandle, Mtu, Transport};
 use gdsync::{
-    Access, Batch, ConnectOptions, Endpoint, MemoryRegion, PreparedSend, ProtectionDomain, QueueError,
-    QueuePair, QueuePairConfig, RemoteMemory, Slice, Trigger, WorkRequest,
+    Access, Batch, ConnectOptions, Endpoint, MemoryRegion, PreparedSend, ProtectionDomain, QueuePair,
+    QueuePairConfig, RemoteMemory, Slice, WorkRequest,
 };
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -28,41 +26,13 @@ use std::time::{Duration, Instant};
 /// How often a receiver may be not ready: receives are posted before the other side can send into
 /// them, so that one that is not ready for so long never will be.
 const RNR_RETRIES: u8 = 6;
-/// How long the other side may take to get ready.
-const SETUP: Duration = Duration::from_secs(30);
 
-/// Plays one side. The other side hears how it fails, from the first step on.
-pub(super) fn play(
-    options: &PingpongOptions,
-    rank: u64,
-    other: Other,
-    mut channel: Channel,
-) -> Result<Report, Failure> {
-    match Side::new(options, rank, other, &mut channel) {
-        Ok(side) => side.run(channel),
-        Err(failure) => {
-            let error = Some(failure.to_string());
-            // Where the other side is gone, there is nothing to say to it.
-            let _ = channel.send(&Message::Done { error, is_cause: true });
-            Err(failure)
-        }
-    }
-}
-
-struct Side {
+pub(super) struct Pingpong {
     options: PingpongOptions,
-    rank: u64,
-    other: Other,
-    /// The GPU of each side.
-    gpus: Option<[u32; 2]>,
-    card: String,
-    connection: Arc<Connection>,
+    side: Side,
     datagrams: Option<Datagrams>,
     remote_data: RemoteMemory,
     remote_flag: RemoteMemory,
-    driver: Box<dyn Driver>,
-    findings: Findings,
-    operations: u64,
     /// Exchanges that were made: all, unless the run was interrupted.
     exchanges: u64,
     /// From when the CPU prepares the first exchange that is measured, until it has seen the last.
@@ -85,137 +55,49 @@ impl Datagrams {
     }
 }
 
-impl Side {
+impl Pingpong {
     /// Makes the side's objects, connects them with the other side's, and posts the first receives.
-    fn new(
+    pub(super) fn new(
         options: &PingpongOptions,
         rank: u64,
         other: Other,
         channel: &mut Channel,
     ) -> Result<Self, Failure> {
-        let (device, port) = hca::open(options.sides.hca.as_ref())?;
-        let card = device.name().to_owned();
-        let pd = ProtectionDomain::new(&device)?;
         let window = u32::try_from(options.batch * CHUNKS)?;
         // A write is two work requests; and one chunk's sends may still be unacknowledged when the
         // next is prepared.
         let config = QueuePairConfig::default().send_depth(4 * window).recv_depth(2 * window);
-        let config = config.port(port).gid_index(options.sides.gid_index).transport(options.transport.into());
-        let gpus = gpus_of_sides(&options.sides)?;
-        let gpu = gpus.map(|gpus| gpus[rank as usize % 2]);
-        let config = config.placement(options.sides.layout.placement(gpu));
-        let config = config.queues(options.sides.queues.into());
-        let by_card = options.sides.doorbells == DoorbellChoice::Card;
-        let trigger = by_card.then(|| Trigger::new(&pd)).transpose()?;
-        let config = trigger.as_ref().map_or(config, |trigger| config.trigger(trigger));
-        let queue_pair = QueuePair::new(&pd, config)?;
-        let findings = Findings::new(Timing::new(options.sides.warmup, 2));
-        let work = Work { size: options.size, batch: options.batch, source: Access::empty() };
-        let driver = driver(&options.sides, work, (rank, gpu), &pd, &findings)?;
-        let flag = MemoryRegion::allocate(&pd, 4, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
-        channel.send(&Message::Hello {
-            endpoints: vec![queue_pair.endpoint()?.to_string()],
-            data: driver.messages().remote.to_string(),
-            source: driver.messages().readable.to_string(),
-            words: flag.remote().to_string(),
-        })?;
-        let Message::Hello { endpoints, data, words: remote_flag, .. } = channel.receive(Some(SETUP))? else {
-            return Err("the other side says something else than hello".into());
+        let needs = Needs {
+            queue_pairs: 1,
+            config: config.transport(options.transport.into()),
+            words: (4, Access::LOCAL_WRITE | Access::REMOTE_WRITE),
+            work: Work { size: options.size, batch: options.batch, source: Access::empty() },
+            parts: 2,
         };
+        let (side, remote) = Side::new(&options.sides, (rank, other), needs, channel)?;
+        let queue_pair = side.connection.queue_pair();
         let mtu = options.sides.mtu.and_then(Mtu::from_bytes);
-        let endpoint = endpoints.first().ok_or("the other side has no queue pair")?.parse()?;
+        let endpoint = remote.endpoints.first().ok_or("the other side has no queue pair")?;
         let mut datagrams = None;
         match queue_pair.transport() {
-            Transport::Ud => datagrams = Some(Datagrams::new(&queue_pair, &pd, &endpoint)?),
-            _ => queue_pair.connect(&endpoint, ConnectOptions::default().mtu(mtu).rnr_retry(RNR_RETRIES))?,
+            Transport::Ud => datagrams = Some(Datagrams::new(queue_pair, &side.pd, endpoint)?),
+            _ => queue_pair.connect(endpoint, ConnectOptions::default().mtu(mtu).rnr_retry(RNR_RETRIES))?,
         }
-        let connection = Connection::new(device, vec![queue_pair], flag, findings.error.clone());
-        let side = Side {
+        let pingpong = Pingpong {
             options: options.clone(),
-            rank,
-            other,
-            gpus,
-            card,
-            connection: Arc::new(connection),
+            side,
             datagrams,
-            remote_data: data.parse()?,
-            remote_flag: remote_flag.parse()?,
-            driver,
-            findings,
-            operations: 0,
+            remote_data: remote.data,
+            remote_flag: remote.words,
             exchanges: 0,
             usage: None,
         };
-        if side.options.op != Operation::Write {
+        if options.op != Operation::Write {
             // One more than is enqueued: the other side may answer the last before its receive is
             // posted again, and only RC waits.
-            (0..=window).try_for_each(|_| side.post_recv())?;
+            (0..=window).try_for_each(|_| pingpong.post_recv())?;
         }
-        Ok(side)
-    }
-
-    /// Runs all exchanges.
-    ///
-    /// The channel is dropped before `self`: its end wakes the other side's stream, for which a GPU
-    /// that both sides use might wait while it releases what the driver holds.
-    fn run(mut self, mut channel: Channel) -> Result<Report, Failure> {
-        forward_ends(&channel, self.findings.error.clone());
-        let result = self.exchange_all(&mut channel).and_then(|()| self.findings.error.check());
-        match result {
-            Ok(()) => self.finish(channel),
-            Err(failure) => Err(fail(&self.connection, self.driver.as_mut(), failure, channel)),
-        }
-    }
-
-    fn exchange_all(&mut self, channel: &mut Channel) -> Result<(), Failure> {
-        channel.send(&Message::Ready)?;
-        match channel.receive(Some(SETUP))? {
-            Message::Ready => {}
-            other => return Err(format!("the other side is not ready: {other:?}").into()),
-        }
-        let lossy = (self.options.transport != Service::Rc).then_some(self.options.size);
-        let _watch = Watch::start(Arc::clone(&self.connection), lossy)?;
-        let total = self.options.exchanges().ok_or("the exchanges are more than 64 bits hold")?;
-        let limit = channel.limit().clone();
-        limit.shorten(total);
-        let (mut asked, mut ends) = (false, None);
-        let mut chunks: VecDeque<u64> = VecDeque::new();
-        // Of both sides, one shows it.
-        let hidden = self.options.sides.json || self.rank > 0 || self.options.sides.duration.is_some();
-        let mut progress = Progress::new(hidden, total, "exchanges");
-        self.driver.begin()?;
-        let (mut next, mut before) = (0, Usage::now()?);
-        while next < limit.end() || !chunks.is_empty() {
-            if self.rank == 0
-                && !asked
-                && (interrupt::requested() || ends.is_some_and(|at| Instant::now() >= at))
-            {
-                asked = true;
-                limit.shorten(channel.agree_on_end(next)?);
-            }
-            if next < limit.end() && (chunks.len() as u64) < CHUNKS {
-                let count = limit.claim(next, self.chunk(next, total));
-                if count == 0 {
-                    continue;
-                }
-                if next == self.options.sides.warmup {
-                    before = Usage::now()?;
-                    ends = self.options.sides.duration.map(|duration| Instant::now() + duration);
-                }
-                (next..next + count).try_for_each(|sequence| self.enqueue(sequence))?;
-                next += count;
-                self.driver.mark(count)?;
-                chunks.push_back(count);
-            } else if let Some(count) = chunks.pop_front() {
-                self.driver.pass()?;
-                self.collect(count)?;
-                progress.advance(count);
-            }
-        }
-        self.driver.synchronize()?;
-        self.usage = Some((before, Usage::now()?));
-        self.exchanges = limit.end();
-        self.settle(limit.end())
+        Ok(pingpong)
     }
 
     /// Exchanges of the chunk that begins with exchange `next`: of the warm-up, or of the
@@ -228,31 +110,25 @@ impl Side {
 
     /// Enqueues one exchange: the first side sends and waits, the second waits and sends.
     fn enqueue(&mut self, sequence: u64) -> Result<(), Failure> {
-        self.findings.error.check()?;
-        if self.rank == 0 {
-            self.driver.produce(sequence)?;
+        self.side.findings.error.check()?;
+        if self.side.rank == 0 {
+            self.side.driver.produce(sequence)?;
             let sends = self.prepare_send(sequence)?;
             let batch = self.add_wait(sends.into_iter().fold(Batch::new(), Batch::send), sequence)?;
-            self.post(batch)?;
-            self.driver.consume(sequence)
+            self.side.post(batch)?;
+            self.side.driver.consume(sequence)
         } else {
             let batch = self.add_wait(Batch::new(), sequence)?;
-            self.post(batch)?;
-            self.driver.consume(sequence)?;
-            self.driver.produce(sequence)?;
+            self.side.post(batch)?;
+            self.side.driver.consume(sequence)?;
+            self.side.driver.produce(sequence)?;
             let sends = self.prepare_send(sequence)?;
-            self.post(sends.into_iter().fold(Batch::new(), Batch::send))
+            self.side.post(sends.into_iter().fold(Batch::new(), Batch::send))
         }
     }
 
-    fn post(&mut self, batch: Batch) -> Result<(), Failure> {
-        let posted = self.driver.post(batch).map_err(|failure| self.findings.error.or(failure))?;
-        self.operations += posted.operations as u64;
-        Ok(())
-    }
-
     fn prepare_send(&mut self, sequence: u64) -> Result<Vec<PreparedSend>, Failure> {
-        let slices = [self.driver.messages().source.clone()];
+        let slices = [self.side.driver.source(0..usize::try_from(self.options.size)?)?];
         let imm = sequence as u32;
         Ok(match self.options.op {
             Operation::Send => {
@@ -287,25 +163,21 @@ impl Side {
             if let Some((handle, qpn)) = &to {
                 request = request.to(handle, *qpn, qkey);
             }
-            match self.connection.queue_pair().prepare(request) {
-                Ok(send) => return Ok(send),
-                Err(QueueError::Full(
-                    QueueFull::SendQueue { .. } | QueueFull::CompletionQueue { .. } | QueueFull::Stream(_),
-                )) => {
-                    self.connection.collect_sends()?;
-                    std::thread::sleep(Duration::from_micros(50));
-                }
-                Err(error) => return Err(self.findings.error.or(error.into())),
+            if let Some(send) = self.side.connection.prepare(0, request)? {
+                return Ok(send);
             }
+            self.side.connection.collect_sends()?;
         }
     }
 
     fn add_wait(&self, batch: Batch, sequence: u64) -> Result<Batch, Failure> {
         Ok(match self.options.op {
-            Operation::Write => {
-                batch.wait_value32(&self.connection.words.word32(0)?, Condition::Geq, flag_value(sequence))
-            }
-            _ => batch.wait(self.connection.queue_pair().recv_cq().prepare_wait()?),
+            Operation::Write => batch.wait_value32(
+                &self.side.connection.words.word32(0)?,
+                Condition::Geq,
+                flag_value(sequence),
+            ),
+            _ => batch.wait(self.side.connection.queue_pair().recv_cq().prepare_wait()?),
         })
     }
 
@@ -315,66 +187,116 @@ impl Side {
             slices.push(datagrams.header.slice(..)?);
         }
         if self.options.op == Operation::Send {
-            slices.push(self.driver.messages().target.clone());
+            slices.push(self.side.driver.target(0..usize::try_from(self.options.size)?)?);
         }
-        Ok(self.connection.queue_pair().post_recv(&slices, 0)?)
+        Ok(self.side.connection.queue_pair().post_recv(&slices, 0)?)
     }
 
     /// Takes the completions of exchanges that the stream has passed, and posts receives for later
     /// ones.
     fn collect(&mut self, count: u64) -> Result<(), Failure> {
-        self.findings.error.check()?;
+        self.side.findings.error.check()?;
         if self.options.op != Operation::Write {
             for _ in 0..count {
                 // The stream has waited for it, so it is there.
-                if !self.connection.take_receive()? {
+                if !self.side.connection.take_receive()? {
                     return Err("the stream has passed a completion that is not there".into());
                 }
                 self.post_recv()?;
             }
         }
-        self.connection.collect_sends()
+        self.side.connection.collect_sends()
     }
 
     /// Waits for the last acknowledgements: a side that leaves before would leave the other
     /// hanging. Each comes, or its send fails.
     fn settle(&mut self, total: u64) -> Result<(), Failure> {
         loop {
-            self.connection.collect_sends()?;
-            if self.connection.sent() == total {
+            self.side.connection.collect_sends()?;
+            if self.side.connection.sent() == total {
                 return Ok(());
             }
             std::thread::sleep(Duration::from_micros(200));
         }
     }
+}
 
-    /// Exchanges results with the other side.
-    fn finish(self, mut channel: Channel) -> Result<Report, Failure> {
-        channel.send(&Message::Done { error: None, is_cause: true })?;
-        let answer = channel.receive(None);
-        channel.on_end().clear();
-        match answer? {
-            Message::Done { .. } => {}
-            other => return Err(format!("the other side goes on: {other:?}").into()),
+impl Player for Pingpong {
+    type Report = Report;
+
+    fn side(&mut self) -> &mut Side {
+        &mut self.side
+    }
+
+    fn run(&mut self, channel: &mut Channel) -> Result<(), Failure> {
+        self.side.meet(channel, Some(SETUP))?;
+        let lossy = (self.options.transport != Service::Rc).then_some(self.options.size);
+        let _watch = Watch::start(Arc::clone(&self.side.connection), lossy)?;
+        let total = self.options.exchanges().ok_or("the exchanges are more than 64 bits hold")?;
+        let limit = channel.limit().clone();
+        limit.shorten(total);
+        let (mut asked, mut ends) = (false, None);
+        let mut chunks: VecDeque<u64> = VecDeque::new();
+        // Of both sides, one shows it.
+        let hidden = self.options.sides.json || self.side.rank > 0 || self.options.sides.duration.is_some();
+        let mut progress = Progress::new(hidden, total, "exchanges");
+        self.side.driver.begin()?;
+        let (mut next, mut before) = (0, Usage::now()?);
+        while next < limit.end() || !chunks.is_empty() {
+            if self.side.rank == 0
+                && !asked
+                && (interrupt::requested() || ends.is_some_and(|at| Instant::now() >= at))
+            {
+                asked = true;
+                limit.shorten(channel.agree_on_end(next)?);
+            }
+            if next < limit.end() && (chunks.len() as u64) < CHUNKS {
+                let count = limit.claim(next, self.chunk(next, total));
+                if count == 0 {
+                    continue;
+                }
+                if next == self.options.sides.warmup {
+                    before = Usage::now()?;
+                    ends = self.options.sides.duration.map(|duration| Instant::now() + duration);
+                }
+                (next..next + count).try_for_each(|sequence| self.enqueue(sequence))?;
+                next += count;
+                self.side.driver.mark(count)?;
+                chunks.push_back(count);
+            } else if let Some(count) = chunks.pop_front() {
+                self.side.driver.pass()?;
+                self.collect(count)?;
+                progress.advance(count);
+            }
         }
+        self.side.driver.synchronize()?;
+        self.usage = Some((before, Usage::now()?));
+        self.exchanges = limit.end();
+        self.settle(limit.end())
+    }
+
+    fn report(&self) -> Result<Report, Failure> {
+        let (sides, exchanges) = (&self.options.sides, self.exchanges);
         let (before, after) = self.usage.ok_or("nothing was measured")?;
-        if self.rank == 0 && self.exchanges <= self.options.sides.warmup {
+        if self.side.rank == 0 && exchanges <= sides.warmup {
             return Err(NothingYet.into());
         }
-        let measured = Measured {
-            card: &self.card,
-            gpus: self.other.gpus(self.gpus)?,
-            server: self.other.host(),
-            doorbells: match self.options.sides.doorbells {
-                DoorbellChoice::Card => cli::word(&DoorbellChoice::Card),
-                _ => self.driver.doorbells(self.connection.queue_pair())?.to_string(),
-            },
-            timing: &self.findings.timing(),
-            usage: after.since(&before),
-            operations: self.operations,
-            exchanges: self.exchanges,
-        };
-        Ok(Report::new(&self.options, measured))
+        let (iterations, timing) = (exchanges.saturating_sub(sides.warmup), self.side.findings.timing());
+        let messages_per_s = 2.0 * iterations as f64 / timing.elapsed().as_secs_f64().max(1e-9);
+        let interrupted_of = (iterations < sides.iters).then_some(sides.iters);
+        let sizes = (self.options.batch, self.options.size);
+        let setting = self.side.setting(sizes, interrupted_of, after.since(&before))?;
+        Ok(Report {
+            transport: self.options.transport,
+            op: self.options.op,
+            mps: setting.shared_by_mps,
+            setting,
+            iterations,
+            times: Times::new(&timing),
+            messages_per_s,
+            bytes_per_s: messages_per_s * self.options.size as f64,
+            memory_operations_per_iteration: self.side.operations as f64 / exchanges as f64,
+        })
     }
 }
 

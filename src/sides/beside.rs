@@ -1,7 +1,7 @@
 //! Both sides on this host: two processes, of which this one starts the other, or two threads.
 
 use super::channel::{self, Channel};
-use super::other::Other;
+use super::gpus::Other;
 use super::{Measurement, take_liberties};
 use crate::child;
 use crate::failure::{AlreadySaid, Failure};

@@ -30,8 +30,8 @@ pub(crate) enum Message {
 }
 
 /// Whether a line is the last that a side says: it has finished.
-pub(super) fn is_last(line: &[u8]) -> bool {
-    matches!(serde_json::from_slice(line), Ok(Message::Done { error: None, .. }))
+pub(super) fn is_last(line: &str) -> bool {
+    matches!(serde_json::from_str(line), Ok(Message::Done { error: None, .. }))
 }
 
 /// What is said where nothing better is known.
@@ -127,17 +127,24 @@ fn understood(line: &str) -> Result<Message, Failure> {
 }
 
 impl Channel {
+    pub(crate) fn new(reader: impl Read + Send + 'static, writer: impl Write + Send + 'static) -> Self {
+        Self::of_lines(BufReader::new(reader).lines().map_while(Result::ok), Box::new(writer))
+    }
+
     /// A thread of its own reads, so that the end of the other side is noticed at any time, and that an interrupt is
     /// answered at any time.
-    pub(crate) fn new(reader: impl Read + Send + 'static, writer: impl Write + Send + 'static) -> Self {
+    pub(super) fn of_lines(
+        received: impl Iterator<Item = String> + Send + 'static,
+        writer: Box<dyn Write + Send>,
+    ) -> Self {
         let (sender, lines) = channel();
         let on_end = OnEnd::default();
         let told = on_end.clone();
         let limit = Limit::new();
-        let writer: Writer = Arc::new(Mutex::new(Box::new(writer)));
+        let writer: Writer = Arc::new(Mutex::new(writer));
         let (own_limit, answers) = (limit.clone(), Arc::downgrade(&writer));
         std::thread::spawn(move || {
-            for line in BufReader::new(reader).lines().map_while(Result::ok) {
+            for line in received {
                 match serde_json::from_str(&line) {
                     Ok(Message::Done { error: Some(error), is_cause }) => {
                         told.happens(End::Failed { error: heard(&error), is_cause });
@@ -203,6 +210,16 @@ impl Channel {
             Ok(line) => understood(&line),
             Err(RecvTimeoutError::Timeout) => Err("the other side does not answer".into()),
             Err(RecvTimeoutError::Disconnected) => Err(GONE.into()),
+        }
+    }
+
+    /// As [`Self::receive`], without answers to a request to stop, which come at any time.
+    pub(crate) fn next(&self, timeout: Option<Duration>) -> Result<Message, Failure> {
+        loop {
+            match self.receive(timeout)? {
+                Message::Until { .. } => {}
+                message => return Ok(message),
+            }
         }
     }
 

@@ -5,8 +5,8 @@ use super::channel::{Channel, End, GONE, Message};
 use super::driver::Driver;
 use super::findings::FirstError;
 use crate::failure::Failure;
-use gdsync::queue::{Completion, FailureCause};
-use gdsync::{CompletionQueue, Device, MemoryRegion, QueuePair};
+use gdsync::queue::{Completion, FailureCause, QueueFull};
+use gdsync::{CompletionQueue, Device, MemoryRegion, PreparedSend, QueueError, QueuePair, WorkRequest};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -15,6 +15,8 @@ use std::time::{Duration, Instant};
 const CAUSE: Duration = Duration::from_secs(2);
 /// Time between two looks for it.
 const LOOK: Duration = Duration::from_millis(5);
+/// How long the CPU sleeps where a queue is full.
+const NAP: Duration = Duration::from_micros(50);
 
 pub(crate) struct Connection {
     device: Device,
@@ -44,6 +46,23 @@ impl Connection {
 
     pub(crate) fn sent(&self) -> u64 {
         self.sent.load(Ordering::Relaxed)
+    }
+
+    /// Prepares a send of a queue pair. None where there is no room: after a nap, for the caller to take completions.
+    pub(crate) fn prepare(
+        &self,
+        queue_pair: usize,
+        request: WorkRequest<'_>,
+    ) -> Result<Option<PreparedSend>, Failure> {
+        use QueueFull::{CompletionQueue, SendQueue, Stream};
+        match self.queue_pairs[queue_pair].prepare(request) {
+            Ok(send) => Ok(Some(send)),
+            Err(QueueError::Full(SendQueue { .. } | CompletionQueue { .. } | Stream(_))) => {
+                std::thread::sleep(NAP);
+                Ok(None)
+            }
+            Err(error) => Err(self.error.or(error.into())),
+        }
     }
 
     /// Takes the completion of a receive, if there is one. A failed one is an error.

@@ -11,18 +11,6 @@ use std::time::Duration;
 /// Chunks that are enqueued at a time: while one is performed, the CPU prepares the next.
 pub(crate) const CHUNKS: u64 = 2;
 
-/// Where a side's messages are. The slices keep the memory.
-pub(crate) struct Messages {
-    /// The message that is sent.
-    pub(crate) source: Slice,
-    /// Where messages arrive.
-    pub(crate) target: Slice,
-    /// Where messages arrive, for the other side.
-    pub(crate) remote: RemoteMemory,
-    /// The message that is sent, for the other side, where it may read it.
-    pub(crate) readable: RemoteMemory,
-}
-
 /// What a driver is for.
 #[derive(Clone, Copy)]
 pub(crate) struct Work {
@@ -38,7 +26,8 @@ pub(crate) struct Work {
 ///
 /// Work comes in *chunks* of exchanges, of which [`CHUNKS`] may be under way.
 pub(crate) trait Driver {
-    fn messages(&self) -> &Messages;
+    /// For the other side: where messages arrive, and the message that is sent, where it may read it.
+    fn remotes(&self) -> [RemoteMemory; 2];
     /// A part of the message that is sent.
     fn source(&self, range: Range<usize>) -> Result<Slice, Failure>;
     /// A part of where messages arrive.

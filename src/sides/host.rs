@@ -1,14 +1,16 @@
 //! Messages in host memory, and the kernels that work on them there: closures, which a software
 //! stream performs, or the calling thread.
 
-use super::driver::{self, Arrival, Driver, Messages, Work};
+use super::driver::{self, Arrival, Driver, Work};
 use super::findings::Findings;
 use crate::cli::SideOptions;
 use crate::failure::Failure;
 use crate::pattern::Pattern;
 use gdsync::memop::{MemOpStream, StreamError};
 use gdsync::stream::{Cpu, Doorbells, Event, Posted};
-use gdsync::{Access, Batch, MemoryRegion, ProtectionDomain, QueuePair, Slice, SoftStream, Stream};
+use gdsync::{
+    Access, Batch, MemoryRegion, ProtectionDomain, QueuePair, RemoteMemory, Slice, SoftStream, Stream,
+};
 use std::collections::VecDeque;
 use std::ops::Range;
 
@@ -44,7 +46,6 @@ impl HostStream for SoftStream {
 
 pub(super) struct HostDriver<B: HostStream> {
     stream: Stream<B>,
-    messages: Messages,
     source: MemoryRegion,
     target: MemoryRegion,
     rank: u64,
@@ -67,12 +68,6 @@ impl<B: HostStream> HostDriver<B> {
         let target = MemoryRegion::allocate(pd, size, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
         Ok(HostDriver {
             stream: driver::stream(backend, options)?,
-            messages: Messages {
-                source: source.slice(..)?,
-                target: target.slice(..)?,
-                remote: target.remote(),
-                readable: source.remote(),
-            },
             source,
             target,
             rank,
@@ -84,8 +79,8 @@ impl<B: HostStream> HostDriver<B> {
 }
 
 impl<B: HostStream> Driver for HostDriver<B> {
-    fn messages(&self) -> &Messages {
-        &self.messages
+    fn remotes(&self) -> [RemoteMemory; 2] {
+        [self.target.remote(), self.source.remote()]
     }
 
     fn source(&self, range: Range<usize>) -> Result<Slice, Failure> {

@@ -14,28 +14,26 @@ mod gpus;
 mod host;
 mod hosts;
 mod limit;
-mod other;
-mod performer;
+pub(crate) mod report;
+pub(crate) mod side;
 pub(crate) mod times;
 mod timing;
 
 pub(crate) use beside::run_peer;
 pub(crate) use channel::{Channel, Message};
-pub(crate) use connection::{Connection, fail, forward_ends};
+pub(crate) use connection::Connection;
 pub(crate) use driver::{Arrival, CHUNKS, Driver, Work};
-pub(crate) use findings::Findings;
-pub(crate) use gpus::{GpusOfSides, gpus_of_sides};
-pub(crate) use other::Other;
-pub(crate) use performer::driver;
-pub(crate) use timing::{Timing, Usage};
+pub(crate) use gpus::Other;
+pub(crate) use timing::Usage;
 
 use crate::cli::SideOptions;
 use crate::destination::Destination;
 use crate::failure::Failure;
 use crate::interrupt::{self, NothingYet};
-use crate::plot::{self, Chart};
+use crate::plot;
 use crate::{child, json, progress, text};
 use gdsync::cudarc::driver::CudaContext;
+use report::Report;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::sync::Arc;
@@ -47,7 +45,7 @@ pub(crate) trait Measurement: Clone + Send + Serialize + DeserializeOwned + 'sta
     /// The word by which the command starts the other process of a run.
     const PEER: &'static str;
     /// What one run has measured.
-    type Report: Serialize + Send;
+    type Report: Report;
 
     fn sides(&self) -> &SideOptions;
     fn sides_mut(&mut self) -> &mut SideOptions;
@@ -59,30 +57,15 @@ pub(crate) trait Measurement: Clone + Send + Serialize + DeserializeOwned + 'sta
     fn refusal(&self) -> Option<String>;
     /// Plays one side of a run. The other side hears how it fails.
     fn play(&self, rank: u64, other: Other, channel: Channel) -> Result<Self::Report, Failure>;
-
-    /// The reports for people; there is at least one.
-    fn table(reports: &[Self::Report]) -> String;
-    /// The reports as comma-separated values.
-    fn csv(reports: &[Self::Report]) -> String;
-    fn charts(reports: &[Self::Report], is_sweep: bool) -> Vec<Chart>;
-    /// What a server says of the runs with its client; there is at least one.
-    fn verdict(client: &str, reports: &[Self::Report]) -> Result<Verdict, Failure>;
-}
-
-/// What a server says at the end: for programs, and for people.
-pub(crate) struct Verdict {
-    pub(crate) json: serde_json::Value,
-    pub(crate) text: String,
-}
-
-/// What was done with the bytes of messages.
-pub(crate) fn checked(verified: bool) -> &'static str {
-    if verified { "every byte verified" } else { "NOT verified" }
 }
 
 /// Runs both sides, or the one that is this process's, and prints what was measured.
 pub(crate) fn run<M: Measurement>(options: &M) -> Result<(), Failure> {
     let sides = options.sides();
+    // A server has nothing to print that its client would not have, and ends at once.
+    if !sides.hosts.server {
+        interrupt::catch()?;
+    }
     if let Some(part) = hosts::part(sides)? {
         return hosts::run(options, part);
     }
@@ -127,14 +110,14 @@ fn sweep<M: Measurement>(
         }
     }
     // A sweep that fails, or is interrupted, has what it has.
-    let text = || if sides.csv { M::csv(&reports) } else { M::table(&reports) };
+    let text = || if sides.csv { report::csv(&reports) } else { report::table(&reports) };
     match &failure {
         _ if reports.is_empty() => {}
         Some(error) if sides.json && !error.is::<NothingYet>() => json::print_failed(&reports, error)?,
         _ => text::print(sides.json, &reports, text)?,
     }
     if let (Some(picture), false) = (picture, reports.is_empty()) {
-        plot::write(&picture, &M::charts(&reports, sizes.is_some()))?;
+        plot::write(&picture, &M::Report::charts(&reports, sizes.is_some()))?;
     }
     match failure {
         Some(error) if reports.is_empty() || !error.is::<NothingYet>() => Err(error),
@@ -144,7 +127,7 @@ fn sweep<M: Measurement>(
 
 /// What this process uses of the GPUs of its sides, from before the first run to after the last.
 fn contexts(sides: &SideOptions) -> Result<Vec<Arc<CudaContext>>, Failure> {
-    let gpus = gpus_of_sides(sides)?;
+    let gpus = gpus::gpus_of_sides(sides)?;
     let own = gpus.iter().flatten().take(if sides.procs == 1 { 2 } else { 1 });
     Ok(own.map(|gpu| gdsync::cuda::context(*gpu)).collect::<Result<_, _>>()?)
 }

@@ -10,7 +10,7 @@ const BINS: usize = 80;
 /// Titles of columns, in the order of [`Times::cells`].
 pub(crate) const TITLES: [&str; 6] = ["MIN µs", "P50 µs", "P90 µs", "P99 µs", "P99.9 µs", "MAX µs"];
 /// Names of values, in the order of [`Times::values`].
-pub(crate) const NAMES: &str = "min_us,p50_us,p90_us,p99_us,p999_us,max_us";
+pub(crate) const NAMES: [&str; 6] = ["min_us", "p50_us", "p90_us", "p99_us", "p999_us", "max_us"];
 
 /// The least, the most, and percentiles, in µs.
 #[derive(Debug, Serialize)]

@@ -5,7 +5,7 @@ use super::{measured, page};
 use gdsync_cli::cli::{self, BenchOptions, Benchmark};
 use gdsync_cli::destination::Destination;
 use gdsync_cli::failure::{AlreadySaid, Failure};
-use gdsync_cli::json::{self, Reason};
+use gdsync_cli::json;
 use gdsync_cli::{interrupt, text};
 use serde_json::{Value, json};
 
@@ -52,7 +52,7 @@ pub(super) fn run(options: &BenchOptions, page: Option<Destination>) -> Result<(
 fn rows(outcomes: &[(Benchmark, Result<Outcome, Failure>)]) -> Vec<Value> {
     let row = |(what, outcome): &(Benchmark, Result<Outcome, Failure>)| match outcome {
         Ok(outcome) => json!({ "benchmark": cli::word(what), "results": outcome.json }),
-        Err(error) => json!({ "benchmark": cli::word(what), "error": Reason::new(error) }),
+        Err(error) => json!({ "benchmark": cli::word(what), "error": json::reason(error) }),
     };
     outcomes.iter().map(row).collect()
 }

@@ -1,7 +1,7 @@
 //! What measurements on a GPU share.
 
 use super::pair::Pair;
-use gdsync::cudarc::driver::{CudaContext, sys};
+use gdsync::cudarc::driver::CudaContext;
 use gdsync::memop::{MemOpStream, Word32, Word64};
 use gdsync::memory::StreamAddr;
 use gdsync::{CudaStream, PinnedMemory, Stream, cuda};
@@ -82,23 +82,10 @@ impl Gpu {
     pub(super) fn synchronize(&self) -> Result<(), Failure> {
         Ok(self.stream.synchronize()?)
     }
-
-    /// Enqueues operations by a call of the driver, and nothing else.
-    ///
-    /// # Safety
-    /// The addresses in them are those of words of this struct, aligned.
-    pub(super) unsafe fn submit_by_hand(
-        &self,
-        params: &mut [sys::CUstreamBatchMemOpParams],
-    ) -> Result<(), Failure> {
-        // SAFETY: the caller's.
-        unsafe { by_hand::submit(&self.stream, params) }
-    }
 }
 
 /// Operations as a program would write them by hand, for references.
 pub(super) mod by_hand {
-    use gdsync::CudaStream;
     use gdsync::cudarc::driver::sys;
     use gdsync::cudarc::driver::sys::{
         CUstreamBatchMemOpParams as Params,
@@ -108,8 +95,9 @@ pub(super) mod by_hand {
         CUstreamBatchMemOpParams_union_CUstreamMemOpWriteValueParams_st__bindgen_ty_1 as WriteValue,
         CUstreamBatchMemOpType as Type,
     };
-    use gdsync::memop::Condition;
+    use gdsync::memop::{Condition, MemOp, MemOpStream};
     use gdsync::memory::StreamAddr;
+    use gdsync::{CudaStream, SoftStream};
     use gdsync_cli::failure::Failure;
 
     /// Enqueues operations by a call of the driver, and nothing else.
@@ -160,5 +148,64 @@ pub(super) mod by_hand {
             alias: 0,
         };
         params
+    }
+
+    /// A stream that takes operations without the library in between.
+    pub(in crate::bench) trait Bare: MemOpStream + Sized {
+        /// An operation as the stream's driver wants it.
+        type Op: Copy;
+
+        fn write32(addr: StreamAddr, value: u32) -> Self::Op;
+        fn write64(addr: StreamAddr, value: u64) -> Self::Op;
+        fn wait32(addr: StreamAddr, condition: Condition, value: u32) -> Self::Op;
+
+        /// Enqueues operations.
+        ///
+        /// # Safety
+        /// Every address is valid for the stream, and aligned, until the stream has passed the operation. No
+        /// other thread submits to it.
+        unsafe fn enqueue(&self, ops: &mut [Self::Op]) -> Result<(), Failure>;
+    }
+
+    impl Bare for SoftStream {
+        type Op = MemOp;
+
+        fn write32(addr: StreamAddr, value: u32) -> MemOp {
+            MemOp::Write32 { addr, value }
+        }
+
+        fn write64(addr: StreamAddr, value: u64) -> MemOp {
+            MemOp::Write64 { addr, value }
+        }
+
+        fn wait32(addr: StreamAddr, condition: Condition, value: u32) -> MemOp {
+            MemOp::Wait32 { addr, condition, value }
+        }
+
+        unsafe fn enqueue(&self, ops: &mut [MemOp]) -> Result<(), Failure> {
+            // SAFETY: the caller's; the addresses were translated by the stream.
+            Ok(unsafe { self.submit(ops) }?)
+        }
+    }
+
+    impl Bare for CudaStream {
+        type Op = Params;
+
+        fn write32(addr: StreamAddr, value: u32) -> Self::Op {
+            write(addr, value.into(), false)
+        }
+
+        fn write64(addr: StreamAddr, value: u64) -> Self::Op {
+            write(addr, value, true)
+        }
+
+        fn wait32(addr: StreamAddr, condition: Condition, value: u32) -> Self::Op {
+            wait_for(addr, condition, value)
+        }
+
+        unsafe fn enqueue(&self, ops: &mut [Self::Op]) -> Result<(), Failure> {
+            // SAFETY: the caller's.
+            unsafe { submit(self, ops) }
+        }
     }
 }

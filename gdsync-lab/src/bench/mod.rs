@@ -44,10 +44,9 @@ pub(crate) use exchange::run_peer as run_exchange_peer;
 pub(crate) use table::median;
 
 use crate::draw;
-use gdsync_cli::cli::{self, BenchOptions, Benchmark};
+use gdsync_cli::cli::{self, BenchOptions, Benchmark, Process};
 use gdsync_cli::destination::Destination;
 use gdsync_cli::failure::Failure;
-use gdsync_cli::hca::Hca;
 use gdsync_cli::{child, progress, text};
 use serde::de::DeserializeOwned;
 use std::process::{Command, Stdio};
@@ -121,16 +120,9 @@ fn timed(call: impl FnOnce() -> Result<(), Failure>) -> Result<f64, Failure> {
 }
 
 /// What a process of this program, `what`, has found: it writes it as JSON.
-fn in_a_process<T: DeserializeOwned>(
-    what: &str,
-    hca: Option<&Hca>,
-    arguments: &[&str],
-) -> Result<T, Failure> {
+fn in_a_process<T: DeserializeOwned>(what: &str, process: &Process) -> Result<T, Failure> {
     let mut command = Command::new(std::env::current_exe()?);
-    command.args(arguments).stdin(Stdio::null()).stderr(Stdio::inherit());
-    if let Some(hca) = hca {
-        command.args(["--hca", &hca.to_string()]);
-    }
+    command.args(process.words()).stdin(Stdio::null()).stderr(Stdio::inherit());
     child::dies_with_this_process(&mut command);
     let output = command.output().map_err(|error| format!("cannot start {what}: {error}"))?;
     match output.status.success() {

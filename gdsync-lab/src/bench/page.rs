@@ -5,8 +5,9 @@ use crate::draw;
 use gdsync_cli::cli::{self, Benchmark};
 use gdsync_cli::doctor::{self, Fact};
 use gdsync_cli::failure::Failure;
+use gdsync_cli::json;
 use gdsync_cli::text::escape;
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 const STYLE: &str = "\
 :root{color-scheme:light dark;--ground:#fff;--ink:#1b1f24;--faint:#5a626c;--line:#d5d9df;--good:#0c7660;--poor:#8a5a00;--bad:#bc1c2c}\
@@ -149,25 +150,8 @@ fn of_one(words: &[String], name: &str) -> Vec<String> {
 
 /// A time as people write it, in UTC.
 fn date(now: SystemTime) -> String {
-    let seconds = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or(Duration::ZERO).as_secs();
-    let (mut days, minutes) = (seconds / 86_400, seconds % 86_400 / 60);
-    let is_leap =
-        |year: u64| year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
-    let mut year = 1970;
-    while days >= 365 + u64::from(is_leap(year)) {
-        days -= 365 + u64::from(is_leap(year));
-        year += 1;
-    }
-    let february = 28 + u64::from(is_leap(year));
-    let mut month = 1;
-    for length in [31, february, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31] {
-        if days < length {
-            break;
-        }
-        days -= length;
-        month += 1;
-    }
-    format!("{year}-{month:02}-{:02} {:02}:{:02} UTC", days + 1, minutes / 60, minutes % 60)
+    let time = json::time(now);
+    format!("{} {} UTC", &time[..10], &time[11..16])
 }
 
 #[cfg(test)]

@@ -48,7 +48,7 @@ impl Bench {
         let (start, last) = (gpu.addr(START)?, gpu.addr(END)?);
         let batch_of_one = |value: u32| {
             // SAFETY: the address is that of a word of `gpu`.
-            unsafe { gpu.submit_by_hand(&mut [by_hand::write(last, value.into(), false)]) }
+            unsafe { by_hand::submit(&gpu.stream, &mut [by_hand::write(last, value.into(), false)]) }
         };
         let single = |value: u32| {
             // SAFETY: as above; the stream is alive.
@@ -58,7 +58,7 @@ impl Bench {
         let behind_wait = |value: u32| {
             let mut ops = [by_hand::wait(start, 0), by_hand::write(last, value.into(), false)];
             // SAFETY: as above.
-            unsafe { gpu.submit_by_hand(&mut ops) }
+            unsafe { by_hand::submit(&gpu.stream, &mut ops) }
         };
         type Measure<'a> = &'a dyn Fn() -> Result<Row, Failure>;
         let all: [Measure<'_>; 4] = [

@@ -106,6 +106,25 @@ impl Measured {
     }
 }
 
+/// What each rank of a job has found: a thread of this process plays it.
+pub(super) fn on_threads<T: Send + 'static>(
+    ranks: u32,
+    patience: Duration,
+    play: impl Fn(Bootstrap) -> Result<T, Failure> + Clone + Send + 'static,
+) -> Result<Vec<T>, Failure> {
+    let (sender, done) = channel();
+    for bootstrap in Bootstrap::threads(ranks, patience)? {
+        let (sender, play) = (sender.clone(), play.clone());
+        std::thread::Builder::new().name("bench-rank".to_owned()).spawn(move || {
+            // No caller takes it where another rank has failed.
+            let _ = sender.send(play(bootstrap).map_err(|error| error.to_string()));
+        })?;
+    }
+    drop(sender);
+    // Where one fails, the others wait for it: they end with the process.
+    (0..ranks).map(|_| Ok(done.recv().map_err(|_| "a rank has panicked")??)).collect()
+}
+
 /// Each way in each run, by ranks that `make` makes in their threads. The ways take turns in being the first.
 pub(super) fn measure<R: Rank, const WAYS: usize>(
     ranks: usize,
@@ -115,22 +134,12 @@ pub(super) fn measure<R: Rank, const WAYS: usize>(
 ) -> Result<[Measured; WAYS], Failure> {
     let begin = Arc::new(Barrier::new(ranks));
     let leaves = Arc::new(AtomicBool::new(false));
-    let (sender, done) = channel();
-    for bootstrap in Bootstrap::threads(u32::try_from(ranks)?, TIMEOUT)? {
-        let (sender, begin, leaves, make) = (sender.clone(), begin.clone(), leaves.clone(), make.clone());
-        std::thread::Builder::new().name("bench-rank".to_owned()).spawn(move || {
-            let place = Place::of(&bootstrap);
-            let played = make(bootstrap)
-                .and_then(|rank| play(rank, place, (&begin, &leaves), runs, rounds))
-                .map_err(|error| error.to_string());
-            let _ = sender.send(played);
-        })?;
-    }
-    drop(sender);
+    let all: Vec<[Measured; WAYS]> = on_threads(u32::try_from(ranks)?, TIMEOUT, move |bootstrap| {
+        let place = Place::of(&bootstrap);
+        make(bootstrap).and_then(|rank| play(rank, place, (&begin, &leaves), runs, rounds))
+    })?;
     let mut measured: [Measured; WAYS] = std::array::from_fn(|_| Measured::default());
-    for _ in 0..ranks {
-        // Where one fails, the others wait for it: they end with the process.
-        let played: [Measured; WAYS] = done.recv().map_err(|_| "a rank has panicked")??;
+    for played in all {
         for (all, one) in measured.iter_mut().zip(played) {
             all.operations += one.operations / ranks as f64;
             // All begin together, and the last one ends the round.

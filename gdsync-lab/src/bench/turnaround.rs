@@ -91,7 +91,7 @@ impl Bench {
                     by_hand::write(gpu.addr(END)?, value.into(), false),
                 ];
                 // SAFETY: the addresses are words of `gpu`.
-                unsafe { gpu.submit_by_hand(&mut ops) }?;
+                unsafe { by_hand::submit(&gpu.stream, &mut ops) }?;
             }
             let time = gpu.flip(value, Duration::from_micros(30))?;
             if way == 0 {

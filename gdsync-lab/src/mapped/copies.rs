@@ -1,15 +1,16 @@
 //! `gdsync copybw` and `gdsync copylat`: every copy kernel on every mapping, beside what there
 //! would be without.
 
-use super::table::{self, Cell, Report, Row};
-use super::{Memory, Source, pattern};
+use super::{Absent, Memory, Source, pattern};
 use crate::draw;
 use gdsync::cudarc::driver::sys;
 use gdsync::mapped::{LoadKernel, MappingBackend, StoreKernel};
 use gdsync_cli::cli::CopyOptions;
 use gdsync_cli::destination::Destination;
 use gdsync_cli::failure::Failure;
-use gdsync_cli::progress;
+use gdsync_cli::plot::{Axis, Chart, Content, Scale, Series};
+use gdsync_cli::{progress, size, text};
+use serde::Serialize;
 use std::time::{Duration, Instant};
 
 /// Time for the measurements of each cell, and their least number.
@@ -21,11 +22,63 @@ const BUNCH: usize = 32;
 
 /// The quantity of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Unit {
+enum Unit {
     /// GB/s; rows are compared at the largest size.
     Bandwidth,
     /// µs; rows are compared at the smallest size.
     Latency,
+}
+
+impl Unit {
+    fn of(self, cell: &Cell) -> f64 {
+        match self {
+            Unit::Bandwidth => cell.size as f64 / cell.us / 1e3,
+            Unit::Latency => cell.us,
+        }
+    }
+
+    /// The cell by which rows are compared.
+    fn compared(self, cells: &[Cell]) -> Option<&Cell> {
+        match self {
+            Unit::Bandwidth => cells.last(),
+            Unit::Latency => cells.first(),
+        }
+    }
+}
+
+#[derive(Debug, Serialize)]
+struct Report {
+    /// The GPU.
+    on: String,
+    #[serde(rename = "rows")]
+    mappings: Vec<Mapping>,
+    absent: Vec<Absent>,
+}
+
+#[derive(Debug, Serialize)]
+struct Mapping {
+    backend: String,
+    caching: String,
+    rows: Vec<Row>,
+}
+
+#[derive(Debug, Serialize)]
+struct Row {
+    direction: &'static str,
+    kernel: String,
+    cells: Vec<Cell>,
+    /// How many times as fast as libc's memcpy through the same mapping.
+    over_memcpy: Option<f64>,
+    /// How many times as fast as the driver's copy.
+    over_cuda: Option<f64>,
+}
+
+/// Bytes, and the median time of a copy in µs.
+#[derive(Debug, Serialize)]
+struct Cell {
+    #[serde(rename = "size_bytes")]
+    size: usize,
+    us: f64,
 }
 
 pub(crate) fn bandwidth(options: &CopyOptions) -> Result<(), Failure> {
@@ -58,9 +111,9 @@ fn run(options: &CopyOptions, unit: Unit, sizes: &[usize]) -> Result<(), Failure
         report.mappings.push(measure(&source, *backend, unit, sizes)?);
     }
     report.absent = source.absent;
-    table::print(&report, unit, options.mapped.json)?;
+    text::print(options.mapped.json, &report, || tables(&report, unit))?;
     match picture {
-        Some(picture) => picture.write(&draw::svg(&table::charts(&report, unit))?),
+        Some(picture) => picture.write(&draw::svg(&charts(&report, unit))?),
         None => Ok(()),
     }
 }
@@ -70,7 +123,7 @@ fn measure(
     backend: MappingBackend,
     unit: Unit,
     sizes: &[usize],
-) -> Result<table::Mapping, Failure> {
+) -> Result<Mapping, Failure> {
     let most = sizes.last().copied().unwrap_or(0);
     let memory = source.allocate(backend, most)?;
     let (from, mut into) = (pattern(most, 1), vec![0; most]);
@@ -91,9 +144,9 @@ fn measure(
             from_gpu(&memory, &mut into[..size])
         })?);
     }
-    table::compare(&mut rows, unit);
+    compare(&mut rows, unit);
     let caching = memory.info().caching.to_string();
-    Ok(table::Mapping { backend: backend.to_string(), caching, rows })
+    Ok(Mapping { backend: backend.to_string(), caching, rows })
 }
 
 fn row(
@@ -145,6 +198,72 @@ fn from_gpu(memory: &Memory, into: &mut [u8]) -> Result<(), Failure> {
     Ok(())
 }
 
+/// Fills in how rows compare.
+fn compare(rows: &mut [Row], unit: Unit) {
+    let time = |row: &Row| unit.compared(&row.cells).map(|cell| cell.us);
+    let of = |rows: &[Row], direction: &str, kernel: &str| {
+        let row = rows.iter().find(|row| row.direction == direction && row.kernel.starts_with(kernel));
+        row.and_then(time)
+    };
+    let references: Vec<_> = rows
+        .iter()
+        .map(|row| (of(rows, row.direction, "memcpy"), of(rows, row.direction, "cuMemcpy")))
+        .collect();
+    for (row, (memcpy, cuda)) in rows.iter_mut().zip(references) {
+        let ours = time(row);
+        let over = |reference: Option<f64>| Some(reference? / ours?);
+        (row.over_memcpy, row.over_cuda) = (over(memcpy), over(cuda));
+    }
+}
+
+fn tables(report: &Report, unit: Unit) -> String {
+    let of = if unit == Unit::Bandwidth { "GB/s" } else { "µs" };
+    let one = |mapping: &Mapping| {
+        let Mapping { backend, caching, .. } = mapping;
+        format!("{}: mapped by {backend}, {caching}; {of}, medians\n{}\n", report.on, table(mapping, unit))
+    };
+    report.mappings.iter().map(one).collect::<String>() + &super::absent_lines(&report.absent)
+}
+
+fn table(mapping: &Mapping, unit: Unit) -> String {
+    let cells = mapping.rows.first().map(|row| row.cells.as_slice()).unwrap_or_default();
+    let written = |cell: &Cell| size::text(cell.size as u64);
+    let at = unit.compared(cells).map_or_else(String::new, written);
+    let mut header = vec!["COPY".to_owned(), "BY".to_owned()];
+    header.extend(cells.iter().map(written));
+    header.extend([format!("MEMCPY x, {at}"), format!("CUDA x, {at}")]);
+    let ratio = |ratio: Option<f64>| ratio.map_or_else(|| "-".to_owned(), |ratio| format!("{ratio:.1}"));
+    let row = |row: &Row| {
+        let mut line = vec![row.direction.to_owned(), row.kernel.clone()];
+        line.extend(row.cells.iter().map(|cell| format!("{:.3}", unit.of(cell))));
+        line.extend([ratio(row.over_memcpy), ratio(row.over_cuda)]);
+        line
+    };
+    let rows: Vec<Vec<String>> = mapping.rows.iter().map(row).collect();
+    let header: Vec<&str> = header.iter().map(String::as_str).collect();
+    text::table(&header, &rows)
+}
+
+/// For each mapping and direction, a line for each way to copy, by size.
+fn charts(report: &Report, unit: Unit) -> Vec<Chart> {
+    let name = if unit == Unit::Bandwidth { "Bandwidth, GB/s" } else { "Median time of a copy, µs" };
+    let chart = |mapping: &Mapping, direction: &str| {
+        let rows = mapping.rows.iter().filter(|row| row.direction == direction);
+        let points =
+            |row: &Row| row.cells.iter().map(|cell| (cell.size as f64, unit.of(cell))).collect::<Vec<_>>();
+        Chart {
+            title: format!("{direction} by the CPU, mapped by {}, {}", mapping.backend, report.on),
+            content: Content::Lines {
+                x: Axis::new("Copy", Scale::Sizes),
+                y: Axis::new(name, Scale::Log),
+                series: rows.map(|row| Series::new(row.kernel.clone(), points(row))).collect(),
+            },
+        }
+    };
+    let both = |mapping| ["write", "read"].map(|direction| chart(mapping, direction));
+    report.mappings.iter().flat_map(both).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -161,5 +280,37 @@ mod tests {
         let error = time(|| Err("no".into()), 8).unwrap_err();
         assert_eq!(error.to_string(), "no");
         assert!(time(|| Ok(()), 8).unwrap() >= 0.0);
+    }
+
+    fn row(direction: &'static str, kernel: &str, us: [f64; 2]) -> Row {
+        let cells = vec![Cell { size: 4, us: us[0] }, Cell { size: 4096, us: us[1] }];
+        Row { direction, kernel: kernel.to_owned(), cells, over_memcpy: None, over_cuda: None }
+    }
+
+    #[test]
+    fn rows_are_compared_with_those_of_their_direction() {
+        let rows = || {
+            vec![
+                row("write", "avx2", [1.0, 2.0]),
+                row("write", "memcpy", [2.0, 8.0]),
+                row("write", "cuMemcpyHtoD", [20.0, 1.0]),
+                row("read", "avx2", [5.0, 6.0]),
+                row("read", "memcpy", [5.0, 60.0]),
+            ]
+        };
+        let mut latency = rows();
+        compare(&mut latency, Unit::Latency);
+        assert_eq!((latency[0].over_memcpy, latency[0].over_cuda), (Some(2.0), Some(20.0)));
+        assert_eq!((latency[3].over_memcpy, latency[3].over_cuda), (Some(1.0), None));
+        let mut bandwidth = rows();
+        compare(&mut bandwidth, Unit::Bandwidth);
+        assert_eq!((bandwidth[0].over_memcpy, bandwidth[0].over_cuda), (Some(4.0), Some(0.5)));
+        let mapping = Mapping { backend: "x".to_owned(), caching: "y".to_owned(), rows: bandwidth };
+        let text = table(&mapping, Unit::Bandwidth);
+        assert!(
+            text.starts_with("COPY   BY            4 B    4 KiB  MEMCPY x, 4 KiB  CUDA x, 4 KiB\n"),
+            "{text}"
+        );
+        assert!(text.contains("write  avx2          0.004  2.048  4.0              0.5\n"), "{text}");
     }
 }

@@ -3,7 +3,6 @@
 mod copies;
 mod freed;
 mod sanity;
-mod table;
 
 pub(crate) use copies::{bandwidth, latency};
 pub(crate) use sanity::run as sanity;

@@ -5,10 +5,10 @@
 //! beginning, or with a new one.
 
 use super::gpu::Gpu;
+use super::kernels::By;
 use super::loose::Loose;
 use super::mesh::Message;
 use super::plan::Random;
-use super::poster::By;
 use super::queues::{Queues, SharedHub};
 use super::region::Place;
 use super::reliable::Reliable;

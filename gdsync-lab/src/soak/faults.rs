@@ -2,7 +2,7 @@
 
 use super::plan::Random;
 use super::tally::RuleTally;
-use gdsync_cli::fault_plan::NONE;
+use gdsync_cli::cli::NO_FAULTS;
 use softhca::faults::{FAULTS_VARIABLE, FaultPlan};
 use std::process::Command;
 
@@ -53,7 +53,7 @@ pub(super) fn apply(
     plan: &str,
     rank: usize,
 ) -> Result<(), gdsync_cli::failure::Failure> {
-    if plan == NONE {
+    if plan == NO_FAULTS {
         command.env_remove(FAULTS_VARIABLE);
         return Ok(());
     }
@@ -76,7 +76,7 @@ pub(super) fn counts() -> Vec<RuleTally> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gdsync_cli::fault_plan;
+    use gdsync_cli::cli::soak_faults;
 
     #[test]
     fn a_seed_makes_a_plan_of_every_kind() {
@@ -84,7 +84,7 @@ mod tests {
             let text = of_seed(seed);
             let plan: FaultPlan = text.parse().unwrap();
             assert_eq!(plan.rules.len(), 23);
-            assert_eq!(fault_plan::parse(&text), Ok(plan.to_string()));
+            assert_eq!(soak_faults(&text), Ok(plan.to_string()));
         }
         assert_eq!(of_seed(3), of_seed(3));
         assert_ne!(of_seed(3), of_seed(4));
@@ -100,6 +100,6 @@ mod tests {
         };
         assert_eq!(plan_of("seed=7; drop", 0).as_deref(), Some("seed=7; drop"));
         assert_eq!(plan_of("seed=7; drop", 2).as_deref(), Some("seed=9; drop"));
-        assert_eq!(plan_of(NONE, 1), None);
+        assert_eq!(plan_of(NO_FAULTS, 1), None);
     }
 }

@@ -1,7 +1,7 @@
-//! An end that kernels drive: they post its requests, some at a time, and wait until these have
-//! completed. Without a GPU, a thread does so in their place.
+//! What posts the sends of an end: the CPU, a stream, or kernels, which post requests, some at a time, and wait until these
+//! have completed. Without a GPU, a thread does so in their place.
 
-use super::gpu::Gpu;
+use super::gpu::{AnyStream, Gpu};
 use gdsync::cudarc::driver::{CudaFunction, CudaStream as Queue, LaunchConfig, PushKernelArg};
 use gdsync::device::{DeviceQp, DeviceQpOptions};
 use gdsync::queue::{Syndrome, WorkError};
@@ -23,6 +23,54 @@ const OUTCOME: usize = 3;
 /// `status::ok` and `status::failed` of the device header.
 const OK: u64 = 0;
 const FAILED: u64 = 3;
+
+/// What posts the sends of an end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum By {
+    Cpu,
+    Stream,
+    Kernels,
+}
+
+pub(super) enum Poster {
+    Cpu,
+    Stream(Box<AnyStream>),
+    Kernels(Kernels),
+}
+
+impl Poster {
+    pub(super) fn new(gpu: &Gpu, by: By) -> Result<Self, Failure> {
+        Ok(match by {
+            By::Cpu => Poster::Cpu,
+            By::Stream => Poster::Stream(Box::new(gpu.stream()?)),
+            By::Kernels => Poster::Kernels(Kernels::new(gpu)?),
+        })
+    }
+
+    /// Kernels get the queue pair, which is connected.
+    pub(super) fn attach(&mut self, queue_pair: &QueuePair) -> Result<(), Failure> {
+        match self {
+            Poster::Kernels(kernels) => kernels.attach(queue_pair),
+            Poster::Cpu | Poster::Stream(_) => Ok(()),
+        }
+    }
+
+    /// Kernels give it back.
+    pub(super) fn detach(&mut self) -> Result<(), Failure> {
+        match self {
+            Poster::Kernels(kernels) => kernels.detach(),
+            Poster::Cpu | Poster::Stream(_) => Ok(()),
+        }
+    }
+
+    /// A stream has passed everything. (What kernels have reported is in the ledger.)
+    pub(super) fn is_idle(&self) -> Result<bool, Failure> {
+        match self {
+            Poster::Stream(stream) => Ok(stream.synchronize_timeout(Duration::ZERO)?),
+            Poster::Cpu | Poster::Kernels(_) => Ok(true),
+        }
+    }
+}
 
 /// What a kernel posts.
 #[derive(Clone, Debug)]

@@ -12,7 +12,6 @@ mod loose;
 mod mesh;
 mod numbers;
 mod plan;
-mod poster;
 mod queues;
 mod region;
 mod reliable;
@@ -21,17 +20,18 @@ mod traffic;
 mod wire;
 mod worker;
 
-use gdsync_cli::cli::SoakOptions;
+use gdsync_cli::child::{self, Guarded};
+use gdsync_cli::cli::{NO_FAULTS, SoakOptions};
 use gdsync_cli::failure::Failure;
 use gdsync_cli::progress::Progress;
-use gdsync_cli::{child, fault_plan, hca, interrupt, log, text};
+use gdsync_cli::{hca, interrupt, log, text};
+use mesh::{Heard, Said};
 use serde::{Deserialize, Serialize};
 use softhca::liberties::{LIBERTIES_VARIABLE, Liberties};
 use std::io::{self, BufRead, BufReader, Write};
-use std::process::{Child, ChildStdin, Command, Stdio};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::process::{ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tally::{RuleTally, Tally};
 
@@ -46,7 +46,6 @@ struct Assignment {
     options: SoakOptions,
     /// Of all cards; each process has a seed of its own.
     plan: String,
-    name: String,
     rank: usize,
 }
 
@@ -94,15 +93,16 @@ pub(crate) fn run(options: &SoakOptions) -> Result<(), Failure> {
             writeln!(out, "liberties: {liberties}")?;
         }
     }
-    let name = format!("gdsync-soak-{}-{}", std::process::id(), options.seed);
-    let (mut workers, start) = (Vec::new(), Instant::now());
+    let (mut workers, mut inputs, start) = (Vec::new(), Vec::new(), Instant::now());
     for rank in 0..options.procs as usize {
-        let (options, plan, name) = (options.clone(), plan.clone(), name.clone());
-        workers.push(Worker::start(&Assignment { options, plan, name, rank })?);
+        let (worker, input) =
+            Worker::start(&Assignment { options: options.clone(), plan: plan.clone(), rank })?;
+        workers.push(worker);
+        inputs.push(Mutex::new(input));
     }
     let progress = Progress::new(options.json, (options.minutes * 60.0).ceil() as u64, "seconds");
-    let (all, errors) = finish(workers, progress)?;
-    let injected = if plan == fault_plan::NONE { Some(0) } else { all.injected() };
+    let (all, errors) = finish(workers, &Arc::new(inputs), progress)?;
+    let injected = if plan == NO_FAULTS { Some(0) } else { all.injected() };
     let SoakOptions { seed, minutes, procs, links, gpu, .. } = *options;
     let liberties = options.liberties.as_deref();
     let interrupted_s = interrupt::requested().then(|| start.elapsed().as_secs_f64());
@@ -177,10 +177,14 @@ unreliable: {loose_sent} sent, {loose_received} received, {dropped} dropped
 /// The counts of all workers, and how some failed, in the order in which they ended. Once one has
 /// failed, the others have [`LAST`] to end: one that is stopped would not. Once the user interrupts, they are asked to
 /// come to an end.
-fn finish(mut workers: Vec<Worker>, mut progress: Progress) -> Result<(Tally, Vec<String>), Failure> {
+fn finish(
+    mut workers: Vec<Worker>,
+    inputs: &Inputs,
+    mut progress: Progress,
+) -> Result<(Tally, Vec<String>), Failure> {
     let (sender, ended) = channel();
     for (rank, worker) in workers.iter_mut().enumerate() {
-        worker.listen(rank, sender.clone())?;
+        worker.listen(rank, inputs.clone(), sender.clone())?;
     }
     let mut all = Tally::default();
     let mut errors = Vec::new();
@@ -202,7 +206,7 @@ fn finish(mut workers: Vec<Worker>, mut progress: Progress) -> Result<(Tally, Ve
         }
         if interrupt::requested() && !asked {
             asked = true;
-            workers.iter_mut().for_each(Worker::stop);
+            inputs.iter().for_each(|input| tell(input, ""));
         }
         let seconds = start.elapsed().as_secs();
         progress.advance(seconds - shown);
@@ -211,8 +215,16 @@ fn finish(mut workers: Vec<Worker>, mut progress: Progress) -> Result<(Tally, Ve
     Ok((all, errors))
 }
 
-/// A worker process; killed if it is still there at the end. A line on its stdin asks it to come to an end.
-struct Worker(Child, ChildStdin);
+/// Where the workers read.
+type Inputs = Arc<Vec<Mutex<ChildStdin>>>;
+
+/// Writes a line for a worker. One that has ended does not hear it.
+fn tell(input: &Mutex<ChildStdin>, line: &str) {
+    let _ = writeln!(input.lock().unwrap_or_else(PoisonError::into_inner), "{line}");
+}
+
+/// A worker process.
+struct Worker(Guarded);
 
 /// What a worker writes last.
 #[derive(Serialize, Deserialize)]
@@ -223,7 +235,7 @@ struct Outcome {
 }
 
 impl Worker {
-    fn start(assignment: &Assignment) -> Result<Self, Failure> {
+    fn start(assignment: &Assignment) -> Result<(Self, ChildStdin), Failure> {
         let mut command = Command::new(std::env::current_exe()?);
         command.arg("soak-worker").stdin(Stdio::piped()).stdout(Stdio::piped());
         if std::env::var_os(log::VARIABLE).is_none() {
@@ -234,32 +246,40 @@ impl Worker {
         faults::apply(&mut command, &assignment.plan, assignment.rank)?;
         take_liberties(&mut command, assignment)?;
         child::dies_with_this_process(&mut command);
-        let mut child = command.spawn()?;
-        let mut stdin = child.stdin.take().ok_or("a worker has no stdin")?;
+        let mut worker = Worker(Guarded(command.spawn()?));
+        let mut stdin = worker.0.0.stdin.take().ok_or("a worker has no stdin")?;
         writeln!(stdin, "{}", serde_json::to_string(assignment)?)?;
-        Ok(Worker(child, stdin))
+        Ok((worker, stdin))
     }
 
-    /// Asks it to come to an end. One that has ended does not hear it.
-    fn stop(&mut self) {
-        let _ = writeln!(self.1);
-    }
-
-    /// A thread passes on the line that the worker writes last; an empty one where it ends without.
-    fn listen(&mut self, rank: usize, ended: Sender<(usize, String)>) -> Result<(), Failure> {
-        let stdout = self.0.stdout.take().ok_or("a worker has no stdout")?;
+    /// A thread passes on what the worker says to others, and that it has ended. `ended` gets the line that it writes last
+    /// for none of them; an empty one where it ends without.
+    fn listen(&mut self, rank: usize, inputs: Inputs, ended: Sender<(usize, String)>) -> Result<(), Failure> {
+        let stdout = self.0.0.stdout.take().ok_or("a worker has no stdout")?;
+        let others = (0..inputs.len()).filter(move |to| *to != rank);
+        let pass_on = move |to: usize, message| {
+            let heard = serde_json::to_string(&Heard { from: rank, message });
+            if let (Ok(line), Some(input)) = (heard, inputs.get(to)) {
+                tell(input, &line);
+            }
+        };
         std::thread::Builder::new().name("soak-worker".to_owned()).spawn(move || {
-            let mut line = String::new();
-            // What cannot be read is missing from the line, which then does not parse.
-            let _ = BufReader::new(stdout).read_line(&mut line);
-            let _ = ended.send((rank, line));
+            let mut last = String::new();
+            for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+                match serde_json::from_str(&line) {
+                    Ok(Said { to, message }) => pass_on(to, Some(message)),
+                    Err(_) => last = line,
+                }
+            }
+            others.for_each(|to| pass_on(to, None));
+            let _ = ended.send((rank, last));
         })?;
         Ok(())
     }
 
     /// What it has counted, as far as it came, and how it failed. It has written its last line.
     fn finish(&mut self, line: &str) -> Result<(Tally, Option<String>), Failure> {
-        let status = self.0.wait()?;
+        let status = self.0.0.wait()?;
         Ok(match serde_json::from_str(line) {
             Ok(Outcome { tally, error: Some(error) }) => (tally, Some(format!("failed: {error}"))),
             Ok(Outcome { tally, error: None }) if status.success() => (tally, None),
@@ -282,28 +302,13 @@ fn take_liberties(command: &mut Command, assignment: &Assignment) -> Result<(), 
     Ok(())
 }
 
-impl Drop for Worker {
-    fn drop(&mut self) {
-        // Killing a process that has ended fails, which is fine.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 /// A worker: its assignment comes in the first line of stdin, its counts go to stdout.
 pub(crate) fn run_worker() -> Result<(), Failure> {
     let mut line = String::new();
     io::stdin().read_line(&mut line)?;
     let assignment: Assignment = serde_json::from_str(&line)?;
-    let stop = Arc::new(AtomicBool::new(false));
-    let asked = Arc::clone(&stop);
-    std::thread::Builder::new().name("soak-stop".to_owned()).spawn(move || {
-        // The end of stdin is that of the process that has started this one, whose end the kernel answers.
-        let mut line = String::new();
-        asked.store(matches!(io::stdin().read_line(&mut line), Ok(count) if count > 0), Ordering::Relaxed);
-    })?;
     let mut tally = Tally::default();
-    let error = worker::work(&assignment, &mut tally, &stop).err().map(|error| error.to_string());
+    let error = worker::work(&assignment, &mut tally).err().map(|error| error.to_string());
     writeln!(io::stdout(), "{}", serde_json::to_string(&Outcome { tally, error })?)?;
     Ok(())
 }

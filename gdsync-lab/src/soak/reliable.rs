@@ -5,11 +5,10 @@
 //! next, and send again from there.
 
 use super::atomics::{Atomic, Atomics, Words};
-use super::kernels::Request;
+use super::kernels::{By, Request};
 use super::ledger::{Ended, Work};
 use super::numbers::Numbers;
 use super::plan::{How, LONGEST, Planned, Random};
-use super::poster::By;
 use super::region::{Place, Region};
 use super::tally::Tally;
 use super::traffic::{Offer, Traffic};

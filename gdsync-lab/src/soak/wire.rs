@@ -2,10 +2,9 @@
 //! is reset.
 
 use super::gpu::{AnyStream, Gpu};
-use super::kernels::Request;
+use super::kernels::{By, Poster, Request};
 use super::ledger::{Ended, Ledger, Work};
 use super::plan::{LONGEST, Random};
-use super::poster::{By, Poster};
 use super::queues::{self, Queues, SharedHub};
 use super::region::{Place, Region};
 use super::tally::Tally;

@@ -3,17 +3,17 @@
 use super::end::{End, Role, Together, mastered};
 use super::gather::Gather;
 use super::gpu::Gpu;
-use super::mesh::{Mesh, Message};
+use super::mesh::{Heard, Mesh, Message};
 use super::plan::Random;
 use super::queues::Hub;
 use super::tally::Tally;
 use super::wire::{self, DEPTH, RECEIVES};
 use super::{Assignment, faults};
 use gdsync::{CompletionQueue, Device, ProtectionDomain, Trigger};
+use gdsync_cli::cli::NO_FAULTS;
 use gdsync_cli::failure::Failure;
-use gdsync_cli::{fault_plan, hca};
+use gdsync_cli::hca;
 use std::collections::BTreeSet;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// What is said of another process that has ended too early.
@@ -35,13 +35,12 @@ struct Side<'a> {
     is_done: bool,
 }
 
-/// `asked`: the run is to end before its time.
-pub(super) fn work(assignment: &Assignment, tally: &mut Tally, asked: &AtomicBool) -> Result<(), Failure> {
-    let Assignment { options, plan, name, rank } = assignment;
+pub(super) fn work(assignment: &Assignment, tally: &mut Tally) -> Result<(), Failure> {
+    let Assignment { options, plan, rank } = assignment;
     let procs = options.procs as usize;
     let (device, port) = hca::open(options.hca.as_ref())?;
     let pd = ProtectionDomain::new(&device)?;
-    let mesh = Mesh::join(name, *rank, procs)?;
+    let mesh = Mesh::join()?;
     let roles: Vec<Role> =
         (0..options.links).filter_map(|link| role(link, *rank, procs, options.seed)).collect();
     let together = together(&device, &pd, &roles)?;
@@ -50,7 +49,7 @@ pub(super) fn work(assignment: &Assignment, tally: &mut Tally, asked: &AtomicBoo
         roles.into_iter().map(|role| End::new(role, parts, &together, &gpu)).collect();
     let mut side = Side { mesh, ends: ends?, tally, others: BTreeSet::new(), is_done: false };
     for end in &side.ends {
-        side.mesh.send(end.peer(), &end.up()?)?;
+        side.mesh.send(end.peer(), end.up()?)?;
     }
     let mut stop = Instant::now() + Duration::from_secs_f64(options.minutes * 60.0);
     let mut random = Random::new(options.seed ^ *rank as u64 ^ 0xc7);
@@ -62,19 +61,25 @@ pub(super) fn work(assignment: &Assignment, tally: &mut Tally, asked: &AtomicBoo
         let before = side.tally.operations;
         let mut worked = side.listen()?;
         let now = Instant::now();
-        if asked.load(Ordering::Relaxed) {
+        if side.mesh.is_asked() {
             stop = stop.min(now);
         }
         if now >= stop && !stopped {
             stopped = true;
             side.ends.iter_mut().for_each(End::stop);
         }
-        if now > cut && !stopped && plan != fault_plan::NONE {
+        if now > cut && !stopped && plan != NO_FAULTS {
             cut = now + Duration::from_millis(random.below(CUT));
             side.cut(random.below(options.links.into()) as usize)?;
             wire::read_events(&device, side.tally)?;
         }
         worked |= side.step()?;
+        if !side.is_done && side.ends.iter().all(End::is_done) {
+            side.is_done = true;
+            (0..procs)
+                .filter(|peer| peer != rank)
+                .try_for_each(|peer| side.mesh.send(peer, Message::Done))?;
+        }
         if let Some(gather) = &mut gather {
             gather.wait(&side.ends, side.tally)?;
         }
@@ -129,7 +134,7 @@ impl Side<'_> {
     /// Receives messages of the other processes. True where there was one.
     fn listen(&mut self) -> Result<bool, Failure> {
         let mut heard = false;
-        while let Some((peer, message)) = self.mesh.receive() {
+        while let Some(Heard { from: peer, message }) = self.mesh.receive() {
             heard = true;
             let Some(message) = message else {
                 if self.others.contains(&peer) {
@@ -144,7 +149,7 @@ impl Side<'_> {
             if let Some(index) = self.ends.iter().position(|end| end.link() == link)
                 && let Some(answer) = self.ends[index].hear(message, self.tally)?
             {
-                self.tell(peer, &answer)?;
+                self.mesh.send(peer, answer)?;
             }
         }
         Ok(heard)
@@ -156,12 +161,8 @@ impl Side<'_> {
         for index in 0..self.ends.len() {
             if let Some(message) = self.ends[index].step(self.tally)? {
                 worked = true;
-                self.tell(self.ends[index].peer(), &message)?;
+                self.mesh.send(self.ends[index].peer(), message)?;
             }
-        }
-        if !self.is_done && self.ends.iter().all(End::is_done) {
-            self.is_done = true;
-            self.mesh.broadcast(&Message::Done)?;
         }
         Ok(worked)
     }
@@ -172,18 +173,9 @@ impl Side<'_> {
         if let Some(end) = self.ends.get_mut(which % count)
             && let Some(message) = end.cut(self.tally)?
         {
-            let peer = end.peer();
-            self.tell(peer, &message)?;
+            self.mesh.send(end.peer(), message)?;
         }
         Ok(())
-    }
-
-    /// Says something to another process, which may have ended once it is done.
-    fn tell(&mut self, peer: usize, message: &Message) -> Result<(), Failure> {
-        match self.mesh.send(peer, message) {
-            Err(_) if self.others.contains(&peer) => Ok(()),
-            result => result,
-        }
     }
 }
 

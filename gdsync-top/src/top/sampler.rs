@@ -1,15 +1,21 @@
 //! Looks at processes, and what two looks say together: rates, and for how long something waits.
 
-use super::names;
 use super::view::{self, View};
 use gdsync_cli::failure::Failure;
-use gdsync_status::{Card, Process, QueuePair, Status, Traffic, Wait, ask_all};
+use gdsync_status::{Card, Process, QueuePair, Status, Traffic, Wait, ask_all, printable};
 use std::collections::HashMap;
+use std::fs::File;
+use std::io::Read;
 use std::net::Ipv6Addr;
 use std::time::Duration;
 
 /// How long a process may take to answer. One that is stopped costs this at every look.
 const WITHIN: Duration = Duration::from_millis(500);
+
+/// Characters of a name at most.
+const LONGEST: usize = 32;
+/// Bytes of a command line that are read: processes may have very long ones.
+const MOST: u64 = 4096;
 
 /// A card: process and address.
 type CardName = (u32, u32);
@@ -33,7 +39,7 @@ impl Sampler {
     /// Asks all processes of the user.
     pub(super) fn look(&mut self) -> Result<View, Failure> {
         let found = ask_all(WITHIN).map_err(|error| format!("processes cannot be listed: {error}"))?;
-        let named = found.into_iter().map(|process| (names::of_process(process.pid), process)).collect();
+        let named = found.into_iter().map(|process| (name_of(process.pid), process)).collect();
         Ok(self.view(named))
     }
 
@@ -199,5 +205,43 @@ fn address(node: u32) -> String {
     match u16::try_from(node) {
         Ok(lid) => format!("LID {lid:#x}"),
         Err(_) => std::net::Ipv4Addr::from(node).to_string(),
+    }
+}
+
+/// The command line of a process, shortened: the program without its folder, and what follows. `?` for one that does not say.
+fn name_of(pid: u32) -> String {
+    let mut words = Vec::new();
+    if let Ok(file) = File::open(format!("/proc/{pid}/cmdline")) {
+        // A process that ends meanwhile has no words any more.
+        let _ = file.take(MOST).read_to_end(&mut words);
+    }
+    of_words(&String::from_utf8_lossy(&words))
+}
+
+/// The same of words with a zero behind each.
+fn of_words(words: &str) -> String {
+    let mut words = words.split('\0').filter(|word| !word.is_empty());
+    let Some(program) = words.next() else { return "?".to_owned() };
+    let program = program.rsplit('/').next().unwrap_or(program);
+    let whole = std::iter::once(program).chain(words).collect::<Vec<_>>().join(" ");
+    // Names are shown on a terminal, and processes choose them.
+    let mut name: String = whole.chars().map(printable).take(LONGEST + 1).collect();
+    if name.chars().count() > LONGEST {
+        name = name.chars().take(LONGEST - 1).chain(['…']).collect();
+    }
+    name
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_short_and_steers_no_terminal() {
+        assert_eq!(of_words("/usr/bin/gdsync\0pingpong\0--json\0"), "gdsync pingpong --json");
+        assert_eq!(of_words("a\x1b[2J\0"), "a\u{fffd}[2J");
+        assert_eq!(of_words(&"x".repeat(100)), "x".repeat(31) + "…");
+        assert_eq!(of_words(&"x".repeat(32)), "x".repeat(32));
+        assert_eq!([of_words(""), name_of(u32::MAX)], ["?", "?"]);
     }
 }

@@ -1,4 +1,3 @@
-use super::super::sides::is_each_option_of;
 use super::super::{BenchOptions, Between, Cli, Command, Invocation};
 use super::*;
 
@@ -10,11 +9,6 @@ fn parse(arguments: &[&str]) -> Result<NetOptions, String> {
         Ok(other) => Err(format!("{other:?}")),
         Err(error) => Err(error.to_string()),
     }
-}
-
-#[test]
-fn every_option_is_the_clients_or_of_each_side() {
-    is_each_option_of(&["bench", "net"], &[&OF_CLIENT[..], &OF_RESULT, &OF_NET].concat());
 }
 
 #[test]

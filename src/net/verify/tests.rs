@@ -3,7 +3,7 @@ use crate::cli::{BenchOptions, Between, Cli, Command, Invocation, NetOptions};
 use crate::sides::{Channel, Other};
 use std::io::pipe;
 
-type Change = fn(&mut Side) -> Result<(), Failure>;
+type Change = fn(&mut Net) -> Result<(), Failure>;
 
 /// Moves the messages of a measurement between two threads. `before` and `after` change the sides, by their ranks. How each
 /// side's check ends.
@@ -15,17 +15,17 @@ fn outcomes(words: &str, before: [Change; 2], after: [Change; 2]) -> [Result<(),
     };
     let ((first_in, second_out), (second_in, first_out)) = (pipe().unwrap(), pipe().unwrap());
     let play = |options: &NetOptions, rank: u64, mut channel: Channel| {
-        let mut side = Side::new(options, rank, Other::Beside, &mut channel)?;
+        let mut side = Net::new(options, rank, Other::Beside, &mut channel)?;
         side.fill(MEASURED)?;
         before[rank as usize](&mut side)?;
-        side.meet(&mut channel, None)?;
+        side.side.meet(&mut channel, None)?;
         let phase = side.measured();
         side.exchange(&mut channel, phase)?;
-        side.meet(&mut channel, None)?;
+        side.side.meet(&mut channel, None)?;
         after[rank as usize](&mut side)?;
         let outcome = side.verify().map_err(|error| error.to_string());
         // Neither side's memory goes before the other has looked at its own.
-        side.meet(&mut channel, None)?;
+        side.side.meet(&mut channel, None)?;
         Ok::<_, Failure>(outcome)
     };
     std::thread::scope(|scope| {
@@ -59,8 +59,8 @@ fn wrong_messages_are_found_where_they_arrive() {
     }
 }
 
-fn set_counter(side: &Side, queue_pair: usize, value: u64) -> Result<(), Failure> {
-    side.connection.words.word64(queue_pair * WORD)?.store(value);
+fn set_counter(side: &Net, queue_pair: usize, value: u64) -> Result<(), Failure> {
+    side.side.connection.words.word64(queue_pair * WORD)?.store(value);
     Ok(())
 }
 

@@ -1,9 +1,11 @@
-//! The kernels of `kernels/pingpong.cu`, and their launches.
+//! The kernels of `kernels/pingpong.cu`, their launches, and the words that they write.
 
 use crate::failure::Failure;
-use gdsync::cudarc::driver::{CudaStream, DriverError, result, sys};
+use gdsync::PinnedMemory;
+use gdsync::cudarc::driver::{CudaContext, CudaStream, DriverError, result, sys};
 use std::ffi::{CString, c_void};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 /// The PTX of `kernels/pingpong.cu` as a C string; `build.rs` says which. The GPU's driver compiles
 /// it for its GPU.
@@ -127,6 +129,32 @@ fn grid(len: u64, most_blocks: u32) -> (u32, u32) {
     let threads = words.next_multiple_of(32).clamp(32, THREADS.into());
     let blocks = words.div_ceil(threads).clamp(1, most_blocks.into());
     (blocks as u32, threads as u32)
+}
+
+/// Words of pinned host memory that kernels write, and the CPU reads.
+pub(super) struct Words {
+    memory: PinnedMemory,
+    address: u64,
+}
+
+impl Words {
+    /// Zeroes.
+    pub(super) fn new(context: &Arc<CudaContext>, count: u64) -> Result<Self, Failure> {
+        let memory = PinnedMemory::allocate(usize::try_from(count * 8)?)?;
+        let address = gdsync::cuda::pin(context, &memory)?;
+        Ok(Words { memory, address })
+    }
+
+    /// The GPU's address of a word.
+    pub(super) fn address(&self, index: u64) -> u64 {
+        self.address + 8 * index
+    }
+
+    /// The value of a word. The last kernel that writes it must have ended, as the CPU knows by an
+    /// event.
+    pub(super) fn load(&self, index: u64) -> u64 {
+        self.memory.words64()[index as usize].load(Ordering::Acquire)
+    }
 }
 
 /// What the driver said of a call.

@@ -2,9 +2,8 @@
 //! take the times.
 
 mod kernels;
-mod words;
 
-use super::driver::{self, Arrival, CHUNKS, Driver, Messages, Work};
+use super::driver::{self, Arrival, CHUNKS, Driver, Work};
 use super::findings::Findings;
 use crate::cli::SideOptions;
 use crate::failure::Failure;
@@ -16,13 +15,12 @@ use gdsync::mapped::MappedMemory;
 use gdsync::memop::StreamError;
 use gdsync::stream::{Doorbells, Posted};
 use gdsync::verbs::GpuMemoryRegion;
-use gdsync::{Access, Batch, CudaStream, ProtectionDomain, QueuePair, Slice, Stream};
-use kernels::{Kernels, failed};
+use gdsync::{Access, Batch, CudaStream, ProtectionDomain, QueuePair, RemoteMemory, Slice, Stream};
+use kernels::{Kernels, Words, failed};
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
-use words::Words;
 
 /// The words that kernels write: what is wrong, when the first exchange began, and when the others
 /// ended.
@@ -38,7 +36,6 @@ const LONGEST_NAP: Duration = Duration::from_micros(200);
 pub(super) struct GpuDriver {
     stream: Stream<CudaStream>,
     kernels: Kernels,
-    messages: Messages,
     source: GpuMemoryRegion,
     target: GpuMemoryRegion,
     words: Words,
@@ -86,12 +83,6 @@ impl GpuDriver {
         let driver = GpuDriver {
             stream: driver::stream(CudaStream::new(Arc::clone(&queue))?, options)?,
             kernels: Kernels::load(queue)?,
-            messages: Messages {
-                source: source.slice(..)?,
-                target: target.slice(..)?,
-                remote: target.remote(),
-                readable: source.remote(),
-            },
             source,
             target,
             words: Words::new(&context, ENDS + window)?,
@@ -131,8 +122,8 @@ impl GpuDriver {
 }
 
 impl Driver for GpuDriver {
-    fn messages(&self) -> &Messages {
-        &self.messages
+    fn remotes(&self) -> [RemoteMemory; 2] {
+        [self.target.remote(), self.source.remote()]
     }
 
     fn source(&self, range: Range<usize>) -> Result<Slice, Failure> {

@@ -7,13 +7,11 @@ mod job;
 mod meeting;
 mod session;
 
-use super::Measurement;
-use super::gpus::RemoteGpu;
-use super::other::Other;
+use super::gpus::{Other, RemoteGpu};
+use super::{Measurement, report};
 use crate::cli::{Hosts, SideOptions};
 use crate::failure::Failure;
 use crate::{hca, text};
-use gdsync::cuda;
 use gdsync_notify::bootstrap::Job;
 use meeting::{Listener, Met};
 use session::{Answer, Request, Session};
@@ -42,10 +40,10 @@ pub(super) fn part(options: &SideOptions) -> Result<Option<Part>, Failure> {
 /// Plays this process's part.
 pub(super) fn run<M: Measurement>(options: &M, part: Part) -> Result<(), Failure> {
     super::take_liberties(options.sides())?;
-    let own = OwnGpu::new(options.sides(), &part)?;
+    let own = own_gpu(options.sides(), &part)?;
     let mut options = options.clone();
     let sides = options.sides_mut();
-    sides.gpu = own.0.as_ref().map(|gpu| gpu.number.into());
+    sides.gpu = own.as_ref().map(|gpu| gpu.number.into());
     sides.procs = 2;
     let hosts = sides.hosts.clone();
     let options = &options;
@@ -61,27 +59,18 @@ pub(super) fn run<M: Measurement>(options: &M, part: Part) -> Result<(), Failure
     }
 }
 
-/// The GPU of this side.
-struct OwnGpu(Option<RemoteGpu>);
-
-impl OwnGpu {
-    /// The one that `--gpu` names. A process of a job takes that of its rank.
-    fn new(options: &SideOptions, part: &Part) -> Result<Self, Failure> {
-        let Some(list) = &options.gpu else { return Ok(OwnGpu(None)) };
-        let gpus = list.resolve()?;
-        match (part, gpus.numbers()) {
-            (Part::Rank(job), _) => Self::of(gpus.of_rank(job.rank())),
-            (_, [number]) => Self::of(*number),
-            (_, numbers) => Err(format!(
-                "--gpu names {} GPUs, and each side has one: name that of this side here, and the other's on the other side",
-                numbers.len()
-            )
-            .into()),
-        }
-    }
-
-    fn of(number: u32) -> Result<Self, Failure> {
-        Ok(OwnGpu(Some(RemoteGpu { number, name: cuda::describe(number)?.name })))
+/// The GPU that `--gpu` names for this side. A process of a job takes that of its rank.
+fn own_gpu(options: &SideOptions, part: &Part) -> Result<Option<RemoteGpu>, Failure> {
+    let Some(list) = &options.gpu else { return Ok(None) };
+    let gpus = list.resolve()?;
+    match (part, gpus.numbers()) {
+        (Part::Rank(job), _) => RemoteGpu::of(gpus.of_rank(job.rank())).map(Some),
+        (_, [number]) => RemoteGpu::of(*number).map(Some),
+        (_, numbers) => Err(format!(
+            "--gpu names {} GPUs, and each side has one: name that of this side here, and the other's on the other side",
+            numbers.len()
+        )
+        .into()),
     }
 }
 
@@ -134,7 +123,12 @@ fn measure<M: Measurement>(
 }
 
 /// The server: runs until the client ends the session, and then says what came of them.
-fn serve<M: Measurement>(options: &M, own: OwnGpu, met: Met, says_verdict: bool) -> Result<(), Failure> {
+fn serve<M: Measurement>(
+    options: &M,
+    own: Option<RemoteGpu>,
+    met: Met,
+    says_verdict: bool,
+) -> Result<(), Failure> {
     let Met { socket, other, is_same_host } = met;
     let (sides, other) = (options.sides(), other.to_string());
     let session = Session::open(socket, "the client", M::COMMAND)?;
@@ -164,23 +158,23 @@ fn serve<M: Measurement>(options: &M, own: OwnGpu, met: Met, says_verdict: bool)
     if !says_verdict {
         return Ok(());
     }
-    let verdict = M::verdict(&other, &reports)?;
-    text::print(sides.json, &verdict.json, || verdict.text)
+    let (said, text) = report::verdict(&other, &reports)?;
+    text::print(sides.json, &said, || text)
 }
 
 /// A run as the client wants it, on the server's card and GPU.
 fn prepare<M: Measurement>(
     own: &SideOptions,
-    gpu: &OwnGpu,
+    gpu: &Option<RemoteGpu>,
     asked: M,
 ) -> Result<(M, Option<RemoteGpu>), Failure> {
     if let Some(refusal) = asked.refusal() {
         return Err(refusal.into());
     }
-    let gpu = match (&asked.sides().gpu, &gpu.0) {
+    let gpu = match (&asked.sides().gpu, gpu) {
         (None, None) => None,
         (Some(_), Some(gpu)) => Some(gpu.clone()),
-        (Some(_), None) => OwnGpu::of(0)?.0,
+        (Some(_), None) => Some(RemoteGpu::of(0)?),
         (None, Some(gpu)) => {
             return Err(format!(
                 "the server has --gpu {}, and the client has no --gpu: give it on both sides or on none",

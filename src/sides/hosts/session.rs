@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use std::convert::Infallible;
 use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::TcpStream;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -114,46 +114,29 @@ impl Session {
     /// have said that they have finished.
     pub(super) fn run(&self) -> Result<(Channel, Run), Failure> {
         self.socket.set_read_timeout(None)?;
-        let (end, ended) = channel();
-        let reader =
-            RunLines { lines: Arc::clone(&self.lines), line: Vec::new(), given: 0, is_last: false, ended };
-        Ok((Channel::new(reader, self.socket.try_clone()?), Run { _end: end }))
+        let (end, ended) = channel::<Infallible>();
+        let (lines, mut was_last) = (Arc::clone(&self.lines), false);
+        // Up to the last line of the other side. Then it waits for the end of the run: a channel that ends before is that of
+        // a side that is gone.
+        let of_run = std::iter::from_fn(move || {
+            if was_last {
+                // Nothing is ever sent: the end is that of the sender.
+                let _ = ended.recv();
+                return None;
+            }
+            let mut line = Vec::new();
+            next_line(&mut lock(&lines), &mut line).ok()?;
+            let line = String::from_utf8(line).ok().filter(|line| !line.is_empty())?;
+            was_last = is_last(&line);
+            Some(line)
+        });
+        Ok((Channel::of_lines(of_run, Box::new(self.socket.try_clone()?)), Run { _end: end }))
     }
 }
 
 /// A run under way.
 pub(super) struct Run {
     _end: Sender<Infallible>,
-}
-
-/// The lines of one run, up to the last of the other side. Then it waits for the end of the run: a channel that ends
-/// before is that of a side that is gone.
-struct RunLines {
-    lines: Lines,
-    line: Vec<u8>,
-    /// Bytes of the line that were given to the reader.
-    given: usize,
-    is_last: bool,
-    ended: Receiver<Infallible>,
-}
-
-impl Read for RunLines {
-    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
-        if self.given == self.line.len() {
-            if self.is_last {
-                // Nothing is ever sent: the end is that of the sender.
-                let _ = self.ended.recv();
-                return Ok(0);
-            }
-            self.line.clear();
-            self.given = 0;
-            next_line(&mut lock(&self.lines), &mut self.line)?;
-            self.is_last = is_last(&self.line);
-        }
-        let count = (&self.line[self.given..]).read(bytes)?;
-        self.given += count;
-        Ok(count)
-    }
 }
 
 fn lock(lines: &Lines) -> MutexGuard<'_, BufReader<TcpStream>> {

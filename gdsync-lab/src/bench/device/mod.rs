@@ -2,20 +2,18 @@
 //! memory and in the GPU's.
 
 mod kernels;
-mod layout;
 pub(super) mod trigger;
 
 use super::gpu::Gpu;
 use super::table::{Outcome, Row, Table};
 use super::{median, pair};
-use gdsync::cuda::{self, GpuMemory};
+use gdsync::cuda::{self, GpuMemory, Placement, QueuePlacement};
 use gdsync::device::{DeviceQp, DeviceQpData, DeviceQpOptions, STATE_BYTES};
 use gdsync::{Access, MemoryRegion, PinnedMemory, ProtectionDomain, QueuePair, QueuePairConfig};
 use gdsync_cli::cli::BenchOptions;
 use gdsync_cli::failure::Failure;
 use gdsync_cli::hca;
 use kernels::{Kernels, Places};
-use layout::Layout;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -100,6 +98,42 @@ pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
         Some(why) => outcome.note(format!("no queues in the GPU's memory: {why}")),
         None => outcome,
     })
+}
+
+/// Where queues, and the indices that threads share, lie.
+#[derive(Clone, Copy, Debug)]
+struct Layout {
+    name: &'static str,
+    queues: QueuePlacement,
+    indices_in_gpu: bool,
+}
+
+impl Layout {
+    /// Everything in host memory; then, with the indices in the GPU's, each way to place the send
+    /// queue and its completion queue.
+    fn all(gpu: u32) -> [Layout; 5] {
+        let place = |in_gpu| if in_gpu { Placement::Gpu(gpu) } else { Placement::Host };
+        [
+            ("ALL HOST", false, false, false),
+            ("INDICES GPU", true, false, false),
+            ("+ QP GPU", true, true, false),
+            ("+ CQ GPU", true, false, true),
+            ("+ QP, CQ GPU", true, true, true),
+        ]
+        .map(|(name, indices_in_gpu, queue_pair, completions)| {
+            // A send queue's record is written whenever its ring is.
+            let queues = QueuePlacement {
+                work: place(queue_pair),
+                completions: place(completions),
+                records: place(queue_pair),
+            };
+            Layout { name, queues, indices_in_gpu }
+        })
+    }
+
+    fn queues_in_gpu(&self) -> bool {
+        self.queues != QueuePlacement::HOST
+    }
 }
 
 struct Bench<'a> {

@@ -4,7 +4,6 @@
 
 mod ours;
 mod side;
-mod way;
 
 use super::table::{Outcome, Row, Table};
 use super::{MEDIAN_US, median};
@@ -14,13 +13,13 @@ use gdsync_cli::cli::BenchOptions;
 use gdsync_cli::failure::Failure;
 use gdsync_cli::hca::{self, Hca};
 use gdsync_notify::bootstrap::{Bootstrap, Job, Meeting};
+use ours::Shape;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use side::{BY_HAND, BY_RUST, Figures, Measured, RUNS, Side, WAYS};
 use std::io::{self, BufRead, Write};
 use std::process::{Command, Stdio};
 use std::time::Duration;
-use way::Shape;
 
 /// For the sides to meet.
 const TIMEOUT: Duration = Duration::from_secs(60);

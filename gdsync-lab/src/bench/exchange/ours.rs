@@ -1,23 +1,84 @@
-//! An exchange by the Rust interface, and the same by hand: on queue pairs of the library, and with the
-//! memory operations that it tells, but without its stream.
+//! What one side of an exchange does: by the Rust interface, and by hand, which is on queue pairs of the library, and with
+//! the memory operations that it tells, but without its stream.
 
-use super::way::{CHUNK, MESSAGE, PATIENCE, Shape, Way, late};
-use crate::bench::gpu::by_hand;
+use crate::bench::gpu::by_hand::Bare;
 use crate::bench::pair::collect;
-use gdsync::cudarc::driver::sys::CUstreamBatchMemOpParams;
-use gdsync::memop::{Condition, MemOp, MemOpStream};
+use gdsync::memop::MemOpStream;
 use gdsync::memory::{HostAddr, StreamAddr};
 use gdsync::stream::{DoorbellPath, StreamOptions};
 use gdsync::{
-    Access, Batch, ConnectOptions, CudaStream, Device, MemoryRegion, PreparedSend, PreparedWait,
-    ProtectionDomain, QueuePair, QueuePairConfig, SoftStream, Stream, WorkRequest,
+    Access, Batch, ConnectOptions, Device, MemoryRegion, PreparedSend, PreparedWait, ProtectionDomain,
+    QueuePair, QueuePairConfig, Stream, WorkRequest,
 };
 use gdsync_cli::failure::Failure;
+use serde::Serialize;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
-/// A queue pair, and its messages.
-struct Ends {
+/// Exchanges that are enqueued at a time, without the CPU looking at any of them: three submissions each are
+/// few enough for a driver, which blocks the caller when about 1000 wait.
+pub(super) const CHUNK: usize = 64;
+/// Bytes of a message: a number.
+const MESSAGE: usize = 8;
+/// For a chunk. A side that waits longer has lost the other one.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// How an exchange is handed over: a send, a wait for its completion, and a wait for the other side's
+/// message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Shape {
+    /// Each in a call of its own, prepared in that call.
+    Calls,
+    /// Each in a call of its own, all prepared before: only posting is measured.
+    Prepared,
+    /// All in one call, prepared before.
+    Batch,
+}
+
+impl Shape {
+    pub(super) const ALL: [Shape; 3] = [Shape::Calls, Shape::Prepared, Shape::Batch];
+
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Shape::Calls => "three calls, which prepare",
+            Shape::Prepared => "three calls, prepared before",
+            Shape::Batch => "one call, prepared before",
+        }
+    }
+}
+
+/// One side, by one interface.
+pub(super) trait Way {
+    fn ends(&self) -> &Ends;
+
+    /// Prepares what the shape has prepared before.
+    fn prepare(&mut self, shape: Shape, count: usize) -> Result<(), Failure>;
+    /// Hands a chunk over to the stream.
+    fn post(&mut self, shape: Shape, count: usize) -> Result<(), Failure>;
+    /// Waits until the stream has performed it.
+    fn synchronize(&mut self) -> Result<(), Failure>;
+    /// Takes the completions of the chunk.
+    fn collect(&mut self, count: usize) -> Result<(), Failure>;
+
+    /// Memory operations so far.
+    fn operations(&self) -> usize;
+}
+
+/// Waits until a stream has performed everything.
+fn finish<B: MemOpStream>(stream: &Stream<B>) -> Result<(), Failure> {
+    match stream.synchronize_timeout(PATIENCE)? {
+        true => Ok(()),
+        false => Err(format!(
+            "the stream has not come to its end within {PATIENCE:?}: the other side is gone, or the card is"
+        )
+        .into()),
+    }
+}
+
+/// A queue pair, and a place for each message of a chunk in both directions.
+pub(super) struct Ends {
     queue_pair: QueuePair,
     source: MemoryRegion,
     target: MemoryRegion,
@@ -35,12 +96,28 @@ impl Ends {
         })
     }
 
-    fn connect(&self, other: &str) -> Result<(), Failure> {
+    /// What the other side needs to connect.
+    pub(super) fn address(&self) -> Result<String, Failure> {
+        Ok(self.queue_pair.endpoint()?.to_string())
+    }
+
+    pub(super) fn connect(&self, other: &str) -> Result<(), Failure> {
         // Each side has posted its receives when a chunk begins.
         Ok(self.queue_pair.connect(&other.parse()?, ConnectOptions::default())?)
     }
 
-    fn receive(&self, count: usize) -> Result<(), Failure> {
+    /// Writes the number that a place sends.
+    pub(super) fn write(&self, place: usize, number: u64) {
+        self.source.words64()[place].store(number, Ordering::Relaxed);
+    }
+
+    /// The number that a place has received.
+    pub(super) fn read(&self, place: usize) -> u64 {
+        self.target.words64()[place].load(Ordering::Relaxed)
+    }
+
+    /// Posts the receives of a chunk.
+    pub(super) fn receive(&self, count: usize) -> Result<(), Failure> {
         for place in 0..count {
             let at = place * MESSAGE;
             self.queue_pair.post_recv(&[self.target.slice(at..at + MESSAGE)?], 0)?;
@@ -68,39 +145,6 @@ impl Ends {
     }
 }
 
-/// What both have in common.
-macro_rules! by_ends {
-    () => {
-        fn address(&self) -> Result<String, Failure> {
-            Ok(self.ends.queue_pair.endpoint()?.to_string())
-        }
-
-        fn connect(&mut self, other: &str) -> Result<(), Failure> {
-            self.ends.connect(other)
-        }
-
-        fn write(&mut self, place: usize, number: u64) {
-            self.ends.source.words64()[place].store(number, Ordering::Relaxed);
-        }
-
-        fn read(&self, place: usize) -> u64 {
-            self.ends.target.words64()[place].load(Ordering::Relaxed)
-        }
-
-        fn receive(&mut self, count: usize) -> Result<(), Failure> {
-            self.ends.receive(count)
-        }
-
-        fn synchronize(&mut self) -> Result<(), Failure> {
-            if self.stream.synchronize_timeout(PATIENCE)? { Ok(()) } else { Err(late()) }
-        }
-
-        fn operations(&self) -> usize {
-            self.operations
-        }
-    };
-}
-
 /// The Rust interface.
 pub(super) struct Rust<B: MemOpStream> {
     stream: Stream<B>,
@@ -122,7 +166,17 @@ impl<B: MemOpStream> Rust<B> {
 }
 
 impl<B: MemOpStream> Way for Rust<B> {
-    by_ends!();
+    fn ends(&self) -> &Ends {
+        &self.ends
+    }
+
+    fn synchronize(&mut self) -> Result<(), Failure> {
+        finish(&self.stream)
+    }
+
+    fn operations(&self) -> usize {
+        self.operations
+    }
 
     fn prepare(&mut self, shape: Shape, count: usize) -> Result<(), Failure> {
         for place in 0..if shape == Shape::Calls { 0 } else { count } {
@@ -159,65 +213,6 @@ impl<B: MemOpStream> Way for Rust<B> {
 
     fn collect(&mut self, count: usize) -> Result<(), Failure> {
         self.ends.collect(count)
-    }
-}
-
-/// A stream that takes operations without the library in between.
-pub(super) trait Bare: MemOpStream + Sized {
-    /// An operation as the stream's driver wants it.
-    type Op: Copy;
-
-    fn write32(addr: StreamAddr, value: u32) -> Self::Op;
-    fn write64(addr: StreamAddr, value: u64) -> Self::Op;
-    fn wait32(addr: StreamAddr, condition: Condition, value: u32) -> Self::Op;
-
-    /// Enqueues operations.
-    ///
-    /// # Safety
-    /// Every address is valid for the stream, and aligned, until the stream has passed the operation. No
-    /// other thread submits to it.
-    unsafe fn enqueue(&self, ops: &mut [Self::Op]) -> Result<(), Failure>;
-}
-
-impl Bare for SoftStream {
-    type Op = MemOp;
-
-    fn write32(addr: StreamAddr, value: u32) -> MemOp {
-        MemOp::Write32 { addr, value }
-    }
-
-    fn write64(addr: StreamAddr, value: u64) -> MemOp {
-        MemOp::Write64 { addr, value }
-    }
-
-    fn wait32(addr: StreamAddr, condition: Condition, value: u32) -> MemOp {
-        MemOp::Wait32 { addr, condition, value }
-    }
-
-    unsafe fn enqueue(&self, ops: &mut [MemOp]) -> Result<(), Failure> {
-        // SAFETY: the caller's; the addresses were translated by the stream.
-        Ok(unsafe { self.submit(ops) }?)
-    }
-}
-
-impl Bare for CudaStream {
-    type Op = CUstreamBatchMemOpParams;
-
-    fn write32(addr: StreamAddr, value: u32) -> Self::Op {
-        by_hand::write(addr, value.into(), false)
-    }
-
-    fn write64(addr: StreamAddr, value: u64) -> Self::Op {
-        by_hand::write(addr, value, true)
-    }
-
-    fn wait32(addr: StreamAddr, condition: Condition, value: u32) -> Self::Op {
-        by_hand::wait_for(addr, condition, value)
-    }
-
-    unsafe fn enqueue(&self, ops: &mut [Self::Op]) -> Result<(), Failure> {
-        // SAFETY: the caller's.
-        unsafe { by_hand::submit(self, ops) }
     }
 }
 
@@ -296,7 +291,17 @@ impl<B: Bare> Hand<B> {
 }
 
 impl<B: Bare> Way for Hand<B> {
-    by_ends!();
+    fn ends(&self) -> &Ends {
+        &self.ends
+    }
+
+    fn synchronize(&mut self) -> Result<(), Failure> {
+        finish(&self.stream)
+    }
+
+    fn operations(&self) -> usize {
+        self.operations
+    }
 
     fn prepare(&mut self, shape: Shape, count: usize) -> Result<(), Failure> {
         for place in 0..if shape == Shape::Calls { 0 } else { count } {

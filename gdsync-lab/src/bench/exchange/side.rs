@@ -1,7 +1,6 @@
 //! One side: its objects by each interface, and its rounds.
 
-use super::ours::{Hand, Rust};
-use super::way::{CHUNK, Shape, Way};
+use super::ours::{CHUNK, Hand, Rust, Shape, Way};
 use crate::bench::micros_since;
 use gdsync::{CudaStream, SoftStream, cuda};
 use gdsync_cli::failure::Failure;
@@ -70,12 +69,12 @@ impl Side {
                 [Box::new(Rust::new(&place, stream()?)?), Box::new(Hand::new(&place, stream()?)?)]
             }
         };
-        let addresses = ways.iter().map(|way| way.address()).collect::<Result<Vec<_>, _>>()?;
+        let addresses = ways.iter().map(|way| way.ends().address()).collect::<Result<Vec<_>, _>>()?;
         let all = bootstrap.all_gather(addresses.join("\n").as_bytes())?;
         let others = &all[1 - bootstrap.rank() as usize];
         let mut others = std::str::from_utf8(others)?.lines();
         for way in &mut ways {
-            way.connect(others.next().ok_or("the other side has sent too few addresses")?)?;
+            way.ends().connect(others.next().ok_or("the other side has sent too few addresses")?)?;
         }
         Ok(Side { ways, bootstrap, sequence: 0 })
     }
@@ -139,8 +138,8 @@ impl Side {
         let (way, first) = (&mut self.ways[way], self.sequence);
         self.sequence += count as u64;
         let number = |place: usize, rank: u64| (first + place as u64) << 1 | rank;
-        way.receive(count)?;
-        (0..count).for_each(|place| way.write(place, number(place, rank)));
+        way.ends().receive(count)?;
+        (0..count).for_each(|place| way.ends().write(place, number(place, rank)));
         way.prepare(shape, count)?;
         self.bootstrap.barrier()?;
         let (before, start) = (naps(), Instant::now());
@@ -150,7 +149,7 @@ impl Side {
         let (whole, after) = (micros_since(start), naps());
         way.collect(count)?;
         for place in 0..count {
-            let (found, sent) = (way.read(place), number(place, 1 - rank));
+            let (found, sent) = (way.ends().read(place), number(place, 1 - rank));
             if found != sent {
                 return Err(format!("message {sent} came as {found}").into());
             }

@@ -1,6 +1,6 @@
 //! The kinds of posts: what each needs, and how its outcome is looked at.
 
-use super::by_hand::ByHand;
+use crate::bench::gpu::by_hand::Bare;
 use crate::bench::pair::{collect, connected};
 use crate::bench::timed;
 use gdsync::batch::MemoryWrite;
@@ -33,7 +33,7 @@ pub(super) enum Needs {
 /// A kind: its name, what it needs, and its posts, each of whose outcomes is looked at before the next.
 pub(super) type Kind<B> = (&'static str, Needs, fn(&Link, &Stream<B>) -> Result<Vec<f64>, Failure>);
 
-pub(super) fn kinds<B: ByHand>() -> [Kind<B>; 17] {
+pub(super) fn kinds<B: Bare>() -> [Kind<B>; 17] {
     use Needs::{Collector, Nothing, Trigger};
     [
         ("a send", Nothing, Link::sends),
@@ -270,13 +270,13 @@ impl Link {
         })
     }
 
-    fn writes_by_hand<B: ByHand>(&self, stream: &Stream<B>) -> Result<Vec<f64>, Failure> {
+    fn writes_by_hand<B: Bare>(&self, stream: &Stream<B>) -> Result<Vec<f64>, Failure> {
         let addr = stream.translate(self.short.addr(), 4)?;
         // Where the stream fails, it may have the write yet.
         let memory = ManuallyDrop::new(self.memory.clone());
         let times = each(|number| {
             // SAFETY: the word is aligned, and in this memory, which is dropped only once all has been written.
-            let time = timed(|| unsafe { stream.write_by_hand(addr, number as u32) })?;
+            let time = timed(|| unsafe { stream.enqueue(&mut [B::write32(addr, number as u32)]) })?;
             let begun = Instant::now();
             while u64::from(self.short.load()) != number && begun.elapsed() < TIMEOUT {
                 std::hint::spin_loop();

@@ -4,14 +4,13 @@
 //! Each run is a process of its own, so that it has the very first post of a context, too. The runs begin
 //! with different kinds.
 
-mod by_hand;
 mod kinds;
 
+use super::gpu::{Gpu, by_hand::Bare};
 use super::table::{Outcome, Row, Table};
-use super::{MEDIAN_US, gpu::Gpu, in_a_process, median, micros_since};
-use by_hand::ByHand;
+use super::{MEDIAN_US, in_a_process, median, micros_since};
 use gdsync::{SoftStream, Stream, cuda};
-use gdsync_cli::cli::{BenchFirstOptions, BenchOptions};
+use gdsync_cli::cli::{BenchFirstOptions, BenchOptions, Process};
 use gdsync_cli::failure::Failure;
 use gdsync_cli::interrupt;
 use kinds::{Kind, Link, POSTS, kinds};
@@ -45,10 +44,8 @@ pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
     for gpu in [Some(None), gpu.map(Some)].into_iter().flatten() {
         let runs: Vec<Run> = interrupt::rounds(0..RUNS)
             .map(|run| {
-                let (number, gpu) = (run.to_string(), gpu.map(|gpu| gpu.to_string()));
-                let mut arguments = vec!["bench-first", "--run", &number];
-                arguments.extend(gpu.iter().flat_map(|gpu| ["--gpu", gpu]));
-                in_a_process(&format!("the process of run {run}"), options.hca.as_ref(), &arguments)
+                let process = BenchFirstOptions { run, gpu, hca: options.hca.clone() };
+                in_a_process(&format!("the process of run {run}"), &Process::BenchFirst(process))
             })
             .collect::<Result<_, _>>()?;
         let on = runs.first().map(|run| run.on.clone()).unwrap_or_default();
@@ -96,12 +93,12 @@ pub(crate) fn run_one(options: &BenchFirstOptions) -> Result<(), Failure> {
 }
 
 /// Every kind, each on a stream of its own, from the run's first kind on.
-fn play<B: ByHand>(
+fn play<B: Bare>(
     options: &BenchFirstOptions,
     make: impl Fn() -> Result<Stream<B>, Failure>,
 ) -> Result<Vec<Played>, Failure> {
     let mut kinds = kinds();
-    let begin = options.run as usize % RUNS * kinds.len() / RUNS;
+    let begin = options.run % RUNS * kinds.len() / RUNS;
     kinds.rotate_left(begin);
     let play = |(name, needs, play): Kind<B>| -> Result<Played, Failure> {
         let stream = make()?;

@@ -1,5 +1,6 @@
 use super::*;
 use crate::bench::table::Row;
+use std::time::Duration;
 
 fn words(text: &str) -> Vec<String> {
     text.split(' ').map(str::to_owned).collect()

@@ -4,16 +4,16 @@
 mod rank;
 
 use super::in_a_process;
+use super::ranks::on_threads;
 use super::table::{Outcome, Row};
-use gdsync_cli::cli::{self, BenchOptions, BenchScaleOptions};
+use gdsync_cli::cli::{BenchOptions, BenchScaleOptions, Process};
 use gdsync_cli::failure::Failure;
 use gdsync_cli::hca;
 use gdsync_cli::interrupt;
-use gdsync_notify::bootstrap::Bootstrap;
 use rank::{BLOCK, Played, Shared};
 use serde_json::{Value, json};
 use std::io::Write;
-use std::sync::mpsc::channel;
+use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
 /// Ranks of the largest team, where `--ranks` does not say.
@@ -64,10 +64,9 @@ pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
 fn measured(options: &BenchOptions, ranks: u32) -> Result<Value, Failure> {
     let messages = u64::from(ranks) * u64::from(ranks - 1);
     let rounds = options.rounds.min((MESSAGES / messages).max(LEAST_ROUNDS));
-    let (ranks, rounds) = (ranks.to_string(), rounds.to_string());
-    let connections = cli::word(&options.connections);
-    let arguments = ["bench-scale", "--ranks", &ranks, "--rounds", &rounds, "--connections", &connections];
-    in_a_process(&format!("the process of {ranks} ranks"), options.hca.as_ref(), &arguments)
+    let (connections, hca) = (options.connections, options.hca.clone());
+    let process = Process::BenchScale(BenchScaleOptions { ranks, rounds, connections, hca });
+    in_a_process(&format!("the process of {ranks} ranks"), &process)
 }
 
 /// A round takes every rank's messages: beside its time is the time divided by them, and that divided by the same among
@@ -100,23 +99,10 @@ pub(crate) fn run_one(options: &BenchScaleOptions) -> Result<(), Failure> {
     let (device, port) = hca::open(options.hca.as_ref())?;
     let (ranks, rounds) = (options.ranks, options.rounds);
     let before = resident_kib()?;
-    let shared = Shared::new(device, port, ranks, rounds, options.connections.into());
-    let (sender, ended) = channel();
+    let (connections, together) = (options.connections.into(), Barrier::new(ranks as usize));
+    let shared = Arc::new(Shared { device, port, rounds, connections, together });
     let start = Instant::now();
-    for bootstrap in Bootstrap::threads(ranks, PATIENCE)? {
-        let (shared, sender) = (shared.clone(), sender.clone());
-        std::thread::Builder::new().name("scale-rank".to_owned()).spawn(move || {
-            let played = rank::play(&shared, bootstrap, resident_kib).map_err(|error| error.to_string());
-            // No caller takes it where another rank has failed.
-            let _ = sender.send(played);
-        })?;
-    }
-    drop(sender);
-    let mut all: Vec<Played> = Vec::new();
-    while all.len() < ranks as usize {
-        // The others wait for one that has failed: they end with the process.
-        all.push(ended.recv().map_err(|_| "a rank has panicked")??);
-    }
+    let all = on_threads(ranks, PATIENCE, move |bootstrap| rank::play(&shared, bootstrap, resident_kib))?;
     let latest = |pick: fn(&Played) -> Instant| all.iter().map(pick).max().unwrap_or(start);
     let mean = |pick: fn(&Played) -> u64| {
         all.iter().map(pick).sum::<u64>() as f64 / (u64::from(ranks) * rounds) as f64

@@ -9,7 +9,7 @@ use gdsync_notify::collective::{Collective, Collectives, Plan};
 use gdsync_notify::{
     ConnectionKind, NotificationWord, Operation, Queue, Segment, Team, TeamConfig, WaitNotification,
 };
-use std::sync::{Arc, Barrier};
+use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 /// Bytes of a message.
@@ -23,24 +23,14 @@ const TIMEOUT: u8 = 20;
 
 /// What the ranks of a process share.
 pub(super) struct Shared {
-    device: Device,
-    port: u8,
-    rounds: u64,
-    connections: ConnectionKind,
-    together: Barrier,
+    pub(super) device: Device,
+    pub(super) port: u8,
+    pub(super) rounds: u64,
+    pub(super) connections: ConnectionKind,
+    pub(super) together: Barrier,
 }
 
 impl Shared {
-    pub(super) fn new(
-        device: Device,
-        port: u8,
-        ranks: u32,
-        rounds: u64,
-        connections: ConnectionKind,
-    ) -> Arc<Self> {
-        Arc::new(Shared { device, port, rounds, connections, together: Barrier::new(ranks as usize) })
-    }
-
     fn config(&self) -> TeamConfig {
         let queue_pair = QueuePairConfig::default().port(self.port).recv_depth(1);
         let config =

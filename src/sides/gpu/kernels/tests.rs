@@ -1,10 +1,6 @@
-use super::super::words::Words;
 use super::*;
 use crate::pattern::Pattern;
-use gdsync::PinnedMemory;
-use gdsync::cudarc::driver::CudaContext;
 use std::io::Write;
-use std::sync::atomic::Ordering;
 
 #[test]
 fn the_ptx_is_a_c_string() {

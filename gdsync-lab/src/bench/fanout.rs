@@ -2,24 +2,23 @@
 //! that the card collects, against doorbells and waits of the stream. On a GPU's stream, by the clock
 //! of the GPU; without a GPU on a software stream.
 
-mod clock;
-mod streams;
-
 use super::gpu::Gpu;
 use super::table::{Outcome, Row};
 use super::{MEDIAN_US, in_turns, median, pair};
-use clock::Clocked;
 use gdsync::cuda::Placement;
+use gdsync::cudarc::driver::CudaEvent;
+use gdsync::cudarc::driver::sys::CUevent_flags;
+use gdsync::memop::{Condition, MemOpStream, Word32};
+use gdsync::stream::{Event, StreamOptions};
 use gdsync::{
-    Batch, ConnectOptions, CudaStream, ProtectionDomain, QueuePair, QueuePairConfig, SoftStream, Trigger,
-    WorkRequest,
+    Batch, ConnectOptions, CudaStream, PinnedMemory, ProtectionDomain, QueuePair, QueuePairConfig,
+    SoftStream, Stream, Trigger, WorkRequest,
 };
 use gdsync_cli::cli::{BenchOptions, Memory};
 use gdsync_cli::failure::Failure;
 use gdsync_cli::hca;
 use gdsync_cli::interrupt;
 use std::time::Duration;
-use streams::{Streams, Way};
 
 /// Peers of each measurement.
 const SIZES: [u32; 4] = [1, 8, 64, 512];
@@ -184,5 +183,109 @@ impl<B: Clocked> Bench<B> {
             pair::collect(&queue_pair.recv_cq(), 1)?;
         }
         Ok(result)
+    }
+}
+
+/// How a batch is handed over.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Way {
+    /// The card waits: one word releases the sends, and one tells of all completions.
+    Word,
+    /// The stream rings and waits for each queue pair.
+    Doorbells,
+}
+
+/// The two streams that are compared.
+struct Streams<B: Clocked> {
+    collecting: Stream<B>,
+    plain: Stream<B>,
+    /// Where they stand until everything is enqueued, and its value.
+    gate: Word32,
+    value: u32,
+    marks: [B::Mark; 2],
+}
+
+impl<B: Clocked> Streams<B> {
+    fn new([collecting, plain]: [B; 2], arrivals: Placement) -> Result<Self, Failure> {
+        let options = StreamOptions::default().collect_from(Some(1)).collect_in(arrivals);
+        let plain = Stream::new(plain)?;
+        Ok(Streams {
+            collecting: Stream::with_options(collecting, options)?,
+            marks: [B::mark(&plain)?, B::mark(&plain)?],
+            plain,
+            gate: Word32::new(&PinnedMemory::allocate(size_of::<u32>())?, 0)?,
+            value: 0,
+        })
+    }
+
+    /// Enqueues a batch behind the gate, and opens it after a rest. Returns the time of the batch in
+    /// µs, and its memory operations.
+    fn time(&mut self, way: Way, batch: Batch, rest: Duration) -> Result<(f64, usize), Failure> {
+        let stream = if way == Way::Word { &self.collecting } else { &self.plain };
+        self.value += 1;
+        let [start, end] = &mut self.marks;
+        stream.post(Batch::new().wait_value32(&self.gate, Condition::Geq, self.value))?;
+        B::record(stream, start)?;
+        let posted = stream.post(batch).map_err(|error| error.to_string())?;
+        B::record(stream, end)?;
+        std::thread::sleep(rest);
+        self.gate.store(self.value);
+        stream.synchronize()?;
+        Ok((B::between(start, end)?, posted.operations))
+    }
+}
+
+/// A stream that tells when it has passed a point.
+trait Clocked: MemOpStream + Sized {
+    /// A point of a stream, which has a time once the stream has passed it.
+    type Mark;
+
+    /// A mark to be recorded again and again: made while the stream is idle, as a driver may make it
+    /// only then.
+    fn mark(stream: &Stream<Self>) -> Result<Self::Mark, Failure>;
+
+    fn record(stream: &Stream<Self>, mark: &mut Self::Mark) -> Result<(), Failure>;
+
+    /// The time between two points that the stream has passed, in µs.
+    fn between(start: &Self::Mark, end: &Self::Mark) -> Result<f64, Failure>;
+}
+
+/// The clock of the CPU, which performs the stream.
+impl Clocked for SoftStream {
+    type Mark = Option<Event>;
+
+    fn mark(_: &Stream<Self>) -> Result<Self::Mark, Failure> {
+        Ok(None)
+    }
+
+    fn record(stream: &Stream<Self>, mark: &mut Self::Mark) -> Result<(), Failure> {
+        *mark = Some(stream.record()?);
+        Ok(())
+    }
+
+    fn between(start: &Self::Mark, end: &Self::Mark) -> Result<f64, Failure> {
+        let passed = |mark: &Self::Mark| {
+            mark.as_ref().and_then(Event::completed_at).ok_or("the stream has not passed a mark")
+        };
+        Ok(passed(end)?.duration_since(passed(start)?).as_secs_f64() * 1e6)
+    }
+}
+
+/// The clock of the GPU, which writes the times.
+impl Clocked for CudaStream {
+    type Mark = CudaEvent;
+
+    fn mark(stream: &Stream<Self>) -> Result<CudaEvent, Failure> {
+        let queue = stream.cudarc().ok_or("a stream of another library")?;
+        Ok(queue.context().new_event(Some(CUevent_flags::CU_EVENT_DEFAULT))?)
+    }
+
+    fn record(stream: &Stream<Self>, mark: &mut CudaEvent) -> Result<(), Failure> {
+        let queue = stream.cudarc().ok_or("a stream of another library")?;
+        Ok(mark.record(queue)?)
+    }
+
+    fn between(start: &CudaEvent, end: &CudaEvent) -> Result<f64, Failure> {
+        Ok(f64::from(start.elapsed_ms(end)?) * 1e3)
     }
 }
