@@ -4,7 +4,7 @@
 //! The lowering is generic over its [`Driver`]: a stream posts with it, `gdsync explain` prints
 //! what it makes, and the proof of the merges runs it.
 
-use super::descriptor::Descriptor;
+use super::shape::Descriptor;
 use super::{Chunk, Fate, LastPoint, Word, Words};
 use crate::memop::{Condition, MemOp, MemOpCaps, StreamError};
 use crate::memory::{HostAddr, StreamAddr, TimelinePoint};

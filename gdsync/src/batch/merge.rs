@@ -4,7 +4,7 @@
 //! `docs/merging.md` argues for each merge. The time is linear in the number of descriptors, and
 //! memory is reused from batch to batch.
 
-use super::descriptor::Descriptor;
+use super::shape::Descriptor;
 use super::table::Table;
 use crate::memop::MemOpCaps;
 

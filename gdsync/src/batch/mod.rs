@@ -6,7 +6,6 @@
 //! submission; the lowering (`lower`) makes the operations.
 
 mod bytes;
-mod descriptor;
 mod lower;
 mod merge;
 #[doc(hidden)]
@@ -65,7 +64,7 @@ pub struct Batch {
 
 /// A descriptor that a stream can post.
 pub(crate) type Descriptor =
-    descriptor::Descriptor<PreparedSend, PreparedWait, Place, Bytes, PreparedReceives, PreparedTicket>;
+    shape::Descriptor<PreparedSend, PreparedWait, Place, Bytes, PreparedReceives, PreparedTicket>;
 
 impl Batch {
     /// An empty batch.
@@ -205,8 +204,9 @@ impl Keyed<SendKey> for PreparedSend {
 impl Keyed<Option<WaitKey>> for PreparedWait {
     #[inline]
     fn key(&self, _caps: &MemOpCaps) -> Option<WaitKey> {
-        let key = || WaitKey { queue: self.queue_id(), index: self.index(), device: self.device_id() };
-        self.checked.is_none().then(key)
+        let (queue, index, _) = self.entry();
+        let device = Arc::as_ptr(&queue.device) as u64;
+        self.checked.is_none().then_some(WaitKey { queue: Arc::as_ptr(queue) as u64, index, device })
     }
 }
 

@@ -5,7 +5,7 @@
 //! ([`Target::of`]). The planner and the lowering are those of [`crate::Stream::post`]. `gdsync
 //! explain` prints the program; benches and the proof of the merges use it, too.
 
-use super::{Collecting, Driver, Fate, Keyed, Lowering, Planner, Points, SendKey, WaitKey, descriptor};
+use super::{Collecting, Driver, Fate, Keyed, Lowering, Planner, Points, SendKey, WaitKey, shape};
 use crate::memop::{MemOp, MemOpCaps, StreamError};
 use crate::memory::{HostAddr, StreamAddr, TimelinePoint};
 use crate::queue::{Doorbell, PeerOp, Release, Status};
@@ -27,7 +27,7 @@ const ENTRY_DWORD: u64 = 60;
 
 /// A descriptor on paper; words are numbers. Numbers have 20 bits; higher
 /// ones are cut.
-pub type Descriptor = descriptor::Descriptor<PaperSend, PaperWait, u32, Infallible>;
+pub type Descriptor = shape::Descriptor<PaperSend, PaperWait, u32, Infallible>;
 
 /// A send on paper.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,8 +1,8 @@
-//! What a GPU can do for gdsync.
+//! What a GPU is, and what it can do for gdsync.
 
-use super::error::CudaError;
+use crate::cuda::error::CudaError;
 use cudarc::driver::sys;
-use gdsync_gdr::Gpu;
+use gdsync_gdr::{Gpu, driver};
 
 /// In what order a GPU shows what a card wrote into its memory
 /// (`CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING`).
@@ -81,6 +81,40 @@ impl GpuCapabilities {
             WritesOrdering::Owner | WritesOrdering::AllDevices => Consistency::Ordered,
         }
     }
+}
+
+/// A GPU, as the driver describes it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct GpuDescription {
+    /// Its name, such as `NVIDIA H200`.
+    pub name: String,
+    /// Its PCI address as Linux writes it: `0000:3b:00.0`, lower case.
+    pub pci_address: String,
+    /// What it can do for streams.
+    pub capabilities: GpuCapabilities,
+}
+
+/// The newest CUDA that the driver serves, as `cuDriverGetVersion` counts: 13.0 is 13000.
+///
+/// # Errors
+/// As [`device_count`](super::device_count).
+pub fn driver_version() -> Result<u32, CudaError> {
+    Ok(driver::version()?)
+}
+
+/// Describes a GPU. Makes no context, and so takes no memory of it.
+///
+/// # Errors
+/// As [`device_count`](super::device_count), and
+/// [`DriverError::NoDevice`](super::DriverError::NoDevice).
+pub fn describe(ordinal: u32) -> Result<GpuDescription, CudaError> {
+    let gpu = Gpu::new(ordinal)?;
+    Ok(GpuDescription {
+        name: gpu.name()?,
+        pci_address: gpu.pci_address()?,
+        capabilities: GpuCapabilities::read(gpu)?,
+    })
 }
 
 #[cfg(test)]

@@ -1,26 +1,27 @@
 //! One GPU context: what its GPU can do, what it knows of this process' memory, and when it may
 //! forget it.
 
-use super::capabilities::GpuCapabilities;
-use super::capture::RelaxedCapture;
-use super::copier::Copier;
-use super::error::{CudaError, check};
-use super::gate::{Busy, Gate, Submitting};
-use super::handle::StreamHandle;
-use super::held_back;
-#[cfg(feature = "software-card")]
-use super::noted::Noted;
-use super::peers::{Peers, not_enabled};
+use crate::cuda::capabilities::GpuCapabilities;
+use crate::cuda::copier::Copier;
+use crate::cuda::error::{CudaError, check};
+use crate::cuda::gate::{Busy, Gate, Submitting};
+use crate::cuda::handle::{RelaxedCapture, StreamHandle};
+use crate::cuda::peers::{Peers, not_enabled};
 use crate::memory::peer_map::{MapError, PeerMap, Registered, Registrar};
 use crate::memory::spans::Kind;
-use crate::memory::{HostAddr, StreamAddr, left_behind};
+use crate::memory::{HostAddr, StreamAddr, is_left_behind};
 use cudarc::driver::{CudaContext, sys};
 use gdsync_gdr::driver::{self, DriverError};
 use gdsync_gdr::{Context, Entered, Gpu};
+use parking_lot::Mutex;
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+
+#[cfg(feature = "software-card")]
+use super::peer_memory::Noted;
 
 /// Host pages in a context's address space.
 struct Pages {
@@ -35,7 +36,7 @@ static REGISTERED: Mutex<BTreeMap<u64, u32>> = Mutex::new(BTreeMap::new());
 
 /// Whether we have registered the pages that begin at an address.
 pub(super) fn is_registered_by_us(base: u64) -> bool {
-    lock(&REGISTERED).contains_key(&base)
+    REGISTERED.lock().contains_key(&base)
 }
 
 impl Registrar for Pages {
@@ -49,7 +50,7 @@ impl Registrar for Pages {
         let _entered = self.raw.enter().map_err(|error| format!("{gpu}: {error}"))?;
         let _mode = RelaxedCapture::new();
         let registers = matches!(kind, Kind::Registers { .. });
-        let mut known = lock(&REGISTERED);
+        let mut known = REGISTERED.lock();
         let owned = known.contains_key(&base)
             || register_pages(base, len, kind == Kind::Registers { mmio: true }).map_err(|error| match error {
                 CudaError::Driver(DriverError::Call { call, code, name }) if registers => format!(
@@ -88,7 +89,7 @@ impl Registrar for Pages {
     }
 
     fn unregister(&self, base: u64) {
-        let mut known = lock(&REGISTERED);
+        let mut known = REGISTERED.lock();
         let Some(count) = known.get_mut(&base) else { return };
         *count -= 1;
         if *count > 0 {
@@ -161,12 +162,6 @@ pub(crate) struct GpuContext {
 /// All contexts, by the number that the driver gave them.
 static CONTEXTS: Mutex<BTreeMap<u64, Arc<GpuContext>>> = Mutex::new(BTreeMap::new());
 
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing of ours panics while it holds one of these; if it did, what they guard is consistent
-    // after each step.
-    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
-}
-
 impl GpuContext {
     /// That of a context of cudarc, which lives as long as the process from now on.
     pub(crate) fn of(context: &Arc<CudaContext>) -> Result<Arc<Self>, CudaError> {
@@ -189,7 +184,7 @@ impl GpuContext {
         let mut id = 0;
         // SAFETY: the context is alive (the caller's), `id` is a valid place.
         check("cuCtxGetId", unsafe { sys::cuCtxGetId(raw.as_raw(), &mut id) })?;
-        let mut contexts = lock(&CONTEXTS);
+        let mut contexts = CONTEXTS.lock();
         if let Some(known) = contexts.get(&id) {
             return Ok(known.clone());
         }
@@ -221,7 +216,7 @@ impl GpuContext {
 
     /// All that gdsync knows.
     fn all() -> Vec<Arc<GpuContext>> {
-        lock(&CONTEXTS).values().cloned().collect()
+        CONTEXTS.lock().values().cloned().collect()
     }
 
     /// Its GPU.
@@ -272,7 +267,7 @@ impl GpuContext {
     /// Adds a stream: its work must be done before the GPU counts as idle. With the first one, the GPU
     /// gets to know all pages that operations can name.
     pub(crate) fn add_stream(&self, stream: &Arc<StreamHandle>) {
-        let mut streams = lock(&self.streams);
+        let mut streams = self.streams.lock();
         streams.retain(|known| known.strong_count() > 0);
         streams.push(Arc::downgrade(stream));
         drop(streams);
@@ -304,7 +299,7 @@ impl GpuContext {
     ) -> Result<T, CudaError> {
         let _entered = self.enter()?;
         let _mode = RelaxedCapture::new();
-        let mut place = lock(&self.copier);
+        let mut place = self.copier.lock();
         let mut copier = match place.take() {
             Some(copier) => copier,
             None => Copier::new(self)?,
@@ -336,13 +331,13 @@ impl GpuContext {
 
     /// Makes a call that waits for the GPU, some time when that is idle. Does not try now.
     pub(crate) fn defer(&self, call: impl FnOnce() + Send + 'static) {
-        lock(&self.deferred).push(Box::new(call));
+        self.deferred.lock().push(Box::new(call));
     }
 
     /// A stream that may be destroyed from now on.
     pub(crate) fn remove_stream(&self, stream: &Arc<StreamHandle>) {
         let gone = Arc::downgrade(stream);
-        lock(&self.streams).retain(|known| !known.ptr_eq(&gone));
+        self.streams.lock().retain(|known| !known.ptr_eq(&gone));
         self.map.remove_stream();
     }
 
@@ -351,10 +346,10 @@ impl GpuContext {
     fn is_idle(&self) -> bool {
         let Ok(_entered) = self.enter() else { return false };
         // Under the lock: a stream that is removed may be destroyed.
-        let streams = lock(&self.streams);
+        let streams = self.streams.lock();
         let idle =
             streams.iter().filter_map(Weak::upgrade).all(|stream| !stream.busy.is_set() && stream.is_idle());
-        idle && !left_behind::any(self.id) && !held_back::any()
+        idle && !is_left_behind(self.id) && !is_held_back()
     }
 
     /// Gives back what GPUs need not know any more, where that does not have to wait: while all
@@ -362,7 +357,7 @@ impl GpuContext {
     ///
     /// Not to be called with a lock held that dropping queues or memory takes.
     pub(crate) fn collect(&self) {
-        if lock(&self.deferred).is_empty() && !self.map.has_retired() {
+        if self.deferred.lock().is_empty() && !self.map.has_retired() {
             return;
         }
         let contexts = Self::all();
@@ -375,7 +370,7 @@ impl GpuContext {
         for context in &contexts {
             let Ok(_entered) = context.enter() else { continue };
             let _mode = RelaxedCapture::new();
-            let deferred = std::mem::take(&mut *lock(&context.deferred));
+            let deferred = std::mem::take(&mut *context.deferred.lock());
             deferred.into_iter().for_each(|call| call());
             context.map.collect();
         }
@@ -409,5 +404,45 @@ fn keep_primary(raw: Context, device: sys::CUdevice) -> Result<(), CudaError> {
 impl fmt::Debug for GpuContext {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("GpuContext").field("ordinal", &self.ordinal).field("map", &self.map).finish()
+    }
+}
+
+static HELD: AtomicUsize = AtomicUsize::new(0);
+
+/// While one lives, gdsync gives back no memory that a GPU knows. Giving it back waits for the GPU, and gdsync does so while
+/// the streams that it knows are idle: a wait of another stream, of a graph that the program launches say, would block the
+/// thread that does it. Dropping one calls no function of CUDA.
+#[derive(Debug)]
+pub struct HeldBack(());
+
+/// Has gdsync hold back what waits for the GPU: see [`HeldBack`].
+pub fn hold_back() -> HeldBack {
+    // AcqRel, as in `is_held_back`: what is launched after this is not overtaken by what looks before it.
+    HELD.fetch_add(1, Ordering::AcqRel);
+    HeldBack(())
+}
+
+impl Drop for HeldBack {
+    fn drop(&mut self) {
+        HELD.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// Whether one lives.
+fn is_held_back() -> bool {
+    HELD.load(Ordering::Acquire) > 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_counts_until_it_is_dropped() {
+        let (one, other) = (hold_back(), hold_back());
+        drop(one);
+        assert!(is_held_back());
+        drop(other);
+        assert!(!is_held_back());
     }
 }

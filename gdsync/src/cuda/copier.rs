@@ -7,7 +7,7 @@
 use super::context::GpuContext;
 use super::error::{CudaError, check};
 #[cfg(feature = "software-card")]
-use super::rows::Rows;
+use super::peer_memory::Rows;
 use crate::memory::PinnedMemory;
 use cudarc::driver::sys;
 use std::sync::Arc;

@@ -1,11 +1,12 @@
-//! A CUDA stream's handle: the calls that gdsync makes on it besides submitting.
+//! A CUDA stream's handle: the calls that gdsync makes on it besides submitting, of captures too.
 
-use super::capture::RelaxedCapture;
-use super::error::{CudaError, check};
-use super::gate::Busy;
-use cudarc::driver::{CudaStream as CudarcStream, sys};
+use crate::cuda::error::{CudaError, check};
+use crate::cuda::gate::Busy;
+use cudarc::driver::CudaStream as CudarcStream;
+use cudarc::driver::sys;
 use std::any::Any;
 use std::fmt;
+use std::marker::PhantomData;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread::{self, ThreadId};
@@ -134,6 +135,33 @@ impl StreamHandle {
             return (probe.0)();
         }
         self.query().unwrap_or_else(|error| error.is_fatal())
+    }
+}
+
+/// While it lives, the calling thread may make calls that a capture elsewhere in the program would forbid it, such as
+/// registering memory (`cuThreadExchangeStreamCaptureMode`).
+#[derive(Debug)]
+pub struct RelaxedCapture {
+    before: sys::CUstreamCaptureMode,
+    /// The mode is the thread's.
+    _not_send: PhantomData<*mut ()>,
+}
+
+impl RelaxedCapture {
+    /// Sets the calling thread's mode. Where the driver refuses, nothing changes: it says why with the next call.
+    #[expect(clippy::new_without_default, reason = "it changes the thread's mode")]
+    pub fn new() -> Self {
+        let mut before = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        // SAFETY: `before` is a valid place, which receives the mode before.
+        unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut before) };
+        RelaxedCapture { before, _not_send: PhantomData }
+    }
+}
+
+impl Drop for RelaxedCapture {
+    fn drop(&mut self) {
+        // SAFETY: as above.
+        unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut self.before) };
     }
 }
 

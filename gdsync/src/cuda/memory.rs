@@ -6,12 +6,13 @@ use super::exportable::Exportable;
 use crate::memory::use_count::UseCount;
 use cudarc::driver::{CudaContext, sys};
 use gdsync_gdr::{Gpu, GpuRange, Mapping};
+use parking_lot::Mutex;
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::sync::{Arc, Weak};
 
 /// Memory of a GPU. Clones name the same memory, which is freed after the last of them; regions
 /// hold one.
@@ -49,10 +50,6 @@ enum Owner {
 /// and a number, as the program may have wrapped a part of something, or the same twice.
 type Known = BTreeMap<(u64, u64), (usize, Weak<Inner>)>;
 static KNOWN: Mutex<Known> = Mutex::new(Known::new());
-
-fn known() -> MutexGuard<'static, Known> {
-    KNOWN.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
-}
 
 impl GpuMemory {
     /// Allocates `len` zeroed bytes (`cuMemAlloc`). A length of 0 gets memory of which 0 bytes are
@@ -138,7 +135,7 @@ impl GpuMemory {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let inner = Arc::new(Inner { address, number, len, own, context, mapping: Mutex::default(), owner });
-        known().insert((address, number), (len, Arc::downgrade(&inner)));
+        KNOWN.lock().insert((address, number), (len, Arc::downgrade(&inner)));
         Self::of(inner)
     }
 
@@ -170,7 +167,7 @@ impl GpuMemory {
         let end = address.checked_add(len)?;
         let mut part = None;
         let mut whole = None;
-        let list = known();
+        let list = KNOWN.lock();
         for ((first, _), (held, weak)) in list.range(..(end, 0)).rev() {
             let last = first + (*held).max(1) as u64;
             if *first <= address && end <= last {
@@ -232,13 +229,13 @@ impl GpuMemory {
 
     /// Remembers a mapping of this memory.
     pub(crate) fn set_mapping(&self, mapping: Weak<Mapping>) {
-        *self.inner.mapping.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = mapping;
+        *self.inner.mapping.lock() = mapping;
     }
 
     /// The newest mapping of this memory that still exists.
     #[cfg(feature = "software-card")]
     pub(super) fn mapping(&self) -> Option<Arc<Mapping>> {
-        self.inner.mapping.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).upgrade()
+        self.inner.mapping.lock().upgrade()
     }
 
     pub(crate) fn context(&self) -> &Arc<GpuContext> {
@@ -298,7 +295,7 @@ impl GpuMemory {
 /// Gives a GPU access to the physical memory that gdsync has made in a context.
 pub(super) fn share_mapped(context: &GpuContext, reader: i32) -> Result<(), CudaError> {
     // Their drops take the list's lock.
-    let all: Vec<Arc<Inner>> = known().values().filter_map(|(_, weak)| weak.upgrade()).collect();
+    let all: Vec<Arc<Inner>> = KNOWN.lock().values().filter_map(|(_, weak)| weak.upgrade()).collect();
     let mut shared =
         all.iter().filter(|inner| inner.context.id == context.id).filter_map(|inner| match &inner.owner {
             Owner::Program(owner) => owner.downcast_ref::<Exportable>(),
@@ -363,7 +360,7 @@ impl fmt::Debug for GpuMemory {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        known().remove(&(self.address, self.number));
+        KNOWN.lock().remove(&(self.address, self.number));
         // Freeing waits for the GPU, which may wait for this thread: so it is deferred.
         match std::mem::replace(&mut self.owner, Owner::Program(Box::new(()))) {
             Owner::Program(owner) if owner.is::<()>() => {}

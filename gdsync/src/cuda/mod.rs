@@ -71,36 +71,28 @@
 //! ```
 
 mod capabilities;
-mod capture;
 mod context;
 mod copier;
-mod description;
 mod error;
 mod exportable;
 pub(crate) mod gate;
 mod handle;
-mod held_back;
-#[cfg(feature = "software-card")]
-mod lent;
 mod list;
 pub mod mapped;
 mod memory;
 #[cfg(feature = "software-card")]
-mod noted;
-#[cfg(feature = "software-card")]
 mod peer_memory;
 mod peers;
 mod placement;
-#[cfg(feature = "software-card")]
-mod rows;
 
-pub use capabilities::{Consistency, GpuCapabilities, WritesOrdering};
-pub use capture::RelaxedCapture;
-pub use description::{GpuDescription, describe, driver_version};
+pub use capabilities::{
+    Consistency, GpuCapabilities, GpuDescription, WritesOrdering, describe, driver_version,
+};
+pub use context::{HeldBack, hold_back};
 pub use error::CudaError;
 pub use gdsync_gdr::Gpu;
 pub use gdsync_gdr::driver::DriverError;
-pub use held_back::{HeldBack, hold_back};
+pub use handle::RelaxedCapture;
 pub use list::{GpuList, GpuListError, Gpus};
 pub use memory::GpuMemory;
 pub use peers::{PeerCapabilities, enable_peer_access, peer_capabilities};

@@ -4,14 +4,15 @@
 //! allocations, for physical memory that was mapped, which queues and CPU mappings have, and for the
 //! pool that stream-ordered allocations come from.
 
-use super::capture::RelaxedCapture;
-use super::context::{GpuContext, lock};
+use super::context::GpuContext;
 use super::error::{CudaError, check};
+use super::handle::RelaxedCapture;
 use super::memory::GpuMemory;
 use super::{Gpu, memory};
 use cudarc::driver::{CudaContext, sys};
+use parking_lot::{Mutex, RwLock};
 use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::Arc;
 
 /// The error of what names memory of a peer to which a GPU was given no access.
 pub(super) fn not_enabled(gpu: i32, peer: i32) -> CudaError {
@@ -33,7 +34,7 @@ pub(super) struct Peers {
 impl Peers {
     /// Whether the memory of that context is reached.
     pub(super) fn reaches(&self, context: u64) -> bool {
-        self.reached.read().unwrap_or_else(PoisonError::into_inner).contains(&context)
+        self.reached.read().contains(&context)
     }
 }
 
@@ -123,13 +124,13 @@ impl GpuContext {
             result => check("cuCtxEnablePeerAccess", result).map_err(|error| refused(error.to_string())),
         }?;
         if !is_same_gpu {
-            let mut readers = lock(&peer.peers.readers);
+            let mut readers = peer.peers.readers.lock();
             memory::share_mapped(peer, self.ordinal).map_err(|error| refused(error.to_string()))?;
             readers.insert(self.ordinal);
             drop(readers);
             share_pool(peer, self.ordinal);
         }
-        self.peers.reached.write().unwrap_or_else(PoisonError::into_inner).insert(peer.id);
+        self.peers.reached.write().insert(peer.id);
         tracing::debug!(gpu = self.ordinal, peer = peer.ordinal, "a GPU reaches a peer's memory");
         Ok(())
     }
@@ -157,7 +158,7 @@ impl GpuContext {
     /// Makes physical memory of this context, by a call that is given the GPUs that reach it beside
     /// its own.
     pub(super) fn with_readers<T>(&self, make: impl FnOnce(&BTreeSet<i32>) -> T) -> T {
-        make(&lock(&self.peers.readers))
+        make(&self.peers.readers.lock())
     }
 }
 

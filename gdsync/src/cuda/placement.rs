@@ -3,8 +3,9 @@
 use crate::memory::arena::Arena;
 use crate::util::options::options;
 use gdsync_sys::mlx5dv::{MLX5DV_RES_TYPE_CQ, MLX5DV_RES_TYPE_DBR};
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 use std::{fmt, io};
 
 /// Whose memory something that a card and a stream share lies in.
@@ -156,7 +157,7 @@ pub(crate) mod gpu {
     static ARENAS: Mutex<BTreeMap<u32, Weak<Arena>>> = Mutex::new(BTreeMap::new());
 
     pub(super) fn arena(ordinal: u32) -> Result<Arc<Arena>, String> {
-        let mut arenas = ARENAS.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let mut arenas = ARENAS.lock();
         if let Some(known) = arenas.get(&ordinal).and_then(Weak::upgrade) {
             return Ok(known);
         }
@@ -166,7 +167,7 @@ pub(crate) mod gpu {
         // null.
         let first = Mutex::new(Some(more(1).map_err(|error| error.to_string())?));
         let made = Arc::new(Arena::of(move |len| {
-            let first = first.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
+            let first = first.lock().take();
             first.filter(|chunk| chunk.len() >= len).map_or_else(|| more(len), Ok)
         }));
         arenas.insert(ordinal, Arc::downgrade(&made));

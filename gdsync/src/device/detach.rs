@@ -4,11 +4,11 @@ use super::error::DeviceQpError;
 use super::layout::{ERROR_RETURNED, Progress};
 use super::{DeviceQp, work_error};
 use crate::qp::QpState;
-use crate::queue::failure::FailureCause;
+use crate::queue::outcome::FailureCause;
 use crate::queue::outcome::{WorkError, outcome};
 use crate::util::poller::Task;
 use gdsync_sys::pause::Pause;
-use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 impl DeviceQp {
@@ -24,7 +24,7 @@ impl DeviceQp {
     /// [`DeviceQpError::KernelActive`], [`DeviceQpError::Outstanding`], [`DeviceQpError::Cuda`]:
     /// nothing is lost, and the call can be repeated.
     pub fn detach_device(&self, timeout: Duration) -> Result<(), DeviceQpError> {
-        let mut detached = self.detached.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut detached = self.detached.lock();
         if *detached {
             return Ok(());
         }
@@ -108,7 +108,7 @@ impl DeviceQp {
         }
         let status = inner.status();
         if matches!(*status, QpState::Connected) {
-            inner.ready.open();
+            inner.is_ready.store(true, Ordering::Release);
         }
     }
 }

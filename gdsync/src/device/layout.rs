@@ -1,6 +1,12 @@
 //! The structures of `gdsync/device/queue.cuh`, of which these are the other half.
 
+use crate::cuda::GpuMemory;
+use crate::device::error::DeviceQpError;
+use crate::memop::{MemOpStream, Place, Site, StreamError};
+use crate::memory::PinnedMemory;
+use crate::qp::{Collector, Trigger};
 use gdsync_sys::prm::wqe::BASIC_BLOCK;
+use std::sync::atomic::Ordering;
 use zerocopy::{Immutable, IntoBytes};
 
 /// `GDSYNC_DEVICE_QP_VERSION`.
@@ -102,6 +108,138 @@ impl Progress {
             (CONSUMED, self.consumed),
             (ERROR, self.error),
         ]
+    }
+}
+
+/// A trigger as kernels take it, by value or by address: `struct gdsync_trigger` of
+/// `gdsync/device/trigger.cuh`.
+///
+/// Plain data with an address of the device that it was made for. It holds as long as the
+/// [`Trigger`] or a clone of it lives. The code that launches kernels (which is `unsafe`) promises
+/// that they have ended before the last is dropped.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, IntoBytes, Immutable)]
+pub struct TriggerData {
+    /// The word: 64 bits, which hold [`Trigger::word_of`] the newest ticket.
+    pub word: u64,
+}
+
+/// A collector as kernels take it, by value or by address: `struct gdsync_collector` of
+/// `gdsync/device/trigger.cuh`.
+///
+/// As [`TriggerData`], for a [`Collector`].
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, IntoBytes, Immutable)]
+pub struct CollectorData {
+    /// The arrival word: 64 bits, a native number.
+    pub word: u64,
+}
+
+// SAFETY: a plain integer, in the layout that kernels expect, which a test compares.
+unsafe impl cudarc::driver::DeviceRepr for TriggerData {}
+// SAFETY: as above.
+unsafe impl cudarc::driver::DeviceRepr for CollectorData {}
+
+impl Trigger {
+    /// The trigger for kernels of a device: of the GPU of a CUDA stream, or for threads of this
+    /// process ([`crate::stream::Cpu`]). They release what the program has prepared and taken the
+    /// ticket of ([`crate::PreparedSend::into_ticket`]), each ticket when its turn has come.
+    ///
+    /// # Errors
+    /// [`StreamError`] where the device cannot reach the word: one in the memory of another GPU, or
+    /// of a GPU for threads of the CPU.
+    pub fn for_kernels(&self, device: &impl MemOpStream) -> Result<TriggerData, StreamError> {
+        Ok(TriggerData { word: address(&self.inner.place(), device)? })
+    }
+}
+
+impl Collector {
+    /// The collector for kernels of a device, which wait for the numbers of
+    /// [`Collector::collect`].
+    ///
+    /// # Errors
+    /// [`StreamError`] where the device cannot reach the arrival word.
+    pub fn for_kernels(&self, device: &impl MemOpStream) -> Result<CollectorData, StreamError> {
+        Ok(CollectorData { word: address(&self.inner.place(), device)? })
+    }
+}
+
+/// The device's address of a word.
+fn address(place: &Place, device: &impl MemOpStream) -> Result<u64, StreamError> {
+    if let Some(memory) = place.gpu_memory() {
+        device.owns(memory)?;
+    }
+    match place.site() {
+        Site::Host(at) => Ok(device.translate(at, size_of::<u64>())?.get()),
+        Site::Stream(at) => Ok(at.get()),
+    }
+}
+
+/// The memory of the indices that the threads of kernels share.
+#[derive(Debug)]
+pub(super) enum State {
+    /// Every device reaches it.
+    Pinned(PinnedMemory),
+    /// On the GPU that runs the kernels: their atomics do not cross PCIe.
+    Gpu(GpuMemory),
+}
+
+impl State {
+    pub(super) fn new(memory: Option<&GpuMemory>) -> Result<Self, DeviceQpError> {
+        match memory {
+            None => Ok(State::Pinned(PinnedMemory::allocate(STATE_BYTES).map_err(DeviceQpError::Memory)?)),
+            Some(memory) if memory.len() < STATE_BYTES => {
+                Err(DeviceQpError::StateTooShort { needed: STATE_BYTES, given: memory.len() })
+            }
+            Some(memory) => Ok(State::Gpu(memory.clone())),
+        }
+    }
+
+    /// The address for kernels.
+    pub(super) fn address(&self, device: &impl MemOpStream) -> Result<u64, DeviceQpError> {
+        match self {
+            State::Pinned(memory) => Ok(device.translate(memory.addr(), STATE_BYTES)?.get()),
+            State::Gpu(memory) => {
+                device.owns(memory)?;
+                Ok(memory.address())
+            }
+        }
+    }
+
+    /// Writes the first indices, and zeroes everywhere else.
+    pub(super) fn start(&self, progress: &Progress) -> Result<(), DeviceQpError> {
+        let zeroes = [0u8; STATE_BYTES];
+        match self {
+            State::Pinned(memory) => drop(memory.write(0, &zeroes)),
+            State::Gpu(memory) => memory.write(0, &zeroes)?,
+        }
+        self.write(progress)
+    }
+
+    pub(super) fn write(&self, progress: &Progress) -> Result<(), DeviceQpError> {
+        for (at, value) in progress.words() {
+            match self {
+                // Release: a thread that sees an index also sees what the CPU wrote before.
+                State::Pinned(memory) => memory.words64()[at].store(value, Ordering::Release),
+                State::Gpu(memory) => memory.write(at * 8, &value.to_ne_bytes())?,
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn read(&self) -> Result<Progress, DeviceQpError> {
+        match self {
+            // Acquire: the kernels wrote the blocks before the indices.
+            State::Pinned(memory) => {
+                Ok(Progress::from_words(|at| memory.words64()[at].load(Ordering::Acquire)))
+            }
+            State::Gpu(memory) => {
+                let mut bytes = [0u8; STATE_BYTES];
+                memory.read(0, &mut bytes)?;
+                let word = |at: usize| bytes.chunks_exact(8).nth(at).and_then(|word| word.try_into().ok());
+                Ok(Progress::from_words(|at| word(at).map_or(0, u64::from_ne_bytes)))
+            }
+        }
     }
 }
 

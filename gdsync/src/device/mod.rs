@@ -8,13 +8,10 @@ mod layout;
 mod mailbox;
 pub mod nvrtc;
 pub mod raw;
-mod state;
-mod words;
 
 pub use error::DeviceQpError;
 pub use headers::headers;
-pub use layout::{DeviceQpData, STATE_BYTES};
-pub use words::{CollectorData, TriggerData};
+pub use layout::{CollectorData, DeviceQpData, STATE_BYTES, TriggerData};
 
 use crate::memop::{MemOpStream, StreamError};
 use crate::memory::HostAddr;
@@ -25,10 +22,12 @@ use crate::queue::send::BorrowedSends;
 use crate::stream::{DoorbellPath, Doorbells};
 use crate::util::options::options;
 use crate::verbs::transport::Transport;
+use layout::State;
 use layout::{ERROR_WORK, MAILBOX, Progress, VERSION};
 use mailbox::Mailbox;
-use state::State;
-use std::sync::{Arc, Mutex};
+use parking_lot::Mutex;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 options! {
@@ -267,7 +266,7 @@ impl QueuePairInner {
         })?;
         let status = self.status();
         // If the queue pair has failed meanwhile, the kernel learns that from the card.
-        self.ready.close();
+        self.is_ready.store(false, Ordering::Release);
         drop(status);
         Ok((sends, attached))
     }

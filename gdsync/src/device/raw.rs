@@ -14,7 +14,6 @@ use gdsync_sys::pause::Pause;
 use gdsync_sys::verbs::{self, ibv_ah, ibv_cq, ibv_qp};
 use parking_lot::Mutex;
 use std::collections::VecDeque;
-use std::fmt::Debug;
 use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
@@ -47,7 +46,7 @@ impl QueuePair {
         let state = unsafe { AtomicI32::from_ptr(&raw mut (*raw.as_ptr()).state) }.load(Ordering::Relaxed);
         if matches!(*status, QpState::Initialised) && state == verbs::IBV_QPS_RTS {
             *status = QpState::Connected;
-            inner.ready.open();
+            inner.is_ready.store(true, Ordering::Release);
         }
     }
 
@@ -59,9 +58,7 @@ impl QueuePair {
     pub fn drop_within(self, timeout: Duration, mut look: impl FnMut()) -> bool {
         let inner = Arc::downgrade(&self.inner);
         let queues = [&self.inner.send_cq, &self.inner.recv_cq];
-        let own: Arc<dyn Debug + Send + Sync> = self.inner.domain.clone();
-        let domains = [&own, &queues[0].domain, &queues[1].domain].map(Arc::downgrade);
-        drop(own);
+        let domains = [&self.inner.domain, &queues[0].domain, &queues[1].domain].map(Arc::downgrade);
         drop(self);
         let mut pause = Pause::new();
         loop {
@@ -119,6 +116,19 @@ impl RegisteredMemory {
     pub unsafe fn slice(&self, addr: u64, len: usize, lkey: u32) -> Slice {
         Slice::foreign(self.region.clone(), addr, len, lkey)
     }
+
+    /// Borrows a slice.
+    ///
+    /// # Safety
+    /// As [`Self::slice`].
+    #[inline(always)]
+    pub unsafe fn borrow(&self, addr: u64, len: usize, lkey: u32) -> BorrowedSlice<'_> {
+        // SAFETY: the copy of the `Arc` is never dropped, nor moved out of, and is not used after
+        // `self`: the borrow sees to that. Callers only get a reference to it, of which they may
+        // make clones.
+        let slice = Slice::foreign(unsafe { std::ptr::read(&self.region) }, addr, len, lkey);
+        BorrowedSlice { slice: ManuallyDrop::new(slice), owner: PhantomData }
+    }
 }
 
 /// As the slice of [`RegisteredMemory::slice`], without the cost of counting a reference: it
@@ -134,21 +144,6 @@ impl BorrowedSlice<'_> {
     #[inline(always)]
     pub fn slices(&self) -> &[Slice] {
         std::slice::from_ref(&*self.slice)
-    }
-}
-
-impl RegisteredMemory {
-    /// Borrows a slice.
-    ///
-    /// # Safety
-    /// As [`Self::slice`].
-    #[inline(always)]
-    pub unsafe fn borrow(&self, addr: u64, len: usize, lkey: u32) -> BorrowedSlice<'_> {
-        // SAFETY: the copy of the `Arc` is never dropped, nor moved out of, and is not used after
-        // `self`: the borrow sees to that. Callers only get a reference to it, of which they may
-        // make clones.
-        let slice = Slice::foreign(unsafe { std::ptr::read(&self.region) }, addr, len, lkey);
-        BorrowedSlice { slice: ManuallyDrop::new(slice), owner: PhantomData }
     }
 }
 

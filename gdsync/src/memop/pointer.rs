@@ -8,43 +8,34 @@ use crate::memory::{HostAddr, StreamAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
+/// Methods that are those of the backend in the box.
+macro_rules! forwarded {
+    ($(fn $method:ident($($argument:ident: $type:ty),*) $(-> $answer:ty)?;)+) => {
+        $(
+            fn $method(&self, $($argument: $type),*) $(-> $answer)? {
+                (**self).$method($($argument),*)
+            }
+        )+
+    };
+}
+
 // SAFETY: every method is that of the backend in the box.
 unsafe impl<B: MemOpStream + ?Sized> MemOpStream for Box<B> {
-    fn caps(&self) -> MemOpCaps {
-        (**self).caps()
-    }
-
-    fn translate(&self, addr: HostAddr, len: usize) -> Result<StreamAddr, StreamError> {
-        (**self).translate(addr, len)
-    }
-
-    fn epoch(&self) -> u64 {
-        (**self).epoch()
-    }
-
-    fn idle_probe(&self, probe: Arc<dyn Fn() -> bool + Send + Sync>) {
-        (**self).idle_probe(probe)
-    }
-
-    fn is_synchronous(&self) -> bool {
-        (**self).is_synchronous()
-    }
-
-    fn device(&self) -> u64 {
-        (**self).device()
+    forwarded! {
+        fn caps() -> MemOpCaps;
+        fn translate(addr: HostAddr, len: usize) -> Result<StreamAddr, StreamError>;
+        fn epoch() -> u64;
+        fn idle_probe(probe: Arc<dyn Fn() -> bool + Send + Sync>);
+        fn is_synchronous() -> bool;
+        fn device() -> u64;
+        fn reaches(memory: &GpuMemory) -> Result<(), StreamError>;
+        fn owns(memory: &GpuMemory) -> Result<(), StreamError>;
+        fn wait_idle(timeout: Duration) -> Result<bool, StreamError>;
     }
 
     unsafe fn submit(&self, ops: &[MemOp]) -> Result<(), StreamError> {
         // SAFETY: the caller's.
         unsafe { (**self).submit(ops) }
-    }
-
-    fn reaches(&self, memory: &GpuMemory) -> Result<(), StreamError> {
-        (**self).reaches(memory)
-    }
-
-    fn owns(&self, memory: &GpuMemory) -> Result<(), StreamError> {
-        (**self).owns(memory)
     }
 
     unsafe fn write_bytes(
@@ -55,9 +46,5 @@ unsafe impl<B: MemOpStream + ?Sized> MemOpStream for Box<B> {
     ) -> Result<Staged, StreamError> {
         // SAFETY: the caller's.
         unsafe { (**self).write_bytes(to, kind, bytes) }
-    }
-
-    fn wait_idle(&self, timeout: Duration) -> Result<bool, StreamError> {
-        (**self).wait_idle(timeout)
     }
 }

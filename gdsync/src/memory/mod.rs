@@ -7,7 +7,6 @@
 //! caches drop the registration; the keeper in a work request's region still holds the memory.
 
 pub(crate) mod arena;
-pub(crate) mod left_behind;
 pub(crate) mod peer_map;
 mod pinned;
 pub(crate) mod spans;
@@ -19,7 +18,9 @@ pub(crate) use timeline::Timeline;
 pub use pinned::PinnedMemory;
 pub use timeline::{Blocked, TimelinePoint};
 
+use parking_lot::Mutex;
 use std::fmt;
+use std::sync::Arc;
 
 /// An address in this process, as the CPU sees it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -72,4 +73,22 @@ impl fmt::Debug for StreamAddr {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "stream:{:#x}", self.0)
     }
+}
+
+/// Timelines of streams that were dropped before they had passed their last submission, with the
+/// point that ends it.
+static LEFT_BEHIND: Mutex<Vec<(Arc<Timeline>, TimelinePoint)>> = Mutex::new(Vec::new());
+
+/// Remembers that a stream was dropped with work outstanding, up to a point.
+pub(crate) fn leave_behind(timeline: &Arc<Timeline>, end: TimelinePoint) {
+    let mut left = LEFT_BEHIND.lock();
+    left.retain(|(timeline, end)| !timeline.has_passed(*end));
+    left.push((timeline.clone(), end));
+}
+
+/// True where a stream of that device was dropped with work that it has not passed yet.
+pub(crate) fn is_left_behind(device: u64) -> bool {
+    let mut left = LEFT_BEHIND.lock();
+    left.retain(|(timeline, end)| !timeline.has_passed(*end));
+    left.iter().any(|(timeline, _)| timeline.device() == device)
 }

@@ -10,10 +10,11 @@
 use super::spans::{Gone, Kind, Span, Watcher};
 use super::{HostAddr, StreamAddr};
 use gdsync_sys::host::page_size;
+use parking_lot::{Mutex, RwLock};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
+use std::sync::{Arc, Weak};
 
 /// How a device's address space takes pages in.
 pub(crate) trait Registrar: Send + Sync + 'static {
@@ -106,26 +107,17 @@ impl<R: Registrar> PeerMap<R> {
         self.epoch.load(Ordering::Acquire)
     }
 
-    fn read(&self) -> RwLockReadGuard<'_, Runs> {
-        // A panic while the lock was held left maps that are consistent after each single step.
-        self.runs.read().unwrap_or_else(|poisoned| poisoned.into_inner())
-    }
-
-    fn write(&self) -> RwLockWriteGuard<'_, Runs> {
-        self.runs.write().unwrap_or_else(|poisoned| poisoned.into_inner())
-    }
-
     /// The device's address of `len` bytes, which lie within one page.
     pub(crate) fn translate(&self, addr: HostAddr, len: usize) -> Result<StreamAddr, MapError> {
         let (addr, len) = (addr.get(), len as u64);
-        if let Some((base, run)) = self.read().around(addr, len)
+        if let Some((base, run)) = self.runs.read().around(addr, len)
             && run.exclusive
         {
             return run.translate(base, addr);
         }
         let spans = Span::find(addr, len);
         let Some(span) = spans.first() else { return Err(MapError::Unknown) };
-        let mut runs = self.write();
+        let mut runs = self.runs.write();
         if runs.around(addr, len).is_none() {
             self.add_run(&mut runs, span, addr)?;
         }
@@ -151,7 +143,7 @@ impl<R: Registrar> PeerMap<R> {
     /// A stream is there from now on: with the first, all pages that operations can name are
     /// registered.
     pub(crate) fn add_stream(&self) {
-        let mut streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut streams = self.streams.lock();
         *streams += 1;
         let is_first = *streams == 1;
         drop(streams);
@@ -162,7 +154,7 @@ impl<R: Registrar> PeerMap<R> {
 
     /// Counterpart: after the last stream, no page is registered until there is one again.
     pub(crate) fn remove_stream(&self) {
-        let mut streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut streams = self.streams.lock();
         *streams -= 1;
         if *streams == 0 {
             Span::end_use(&(self.this.clone() as Weak<dyn Watcher>));
@@ -190,13 +182,11 @@ impl<R: Registrar> PeerMap<R> {
         runs.by_base.insert(base, Run { len, answer, exclusive, holders: 0, gone: Vec::new() });
         Ok(())
     }
-}
 
-impl<R: Registrar> PeerMap<R> {
     /// Unregisters what was retired. May block while the device is busy.
     pub(crate) fn collect(&self) {
         let retired = {
-            let mut runs = self.write();
+            let mut runs = self.runs.write();
             let retired = std::mem::take(&mut runs.retired);
             // Under the lock: a thread that names the same pages now must find them unregistered.
             retired.keys().for_each(|base| self.registrar.unregister(*base));
@@ -208,13 +198,13 @@ impl<R: Registrar> PeerMap<R> {
 
     /// True where [`Self::collect`] has something to do.
     pub(crate) fn has_retired(&self) -> bool {
-        !self.read().retired.is_empty()
+        !self.runs.read().retired.is_empty()
     }
 }
 
 impl<R: Registrar> Watcher for PeerMap<R> {
     fn made(&self, span: &Span, addr: u64) {
-        let mut runs = self.write();
+        let mut runs = self.runs.write();
         // An operation that names a page that was refused asks again, but for registers, and gets the reason.
         if runs.around(addr, 1).is_none() && self.add_run(&mut runs, span, addr).is_err() {
             return;
@@ -226,7 +216,7 @@ impl<R: Registrar> Watcher for PeerMap<R> {
     fn gone(&self, span: u64, gone: &Arc<Gone>) {
         // Dropped after the lock is released: the drop may take other locks.
         let mut forgotten = Vec::new();
-        let mut runs = self.write();
+        let mut runs = self.runs.write();
         self.epoch.fetch_add(1, Ordering::Release);
         for base in runs.held.remove(&span).unwrap_or_default() {
             let Some(run) = runs.by_base.get_mut(&base) else { continue };
@@ -249,7 +239,7 @@ impl<R: Registrar> Watcher for PeerMap<R> {
 
 impl<R: Registrar> fmt::Debug for PeerMap<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PeerMap").field("runs", &self.read().by_base.len()).finish()
+        f.debug_struct("PeerMap").field("runs", &self.runs.read().by_base.len()).finish()
     }
 }
 

@@ -208,7 +208,6 @@ impl PinnedMemory {
 mod tests {
     use super::*;
     use crate::memory::spans::BEGINS_USE;
-    use std::sync::PoisonError;
     use std::sync::atomic::Ordering;
 
     #[test]
@@ -246,7 +245,7 @@ mod tests {
 
     #[test]
     fn foreign_memory_need_not_be_aligned() {
-        let _spans = BEGINS_USE.read().unwrap_or_else(PoisonError::into_inner);
+        let _spans = BEGINS_USE.read();
         let bytes: Arc<[SharedU8]> = (0..64).map(|_| SharedU8::new(0)).collect();
         let base = bytes.as_ptr().cast::<u8>().cast_mut().wrapping_add(1);
         // SAFETY: the owner keeps the bytes, which are shared words.
@@ -260,7 +259,7 @@ mod tests {
     }
     #[test]
     fn clones_and_keepers_keep_the_owner() {
-        let _spans = BEGINS_USE.read().unwrap_or_else(PoisonError::into_inner);
+        let _spans = BEGINS_USE.read();
         let words: Arc<[SharedU32]> = (0..4).map(|_| SharedU32::new(0)).collect();
         let base = NonNull::new(words.as_ptr().cast_mut().cast()).unwrap();
         // SAFETY: the owner keeps the words, which are shared.

@@ -12,10 +12,11 @@
 //! Lock order: the list of the address spaces in use, then an address space's own locks; the list of
 //! spans is locked alone.
 
+use parking_lot::{Mutex, RwLock};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 /// The smallest page of any system, in bytes.
 const PAGE: u64 = 4096;
@@ -89,18 +90,13 @@ static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 /// Address spaces that have streams.
 static IN_USE: RwLock<Vec<Weak<dyn Watcher>>> = RwLock::new(Vec::new());
 
-fn spans() -> MutexGuard<'static, BTreeMap<u64, Vec<Known>>> {
-    // A panic while the lock was held left a map that is consistent after each single step.
-    SPANS.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
-}
-
 impl Span {
     /// Announces `len` bytes from `base` on. A page of registers that is announced already is
     /// shared.
     ///
     /// `release` is called when the span was dropped and no device has it mapped.
     pub(crate) fn announce(base: u64, len: u64, kind: Kind, release: Release) -> Arc<Span> {
-        let mut spans = spans();
+        let mut spans = SPANS.lock();
         let here = spans.entry(base).or_default();
         let mut shared = here
             .iter()
@@ -113,7 +109,7 @@ impl Span {
             here.push(Known { len, kind, span: Arc::downgrade(&span) });
             span
         });
-        span.releases.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).push(release);
+        span.releases.lock().push(release);
         drop(spans);
         if kind != Kind::Pages {
             span.tell(base);
@@ -148,7 +144,7 @@ impl Span {
 
     /// Under the lock: after [`Self::end_use`], a watcher is not told any more.
     fn tell(&self, addr: u64) {
-        let in_use = IN_USE.read().unwrap_or_else(PoisonError::into_inner);
+        let in_use = IN_USE.read();
         in_use.iter().filter_map(Weak::upgrade).for_each(|watcher| watcher.made(self, addr));
     }
 
@@ -169,8 +165,8 @@ impl Span {
     /// there, and from now on for each that is made.
     pub(crate) fn begin_use(watcher: &Arc<impl Watcher + 'static>) {
         let weak: Weak<dyn Watcher> = Arc::downgrade(watcher) as _;
-        IN_USE.write().unwrap_or_else(PoisonError::into_inner).push(weak);
-        let all: Vec<_> = spans().values().flatten().map(|known| known.span.clone()).collect();
+        IN_USE.write().push(weak);
+        let all: Vec<_> = SPANS.lock().values().flatten().map(|known| known.span.clone()).collect();
         // One at a time: a span whose owner drops it meanwhile goes when it has been looked at.
         for span in all.iter().filter_map(Weak::upgrade) {
             span.granules().into_iter().for_each(|addr| watcher.made(&span, addr));
@@ -179,14 +175,14 @@ impl Span {
 
     /// Counterpart. [`Watcher::made`] is not called after it has returned.
     pub(crate) fn end_use(watcher: &Weak<dyn Watcher>) {
-        IN_USE.write().unwrap_or_else(PoisonError::into_inner).retain(|known| !known.ptr_eq(watcher));
+        IN_USE.write().retain(|known| !known.ptr_eq(watcher));
     }
 
     /// The spans that hold `len` bytes from `addr` on: several where the program has named its
     /// memory more than once.
     pub(crate) fn find(addr: u64, len: u64) -> Vec<Arc<Span>> {
         let Some(end) = addr.checked_add(len) else { return Vec::new() };
-        let spans = spans();
+        let spans = SPANS.lock();
         let before = spans
             .range(..=addr)
             .flat_map(|(base, here)| here.iter().map(move |known| (base, known)))
@@ -207,7 +203,7 @@ impl Span {
 
     /// From now on, `watcher` is notified when the span is dropped.
     pub(crate) fn watch(&self, watcher: Weak<dyn Watcher>) {
-        let mut watchers = self.watchers.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let mut watchers = self.watchers.lock();
         watchers.retain(|known| known.strong_count() > 0 && !known.ptr_eq(&watcher));
         watchers.push(watcher);
     }
@@ -221,7 +217,7 @@ impl fmt::Debug for Span {
 
 impl Drop for Span {
     fn drop(&mut self) {
-        let mut spans = spans();
+        let mut spans = SPANS.lock();
         if let Some(here) = spans.get_mut(&self.base) {
             here.retain(|known| known.span.strong_count() > 0);
             if here.is_empty() {
@@ -229,8 +225,8 @@ impl Drop for Span {
             }
         }
         drop(spans);
-        let watchers = std::mem::take(self.watchers.get_mut().unwrap_or_else(|p| p.into_inner()));
-        let releases = std::mem::take(self.releases.get_mut().unwrap_or_else(|p| p.into_inner()));
+        let watchers = std::mem::take(self.watchers.get_mut());
+        let releases = std::mem::take(self.releases.get_mut());
         let gone = Arc::new(Gone { releases });
         for watcher in watchers.iter().filter_map(Weak::upgrade) {
             watcher.gone(self.id, &gone);
@@ -257,7 +253,7 @@ mod tests {
         fn made(&self, _span: &Span, _addr: u64) {}
 
         fn gone(&self, span: u64, gone: &Arc<Gone>) {
-            self.0.lock().unwrap().push((span, gone.clone()));
+            self.0.lock().push((span, gone.clone()));
         }
     }
 
@@ -271,7 +267,7 @@ mod tests {
 
     #[test]
     fn all_spans_around_an_address_are_found() {
-        let _spans = BEGINS_USE.read().unwrap_or_else(PoisonError::into_inner);
+        let _spans = BEGINS_USE.read();
         let outer = Span::announce(BASE, 0x4000, Kind::Pages, nothing());
         let inner = Span::announce(BASE + 0x1000, 0x100, Kind::Pages, nothing());
         assert_eq!(found(BASE + 0x1010, 8), [outer.id, inner.id]);
@@ -287,7 +283,7 @@ mod tests {
 
     #[test]
     fn register_pages_are_shared_and_memory_is_not() {
-        let _spans = BEGINS_USE.read().unwrap_or_else(PoisonError::into_inner);
+        let _spans = BEGINS_USE.read();
         let (base, registers) = (BASE + 0x10_0000, Kind::Registers { mmio: true });
         let (one, two) = (
             Span::announce(base, 4096, registers, nothing()),
@@ -308,7 +304,7 @@ mod tests {
 
     #[test]
     fn memory_is_released_when_the_last_device_has_forgotten_it() {
-        let _spans = BEGINS_USE.read().unwrap_or_else(PoisonError::into_inner);
+        let _spans = BEGINS_USE.read();
         let (one, two): (Arc<Told>, Arc<Told>) = Default::default();
         let released = Arc::new(AtomicU64::new(0));
         let span = Span::announce(BASE + 0x20_0000, 4096, Kind::Whole, counting(&released));
@@ -317,18 +313,18 @@ mod tests {
             span.watch(Arc::downgrade(told) as Weak<dyn Watcher>);
         }
         drop(span.clone());
-        assert!(one.0.lock().unwrap().is_empty());
+        assert!(one.0.lock().is_empty());
         drop(span);
-        assert_eq!(one.0.lock().unwrap().len(), 1, "told once");
-        assert_eq!(one.0.lock().unwrap().pop().unwrap().0, id);
+        assert_eq!(one.0.lock().len(), 1, "told once");
+        assert_eq!(one.0.lock().pop().unwrap().0, id);
         assert_eq!(released.load(Ordering::Relaxed), 0);
-        two.0.lock().unwrap().clear();
+        two.0.lock().clear();
         assert_eq!(released.load(Ordering::Relaxed), 1);
     }
 
     #[test]
     fn who_shares_a_register_page_is_released_with_it() {
-        let _spans = BEGINS_USE.read().unwrap_or_else(PoisonError::into_inner);
+        let _spans = BEGINS_USE.read();
         let released = Arc::new(AtomicU64::new(0));
         let share = || {
             let registers = Kind::Registers { mmio: false };

@@ -13,15 +13,15 @@
 use crate::memory::HostAddr;
 use crate::qp::{CompletionQueue, CompletionQueueInner};
 use crate::queue::Doorbell;
-use crate::verbs::events::poll;
-use crate::verbs::{Device, DeviceInner, Error, call};
+use crate::verbs::events::{event_fd, poll};
+use crate::verbs::{Device, DeviceInner, Error, Owned, call};
 use gdsync_sys::prm::doorbell::CqArm;
 use gdsync_sys::verbs::{ibv_comp_channel, ibv_cq};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
@@ -87,17 +87,18 @@ impl CompletionChannel {
         // SAFETY: the context is open.
         let raw = unsafe { (device.api.create_comp_channel)(device.context()) };
         let raw = call::pointer("ibv_create_comp_channel", raw, String::new)?;
-        // From here on, dropping it destroys the channel.
-        let made = OwnChannel { raw, device };
-        set_nonblocking(made.fd())?;
-        let wake = event_fd()?;
+        // SAFETY: queues hold the channel, so none uses it any more.
+        let raw = unsafe { Owned::new(raw, device.api.destroy_comp_channel, "ibv_destroy_comp_channel") };
+        let wake = event_fd("completion channel")?;
         let inner = ChannelInner {
-            made,
+            raw,
+            device,
             wake,
             queues: Mutex::default(),
             turn: Mutex::default(),
             passed: Condvar::new(),
         };
+        set_nonblocking(inner.fd().as_raw_fd())?;
         Ok(CompletionChannel { inner: Arc::new(inner) })
     }
 
@@ -123,36 +124,10 @@ impl AsFd for CompletionChannel {
     }
 }
 
-/// The channel as verbs know it.
-#[derive(Debug)]
-struct OwnChannel {
-    raw: NonNull<ibv_comp_channel>,
-    device: Arc<DeviceInner>,
-}
-
-// SAFETY: libibverbs allows a channel to be used from any thread.
-unsafe impl Send for OwnChannel {}
-// SAFETY: as above.
-unsafe impl Sync for OwnChannel {}
-
-impl OwnChannel {
-    fn fd(&self) -> RawFd {
-        // SAFETY: alive as long as `self`, and the field never changes.
-        unsafe { (*self.raw.as_ptr()).fd }
-    }
-}
-
-impl Drop for OwnChannel {
-    fn drop(&mut self) {
-        // SAFETY: created by us; queues hold the channel, so none uses it any more.
-        let rc = unsafe { (self.device.api.destroy_comp_channel)(self.raw.as_ptr()) };
-        call::on_drop("ibv_destroy_comp_channel", rc);
-    }
-}
-
 #[derive(Debug)]
 pub(crate) struct ChannelInner {
-    made: OwnChannel,
+    raw: Owned<ibv_comp_channel>,
+    device: Arc<DeviceInner>,
     /// An eventfd that ends the reader's sleep.
     wake: File,
     /// The queues, by the address of the verbs object. That of a queue that is dropped stays until the
@@ -173,16 +148,17 @@ pub(super) struct Turn {
 
 impl ChannelInner {
     pub(crate) fn raw(&self) -> *mut ibv_comp_channel {
-        self.made.raw.as_ptr()
+        self.raw.as_ptr()
     }
 
     pub(super) fn fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: the descriptor is open as long as the channel, which lives as long as `self`.
-        unsafe { BorrowedFd::borrow_raw(self.made.fd()) }
+        // SAFETY: the channel lives as long as `self`; the field never changes, and the descriptor is open as
+        // long as the channel.
+        unsafe { BorrowedFd::borrow_raw((*self.raw()).fd) }
     }
 
     pub(crate) fn is_of(&self, device: &Arc<DeviceInner>) -> bool {
-        Arc::ptr_eq(&self.made.device, device)
+        Arc::ptr_eq(&self.device, device)
     }
 
     /// Before the queue is armed for the first time.
@@ -197,7 +173,7 @@ impl ChannelInner {
     /// value is `None` for a queue that is being destroyed, which waits for the acknowledgement.
     fn next(&self) -> Result<Option<Option<Arc<CompletionQueueInner>>>, Error> {
         let (mut raw, mut context) = (ptr::null_mut(), ptr::null_mut());
-        let api = self.made.device.api;
+        let api = self.device.api;
         // SAFETY: the channel is alive, and the places are valid.
         let rc = unsafe { (api.get_cq_event)(self.raw(), &mut raw, &mut context) };
         match call::status("ibv_get_cq_event", rc, String::new) {
@@ -250,7 +226,7 @@ impl ChannelInner {
             }
             turn.is_taken = true;
             let got = MutexGuard::unlocked(&mut turn, || {
-                let is_readable = poll(self.made.fd(), Some(self.wake.as_raw_fd()), left(deadline))?;
+                let is_readable = poll(self.fd().as_raw_fd(), Some(self.wake.as_raw_fd()), left(deadline))?;
                 self.calm();
                 if is_readable { read() } else { Ok(None) }
             });
@@ -375,12 +351,4 @@ fn set_nonblocking(fd: RawFd) -> Result<(), Error> {
         if flags < 0 { flags } else { libc::fcntl(fd, libc::F_SETFL, flags | libc::O_NONBLOCK) }
     };
     call::status("fcntl", rc.min(0), || "completion channel".to_owned())
-}
-
-fn event_fd() -> Result<File, Error> {
-    // SAFETY: no memory is involved.
-    let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
-    call::status("eventfd", fd.min(0), || "completion channel".to_owned())?;
-    // SAFETY: just opened, and it has no other owner.
-    Ok(File::from(unsafe { OwnedFd::from_raw_fd(fd) }))
 }

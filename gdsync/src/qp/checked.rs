@@ -6,11 +6,10 @@
 //! read it.
 
 use crate::memory::timeline::{Timeline, TimelinePoint};
-use crate::qp::checker::{CHECKER, start_checker};
 use crate::qp::{CompletionQueueInner, PreparedWait, QueuePairInner};
 use crate::queue::outcome::{WorkError, outcome};
 use crate::queue::{PeerOp, Status, Syndrome};
-use crate::util::poller::{Polled, Task};
+use crate::util::poller::{Polled, Poller, Task};
 use crate::verbs::error::Error;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -142,4 +141,16 @@ impl Task for Check {
         self.status.set(outcome);
         Polled::Done
     }
+}
+
+/// The thread that polls for checked waits, persistent requests, collectors, masters, and queue pairs
+/// that are flushed.
+pub(crate) static CHECKER: Poller = Poller::new("gdsync-checked");
+
+/// Starts the thread of [`CHECKER`], unless it runs.
+///
+/// # Errors
+/// [`Error::Thread`].
+pub(crate) fn start_checker() -> Result<(), Error> {
+    CHECKER.start().map_err(|source| Error::Thread { name: CHECKER.name, source })
 }

@@ -3,9 +3,11 @@
 use crate::cuda::{GpuMemory, Placement};
 use crate::memop::{Named, Place};
 use crate::qp::card_word::CardWord;
-use crate::qp::checker::{CHECKER, start_checker};
-use crate::qp::{CompletionQueueInner, PreparedWait, QueuePair, QueuePairConfig, QueuePairInner};
-use crate::queue::send::CardWait;
+use crate::qp::checked::{CHECKER, start_checker};
+use crate::qp::{
+    CompletionQueueInner, PreparedSend, PreparedWait, QueuePair, QueuePairConfig, QueuePairInner,
+};
+use crate::queue::send::{CardWait, Hold};
 use crate::queue::{QueueError, RequestError, StateError, WorkRequest};
 use crate::util::options::options;
 use crate::util::poller::{Polled, Task};
@@ -252,13 +254,12 @@ impl CollectorInner {
         }
         let number = state.newest + 1;
         if state.writer == Writer::Card {
-            let waits: Vec<CardWait> = entries
-                .iter()
-                .map(|(queue, index, _)| CardWait::Entry { cqn: queue.number(), index: *index })
-                .collect();
+            let wait = |(queue, index, _): &Entry<'_>| CardWait::Entry { cqn: queue.number(), index: *index };
+            let holds = entries.iter().map(|entry| Hold { wait: wait(entry), region: None });
             let bytes = number.to_ne_bytes();
             let write = WorkRequest::write_inline(&bytes, self.word.remote()).wr_id(number);
-            match state.queue_pair.inner.post_behind(&waits, &write) {
+            let own = state.queue_pair.inner.clone();
+            match PreparedSend::new(own, &write, None, holds).and_then(PreparedSend::ring) {
                 // The collector's own queue: the library's thread notices, and writes the number.
                 Ok(()) | Err(QueueError::State(StateError::Failed { .. })) => {}
                 Err(error) => return Err(error),
@@ -317,40 +318,7 @@ impl State {
             Err(error) => tracing::warn!(%error, "a collector has no queue: the CPU counts in its place"),
         }
     }
-}
 
-impl Awaited {
-    /// Whether the CPU knows all entries to be there, or never to come.
-    fn has_come(&self) -> bool {
-        self.entries.iter().all(|(queue, index)| queue.lock().has_come(*index))
-    }
-
-    fn has_failed(&self) -> bool {
-        let lost = || self.entries.iter().any(|(queue, _)| queue.lock().is_lost());
-        let failed = |(queue_pair, psn): &(Arc<QueuePairInner>, u32)| {
-            queue_pair.failure().is_some() || queue_pair.psn.load(Ordering::Relaxed) != *psn
-        };
-        self.queue_pairs.iter().any(failed) || lost()
-    }
-}
-
-/// Looks at what a collector waits for, as long as there is something.
-struct Watch(Arc<CollectorInner>);
-
-impl Task for Watch {
-    fn poll(&self) -> Polled {
-        let collector = &*self.0;
-        let mut past = Vec::new();
-        let mut state = collector.state.lock();
-        let polled = state.look(collector, &mut past);
-        drop(state);
-        // Outside the lock: they may hold the last handles of queues.
-        drop(past);
-        polled
-    }
-}
-
-impl State {
     fn look(&mut self, collector: &CollectorInner, past: &mut Vec<Awaited>) -> Polled {
         self.retire();
         while self.awaited.front().is_some_and(|front| front.number <= self.reached) {
@@ -390,6 +358,37 @@ impl State {
             Writer::Cpu => {}
         }
         if past.is_empty() { Polled::Nothing } else { Polled::Progress }
+    }
+}
+
+impl Awaited {
+    /// Whether the CPU knows all entries to be there, or never to come.
+    fn has_come(&self) -> bool {
+        self.entries.iter().all(|(queue, index)| queue.lock().has_come(*index))
+    }
+
+    fn has_failed(&self) -> bool {
+        let lost = || self.entries.iter().any(|(queue, _)| queue.lock().is_lost());
+        let failed = |(queue_pair, psn): &(Arc<QueuePairInner>, u32)| {
+            queue_pair.failure().is_some() || queue_pair.psn.load(Ordering::Relaxed) != *psn
+        };
+        self.queue_pairs.iter().any(failed) || lost()
+    }
+}
+
+/// Looks at what a collector waits for, as long as there is something.
+struct Watch(Arc<CollectorInner>);
+
+impl Task for Watch {
+    fn poll(&self) -> Polled {
+        let collector = &*self.0;
+        let mut past = Vec::new();
+        let mut state = collector.state.lock();
+        let polled = state.look(collector, &mut past);
+        drop(state);
+        // Outside the lock: they may hold the last handles of queues.
+        drop(past);
+        polled
     }
 }
 

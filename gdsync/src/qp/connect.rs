@@ -107,7 +107,7 @@ impl QueuePairInner {
     fn modify(&self, attr: &mut ibv_qp_attr, mask: u32, step: &'static str) -> Result<(), Error> {
         let pd = &self.domain.pd;
         let raw = match &self.object {
-            QpObject::Verbs(qp) => qp.raw,
+            QpObject::Verbs(qp) => qp.as_ptr(),
             QpObject::Devx(qp) => return qp.modify(pd, &self.config, self.gid.kind.link(), attr),
             // It got all that it can have when it was made.
             QpObject::Target(_) => return Ok(()),
@@ -151,20 +151,12 @@ impl QueuePairInner {
         let (mut attr, mask) = self.ready_to_send(&self.config.connections, is_dc);
         self.modify(&mut attr, mask, "RTR to RTS")?;
         *status = QpState::Connected;
-        self.ready.open();
+        self.is_ready.store(true, Ordering::Release);
         Ok(())
     }
 
-    pub(crate) fn to_reset(&self) -> Result<(), Error> {
-        self.to_state(verbs::IBV_QPS_RESET, "to RESET")
-    }
-
-    pub(crate) fn to_error(&self) -> Result<(), Error> {
-        self.to_state(verbs::IBV_QPS_ERR, "to ERR")
-    }
-
     /// A step that takes no attributes.
-    fn to_state(&self, qp_state: libc::c_int, step: &'static str) -> Result<(), Error> {
+    pub(super) fn to_state(&self, qp_state: libc::c_int, step: &'static str) -> Result<(), Error> {
         self.modify(&mut ibv_qp_attr { qp_state, ..Default::default() }, verbs::IBV_QP_STATE, step)
     }
 
@@ -214,7 +206,7 @@ impl QueuePairInner {
         let (mut attr, mask) = self.ready_to_send(&options, reliable);
         self.modify(&mut attr, mask, "RTR to RTS")?;
         *status = QpState::Connected;
-        self.ready.open();
+        self.is_ready.store(true, Ordering::Release);
         Ok(())
     }
 }

@@ -1,19 +1,21 @@
 //! Completion queues.
 
 use crate::qp::channel::{ArmFor, Told, deadline};
-use crate::qp::{CompletionChannel, PreparedWait, QueuePairInner, status, trace};
+use crate::qp::create_cq::CqObject;
+use crate::qp::domain::QueueDomain;
+use crate::qp::{CompletionChannel, PreparedWait, QueuePairInner, trace};
 use crate::queue::completion::CompletionState;
-use crate::queue::{Completion, PollError, QueueError, Ring, StateError};
+use crate::queue::{Completion, PollError, QueueError, StateError};
 use crate::verbs::device::DeviceInner;
 use crate::verbs::{Error, QueuePairError, Transport};
 use gdsync_status::Published;
 use gdsync_sys::verbs::ibv_cq;
+use parking_lot::Mutex;
 use spin::mutex::{SpinMutex, SpinMutexGuard};
 use spin::relax::Yield;
-use std::fmt::Debug;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 /// A completion queue, of one [`crate::QueuePair`] or shared by several: polled by the CPU, waited
@@ -64,28 +66,19 @@ pub struct CompletionQueue {
 
 #[derive(Debug)]
 pub(crate) struct CompletionQueueInner {
-    object: Box<dyn CqObject>,
+    pub(super) object: CqObject,
+    pub(super) number: u32,
     /// Of a queue with a channel. Dropped after the object, which uses the channel.
     pub(crate) told: Option<Told>,
-    state: SpinMutex<CompletionState, Yield>,
+    pub(super) state: SpinMutex<CompletionState, Yield>,
     pub(crate) company: Company,
     /// Queue pairs that complete here, by number.
-    queue_pairs: Mutex<Vec<(u32, Weak<QueuePairInner>)>>,
+    pub(super) queue_pairs: Mutex<Vec<(u32, Weak<QueuePairInner>)>>,
     pub(crate) device: Arc<DeviceInner>,
     /// It is asked what streams wait for here.
-    _published: Published,
+    pub(super) _published: Published,
     /// The domain whose allocator supplied the ring.
-    pub(crate) domain: Arc<dyn Debug + Send + Sync>,
-}
-
-/// The queue as its maker knows it. Destroyed when dropped: the queue pairs that complete there
-/// hold the queue, so they were destroyed before.
-pub(crate) trait CqObject: Debug + Send + Sync {
-    /// Its number.
-    fn number(&self) -> u32;
-
-    /// The queue as verbs know it, if they do.
-    fn verbs(&self) -> Option<NonNull<ibv_cq>>;
+    pub(crate) domain: Arc<QueueDomain>,
 }
 
 impl CompletionQueue {
@@ -219,30 +212,6 @@ pub enum WaitError {
 }
 
 impl CompletionQueueInner {
-    /// Around a queue that was just made, with its ring. `domain` is what its memory is made in.
-    pub(crate) fn new(
-        object: Box<dyn CqObject>,
-        ring: Ring,
-        told: Option<Told>,
-        device: &Arc<DeviceInner>,
-        domain: Arc<dyn Debug + Send + Sync>,
-    ) -> Arc<Self> {
-        let inner = Arc::new_cyclic(|inner| CompletionQueueInner {
-            _published: status::publish(inner.clone()),
-            object,
-            told,
-            state: SpinMutex::new(CompletionState::new(ring)),
-            company: Company::default(),
-            queue_pairs: Mutex::default(),
-            device: device.clone(),
-            domain,
-        });
-        if let (Some(told), Some(raw)) = (&inner.told, inner.verbs()) {
-            told.channel.add(raw, &inner);
-        }
-        inner
-    }
-
     /// A queue pair that has not made it is to complete here, too.
     ///
     /// # Errors
@@ -277,12 +246,15 @@ impl CompletionQueueInner {
     }
 
     pub(crate) fn number(&self) -> u32 {
-        self.object.number()
+        self.number
     }
 
     /// The queue as verbs know it, if they do.
     pub(crate) fn verbs(&self) -> Option<NonNull<ibv_cq>> {
-        self.object.verbs()
+        match &self.object {
+            CqObject::Verbs(raw) => Some(raw.raw()),
+            CqObject::Devx(_) => None,
+        }
     }
 
     /// The queue's state. Lock order: completion queue, then send or receive queue.
@@ -302,12 +274,12 @@ impl CompletionQueueInner {
 
     /// Numbers of the queue pairs that complete here.
     pub(crate) fn attached_numbers(&self) -> Vec<u32> {
-        let known = self.queue_pairs.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let known = self.queue_pairs.lock();
         known.iter().map(|(number, _)| *number).collect()
     }
 
     pub(crate) fn attach(&self, queue_pair: &Arc<QueuePairInner>) {
-        let mut known = self.queue_pairs.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let mut known = self.queue_pairs.lock();
         // Both of its queues may complete here.
         if !known.iter().any(|(_, weak)| ptr::eq(weak.as_ptr(), Arc::as_ptr(queue_pair))) {
             known.push((queue_pair.number, Arc::downgrade(queue_pair)));
@@ -325,7 +297,7 @@ impl CompletionQueueInner {
 
     /// The same, where no entry is the queue pair's.
     pub(crate) fn unlist(&self, qpn: u32) {
-        let mut known = self.queue_pairs.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let mut known = self.queue_pairs.lock();
         known.retain(|(number, weak)| *number != qpn || weak.strong_count() > 0);
     }
 
@@ -335,21 +307,21 @@ impl CompletionQueueInner {
     /// One of them is being destroyed. These are the others: they may be the last handles by now, whose drop takes the
     /// locks of their queues.
     pub(crate) fn attached(&self) -> Result<Vec<Arc<QueuePairInner>>, Vec<Arc<QueuePairInner>>> {
-        let known = self.queue_pairs.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let known = self.queue_pairs.lock();
         let living: Vec<_> = known.iter().filter_map(|(_, weak)| weak.upgrade()).collect();
         if living.len() == known.len() { Ok(living) } else { Err(living) }
     }
 
     /// True where nothing completes here but the sends of that queue pair.
     pub(crate) fn is_of_sends_of(&self, queue_pair: &QueuePairInner) -> bool {
-        let known = self.queue_pairs.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let known = self.queue_pairs.lock();
         let alone = matches!(&known[..], [(_, weak)] if ptr::eq(weak.as_ptr(), queue_pair));
         // An initiator has no receives.
         alone && (queue_pair.config.transport == Transport::Dc || !ptr::eq(self, &*queue_pair.recv_cq))
     }
 
     fn owner_of(&self, qpn: u32) -> Owner {
-        let known = self.queue_pairs.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let known = self.queue_pairs.lock();
         // The newest: it may have the number of a target that was closed, whose handle is still held.
         match known.iter().rev().find(|(number, _)| *number == qpn) {
             Some((_, weak)) => weak.upgrade().map_or(Owner::Going, Owner::Here),

@@ -3,11 +3,11 @@
 
 use crate::memory::HostAddr;
 use crate::qp::domain::{Maker, ParentDomain, QueueDomain};
-use crate::qp::role::Role;
 use crate::qp::shared_receives::Sharing;
 use crate::qp::{CompletionQueueInner, QueuePairConfig, QueuePairInner, devx};
 use crate::queue::{QueueParts, Ring};
-use crate::verbs::{DeviceInner, DevxError, Error, QueuePairError, Transport, call};
+use crate::verbs::{DeviceInner, DevxError, Error, Owned, QueueApi, QueuePairError, Transport, call};
+use gdsync_sys::api::Provider;
 use gdsync_sys::mlx5dv::{self, mlx5dv_obj, mlx5dv_qp, mlx5dv_qp_init_attr, mlx5dv_ring};
 use gdsync_sys::prm::wqe::BASIC_BLOCK;
 use gdsync_sys::verbs::{self, ibv_cq, ibv_qp, ibv_qp_cap, ibv_qp_init_attr_ex};
@@ -16,68 +16,27 @@ use std::cmp::Ordering;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// A queue pair as its maker knows it. Destroyed when dropped, if not before.
+/// A queue pair as its maker knows it. Destroyed when dropped.
 #[derive(Debug)]
 pub(crate) enum QpObject {
-    Verbs(VerbsQp),
+    Verbs(Owned<ibv_qp>),
     Devx(devx::Qp),
-    /// A DC target, which ends by being destroyed.
-    Target(Mutex<VerbsQp>),
+    /// A DC target, which ends by being destroyed: none then.
+    Target(Mutex<Option<Owned<ibv_qp>>>),
 }
-
-/// A queue pair of verbs; null once it is destroyed.
-#[derive(Debug)]
-pub(crate) struct VerbsQp {
-    pub(crate) raw: *mut ibv_qp,
-    device: Arc<DeviceInner>,
-}
-
-// SAFETY: libibverbs allows a queue pair to be modified and destroyed from any thread.
-unsafe impl Send for VerbsQp {}
-// SAFETY: as above.
-unsafe impl Sync for VerbsQp {}
 
 impl QpObject {
     /// The queue pair as verbs know it, if they do.
     pub(crate) fn verbs(&self) -> Option<NonNull<ibv_qp>> {
         match self {
-            QpObject::Verbs(qp) => NonNull::new(qp.raw),
+            QpObject::Verbs(qp) => Some(qp.raw()),
             QpObject::Devx(_) => None,
-            QpObject::Target(qp) => NonNull::new(qp.lock().raw),
+            QpObject::Target(qp) => qp.lock().as_ref().map(Owned::raw),
         }
     }
 
     fn destroy(&mut self) {
-        match self {
-            QpObject::Verbs(qp) => qp.destroy(),
-            QpObject::Devx(qp) => qp.destroy(),
-            QpObject::Target(qp) => qp.get_mut().destroy(),
-        }
-    }
-}
-
-impl VerbsQp {
-    pub(super) fn new(raw: NonNull<ibv_qp>, device: &Arc<DeviceInner>) -> Self {
-        VerbsQp { raw: raw.as_ptr(), device: device.clone() }
-    }
-
-    fn destroy(&mut self) {
-        drop(self.take());
-    }
-
-    /// Takes it out, unless it is destroyed.
-    pub(super) fn take(&mut self) -> Option<VerbsQp> {
-        let raw = NonNull::new(std::mem::replace(&mut self.raw, std::ptr::null_mut()))?;
-        Some(VerbsQp::new(raw, &self.device))
-    }
-}
-
-impl Drop for VerbsQp {
-    fn drop(&mut self) {
-        if !self.raw.is_null() {
-            // SAFETY: created by us, and destroyed once: who takes it leaves a null pointer.
-            call::on_drop("ibv_destroy_qp", unsafe { (self.device.api.destroy_qp)(self.raw) });
-        }
+        *self = QpObject::Target(Mutex::default());
     }
 }
 
@@ -133,7 +92,8 @@ fn make_by_verbs(
     let raw = unsafe { (device.api.mlx5dv_create_qp)(device.context(), &mut attr, &mut mlx5_attr) };
     let raw = call::pointer("mlx5dv_create_qp", raw, || format!("{config:?}"))
         .map_err(|error| refusal(error, domain, config.transport))?;
-    let object = QpObject::Verbs(VerbsQp::new(raw, device));
+    // SAFETY: it is dropped before the domain that holds what it is made in, and nothing uses it then.
+    let object = QpObject::Verbs(unsafe { Owned::new(raw, device.api.destroy_qp, "ibv_destroy_qp") });
     let layout = describe(raw, domain)?;
     // SAFETY: a queue pair just returned by the provider is valid; its number never changes.
     let number = unsafe { (*raw.as_ptr()).qp_num };
@@ -265,6 +225,35 @@ impl Drop for QueuePairInner {
                 // Polling does not return it: its entry is free.
                 self.shared.as_ref().and_then(|shared| shared.receives.retire(receive));
             }
+        }
+    }
+}
+
+/// What SEND_EN has to do with a queue pair: queue pairs have to be made for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Role {
+    /// Nothing.
+    Plain,
+    /// It releases sends of others.
+    Master,
+    /// Another one releases its sends.
+    Slave,
+}
+
+impl Role {
+    /// The interface that makes it. Of verbs, those of the software card of this process alone have
+    /// flags for it.
+    pub(crate) fn maker(self, device: &DeviceInner) -> QueueApi {
+        let has_flags = device.api.provider == Provider::Software;
+        if self == Role::Plain || has_flags { QueueApi::Verbs } else { QueueApi::Devx }
+    }
+
+    /// The flag of the software card of this process.
+    pub(crate) fn flag(self) -> u32 {
+        match self {
+            Role::Plain => 0,
+            Role::Master => mlx5dv::SOFTWARE_QP_CREATE_MASTER,
+            Role::Slave => mlx5dv::SOFTWARE_QP_CREATE_SLAVE_SEND,
         }
     }
 }

@@ -2,10 +2,10 @@
 
 use crate::cuda::{QueueArenas, QueuePlacement};
 use crate::qp::devx;
-use crate::verbs::{Error, ProtectionDomainInner, QueueApi, call};
+use crate::verbs::{Error, Owned, ProtectionDomainInner, QueueApi, call};
 use gdsync_sys::api::Provider;
 use gdsync_sys::verbs::{self, ibv_pd};
-use std::ptr::{self, NonNull};
+use std::ptr;
 use std::sync::Arc;
 
 /// What the queues of one queue pair, or one shared completion queue, are made in.
@@ -66,18 +66,14 @@ fn who(pd: &ProtectionDomainInner, asked: QueueApi, placement: QueuePlacement) -
 /// shared completion queue needs the latter only.
 #[derive(Debug)]
 pub(crate) struct ParentDomain {
-    raw: NonNull<ibv_pd>,
-    td: Option<NonNull<verbs::ibv_td>>,
+    // In this order: each is made of what follows.
+    raw: Owned<ibv_pd>,
+    /// Its promise, that one thread at a time posts, is kept because gdsync posts under the queue's lock.
+    _td: Option<Owned<verbs::ibv_td>>,
     /// Boxed: the provider knows the address.
     _rooms: Box<QueueArenas>,
-    pd: Arc<ProtectionDomainInner>,
+    _pd: Arc<ProtectionDomainInner>,
 }
-
-// SAFETY: libibverbs allows these objects to be used from any thread; the thread domain's promise
-// (one thread at a time posts) is kept because gdsync posts under the queue's lock.
-unsafe impl Send for ParentDomain {}
-// SAFETY: as above.
-unsafe impl Sync for ParentDomain {}
 
 impl ParentDomain {
     fn new(pd: &Arc<ProtectionDomainInner>, placement: QueuePlacement) -> Result<Self, Error> {
@@ -86,22 +82,21 @@ impl ParentDomain {
         // SAFETY: the context is open as long as `pd` lives.
         let td = unsafe { (api.alloc_td)(context, &mut td_attr) };
         let td = call::pointer("ibv_alloc_td", td, String::new)?;
-        Self::with_register(pd, placement, Some(td)).inspect_err(|_| {
-            // SAFETY: allocated above, and not used yet.
-            call::on_drop("ibv_dealloc_td", unsafe { (api.dealloc_td)(td.as_ptr()) });
-        })
+        // SAFETY: the parent domain that names it is deallocated before it, and it before the domain.
+        let td = unsafe { Owned::new(td, api.dealloc_td, "ibv_dealloc_td") };
+        Self::with_register(pd, placement, Some(td))
     }
 
     fn with_register(
         pd: &Arc<ProtectionDomainInner>,
         placement: QueuePlacement,
-        td: Option<NonNull<verbs::ibv_td>>,
+        td: Option<Owned<verbs::ibv_td>>,
     ) -> Result<Self, Error> {
         let arenas = Box::new(QueueArenas::new(placement, &pd.device.arena)?);
         let (api, context) = (pd.device.api, pd.device.context());
         let mut attr = verbs::ibv_parent_domain_init_attr {
             pd: pd.raw(),
-            td: td.map_or(ptr::null_mut(), NonNull::as_ptr),
+            td: td.as_ref().map_or(ptr::null_mut(), Owned::as_ptr),
             comp_mask: verbs::IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS
                 | verbs::IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT,
             alloc: Some(allocate_queue_memory),
@@ -112,24 +107,13 @@ impl ParentDomain {
         // everything that may still free.
         let raw = unsafe { (api.alloc_parent_domain)(context, &mut attr) };
         let raw = call::pointer("ibv_alloc_parent_domain", raw, String::new)?;
-        Ok(ParentDomain { raw, td, _rooms: arenas, pd: pd.clone() })
+        // SAFETY: queues made in it hold an `Arc` of the `QueueDomain` around this.
+        let raw = unsafe { Owned::new(raw, api.dealloc_pd, "ibv_dealloc_pd (parent domain)") };
+        Ok(ParentDomain { raw, _td: td, _rooms: arenas, _pd: pd.clone() })
     }
 
     pub(crate) fn raw(&self) -> *mut ibv_pd {
         self.raw.as_ptr()
-    }
-}
-
-impl Drop for ParentDomain {
-    fn drop(&mut self) {
-        let api = self.pd.device.api;
-        // SAFETY: allocated by us; queues made in it held an `Arc` of the `QueueDomain` around
-        // this, so they were destroyed.
-        call::on_drop("ibv_dealloc_pd (parent domain)", unsafe { (api.dealloc_pd)(self.raw()) });
-        if let Some(td) = self.td {
-            // SAFETY: as above; the parent domain that named it was deallocated.
-            call::on_drop("ibv_dealloc_td", unsafe { (api.dealloc_td)(td.as_ptr()) });
-        }
     }
 }
 

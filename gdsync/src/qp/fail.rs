@@ -1,12 +1,14 @@
-//! Queue-pair failure: the first cause, and flushing, so that no stream waits for ever.
+//! Queue-pair failure: the first cause, by a completion or an asynchronous event, and flushing, so that
+//! no stream waits for ever.
 
-use crate::qp::checker::{CHECKER, start_checker};
+use crate::qp::checked::{CHECKER, start_checker};
 use crate::qp::{CompletionQueueInner, QpObject, QpState, QueuePair, QueuePairInner};
-use crate::queue::failure::FailureCause;
-use crate::queue::outcome::{WorkError, outcome};
+use crate::queue::outcome::{FailureCause, WorkError, outcome};
 use crate::util::poller::{Polled, Task};
 use crate::verbs::error::Error;
+use crate::verbs::events::{AsyncEventKind, Element, EventSink};
 use gdsync_sys::prm::cqe::Cqe64;
+use gdsync_sys::verbs;
 use std::ptr;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
@@ -56,7 +58,7 @@ impl QueuePairInner {
     }
 
     pub(crate) fn failure(&self) -> Option<FailureCause> {
-        if self.ready.is_open() {
+        if self.is_ready.load(Ordering::Acquire) {
             return None;
         }
         match *self.status() {
@@ -83,7 +85,7 @@ impl QueuePairInner {
         }
         let mut status = self.status();
         self.fail_status(&mut status, cause);
-        self.to_error()?;
+        self.to_state(verbs::IBV_QPS_ERR, "to ERR")?;
         self.is_flushed.store(true, Ordering::Release);
         Ok(())
     }
@@ -103,7 +105,7 @@ impl QueuePairInner {
             FailureCause::Aborted => tracing::debug!(qpn = self.number, "queue pair aborted"),
         }
         *status = QpState::Failed(cause);
-        self.ready.close();
+        self.is_ready.store(false, Ordering::Release);
     }
 
     /// Remembers the error of a completion; in the place of a flush, the error before it, which the
@@ -283,5 +285,50 @@ impl Task for Flushing {
         }
         queue_pair.is_watched.store(false, Ordering::Release);
         Polled::Done
+    }
+}
+
+/// Whether an event names a completion queue. It never names one that verbs do not know.
+fn is_named(queue: &CompletionQueueInner, raw: usize) -> bool {
+    queue.verbs().is_some_and(|known| known.as_ptr() as usize == raw)
+}
+
+impl EventSink for QueuePairInner {
+    fn number(&self) -> u32 {
+        self.number
+    }
+
+    fn is_concerned(&self, element: Element) -> bool {
+        match element {
+            Element::Qp(raw) => self.object.verbs().is_some_and(|known| known.as_ptr() as usize == raw),
+            Element::Cq(raw) => [&self.send_cq, &self.recv_cq].iter().any(|queue| is_named(queue, raw)),
+            Element::Srq(raw) => {
+                self.shared.as_ref().is_some_and(|shared| shared.receives.raw().as_ptr() as usize == raw)
+            }
+            Element::Port(port) => self.config.port == port,
+            Element::Device => true,
+        }
+    }
+
+    fn fail_by_event(&self, kind: AsyncEventKind, element: Element) {
+        let cause = FailureCause::Event(kind);
+        if self.is_target() && matches!(element, Element::Qp(_)) {
+            self.fail(cause);
+            // The card serves it no more. To destroy it would wait until this event is acknowledged, and
+            // so would a thread that does, under the lock of its completion queue: who polls that next
+            // ends the waits there.
+            return self.is_flushed.store(true, Ordering::Release);
+        }
+        if let Err(error) = self.stop(cause) {
+            tracing::warn!(%error, qpn = self.number(), "a queue pair that the card reported cannot be told to fail");
+        }
+        self.flush_unposted();
+        for queue in [&self.send_cq, &self.recv_cq] {
+            // A card that is lost writes nothing any more, either.
+            let is_meant = matches!(element, Element::Cq(raw) if is_named(queue, raw));
+            if is_meant || kind == AsyncEventKind::DeviceFatal {
+                queue.lose();
+            }
+        }
     }
 }

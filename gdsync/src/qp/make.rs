@@ -1,8 +1,7 @@
 //! Making queue pairs, whatever drives and releases them.
 
+use super::create::Role;
 use super::create::{self, QpObject};
-use super::ready::Ready;
-use super::role::Role;
 use super::shared_receives::Sharing;
 use super::trace;
 use super::trigger::{Trigger, TriggerInner};
@@ -218,7 +217,7 @@ impl Parts {
             },
             recv_segments: made.recv_segments,
             status: Mutex::new(QpState::Initialised),
-            ready: Ready::default(),
+            is_ready: AtomicBool::new(false),
             is_flushed: AtomicBool::new(false),
             is_dropped: AtomicBool::new(false),
             known: KnownRegions::new(send.keeper()),

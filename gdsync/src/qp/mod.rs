@@ -12,7 +12,7 @@
 //! - A stream never hangs because a send failed: an error entry flips the owner bit, too, and a
 //!   failed queue pair has everything flushed, including what was only prepared (`fail.rs`). A send
 //!   that only its own stream would ring, behind the wait for it, is refused (`prepared.rs`).
-//! - One driver at a time: while kernels drive a queue pair, it is not `ready`, which every post checks
+//! - One driver at a time: while kernels drive a queue pair, it is not ready (`is_ready`), which every post checks
 //!   under the queues' locks, and all places of its completion queue are taken.
 //!
 //! # Lock order
@@ -37,8 +37,6 @@ mod channel_tests;
 #[deny(unsafe_code)]
 pub(crate) mod checked;
 #[deny(unsafe_code)]
-pub(crate) mod checker;
-#[deny(unsafe_code)]
 pub(crate) mod collector;
 #[deny(unsafe_code)]
 mod complete;
@@ -51,20 +49,14 @@ pub(crate) mod create;
 mod create_cq;
 pub(crate) mod devx;
 pub(crate) mod domain;
-#[deny(unsafe_code)]
-mod events;
 mod fail;
 #[deny(unsafe_code)]
 mod make;
 pub(crate) mod prepared;
 #[deny(unsafe_code)]
-mod ready;
-#[deny(unsafe_code)]
 pub(crate) mod receives;
 #[deny(unsafe_code)]
 mod reset;
-#[deny(unsafe_code)]
-mod role;
 mod shared_receives;
 #[cfg(test)]
 mod spoilt_tests;
@@ -102,7 +94,6 @@ pub use wait::PreparedWait;
 
 use self::complete::Keeping;
 use self::create::QpObject;
-use self::ready::Ready;
 use self::shared_receives::Sharing;
 use crate::memory::spans::Span;
 use crate::qp::domain::QueueDomain;
@@ -110,7 +101,7 @@ use crate::qp::trigger::{Master, TriggerInner};
 use crate::queue::recv::RecvState;
 use crate::queue::regions::KnownRegions;
 use crate::queue::request::{Limits, Rules, data_segments};
-use crate::queue::send::{CardWait, SendState};
+use crate::queue::send::SendState;
 use crate::queue::{FailureCause, QueueError, StateError, WorkRequest};
 use crate::verbs::{ConnectOptions, Endpoint, Error, GidEntry, ProtectionDomain, Slice, Transport};
 use gdsync_sys::prm::wqe::DataSeg;
@@ -170,8 +161,9 @@ pub(crate) struct QueuePairInner {
     recv_segments: u32,
     /// `IBV_QPS_*`, and the first error with it.
     status: Mutex<QpState>,
-    /// The same in short, to be read without the lock.
-    pub(crate) ready: Ready,
+    /// The same in short, to be read without the lock that it is changed under: whether it takes posts. It is
+    /// connected, has not failed, and is not handed over to kernels.
+    pub(crate) is_ready: AtomicBool,
     /// The card has it in the error state: what has not completed by now is flushed. A queue pair
     /// that is being aborted has failed a moment before.
     pub(crate) is_flushed: AtomicBool,
@@ -286,7 +278,7 @@ impl QueuePair {
     /// [`QueueError`]: no room, a limit, a slice of another domain, not connected, or failed
     /// before.
     pub fn prepare(&self, request: WorkRequest<'_>) -> Result<PreparedSend, QueueError> {
-        PreparedSend::new(self.inner.clone(), request)
+        PreparedSend::new(self.inner.clone(), &request, None, [])
     }
 
     /// Posts a request now: into the send queue, and the CPU rings the card. For programs that have
@@ -352,7 +344,7 @@ impl QueuePairInner {
     /// Sends may be prepared: connected, not failed, and not handed over to kernels.
     #[inline(always)]
     pub(crate) fn check_connected(&self) -> Result<(), QueueError> {
-        if self.ready.is_open() { Ok(()) } else { self.why_not_connected() }
+        if self.is_ready.load(Ordering::Acquire) { Ok(()) } else { self.why_not_connected() }
     }
 
     #[cold]
@@ -375,19 +367,6 @@ impl QueuePairInner {
         self.check_connected()?;
         // SAFETY: the register belongs to this queue pair, which is alive.
         unsafe { send.post_now(request, &Keeping(self), |signaled| completions.reserve(signaled)) }
-    }
-
-    /// Posts a request behind WAITs: the card performs it when it has what these wait for.
-    pub(crate) fn post_behind(
-        &self,
-        waits: &[CardWait],
-        request: &WorkRequest<'_>,
-    ) -> Result<(), QueueError> {
-        let mut completions = self.send_cq.lock();
-        let mut send = self.send();
-        self.check_connected()?;
-        // SAFETY: as in `post_send`.
-        unsafe { send.post_behind(waits, request, self, &mut completions) }
     }
 
     /// It is a DC target.

@@ -6,11 +6,10 @@ use crate::qp::{PreparedReceives, QueuePairInner, trace};
 use crate::queue::completion::CompletionState;
 use crate::queue::send::{Before, Hold, Replaced, SendState};
 use crate::queue::{Claim, OrderError, QueueError, Release, StateError, WorkRequest};
+use std::iter;
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
-
-/// WAITs in front of a send: for what releases its list, and for its own word.
-pub(crate) type Holds = [Option<Hold>; 2];
+use std::sync::atomic::Ordering;
 
 /// A send, write or read that is ready in the send queue; posting it on a stream rings the card.
 ///
@@ -57,19 +56,15 @@ struct Posted {
 }
 
 impl PreparedSend {
-    pub(crate) fn new(queue_pair: Arc<QueuePairInner>, request: WorkRequest<'_>) -> Result<Self, QueueError> {
-        let (serial, release) = queue_pair.prepare_send(&request, None, [None, None])?;
-        Ok(Self::assemble(queue_pair, serial, release))
-    }
-
-    /// A send with its completion stored in `claim`; the card performs the waits in front of it, if there are any.
-    pub(crate) fn claimed(
+    /// Its completion is stored in `claim`, if there is one; the card performs the waits in front of it.
+    #[inline]
+    pub(crate) fn new(
         queue_pair: Arc<QueuePairInner>,
-        request: WorkRequest<'_>,
-        claim: Arc<Claim>,
-        holds: Holds,
+        request: &WorkRequest<'_>,
+        claim: Option<Arc<Claim>>,
+        holds: impl IntoIterator<Item = Hold>,
     ) -> Result<Self, QueueError> {
-        let (serial, release) = queue_pair.prepare_send(&request, Some(claim), holds)?;
+        let (serial, release) = queue_pair.prepare_send(request, claim, holds)?;
         Ok(Self::assemble(queue_pair, serial, release))
     }
 
@@ -205,29 +200,24 @@ impl PreparedSend {
 
 impl QueuePairInner {
     /// Writes a request into the send queue, for [`PreparedSend::assemble`]: without one nothing
-    /// takes it back. Its completion is stored in the claim, if there is one; the card performs the waits in
-    /// front of it, if there are any.
+    /// takes it back. The rest is as with [`PreparedSend::new`].
     #[inline]
     pub(crate) fn prepare_send(
         &self,
         request: &WorkRequest<'_>,
         claim: Option<Arc<Claim>>,
-        holds: Holds,
+        holds: impl IntoIterator<Item = Hold>,
     ) -> Result<(u64, Release), QueueError> {
         let mut completions = self.send_cq.lock();
         let mut send = self.send();
         // Under the locks: it may be handed over to kernels meanwhile.
         self.check_connected()?;
-        let (serial, release) = match (&self.trigger, holds) {
-            (None, [None, None]) => {
-                let prepared = send.prepare(request, self, |signaled| completions.reserve(signaled))?;
-                (prepared.0, Release::Ring(prepared.1))
+        let (serial, release) = match &self.trigger {
+            None => {
+                let (serial, doorbell) = send.prepare(holds, request, self, &mut completions)?;
+                (serial, Release::Ring(doorbell))
             }
-            (None, holds) => {
-                let prepared = send.prepare_held(holds, request, self, &mut completions)?;
-                (prepared.0, Release::Ring(prepared.1))
-            }
-            (Some(trigger), holds) => {
+            Some(trigger) => {
                 self.prepare_triggered(&mut send, &mut completions, (request, holds), trigger)?
             }
         };
@@ -246,24 +236,22 @@ impl QueuePairInner {
         &self,
         send: &mut SendState,
         completions: &mut CompletionState,
-        (request, holds): (&WorkRequest<'_>, Holds),
+        (request, holds): (&WorkRequest<'_>, impl IntoIterator<Item = Hold>),
         trigger: &Arc<TriggerInner>,
     ) -> Result<(u64, Release), QueueError> {
         if let Some(master) = &trigger.master {
             // `PersistentSend::behind` refuses its queue pairs.
-            debug_assert!(holds.iter().all(Option::is_none));
+            debug_assert!(holds.into_iter().next().is_none());
             let (serial, ticket) = master.prepare(trigger, self, send, completions, request)?;
             return Ok((serial, Release::Ticket(ticket)));
         }
         let (ticket, wait) = trigger.take();
-        // SAFETY: the register belongs to this queue pair, which is alive.
-        match unsafe { send.prepare_behind((wait, holds), request, self, completions) } {
-            Ok(serial) => Ok((serial, Release::Ticket(ticket))),
-            Err(error) => {
-                trigger.cancel(ticket);
-                Err(error)
-            }
-        }
+        let holds = iter::once(Hold { wait, region: None }).chain(holds);
+        let prepared = send.prepare(holds, request, self, completions);
+        let (serial, doorbell) = prepared.inspect_err(|_| trigger.cancel(ticket))?;
+        // SAFETY: record and register belong to this queue pair, which is alive, and whose lock is held.
+        unsafe { doorbell.ring() };
+        Ok((serial, Release::Ticket(ticket)))
     }
 
     /// Refuses the next send where its stream has still to pass a wait that only this send, or one
@@ -292,7 +280,7 @@ impl QueuePairInner {
         timeline: &Arc<Timeline>,
         point: TimelinePoint,
     ) -> Option<Replaced> {
-        if !self.ready.is_open() {
+        if !self.is_ready.load(Ordering::Acquire) {
             return None;
         }
         self.send().post_next(serial, timeline, point)

@@ -5,7 +5,7 @@
 
 use crate::memory::timeline::Timeline;
 use crate::qp::{QpState, QueuePairInner};
-use crate::queue::{Claim, PeerOp, QueueError, WorkKind};
+use crate::queue::{Claim, PeerOp, QueueError, Syndrome, WorkKind};
 use crate::verbs::Slice;
 use std::fmt;
 use std::sync::Arc;
@@ -120,7 +120,9 @@ impl QueuePairInner {
             return false;
         }
         if self.is_flushed.load(Ordering::Acquire) {
-            recv.given_claims().for_each(|claim| claim.finish_flushed(self.number, WorkKind::Receive));
+            let flush = Syndrome::WrFlush as u8;
+            recv.given_claims()
+                .for_each(|claim| claim.finish_unposted(self.number, WorkKind::Receive, flush));
         }
         recv.announce_lost();
         true

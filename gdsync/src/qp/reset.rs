@@ -2,8 +2,9 @@
 
 use crate::qp::{QpState, QueuePair, QueuePairInner, next_psn};
 use crate::queue::completion::CompletionState;
-use crate::queue::failure::ResetBlocker;
+use crate::queue::outcome::ResetBlocker;
 use crate::verbs::{ConnectOptions, Endpoint, Error};
+use gdsync_sys::verbs;
 use spin::mutex::SpinMutexGuard;
 use spin::relax::Yield;
 use std::cmp::Ordering as Cmp;
@@ -130,11 +131,11 @@ impl QueuePairInner {
             master.forget(trigger, self.number);
         }
         let mut status = self.status();
-        self.ready.close();
+        self.is_ready.store(false, Ordering::Release);
         // Every completion was polled, but perhaps of sends that asked for none; so no entry of the
         // old queues appears under the new ones' numbers. (libmlx5 would look for some, but leaves
         // completion queues alone whose ring it has given away.)
-        self.to_reset()?;
+        self.to_state(verbs::IBV_QPS_RESET, "to RESET")?;
         let silent = send.outstanding();
         if silent.entries > 0 {
             self.leave_behind(&mut completions);

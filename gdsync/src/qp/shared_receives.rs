@@ -7,7 +7,9 @@ use crate::queue::error::{QueueError, RequestError, StateError};
 use crate::queue::request::data_segments;
 use crate::queue::shared::{Credits, SharedRecvState};
 use crate::verbs::events::{AsyncEventKind, Element, EventSink};
-use crate::verbs::{Error, ProtectionDomain, ProtectionDomainInner, QueuePairError, Slice, call};
+use crate::verbs::{
+    DeviceInner, Error, Owned, ProtectionDomain, ProtectionDomainInner, QueuePairError, Slice, call,
+};
 use gdsync_sys::mlx5dv::{self, mlx5dv_obj, mlx5dv_srq};
 use gdsync_sys::verbs::{ibv_srq, ibv_srq_attr, ibv_srq_init_attr};
 use parking_lot::Mutex;
@@ -78,7 +80,8 @@ pub struct SharedReceiveQueue {
 
 #[derive(Debug)]
 pub(crate) struct SharedReceives {
-    object: VerbsSrq,
+    /// Queue pairs of it hold this, so they were destroyed before.
+    raw: Owned<ibv_srq>,
     number: u32,
     segments: u32,
     credits: Arc<Credits>,
@@ -87,20 +90,8 @@ pub(crate) struct SharedReceives {
     queues: Mutex<Vec<(Arc<CompletionQueueInner>, u32)>>,
     /// The card takes no more receives from it.
     has_failed: AtomicBool,
-}
-
-/// The queue as verbs know it. Destroyed when dropped: queue pairs hold it, so they were destroyed
-/// before.
-#[derive(Debug)]
-struct VerbsSrq {
-    raw: NonNull<ibv_srq>,
     pd: Arc<ProtectionDomainInner>,
 }
-
-// SAFETY: libibverbs allows a shared receive queue to be modified and destroyed from any thread.
-unsafe impl Send for VerbsSrq {}
-// SAFETY: as above.
-unsafe impl Sync for VerbsSrq {}
 
 impl SharedReceiveQueue {
     /// Makes a shared receive queue. A number stands for the configuration of a queue that holds so
@@ -118,16 +109,19 @@ impl SharedReceiveQueue {
         // SAFETY: the domain is allocated as long as `pd` lives, and the struct is valid.
         let raw = unsafe { (device.api.create_srq)(pd.inner.raw(), &mut init) };
         let raw = call::pointer("ibv_create_srq", raw, || format!("{config:?}"))?;
-        let object = VerbsSrq { raw, pd: pd.inner.clone() };
-        let (state, number) = describe(&object)?;
+        // SAFETY: queue pairs hold the queue, so none takes from it any more. After this the card touches
+        // neither the ring nor the memory that receives name.
+        let raw = unsafe { Owned::new(raw, device.api.destroy_srq, "ibv_destroy_srq") };
+        let (state, number) = describe(&raw, device)?;
         let inner = Arc::new(SharedReceives {
-            object,
+            raw,
             number,
             segments: init.attr.max_sge,
             credits: Arc::new(Credits::new(state.capacity())),
             state: Mutex::new(state),
             queues: Mutex::default(),
             has_failed: AtomicBool::new(false),
+            pd: pd.inner.clone(),
         });
         // The list holds it weakly.
         let sink: Arc<dyn EventSink> = inner.clone();
@@ -162,15 +156,15 @@ impl SharedReceiveQueue {
 }
 
 /// Asks the provider for the queue's ring and number.
-fn describe(object: &VerbsSrq) -> Result<(SharedRecvState, u32), Error> {
+fn describe(raw: &Owned<ibv_srq>, device: &DeviceInner) -> Result<(SharedRecvState, u32), Error> {
     // SAFETY: all-zero bytes are a valid value of this plain C struct.
     let mut out: mlx5dv_srq = unsafe { std::mem::zeroed() };
     out.comp_mask = mlx5dv::MLX5DV_SRQ_MASK_SRQN;
     let mut obj = mlx5dv_obj::default();
-    obj.srq.r#in = object.raw.as_ptr();
+    obj.srq.r#in = raw.as_ptr();
     obj.srq.out = &mut out;
     // SAFETY: the queue is alive, and `out` is a valid place.
-    let rc = unsafe { (object.pd.device.api.mlx5dv_init_obj)(&mut obj, mlx5dv::MLX5DV_OBJ_SRQ) };
+    let rc = unsafe { (device.api.mlx5dv_init_obj)(&mut obj, mlx5dv::MLX5DV_OBJ_SRQ) };
     call::status("mlx5dv_init_obj", rc, || "shared receive queue".to_owned())?;
     // libmlx5 names the first and the last entry of the list, which has all of the ring.
     let entries = out.tail.wrapping_add(1);
@@ -184,18 +178,18 @@ fn describe(object: &VerbsSrq) -> Result<(SharedRecvState, u32), Error> {
         return Err(QueuePairError::layout("shared receive queue number", out.srqn));
     }
     // SAFETY: the provider describes ring and record of the queue, valid until it is destroyed, which
-    // the object does when it is dropped.
+    // `raw` does when it is dropped.
     let ring = unsafe { Ring::new(out.buf.cast(), entries, out.stride as usize, out.dbrec) };
     Ok((SharedRecvState::new(ring, 0, out.tail as u16), out.srqn))
 }
 
 impl SharedReceives {
     pub(crate) fn raw(&self) -> NonNull<ibv_srq> {
-        self.object.raw
+        self.raw.raw()
     }
 
     pub(crate) fn pd(&self) -> &Arc<ProtectionDomainInner> {
-        &self.object.pd
+        &self.pd
     }
 
     pub(crate) fn credits(&self) -> &Arc<Credits> {
@@ -204,7 +198,7 @@ impl SharedReceives {
 
     fn check(&self, slice: &Slice) -> Result<(), QueueError> {
         let (region, lkey) = (slice.region(), slice.lkey());
-        if !region.pd.is(&self.object.pd) {
+        if !region.pd.is(&self.pd) {
             return Err(QueueError::Request(RequestError::OtherDomain { lkey, srqn: self.number }));
         }
         if !region.is_writable() {
@@ -241,14 +235,6 @@ impl SharedReceives {
     }
 }
 
-impl Drop for VerbsSrq {
-    fn drop(&mut self) {
-        // SAFETY: created by us; queue pairs hold the queue, so none takes from it any more. After this
-        // the card touches neither the ring nor the memory that receives name.
-        call::on_drop("ibv_destroy_srq", unsafe { (self.pd.device.api.destroy_srq)(self.raw.as_ptr()) });
-    }
-}
-
 impl EventSink for SharedReceives {
     fn number(&self) -> u32 {
         self.number
@@ -260,7 +246,7 @@ impl EventSink for SharedReceives {
 
     fn is_concerned(&self, element: Element) -> bool {
         match element {
-            Element::Srq(raw) => self.object.raw.as_ptr() as usize == raw,
+            Element::Srq(raw) => self.raw.as_ptr() as usize == raw,
             Element::Device => true,
             Element::Cq(_) | Element::Qp(_) | Element::Port(_) => false,
         }

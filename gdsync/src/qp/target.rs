@@ -2,19 +2,21 @@
 
 use crate::memory::HostAddr;
 use crate::qp::connect::{endpoint, ready_to_receive};
-use crate::qp::create::{self, QpObject, VerbsQp};
+use crate::qp::create::Role;
+use crate::qp::create::{self, QpObject};
 use crate::qp::domain::QueueDomain;
 use crate::qp::make::{Parts, Place};
-use crate::qp::role::Role;
 use crate::qp::shared_receives::Sharing;
 use crate::qp::{
     CompletionQueue, CompletionQueueInner, DcTargetConfig, QueuePair, QueuePairConfig, QueuePairInner,
     SharedReceiveQueue,
 };
 use crate::queue::{FailureCause, QueueParts, Ring};
-use crate::verbs::{DevxError, Endpoint, Error, ProtectionDomain, QueueApi, QueuePairError, Transport, call};
+use crate::verbs::{
+    DevxError, Endpoint, Error, Owned, ProtectionDomain, QueueApi, QueuePairError, Transport, call,
+};
 use gdsync_sys::mlx5dv::{self, mlx5dv_qp_init_attr};
-use gdsync_sys::verbs::{self, ibv_qp_attr, ibv_qp_init_attr_ex};
+use gdsync_sys::verbs::{self, ibv_qp, ibv_qp_attr, ibv_qp_init_attr_ex};
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -185,7 +187,8 @@ fn make(
     let raw = unsafe { (device.api.mlx5dv_create_qp)(device.context(), &mut attr, &mut mlx5_attr) };
     let raw = call::pointer("mlx5dv_create_qp", raw, || "DC target".to_owned())
         .map_err(|error| create::refusal(error, domain, Transport::Dc))?;
-    let object = VerbsQp::new(raw, device);
+    // SAFETY: it is dropped before the domain that holds what it is made in, and nothing uses it then.
+    let object = unsafe { Owned::new(raw, device.api.destroy_qp, "ibv_destroy_qp") };
     let raw = raw.as_ptr();
     let modify = |attr: &mut ibv_qp_attr, mask: u32, step: &str| {
         // SAFETY: the queue pair is alive; the struct is valid.
@@ -215,13 +218,13 @@ fn make(
         inline: 0,
         recv_segments: 0,
     };
-    Ok((QpObject::Target(Mutex::new(object)), parts))
+    Ok((QpObject::Target(Mutex::new(Some(object))), parts))
 }
 
 impl QueuePairInner {
     /// Destroys a target, so that the card serves it no more. What has arrived and was not polled is left
     /// behind: by the time it is, another target may have the number.
-    pub(super) fn close(&self, target: &Mutex<VerbsQp>) {
+    pub(super) fn close(&self, target: &Mutex<Option<Owned<ibv_qp>>>) {
         let mut completions = self.recv_cq.lock();
         // Not under the target's lock, which those take who look for what an event concerns: to destroy it
         // waits until they have acknowledged the event.

@@ -201,21 +201,6 @@ impl PreparedWait {
             Some(checked) => checked.is_satisfied(),
         }
     }
-
-    /// Identifies its completion queue, as long as it lives.
-    pub(crate) fn queue_id(&self) -> u64 {
-        Arc::as_ptr(&self.cq) as u64
-    }
-
-    /// Identifies its device, as long as it lives.
-    pub(crate) fn device_id(&self) -> u64 {
-        Arc::as_ptr(&self.cq.device) as u64
-    }
-
-    /// The number of its completion queue.
-    pub(crate) fn cq_num(&self) -> u32 {
-        self.cq.number()
-    }
 }
 
 impl fmt::Display for PreparedWait {

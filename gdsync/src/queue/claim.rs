@@ -2,7 +2,6 @@
 
 use crate::queue::{Completion, Status, WorkError, WorkKind};
 use crate::verbs::error::Error;
-use gdsync_sys::prm::cqe::Syndrome;
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -53,11 +52,6 @@ impl Claim {
             was_posted: false,
             status,
         });
-    }
-
-    /// As [`Self::finish_unposted`], for work that the queue pair's failure has flushed.
-    pub(crate) fn finish_flushed(&self, qp_num: u32, kind: WorkKind) {
-        self.finish_unposted(qp_num, kind, Syndrome::WrFlush as u8);
     }
 
     /// Says that a thread is to look for the completion. False where one does.

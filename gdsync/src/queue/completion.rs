@@ -2,7 +2,6 @@
 //! have to look at.
 
 mod device;
-mod lost;
 mod shared;
 mod waits;
 

@@ -2,7 +2,7 @@
 
 use crate::memop::WordError;
 use crate::memory::{Blocked, OutOfBounds};
-use crate::queue::failure::FailureCause;
+use crate::queue::outcome::FailureCause;
 use crate::verbs::transport::Transport;
 
 /// Why a queue refuses work. Nothing is lost by it.

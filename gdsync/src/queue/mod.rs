@@ -14,8 +14,6 @@ pub(crate) mod doorbell;
 #[deny(unsafe_code)]
 pub(crate) mod error;
 #[deny(unsafe_code)]
-pub(crate) mod failure;
-#[deny(unsafe_code)]
 pub(crate) mod outcome;
 #[deny(unsafe_code)]
 pub(crate) mod recv;
@@ -33,9 +31,8 @@ pub(crate) use doorbell::{Doorbell, PeerOp, Release};
 
 pub use datagram::{DatagramSource, GRH_BYTES, NetworkHeader};
 pub use error::{OrderError, PollError, QueueError, QueueFull, RequestError, StateError};
-pub use failure::{FailureCause, ResetBlocker};
 pub use gdsync_sys::prm::cqe::Syndrome;
-pub use outcome::{Completion, WorkError, WorkKind};
+pub use outcome::{Completion, FailureCause, ResetBlocker, WorkError, WorkKind};
 pub use request::WorkRequest;
 pub use status::Status;
 pub(crate) use status::Writer;

@@ -13,11 +13,25 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use zerocopy::IntoBytes;
 
+/// A receive whose completion was not polled.
 #[derive(Debug)]
-struct Entry {
-    wr_id: u64,
+pub(super) struct Entry {
+    pub(super) wr_id: u64,
     /// Keeps the memory that the card writes.
-    _regions: Vec<Arc<MemoryRegionInner>>,
+    pub(super) _regions: Vec<Arc<MemoryRegionInner>>,
+}
+
+/// Writes a receive into an entry of a ring: what stands in front of its segments, and these.
+pub(super) fn write_receive(ring: &mut Ring, index: u32, front: &[u8], segments: &[DataSeg]) {
+    let mut wqe = Vec::with_capacity(ring.stride());
+    wqe.extend_from_slice(front);
+    for segment in segments {
+        wqe.extend_from_slice(segment.as_bytes());
+    }
+    if wqe.len() < ring.stride() {
+        wqe.extend_from_slice(DataSeg::terminator().as_bytes());
+    }
+    ring.write(index, &wqe);
 }
 
 /// The state of one receive queue, under its lock. Indices count work requests from 0 on, modulo
@@ -85,14 +99,7 @@ impl RecvState {
     fn write(&mut self, segments: &[DataSeg], wr_id: u64, regions: Vec<Arc<MemoryRegionInner>>) {
         let head = self.head();
         let Some(ring) = &mut self.ring else { return };
-        let mut wqe = Vec::with_capacity(ring.stride());
-        for segment in segments {
-            wqe.extend_from_slice(segment.as_bytes());
-        }
-        if wqe.len() < ring.stride() {
-            wqe.extend_from_slice(DataSeg::terminator().as_bytes());
-        }
-        ring.write(head, &wqe);
+        write_receive(ring, head, &[], segments);
         // The stream's store of the record does not depend on the kind of memory that the ring is in.
         ring.drain();
         self.entries.push_back(Entry { wr_id, _regions: regions });

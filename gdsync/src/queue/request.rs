@@ -1,6 +1,5 @@
 //! Work requests: what a user asks a queue pair to do, and its encoding.
 
-mod checks;
 mod encode;
 
 pub(crate) use self::encode::data_segments;

@@ -5,12 +5,10 @@
 //! prepared send can be found again.
 
 mod behind;
-mod cancel;
 mod device;
-mod flush;
+mod ends;
 mod order;
 mod released;
-mod restart;
 
 pub(crate) use behind::{CardWait, Hold};
 pub(crate) use device::BorrowedSends;
@@ -21,6 +19,7 @@ use super::regions::Regions;
 use super::{Copy, Ring, SegmentWriter};
 use crate::memory::HostAddr;
 use crate::queue::claim::Claims;
+use crate::queue::completion::CompletionState;
 use crate::queue::doorbell::ring;
 use crate::queue::request::Rules;
 use crate::queue::{Claim, Doorbell, QueueError, QueueFull, WorkRequest};
@@ -261,18 +260,26 @@ impl SendState {
         Ok(())
     }
 
-    /// Writes a work request into the ring, for a stream to post.
+    /// Writes a work request into the ring, behind WAITs if it is to have some, for a stream to post or the CPU to
+    /// ring for: its doorbell hands all of them to the card. Where that fails, nothing has changed.
     ///
-    /// Returns its serial number, and the doorbell that hands it to the card.
+    /// Returns its serial number, and the doorbell.
     pub(crate) fn prepare(
         &mut self,
+        holds: impl IntoIterator<Item = Hold>,
         request: &WorkRequest<'_>,
         rules: &impl Rules,
-        book: impl FnOnce(bool) -> Result<(), QueueError>,
+        completions: &mut CompletionState,
     ) -> Result<(u64, Doorbell), QueueError> {
-        let serial = self.next_serial();
-        let value = self.place(request, rules, book, State::Prepared)?;
-        Ok((serial, self.doorbell(doorbell::record(self.head), value)))
+        let before = self.entries.len();
+        let waits = holds.into_iter().try_for_each(|hold| self.place_wait(hold, completions));
+        let placed = waits.and_then(|()| {
+            self.place(request, rules, |signaled| completions.reserve(signaled), State::Prepared)
+        });
+        let value = placed.inspect_err(|_| self.take_back(before, completions))?;
+        // Before any send that was prepared earlier, nothing is due: a WAIT is nothing to post.
+        self.skip_unprepared();
+        Ok((self.next_serial() - 1, self.doorbell(doorbell::record(self.head), value)))
     }
 
     /// Writes a work request into the ring and rings the card, at once.

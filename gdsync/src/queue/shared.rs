@@ -7,13 +7,13 @@
 
 use super::Ring;
 use crate::queue::error::{QueueError, QueueFull};
+use crate::queue::recv::{Entry, write_receive};
 use crate::verbs::mr::MemoryRegionInner;
 use gdsync_sys::prm::doorbell;
 use gdsync_sys::prm::recv;
 use gdsync_sys::prm::wqe::{DataSeg, SEGMENT};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use zerocopy::IntoBytes;
 
 /// Receives of a shared queue that are posted, and whose completions were not polled. Each may complete
 /// in any completion queue of its queue pairs, and counts in all of them.
@@ -54,13 +54,6 @@ impl Credits {
     }
 }
 
-#[derive(Debug)]
-struct Entry {
-    wr_id: u64,
-    /// Keeps the memory that the card writes.
-    _regions: Vec<Arc<MemoryRegionInner>>,
-}
-
 /// The state of a shared receive queue, under its lock.
 #[derive(Debug)]
 pub(crate) struct SharedRecvState {
@@ -92,15 +85,7 @@ impl SharedRecvState {
     pub(crate) fn post(&mut self, segments: &[DataSeg], wr_id: u64, regions: Vec<Arc<MemoryRegionInner>>) {
         let index = self.head;
         let next = self.next_of(index);
-        let mut wqe = Vec::with_capacity(self.ring.stride());
-        wqe.extend_from_slice(&recv::link(next));
-        for segment in segments {
-            wqe.extend_from_slice(segment.as_bytes());
-        }
-        if wqe.len() < self.ring.stride() {
-            wqe.extend_from_slice(DataSeg::terminator().as_bytes());
-        }
-        self.ring.write(index.into(), &wqe);
+        write_receive(&mut self.ring, index.into(), &recv::link(next), segments);
         if let Some(place) = self.entries.get_mut(usize::from(index)) {
             *place = Some(Entry { wr_id, _regions: regions });
         }

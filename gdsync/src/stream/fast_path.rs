@@ -3,7 +3,7 @@
 
 use super::in_flight::{Held, InFlight, Past};
 use super::post::{State, Stream};
-use super::post_error::{PostError, PostFailure, Posted};
+use super::{PostError, PostFailure, Posted};
 use crate::batch::{Batch, Fate, Points};
 use crate::memop::{MemOp, MemOpStream, StreamError};
 use crate::memory::StreamAddr;
@@ -168,7 +168,7 @@ impl<B: MemOpStream> Stream<B> {
         request: WorkRequest<'_>,
     ) -> Result<Posted, PostFailure> {
         let queue_pair = &queue_pair.inner;
-        let place = queue_pair.prepare_send(&request, None, [None, None])?;
+        let place = queue_pair.prepare_send(&request, None, [])?;
         let mut state = self.lock();
         match state.submit_fast(&self.backend, &self.timeline, queue_pair, place) {
             FastPath::Posted(end) => Ok(state.hold(end, queue_pair.clone())),
@@ -186,7 +186,7 @@ impl<B: MemOpStream> Stream<B> {
         request: WorkRequest<'_>,
     ) -> Result<Posted, PostFailure> {
         let queue_pair = &queue_pair.inner;
-        let place = queue_pair.prepare_send(&request, None, [None, None])?;
+        let place = queue_pair.prepare_send(&request, None, [])?;
         let Stream { backend, timeline, state, .. } = self;
         let state = state.get_mut();
         match state.submit_fast(backend, timeline, queue_pair, place) {

@@ -18,7 +18,7 @@ use crate::{
     QueuePair, QueuePairConfig, Trigger, WorkRequest,
 };
 use std::cell::Cell;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 thread_local! {
@@ -181,7 +181,7 @@ fn first_post<P>(
     post: impl Fn(&mut Objects, &Stream<Mapped>, P),
     check: impl Fn(&mut Objects),
 ) {
-    let _alone = BEGINS_USE.write().unwrap_or_else(PoisonError::into_inner);
+    let _alone = BEGINS_USE.write();
     for order in [Order::Stream, Order::Objects] {
         let map = PeerMap::new(Counting { refuses_registers: false });
         let before = REGISTERED.get();
@@ -336,7 +336,7 @@ fn triggers_and_collectors() {
 
 #[test]
 fn registers_out_of_reach_are_not_asked_for_again_and_the_proxy_rings() {
-    let _alone = BEGINS_USE.write().unwrap_or_else(PoisonError::into_inner);
+    let _alone = BEGINS_USE.write();
     let map = PeerMap::new(Counting { refuses_registers: true });
     let stream = Stream::new(Mapped::new(&map)).unwrap();
     let mut objects = Objects::new();

@@ -1,10 +1,11 @@
 //! Submissions in flight: what a stream has accepted, and keeps alive until it has passed them.
 
 use crate::batch::Descriptor;
-use crate::memory::{Timeline, TimelinePoint, left_behind};
+use crate::memory::{Timeline, TimelinePoint};
 use crate::qp::QueuePairInner;
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
 
 /// One submission.
 #[derive(Debug)]
@@ -48,8 +49,7 @@ pub(super) type Spare = Mutex<Vec<InFlight>>;
 impl Past {
     /// Empty, with the vector that a stream has kept.
     pub(super) fn new(spare: &Arc<Spare>) -> Self {
-        let room = spare.lock().map_or_else(|_| Vec::new(), |mut room| std::mem::take(&mut *room));
-        Past { submissions: room, spare: Some(spare.clone()) }
+        Past { submissions: std::mem::take(&mut *spare.lock()), spare: Some(spare.clone()) }
     }
 
     /// True without a stream's vector.
@@ -74,9 +74,8 @@ impl Drop for Past {
     fn drop(&mut self) {
         let Some(spare) = &self.spare else { return };
         self.submissions.clear();
-        if let Ok(mut room) = spare.lock()
-            && room.capacity() < self.submissions.capacity()
-        {
+        let mut room = spare.lock();
+        if room.capacity() < self.submissions.capacity() {
             std::mem::swap(&mut *room, &mut self.submissions);
         }
     }
@@ -145,16 +144,16 @@ pub(super) fn abort<'a>(queue_pairs: impl Iterator<Item = &'a Arc<QueuePairInner
 /// Keeps the submissions of a stream that is being dropped, until its timeline has passed them.
 pub(super) fn leave_behind(timeline: &Arc<Timeline>, in_flight: VecDeque<InFlight>) {
     if let Some(last) = in_flight.back() {
-        left_behind::add(timeline, last.end);
+        crate::memory::leave_behind(timeline, last.end);
     }
     let orphans = in_flight.into_iter().map(|submission| (timeline.clone(), submission));
-    ORPHANS.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).extend(orphans);
+    ORPHANS.lock().extend(orphans);
     reap_orphans();
 }
 
 /// Drops the submissions that dropped streams have passed meanwhile.
 pub(super) fn reap_orphans() {
-    let Ok(mut orphans) = ORPHANS.try_lock() else { return };
+    let Some(mut orphans) = ORPHANS.try_lock() else { return };
     let past = take_past(&mut orphans);
     drop(orphans);
     // Outside the lock: dropping may take other locks.

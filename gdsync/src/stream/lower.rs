@@ -1,10 +1,10 @@
 //! The driver with which a stream lowers descriptors: real queues, real addresses, and doorbells
 //! that the proxy may ring.
 
-use super::doorbells::{DoorbellPath, Doorbells};
+use super::PostFailure;
 use super::post::{State, Stream};
-use super::post_error::PostFailure;
 use super::proxy::{self, Queue, Ring};
+use super::{DoorbellPath, Doorbells};
 use crate::batch::{Bytes, Descriptor, Driver, Fate, Lowering, Points, Words};
 use crate::memop::{MemOp, MemOpStream, Place, StreamError};
 use crate::memory::{HostAddr, StreamAddr, TimelinePoint};

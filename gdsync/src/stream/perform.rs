@@ -4,12 +4,13 @@
 //! Other threads can then ask the stream what it waits for, and until when. They cannot post:
 //! [`State::performing`] says whose turn it is, as the lock does otherwise.
 
-use super::in_flight::{Held, InFlight};
-use super::post::{State, Stream};
-use super::proxy::Ring;
-use crate::batch::Descriptor;
-use crate::memop::{MemOp, MemOpStream, StreamError};
-use crate::memory::TimelinePoint;
+use crate::batch::{Bytes, Descriptor, Points};
+use crate::memop::{MemOp, MemOpStream, Place, Site, StreamError};
+use crate::memory::{StreamAddr, TimelinePoint};
+use crate::stream::PostFailure;
+use crate::stream::in_flight::{Held, InFlight};
+use crate::stream::post::{PROGRESS_EVERY, State, Stream};
+use crate::stream::proxy::Ring;
 use parking_lot::{Condvar, MutexGuard};
 
 impl<B: MemOpStream> Stream<B> {
@@ -56,6 +57,46 @@ impl<B: MemOpStream> Stream<B> {
             *descriptors = performed;
         }
         result
+    }
+
+    /// Submits a write of bytes that is made by a copy.
+    pub(super) fn post_bytes(&self, state: &mut State, bytes: &mut Bytes) -> Result<Points, PostFailure> {
+        self.make_room_for_bytes(state)?;
+        let to = self.address(&bytes.place, bytes.content.len())?;
+        let points = Points::next(state.issued);
+        self.timeline.expect(points.end);
+        // SAFETY: the address is of this backend, and within one page of the host (`Bytes`). The
+        // descriptor holds the memory, and what is staged, until the timeline has passed the
+        // submission. The lock on the state keeps others from submitting.
+        let staged = unsafe { self.backend.write_bytes(to, bytes.place.kind(), &bytes.content) }?;
+        bytes.keep(staged);
+        Ok(points)
+    }
+
+    /// A copy cannot write its point, so it leaves the last place to a submission that does. If
+    /// that place is next, or the point is due, the stream writes it before.
+    fn make_room_for_bytes(&self, state: &mut State) -> Result<(), PostFailure> {
+        let limit = self.caps.max_outstanding;
+        let due = state.unwritten >= PROGRESS_EVERY || state.weight.saturating_add(2) >= limit;
+        if due && state.weight < limit {
+            self.write_closing_point(state)?;
+        }
+        self.check_room(state, 2)
+    }
+
+    /// The stream's address of `len` bytes at a place.
+    ///
+    /// # Errors
+    /// [`StreamError`] where the stream does not reach the place.
+    #[inline]
+    pub(super) fn address(&self, place: &Place, len: usize) -> Result<StreamAddr, StreamError> {
+        if let Some(memory) = place.gpu_memory() {
+            self.backend.reaches(memory)?;
+        }
+        match place.site() {
+            Site::Host(addr) => self.backend.translate(addr, len),
+            Site::Stream(addr) => Ok(addr),
+        }
     }
 }
 

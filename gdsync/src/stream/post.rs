@@ -1,12 +1,12 @@
 //! Posting batches on a backend.
 
 use super::collecting::StreamCollector;
-use super::doorbells::{DoorbellPath, Doorbells, StreamOptions};
 use super::in_flight::{self, Held, InFlight, Past, Spare};
 use super::lower::Posting;
-use super::post_error::{PostError, PostFailure, Posted};
 use super::proxy::{self, Ring};
 use super::translations::Translations;
+use super::{DoorbellPath, Doorbells, StreamOptions};
+use super::{PostError, PostFailure, Posted};
 use crate::batch::{Batch, Chunk, Descriptor, Fate, Lowering, Planner, Points};
 use crate::cuda::arena_of;
 use crate::memop::{MemOp, MemOpCaps, MemOpStream, StreamError};

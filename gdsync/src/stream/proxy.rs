@@ -10,7 +10,7 @@
 //! when both are there. A program that asks ([`Stream::doorbells`](super::Stream::doorbells)) has it
 //! started then.
 
-use super::doorbells::DoorbellPath;
+use super::DoorbellPath;
 use crate::memop::StreamError;
 use crate::memory::arena::Line;
 use crate::memory::timeline::Timeline;

@@ -109,7 +109,7 @@ impl<B: MemOpStream> Stream<B> {
             };
             let stalled = StalledWait {
                 description: descriptor.to_string(),
-                completion_queue: wait.map(|wait| wait.cq_num()),
+                completion_queue: wait.map(|wait| wait.entry().0.number()),
                 index: wait.map(|wait| wait.index()),
                 queue_pairs: descriptor.queue_pairs().iter().map(|one| one.number).collect(),
             };

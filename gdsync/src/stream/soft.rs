@@ -1,6 +1,6 @@
 //! A stream in software: a worker thread performs memory operations and host closures in order.
 
-use super::{execute, trace};
+use super::{cpu, trace};
 use crate::memop::{MemOp, MemOpCaps, MemOpStream, MemoryKind, Staged, StreamError};
 use crate::memory::{HostAddr, StreamAddr};
 use crate::util::contain::{drop_contained, log};
@@ -246,14 +246,14 @@ fn perform(item: Item) -> Result<(), String> {
                 // SAFETY: the caller of `submit` vouched that the addresses are aligned, and valid
                 // until the operation has been performed. Stream addresses of this backend are host
                 // addresses. The worker holds no lock, so it lends itself.
-                while !unsafe {
-                    execute::try_perform(op, true) || execute::pause(op, &mut pause, Some(&mut helper))
-                } {}
+                while !unsafe { cpu::try_perform(op, true) || cpu::pause(op, &mut pause, Some(&mut helper)) }
+                {
+                }
             }
         }
         // SAFETY: the caller of `write_bytes` vouched that the addresses are valid until the bytes
         // have been written.
-        Item::Bytes(to, bytes) => unsafe { execute::write_bytes(to, &bytes) },
+        Item::Bytes(to, bytes) => unsafe { cpu::write_bytes(to, &bytes) },
         Item::Kernel(kernel) => {
             let _kernel = gdsync_trace::span(Kind::Kernel, || [0; 3]);
             contain(kernel).map_err(|message| format!("a kernel panicked: {message}"))?;

@@ -1,8 +1,8 @@
 //! Address handles: where datagrams go.
 
 use crate::verbs::{
-    ConnectOptions, Endpoint, Error, GidEntry, LinkLayer, OutOfRange, PortError, ProtectionDomainInner,
-    QueuePairError, call,
+    ConnectOptions, Endpoint, Error, GidEntry, LinkLayer, OutOfRange, Owned, PortError,
+    ProtectionDomainInner, QueuePairError, call,
 };
 use gdsync_sys::mlx5dv::{self, mlx5dv_ah, mlx5dv_obj};
 use gdsync_sys::prm::wqe::AddressVector;
@@ -23,20 +23,12 @@ pub struct AddressHandle {
 
 #[derive(Debug)]
 pub(crate) struct AddressHandleInner {
-    raw: NonNull<ibv_ah>,
-    /// The program's, which destroys it.
-    borrowed: bool,
+    raw: Owned<ibv_ah>,
     /// As the card has it, without queue pair and Q_Key.
     pub(crate) vector: AddressVector,
     pub(crate) port: u8,
     pub(crate) pd: Arc<ProtectionDomainInner>,
 }
-
-// SAFETY: libibverbs allows an address handle to be destroyed from any thread; everything else is
-// plain data.
-unsafe impl Send for AddressHandleInner {}
-// SAFETY: as above.
-unsafe impl Sync for AddressHandleInner {}
 
 impl AddressHandle {
     /// The address of a remote port, reached from a port and one of its global identifiers.
@@ -59,7 +51,7 @@ impl AddressHandle {
         port: u8,
         pd: Arc<ProtectionDomainInner>,
     ) -> Result<Self, Error> {
-        let made = AddressHandleInner::described(raw, true, port, pd)?;
+        let made = AddressHandleInner::described(Owned::borrowed(raw), port, pd)?;
         Ok(AddressHandle { inner: Arc::new(made) })
     }
 }
@@ -118,17 +110,14 @@ impl AddressHandleInner {
         // SAFETY: the domain is allocated as long as `pd` lives; `attr` is valid.
         let raw = unsafe { (pd.device.api.create_ah)(pd.raw(), &mut attr) };
         let raw = call::pointer("ibv_create_ah", raw, detail)?;
-        Self::described(raw, false, attr.port_num, pd)
+        // SAFETY: work requests that name it hold an `Arc` of what holds it, and that holds the domain.
+        let raw = unsafe { Owned::new(raw, pd.device.api.destroy_ah, "ibv_destroy_ah") };
+        Self::described(raw, attr.port_num, pd)
     }
 
-    fn described(
-        raw: NonNull<ibv_ah>,
-        borrowed: bool,
-        port: u8,
-        pd: Arc<ProtectionDomainInner>,
-    ) -> Result<Self, Error> {
+    fn described(raw: Owned<ibv_ah>, port: u8, pd: Arc<ProtectionDomainInner>) -> Result<Self, Error> {
         let vector = zerocopy::transmute!([0u8; 48]);
-        let mut made = AddressHandleInner { raw, borrowed, vector, port, pd };
+        let mut made = AddressHandleInner { raw, vector, port, pd };
         made.vector = made.describe()?;
         Ok(made)
     }
@@ -152,13 +141,33 @@ impl AddressHandleInner {
     }
 }
 
-impl Drop for AddressHandleInner {
-    fn drop(&mut self) {
-        if self.borrowed {
-            return;
-        }
-        // SAFETY: created by us, and no work request names it any more: they hold an `Arc` of this.
-        call::on_drop("ibv_destroy_ah", unsafe { (self.pd.device.api.destroy_ah)(self.raw.as_ptr()) });
+/// The address of a DC target: the path to its port, its number and its access key, for the requests of
+/// DC queue pairs ([`crate::WorkRequest::to_target`]). Made by [`crate::QueuePair::dc_address`].
+///
+/// A cheap handle; it belongs to a protection domain and a port, and serves every DC queue pair of both.
+/// It needs neither the card's nor the target's consent: what is wrong with it, the request tells that is
+/// sent there.
+#[derive(Clone, Debug)]
+pub struct DcAddress {
+    pub(crate) handle: AddressHandle,
+    /// As the card has it.
+    pub(crate) vector: AddressVector,
+}
+
+impl DcAddress {
+    pub(crate) fn new(handle: AddressHandle, number: u32, key: u64) -> Self {
+        let vector = handle.inner.vector.with_destination(number, 0).with_dc_key(key);
+        DcAddress { handle, vector }
+    }
+
+    /// Number of the target.
+    pub fn number(&self) -> u32 {
+        self.vector.fields().qpn
+    }
+
+    /// The access key that requests will carry.
+    pub fn key(&self) -> u64 {
+        self.vector.dc_key()
     }
 }
 

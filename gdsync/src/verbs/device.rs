@@ -2,7 +2,7 @@
 
 use crate::memory::arena::Arena;
 use crate::verbs::events::EventSinks;
-use crate::verbs::{Error, GidEntry, LinkLayer, OpenError, PortError, call, provider};
+use crate::verbs::{Error, GidEntry, LinkLayer, OpenError, Owned, PortError, call, provider};
 use gdsync_sys::VerbsApi;
 use gdsync_sys::api::Provider;
 use gdsync_sys::verbs::{self, ibv_context, ibv_device, ibv_device_attr};
@@ -35,11 +35,9 @@ pub struct Device {
 }
 
 pub(crate) struct DeviceInner {
-    raw: NonNull<ibv_context>,
+    raw: Owned<ibv_context>,
     pub(crate) api: &'static VerbsApi,
     pub(crate) name: String,
-    /// The context is the program's, which closes it.
-    borrowed: bool,
     /// Where the rings of this device's queues live.
     pub(crate) arena: Arc<Arena>,
     /// Whom asynchronous events concern.
@@ -47,11 +45,6 @@ pub(crate) struct DeviceInner {
     /// Held by the thread that reads an event.
     pub(crate) reader: Mutex<()>,
 }
-
-// SAFETY: libibverbs allows a context to be used from any thread.
-unsafe impl Send for DeviceInner {}
-// SAFETY: as above.
-unsafe impl Sync for DeviceInner {}
 
 impl DeviceInner {
     /// A port that carries traffic.
@@ -62,6 +55,43 @@ impl DeviceInner {
         }
         let device = self.name.to_owned();
         Err(Error::Port(PortError::NotActive { device, port: number, state: port.state, link: port.link }))
+    }
+
+    pub(crate) fn context(&self) -> *mut ibv_context {
+        self.raw.as_ptr()
+    }
+
+    pub(crate) fn port(&self, port: u8) -> Result<PortAttributes, Error> {
+        let attr = self.port_attr(port)?;
+        Ok(PortAttributes {
+            port,
+            state: PortState::from_raw(attr.state),
+            link: LinkLayer::from_raw(attr.link_layer)?,
+            lid: attr.lid,
+            mtu: Mtu::from_raw(attr.active_mtu),
+            max_message: attr.max_msg_sz,
+        })
+    }
+
+    pub(crate) fn attributes(&self) -> Result<DeviceAttributes, Error> {
+        let mut attr = std::mem::MaybeUninit::<ibv_device_attr>::zeroed();
+        // SAFETY: the context is open; the place is valid for the struct.
+        let rc = unsafe { (self.api.query_device)(self.context(), attr.as_mut_ptr()) };
+        call::status("ibv_query_device", rc, String::new)?;
+        // SAFETY: all-zero bytes are a valid value of this plain C struct, and the call filled it.
+        let attr = unsafe { attr.assume_init() };
+        let firmware = attr.fw_ver.iter().take_while(|c| **c != 0).map(|c| char::from(*c as u8)).collect();
+        Ok(DeviceAttributes {
+            firmware,
+            node_guid: u64::from_be(attr.node_guid),
+            ports: attr.phys_port_cnt,
+            max_queue_pairs: attr.max_qp.try_into().unwrap_or(0),
+            max_work_requests: attr.max_qp_wr.try_into().unwrap_or(0),
+            max_segments: attr.max_sge.try_into().unwrap_or(0),
+            max_completions: attr.max_cqe.try_into().unwrap_or(0),
+            max_reads: attr.max_qp_rd_atom.min(attr.max_qp_init_rd_atom).try_into().unwrap_or(0),
+            atomics: attr.atomic_cap != verbs::IBV_ATOMIC_NONE,
+        })
     }
 }
 
@@ -174,7 +204,9 @@ impl Device {
         // SAFETY: as above.
         let raw = unsafe { (api.open_device)(*device) };
         let raw = call::pointer("ibv_open_device", raw, || found.clone())?;
-        Ok(Self::of(raw, api, found.clone(), false))
+        // SAFETY: every object made on it holds an `Arc` of what holds it.
+        let raw = unsafe { Owned::new(raw, api.close_device, "ibv_close_device") };
+        Ok(Self::of(raw, api, found.clone()))
     }
 
     /// Uses a context that the program has opened itself. gdsync does not close it.
@@ -196,12 +228,12 @@ impl Device {
         if !supported {
             return Err(Error::Open(OpenError::NotMlx5 { name }));
         }
-        Ok(Self::of(context, api, name, true))
+        Ok(Self::of(Owned::borrowed(context), api, name))
     }
 
-    fn of(raw: NonNull<ibv_context>, api: &'static VerbsApi, name: String, borrowed: bool) -> Self {
+    fn of(raw: Owned<ibv_context>, api: &'static VerbsApi, name: String) -> Self {
         let (arena, queue_pairs, reader) = Default::default();
-        Device { inner: Arc::new(DeviceInner { raw, api, name, borrowed, arena, queue_pairs, reader }) }
+        Device { inner: Arc::new(DeviceInner { raw, api, name, arena, queue_pairs, reader }) }
     }
 
     /// Opens the first software card of this process.
@@ -255,55 +287,6 @@ impl Device {
     /// [`PortError::NoGid`](crate::verbs::PortError::NoGid) where there is none, [`Error::Verbs`].
     pub fn choose_gid(&self, port: u8, index: Option<u32>) -> Result<GidEntry, Error> {
         self.inner.choose_gid(port, index)
-    }
-}
-
-impl DeviceInner {
-    pub(crate) fn context(&self) -> *mut ibv_context {
-        self.raw.as_ptr()
-    }
-
-    pub(crate) fn port(&self, port: u8) -> Result<PortAttributes, Error> {
-        let attr = self.port_attr(port)?;
-        Ok(PortAttributes {
-            port,
-            state: PortState::from_raw(attr.state),
-            link: LinkLayer::from_raw(attr.link_layer)?,
-            lid: attr.lid,
-            mtu: Mtu::from_raw(attr.active_mtu),
-            max_message: attr.max_msg_sz,
-        })
-    }
-
-    pub(crate) fn attributes(&self) -> Result<DeviceAttributes, Error> {
-        let mut attr = std::mem::MaybeUninit::<ibv_device_attr>::zeroed();
-        // SAFETY: the context is open; the place is valid for the struct.
-        let rc = unsafe { (self.api.query_device)(self.context(), attr.as_mut_ptr()) };
-        call::status("ibv_query_device", rc, String::new)?;
-        // SAFETY: all-zero bytes are a valid value of this plain C struct, and the call filled it.
-        let attr = unsafe { attr.assume_init() };
-        let firmware = attr.fw_ver.iter().take_while(|c| **c != 0).map(|c| char::from(*c as u8)).collect();
-        Ok(DeviceAttributes {
-            firmware,
-            node_guid: u64::from_be(attr.node_guid),
-            ports: attr.phys_port_cnt,
-            max_queue_pairs: attr.max_qp.try_into().unwrap_or(0),
-            max_work_requests: attr.max_qp_wr.try_into().unwrap_or(0),
-            max_segments: attr.max_sge.try_into().unwrap_or(0),
-            max_completions: attr.max_cqe.try_into().unwrap_or(0),
-            max_reads: attr.max_qp_rd_atom.min(attr.max_qp_init_rd_atom).try_into().unwrap_or(0),
-            atomics: attr.atomic_cap != verbs::IBV_ATOMIC_NONE,
-        })
-    }
-}
-
-impl Drop for DeviceInner {
-    fn drop(&mut self) {
-        if self.borrowed {
-            return;
-        }
-        // SAFETY: opened by us; every object made on it holds an `Arc` of this, so none is left.
-        call::on_drop("ibv_close_device", unsafe { (self.api.close_device)(self.raw.as_ptr()) });
     }
 }
 

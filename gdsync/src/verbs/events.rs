@@ -1,11 +1,16 @@
 //! Asynchronous events: what the card reports that belongs to no work request
 //! (`ibv_get_async_event`).
 
+use crate::util::contain::{drop_contained, log};
 use crate::verbs::{Device, DeviceInner, Error, call};
+use gdsync_sys::contain::contain;
 use gdsync_sys::verbs::{self, ibv_async_element, ibv_async_event};
 use parking_lot::Mutex;
-use std::os::fd::RawFd;
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::{Arc, Weak};
+use std::thread::JoinHandle;
 use std::time::Duration;
 use std::{fmt, io};
 
@@ -201,6 +206,42 @@ impl Device {
     pub fn next_event(&self, timeout: Duration) -> Result<Option<AsyncEvent>, Error> {
         self.inner.next_event(timeout, None)
     }
+
+    /// Starts a thread that reads the card's asynchronous events as [`Device::next_event`] does, so
+    /// that the queue pairs concerned fail at once. It passes each event to `callback`, sleeps
+    /// while there is none, and keeps the device open. A callback that panics is logged, and called
+    /// again for the next event.
+    ///
+    /// # Errors
+    /// [`Error::Thread`]; [`Error::Verbs`] if the process has no file descriptor left.
+    pub fn watch_events(
+        &self,
+        mut callback: impl FnMut(&AsyncEvent) + Send + 'static,
+    ) -> Result<EventWatch, Error> {
+        let stop = event_fd("")?;
+        let no_thread = |source| Error::Thread { name: NAME, source };
+        let stopped = stop.try_clone().map_err(no_thread)?;
+        let device = self.clone();
+        let read = move || {
+            while !poll(stopped.as_raw_fd(), None, Duration::ZERO).unwrap_or(false) {
+                match device.inner.next_event(Duration::MAX, Some(stopped.as_raw_fd())) {
+                    Ok(Some(event)) => {
+                        if let Err(panic) = contain(|| callback(&event)) {
+                            log(|| tracing::error!(panic, "a callback for asynchronous events panicked"));
+                        }
+                    }
+                    Ok(None) => {}
+                    Err(error) => {
+                        log(|| tracing::error!(%error, "asynchronous events cannot be read any more"));
+                        break;
+                    }
+                }
+            }
+            drop_contained(callback, "a callback for asynchronous events");
+        };
+        let thread = std::thread::Builder::new().name(NAME.to_owned()).spawn(read).map_err(no_thread)?;
+        Ok(EventWatch { stop, thread: Some(thread) })
+    }
 }
 
 impl DeviceInner {
@@ -271,6 +312,45 @@ pub(crate) fn poll(fd: RawFd, stop: Option<RawFd>, timeout: Duration) -> Result<
         return Err(Error::Verbs { call: "poll", detail: "events of the card".to_owned(), source });
     }
     Ok(fds[0].revents & libc::POLLIN != 0)
+}
+
+/// A new eventfd. The error says what it is for.
+pub(crate) fn event_fd(detail: &str) -> Result<File, Error> {
+    // SAFETY: no memory is involved.
+    let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
+    call::status("eventfd", fd.min(0), || detail.to_owned())?;
+    // SAFETY: just opened, and it has no other owner.
+    Ok(File::from(unsafe { OwnedFd::from_raw_fd(fd) }))
+}
+
+const NAME: &str = "gdsync-events";
+
+/// Reads asynchronous events until it is dropped; see [`Device::watch_events`].
+pub struct EventWatch {
+    stop: File,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Drop for EventWatch {
+    /// Ends the thread, and waits for a callback that is running, unless that callback drops this.
+    fn drop(&mut self) {
+        if let Err(error) = self.stop.write_all(&1u64.to_ne_bytes()) {
+            tracing::error!(%error, "the thread that reads events cannot be told to end");
+            return;
+        }
+        if let Some(thread) =
+            self.thread.take().filter(|thread| thread.thread().id() != std::thread::current().id())
+            && thread.join().is_err()
+        {
+            tracing::error!("the thread that reads asynchronous events panicked");
+        }
+    }
+}
+
+impl fmt::Debug for EventWatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EventWatch").finish_non_exhaustive()
+    }
 }
 
 #[cfg(test)]

@@ -4,19 +4,12 @@
 pub(crate) mod ah;
 #[deny(unsafe_code)]
 pub(crate) mod call;
-mod capabilities;
-#[deny(unsafe_code)]
-pub(crate) mod config;
-#[deny(unsafe_code)]
-mod dc;
 pub(crate) mod device;
-#[deny(unsafe_code)]
 pub(crate) mod devx;
 #[deny(unsafe_code)]
 pub(crate) mod endpoint;
 #[deny(unsafe_code)]
 pub(crate) mod error;
-mod event_watch;
 pub(crate) mod events;
 pub(crate) mod gid;
 pub(crate) mod gpu_mr;
@@ -25,6 +18,7 @@ pub mod ibverbs;
 #[deny(unsafe_code)]
 pub(crate) mod keeper;
 pub(crate) mod mr;
+mod owned;
 pub(crate) mod pd;
 #[deny(unsafe_code)]
 pub mod provider;
@@ -34,22 +28,19 @@ pub(crate) mod transport;
 
 pub(crate) use device::DeviceInner;
 pub(crate) use mr::{MemoryRegionInner, RegionKeeper};
+pub(crate) use owned::Owned;
 pub(crate) use pd::ProtectionDomainInner;
 
-pub use ah::AddressHandle;
-pub use capabilities::CardWaits;
-pub use config::{ConnectOptions, QueueApi};
-pub use dc::DcAddress;
+pub use ah::{AddressHandle, DcAddress};
 pub use device::{DEFAULT_PORT, Device, DeviceAttributes, Mtu, PortAttributes, PortState};
-pub use devx::{DevxError, DevxStatus};
+pub use devx::{CardWaits, DevxError, DevxStatus};
 pub use endpoint::Endpoint;
 pub use error::{Error, OpenError, OutOfRange, ParseError, PortError, QueuePairError};
-pub use event_watch::EventWatch;
-pub use events::{AsyncEvent, AsyncEventKind};
+pub use events::{AsyncEvent, AsyncEventKind, EventWatch};
 pub use gdsync_sys::api::Provider;
 pub use gid::{Gid, GidEntry, GidKind, LinkLayer};
 pub use gpu_mr::{GpuMemoryRegion, RegistrationError, RegistrationPath};
 pub use mr::{Access, MemoryRegion, RemoteMemory, Slice};
 pub use pd::ProtectionDomain;
 pub use registration::{CacheLimits, CacheStatistics, CachedRegion, RegistrationCache};
-pub use transport::Transport;
+pub use transport::{ConnectOptions, QueueApi, Transport};

@@ -4,7 +4,9 @@ use crate::cuda::GpuMemory;
 use crate::memop::{Word32, Word64, WordError};
 use crate::memory::{OutOfBounds, PinnedMemory};
 use crate::verbs::keeper::Keeper;
-use crate::verbs::{Error, ParseError, ProtectionDomain, ProtectionDomainInner, RegistrationPath, call};
+use crate::verbs::{
+    Error, Owned, ParseError, ProtectionDomain, ProtectionDomainInner, RegistrationPath, call,
+};
 use gdsync_sys::verbs::{self, ibv_mr};
 use parking_lot::Mutex;
 use std::fmt;
@@ -83,16 +85,12 @@ struct User {
 /// A region as the provider knows it, and its memory. Deregistered when dropped.
 #[derive(Debug)]
 pub(crate) struct Registration {
+    // In this order: the memory is registered no more when it goes.
     /// None where the program registered the memory itself.
-    raw: Option<NonNull<ibv_mr>>,
+    _raw: Option<Owned<ibv_mr>>,
     memory: Backing,
-    pd: Arc<ProtectionDomainInner>,
+    _pd: Arc<ProtectionDomainInner>,
 }
-
-// SAFETY: libibverbs allows a memory region to be used from any thread.
-unsafe impl Send for Registration {}
-// SAFETY: as above.
-unsafe impl Sync for Registration {}
 
 /// Keeps the regions of what the CPU has posted to a queue.
 pub(crate) type RegionKeeper = Keeper<Arc<Registration>>;
@@ -222,14 +220,17 @@ impl MemoryRegionInner {
         // SAFETY: a region just returned by the provider is a valid `ibv_mr`; its keys never
         // change.
         let (lkey, rkey) = unsafe { ((*raw.as_ptr()).lkey, (*raw.as_ptr()).rkey) };
-        let registration = Arc::new(Registration { raw: Some(raw), memory, pd: pd.clone() });
+        // SAFETY: work requests that name it hold the region, or their queue keeps the registration, which
+        // holds the domain.
+        let raw = unsafe { Owned::new(raw, pd.device.api.dereg_mr, "ibv_dereg_mr") };
+        let registration = Arc::new(Registration { _raw: Some(raw), memory, _pd: pd.clone() });
         MemoryRegionInner { registration, lkey, rkey, access, pd, users: Mutex::default() }
     }
 
     /// Whatever memory the program has registered in a domain itself: only its slices know their
     /// keys.
     pub(crate) fn foreign(pd: Arc<ProtectionDomainInner>) -> Self {
-        let registration = Arc::new(Registration { raw: None, memory: Backing::Foreign, pd: pd.clone() });
+        let registration = Arc::new(Registration { _raw: None, memory: Backing::Foreign, _pd: pd.clone() });
         let (access, users) = (Access::all(), Mutex::default());
         MemoryRegionInner { registration, lkey: 0, rkey: 0, access, pd, users }
     }
@@ -263,16 +264,6 @@ impl MemoryRegionInner {
 
     pub(crate) fn is_writable(&self) -> bool {
         self.access.contains(Access::LOCAL_WRITE)
-    }
-}
-
-impl Drop for Registration {
-    fn drop(&mut self) {
-        if let Some(raw) = self.raw {
-            // SAFETY: registered by us, and no work request names it any more: those hold the region,
-            // or their queue keeps this.
-            call::on_drop("ibv_dereg_mr", unsafe { (self.pd.device.api.dereg_mr)(raw.as_ptr()) });
-        }
     }
 }
 

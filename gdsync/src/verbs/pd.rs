@@ -1,6 +1,6 @@
 //! Protection domains.
 
-use crate::verbs::{Device, DeviceInner, Error, OpenError, call};
+use crate::verbs::{Device, DeviceInner, Error, OpenError, Owned, call};
 use gdsync_sys::verbs::ibv_pd;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -29,16 +29,9 @@ pub struct ProtectionDomain {
 
 #[derive(Debug)]
 pub(crate) struct ProtectionDomainInner {
-    raw: NonNull<ibv_pd>,
-    /// The program's, which deallocates it.
-    borrowed: bool,
+    raw: Owned<ibv_pd>,
     pub(crate) device: Arc<DeviceInner>,
 }
-
-// SAFETY: libibverbs allows a protection domain to be used from any thread.
-unsafe impl Send for ProtectionDomainInner {}
-// SAFETY: as above.
-unsafe impl Sync for ProtectionDomainInner {}
 
 impl ProtectionDomain {
     /// Allocates a protection domain on a device.
@@ -50,7 +43,9 @@ impl ProtectionDomain {
         // SAFETY: the context is open as long as `device` lives.
         let raw = unsafe { (device.api.alloc_pd)(device.context()) };
         let raw = call::pointer("ibv_alloc_pd", raw, String::new)?;
-        Ok(ProtectionDomain { inner: Arc::new(ProtectionDomainInner { raw, borrowed: false, device }) })
+        // SAFETY: everything made in it holds an `Arc` of what holds it, and that holds the device.
+        let raw = unsafe { Owned::new(raw, device.api.dealloc_pd, "ibv_dealloc_pd") };
+        Ok(ProtectionDomain { inner: Arc::new(ProtectionDomainInner { raw, device }) })
     }
 
     /// Uses a protection domain that the program has allocated itself. It is not deallocated when
@@ -70,7 +65,8 @@ impl ProtectionDomain {
         if unsafe { (*pd.as_ptr()).context } != device.context() {
             return Err(Error::Open(OpenError::OtherContext { device: device.name.to_owned() }));
         }
-        Ok(ProtectionDomain { inner: Arc::new(ProtectionDomainInner { raw: pd, borrowed: true, device }) })
+        let raw = Owned::borrowed(pd);
+        Ok(ProtectionDomain { inner: Arc::new(ProtectionDomainInner { raw, device }) })
     }
 
     /// The device that the domain is on.
@@ -83,21 +79,10 @@ impl ProtectionDomainInner {
     /// Whether both are handles of one domain: the program may have several of its own.
     #[inline]
     pub(crate) fn is(self: &Arc<Self>, other: &Arc<Self>) -> bool {
-        Arc::ptr_eq(self, other) || self.raw == other.raw
+        Arc::ptr_eq(self, other) || self.raw() == other.raw()
     }
 
     pub(crate) fn raw(&self) -> *mut ibv_pd {
         self.raw.as_ptr()
-    }
-}
-
-impl Drop for ProtectionDomainInner {
-    fn drop(&mut self) {
-        if self.borrowed {
-            return;
-        }
-        // SAFETY: allocated by us, and everything made in it held an `Arc` of this, so it was
-        // destroyed.
-        call::on_drop("ibv_dealloc_pd", unsafe { (self.device.api.dealloc_pd)(self.raw.as_ptr()) });
     }
 }

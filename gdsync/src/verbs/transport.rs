@@ -1,5 +1,7 @@
 //! Transport services, and which requests each of them takes.
 
+use crate::util::options::options;
+use crate::verbs::{Error, Mtu, OutOfRange};
 use gdsync_sys::prm::wqe::Opcode;
 use gdsync_sys::verbs;
 use std::fmt;
@@ -76,5 +78,79 @@ impl fmt::Display for Transport {
             Transport::Ud => "UD",
             Transport::Dc => "DC",
         })
+    }
+}
+
+/// The interface that makes queues.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum QueueApi {
+    /// Verbs (`mlx5dv_create_qp`, `mlx5dv_create_cq`). Their memory is the host's.
+    #[default]
+    Verbs,
+    /// Commands in the device's own language (DEVX). They need a device that takes commands from
+    /// programs: mlx5 on the system's libraries. Asynchronous events that name such queues do not
+    /// come (those of ports and devices do): a completion queue never overruns here, and what else
+    /// fails a queue pair shows in a completion or, for the responder's side, in the other's.
+    Devx,
+}
+
+options! {
+    /// Attributes of a connection. The defaults suit a switched fabric of one site.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    #[non_exhaustive]
+    pub struct ConnectOptions
+    /// 268 ms and 7 retries (a silent peer is given up after about 2 s), RNR for ever at 0.64 ms,
+    /// 16 reads (what mlx5 cards allow); service level and traffic class 0, 64 hops.
+    default {
+        /// Local ACK timeout code: 4.096 µs * 2^timeout; 0 never times out.
+        timeout: u8 = 16,
+        /// Transport retries before an error, 0 to 7.
+        retry_count: u8 = 7,
+        /// Receiver-not-ready retries before an error, 0 to 6; 7 retries for ever.
+        rnr_retry: u8 = 7,
+        /// Pause that this side asks for when it has no receive posted: code of the IB
+        /// specification's RNR timer table.
+        min_rnr_timer: u8 = 12,
+        /// RDMA reads in flight, each way.
+        max_reads: u8 = 16,
+        /// Service level: the virtual lane on InfiniBand, the VLAN priority on Ethernet.
+        service_level: u8 = 0,
+        /// Path MTU, at most the smaller of the two ports' active MTUs, which is the default. Both
+        /// sides must use the same.
+        mtu: Option<Mtu> = None,
+        /// On InfiniBand, address the remote port by its GID, too, as a router between subnets
+        /// needs it. Done in any case where the two ports' subnet prefixes differ. Ethernet knows
+        /// nothing else.
+        global: bool = false,
+        /// Of the global route: traffic class. On RoCE v2 it is the IP header's, whose upper 6 bits
+        /// (DSCP) switches sort by.
+        traffic_class: u8 = 0,
+        /// Of the global route: flow label, 20 bits.
+        flow_label: u32 = 0,
+        /// Of the global route: how many routers a packet may pass.
+        hop_limit: u8 = 64,
+    }
+}
+
+impl ConnectOptions {
+    /// `max_reads`: what the device allows.
+    pub(crate) fn check(&self, max_reads: u32) -> Result<(), Error> {
+        let remedy = "choose a smaller value";
+        for (what, value, limit) in [
+            ("timeout", self.timeout.into(), 31),
+            ("retry_count", self.retry_count.into(), 7),
+            ("rnr_retry", self.rnr_retry.into(), 7),
+            ("min_rnr_timer", self.min_rnr_timer.into(), 31),
+            ("service_level", self.service_level.into(), 15),
+            ("flow_label", self.flow_label, (1 << 20) - 1),
+            ("max_reads", self.max_reads.into(), max_reads),
+        ] {
+            if value > limit {
+                let limit = format!("at most {limit} is possible");
+                return Err(Error::OutOfRange(OutOfRange { what, value: value.into(), limit, remedy }));
+            }
+        }
+        Ok(())
     }
 }

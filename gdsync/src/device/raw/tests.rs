@@ -5,10 +5,10 @@ use crate::batch::Batch;
 use crate::queue::error::{OrderError, StateError};
 use crate::queue::request::WorkRequest;
 use crate::stream::{SoftStream, Stream};
-use crate::verbs::config::ConnectOptions;
 use crate::verbs::device::Device;
 use crate::verbs::mr::{Access, MemoryRegion};
-use std::sync::atomic::{AtomicU32, AtomicU64};
+use crate::verbs::transport::ConnectOptions;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// A queue pair connected to itself, with receives posted.
 struct Loop {
@@ -128,7 +128,7 @@ fn the_program_moves_its_queue_pair() {
     queue_pair.inner.to_init().unwrap();
     queue_pair.inner.connect(&queue_pair.endpoint().unwrap(), ConnectOptions::default()).unwrap();
     *queue_pair.inner.status() = crate::qp::QpState::Initialised;
-    queue_pair.inner.ready.close();
+    queue_pair.inner.is_ready.store(false, Ordering::Release);
 
     queue_pair.adopt_state();
     region.write(0, b"8 bytes!");

@@ -1,8 +1,8 @@
 use super::*;
 use crate::memory::spans::BEGINS_USE;
+use parking_lot::Mutex;
 use proptest::prelude::*;
 use std::collections::HashSet;
-use std::sync::Mutex;
 
 /// A device that sees host pages `SHIFT` higher, and counts.
 #[derive(Default)]
@@ -18,20 +18,20 @@ const SHIFT: u64 = 0x1_0000_0000;
 
 impl Registrar for Device {
     fn register(&self, base: u64, len: u64, kind: Kind) -> Result<Registered, String> {
-        *self.calls.lock().unwrap() += 1;
+        *self.calls.lock() += 1;
         assert!(base.is_multiple_of(page_size() as u64) && len.is_multiple_of(page_size() as u64));
         if matches!(kind, Kind::Registers { .. }) && self.refuses_registers {
             return Err("not permitted".to_owned());
         }
         let owned = !self.foreign.contains(&base);
         if owned {
-            assert!(self.registered.lock().unwrap().insert(base), "registered twice");
+            assert!(self.registered.lock().insert(base), "registered twice");
         }
         Ok(Registered { device: base + SHIFT, owned })
     }
 
     fn unregister(&self, base: u64) {
-        assert!(self.registered.lock().unwrap().remove(&base), "was not registered");
+        assert!(self.registered.lock().remove(&base), "was not registered");
     }
 }
 
@@ -45,12 +45,12 @@ fn nothing() -> super::super::spans::Release {
 }
 
 fn registered(map: &PeerMap<Device>) -> usize {
-    map.registrar.registered.lock().unwrap().len()
+    map.registrar.registered.lock().len()
 }
 
 #[test]
 fn spans_are_registered_once_and_unregistered_when_they_go() {
-    let _spans = BEGINS_USE.read().unwrap_or_else(PoisonError::into_inner);
+    let _spans = BEGINS_USE.read();
     let map = PeerMap::new(Device::default());
     let at = base(1);
     assert_eq!(map.translate(HostAddr(at), 8), Err(MapError::Unknown));
@@ -58,7 +58,7 @@ fn spans_are_registered_once_and_unregistered_when_they_go() {
     for offset in [0, 8, 0xf_fff8] {
         assert_eq!(map.translate(HostAddr(at + offset), 8), Ok(StreamAddr::new(at + SHIFT + offset)));
     }
-    assert_eq!(*map.registrar.calls.lock().unwrap(), 1);
+    assert_eq!(*map.registrar.calls.lock(), 1);
     let epoch = map.epoch();
     drop(span);
     assert_ne!(map.epoch(), epoch);
@@ -69,7 +69,7 @@ fn spans_are_registered_once_and_unregistered_when_they_go() {
 
 #[test]
 fn a_page_that_two_spans_share_stays_until_both_are_gone() {
-    let _spans = BEGINS_USE.read().unwrap_or_else(PoisonError::into_inner);
+    let _spans = BEGINS_USE.read();
     let map = PeerMap::new(Device::default());
     let at = base(2);
     let (one, two) = (
@@ -90,7 +90,7 @@ fn a_page_that_two_spans_share_stays_until_both_are_gone() {
 
 #[test]
 fn every_span_around_a_word_holds_its_page() {
-    let _spans = BEGINS_USE.read().unwrap_or_else(PoisonError::into_inner);
+    let _spans = BEGINS_USE.read();
     let map = PeerMap::new(Device::default());
     let at = base(7);
     let (outer, inner) = (
@@ -108,7 +108,7 @@ fn every_span_around_a_word_holds_its_page() {
 
 #[test]
 fn a_retired_page_is_taken_up_again() {
-    let _spans = BEGINS_USE.read().unwrap_or_else(PoisonError::into_inner);
+    let _spans = BEGINS_USE.read();
     let map = PeerMap::new(Device::default());
     let at = base(8);
     let announce = || Span::announce(at, 4096, Kind::Registers { mmio: false }, nothing());
@@ -118,7 +118,7 @@ fn a_retired_page_is_taken_up_again() {
     let second = announce();
     map.translate(HostAddr(at), 8).unwrap();
     map.collect();
-    assert_eq!((registered(&map), *map.registrar.calls.lock().unwrap()), (1, 1));
+    assert_eq!((registered(&map), *map.registrar.calls.lock()), (1, 1));
     drop(second);
     map.collect();
     assert_eq!(registered(&map), 0);
@@ -129,7 +129,7 @@ fn memory_that_was_refused_may_be_taken_later() {
     struct Moody(Mutex<u32>);
     impl Registrar for Moody {
         fn register(&self, base: u64, _len: u64, _kind: Kind) -> Result<Registered, String> {
-            let mut calls = self.0.lock().unwrap();
+            let mut calls = self.0.lock();
             *calls += 1;
             if *calls == 1 { Err("not now".to_owned()) } else { Ok(Registered { device: base, owned: true }) }
         }
@@ -154,7 +154,7 @@ fn pages_of_the_program_are_left_alone() {
 
 #[test]
 fn a_refusal_is_remembered_as_long_as_the_span_is_there() {
-    let _spans = BEGINS_USE.read().unwrap_or_else(PoisonError::into_inner);
+    let _spans = BEGINS_USE.read();
     let map = PeerMap::new(Device { refuses_registers: true, ..Device::default() });
     let at = base(4);
     let page = Span::announce(at, 4096, Kind::Registers { mmio: true }, nothing());
@@ -164,26 +164,26 @@ fn a_refusal_is_remembered_as_long_as_the_span_is_there() {
             Err(MapError::Refused("not permitted".to_owned()))
         );
     }
-    assert_eq!(*map.registrar.calls.lock().unwrap(), 1);
+    assert_eq!(*map.registrar.calls.lock(), 1);
     drop(page);
     assert_eq!(map.translate(HostAddr(at + 0x800), 8), Err(MapError::Unknown));
 }
 
 #[test]
 fn retired_pages_stay_mapped_until_they_are_unregistered() {
-    let _spans = BEGINS_USE.read().unwrap_or_else(PoisonError::into_inner);
+    let _spans = BEGINS_USE.read();
     let map = PeerMap::new(Device::default());
     let at = base(5);
     let released = Arc::new(Mutex::new(false));
     let flag = released.clone();
-    let span = Span::announce(at, 4096, Kind::Whole, Box::new(move || *flag.lock().unwrap() = true));
+    let span = Span::announce(at, 4096, Kind::Whole, Box::new(move || *flag.lock() = true));
     map.translate(HostAddr(at), 8).unwrap();
     assert!(format!("{map:?}").contains("runs: 1"));
     drop(span);
-    assert!(map.has_retired() && registered(&map) == 1 && !*released.lock().unwrap());
+    assert!(map.has_retired() && registered(&map) == 1 && !*released.lock());
     assert_eq!(map.translate(HostAddr(at), 8), Err(MapError::Unknown));
     map.collect();
-    assert!(!map.has_retired() && registered(&map) == 0 && *released.lock().unwrap());
+    assert!(!map.has_retired() && registered(&map) == 0 && *released.lock());
 }
 
 proptest! {
@@ -193,7 +193,7 @@ proptest! {
     fn registrations_follow_the_spans(
         steps in proptest::collection::vec((0u8..4, 0u64..16, 1u64..5, any::<prop::sample::Index>()), 1..60)
     ) {
-        let _spans = BEGINS_USE.read().unwrap_or_else(PoisonError::into_inner);
+        let _spans = BEGINS_USE.read();
         let page = page_size() as u64;
         let origin = base(6);
         let map = PeerMap::new(Device::default());
@@ -219,7 +219,7 @@ proptest! {
                 _ => {}
             }
             let named: HashSet<u64> = live.iter().flat_map(|(.., named)| named.iter().copied()).collect();
-            let registered = map.registrar.registered.lock().unwrap().clone();
+            let registered = map.registrar.registered.lock().clone();
             prop_assert!(named.is_subset(&registered));
             if step == 2 {
                 prop_assert_eq!(&registered, &named);
@@ -240,8 +240,8 @@ impl Registrar for InUse {
         if !self.own.contains(&base) {
             return Err("another test's".to_owned());
         }
-        if *self.refuses.lock().unwrap() {
-            *self.device.calls.lock().unwrap() += 1;
+        if *self.refuses.lock() {
+            *self.device.calls.lock() += 1;
             return Err("not now".to_owned());
         }
         self.device.register(base, len, kind)
@@ -254,7 +254,7 @@ impl Registrar for InUse {
 
 /// The map of such a device, with a stream or without.
 struct Used {
-    _alone: std::sync::RwLockWriteGuard<'static, ()>,
+    _alone: parking_lot::RwLockWriteGuard<'static, ()>,
     map: Arc<PeerMap<InUse>>,
     at: u64,
 }
@@ -266,7 +266,7 @@ impl Used {
 
     fn over(at: u64, len: u64) -> Self {
         let registrar = InUse { device: Device::default(), own: at..at + len, refuses: Mutex::new(false) };
-        let alone = BEGINS_USE.write().unwrap_or_else(PoisonError::into_inner);
+        let alone = BEGINS_USE.write();
         Used { _alone: alone, map: PeerMap::new(registrar), at }
     }
 
@@ -275,14 +275,14 @@ impl Used {
     }
 
     fn registered(&self) -> Vec<u64> {
-        let registered = self.map.registrar.device.registered.lock().unwrap();
+        let registered = self.map.registrar.device.registered.lock();
         let mut offsets: Vec<u64> = registered.iter().map(|base| base - self.at).collect();
         offsets.sort_unstable();
         offsets
     }
 
     fn calls(&self) -> usize {
-        *self.map.registrar.device.calls.lock().unwrap()
+        *self.map.registrar.device.calls.lock()
     }
 }
 
@@ -343,7 +343,7 @@ fn without_a_stream_nothing_is_registered_until_it_is_named() {
 fn what_is_refused_when_it_is_made_is_asked_for_again_when_it_is_named() {
     let used = Used::new(12);
     used.map.add_stream();
-    *used.map.registrar.refuses.lock().unwrap() = true;
+    *used.map.registrar.refuses.lock() = true;
     let words = used.announce(0, 0x1000, Kind::Pages);
     words.make(used.at);
     words.make(used.at + 8);
@@ -353,7 +353,7 @@ fn what_is_refused_when_it_is_made_is_asked_for_again_when_it_is_named() {
     assert_eq!(used.map.translate(HostAddr(used.at), 8), refused);
     assert_eq!(used.map.translate(HostAddr(used.at + 0x2000), 8), refused);
     assert_eq!(used.calls(), 3, "registers stay out of reach");
-    *used.map.registrar.refuses.lock().unwrap() = false;
+    *used.map.registrar.refuses.lock() = false;
     assert!(used.map.translate(HostAddr(used.at), 8).is_ok());
     used.map.remove_stream();
     drop((words, registers));

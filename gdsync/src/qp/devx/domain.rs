@@ -1,15 +1,18 @@
-//! What queues made by commands have in common with each other: a page of doorbell registers, and
-//! where their memory comes from.
+//! What queues made by commands have in common with each other: a page of doorbell registers, where
+//! their memory comes from, and the commands that make objects.
 
-use super::command::{api_of, event_queue, timestamp_format};
-use super::memory::{Blocks, MemorySource, source_of};
-use super::sizes::Sizes;
 use crate::cuda::QueuePlacement;
 use crate::memory::HostAddr;
 use crate::qp::config::QueuePairConfig;
-use crate::verbs::{DeviceInner, Error, ProtectionDomainInner, call};
+use crate::qp::devx::memory::{Blocks, MemorySource, source_of};
+use crate::qp::devx::sizes::Sizes;
+use crate::verbs::devx::{check, failure};
+use crate::verbs::{DeviceInner, DevxError, Error, Owned, ProtectionDomainInner, call};
 use gdsync_sys::api::DevxApi;
-use gdsync_sys::mlx5dv::{self, mlx5dv_devx_uar, mlx5dv_obj, mlx5dv_pd};
+use gdsync_sys::mlx5dv::{self, mlx5dv_devx_obj, mlx5dv_devx_uar, mlx5dv_obj, mlx5dv_pd};
+use gdsync_sys::prm::command::encode::{ANSWER, Command, Transition};
+use gdsync_sys::prm::command::{cap, header, qpc};
+use std::io;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -133,4 +136,78 @@ impl Drop for Uar {
         // that announces it.
         unsafe { (self.api.free_uar)(self.raw.as_ptr()) };
     }
+}
+
+/// The entry points, where the provider has them.
+pub(super) fn api_of(device: &DeviceInner) -> Result<&'static DevxApi, DevxError> {
+    device.api.devx.as_ref().ok_or_else(|| DevxError::Unavailable {
+        device: device.name.to_owned(),
+        reason: "its provider has no DEVX: it is the software card of this process, or libmlx5 is older than rdma-core 21",
+    })
+}
+
+/// An object of the device, made by a command. Once it is dropped, the device touches nothing of what it was
+/// made of.
+#[derive(Debug)]
+pub(super) struct Object {
+    raw: Owned<mlx5dv_devx_obj>,
+    pub(super) number: u32,
+    api: &'static DevxApi,
+    /// Keeps the context open.
+    _device: Arc<DeviceInner>,
+}
+
+impl Object {
+    /// `command` is its name, `detail` what is asked for.
+    pub(super) fn create(
+        device: &Arc<DeviceInner>,
+        command: &'static str,
+        input: &Command,
+        detail: impl FnOnce() -> String,
+    ) -> Result<Self, Error> {
+        let api = api_of(device)?;
+        let mut answer = [0u8; ANSWER];
+        let (asked, told) = (input.as_ptr().cast(), answer.as_mut_ptr().cast());
+        // SAFETY: the context is open; both buffers have the lengths that are given.
+        let raw = unsafe { (api.obj_create)(device.context(), asked, input.len(), told, ANSWER) };
+        let Some(raw) = NonNull::new(raw) else {
+            let source = io::Error::last_os_error();
+            return Err(failure(command, detail(), &answer, source));
+        };
+        // SAFETY: it holds the device; what it lies in is dropped after it, and so is what uses it.
+        let raw = unsafe { Owned::new(raw, api.obj_destroy, "mlx5dv_devx_obj_destroy") };
+        Ok(Object { raw, number: header::NUMBER.get32(&answer), api, _device: device.clone() })
+    }
+
+    /// Moves a queue pair to another state.
+    pub(super) fn modify(&self, transition: &Transition) -> Result<(), Error> {
+        let input = transition.encode(self.number);
+        let mut answer = [0u8; ANSWER];
+        let (asked, told) = (input.as_ptr().cast(), answer.as_mut_ptr().cast());
+        // SAFETY: the object is alive; both buffers have the lengths that are given.
+        let rc = unsafe { (self.api.obj_modify)(self.raw.as_ptr(), asked, input.len(), told, ANSWER) };
+        let detail = || format!("queue pair {:#x}", self.number);
+        check(transition.name(), rc, &answer, detail)
+    }
+}
+
+/// The event queue that a completion queue names, though it is never armed.
+pub(super) fn event_queue(device: &DeviceInner) -> Result<u32, Error> {
+    let mut number = 0;
+    // SAFETY: the context is open, and the place is valid.
+    let rc = unsafe { (api_of(device)?.query_eqn)(device.context(), 0, &mut number) };
+    call::status("mlx5dv_devx_query_eqn", rc, || "completion vector 0".to_owned())?;
+    Ok(number)
+}
+
+/// The format of time stamps that a queue pair must ask for: a device that has other than
+/// free-running ones may be set to them, and then refuses the rest.
+pub(super) fn timestamp_format(device: &DeviceInner) -> Result<u8, Error> {
+    let general = device.capabilities(cap::TYPE_GENERAL)?;
+    let formats = if cap::ROCE.is_set(&general) {
+        cap::QP_TS_FORMAT.get(&device.capabilities(cap::TYPE_ROCE)?)
+    } else {
+        cap::SQ_TS_FORMAT.get(&general)
+    };
+    Ok(if formats == 0 { qpc::TS_FREE_RUNNING } else { qpc::TS_DEFAULT })
 }

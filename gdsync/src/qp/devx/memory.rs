@@ -1,11 +1,10 @@
 //! The memory of a queue, and its registration with the device.
 
-use super::command::api_of;
+use super::domain::api_of;
 use super::sizes::RECORD;
 use crate::cuda::{Placement, arena_of, gpu};
 use crate::memory::arena::Arena;
-use crate::verbs::{DeviceInner, Error, call};
-use gdsync_sys::api::DevxApi;
+use crate::verbs::{DeviceInner, Error, Owned, call};
 use gdsync_sys::host::page_size;
 use gdsync_sys::mlx5dv::{self, mlx5dv_devx_umem, mlx5dv_devx_umem_in};
 use gdsync_sys::prm::command::encode::UmemPlace;
@@ -54,22 +53,6 @@ pub(crate) trait MemorySource: fmt::Debug + Send + Sync {
     fn allocate(&self, len: usize) -> Result<QueueMemory, Error>;
 }
 
-/// Host memory, from the arena of the device.
-#[derive(Debug)]
-struct ArenaSource(Arc<DeviceInner>);
-
-impl MemorySource for ArenaSource {
-    fn allocate(&self, len: usize) -> Result<QueueMemory, Error> {
-        let memory = |source| Error::Memory { len, source };
-        let block = self.0.arena.allocate(len, page_size()).map_err(memory)?;
-        let cpu = NonNull::new(block).ok_or_else(|| memory(io::ErrorKind::OutOfMemory.into()))?;
-        let keep = Box::new(ArenaBlock { address: block as usize, arena: self.0.arena.clone() });
-        // SAFETY: the arena's block is zeroed, ours until it is released, which `ArenaBlock` does,
-        // and part of a span.
-        Ok(unsafe { QueueMemory::new(cpu, len, UmemSource::Host, keep) })
-    }
-}
-
 /// A block of an arena, given back when dropped.
 struct ArenaBlock {
     address: usize,
@@ -82,26 +65,38 @@ impl Drop for ArenaBlock {
     }
 }
 
-/// Memory of a GPU, from an arena of what the CPU has mapped of it.
+/// An arena: of host memory, or of what the CPU has mapped of a GPU's.
 #[derive(Debug)]
-struct GpuSource(Arc<Arena>);
+struct ArenaSource {
+    arena: Arc<Arena>,
+    is_gpu: bool,
+}
 
-impl MemorySource for GpuSource {
+impl MemorySource for ArenaSource {
     fn allocate(&self, len: usize) -> Result<QueueMemory, Error> {
         let memory = |source| Error::Memory { len, source };
-        // Whole pages are registered with devices, and nothing else may share them.
-        let len = len.next_multiple_of(page_size());
-        let block = self.0.allocate(len, page_size()).map_err(memory)?;
+        // Whole pages of GPU memory are registered with devices, and nothing else may share them.
+        let len = if self.is_gpu { len.next_multiple_of(page_size()) } else { len };
+        let block = self.arena.allocate(len, page_size()).map_err(memory)?;
         let cpu = NonNull::new(block).ok_or_else(|| memory(io::ErrorKind::OutOfMemory.into()))?;
-        let keep = Box::new(ArenaBlock { address: block as usize, arena: self.0.clone() });
-        let unknown = || memory(io::Error::other("its arena does not know whose it is"));
-        let chunk = self.0.keeper(block).and_then(|keeper| keeper.downcast::<gpu::Chunk>().ok());
-        let chunk = chunk.ok_or_else(unknown)?;
-        let (fd, offset) = chunk.memory.dma_buf().map_err(|error| memory(io::Error::other(error)))?;
-        let source = UmemSource::DmaBuf { fd, offset: offset + (block as u64 - chunk.base) };
+        let keep = Box::new(ArenaBlock { address: block as usize, arena: self.arena.clone() });
+        let source = match self.is_gpu {
+            true => self.dma_buf(block).map_err(memory)?,
+            false => UmemSource::Host,
+        };
         // SAFETY: the arena's block is zeroed, ours until it is released, which `ArenaBlock` does,
-        // and part of a span; the dma-buf is of the chunk that the block lies in.
+        // and part of a span; a dma-buf is of the chunk that the block lies in.
         Ok(unsafe { QueueMemory::new(cpu, len, source, keep) })
+    }
+}
+
+impl ArenaSource {
+    /// The dma-buf of a block of GPU memory.
+    fn dma_buf(&self, block: *mut u8) -> io::Result<UmemSource> {
+        let chunk = self.arena.keeper(block).and_then(|keeper| keeper.downcast::<gpu::Chunk>().ok());
+        let chunk = chunk.ok_or_else(|| io::Error::other("its arena does not know whose it is"))?;
+        let (fd, offset) = chunk.memory.dma_buf().map_err(io::Error::other)?;
+        Ok(UmemSource::DmaBuf { fd, offset: offset + (block as u64 - chunk.base) })
     }
 }
 
@@ -113,10 +108,9 @@ pub(super) fn source_of(
     placement: Placement,
     device: &Arc<DeviceInner>,
 ) -> Result<Arc<dyn MemorySource>, Error> {
-    Ok(match arena_of(placement)? {
-        None => Arc::new(ArenaSource(device.clone())),
-        Some(arena) => Arc::new(GpuSource(arena)),
-    })
+    let gpu = arena_of(placement)?;
+    let is_gpu = gpu.is_some();
+    Ok(Arc::new(ArenaSource { arena: gpu.unwrap_or_else(|| device.arena.clone()), is_gpu }))
 }
 
 /// Registered memory of one queue, or of the two of a queue pair: rings, and a doorbell record.
@@ -166,17 +160,15 @@ impl Blocks {
 
 /// Queue memory that the device knows.
 pub(super) struct Umem {
-    raw: NonNull<mlx5dv_devx_umem>,
+    _raw: Owned<mlx5dv_devx_umem>,
     id: u32,
     cpu: NonNull<u8>,
-    api: &'static DevxApi,
     /// Dropped after the registration has ended.
     _keep: Keep,
     _device: Arc<DeviceInner>,
 }
 
-// SAFETY: libmlx5 lets a registration be ended from any thread; the memory is reached by atomics
-// and under locks.
+// SAFETY: the memory is reached by atomics and under locks; everything else may be used by any thread.
 unsafe impl Send for Umem {}
 // SAFETY: as above.
 unsafe impl Sync for Umem {}
@@ -222,7 +214,10 @@ impl Umem {
         };
         // SAFETY: a registration that was just made; its number never changes.
         let id = unsafe { (*raw.as_ptr()).umem_id };
-        Ok(Umem { raw, id, cpu, api, _keep: keep, _device: device.clone() })
+        // SAFETY: the object that lies in it is destroyed before: the fields of the owner of both stand in that
+        // order. It holds the device.
+        let raw = unsafe { Owned::new(raw, api.umem_dereg, "mlx5dv_devx_umem_dereg") };
+        Ok(Umem { _raw: raw, id, cpu, _keep: keep, _device: device.clone() })
     }
 
     /// A place in it, for a command.
@@ -234,13 +229,5 @@ impl Umem {
     /// length.
     pub(super) fn at(&self, offset: usize) -> *mut u8 {
         self.cpu.as_ptr().wrapping_add(offset)
-    }
-}
-
-impl Drop for Umem {
-    fn drop(&mut self) {
-        // SAFETY: registered by us; the object that lay in it was destroyed before: the fields of
-        // the owner of both stand in that order.
-        call::on_drop("mlx5dv_devx_umem_dereg", unsafe { (self.api.umem_dereg)(self.raw.as_ptr()) });
     }
 }

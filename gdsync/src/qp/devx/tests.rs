@@ -6,22 +6,22 @@ use super::memory::{Keep, MemorySource, QueueMemory, UmemSource};
 use super::{Cq, Domain, Qp};
 use crate::cuda::QueuePlacement;
 use crate::memory::spans::{Kind, Span};
-use crate::qp::cq::CqObject;
+use crate::qp::create::Role;
 use crate::qp::domain::{Maker, QueueDomain};
-use crate::qp::role::Role;
 use crate::qp::testing::{LONG, poll};
 use crate::verbs::devx::{DevxError, DevxStatus};
 use crate::verbs::pd::ProtectionDomainInner;
 use crate::verbs::{LinkLayer, QueueApi, provider};
 use crate::*;
+use parking_lot::Mutex;
 use std::ffi::CStr;
 use std::fs::File;
 use std::io::{self, PipeWriter, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
 
 /// The system's first device; none, with a message, where the software card of this process is
 /// under test.
@@ -77,7 +77,7 @@ impl MemorySource for MemoryFiles {
         let keep: Keep =
             Box::new(Span::announce(address as u64, mapped as u64, Kind::Whole, Box::new(unmap)));
         let source = UmemSource::DmaBuf { fd: file.try_clone().unwrap().into(), offset: LEAD as u64 };
-        self.made.lock().unwrap().push(file);
+        self.made.lock().push(file);
         // SAFETY: zeroed pages, mapped until the span is released; the file's part is the same
         // memory.
         Ok(unsafe { QueueMemory::new(NonNull::new(base.cast()).unwrap(), len, source, keep) })
@@ -115,7 +115,7 @@ impl MemorySource for RunsOut {
             Then::NotThere => UmemSource::Host,
             Then::NoBuffer => {
                 let (read, write) = io::pipe().unwrap();
-                *self.writer.lock().unwrap() = Some(write);
+                *self.writer.lock() = Some(write);
                 UmemSource::DmaBuf { fd: read.into(), offset: 0 }
             }
         };
@@ -156,7 +156,7 @@ fn devx_queues_in_memory_files_carry_messages_of_streams_and_of_the_cpu() {
     };
     let (left, right) = (make(), make());
     // Send completions, receive completions, rings: of each side.
-    let made = std::mem::take(&mut *source.made.lock().unwrap());
+    let made = std::mem::take(&mut *source.made.lock());
     assert_eq!(made.len(), 6);
     assert!(descriptors_of(c"carries") >= 6, "the count that the other test relies on sees them");
     let op_own = |file: &File| {
@@ -212,9 +212,9 @@ fn devx_queues_that_cannot_have_their_memory_leave_nothing_behind() {
             let source = Arc::new(RunsOut { left, then, files, writer: Mutex::default() });
             let domain = domain(&pd.inner, source.clone()).unwrap();
             let error = QueuePair::in_domain(domain, QueuePairConfig::default()).unwrap_err();
-            source.files.made.lock().unwrap().clear();
+            source.files.made.lock().clear();
             assert_eq!(descriptors_of(c"runs-out"), 0, "{then:?} after {made}");
-            if let Some(mut writer) = source.writer.lock().unwrap().take() {
+            if let Some(mut writer) = source.writer.lock().take() {
                 // The reading end was closed.
                 assert_eq!(writer.write(&[0]).unwrap_err().kind(), io::ErrorKind::BrokenPipe);
             }
@@ -265,6 +265,11 @@ fn devx_refusals_of_the_device_have_its_status_and_syndrome() {
     );
     let text = error.to_string();
     assert!(text.contains("bad queue pair state") && text.contains("syndrome 0x"), "{text}");
+}
+
+#[test]
+fn reads_in_flight_are_powers_of_two() {
+    assert_eq!([0, 1, 2, 3, 4, 15, 16, 255].map(super::log_of), [0, 0, 1, 2, 2, 4, 4, 8]);
 }
 
 #[test]

@@ -5,10 +5,8 @@ use super::{Entry, SendState, State};
 use crate::queue::completion::CompletionState;
 use crate::queue::doorbell::ring;
 use crate::queue::regions::Regions;
-use crate::queue::request::Rules;
-use crate::queue::{Doorbell, OrderError, QueueError, WorkRequest};
+use crate::queue::{Doorbell, QueueError};
 use crate::verbs::MemoryRegionInner;
-use gdsync_sys::prm::doorbell;
 use gdsync_sys::prm::wait::{IndexSeg, Kind, WaitDataSeg};
 use gdsync_sys::prm::wqe::{BASIC_BLOCK, CtrlFlags};
 use std::sync::Arc;
@@ -23,17 +21,11 @@ pub(crate) enum CardWait {
     Entry { cqn: u32, index: u32 },
 }
 
-/// A WAIT in front of a send of its own, and the region of the word that it looks at.
+/// A WAIT in front of a send, and the region of the word that it looks at, unless something else keeps that.
 #[derive(Clone, Debug)]
 pub(crate) struct Hold {
     pub(crate) wait: CardWait,
-    pub(crate) region: Arc<MemoryRegionInner>,
-}
-
-impl From<Hold> for (CardWait, Regions) {
-    fn from(Hold { wait, region }: Hold) -> Self {
-        (wait, Regions::One(region))
-    }
+    pub(crate) region: Option<Arc<MemoryRegionInner>>,
 }
 
 /// A block with a control segment and what is behind it.
@@ -60,49 +52,6 @@ impl CardWait {
 }
 
 impl SendState {
-    /// Writes a work request behind a WAIT into the ring of an armed queue, and behind those of its own if there
-    /// are any, and rings the card for all of them. A stream still has to post it, in its turn. Where that fails,
-    /// nothing has changed.
-    ///
-    /// Returns its serial number.
-    ///
-    /// # Safety
-    /// The register is valid.
-    pub(crate) unsafe fn prepare_behind(
-        &mut self,
-        (wait, holds): (CardWait, impl IntoIterator<Item = Option<Hold>>),
-        request: &WorkRequest<'_>,
-        rules: &impl Rules,
-        completions: &mut CompletionState,
-    ) -> Result<u64, QueueError> {
-        let waits = [(wait, Regions::None)].into_iter().chain(holds.into_iter().flatten().map(Hold::into));
-        let value = self.place_behind(waits, request, rules, completions, State::Prepared)?;
-        // SAFETY: the caller's.
-        unsafe { ring(&self.ring, doorbell::record(self.head), self.register, value) };
-        Ok(self.next_serial() - 1)
-    }
-
-    /// Writes a work request behind WAITs into the ring, for a stream to post: its doorbell hands all of them to
-    /// the card. Where that fails, nothing has changed.
-    ///
-    /// Returns its serial number, and the doorbell.
-    pub(crate) fn prepare_held(
-        &mut self,
-        holds: impl IntoIterator<Item = Option<Hold>>,
-        request: &WorkRequest<'_>,
-        rules: &impl Rules,
-        completions: &mut CompletionState,
-    ) -> Result<(u64, Doorbell), QueueError> {
-        let value = self.place_behind(
-            holds.into_iter().flatten().map(Hold::into),
-            request,
-            rules,
-            completions,
-            State::Prepared,
-        )?;
-        Ok((self.next_serial() - 1, self.doorbell(doorbell::record(self.head), value)))
-    }
-
     /// Rings the card for a send that is prepared, and for the WAITs in front of it: it counts as posted by the CPU.
     ///
     /// # Errors
@@ -122,65 +71,13 @@ impl SendState {
         Ok(())
     }
 
-    /// Writes a work request behind WAITs, and rings the card for all of them: they count as posted
-    /// by the CPU. Where that fails, nothing has changed.
-    ///
-    /// # Errors
-    /// Those of [`Self::place`]; earlier sends that are prepared and not posted.
-    ///
-    /// # Safety
-    /// The register is valid.
-    pub(crate) unsafe fn post_behind(
-        &mut self,
-        waits: &[CardWait],
-        request: &WorkRequest<'_>,
-        rules: &impl Rules,
-        completions: &mut CompletionState,
-    ) -> Result<(), QueueError> {
-        let (serial, expected) = (self.next_serial(), self.next_to_post);
-        if serial != expected {
-            return Err(QueueError::Order(OrderError::OutOfOrder { qpn: self.qpn, serial, expected }));
-        }
-        let waits = waits.iter().map(|wait| (*wait, Regions::None));
-        let value = self.place_behind(waits, request, rules, completions, State::Posted)?;
-        // SAFETY: the caller's.
-        unsafe { ring(&self.ring, doorbell::record(self.head), self.register, value) };
-        Ok(())
-    }
-
-    /// Writes a work request behind WAITs. Returns the value of the doorbell register.
-    fn place_behind(
-        &mut self,
-        waits: impl IntoIterator<Item = (CardWait, Regions)>,
-        request: &WorkRequest<'_>,
-        rules: &impl Rules,
-        completions: &mut CompletionState,
-        state: State,
-    ) -> Result<u64, QueueError> {
-        let entries = self.entries.len();
-        let placed =
-            waits.into_iter().try_for_each(|(wait, regions)| self.place_wait(wait, regions, completions));
-        let placed =
-            placed.and_then(|()| self.place(request, rules, |signaled| completions.reserve(signaled), state));
-        let value = match placed {
-            Ok(value) => value,
-            Err(error) => {
-                self.take_back(entries, completions);
-                return Err(error);
-            }
-        };
-        // Before any send that was prepared earlier, nothing is due: a WAIT is nothing to post.
-        self.skip_unprepared();
-        Ok(value)
-    }
-
     /// Writes a WAIT. Like any work request, it completes where it fails or is flushed.
     pub(super) fn place_wait(
         &mut self,
-        wait: CardWait,
-        regions: Regions,
+        Hold { wait, region }: Hold,
         completions: &mut CompletionState,
     ) -> Result<(), QueueError> {
+        let regions = region.map_or(Regions::None, Regions::One);
         self.place_block(completions, regions, |head, qpn| wait.encode(head, qpn))
     }
 

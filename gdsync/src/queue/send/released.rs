@@ -7,7 +7,7 @@
 //! and a completion of the other that none of its SEND_ENs is.
 
 use super::behind::block;
-use super::{CardWait, SendState, State};
+use super::{CardWait, Hold, SendState};
 use crate::queue::completion::CompletionState;
 use crate::queue::doorbell::ring;
 use crate::queue::regions::Regions;
@@ -33,7 +33,7 @@ impl SendState {
     /// Returns its serial number, and the block after it.
     ///
     /// # Errors
-    /// What [`Self::place`] says; [`OrderError::HandedOverOtherwise`].
+    /// What [`Self::prepare`] says; [`OrderError::HandedOverOtherwise`].
     pub(crate) fn prepare_released(
         &mut self,
         request: &WorkRequest<'_>,
@@ -43,8 +43,7 @@ impl SendState {
         if !self.is_released && !self.entries.is_empty() {
             return Err(QueueError::Order(OrderError::HandedOverOtherwise { qpn: self.qpn }));
         }
-        let serial = self.next_serial();
-        self.place(request, rules, |signaled| completions.reserve(signaled), State::Prepared)?;
+        let (serial, _) = self.prepare([], request, rules, completions)?;
         self.is_released = true;
         Ok((serial, self.head))
     }
@@ -76,7 +75,7 @@ impl SendState {
     ) -> Result<u32, QueueError> {
         let entries = self.entries.len();
         let segment = IndexSeg::new(until.into(), qpn);
-        let placed = self.place_wait(wait, Regions::None, completions).and_then(|()| {
+        let placed = self.place_wait(Hold { wait, region: None }, completions).and_then(|()| {
             self.place_block(completions, Regions::None, |head, own| {
                 block(Kind::SendEnable, head, own, segment.as_bytes())
             })

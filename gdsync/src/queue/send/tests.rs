@@ -27,7 +27,13 @@ impl SendState {
     /// Prepares an inline send; `len` of 0 takes one block.
     fn prepare_bytes(&mut self, len: usize, wr_id: u64) -> u64 {
         let bytes = payload(len, wr_id);
-        self.prepare(&WorkRequest::send_inline(&bytes).wr_id(wr_id), &LIMITS, |_| Ok(())).unwrap().0
+        self.prepare_alone(&WorkRequest::send_inline(&bytes).wr_id(wr_id)).0
+    }
+
+    /// Prepares a request whose completion has room.
+    fn prepare_alone(&mut self, request: &WorkRequest<'_>) -> (u64, Doorbell) {
+        let mut completions = CompletionState::new(test_ring(1, CQE_SIZE));
+        self.prepare([], request, &LIMITS, &mut completions).unwrap()
     }
 }
 
@@ -52,8 +58,7 @@ fn a_request_wraps_around_the_end_at_every_block() {
             assert!(queue.retire(i as u16).is_some());
         }
         // 5 blocks: 16 + 4 + 296 bytes.
-        let (_, bell) =
-            queue.prepare(&WorkRequest::send_inline(&payload(296, 7)), &LIMITS, |_| Ok(())).unwrap();
+        let (_, bell) = queue.prepare_alone(&WorkRequest::send_inline(&payload(296, 7)));
         let bytes = read(&queue, start, 5);
         assert_eq!(bytes[20..316], payload(296, 7)[..]);
         assert_eq!(bytes[316..], [0; 4], "padding is zeroed");
@@ -111,13 +116,14 @@ fn the_waits_of_a_dropped_send_become_nops_with_it() {
     let pd = ProtectionDomain::new(&Device::software().unwrap()).unwrap();
     let region = MemoryRegion::allocate(&pd, 8, Access::LOCAL_WRITE).unwrap();
     let wait = CardWait::Ticket { lkey: region.lkey(), addr: 0x1000, ticket: 1 };
-    let hold = || Some(Hold { wait, region: region.inner.clone() });
+    let hold = || Some(Hold { wait, region: Some(region.inner.clone()) });
     let mut completions = CompletionState::new(test_ring(16, CQE_SIZE));
     for holds in [[hold(), None], [None, hold()], [hold(), hold()]] {
         let waits = holds.iter().flatten().count() as u32;
         let mut queue = queue(8);
         let request = WorkRequest::send_inline(&[1]);
-        let (dropped, _) = queue.prepare_held(holds, &request, &LIMITS, &mut completions).unwrap();
+        let (dropped, _) =
+            queue.prepare(holds.into_iter().flatten(), &request, &LIMITS, &mut completions).unwrap();
         let kept = queue.prepare_bytes(0, 7);
         assert_eq!(control(&queue, 0).opcode(), Ok(Opcode::Wait));
         assert_eq!(queue.cancel(dropped, |_| false), Removed::default());
@@ -171,7 +177,7 @@ fn unsignaled_requests_retire_with_the_next_signaled_one() {
     for wr_id in 0..4 {
         let request = WorkRequest::send(&[]).wr_id(wr_id);
         let request = if wr_id == 3 { request } else { request.unsignaled() };
-        let serial = queue.prepare(&request, &LIMITS, |_| Ok(())).unwrap().0;
+        let serial = queue.prepare_alone(&request).0;
         queue.post(serial, &timeline, TimelinePoint(1)).unwrap();
     }
     assert!(queue.in_flight() && queue.unsettled().is_some());

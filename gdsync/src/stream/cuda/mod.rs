@@ -132,6 +132,26 @@ impl CudaStream {
     pub fn capabilities(&self) -> GpuCapabilities {
         self.context.capabilities
     }
+
+    /// Puts bytes where the GPU can copy them from without the CPU: their address, and what keeps
+    /// them.
+    fn stage(
+        &self,
+        kind: MemoryKind,
+        bytes: &[u8],
+    ) -> Result<(u64, Box<dyn Any + Send + Sync>), StreamError> {
+        match kind {
+            MemoryKind::Gpu => {
+                let block = Block::holding(bytes)
+                    .map_err(|error| StreamError::NoMemory { reason: error.to_string() })?;
+                Ok((self.translate(block.addr(), bytes.len())?.get(), Box::new(block)))
+            }
+            MemoryKind::Host => {
+                let memory = GpuMemory::holding(&self.context, bytes)?;
+                Ok((memory.address(), Box::new(memory)))
+            }
+        }
+    }
 }
 
 impl Drop for CudaStream {
@@ -277,28 +297,6 @@ unsafe impl MemOpStream for CudaStream {
         timing::read(&self.context);
         self.context.collect();
         Ok(true)
-    }
-}
-
-impl CudaStream {
-    /// Puts bytes where the GPU can copy them from without the CPU: their address, and what keeps
-    /// them.
-    fn stage(
-        &self,
-        kind: MemoryKind,
-        bytes: &[u8],
-    ) -> Result<(u64, Box<dyn Any + Send + Sync>), StreamError> {
-        match kind {
-            MemoryKind::Gpu => {
-                let block = Block::holding(bytes)
-                    .map_err(|error| StreamError::NoMemory { reason: error.to_string() })?;
-                Ok((self.translate(block.addr(), bytes.len())?.get(), Box::new(block)))
-            }
-            MemoryKind::Host => {
-                let memory = GpuMemory::holding(&self.context, bytes)?;
-                Ok((memory.address(), Box::new(memory)))
-            }
-        }
     }
 }
 

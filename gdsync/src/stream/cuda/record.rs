@@ -10,8 +10,8 @@ use crate::memory::{HostAddr, PinnedMemory, StreamAddr, TimelinePoint};
 use crate::queue::doorbell::{Doorbell, PeerOp, Release};
 use crate::stream::Stream;
 use cudarc::driver::sys;
+use parking_lot::Mutex;
 use std::convert::Infallible;
-use std::sync::Mutex;
 
 /// A stream that is being captured. Other work that the program enqueues on it becomes nodes of the
 /// graph, too.
@@ -39,7 +39,7 @@ const POINT: u64 = 24;
 const SINK_LEN: usize = 32;
 
 fn sink() -> Result<HostAddr, CudaError> {
-    let mut sink = SINK.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let mut sink = SINK.lock();
     if let Some(memory) = &*sink {
         return Ok(memory.addr());
     }

@@ -13,8 +13,9 @@
 use crate::cuda::{CudaError, GpuContext, RelaxedCapture, check};
 use cudarc::driver::sys;
 use gdsync_trace::{GPU_VARIABLE, Kind, now, span_of};
+use parking_lot::Mutex;
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 /// Submissions of a context whose events the GPU has not passed; further ones are not timed.
@@ -67,11 +68,6 @@ pub(super) struct Timing<'a> {
     context: &'a Arc<GpuContext>,
     stream: sys::CUstream,
     begin: Event,
-}
-
-fn timers() -> MutexGuard<'static, BTreeMap<u64, Timer>> {
-    // A panic while the lock was held left timers that are consistent after each single step.
-    TIMERS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn is_wanted() -> bool {
@@ -149,7 +145,7 @@ pub(super) fn read(context: &Arc<GpuContext>) {
 #[inline(never)]
 fn read_recorded(context: &Arc<GpuContext>) {
     // A context without a timer gets none.
-    if timers().contains_key(&context.id) {
+    if TIMERS.lock().contains_key(&context.id) {
         with(context, |timer| timer.read(context));
     }
 }
@@ -158,7 +154,7 @@ fn read_recorded(context: &Arc<GpuContext>) {
 fn with<T>(context: &Arc<GpuContext>, act: impl FnOnce(&mut Timer) -> Result<T, CudaError>) -> Option<T> {
     let acted = context.enter().and_then(|_entered| {
         let _mode = RelaxedCapture::new();
-        let mut timers = timers();
+        let mut timers = TIMERS.lock();
         let timer = timers.entry(context.id).or_default();
         act(timer)
     });

@@ -63,27 +63,23 @@
 //! # }
 //! ```
 
-mod by_trigger;
-mod progress;
-mod readiness;
 mod request;
 mod start;
-mod wait;
 
-pub use by_trigger::start_all_by_trigger;
 pub use request::Request;
-pub use start::start_all;
-pub use wait::wait_all;
+pub use start::{start_all, start_all_by_trigger, wait_all};
 
 use crate::memop::MemOpStream;
-use crate::qp::{CompletionQueueInner, QueuePair};
+use crate::qp::{CardWord, QueuePair, Trigger};
 use crate::queue::request::Rules;
-use crate::queue::{Claim, Completion, QueueError, Status, WorkKind, WorkRequest};
+use crate::queue::{Claim, Completion, QueueError, Status};
 use crate::stream::{PostFailure, Stream};
-use crate::verbs::{DcAddress, Error, RemoteMemory, Slice};
+use crate::verbs::{DcAddress, Error, QueuePairError, RemoteMemory, Slice};
 use gdsync_sys::pause::Pause;
-use progress::Progress;
-use request::sealed::{Core, Kind, Work};
+use request::Progress;
+use request::sealed::{Core, Sending, Work};
+use std::fmt;
+use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -127,8 +123,8 @@ pub struct ListError {
 /// registered until the card has completed the work.
 #[derive(Debug)]
 pub struct Persistent<K> {
-    kind: K,
     core: Core,
+    kind: PhantomData<K>,
 }
 
 /// A send or a write that is started again and again, with the same buffers.
@@ -148,59 +144,23 @@ pub type PersistentRecv = Persistent<Incoming>;
 
 /// The kind of a [`PersistentSend`].
 #[derive(Debug)]
-pub struct Outgoing {
-    remote: Option<RemoteMemory>,
-    immediate: Option<u32>,
-    target: Option<DcAddress>,
-    /// It writes the number of its start: the bytes of the next one.
-    count: Option<[u8; size_of::<u64>()]>,
-}
+pub struct Outgoing(());
 
 /// The kind of a [`PersistentRecv`].
 #[derive(Debug)]
 pub struct Incoming(());
 
-impl Kind for Outgoing {
-    fn work<'a>(&'a self, slices: &'a [Slice]) -> Work<'a> {
-        let request = match (self.remote, &self.count) {
-            (None, _) => WorkRequest::send(slices),
-            (Some(remote), None) => WorkRequest::write(slices, remote),
-            (Some(remote), Some(bytes)) => WorkRequest::write_inline(bytes, remote),
-        };
-        let request = self.target.iter().fold(request, WorkRequest::to_target);
-        Work::Send(self.immediate.into_iter().fold(request, WorkRequest::immediate))
-    }
-
-    fn work_kind(&self) -> WorkKind {
-        if self.remote.is_some() { WorkKind::RdmaWrite } else { WorkKind::Send }
-    }
-
-    fn counted(&mut self, starts: u64) {
-        self.count.iter_mut().for_each(|bytes| *bytes = readiness::bytes_of(starts + 1));
-    }
-}
-
-impl Kind for Incoming {
-    fn work<'a>(&'a self, slices: &'a [Slice]) -> Work<'a> {
-        Work::Receive(slices)
-    }
-
-    fn work_kind(&self) -> WorkKind {
-        WorkKind::Receive
-    }
-}
-
-impl<K: Kind> Persistent<K> {
-    fn with_kind(
-        kind: K,
+impl<K: fmt::Debug> Persistent<K> {
+    fn new_with(
         queue_pair: &QueuePair,
-        queue: &Arc<CompletionQueueInner>,
         slices: &[Slice],
-        card_writes: bool,
+        sending: Option<Sending>,
     ) -> Result<Self, QueueError> {
-        let queue_pair = queue_pair.inner.clone();
-        slices.iter().try_for_each(|slice| queue_pair.check(slice, card_writes))?;
-        Ok(Persistent { kind, core: Core::new(queue_pair, queue.clone(), slices.to_vec()) })
+        let queue_pair = &queue_pair.inner;
+        slices.iter().try_for_each(|slice| queue_pair.check(slice, sending.is_none()))?;
+        let queue = if sending.is_some() { &queue_pair.send_cq } else { &queue_pair.recv_cq };
+        let core = Core::new(queue_pair.clone(), queue.clone(), slices.to_vec(), sending);
+        Ok(Persistent { core, kind: PhantomData })
     }
 
     /// Starts the request on a stream: [`start_all`] of it alone, which waits for no room. The stream
@@ -289,9 +249,9 @@ impl PersistentSend {
         remote: Option<RemoteMemory>,
         count: Option<[u8; size_of::<u64>()]>,
     ) -> Result<Self, QueueError> {
-        let kind = Outgoing { remote, immediate: None, target: None, count };
-        let this = Self::with_kind(kind, queue_pair, &queue_pair.inner.send_cq, slices, false)?;
-        if let Work::Send(request) = this.kind.work(&this.core.slices) {
+        let sending = Sending { remote, count, ..Sending::default() };
+        let this = Self::new_with(queue_pair, slices, Some(sending))?;
+        if let Work::Send(request) = this.core.work() {
             request.most_units(queue_pair.inner.limits())?;
         }
         Ok(this)
@@ -299,15 +259,102 @@ impl PersistentSend {
 
     /// Adds immediate data, which the receiver finds in its completion.
     pub fn immediate(mut self, value: u32) -> Self {
-        self.kind.immediate = Some(value);
+        self.core.sending.get_or_insert_default().immediate = Some(value);
         self
     }
 
     /// Says which target it goes to, as requests of DC queue pairs need it. A start is refused without
     /// one there, and with one elsewhere.
     pub fn to_target(mut self, target: &DcAddress) -> Self {
-        self.kind.target = Some(target.clone());
+        self.core.sending.get_or_insert_default().target = Some(target.clone());
         self
+    }
+
+    /// Remembers an RDMA write of the number of its start, from 1 on: of 8 bytes, as a big-endian number, into a word of
+    /// the remote side behind which that side's sends are held back ([`Self::behind`]). Start it with a receive, on the
+    /// same queue pair: then the word says how many receives are posted.
+    ///
+    /// It may be started again while it is active, as its bytes are in the work request: no stream has to wait for it.
+    ///
+    /// ```
+    /// use gdsync::persistent::{PersistentRecv, PersistentSend, Request, start_all, wait_all};
+    /// use gdsync::qp::CardWord;
+    /// use gdsync::{Access, Device, MemoryRegion, ProtectionDomain, QueuePair, SoftStream, Stream};
+    /// use std::time::Duration;
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let pd = ProtectionDomain::new(&Device::software()?)?;
+    /// # let (left, right) = (QueuePair::new(&pd, Default::default())?, QueuePair::new(&pd, Default::default())?);
+    /// # left.connect(&right.endpoint()?, Default::default())?;
+    /// # right.connect(&left.endpoint()?, Default::default())?;
+    /// const LONG: Duration = Duration::from_secs(30);
+    /// let region = MemoryRegion::allocate(&pd, 64, Access::all())?;
+    /// // The sending side has the word, and says where it is.
+    /// let word = CardWord::in_region(&region, 0)?;
+    /// let mut send = PersistentSend::send(&left, &[region.slice(16..32)?])?.behind(&word)?;
+    /// let mut receive = PersistentRecv::new(&right, &[region.slice(32..48)?])?;
+    /// let mut ready = PersistentSend::count(&right, word.remote())?;
+    /// let (sender, receiver) = (Stream::new(SoftStream::new()?)?, Stream::new(SoftStream::new()?)?);
+    /// for _round in 0..3 {
+    ///     // The card holds the send back until the other stream has come to the receive.
+    ///     start_all(&mut [&mut send], &sender, LONG)?;
+    ///     start_all(&mut [&mut receive, &mut ready], &receiver, LONG)?;
+    ///     wait_all(&mut [&mut send], &sender, LONG)?;
+    ///     wait_all(&mut [&mut receive], &receiver, LONG)?;
+    /// }
+    /// for request in [&mut send, &mut ready] {
+    ///     request.complete(LONG)?.ok_or("it takes too long")?.status?;
+    /// }
+    /// receive.complete(LONG)?.ok_or("it takes too long")?.status?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`QueueError`]: the queue pair has no room for 8 bytes inline, or no RDMA writes.
+    pub fn count(queue_pair: &QueuePair, remote: RemoteMemory) -> Result<Self, QueueError> {
+        let mut this = Self::to(queue_pair, &[], Some(remote), Some(bytes_of(1)))?;
+        this.core.may_overlap = true;
+        Ok(this)
+    }
+
+    /// Has the card hold each start back until the word has reached its number: 1 for the first one, whose work request
+    /// goes behind a WAIT, as does that of every other. Later work requests of the queue pair wait behind it. A start takes
+    /// one block of the send queue more; the stream performs what it performs without.
+    ///
+    /// While it is held back, nothing is sent, so the card does not notice that the other side has died. A program that has
+    /// waited long enough lets it go by [`CardWord::raise`]: then the card repeats the message until its receive is
+    /// there, or the other side does not answer.
+    ///
+    /// The word holds big-endian numbers, and is 0 at first. The other side counts it up by [`Self::count`], or by writes of
+    /// its own of [`Trigger::word_of`].
+    ///
+    /// # Errors
+    /// [`QueuePairError::NoCardWaits`] where the card waits for no words; [`QueuePairError::OtherDomain`] for a word
+    /// of another protection domain; [`QueuePairError::MasterWaits`] where the queue pair's trigger has a master.
+    pub fn behind(mut self, word: &CardWord) -> Result<Self, Error> {
+        self.set_behind(word)?;
+        Ok(self)
+    }
+
+    /// As [`Self::behind`], for the starts from now on: the number is counted from the first start on, as before. Where
+    /// it fails, nothing has changed.
+    ///
+    /// # Errors
+    /// Those of [`Self::behind`].
+    pub fn set_behind(&mut self, word: &CardWord) -> Result<(), Error> {
+        let Core { queue_pair, .. } = &self.core;
+        let device = &queue_pair.domain.pd.device;
+        let refusal = if !device.card_waits()?.data {
+            QueuePairError::NoCardWaits { device: device.name.to_owned(), what: "words in memory" }
+        } else if !word.protection_domain().inner.is(&queue_pair.domain.pd) {
+            QueuePairError::OtherDomain
+        } else if queue_pair.trigger.as_ref().is_some_and(|trigger| trigger.master.is_some()) {
+            QueuePairError::MasterWaits { qpn: queue_pair.number }
+        } else {
+            self.core.behind = Some(word.clone());
+            return Ok(());
+        };
+        Err(Error::QueuePair(refusal))
     }
 }
 
@@ -318,6 +365,11 @@ impl PersistentRecv {
     /// [`QueueError`]: a slice of another domain or not writable, or too many.
     pub fn new(queue_pair: &QueuePair, slices: &[Slice]) -> Result<Self, QueueError> {
         queue_pair.inner.recv_segments(slices)?;
-        Self::with_kind(Incoming(()), queue_pair, &queue_pair.inner.recv_cq, slices, true)
+        Self::new_with(queue_pair, slices, None)
     }
+}
+
+/// What the word of the other side holds from that start on.
+pub(super) fn bytes_of(start: u64) -> [u8; size_of::<u64>()] {
+    Trigger::word_of(start).to_ne_bytes()
 }

@@ -1,12 +1,13 @@
 //! What requests of all kinds have in common.
 
-use super::{Persistent, PersistentError};
 use crate::memory::timeline::Timeline;
-use crate::qp::checker::start_checker;
+use crate::qp::checked::{CHECKER, start_checker};
 use crate::qp::{CardWord, CompletionQueueInner, QueuePairInner};
 use crate::queue::send::{CardWait, Hold};
-use crate::queue::{Claim, Completion, Status, WorkKind, WorkRequest};
-use crate::verbs::Slice;
+use crate::queue::{Claim, Completion, Status, WorkKind, WorkRequest, Writer};
+use crate::stream::persistent::{Persistent, PersistentError, bytes_of};
+use crate::util::poller::{Polled, Task};
+use crate::verbs::{DcAddress, RemoteMemory, Slice};
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
@@ -15,19 +16,15 @@ use std::sync::Arc;
 /// [`PersistentRecv`](super::PersistentRecv).
 pub trait Request: sealed::Request + fmt::Debug {}
 
-impl<K: sealed::Kind> Request for Persistent<K> {}
+impl<K: fmt::Debug> Request for Persistent<K> {}
 
-impl<K: sealed::Kind> sealed::Request for Persistent<K> {
-    fn core(&mut self) -> &mut sealed::Core {
+impl<K: fmt::Debug> sealed::Request for Persistent<K> {
+    fn core(&self) -> &sealed::Core {
+        &self.core
+    }
+
+    fn core_mut(&mut self) -> &mut sealed::Core {
         &mut self.core
-    }
-
-    fn parts(&self) -> (&sealed::Core, sealed::Work<'_>, WorkKind) {
-        (&self.core, self.kind.work(&self.core.slices), self.kind.work_kind())
-    }
-
-    fn counted(&mut self) {
-        self.kind.counted(self.core.starts);
     }
 }
 
@@ -35,27 +32,23 @@ pub(super) mod sealed {
     use super::*;
 
     pub trait Request {
-        fn core(&mut self) -> &mut Core;
+        fn core(&self) -> &Core;
 
-        /// The request, and the work of a start.
-        fn parts(&self) -> (&Core, Work<'_>, WorkKind);
-
-        /// The core has counted a start.
-        fn counted(&mut self);
+        fn core_mut(&mut self) -> &mut Core;
     }
 
-    /// The kind of a request.
-    pub trait Kind: fmt::Debug {
-        fn work<'a>(&'a self, slices: &'a [Slice]) -> Work<'a>;
-
-        fn work_kind(&self) -> WorkKind;
-
-        /// It has been started that many times.
-        fn counted(&mut self, _starts: u64) {}
+    /// What a send is, besides its slices.
+    #[derive(Debug, Default)]
+    pub(crate) struct Sending {
+        pub(crate) remote: Option<RemoteMemory>,
+        pub(crate) immediate: Option<u32>,
+        pub(crate) target: Option<DcAddress>,
+        /// It writes the number of its start: the bytes of the next one.
+        pub(crate) count: Option<[u8; size_of::<u64>()]>,
     }
 
     /// What a start hands to the card.
-    pub enum Work<'a> {
+    pub(crate) enum Work<'a> {
         Send(WorkRequest<'a>),
         Receive(&'a [Slice]),
     }
@@ -67,6 +60,8 @@ pub(super) mod sealed {
         /// Where the request completes.
         pub(crate) queue: Arc<CompletionQueueInner>,
         pub(crate) slices: Vec<Slice>,
+        /// None of a receive.
+        pub(crate) sending: Option<Sending>,
         /// Starts may overlap: what they send is in their work requests.
         pub(crate) may_overlap: bool,
         /// How often it was started.
@@ -87,6 +82,7 @@ impl sealed::Core {
         queue_pair: Arc<QueuePairInner>,
         queue: Arc<CompletionQueueInner>,
         slices: Vec<Slice>,
+        sending: Option<sealed::Sending>,
     ) -> Self {
         // What a start needs besides the queue. Where that cannot be had now, the start tries again and
         // says why.
@@ -98,6 +94,7 @@ impl sealed::Core {
             queue_pair,
             queue,
             slices,
+            sending,
             may_overlap: false,
             starts: 0,
             behind: None,
@@ -107,11 +104,31 @@ impl sealed::Core {
         }
     }
 
+    /// The work of a start.
+    pub(super) fn work(&self) -> sealed::Work<'_> {
+        let Some(sending) = &self.sending else { return sealed::Work::Receive(&self.slices) };
+        let request = match (sending.remote, &sending.count) {
+            (None, _) => WorkRequest::send(&self.slices),
+            (Some(remote), None) => WorkRequest::write(&self.slices, remote),
+            (Some(remote), Some(bytes)) => WorkRequest::write_inline(bytes, remote),
+        };
+        let request = sending.target.iter().fold(request, WorkRequest::to_target);
+        sealed::Work::Send(sending.immediate.into_iter().fold(request, WorkRequest::immediate))
+    }
+
+    pub(super) fn work_kind(&self) -> WorkKind {
+        match &self.sending {
+            None => WorkKind::Receive,
+            Some(sealed::Sending { remote: Some(_), .. }) => WorkKind::RdmaWrite,
+            Some(_) => WorkKind::Send,
+        }
+    }
+
     /// What the card waits for in front of the next start, by the request's own word.
     pub(super) fn hold_of_next(&self) -> Option<Hold> {
         let word = self.behind.as_ref()?;
         let wait = CardWait::Ticket { lkey: word.lkey(), addr: word.address(), ticket: self.starts + 1 };
-        Some(Hold { wait, region: word.region() })
+        Some(Hold { wait, region: Some(word.region()) })
     }
 
     pub(super) fn check_start(&mut self, timeline: &Arc<Timeline>) -> Result<(), PersistentError> {
@@ -128,13 +145,15 @@ impl sealed::Core {
 
     pub(super) fn started(&mut self, claim: Arc<Claim>) {
         self.starts += 1;
+        let counts = self.sending.iter_mut().flat_map(|sending| &mut sending.count);
+        counts.for_each(|bytes| *bytes = bytes_of(self.starts + 1));
         self.active.push_back(claim);
         self.awaited_on = None;
     }
 
     /// Looks at what has completed.
     pub(super) fn progress(&mut self) {
-        super::progress::progress(&self.queue, &self.queue_pair);
+        progress(&self.queue, &self.queue_pair);
         self.take_done();
     }
 
@@ -145,6 +164,56 @@ impl sealed::Core {
             if self.done.is_none_or(|done| done.status.is_ok()) {
                 self.done = Some(completion);
             }
+        }
+    }
+}
+
+/// Takes completions of persistent requests out of a queue. Other completions stay for the
+/// program's polls.
+pub(super) fn progress(queue: &CompletionQueueInner, queue_pair: &QueuePairInner) {
+    // Before the flush: what has completed well is not taken for flushed.
+    queue.progress();
+    if queue_pair.failure().is_some() {
+        queue_pair.flush_unposted();
+    }
+}
+
+/// A start, and where it completes.
+#[derive(Debug)]
+pub(super) struct Progress {
+    queue: Arc<CompletionQueueInner>,
+    queue_pair: Arc<QueuePairInner>,
+    claim: Arc<Claim>,
+}
+
+impl Progress {
+    pub(super) fn new(
+        queue: &Arc<CompletionQueueInner>,
+        queue_pair: &Arc<QueuePairInner>,
+        claim: &Arc<Claim>,
+    ) -> Self {
+        let (queue, queue_pair, claim) = (queue.clone(), queue_pair.clone(), claim.clone());
+        Progress { queue, queue_pair, claim }
+    }
+}
+
+impl Task for Progress {
+    fn poll(&self) -> Polled {
+        self.look();
+        if self.claim.completion().is_some() { Polled::Done } else { Polled::Nothing }
+    }
+}
+
+impl Writer for Progress {
+    fn look(&self) {
+        if self.claim.completion().is_none() {
+            progress(&self.queue, &self.queue_pair);
+        }
+    }
+
+    fn watch(self: Arc<Self>) {
+        if self.claim.watch() {
+            CHECKER.add(self);
         }
     }
 }

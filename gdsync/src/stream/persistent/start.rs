@@ -1,13 +1,14 @@
-//! Starting a list of requests: all of them, or none.
+//! Starting a list of requests, all of them or none, and having a stream wait for it.
 
-use super::request::sealed::Work;
-use super::{ListError, PersistentError, Request};
 use crate::batch::{Batch, Descriptor};
-use crate::memop::MemOpStream;
+use crate::memop::{Condition, MemOpStream, Named};
 use crate::memory::timeline::Timeline;
-use crate::qp::{PreparedReceives, PreparedSend, QueuePairInner};
+use crate::qp::{PreparedReceives, PreparedSend, PreparedTicket, PreparedWait, QueuePairInner, Trigger};
 use crate::queue::send::Hold;
-use crate::queue::{Claim, OrderError, QueueError, StateError, Syndrome};
+use crate::queue::{Claim, OrderError, QueueError, RequestError, StateError, Status, Syndrome, Writer};
+use crate::stream::persistent::request::Progress;
+use crate::stream::persistent::request::sealed::Work;
+use crate::stream::persistent::{ListError, PersistentError, Request};
 use crate::stream::{PostError, PostFailure, Posted, Stream};
 use crate::verbs::Slice;
 use gdsync_sys::pause::Pause;
@@ -51,17 +52,14 @@ pub(super) fn start<B: MemOpStream>(
     start_now: impl Fn(&[&mut dyn Request], &Stream<B>) -> Result<Started, ListError>,
 ) -> Result<Posted, ListError> {
     for (index, request) in requests.iter_mut().enumerate() {
-        request.core().check_start(&stream.timeline).map_err(ListError::of(index))?;
+        request.core_mut().check_start(&stream.timeline).map_err(ListError::of(index))?;
     }
     let mut pause = Pause::new();
     loop {
         let error = match start_now(requests, stream) {
             Ok((claims, posted)) => {
                 let started = requests.iter_mut().zip(claims);
-                started.for_each(|(request, claim)| {
-                    request.core().started(claim);
-                    request.counted();
-                });
+                started.for_each(|(request, claim)| request.core_mut().started(claim));
                 return Ok(posted);
             }
             Err(error) => error,
@@ -69,7 +67,7 @@ pub(super) fn start<B: MemOpStream>(
         if !error.source.is_lack_of_room() || pause.elapsed() >= timeout {
             return Err(error);
         }
-        requests.iter_mut().for_each(|request| request.core().progress());
+        requests.iter_mut().for_each(|request| request.core_mut().progress());
         pause.pause();
     }
 }
@@ -117,7 +115,8 @@ impl Prepared {
         let mut groups: Vec<Group<'_>> = Vec::new();
         let mut known = HashMap::new();
         for (index, (request, claim)) in requests.iter().zip(&self.claims).enumerate() {
-            let (core, Work::Receive(slices), _) = request.parts() else { continue };
+            let core = request.core();
+            let Work::Receive(slices) = core.work() else { continue };
             let group = *known.entry(Arc::as_ptr(&core.queue_pair)).or_insert(groups.len());
             if group == groups.len() {
                 groups.push((&core.queue_pair, Vec::new(), Vec::new()));
@@ -145,9 +144,11 @@ impl Prepared {
             }
         }
         for (index, (request, claim)) in requests.iter().zip(&self.claims).enumerate() {
-            let (core, Work::Send(work), _) = request.parts() else { continue };
+            let core = request.core();
+            let Work::Send(work) = core.work() else { continue };
             let (queue_pair, holds) = (core.queue_pair.clone(), [in_front.cloned(), core.hold_of_next()]);
-            let send = PreparedSend::claimed(queue_pair, work, claim.clone(), holds);
+            let holds = holds.into_iter().flatten();
+            let send = PreparedSend::new(queue_pair, &work, Some(claim.clone()), holds);
             let send = send.map_err(|error| ListError::of(index)(error.into()))?;
             let (indices, receives) = together.remove(&index).unzip();
             let with_it = indices.into_iter().flatten().chain([index]);
@@ -174,9 +175,8 @@ impl Prepared {
         };
         self.work = batch.descriptors;
         if posted == 0 {
-            let index = queue_pair_of(&source).and_then(|qpn| {
-                requests.iter().position(|request| request.parts().0.queue_pair.number == qpn)
-            });
+            let index = queue_pair_of(&source)
+                .and_then(|qpn| requests.iter().position(|request| request.core().queue_pair.number == qpn));
             return Err(ListError { index, source: source.into() });
         }
         self.give_up(requests, posted..posted + self.work.len(), &source);
@@ -205,8 +205,8 @@ impl Prepared {
         let syndrome = if is_flush { Syndrome::WrFlush as u8 } else { 0 };
         for ((request, claim), place) in requests.iter().zip(&self.claims).zip(&self.places) {
             if places.contains(place) {
-                let (core, _, kind) = request.parts();
-                claim.finish_unposted(core.queue_pair.number, kind, syndrome);
+                let core = request.core();
+                claim.finish_unposted(core.queue_pair.number, core.work_kind(), syndrome);
             }
         }
     }
@@ -216,8 +216,8 @@ impl Prepared {
 /// announces the queue pair's receives.
 fn last_sends(requests: &[&mut dyn Request]) -> HashMap<*const QueuePairInner, usize> {
     let sends = requests.iter().enumerate().filter_map(|(index, request)| {
-        let (core, work, _) = request.parts();
-        let rings = matches!(work, Work::Send(_)) && core.queue_pair.trigger.is_none();
+        let core = request.core();
+        let rings = core.sending.is_some() && core.queue_pair.trigger.is_none();
         rings.then_some((Arc::as_ptr(&core.queue_pair), index))
     });
     sends.collect()
@@ -265,4 +265,172 @@ fn queue_pair_of(failure: &PostFailure) -> Option<u32> {
         ) => Some(*qpn),
         _ => None,
     }
+}
+
+/// Has a stream wait, in one batch, until the newest start of each request of a list has completed, well or
+/// not: one that has failed ends the wait for itself, and for others of its queue pair, whose work is
+/// flushed. After receives that completed well, later operations of the stream find the messages in the
+/// buffers. Waits on the CPU up to `timeout` while the stream has no room. Returns what the stream was
+/// given.
+///
+/// # Errors
+/// [`ListError`], which names the request, with [`PersistentError::Inactive`]; [`PersistentError::Post`]. The
+/// requests do not count as waited for then.
+pub fn wait_all<B: MemOpStream>(
+    requests: &mut [&mut dyn Request],
+    stream: &Stream<B>,
+    timeout: Duration,
+) -> Result<Posted, ListError> {
+    let mut pause = Pause::new();
+    let posted = loop {
+        match wait_now(requests, stream) {
+            Ok(posted) => break posted,
+            Err(error) if error.source.is_lack_of_room() && pause.elapsed() < timeout => pause.pause(),
+            Err(error) => return Err(error),
+        }
+    };
+    for request in requests {
+        request.core_mut().awaited_on = Some(stream.timeline.clone());
+    }
+    Ok(posted)
+}
+
+fn wait_now<B: MemOpStream>(requests: &[&mut dyn Request], stream: &Stream<B>) -> Result<Posted, ListError> {
+    let mut batch = Batch::with_capacity(requests.len());
+    let mut words = Vec::new();
+    for (index, request) in requests.iter().enumerate() {
+        let core = request.core();
+        let claim = core.active.back().ok_or(PersistentError::Inactive).map_err(ListError::of(index))?;
+        // Of work that has completed, the word is written.
+        let wait = match claim.completion() {
+            Some(_) => None,
+            None => PreparedWait::of_claim(&core.queue_pair, &core.queue, claim),
+        };
+        match wait {
+            Some(wait) => batch.push(Descriptor::WaitCq(wait)),
+            None => {
+                let place = claim.status.word().place();
+                words.push(Descriptor::Wait32(place, Condition::And, Status::OK | Status::FAILED));
+                // Before the post, which returns behind the wait where the CPU is the stream.
+                if claim.completion().is_none() {
+                    Arc::new(Progress::new(&core.queue, &core.queue_pair, claim)).watch();
+                }
+            }
+        }
+    }
+    // Behind the others, which are one run.
+    batch.descriptors.extend(words);
+    let mut done = Posted { operations: 0, submissions: 0 };
+    let posted = stream.post_whole(batch, &mut done);
+    posted.map_err(|error| ListError { index: None, source: error.source.into() })?;
+    Ok(done)
+}
+
+/// Starts all requests of a list by one memory operation: the stream writes the trigger's next ticket. The CPU rings
+/// the card for the sends at once, each behind a WAIT for the ticket, and **posts the receives at once**. Waits on the
+/// CPU up to `timeout` while a queue or the stream has no room.
+///
+/// A receive takes what comes from now on, and not from the stream's start on. So the remote side has to know when its
+/// buffer may be written: have the list count the start ([`PersistentSend::count`](super::PersistentSend::count)), which
+/// waits for the ticket like every send, and hold the remote side's sends back until then
+/// ([`PersistentSend::behind`](super::PersistentSend::behind)). The remote side must not let such a send go by raising its word
+/// ([`CardWord::raise`](crate::qp::CardWord::raise)): its message would be taken at once.
+///
+/// The queue pairs are any of the trigger's protection domain that have no trigger of their own. Each send takes one
+/// block more of its send queue. Lists of one trigger are started in the order in which streams write the tickets: by one
+/// stream, or by another one once the first has written its ticket. A trigger with a master serves as well; the master
+/// has no part in these sends.
+///
+/// ```
+/// use gdsync::persistent::{PersistentRecv, PersistentSend, Request, start_all_by_trigger, wait_all};
+/// use gdsync::qp::CardWord;
+/// use gdsync::{Access, Device, MemoryRegion, ProtectionDomain, QueuePair, SoftStream, Stream, Trigger};
+/// use std::time::Duration;
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let pd = ProtectionDomain::new(&Device::software()?)?;
+/// # let pair = || -> Result<_, Box<dyn std::error::Error>> {
+/// #     let (left, right) = (QueuePair::new(&pd, Default::default())?, QueuePair::new(&pd, Default::default())?);
+/// #     left.connect(&right.endpoint()?, Default::default())?;
+/// #     right.connect(&left.endpoint()?, Default::default())?;
+/// #     Ok((left, right))
+/// # };
+/// # let pairs = [pair()?, pair()?, pair()?];
+/// const LONG: Duration = Duration::from_secs(30);
+/// let (trigger, stream) = (Trigger::new(&pd)?, Stream::new(SoftStream::new()?)?);
+/// let region = MemoryRegion::allocate(&pd, 64, Access::all())?;
+/// let (mut sends, mut receives) = (Vec::new(), Vec::new());
+/// for (number, (left, right)) in pairs.iter().enumerate() {
+///     let word = CardWord::in_region(&region, 8 * number)?;
+///     sends.push(PersistentSend::send(left, &[region.slice(32..40)?])?.behind(&word)?);
+///     sends.push(PersistentSend::count(right, word.remote())?);
+///     receives.push(PersistentRecv::new(right, &[region.slice(40 + 8 * number..48 + 8 * number)?])?);
+/// }
+/// for _round in 0..3 {
+///     let all = receives.iter_mut().map(|receive| receive as &mut dyn Request);
+///     let mut all: Vec<_> = all.chain(sends.iter_mut().map(|send| send as &mut dyn Request)).collect();
+///     let posted = start_all_by_trigger(&mut all, &stream, &trigger, LONG)?;
+///     assert_eq!(posted.operations, 1); // of three sends, three counts and three receives
+///     wait_all(&mut all, &stream, LONG)?;
+/// }
+/// # for send in &mut sends { send.complete(LONG)?.ok_or("it takes too long")?.status?; }
+/// # for receive in &mut receives { receive.complete(LONG)?.ok_or("it takes too long")?.status?; }
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Errors
+/// [`ListError`], which names the request; nothing was started then, and nothing is lost. It may be the trigger's:
+/// [`OrderError::TicketOutOfOrder`](crate::queue::OrderError::TicketOutOfOrder),
+/// [`OrderError::TriggerOnOtherStream`](crate::queue::OrderError::TriggerOnOtherStream). What a queue pair has for a stream,
+/// this or another one, and the stream has not reached, is not to be rung for by the CPU:
+/// [`OrderError::OtherStream`](crate::queue::OrderError::OtherStream), [`OrderError::OutOfOrder`](crate::queue::OrderError::OutOfOrder),
+/// [`OrderError::ReceivesOnStream`](crate::queue::OrderError::ReceivesOnStream). Where a queue pair fails meanwhile, or another
+/// thread prepares a send on it, all is started, and the statuses of what the card was not rung for say so.
+pub fn start_all_by_trigger<B: MemOpStream>(
+    requests: &mut [&mut dyn Request],
+    stream: &Stream<B>,
+    trigger: &Trigger,
+    timeout: Duration,
+) -> Result<Posted, ListError> {
+    for (index, request) in requests.iter().enumerate() {
+        check(&request.core().queue_pair, trigger).map_err(ListError::of(index))?;
+    }
+    start(requests, stream, timeout, |requests, stream| start_now_by(requests, stream, trigger))
+}
+
+fn check(queue_pair: &QueuePairInner, trigger: &Trigger) -> Result<(), PersistentError> {
+    let qpn = queue_pair.number;
+    if !trigger.inner.pd.is(&queue_pair.domain.pd) {
+        let lkey = trigger.inner.word().lkey();
+        return Err(QueueError::Request(RequestError::WrongDomain { lkey, qpn }).into());
+    }
+    if queue_pair.trigger.is_some() {
+        return Err(QueueError::State(StateError::OwnTrigger { qpn }).into());
+    }
+    Ok(())
+}
+
+fn start_now_by<B: MemOpStream>(
+    requests: &[&mut dyn Request],
+    stream: &Stream<B>,
+    trigger: &Trigger,
+) -> Result<Started, ListError> {
+    for (index, request) in requests.iter().enumerate() {
+        let core = request.core();
+        if core.sending.is_some() {
+            core.queue_pair.send().check_turn_of_cpu().map_err(|error| ListError::of(index)(error.into()))?;
+        }
+    }
+    let _turn = trigger.inner.turn.lock();
+    let mut ticket = PreparedTicket::new(trigger);
+    let mut prepared = Prepared::default();
+    prepared.fill(requests, By::Cpu(&ticket.hold()))?;
+    ticket.queue_pairs = requests.iter().map(|request| request.core().queue_pair.clone()).collect();
+    let batch = Batch { descriptors: vec![Descriptor::Ticket(ticket)], unmerged: false };
+    let mut done = Posted { operations: 0, submissions: 0 };
+    // In front of the doorbells: what the stream refuses, the card has not seen. What it has released by then goes at once.
+    let posted = stream.post_whole(batch, &mut done);
+    posted.map_err(|error| ListError { index: None, source: error.source.into() })?;
+    prepared.ring(requests);
+    Ok((std::mem::take(&mut prepared.claims), done))
 }

@@ -18,14 +18,10 @@
 //! - A master that has failed releases nothing. A thread of the library, which looks at it as long as
 //!   anything is held, fails the slaves whose sends it held, and starts it again.
 
-mod config;
 mod held;
 mod queue;
 #[cfg(test)]
 mod tests;
-mod watch;
-
-pub use config::MasterConfig;
 
 use self::held::{Held, HeldSends};
 use crate::qp::trigger::TriggerInner;
@@ -33,6 +29,7 @@ use crate::qp::{QueuePair, QueuePairInner};
 use crate::queue::completion::CompletionState;
 use crate::queue::send::SendState;
 use crate::queue::{QueueError, QueueFull, StateError, WorkRequest};
+use crate::util::options::options;
 use crate::verbs::{DeviceInner, Error, OutOfRange, ProtectionDomain, QueuePairError};
 use gdsync_sys::api::Provider;
 use parking_lot::Mutex;
@@ -41,6 +38,21 @@ use std::sync::{Arc, Weak};
 /// Most sends that a master may be asked to hold. With markers less than 8192 blocks: devices have
 /// rings of so many requests, and completions name blocks by 16 bits.
 const MOST_SENDS: u32 = 3072;
+
+options! {
+    /// How the master of a trigger is made ([`crate::Trigger::with_master`]).
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    #[non_exhaustive]
+    pub struct MasterConfig
+    /// 512 sends.
+    default {
+        /// Sends of all its queue pairs, from 1 to 3072, that may at least be prepared and not
+        /// released. More are refused sooner or later
+        /// ([`QueueFull::Master`](crate::queue::QueueFull::Master)). Each takes two blocks of 64 bytes
+        /// in the master's queue, and places in its completion queue.
+        sends: u32 = 512,
+    }
+}
 
 /// What a master has room for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,12 +1,14 @@
-//! The queue of a master: what is written there, what has completed, stopping and starting.
+//! The queue of a master: what is written there, what has completed, stopping and starting; and the
+//! thread that looks at it while the master holds sends.
 
-use super::{Held, Master, State};
-use crate::qp::QueuePair;
-use crate::qp::checker::start_checker;
+use crate::qp::checked::{CHECKER, start_checker};
 use crate::qp::trigger::TriggerInner;
+use crate::qp::trigger::master::{Held, Master, State};
+use crate::qp::{QueuePair, QueuePairInner};
 use crate::queue::outcome::outcome;
 use crate::queue::send::Enable;
-use crate::queue::{QueueError, StateError, WorkRequest};
+use crate::queue::{FailureCause, QueueError, StateError, WorkRequest};
+use crate::util::poller::{Polled, Task};
 use crate::verbs::{ConnectOptions, Error, ProtectionDomain, ProtectionDomainInner};
 use gdsync_sys::pause::Pause;
 use std::sync::Arc;
@@ -43,6 +45,49 @@ impl Master {
             }
         }
         Ok(())
+    }
+
+    fn look(&self, trigger: &TriggerInner) -> Polled {
+        let mut state = self.state.lock();
+        let progress = state.collect();
+        if state.held.is_empty() {
+            state.is_watched = false;
+            return Polled::Done;
+        }
+        if state.is_broken {
+            drop(state);
+            self.fail_slaves(trigger);
+            return Polled::Progress;
+        }
+        // Behind the last send, so that the thread learns of its release, and sleeps.
+        if state.markers == 0 {
+            state.mark();
+        }
+        if progress { Polled::Progress } else { Polled::Nothing }
+    }
+
+    /// Fails the slaves whose sends are held, as nothing releases them any more, and starts the queue
+    /// again. The locks of the slaves come before this one's, so it is not held meanwhile; with sends
+    /// held, a broken queue is left alone.
+    fn fail_slaves(&self, trigger: &TriggerInner) {
+        let state = self.state.lock();
+        let (starts, numbers, victims) = (state.starts, state.held.slaves(), state.victims());
+        drop(state);
+        for victim in &victims {
+            if let Err(error) = victim.abort_for(FailureCause::Master) {
+                tracing::error!(%error, qpn = victim.number, "a queue pair whose master has failed could not be aborted");
+            }
+        }
+        // Perhaps the last handles, whose drop takes the lock.
+        drop(victims);
+        let mut state = self.state.lock();
+        // Otherwise all of them were reset meanwhile, and the queue was started for others.
+        if state.starts == starts && state.is_broken {
+            state.held.remove(&numbers);
+            if let Err(error) = self.start(&mut state, trigger) {
+                tracing::warn!(%error, "the master of a trigger has no queue");
+            }
+        }
     }
 }
 
@@ -167,5 +212,28 @@ impl State {
             .endpoint()
             .and_then(|endpoint| queue_pair.connect(&endpoint, ConnectOptions::default()));
         connected.inspect_err(|error| tracing::debug!(%error, "a master cannot be connected")).is_ok()
+    }
+
+    /// Has the library's thread look, as long as anything is held.
+    pub(super) fn watch(&mut self, trigger: &Arc<TriggerInner>) {
+        if !std::mem::replace(&mut self.is_watched, true) {
+            CHECKER.add(Arc::new(Watch(trigger.clone())));
+        }
+    }
+
+    /// The slaves whose sends are held, but those that are being destroyed.
+    fn victims(&self) -> Vec<Arc<QueuePairInner>> {
+        let numbers = self.held.slaves();
+        let slaves = self.slaves.iter().filter(|(number, _)| numbers.binary_search(number).is_ok());
+        slaves.filter_map(|(_, slave)| slave.upgrade()).collect()
+    }
+}
+
+/// A trigger whose master holds sends.
+struct Watch(Arc<TriggerInner>);
+
+impl Task for Watch {
+    fn poll(&self) -> Polled {
+        self.0.master.as_ref().map_or(Polled::Done, |master| master.look(&self.0))
     }
 }
