@@ -1,6 +1,6 @@
 //! Streams: where memory operations run, in order.
 //!
-//! A *backend* ([`MemOpStream`](crate::memop::MemOpStream)) performs memory operations:
+//! A *backend* ([`MemOpStream`]) performs memory operations:
 //! [`SoftStream`] on a worker thread of its own, [`Cpu`] on the caller. A [`Stream`] is a backend
 //! with a timeline: it turns batches into memory operations, keeps what they name alive, and knows
 //! how far the backend has come.
