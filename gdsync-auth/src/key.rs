@@ -20,7 +20,6 @@ const RECIPE: &str = "`(umask 077; head -c 32 /dev/urandom | base64 > FILE)` mak
 /// Why there is no key.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-#[allow(missing_docs, reason = "the messages say what the fields are")]
 pub enum KeyError {
     /// The key has too few bytes, or too many.
     #[error(
@@ -32,28 +31,58 @@ pub enum KeyError {
     },
     /// An environment variable has an unusable key.
     #[error("{variable}: {problem}")]
-    Variable { variable: &'static str, problem: Box<KeyError> },
+    Variable {
+        /// The variable.
+        variable: &'static str,
+        /// What is wrong with it.
+        problem: Box<KeyError>,
+    },
     /// Two variables give a key.
     #[error("{one} and {other} are both set: unset one of them")]
-    Both { one: &'static str, other: &'static str },
+    Both {
+        /// A variable.
+        one: &'static str,
+        /// The other one.
+        other: &'static str,
+    },
     /// The file with the key cannot be read.
     #[error("the key file {} cannot be read: {source}", .path.display())]
-    Unreadable { path: PathBuf, source: io::Error },
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// The operating system's error.
+        source: io::Error,
+    },
     /// Other users can read or change the key.
     #[error(
         "the key file {} has mode {mode:o}, so that other users can reach the key: `chmod 600` it",
         .path.display()
     )]
-    Exposed { path: PathBuf, mode: u32 },
+    Exposed {
+        /// The file.
+        path: PathBuf,
+        /// Its mode.
+        mode: u32,
+    },
     /// The file's content is no key.
     #[error("the key file {}: {problem}", .path.display())]
-    Content { path: PathBuf, problem: Box<KeyError> },
+    Content {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: Box<KeyError>,
+    },
     /// The user's folder, which holds the key of this host, cannot be used.
     #[error(transparent)]
     Folder(#[from] FolderError),
     /// A key cannot be made for this user.
     #[error("a key cannot be made at {}: {source}", .path.display())]
-    NotMade { path: PathBuf, source: io::Error },
+    NotMade {
+        /// Where it was to be.
+        path: PathBuf,
+        /// The operating system's error.
+        source: io::Error,
+    },
 }
 
 /// A secret that the processes of a job share.

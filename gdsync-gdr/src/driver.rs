@@ -10,7 +10,6 @@ const OLDEST: i32 = 12_000;
 /// Errors of the CUDA driver, or of loading it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-#[allow(missing_docs, reason = "the messages say what the fields are")]
 pub enum DriverError {
     /// There is no CUDA driver.
     #[error("there is no CUDA driver here (libcuda.so.1 cannot be loaded): install the NVIDIA driver")]
@@ -20,19 +19,27 @@ pub enum DriverError {
     TooOld {
         /// Its version, as `cuDriverGetVersion` counts.
         found: i32,
+        /// The oldest that works.
         needed: i32,
     },
     /// No such GPU.
     #[error(
         "there is no GPU {ordinal}: the driver has {count}, counted from 0 (CUDA_VISIBLE_DEVICES hides the others)"
     )]
-    NoDevice { ordinal: u32, count: u32 },
+    NoDevice {
+        /// The number asked for.
+        ordinal: u32,
+        /// How many there are.
+        count: u32,
+    },
     /// A call failed.
     #[error("{call} failed: {name} ({code})")]
     Call {
+        /// The driver's function.
         call: &'static str,
         /// `CUresult`.
         code: u32,
+        /// Its name.
         name: String,
     },
 }

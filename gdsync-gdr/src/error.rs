@@ -46,26 +46,48 @@ impl Refusal {
 /// Errors of CPU mappings of GPU memory.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-#[allow(missing_docs, reason = "the messages say what the fields are")]
 pub enum MappingError {
     /// The CUDA driver's.
     #[error(transparent)]
     Driver(#[from] DriverError),
     /// GPU memory to map could not be allocated.
     #[error("cannot allocate GPU memory to map: {reason}")]
-    Allocation { reason: String },
+    Allocation {
+        /// Why not.
+        reason: String,
+    },
     /// One backend, asked for by name, does not work.
     #[error("{backend} cannot map GPU memory for the CPU: {refusal}")]
-    Refused { backend: MappingBackend, refusal: Refusal },
+    Refused {
+        /// The backend.
+        backend: MappingBackend,
+        /// Why not.
+        refusal: Refusal,
+    },
     /// No backend works.
     #[error("no way to map GPU memory for the CPU works here: {}", list(.tried))]
-    Unavailable { tried: Vec<(MappingBackend, Refusal)> },
+    Unavailable {
+        /// Each backend that was tried, and why it does not work.
+        tried: Vec<(MappingBackend, Refusal)>,
+    },
     /// There is no such backend.
     #[error("{variable}: {reason}")]
-    UnknownBackend { variable: &'static str, reason: String },
+    UnknownBackend {
+        /// The environment variable that names it.
+        variable: &'static str,
+        /// The name, and those of the backends.
+        reason: String,
+    },
     /// A range lies outside the mapping.
     #[error("bytes {start}..{end} lie outside the {len} bytes mapped")]
-    OutOfBounds { start: usize, end: usize, len: usize },
+    OutOfBounds {
+        /// First byte.
+        start: usize,
+        /// One past the last byte.
+        end: usize,
+        /// Length of the mapping.
+        len: usize,
+    },
     /// The GPU memory was freed under the mapping.
     #[error("the GPU memory was freed under its mapping: keep it until the mapping is dropped")]
     Freed,
@@ -74,10 +96,20 @@ pub enum MappingError {
     Forked,
     /// This processor lacks a copy kernel.
     #[error("this processor has no copy kernel {kernel}: it has {has}")]
-    NoKernel { kernel: String, has: String },
+    NoKernel {
+        /// The kernel's name.
+        kernel: String,
+        /// Those that it has.
+        has: String,
+    },
     /// Host memory for a stand-in cannot be mapped.
     #[error("cannot map {len} bytes of host memory in the place of a GPU's: {reason}")]
-    NoHostMemory { len: usize, reason: String },
+    NoHostMemory {
+        /// Bytes asked for.
+        len: usize,
+        /// The operating system's error.
+        reason: String,
+    },
 }
 
 fn list(tried: &[(MappingBackend, Refusal)]) -> String {

@@ -14,7 +14,6 @@ use std::time::Duration;
 /// How a rank knows that another one is dead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-#[allow(missing_docs, reason = "the messages say what the fields are")]
 pub enum DeathCause {
     /// A connection with it has failed: mostly because its card did not answer
     /// ([`Syndrome::RetryExceeded`]).
@@ -22,25 +21,46 @@ pub enum DeathCause {
     NoAnswer(FailureCause),
     /// Another rank has found it dead.
     #[error("as rank {by} says")]
-    Reported { by: u32 },
+    Reported {
+        /// That rank.
+        by: u32,
+    },
 }
 
 /// Errors of [`Team`](crate::Team), [`Segment`](crate::Segment) and [`Queue`](crate::Queue).
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-#[allow(missing_docs, reason = "the messages say what the fields are")]
 pub enum NotifyError {
     /// There is no such rank.
     #[error("rank {rank} is none of the {size} of the team, which count from 0")]
-    Rank { rank: u32, size: u32 },
+    Rank {
+        /// The rank given.
+        rank: u32,
+        /// Ranks of the team.
+        size: u32,
+    },
     /// There is no such queue.
     #[error("queue {queue} is none of the {queues} of the team: ask for more in TeamConfig::queues")]
-    Queue { queue: u32, queues: u32 },
+    Queue {
+        /// The queue given.
+        queue: u32,
+        /// Queues of the team.
+        queues: u32,
+    },
     /// A range that leaves a segment.
     #[error(
         "{len} bytes from offset {offset} leave the {size} bytes of the segment at rank {rank}: allocate more there"
     )]
-    OutOfSegment { rank: u32, offset: u64, len: u64, size: u64 },
+    OutOfSegment {
+        /// Whose segment.
+        rank: u32,
+        /// First byte.
+        offset: u64,
+        /// Bytes.
+        len: u64,
+        /// Bytes that the segment has there.
+        size: u64,
+    },
     /// Memory of no bytes, which no card registers.
     #[error(
         "0 bytes of existing memory cannot be registered: a part without data is made by Team::allocate(0, notifications)"
@@ -50,40 +70,88 @@ pub enum NotifyError {
     #[error(
         "the memory is not of GPU {gpu}, or was not made with the context given: give the context of the GPU that has it, and make GpuMemory with that one"
     )]
-    OtherGpu { gpu: i32 },
-    /// Kernels know one key of each part. The rank is the first with two.
+    OtherGpu {
+        /// The GPU of the context given.
+        gpu: i32,
+    },
+    /// Kernels know one key of each part.
     #[error(
         "rank {rank} has registered memory of its own, whose notifications have a key of their own, and kernels know one key for each part: describe a segment that all ranks have allocated, or register it with 0 notifications"
     )]
-    TwoKeys { rank: u32 },
+    TwoKeys {
+        /// The first such rank.
+        rank: u32,
+    },
     /// There is no such notification.
     #[error("notification {id} is none of the {count} of the segment at rank {rank}: ask for more there")]
-    Notification { rank: u32, id: u32, count: u32 },
+    Notification {
+        /// Whose segment.
+        rank: u32,
+        /// The notification given.
+        id: u32,
+        /// Notifications that the segment has there.
+        count: u32,
+    },
     /// A notification with the value 0.
     #[error("notification {id} has the value 0, which means that it is not set: give another value")]
-    ZeroValue { id: u32 },
+    ZeroValue {
+        /// The notification.
+        id: u32,
+    },
     /// A call took longer than the time allowed.
     #[error("{what} took longer than {timeout:?}: allow more time, or check what the other ranks do")]
-    TimedOut { what: &'static str, timeout: Duration },
+    TimedOut {
+        /// What the call was doing.
+        what: &'static str,
+        /// The time allowed.
+        timeout: Duration,
+    },
     /// A rank is dead, and the call would wait for it, or address it.
     #[error(
         "rank {rank} is dead, {cause}: its process has ended, its host is down, or the network is cut; go on without it (Team::shrink), or end the job"
     )]
-    PeerDead { rank: u32, cause: DeathCause },
+    PeerDead {
+        /// The rank.
+        rank: u32,
+        /// How this rank knows.
+        cause: DeathCause,
+    },
     /// The other ranks go on without this one.
     #[error(
         "rank {by} has found this rank dead, and the team goes on without it: the network was cut, or this process stood still; end it"
     )]
-    Expelled { by: u32 },
-    /// The connection with a rank has failed, by this error first.
+    Expelled {
+        /// A rank that has found this one dead.
+        by: u32,
+    },
+    /// The connection with a rank has failed.
     #[error("the connection with rank {rank} has failed: {cause}")]
-    Failed { rank: u32, cause: FailureCause },
+    Failed {
+        /// The rank.
+        rank: u32,
+        /// The first error.
+        cause: FailureCause,
+    },
     /// Ranks have different options.
     #[error("rank {rank} has {theirs} {what}, this one {ours}: give all ranks the same")]
-    Mismatch { rank: u32, what: &'static str, theirs: String, ours: String },
+    Mismatch {
+        /// The other rank.
+        rank: u32,
+        /// What differs.
+        what: &'static str,
+        /// What it has.
+        theirs: String,
+        /// What this rank has.
+        ours: String,
+    },
     /// A call that all ranks make together failed on another rank.
     #[error("the call failed on rank {rank}: {reason}")]
-    Elsewhere { rank: u32, reason: String },
+    Elsewhere {
+        /// That rank.
+        rank: u32,
+        /// Its error.
+        reason: String,
+    },
     /// A team of queue pairs that keep no order, or lose messages.
     #[error(
         "a team needs the transport RC, which keeps the order of writes: set no other in TeamConfig::queue_pair"
@@ -95,10 +163,18 @@ pub enum NotifyError {
         "{} does not show a card's writes in order to the CPU and to running kernels: wait for the notification on a stream, or use a segment in host memory",
         Gpu::from_device(*.gpu)
     )]
-    Consistency { gpu: i32 },
+    Consistency {
+        /// The GPU.
+        gpu: i32,
+    },
     /// Posting or preparing failed.
     #[error("to rank {rank}: {source}")]
-    Post { rank: u32, source: QueueError },
+    Post {
+        /// The target rank.
+        rank: u32,
+        /// Why it failed.
+        source: QueueError,
+    },
     /// A read or an atomic, in a team whose connections carry none.
     #[error(
         "the team's connections have 0 reads and atomics in flight: make the team with ConnectOptions::max_reads of 1 or more in TeamConfig::connect"
@@ -108,13 +184,26 @@ pub enum NotifyError {
     #[error(
         "the team's connections are dynamic, and no queue pair goes to rank {rank} alone; kernels drive none that ranks share: make the team with ConnectionKind::Each"
     )]
-    NoQueuePair { rank: u32 },
+    NoQueuePair {
+        /// The rank.
+        rank: u32,
+    },
     /// A queue pair cannot be attached to a device, or detached.
     #[error("the queue pair to rank {rank}: {source}")]
-    HandOver { rank: u32, source: DeviceQpError },
+    HandOver {
+        /// The rank.
+        rank: u32,
+        /// Why.
+        source: DeviceQpError,
+    },
     /// The connection with a dead rank cannot be brought back for a new process.
     #[error("the connection with dead rank {rank}: {source}")]
-    Reset { rank: u32, source: ResetError },
+    Reset {
+        /// The rank.
+        rank: u32,
+        /// What is in the way.
+        source: ResetError,
+    },
     /// The device cannot reach the memory of a queue or of a segment.
     #[error("kernels cannot reach the memory: {0}")]
     Unreachable(#[from] StreamError),

@@ -10,20 +10,83 @@ use gdsync::Slice;
 /// [`Queue`](crate::Queue), which says what it does.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
-#[allow(missing_docs, reason = "the fields are the parameters of the call of that name")]
 pub enum Operation<'a> {
     /// [`Queue::write`](crate::Queue::write).
-    Write { from: &'a Slice, rank: u32, to: &'a Segment, offset: u64 },
+    Write {
+        /// What is written.
+        from: &'a Slice,
+        /// The rank.
+        rank: u32,
+        /// Where.
+        to: &'a Segment,
+        /// The first byte there.
+        offset: u64,
+    },
     /// [`Queue::notify`](crate::Queue::notify).
-    Notify { rank: u32, to: &'a Segment, id: u32, value: u32 },
+    Notify {
+        /// The rank.
+        rank: u32,
+        /// The segment that has the notification.
+        to: &'a Segment,
+        /// The notification.
+        id: u32,
+        /// Its value, which is not 0.
+        value: u32,
+    },
     /// [`Queue::write_notify`](crate::Queue::write_notify).
-    WriteNotify { from: &'a Slice, rank: u32, to: &'a Segment, offset: u64, id: u32, value: u32 },
+    WriteNotify {
+        /// What is written.
+        from: &'a Slice,
+        /// The rank.
+        rank: u32,
+        /// Where.
+        to: &'a Segment,
+        /// The first byte there.
+        offset: u64,
+        /// The notification.
+        id: u32,
+        /// Its value, which is not 0.
+        value: u32,
+    },
     /// [`Queue::read`](crate::Queue::read).
-    Read { into: &'a Slice, rank: u32, of: &'a Segment, offset: u64 },
+    Read {
+        /// What is read into.
+        into: &'a Slice,
+        /// The rank.
+        rank: u32,
+        /// From where.
+        of: &'a Segment,
+        /// The first byte there.
+        offset: u64,
+    },
     /// [`Queue::fetch_add`](crate::Queue::fetch_add).
-    FetchAdd { into: &'a Slice, rank: u32, of: &'a Segment, offset: u64, add: u64 },
+    FetchAdd {
+        /// What the old number is fetched into.
+        into: &'a Slice,
+        /// The rank.
+        rank: u32,
+        /// The segment that has the number.
+        of: &'a Segment,
+        /// Its first byte there.
+        offset: u64,
+        /// What is added.
+        add: u64,
+    },
     /// [`Queue::compare_swap`](crate::Queue::compare_swap).
-    CompareSwap { into: &'a Slice, rank: u32, of: &'a Segment, offset: u64, compare: u64, swap: u64 },
+    CompareSwap {
+        /// What the old number is fetched into.
+        into: &'a Slice,
+        /// The rank.
+        rank: u32,
+        /// The segment that has the number.
+        of: &'a Segment,
+        /// Its first byte there.
+        offset: u64,
+        /// The number that is replaced.
+        compare: u64,
+        /// The number that replaces it.
+        swap: u64,
+    },
 }
 
 impl<'a> Operation<'a> {

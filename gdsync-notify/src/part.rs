@@ -39,16 +39,39 @@ pub(crate) struct Gpu {
 /// What the part of a new process of a segment is to be ([`Team::take_place`](crate::Team::take_place)).
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
-#[allow(missing_docs, reason = "the fields are the parameters of the calls that are named")]
 pub enum PartPlan<'a> {
     /// As [`Team::allocate`](crate::Team::allocate) makes it.
-    Host { len: usize, notifications: u32 },
+    Host {
+        /// Bytes.
+        len: usize,
+        /// Notifications.
+        notifications: u32,
+    },
     /// As [`Team::allocate_gpu`](crate::Team::allocate_gpu) makes it.
-    Gpu { context: &'a Arc<CudaContext>, len: usize, notifications: u32 },
+    Gpu {
+        /// The GPU.
+        context: &'a Arc<CudaContext>,
+        /// Bytes.
+        len: usize,
+        /// Notifications.
+        notifications: u32,
+    },
     /// As [`Team::register`](crate::Team::register) makes it.
-    Registered { memory: &'a PinnedMemory, notifications: u32 },
+    Registered {
+        /// The data.
+        memory: &'a PinnedMemory,
+        /// Notifications.
+        notifications: u32,
+    },
     /// As [`Team::register_gpu`](crate::Team::register_gpu) makes it.
-    RegisteredGpu { context: &'a Arc<CudaContext>, memory: &'a GpuMemory, notifications: u32 },
+    RegisteredGpu {
+        /// The context that the memory was made with.
+        context: &'a Arc<CudaContext>,
+        /// The data.
+        memory: &'a GpuMemory,
+        /// Notifications.
+        notifications: u32,
+    },
 }
 
 impl PartPlan<'_> {

@@ -21,16 +21,29 @@ const CLASSIC: &str = "libibverbs 1.1 (IBVERBS_1.1)";
 /// Why the system's libraries cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-#[allow(missing_docs, reason = "the messages say what the fields are")]
 pub enum LoadError {
     /// A library is not there, or does not load.
     #[error(
         "{library} cannot be loaded ({reason}): install rdma-core (Debian, Ubuntu: apt-get install {package}; Fedora, RHEL: dnf install libibverbs)"
     )]
-    Library { library: &'static str, reason: String, package: &'static str },
+    Library {
+        /// Its file name.
+        library: &'static str,
+        /// What the dynamic linker says.
+        reason: String,
+        /// The Debian package that brings it.
+        package: &'static str,
+    },
     /// A library lacks a function.
     #[error("{library} has no {symbol}, which came with {since}: install a newer rdma-core")]
-    Symbol { library: &'static str, symbol: &'static str, since: &'static str },
+    Symbol {
+        /// The library's file name.
+        library: &'static str,
+        /// The function.
+        symbol: &'static str,
+        /// The release that brought it, and its symbol version.
+        since: &'static str,
+    },
 }
 
 /// The system's entry points. Loaded at the first call that succeeds, and kept for the life of the

@@ -11,17 +11,31 @@ use std::path::{Path, PathBuf};
 /// Why there is no trace.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-#[allow(missing_docs, reason = "the messages say what the fields are")]
 pub enum MergeError {
     /// A file cannot be read.
     #[error("{}: {source}", path.display())]
-    Read { path: PathBuf, source: io::Error },
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
     /// A file is no part of a trace.
     #[error("{}: {reason}: name files that GDSYNC_TRACE=FOLDER/ has made", path.display())]
-    NoPart { path: PathBuf, reason: String },
+    NoPart {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        reason: String,
+    },
     /// The trace cannot be written.
     #[error("{}: {source}", path.display())]
-    Write { path: PathBuf, source: io::Error },
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
 }
 
 /// The parts in a folder, in the order of their names.

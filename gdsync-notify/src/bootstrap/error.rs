@@ -8,7 +8,6 @@ use std::time::Duration;
 /// Errors of [`Job`](super::Job) and [`Bootstrap`](super::Bootstrap).
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-#[allow(missing_docs, reason = "the messages say what the fields are")]
 pub enum BootstrapError {
     /// No launcher has started this process.
     #[error(
@@ -17,15 +16,34 @@ pub enum BootstrapError {
     NoLauncher,
     /// The launcher gave a rank, but no number of processes.
     #[error("{rank} is set, but {size} is not: set it to the number of processes")]
-    NoSize { rank: &'static str, size: &'static str },
+    NoSize {
+        /// The variable that is set.
+        rank: &'static str,
+        /// The variable that is not.
+        size: &'static str,
+    },
     /// A variable of the environment has an unusable value.
     #[error("{name} is {value:?}: {reason}")]
-    Variable { name: &'static str, value: String, reason: String },
+    Variable {
+        /// Its name.
+        name: &'static str,
+        /// Its value.
+        value: String,
+        /// What is wrong, and what it should be.
+        reason: String,
+    },
     /// A rank outside the job.
     #[error(
         "rank {rank} of {size} processes: ranks are below the number of processes, which is 1 to {limit}"
     )]
-    Rank { rank: u32, size: u32, limit: u32 },
+    Rank {
+        /// The rank given.
+        rank: u32,
+        /// Processes of the job.
+        size: u32,
+        /// Most processes of a job.
+        limit: u32,
+    },
     /// No name distinguishes this job from others on this host.
     #[error(
         "the launcher names no job (PMIX_NAMESPACE, SLURM_JOB_ID): set GDSYNC_JOB to a name that only this job has, or GDSYNC_ROOT to host:port of rank 0"
@@ -35,10 +53,20 @@ pub enum BootstrapError {
     #[error(
         "{name} is {value:?}, so the job runs on several hosts: set GDSYNC_ROOT to host:port, where rank 0 listens"
     )]
-    SeveralHosts { name: &'static str, value: String },
+    SeveralHosts {
+        /// The variable that shows it.
+        name: &'static str,
+        /// Its value.
+        value: String,
+    },
     /// The folder of the job's socket is not safe, or cannot be made.
     #[error("cannot use the folder {} for the job's socket: {reason}", .path.display())]
-    Folder { path: PathBuf, reason: String },
+    Folder {
+        /// The folder.
+        path: PathBuf,
+        /// What is wrong, and what to do.
+        reason: String,
+    },
     /// The key cannot be used.
     #[error(transparent)]
     Key(#[from] KeyError),
@@ -46,49 +74,108 @@ pub enum BootstrapError {
     #[error(
         "other hosts reach {address}, so the job needs a key: make it with `(umask 077; head -c 32 /dev/urandom | base64 > job.key)`, and give all processes GDSYNC_KEY_FILE (on every host), or GDSYNC_KEY"
     )]
-    NoKey { address: String },
+    NoKey {
+        /// The address of rank 0.
+        address: String,
+    },
     /// Rank 0 has another key than this process.
     #[error(
         "the process at {address} has another key, so it is not rank 0 of this job: give all processes the same GDSYNC_KEY or GDSYNC_KEY_FILE, or, on one host, the same XDG_RUNTIME_DIR or TMPDIR"
     )]
-    OtherKey { address: String },
+    OtherKey {
+        /// The address.
+        address: String,
+    },
     /// Rank 0 cannot listen.
     #[error("rank 0 cannot listen at {address}: {source}")]
-    Listen { address: String, source: io::Error },
-    /// Rank 0 cannot be reached: the error is that of the last try.
+    Listen {
+        /// The address.
+        address: String,
+        /// The operating system's error.
+        source: io::Error,
+    },
+    /// Rank 0 cannot be reached.
     #[error("rank 0 cannot be reached at {address} within {timeout:?}: {source}")]
-    Connect { address: String, timeout: Duration, source: io::Error },
+    Connect {
+        /// The address.
+        address: String,
+        /// How long this rank tried.
+        timeout: Duration,
+        /// The operating system's error of the last try.
+        source: io::Error,
+    },
     /// Ranks did not join the job, or take part in an exchange, in time.
     #[error("ranks {ranks:?} did not arrive within {timeout:?}: check whether they run, or allow more time")]
     Late {
         /// The ranks. If this is rank 0 alone, rank 0 may itself be waiting for another rank.
         ranks: Vec<u32>,
+        /// How long this rank waited.
         timeout: Duration,
     },
     /// Ranks have ended, or closed their connection.
     #[error("ranks {ranks:?} have ended: their own output says why")]
-    Gone { ranks: Vec<u32> },
+    Gone {
+        /// The ranks.
+        ranks: Vec<u32>,
+    },
     /// Rank 0 refuses this process, or stops the job.
     #[error("rank 0 refuses: {reason}")]
-    Refused { reason: String },
+    Refused {
+        /// The reason.
+        reason: String,
+    },
     /// A rank was given another size of the job.
     #[error("rank {rank} says that the job has {given} processes, but it has {size}: give all the same size")]
-    OtherSize { rank: u32, given: u32, size: u32 },
+    OtherSize {
+        /// That rank.
+        rank: u32,
+        /// The size it was given.
+        given: u32,
+        /// The size that this process was given.
+        size: u32,
+    },
     /// Too many bytes for an exchange.
     #[error("{given} bytes are more than the {limit} of {what}: exchange them in several steps")]
-    TooLong { what: &'static str, given: usize, limit: usize },
+    TooLong {
+        /// What is too long.
+        what: &'static str,
+        /// Bytes given.
+        given: usize,
+        /// Bytes allowed.
+        limit: usize,
+    },
     /// Not one part for each rank.
     #[error("{given} parts for {size} ranks: give one for each rank, this one included")]
-    Parts { given: usize, size: u32 },
+    Parts {
+        /// Parts given.
+        given: usize,
+        /// Processes of the job.
+        size: u32,
+    },
     /// A rank sent a malformed or unexpected message.
     #[error("rank {rank} sent what the protocol does not allow: {reason}")]
-    Protocol { rank: u32, reason: String },
+    Protocol {
+        /// That rank.
+        rank: u32,
+        /// What is wrong.
+        reason: String,
+    },
     /// The connection with a rank failed.
     #[error("the connection with rank {rank} failed: {source}")]
-    Connection { rank: u32, source: io::Error },
+    Connection {
+        /// That rank.
+        rank: u32,
+        /// The operating system's error.
+        source: io::Error,
+    },
     /// The program's own all-gather failed ([`Bootstrap::with_all_gather`](super::Bootstrap::with_all_gather)).
     #[error("the program's all-gather of {bytes} bytes a rank failed: {reason}")]
-    Program { bytes: usize, reason: String },
+    Program {
+        /// Bytes of each rank.
+        bytes: usize,
+        /// What it said.
+        reason: String,
+    },
     /// An earlier exchange failed.
     #[error("an earlier exchange failed, so the ranks no longer agree on the next one: join again")]
     Broken,

@@ -9,7 +9,6 @@ use gdsync::stream::PostFailure;
 /// Errors of [`Collectives`](crate::collective::Collectives) and [`Plan`](crate::collective::Plan).
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-#[allow(missing_docs, reason = "the messages say what the fields are")]
 pub enum CollectiveError {
     /// The segment is of another team than the queue.
     #[error("the segment is of another team than the queue: allocate it with the queue's team")]
@@ -18,31 +17,68 @@ pub enum CollectiveError {
     #[error(
         "the plan takes {needed} bytes of the segment from byte {from} on, and the segment ends at {size}: allocate more (Collective::bytes)"
     )]
-    Bytes { needed: usize, from: usize, size: usize },
+    Bytes {
+        /// Bytes that the plan takes.
+        needed: usize,
+        /// The first byte that is free.
+        from: usize,
+        /// Bytes of the segment.
+        size: usize,
+    },
     /// The segment has too few notifications left.
     #[error(
         "the plan takes {needed} notifications of the segment from number {from} on, and the segment has {count}: ask for more (Collective::notifications)"
     )]
-    Notifications { needed: u32, from: u32, count: u32 },
+    Notifications {
+        /// Notifications that the plan takes.
+        needed: u32,
+        /// The first that is free.
+        from: u32,
+        /// Notifications of the segment.
+        count: u32,
+    },
     /// A notification that the plan would take belongs to another plan.
     #[error(
         "notification {id} of the segment belongs to another plan: make all plans on a segment by one Collectives"
     )]
-    Taken { id: u32 },
+    Taken {
+        /// The notification.
+        id: u32,
+    },
     /// A block that is too long.
     #[error("a block of {bytes} bytes is longer than the {limit} that one message carries: divide it")]
-    TooLong { bytes: usize, limit: usize },
+    TooLong {
+        /// Its length.
+        bytes: usize,
+        /// The limit.
+        limit: usize,
+    },
     /// A block that does not hold whole numbers.
     #[error("a block of {bytes} bytes does not hold whole {element}: make it a multiple of {}", .element.bytes())]
-    Element { bytes: usize, element: Element },
+    Element {
+        /// Bytes of the block.
+        bytes: usize,
+        /// The numbers.
+        element: Element,
+    },
     /// A reduction that makes no sense of its numbers.
     #[error("there is no {operation} of {element}: take integers, or sum, product, min or max")]
-    Undefined { operation: Operation, element: Element },
+    Undefined {
+        /// What was to be made of them.
+        operation: Operation,
+        /// The numbers.
+        element: Element,
+    },
     /// A reduction in registered memory that is not aligned to its numbers.
     #[error(
         "the segment's data begins at {address:#x}, which is not aligned to {element}: register memory at a multiple of {}", .element.bytes()
     )]
-    Unaligned { address: u64, element: Element },
+    Unaligned {
+        /// The first address.
+        address: u64,
+        /// The numbers.
+        element: Element,
+    },
     /// A reduction on a GPU's stream, and the plan has no kernel, as its segment is in host memory.
     #[error("the plan reduces in host memory, and no GPU was named: make it by Collectives::reduce_on")]
     NoKernel,
@@ -54,7 +90,12 @@ pub enum CollectiveError {
         "the stream is of {}, and the plan reduces on {}, or in another context on it: post it on a stream of that one",
         Gpu::from_device(*.stream), Gpu::from_device(*.kernel)
     )]
-    OtherGpu { stream: i32, kernel: i32 },
+    OtherGpu {
+        /// That of the stream.
+        stream: i32,
+        /// That of the plan.
+        kernel: i32,
+    },
     /// A reduction could not reach its memory: the output of a round is not there.
     #[error(
         "the reduction of an earlier round could not reach its memory; the log has the cause: end the job"
@@ -62,18 +103,31 @@ pub enum CollectiveError {
     Reduction,
     /// The root of a broadcast is no rank of the team.
     #[error("rank {root}, the root, is none of the {ranks} members of the team: name one of Team::members")]
-    Root { root: u32, ranks: u32 },
+    Root {
+        /// The rank given.
+        root: u32,
+        /// Members of the team.
+        ranks: u32,
+    },
     /// A rank that takes part in the plan has been dropped from the team, or replaced.
     #[error(
         "rank {rank}, which took part in this plan, has died, and the team has gone on: make a new segment, and new plans on it"
     )]
-    Ended { rank: u32 },
+    Ended {
+        /// The rank.
+        rank: u32,
+    },
     /// A round was posted in part.
     #[error("an earlier round of this plan was posted in part: make a new segment, and new plans on it")]
     Broken,
     /// The stream has not taken the round.
     #[error("round {round} cannot be posted: {source}")]
-    Post { round: u64, source: PostFailure },
+    Post {
+        /// The round.
+        round: u64,
+        /// Why.
+        source: PostFailure,
+    },
     /// The stream has refused the reduction.
     #[error("the reduction cannot be enqueued: {0}")]
     Enqueue(#[from] StreamError),

@@ -70,14 +70,18 @@
 //! # }
 //! ```
 
+#[deny(unsafe_code)]
 mod capabilities;
 mod context;
 mod copier;
+#[deny(unsafe_code)]
 mod error;
 mod exportable;
 pub(crate) mod gate;
 mod handle;
+#[deny(unsafe_code)]
 mod list;
+#[deny(unsafe_code)]
 pub mod mapped;
 mod memory;
 #[cfg(feature = "software-card")]

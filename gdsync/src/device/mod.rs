@@ -1,10 +1,14 @@
 //! What kernels take as plain data: queue pairs, which are attached to a device and detached again,
 //! triggers, and collectors; and the compiler of kernels that use it.
 
+#[deny(unsafe_code)]
 mod detach;
+#[deny(unsafe_code)]
 mod error;
+#[deny(unsafe_code)]
 mod headers;
 mod layout;
+#[deny(unsafe_code)]
 mod mailbox;
 pub mod nvrtc;
 pub mod raw;

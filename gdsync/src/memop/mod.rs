@@ -1,7 +1,9 @@
 //! Memory operations: what a stream can do, what it can name, and the trait of what performs them.
 
+#[deny(unsafe_code)]
 mod place;
 mod pointer;
+#[deny(unsafe_code)]
 mod word;
 
 pub use place::{MemoryKind, StreamMemory, StreamWord};

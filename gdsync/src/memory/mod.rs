@@ -7,10 +7,14 @@
 //! caches drop the registration; the keeper in a work request's region still holds the memory.
 
 pub(crate) mod arena;
+#[deny(unsafe_code)]
 pub(crate) mod peer_map;
 mod pinned;
+#[deny(unsafe_code)]
 pub(crate) mod spans;
+#[deny(unsafe_code)]
 pub(crate) mod timeline;
+#[deny(unsafe_code)]
 pub(crate) mod use_count;
 
 pub(crate) use timeline::Timeline;

@@ -1,5 +1,5 @@
 //! Queue-pair failure: the first cause, by a completion or an asynchronous event, and flushing, so that
-//! no stream waits for ever.
+//! no stream waits without end.
 
 use crate::qp::checked::{CHECKER, start_checker};
 use crate::qp::{CompletionQueueInner, QpObject, QpState, QueuePair, QueuePairInner};

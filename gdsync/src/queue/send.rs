@@ -5,8 +5,11 @@
 //! prepared send can be found again.
 
 mod behind;
+#[deny(unsafe_code)]
 mod device;
+#[deny(unsafe_code)]
 mod ends;
+#[deny(unsafe_code)]
 mod order;
 mod released;
 

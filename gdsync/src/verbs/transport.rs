@@ -100,14 +100,14 @@ options! {
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     #[non_exhaustive]
     pub struct ConnectOptions
-    /// 268 ms and 7 retries (a silent peer is given up after about 2 s), RNR for ever at 0.64 ms,
+    /// 268 ms and 7 retries (a silent peer is given up after about 2 s), unlimited RNR retries at 0.64 ms,
     /// 16 reads (what mlx5 cards allow); service level and traffic class 0, 64 hops.
     default {
         /// Local ACK timeout code: 4.096 µs * 2^timeout; 0 never times out.
         timeout: u8 = 16,
         /// Transport retries before an error, 0 to 7.
         retry_count: u8 = 7,
-        /// Receiver-not-ready retries before an error, 0 to 6; 7 retries for ever.
+        /// Receiver-not-ready retries before an error, 0 to 6; 7 sets no limit.
         rnr_retry: u8 = 7,
         /// Pause that this side asks for when it has no receive posted: code of the IB
         /// specification's RNR timer table.

@@ -11,6 +11,7 @@
 
 mod domain;
 mod memory;
+#[deny(unsafe_code)]
 mod sizes;
 #[cfg(test)]
 mod tests;

@@ -1,5 +1,6 @@
 //! Registrations that outlast a request, for programs that name their memory with each message.
 
+#[deny(unsafe_code)]
 mod table;
 
 use crate::verbs::{

@@ -18,6 +18,7 @@
 //! - A master that has failed releases nothing. A thread of the library, which looks at it as long as
 //!   anything is held, fails the slaves whose sends it held, and starts it again.
 
+#[deny(unsafe_code)]
 mod held;
 mod queue;
 #[cfg(test)]
