@@ -46,7 +46,7 @@ pub(crate) fn take_next(
 }
 
 /// From now on the first SIGINT, SIGTERM and SIGHUP only have [`ended_by`] name them, so that the terminal can be left as
-/// it was. The same signal again ends the process at once: a terminal that takes no bytes could hold it up for ever.
+/// it was. The same signal again ends the process at once: a terminal that takes no bytes could block it without end.
 pub fn note_ends() -> io::Result<()> {
     [libc::SIGINT, libc::SIGTERM, libc::SIGHUP].into_iter().try_for_each(|signal| take_next(signal, note, 0))
 }

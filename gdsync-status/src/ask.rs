@@ -20,11 +20,13 @@ const TURN: usize = 64 << 10;
 /// Why a process did not say its status.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-#[allow(missing_docs, reason = "the messages say what the fields are")]
 pub enum AskError {
     /// It is stopped, or too busy.
     #[error("it did not answer within {} ms: it is stopped, or busy", .within.as_millis())]
-    Silent { within: Duration },
+    Silent {
+        /// The time that it had.
+        within: Duration,
+    },
     /// What it has answered cannot be read.
     #[error(transparent)]
     Answer(#[from] WireError),

@@ -21,7 +21,6 @@ const VERSION: u32 = 1;
 /// Why bytes are no answer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-#[allow(missing_docs, reason = "the messages say what the fields are")]
 pub enum WireError {
     /// They do not begin as an answer does.
     #[error("it answers with something else than the status of gdsync")]
@@ -30,10 +29,16 @@ pub enum WireError {
     #[error(
         "it answers in version {found}, and this is version {VERSION}: use the `gdsync top` of its own version"
     )]
-    Version { found: u32 },
+    Version {
+        /// The version.
+        found: u32,
+    },
     /// A field is missing, too long, or has a value that it cannot have.
     #[error("its answer is broken: {what}")]
-    Broken { what: &'static str },
+    Broken {
+        /// What is wrong.
+        what: &'static str,
+    },
 }
 
 /// The character, or a mark in its place if it would steer a terminal: controls, and what is not seen and turns the
