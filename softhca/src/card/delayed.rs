@@ -28,6 +28,8 @@ pub(crate) struct DelayedPacket {
     pub(crate) due: Instant,
     /// It is released earlier when so many packets of other queue pairs have passed.
     pub(crate) others: Option<u32>,
+    /// It was due, and the fabric had no room for it.
+    pub(crate) had_no_room: bool,
 }
 
 impl DelayedPacket {
@@ -50,6 +52,11 @@ impl DelayedPackets {
 
     pub(crate) fn holds(&self, flow: Flow) -> bool {
         self.flows.contains_key(&flow)
+    }
+
+    /// Whether the packets of a flow wait for room in the fabric.
+    pub(crate) fn has_no_room(&self, flow: Flow) -> bool {
+        self.flows.get(&flow).and_then(VecDeque::front).is_some_and(|packet| packet.had_no_room)
     }
 
     pub(crate) fn is_full(&self, flow: Flow) -> bool {

@@ -62,7 +62,7 @@ pub(super) unsafe fn delay(
         Fate::Delayed { at_most, others } => (now + at_most, others),
         _ => (now, None),
     };
-    DelayedPacket { header: *header, node, payload, due, others }
+    DelayedPacket { header: *header, node, payload, due, others, had_no_room: false }
 }
 
 /// The description of a packet that faults decide by.

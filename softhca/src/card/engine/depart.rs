@@ -182,7 +182,8 @@ impl Engine {
                 }
             };
             if outcome == SendOutcome::Full {
-                self.delayed.push_front(flow, DelayedPacket { due: now + TRY_AGAIN, ..packet });
+                self.delayed
+                    .push_front(flow, DelayedPacket { due: now + TRY_AGAIN, had_no_room: true, ..packet });
                 return count > 0;
             }
             self.delayed.count_passed(flow);

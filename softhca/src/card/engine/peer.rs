@@ -38,17 +38,24 @@ pub(super) fn ended(
 /// answer. So the peer's card must have taken the packets, and then have served all its queue pairs;
 /// and this card must have taken what the peer's card had sent by then. What is still missing does
 /// not come.
+///
+/// `has_no_room`: packets of the queue pair, to which faults have been applied, wait for room in the fabric.
 pub(super) fn examine(
     fabric: &mut Fabric,
     node: Node,
     (round, now): (u64, Instant),
     requester: &mut Requester,
+    has_no_room: bool,
 ) -> PeerState {
     if !fabric.is_alive(node) {
         return ended(fabric, node, (round, now), requester);
     }
-    // Faults have dropped what was sent: no card answers it, stopped or not.
-    let Some(reached_at) = requester.reached_at() else { return PeerState::Answered };
+    let Some(reached_at) = requester.reached_at() else {
+        // Faults have dropped what was sent, and no card answers it, stopped or not; or it waits behind what the
+        // peer has not taken.
+        let has_left = requester.has_sent_oldest() && !has_no_room;
+        return if has_left { PeerState::Answered } else { PeerState::Behind };
+    };
     if !fabric.has_taken(node, reached_at) {
         return PeerState::Behind;
     }

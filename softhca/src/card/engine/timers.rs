@@ -3,6 +3,7 @@
 use super::peer::{examine, examine_own};
 use super::state::Engine;
 use crate::card::transport::requester::PeerState;
+use crate::faults::Direction;
 use std::time::Instant;
 
 /// Timers that one step handles. Where thousands expire at a time, the card still sends between them: a peer that is
@@ -28,9 +29,10 @@ impl Engine {
         let expired = qp.requester.is_expired(now);
         let ready = qp.take_pauses_over(now);
         let round = self.schedule.rounds();
+        let has_no_room = self.delayed.has_no_room((Direction::Out, qpn));
         let peer = match expired {
             true if node == self.resources.port.node() => Some(examine_own(round, &mut qp.requester)),
-            true => Some(examine(&mut self.fabric, node, (round, now), &mut qp.requester)),
+            true => Some(examine(&mut self.fabric, node, (round, now), &mut qp.requester, has_no_room)),
             false => None,
         };
         self.with_qp(qpn, now, |qp, context| {

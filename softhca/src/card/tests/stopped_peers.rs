@@ -217,6 +217,80 @@ fn what_faults_drop_counts_although_the_peer_has_answered_before_it_stopped() {
     assert_eq!(error(sender.cq.poll()).1, Syndrome::RetryExceeded);
 }
 
+/// Two cards, of which the second is not stepped, and two queue pairs between them: one is to fill the link by a write of
+/// more than that holds, the other fails at the second time-out that counts.
+struct Full {
+    cards: [Card; 2],
+    filler: TestQp,
+    memory: [Region; 2],
+    sender: TestQp,
+}
+
+impl Full {
+    const BYTES: usize = 3 << 20;
+
+    fn new() -> Self {
+        let cards = [card(), card()];
+        let pdns = [&cards[0], &cards[1]].map(|card| card.alloc_pd().unwrap());
+        let connected = |with: QpChange| {
+            let [sender, to] = [0, 1].map(|at| TestQp::new(&cards[at], pdns[at], &SIZES));
+            sender.connect(&cards[0], to.qpn, cards[1].lid(), with);
+            to.connect(&cards[1], sender.qpn, cards[0].lid(), with);
+            sender
+        };
+        let filler = connected(QpChange { timeout: Some(0), ..QpChange::default() });
+        let mut sender = connected(QpChange { retry_cnt: Some(1), ..first_counts() });
+        let memory = [0, 1].map(|at| Region::new(&cards[at], pdns[at], Self::BYTES, everything()));
+        greet(&mut sender, &memory[1], &cards[0], &cards[1]);
+        Full { cards, filler, memory, sender }
+    }
+
+    fn fill(&mut self) {
+        let [from, to] = &self.memory;
+        let data = from.data(0..Self::BYTES);
+        self.filler.post(Opcode::RdmaWrite, &[to.remote(0).as_bytes(), data.as_bytes()]);
+        run(&self.cards[0]);
+    }
+
+    /// Sends a packet as large as those that fill the link: it has no room where they have none.
+    fn send(&mut self) {
+        let [from, to] = &self.memory;
+        let data = from.data(0..MTU as usize);
+        self.sender.post(Opcode::RdmaWrite, &[to.remote(0).as_bytes(), data.as_bytes()]);
+        run(&self.cards[0]);
+    }
+
+    /// The sender waits for the peer, which does not run, and succeeds once it does.
+    fn waits(mut self) {
+        let [alive, stopped] = &self.cards;
+        run_for_a_while(alive);
+        assert!(self.sender.cq.peek().is_none(), "the peer has taken nothing");
+        for qp in [&mut self.sender, &mut self.filler] {
+            run_both(alive, Some(stopped), || qp.cq.peek().is_some());
+            success(qp.cq.poll());
+        }
+    }
+}
+
+#[test]
+fn what_is_sent_again_and_finds_no_room_costs_no_retry() {
+    let mut full = Full::new();
+    full.cards[0].set_faults(Some(&"drop".parse().unwrap()));
+    full.send();
+    full.cards[0].set_faults(None);
+    full.fill();
+    full.waits();
+}
+
+#[test]
+fn what_finds_no_room_behind_the_faults_costs_no_retry() {
+    let mut full = Full::new();
+    full.cards[0].set_faults(Some(&"delay=1ms every=1000000".parse().unwrap()));
+    full.fill();
+    full.send();
+    full.waits();
+}
+
 /// The bytes that the peer's process offers to reads.
 const OFFERED: usize = 40 * MTU as usize;
 const PEER: &str = "the peer is ";

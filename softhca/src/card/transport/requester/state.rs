@@ -190,11 +190,21 @@ impl Requester {
     /// Where the last packet ends that the fabric has taken, if the peer has still to answer a
     /// packet up to it.
     pub(crate) fn reached_at(&self) -> Option<u64> {
-        let oldest = self.requests.iter().find(|request| !request.done && request.packets > 0)?;
+        let oldest = self.oldest()?;
         // A read is one packet, whatever part of its result has arrived.
         let answered = if oldest.awaits_result() { 0 } else { oldest.acked };
         let psn = oldest.first_psn.wrapping_add(answered) & PSN_MASK;
         self.reached.filter(|(reached, _)| psn_distance(*reached, psn) >= 0).map(|(_, position)| position)
+    }
+
+    /// The oldest request that the peer has still to answer.
+    fn oldest(&self) -> Option<&Request> {
+        self.requests.iter().find(|request| !request.done && request.packets > 0)
+    }
+
+    /// Whether the oldest packet that is not answered was sent, and not only is to be sent again.
+    pub(crate) fn has_sent_oldest(&self) -> bool {
+        self.oldest().is_none_or(|request| request.sent > request.acked)
     }
 
     /// Sets or stops the retransmission timer. A time-out that was examined is forgotten.
@@ -230,9 +240,10 @@ impl Requester {
         self.requests.iter_mut().skip(position).for_each(|request| request.left = request.sent);
     }
 
-    /// Moves back to the oldest packet that is not acknowledged.
+    /// Moves back to the oldest packet that is not acknowledged. It is to reach the peer once more.
     pub(super) fn rewind(&mut self) {
         self.resends += 1;
+        self.reached = None;
         let oldest = self.requests.iter().position(|request| !request.done);
         self.cursor = oldest.unwrap_or(self.requests.len());
         for request in self.requests.iter_mut().skip(self.cursor) {
