@@ -22,29 +22,23 @@
 //!
 //! Where a process forks that has recorded something, its child records nothing, unless it executes a program.
 
-#[deny(unsafe_code)]
+#![deny(unsafe_code)]
+
 mod chrome;
+#[allow(unsafe_code)]
 mod destination;
-#[deny(unsafe_code)]
 mod flows;
-#[deny(unsafe_code)]
 mod merge;
-#[deny(unsafe_code)]
 mod part;
-#[deny(unsafe_code)]
 mod process;
-#[deny(unsafe_code)]
 mod ranges;
-#[deny(unsafe_code)]
 mod read;
-#[deny(unsafe_code)]
 mod record;
+#[allow(unsafe_code)]
 mod recorder;
-#[deny(unsafe_code)]
 mod summary;
 #[cfg(test)]
 mod testing;
-#[deny(unsafe_code)]
 mod timeline;
 
 pub use destination::{GPU_VARIABLE, TRACE_VARIABLE};
