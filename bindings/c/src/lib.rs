@@ -30,8 +30,6 @@ mod persistent;
 #[deny(unsafe_code)]
 mod placement;
 mod providers;
-#[deny(unsafe_code)]
-mod ready_words;
 mod registrations;
 #[deny(unsafe_code)]
 mod requests;
@@ -39,8 +37,6 @@ mod requests;
 mod stream_object;
 mod streams;
 mod teams;
-#[deny(unsafe_code)]
-mod triggers;
 #[deny(unsafe_code)]
 pub mod types;
 #[deny(unsafe_code)]
