@@ -92,17 +92,14 @@ mod error;
 mod initiator;
 mod layout;
 mod life;
-mod monitor;
 mod offer;
 mod operation;
 mod part;
 mod parts;
 mod queue;
-mod rank_set;
 mod release;
 mod replace;
 mod segment;
-mod stock;
 mod team;
 mod together;
 #[allow(unsafe_code)]

@@ -1,9 +1,9 @@
 //! A rank's own part of a segment: its memory, and where its notifications lie.
 
 use crate::connect::access;
+use crate::connections::Stock;
 use crate::error::NotifyError;
 use crate::layout::{RemoteSegment, WORD, total, words_at, words_bytes};
-use crate::stock::Stock;
 use crate::word::{Taker, Words};
 use gdsync::cuda::{self, GpuCapabilities, GpuMemory};
 use gdsync::cudarc::driver::CudaContext;
