@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-fn gpu(number: c_int) -> Result<Arc<CudaContext>, CallError> {
+pub(super) fn gpu(number: c_int) -> Result<Arc<CudaContext>, CallError> {
     let ordinal =
         u32::try_from(number).map_err(|_| bad("gpu_id", number, "it must be the number of a GPU"))?;
     Ok(cuda::context(ordinal)?)

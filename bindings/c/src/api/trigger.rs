@@ -1,9 +1,9 @@
 //! `gdsync/ext.h`: triggers.
 
 use super::queue_pair::create;
-use crate::error::{self, bad, non_null_mut};
+use crate::error::{self, non_null_mut};
 use crate::named::Named;
-use crate::requests::{self, Pending};
+use crate::requests;
 use crate::types::{gds_qp, gds_qp_init_attr_t, gds_send_request_t, gdsync_trigger};
 use crate::{log, objects};
 use gdsync::{Device, ProtectionDomain, Trigger};
@@ -77,13 +77,8 @@ pub unsafe extern "C" fn gdsync_send_ticket(request: *mut gds_send_request_t, ti
         let (request, place) = (non_null_mut("the request", request)?, non_null_mut("ticket", ticket)?);
         // SAFETY: valid, the caller's.
         let name = unsafe { (*request).rollback_id };
-        let sends = match requests::use_up(name, true)? {
-            Pending::Send(send) => vec![send],
-            Pending::Sends(sends) => sends,
-            Pending::Wait(..) => return Err(bad("the request", name as i64, "it is a wait: pass a send")),
-        };
         let mut last = 0;
-        for send in sends {
+        for send in requests::use_up_sends(name)? {
             last = send.into_ticket()?;
         }
         // SAFETY: a valid place, the caller's.
