@@ -30,23 +30,21 @@ mod destination;
 mod flows;
 mod merge;
 mod part;
-mod process;
 mod ranges;
 mod read;
 mod record;
 #[allow(unsafe_code)]
 mod recorder;
-mod summary;
 #[cfg(test)]
 mod testing;
 mod timeline;
 
+pub use chrome::Summary;
 pub use destination::{GPU_VARIABLE, TRACE_VARIABLE};
 pub use merge::{MergeError, merge, parts_in};
 pub use part::LIMIT;
 pub use record::Kind;
 pub use recorder::{Span, enabled, event, name_card, name_thread, now, span, span_of, span_since};
-pub use summary::Summary;
 
 /// The example of the crate's page, compiled and run.
 #[cfg(doctest)]
