@@ -182,7 +182,7 @@ pub(crate) fn data_of(segment: &Segment) -> Result<usize, CallError> {
 ///
 /// # Safety
 /// As [`segment_of`].
-unsafe fn put<T>(
+pub(crate) unsafe fn put<T>(
     team: *mut gdsync_team,
     put: &gdsync_put_t,
     take: impl Fn(Operation<'_>) -> Result<T, NotifyError>,
@@ -213,19 +213,6 @@ unsafe fn put<T>(
         0 => Operation::Write { from, rank, to, offset },
         _ => Operation::WriteNotify { from, rank, to, offset, id, value },
     })?)
-}
-
-/// Performs a list of puts now.
-///
-/// # Safety
-/// As [`segment_of`], for each.
-pub(crate) unsafe fn post(
-    team: *mut gdsync_team,
-    queue: &Queue,
-    puts: &[gdsync_put_t],
-) -> Result<(), CallError> {
-    // SAFETY: the caller's.
-    puts.iter().try_for_each(|one| unsafe { put(team, one, |operation| queue.post(operation)) })
 }
 
 /// Posts a batch on a stream: a list of puts, then waits for notifications, which it clears.

@@ -23,7 +23,7 @@ pub unsafe extern "C" fn gdsync_put(
         // SAFETY: the caller's.
         let (queue, puts) = unsafe { (TEAMS.find(team)?.queue(queue)?, list("puts", number, puts)?) };
         // SAFETY: the caller's.
-        unsafe { teams::post(team, &queue, puts) }
+        puts.iter().try_for_each(|one| unsafe { teams::put(team, one, |operation| queue.post(operation)) })
     })
 }
 
