@@ -1,5 +1,6 @@
 //! The folder that a user has for itself on a host.
 
+pub use gdsync_sys::local::own_user;
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -12,12 +13,6 @@ pub struct FolderError {
     pub path: PathBuf,
     /// What is wrong, and what to do.
     pub reason: String,
-}
-
-/// The user that this process runs as.
-pub fn own_user() -> u32 {
-    // SAFETY: no preconditions; cannot fail.
-    unsafe { libc::geteuid() }
 }
 
 /// The folder of this user inside `base`. Makes it if there is none, and refuses one that other

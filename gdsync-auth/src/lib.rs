@@ -19,14 +19,12 @@
 //! - The key is a secret with at least 128 bits of randomness. An observer of an exchange of a
 //!   guessable key can try guesses against it.
 
-#[deny(unsafe_code)]
+#![deny(unsafe_code)]
+
 mod exchange;
 mod folder;
-#[deny(unsafe_code)]
 mod key;
-#[deny(unsafe_code)]
 mod source;
-#[deny(unsafe_code)]
 mod unproven;
 
 pub use exchange::{Exchange, ExchangeError};

@@ -20,7 +20,7 @@ pub(crate) trait Hold: Send + Sync {
 /// A file that keeps its memory.
 impl Hold for File {}
 
-/// What a backend has mapped.
+/// What a backend has mapped, in the order of drops.
 pub(crate) struct Mapped {
     pub(crate) pages: Pages,
     pub(crate) hold: Box<dyn Hold>,
@@ -65,23 +65,16 @@ impl Mapped {
 pub struct Mapping {
     base: NonNull<u8>,
     len: usize,
-    info: MappingInfo,
     stores: StoreKernel,
     loads: LoadKernel,
-    /// The memory may be freed under the mapping: each access asks `Parts::hold` first.
+    /// The memory may be freed under the mapping: each access asks `Mapped::hold` first.
     ask: bool,
     /// [`fork::generation`] of the process that mapped.
     process: u32,
-    parts: ManuallyDrop<Parts>,
+    mapped: ManuallyDrop<Mapped>,
 }
 
-/// In the order of their drops.
-struct Parts {
-    _pages: Pages,
-    hold: Box<dyn Hold>,
-}
-
-// SAFETY: an address of pages that `parts` keeps; the copies that access them tolerate concurrent
+// SAFETY: an address of pages that `mapped` keeps; the copies that access them tolerate concurrent
 // accesses.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
@@ -90,7 +83,7 @@ unsafe impl Sync for Mapping {}
 impl Mapping {
     /// `len` bytes from `info.offset` on. `ask`: whether the memory may be freed under the mapping.
     pub(crate) fn new(mapped: Mapped, len: usize, ask: bool) -> Result<Self, MappingError> {
-        let Mapped { pages, hold, info } = mapped;
+        let Mapped { ref pages, info, .. } = mapped;
         if info.offset.checked_add(len).is_none_or(|end| end > pages.len) {
             return Err(MappingError::OutOfBounds {
                 start: info.offset,
@@ -103,12 +96,11 @@ impl Mapping {
         Ok(Mapping {
             base,
             len,
-            info,
             stores: StoreKernel::best(info.caching),
             loads: LoadKernel::best(info.caching),
             ask,
             process: fork::watch(),
-            parts: ManuallyDrop::new(Parts { _pages: pages, hold }),
+            mapped: ManuallyDrop::new(mapped),
         })
     }
 
@@ -124,7 +116,7 @@ impl Mapping {
 
     /// What is mapped, and how.
     pub fn info(&self) -> MappingInfo {
-        self.info
+        self.mapped.info
     }
 
     /// The CPU's address of the first byte, valid as long as the mapping in the process that made
@@ -211,7 +203,7 @@ impl Mapping {
         if self.process != fork::generation() {
             return Err(MappingError::Forked);
         }
-        if self.ask && self.parts.hold.freed() {
+        if self.ask && self.mapped.hold.freed() {
             return Err(MappingError::Freed);
         }
         Ok(self.base.as_ptr().wrapping_add(offset))
@@ -222,13 +214,13 @@ impl Drop for Mapping {
     fn drop(&mut self) {
         if self.process == fork::generation() {
             // SAFETY: dropped once, here, and `self` is used no more.
-            unsafe { ManuallyDrop::drop(&mut self.parts) };
+            unsafe { ManuallyDrop::drop(&mut self.mapped) };
         }
     }
 }
 
 impl fmt::Debug for Mapping {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Mapping({:p}+{} by {})", self.base, self.len, self.info.backend)
+        write!(f, "Mapping({:p}+{} by {})", self.base, self.len, self.mapped.info.backend)
     }
 }

@@ -58,11 +58,11 @@ impl Unconnected {
         let dynamic = || {
             let of_queues = of_queues.transport(Transport::Dc).connections(config.connect);
             let initiators = make(config.initiators.clamp(1, size), of_queues)?;
-            let control = Control::dynamic(pd, of_control, access, place, watch)?;
+            let control = Control::new(pd, of_control, Some(access), place, watch)?;
             Ok((Ways::Dynamic { initiators, addresses: Vec::new() }, control))
         };
         let each = || -> Result<_, NotifyError> {
-            Ok((Ways::Each(make(size, of_queues)?), Control::new(pd, of_control, place, watch)?))
+            Ok((Ways::Each(make(size, of_queues)?), Control::new(pd, of_control, None, place, watch)?))
         };
         let (ways, control) = match config.kind_of(size) {
             ConnectionKind::Dynamic if config.connections == ConnectionKind::Dynamic => dynamic()?,

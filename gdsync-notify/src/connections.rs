@@ -8,12 +8,49 @@ use crate::error::NotifyError;
 use crate::initiator::Initiator;
 use crate::life::{Life, State};
 use crate::parts::Parts;
-use crate::stock::Stock;
-use gdsync::{ConnectOptions, ProtectionDomain};
+use crate::word::Taker;
+use gdsync::cudarc::driver::CudaContext;
+use gdsync::verbs::RegistrationCache;
+use gdsync::{ConnectOptions, Error, ProtectionDomain};
 use gdsync_sys::pause::Pause;
 use parking_lot::Mutex;
 use std::sync::{Arc, Weak};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+
+const NAME: &str = "gdsync-ranks";
+/// Longest time between two looks for messages of other ranks.
+const LOOK: Duration = Duration::from_millis(50);
+/// Time between two looks while notifications are held released: a stream may wait for one that it
+/// has just cleared.
+const HOLD: Duration = Duration::from_millis(1);
+
+/// What a team keeps for its segments: registrations of the program's memory, and the kernels of GPUs.
+#[derive(Debug)]
+pub(crate) struct Stock {
+    /// Memory of the program that segments were made of.
+    pub(crate) registrations: RegistrationCache,
+    /// Of each context in whose memory a segment was, one.
+    takers: Mutex<Vec<Arc<Taker>>>,
+}
+
+impl Stock {
+    /// With nothing, for segments of a protection domain.
+    pub(crate) fn new(pd: &ProtectionDomain) -> Self {
+        Stock { registrations: RegistrationCache::new(pd), takers: Mutex::default() }
+    }
+
+    /// What takes notifications in memory of a context. The first call for a context loads its kernels.
+    pub(crate) fn taker(&self, context: &Arc<CudaContext>) -> Result<Arc<Taker>, NotifyError> {
+        let mut takers = self.takers.lock();
+        if let Some(known) = takers.iter().find(|one| one.context().cu_ctx() == context.cu_ctx()) {
+            return Ok(known.clone());
+        }
+        let made = Arc::new(Taker::new(context)?);
+        takers.push(made.clone());
+        Ok(made)
+    }
+}
 
 #[derive(Debug)]
 pub(crate) struct Connections {
@@ -176,5 +213,30 @@ impl Connections {
 impl Drop for Connections {
     fn drop(&mut self) {
         self.life.close();
+    }
+}
+
+/// Starts the thread of a team that finds dead ranks, and releases what waits for them. It ends with the connections,
+/// which it keeps alive during a look only.
+pub(crate) fn start_monitor(connections: &Arc<Connections>) -> Result<JoinHandle<()>, NotifyError> {
+    let watched = Arc::downgrade(connections);
+    let started = std::thread::Builder::new().name(NAME.to_owned()).spawn(move || run(&watched));
+    started.map_err(|source| NotifyError::Device(Error::Thread { name: NAME, source }))
+}
+
+fn run(watched: &Weak<Connections>) {
+    let Some(life) = watched.upgrade().map(|connections| connections.life.clone()) else { return };
+    let mut period = Duration::ZERO;
+    while life.wait(period) {
+        // The connections are kept for this look only.
+        let Some(connections) = watched.upgrade() else { return };
+        connections.bring_back();
+        let mut control = connections.control.lock();
+        control.poll(&life);
+        period = control.look_period().min(LOOK);
+        drop(control);
+        if !life.lost().is_empty() && connections.settle() {
+            period = period.min(HOLD);
+        }
     }
 }

@@ -76,55 +76,33 @@
 //! and running kernels look only where the GPU keeps the order by itself
 //! ([`NotifyError::Consistency`]).
 
-#[deny(unsafe_code)]
+#![deny(unsafe_code)]
+
 mod action;
-#[deny(unsafe_code)]
 mod book;
 pub mod bootstrap;
 pub mod collective;
-#[deny(unsafe_code)]
 mod config;
-#[deny(unsafe_code)]
 mod connect;
-#[deny(unsafe_code)]
 mod connections;
-#[deny(unsafe_code)]
 mod control;
+#[allow(unsafe_code)]
 mod device;
-#[deny(unsafe_code)]
 mod error;
-#[deny(unsafe_code)]
 mod initiator;
-#[deny(unsafe_code)]
 mod layout;
-#[deny(unsafe_code)]
 mod life;
-#[deny(unsafe_code)]
-mod monitor;
-#[deny(unsafe_code)]
 mod offer;
-#[deny(unsafe_code)]
 mod operation;
-#[deny(unsafe_code)]
 mod part;
-#[deny(unsafe_code)]
 mod parts;
-#[deny(unsafe_code)]
 mod queue;
-#[deny(unsafe_code)]
-mod rank_set;
-#[deny(unsafe_code)]
 mod release;
-#[deny(unsafe_code)]
 mod replace;
-#[deny(unsafe_code)]
 mod segment;
-#[deny(unsafe_code)]
-mod stock;
-#[deny(unsafe_code)]
 mod team;
-#[deny(unsafe_code)]
 mod together;
+#[allow(unsafe_code)]
 mod word;
 
 #[doc = include_str!("../guide.md")]

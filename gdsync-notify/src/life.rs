@@ -5,11 +5,13 @@
 //! [`Team::replace`](crate::Team::replace) makes a rank alive again.
 
 use crate::error::{DeathCause, NotifyError};
-use crate::rank_set::RankSet;
 use gdsync::queue::FailureCause;
 use parking_lot::{Condvar, Mutex};
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
+
+pub(crate) type RankSet = BTreeSet<u32>;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {

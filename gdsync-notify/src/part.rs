@@ -1,14 +1,14 @@
 //! A rank's own part of a segment: its memory, and where its notifications lie.
 
 use crate::connect::access;
+use crate::connections::Stock;
 use crate::error::NotifyError;
 use crate::layout::{RemoteSegment, WORD, total, words_at, words_bytes};
-use crate::stock::Stock;
 use crate::word::{Taker, Words};
 use gdsync::cuda::{self, GpuCapabilities, GpuMemory};
 use gdsync::cudarc::driver::CudaContext;
-use gdsync::verbs::{GpuMemoryRegion, Provider, RegistrationCache};
-use gdsync::{Access, MemoryRegion, PinnedMemory, ProtectionDomain, RemoteMemory};
+use gdsync::verbs::{GpuMemoryRegion, Provider};
+use gdsync::{MemoryRegion, PinnedMemory, RemoteMemory};
 use std::sync::Arc;
 
 /// The part of this rank.
@@ -79,71 +79,45 @@ impl PartPlan<'_> {
         let registrations = &stock.registrations;
         let pd = registrations.domain();
         let access = access(pd)?;
-        let behind = |len: usize| words_at(len) / WORD;
-        match *self {
-            PartPlan::Host { len, notifications } => {
-                let memory = host(pd, total(len, notifications)?, access)?;
-                Ok(OwnPart::new(pd, rank, (memory.clone(), len), (memory, behind(len), notifications), None))
+        let (context, notifications) = match *self {
+            PartPlan::Host { notifications, .. } | PartPlan::Registered { notifications, .. } => {
+                (None, notifications)
             }
-            PartPlan::Gpu { context, len, notifications } => {
-                let gpu = Gpu::new(stock, context)?;
-                let memory = on_gpu(pd, context, total(len, notifications)?, access)?;
-                let words = (memory.clone(), behind(len), notifications);
-                Ok(OwnPart::new(pd, rank, (memory, len), words, Some(gpu)))
+            PartPlan::Gpu { context, notifications, .. }
+            | PartPlan::RegisteredGpu { context, notifications, .. } => (Some(context), notifications),
+        };
+        let allocate = |bytes: usize| -> Result<SegmentMemory, NotifyError> {
+            let Some(context) = context else {
+                return Ok(SegmentMemory::Host(MemoryRegion::allocate(pd, bytes, access)?));
+            };
+            let memory = GpuMemory::allocate(context, bytes)?;
+            Ok(SegmentMemory::Gpu(GpuMemoryRegion::register(pd, memory, access)?))
+        };
+        let (memory, len) = match *self {
+            PartPlan::Host { len, .. } | PartPlan::Gpu { len, .. } => {
+                (allocate(total(len, notifications)?)?, len)
             }
-            PartPlan::Registered { memory, notifications } => {
-                let data = (registered(registrations, memory, access)?, memory.len());
-                let words = host(pd, words_bytes(notifications), access)?;
-                Ok(OwnPart::new(pd, rank, data, (words, 0, notifications), None))
+            PartPlan::Registered { memory, .. } if !memory.is_empty() => {
+                (SegmentMemory::Host(registrations.host_region(memory, access)?), memory.len())
             }
-            PartPlan::RegisteredGpu { context, memory, notifications } => {
-                let data = (registered_on_gpu(registrations, context, memory, access)?, memory.len());
-                let gpu = Gpu::new(stock, context)?;
-                let words = on_gpu(pd, context, words_bytes(notifications), access)?;
-                Ok(OwnPart::new(pd, rank, data, (words, 0, notifications), Some(gpu)))
+            PartPlan::RegisteredGpu { context, memory, .. } if !memory.is_empty() => {
+                if !memory.is_of(context)? {
+                    return Err(NotifyError::OtherGpu { gpu: context.cu_device() });
+                }
+                (SegmentMemory::Gpu(registrations.gpu_region(memory, access)?), memory.len())
             }
-        }
+            PartPlan::Registered { .. } | PartPlan::RegisteredGpu { .. } => {
+                return Err(NotifyError::NothingToRegister);
+            }
+        };
+        let gpu = context.map(|context| Gpu::new(stock, context)).transpose()?;
+        let (words, first) = match self {
+            PartPlan::Host { .. } | PartPlan::Gpu { .. } => (memory.clone(), words_at(len) / WORD),
+            _ => (allocate(words_bytes(notifications))?, 0),
+        };
+        let is_real = pd.device().provider() != Provider::Software;
+        Ok(OwnPart { rank, memory, words, first, len, notifications, is_real, gpu })
     }
-}
-
-fn host(pd: &ProtectionDomain, bytes: usize, access: Access) -> Result<SegmentMemory, NotifyError> {
-    Ok(SegmentMemory::Host(MemoryRegion::allocate(pd, bytes, access)?))
-}
-
-fn on_gpu(
-    pd: &ProtectionDomain,
-    context: &Arc<CudaContext>,
-    bytes: usize,
-    access: Access,
-) -> Result<SegmentMemory, NotifyError> {
-    let memory = GpuMemory::allocate(context, bytes)?;
-    Ok(SegmentMemory::Gpu(GpuMemoryRegion::register(pd, memory, access)?))
-}
-
-fn registered(
-    registrations: &RegistrationCache,
-    memory: &PinnedMemory,
-    access: Access,
-) -> Result<SegmentMemory, NotifyError> {
-    if memory.is_empty() {
-        return Err(NotifyError::NothingToRegister);
-    }
-    Ok(SegmentMemory::Host(registrations.host_region(memory, access)?))
-}
-
-fn registered_on_gpu(
-    registrations: &RegistrationCache,
-    context: &Arc<CudaContext>,
-    memory: &GpuMemory,
-    access: Access,
-) -> Result<SegmentMemory, NotifyError> {
-    if memory.is_empty() {
-        return Err(NotifyError::NothingToRegister);
-    }
-    if !memory.is_of(context)? {
-        return Err(NotifyError::OtherGpu { gpu: context.cu_device() });
-    }
-    Ok(SegmentMemory::Gpu(registrations.gpu_region(memory, access)?))
 }
 
 /// This rank's memory of a [`Segment`](crate::Segment): the data, and, unless the program has given the
@@ -174,17 +148,6 @@ impl Gpu {
 }
 
 impl OwnPart {
-    fn new(
-        pd: &ProtectionDomain,
-        rank: u32,
-        (memory, len): (SegmentMemory, usize),
-        (words, first, notifications): (SegmentMemory, usize, u32),
-        gpu: Option<Gpu>,
-    ) -> Self {
-        let is_real = pd.device().provider() != Provider::Software;
-        OwnPart { rank, memory, words, first, len, notifications, is_real, gpu }
-    }
-
     /// The line that the other ranks get.
     pub(crate) fn describe(&self) -> Result<String, NotifyError> {
         let words = self.first * WORD..self.first * WORD + words_bytes(self.notifications);

@@ -4,9 +4,9 @@ use crate::bootstrap::Bootstrap;
 use crate::connect::Unconnected;
 use crate::connections::Connections;
 use crate::error::NotifyError;
+use crate::life::RankSet;
 use crate::offer::{Offer, Table};
 use crate::parts::Parts;
-use crate::rank_set::RankSet;
 use std::sync::Arc;
 
 /// What a rank says of itself when new processes join a team: whether it is new, how many segments

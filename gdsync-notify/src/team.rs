@@ -3,15 +3,13 @@
 use crate::bootstrap::Bootstrap;
 use crate::config::TeamConfig;
 use crate::connect::Unconnected;
-use crate::connections::Connections;
+use crate::connections::{Connections, Stock, start_monitor};
 use crate::error::{DeathCause, NotifyError};
 use crate::life::State;
-use crate::monitor;
 use crate::part::{OwnPart, PartPlan};
 use crate::queue::Queue;
 use crate::replace;
 use crate::segment::Segment;
-use crate::stock::Stock;
 use crate::together::together;
 use gdsync::cuda::GpuMemory;
 use gdsync::cudarc::driver::CudaContext;
@@ -62,7 +60,7 @@ impl Team {
 
     /// A rank that is alone needs no monitor.
     fn of(inner: Arc<Connections>) -> Result<Self, NotifyError> {
-        let monitor = if inner.size > 1 { Some(Arc::new(monitor::start(&inner)?)) } else { None };
+        let monitor = if inner.size > 1 { Some(Arc::new(start_monitor(&inner)?)) } else { None };
         Ok(Team { inner, monitor })
     }
 

@@ -2,13 +2,14 @@
 
 use crate::bootstrap::Bootstrap;
 use crate::error::NotifyError;
+use std::fmt;
 
 /// Exchanges the outcome of a step that each rank does by itself: its description, one line, or its
 /// failure, which then is an error on every rank. The lines of ranks that were dropped are `None`.
-pub(crate) fn together<T>(
-    done: Result<(T, String), NotifyError>,
+pub(crate) fn together<T, E: fmt::Display + From<NotifyError>>(
+    done: Result<(T, String), E>,
     gather: impl FnOnce(&[u8]) -> Result<Vec<Option<Vec<u8>>>, NotifyError>,
-) -> Result<(T, Vec<Option<String>>), NotifyError> {
+) -> Result<(T, Vec<Option<String>>), E> {
     let line = match &done {
         Ok((_, text)) => success(text),
         Err(error) => failure(error),
@@ -17,14 +18,14 @@ pub(crate) fn together<T>(
     // This rank's own failure says more than that of the exchange.
     let (value, _) = done?;
     let text = |(rank, bytes): (u32, Option<Vec<u8>>)| bytes.map(|bytes| read(rank, &bytes)).transpose();
-    Ok((value, (0..).zip(all?).map(text).collect::<Result<Vec<_>, _>>()?))
+    Ok((value, (0..).zip(all?).map(text).collect::<Result<Vec<_>, NotifyError>>()?))
 }
 
 fn success(text: &str) -> Vec<u8> {
     format!("+{text}").into_bytes()
 }
 
-fn failure(error: &NotifyError) -> Vec<u8> {
+fn failure(error: &impl fmt::Display) -> Vec<u8> {
     format!("-{error}").into_bytes()
 }
 

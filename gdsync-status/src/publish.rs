@@ -83,37 +83,24 @@ fn registered() -> Option<&'static Mutex<Publisher>> {
 }
 
 fn find(newest: *const Registry, process: u32) -> Option<&'static Mutex<Publisher>> {
-    let mut next = newest;
-    // SAFETY: registries are made by `Box::leak` below, and never freed; what one has beside its lock never changes.
-    while let Some(registry) = unsafe { next.as_ref() } {
-        if registry.process == process {
-            return Some(&registry.publisher);
-        }
-        next = registry.before;
-    }
-    None
+    // SAFETY: registries are made by `Box::into_raw` below, and never freed; what one has beside its lock never changes.
+    let registry = |at: *const Registry| unsafe { at.as_ref::<'static>() };
+    let mut all = std::iter::successors(registry(newest), |one| registry(one.before));
+    all.find(|one| one.process == process).map(|one| &one.publisher)
 }
 
 /// The registry of this process, which is made where there is none.
 fn registry() -> &'static Mutex<Publisher> {
     let process = std::process::id();
-    let mut newest = REGISTRIES.load(Ordering::Acquire);
-    let mut own: Option<Box<Registry>> = None;
     loop {
-        if let Some(found) = find(newest, process) {
+        let before = REGISTRIES.load(Ordering::Acquire);
+        if let Some(found) = find(before, process) {
             return found;
         }
-        let fresh = || Box::new(Registry { process, publisher: Mutex::default(), before: ptr::null() });
-        let mut registry = own.take().unwrap_or_else(fresh);
-        registry.before = newest;
-        let place = Box::into_raw(registry);
-        match REGISTRIES.compare_exchange(newest, place, Ordering::AcqRel, Ordering::Acquire) {
-            Ok(_) => newest = place,
-            Err(other) => {
-                // SAFETY: from `Box::into_raw` above, and the failed exchange has kept it private.
-                own = Some(unsafe { Box::from_raw(place) });
-                newest = other;
-            }
+        let made = Box::into_raw(Box::new(Registry { process, publisher: Mutex::default(), before }));
+        if REGISTRIES.compare_exchange(before, made, Ordering::AcqRel, Ordering::Acquire).is_err() {
+            // SAFETY: from `Box::into_raw` above, and the failed exchange has kept it private.
+            drop(unsafe { Box::from_raw(made) });
         }
     }
 }

@@ -158,12 +158,8 @@ fn spin_time() -> Duration {
 
 /// Makes the calling thread's naps end on time: by default Linux may prolong them by 50 µs.
 pub fn use_fine_timers() {
-    #[cfg(target_os = "linux")]
-    // SAFETY: sets an attribute of the calling thread only; the argument is a number of
-    // nanoseconds.
-    unsafe {
-        libc::prctl(libc::PR_SET_TIMERSLACK, 1_000 as libc::c_ulong);
-    }
+    // SAFETY: sets an attribute of the calling thread only; the argument is a number of nanoseconds.
+    unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1_000 as libc::c_ulong) };
 }
 
 #[cfg(test)]

@@ -198,17 +198,12 @@ pub fn find() {
 
 /// The table that a library of the process exports.
 fn exported() -> Option<&'static Table> {
-    #[cfg(target_os = "linux")]
-    {
-        let name = std::ffi::CString::new(EXPORTED).ok()?;
-        // SAFETY: a name that ends with 0; the default scope.
-        let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
-        // SAFETY: the name has the version of this layout, so who exports it exports such a table, a static. Its
-        // fields are atomics. The library stays loaded, as it has a software card (`Table::rung`).
-        unsafe { found.cast::<Table>().as_ref() }
-    }
-    #[cfg(not(target_os = "linux"))]
-    None
+    let name = std::ffi::CString::new(EXPORTED).ok()?;
+    // SAFETY: a name that ends with 0; the default scope.
+    let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
+    // SAFETY: the name has the version of this layout, so who exports it exports such a table, a static. Its
+    // fields are atomics. The library stays loaded, as it has a software card (`Table::rung`).
+    unsafe { found.cast::<Table>().as_ref() }
 }
 
 /// The calling thread has stored to a word that may be a doorbell register. A card that rests is woken.
@@ -295,7 +290,6 @@ pub fn rest(address: usize, longest: Duration, is_there: impl FnOnce() -> bool) 
     table().rest(address, longest, is_there)
 }
 
-#[cfg(target_os = "linux")]
 mod futex {
     use std::sync::atomic::AtomicU32;
     use std::time::Duration;
@@ -318,18 +312,6 @@ mod futex {
         // SAFETY: a word that lives during the call; it has no effect but to wake.
         unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), operation, i32::MAX) };
     }
-}
-
-#[cfg(not(target_os = "linux"))]
-mod futex {
-    use std::sync::atomic::AtomicU32;
-    use std::time::Duration;
-
-    pub(super) fn wait(_: &AtomicU32, _: u32, longest: Duration) {
-        std::thread::sleep(longest);
-    }
-
-    pub(super) fn wake(_: &AtomicU32) {}
 }
 
 #[cfg(test)]

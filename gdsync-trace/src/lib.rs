@@ -22,37 +22,29 @@
 //!
 //! Where a process forks that has recorded something, its child records nothing, unless it executes a program.
 
-#[deny(unsafe_code)]
+#![deny(unsafe_code)]
+
 mod chrome;
+#[allow(unsafe_code)]
 mod destination;
-#[deny(unsafe_code)]
 mod flows;
-#[deny(unsafe_code)]
 mod merge;
-#[deny(unsafe_code)]
 mod part;
-#[deny(unsafe_code)]
-mod process;
-#[deny(unsafe_code)]
 mod ranges;
-#[deny(unsafe_code)]
 mod read;
-#[deny(unsafe_code)]
 mod record;
+#[allow(unsafe_code)]
 mod recorder;
-#[deny(unsafe_code)]
-mod summary;
 #[cfg(test)]
 mod testing;
-#[deny(unsafe_code)]
 mod timeline;
 
+pub use chrome::Summary;
 pub use destination::{GPU_VARIABLE, TRACE_VARIABLE};
 pub use merge::{MergeError, merge, parts_in};
 pub use part::LIMIT;
 pub use record::Kind;
 pub use recorder::{Span, enabled, event, name_card, name_thread, now, span, span_of, span_since};
-pub use summary::Summary;
 
 /// The example of the crate's page, compiled and run.
 #[cfg(doctest)]

@@ -1,8 +1,8 @@
 //! One trace of the parts of several processes.
 
+use crate::chrome::Summary;
 use crate::destination::PART;
 use crate::read::{NoPart, read};
-use crate::summary::Summary;
 use crate::timeline;
 use std::fs::File;
 use std::io;

@@ -1,10 +1,9 @@
 //! The events of some parts in the order of time, as rows and arrows.
 
-use crate::chrome::{Chrome, Time, Track, Value};
+use crate::chrome::{Chrome, Summary, Time, Track, Value};
 use crate::flows::{Flows, Known};
 use crate::read::ReadPart;
 use crate::record::{Kind, Record, unpadded};
-use crate::summary::Summary;
 use gdsync_sys::prm::cqe::CqeOpcode;
 use gdsync_sys::prm::wqe::Opcode;
 use std::collections::HashMap;

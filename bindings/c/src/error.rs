@@ -11,6 +11,7 @@ use gdsync::verbs::{OpenError, PortError, QueuePairError};
 use gdsync::{Error, QueueError};
 use gdsync_notify::NotifyError;
 use gdsync_notify::bootstrap::BootstrapError;
+use gdsync_sys::contain::contain;
 use libc::c_int;
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char};
@@ -284,11 +285,7 @@ fn report(call: &'static str, error: &CallError) -> c_int {
 /// Does what a C function is to do. A panic is an error like others.
 #[inline]
 fn attempt<T>(body: impl FnOnce() -> Result<T, CallError>) -> Result<T, CallError> {
-    catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| {
-        let message = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
-        let message = message.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
-        Err(CallError::Panic { message })
-    })
+    contain(body).unwrap_or_else(|message| Err(CallError::Panic { message }))
 }
 
 /// Tries the fast path, and reports no errors. A panic counts as `None`: the general path, which is
@@ -341,6 +338,24 @@ pub(crate) fn non_null_mut<T>(what: &'static str, pointer: *mut T) -> Result<*mu
 }
 
 /// Flags of which there are none.
+/// A list of the program.
+///
+/// # Safety
+/// `list` is null, or an array of `number`.
+#[inline(always)]
+pub(crate) unsafe fn list<'a, T>(
+    what: &'static str,
+    number: usize,
+    list: *const T,
+) -> Result<&'a [T], CallError> {
+    if number == 0 {
+        return Ok(&[]);
+    }
+    let list = non_null(what, list)?;
+    // SAFETY: the caller's.
+    Ok(unsafe { std::slice::from_raw_parts(list, number) })
+}
+
 pub(crate) fn no_flags(flags: c_int) -> Result<(), CallError> {
     if flags == 0 { Ok(()) } else { Err(bad("flags", flags, "must be 0")) }
 }

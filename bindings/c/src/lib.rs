@@ -5,7 +5,7 @@
 //!
 //! Layers, bottom up: `types` are the structs of the headers; `error` turns errors and panics into
 //! errno values; `handles` are names that are never used twice, and `named` the objects that they stand for; `providers`, `objects`, `requests`,
-//! `streams`, `persistent`, `ready_words`, `teams`, `registrations`, `triggers` and `pages` are what C programs have names of, and the only state of the process;
+//! `streams`, `persistent`, `teams`, `registrations` and `pages` are what C programs have names of, and the only state of the process;
 //! `work`, `completion` and `batch` translate; `api` are the C functions, one module for each header
 //! or part of one.
 //!
@@ -30,8 +30,6 @@ mod persistent;
 #[deny(unsafe_code)]
 mod placement;
 mod providers;
-#[deny(unsafe_code)]
-mod ready_words;
 mod registrations;
 #[deny(unsafe_code)]
 mod requests;
@@ -40,9 +38,5 @@ mod stream_object;
 mod streams;
 mod teams;
 #[deny(unsafe_code)]
-mod triggers;
-#[deny(unsafe_code)]
 pub mod types;
-#[deny(unsafe_code)]
-pub mod upstream_types;
 mod work;

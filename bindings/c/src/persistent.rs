@@ -3,9 +3,7 @@
 use crate::completion::translate;
 use crate::error::{CallError, bad};
 use crate::named::Named;
-use crate::stream_object::StreamObject;
 use crate::types::{gds_qp, gdsync_request};
-use gdsync::Trigger;
 use gdsync::persistent::{ListError, PersistentError, PersistentRecv, PersistentSend, Request};
 use gdsync::qp::CardWord;
 use gdsync_sys::verbs::ibv_wc;
@@ -54,27 +52,18 @@ pub(crate) fn keep(owner: usize, wr_id: u64, work: Work) -> Result<*mut gdsync_r
     Ok(made)
 }
 
-/// The request of a handle. Any value may be looked up.
-///
-/// # Safety
-/// No other thread frees the request, or destroys its queue pair, while the reference is used.
-unsafe fn find<'a>(request: *mut gdsync_request) -> Result<&'a RequestObject, CallError> {
-    // SAFETY: the caller's.
-    unsafe { REQUESTS.find(request) }
-}
-
 /// Calls with the requests of a list.
 ///
 /// # Safety
-/// As [`find`], for each.
-unsafe fn with_all(
+/// No other thread frees the requests, or destroys their queue pairs.
+pub(crate) unsafe fn with_all(
     requests: &[*mut gdsync_request],
     call: impl FnOnce(&mut [&mut dyn Request]) -> Result<(), CallError>,
 ) -> Result<(), CallError> {
     let mut locked = Vec::with_capacity(requests.len());
     for (index, request) in requests.iter().enumerate() {
         // SAFETY: the caller's.
-        let object = unsafe { find(*request) }?;
+        let object = unsafe { REQUESTS.find(*request) }?;
         locked.push(object.work.try_lock().ok_or(CallError::RequestInUse { index })?);
     }
     let mut list: Vec<&mut dyn Request> = Vec::with_capacity(locked.len());
@@ -82,50 +71,13 @@ unsafe fn with_all(
     call(&mut list)
 }
 
-/// Starts a list on a stream: all of it, or nothing.
-///
-/// # Safety
-/// As [`find`], for each.
-pub(crate) unsafe fn start_all(
-    stream: &StreamObject,
-    requests: &[*mut gdsync_request],
-) -> Result<(), CallError> {
-    // SAFETY: the caller's.
-    unsafe { with_all(requests, |list| stream.start_all(list)) }
-}
-
-/// The same, by one write of the trigger's word.
-///
-/// # Safety
-/// As [`find`], for each.
-pub(crate) unsafe fn start_all_by_trigger(
-    stream: &StreamObject,
-    trigger: &Trigger,
-    requests: &[*mut gdsync_request],
-) -> Result<(), CallError> {
-    // SAFETY: the caller's.
-    unsafe { with_all(requests, |list| stream.start_all_by_trigger(list, trigger)) }
-}
-
-/// Has a stream wait for a list.
-///
-/// # Safety
-/// As [`find`], for each.
-pub(crate) unsafe fn wait_all(
-    stream: &StreamObject,
-    requests: &[*mut gdsync_request],
-) -> Result<(), CallError> {
-    // SAFETY: the caller's.
-    unsafe { with_all(requests, |list| stream.wait_all(list)) }
-}
-
 /// Has the card hold the starts of a send back until the word has reached their numbers.
 ///
 /// # Safety
-/// As [`find`].
+/// As [`with_all`], for the request.
 pub(crate) unsafe fn set_behind(request: *mut gdsync_request, word: &CardWord) -> Result<(), CallError> {
     // SAFETY: the caller's.
-    let object = unsafe { find(request) }?;
+    let object = unsafe { REQUESTS.find(request) }?;
     let mut work = object.work.try_lock().ok_or(CallError::RequestInUse { index: 0 })?;
     match &mut *work {
         Work::Receive(_) => Err(bad("the request", request.addr() as i64, "it is a receive: pass a send")),
@@ -139,10 +91,10 @@ pub(crate) unsafe fn set_behind(request: *mut gdsync_request, word: &CardWord) -
 /// Waits on the CPU until all starts of a request have completed.
 ///
 /// # Safety
-/// As [`find`].
+/// As [`with_all`], for the request.
 pub(crate) unsafe fn complete(request: *mut gdsync_request, timeout: Duration) -> Result<ibv_wc, CallError> {
     // SAFETY: the caller's.
-    let object = unsafe { find(request) }?;
+    let object = unsafe { REQUESTS.find(request) }?;
     let mut work = object.work.try_lock().ok_or(CallError::RequestInUse { index: 0 })?;
     let completion = on!(&mut *work, request => request.complete(timeout));
     let completion = completion.map_err(|source| ListError { index: None, source })?;
@@ -153,10 +105,10 @@ pub(crate) unsafe fn complete(request: *mut gdsync_request, timeout: Duration) -
 /// Frees a request that is not active.
 ///
 /// # Safety
-/// As [`find`].
+/// As [`with_all`], for the request.
 pub(crate) unsafe fn free(request: *mut gdsync_request) -> Result<(), CallError> {
     // SAFETY: the caller's.
-    let object = unsafe { find(request) }?;
+    let object = unsafe { REQUESTS.find(request) }?;
     let mut work = object.work.try_lock().ok_or(CallError::RequestInUse { index: 0 })?;
     // Looks whether it has completed.
     let is_active = on!(&mut *work, request => matches!(request.complete(Duration::ZERO), Ok(None)));
@@ -171,11 +123,11 @@ pub(crate) unsafe fn free(request: *mut gdsync_request) -> Result<(), CallError>
 /// The queue pairs of a list, as C programs have them.
 ///
 /// # Safety
-/// As [`find`], for each.
+/// As [`with_all`].
 pub(crate) unsafe fn owners(requests: &[*mut gdsync_request]) -> Result<BTreeSet<*mut gds_qp>, CallError> {
     let owner = |request: &*mut gdsync_request| {
         // SAFETY: the caller's.
-        let object = unsafe { find(*request) }?;
+        let object = unsafe { REQUESTS.find(*request) }?;
         Ok(std::ptr::without_provenance_mut(object.owner))
     };
     requests.iter().map(owner).collect()

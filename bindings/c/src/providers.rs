@@ -26,23 +26,21 @@ pub(crate) enum Kind {
 static SOFTWARE: LazyLock<RwLock<HashMap<usize, Kind, Addresses>>> = LazyLock::new(RwLock::default);
 
 impl Kind {
-    fn name(self) -> &'static str {
-        match self {
-            Kind::Context => "the context",
-            Kind::Domain => "the protection domain",
-            Kind::Region => "the memory region",
-            Kind::Path => "the address handle",
-        }
-    }
-
     fn unknown<T>(self, object: *const T) -> CallError {
-        let remedy = match self {
-            Kind::Context => "pass what gdsync_soft_open returned, until gdsync_soft_close",
-            Kind::Domain => "pass what gdsync_alloc_pd returned, until gdsync_dealloc_pd",
-            Kind::Region => "pass what gdsync_reg_mr returned, until gdsync_dereg_mr",
-            Kind::Path => "pass what gdsync_create_ah returned, until gdsync_destroy_ah",
+        let (what, remedy) = match self {
+            Kind::Context => ("the context", "pass what gdsync_soft_open returned, until gdsync_soft_close"),
+            Kind::Domain => {
+                ("the protection domain", "pass what gdsync_alloc_pd returned, until gdsync_dealloc_pd")
+            }
+            Kind::Region => ("the memory region", "pass what gdsync_reg_mr returned, until gdsync_dereg_mr"),
+            Kind::Path => {
+                ("the address handle", "pass what gdsync_create_ah returned, until gdsync_destroy_ah")
+            }
         };
-        stale(self.name(), object.addr(), "is none of the software card, or is gone", remedy)
+        if object.is_null() {
+            return CallError::Null { what };
+        }
+        stale(what, object.addr(), "is none of the software card, or is gone", remedy)
     }
 }
 
@@ -52,13 +50,10 @@ impl Kind {
 /// Null; an object of another kind; no object of the software card, where it cannot be one of
 /// libibverbs', either.
 pub(crate) fn of<T>(kind: Kind, object: *const T) -> Result<&'static VerbsApi, CallError> {
-    if object.is_null() {
-        return Err(CallError::Null { what: kind.name() });
-    }
     let known = SOFTWARE.read().get(&object.addr()).copied();
     match known {
         Some(known) if known == kind => Ok(provider::software()),
-        None if libibverbs_is_there() => Ok(provider::system()?),
+        None if !object.is_null() && libibverbs_is_there() => Ok(provider::system()?),
         _ => Err(kind.unknown(object)),
     }
 }
@@ -94,9 +89,6 @@ pub(crate) fn end_software<T>(
     object: *mut T,
     destroy: impl FnOnce(&'static VerbsApi) -> Result<(), CallError>,
 ) -> Result<(), CallError> {
-    if object.is_null() {
-        return Err(CallError::Null { what: kind.name() });
-    }
     // First: as soon as it is destroyed, its address may be a new object's. Of two threads, one
     // removes it.
     match SOFTWARE.write().entry(object.addr()) {

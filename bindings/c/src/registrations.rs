@@ -16,15 +16,11 @@ pub(crate) struct CacheObject {
     host: Mutex<BTreeMap<usize, PinnedMemory>>,
 }
 
-/// What a `gdsync_region_t *` stands for: it keeps the registration.
-pub(crate) struct RegionObject {
-    _region: CachedRegion,
-}
-
 pub(crate) static CACHES: Named<gdsync_cache, CacheObject> =
     Named::new("the cache", "pass what gdsync_cache_create returned, until gdsync_cache_free");
 
-pub(crate) static REGIONS: Named<gdsync_region, RegionObject> =
+/// Each keeps its registration.
+pub(crate) static REGIONS: Named<gdsync_region, CachedRegion> =
     Named::new("the region", "pass what gdsync_cache_get returned, and no copy, until gdsync_cache_release");
 
 impl CacheObject {
@@ -91,10 +87,5 @@ impl CacheObject {
 pub(crate) fn keep_region(region: CachedRegion) -> Result<*mut gdsync_region, CallError> {
     let (lkey, rkey) = (region.lkey(), region.rkey());
     let remote = region.remote();
-    REGIONS.keep(RegionObject { _region: region }, |_| gdsync_region {
-        addr: remote.addr,
-        length: remote.len as usize,
-        lkey,
-        rkey,
-    })
+    REGIONS.keep(region, |_| gdsync_region { addr: remote.addr, length: remote.len as usize, lkey, rkey })
 }

@@ -146,11 +146,22 @@ pub(crate) fn take(name: u64, is_send: bool) -> Result<Pending, CallError> {
     place.pending.take().ok_or_else(|| unknown(name))
 }
 
-/// Takes it out for good: its number names nothing any more.
-pub(crate) fn use_up(name: u64, is_send: bool) -> Result<Pending, CallError> {
-    let pending = take(name, is_send)?;
+/// Takes sends out for good, in their order: their number names nothing any more.
+pub(crate) fn use_up_sends(name: u64) -> Result<Vec<PreparedSend>, CallError> {
+    let pending = take(name, true)?;
     used_up(name);
-    Ok(pending)
+    Ok(match pending {
+        Pending::Send(send) => vec![send],
+        Pending::Sends(sends) => sends,
+        Pending::Wait(..) => Vec::new(),
+    })
+}
+
+/// Takes a wait out for good.
+pub(crate) fn use_up_wait(name: u64) -> Result<PreparedWait, CallError> {
+    let Pending::Wait(wait, _) = take(name, false)? else { return Err(unknown(name)) };
+    used_up(name);
+    Ok(wait)
 }
 
 /// Undoes [`take`].

@@ -26,11 +26,6 @@ pub(crate) struct BootstrapObject {
     pub(crate) inner: Mutex<Option<Bootstrap>>,
 }
 
-/// What a `gdsync_team_t *` stands for.
-pub(crate) struct TeamObject {
-    pub(crate) team: Team,
-}
-
 /// What a `gdsync_segment_t *` stands for.
 pub(crate) struct SegmentObject {
     /// The handle of its team.
@@ -45,7 +40,7 @@ pub(crate) static BOOTSTRAPS: Named<gdsync_bootstrap, BootstrapObject> = Named::
     "pass what gdsync_bootstrap_* returned, until gdsync_bootstrap_free or gdsync_team_create",
 );
 
-pub(crate) static TEAMS: Named<gdsync_team, TeamObject> =
+pub(crate) static TEAMS: Named<gdsync_team, Team> =
     Named::new("the team", "pass what gdsync_team_create returned, until gdsync_team_free");
 
 pub(crate) static SEGMENTS: Named<gdsync_segment, SegmentObject> =
@@ -104,14 +99,14 @@ pub(crate) unsafe fn create(
     let inner = object.inner.lock().take();
     let inner = inner.ok_or_else(|| taken(bootstrap))?;
     let team = Team::new(&domain, inner, config.queue_pair(queue_pair))?;
-    TEAMS.keep(TeamObject { team }, gdsync_team::at)
+    TEAMS.keep(team, gdsync_team::at)
 }
 
 /// Frees a team. The program may deallocate its domain next, so this waits for the team's thread, and what streams have
 /// passed is released.
 pub(crate) fn free_team(team: *mut gdsync_team) -> Result<(), CallError> {
-    if let Some(object) = Arc::into_inner(TEAMS.take(team)?)
-        && !object.team.close(PATIENCE)
+    if let Some(team) = Arc::into_inner(TEAMS.take(team)?)
+        && !team.close(PATIENCE)
     {
         tracing::warn!("another thread uses the team, whose domain stays in use until then");
     }
@@ -187,7 +182,7 @@ pub(crate) fn data_of(segment: &Segment) -> Result<usize, CallError> {
 ///
 /// # Safety
 /// As [`segment_of`].
-unsafe fn put<T>(
+pub(crate) unsafe fn put<T>(
     team: *mut gdsync_team,
     put: &gdsync_put_t,
     take: impl Fn(Operation<'_>) -> Result<T, NotifyError>,
@@ -218,19 +213,6 @@ unsafe fn put<T>(
         0 => Operation::Write { from, rank, to, offset },
         _ => Operation::WriteNotify { from, rank, to, offset, id, value },
     })?)
-}
-
-/// Performs a list of puts now.
-///
-/// # Safety
-/// As [`segment_of`], for each.
-pub(crate) unsafe fn post(
-    team: *mut gdsync_team,
-    queue: &Queue,
-    puts: &[gdsync_put_t],
-) -> Result<(), CallError> {
-    // SAFETY: the caller's.
-    puts.iter().try_for_each(|one| unsafe { put(team, one, |operation| queue.post(operation)) })
 }
 
 /// Posts a batch on a stream: a list of puts, then waits for notifications, which it clears.

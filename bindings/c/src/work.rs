@@ -1,6 +1,6 @@
 //! Work requests of C programs.
 
-use crate::error::{CallError, bad, non_null, non_null_mut};
+use crate::error::{self, CallError, bad, non_null, non_null_mut};
 use crate::objects::QueuePairObject;
 use crate::providers::{self, Kind};
 use crate::streams;
@@ -43,12 +43,8 @@ unsafe fn elements<'a>(list: *const ibv_sge, count: c_int) -> Result<&'a [ibv_sg
     if !(0..=MOST_ELEMENTS).contains(&count) {
         return Err(bad("num_sge", count, "0 to 1024 are possible"));
     }
-    if count == 0 {
-        return Ok(&[]);
-    }
-    let list = non_null("sg_list", list)?;
     // SAFETY: the caller's.
-    Ok(unsafe { std::slice::from_raw_parts(list, count as usize) })
+    unsafe { error::list("sg_list", count as usize, list) }
 }
 
 /// Calls with the memory that elements name.

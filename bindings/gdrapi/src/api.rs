@@ -122,18 +122,7 @@ pub unsafe extern "C" fn gdr_get_callback_flag(g: *mut Gdr, handle: MemoryHandle
 }
 
 fn info(g: *mut Gdr, handle: MemoryHandle) -> Result<InfoV2, CallError> {
-    let info = table().look(number(g)?, handle.h, |pin| Ok(pin.info()))?;
-    let mapped = if info.mapping_type == types::TYPE_NONE { 0 } else { types::MAPPED };
-    let wc = if info.mapping_type == types::TYPE_WC { types::WC_MAPPING } else { 0 };
-    Ok(InfoV2 {
-        va: info.va,
-        mapped_size: info.mapped_size as u64,
-        page_size: info.page_size as u32,
-        tm_cycles: 0,
-        cycles_per_ms: 0,
-        bits: mapped | wc,
-        mapping_type: info.mapping_type,
-    })
+    table().look(number(g)?, handle.h, |pin| Ok(pin.info()))
 }
 
 /// `gdr_get_info_v2`, and what the header calls `gdr_get_info`.

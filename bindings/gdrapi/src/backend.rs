@@ -5,24 +5,13 @@ use crate::types::{GPU_PAGE, VERSION};
 use gdsync_gdr::{GdrdrvModule, MappingBackend, MappingError, Refusal, page_size};
 use std::ffi::OsStr;
 
-/// The backend that the environment asks for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Wish {
-    First,
-    Named(MappingBackend),
-}
-
-/// From the values of `GDSYNC_MAPPING` and `GDRCOPY_USE_DMABUF_MMAP`.
-fn wish(mapping: Option<&OsStr>, dma_buf: Option<&OsStr>) -> Result<Wish, CallError> {
+/// The backend that the environment asks for, from the values of `GDSYNC_MAPPING` and `GDRCOPY_USE_DMABUF_MMAP`.
+fn wish(mapping: Option<&OsStr>, dma_buf: Option<&OsStr>) -> Result<Option<MappingBackend>, CallError> {
     match mapping.filter(|name| !name.is_empty()).map(OsStr::to_string_lossy) {
         // `FromStr` parses only backends for GPU memory.
-        Some(name) if name == MappingBackend::StandIn.to_string() => Ok(Wish::Named(MappingBackend::StandIn)),
-        Some(name) => match name.parse() {
-            Ok(backend) => Ok(Wish::Named(backend)),
-            Err(reason) => Err(CallError::UnknownBackend { reason }),
-        },
-        None if dma_buf == Some(OsStr::new("1")) => Ok(Wish::Named(MappingBackend::DmaBuf)),
-        None => Ok(Wish::First),
+        Some(name) if name == MappingBackend::StandIn.to_string() => Ok(Some(MappingBackend::StandIn)),
+        Some(name) => name.parse().map(Some).map_err(|reason| CallError::UnknownBackend { reason }),
+        None => Ok((dma_buf == Some(OsStr::new("1"))).then_some(MappingBackend::DmaBuf)),
     }
 }
 
@@ -42,9 +31,9 @@ impl Backend {
         let value = |variable| std::env::var_os(variable);
         let wish = wish(value("GDSYNC_MAPPING").as_deref(), value("GDRCOPY_USE_DMABUF_MMAP").as_deref())?;
         let chosen = match wish {
-            Wish::Named(backend) => Self::of(backend, true)
+            Some(backend) => Self::of(backend, true)
                 .map_err(|refusal| MappingError::Unavailable { tried: vec![(backend, refusal)] }),
-            Wish::First => MappingBackend::first(|backend, by_name| {
+            None => MappingBackend::first(|backend, by_name| {
                 Self::of(backend, by_name).map_err(|refusal| MappingError::Refused { backend, refusal })
             }),
         };
@@ -57,9 +46,10 @@ impl Backend {
                 let module = GdrdrvModule::ask()?;
                 Ok(Backend { kind, version: module.version, persistent: module.keeps_memory })
             }
-            MappingBackend::StandIn => Ok(Backend { kind, version: VERSION, persistent: true }),
             _ => {
-                kind.offered(by_name)?;
+                if kind != MappingBackend::StandIn {
+                    kind.offered(by_name)?;
+                }
                 Ok(Backend { kind, version: VERSION, persistent: true })
             }
         }
@@ -79,14 +69,14 @@ mod tests {
     #[test]
     fn the_environment_names_a_backend() {
         let wish = |mapping: &str, dma_buf: &str| wish(Some(OsStr::new(mapping)), Some(OsStr::new(dma_buf)));
-        let named = |backend| Some(Wish::Named(backend));
+        let named = |backend| Some(Some(backend));
         for backend in [MappingBackend::StandIn].into_iter().chain(MappingBackend::ALL) {
             assert_eq!(wish(&backend.to_string(), "1").ok(), named(backend));
         }
         assert_eq!(wish("", "1").ok(), named(MappingBackend::DmaBuf));
         assert_eq!(super::wish(None, Some(OsStr::new("1"))).ok(), named(MappingBackend::DmaBuf));
         for off in ["", "0", "2", "yes"] {
-            assert_eq!(wish("", off).ok(), Some(Wish::First));
+            assert_eq!(wish("", off).ok(), Some(None));
         }
         let error = wish("gdrcopy", "1").unwrap_err().to_string();
         assert!(error.contains("gdrcopy") && error.contains("nvrm") && error.contains("stand-in"), "{error}");

@@ -3,8 +3,8 @@
 use crate::log;
 use gdsync_gdr::driver::DriverError;
 use gdsync_gdr::{MappingBackend, MappingError, Refusal};
+use gdsync_sys::contain::contain;
 use libc::c_int;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// The remedy where only exportable memory can be mapped.
 const OTHER_MEMORY: &str = "without gdrdrv, and with drivers before CUDA 13.3, only memory of cuMemCreate with requestedHandleTypes = \
@@ -114,11 +114,7 @@ pub(crate) fn attempt<T>(
 ) -> Result<T, c_int> {
     // What a panic leaves half done is behind locks without poisoning, and consistent after each
     // step.
-    let result = catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| {
-        let message = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
-        let message = message.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
-        Err(CallError::Panic { message })
-    });
+    let result = contain(body).unwrap_or_else(|message| Err(CallError::Panic { message }));
     result.map_err(|error| report(call, &error))
 }
 

@@ -2,7 +2,7 @@
 
 use crate::backend::Backend;
 use crate::error::{CallError, non_null};
-use crate::types;
+use crate::types::{self, InfoV2};
 use gdsync_gdr::{Caching, GpuRange, Mapping, MappingBackend, MappingError, page_size};
 
 #[derive(Default)]
@@ -47,16 +47,6 @@ pub(crate) struct Pin {
     /// None where host memory is mapped in the place of a GPU's.
     memory: Option<GpuRange>,
     state: State,
-}
-
-/// What `gdr_get_info` reports.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Info {
-    pub(crate) va: u64,
-    pub(crate) mapped_size: usize,
-    pub(crate) page_size: usize,
-    /// One of the `TYPE_` constants.
-    pub(crate) mapping_type: u32,
 }
 
 fn type_of(mapping: &Mapping) -> u32 {
@@ -141,12 +131,19 @@ impl Pin {
         Ok(())
     }
 
-    pub(crate) fn info(&self) -> Info {
-        Info {
+    /// What `gdr_get_info` reports.
+    pub(crate) fn info(&self) -> InfoV2 {
+        let mapping_type = self.state.handed_out().map_or(types::TYPE_NONE, |(mapping, _)| type_of(mapping));
+        let mapped = if mapping_type == types::TYPE_NONE { 0 } else { types::MAPPED };
+        let wc = if mapping_type == types::TYPE_WC { types::WC_MAPPING } else { 0 };
+        InfoV2 {
             va: self.pages.first,
-            mapped_size: self.pages.size,
-            page_size: self.backend.page(),
-            mapping_type: self.state.handed_out().map_or(types::TYPE_NONE, |(mapping, _)| type_of(mapping)),
+            mapped_size: self.pages.size as u64,
+            page_size: self.backend.page() as u32,
+            tm_cycles: 0,
+            cycles_per_ms: 0,
+            bits: mapped | wc,
+            mapping_type,
         }
     }
 

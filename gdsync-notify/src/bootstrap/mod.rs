@@ -69,9 +69,7 @@ pub struct Bootstrap {
 }
 
 enum Role {
-    /// The only process.
-    Alone,
-    /// Rank 0, with the others in their order.
+    /// Rank 0, with the others in their order; there are none in a job of one process.
     Root(Vec<Link>),
     /// Any other rank, with its connection to rank 0.
     Member(Box<Link>),
@@ -98,7 +96,7 @@ impl Bootstrap {
 
     fn join_in(job: &Job, base: &Path, timeout: Duration) -> Result<Self, BootstrapError> {
         let role = match (job.rank(), job.size()) {
-            (_, 1) => Role::Alone,
+            (_, 1) => Role::Root(Vec::new()),
             (0, _) => Role::Root(rendezvous::gather(rendezvous::listen(job, base)?, job, timeout)?),
             _ => Role::Member(Box::new(rendezvous::reach(job, base, timeout)?)),
         };
@@ -117,9 +115,6 @@ impl Bootstrap {
     pub fn threads(size: u32, timeout: Duration) -> Result<Vec<Self>, BootstrapError> {
         // Checks the size.
         Job::new(0, size, Meeting::Local(String::new()))?;
-        if size == 1 {
-            return Ok(vec![Self::with(0, 1, Role::Alone, timeout)]);
-        }
         let (mut links, mut members) = (Vec::new(), Vec::new());
         for rank in 1..size {
             let pair = || {
@@ -239,7 +234,6 @@ impl Bootstrap {
         }
         let (rank, exchange) = (self.rank, (kind, self.number));
         let result = match &mut self.role {
-            Role::Alone => Answers::new(kind, vec![bytes.to_vec()]).map(|all| all.of(0).to_vec()),
             Role::Root(links) => gather(links, exchange, bytes, self.timeout),
             Role::Program(gather) => program::exchange(gather, self.size, exchange, bytes)
                 .and_then(|parts| Ok(Answers::new(kind, parts)?.of(rank).to_vec())),

@@ -38,21 +38,8 @@ pub(crate) fn agree<T>(
     let members = team.life.members();
     let whole = team.life.check_all().map_err(CollectiveError::from);
     let prepared = whole.and_then(|()| check(segment, &members, at, collective)).and_then(|()| prepare());
-    // This rank's own failure says more than what the others are told.
-    let mut refusal = None;
-    let described = match prepared {
-        Ok(done) => Ok((done, format!("{} {} {collective}", at.0, at.1))),
-        Err(error) => {
-            let reason = error.to_string();
-            refusal = Some(error);
-            Err(NotifyError::Elsewhere { rank: team.rank, reason })
-        }
-    };
-    let gathered = together(described, |line| team.exchange(line));
-    if let Some(refusal) = refusal {
-        return Err(refusal);
-    }
-    let (done, lines) = gathered?;
+    let described = prepared.map(|done| (done, format!("{} {} {collective}", at.0, at.1)));
+    let (done, lines) = together(described, |line| team.exchange(line))?;
     let ranks = members.len() as u32;
     let place = |rank: u32| {
         let line = lines.get(rank as usize).and_then(Option::as_deref).unwrap_or_default();

@@ -53,22 +53,16 @@
 //!
 //! One operation more in 64 batches tells the CPU how far the stream is.
 
-#[deny(unsafe_code)]
 mod agree;
-#[deny(unsafe_code)]
 mod element;
-#[deny(unsafe_code)]
 mod error;
+#[allow(unsafe_code)]
 mod kernel;
-#[deny(unsafe_code)]
 mod plan;
-#[deny(unsafe_code)]
 mod reduce;
-#[deny(unsafe_code)]
 mod schedule;
 #[cfg(test)]
 mod schedule_tests;
-#[deny(unsafe_code)]
 mod shape;
 
 pub use element::{Element, Operation, combine};

@@ -80,7 +80,9 @@ impl Reducer {
 pub trait CollectiveStream: MemOpStream {
     /// Refuses what [`Self::reduce`] cannot do.
     #[doc(hidden)]
-    fn check_reduction(&self, reduction: &Reduction) -> Result<(), CollectiveError>;
+    fn check_reduction(&self, _: &Reduction) -> Result<(), CollectiveError> {
+        Ok(())
+    }
 
     /// Reduces, in the order of the stream. Returns whether something of the stream has to name the segment behind it, so that
     /// the memory is kept until then.
@@ -97,10 +99,6 @@ pub struct Reduction {
 }
 
 impl CollectiveStream for SoftStream {
-    fn check_reduction(&self, _: &Reduction) -> Result<(), CollectiveError> {
-        Ok(())
-    }
-
     fn reduce(&self, reduction: &Reduction) -> Result<bool, CollectiveError> {
         let Reduction { reducer, blocks } = reduction.clone();
         self.launch(move || reducer.run_noting(blocks))?;
@@ -109,10 +107,6 @@ impl CollectiveStream for SoftStream {
 }
 
 impl CollectiveStream for Cpu {
-    fn check_reduction(&self, _: &Reduction) -> Result<(), CollectiveError> {
-        Ok(())
-    }
-
     fn reduce(&self, reduction: &Reduction) -> Result<bool, CollectiveError> {
         reduction.reducer.run(reduction.blocks)?;
         Ok(false)

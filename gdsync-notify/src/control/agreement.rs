@@ -14,7 +14,7 @@
 //! `T`, as such a rank never proposed it. The argument needs no bound on the time of messages. It
 //! needs that a rank that is found dead is cut off, which the connections do.
 
-use crate::rank_set::RankSet;
+use crate::life::RankSet;
 
 /// What a rank says to the others.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -2,7 +2,7 @@
 //! 4; little endian), then the payload. Parsing is pure and strict.
 
 use super::agreement::Proposal;
-use crate::rank_set::{self, RankSet};
+use crate::life::RankSet;
 
 /// Bytes before the payload.
 const HEADER: usize = 12;
@@ -55,9 +55,9 @@ impl Message {
         bytes.extend(number.to_le_bytes());
         match self {
             Message::Part(part) => bytes.extend(&part.bytes),
-            Message::Proposal(said) => bytes.extend(rank_set::encode(&said.dead)),
+            Message::Proposal(said) => bytes.extend(encode_set(&said.dead)),
             Message::Refusal { .. } => {}
-            Message::Dead { dead, .. } => bytes.extend(rank_set::encode(dead)),
+            Message::Dead { dead, .. } => bytes.extend(encode_set(dead)),
         }
         bytes
     }
@@ -72,14 +72,32 @@ impl Message {
                 Some(Message::Part(Part { epoch, number, bytes: payload.to_vec() }))
             }
             (PROPOSAL | DECISION, 0) => {
-                let dead = rank_set::decode(payload, size)?;
+                let dead = decode_set(payload, size)?;
                 Some(Message::Proposal(Proposal { epoch, is_decided: kind == DECISION, dead }))
             }
-            (DEAD, 0) => Some(Message::Dead { epoch, dead: rank_set::decode(payload, size)? }),
+            (DEAD, 0) => Some(Message::Dead { epoch, dead: decode_set(payload, size)? }),
             (REFUSAL, 0) if payload.is_empty() => Some(Message::Refusal { epoch }),
             _ => None,
         }
     }
+}
+
+/// The bytes of a set of ranks: one bit for each rank, in words of 64, little endian, without zeroes at the end.
+fn encode_set(set: &RankSet) -> Vec<u8> {
+    let words = set.last().map_or(0, |last| *last as usize / 64 + 1);
+    let mut bytes = vec![0; words * 8];
+    set.iter().for_each(|rank| bytes[*rank as usize / 8] |= 1 << (rank % 8));
+    bytes
+}
+
+/// The set of ranks below `size` that the bytes are; `None` where they are no such set.
+fn decode_set(bytes: &[u8], size: u32) -> Option<RankSet> {
+    let (words, []) = bytes.as_chunks::<8>() else { return None };
+    let is_canonical = words.last().is_none_or(|word| *word != [0; 8]);
+    let bits = |byte: u8| (0..8).filter(move |bit| byte >> bit & 1 != 0);
+    let ranks = (0..).zip(bytes).flat_map(|(at, byte)| bits(*byte).map(move |bit| at * 8 + bit));
+    let set: RankSet = ranks.collect();
+    (is_canonical && set.last().is_none_or(|last| *last < size)).then_some(set)
 }
 
 #[cfg(test)]
@@ -104,6 +122,18 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn a_set_holds_what_was_inserted_and_round_trips(ranks in prop::collection::btree_set(0u32..300, 0..20), garbage: Vec<u8>) {
+            let bytes = encode_set(&ranks);
+            let has = |rank: &u32| bytes.get(*rank as usize / 8).is_some_and(|byte| byte >> (rank % 8) & 1 != 0);
+            prop_assert!((0..400).all(|rank| has(&rank) == ranks.contains(&rank)));
+            prop_assert_eq!(decode_set(&bytes, 300), Some(ranks));
+            if let Some(set) = decode_set(&garbage, 64) {
+                prop_assert!(set.iter().all(|rank| *rank < 64));
+                prop_assert_eq!(encode_set(&set), garbage);
+            }
+        }
+
         #[test]
         fn messages_round_trip_and_fit(message in message()) {
             let bytes = message.encode();

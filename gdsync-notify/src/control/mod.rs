@@ -12,8 +12,7 @@ pub(crate) use watch::Watch;
 
 use crate::bootstrap::BootstrapError;
 use crate::error::{DeathCause, NotifyError};
-use crate::life::{Life, State};
-use crate::rank_set::RankSet;
+use crate::life::{Life, RankSet, State};
 use agreement::{Agreement, Outcome};
 use gdsync::qp::DcTarget;
 use gdsync::verbs::DcAddress;
@@ -73,32 +72,21 @@ pub(crate) struct Control {
 }
 
 impl Control {
-    /// Unconnected, with a connection for each rank. `config` is that of the team's queue pairs.
+    /// Unconnected. `config` is that of the team's queue pairs. There is a connection for each rank; or DC, where the other
+    /// ranks have `dynamic` access to this one's memory by its target, which serves the team's queues, too.
     pub(crate) fn new(
         pd: &ProtectionDomain,
         config: QueuePairConfig<'static>,
+        dynamic: Option<Access>,
         (rank, size): (u32, u32),
         watch: Watch,
     ) -> Result<Self, NotifyError> {
-        let mesh = Mesh::new(pd, config, (rank, size), watch)?;
-        Ok(Self::of(Wires::Each(Box::new(mesh)), (rank, size), watch))
-    }
-
-    /// The same over DC. The other ranks have `access` to this one's memory by its target, which serves
-    /// the team's queues, too.
-    pub(crate) fn dynamic(
-        pd: &ProtectionDomain,
-        config: QueuePairConfig<'static>,
-        access: Access,
-        (rank, size): (u32, u32),
-        watch: Watch,
-    ) -> Result<Self, NotifyError> {
-        let hub = Hub::new(pd, config, access, (rank, size), watch.connect)?;
-        Ok(Self::of(Wires::Dynamic(Box::new(hub)), (rank, size), watch))
-    }
-
-    fn of(wires: Wires, (rank, size): (u32, u32), watch: Watch) -> Self {
-        Control {
+        let place = (rank, size);
+        let wires = match dynamic {
+            None => Wires::Each(Box::new(Mesh::new(pd, config, place, watch)?)),
+            Some(access) => Wires::Dynamic(Box::new(Hub::new(pd, config, access, place, watch.connect)?)),
+        };
+        Ok(Control {
             rank,
             wires,
             watch,
@@ -111,7 +99,7 @@ impl Control {
             is_fresh: false,
             is_new: false,
             waits_for: None,
-        }
+        })
     }
 
     /// The endpoint of the connection to a rank; `None` for this rank itself, and where connections

@@ -121,7 +121,7 @@ pub struct Cqe64 {
     sop_drop_qpn: U32,
     wqe_counter: U16,
     signature: u8,
-    op_own: u8,
+    pub(super) op_own: u8,
 }
 
 /// Offset of the vendor's syndrome in an error entry (`mlx5_err_cqe.vendor_err_synd`): inside
@@ -223,11 +223,6 @@ impl Cqe64 {
             level_or_l3_type: (flags >> 24 & 0xf) as u8,
             has_grh: flags >> 28 & 3 != 0,
         }
-    }
-
-    /// Opcode and owner byte.
-    pub(crate) fn raw_op_own(&self) -> u8 {
-        self.op_own
     }
 }
 

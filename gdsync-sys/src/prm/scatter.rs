@@ -6,7 +6,7 @@
 //! (`MLX5_INLINE_SCATTER_32` of libmlx5's `mlx5.h`, and `cq.c` for the place). An entry of 128 bytes has
 //! room for 64 in the half before its fields (`MLX5_INLINE_SCATTER_64`).
 
-use super::cqe::{CQE_SIZE, Cqe64};
+use super::cqe::Cqe64;
 use zerocopy::IntoBytes;
 
 /// Most bytes inside an entry of 64 bytes.
@@ -17,36 +17,32 @@ const SCATTER_32: u8 = 1 << 2;
 pub const SCATTER_LONG_BYTES: usize = 64;
 /// Bit of `op_own`: data is in the first half of an entry of 128 bytes, of which this is the second.
 const SCATTER_64: u8 = 1 << 3;
-/// Offset of `op_own`.
-const OP_OWN: usize = CQE_SIZE - 1;
 
 impl Cqe64 {
     /// The same entry with data inside: the bytes that its byte count says, at most [`SCATTER_BYTES`].
     /// More are left out.
-    pub fn with_data(self, data: &[u8]) -> Self {
-        let mut bytes: [u8; CQE_SIZE] = zerocopy::transmute!(self);
+    pub fn with_data(mut self, data: &[u8]) -> Self {
         let count = data.len().min(SCATTER_BYTES);
-        bytes[..count].copy_from_slice(&data[..count]);
-        bytes[OP_OWN] |= SCATTER_32;
-        zerocopy::transmute!(bytes)
+        self.as_mut_bytes()[..count].copy_from_slice(&data[..count]);
+        self.op_own |= SCATTER_32;
+        self
     }
 
     /// The same entry, as the second half of one of 128 bytes with data in its first half.
-    pub fn with_data_before(self) -> Self {
-        let mut bytes: [u8; CQE_SIZE] = zerocopy::transmute!(self);
-        bytes[OP_OWN] |= SCATTER_64;
-        zerocopy::transmute!(bytes)
+    pub fn with_data_before(mut self) -> Self {
+        self.op_own |= SCATTER_64;
+        self
     }
 
     /// Whether data is in the first half of the entry of 128 bytes, of which this is the second.
     pub fn has_data_before(&self) -> bool {
-        self.raw_op_own() & SCATTER_64 != 0 && !self.is_error()
+        self.op_own & SCATTER_64 != 0 && !self.is_error()
     }
 
     /// The data inside the entry, if there is some.
     pub fn data(&self) -> Option<&[u8]> {
         let count = (self.byte_count() as usize).min(SCATTER_BYTES);
-        let has_data = self.raw_op_own() & SCATTER_32 != 0 && !self.is_error();
+        let has_data = self.op_own & SCATTER_32 != 0 && !self.is_error();
         has_data.then(|| &self.as_bytes()[..count])
     }
 }
@@ -64,7 +60,7 @@ mod tests {
         assert_eq!((cqe.opcode(), cqe.owner(), cqe.is_solicited()), (Ok(CqeOpcode::RespSendImm), true, true));
         assert_eq!((cqe.qpn(), cqe.wqe_counter(), cqe.byte_count()), (5, 7, 20));
         assert_eq!((cqe.imm(), cqe.user_index()), ([1, 2, 3, 4], 0x123));
-        assert_eq!(cqe.raw_op_own() & 0xf, SCATTER_32 | 2 | 1);
+        assert_eq!(cqe.op_own & 0xf, SCATTER_32 | 2 | 1);
         let whole = Cqe64::responder(CqeOpcode::RespSend, 5, 6, 7, 32, [0; 4], false).with_data(&[8; 40]);
         assert_eq!((whole.data(), whole.byte_count()), (Some(&[8; 32][..]), 32));
         let before = plain.with_data_before();

@@ -7,7 +7,7 @@
 use super::getters;
 use std::mem::offset_of;
 use zerocopy::byteorder::big_endian::{U16, U32, U64};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// The queue pair number of a key that belongs to no queue pair.
 pub const ANY_QP: u32 = 0xff_ffff;
@@ -89,11 +89,9 @@ impl UmrCtrlSeg {
     pub fn new(flags: UmrFlags, mask: KeyMask, entries: u16) -> Self {
         UmrCtrlSeg {
             flags: flags.bits(),
-            reserved: [0; 3],
             octowords: U16::new(entries),
-            offset: U16::ZERO,
             mask: U64::new(mask.bits()),
-            reserved_end: [0; 32],
+            ..Self::new_zeroed()
         }
     }
 }
@@ -152,20 +150,11 @@ impl KeyContextSeg {
     pub fn new(fields: &KeyFields) -> Self {
         KeyContextSeg {
             free: if fields.closed { CLOSED } else { 0 },
-            reserved1: 0,
             access: fields.access.bits(),
-            sf: 0,
             qpn_mkey: U32::new(fields.qpn << 8 | u32::from(fields.tag)),
-            reserved2: U32::ZERO,
-            flags_pd: U32::ZERO,
             start_addr: U64::new(fields.start_addr),
             len: U64::new(fields.len),
-            bsf_octowords: U32::ZERO,
-            reserved3: [U32::ZERO; 4],
-            translation_octowords: U32::ZERO,
-            reserved4: [0; 3],
-            log_page_size: 0,
-            reserved5: U32::ZERO,
+            ..Self::new_zeroed()
         }
     }
 

@@ -129,18 +129,6 @@ macro_rules! shared {
             }
         }
 
-        impl Default for $name {
-            fn default() -> Self {
-                $name::new(0)
-            }
-        }
-
-        impl From<$value> for $name {
-            fn from(value: $value) -> Self {
-                $name::new(value)
-            }
-        }
-
         impl fmt::Debug for $name {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 self.load(Ordering::Relaxed).fmt(f)

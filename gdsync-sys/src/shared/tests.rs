@@ -3,7 +3,7 @@ use proptest::prelude::*;
 
 #[test]
 fn words_behave_as_atomics_do() {
-    let (byte, short, long) = (SharedU8::new(7), SharedU32::from(7), SharedU64::default());
+    let (byte, short, long) = (SharedU8::new(7), SharedU32::new(7), SharedU64::new(0));
     for order in [Ordering::Relaxed, Ordering::Acquire, Ordering::Release, Ordering::AcqRel, Ordering::SeqCst]
     {
         byte.store(200, order);

@@ -1,7 +1,7 @@
 //! `gdsync/core.h`: words, bytes, and lists of descriptors.
 
 use crate::batch::{Builder, Target, check_flags, check_word, condition};
-use crate::error::{self, CallError, no_flags, non_null, non_null_mut};
+use crate::error::{self, CallError, list, no_flags, non_null, non_null_mut};
 use crate::streams;
 use crate::types::{
     self, CUstream, gds_descriptor_t, gds_wait_value32_t, gds_write_memory_t, gds_write_value32_t,
@@ -81,13 +81,10 @@ pub unsafe extern "C" fn gds_prepare_write_memory(
 /// Descriptors, ready to become a batch.
 unsafe fn read(target: Target, n_descs: size_t, descs: *mut gds_descriptor_t) -> Result<Builder, CallError> {
     let mut builder = Builder::new(target, n_descs.min(1024));
-    if n_descs == 0 {
-        return Ok(builder);
-    }
-    let descs = non_null_mut("the descriptors", descs)?;
-    for i in 0..n_descs {
-        // SAFETY: an array of that many, the caller's.
-        unsafe { builder.descriptor(&*descs.add(i)) }?;
+    // SAFETY: the caller's.
+    for one in unsafe { list("the descriptors", n_descs, descs) }? {
+        // SAFETY: the caller's.
+        unsafe { builder.descriptor(one) }?;
     }
     Ok(builder)
 }

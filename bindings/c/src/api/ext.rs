@@ -3,9 +3,8 @@
 use super::verbs::{check, made};
 use crate::error::{self, CallError, bad, non_null, non_null_mut};
 use crate::providers::{self, Kind};
-use crate::requests::{self, Pending};
 use crate::types::{CUstream, GDSYNC_STREAM_NEVER_CAPTURED, gds_qp, gds_send_request_t, gds_wait_request_t};
-use crate::{log, objects, pages, streams};
+use crate::{log, objects, pages, requests, streams};
 use gdsync::verbs::{OpenError, provider};
 use gdsync_sys::verbs::ibv_context;
 use libc::{c_char, c_int, c_uint, c_void, size_t};
@@ -172,11 +171,8 @@ pub unsafe extern "C" fn gdsync_cancel_send(request: *mut gds_send_request_t) ->
         let request = non_null_mut("the request", request)?;
         // SAFETY: valid, the caller's.
         let name = unsafe { (*request).rollback_id };
-        match requests::use_up(name, true)? {
-            // Newest first: what is newest leaves no trace.
-            Pending::Sends(sends) => sends.into_iter().rev().for_each(drop),
-            one => drop(one),
-        }
+        // Newest first: what is newest leaves no trace.
+        requests::use_up_sends(name)?.into_iter().rev().for_each(drop);
         Ok(())
     })
 }
@@ -190,7 +186,7 @@ pub unsafe extern "C" fn gdsync_cancel_wait(request: *mut gds_wait_request_t) ->
     error::status("gdsync_cancel_wait", || {
         let request = non_null_mut("the request", request)?;
         // SAFETY: valid, the caller's.
-        requests::use_up(unsafe { (*request).peek_id }, false).map(drop)
+        requests::use_up_wait(unsafe { (*request).peek_id }).map(drop)
     })
 }
 

@@ -9,17 +9,15 @@ use gdsync::memop::Word32;
 use gdsync::{Error, PinnedMemory};
 use libc::{c_int, c_void, size_t};
 use parking_lot::Mutex;
+use std::any::Any;
 use std::collections::HashMap;
 use std::sync::LazyLock;
 
+/// Memory that a descriptor stands for; it is released with this value.
+type Allocated = Box<dyn Any + Send>;
+
 /// What was allocated, by the numbers in `mh`.
 static ALLOCATED: LazyLock<Mutex<(u64, HashMap<u64, Allocated>)>> = LazyLock::new(Mutex::default);
-
-/// Memory that a descriptor stands for; it is released with this value.
-enum Allocated {
-    Host(#[expect(dead_code, reason = "held")] PinnedMemory),
-    Gpu(#[expect(dead_code, reason = "held")] Box<MappedMemory>),
-}
 
 /// Where both sides find it.
 struct Addresses {
@@ -37,7 +35,7 @@ fn on_gpu(size: usize) -> Option<(Allocated, Addresses)> {
         Ok(memory) => {
             let host = memory.as_ptr().cast();
             let addresses = Addresses { gpu: memory.gpu().address(), host, bar: host };
-            Some((Allocated::Gpu(Box::new(memory)), addresses))
+            Some((Box::new(memory), addresses))
         }
         Err(error) => {
             tracing::info!(%error, ordinal, "GPU memory cannot be mapped here: it is host memory that the GPU reaches");
@@ -53,7 +51,7 @@ fn on_host(size: usize) -> Result<(Allocated, Addresses), CallError> {
     let memory = PinnedMemory::allocate(whole).map_err(|source| Error::Memory { len: size, source })?;
     let host = memory.addr().get() as *mut c_void;
     let addresses = Addresses { gpu: device_address(&memory)?, host, bar: std::ptr::null_mut() };
-    Ok((Allocated::Host(memory), addresses))
+    Ok((Box::new(memory), addresses))
 }
 
 /// The GPU's address of the memory. It gets to know pages; kernels need them in a row, as they know

@@ -88,12 +88,7 @@ pub unsafe extern "C" fn gds_mlx5_get_send_info(
         for i in 0..count {
             // SAFETY: an array of `count`, the caller's.
             let name = unsafe { (*requests.add(i)).rollback_id };
-            let sends = match requests::use_up(name, true)? {
-                Pending::Send(send) => vec![send],
-                Pending::Sends(sends) => sends,
-                Pending::Wait(..) => Vec::new(),
-            };
-            let Some(ring) = give(sends)? else { continue };
+            let Some(ring) = give(requests::use_up_sends(name)?)? else { continue };
             let info = gds_mlx5_send_info_t {
                 // Only `membar_full`.
                 membars: 1 << 1,

@@ -1,25 +1,12 @@
 //! `gdsync/team.h`: notified writes, by the CPU and on streams.
 
-use super::team;
-use crate::error::{self, CallError, non_null};
+use crate::error::{self, list};
 use crate::notify_types::gdsync_put_t;
+use crate::streams;
+use crate::teams::{self, TEAMS};
 use crate::types::{CUstream, gdsync_segment, gdsync_team};
-use crate::{streams, teams};
 use gdsync::Batch;
 use libc::{c_int, c_uint, size_t};
-
-/// A list of the program.
-///
-/// # Safety
-/// `list` is null, or an array of `number`.
-unsafe fn list<'a, T>(what: &'static str, number: size_t, list: *const T) -> Result<&'a [T], CallError> {
-    if number == 0 {
-        return Ok(&[]);
-    }
-    let list = non_null(what, list)?;
-    // SAFETY: the caller's.
-    Ok(unsafe { std::slice::from_raw_parts(list, number) })
-}
 
 /// `gdsync_put`.
 ///
@@ -34,9 +21,9 @@ pub unsafe extern "C" fn gdsync_put(
 ) -> c_int {
     error::status("gdsync_put", || {
         // SAFETY: the caller's.
-        let (queue, puts) = unsafe { (team::find(team)?.queue(queue)?, list("puts", number, puts)?) };
+        let (queue, puts) = unsafe { (TEAMS.find(team)?.queue(queue)?, list("puts", number, puts)?) };
         // SAFETY: the caller's.
-        unsafe { teams::post(team, &queue, puts) }
+        puts.iter().try_for_each(|one| unsafe { teams::put(team, one, |operation| queue.post(operation)) })
     })
 }
 
@@ -54,7 +41,7 @@ pub unsafe extern "C" fn gdsync_stream_put(
 ) -> c_int {
     error::status("gdsync_stream_put", || {
         // SAFETY: the caller's.
-        let (stream, queue) = unsafe { (streams::find(stream)?, team::find(team)?.queue(queue)?) };
+        let (stream, queue) = unsafe { (streams::find(stream)?, TEAMS.find(team)?.queue(queue)?) };
         // SAFETY: the caller's.
         unsafe { teams::exchange(&stream, team, Some((&queue, list("puts", number, puts)?)), None) }
     })
@@ -98,7 +85,7 @@ pub unsafe extern "C" fn gdsync_stream_exchange(
     error::status("gdsync_stream_exchange", || {
         // SAFETY: the caller's.
         unsafe {
-            let (stream, queue) = (streams::find(stream)?, team::find(team)?.queue(queue)?);
+            let (stream, queue) = (streams::find(stream)?, TEAMS.find(team)?.queue(queue)?);
             let segment = teams::segment_of(team, segment)?;
             let puts = (&queue, list("puts", number, puts)?);
             teams::exchange(&stream, team, Some(puts), Some((segment, list("ids", waits, ids)?)))
@@ -119,7 +106,7 @@ pub unsafe extern "C" fn gdsync_stream_quiet(
 ) -> c_int {
     error::status("gdsync_stream_quiet", || {
         // SAFETY: the caller's.
-        let (stream, team) = unsafe { (streams::find(stream)?, team::find(team)?) };
+        let (stream, team) = unsafe { (streams::find(stream)?, TEAMS.find(team)?) };
         let waits = team.queue(queue)?.prepare_waits(rank)?;
         stream.post(waits.into_iter().fold(Batch::new(), Batch::wait))
     })

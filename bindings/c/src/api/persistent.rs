@@ -1,12 +1,12 @@
 //! `gdsync/ext.h`: persistent requests.
 
-use crate::error::{self, CallError, non_null, non_null_mut};
+use super::trigger::TRIGGERS;
+use crate::error::{self, CallError, list, non_null, non_null_mut};
 use crate::persistent::{self, Work};
-use crate::triggers::TRIGGERS;
 use crate::types::{CUstream, gds_qp, gds_send_wr, gdsync_request, gdsync_trigger, ibv_recv_wr};
 use crate::{objects, streams, work};
 use gdsync::QueueError;
-use gdsync::persistent::{ListError, PersistentError};
+use gdsync::persistent::{ListError, PersistentError, Request};
 use gdsync::queue::StateError;
 use gdsync_sys::verbs::ibv_wc;
 use libc::{c_int, c_uint, size_t};
@@ -42,21 +42,7 @@ pub unsafe extern "C" fn gdsync_recv_init(qp: *mut gds_qp, wr: *const ibv_recv_w
     })
 }
 
-/// The requests of a list.
-///
-/// # Safety
-/// `requests` is null, or an array of `number`.
-unsafe fn list<'a>(
-    number: size_t,
-    requests: *const *mut gdsync_request,
-) -> Result<&'a [*mut gdsync_request], CallError> {
-    if number == 0 {
-        return Ok(&[]);
-    }
-    let requests = non_null("the list of requests", requests)?;
-    // SAFETY: the caller's.
-    Ok(unsafe { std::slice::from_raw_parts(requests, number) })
-}
+const LIST: &str = "the list of requests";
 
 /// `gdsync_start_all`.
 ///
@@ -70,9 +56,9 @@ pub unsafe extern "C" fn gdsync_start_all(
 ) -> c_int {
     error::status("gdsync_start_all", || {
         // SAFETY: the caller's.
-        let (list, stream) = unsafe { (list(number, requests)?, streams::find(stream)?) };
+        let (list, stream) = unsafe { (list(LIST, number, requests)?, streams::find(stream)?) };
         // SAFETY: the caller's.
-        unsafe { start(list, || persistent::start_all(&stream, list)) }
+        unsafe { start(list, |list| stream.start_all(list)) }
     })
 }
 
@@ -89,11 +75,11 @@ pub unsafe extern "C" fn gdsync_start_all_by_trigger(
 ) -> c_int {
     error::status("gdsync_start_all_by_trigger", || {
         // SAFETY: the caller's.
-        let (list, stream) = unsafe { (list(number, requests)?, streams::find(stream)?) };
+        let (list, stream) = unsafe { (list(LIST, number, requests)?, streams::find(stream)?) };
         // SAFETY: the caller's.
         let trigger = &unsafe { TRIGGERS.find(trigger) }?.trigger;
         // SAFETY: the caller's.
-        unsafe { start(list, || persistent::start_all_by_trigger(&stream, trigger, list)) }
+        unsafe { start(list, |list| stream.start_all_by_trigger(list, trigger)) }
     })
 }
 
@@ -103,8 +89,10 @@ pub unsafe extern "C" fn gdsync_start_all_by_trigger(
 /// No other thread frees the requests, or destroys their queue pairs.
 unsafe fn start(
     list: &[*mut gdsync_request],
-    start: impl Fn() -> Result<(), CallError>,
+    start: impl Fn(&mut [&mut dyn Request]) -> Result<(), CallError>,
 ) -> Result<(), CallError> {
+    // SAFETY: the caller's.
+    let start = || unsafe { persistent::with_all(list, &start) };
     match start() {
         Err(error) if is_not_connected(&error) => {
             // SAFETY: the caller's.
@@ -138,9 +126,9 @@ pub unsafe extern "C" fn gdsync_wait_all(
 ) -> c_int {
     error::status("gdsync_wait_all", || {
         // SAFETY: the caller's.
-        let (list, stream) = unsafe { (list(number, requests)?, streams::find(stream)?) };
+        let (list, stream) = unsafe { (list(LIST, number, requests)?, streams::find(stream)?) };
         // SAFETY: the caller's.
-        unsafe { persistent::wait_all(&stream, list) }
+        unsafe { persistent::with_all(list, |list| stream.wait_all(list)) }
     })
 }
 

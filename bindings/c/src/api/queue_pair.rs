@@ -1,8 +1,8 @@
 //! `gdsync/core.h`: the version, and queue pairs.
 
+use super::trigger::TriggerObject;
 use crate::error::{self, CallError, bad, non_null_mut};
 use crate::placement::Wishes;
-use crate::triggers::TriggerObject;
 use crate::types::{self, gds_cq, gds_qp, gds_qp_init_attr_t, ibv_recv_wr};
 use crate::{completion, log, objects, streams, work};
 use gdsync::QueuePairConfig;

@@ -1,12 +1,20 @@
 //! `gdsync/ext.h`: sends that the card holds back until their receives are posted.
 
 use crate::error;
+use crate::named::Named;
 use crate::persistent::{self, Work};
-use crate::ready_words::{self, READY_WORDS};
 use crate::types::{gds_qp, gdsync_ready_word, gdsync_request};
 use crate::{log, objects, work};
+use gdsync::qp::CardWord;
+use gdsync::{Access, MemoryRegion};
 use gdsync_sys::verbs::{ibv_context, ibv_pd};
 use libc::c_int;
+
+/// Requests behind a word keep it, too.
+static READY_WORDS: Named<gdsync_ready_word, CardWord> = Named::new(
+    "the ready word",
+    "pass what gdsync_ready_word_create returned, and no copy, until gdsync_ready_word_free",
+);
 
 /// `gdsync_ready_word_create`.
 ///
@@ -21,7 +29,11 @@ pub unsafe extern "C" fn gdsync_ready_word_create(
     error::pointer("gdsync_ready_word_create", || {
         // SAFETY: the caller's.
         let (_, domain) = unsafe { objects::domain(context, pd) }?;
-        ready_words::create(&domain)
+        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+        let word = CardWord::in_region(&MemoryRegion::allocate(&domain, size_of::<u64>(), access)?, 0)?;
+        let (address, rkey) = (word.address() as usize, word.remote().rkey);
+        READY_WORDS
+            .keep(word, |_| gdsync_ready_word { word: std::ptr::with_exposed_provenance_mut(address), rkey })
     })
 }
 
@@ -45,7 +57,7 @@ pub unsafe extern "C" fn gdsync_send_behind(
 ) -> c_int {
     error::status("gdsync_send_behind", || {
         // SAFETY: the caller's.
-        unsafe { persistent::set_behind(send, &READY_WORDS.find(word)?.word) }
+        unsafe { persistent::set_behind(send, READY_WORDS.find(word)?) }
     })
 }
 

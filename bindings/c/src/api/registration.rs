@@ -1,11 +1,12 @@
 //! `gdsync/ext.h`: registration caches.
 
+use super::segment::gpu;
 use crate::error::{self, CallError, bad, non_null_mut};
 use crate::registrations::{self, CACHES, CacheObject, REGIONS};
 use crate::types::{gdsync_cache, gdsync_cache_statistics_t, gdsync_region};
 use crate::{log, objects};
+use gdsync::Access;
 use gdsync::verbs::{CacheLimits, RegistrationCache};
-use gdsync::{Access, cuda};
 use gdsync_sys::verbs::{ibv_context, ibv_pd};
 use libc::{c_int, c_ulonglong, c_void, size_t};
 use std::ptr::NonNull;
@@ -89,10 +90,8 @@ pub unsafe extern "C" fn gdsync_cache_get_gpu(
         }
         check_length(addr, length)?;
         let access = access_of(access)?;
-        let gpu =
-            u32::try_from(gpu_id).map_err(|_| bad("gpu_id", gpu_id, "it must be the number of a GPU"))?;
         // SAFETY: the caller's.
-        let region = unsafe { object.cache.gpu_raw(&cuda::context(gpu)?, addr, length, access) }?;
+        let region = unsafe { object.cache.gpu_raw(&gpu(gpu_id)?, addr, length, access) }?;
         registrations::keep_region(region)
     })
 }

@@ -1,8 +1,7 @@
 //! `gdsync/team.h`: segments, and notifications as the CPU sees them.
 
-use super::team;
 use crate::error::{self, CallError, bad, non_null_mut};
-use crate::teams::{self, LetGo, SEGMENTS};
+use crate::teams::{self, LetGo, SEGMENTS, TEAMS};
 use crate::types::{gdsync_segment, gdsync_team};
 use gdsync::PinnedMemory;
 use gdsync::cuda::{self, GpuMemory};
@@ -15,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-fn gpu(number: c_int) -> Result<Arc<CudaContext>, CallError> {
+pub(super) fn gpu(number: c_int) -> Result<Arc<CudaContext>, CallError> {
     let ordinal =
         u32::try_from(number).map_err(|_| bad("gpu_id", number, "it must be the number of a GPU"))?;
     Ok(cuda::context(ordinal)?)
@@ -33,7 +32,7 @@ pub unsafe extern "C" fn gdsync_segment_allocate(
 ) -> *mut gdsync_segment {
     error::pointer("gdsync_segment_allocate", || {
         // SAFETY: the caller's.
-        let segment = unsafe { team::find(team) }?.allocate(length, notifications)?;
+        let segment = unsafe { TEAMS.find(team) }?.allocate(length, notifications)?;
         teams::keep_segment(team, segment, None)
     })
 }
@@ -51,7 +50,7 @@ pub unsafe extern "C" fn gdsync_segment_allocate_gpu(
 ) -> *mut gdsync_segment {
     error::pointer("gdsync_segment_allocate_gpu", || {
         // SAFETY: the caller's.
-        let found = unsafe { team::find(team) }?;
+        let found = unsafe { TEAMS.find(team) }?;
         let segment = found.allocate_gpu(&gpu(gpu_id)?, length, notifications)?;
         teams::keep_segment(team, segment, None)
     })
@@ -70,7 +69,7 @@ pub unsafe extern "C" fn gdsync_segment_register(
 ) -> *mut gdsync_segment {
     error::pointer("gdsync_segment_register", || {
         // SAFETY: the caller's.
-        let found = unsafe { team::find(team) }?;
+        let found = unsafe { TEAMS.find(team) }?;
         let base = NonNull::new(addr.cast::<u8>()).ok_or(CallError::Null { what: "the memory" })?;
         let free = Arc::new(AtomicBool::new(false));
         // SAFETY: the program keeps the memory until `gdsync_segment_free` has returned 0, which waits until the owner
@@ -94,7 +93,7 @@ pub unsafe extern "C" fn gdsync_segment_register_gpu(
 ) -> *mut gdsync_segment {
     error::pointer("gdsync_segment_register_gpu", || {
         // SAFETY: the caller's.
-        let found = unsafe { team::find(team) }?;
+        let found = unsafe { TEAMS.find(team) }?;
         if addr == 0 {
             return Err(CallError::Null { what: "the memory" });
         }

@@ -1,11 +1,10 @@
 //! `gdsync/team.h`: teams.
 
-use crate::error::{self, CallError};
+use crate::error;
 use crate::log;
 use crate::notify_types::gdsync_team_attr_t;
 use crate::teams::{self, TEAMS};
 use crate::types::{gdsync_bootstrap, gdsync_team};
-use gdsync_notify::Team;
 use gdsync_sys::verbs::{ibv_context, ibv_pd};
 use libc::{c_int, c_uint};
 use std::time::Duration;
@@ -31,15 +30,6 @@ pub unsafe extern "C" fn gdsync_team_create(
     })
 }
 
-/// The team of a handle.
-///
-/// # Safety
-/// No other thread frees it while the reference is used.
-pub(super) unsafe fn find<'a>(team: *mut gdsync_team) -> Result<&'a Team, CallError> {
-    // SAFETY: the caller's.
-    Ok(&unsafe { TEAMS.find(team) }?.team)
-}
-
 /// `gdsync_team_rank`.
 ///
 /// # Safety
@@ -47,7 +37,7 @@ pub(super) unsafe fn find<'a>(team: *mut gdsync_team) -> Result<&'a Team, CallEr
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_team_rank(team: *mut gdsync_team) -> c_int {
     // SAFETY: the caller's.
-    error::count("gdsync_team_rank", || Ok(unsafe { find(team) }?.rank() as c_int))
+    error::count("gdsync_team_rank", || Ok(unsafe { TEAMS.find(team) }?.rank() as c_int))
 }
 
 /// `gdsync_team_size`.
@@ -57,7 +47,7 @@ pub unsafe extern "C" fn gdsync_team_rank(team: *mut gdsync_team) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_team_size(team: *mut gdsync_team) -> c_int {
     // SAFETY: the caller's.
-    error::count("gdsync_team_size", || Ok(unsafe { find(team) }?.size() as c_int))
+    error::count("gdsync_team_size", || Ok(unsafe { TEAMS.find(team) }?.size() as c_int))
 }
 
 /// `gdsync_team_barrier`.
@@ -67,7 +57,7 @@ pub unsafe extern "C" fn gdsync_team_size(team: *mut gdsync_team) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_team_barrier(team: *mut gdsync_team) -> c_int {
     // SAFETY: the caller's.
-    error::status("gdsync_team_barrier", || Ok(unsafe { find(team) }?.barrier()?))
+    error::status("gdsync_team_barrier", || Ok(unsafe { TEAMS.find(team) }?.barrier()?))
 }
 
 /// `gdsync_team_flush`.
@@ -82,7 +72,7 @@ pub unsafe extern "C" fn gdsync_team_flush(
 ) -> c_int {
     error::status("gdsync_team_flush", || {
         // SAFETY: the caller's.
-        let queue = unsafe { find(team) }?.queue(queue)?;
+        let queue = unsafe { TEAMS.find(team) }?.queue(queue)?;
         Ok(queue.flush(Duration::from_millis(timeout_ms.into()))?)
     })
 }
@@ -95,7 +85,7 @@ pub unsafe extern "C" fn gdsync_team_flush(
 pub unsafe extern "C" fn gdsync_team_is_dead(team: *mut gdsync_team, rank: u32) -> c_int {
     error::count("gdsync_team_is_dead", || {
         // SAFETY: the caller's.
-        let team = unsafe { find(team) }?;
+        let team = unsafe { TEAMS.find(team) }?;
         let size = team.size();
         if rank >= size {
             return Err(gdsync_notify::NotifyError::Rank { rank, size }.into());
@@ -112,7 +102,7 @@ pub unsafe extern "C" fn gdsync_team_is_dead(team: *mut gdsync_team, rank: u32) 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_team_shrink(team: *mut gdsync_team) -> c_int {
     // SAFETY: the caller's.
-    error::count("gdsync_team_shrink", || Ok(unsafe { find(team) }?.shrink()?.len() as c_int))
+    error::count("gdsync_team_shrink", || Ok(unsafe { TEAMS.find(team) }?.shrink()?.len() as c_int))
 }
 
 /// `gdsync_team_free`.

@@ -1,14 +1,28 @@
 //! `gdsync/ext.h`: triggers.
 
 use super::queue_pair::create;
-use crate::error::{self, bad, non_null_mut};
-use crate::requests::{self, Pending};
-use crate::triggers::{TRIGGERS, TriggerObject};
+use crate::error::{self, non_null_mut};
+use crate::named::Named;
+use crate::requests;
 use crate::types::{gds_qp, gds_qp_init_attr_t, gds_send_request_t, gdsync_trigger};
 use crate::{log, objects};
-use gdsync::Trigger;
+use gdsync::{Device, ProtectionDomain, Trigger};
 use gdsync_sys::verbs::{ibv_context, ibv_pd};
 use libc::c_int;
+use std::ptr::with_exposed_provenance_mut;
+
+/// What a `gdsync_trigger_t *` stands for.
+pub(crate) struct TriggerObject {
+    pub(crate) trigger: Trigger,
+    /// Of which its queue pairs are.
+    pub(crate) domain: (Device, ProtectionDomain),
+    /// The same, by the names that the program has of them.
+    context: usize,
+    pd: usize,
+}
+
+pub(crate) static TRIGGERS: Named<gdsync_trigger, TriggerObject> =
+    Named::new("the trigger", "pass what gdsync_trigger_create returned, until gdsync_trigger_free");
 
 /// `gdsync_trigger_create`.
 ///
@@ -27,7 +41,7 @@ pub unsafe extern "C" fn gdsync_trigger_create(
         let word = trigger.address() as usize;
         let (context, pd) = (context.expose_provenance(), pd.expose_provenance());
         TRIGGERS.keep(TriggerObject { trigger, domain, context, pd }, |_| gdsync_trigger {
-            word: std::ptr::with_exposed_provenance_mut(word),
+            word: with_exposed_provenance_mut(word),
         })
     })
 }
@@ -46,8 +60,10 @@ pub unsafe extern "C" fn gdsync_trigger_create_qp(
     error::pointer("gdsync_trigger_create_qp", || {
         // SAFETY: the caller's.
         let object = unsafe { TRIGGERS.find(trigger) }?;
+        let (pd, context) =
+            (with_exposed_provenance_mut(object.pd), with_exposed_provenance_mut(object.context));
         // SAFETY: the caller's; domain and context outlive the trigger.
-        unsafe { create((object.pd(), object.context()), qp_init_attr, (gpu_id, flags), Some(object)) }
+        unsafe { create((pd, context), qp_init_attr, (gpu_id, flags), Some(object)) }
     })
 }
 
@@ -61,13 +77,8 @@ pub unsafe extern "C" fn gdsync_send_ticket(request: *mut gds_send_request_t, ti
         let (request, place) = (non_null_mut("the request", request)?, non_null_mut("ticket", ticket)?);
         // SAFETY: valid, the caller's.
         let name = unsafe { (*request).rollback_id };
-        let sends = match requests::use_up(name, true)? {
-            Pending::Send(send) => vec![send],
-            Pending::Sends(sends) => sends,
-            Pending::Wait(..) => return Err(bad("the request", name as i64, "it is a wait: pass a send")),
-        };
         let mut last = 0;
-        for send in sends {
+        for send in requests::use_up_sends(name)? {
             last = send.into_ticket()?;
         }
         // SAFETY: a valid place, the caller's.

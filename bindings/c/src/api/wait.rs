@@ -181,8 +181,6 @@ unsafe fn leave_to_cpu(cq: *mut gds_cq, request: *mut gds_wait_request_t) -> Res
     let request = non_null_mut("the request", request)?;
     // SAFETY: valid, the caller's.
     let name = unsafe { (*request).peek_id };
-    if let Pending::Wait(wait, _) = requests::use_up(name, false)? {
-        wait.leave_to_cpu();
-    }
+    requests::use_up_wait(name)?.leave_to_cpu();
     Ok(())
 }

@@ -2,9 +2,9 @@
 //! library's.
 
 use crate::support::{Language, build, root, works};
+use gdsync_c::api::upstream::upstream_send_wr;
 use gdsync_c::notify_types::*;
 use gdsync_c::types::*;
-use gdsync_c::upstream_types::upstream_send_wr;
 use gdsync_sys::verbs::ibv_qp_init_attr;
 use std::mem::offset_of;
 

@@ -47,23 +47,8 @@ pub mod opcode {
     /// GET_DROPPED_PACKET_LOG, NOP, QUERY_CONG_STATUS, _CONG_PARAMS, _CONG_STATISTICS, _LAG (the
     /// kernel's `devx_is_general_cmd`).
     pub const GENERAL: &[u16] = &[
-        QUERY_HCA_CAP,
-        0x101,
-        0x10a,
-        0x740,
-        0x750,
-        0x752,
-        0x754,
-        0x760,
-        QUERY_HCA_VPORT_CONTEXT,
-        0x76f,
-        0x770,
-        0x80a,
-        NOP,
-        0x822,
-        0x824,
-        0x826,
-        QUERY_LAG,
+        0x100, 0x101, 0x10a, 0x740, 0x750, 0x752, 0x754, 0x760, 0x762, 0x76f, 0x770, 0x80a, 0x80d, 0x822,
+        0x824, 0x826, 0x842,
     ];
     /// `MLX5_CMD_OP_GENERAL_START` to `_END`.
     pub const GENERAL_RANGE: std::ops::Range<u16> = 0xb00..0xd00;

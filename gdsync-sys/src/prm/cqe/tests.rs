@@ -71,13 +71,13 @@ fn the_time_is_in_entries_without_an_error() {
     assert_eq!(good.as_bytes()[48..56], [1, 2, 3, 4, 5, 6, 7, 8]);
     let bad = Cqe64::error(CqeOpcode::ResponderError, 0, 1, 2, Syndrome::WrFlush, 0);
     assert_eq!(bad.with_timestamp(7), bad);
-    assert_eq!(Cqe64::resize().raw_op_own(), 0x50);
+    assert_eq!(Cqe64::resize().op_own, 0x50);
 }
 
 #[test]
 fn invalid_entries_look_like_owner_one() {
     let cqe = Cqe64::invalid();
-    assert_eq!((cqe.raw_op_own(), cqe.opcode(), cqe.owner()), (0xf1, Ok(CqeOpcode::Invalid), true));
+    assert_eq!((cqe.op_own, cqe.opcode(), cqe.owner()), (0xf1, Ok(CqeOpcode::Invalid), true));
     let last = &cqe.as_bytes()[LAST_DWORD..];
     assert_eq!(u32::from_le_bytes([last[0], last[1], last[2], last[3]]) & OWNER_MASK_DWORD, OWNER_MASK_DWORD);
 }
