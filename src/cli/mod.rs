@@ -16,7 +16,7 @@ pub use choices::{Connections, DoorbellChoice, Operation, QueueChoice, Service, 
 pub use hosts::{Address, Hosts};
 pub use net::{NetMode, NetOperation, NetOptions};
 pub use pingpong::PingpongOptions;
-pub use process::{BenchFirstOptions, BenchScaleOptions, Process};
+pub use process::Process;
 pub use sides::{SideOptions, Sizes};
 pub use values::{NO_FAULTS, soak_faults};
 

@@ -11,7 +11,7 @@ mod report;
 mod side;
 mod verify;
 
-use crate::cli::{NetOptions, SideOptions};
+use crate::cli::{NetOptions, Process, SideOptions};
 use crate::failure::Failure;
 use crate::sides::side::play;
 use crate::sides::{Channel, Measurement, Other};
@@ -20,7 +20,7 @@ use side::Net;
 
 impl Measurement for NetOptions {
     const COMMAND: &'static str = "bench net";
-    const PEER: &'static str = "net-peer";
+    const PEER: Process = Process::NetPeer;
     type Report = Report;
 
     fn sides(&self) -> &SideOptions {

@@ -5,7 +5,7 @@ mod report;
 mod side;
 mod watch;
 
-use crate::cli::{PingpongOptions, SideOptions};
+use crate::cli::{PingpongOptions, Process, SideOptions};
 use crate::failure::Failure;
 use crate::sides::side::play;
 use crate::sides::{Channel, Measurement, Other};
@@ -14,7 +14,7 @@ use side::Pingpong;
 
 impl Measurement for PingpongOptions {
     const COMMAND: &'static str = "pingpong";
-    const PEER: &'static str = "pingpong-peer";
+    const PEER: Process = Process::PingpongPeer;
     type Report = Report;
 
     fn sides(&self) -> &SideOptions {

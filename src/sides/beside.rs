@@ -5,8 +5,8 @@ use super::gpus::Other;
 use super::{Measurement, take_liberties};
 use crate::child;
 use crate::failure::{AlreadySaid, Failure};
-use std::io::{self, BufRead, Write};
-use std::process::{Child, Command, Stdio};
+use std::io;
+use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 /// How long the other process may take to end once this side has failed.
@@ -17,13 +17,9 @@ pub(super) fn run<M: Measurement>(options: &M) -> Result<M::Report, Failure> {
     if options.sides().procs == 2 { with_process(options) } else { with_thread(options) }
 }
 
-/// The other process: its options come in the first line of stdin, which then is the channel to the
-/// first side.
+/// The other process: behind its options, stdin is the channel to the first side.
 pub(crate) fn run_peer<M: Measurement>() -> Result<(), Failure> {
-    let mut first = String::new();
-    // One byte at a time, so that nothing of the channel's next lines is taken.
-    io::BufReader::with_capacity(1, io::stdin()).read_line(&mut first)?;
-    let options: M = serde_json::from_str(&first)?;
+    let options: M = child::options()?;
     take_liberties(options.sides())?;
     let channel = Channel::new(io::stdin(), io::stdout());
     // The first side knows how this one has failed, and says it.
@@ -41,14 +37,10 @@ fn wait_a_while(peer: &mut Child) {
 }
 
 fn with_process<M: Measurement>(options: &M) -> Result<M::Report, Failure> {
-    let mut command = Command::new(std::env::current_exe()?);
-    command.arg(M::PEER).stdin(Stdio::piped()).stdout(Stdio::piped());
-    child::dies_with_this_process(&mut command);
-    let mut child = command.spawn().map_err(|error| format!("cannot start the other process: {error}"))?;
-    let pipes = child.stdin.take().zip(child.stdout.take());
-    let mut peer = child::Guarded(child);
-    let (mut input, output) = pipes.ok_or("the other process has no pipes")?;
-    writeln!(input, "{}", serde_json::to_string(options)?)?;
+    let mut command = child::of(M::PEER)?;
+    command.stdout(Stdio::piped());
+    let (mut peer, input) = child::start(command, "the other process", options)?;
+    let output = peer.0.stdout.take().ok_or("the other process has no output")?;
     let report = options.play(0, Other::Beside, Channel::new(output, input));
     // A side that has failed says why: the other has the time to say it, too.
     match report {

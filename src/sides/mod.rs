@@ -26,7 +26,7 @@ pub(crate) use driver::{Arrival, CHUNKS, Driver, Work};
 pub(crate) use gpus::Other;
 pub(crate) use timing::Usage;
 
-use crate::cli::SideOptions;
+use crate::cli::{Process, SideOptions};
 use crate::destination::Destination;
 use crate::failure::Failure;
 use crate::interrupt::{self, NothingYet};
@@ -42,8 +42,8 @@ use std::sync::Arc;
 pub(crate) trait Measurement: Clone + Send + Serialize + DeserializeOwned + 'static {
     /// The words of its command behind `gdsync`.
     const COMMAND: &'static str;
-    /// The word by which the command starts the other process of a run.
-    const PEER: &'static str;
+    /// The other process of a run.
+    const PEER: Process;
     /// What one run has measured.
     type Report: Report;
 

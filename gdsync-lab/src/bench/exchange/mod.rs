@@ -9,7 +9,7 @@ use super::table::{Outcome, Row, Table};
 use super::{MEDIAN_US, median};
 use gdsync::cuda::{self, GpuList, Gpus};
 use gdsync_cli::child;
-use gdsync_cli::cli::BenchOptions;
+use gdsync_cli::cli::{BenchOptions, Process};
 use gdsync_cli::failure::Failure;
 use gdsync_cli::hca::{self, Hca};
 use gdsync_notify::bootstrap::{Bootstrap, Job, Meeting};
@@ -17,14 +17,12 @@ use ours::Shape;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use side::{BY_HAND, BY_RUST, Figures, Measured, RUNS, Side, WAYS};
-use std::io::{self, BufRead, Write};
-use std::process::{Command, Stdio};
 use std::time::Duration;
 
 /// For the sides to meet.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// What the other process reads from its standard input.
+/// What the other process is to do.
 #[derive(Debug, Serialize, Deserialize)]
 struct Plan {
     /// Where the two meet.
@@ -97,13 +95,7 @@ fn measure(options: &BenchOptions, (gpus, processes): (Option<[u32; 2]>, u64)) -
         gpus,
         rounds: options.rounds,
     };
-    let mut command = Command::new(std::env::current_exe()?);
-    command.arg("exchange-peer").stdin(Stdio::piped());
-    child::dies_with_this_process(&mut command);
-    let mut peer =
-        child::Guarded(command.spawn().map_err(|error| format!("cannot start the other process: {error}"))?);
-    let mut input = peer.0.stdin.take().ok_or("the other process has no input")?;
-    writeln!(input, "{}", serde_json::to_string(&plan)?)?;
+    let (mut peer, _input) = child::start(child::of(Process::ExchangePeer)?, "the other process", &plan)?;
     let figures = plan.play(0)?;
     match peer.0.wait()? {
         status if status.success() => Ok(figures),
@@ -133,12 +125,9 @@ fn with_thread(options: &BenchOptions, gpus: Option<[u32; 2]>) -> Result<Figures
     }
 }
 
-/// The other process: what it does comes in a line of stdin.
+/// The other process.
 pub(crate) fn run_peer() -> Result<(), Failure> {
-    let mut line = String::new();
-    io::stdin().lock().read_line(&mut line)?;
-    let plan: Plan = serde_json::from_str(&line)?;
-    plan.play(1).map(drop)
+    child::options::<Plan>()?.play(1).map(drop)
 }
 
 impl Plan {

@@ -6,11 +6,13 @@ mod rank;
 use super::in_a_process;
 use super::ranks::on_threads;
 use super::table::{Outcome, Row};
-use gdsync_cli::cli::{BenchOptions, BenchScaleOptions, Process};
+use gdsync_cli::child;
+use gdsync_cli::cli::{BenchOptions, Connections, Process};
 use gdsync_cli::failure::Failure;
-use gdsync_cli::hca;
+use gdsync_cli::hca::{self, Hca};
 use gdsync_cli::interrupt;
 use rank::{BLOCK, Played, Shared};
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::io::Write;
 use std::sync::{Arc, Barrier};
@@ -26,6 +28,16 @@ const MESSAGES: u64 = 1_000_000;
 const LEAST_ROUNDS: u64 = 5;
 /// For the ranks to meet, and for everything that they wait for.
 const PATIENCE: Duration = Duration::from_secs(300);
+
+/// What the process of a team is to do.
+#[derive(Serialize, Deserialize)]
+struct Options {
+    ranks: u32,
+    /// Of each kind.
+    rounds: u64,
+    connections: Connections,
+    hca: Option<Hca>,
+}
 
 pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
     let most = options.ranks.unwrap_or(MOST_RANKS);
@@ -65,8 +77,8 @@ fn measured(options: &BenchOptions, ranks: u32) -> Result<Value, Failure> {
     let messages = u64::from(ranks) * u64::from(ranks - 1);
     let rounds = options.rounds.min((MESSAGES / messages).max(LEAST_ROUNDS));
     let (connections, hca) = (options.connections, options.hca.clone());
-    let process = Process::BenchScale(BenchScaleOptions { ranks, rounds, connections, hca });
-    in_a_process(&format!("the process of {ranks} ranks"), &process)
+    let options = Options { ranks, rounds, connections, hca };
+    in_a_process(&format!("the process of {ranks} ranks"), Process::BenchScale, &options)
 }
 
 /// A round takes every rank's messages: beside its time is the time divided by them, and that divided by the same among
@@ -95,7 +107,8 @@ fn rows(measured: &[Value]) -> Vec<Row> {
 }
 
 /// The ranks of one size, in this process. Writes what it has found.
-pub(crate) fn run_one(options: &BenchScaleOptions) -> Result<(), Failure> {
+pub(crate) fn run_one() -> Result<(), Failure> {
+    let options: Options = child::options()?;
     let (device, port) = hca::open(options.hca.as_ref())?;
     let (ranks, rounds) = (options.ranks, options.rounds);
     let before = resident_kib()?;
