@@ -124,7 +124,7 @@ pub(super) fn table<R: Report>(reports: &[R]) -> String {
         let rates = figures.rates.map(|(rate, unit)| text::rate(rate, unit));
         let rest =
             [format!("{:.0}%", 100.0 * cpu_s / wall_s.max(1e-9)), format!("{:.2}", figures.operations)];
-        let times = figures.times.into_iter().flat_map(Times::cells);
+        let times = figures.times.into_iter().flat_map(|times| times.values.map(|us| format!("{us:.2}")));
         counts.into_iter().chain(times).chain(rates).chain(rest).collect()
     };
     let rows: Vec<Vec<String>> = reports.iter().map(row).collect();
@@ -139,7 +139,7 @@ pub(super) fn csv<R: Report>(reports: &[R]) -> String {
     let line = |report: &R| {
         let (Setting { size_bytes, wall_s, cpu_s, .. }, figures) = (report.setting(), report.figures());
         let [one, other] = figures.rates.map(|(rate, _)| rate);
-        let times = figures.times.into_iter().flat_map(Times::values);
+        let times = figures.times.into_iter().flat_map(|times| times.values);
         let numbers = times.chain([one, other, *cpu_s, *wall_s, figures.operations]);
         let counts = [*size_bytes, figures.count].map(|count| count.to_string());
         counts.into_iter().chain(numbers.map(|number| format!("{number:.3}"))).collect::<Vec<_>>().join(",")
