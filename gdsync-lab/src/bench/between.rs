@@ -9,10 +9,9 @@ use gdsync::cuda::{self, GpuList, GpuMemory};
 use gdsync::memop::{Condition, GpuWord32, MemOpStream, StreamWord, Word32};
 use gdsync::memory::StreamAddr;
 use gdsync::{Batch, CudaStream, PinnedMemory};
-use gdsync_cli::child;
 use gdsync_cli::cli::BenchOptions;
 use gdsync_cli::failure::Failure;
-use gdsync_cli::interrupt;
+use gdsync_cli::{child, interrupt};
 use serde_json::{Value, json};
 use std::time::Duration;
 

@@ -10,8 +10,7 @@ use gdsync::{
 };
 use gdsync_cli::cli::BenchOptions;
 use gdsync_cli::failure::Failure;
-use gdsync_cli::hca;
-use gdsync_cli::interrupt;
+use gdsync_cli::{hca, interrupt};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 

@@ -4,7 +4,6 @@
 mod atomics;
 mod end;
 pub(crate) mod faults;
-mod gather;
 mod gpu;
 mod kernels;
 mod ledger;
