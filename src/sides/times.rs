@@ -17,7 +17,7 @@ const LINES: [(&str, usize); 6] =
 /// The least, the most, and percentiles, in µs.
 #[derive(Debug)]
 pub(crate) struct Times {
-    pub(crate) values: [f64; 6],
+    values: [f64; 6],
     /// Each time in µs, and how often it was measured.
     recorded: Vec<(f64, u64)>,
 }
