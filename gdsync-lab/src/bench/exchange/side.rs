@@ -113,7 +113,7 @@ impl Side {
     }
 
     fn run(&mut self, way: usize, shape: Shape, rounds: u64, to: &mut Measured) -> Result<(), Failure> {
-        let before = self.ways[way].operations();
+        let before = self.ways[way].ends().operations;
         let (mut all, mut left) = (Times::default(), rounds);
         while left > 0 {
             let count = left.min(CHUNK as u64);
@@ -123,7 +123,7 @@ impl Side {
         }
         let each = |all: f64| all / rounds as f64;
         to.times.push(all.map(each));
-        to.operations = each((self.ways[way].operations() - before) as f64);
+        to.operations = each((self.ways[way].ends().operations - before) as f64);
         Ok(())
     }
 
