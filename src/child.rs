@@ -1,8 +1,12 @@
 //! Processes that the command starts for itself, and that are of no use without it.
 
+use crate::cli::{self, Process};
 use crate::failure::{AlreadySaid, Failure};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use std::io::Write;
 use std::os::unix::process::CommandExt;
-use std::process::{Child, Command, ExitStatus};
+use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::{env, fmt, io};
 
 /// A process that is killed if it is still there when this one is done with it.
@@ -14,6 +18,33 @@ impl Drop for Guarded {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
+}
+
+/// A process of this program that ends with this one, for [`start`].
+pub fn of(process: Process) -> Result<Command, Failure> {
+    let mut command = Command::new(env::current_exe()?);
+    command.arg(cli::word(&process)).stdin(Stdio::piped());
+    dies_with_this_process(&mut command);
+    Ok(command)
+}
+
+/// Starts it, and gives it its options. `what` says to the user what it is.
+pub fn start(
+    mut command: Command,
+    what: &str,
+    options: &impl Serialize,
+) -> Result<(Guarded, ChildStdin), Failure> {
+    let mut child = Guarded(command.spawn().map_err(|error| format!("cannot start {what}: {error}"))?);
+    let mut input = child.0.stdin.take().ok_or_else(|| format!("{what} has no input"))?;
+    writeln!(input, "{}", serde_json::to_string(options)?)?;
+    Ok((child, input))
+}
+
+/// What the process that has started this one has this one do: the first line of standard input.
+pub fn options<T: DeserializeOwned>() -> Result<T, Failure> {
+    let mut line = String::new();
+    io::stdin().read_line(&mut line)?;
+    Ok(serde_json::from_str(&line)?)
 }
 
 /// How a process that this one has started has failed: it has said it itself, unless it was killed or could not be used.
@@ -30,7 +61,7 @@ pub fn failure(what: fmt::Arguments<'_>, status: ExitStatus) -> Failure {
 ///
 /// The thread that starts the process must live as long as this process, as the main thread does:
 /// the kernel counts the end of that thread as the parent's.
-pub fn dies_with_this_process(command: &mut Command) {
+fn dies_with_this_process(command: &mut Command) {
     let parent = std::process::id();
     let ask = move || {
         let signal = libc::SIGKILL as libc::c_ulong;

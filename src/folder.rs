@@ -1,5 +1,6 @@
 //! The private folder of a run: removed at the end of the run, even if that is a kill.
 
+use crate::cli::{self, Process};
 use crate::failure::Failure;
 use std::fs::{self, DirBuilder};
 use std::io::{self, ErrorKind};
@@ -24,7 +25,7 @@ impl Folder {
         // It has nothing open but the pipe, and a process group of its own: the terminal's signals
         // do not reach it.
         let watcher = Command::new(std::env::current_exe()?)
-            .arg("soft-watch")
+            .arg(cli::word(&Process::SoftWatch))
             .arg(&path)
             .stdin(Stdio::piped())
             .stdout(Stdio::null())

@@ -45,15 +45,6 @@ pub fn rounds<T>(all: impl IntoIterator<Item = T>) -> impl Iterator<Item = T> {
     until(all, requested)
 }
 
-/// As [`rounds`], of a measurement that warms up: `warm_up` rounds, of which an interrupt ends none, and one more at least.
-pub fn rounds_after(warm_up: u32, rounds: u32) -> impl Iterator<Item = u32> {
-    after(warm_up, rounds, requested)
-}
-
-fn after(warm_up: u32, rounds: u32, ends: impl Fn() -> bool) -> impl Iterator<Item = u32> {
-    (0..warm_up + rounds).take_while(move |round| *round <= warm_up || !ends())
-}
-
 fn until<T>(all: impl IntoIterator<Item = T>, ends: impl Fn() -> bool) -> impl Iterator<Item = T> {
     let kept = all.into_iter().enumerate().take_while(move |(number, _)| *number == 0 || !ends());
     kept.map(|(_, round)| round)
@@ -83,7 +74,5 @@ mod tests {
         let interrupted = Cell::new(false);
         let rounds = until(0..5, || interrupted.get()).inspect(|round| interrupted.set(*round == 2));
         assert_eq!(rounds.collect::<Vec<_>>(), [0, 1, 2]);
-        assert_eq!(after(2, 3, || true).collect::<Vec<_>>(), [0, 1, 2]);
-        assert_eq!(after(2, 3, || false).collect::<Vec<_>>(), [0, 1, 2, 3, 4]);
     }
 }

@@ -25,7 +25,6 @@ pub mod log;
 mod net;
 pub mod pattern;
 mod pingpong;
-mod placement;
 pub mod plot;
 pub mod progress;
 #[allow(unsafe_code)]

@@ -39,8 +39,8 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
 
 fn run_process(process: Process) -> Result<(), Failure> {
     match process {
-        Process::BenchFirst(options) => bench::first::run_one(&options),
-        Process::BenchScale(options) => bench::scale::run_one(&options),
+        Process::BenchFirst => bench::first::run_one(),
+        Process::BenchScale => bench::scale::run_one(),
         Process::ExchangePeer => bench::run_exchange_peer(),
         Process::SoakWorker => soak::run_worker(),
         Process::Draw => draw::run(),

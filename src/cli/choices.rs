@@ -6,6 +6,26 @@ use gdsync::verbs::{QueueApi, Transport};
 use gdsync_notify::ConnectionKind;
 use serde::{Deserialize, Serialize};
 
+/// Words, and the library's value that each stands for.
+macro_rules! choice {
+    ($(#[$about:meta])* $name:ident for $type:ident: $($(#[$help:meta])* $word:ident => $value:ident,)*) => {
+        $(#[$about])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+        #[serde(rename_all = "kebab-case")]
+        pub enum $name {
+            $($(#[$help])* $word,)*
+        }
+
+        impl From<$name> for $type {
+            fn from(choice: $name) -> Self {
+                match choice {
+                    $($name::$word => $type::$value,)*
+                }
+            }
+        }
+    };
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Operation {
@@ -19,27 +39,6 @@ pub enum Operation {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Service {
-    /// Reliable connection
-    Rc,
-    /// Unreliable connection
-    Uc,
-    /// Unreliable datagrams
-    Ud,
-}
-
-impl From<Service> for Transport {
-    fn from(service: Service) -> Self {
-        match service {
-            Service::Rc => Transport::Rc,
-            Service::Uc => Transport::Uc,
-            Service::Ud => Transport::Ud,
-        }
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
 pub enum Trigger {
     /// A stream
     Stream,
@@ -47,66 +46,45 @@ pub enum Trigger {
     Cpu,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum DoorbellChoice {
+choice! {
+    Service for Transport:
+    /// Reliable connection
+    Rc => Rc,
+    /// Unreliable connection
+    Uc => Uc,
+    /// Unreliable datagrams
+    Ud => Ud,
+}
+
+choice! {
+    DoorbellChoice for DoorbellPath:
     /// The stream stores to the card's register where it can reach it, else as with `proxy`
-    Auto,
+    Auto => Auto,
     /// The stream stores to the card's register
-    Direct,
+    Direct => Direct,
     /// The stream stores to a mailbox, and a thread forwards it
-    Proxy,
+    Proxy => Proxy,
+    // A stream whose sends the card waits with rings nothing.
     /// None: the CPU hands sends to the card at once, and the card waits for a word that the stream
     /// writes
-    Card,
+    Card => Auto,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum QueueChoice {
+choice! {
+    QueueChoice for QueueApi:
     /// Verbs
-    Verbs,
+    Verbs => Verbs,
     /// Commands in the device's own language
-    Devx,
+    Devx => Devx,
 }
 
-impl From<QueueChoice> for QueueApi {
-    fn from(choice: QueueChoice) -> Self {
-        match choice {
-            QueueChoice::Verbs => QueueApi::Verbs,
-            QueueChoice::Devx => QueueApi::Devx,
-        }
-    }
-}
-
-impl From<DoorbellChoice> for DoorbellPath {
-    fn from(choice: DoorbellChoice) -> Self {
-        match choice {
-            // A stream whose sends the card waits with rings nothing.
-            DoorbellChoice::Auto | DoorbellChoice::Card => DoorbellPath::Auto,
-            DoorbellChoice::Direct => DoorbellPath::Direct,
-            DoorbellChoice::Proxy => DoorbellPath::Proxy,
-        }
-    }
-}
-
-/// What connects the ranks of a team.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-pub enum Connections {
+choice! {
+    /// What connects the ranks of a team.
+    Connections for ConnectionKind:
     /// What a team of the size has by default
-    Size,
+    Size => BySize,
     /// A queue pair to each rank
-    Each,
+    Each => Each,
     /// Dynamically connected transport
-    Dynamic,
-}
-
-impl From<Connections> for ConnectionKind {
-    fn from(connections: Connections) -> Self {
-        match connections {
-            Connections::Size => ConnectionKind::BySize,
-            Connections::Each => ConnectionKind::Each,
-            Connections::Dynamic => ConnectionKind::Dynamic,
-        }
-    }
+    Dynamic => Dynamic,
 }

@@ -4,7 +4,6 @@
 
 mod bench;
 mod choices;
-mod hosts;
 mod net;
 mod pingpong;
 mod process;
@@ -13,11 +12,10 @@ mod values;
 
 pub use bench::{BenchOptions, Benchmark, Between, Memory};
 pub use choices::{Connections, DoorbellChoice, Operation, QueueChoice, Service, Trigger};
-pub use hosts::{Address, Hosts};
 pub use net::{NetMode, NetOperation, NetOptions};
 pub use pingpong::PingpongOptions;
-pub use process::{BenchFirstOptions, BenchScaleOptions, Process};
-pub use sides::{SideOptions, Sizes};
+pub use process::Process;
+pub use sides::{Address, Hosts, Layout, SideOptions, SidesOptions, Sizes, Where};
 pub use values::{NO_FAULTS, soak_faults};
 
 use crate::hca::{self, Hca};

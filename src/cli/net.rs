@@ -1,6 +1,6 @@
 //! The options of `gdsync bench net`.
 
-use super::{MAX_BATCH, MAX_EXCHANGES, MAX_SIZE, SideOptions, values, word};
+use super::{MAX_BATCH, MAX_EXCHANGES, MAX_SIZE, SideOptions, SidesOptions, values, word};
 use crate::size;
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
@@ -82,12 +82,6 @@ impl NetOperation {
 }
 
 impl NetOptions {
-    /// Bytes of a message.
-    pub fn size(&self) -> u64 {
-        let usual = if self.mode == NetMode::Bandwidth && !self.operation.is_atomic() { LARGE } else { WORD };
-        self.size.unwrap_or(usual)
-    }
-
     /// Messages under way of a queue pair.
     pub fn window(&self) -> u64 {
         self.window.unwrap_or_else(|| WINDOW.max(self.batch.unwrap_or(0)))
@@ -96,24 +90,6 @@ impl NetOptions {
     /// Messages that are posted at a time.
     pub fn batch(&self) -> u64 {
         self.batch.unwrap_or_else(|| BATCH.min(self.window()))
-    }
-
-    /// Why options that another host has sent cannot be used: no parser has checked their values here.
-    pub fn refusal(&self) -> Option<String> {
-        let numbers = [
-            ("bytes of a message", self.size(), 0, MAX_SIZE),
-            ("queue pairs", self.qps, 1, MAX_QPS),
-            ("messages under way", self.window(), 1, MAX_BATCH),
-            ("messages at a time", self.batch(), 1, MAX_BATCH),
-            ("messages to measure", self.sides.iters, 1, MAX_EXCHANGES),
-        ];
-        let wrong = numbers.iter().find(|(_, value, least, most)| !(*least..=*most).contains(value));
-        match wrong {
-            Some((what, value, least, most)) => {
-                Some(format!("{value} {what} are not from {least} to {most}"))
-            }
-            None => self.conflict(),
-        }
     }
 
     /// What does not go together.
@@ -170,6 +146,42 @@ impl NetOptions {
             (1, None) => self.bidirectional.then(|| "--bidirectional".to_owned()),
             (1, Some(window)) => Some(format!("--window {window}")),
             (qps, _) => Some(format!("--qps {qps}")),
+        }
+    }
+}
+
+impl SidesOptions for NetOptions {
+    fn sides(&self) -> &SideOptions {
+        &self.sides
+    }
+
+    fn sides_mut(&mut self) -> &mut SideOptions {
+        &mut self.sides
+    }
+
+    fn size(&self) -> u64 {
+        let usual = if self.mode == NetMode::Bandwidth && !self.operation.is_atomic() { LARGE } else { WORD };
+        self.size.unwrap_or(usual)
+    }
+
+    fn of_size(&self, size: u64) -> Self {
+        NetOptions { size: Some(size), ..self.clone() }
+    }
+
+    fn refusal(&self) -> Option<String> {
+        let numbers = [
+            ("bytes of a message", self.size(), 0, MAX_SIZE),
+            ("queue pairs", self.qps, 1, MAX_QPS),
+            ("messages under way", self.window(), 1, MAX_BATCH),
+            ("messages at a time", self.batch(), 1, MAX_BATCH),
+            ("messages to measure", self.sides.iters, 1, MAX_EXCHANGES),
+        ];
+        let wrong = numbers.iter().find(|(_, value, least, most)| !(*least..=*most).contains(value));
+        match wrong {
+            Some((what, value, least, most)) => {
+                Some(format!("{value} {what} are not from {least} to {most}"))
+            }
+            None => self.conflict(),
         }
     }
 }

@@ -1,6 +1,8 @@
 //! The options of `gdsync pingpong`.
 
-use super::{MAX_BATCH, MAX_EXCHANGES, MAX_SIZE, Operation, Service, SideOptions, values, word};
+use super::{
+    MAX_BATCH, MAX_EXCHANGES, MAX_SIZE, Operation, Service, SideOptions, SidesOptions, values, word,
+};
 use clap::Args;
 use serde::{Deserialize, Serialize};
 
@@ -30,29 +32,6 @@ impl PingpongOptions {
         self.sides.warmup.checked_add(self.sides.iters)
     }
 
-    /// The run for one size, whose number of exchanges is the most where its duration ends it.
-    pub fn of_size(&self, size: u64) -> Self {
-        let mut one = PingpongOptions { size, ..self.clone() };
-        if one.sides.duration.is_some() {
-            one.sides.iters = MAX_EXCHANGES - one.sides.warmup;
-        }
-        one
-    }
-
-    /// Why options that another host has sent cannot be used: no parser has checked their values here.
-    pub fn refusal(&self) -> Option<String> {
-        if self.size > MAX_SIZE {
-            return Some(format!(
-                "messages of {} bytes are more than the {MAX_SIZE} that there can be",
-                self.size
-            ));
-        }
-        if self.batch == 0 || self.batch > MAX_BATCH {
-            return Some(format!("{} exchanges at a time are not from 1 to {MAX_BATCH}", self.batch));
-        }
-        self.conflict()
-    }
-
     /// What does not go together.
     pub(super) fn conflict(&self) -> Option<String> {
         if self.exchanges().is_none_or(|all| all > MAX_EXCHANGES) {
@@ -65,5 +44,41 @@ impl PingpongOptions {
             return Some(format!("--op {} is not for --transport ud, which only sends", word(&self.op)));
         }
         self.sides.conflict(self.batch)
+    }
+}
+
+impl SidesOptions for PingpongOptions {
+    fn sides(&self) -> &SideOptions {
+        &self.sides
+    }
+
+    fn sides_mut(&mut self) -> &mut SideOptions {
+        &mut self.sides
+    }
+
+    fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// The number of exchanges is the most where its duration ends it.
+    fn of_size(&self, size: u64) -> Self {
+        let mut one = PingpongOptions { size, ..self.clone() };
+        if one.sides.duration.is_some() {
+            one.sides.iters = MAX_EXCHANGES - one.sides.warmup;
+        }
+        one
+    }
+
+    fn refusal(&self) -> Option<String> {
+        if self.size > MAX_SIZE {
+            return Some(format!(
+                "messages of {} bytes are more than the {MAX_SIZE} that there can be",
+                self.size
+            ));
+        }
+        if self.batch == 0 || self.batch > MAX_BATCH {
+            return Some(format!("{} exchanges at a time are not from 1 to {MAX_BATCH}", self.batch));
+        }
+        self.conflict()
     }
 }

@@ -173,28 +173,15 @@ proptest! {
 
 #[test]
 fn processes_of_commands_are_neither_suggested_nor_listed() {
-    let first = BenchFirstOptions { run: 3, gpu: Some(1), hca: hca::parse("mlx5_0:2").ok() };
-    let scale = BenchScaleOptions { ranks: 8, rounds: 5, connections: Connections::Dynamic, hca: None };
     let mut help = Cli::command();
     let help = help.render_long_help().to_string();
-    for process in [
-        Process::PingpongPeer,
-        Process::NetPeer,
-        Process::BenchFirst(first),
-        Process::BenchScale(scale),
-        Process::SoakWorker,
-        Process::ExchangePeer,
-        Process::Draw,
-        Process::SoftWatch,
-    ] {
-        let (text, words) = (format!("{process:?}"), process.words());
-        let started = Cli::parse_words(["gdsync".to_owned()].into_iter().chain(words.clone()));
-        let Ok(Invocation::Process(started)) = started else { panic!("{text}: {started:?}") };
-        assert_eq!(format!("{started:?}"), text);
+    for process in Process::value_variants() {
+        let name = word(process);
+        let started = Cli::parse_words(["gdsync", &name]);
+        assert!(matches!(started, Ok(Invocation::Process(ref started)) if started == process), "{started:?}");
         // Nearly the name: what is suggested are commands of the user's.
-        let name = &words[0];
         let said = Cli::parse_words(["gdsync", &format!("{name}s")]).unwrap_err().to_string();
-        assert!(!said.contains(&format!("'{name}'")) && (name == "draw" || !help.contains(name)), "{said}");
+        assert!(!said.contains(&format!("'{name}'")) && (name == "draw" || !help.contains(&name)), "{said}");
     }
     let watch = Cli::parse_words(["gdsync", "soft-watch", "/tmp/gdsync-run-1-0"]);
     assert!(matches!(watch, Ok(Invocation::Process(Process::SoftWatch))), "{watch:?}");

@@ -8,7 +8,7 @@ use std::fmt;
 /// How a check went.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum Status {
+pub enum Status {
     /// As it should be.
     Pass,
     /// Could not be found out, or there is nothing to look at.
@@ -21,7 +21,7 @@ pub(super) enum Status {
 
 impl Status {
     /// As in JSON.
-    pub(super) fn word(self) -> &'static str {
+    pub fn word(self) -> &'static str {
         match self {
             Status::Pass => "pass",
             Status::Skip => "skip",
@@ -54,19 +54,19 @@ impl fmt::Display for Status {
 
 /// One thing that was looked at.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub(super) struct Check {
-    pub(super) name: String,
-    pub(super) status: Status,
+pub struct Check {
+    pub name: String,
+    pub status: Status,
     /// What was found; of a skipped check, why nothing was.
-    pub(super) seen: String,
+    pub seen: String,
     /// Why it matters.
-    pub(super) why: &'static str,
+    pub why: &'static str,
     /// What to do: a command, or a line of a file.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) remedy: Option<String>,
+    pub remedy: Option<String>,
     /// Commands that mend it, for a shell; none where no command does.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub(super) commands: Vec<String>,
+    pub commands: Vec<String>,
 }
 
 impl Check {

@@ -19,12 +19,15 @@ mod services;
 mod source;
 mod topology;
 
+pub use check::{Check, Status};
+pub use report::Family;
+
 use crate::cli::DoctorOptions;
 use crate::failure::Failure;
 use crate::text;
 use libraries::Libraries;
 use machine::Machine;
-use report::{Family, Report};
+use report::Report;
 use source::Tree;
 use std::path::Path;
 use std::process::ExitCode;
@@ -46,20 +49,9 @@ pub fn run(options: &DoctorOptions) -> Result<ExitCode, Failure> {
     Ok(if report.failed() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// What was found out about one thing of this machine.
-#[derive(Clone, Debug)]
-pub struct Fact {
-    /// What it belongs to; facts of a family stand together.
-    pub family: &'static str,
-    pub name: String,
-    /// `pass`, `skip`, `warn` or `fail`.
-    pub status: &'static str,
-    pub seen: String,
-}
-
 /// What the doctor sees of this machine.
-pub fn facts() -> Vec<Fact> {
-    examine(&Tree::new(Path::new("/")), &Libraries::ask()).facts()
+pub fn families() -> Vec<Family> {
+    examine(&Tree::new(Path::new("/")), &Libraries::ask()).families
 }
 
 fn examine(tree: &Tree, libraries: &Libraries) -> Report {

@@ -1,6 +1,5 @@
 //! The doctor's report as text.
 
-use super::Fact;
 use super::check::{Check, Status};
 use super::peers::Pair;
 use super::topology::Path;
@@ -9,14 +8,14 @@ use serde::Serialize;
 
 /// Checks that belong together.
 #[derive(Debug, Serialize)]
-pub(super) struct Family {
-    pub(super) family: &'static str,
-    pub(super) checks: Vec<Check>,
+pub struct Family {
+    pub family: &'static str,
+    pub checks: Vec<Check>,
 }
 
 #[derive(Debug, Serialize)]
 pub(super) struct Report {
-    families: Vec<Family>,
+    pub(super) families: Vec<Family>,
     /// Every pair of GPU and card.
     paths: Vec<Path>,
     /// Every two GPUs.
@@ -49,17 +48,6 @@ impl Report {
     /// True where something is there that does not work.
     pub(super) fn failed(&self) -> bool {
         self.summary.fail > 0
-    }
-
-    pub(super) fn facts(&self) -> Vec<Fact> {
-        let fact = |family: &Family, check: &Check| Fact {
-            family: family.family,
-            name: check.name.clone(),
-            status: check.status.word(),
-            seen: check.seen.clone(),
-        };
-        let of = |family: &Family| family.checks.iter().map(|check| fact(family, check)).collect::<Vec<_>>();
-        self.families.iter().flat_map(of).collect()
     }
 
     pub(super) fn text(&self) -> String {

@@ -105,33 +105,16 @@ fn read(from: impl Read) -> Result<String, Failure> {
 }
 
 fn example_text(example: Example) -> String {
-    let mut text = String::new();
-    let mut line = |descriptor: &str, who: &str| text += &format!("{descriptor} {who}\n");
-    match example {
-        Example::Halo => {
-            for (descriptor, side) in [("send", ""), ("wait", ".sent"), ("wait", ".received")] {
-                ["north", "south", "west", "east"]
-                    .iter()
-                    .for_each(|who| line(descriptor, &format!("{who}{side}")));
-            }
-        }
-        Example::Pingpong => {
-            line("send", "peer");
-            line("wait", "peer.sent");
-            line("wait", "peer.received");
-        }
-        Example::Alltoall => {
-            for (descriptor, side) in [("send", ""), ("wait", ".received")] {
-                (0..64).for_each(|peer| line(descriptor, &format!("peer{peer}{side}")));
-            }
-        }
-        Example::Card => {
-            for (descriptor, side) in [("send", " by step"), ("wait", ".sent"), ("wait", ".received")] {
-                (0..64).for_each(|peer| line(descriptor, &format!("peer{peer}{side}")));
-            }
-        }
-    }
-    text
+    let of_64 = || (0..64).map(|peer| format!("peer{peer}")).collect::<Vec<_>>();
+    let both = [("send", ""), ("wait", ".sent"), ("wait", ".received")];
+    let (peers, steps) = match example {
+        Example::Halo => (["north", "south", "west", "east"].map(str::to_owned).to_vec(), both.to_vec()),
+        Example::Pingpong => (vec!["peer".to_owned()], both.to_vec()),
+        Example::Alltoall => (of_64(), vec![both[0], both[2]]),
+        Example::Card => (of_64(), vec![("send", " by step"), both[1], both[2]]),
+    };
+    let line = |(descriptor, side): (&str, &str), peer: &String| format!("{descriptor} {peer}{side}\n");
+    steps.into_iter().flat_map(|step| peers.iter().map(move |peer| line(step, peer))).collect()
 }
 
 fn explain(batch: &Text, plain_only: bool, collect_from: Option<u32>) -> Result<Explanation, Failure> {

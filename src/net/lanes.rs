@@ -1,6 +1,6 @@
 //! The messages of each queue pair: how many there are, and the places that they take in turn.
 
-use crate::cli::{NetMode, NetOperation, NetOptions};
+use crate::cli::{NetMode, NetOperation, NetOptions, SidesOptions};
 use crate::failure::Failure;
 use crate::sides::Driver;
 use crate::sides::side::Remote;

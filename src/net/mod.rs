@@ -1,17 +1,15 @@
 //! `gdsync bench net`: bandwidth, message rate and latency of what streams post, between two sides of one host or of two.
 //!
 //! The sides meet and agree as those of `gdsync pingpong` do ([`crate::sides`]). One of them, or both, begin messages
-//! (`flow.rs`; one at a time in `latency.rs`), each in a place of the other side's memory (`lanes.rs`). What arrived is
-//! compared with what was sent once the time has been taken (`verify.rs`).
+//! (`flow.rs`; one at a time in `side.rs`), each in a place of the other side's memory (`lanes.rs`). What arrived is
+//! compared with what was sent once the time has been taken (`side.rs`).
 
 mod flow;
 mod lanes;
-mod latency;
 mod report;
 mod side;
-mod verify;
 
-use crate::cli::{NetOptions, SideOptions};
+use crate::cli::{NetOptions, Process};
 use crate::failure::Failure;
 use crate::sides::side::play;
 use crate::sides::{Channel, Measurement, Other};
@@ -20,28 +18,8 @@ use side::Net;
 
 impl Measurement for NetOptions {
     const COMMAND: &'static str = "bench net";
-    const PEER: &'static str = "net-peer";
+    const PEER: Process = Process::NetPeer;
     type Report = Report;
-
-    fn sides(&self) -> &SideOptions {
-        &self.sides
-    }
-
-    fn sides_mut(&mut self) -> &mut SideOptions {
-        &mut self.sides
-    }
-
-    fn size(&self) -> u64 {
-        self.size()
-    }
-
-    fn of_size(&self, size: u64) -> Self {
-        NetOptions { size: Some(size), ..self.clone() }
-    }
-
-    fn refusal(&self) -> Option<String> {
-        self.refusal()
-    }
 
     fn play(&self, rank: u64, other: Other, mut channel: Channel) -> Result<Report, Failure> {
         play(Net::new(self, rank, other, &mut channel), channel)

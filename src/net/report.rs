@@ -3,7 +3,7 @@
 use super::flow::{Direction, Moved};
 use crate::cli::{self, NetMode, NetOperation, NetOptions};
 use crate::plot::Chart;
-use crate::sides::report::{self, Figures, Setting};
+use crate::sides::report::{self, Setting};
 use crate::sides::times::{self, Times};
 use crate::{size, text};
 use serde::Serialize;
@@ -72,15 +72,6 @@ impl report::Report for Report {
 
     fn setting(&self) -> &Setting {
         &self.setting
-    }
-
-    fn figures(&self) -> Figures<'_> {
-        Figures {
-            count: self.messages,
-            times: self.times.as_ref(),
-            rates: [(self.bytes_per_s, "B"), (self.messages_per_s, "msg")],
-            operations: self.memory_operations_per_message,
-        }
     }
 
     fn kind(&self) -> (String, Value) {

@@ -1,17 +1,19 @@
 //! One side of a run: it is set up, warms up, is measured, and is checked.
 
-use super::flow::{Moved, Phase};
+use super::flow::{Direction, Moved, Phase};
 use super::lanes::{Lane, Places, WORD};
 use super::report::Report;
-use crate::cli::{NetMode, NetOperation, NetOptions};
+use crate::cli::{NetMode, NetOperation, NetOptions, SidesOptions};
 use crate::failure::Failure;
-use crate::interrupt::NothingYet;
+use crate::interrupt::{self, NothingYet};
+use crate::progress::Progress;
 use crate::sides::side::{Needs, Player, Remote, SETUP, Side};
 use crate::sides::times::Times;
-use crate::sides::{CHUNKS, Channel, Other, Usage, Work};
+use crate::sides::{Arrival, CHUNKS, Channel, Other, Usage, Work};
 use gdsync::verbs::Mtu;
-use gdsync::{Access, ConnectOptions, MemoryRegion, QueuePair, QueuePairConfig};
-use std::time::Duration;
+use gdsync::{Access, Batch, ConnectOptions, MemoryRegion, QueuePair, QueuePairConfig};
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
 
 /// The content of messages in the warm-up, and when they are measured: what is checked is of the measurement.
 const WARM_UP: u64 = 0;
@@ -184,3 +186,112 @@ fn connect(queue_pairs: &[QueuePair], remote: &Remote, options: &NetOptions) -> 
     let mut pairs = queue_pairs.iter().zip(&remote.endpoints);
     Ok(pairs.try_for_each(|(queue_pair, endpoint)| queue_pair.connect(endpoint, route))?)
 }
+
+impl Net {
+    /// Every byte of every place that messages have filled; of atomic operations, the counters and what was found in them.
+    fn verify(&mut self) -> Result<(), Failure> {
+        if !self.options.sides.check {
+            return Ok(());
+        }
+        let operation = self.options.operation;
+        if operation.is_atomic() {
+            return self.counters().and_then(|()| self.found());
+        }
+        let has_data = if operation == NetOperation::Read { self.sends() } else { self.awaits() };
+        if has_data {
+            self.side.driver.arrived(MEASURED, Arrival { is_checked: true, is_timed: false })?;
+            // What kernels have found is known when a chunk has passed.
+            self.side.driver.mark(0)?;
+            self.side.driver.pass()?;
+        }
+        self.side.findings.error.check()
+    }
+
+    /// The counters of this side have counted the other's operations.
+    fn counters(&self) -> Result<(), Failure> {
+        for (index, lane) in self.lanes.iter().enumerate() {
+            let counted = self.side.connection.words.word64(index * WORD)?.load();
+            if counted != lane.received {
+                return Err(format!(
+                    "the counter of queue pair {index} is {counted} after {} operations of the other side",
+                    lane.received
+                )
+                .into());
+            }
+        }
+        Ok(())
+    }
+
+    /// Each operation of this side has found what those before it had left.
+    fn found(&self) -> Result<(), Failure> {
+        for (index, lane) in self.lanes.iter().enumerate() {
+            let first = index * self.places.slots as usize;
+            for (slot, expected) in lane.found().enumerate() {
+                let found = self.results.word64((first + slot) * WORD)?.load();
+                if found != expected {
+                    return Err(format!(
+                        "operation {expected} of queue pair {index} has found {found} in the counter of the other side"
+                    )
+                    .into());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Moves the messages of the warm-up and of the measurement, one after the other: the stream posts each, waits for its
+    /// completion, and takes the time. The CPU enqueues a chunk of them ahead, and looks at completions once the stream has
+    /// passed them.
+    fn one_by_one(&mut self, channel: &mut Channel) -> Result<Moved, Failure> {
+        let (warmup, duration) = (self.options.sides.warmup, self.options.sides.duration);
+        let iters = if duration.is_some() { u64::MAX / 2 } else { self.options.sides.iters };
+        let mut end = warmup + iters;
+        let mut progress = Progress::new(self.options.sides.json || duration.is_some(), end, "messages");
+        let (start, mut ends) = (Instant::now(), None);
+        let (mut next, mut passed, mut chunks) = (0, 0, VecDeque::new());
+        self.side.driver.begin()?;
+        while next < end || !chunks.is_empty() {
+            if interrupt::requested() || ends.is_some_and(|at| Instant::now() >= at) {
+                // One at least, so that what is compared has been sent.
+                end = next.max(1);
+            }
+            if next < end && (chunks.len() as u64) < CHUNKS {
+                if next == warmup {
+                    ends = duration.map(|duration| Instant::now() + duration);
+                }
+                let whole = if next < warmup { warmup } else { end };
+                let count = self.options.batch().min(whole - next);
+                (next..next + count).try_for_each(|sequence| self.enqueue(sequence))?;
+                next += count;
+                self.side.driver.mark(count)?;
+                chunks.push_back(count);
+            } else if let Some(count) = chunks.pop_front() {
+                self.side.driver.pass()?;
+                passed += count;
+                self.collect()?;
+                self.side.findings.error.check()?;
+                if self.lanes[0].done < passed {
+                    return Err("the stream has passed a completion that is not there".into());
+                }
+                progress.advance(count);
+            }
+        }
+        self.side.driver.synchronize()?;
+        self.lanes[0].phase = 0..next;
+        let sent = self.report_sent(channel, start)?.without(warmup);
+        let own = Direction { took: self.side.findings.timing().elapsed(), ..sent };
+        Ok(Moved { own, other: Direction::default() })
+    }
+
+    fn enqueue(&mut self, sequence: u64) -> Result<(), Failure> {
+        self.side.findings.error.check()?;
+        let send = self.prepare(0, 0, true)?;
+        self.lanes[0].note_posted(1);
+        let wait = self.side.connection.queue_pair().send_cq().prepare_wait()?;
+        self.side.post(Batch::new().send(send).wait(wait))?;
+        self.side.driver.arrived(sequence, Arrival { is_checked: false, is_timed: true })
+    }
+}
+
+#[cfg(test)]
+mod tests;

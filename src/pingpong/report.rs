@@ -2,7 +2,7 @@
 
 use crate::cli::{self, Operation, Service};
 use crate::plot::Chart;
-use crate::sides::report::{self, Figures, Setting};
+use crate::sides::report::{self, Setting};
 use crate::sides::times::{self, Times};
 use crate::size;
 use gdsync::verbs::Transport;
@@ -41,15 +41,6 @@ impl report::Report for Report {
 
     fn setting(&self) -> &Setting {
         &self.setting
-    }
-
-    fn figures(&self) -> Figures<'_> {
-        Figures {
-            count: self.iterations,
-            times: Some(&self.times),
-            rates: [(self.messages_per_s, "msg"), (self.bytes_per_s, "B")],
-            operations: self.memory_operations_per_iteration,
-        }
     }
 
     fn kind(&self) -> (String, Value) {

@@ -36,7 +36,7 @@ pub(super) struct Pingpong {
     /// Exchanges that were made: all, unless the run was interrupted.
     exchanges: u64,
     /// From when the CPU prepares the first exchange that is measured, until it has seen the last.
-    usage: Option<(Usage, Usage)>,
+    usage: Option<(Duration, Duration)>,
 }
 
 /// What datagrams need beside what connections do.
@@ -270,14 +270,14 @@ impl Player for Pingpong {
             }
         }
         self.side.driver.synchronize()?;
-        self.usage = Some((before, Usage::now()?));
+        self.usage = Some(Usage::now()?.since(&before));
         self.exchanges = limit.end();
         self.settle(limit.end())
     }
 
     fn report(&self) -> Result<Report, Failure> {
         let (sides, exchanges) = (&self.options.sides, self.exchanges);
-        let (before, after) = self.usage.ok_or("nothing was measured")?;
+        let usage = self.usage.ok_or("nothing was measured")?;
         if self.side.rank == 0 && exchanges <= sides.warmup {
             return Err(NothingYet.into());
         }
@@ -285,7 +285,7 @@ impl Player for Pingpong {
         let messages_per_s = 2.0 * iterations as f64 / timing.elapsed().as_secs_f64().max(1e-9);
         let interrupted_of = (iterations < sides.iters).then_some(sides.iters);
         let sizes = (self.options.batch, self.options.size);
-        let setting = self.side.setting(sizes, interrupted_of, after.since(&before))?;
+        let setting = self.side.setting(sizes, interrupted_of, usage)?;
         Ok(Report {
             transport: self.options.transport,
             op: self.options.op,

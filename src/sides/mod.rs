@@ -2,9 +2,8 @@
 //! performs a side's work, and how results are printed.
 //!
 //! `gdsync pingpong` and `gdsync bench net` are such a [`Measurement`]. Both sides are processes of one host or threads of
-//! one process (`beside.rs`), or each is started by itself (`hosts/`).
+//! one process, or each is started by itself (`hosts/`).
 
-mod beside;
 mod channel;
 mod connection;
 mod driver;
@@ -13,48 +12,42 @@ mod gpu;
 mod gpus;
 mod host;
 mod hosts;
-mod limit;
 pub(crate) mod report;
 pub(crate) mod side;
 pub(crate) mod times;
 mod timing;
 
-pub(crate) use beside::run_peer;
+use crate::cli::{Process, SideOptions, SidesOptions};
+use crate::destination::Destination;
+use crate::failure::{AlreadySaid, Failure};
+use crate::interrupt::{self, NothingYet};
+use crate::{child, json, plot, progress, text};
+use gdsync::cudarc::driver::CudaContext;
+use report::Report;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use std::io;
+use std::process::{Child, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
 pub(crate) use channel::{Channel, Message};
 pub(crate) use connection::Connection;
 pub(crate) use driver::{Arrival, CHUNKS, Driver, Work};
 pub(crate) use gpus::Other;
 pub(crate) use timing::Usage;
 
-use crate::cli::SideOptions;
-use crate::destination::Destination;
-use crate::failure::Failure;
-use crate::interrupt::{self, NothingYet};
-use crate::plot;
-use crate::{child, json, progress, text};
-use gdsync::cudarc::driver::CudaContext;
-use report::Report;
-use serde::Serialize;
-use serde::de::DeserializeOwned;
-use std::sync::Arc;
-
 /// A measurement, as its options describe it.
-pub(crate) trait Measurement: Clone + Send + Serialize + DeserializeOwned + 'static {
+pub(crate) trait Measurement:
+    SidesOptions + Clone + Send + Serialize + DeserializeOwned + 'static
+{
     /// The words of its command behind `gdsync`.
     const COMMAND: &'static str;
-    /// The word by which the command starts the other process of a run.
-    const PEER: &'static str;
+    /// The other process of a run.
+    const PEER: Process;
     /// What one run has measured.
     type Report: Report;
 
-    fn sides(&self) -> &SideOptions;
-    fn sides_mut(&mut self) -> &mut SideOptions;
-    /// Bytes of a message, where there is no sweep.
-    fn size(&self) -> u64;
-    /// The run for one size.
-    fn of_size(&self, size: u64) -> Self;
-    /// Why options that another host has sent cannot be used.
-    fn refusal(&self) -> Option<String>;
     /// Plays one side of a run. The other side hears how it fails.
     fn play(&self, rank: u64, other: Other, channel: Channel) -> Result<Self::Report, Failure>;
 }
@@ -77,7 +70,7 @@ pub(crate) fn run<M: Measurement>(options: &M) -> Result<(), Failure> {
     take_liberties(sides)?;
     // Before the other process starts, so that a missing GPU is reported once.
     let _contexts = contexts(sides)?;
-    sweep(options, picture, beside::run)
+    sweep(options, picture, both)
 }
 
 /// Where a picture of what is measured is to be, if anywhere.
@@ -138,4 +131,61 @@ fn take_liberties(sides: &SideOptions) -> Result<(), Failure> {
         softhca::liberties::set_liberties(Some(liberties.parse()?));
     }
     Ok(())
+}
+
+/// How long the other process may take to end once this side has failed.
+const LAST: Duration = Duration::from_secs(5);
+
+/// Plays both sides of a run on this host: two processes, of which this one starts the other, or two threads.
+fn both<M: Measurement>(options: &M) -> Result<M::Report, Failure> {
+    if options.sides().procs == 2 { with_process(options) } else { with_thread(options) }
+}
+
+/// The other process: behind its options, stdin is the channel to the first side.
+pub(crate) fn run_peer<M: Measurement>() -> Result<(), Failure> {
+    let options: M = child::options()?;
+    take_liberties(options.sides())?;
+    let channel = Channel::new(io::stdin(), io::stdout());
+    // The first side knows how this one has failed, and says it.
+    options.play(1, Other::Beside, channel).map(drop).map_err(|_| AlreadySaid.into())
+}
+
+/// Waits until the other process ends, for [`LAST`] at most: it may be stopped.
+fn wait_a_while(peer: &mut Child) {
+    let deadline = Instant::now() + LAST;
+    while let Ok(None) = peer.try_wait()
+        && Instant::now() < deadline
+    {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn with_process<M: Measurement>(options: &M) -> Result<M::Report, Failure> {
+    let mut command = child::of(M::PEER)?;
+    command.stdout(Stdio::piped());
+    let (mut peer, input) = child::start(command, "the other process", options)?;
+    let output = peer.0.stdout.take().ok_or("the other process has no output")?;
+    let report = options.play(0, Other::Beside, Channel::new(output, input));
+    // A side that has failed says why: the other has the time to say it, too.
+    match report {
+        Ok(_) => drop(peer.0.wait()?),
+        Err(_) => wait_a_while(&mut peer.0),
+    }
+    report
+}
+
+fn with_thread<M: Measurement>(options: &M) -> Result<M::Report, Failure> {
+    let ((first_in, second_out), (second_in, first_out)) = (io::pipe()?, io::pipe()?);
+    let other = options.clone();
+    let thread = std::thread::Builder::new()
+        .name("other-side".to_owned())
+        .spawn(move || other.play(1, Other::Beside, Channel::new(second_in, second_out)).map(drop))?;
+    let report = options.play(0, Other::Beside, Channel::new(first_in, first_out));
+    match (report, thread.join()) {
+        (_, Err(_)) => Err("the other side panicked".into()),
+        (Ok(_), Ok(Err(error))) => Err(error),
+        // The other side failed first, and this side only lost it.
+        (Err(error), Ok(Err(cause))) if channel::is_of_other_side(&error) => Err(cause),
+        (report, Ok(_)) => report,
+    }
 }

@@ -1,9 +1,8 @@
 //! What the reports of all measurements have in common, and how they are shown.
 
-use super::times::{self, Times};
-use crate::cli::{self, QueueChoice, Trigger};
+use super::times;
+use crate::cli::{self, Layout, QueueChoice, Trigger};
 use crate::failure::Failure;
-use crate::placement::Layout;
 use crate::plot::{Axis, Chart, Content, Scale, Series};
 use crate::{size, text};
 use clap::ValueEnum;
@@ -81,27 +80,15 @@ fn checked(verified: bool) -> &'static str {
     if verified { "every byte verified" } else { "NOT verified" }
 }
 
-/// The numbers of a row.
-pub(crate) struct Figures<'a> {
-    /// Exchanges or messages that were measured.
-    pub(crate) count: u64,
-    pub(crate) times: Option<&'a Times>,
-    /// Rates a second, and their units.
-    pub(crate) rates: [(f64, &'static str); 2],
-    /// Memory operations of this side's stream for one exchange, or for one message that it begins.
-    pub(crate) operations: f64,
-}
-
 /// What one run has measured.
 pub(crate) trait Report: Serialize + Send + Sized {
     /// What is counted.
     const UNIT: &'static str;
-    /// Titles of the columns of [`Figures`], in their order without the times, and the keys in JSON.
+    /// Titles of the columns of what is counted, two rates a second, and memory operations; and their keys in JSON.
     const TITLES: [&'static str; 4];
     const NAMES: [&'static str; 4];
 
     fn setting(&self) -> &Setting;
-    fn figures(&self) -> Figures<'_>;
     /// What was measured in words, and as a server says it to programs.
     fn kind(&self) -> (String, Value);
     /// What the runs of a sweep have in common, in a line.
@@ -109,42 +96,51 @@ pub(crate) trait Report: Serialize + Send + Sized {
     fn charts(reports: &[Self], is_sweep: bool) -> Vec<Chart>;
 }
 
-fn has_times<R: Report>(reports: &[R]) -> bool {
-    reports.iter().any(|report| report.figures().times.is_some())
+/// The JSON of runs, and the keys of their times, if they have any.
+fn figures<R: Report>(reports: &[R]) -> (Vec<Value>, &'static [&'static str]) {
+    let all: Vec<Value> = reports.iter().map(|one| serde_json::to_value(one).unwrap_or_default()).collect();
+    let has_times = all.iter().any(|one| one.get(times::NAMES[0]).is_some());
+    (all, if has_times { &times::NAMES } else { &[] })
+}
+
+fn number(figures: &Value, key: &str) -> f64 {
+    figures[key].as_f64().unwrap_or(f64::NAN)
 }
 
 /// What the runs have in common, and a row for each. At the last of them an interrupted sweep has ended.
 pub(super) fn table<R: Report>(reports: &[R]) -> String {
-    let times = if has_times(reports) { &times::TITLES[..] } else { &[] };
+    let (all, keys) = figures(reports);
     let [count, one, other, operations] = R::TITLES;
-    let header = [&["SIZE", count][..], times, &[one, other, "CPU", operations]].concat();
-    let row = |report: &R| {
-        let (Setting { size_bytes, wall_s, cpu_s, .. }, figures) = (report.setting(), report.figures());
-        let counts = [size::text(*size_bytes), figures.count.to_string()];
-        let rates = figures.rates.map(|(rate, unit)| text::rate(rate, unit));
-        let rest =
-            [format!("{:.0}%", 100.0 * cpu_s / wall_s.max(1e-9)), format!("{:.2}", figures.operations)];
-        let times = figures.times.into_iter().flat_map(Times::cells);
+    let titles = &times::TITLES[..keys.len()];
+    let header = [&["SIZE", count][..], titles, &[one, other, "CPU", operations]].concat();
+    let row = |figures: &Value| {
+        let [count, one, other, operations] = R::NAMES;
+        let counts =
+            [size::text(figures["size_bytes"].as_u64().unwrap_or_default()), figures[count].to_string()];
+        let times = keys.iter().map(|key| format!("{:.2}", number(figures, key)));
+        let unit = |key: &str| if key == "bytes_per_s" { "B" } else { "msg" };
+        let rates = [one, other].map(|key| text::rate(number(figures, key), unit(key)));
+        let cpu = number(figures, "cpu_s") / number(figures, "wall_s").max(1e-9);
+        let rest = [format!("{:.0}%", 100.0 * cpu), format!("{:.2}", number(figures, operations))];
         counts.into_iter().chain(times).chain(rates).chain(rest).collect()
     };
-    let rows: Vec<Vec<String>> = reports.iter().map(row).collect();
+    let rows: Vec<Vec<String>> = all.iter().map(row).collect();
     reports.last().map_or_else(String::new, R::heading) + &text::table(&header, &rows)
 }
 
 /// A line of names, which are those in JSON, and a line for each run.
 pub(super) fn csv<R: Report>(reports: &[R]) -> String {
-    let times = if has_times(reports) { &times::NAMES[..] } else { &[] };
+    let (all, keys) = figures(reports);
     let [count, one, other, operations] = R::NAMES;
-    let names = [&["size_bytes", count][..], times, &[one, other, "cpu_s", "wall_s", operations]].concat();
-    let line = |report: &R| {
-        let (Setting { size_bytes, wall_s, cpu_s, .. }, figures) = (report.setting(), report.figures());
-        let [one, other] = figures.rates.map(|(rate, _)| rate);
-        let times = figures.times.into_iter().flat_map(Times::values);
-        let numbers = times.chain([one, other, *cpu_s, *wall_s, figures.operations]);
-        let counts = [*size_bytes, figures.count].map(|count| count.to_string());
-        counts.into_iter().chain(numbers.map(|number| format!("{number:.3}"))).collect::<Vec<_>>().join(",")
+    let counts = ["size_bytes", count];
+    let numbers = [keys, &[one, other, "cpu_s", "wall_s", operations]].concat();
+    let line = |figures: &Value| {
+        let counts = counts.iter().map(|key| figures[key].to_string());
+        let numbers = numbers.iter().map(|key| format!("{:.3}", number(figures, key)));
+        counts.chain(numbers).collect::<Vec<_>>().join(",")
     };
-    std::iter::once(names.join(",")).chain(reports.iter().map(line)).map(|line| line + "\n").collect()
+    let names = [&counts[..], &numbers].concat().join(",");
+    std::iter::once(names).chain(all.iter().map(line)).map(|line| line + "\n").collect()
 }
 
 /// What a server says of the runs with its client: for programs, and for people.
@@ -155,7 +151,7 @@ pub(super) fn verdict<R: Report>(
     let first = reports.first().ok_or("there was no run")?;
     let (kind, said) = first.kind();
     let card = &first.setting().card;
-    let count: u64 = reports.iter().map(|report| report.figures().count).sum();
+    let count: u64 = figures(reports).0.iter().filter_map(|one| one[R::NAMES[0]].as_u64()).sum();
     let sizes: Vec<u64> = reports.iter().map(|report| report.setting().size_bytes).collect();
     let verified = reports.iter().all(|report| report.setting().verified);
     let (unit, each, checked) = (R::UNIT, size::each(&sizes), checked(verified));

@@ -5,8 +5,7 @@ use super::{measured, page};
 use gdsync_cli::cli::{self, BenchOptions, Benchmark};
 use gdsync_cli::destination::Destination;
 use gdsync_cli::failure::{AlreadySaid, Failure};
-use gdsync_cli::json;
-use gdsync_cli::{interrupt, text};
+use gdsync_cli::{interrupt, json, text};
 use serde_json::{Value, json};
 
 /// In the order in which they run. The others need a GPU, or a card of the system's.

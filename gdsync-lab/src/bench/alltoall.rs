@@ -127,10 +127,6 @@ impl ranks::Rank for Rank {
         Ok([self.source.memory().clone(), self.target.memory().clone()])
     }
 
-    fn begin(&mut self, _: usize, _: u64) -> Result<(), Failure> {
-        Ok(())
-    }
-
     fn enqueue(&mut self, _: usize, round: u64, _: u64) -> Result<usize, Failure> {
         let place = self.place;
         let (mut sends, mut waits) = (Batch::new(), Vec::new());
@@ -154,9 +150,5 @@ impl ranks::Rank for Rank {
         }
         // Its sends, or others that were acknowledged before them.
         pair::collect(&self.sent, self.queue_pairs.len() as u64)
-    }
-
-    fn finish(&mut self, _: usize) -> Result<(), Failure> {
-        Ok(())
     }
 }

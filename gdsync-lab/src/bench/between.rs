@@ -1,17 +1,17 @@
 //! `gdsync bench turnaround --gpu 0,1`: streams of two GPUs that wake each other, by words in host
 //! memory and in the memory of either GPU, against the same memory operations written by hand.
 
-use super::gpu::{END, Gpu, START, by_hand};
+use super::gpu::by_hand::Bare;
+use super::gpu::{END, Gpu, START};
 use super::in_turns;
 use super::table::{Outcome, Row, Table};
 use gdsync::cuda::{self, GpuList, GpuMemory};
 use gdsync::memop::{Condition, GpuWord32, MemOpStream, StreamWord, Word32};
 use gdsync::memory::StreamAddr;
-use gdsync::{Batch, PinnedMemory};
-use gdsync_cli::child;
+use gdsync::{Batch, CudaStream, PinnedMemory};
 use gdsync_cli::cli::BenchOptions;
 use gdsync_cli::failure::Failure;
-use gdsync_cli::interrupt;
+use gdsync_cli::{child, interrupt};
 use serde_json::{Value, json};
 use std::time::Duration;
 
@@ -112,21 +112,20 @@ fn wakes<W: StreamWord<u32>>(sides: &[Gpu; 2], words: [&W; 2], first: u32) -> Re
 
 fn wakes_by_hand(sides: &[Gpu; 2], [one, other]: [[StreamAddr; 2]; 2], first: u32) -> Result<f64, Failure> {
     let turns = first..first + TURNS;
-    let mut there = vec![by_hand::wait_for(sides[0].addr(START)?, Condition::Eq, first)];
-    there.extend(
-        turns
-            .clone()
-            .flat_map(|turn| [by_hand::write(one[0], turn.into(), false), by_hand::wait(one[1], turn)]),
-    );
-    there.push(by_hand::write(sides[0].addr(END)?, first.into(), false));
-    let back =
-        turns.flat_map(|turn| [by_hand::wait(other[0], turn), by_hand::write(other[1], turn.into(), false)]);
+    let mut there = vec![CudaStream::wait32(sides[0].addr(START)?, Condition::Eq, first)];
+    there.extend(turns.clone().flat_map(|turn| {
+        [CudaStream::write32(one[0], turn), CudaStream::wait32(one[1], Condition::Geq, turn)]
+    }));
+    there.push(CudaStream::write32(sides[0].addr(END)?, first));
+    let back = turns.flat_map(|turn| {
+        [CudaStream::wait32(other[0], Condition::Geq, turn), CudaStream::write32(other[1], turn)]
+    });
     let mut back: Vec<_> = back.collect();
     // SAFETY: the addresses are of words that live until both streams are synchronized (`flip`), and the
     // streams reach them: the caller has their addresses from the streams, or has enabled access.
     unsafe {
-        by_hand::submit(&sides[0].stream, &mut there)?;
-        by_hand::submit(&sides[1].stream, &mut back)?;
+        sides[0].stream.enqueue(&mut there)?;
+        sides[1].stream.enqueue(&mut back)?;
     }
     flip(sides, first)
 }

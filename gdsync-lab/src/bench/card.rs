@@ -8,8 +8,7 @@ use gdsync::{Access, Batch, MemoryRegion, QueuePairConfig, Stream, WorkRequest};
 use gdsync_cli::cli::BenchOptions;
 use gdsync_cli::failure::Failure;
 use gdsync_cli::hca::Hca;
-use gdsync_cli::interrupt;
-use gdsync_cli::text;
+use gdsync_cli::{interrupt, text};
 use std::time::{Duration, Instant};
 
 /// Bytes of a large message.

@@ -43,9 +43,9 @@ impl Bench {
     }
 
     fn compare<B: MemOpStream>(&self, what: &str, stream: &Stream<B>) -> Result<Row, Failure> {
-        let rounds = interrupt::rounds_after(WARM_UP, ROUNDS);
-        let pairs = in_turns(rounds, |way, _| self.turn(stream, way == 0))?;
-        Ok(Row::named(what).compared(&pairs[WARM_UP as usize..]))
+        (0..2 * WARM_UP).try_for_each(|turn| self.turn(stream, turn % 2 == 0).map(drop))?;
+        let pairs = in_turns(interrupt::rounds(0..ROUNDS), |way, _| self.turn(stream, way == 0))?;
+        Ok(Row::named(what).compared(&pairs))
     }
 
     /// How long a stream takes for a write and the wait for it, in µs.

@@ -10,8 +10,7 @@ use gdsync::{
 };
 use gdsync_cli::cli::BenchOptions;
 use gdsync_cli::failure::Failure;
-use gdsync_cli::hca;
-use gdsync_cli::interrupt;
+use gdsync_cli::{hca, interrupt};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -105,7 +104,7 @@ impl Set {
         let slices = [self.source.slice(..)?];
         let send = left.prepare(WorkRequest::write(&slices, self.target.remote()))?;
         let time = span(gpu, round, Batch::new().send(send).wait(left.send_cq().prepare_wait()?))?;
-        poll(&left.send_cq())?;
+        pair::collect(&left.send_cq(), 1)?;
         Ok(time)
     }
 
@@ -119,16 +118,6 @@ impl Set {
     }
 
     fn drain(&self) -> Result<(), Failure> {
-        self.queues().try_for_each(|queue| poll(&queue))
+        self.queues().try_for_each(|queue| pair::collect(&queue, 1))
     }
-}
-
-fn poll(queue: &CompletionQueue) -> Result<(), Failure> {
-    let deadline = Instant::now() + Duration::from_secs(10);
-    while Instant::now() < deadline {
-        if let Some(completion) = queue.poll()? {
-            return Ok(completion.status?);
-        }
-    }
-    Err("a write has not completed within 10 s".into())
 }

@@ -16,8 +16,7 @@ use gdsync::{
 };
 use gdsync_cli::cli::{BenchOptions, Memory};
 use gdsync_cli::failure::Failure;
-use gdsync_cli::hca;
-use gdsync_cli::interrupt;
+use gdsync_cli::{hca, interrupt};
 use std::time::Duration;
 
 /// Peers of each measurement.

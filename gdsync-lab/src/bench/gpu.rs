@@ -93,62 +93,12 @@ pub(super) mod by_hand {
         CUstreamBatchMemOpParams_union_CUstreamMemOpWaitValueParams_st__bindgen_ty_1 as WaitValue,
         CUstreamBatchMemOpParams_union_CUstreamMemOpWriteValueParams_st as Write,
         CUstreamBatchMemOpParams_union_CUstreamMemOpWriteValueParams_st__bindgen_ty_1 as WriteValue,
-        CUstreamBatchMemOpType as Type,
+        CUstreamBatchMemOpType as Type, CUstreamWaitValue_flags as Flags,
     };
     use gdsync::memop::{Condition, MemOp, MemOpStream};
     use gdsync::memory::StreamAddr;
     use gdsync::{CudaStream, SoftStream};
     use gdsync_cli::failure::Failure;
-
-    /// Enqueues operations by a call of the driver, and nothing else.
-    ///
-    /// # Safety
-    /// Every address is valid for the stream, and aligned, until the stream has passed the operation.
-    pub(in crate::bench) unsafe fn submit(stream: &CudaStream, params: &mut [Params]) -> Result<(), Failure> {
-        let (count, at) = (u32::try_from(params.len())?, params.as_mut_ptr());
-        // SAFETY: the stream is alive, the array has `count` entries; the addresses in it are the
-        // caller's promise.
-        unsafe { sys::cuStreamBatchMemOp_v2(stream.raw(), count, at, 0) }.result()?;
-        Ok(())
-    }
-
-    pub(in crate::bench) fn write(addr: StreamAddr, value64: u64, wide: bool) -> Params {
-        let kinds = [Type::CU_STREAM_MEM_OP_WRITE_VALUE_32, Type::CU_STREAM_MEM_OP_WRITE_VALUE_64];
-        let mut params = Params { pad: [0; 6] };
-        params.writeValue = Write {
-            operation: kinds[usize::from(wide)],
-            address: addr.get(),
-            __bindgen_anon_1: WriteValue { value64 },
-            flags: 0,
-            alias: 0,
-        };
-        params
-    }
-
-    /// A 32-bit wait for "greater or equal".
-    pub(in crate::bench) fn wait(addr: StreamAddr, value: u32) -> Params {
-        wait_for(addr, Condition::Geq, value)
-    }
-
-    /// A 32-bit wait.
-    pub(in crate::bench) fn wait_for(addr: StreamAddr, condition: Condition, value: u32) -> Params {
-        use sys::CUstreamWaitValue_flags as Flags;
-        let flags = match condition {
-            Condition::Geq => Flags::CU_STREAM_WAIT_VALUE_GEQ,
-            Condition::Eq => Flags::CU_STREAM_WAIT_VALUE_EQ,
-            Condition::And => Flags::CU_STREAM_WAIT_VALUE_AND,
-            Condition::Nor => Flags::CU_STREAM_WAIT_VALUE_NOR,
-        };
-        let mut params = Params { pad: [0; 6] };
-        params.waitValue = Wait {
-            operation: Type::CU_STREAM_MEM_OP_WAIT_VALUE_32,
-            address: addr.get(),
-            __bindgen_anon_1: WaitValue { value64: value.into() },
-            flags: flags as u32,
-            alias: 0,
-        };
-        params
-    }
 
     /// A stream that takes operations without the library in between.
     pub(in crate::bench) trait Bare: MemOpStream + Sized {
@@ -188,24 +138,49 @@ pub(super) mod by_hand {
         }
     }
 
+    fn write(operation: Type, addr: StreamAddr, value64: u64) -> Params {
+        let (address, __bindgen_anon_1) = (addr.get(), WriteValue { value64 });
+        let mut params = Params { pad: [0; 6] };
+        params.writeValue = Write { operation, address, __bindgen_anon_1, flags: 0, alias: 0 };
+        params
+    }
+
     impl Bare for CudaStream {
         type Op = Params;
 
-        fn write32(addr: StreamAddr, value: u32) -> Self::Op {
-            write(addr, value.into(), false)
+        fn write32(addr: StreamAddr, value: u32) -> Params {
+            write(Type::CU_STREAM_MEM_OP_WRITE_VALUE_32, addr, value.into())
         }
 
-        fn write64(addr: StreamAddr, value: u64) -> Self::Op {
-            write(addr, value, true)
+        fn write64(addr: StreamAddr, value: u64) -> Params {
+            write(Type::CU_STREAM_MEM_OP_WRITE_VALUE_64, addr, value)
         }
 
-        fn wait32(addr: StreamAddr, condition: Condition, value: u32) -> Self::Op {
-            wait_for(addr, condition, value)
+        fn wait32(addr: StreamAddr, condition: Condition, value: u32) -> Params {
+            let flags = match condition {
+                Condition::Geq => Flags::CU_STREAM_WAIT_VALUE_GEQ,
+                Condition::Eq => Flags::CU_STREAM_WAIT_VALUE_EQ,
+                Condition::And => Flags::CU_STREAM_WAIT_VALUE_AND,
+                Condition::Nor => Flags::CU_STREAM_WAIT_VALUE_NOR,
+            };
+            let mut params = Params { pad: [0; 6] };
+            params.waitValue = Wait {
+                operation: Type::CU_STREAM_MEM_OP_WAIT_VALUE_32,
+                address: addr.get(),
+                __bindgen_anon_1: WaitValue { value64: value.into() },
+                flags: flags as u32,
+                alias: 0,
+            };
+            params
         }
 
-        unsafe fn enqueue(&self, ops: &mut [Self::Op]) -> Result<(), Failure> {
-            // SAFETY: the caller's.
-            unsafe { submit(self, ops) }
+        /// By a call of the driver, and nothing else.
+        unsafe fn enqueue(&self, params: &mut [Params]) -> Result<(), Failure> {
+            let (count, at) = (u32::try_from(params.len())?, params.as_mut_ptr());
+            // SAFETY: the stream is alive, the array has `count` entries; the addresses in it are the
+            // caller's promise.
+            unsafe { sys::cuStreamBatchMemOp_v2(self.raw(), count, at, 0) }.result()?;
+            Ok(())
         }
     }
 }

@@ -48,8 +48,10 @@ use gdsync_cli::cli::{self, BenchOptions, Benchmark, Process};
 use gdsync_cli::destination::Destination;
 use gdsync_cli::failure::Failure;
 use gdsync_cli::{child, progress, text};
+use serde::Serialize;
 use serde::de::DeserializeOwned;
-use std::process::{Command, Stdio};
+use std::io::Read;
+use std::process::Stdio;
 use std::time::Instant;
 use table::Outcome;
 
@@ -120,14 +122,19 @@ fn timed(call: impl FnOnce() -> Result<(), Failure>) -> Result<f64, Failure> {
 }
 
 /// What a process of this program, `what`, has found: it writes it as JSON.
-fn in_a_process<T: DeserializeOwned>(what: &str, process: &Process) -> Result<T, Failure> {
-    let mut command = Command::new(std::env::current_exe()?);
-    command.args(process.words()).stdin(Stdio::null()).stderr(Stdio::inherit());
-    child::dies_with_this_process(&mut command);
-    let output = command.output().map_err(|error| format!("cannot start {what}: {error}"))?;
-    match output.status.success() {
-        true => Ok(serde_json::from_slice(&output.stdout)?),
-        false => Err(child::failure(format_args!("{what}"), output.status)),
+fn in_a_process<T: DeserializeOwned>(
+    what: &str,
+    process: Process,
+    options: &impl Serialize,
+) -> Result<T, Failure> {
+    let mut command = child::of(process)?;
+    command.stdout(Stdio::piped());
+    let (mut process, _input) = child::start(command, what, options)?;
+    let mut found = Vec::new();
+    process.0.stdout.take().map_or(Ok(0), |mut output| output.read_to_end(&mut found))?;
+    match process.0.wait()? {
+        status if status.success() => Ok(serde_json::from_slice(&found)?),
+        status => Err(child::failure(format_args!("{what}"), status)),
     }
 }
 

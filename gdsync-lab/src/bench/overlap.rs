@@ -1,11 +1,12 @@
 //! A stream that computes and a stream that communicates: together they take as long as the longer
 //! one, and the CPU idles.
 
+use super::device::config;
 use super::gpu::Gpu;
 use super::pair::Pair;
 use super::table::{Outcome, Row};
 use gdsync::cuda::GpuMemory;
-use gdsync::cudarc::driver::{CudaFunction, CudaStream, LaunchConfig, PushKernelArg};
+use gdsync::cudarc::driver::{CudaFunction, CudaStream, PushKernelArg};
 use gdsync::cudarc::nvrtc::Ptx;
 use gdsync::verbs::GpuMemoryRegion;
 use gdsync::{Access, Batch, WorkRequest};
@@ -88,11 +89,10 @@ impl Bench {
     }
 
     fn compute(&self, ns: u64) -> Result<(), Failure> {
-        let config = LaunchConfig { grid_dim: (1, 1, 1), block_dim: (32, 1, 1), shared_mem_bytes: 0 };
         let mut launch = self.computing.launch_builder(&self.spin);
         launch.arg(&ns);
         // SAFETY: the kernel takes a number of nanoseconds, and touches no memory.
-        unsafe { launch.launch(config) }?;
+        unsafe { launch.launch(config(1, 32)) }?;
         Ok(())
     }
 

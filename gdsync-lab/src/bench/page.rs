@@ -3,7 +3,7 @@
 use super::table::{Outcome, Table};
 use crate::draw;
 use gdsync_cli::cli::{self, Benchmark};
-use gdsync_cli::doctor::{self, Fact};
+use gdsync_cli::doctor::{self, Check, Family};
 use gdsync_cli::failure::Failure;
 use gdsync_cli::json;
 use gdsync_cli::text::escape;
@@ -29,13 +29,13 @@ th{color:var(--faint);font-weight:600}th:first-child,td:first-child,.facts td{te
 pub(super) fn page(outcomes: &[(Benchmark, Result<Outcome, Failure>)]) -> Result<String, Failure> {
     let words: Vec<String> =
         std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned()).collect();
-    render(outcomes, &doctor::facts(), &words, SystemTime::now())
+    render(outcomes, &doctor::families(), &words, SystemTime::now())
 }
 
 /// `words`: the command line behind the name of the program.
 fn render(
     outcomes: &[(Benchmark, Result<Outcome, Failure>)],
-    facts: &[Fact],
+    families: &[Family],
     words: &[String],
     now: SystemTime,
 ) -> Result<String, Failure> {
@@ -47,7 +47,7 @@ fn render(
         escape(&command(words)),
         link("machine".to_owned()),
     );
-    body += &machine(facts);
+    body += &machine(families);
     for (what, outcome) in outcomes {
         body += &section(*what, outcome, words)?;
     }
@@ -100,23 +100,23 @@ fn table(table: &Table) -> String {
 }
 
 /// What the doctor sees, family by family.
-fn machine(facts: &[Fact]) -> String {
+fn machine(families: &[Family]) -> String {
     let mut section =
         "<section id=\"machine\">\n<h2>machine</h2>\n<p>What <code>gdsync doctor</code> sees.</p>\n"
             .to_owned();
-    for family in facts.chunk_by(|one, next| one.family == next.family) {
-        let row = |fact: &Fact| {
+    for Family { family, checks } in families {
+        let row = |check: &Check| {
             format!(
                 "<tr><td class=\"{status}\">{status}</td><td>{}</td><td>{}</td></tr>\n",
-                escape(&fact.name),
-                escape(&fact.seen),
-                status = fact.status,
+                escape(&check.name),
+                escape(&check.seen),
+                status = check.status.word(),
             )
         };
-        let rows: String = family.iter().map(row).collect();
+        let rows: String = checks.iter().map(row).collect();
         section += &format!(
             "<h3>{}</h3>\n<div class=\"wide\"><table class=\"facts\"><tbody>\n{rows}</tbody></table></div>\n",
-            escape(family[0].family)
+            escape(family)
         );
     }
     section + "</section>\n"

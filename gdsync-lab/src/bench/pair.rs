@@ -3,6 +3,10 @@
 use gdsync::{CompletionQueue, ConnectOptions, ProtectionDomain, QueuePair, QueuePairConfig};
 use gdsync_cli::failure::Failure;
 use gdsync_cli::hca::{self, Hca};
+use std::time::{Duration, Instant};
+
+/// For completions to come.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Two new queue pairs, connected with each other.
 pub(super) fn connected(
@@ -17,12 +21,15 @@ pub(super) fn connected(
 
 /// Waits for `count` successful completions.
 pub(super) fn collect(queue: &CompletionQueue, count: u64) -> Result<(), Failure> {
-    let mut left = count;
+    let (mut left, mut waiting) = (count, None);
     while left > 0 {
         match queue.poll()? {
             Some(completion) => {
                 completion.status?;
                 left -= 1;
+            }
+            None if waiting.get_or_insert_with(Instant::now).elapsed() > PATIENCE => {
+                return Err(format!("{left} of {count} completions have not come within {PATIENCE:?}").into());
             }
             None => std::thread::yield_now(),
         }

@@ -1,12 +1,13 @@
 //! When a stream is idle after the CPU has seen what it wrote last, against the driver's calls alone.
 
-use super::gpu::{END, Gpu, START, by_hand};
+use super::gpu::by_hand::Bare;
+use super::gpu::{END, Gpu, START};
 use super::pair::Pair;
 use super::table::{Outcome, Row};
 use super::{MEDIAN_US, in_turns, micros_since};
 use gdsync::cudarc::driver::sys;
-use gdsync::memop::MemOpStream;
-use gdsync::{Batch, WorkRequest};
+use gdsync::memop::{Condition, MemOpStream};
+use gdsync::{Batch, CudaStream, WorkRequest};
 use gdsync_cli::cli::BenchOptions;
 use gdsync_cli::failure::Failure;
 use gdsync_cli::interrupt;
@@ -48,7 +49,7 @@ impl Bench {
         let (start, last) = (gpu.addr(START)?, gpu.addr(END)?);
         let batch_of_one = |value: u32| {
             // SAFETY: the address is that of a word of `gpu`.
-            unsafe { by_hand::submit(&gpu.stream, &mut [by_hand::write(last, value.into(), false)]) }
+            unsafe { gpu.stream.enqueue(&mut [CudaStream::write32(last, value)]) }
         };
         let single = |value: u32| {
             // SAFETY: as above; the stream is alive.
@@ -56,9 +57,9 @@ impl Bench {
             Ok(())
         };
         let behind_wait = |value: u32| {
-            let mut ops = [by_hand::wait(start, 0), by_hand::write(last, value.into(), false)];
+            let mut ops = [CudaStream::wait32(start, Condition::Geq, 0), CudaStream::write32(last, value)];
             // SAFETY: as above.
-            unsafe { by_hand::submit(&gpu.stream, &mut ops) }
+            unsafe { gpu.stream.enqueue(&mut ops) }
         };
         type Measure<'a> = &'a dyn Fn() -> Result<Row, Failure>;
         let all: [Measure<'_>; 4] = [

@@ -79,7 +79,9 @@ pub(super) trait Rank {
     fn memory(&self, way: usize) -> Result<[PinnedMemory; 2], Failure>;
 
     /// Before the first round of a run.
-    fn begin(&mut self, way: usize, round: u64) -> Result<(), Failure>;
+    fn begin(&mut self, _way: usize, _round: u64) -> Result<(), Failure> {
+        Ok(())
+    }
 
     /// Enqueues a round, of which `last` is the first that the run has no more. Returns the memory operations.
     fn enqueue(&mut self, way: usize, round: u64, last: u64) -> Result<usize, Failure>;
@@ -90,7 +92,9 @@ pub(super) trait Rank {
     }
 
     /// Behind the rounds of a run, whose time does not have it.
-    fn finish(&mut self, way: usize) -> Result<(), Failure>;
+    fn finish(&mut self, _way: usize) -> Result<(), Failure> {
+        Ok(())
+    }
 }
 
 /// What one way took in each run, in µs a round, and its memory operations in a round of one rank.

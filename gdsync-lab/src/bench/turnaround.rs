@@ -1,6 +1,7 @@
 //! Waking and posting, against the same memory operations written by hand.
 
-use super::gpu::{END, Gpu, START, by_hand};
+use super::gpu::by_hand::Bare;
+use super::gpu::{END, Gpu, START};
 use super::pair::Pair;
 use super::table::{Outcome, Row};
 use super::{in_turns, micros_since, timed};
@@ -85,13 +86,13 @@ impl Bench {
                 gpu.stream.post(batch).map_err(|error| error.to_string())?;
             } else {
                 let mut ops = [
-                    by_hand::wait(gpu.addr(START)?, value),
-                    by_hand::write(gpu.addr(RECORD)?, value.into(), false),
-                    by_hand::write(gpu.addr(REGISTER)?, value.into(), true),
-                    by_hand::write(gpu.addr(END)?, value.into(), false),
+                    CudaStream::wait32(gpu.addr(START)?, Condition::Geq, value),
+                    CudaStream::write32(gpu.addr(RECORD)?, value),
+                    CudaStream::write64(gpu.addr(REGISTER)?, value.into()),
+                    CudaStream::write32(gpu.addr(END)?, value),
                 ];
                 // SAFETY: the addresses are words of `gpu`.
-                unsafe { by_hand::submit(&gpu.stream, &mut ops) }?;
+                unsafe { gpu.stream.enqueue(&mut ops) }?;
             }
             let time = gpu.flip(value, Duration::from_micros(30))?;
             if way == 0 {
@@ -107,10 +108,9 @@ impl Bench {
     fn posting(&mut self, by: Poster, posts: u32, burst: u32) -> Result<Row, Failure> {
         let (record, register) = (self.gpu.addr(RECORD)?, self.gpu.addr(REGISTER)?);
         let by_hand = |stream: &CudaStream, value: u32| {
-            let mut ops =
-                [by_hand::write(record, value.into(), false), by_hand::write(register, value.into(), true)];
+            let mut ops = [CudaStream::write32(record, value), CudaStream::write64(register, value.into())];
             // SAFETY: the addresses are words of `gpu`, which both streams' context has registered.
-            unsafe { by_hand::submit(stream, &mut ops) }
+            unsafe { stream.enqueue(&mut ops) }
         };
         let mut pairs = Vec::new();
         // A burst that has begun is ended.

@@ -28,7 +28,7 @@ pub(super) fn draw(
     names: &[String],
     series: &[Values],
 ) -> Result<(), Failure> {
-    let values = || series.iter().flat_map(|one| one.values.iter().copied());
+    let values = || series.iter().flat_map(|one| one.values.iter().copied().flatten());
     let scale = scale(values());
     // Room for the value that is written behind a bar.
     let room = |value: f64| if scale == Scale::Linear { value * 1.12 } else { value * 1.5 };
@@ -49,7 +49,7 @@ pub(super) fn draw(
             let (above, under) = (y - 2.0, y - f64::from(BAR) + 2.0);
             let middle = (above + under) / 2.0;
             y -= f64::from(BAR);
-            let value = one.values.get(category).copied();
+            let value = one.values.get(category).copied().flatten();
             let Some((value, end)) = value.and_then(|value| Some((value, scale.place(value)?))) else {
                 continue;
             };

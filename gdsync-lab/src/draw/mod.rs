@@ -43,7 +43,8 @@ fn description(chart: &Chart) -> String {
             write!(words, " {}, {}. {}", x.name, range(values), marks.join(" "))
         }
         Content::Categories { x, names, series } => {
-            let one = |one: &Values| format!("{}: {}.", one.name, range(one.values.iter().copied()));
+            let one =
+                |one: &Values| format!("{}: {}.", one.name, range(one.values.iter().copied().flatten()));
             let all: Vec<_> = series.iter().map(one).collect();
             write!(words, " {} of {}. {}", x.name, names.join("; "), all.join(" "))
         }

@@ -4,7 +4,6 @@
 mod atomics;
 mod end;
 pub(crate) mod faults;
-mod gather;
 mod gpu;
 mod kernels;
 mod ledger;
@@ -21,7 +20,7 @@ mod wire;
 mod worker;
 
 use gdsync_cli::child::{self, Guarded};
-use gdsync_cli::cli::{NO_FAULTS, SoakOptions};
+use gdsync_cli::cli::{NO_FAULTS, Process, SoakOptions};
 use gdsync_cli::failure::Failure;
 use gdsync_cli::progress::Progress;
 use gdsync_cli::{hca, interrupt, log, text};
@@ -236,8 +235,8 @@ struct Outcome {
 
 impl Worker {
     fn start(assignment: &Assignment) -> Result<(Self, ChildStdin), Failure> {
-        let mut command = Command::new(std::env::current_exe()?);
-        command.arg("soak-worker").stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut command = child::of(Process::SoakWorker)?;
+        command.stdout(Stdio::piped());
         if std::env::var_os(log::VARIABLE).is_none() {
             // Failures are what this is about.
             command.env(log::VARIABLE, "error");
@@ -245,11 +244,8 @@ impl Worker {
         child::for_cuda(&mut command);
         faults::apply(&mut command, &assignment.plan, assignment.rank)?;
         take_liberties(&mut command, assignment)?;
-        child::dies_with_this_process(&mut command);
-        let mut worker = Worker(Guarded(command.spawn()?));
-        let mut stdin = worker.0.0.stdin.take().ok_or("a worker has no stdin")?;
-        writeln!(stdin, "{}", serde_json::to_string(assignment)?)?;
-        Ok((worker, stdin))
+        let (worker, stdin) = child::start(command, "a worker", assignment)?;
+        Ok((Worker(worker), stdin))
     }
 
     /// A thread passes on what the worker says to others, and that it has ended. `ended` gets the line that it writes last
@@ -302,11 +298,9 @@ fn take_liberties(command: &mut Command, assignment: &Assignment) -> Result<(), 
     Ok(())
 }
 
-/// A worker: its assignment comes in the first line of stdin, its counts go to stdout.
+/// A worker: its counts go to stdout.
 pub(crate) fn run_worker() -> Result<(), Failure> {
-    let mut line = String::new();
-    io::stdin().read_line(&mut line)?;
-    let assignment: Assignment = serde_json::from_str(&line)?;
+    let assignment: Assignment = child::options()?;
     let mut tally = Tally::default();
     let error = worker::work(&assignment, &mut tally).err().map(|error| error.to_string());
     writeln!(io::stdout(), "{}", serde_json::to_string(&Outcome { tally, error })?)?;

@@ -21,16 +21,11 @@ pub(super) enum Place {
     Gpu(Arc<CudaContext>),
 }
 
-/// Registered memory.
+/// Registered memory. What is apart has memory for copies: as much as is looked at in one piece.
 pub(super) enum Region {
     Near(MemoryRegion),
-    /// With memory for copies: as much as is looked at in one piece.
-    Apart(Apart, PinnedMemory),
-}
-
-pub(super) enum Apart {
-    Gpu(GpuMemoryRegion),
-    StandIn(MemoryRegion),
+    StandIn(MemoryRegion, PinnedMemory),
+    Gpu(GpuMemoryRegion, PinnedMemory),
 }
 
 impl Region {
@@ -41,9 +36,10 @@ impl Region {
         (len, piece): (usize, usize),
         access: Access,
     ) -> Result<Self, Failure> {
-        let apart = match place {
-            Place::Host => return Ok(Region::Near(MemoryRegion::allocate(pd, len, access)?)),
-            Place::StandIn => Apart::StandIn(MemoryRegion::allocate(pd, len, access)?),
+        let copy = || PinnedMemory::allocate(piece.next_multiple_of(8));
+        Ok(match place {
+            Place::Host => Region::Near(MemoryRegion::allocate(pd, len, access)?),
+            Place::StandIn => Region::StandIn(MemoryRegion::allocate(pd, len, access)?, copy()?),
             Place::Gpu(context) => {
                 // A software card copies through the mapping, which the region keeps, or else by the
                 // driver.
@@ -52,46 +48,38 @@ impl Region {
                     Ok(mapped) => mapped.gpu().clone(),
                     Err(_) => GpuMemory::allocate(context, len)?,
                 };
-                Apart::Gpu(GpuMemoryRegion::register(pd, memory, access)?)
+                Region::Gpu(GpuMemoryRegion::register(pd, memory, access)?, copy()?)
             }
-        };
-        Ok(Region::Apart(apart, PinnedMemory::allocate(piece.next_multiple_of(8))?))
+        })
     }
 
     pub(super) fn slice(&self, range: Range<usize>) -> Result<Slice, Failure> {
         Ok(match self {
-            Region::Near(region) | Region::Apart(Apart::StandIn(region), _) => region.slice(range),
-            Region::Apart(Apart::Gpu(region), _) => region.slice(range),
+            Region::Near(region) | Region::StandIn(region, _) => region.slice(range),
+            Region::Gpu(region, _) => region.slice(range),
         }?)
     }
 
     pub(super) fn remote(&self) -> RemoteMemory {
         match self {
-            Region::Near(region) | Region::Apart(Apart::StandIn(region), _) => region.remote(),
-            Region::Apart(Apart::Gpu(region), _) => region.remote(),
+            Region::Near(region) | Region::StandIn(region, _) => region.remote(),
+            Region::Gpu(region, _) => region.remote(),
         }
     }
 
     /// The first address as the card knows it, and the key of this side.
     pub(super) fn local(&self) -> (u64, u32) {
         match self {
-            Region::Near(region) | Region::Apart(Apart::StandIn(region), _) => {
+            Region::Near(region) | Region::StandIn(region, _) => {
                 (region.memory().addr().get(), region.lkey())
             }
-            Region::Apart(Apart::Gpu(region), _) => (region.memory().address(), region.lkey()),
+            Region::Gpu(region, _) => (region.memory().address(), region.lkey()),
         }
     }
 
     /// Fills `len` bytes from `at` on, which is a multiple of 8.
     pub(super) fn fill(&self, content: Pattern, at: usize, len: usize) -> Result<(), Failure> {
-        match self {
-            Region::Near(region) => content.fill(region.memory(), at, len),
-            Region::Apart(apart, copy) => {
-                content.fill(copy, 0, len);
-                apart.write(at, copy, len)?;
-            }
-        }
-        Ok(())
+        self.write(at, len, |memory, at| content.fill(memory, at, len))
     }
 
     /// Whether `len` bytes from `at` on are the content's from `from` on; both are multiples of 8.
@@ -101,68 +89,66 @@ impl Region {
         (at, from): (usize, usize),
         len: usize,
     ) -> Result<bool, Failure> {
-        Ok(match self {
-            Region::Near(region) => content.check(region.memory(), at, from, len).is_ok(),
-            Region::Apart(apart, copy) => {
-                apart.read(at, copy, len)?;
-                content.check(copy, 0, from, len).is_ok()
-            }
-        })
+        self.read(at, len, |memory, at| content.check(memory, at, from, len).is_ok())
     }
 
     /// Writes words from `at` on, which is a multiple of 8.
     pub(super) fn store(&self, at: usize, words: [u64; 2]) -> Result<(), Failure> {
-        let (memory, first) = match self {
-            Region::Near(region) => (region.memory(), at),
-            Region::Apart(_, copy) => (copy, 0),
-        };
-        for (place, word) in memory.words64()[first / 8..].iter().zip(words) {
-            place.store(word, Ordering::Relaxed);
-        }
-        match self {
-            Region::Near(_) => Ok(()),
-            Region::Apart(apart, copy) => apart.write(at, copy, size_of_val(&words)),
-        }
+        self.write(at, size_of_val(&words), |memory, at| {
+            let places = memory.words64()[at / 8..].iter().zip(words);
+            places.for_each(|(place, word)| place.store(word, Ordering::Relaxed));
+        })
     }
 
     /// The words from `at` on, which is a multiple of 8.
     pub(super) fn load(&self, at: usize) -> Result<[u64; 2], Failure> {
-        let (memory, first) = match self {
-            Region::Near(region) => (region.memory(), at),
-            Region::Apart(apart, copy) => {
-                apart.read(at, copy, 16)?;
-                (copy, 0)
+        let word = |memory: &PinnedMemory, index: usize| memory.words64()[index].load(Ordering::Acquire);
+        self.read(at, 16, |memory, at| [0, 1].map(|index| word(memory, at / 8 + index)))
+    }
+
+    /// Has `write` write `len` bytes: at the place that it gets of the memory that it gets, from where they are copied to
+    /// memory that is apart.
+    fn write(&self, at: usize, len: usize, write: impl FnOnce(&PinnedMemory, usize)) -> Result<(), Failure> {
+        let written = |copy: &PinnedMemory| {
+            let mut bytes = vec![0; len];
+            copy.read(0, &mut bytes);
+            bytes
+        };
+        match self {
+            Region::Near(region) => write(region.memory(), at),
+            Region::StandIn(region, copy) => {
+                write(copy, 0);
+                region.memory().write(at, &written(copy));
+            }
+            Region::Gpu(region, copy) => {
+                write(copy, 0);
+                region.memory().write(at, &written(copy))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What `look` says of `len` bytes, in memory and at a place as `write` in [`Self::write`].
+    fn read<T>(
+        &self,
+        at: usize,
+        len: usize,
+        look: impl FnOnce(&PinnedMemory, usize) -> T,
+    ) -> Result<T, Failure> {
+        let mut bytes = vec![0; len];
+        let copy = match self {
+            Region::Near(region) => return Ok(look(region.memory(), at)),
+            Region::StandIn(region, copy) => {
+                region.memory().read(at, &mut bytes);
+                copy
+            }
+            Region::Gpu(region, copy) => {
+                region.memory().read(at, &mut bytes)?;
+                copy
             }
         };
-        Ok([0, 1].map(|index| memory.words64()[first / 8 + index].load(Ordering::Acquire)))
-    }
-}
-
-impl Apart {
-    /// Copies `len` bytes of `copy` to `at`.
-    fn write(&self, at: usize, copy: &PinnedMemory, len: usize) -> Result<(), Failure> {
-        let mut bytes = vec![0; len];
-        copy.read(0, &mut bytes);
-        match self {
-            Apart::Gpu(region) => region.memory().write(at, &bytes)?,
-            Apart::StandIn(region) => {
-                region.memory().write(at, &bytes);
-            }
-        }
-        Ok(())
-    }
-
-    /// Copies `len` bytes from `at` on to `copy`.
-    fn read(&self, at: usize, copy: &PinnedMemory, len: usize) -> Result<(), Failure> {
-        let mut bytes = vec![0; len];
-        match self {
-            Apart::Gpu(region) => region.memory().read(at, &mut bytes)?,
-            Apart::StandIn(region) => {
-                region.memory().read(at, &mut bytes);
-            }
-        }
         copy.write(0, &bytes);
-        Ok(())
+        Ok(look(copy, 0))
     }
 }
 

@@ -1,19 +1,18 @@
 //! What posting costs a kernel, and how fast kernels post: with queues and their indices in host
 //! memory and in the GPU's.
 
-mod kernels;
 pub(super) mod trigger;
 
 use super::gpu::Gpu;
 use super::table::{Outcome, Row, Table};
 use super::{median, pair};
 use gdsync::cuda::{self, GpuMemory, Placement, QueuePlacement};
-use gdsync::device::{DeviceQp, DeviceQpData, DeviceQpOptions, STATE_BYTES};
+use gdsync::cudarc::driver::{CudaFunction, DeviceRepr, LaunchConfig, PushKernelArg};
+use gdsync::device::{DeviceQp, DeviceQpData, DeviceQpOptions, STATE_BYTES, nvrtc};
 use gdsync::{Access, MemoryRegion, PinnedMemory, ProtectionDomain, QueuePair, QueuePairConfig};
 use gdsync_cli::cli::BenchOptions;
 use gdsync_cli::failure::Failure;
 use gdsync_cli::hca;
-use kernels::{Kernels, Places};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -235,19 +234,19 @@ impl<'a> Bench<'a> {
         device_qp.detach_device(LONG)?;
         // Queues of blocks, threads of blocks that share one, and blocks.
         let shapes = [
-            ("1 thread, 1 queue pair", 1, 1, 1),
-            ("32 threads, 1 queue pair", 1, 32, 1),
-            ("30 threads of a block, 30 queue pairs", 30, 1, 1),
-            ("30 blocks of a thread, a queue pair each", 1, 1, 30),
+            ("1 thread, 1 queue pair", [1, 1, 1]),
+            ("32 threads, 1 queue pair", [1, 32, 1]),
+            ("30 threads of a block, 30 queue pairs", [30, 1, 1]),
+            ("30 blocks of a thread, a queue pair each", [1, 1, 30]),
         ];
         let (mut latency, mut rate) = (Vec::new(), Vec::new());
-        for (what, of_block, sharers, blocks) in shapes {
-            let threads = u64::from(of_block * sharers * blocks);
+        for (what, shape) in shapes {
+            let threads = u64::from(shape.iter().product::<u32>());
             let each = (options.posts / 100 / threads).max(10);
-            let time = self.drive((of_block, sharers, blocks), each, true)?;
+            let time = self.drive(shape, each, true)?;
             latency.push((what, time / 1e3 / each as f64));
             let each = (options.posts / threads).max(10);
-            let time = self.drive((of_block, sharers, blocks), each, false)?;
+            let time = self.drive(shape, each, false)?;
             rate.push((what, (each * threads) as f64 * 1e3 / time));
         }
         let [_, by_doorbells, by_one, by_warp, ..] = posting[..] else {
@@ -271,23 +270,18 @@ impl<'a> Bench<'a> {
     }
 
     /// Nanoseconds that the kernel took, from the first thread's beginning to the last one's end.
-    fn drive(
-        &self,
-        (of_block, sharers, blocks): (u32, u32, u32),
-        each: u64,
-        wait_each: bool,
-    ) -> Result<f64, Failure> {
+    fn drive(&self, shape: Shape, each: u64, wait_each: bool) -> Result<f64, Failure> {
+        let [of_block, _, blocks] = shape;
         let count = (of_block * blocks) as usize;
         let device_qps: Vec<DeviceQp> =
             self.pairs[..count].iter().map(|pair| self.attach(pair)).collect::<Result<_, _>>()?;
         let (places, _keep) = self.places()?;
         let data: Vec<DeviceQpData> = device_qps.iter().map(DeviceQp::data).collect();
-        let list = kernels::list(&data)?;
+        let list = list(&data)?;
         let words = self.results.words64();
         words[FIRST_RESULT].store(u64::MAX, Ordering::Relaxed);
         words[FIRST_RESULT + 1].store(0, Ordering::Relaxed);
         let address = cuda::pin(&self.gpu.context, &list)?;
-        let shape = kernels::Shape { of_block, sharers, blocks };
         // SAFETY: as in `measure`; the list lives as long.
         unsafe { self.kernels.rate(self.gpu, address, shape, each, wait_each, places)? };
         self.finish()?;
@@ -296,4 +290,110 @@ impl<'a> Bench<'a> {
         }
         Ok((self.result(FIRST_RESULT + 1) - self.result(FIRST_RESULT)) as f64)
     }
+}
+
+const SOURCE: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../kernels/bench.cu"));
+
+/// Where a kernel's requests go: `struct places` of `kernels/bench.cu`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+struct Places {
+    local: u64,
+    remote: u64,
+    results: u64,
+    lkey: u32,
+    rkey: u32,
+}
+
+// SAFETY: plain integers, laid out as the kernels have them.
+unsafe impl DeviceRepr for Places {}
+
+/// How threads share queue pairs: how many queue pairs a block has, and threads each of them; and how many blocks there are.
+type Shape = [u32; 3];
+
+/// The kernels of `kernels/bench.cu`.
+struct Kernels {
+    cycles: CudaFunction,
+    steps: CudaFunction,
+    rate: CudaFunction,
+}
+
+impl Kernels {
+    fn load(gpu: &Gpu) -> Result<Self, Failure> {
+        // SAFETY: kernels get raw addresses here, so cudarc has nothing to track.
+        unsafe { gpu.context.disable_event_tracking() };
+        let module = nvrtc::load(&gpu.context, "bench.cu", SOURCE)?;
+        let function = |name| module.load_function(name);
+        Ok(Kernels { cycles: function("cycles")?, steps: function("steps")?, rate: function("rate")? })
+    }
+
+    /// Measures a way of posting.
+    ///
+    /// # Safety
+    /// The queue pair is handed over to the GPU, and the places are memory of it and of the card,
+    /// until the kernel has ended.
+    unsafe fn cycles(
+        &self,
+        gpu: &Gpu,
+        qp: DeviceQpData,
+        which: u32,
+        threads: u32,
+        rounds: u32,
+        places: Places,
+    ) -> Result<(), Failure> {
+        let stream = gpu.stream.cudarc().ok_or("the stream is not cudarc's")?;
+        let mut launch = stream.launch_builder(&self.cycles);
+        launch.arg(&qp).arg(&which).arg(&rounds).arg(&places);
+        // SAFETY: these are the kernel's parameters; the rest is the caller's.
+        unsafe { launch.launch(config(1, threads)) }?;
+        Ok(())
+    }
+
+    /// Measures the steps of a put.
+    ///
+    /// # Safety
+    /// As [`Self::cycles`].
+    unsafe fn steps(&self, gpu: &Gpu, qp: DeviceQpData, rounds: u32, places: Places) -> Result<(), Failure> {
+        let stream = gpu.stream.cudarc().ok_or("the stream is not cudarc's")?;
+        let mut launch = stream.launch_builder(&self.steps);
+        launch.arg(&qp).arg(&rounds).arg(&places);
+        // SAFETY: these are the kernel's parameters; the rest is the caller's.
+        unsafe { launch.launch(config(1, 1)) }?;
+        Ok(())
+    }
+
+    /// Measures how fast many post. `qps`: the address of their descriptions.
+    ///
+    /// # Safety
+    /// As [`Self::cycles`], for all of them.
+    unsafe fn rate(
+        &self,
+        gpu: &Gpu,
+        qps: u64,
+        shape: Shape,
+        count: u64,
+        wait_each: bool,
+        places: Places,
+    ) -> Result<(), Failure> {
+        let stream = gpu.stream.cudarc().ok_or("the stream is not cudarc's")?;
+        let ([of_block, sharers, blocks], wait_each) = (shape, u32::from(wait_each));
+        let mut launch = stream.launch_builder(&self.rate);
+        launch.arg(&qps).arg(&sharers).arg(&of_block).arg(&count).arg(&wait_each).arg(&places);
+        // SAFETY: these are the kernel's parameters; the rest is the caller's.
+        unsafe { launch.launch(config(blocks, of_block * sharers)) }?;
+        Ok(())
+    }
+}
+
+pub(super) fn config(blocks: u32, threads: u32) -> LaunchConfig {
+    LaunchConfig { grid_dim: (blocks, 1, 1), block_dim: (threads, 1, 1), shared_mem_bytes: 0 }
+}
+
+/// Descriptions of queue pairs one after the other, where a kernel can be given them.
+fn list(qps: &[DeviceQpData]) -> Result<PinnedMemory, Failure> {
+    let memory = PinnedMemory::allocate(size_of_val(qps))?;
+    // SAFETY: structures of integers without padding.
+    let bytes = unsafe { std::slice::from_raw_parts(qps.as_ptr().cast::<u8>(), size_of_val(qps)) };
+    memory.write(0, bytes);
+    Ok(memory)
 }

@@ -2,8 +2,7 @@
 
 use super::super::gpu::Gpu;
 use super::super::{median, pair};
-use super::kernels::config;
-use super::{LONG, ROUNDS};
+use super::{LONG, ROUNDS, config};
 use gdsync::cuda::{self, GpuMemory};
 use gdsync::cudarc::driver::{CudaFunction, DeviceRepr, PushKernelArg};
 use gdsync::device::{TriggerData, nvrtc};

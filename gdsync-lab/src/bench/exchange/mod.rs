@@ -5,26 +5,24 @@
 mod ours;
 mod side;
 
+use super::MEDIAN_US;
 use super::table::{Outcome, Row, Table};
-use super::{MEDIAN_US, median};
 use gdsync::cuda::{self, GpuList, Gpus};
 use gdsync_cli::child;
-use gdsync_cli::cli::BenchOptions;
+use gdsync_cli::cli::{BenchOptions, Process};
 use gdsync_cli::failure::Failure;
 use gdsync_cli::hca::{self, Hca};
 use gdsync_notify::bootstrap::{Bootstrap, Job, Meeting};
 use ours::Shape;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
-use side::{BY_HAND, BY_RUST, Figures, Measured, RUNS, Side, WAYS};
-use std::io::{self, BufRead, Write};
-use std::process::{Command, Stdio};
+use side::{BY_HAND, BY_RUST, Figures, Measured, NAPPED, NAPS, POSTING, RUNS, Side, WAYS, WHOLE};
 use std::time::Duration;
 
 /// For the sides to meet.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// What the other process reads from its standard input.
+/// What the other process is to do.
 #[derive(Debug, Serialize, Deserialize)]
 struct Plan {
     /// Where the two meet.
@@ -53,7 +51,7 @@ pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
         for processes in options.processes.map_or(vec![1, 2], |processes| vec![processes]) {
             let place = (gpus, processes);
             let figures = measure(options, place)?;
-            runs = runs.min(figures[0][BY_RUST].whole.len());
+            runs = runs.min(figures[0][BY_RUST].times.len());
             for (shape, ways) in Shape::ALL.into_iter().zip(&figures) {
                 let name = name(place, shape);
                 let of =
@@ -97,13 +95,7 @@ fn measure(options: &BenchOptions, (gpus, processes): (Option<[u32; 2]>, u64)) -
         gpus,
         rounds: options.rounds,
     };
-    let mut command = Command::new(std::env::current_exe()?);
-    command.arg("exchange-peer").stdin(Stdio::piped());
-    child::dies_with_this_process(&mut command);
-    let mut peer =
-        child::Guarded(command.spawn().map_err(|error| format!("cannot start the other process: {error}"))?);
-    let mut input = peer.0.stdin.take().ok_or("the other process has no input")?;
-    writeln!(input, "{}", serde_json::to_string(&plan)?)?;
+    let (mut peer, _input) = child::start(child::of(Process::ExchangePeer)?, "the other process", &plan)?;
     let figures = plan.play(0)?;
     match peer.0.wait()? {
         status if status.success() => Ok(figures),
@@ -133,12 +125,9 @@ fn with_thread(options: &BenchOptions, gpus: Option<[u32; 2]>) -> Result<Figures
     }
 }
 
-/// The other process: what it does comes in a line of stdin.
+/// The other process.
 pub(crate) fn run_peer() -> Result<(), Failure> {
-    let mut line = String::new();
-    io::stdin().lock().read_line(&mut line)?;
-    let plan: Plan = serde_json::from_str(&line)?;
-    plan.play(1).map(drop)
+    child::options::<Plan>()?.play(1).map(drop)
 }
 
 impl Plan {
@@ -159,18 +148,15 @@ fn name((gpus, processes): (Option<[u32; 2]>, u64), shape: Shape) -> String {
     }
 }
 
-fn middle(times: &[f64]) -> f64 {
-    median(times.iter().copied())
-}
-
 /// What an exchange takes, and that divided by the time by hand in the same run.
 fn whole_row(name: &str, ways: &[Measured; WAYS]) -> Row {
     let [rust, hand] = [BY_RUST, BY_HAND].map(|way| &ways[way]);
-    let ratios: Vec<f64> = rust.whole.iter().zip(&hand.whole).map(|(rust, hand)| rust / hand).collect();
+    let runs = rust.times.iter().zip(&hand.times);
+    let ratios: Vec<f64> = runs.map(|(rust, hand)| rust[WHOLE] / hand[WHOLE]).collect();
     Row::default()
         .text(name)
-        .number("rust_us", middle(&rust.whole), 2)
-        .number("by_hand_us", middle(&hand.whole), 2)
+        .number("rust_us", rust.median(WHOLE), 2)
+        .number("by_hand_us", hand.median(WHOLE), 2)
         .spread("rust_ratio", &ratios)
         .number("rust_operations", rust.operations, 2)
         .number("by_hand_operations", hand.operations, 2)
@@ -181,12 +167,12 @@ fn whole_row(name: &str, ways: &[Measured; WAYS]) -> Row {
 fn part_row(name: &str, ways: &[Measured; WAYS]) -> Row {
     let [rust, hand] = [BY_RUST, BY_HAND].map(|way| &ways[way]);
     let naps = |row: Row, way: &Measured, [count, us]: [&'static str; 2]| {
-        let (naps, napped) = (middle(&way.naps), middle(&way.napped));
+        let (naps, napped) = (way.median(NAPS), way.median(NAPPED));
         row.key(count, naps).cell(us, napped, format!("{naps:.2} naps, {napped:.2}"))
     };
-    let row = Row::default().text(name).number("rust_posting_us", middle(&rust.posting), 2).number(
+    let row = Row::default().text(name).number("rust_posting_us", rust.median(POSTING), 2).number(
         "by_hand_posting_us",
-        middle(&hand.posting),
+        hand.median(POSTING),
         2,
     );
     let row = naps(row, rust, ["rust_naps", "rust_naps_us"]);

@@ -60,10 +60,9 @@ pub(super) trait Way {
     /// Waits until the stream has performed it.
     fn synchronize(&mut self) -> Result<(), Failure>;
     /// Takes the completions of the chunk.
-    fn collect(&mut self, count: usize) -> Result<(), Failure>;
-
-    /// Memory operations so far.
-    fn operations(&self) -> usize;
+    fn collect(&mut self, count: usize) -> Result<(), Failure> {
+        self.ends().collect(count)
+    }
 }
 
 /// Waits until a stream has performed everything.
@@ -82,6 +81,8 @@ pub(super) struct Ends {
     queue_pair: QueuePair,
     source: MemoryRegion,
     target: MemoryRegion,
+    /// Memory operations so far.
+    pub(super) operations: usize,
 }
 
 impl Ends {
@@ -93,6 +94,7 @@ impl Ends {
             queue_pair: QueuePair::new(&pd, config)?,
             source: MemoryRegion::allocate(&pd, CHUNK * MESSAGE, Access::empty())?,
             target: MemoryRegion::allocate(&pd, CHUNK * MESSAGE, Access::LOCAL_WRITE)?,
+            operations: 0,
         })
     }
 
@@ -150,17 +152,16 @@ pub(super) struct Rust<B: MemOpStream> {
     stream: Stream<B>,
     ends: Ends,
     prepared: Vec<(PreparedSend, [PreparedWait; 2])>,
-    operations: usize,
 }
 
 impl<B: MemOpStream> Rust<B> {
     pub(super) fn new(place: &(Device, u8), backend: B) -> Result<Self, Failure> {
         let (stream, ends) = (Stream::new(backend)?, Ends::new(place)?);
-        Ok(Rust { stream, ends, prepared: Vec::with_capacity(CHUNK), operations: 0 })
+        Ok(Rust { stream, ends, prepared: Vec::with_capacity(CHUNK) })
     }
 
     fn post(&mut self, batch: Batch) -> Result<(), Failure> {
-        self.operations += self.stream.post(batch).map_err(|error| error.to_string())?.operations;
+        self.ends.operations += self.stream.post(batch).map_err(|error| error.to_string())?.operations;
         Ok(())
     }
 }
@@ -172,10 +173,6 @@ impl<B: MemOpStream> Way for Rust<B> {
 
     fn synchronize(&mut self) -> Result<(), Failure> {
         finish(&self.stream)
-    }
-
-    fn operations(&self) -> usize {
-        self.operations
     }
 
     fn prepare(&mut self, shape: Shape, count: usize) -> Result<(), Failure> {
@@ -190,7 +187,7 @@ impl<B: MemOpStream> Way for Rust<B> {
             for place in 0..count {
                 let Ends { queue_pair, .. } = &self.ends;
                 let queue = |request: WorkRequest<'_>| self.stream.queue_send(queue_pair, request);
-                self.operations += self.ends.sending(place, queue)??.operations;
+                self.ends.operations += self.ends.sending(place, queue)??.operations;
                 for queue in [self.ends.queue_pair.send_cq(), self.ends.queue_pair.recv_cq()] {
                     self.post(Batch::new().wait(queue.prepare_wait()?))?;
                 }
@@ -203,16 +200,13 @@ impl<B: MemOpStream> Way for Rust<B> {
                 self.post(Batch::new().send(send).wait(sent).wait(arrived))?;
                 continue;
             }
-            self.operations += self.stream.post_send(send).map_err(|error| error.to_string())?.operations;
+            self.ends.operations +=
+                self.stream.post_send(send).map_err(|error| error.to_string())?.operations;
             self.post(Batch::new().wait(sent))?;
             self.post(Batch::new().wait(arrived))?;
         }
         self.prepared = prepared;
         Ok(())
-    }
-
-    fn collect(&mut self, count: usize) -> Result<(), Failure> {
-        self.ends.collect(count)
     }
 }
 
@@ -226,7 +220,6 @@ pub(super) struct Hand<B: Bare> {
     flags: Vec<Flag>,
     /// The stream's names for addresses: a program that does this by hand has them.
     known: HashMap<HostAddr, StreamAddr>,
-    operations: usize,
 }
 
 struct Prepared<Op> {
@@ -254,7 +247,6 @@ impl<B: Bare> Hand<B> {
             prepared: Vec::with_capacity(CHUNK),
             flags: Vec::new(),
             known: HashMap::new(),
-            operations: 0,
         })
     }
 
@@ -282,7 +274,7 @@ impl<B: Bare> Hand<B> {
     }
 
     fn enqueue(&mut self, ops: &mut [B::Op]) -> Result<(), Failure> {
-        self.operations += ops.len();
+        self.ends.operations += ops.len();
         // SAFETY: the addresses are those of the queue pair's record, register and completion entries, which
         // outlive the stream's work (`drop` waits for it), and of words that stay for ever. Only this
         // thread submits.
@@ -297,10 +289,6 @@ impl<B: Bare> Way for Hand<B> {
 
     fn synchronize(&mut self) -> Result<(), Failure> {
         finish(&self.stream)
-    }
-
-    fn operations(&self) -> usize {
-        self.operations
     }
 
     fn prepare(&mut self, shape: Shape, count: usize) -> Result<(), Failure> {

@@ -1,7 +1,7 @@
 //! One side: its objects by each interface, and its rounds.
 
 use super::ours::{CHUNK, Hand, Rust, Shape, Way};
-use crate::bench::micros_since;
+use crate::bench::{median, micros_since};
 use gdsync::{CudaStream, SoftStream, cuda};
 use gdsync_cli::failure::Failure;
 use gdsync_cli::hca::{self, Hca};
@@ -19,26 +19,27 @@ pub(super) const BY_HAND: usize = 1;
 /// How many ways there are.
 pub(super) const WAYS: usize = 2;
 
-/// What one way took for one shape, in µs an exchange, of each run.
+/// What a chunk took, or a run: µs of it all and until the CPU had handed everything over; naps of this process' cards after
+/// which there was work, and µs of them.
+type Times = [f64; 4];
+pub(super) const WHOLE: usize = 0;
+pub(super) const POSTING: usize = 1;
+pub(super) const NAPS: usize = 2;
+pub(super) const NAPPED: usize = 3;
+
+/// What one way took for one shape, for an exchange.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Measured {
-    pub(super) whole: Vec<f64>,
-    /// Until the CPU had handed everything over.
-    pub(super) posting: Vec<f64>,
-    /// Naps of this process' cards after which there was work, and µs of them.
-    pub(super) naps: Vec<f64>,
-    pub(super) napped: Vec<f64>,
-    /// Memory operations of an exchange.
+    /// Of each run.
+    pub(super) times: Vec<Times>,
+    /// Memory operations.
     pub(super) operations: f64,
 }
 
-/// What a chunk took, or a run, in µs.
-#[derive(Clone, Copy, Default)]
-struct Times {
-    posting: f64,
-    whole: f64,
-    naps: f64,
-    napped: f64,
+impl Measured {
+    pub(super) fn median(&self, what: usize) -> f64 {
+        median(self.times.iter().map(|times| times[what]))
+    }
 }
 
 /// By shape, and by way.
@@ -112,23 +113,17 @@ impl Side {
     }
 
     fn run(&mut self, way: usize, shape: Shape, rounds: u64, to: &mut Measured) -> Result<(), Failure> {
-        let before = self.ways[way].operations();
+        let before = self.ways[way].ends().operations;
         let (mut all, mut left) = (Times::default(), rounds);
         while left > 0 {
             let count = left.min(CHUNK as u64);
             let times = self.chunk(way, shape, count as usize)?;
-            all.posting += times.posting;
-            all.whole += times.whole;
-            all.naps += times.naps;
-            all.napped += times.napped;
+            all.iter_mut().zip(times).for_each(|(all, time)| *all += time);
             left -= count;
         }
         let each = |all: f64| all / rounds as f64;
-        to.posting.push(each(all.posting));
-        to.whole.push(each(all.whole));
-        to.naps.push(each(all.naps));
-        to.napped.push(each(all.napped));
-        to.operations = each((self.ways[way].operations() - before) as f64);
+        to.times.push(all.map(each));
+        to.operations = each((self.ways[way].ends().operations - before) as f64);
         Ok(())
     }
 
@@ -154,11 +149,7 @@ impl Side {
                 return Err(format!("message {sent} came as {found}").into());
             }
         }
-        Ok(Times {
-            posting,
-            whole,
-            naps: (after.late - before.late) as f64,
-            napped: (after.late_time - before.late_time).as_secs_f64() * 1e6,
-        })
+        let napped = (after.late_time - before.late_time).as_secs_f64() * 1e6;
+        Ok([whole, posting, (after.late - before.late) as f64, napped])
     }
 }

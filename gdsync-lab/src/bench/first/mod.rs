@@ -10,9 +10,10 @@ use super::gpu::{Gpu, by_hand::Bare};
 use super::table::{Outcome, Row, Table};
 use super::{MEDIAN_US, in_a_process, median, micros_since};
 use gdsync::{SoftStream, Stream, cuda};
-use gdsync_cli::cli::{BenchFirstOptions, BenchOptions, Process};
+use gdsync_cli::cli::{BenchOptions, Process};
 use gdsync_cli::failure::Failure;
-use gdsync_cli::interrupt;
+use gdsync_cli::hca::Hca;
+use gdsync_cli::{child, interrupt};
 use kinds::{Kind, Link, POSTS, kinds};
 use serde::{Deserialize, Serialize};
 use std::io::Write;
@@ -22,6 +23,16 @@ use std::time::Instant;
 const RUNS: usize = 10;
 /// The posts around the hundredth whose median it is.
 const HUNDREDTH: std::ops::RangeInclusive<usize> = 89..=109;
+
+/// What a run's process is to do.
+#[derive(Debug, Serialize, Deserialize)]
+struct Options {
+    /// Which of the runs.
+    run: usize,
+    /// The GPU, if not a software stream.
+    gpu: Option<u32>,
+    hca: Option<Hca>,
+}
 
 /// What a run's process has found.
 #[derive(Debug, Serialize, Deserialize)]
@@ -44,8 +55,8 @@ pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
     for gpu in [Some(None), gpu.map(Some)].into_iter().flatten() {
         let runs: Vec<Run> = interrupt::rounds(0..RUNS)
             .map(|run| {
-                let process = BenchFirstOptions { run, gpu, hca: options.hca.clone() };
-                in_a_process(&format!("the process of run {run}"), &Process::BenchFirst(process))
+                let options = Options { run, gpu, hca: options.hca.clone() };
+                in_a_process(&format!("the process of run {run}"), Process::BenchFirst, &options)
             })
             .collect::<Result<_, _>>()?;
         let on = runs.first().map(|run| run.on.clone()).unwrap_or_default();
@@ -70,14 +81,15 @@ pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
 }
 
 /// One run, in this process. Writes what it has found.
-pub(crate) fn run_one(options: &BenchFirstOptions) -> Result<(), Failure> {
+pub(crate) fn run_one() -> Result<(), Failure> {
+    let options: Options = child::options()?;
     let start = Instant::now();
     let run = match options.gpu {
         None => {
             drop(Stream::new(SoftStream::new()?)?);
             let stream_us = micros_since(start);
             let make = || Ok(Stream::new(SoftStream::new()?)?);
-            Run { on: "a software stream".to_owned(), stream_us, kinds: play(options, make)? }
+            Run { on: "a software stream".to_owned(), stream_us, kinds: play(&options, make)? }
         }
         Some(ordinal) => {
             // The context is the program's; of the rest, the first stream's part is measured.
@@ -86,7 +98,7 @@ pub(crate) fn run_one(options: &BenchFirstOptions) -> Result<(), Failure> {
             let gpu = Gpu::new(ordinal)?;
             let stream_us = micros_since(start);
             let make = || Ok(Stream::new(gdsync::CudaStream::new(context.new_stream()?)?)?);
-            Run { on: gpu.name()?, stream_us, kinds: play(options, make)? }
+            Run { on: gpu.name()?, stream_us, kinds: play(&options, make)? }
         }
     };
     Ok(writeln!(std::io::stdout(), "{}", serde_json::to_string(&run)?)?)
@@ -94,7 +106,7 @@ pub(crate) fn run_one(options: &BenchFirstOptions) -> Result<(), Failure> {
 
 /// Every kind, each on a stream of its own, from the run's first kind on.
 fn play<B: Bare>(
-    options: &BenchFirstOptions,
+    options: &Options,
     make: impl Fn() -> Result<Stream<B>, Failure>,
 ) -> Result<Vec<Played>, Failure> {
     let mut kinds = kinds();

@@ -1,5 +1,6 @@
 use super::*;
 use crate::bench::table::Row;
+use gdsync_cli::doctor::Status;
 use std::time::Duration;
 
 fn words(text: &str) -> Vec<String> {
@@ -32,12 +33,19 @@ fn a_benchmark_has_its_own_command_line() {
 
 #[test]
 fn everything_from_outside_is_escaped_and_an_error_takes_the_place_of_a_table() {
-    let facts =
-        [Fact { family: "GPU", name: "driver".to_owned(), status: "skip", seen: "<none> & why".to_owned() }];
+    let driver = Check {
+        name: "driver".to_owned(),
+        status: Status::Skip,
+        seen: "<none> & why".to_owned(),
+        why: "",
+        remedy: None,
+        commands: Vec::new(),
+    };
+    let families = [Family { family: "GPU", checks: vec![driver] }];
     let table = Table::new(&["A < B", "µs"], &[Row::default().text("<x>").text("1")]);
     let outcomes =
         [(Benchmark::Card, Ok(Outcome::new(1, [table]))), (Benchmark::Plan, Err("no <way>".into()))];
-    let page = render(&outcomes, &facts, &words("bench all"), SystemTime::UNIX_EPOCH).unwrap();
+    let page = render(&outcomes, &families, &words("bench all"), SystemTime::UNIX_EPOCH).unwrap();
     for expected in [
         "<td>&lt;x&gt;</td><td>1</td>",
         "<th>A &lt; B</th>",

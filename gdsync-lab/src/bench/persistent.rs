@@ -1,0 +1,291 @@
+//! `gdsync bench persistent`: rounds in which every rank sends to every other, by persistent requests,
+//! which a stream or the card waits for, and by notified writes.
+
+use super::ranks::{self, BLOCK, Measured, PLACES, Place, TIMEOUT};
+use super::table::{Outcome, Row};
+use gdsync::persistent::{PersistentRecv, PersistentSend, Request, start_all, wait_all};
+use gdsync::stream::StreamOptions;
+use gdsync::{
+    Access, Batch, Device, MemoryRegion, PinnedMemory, ProtectionDomain, QueuePair, QueuePairConfig,
+    SoftStream, Stream, Trigger,
+};
+use gdsync_cli::cli::BenchOptions;
+use gdsync_cli::failure::Failure;
+use gdsync_cli::hca;
+use gdsync_notify::bootstrap::Bootstrap;
+use gdsync_notify::{Operation, Queue, Segment, SegmentMemory, Team, TeamConfig, WaitNotification};
+
+/// Ranks of the rows.
+const RANKS: [usize; 3] = [2, 4, 8];
+/// In each, every way is measured once.
+const RUNS: usize = 10;
+
+/// Persistent requests: all of a round together, one by one, and all together where the card waits, by a trigger and a
+/// collector. The reference: notified writes, in one batch a round.
+const WAYS: [&str; 4] = [
+    "start_all, wait_all",
+    "start, wait_on",
+    "start_all, wait_all, trigger and collector",
+    "notified writes",
+];
+const SINGLY: usize = 1;
+const CARD_WAITS: usize = 2;
+const NOTIFIED: usize = 3;
+
+pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
+    let (rounds, mut runs, mut bytes_checked) = (options.rounds, RUNS, 0);
+    let mut rows = Vec::new();
+    for ranks in RANKS {
+        let hca = options.hca.clone();
+        let make = move |bootstrap| Rank::new(hca::open(hca.as_ref())?, bootstrap);
+        let measured: [Measured; WAYS.len()] = ranks::measure(ranks, RUNS, rounds, make)?;
+        let [ours @ .., notified] = &measured;
+        runs = runs.min(notified.times.len());
+        let played: usize = measured.iter().map(|way| way.times.len()).sum();
+        bytes_checked += (ranks * (ranks - 1) * played * BLOCK) as u64 * rounds;
+        for (what, way) in WAYS.into_iter().zip(ours).filter(|(_, way)| !way.times.is_empty()) {
+            let pairs = way.times.iter().zip(&notified.times);
+            let ratios: Vec<f64> = pairs.map(|(one, two)| one / two).collect();
+            let row =
+                Row::default().text(format!("{ranks} ranks, {what}")).key("ranks", ranks).key("what", what);
+            rows.push(
+                row.number("gdsync_us", way.median(), 2)
+                    .number("reference_us", notified.median(), 2)
+                    .ratios(&ratios, 2)
+                    .number("gdsync_operations", way.operations, 2)
+                    .number("reference_operations", notified.operations, 2),
+            );
+        }
+    }
+    let heading = format!("{runs} RUNS OF {rounds} ROUNDS");
+    let header = [&*heading, "REQUESTS µs", "WRITES µs", "RATIO", "FROM", "TO", "OPERATIONS", "OF WRITES"];
+    // Every byte of every message was checked.
+    let all = Row::default().key("runs", runs).key("rounds", rounds).key("verified", true);
+    let outcome = Outcome::of(all.key("bytes_checked", bytes_checked), &header, &rows);
+    let title = "A round in which every rank sends to every other";
+    Ok(outcome.lines(title, ["Ranks", "Median time of a round, µs"], "ranks", &rows, |row| {
+        let what = row.name().split_once(", ").map_or("", |(_, what)| what);
+        [(what.to_owned(), "gdsync_us"), (WAYS[NOTIFIED].to_owned(), "reference_us")]
+    }))
+}
+
+struct Rank {
+    stream: Stream<SoftStream>,
+    requests: Requests,
+    /// On queue pairs with a trigger, by a stream that has a collector. None where the card cannot wait.
+    card_waits: Option<(Requests, Stream<SoftStream>)>,
+    writes: Writes,
+}
+
+impl Rank {
+    fn new((device, port): (Device, u8), mut bootstrap: Bootstrap) -> Result<Self, Failure> {
+        let pd = ProtectionDomain::new(&device)?;
+        let place = Place::of(&bootstrap);
+        let config = QueuePairConfig::default().port(port);
+        let requests = Requests::new(&pd, config, place, &mut bootstrap)?;
+        let waits = device.card_waits()?;
+        let card_waits = match waits.data && waits.queues {
+            false => None,
+            true => {
+                let trigger = Trigger::new(&pd)?;
+                let requests = Requests::new(&pd, config.trigger(&trigger), place, &mut bootstrap)?;
+                let options = StreamOptions::default().collect_from(Some(2));
+                Some((requests, Stream::with_options(SoftStream::new()?, options)?))
+            }
+        };
+        let writes = Writes::new((&pd, port), place, bootstrap)?;
+        Ok(Rank { stream: Stream::new(SoftStream::new()?)?, requests, card_waits, writes })
+    }
+
+    fn requests(&mut self, way: usize) -> (&mut Requests, &Stream<SoftStream>) {
+        match &mut self.card_waits {
+            Some((requests, stream)) if way == CARD_WAITS => (requests, stream),
+            _ => (&mut self.requests, &self.stream),
+        }
+    }
+}
+
+impl ranks::Rank for Rank {
+    fn stream(&self, way: usize) -> Option<&Stream<SoftStream>> {
+        match way {
+            CARD_WAITS => self.card_waits.as_ref().map(|(_, stream)| stream),
+            _ => Some(&self.stream),
+        }
+    }
+
+    fn memory(&self, way: usize) -> Result<[PinnedMemory; 2], Failure> {
+        match (way, &self.card_waits) {
+            (NOTIFIED, _) => self.writes.memory(),
+            (CARD_WAITS, Some((requests, _))) => Ok(requests.memory()),
+            _ => Ok(self.requests.memory()),
+        }
+    }
+
+    fn begin(&mut self, way: usize, round: u64) -> Result<(), Failure> {
+        if way != NOTIFIED {
+            let (requests, stream) = self.requests(way);
+            requests.expect_first(stream, round)?;
+            stream.synchronize()?;
+        }
+        Ok(())
+    }
+
+    fn enqueue(&mut self, way: usize, round: u64, last: u64) -> Result<usize, Failure> {
+        if way == NOTIFIED {
+            return self.writes.enqueue(&self.stream, round);
+        }
+        let (requests, stream) = self.requests(way);
+        requests.enqueue(stream, way == SINGLY, round, last)
+    }
+
+    fn finish(&mut self, way: usize) -> Result<(), Failure> {
+        match way {
+            NOTIFIED => self.writes.finish(),
+            way => self.requests(way).0.finish(),
+        }
+    }
+}
+
+/// The exchange by persistent requests.
+struct Requests {
+    source: MemoryRegion,
+    target: MemoryRegion,
+    /// By place, one for each peer.
+    sends: Vec<Vec<PersistentSend>>,
+    receives: Vec<Vec<PersistentRecv>>,
+    /// Dropped last: dropping one with work in flight aborts it.
+    _queue_pairs: Vec<QueuePair>,
+}
+
+impl Requests {
+    fn new(
+        pd: &ProtectionDomain,
+        config: QueuePairConfig<'_>,
+        place: Place,
+        bootstrap: &mut Bootstrap,
+    ) -> Result<Self, Failure> {
+        let source = MemoryRegion::allocate(pd, place.bytes(), Access::empty())?;
+        let target = MemoryRegion::allocate(pd, place.bytes(), Access::LOCAL_WRITE)?;
+        let make = |_| QueuePair::new(pd, config);
+        let queue_pairs: Vec<QueuePair> = place.peers().map(make).collect::<Result<_, _>>()?;
+        ranks::connect(&queue_pairs, place, bootstrap)?;
+        let (mut sends, mut receives) = (Vec::new(), Vec::new());
+        for at in 0..PLACES as u64 {
+            let slice = |region: &MemoryRegion, peer| {
+                let offset = place.offset(peer, at);
+                region.slice(offset..offset + BLOCK)
+            };
+            let (mut out, mut into) = (Vec::new(), Vec::new());
+            for (peer, queue_pair) in place.peers().zip(&queue_pairs) {
+                out.push(PersistentSend::send(queue_pair, &[slice(&source, peer)?])?);
+                into.push(PersistentRecv::new(queue_pair, &[slice(&target, peer)?])?);
+            }
+            sends.push(out);
+            receives.push(into);
+        }
+        Ok(Requests { source, target, sends, receives, _queue_pairs: queue_pairs })
+    }
+
+    fn memory(&self) -> [PinnedMemory; 2] {
+        [self.source.memory().clone(), self.target.memory().clone()]
+    }
+
+    /// Starts the receives of the first round.
+    fn expect_first(&mut self, stream: &Stream<SoftStream>, round: u64) -> Result<(), Failure> {
+        let receives = &mut self.receives[round as usize % PLACES];
+        Ok(receives.iter_mut().try_for_each(|one| one.start(stream))?)
+    }
+
+    /// Enqueues a round, in a start and a wait of all requests, or of each. Returns the memory operations.
+    fn enqueue(
+        &mut self,
+        stream: &Stream<SoftStream>,
+        singly: bool,
+        round: u64,
+        last: u64,
+    ) -> Result<usize, Failure> {
+        let at = round as usize % PLACES;
+        let (now, next) = self.receives.split_at_mut(1);
+        let (now, next) = if at == 0 { (now, next) } else { (next, now) };
+        // A peer sends its next message once it has this round's: behind the receive for it.
+        let next = next.iter_mut().flatten().filter(|_| round + 1 < last);
+        let mut started: Vec<&mut dyn Request> = next.map(|one| one as _).collect();
+        started.extend(self.sends[at].iter_mut().map(|one| one as &mut dyn Request));
+        let together = |requests: &[&mut dyn Request]| if singly { 1 } else { requests.len().max(1) };
+        let mut operations = 0;
+        let size = together(&started);
+        for some in started.chunks_mut(size) {
+            operations += start_all(some, stream, TIMEOUT)?.operations;
+        }
+        let mut waited: Vec<&mut dyn Request> = now.iter_mut().flatten().map(|one| one as _).collect();
+        waited.extend(self.sends[at].iter_mut().map(|one| one as &mut dyn Request));
+        let size = together(&waited);
+        for some in waited.chunks_mut(size) {
+            operations += wait_all(some, stream, TIMEOUT)?.operations;
+        }
+        Ok(operations)
+    }
+
+    /// Completes all requests.
+    fn finish(&mut self) -> Result<(), Failure> {
+        for send in self.sends.iter_mut().flatten().filter(|one| one.is_active()) {
+            send.complete(TIMEOUT)?.ok_or("a send does not complete")?.status?;
+        }
+        for receive in self.receives.iter_mut().flatten().filter(|one| one.is_active()) {
+            receive.complete(TIMEOUT)?.ok_or("a receive does not complete")?.status?;
+        }
+        Ok(())
+    }
+}
+
+/// The exchange by notified writes.
+struct Writes {
+    place: Place,
+    /// Holds the queue.
+    team: Team,
+    queue: Queue,
+    source: Segment,
+    target: Segment,
+}
+
+impl Writes {
+    fn new((pd, port): (&ProtectionDomain, u8), place: Place, bootstrap: Bootstrap) -> Result<Self, Failure> {
+        let queue_pair = QueuePairConfig::default().port(port).recv_depth(1);
+        let team = Team::new(pd, bootstrap, TeamConfig::default().queue_pair(queue_pair))?;
+        let source = team.allocate(place.bytes(), 0)?;
+        let target = team.allocate(place.bytes(), u32::try_from(PLACES * place.ranks)?)?;
+        Ok(Writes { place, queue: team.queue(0)?, team, source, target })
+    }
+
+    fn memory(&self) -> Result<[PinnedMemory; 2], Failure> {
+        let of = |segment: &Segment| match segment.memory() {
+            SegmentMemory::Host(memory) => Ok(memory.memory().clone()),
+            _ => Err("a segment is not in host memory"),
+        };
+        Ok([of(&self.source)?, of(&self.target)?])
+    }
+
+    /// Enqueues a round. Returns the memory operations.
+    fn enqueue(&self, stream: &Stream<SoftStream>, round: u64) -> Result<usize, Failure> {
+        let (own, number) = (self.place, self.place.number);
+        let mut batch = Batch::new();
+        for peer in own.peers() {
+            let (from, to) = (own.offset(peer, round), own.offset(number, round));
+            let slice = self.source.slice(from..from + BLOCK)?;
+            let (rank, id) = (u32::try_from(peer)?, u32::try_from(to / BLOCK)?);
+            let (from, offset) = (&slice, to as u64);
+            let write = Operation::WriteNotify { from, rank, to: &self.target, offset, id, value: 1 };
+            batch = self.queue.prepare(write)?.fold(batch, Batch::send);
+        }
+        for peer in own.peers() {
+            let id = u32::try_from(own.offset(peer, round) / BLOCK)?;
+            batch = batch.wait_notification(&self.target.notification(id)?);
+        }
+        Ok(stream.post_timeout(batch, TIMEOUT).map_err(|error| error.to_string())?.operations)
+    }
+
+    fn finish(&self) -> Result<(), Failure> {
+        self.queue.flush(TIMEOUT)?;
+        Ok(self.team.barrier()?)
+    }
+}
