@@ -10,7 +10,7 @@ use super::relations::{QP, invalid, missing, within};
 impl Card {
     /// Whether queue pairs can be attached to multicast groups: on the fabric of one host.
     pub fn has_multicast(&self) -> bool {
-        self.command(|engine| engine.fabric.has_groups())
+        self.command(|engine| engine.fabric.is_of_one_host())
     }
 
     /// Attaches a queue pair of datagrams to a multicast group: it gets what is sent to the group from now on, by this
@@ -30,7 +30,7 @@ impl Card {
                 let limit = "0xff, or that of an IPv4-mapped address of 224.0.0.0/4";
                 return Err(invalid("first byte of a multicast GID", gid[0].into(), limit));
             }
-            if !engine.fabric.has_groups() {
+            if !engine.fabric.is_of_one_host() {
                 return Err(CardError::NoMulticast);
             }
             let groups = &engine.resources.groups;

@@ -12,6 +12,7 @@
 use super::error::FabricError;
 use super::frame::Greeting;
 use super::listen;
+use super::network::Network;
 use super::node::{Node, node_of_address};
 use super::packet::{Part, SendOutcome, Sink};
 use super::peers::{ACCEPT_BUDGET, LISTENER, OUTGOING, Peers, Turn, UNPROVEN, free_slot};
@@ -86,55 +87,8 @@ impl Tcp {
         Err(FabricError::NoAddress { variable: listen::LISTEN_VARIABLE, list, last })
     }
 
-    pub(super) fn address(&self) -> Ipv4Addr {
-        *self.address.ip()
-    }
-
-    pub(super) fn speed(&self) -> Speed {
-        self.speeds.own()
-    }
-
-    /// As [`super::Fabric::take_refused`].
-    pub(super) fn take_refused(&mut self) -> Vec<OtherSpeed> {
-        self.speeds.take_refused()
-    }
-
     fn greeting(&self) -> Greeting {
-        Greeting { node: node_of_address(self.address()), speed: self.speeds.own() }
-    }
-
-    pub(super) fn sleeper(&self) -> Arc<Sleeper> {
-        self.sleeper.clone()
-    }
-
-    /// # Safety
-    /// As [`super::Fabric::try_send`].
-    pub(super) unsafe fn try_send(&mut self, node: Node, header: &[u8], payload: &[Part]) -> SendOutcome {
-        if !self.outgoing.links.contains_key(&node) && !self.connect(node) {
-            return SendOutcome::Unreachable;
-        }
-        let Some(link) = self.outgoing.links.get_mut(&node) else { return SendOutcome::Unreachable };
-        // SAFETY: the caller's.
-        match unsafe { link.push(header, payload) } {
-            Ok(()) => SendOutcome::Sent,
-            Err(PushError::Full) => SendOutcome::Full,
-            Err(PushError::Broken) => {
-                self.lost(node);
-                SendOutcome::Unreachable
-            }
-        }
-    }
-
-    pub(super) fn is_full(&self, node: Node) -> bool {
-        self.outgoing.links.get(&node).is_some_and(Outgoing::is_full)
-    }
-
-    pub(super) fn is_alive(&mut self, node: Node) -> bool {
-        self.outgoing.is_alive(node, Outgoing::is_closed)
-    }
-
-    pub(super) fn is_linked(&mut self, node: Node) -> bool {
-        self.is_alive(node) && self.outgoing.links.contains_key(&node)
+        Greeting { node: node_of_address(*self.address.ip()), speed: self.speeds.own() }
     }
 
     /// Starts to connect. False if no card can be at that node.
@@ -162,59 +116,6 @@ impl Tcp {
                 false
             }
         }
-    }
-
-    pub(super) fn poll(&mut self, budget: usize, sink: &mut impl Sink) -> usize {
-        self.poll_sockets();
-        if !self.joining.is_empty() || !self.unproven.is_empty() {
-            self.tend(Instant::now());
-        }
-        let mut taken = 0;
-        for index in self.turn.next(self.incoming.len()) {
-            let place = &mut self.incoming[index];
-            let Some(link) = place else { continue };
-            // Fairness: no link delivers more than 16 packets in one call.
-            match link.poll((budget - taken).min(16), sink) {
-                Ok(count) => {
-                    taken += count;
-                    if link.is_finished() {
-                        tracing::debug!(node = link.source(), "the process of a peer has ended");
-                        *place = None;
-                    }
-                }
-                Err(malformed) => {
-                    tracing::warn!(node = link.source(), reason = malformed.0, "a link is closed");
-                    *place = None;
-                }
-            }
-            if taken == budget {
-                break;
-            }
-        }
-        taken
-    }
-
-    /// As [`super::Fabric::close`].
-    pub(super) fn close(&mut self) {
-        socket::refuse_connections(self.listener.as_fd());
-        self.outgoing.links.clear();
-        self.joining.clear();
-        self.incoming.clear();
-        self.unproven.clear();
-    }
-
-    pub(super) fn prepare_sleep(&mut self) -> bool {
-        self.sleeper.announce();
-        // Data on a socket ends the sleep by itself.
-        let empty = !self.incoming.iter().flatten().any(Incoming::has_packet);
-        if !empty {
-            self.finish_sleep();
-        }
-        empty
-    }
-
-    pub(super) fn finish_sleep(&mut self) {
-        self.sleeper.woke();
     }
 
     fn poll_sockets(&mut self) {
@@ -337,10 +238,107 @@ impl Tcp {
             tracing::warn!(%from, %error, "a connection is refused; further ones are logged as debug messages");
         }
     }
+}
 
-    /// Connections that have not proven the key.
+impl Network for Tcp {
+    fn ipv4(&self) -> Option<Ipv4Addr> {
+        Some(*self.address.ip())
+    }
+
+    fn speed(&self) -> Speed {
+        self.speeds.own()
+    }
+
+    fn take_refused(&mut self) -> Vec<OtherSpeed> {
+        self.speeds.take_refused()
+    }
+
+    fn sleeper(&self) -> Arc<Sleeper> {
+        self.sleeper.clone()
+    }
+
+    unsafe fn try_send(&mut self, node: Node, header: &[u8], payload: &[Part]) -> SendOutcome {
+        if !self.outgoing.links.contains_key(&node) && !self.connect(node) {
+            return SendOutcome::Unreachable;
+        }
+        let Some(link) = self.outgoing.links.get_mut(&node) else { return SendOutcome::Unreachable };
+        // SAFETY: the caller's.
+        match unsafe { link.push(header, payload) } {
+            Ok(()) => SendOutcome::Sent,
+            Err(PushError::Full) => SendOutcome::Full,
+            Err(PushError::Broken) => {
+                self.lost(node);
+                SendOutcome::Unreachable
+            }
+        }
+    }
+
+    fn is_full(&self, node: Node, _: usize, _: usize) -> bool {
+        self.outgoing.links.get(&node).is_some_and(Outgoing::is_full)
+    }
+
+    fn is_alive(&mut self, node: Node) -> bool {
+        self.outgoing.is_alive(node, Outgoing::is_closed)
+    }
+
+    fn is_linked(&mut self, node: Node) -> bool {
+        self.is_alive(node) && self.outgoing.links.contains_key(&node)
+    }
+
+    fn poll(&mut self, budget: usize, sink: &mut dyn Sink) -> usize {
+        self.poll_sockets();
+        if !self.joining.is_empty() || !self.unproven.is_empty() {
+            self.tend(Instant::now());
+        }
+        let mut taken = 0;
+        for index in self.turn.next(self.incoming.len()) {
+            let place = &mut self.incoming[index];
+            let Some(link) = place else { continue };
+            // Fairness: no link delivers more than 16 packets in one call.
+            match link.poll((budget - taken).min(16), sink) {
+                Ok(count) => {
+                    taken += count;
+                    if link.is_finished() {
+                        tracing::debug!(node = link.source(), "the process of a peer has ended");
+                        *place = None;
+                    }
+                }
+                Err(malformed) => {
+                    tracing::warn!(node = link.source(), reason = malformed.0, "a link is closed");
+                    *place = None;
+                }
+            }
+            if taken == budget {
+                break;
+            }
+        }
+        taken
+    }
+
+    fn close(&mut self) {
+        socket::refuse_connections(self.listener.as_fd());
+        self.outgoing.links.clear();
+        self.joining.clear();
+        self.incoming.clear();
+        self.unproven.clear();
+    }
+
+    fn prepare_sleep(&mut self) -> bool {
+        self.sleeper.announce();
+        // Data on a socket ends the sleep by itself.
+        let empty = !self.incoming.iter().flatten().any(Incoming::has_packet);
+        if !empty {
+            self.finish_sleep();
+        }
+        empty
+    }
+
+    fn finish_sleep(&mut self) {
+        self.sleeper.woke();
+    }
+
     #[cfg(test)]
-    pub(super) fn unproven(&self) -> usize {
+    fn unproven(&self) -> usize {
         self.unproven.len()
     }
 }

@@ -259,7 +259,7 @@ impl Incoming {
     }
 
     /// Passes at most `budget` complete packets to `sink`. Returns how many.
-    pub(super) fn poll(&mut self, budget: usize, sink: &mut impl Sink) -> Result<usize, frame::Malformed> {
+    pub(super) fn poll(&mut self, budget: usize, sink: &mut dyn Sink) -> Result<usize, frame::Malformed> {
         let mut taken = 0;
         while self.greeted.is_some() && taken < budget {
             let Some(frame) = frame::parse(&self.buffer[self.start..self.end])? else { break };

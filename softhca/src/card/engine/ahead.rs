@@ -81,7 +81,7 @@ impl Engine {
         let qp = self.qps.get(&packet.qpn);
         self.resources.payload.len() >= LEAST
             && packet.to != self.resources.port.node()
-            && self.fabric.can_place()
+            && self.fabric.is_of_one_host()
             && !self.resources.faults.is_on()
             && self.delayed.is_empty()
             && qp.is_some_and(|qp| qp.endpoint.config.transport == Transport::Rc)

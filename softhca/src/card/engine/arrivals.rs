@@ -74,7 +74,7 @@ impl Arrivals<'_> {
     }
 }
 
-impl Sink for &mut Arrivals<'_> {
+impl Sink for Arrivals<'_> {
     fn take(&mut self, source: Node, header: &[u8], payload: [Part; 2]) -> Use {
         let parsed = Header::read_from_bytes(header).ok();
         if let Some(header) = &parsed {
@@ -85,7 +85,7 @@ impl Sink for &mut Arrivals<'_> {
             self.settle();
         }
         self.resources.peers.end_later(later);
-        let Arrivals { now, qps, resources, delayed, touched, .. } = &mut **self;
+        let Arrivals { now, qps, resources, delayed, touched, .. } = self;
         arrive(delayed, qps, source, header, &payload, &mut resources.context(*now), touched);
         self.resources.peers.end_later(None);
         if self.resources.peers.is_full() {
