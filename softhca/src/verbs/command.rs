@@ -2,7 +2,7 @@
 //! make objects by commands use libmlx5 on `softhca-uverbs`.
 
 use super::context::Context;
-use super::errno::{self, Errno, Result};
+use super::errno::{self, Errno};
 use super::object;
 use gdsync_sys::prm::command::{header, opcode};
 use gdsync_sys::verbs::ibv_context;
@@ -24,45 +24,35 @@ pub(super) unsafe extern "C" fn general_cmd(
     output: *mut c_void,
     output_len: size_t,
 ) -> c_int {
-    // SAFETY: the caller's.
-    errno::status(unsafe { perform(context, input.cast(), input_len, output.cast(), output_len) })
-}
-
-/// # Safety
-/// As [`general_cmd`].
-unsafe fn perform(
-    context: *mut ibv_context,
-    input: *const u8,
-    input_len: usize,
-    output: *mut u8,
-    output_len: usize,
-) -> Result<()> {
-    // SAFETY: the caller's.
-    let context = unsafe { object::borrow::<Context>(context) }?;
-    if input.is_null() || output.is_null() || input_len.min(output_len) < header::BYTES {
-        return Err(Errno::INVALID);
-    }
-    let mut command = [0; header::BYTES];
-    // SAFETY: not null, and as long as checked; the caller's.
-    unsafe { input.copy_to_nonoverlapping(command.as_mut_ptr(), command.len()) };
-    let status = match header::OPCODE.get(&command) {
-        opcode if opcode == u64::from(opcode::QUERY_HCA_CAP) => {
-            // The last bit asks for current or greatest values, which are the same.
-            match context.card().capabilities(header::OP_MOD.get(&command) >> 1) {
-                Some(answer) => {
-                    let length = answer.len().min(output_len);
-                    // SAFETY: not null, and writable for so many bytes: the caller's.
-                    unsafe { answer.as_ptr().copy_to_nonoverlapping(output, length) };
-                    return Ok(());
-                }
-                None => BAD_PARAMETER,
-            }
+    errno::status(|| {
+        // SAFETY: the caller's.
+        let context = unsafe { object::borrow::<Context>(context) }?;
+        let (input, output) = (input.cast::<u8>(), output.cast::<u8>());
+        if input.is_null() || output.is_null() || input_len.min(output_len) < header::BYTES {
+            return Err(Errno::INVALID);
         }
-        _ => BAD_OPCODE,
-    };
-    let mut refusal = [0; header::BYTES];
-    header::STATUS.put(&mut refusal, status);
-    // SAFETY: not null, and as long as checked; the caller's.
-    unsafe { refusal.as_ptr().copy_to_nonoverlapping(output, refusal.len()) };
-    Err(Errno::REFUSED)
+        let mut command = [0; header::BYTES];
+        // SAFETY: not null, and as long as checked; the caller's.
+        unsafe { input.copy_to_nonoverlapping(command.as_mut_ptr(), command.len()) };
+        let status = match header::OPCODE.get(&command) {
+            opcode if opcode == u64::from(opcode::QUERY_HCA_CAP) => {
+                // The last bit asks for current or greatest values, which are the same.
+                match context.card().capabilities(header::OP_MOD.get(&command) >> 1) {
+                    Some(answer) => {
+                        let length = answer.len().min(output_len);
+                        // SAFETY: not null, and writable for so many bytes: the caller's.
+                        unsafe { answer.as_ptr().copy_to_nonoverlapping(output, length) };
+                        return Ok(());
+                    }
+                    None => BAD_PARAMETER,
+                }
+            }
+            _ => BAD_OPCODE,
+        };
+        let mut refusal = [0; header::BYTES];
+        header::STATUS.put(&mut refusal, status);
+        // SAFETY: not null, and as long as checked; the caller's.
+        unsafe { refusal.as_ptr().copy_to_nonoverlapping(output, refusal.len()) };
+        Err(Errno::REFUSED)
+    })
 }

@@ -2,7 +2,7 @@
 
 use super::context::Context;
 use super::cq::Cq;
-use super::errno::{self, Result};
+use super::errno;
 use super::event_queue::ObjectPointer;
 use super::object;
 use super::qp::Qp;
@@ -18,22 +18,19 @@ pub(super) unsafe extern "C" fn get_async_event(
     context: *mut ibv_context,
     event: *mut ibv_async_event,
 ) -> c_int {
-    // SAFETY: the caller's.
-    errno::minus_one(unsafe { next_event(context, event) })
-}
-
-unsafe fn next_event(context: *mut ibv_context, event: *mut ibv_async_event) -> Result<()> {
-    // SAFETY: the caller's.
-    let (context, event) = unsafe { (object::borrow::<Context>(context)?, object::attributes(event)?) };
-    let pending = context.events.next()?;
-    // A context's queue has no completions.
-    event.event_type = pending.event_type.unwrap_or(-1);
-    event.element = match pending.object {
-        ObjectPointer::Cq(cq) => ibv_async_element { cq },
-        ObjectPointer::Qp(qp) => ibv_async_element { qp },
-        ObjectPointer::Srq(srq) => ibv_async_element { srq },
-    };
-    Ok(())
+    errno::minus_one(|| {
+        // SAFETY: the caller's.
+        let (context, event) = unsafe { (object::borrow::<Context>(context)?, object::attributes(event)?) };
+        let pending = context.events.next()?;
+        // A context's queue has no completions.
+        event.event_type = pending.event_type.unwrap_or(-1);
+        event.element = match pending.object {
+            ObjectPointer::Cq(cq) => ibv_async_element { cq },
+            ObjectPointer::Qp(qp) => ibv_async_element { qp },
+            ObjectPointer::Srq(srq) => ibv_async_element { srq },
+        };
+        Ok(())
+    })
 }
 
 /// `ibv_ack_async_event`. An event without an object is ignored.
