@@ -33,7 +33,6 @@ pub use error::FabricError;
 pub(crate) use groups::Group;
 pub use key::KEY_VARIABLES;
 pub(crate) use key::check_key;
-pub(crate) use listen::check_addresses;
 pub use listen::{DEFAULT_PORT, LISTEN_VARIABLE, is_tcp};
 pub(crate) use network::Fabric;
 pub use node::Node;

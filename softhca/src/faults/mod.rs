@@ -19,7 +19,7 @@ pub(crate) use injector::{Crossing, Fate, Faults, Refused};
 pub use parse::FaultPlanError;
 pub use plan::{Action, Direction, FaultPlan, Kinds, Rule, Side, Which};
 pub use process::{FAULTS_VARIABLE, fault_counts, set_faults};
-pub(crate) use process::{check_plan, join, leave};
+pub(crate) use process::{join, leave, plan_from_environment};
 
 #[cfg(test)]
 mod tests;

@@ -29,20 +29,13 @@ fn process() -> parking_lot::MutexGuard<'static, Process> {
     process
 }
 
-fn plan_from_environment() -> Result<Option<FaultPlan>, SettingError> {
-    let Some(text) = setting::value(FAULTS_VARIABLE) else { return Ok(None) };
-    match text.parse::<FaultPlan>() {
-        Ok(plan) => Ok(Some(plan).filter(|plan| !plan.rules.is_empty())),
-        Err(error) => Err(SettingError::malformed(FAULTS_VARIABLE, &text, error)),
-    }
-}
-
-/// Checks the plan in the environment.
+/// The plan that the environment gives.
 ///
 /// # Errors
 /// [`SettingError::Malformed`].
-pub(crate) fn check_plan() -> Result<(), SettingError> {
-    plan_from_environment().map(drop)
+pub(crate) fn plan_from_environment() -> Result<Option<FaultPlan>, SettingError> {
+    let plan: Option<FaultPlan> = setting::parsed(FAULTS_VARIABLE, str::parse)?;
+    Ok(plan.filter(|plan| !plan.rules.is_empty()))
 }
 
 /// Applies a plan to every card of this process, present and future. `None` ends all faults and

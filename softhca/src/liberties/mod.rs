@@ -16,4 +16,4 @@ mod process;
 pub(crate) use dice::{Dice, LONGEST_PAUSE};
 pub use plan::{Liberties, LibertyKinds};
 pub use process::{LIBERTIES_VARIABLE, set_liberties};
-pub(crate) use process::{check_liberties, of_next_card, of_one_card};
+pub(crate) use process::{from_environment, of_next_card, of_one_card};

@@ -18,18 +18,12 @@ struct Process {
     started: u64,
 }
 
-fn from_environment() -> Result<Option<Liberties>, SettingError> {
-    let Some(text) = setting::value(LIBERTIES_VARIABLE) else { return Ok(None) };
-    let parsed = text.parse().map(Some);
-    parsed.map_err(|problem: String| SettingError::malformed(LIBERTIES_VARIABLE, &text, problem))
-}
-
-/// Checks the liberties in the environment.
+/// The liberties that the environment gives.
 ///
 /// # Errors
 /// [`SettingError::Malformed`].
-pub(crate) fn check_liberties() -> Result<(), SettingError> {
-    from_environment().map(drop)
+pub(crate) fn from_environment() -> Result<Option<Liberties>, SettingError> {
+    setting::parsed(LIBERTIES_VARIABLE, str::parse)
 }
 
 /// Decides which liberties the cards of this process take that start from now on, whatever the
