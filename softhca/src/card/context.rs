@@ -4,7 +4,6 @@ use super::config::Access;
 use super::delayed::DelayedCompletions;
 use super::diagnostic::{Diagnostic, Diagnostics, Verdict};
 use super::event::Event;
-use super::groups::Members;
 use super::management::Inbox;
 use super::memory::awaited::Awaited;
 use super::memory::clock::Clock;
@@ -13,8 +12,9 @@ use super::memory::entry::{self, Entry};
 use super::memory::gather::Gather;
 use super::memory::parked::Parked;
 use super::memory::peer_copies::PeerCopies;
-use super::memory::refusal::Refusal;
+use super::memory::pieces::Refusal;
 use super::memory::region::Regions;
+use super::multicast::Members;
 use super::port::Port;
 use super::queue::cq::{Cq, Fires, Progress};
 use super::queue::receive::{Home, Receive, Slot};
@@ -223,7 +223,7 @@ impl Context<'_> {
 
     /// Bytes between two entries of a completion queue, if data of so many bytes can be inside an entry.
     pub(crate) fn stride_for(&self, cqn: Option<u32>, data: usize) -> Option<u32> {
-        let stride = self.cqs.get(&cqn?)?.stride();
+        let stride = self.cqs.get(&cqn?)?.ring.stride;
         (1..=entry::room(stride)).contains(&data).then_some(stride)
     }
 

@@ -35,8 +35,6 @@ mod event;
 #[deny(unsafe_code)]
 pub mod fuzzing;
 #[deny(unsafe_code)]
-mod groups;
-#[deny(unsafe_code)]
 mod help;
 mod management;
 mod memory;

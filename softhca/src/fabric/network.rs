@@ -2,14 +2,12 @@
 
 use super::error::FabricError;
 use super::groups::Group;
-use super::key;
-use super::listen;
-use super::node::Node;
-use super::packet::{Hole, Part, SendOutcome, Sink};
+use super::packet::{Hole, Node, Part, SendOutcome, Sink};
+use super::peers::OtherSpeed;
 use super::shared::Shared;
 use super::sleeper::Sleeper;
-use super::speeds::OtherSpeed;
 use super::tcp::Tcp;
+use super::{key, listen};
 use crate::speed::Speed;
 use gdsync_auth::{Key, Limits};
 use std::io;

@@ -1,12 +1,10 @@
 //! What another user of the host can do to cards: hold their names, and connect to them. Root can
 //! become another user, so these tests run as root, in a network namespace of their own.
 
-use super::names;
 use super::network::Network;
-use super::node::LIDS;
-use super::packet::SendOutcome;
+use super::packet::{LIDS, SendOutcome};
 use super::shared::Shared;
-use super::{Node, Part};
+use super::{Node, Part, names};
 use crate::os::socket;
 use crate::speed::Speed;
 use crate::testing::{again, role, skipped, until};

@@ -16,13 +16,11 @@ use super::error::FabricError;
 use super::groups::{self, Group, Groups};
 use super::names::{self, Claim};
 use super::network::Network;
-use super::node::{LIDS, Node};
-use super::packet::{Hole, Part, SendOutcome, Sink};
-use super::peers::{ACCEPT_BUDGET, LISTENER, OUTGOING, Peers, Turn, free_slot};
+use super::packet::{Hole, LIDS, Node, Part, SendOutcome, Sink};
+use super::peers::{ACCEPT_BUDGET, LISTENER, OUTGOING, OtherSpeed, Peers, Speeds, Turn, free_slot};
 use super::ring::{self, Consumer};
 use super::shared_link::{Incoming, Outgoing};
 use super::sleeper::Sleeper;
-use super::speeds::{OtherSpeed, Speeds};
 use crate::os::{socket, wait};
 use crate::speed::Speed;
 use std::collections::HashMap;
@@ -43,7 +41,7 @@ const BUSY_TIME: Duration = Duration::from_secs(10);
 pub(super) struct Shared {
     lid: u16,
     listener: UnixListener,
-    outgoing: Peers<Node, Outgoing>,
+    outgoing: Peers<Outgoing>,
     /// Cards that have not accepted a link yet, and since when.
     busy: HashMap<u16, Instant>,
     incoming: Vec<Option<Incoming>>,
@@ -107,7 +105,7 @@ impl Shared {
     fn connect(&mut self, node: Node) -> SendOutcome {
         let lid = u16::try_from(node).ok().filter(|lid| *lid != self.lid && LIDS.contains(lid));
         let Some(lid) = lid.filter(|_| !self.outgoing.is_dead(node)) else { return SendOutcome::Unreachable };
-        let made = names::connect(lid).and_then(|socket| Outgoing::over(socket, self.lid, self.speeds.own()));
+        let made = names::connect(lid).and_then(|socket| Outgoing::over(socket, self.lid, self.speeds.own));
         let since = self.busy.remove(&lid).unwrap_or_else(Instant::now);
         match made {
             Ok(link) => {
@@ -167,7 +165,7 @@ impl Shared {
         let Some(place) = self.incoming.get_mut(index) else { return };
         let Some(link) = place else { return };
         let speeds = &mut self.speeds;
-        match link.handle_socket(speeds.own(), |node, speed| speeds.admits(node, speed)) {
+        match link.handle_socket(speeds.own, |node, speed| speeds.admits(node, speed)) {
             Ok(()) => {
                 // What a process sent before it ended is still delivered.
                 if link.is_finished() {
@@ -237,7 +235,7 @@ impl Network for Shared {
     }
 
     fn speed(&self) -> Speed {
-        self.speeds.own()
+        self.speeds.own
     }
 
     fn take_refused(&mut self) -> Vec<OtherSpeed> {
@@ -263,7 +261,7 @@ impl Network for Shared {
                 self.position = link.ring.position();
                 SendOutcome::Sent
             }
-            Err(ring::PushError::Full) if link.is_closed() => {
+            Err(ring::PushError::Full) if link.closed => {
                 self.outgoing.mark_dead(node);
                 SendOutcome::Unreachable
             }
@@ -295,7 +293,7 @@ impl Network for Shared {
                 self.position = link.ring.position();
                 SendOutcome::Sent
             }
-            Err(ring::PushError::Full) if !link.is_closed() => SendOutcome::Full,
+            Err(ring::PushError::Full) if !link.closed => SendOutcome::Full,
             Err(ring::PushError::Full | ring::PushError::Corrupt) => SendOutcome::Unreachable,
         }
     }

@@ -1,7 +1,6 @@
 //! One-way links between two cards of a host.
 
-use super::node::Node;
-use super::packet::{Part, Sink, Use};
+use super::packet::{Node, Part, Sink, Use};
 use super::ring::{Consumer, Corrupt, Packet, Producer, PushError, RING_BYTES};
 use crate::os::memory::SharedMemory;
 use crate::os::{socket, wait};
@@ -23,7 +22,7 @@ pub(super) struct Outgoing {
     socket: UnixStream,
     /// The receiving process, where the kernel lets it be watched.
     process: Option<OwnedFd>,
-    closed: bool,
+    pub(super) closed: bool,
 }
 
 impl Outgoing {
@@ -70,10 +69,6 @@ impl Outgoing {
     pub(super) fn drain(&mut self) -> bool {
         self.closed |= !wait::drain(self.socket.as_fd());
         !self.closed
-    }
-
-    pub(super) fn is_closed(&self) -> bool {
-        self.closed
     }
 
     /// Whether the receiving process has ended. A forked child of it may keep the socket open.

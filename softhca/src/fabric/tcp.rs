@@ -13,11 +13,9 @@ use super::error::FabricError;
 use super::frame::Greeting;
 use super::listen;
 use super::network::Network;
-use super::node::{Node, node_of_address};
-use super::packet::{Part, SendOutcome, Sink};
-use super::peers::{ACCEPT_BUDGET, LISTENER, OUTGOING, Peers, Turn, UNPROVEN, free_slot};
+use super::packet::{Node, Part, SendOutcome, Sink, node_of_address};
+use super::peers::{ACCEPT_BUDGET, LISTENER, OUTGOING, OtherSpeed, Peers, Speeds, Turn, UNPROVEN, free_slot};
 use super::sleeper::Sleeper;
-use super::speeds::{OtherSpeed, Speeds};
 use super::tcp_join::{Entering, Route};
 use super::tcp_link::{Incoming, Outgoing, PushError};
 use crate::os::socket;
@@ -38,7 +36,7 @@ pub(super) struct Tcp {
     address: SocketAddrV4,
     listener: TcpListener,
     key: Key,
-    outgoing: Peers<Node, Outgoing>,
+    outgoing: Peers<Outgoing>,
     /// Destinations of the outgoing links that do not take packets yet.
     joining: Vec<Node>,
     /// Connections that have not proven the key.
@@ -88,7 +86,7 @@ impl Tcp {
     }
 
     fn greeting(&self) -> Greeting {
-        Greeting { node: node_of_address(*self.address.ip()), speed: self.speeds.own() }
+        Greeting { node: node_of_address(*self.address.ip()), speed: self.speeds.own }
     }
 
     /// Starts to connect. False if no card can be at that node.
@@ -99,7 +97,7 @@ impl Tcp {
             return false;
         }
         let peer = SocketAddrV4::new(address, self.address.port());
-        let route = Route { own: self.address, peer, key: self.key.clone(), speed: self.speeds.own() };
+        let route = Route { own: self.address, peer, key: self.key.clone(), speed: self.speeds.own };
         let connecting = Outgoing::connect(route, greeting).and_then(|link| {
             self.sleeper.epoll.watch_changes(link.as_fd(), OUTGOING | u64::from(node))?;
             Ok(link)
@@ -142,7 +140,7 @@ impl Tcp {
         if let Err(error) = link.fill() {
             tracing::warn!(%error, "a link is refused");
             *place = None;
-        } else if link.speed().is_some_and(|speed| !self.speeds.admits(link.source(), speed)) {
+        } else if link.greeted.is_some_and(|speed| !self.speeds.admits(link.address, speed)) {
             link.refuse(greeting);
             *place = None;
         }
@@ -194,8 +192,8 @@ impl Tcp {
 
     /// Takes a connection, which has to prove the key.
     fn admit(&mut self, socket: TcpStream, from: SocketAddr) -> io::Result<()> {
-        let entering = Entering::new(socket, from, self.address, &self.key, self.speeds.own())?;
-        let admitted = self.unproven.admit(entering.source(), entering, Instant::now());
+        let entering = Entering::new(socket, from, self.address, &self.key, self.speeds.own)?;
+        let admitted = self.unproven.admit(entering.from, entering, Instant::now());
         let number =
             admitted.map_err(|_| io::Error::other("too many connections have not proven the key"))?;
         let Some(entering) = self.unproven.get_mut(number) else { return Ok(()) };
@@ -212,7 +210,7 @@ impl Tcp {
             return;
         }
         let Some(entering) = self.unproven.take(number) else { return };
-        let from = Ipv4Addr::from(entering.source());
+        let from = Ipv4Addr::from(entering.from);
         if let Err(error) = proven {
             self.refuse(&from, &error);
         } else if let Err(error) = self.welcome(entering) {
@@ -225,7 +223,7 @@ impl Tcp {
         if self.incoming.iter().flatten().count() >= MAX_INCOMING {
             return Err(io::Error::other(format!("{MAX_INCOMING} links exist, which is the limit")));
         }
-        let (index, from) = (free_slot(&mut self.incoming), entering.source());
+        let (index, from) = (free_slot(&mut self.incoming), entering.from);
         self.sleeper.epoll.rename(entering.as_fd(), index as u64)?;
         self.incoming[index] = Some(Incoming::over(entering.into_socket(), from));
         Ok(())
@@ -246,7 +244,7 @@ impl Network for Tcp {
     }
 
     fn speed(&self) -> Speed {
-        self.speeds.own()
+        self.speeds.own
     }
 
     fn take_refused(&mut self) -> Vec<OtherSpeed> {
@@ -299,12 +297,12 @@ impl Network for Tcp {
                 Ok(count) => {
                     taken += count;
                     if link.is_finished() {
-                        tracing::debug!(node = link.source(), "the process of a peer has ended");
+                        tracing::debug!(node = link.address, "the process of a peer has ended");
                         *place = None;
                     }
                 }
                 Err(malformed) => {
-                    tracing::warn!(node = link.source(), reason = malformed.0, "a link is closed");
+                    tracing::warn!(node = link.address, reason = malformed.0, "a link is closed");
                     *place = None;
                 }
             }

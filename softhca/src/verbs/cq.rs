@@ -56,7 +56,7 @@ impl Cq {
             dbrec: self.dbrec.start().cast(),
             cqe_cnt: self.entries,
             cqe_size: CQE_SIZE as u32,
-            cq_uar: self.context.uar.page().cast(),
+            cq_uar: self.context.uar.page.cast(),
             cqn: self.number,
             comp_mask: 0,
         }
@@ -133,7 +133,7 @@ pub(super) unsafe extern "C" fn mlx5dv_create_cq(
             _domain: domain,
         });
         let pointer = ObjectPointer::Cq(object::handle(&cq));
-        cq.context.open().routes.add(ObjectNumber::Cq(number), pointer, asynchronous, of_channel);
+        cq.context.open.routes.add(ObjectNumber::Cq(number), pointer, asynchronous, of_channel);
         Ok(object::into_raw(cq))
     })
 }
@@ -210,7 +210,7 @@ fn allocate(domain: Option<&Arc<Pd>>, entries: u32) -> Result<(QueueMemory, Queu
 /// `cq` is null or created.
 pub(super) unsafe extern "C" fn destroy_cq(cq: *mut ibv_cq) -> c_int {
     let destroy = |cq: &Arc<Cq>| {
-        let open = cq.context.open();
+        let open = &cq.context.open;
         open.routes.remove(ObjectNumber::Cq(cq.number), || Ok(open.card.destroy_cq(cq.number)?))
     };
     // SAFETY: the caller's.

@@ -167,7 +167,7 @@ pub(super) unsafe extern "C" fn alloc_td(
         if attr.comp_mask != 0 {
             return Err(Errno::INVALID);
         }
-        let uar = OwnUar::of_domain(context.open())?;
+        let uar = OwnUar::of_domain(&context.open)?;
         let ibv = ibv_td { context: object::handle(&context) };
         Ok(object::into_raw(Arc::new(Td { ibv: CStruct::new(ibv), uar, context })))
     })

@@ -152,7 +152,7 @@ impl Memory {
             pdn: Some(domain.number()),
             send_cq: Some(send_cq.number),
             recv_cq: (transport != Transport::DcInitiator).then_some(recv_cq.number),
-            uar: Some(domain.uar().id()),
+            uar: Some(domain.uar().id),
             sq: start.wrapping_add(sizes.send_offset()),
             sq_blocks: sizes.sq_blocks,
             rq: start,
@@ -256,7 +256,7 @@ pub(super) unsafe extern "C" fn mlx5dv_create_qp(
         });
         let pointer = ObjectPointer::Qp(object::handle(&qp));
         let events = Sink { queue: context.events.clone(), source: qp.events.clone() };
-        context.open().routes.add(ObjectNumber::Qp(number), pointer, events, None);
+        context.open.routes.add(ObjectNumber::Qp(number), pointer, events, None);
         attr.cap = cap;
         Ok(object::into_raw(qp))
     })
@@ -345,7 +345,7 @@ fn check_mlx5(attr: &mlx5dv_qp_init_attr) -> Result<u32> {
 /// `qp` is null or created.
 pub(super) unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
     let destroy = |qp: &Arc<Qp>| {
-        let open = qp.context().open();
+        let open = &qp.context().open;
         open.routes.remove(ObjectNumber::Qp(qp.number), || Ok(open.card.destroy_qp(qp.number)?))
     };
     // SAFETY: the caller's.

@@ -97,7 +97,7 @@ pub(super) unsafe extern "C" fn create_srq(pd: *mut ibv_pd, init: *mut ibv_srq_i
         let context = srq.context();
         let sink = Sink { queue: context.events.clone(), source: srq.events.clone() };
         let pointer = ObjectPointer::Srq(object::handle(&srq));
-        context.open().routes.add(ObjectNumber::Srq(number), pointer, sink, None);
+        context.open.routes.add(ObjectNumber::Srq(number), pointer, sink, None);
         init.attr = granted(entries, stride, init.attr.srq_limit);
         Ok(object::into_raw(srq))
     })
@@ -113,7 +113,7 @@ fn granted(entries: u32, stride: u32, srq_limit: u32) -> ibv_srq_attr {
 /// `srq` is null or created.
 pub(super) unsafe extern "C" fn destroy_srq(srq: *mut ibv_srq) -> c_int {
     let destroy = |srq: &Arc<Srq>| {
-        let open = srq.context().open();
+        let open = &srq.context().open;
         open.routes.remove(ObjectNumber::Srq(srq.number), || Ok(open.card.destroy_srq(srq.number)?))
     };
     // SAFETY: the caller's.

@@ -82,7 +82,7 @@ impl Record {
 #[derive(Clone, Debug)]
 pub(crate) struct ReadRing {
     base: *const u8,
-    entries: u32,
+    pub(crate) entries: u32,
     stride: usize,
     peer: Peer,
 }
@@ -96,10 +96,6 @@ impl ReadRing {
     /// peer-memory client that it belongs to; `entries` is a power of two, or 0 for no queue.
     pub(crate) unsafe fn new(base: *const u8, entries: u32, stride: usize) -> Self {
         ReadRing { base, entries, stride, peer: peer_of(base, entries as usize * stride) }
-    }
-
-    pub(crate) fn entries(&self) -> u32 {
-        self.entries
     }
 
     /// Appends a copy of entry `index` (modulo the ring's size); nothing, if the ring has no
@@ -129,10 +125,11 @@ impl ReadRing {
 #[derive(Clone, Debug)]
 pub(crate) struct CqRing {
     base: *mut u8,
-    entries: u32,
-    stride: usize,
+    pub(crate) entries: u32,
+    /// Bytes between two entries.
+    pub(crate) stride: u32,
     /// All entries are written to the first place.
-    collapsed: bool,
+    pub(crate) collapsed: bool,
     peer: Peer,
 }
 
@@ -145,22 +142,8 @@ impl CqRing {
     /// used, for the CPU or for the peer-memory client that it belongs to; `entries` is a power of two,
     /// `stride` 64 or 128. Of 128 bytes the entry is the last 64.
     pub(crate) unsafe fn new(base: *mut u8, entries: u32, stride: u32, collapsed: bool) -> Self {
-        let stride = stride as usize;
-        CqRing { base, entries, stride, collapsed, peer: peer_of(base, entries as usize * stride) }
-    }
-
-    pub(crate) fn entries(&self) -> u32 {
-        self.entries
-    }
-
-    /// Whether all entries are written to the first place.
-    pub(crate) fn is_collapsed(&self) -> bool {
-        self.collapsed
-    }
-
-    /// Bytes between two entries.
-    pub(crate) fn stride(&self) -> u32 {
-        self.stride as u32
+        let peer = peer_of(base, entries as usize * stride as usize);
+        CqRing { base, entries, stride, collapsed, peer }
     }
 
     /// Writes entry `index`. The last word, which has the owner bit, becomes visible after all
@@ -169,10 +152,11 @@ impl CqRing {
         /// Where the last word begins.
         const LAST: usize = CQE_SIZE - size_of::<u32>();
         let place = if self.collapsed { 0 } else { index & (self.entries - 1) };
-        let end = (place as usize + 1) * self.stride;
+        let stride = self.stride as usize;
+        let end = (place as usize + 1) * stride;
         // Only an entry of a ring of 128 bytes has data before it.
-        if let Some(data) = entry.data_before().filter(|_| self.stride > CQE_SIZE) {
-            self.put(end - self.stride, data);
+        if let Some(data) = entry.data_before().filter(|_| stride > CQE_SIZE) {
+            self.put(end - stride, data);
         }
         let (body, last) = entry.cqe.as_bytes().split_at(LAST);
         self.put(end - CQE_SIZE, body);

@@ -1,6 +1,5 @@
 use super::super::frame::{self, Greeting};
-use super::super::node::node_of_address;
-use super::super::packet::{MAX_HEADER, MAX_PAYLOAD};
+use super::super::packet::{MAX_HEADER, MAX_PAYLOAD, node_of_address};
 use super::super::tcp_join::context;
 use super::*;
 use crate::testing::until;
