@@ -10,7 +10,6 @@
 pub(crate) mod awaited;
 pub(crate) mod clock;
 pub(crate) mod copy;
-pub(crate) mod entry;
 pub(crate) mod gather;
 pub(crate) mod indirect;
 pub(crate) mod mapped;

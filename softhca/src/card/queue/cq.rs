@@ -12,8 +12,7 @@
 //! record was overwritten by another thread's.
 
 use crate::card::config::{CqAttributes, CqModeration};
-use crate::card::memory::entry::Entry;
-use crate::card::memory::ring::{CqRing, Record};
+use crate::card::memory::ring::{CqRing, Entry, Record};
 use gdsync_sys::prm::cqe::Cqe64;
 use gdsync_sys::prm::doorbell::{self, CqArm};
 use std::time::{Duration, Instant};

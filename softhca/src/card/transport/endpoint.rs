@@ -4,8 +4,8 @@
 use crate::card::config::{QpAttributes, QpConfig, QpState, Transport, ack_timeout};
 use crate::card::context::Context;
 use crate::card::event::Event;
-use crate::card::memory::entry::Entry;
 use crate::card::memory::parked::Parked;
+use crate::card::memory::ring::Entry;
 use crate::card::port::Port;
 use crate::card::queue::receive::{Home, Slot};
 use crate::fabric::Node;

@@ -2,7 +2,7 @@
 
 use super::state::{Failure, Responder, Response, Stop};
 use crate::card::memory::copy::collect;
-use crate::card::memory::entry::Entry;
+use crate::card::memory::ring::Entry;
 use crate::card::queue::receive::{Home, Receive, Slot};
 use crate::card::transport::endpoint::Step;
 use crate::fabric::Part;

@@ -4,7 +4,7 @@
 use crate::card::config::{LIMITS, QpConfig};
 use crate::card::context::SharedQueueBroken;
 use crate::card::event::Event;
-use crate::card::memory::entry::Entry;
+use crate::card::memory::ring::Entry;
 use crate::card::queue::receive::{Home, Receive, ReceiveQueue, Slot};
 use crate::card::transport::endpoint::Step;
 use crate::packet::NakCode;
