@@ -1,12 +1,11 @@
 //! The environment as a whole.
 
-use crate::card::{check_objects, check_wait_rules};
+use crate::card::{Limits, WaitRules};
 use crate::devices;
-use crate::fabric::{check_addresses, check_key};
-use crate::faults::check_plan;
-use crate::liberties::check_liberties;
+use crate::fabric::check_key;
 use crate::setting::{self, SettingError};
 use crate::speed::Speed;
+use crate::{faults, liberties};
 
 /// Checks every setting of the card in the environment. Both fronts refuse to list or open devices
 /// where this fails; a program may ask before, for example to say so in its own words.
@@ -16,11 +15,11 @@ use crate::speed::Speed;
 pub fn check() -> Result<(), SettingError> {
     setting::check_names()?;
     devices::devices_from_environment()?;
-    check_addresses()?;
     check_key()?;
     Speed::from_environment()?;
-    check_objects()?;
-    check_wait_rules()?;
-    check_liberties()?;
-    check_plan()
+    Limits::from_environment()?;
+    WaitRules::from_environment()?;
+    liberties::from_environment()?;
+    faults::plan_from_environment()?;
+    Ok(())
 }

@@ -69,6 +69,18 @@ pub(crate) fn value(name: &str) -> Option<String> {
     std::env::var_os(name).filter(|value| !value.is_empty()).map(|value| value.to_string_lossy().into_owned())
 }
 
+/// The value of a setting, as `parse` understands it; `None` without one.
+///
+/// # Errors
+/// [`SettingError::Malformed`].
+pub(crate) fn parsed<T, E: fmt::Display>(
+    name: &'static str,
+    parse: impl FnOnce(&str) -> Result<T, E>,
+) -> Result<Option<T>, SettingError> {
+    let Some(text) = value(name) else { return Ok(None) };
+    parse(&text).map(Some).map_err(|problem| SettingError::malformed(name, &text, problem))
+}
+
 /// Checks the names of all settings.
 ///
 /// # Errors

@@ -53,8 +53,7 @@ impl Speed {
     /// # Errors
     /// [`SettingError::Malformed`].
     pub fn from_environment() -> Result<Speed, SettingError> {
-        let Some(text) = setting::value(SPEED_VARIABLE) else { return Ok(Speed::default()) };
-        text.parse().map_err(|problem: String| SettingError::malformed(SPEED_VARIABLE, &text, problem))
+        Ok(setting::parsed(SPEED_VARIABLE, str::parse)?.unwrap_or_default())
     }
 }
 

@@ -165,7 +165,7 @@ impl Card {
         self.command(|engine| {
             let cq = engine.resources.cqs.get_mut(&cqn).ok_or(missing(CQ, cqn))?;
             // SAFETY: the caller's.
-            let ring = unsafe { CqRing::new(ring, entries, cq.stride(), cq.is_collapsed()) };
+            let ring = unsafe { CqRing::new(ring, entries, cq.ring.stride, cq.ring.collapsed) };
             let limit = "more than the entries that are not consumed, in the old and the new ring";
             cq.resize(ring).then_some(()).ok_or(invalid("completion queue entries", entries, limit))
         })

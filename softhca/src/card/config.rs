@@ -4,7 +4,6 @@
 mod limits;
 mod queues;
 
-pub(crate) use limits::check_objects;
 pub use limits::{LIMITS, Limits, OBJECTS_VARIABLE};
 pub use queues::{
     CqAttributes, CqConfig, CqModeration, QpConfig, ScatterToCqe, SrqAttributes, SrqConfig, Transport,

@@ -4,17 +4,17 @@ use super::config::Access;
 use super::delayed::DelayedCompletions;
 use super::diagnostic::{Diagnostic, Diagnostics, Verdict};
 use super::event::Event;
-use super::groups::Members;
 use super::management::Inbox;
 use super::memory::awaited::Awaited;
 use super::memory::clock::Clock;
 use super::memory::copy::{self, Target};
-use super::memory::entry::{self, Entry};
 use super::memory::gather::Gather;
 use super::memory::parked::Parked;
 use super::memory::peer_copies::PeerCopies;
-use super::memory::refusal::Refusal;
+use super::memory::pieces::Refusal;
 use super::memory::region::Regions;
+use super::memory::ring::{self, Entry};
+use super::multicast::Members;
 use super::port::Port;
 use super::queue::cq::{Cq, Fires, Progress};
 use super::queue::receive::{Home, Receive, Slot};
@@ -223,8 +223,8 @@ impl Context<'_> {
 
     /// Bytes between two entries of a completion queue, if data of so many bytes can be inside an entry.
     pub(crate) fn stride_for(&self, cqn: Option<u32>, data: usize) -> Option<u32> {
-        let stride = self.cqs.get(&cqn?)?.stride();
-        (1..=entry::room(stride)).contains(&data).then_some(stride)
+        let stride = self.cqs.get(&cqn?)?.ring.stride;
+        (1..=ring::room(stride)).contains(&data).then_some(stride)
     }
 
     /// Releases sends of another queue pair. False if it is none that may be released so.

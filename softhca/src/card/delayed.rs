@@ -1,7 +1,7 @@
 //! Packets and completion entries that faults delay. Packets keep their order within a queue pair
 //! and a direction, completion entries within a queue.
 
-use crate::card::memory::entry::Entry;
+use crate::card::memory::ring::Entry;
 use crate::fabric::Node;
 use crate::faults::Direction;
 use crate::packet::Header;

@@ -10,7 +10,7 @@ use super::event::Event;
 use super::naps::{self, Spin};
 use super::port::{GidEntry, LinkLayer, Port};
 use super::told::Told;
-use super::waits::{self, WaitRules};
+use super::waits::WaitRules;
 use crate::fabric::{Fabric, Sleeper};
 use crate::faults::{self, FaultPlan, Faults, RuleCount};
 use crate::liberties::{self, Dice, Liberties};
@@ -96,8 +96,8 @@ impl Card {
     /// A card without a thread. Its engine works only when it is stepped.
     pub(super) fn stopped(link: LinkLayer, sink: EventSink) -> Result<Card, CardError> {
         setting::check_names()?;
-        faults::check_plan()?;
-        let (waits, dice) = (waits::from_environment()?, liberties::of_next_card()?);
+        faults::plan_from_environment()?;
+        let (waits, dice) = (WaitRules::from_environment()?, liberties::of_next_card()?);
         let limits = Limits::from_environment()?;
         let fabric = Fabric::bind(Speed::from_environment()?)?;
         let mut card = Card::on(fabric, link, sink, waits, dice);

@@ -35,8 +35,6 @@ mod event;
 #[deny(unsafe_code)]
 pub mod fuzzing;
 #[deny(unsafe_code)]
-mod groups;
-#[deny(unsafe_code)]
 mod help;
 mod management;
 mod memory;
@@ -66,7 +64,6 @@ mod xrc;
 pub use crate::os::memory::MEMORY_FILE;
 pub use crate::packet::MULTICAST_QPN;
 pub use capabilities::{CLOCK_KHZ, ODP, OdpTransports};
-pub(crate) use config::check_objects;
 pub use config::{
     Access, Address, CqAttributes, CqConfig, CqModeration, InvalidValue, KeyConfig, LIMITS, Limits, NULL_KEY,
     OBJECTS_VARIABLE, QpAttributes, QpChange, QpConfig, QpState, RegionConfig, ScatterToCqe, SrqAttributes,
@@ -85,7 +82,6 @@ pub use naps::{Naps, naps};
 pub use port::{GidEntry, GidKind, LinkLayer, MULTICAST_LIDS, is_multicast};
 pub use regions::DeviceMemory;
 pub use transport::transition::ModifyError;
-pub(crate) use waits::check_wait_rules;
 pub use waits::{WAITS_VARIABLE, WaitRules};
 
 #[cfg(test)]

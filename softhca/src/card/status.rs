@@ -61,7 +61,7 @@ impl Engine {
             peer: self.peer(qp),
             outstanding: qp.requester.outstanding() as u32,
             blocks: qp.requester.queue.backlog(),
-            resends: qp.requester.resends(),
+            resends: qp.requester.resends,
             wait: qp.requester.pending(now).map(|pending| Wait {
                 queue_pairs: pending.cqn.map(|cqn| self.completing_in(cqn)).unwrap_or_default(),
                 what: pending.what,

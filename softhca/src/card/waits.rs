@@ -66,23 +66,14 @@ impl WaitRules {
     pub fn has_cross_channel(&self) -> bool {
         self.supported && self.cross_channel
     }
-}
 
-/// The rules in the environment.
-///
-/// # Errors
-/// [`SettingError::Malformed`].
-pub(super) fn from_environment() -> Result<WaitRules, SettingError> {
-    let Some(text) = setting::value(WAITS_VARIABLE) else { return Ok(WaitRules::default()) };
-    text.parse().map_err(|problem: String| SettingError::malformed(WAITS_VARIABLE, &text, problem))
-}
-
-/// Checks the rules in the environment.
-///
-/// # Errors
-/// [`SettingError::Malformed`].
-pub(crate) fn check_wait_rules() -> Result<(), SettingError> {
-    from_environment().map(drop)
+    /// The rules that the environment gives.
+    ///
+    /// # Errors
+    /// [`SettingError::Malformed`].
+    pub(crate) fn from_environment() -> Result<WaitRules, SettingError> {
+        Ok(setting::parsed(WAITS_VARIABLE, str::parse)?.unwrap_or_default())
+    }
 }
 
 #[cfg(test)]

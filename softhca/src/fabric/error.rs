@@ -1,6 +1,6 @@
 //! Why there is no fabric.
 
-use super::node::LIDS;
+use super::packet::LIDS;
 use crate::setting::SettingError;
 use gdsync_auth::{KeyError, KeyVariables};
 use std::io;

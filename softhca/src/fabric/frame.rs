@@ -5,8 +5,7 @@
 //! its timers. A frame is 8 bytes (header length, zero, payload length; big endian, 2 + 2 + 4), then header and
 //! payload, without padding.
 
-use super::node::Node;
-use super::packet::{MAX_HEADER, MAX_PAYLOAD};
+use super::packet::{MAX_HEADER, MAX_PAYLOAD, Node};
 use crate::speed::Speed;
 
 /// First bytes of a stream.

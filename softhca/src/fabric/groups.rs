@@ -6,7 +6,7 @@
 //! another user holds leads to a card that drops the packet.
 
 use super::names;
-use super::node::LIDS;
+use super::packet::LIDS;
 use gdsync_auth::own_user;
 use std::collections::{BTreeSet, HashMap};
 use std::io;

@@ -21,16 +21,7 @@ pub fn is_tcp() -> bool {
 /// # Errors
 /// The address that is wrong, and why.
 pub(super) fn from_environment() -> Result<Vec<SocketAddrV4>, SettingError> {
-    let Some(value) = setting::value(LISTEN_VARIABLE) else { return Ok(Vec::new()) };
-    parse(&value).map_err(|problem| SettingError::malformed(LISTEN_VARIABLE, &value, problem))
-}
-
-/// Checks the addresses in the environment: their form, not whether this host has them.
-///
-/// # Errors
-/// [`SettingError::Malformed`].
-pub(crate) fn check_addresses() -> Result<(), SettingError> {
-    from_environment().map(drop)
+    Ok(setting::parsed(LISTEN_VARIABLE, parse)?.unwrap_or_default())
 }
 
 fn parse(text: &str) -> Result<Vec<SocketAddrV4>, String> {

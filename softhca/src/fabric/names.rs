@@ -13,7 +13,7 @@
 
 use super::error::FabricError;
 use super::key;
-use super::node::LIDS;
+use super::packet::LIDS;
 use crate::os::socket;
 use gdsync_auth::{Key, own_user};
 use gdsync_sys::local;

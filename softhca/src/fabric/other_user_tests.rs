@@ -1,11 +1,10 @@
 //! What another user of the host can do to cards: hold their names, and connect to them. Root can
 //! become another user, so these tests run as root, in a network namespace of their own.
 
-use super::names;
-use super::node::LIDS;
-use super::packet::SendOutcome;
+use super::network::Network;
+use super::packet::{LIDS, SendOutcome};
 use super::shared::Shared;
-use super::{Node, Part};
+use super::{Node, Part, names};
 use crate::os::socket;
 use crate::speed::Speed;
 use crate::testing::{again, role, skipped, until};
@@ -165,7 +164,7 @@ impl Drop for Other {
 fn send(fabric: &mut Shared, lid: u16, header: &[u8]) -> SendOutcome {
     let payload = b"what root sends";
     // SAFETY: a slice that outlives the call.
-    unsafe { fabric.try_send(lid, header, &[(payload.as_ptr(), payload.len())]) }
+    unsafe { fabric.try_send(lid.into(), header, &[(payload.as_ptr(), payload.len())]) }
 }
 
 /// A packet goes from one card to another.
@@ -190,7 +189,7 @@ fn another_user_that_takes_the_lid_of_a_dead_card_gets_no_packets() {
     assert_eq!(thief.hear(), "held 1");
     assert_eq!(send(&mut fabric, lid, b"header"), SendOutcome::Unreachable);
     assert_eq!(thief.hear(), "received 0 bytes and a ring: false");
-    assert!(!fabric.is_alive(lid));
+    assert!(!fabric.is_alive(lid.into()));
 }
 
 #[test]

@@ -5,7 +5,7 @@
 //! number, as cards hold their LIDs (`names.rs`). A process that connects to it receives the nodes of the one that holds it.
 
 use super::names;
-use super::node::Node;
+use super::packet::Node;
 use gdsync_auth::own_user;
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};

@@ -13,14 +13,14 @@
 //! the fabric.
 
 use super::error::FabricError;
+use super::groups::{self, Group, Groups};
 use super::names::{self, Claim};
-use super::node::LIDS;
-use super::packet::{Hole, Part, SendOutcome, Sink};
-use super::peers::{ACCEPT_BUDGET, LISTENER, OUTGOING, Peers, Turn, free_slot};
-use super::ring;
+use super::network::Network;
+use super::packet::{Hole, LIDS, Node, Part, SendOutcome, Sink};
+use super::peers::{ACCEPT_BUDGET, LISTENER, OUTGOING, OtherSpeed, Peers, Speeds, Turn, free_slot};
+use super::ring::{self, Consumer};
 use super::shared_link::{Incoming, Outgoing};
 use super::sleeper::Sleeper;
-use super::speeds::{OtherSpeed, Speeds};
 use crate::os::{socket, wait};
 use crate::speed::Speed;
 use std::collections::HashMap;
@@ -41,7 +41,7 @@ const BUSY_TIME: Duration = Duration::from_secs(10);
 pub(super) struct Shared {
     lid: u16,
     listener: UnixListener,
-    outgoing: Peers<u16, Outgoing>,
+    outgoing: Peers<Outgoing>,
     /// Cards that have not accepted a link yet, and since when.
     busy: HashMap<u16, Instant>,
     incoming: Vec<Option<Incoming>>,
@@ -53,6 +53,7 @@ pub(super) struct Shared {
     position: u64,
     /// Closed to have a descriptor for refusing a link when there is no other.
     spare: Option<OwnedFd>,
+    groups: Groups,
 }
 
 /// Whether the process, or the system, has no file descriptor left.
@@ -86,172 +87,33 @@ impl Shared {
             polled: Instant::now(),
             position: 0,
             spare: Some(wait::event(0)?),
+            groups: Groups::default(),
         })
     }
 
-    pub(super) fn lid(&self) -> u16 {
-        self.lid
-    }
-
-    pub(super) fn speed(&self) -> Speed {
-        self.speeds.own()
-    }
-
-    /// As [`super::Fabric::take_refused`].
-    pub(super) fn take_refused(&mut self) -> Vec<OtherSpeed> {
-        self.speeds.take_refused()
-    }
-
-    pub(super) fn sleeper(&self) -> Arc<Sleeper> {
-        self.sleeper.clone()
-    }
-
-    /// # Safety
-    /// As [`super::Fabric::try_send`].
-    pub(super) unsafe fn try_send(&mut self, lid: u16, header: &[u8], payload: &[Part]) -> SendOutcome {
-        let link = match self.link_to(lid) {
-            Ok(link) => link,
-            Err(outcome) => return outcome,
-        };
-        // SAFETY: the caller's.
-        match unsafe { link.push(header, payload) } {
-            Ok(()) => {
-                self.position = link.position();
-                SendOutcome::Sent
-            }
-            Err(ring::PushError::Full) if link.is_closed() => {
-                self.outgoing.mark_dead(lid);
-                SendOutcome::Unreachable
-            }
-            Err(ring::PushError::Full) => SendOutcome::Full,
-            Err(ring::PushError::Corrupt) => {
-                tracing::warn!(lid, "a peer broke the ring that leads to it: the link is closed");
-                self.outgoing.mark_dead(lid);
-                SendOutcome::Unreachable
-            }
-        }
-    }
-
-    /// Never drops the link, as packets that were placed before may still be filled: a packet that a broken link
-    /// does not take is to be sent by [`Self::try_send`], which drops it.
-    ///
-    /// # Safety
-    /// As [`super::Fabric::place`].
-    pub(super) unsafe fn place(
-        &mut self,
-        lid: u16,
-        header: &[u8],
-        payload: &[Part],
-        holes: &mut Vec<Hole>,
-    ) -> SendOutcome {
-        let link = match self.link_to(lid) {
-            Ok(link) => link,
-            Err(outcome) => return outcome,
-        };
-        // SAFETY: the caller's.
-        match unsafe { link.place(header, payload, holes) } {
-            Ok(()) => {
-                self.position = link.position();
-                SendOutcome::Sent
-            }
-            Err(ring::PushError::Full) if !link.is_closed() => SendOutcome::Full,
-            Err(ring::PushError::Full | ring::PushError::Corrupt) => SendOutcome::Unreachable,
-        }
-    }
-
-    /// Publishes the packets that were placed on the way to a card.
-    pub(super) fn publish(&mut self, lid: u16) {
-        if let Some(link) = self.outgoing.links.get_mut(&lid) {
-            link.publish();
-        }
-    }
-
-    /// Takes back the packet that was placed last on the way to a card.
-    pub(super) fn take_back(&mut self, lid: u16) {
-        if let Some(link) = self.outgoing.links.get_mut(&lid) {
-            link.take_back();
-        }
-    }
-
-    /// Takes back the packets that were placed on the way to a card.
-    pub(super) fn withdraw(&mut self, lid: u16) {
-        if let Some(link) = self.outgoing.links.get_mut(&lid) {
-            link.withdraw();
-        }
-    }
-
     /// The link to a card, which is made if there is none; or why there is none.
-    fn link_to(&mut self, lid: u16) -> Result<&mut Outgoing, SendOutcome> {
-        if !self.outgoing.links.contains_key(&lid) {
-            match self.connect(lid) {
+    fn link_to(&mut self, node: Node) -> Result<&mut Outgoing, SendOutcome> {
+        if !self.outgoing.links.contains_key(&node) {
+            match self.connect(node) {
                 SendOutcome::Sent => {}
                 other => return Err(other),
             }
         }
-        self.outgoing.links.get_mut(&lid).ok_or(SendOutcome::Unreachable)
+        self.outgoing.links.get_mut(&node).ok_or(SendOutcome::Unreachable)
     }
 
-    pub(super) fn is_full(&self, lid: u16, header: usize, payload: usize) -> bool {
-        self.outgoing.links.get(&lid).is_some_and(|link| link.is_full(header, payload))
-    }
-
-    pub(super) fn is_alive(&mut self, lid: u16) -> bool {
-        self.outgoing.is_alive(lid, Outgoing::has_ended)
-    }
-
-    pub(super) fn is_linked(&mut self, lid: u16) -> bool {
-        self.is_alive(lid) && self.outgoing.links.contains_key(&lid)
-    }
-
-    /// As [`super::Fabric::position`].
-    pub(super) fn position(&self) -> u64 {
-        self.position
-    }
-
-    /// As [`super::Fabric::has_taken`].
-    pub(super) fn has_taken(&self, lid: u16, position: u64) -> bool {
-        self.outgoing.links.get(&lid).is_none_or(|link| link.has_taken(position))
-    }
-
-    /// As [`super::Fabric::rounds`].
-    pub(super) fn rounds(&self, lid: u16) -> Option<u64> {
-        self.outgoing.links.get(&lid).map(Outgoing::rounds)
-    }
-
-    /// As [`super::Fabric::end_round`].
-    pub(super) fn end_round(&mut self) {
-        self.incoming.iter_mut().flatten().for_each(Incoming::end_round);
-    }
-
-    fn incoming_of(&self, lid: u16) -> impl Iterator<Item = &Incoming> {
-        self.incoming.iter().flatten().filter(move |link| link.source() == lid)
-    }
-
-    /// As [`super::Fabric::arrived`].
-    pub(super) fn arrived(&mut self, lid: u16) -> u64 {
-        // The link itself may have arrived just now.
-        self.poll_sockets();
-        self.incoming_of(lid).last().map_or(0, Incoming::arrived)
-    }
-
-    /// As [`super::Fabric::has_received`].
-    pub(super) fn has_received(&self, lid: u16, position: u64) -> bool {
-        self.incoming_of(lid).all(|link| link.has_taken(position))
-    }
-
-    fn connect(&mut self, lid: u16) -> SendOutcome {
-        if lid == self.lid || !LIDS.contains(&lid) || self.outgoing.is_dead(lid) {
-            return SendOutcome::Unreachable;
-        }
-        let made = names::connect(lid).and_then(|socket| Outgoing::over(socket, self.lid, self.speeds.own()));
+    fn connect(&mut self, node: Node) -> SendOutcome {
+        let lid = u16::try_from(node).ok().filter(|lid| *lid != self.lid && LIDS.contains(lid));
+        let Some(lid) = lid.filter(|_| !self.outgoing.is_dead(node)) else { return SendOutcome::Unreachable };
+        let made = names::connect(lid).and_then(|socket| Outgoing::over(socket, self.lid, self.speeds.own));
         let since = self.busy.remove(&lid).unwrap_or_else(Instant::now);
         match made {
             Ok(link) => {
-                if let Err(error) = self.sleeper.epoll.watch(link.as_fd(), OUTGOING | u64::from(lid)) {
+                if let Err(error) = self.sleeper.epoll.watch(link.as_fd(), OUTGOING | u64::from(node)) {
                     tracing::warn!(lid, %error, "a link cannot be watched");
                     return SendOutcome::Full;
                 }
-                self.outgoing.links.insert(lid, link);
+                self.outgoing.links.insert(node, link);
                 SendOutcome::Sent
             }
             // The peer's backlog is full: it has not accepted earlier links yet.
@@ -265,56 +127,15 @@ impl Shared {
                 } else {
                     tracing::debug!(lid, %error, "no card answers");
                 }
-                self.outgoing.mark_dead(lid);
+                self.outgoing.mark_dead(node);
                 SendOutcome::Unreachable
             }
         }
     }
 
-    pub(super) fn poll(&mut self, budget: usize, sink: &mut impl Sink) -> usize {
-        if self.polled.elapsed() > POLL_SOCKETS {
-            self.poll_sockets();
-        }
-        let mut taken = 0;
-        for index in self.turn.next(self.incoming.len()) {
-            let place = &mut self.incoming[index];
-            let Some(link) = place else { continue };
-            // Fairness: no link delivers more than 16 packets in one call.
-            let share = (budget - taken).min(16);
-            match link.poll(share, sink) {
-                Ok(count) => taken += count,
-                Err(ring::Corrupt(reason)) => {
-                    tracing::warn!(lid = link.source(), reason, "a peer broke its ring: the link is closed");
-                    *place = None;
-                }
-            }
-            if taken == budget {
-                break;
-            }
-        }
-        taken
-    }
-
-    /// As [`super::Fabric::close`].
-    pub(super) fn close(&mut self) {
-        socket::refuse_connections(self.listener.as_fd());
-        self.outgoing.links.clear();
-        self.incoming.clear();
-    }
-
-    pub(super) fn prepare_sleep(&mut self) -> bool {
-        self.sleeper.announce();
-        let empty = self.incoming.iter().flatten().all(Incoming::announce_sleep);
-        if !empty {
-            self.finish_sleep();
-        }
-        empty
-    }
-
-    pub(super) fn finish_sleep(&mut self) {
-        self.incoming.iter().flatten().for_each(Incoming::awake);
-        self.sleeper.woke();
-        self.poll_sockets();
+    /// The rings of links that have greeted, by the node that sends.
+    fn rings(&self) -> impl Iterator<Item = &(Node, Consumer)> {
+        self.incoming.iter().flatten().filter_map(|link| link.greeted.as_ref())
     }
 
     /// Accepts links, takes wake-up bytes, and notices processes that have ended.
@@ -324,15 +145,15 @@ impl Shared {
             match key {
                 LISTENER => self.accept(),
                 key if key & OUTGOING != 0 => {
-                    let lid = key as u16;
-                    if let Some(link) = self.outgoing.links.get_mut(&lid)
+                    let node = key as Node;
+                    if let Some(link) = self.outgoing.links.get_mut(&node)
                         && !link.drain()
                     {
                         // Closed because of that, perhaps.
-                        if let Some(speed) = link.peer_speed() {
-                            self.speeds.admits(lid.into(), speed);
+                        if let Some(speed) = link.ring.consumer_speed() {
+                            self.speeds.admits(node, speed);
                         }
-                        self.outgoing.mark_dead(lid);
+                        self.outgoing.mark_dead(node);
                     }
                 }
                 key => self.poll_incoming(key as usize),
@@ -344,7 +165,7 @@ impl Shared {
         let Some(place) = self.incoming.get_mut(index) else { return };
         let Some(link) = place else { return };
         let speeds = &mut self.speeds;
-        match link.handle_socket(speeds.own(), |node, speed| speeds.admits(node, speed)) {
+        match link.handle_socket(speeds.own, |node, speed| speeds.admits(node, speed)) {
             Ok(()) => {
                 // What a process sent before it ended is still delivered.
                 if link.is_finished() {
@@ -405,6 +226,191 @@ impl Shared {
                 }
             }
         }
+    }
+}
+
+impl Network for Shared {
+    fn lid(&self) -> u16 {
+        self.lid
+    }
+
+    fn speed(&self) -> Speed {
+        self.speeds.own
+    }
+
+    fn take_refused(&mut self) -> Vec<OtherSpeed> {
+        self.speeds.take_refused()
+    }
+
+    fn sleeper(&self) -> Arc<Sleeper> {
+        self.sleeper.clone()
+    }
+
+    fn is_of_one_host(&self) -> bool {
+        true
+    }
+
+    unsafe fn try_send(&mut self, node: Node, header: &[u8], payload: &[Part]) -> SendOutcome {
+        let link = match self.link_to(node) {
+            Ok(link) => link,
+            Err(outcome) => return outcome,
+        };
+        // SAFETY: the caller's.
+        match unsafe { link.push(header, payload) } {
+            Ok(()) => {
+                self.position = link.ring.position();
+                SendOutcome::Sent
+            }
+            Err(ring::PushError::Full) if link.closed => {
+                self.outgoing.mark_dead(node);
+                SendOutcome::Unreachable
+            }
+            Err(ring::PushError::Full) => SendOutcome::Full,
+            Err(ring::PushError::Corrupt) => {
+                tracing::warn!(lid = node, "a peer broke the ring that leads to it: the link is closed");
+                self.outgoing.mark_dead(node);
+                SendOutcome::Unreachable
+            }
+        }
+    }
+
+    /// Never drops the link, as packets that were placed before may still be filled: a packet that a broken link
+    /// does not take is to be sent by [`Self::try_send`], which drops it.
+    unsafe fn place(
+        &mut self,
+        node: Node,
+        header: &[u8],
+        payload: &[Part],
+        holes: &mut Vec<Hole>,
+    ) -> SendOutcome {
+        let link = match self.link_to(node) {
+            Ok(link) => link,
+            Err(outcome) => return outcome,
+        };
+        // SAFETY: the caller's.
+        match unsafe { link.ring.place(header, payload, holes) } {
+            Ok(()) => {
+                self.position = link.ring.position();
+                SendOutcome::Sent
+            }
+            Err(ring::PushError::Full) if !link.closed => SendOutcome::Full,
+            Err(ring::PushError::Full | ring::PushError::Corrupt) => SendOutcome::Unreachable,
+        }
+    }
+
+    fn publish(&mut self, node: Node) {
+        if let Some(link) = self.outgoing.links.get_mut(&node) {
+            link.publish();
+        }
+    }
+
+    fn take_back(&mut self, node: Node) {
+        if let Some(link) = self.outgoing.links.get_mut(&node) {
+            link.ring.take_back();
+        }
+    }
+
+    fn withdraw(&mut self, node: Node) {
+        if let Some(link) = self.outgoing.links.get_mut(&node) {
+            link.ring.withdraw();
+        }
+    }
+
+    fn is_full(&self, node: Node, header: usize, payload: usize) -> bool {
+        self.outgoing.links.get(&node).is_some_and(|link| link.is_full(header, payload))
+    }
+
+    fn is_alive(&mut self, node: Node) -> bool {
+        u16::try_from(node).is_ok() && self.outgoing.is_alive(node, Outgoing::has_ended)
+    }
+
+    fn is_linked(&mut self, node: Node) -> bool {
+        self.is_alive(node) && self.outgoing.links.contains_key(&node)
+    }
+
+    fn position(&self) -> u64 {
+        self.position
+    }
+
+    fn has_taken(&self, node: Node, position: u64) -> bool {
+        self.outgoing.links.get(&node).is_none_or(|link| link.ring.has_taken(position))
+    }
+
+    fn rounds(&self, node: Node) -> Option<u64> {
+        self.outgoing.links.get(&node).map(|link| link.ring.rounds())
+    }
+
+    fn end_round(&mut self) {
+        let links = self.incoming.iter_mut().flatten();
+        links.filter_map(|link| link.greeted.as_mut()).for_each(|(_, ring)| ring.end_round());
+    }
+
+    fn arrived(&mut self, node: Node) -> u64 {
+        // The link itself may have arrived just now.
+        self.poll_sockets();
+        let of_node = self.rings().filter(|(from, _)| *from == node);
+        of_node.last().map_or(0, |(_, ring)| ring.arrived())
+    }
+
+    fn has_received(&self, node: Node, position: u64) -> bool {
+        self.rings().filter(|(from, _)| *from == node).all(|(_, ring)| ring.has_taken(position))
+    }
+
+    fn poll(&mut self, budget: usize, sink: &mut dyn Sink) -> usize {
+        if self.polled.elapsed() > POLL_SOCKETS {
+            self.poll_sockets();
+        }
+        let mut taken = 0;
+        for index in self.turn.next(self.incoming.len()) {
+            let place = &mut self.incoming[index];
+            let Some(link) = place else { continue };
+            // Fairness: no link delivers more than 16 packets in one call.
+            let share = (budget - taken).min(16);
+            match link.poll(share, sink) {
+                Ok(count) => taken += count,
+                Err(ring::Corrupt(reason)) => {
+                    tracing::warn!(lid = link.source(), reason, "a peer broke its ring: the link is closed");
+                    *place = None;
+                }
+            }
+            if taken == budget {
+                break;
+            }
+        }
+        taken
+    }
+
+    fn close(&mut self) {
+        socket::refuse_connections(self.listener.as_fd());
+        self.outgoing.links.clear();
+        self.incoming.clear();
+    }
+
+    fn prepare_sleep(&mut self) -> bool {
+        self.sleeper.announce();
+        let empty = self.rings().all(|(_, ring)| ring.announce_sleep());
+        if !empty {
+            self.finish_sleep();
+        }
+        empty
+    }
+
+    fn finish_sleep(&mut self) {
+        self.rings().for_each(|(_, ring)| ring.awake());
+        self.sleeper.woke();
+        self.poll_sockets();
+    }
+
+    fn join(&mut self, group: &Group) -> io::Result<()> {
+        self.groups.join(group, self.lid)
+    }
+
+    fn leave(&mut self, group: &Group) {
+        self.groups.leave(group);
+    }
+
+    fn members(&self, group: &Group) -> Vec<Node> {
+        groups::members(group).into_iter().map(Node::from).collect()
     }
 }
 

@@ -1,7 +1,6 @@
 //! One-way links between two cards of a host.
 
-use super::node::Node;
-use super::packet::{Hole, Part, Sink, Use};
+use super::packet::{Node, Part, Sink, Use};
 use super::ring::{Consumer, Corrupt, Packet, Producer, PushError, RING_BYTES};
 use crate::os::memory::SharedMemory;
 use crate::os::{socket, wait};
@@ -19,11 +18,11 @@ const GREETING_BYTES: usize = GREETING.len() + 2;
 
 /// The sending end.
 pub(super) struct Outgoing {
-    ring: Producer,
+    pub(super) ring: Producer,
     socket: UnixStream,
     /// The receiving process, where the kernel lets it be watched.
     process: Option<OwnedFd>,
-    closed: bool,
+    pub(super) closed: bool,
 }
 
 impl Outgoing {
@@ -54,33 +53,11 @@ impl Outgoing {
         Ok(())
     }
 
-    /// # Safety
-    /// As [`Producer::place`].
-    pub(super) unsafe fn place(
-        &mut self,
-        header: &[u8],
-        payload: &[Part],
-        holes: &mut Vec<Hole>,
-    ) -> Result<(), PushError> {
-        // SAFETY: the caller's.
-        unsafe { self.ring.place(header, payload, holes) }
-    }
-
     /// Publishes the packets that were placed.
     pub(super) fn publish(&mut self) {
         if self.ring.publish().0 {
             socket::poke(&self.socket);
         }
-    }
-
-    /// As [`Producer::take_back`].
-    pub(super) fn take_back(&mut self) {
-        self.ring.take_back();
-    }
-
-    /// As [`Producer::withdraw`].
-    pub(super) fn withdraw(&mut self) {
-        self.ring.withdraw();
     }
 
     /// Whether the ring has no room. A closed link is not full: no consumer will make room.
@@ -94,33 +71,9 @@ impl Outgoing {
         !self.closed
     }
 
-    pub(super) fn is_closed(&self) -> bool {
-        self.closed
-    }
-
     /// Whether the receiving process has ended. A forked child of it may keep the socket open.
     pub(super) fn has_ended(&self) -> bool {
         self.closed || self.process.as_ref().is_some_and(|process| wait::is_ready(process.as_fd()))
-    }
-
-    /// As [`Producer::consumer_speed`].
-    pub(super) fn peer_speed(&self) -> Option<Speed> {
-        self.ring.consumer_speed()
-    }
-
-    /// As [`Producer::position`].
-    pub(super) fn position(&self) -> u64 {
-        self.ring.position()
-    }
-
-    /// As [`Producer::has_taken`].
-    pub(super) fn has_taken(&self, position: u64) -> bool {
-        self.ring.has_taken(position)
-    }
-
-    /// As [`Producer::rounds`].
-    pub(super) fn rounds(&self) -> u64 {
-        self.ring.rounds()
     }
 
     pub(super) fn as_fd(&self) -> BorrowedFd<'_> {
@@ -131,8 +84,8 @@ impl Outgoing {
 /// The receiving end.
 pub(super) struct Incoming {
     socket: UnixStream,
-    /// Source LID and ring, after the greeting.
-    greeted: Option<(u16, Consumer)>,
+    /// Source and ring, after the greeting.
+    pub(super) greeted: Option<(Node, Consumer)>,
     closed: bool,
 }
 
@@ -149,9 +102,9 @@ impl Incoming {
         Ok(Incoming { socket, greeted: None, closed: false })
     }
 
-    /// The source LID; 0 before the greeting.
-    pub(super) fn source(&self) -> u16 {
-        self.greeted.as_ref().map_or(0, |(lid, _)| *lid)
+    /// The source; 0 before the greeting.
+    pub(super) fn source(&self) -> Node {
+        self.greeted.as_ref().map_or(0, |(node, _)| *node)
     }
 
     /// Handles what is on the socket: the greeting, wake-up bytes, or the end of the connection. `admits` is asked with
@@ -174,12 +127,12 @@ impl Incoming {
             let (ring, speed) =
                 Consumer::new(memory, own).map_err(|Corrupt(reason)| io::Error::other(reason))?;
             let [.., high, low] = greeting;
-            let lid = u16::from_be_bytes([high, low]);
-            if !admits(lid.into(), speed) {
+            let node = Node::from(u16::from_be_bytes([high, low]));
+            if !admits(node, speed) {
                 self.closed = true;
                 return Ok(());
             }
-            self.greeted = Some((lid, ring));
+            self.greeted = Some((node, ring));
         }
         self.closed |= !wait::drain(self.socket.as_fd());
         Ok(())
@@ -190,32 +143,15 @@ impl Incoming {
         self.closed && self.greeted.as_ref().is_none_or(|(_, ring)| ring.is_empty())
     }
 
-    /// As [`Consumer::arrived`]; 0 before the greeting.
-    pub(super) fn arrived(&self) -> u64 {
-        self.greeted.as_ref().map_or(0, |(_, ring)| ring.arrived())
-    }
-
-    /// As [`Consumer::has_taken`].
-    pub(super) fn has_taken(&self, position: u64) -> bool {
-        self.greeted.as_ref().is_none_or(|(_, ring)| ring.has_taken(position))
-    }
-
-    /// As [`Consumer::end_round`].
-    pub(super) fn end_round(&mut self) {
-        if let Some((_, ring)) = &mut self.greeted {
-            ring.end_round();
-        }
-    }
-
-    pub(super) fn poll(&mut self, budget: usize, sink: &mut impl Sink) -> Result<usize, Corrupt> {
-        let Some((lid, ring)) = &mut self.greeted else { return Ok(0) };
-        let (source, mut taken, mut last) = (Node::from(*lid), 0, Use::Over);
+    pub(super) fn poll(&mut self, budget: usize, sink: &mut dyn Sink) -> Result<usize, Corrupt> {
+        let Some((source, ring)) = &mut self.greeted else { return Ok(0) };
+        let (mut taken, mut last) = (0, Use::Over);
         let outcome = loop {
             if taken == budget {
                 break Ok(taken);
             }
             let take = |packet: Packet<'_>| {
-                last = sink.take(source, packet.header, packet.payload);
+                last = sink.take(*source, packet.header, packet.payload);
                 last
             };
             match ring.pop(take) {
@@ -237,16 +173,6 @@ impl Incoming {
             }
         }
         outcome
-    }
-
-    pub(super) fn announce_sleep(&self) -> bool {
-        self.greeted.as_ref().is_none_or(|(_, ring)| ring.announce_sleep())
-    }
-
-    pub(super) fn awake(&self) {
-        if let Some((_, ring)) = &self.greeted {
-            ring.awake();
-        }
     }
 
     pub(super) fn as_fd(&self) -> BorrowedFd<'_> {

@@ -12,11 +12,10 @@
 use super::error::FabricError;
 use super::frame::Greeting;
 use super::listen;
-use super::node::{Node, node_of_address};
-use super::packet::{Part, SendOutcome, Sink};
-use super::peers::{ACCEPT_BUDGET, LISTENER, OUTGOING, Peers, Turn, UNPROVEN, free_slot};
+use super::network::Network;
+use super::packet::{Node, Part, SendOutcome, Sink, node_of_address};
+use super::peers::{ACCEPT_BUDGET, LISTENER, OUTGOING, OtherSpeed, Peers, Speeds, Turn, UNPROVEN, free_slot};
 use super::sleeper::Sleeper;
-use super::speeds::{OtherSpeed, Speeds};
 use super::tcp_join::{Entering, Route};
 use super::tcp_link::{Incoming, Outgoing, PushError};
 use crate::os::socket;
@@ -37,7 +36,7 @@ pub(super) struct Tcp {
     address: SocketAddrV4,
     listener: TcpListener,
     key: Key,
-    outgoing: Peers<Node, Outgoing>,
+    outgoing: Peers<Outgoing>,
     /// Destinations of the outgoing links that do not take packets yet.
     joining: Vec<Node>,
     /// Connections that have not proven the key.
@@ -86,55 +85,8 @@ impl Tcp {
         Err(FabricError::NoAddress { variable: listen::LISTEN_VARIABLE, list, last })
     }
 
-    pub(super) fn address(&self) -> Ipv4Addr {
-        *self.address.ip()
-    }
-
-    pub(super) fn speed(&self) -> Speed {
-        self.speeds.own()
-    }
-
-    /// As [`super::Fabric::take_refused`].
-    pub(super) fn take_refused(&mut self) -> Vec<OtherSpeed> {
-        self.speeds.take_refused()
-    }
-
     fn greeting(&self) -> Greeting {
-        Greeting { node: node_of_address(self.address()), speed: self.speeds.own() }
-    }
-
-    pub(super) fn sleeper(&self) -> Arc<Sleeper> {
-        self.sleeper.clone()
-    }
-
-    /// # Safety
-    /// As [`super::Fabric::try_send`].
-    pub(super) unsafe fn try_send(&mut self, node: Node, header: &[u8], payload: &[Part]) -> SendOutcome {
-        if !self.outgoing.links.contains_key(&node) && !self.connect(node) {
-            return SendOutcome::Unreachable;
-        }
-        let Some(link) = self.outgoing.links.get_mut(&node) else { return SendOutcome::Unreachable };
-        // SAFETY: the caller's.
-        match unsafe { link.push(header, payload) } {
-            Ok(()) => SendOutcome::Sent,
-            Err(PushError::Full) => SendOutcome::Full,
-            Err(PushError::Broken) => {
-                self.lost(node);
-                SendOutcome::Unreachable
-            }
-        }
-    }
-
-    pub(super) fn is_full(&self, node: Node) -> bool {
-        self.outgoing.links.get(&node).is_some_and(Outgoing::is_full)
-    }
-
-    pub(super) fn is_alive(&mut self, node: Node) -> bool {
-        self.outgoing.is_alive(node, Outgoing::is_closed)
-    }
-
-    pub(super) fn is_linked(&mut self, node: Node) -> bool {
-        self.is_alive(node) && self.outgoing.links.contains_key(&node)
+        Greeting { node: node_of_address(*self.address.ip()), speed: self.speeds.own }
     }
 
     /// Starts to connect. False if no card can be at that node.
@@ -145,7 +97,7 @@ impl Tcp {
             return false;
         }
         let peer = SocketAddrV4::new(address, self.address.port());
-        let route = Route { own: self.address, peer, key: self.key.clone(), speed: self.speeds.own() };
+        let route = Route { own: self.address, peer, key: self.key.clone(), speed: self.speeds.own };
         let connecting = Outgoing::connect(route, greeting).and_then(|link| {
             self.sleeper.epoll.watch_changes(link.as_fd(), OUTGOING | u64::from(node))?;
             Ok(link)
@@ -162,59 +114,6 @@ impl Tcp {
                 false
             }
         }
-    }
-
-    pub(super) fn poll(&mut self, budget: usize, sink: &mut impl Sink) -> usize {
-        self.poll_sockets();
-        if !self.joining.is_empty() || !self.unproven.is_empty() {
-            self.tend(Instant::now());
-        }
-        let mut taken = 0;
-        for index in self.turn.next(self.incoming.len()) {
-            let place = &mut self.incoming[index];
-            let Some(link) = place else { continue };
-            // Fairness: no link delivers more than 16 packets in one call.
-            match link.poll((budget - taken).min(16), sink) {
-                Ok(count) => {
-                    taken += count;
-                    if link.is_finished() {
-                        tracing::debug!(node = link.source(), "the process of a peer has ended");
-                        *place = None;
-                    }
-                }
-                Err(malformed) => {
-                    tracing::warn!(node = link.source(), reason = malformed.0, "a link is closed");
-                    *place = None;
-                }
-            }
-            if taken == budget {
-                break;
-            }
-        }
-        taken
-    }
-
-    /// As [`super::Fabric::close`].
-    pub(super) fn close(&mut self) {
-        socket::refuse_connections(self.listener.as_fd());
-        self.outgoing.links.clear();
-        self.joining.clear();
-        self.incoming.clear();
-        self.unproven.clear();
-    }
-
-    pub(super) fn prepare_sleep(&mut self) -> bool {
-        self.sleeper.announce();
-        // Data on a socket ends the sleep by itself.
-        let empty = !self.incoming.iter().flatten().any(Incoming::has_packet);
-        if !empty {
-            self.finish_sleep();
-        }
-        empty
-    }
-
-    pub(super) fn finish_sleep(&mut self) {
-        self.sleeper.woke();
     }
 
     fn poll_sockets(&mut self) {
@@ -241,7 +140,7 @@ impl Tcp {
         if let Err(error) = link.fill() {
             tracing::warn!(%error, "a link is refused");
             *place = None;
-        } else if link.speed().is_some_and(|speed| !self.speeds.admits(link.source(), speed)) {
+        } else if link.greeted.is_some_and(|speed| !self.speeds.admits(link.address, speed)) {
             link.refuse(greeting);
             *place = None;
         }
@@ -293,8 +192,8 @@ impl Tcp {
 
     /// Takes a connection, which has to prove the key.
     fn admit(&mut self, socket: TcpStream, from: SocketAddr) -> io::Result<()> {
-        let entering = Entering::new(socket, from, self.address, &self.key, self.speeds.own())?;
-        let admitted = self.unproven.admit(entering.source(), entering, Instant::now());
+        let entering = Entering::new(socket, from, self.address, &self.key, self.speeds.own)?;
+        let admitted = self.unproven.admit(entering.from, entering, Instant::now());
         let number =
             admitted.map_err(|_| io::Error::other("too many connections have not proven the key"))?;
         let Some(entering) = self.unproven.get_mut(number) else { return Ok(()) };
@@ -311,7 +210,7 @@ impl Tcp {
             return;
         }
         let Some(entering) = self.unproven.take(number) else { return };
-        let from = Ipv4Addr::from(entering.source());
+        let from = Ipv4Addr::from(entering.from);
         if let Err(error) = proven {
             self.refuse(&from, &error);
         } else if let Err(error) = self.welcome(entering) {
@@ -324,7 +223,7 @@ impl Tcp {
         if self.incoming.iter().flatten().count() >= MAX_INCOMING {
             return Err(io::Error::other(format!("{MAX_INCOMING} links exist, which is the limit")));
         }
-        let (index, from) = (free_slot(&mut self.incoming), entering.source());
+        let (index, from) = (free_slot(&mut self.incoming), entering.from);
         self.sleeper.epoll.rename(entering.as_fd(), index as u64)?;
         self.incoming[index] = Some(Incoming::over(entering.into_socket(), from));
         Ok(())
@@ -337,10 +236,107 @@ impl Tcp {
             tracing::warn!(%from, %error, "a connection is refused; further ones are logged as debug messages");
         }
     }
+}
 
-    /// Connections that have not proven the key.
+impl Network for Tcp {
+    fn ipv4(&self) -> Option<Ipv4Addr> {
+        Some(*self.address.ip())
+    }
+
+    fn speed(&self) -> Speed {
+        self.speeds.own
+    }
+
+    fn take_refused(&mut self) -> Vec<OtherSpeed> {
+        self.speeds.take_refused()
+    }
+
+    fn sleeper(&self) -> Arc<Sleeper> {
+        self.sleeper.clone()
+    }
+
+    unsafe fn try_send(&mut self, node: Node, header: &[u8], payload: &[Part]) -> SendOutcome {
+        if !self.outgoing.links.contains_key(&node) && !self.connect(node) {
+            return SendOutcome::Unreachable;
+        }
+        let Some(link) = self.outgoing.links.get_mut(&node) else { return SendOutcome::Unreachable };
+        // SAFETY: the caller's.
+        match unsafe { link.push(header, payload) } {
+            Ok(()) => SendOutcome::Sent,
+            Err(PushError::Full) => SendOutcome::Full,
+            Err(PushError::Broken) => {
+                self.lost(node);
+                SendOutcome::Unreachable
+            }
+        }
+    }
+
+    fn is_full(&self, node: Node, _: usize, _: usize) -> bool {
+        self.outgoing.links.get(&node).is_some_and(Outgoing::is_full)
+    }
+
+    fn is_alive(&mut self, node: Node) -> bool {
+        self.outgoing.is_alive(node, Outgoing::is_closed)
+    }
+
+    fn is_linked(&mut self, node: Node) -> bool {
+        self.is_alive(node) && self.outgoing.links.contains_key(&node)
+    }
+
+    fn poll(&mut self, budget: usize, sink: &mut dyn Sink) -> usize {
+        self.poll_sockets();
+        if !self.joining.is_empty() || !self.unproven.is_empty() {
+            self.tend(Instant::now());
+        }
+        let mut taken = 0;
+        for index in self.turn.next(self.incoming.len()) {
+            let place = &mut self.incoming[index];
+            let Some(link) = place else { continue };
+            // Fairness: no link delivers more than 16 packets in one call.
+            match link.poll((budget - taken).min(16), sink) {
+                Ok(count) => {
+                    taken += count;
+                    if link.is_finished() {
+                        tracing::debug!(node = link.address, "the process of a peer has ended");
+                        *place = None;
+                    }
+                }
+                Err(malformed) => {
+                    tracing::warn!(node = link.address, reason = malformed.0, "a link is closed");
+                    *place = None;
+                }
+            }
+            if taken == budget {
+                break;
+            }
+        }
+        taken
+    }
+
+    fn close(&mut self) {
+        socket::refuse_connections(self.listener.as_fd());
+        self.outgoing.links.clear();
+        self.joining.clear();
+        self.incoming.clear();
+        self.unproven.clear();
+    }
+
+    fn prepare_sleep(&mut self) -> bool {
+        self.sleeper.announce();
+        // Data on a socket ends the sleep by itself.
+        let empty = !self.incoming.iter().flatten().any(Incoming::has_packet);
+        if !empty {
+            self.finish_sleep();
+        }
+        empty
+    }
+
+    fn finish_sleep(&mut self) {
+        self.sleeper.woke();
+    }
+
     #[cfg(test)]
-    pub(super) fn unproven(&self) -> usize {
+    fn unproven(&self) -> usize {
         self.unproven.len()
     }
 }

@@ -1,6 +1,6 @@
 //! Connections between two cards over TCP, until both cards have proven the key.
 
-use super::node::{Node, node_of_address};
+use super::packet::{Node, node_of_address};
 use crate::os::socket;
 use crate::speed::Speed;
 use gdsync_auth::{Exchange, ExchangeError, Key};
@@ -117,7 +117,8 @@ impl Joining {
 /// The listening side.
 pub(super) struct Entering {
     socket: TcpStream,
-    from: Node,
+    /// The node that the connection comes from.
+    pub(super) from: Node,
     exchange: Exchange,
 }
 
@@ -135,11 +136,6 @@ impl Entering {
         socket::limit_silence(&socket, speed.of(SILENCE))?;
         let exchange = Exchange::accepting(key, &context(from, node_of_address(*own.ip()), own.port()))?;
         Ok(Entering { socket, from, exchange })
-    }
-
-    /// The node that the connection comes from.
-    pub(super) fn source(&self) -> Node {
-        self.from
     }
 
     /// Whether the connection is proven.

@@ -1,8 +1,7 @@
 //! One-way links between two cards over TCP.
 
 use super::frame::{self, GREETING_BYTES, Greeting, LENGTHS, MAX_FRAME};
-use super::node::Node;
-use super::packet::{Part, Sink, Use};
+use super::packet::{Node, Part, Sink, Use};
 use super::tcp_join::{Joining, Progress, Route};
 use crate::os::memory::append;
 use crate::os::socket;
@@ -189,10 +188,10 @@ impl Drop for Outgoing {
 /// The receiving end.
 pub(super) struct Incoming {
     socket: TcpStream,
-    /// Source address of the connection. The greeting must name it.
-    address: Node,
+    /// The node that sends: source address of the connection. The greeting must name it.
+    pub(super) address: Node,
     /// Its speed, after the greeting.
-    greeted: Option<Speed>,
+    pub(super) greeted: Option<Speed>,
     since: Instant,
     /// Received bytes: `start..end` is not taken yet.
     buffer: Box<[u8]>,
@@ -242,16 +241,6 @@ impl Incoming {
         Ok(())
     }
 
-    /// The node that sends.
-    pub(super) fn source(&self) -> Node {
-        self.address
-    }
-
-    /// The speed of that node, after its greeting.
-    pub(super) fn speed(&self) -> Option<Speed> {
-        self.greeted
-    }
-
     /// Tells the peer with what speed it would have the link, before the link is dropped.
     pub(super) fn refuse(&mut self, greeting: Greeting) {
         // The peer may have ended.
@@ -259,7 +248,7 @@ impl Incoming {
     }
 
     /// Passes at most `budget` complete packets to `sink`. Returns how many.
-    pub(super) fn poll(&mut self, budget: usize, sink: &mut impl Sink) -> Result<usize, frame::Malformed> {
+    pub(super) fn poll(&mut self, budget: usize, sink: &mut dyn Sink) -> Result<usize, frame::Malformed> {
         let mut taken = 0;
         while self.greeted.is_some() && taken < budget {
             let Some(frame) = frame::parse(&self.buffer[self.start..self.end])? else { break };

@@ -11,15 +11,12 @@
 mod injector;
 mod parse;
 mod plan;
-mod process;
 
 pub use crate::packet::PacketKind;
-pub use injector::RuleCount;
-pub(crate) use injector::{Crossing, Fate, Faults, Refused};
+pub(crate) use injector::{Crossing, Fate, Faults, Refused, join, leave, plan_from_environment};
+pub use injector::{FAULTS_VARIABLE, RuleCount, fault_counts, set_faults};
 pub use parse::FaultPlanError;
 pub use plan::{Action, Direction, FaultPlan, Kinds, Rule, Side, Which};
-pub use process::{FAULTS_VARIABLE, fault_counts, set_faults};
-pub(crate) use process::{check_plan, join, leave};
 
 #[cfg(test)]
 mod tests;

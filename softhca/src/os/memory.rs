@@ -1,6 +1,6 @@
 //! Memory that several processes map.
 
-use super::call::{check, owned};
+use super::{check, owned};
 use gdsync_sys::shared;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};

@@ -1,7 +1,23 @@
 //! System calls that the standard library lacks.
 
-pub(crate) mod call;
 pub(crate) mod clock;
 pub(crate) mod memory;
 pub(crate) mod socket;
 pub(crate) mod wait;
+
+use std::io;
+use std::os::fd::{FromRawFd, OwnedFd};
+
+/// Turns -1 into the last error.
+fn check(rc: libc::c_int) -> io::Result<libc::c_int> {
+    if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(rc) }
+}
+
+/// The descriptor that a system call returned, or its error.
+///
+/// # Safety
+/// `rc` is -1, or a descriptor that was just opened and that nothing else owns.
+unsafe fn owned(rc: libc::c_int) -> io::Result<OwnedFd> {
+    // SAFETY: the caller's.
+    check(rc).map(|fd| unsafe { OwnedFd::from_raw_fd(fd) })
+}

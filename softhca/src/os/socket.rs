@@ -1,6 +1,6 @@
 //! Sockets: connections that never block, bytes from several places, descriptors in messages.
 
-use super::call::{check, owned};
+use super::{check, owned};
 use gdsync_sys::local;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddrV4, TcpStream};

@@ -1,6 +1,6 @@
 //! Waiting for several descriptors, and waking a thread that waits.
 
-use super::call::{check, owned};
+use super::{check, owned};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr;

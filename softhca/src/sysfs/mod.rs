@@ -8,13 +8,12 @@
 //! Source: `Documentation/ABI/stable/sysfs-class-infiniband` and `testing/sysfs-bus-pci` of Linux,
 //! and the files that rdma-core 44 to 56, UCX 1.13 and NCCL 2.28 open.
 
-mod interface;
 mod live;
 mod pci;
 mod port;
 
-pub use interface::interface;
 pub use live::LiveFile;
+pub use port::interface;
 
 use crate::card::LinkLayer;
 use std::fs;

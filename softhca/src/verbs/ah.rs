@@ -3,34 +3,23 @@
 use super::context::PORT;
 use super::domain::Pd;
 use super::errno::{self, Errno, Result};
-use super::object::{self, Object};
+use super::object::{self, CStruct, object};
 use crate::card::{Address, Card};
 use gdsync_sys::prm::wqe::{AddressFields, AddressVector, GrhFields};
 use gdsync_sys::verbs::{ibv_ah, ibv_ah_attr, ibv_pd};
 use libc::c_int;
-use std::cell::UnsafeCell;
 use std::sync::Arc;
 use zerocopy::IntoBytes;
 
 /// Bytes of an address vector.
 pub(super) const VECTOR_SIZE: usize = size_of::<AddressVector>();
 
-/// An address handle.
-#[repr(C)]
-pub(super) struct Ah {
-    ibv: UnsafeCell<ibv_ah>,
-    vector: UnsafeCell<[u8; VECTOR_SIZE]>,
-    _domain: Arc<Pd>,
-}
-
-// SAFETY: the C struct is written once, before the caller gets the handle; the C caller reads the
-// vector.
-unsafe impl Sync for Ah {}
-// SAFETY: as above; its pointers name objects that it keeps alive.
-unsafe impl Send for Ah {}
-// SAFETY: `repr(C)`, and the C struct is first.
-unsafe impl Object for Ah {
-    type C = ibv_ah;
+object! {
+    /// An address handle.
+    Ah: ibv_ah {
+        vector: CStruct<[u8; VECTOR_SIZE]>,
+        _domain: Arc<Pd>,
+    }
 }
 
 impl Ah {
@@ -53,18 +42,15 @@ const RATES: [u8; 23] = [0, 0, 7, 8, 9, 10, 11, 12, 13, 14, 15, 11, 13, 15, 0, 9
 /// # Safety
 /// `pd` is null or allocated; `attr` is null or valid.
 pub(super) unsafe extern "C" fn create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah {
-    // SAFETY: the caller's.
-    errno::pointer(unsafe { new_ah(pd, attr) })
-}
-
-unsafe fn new_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> Result<*mut ibv_ah> {
-    // SAFETY: the caller's.
-    let (through, attr) = unsafe { (object::share::<Pd>(pd)?, object::attributes(attr)?) };
-    let domain = Pd::protection(through);
-    address_of(domain.context.card(), attr)?;
-    let ibv = ibv_ah { context: object::handle(&domain.context), pd, handle: 0 };
-    let ah = Ah { ibv: UnsafeCell::new(ibv), vector: UnsafeCell::new(vector_of(attr)), _domain: domain };
-    Ok(object::into_raw(Arc::new(ah)))
+    errno::pointer(|| {
+        // SAFETY: the caller's.
+        let (through, attr) = unsafe { (object::share::<Pd>(pd)?, object::attributes(attr)?) };
+        let domain = Pd::protection(through);
+        address_of(domain.context.card(), attr)?;
+        let ibv = ibv_ah { context: object::handle(&domain.context), pd, handle: 0 };
+        let ah = Ah { ibv: CStruct::new(ibv), vector: CStruct::new(vector_of(attr)), _domain: domain };
+        Ok(object::into_raw(Arc::new(ah)))
+    })
 }
 
 /// The address of an address handle or of a queue pair's path.
@@ -114,5 +100,5 @@ fn vector_of(attr: &ibv_ah_attr) -> [u8; VECTOR_SIZE] {
 /// `ah` is null or created.
 pub(super) unsafe extern "C" fn destroy_ah(ah: *mut ibv_ah) -> c_int {
     // SAFETY: the caller's.
-    errno::status(unsafe { object::destroy::<Ah>(ah, |_| Ok(())) })
+    errno::status(|| unsafe { object::destroy::<Ah>(ah, |_| Ok(())) })
 }

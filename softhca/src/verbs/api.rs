@@ -1,6 +1,6 @@
 //! The table of entry points.
 
-use super::{ah, channel, command, context, cq, device, domain, events, init_obj, modify, mr, qp, srq};
+use super::{ah, channel, context, cq, device, domain, init_obj, modify, mr, qp, srq};
 use gdsync_sys::VerbsApi;
 use gdsync_sys::api::{Provider, VerbsTable};
 
@@ -40,11 +40,11 @@ const TABLE: VerbsTable = VerbsTable {
     destroy_qp: qp::destroy_qp,
     create_ah: ah::create_ah,
     destroy_ah: ah::destroy_ah,
-    get_async_event: events::get_async_event,
-    ack_async_event: events::ack_async_event,
+    get_async_event: channel::get_async_event,
+    ack_async_event: channel::ack_async_event,
     mlx5dv_is_supported: device::mlx5dv_is_supported,
     mlx5dv_init_obj: init_obj::mlx5dv_init_obj,
-    devx_general_cmd: Some(command::general_cmd),
+    devx_general_cmd: Some(context::general_cmd),
     // Programs that make objects by commands use libmlx5 on `softhca-uverbs`.
     devx: None,
 };

@@ -1,31 +1,23 @@
-//! Completion channels. Programs arm queues by the record and the register; the card's events come
-//! here.
+//! Entry points of events: of completion channels, and asynchronous ones. Programs arm queues by the record and the
+//! register; the card's events come here.
 
 use super::context::Context;
-use super::errno::{self, Errno, Result};
+use super::cq::Cq;
+use super::errno::{self, Errno};
 use super::event_queue::{EventQueue, ObjectPointer};
-use super::object::{self, Object};
-use gdsync_sys::verbs::{ibv_comp_channel, ibv_context, ibv_cq};
+use super::object::{self, CStruct, object};
+use super::qp::Qp;
+use super::srq::Srq;
+use gdsync_sys::verbs::{self, ibv_async_element, ibv_async_event, ibv_comp_channel, ibv_context, ibv_cq};
 use libc::{c_int, c_void};
-use std::cell::UnsafeCell;
 use std::sync::Arc;
 
-/// A completion channel.
-#[repr(C)]
-pub(super) struct Channel {
-    ibv: UnsafeCell<ibv_comp_channel>,
-    pub(super) events: Arc<EventQueue>,
-    pub(super) context: Arc<Context>,
-}
-
-// SAFETY: the C struct is written once, before the caller gets the channel; the rest is `Sync`
-// itself.
-unsafe impl Sync for Channel {}
-// SAFETY: as above; its pointer is not dereferenced.
-unsafe impl Send for Channel {}
-// SAFETY: `repr(C)`, and the C struct is first.
-unsafe impl Object for Channel {
-    type C = ibv_comp_channel;
+object! {
+    /// A completion channel.
+    Channel: ibv_comp_channel {
+        pub(super) events: Arc<EventQueue>,
+        pub(super) context: Arc<Context>,
+    }
 }
 
 /// `ibv_create_comp_channel`.
@@ -33,14 +25,14 @@ unsafe impl Object for Channel {
 /// # Safety
 /// `context` is null or open.
 pub(super) unsafe extern "C" fn create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_channel {
-    // SAFETY: the caller's.
-    let context = unsafe { object::share::<Context>(context) };
-    errno::pointer(context.and_then(|context| {
+    errno::pointer(|| {
+        // SAFETY: the caller's.
+        let context = unsafe { object::share::<Context>(context) }?;
         let events = Arc::new(EventQueue::new()?);
         // libibverbs counts queues in `refcnt` for itself; here the references of the object do.
         let ibv = ibv_comp_channel { context: object::handle(&context), fd: events.fd(), refcnt: 0 };
-        Ok(object::into_raw(Arc::new(Channel { ibv: UnsafeCell::new(ibv), events, context })))
-    }))
+        Ok(object::into_raw(Arc::new(Channel { ibv: CStruct::new(ibv), events, context })))
+    })
 }
 
 /// `ibv_destroy_comp_channel`. EBUSY while completion queues use it.
@@ -49,7 +41,7 @@ pub(super) unsafe extern "C" fn create_comp_channel(context: *mut ibv_context) -
 /// `channel` is null or created.
 pub(super) unsafe extern "C" fn destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int {
     // SAFETY: the caller's.
-    errno::status(unsafe { object::destroy::<Channel>(channel, |_| Ok(())) })
+    errno::status(|| unsafe { object::destroy::<Channel>(channel, |_| Ok(())) })
 }
 
 /// `ibv_get_cq_event`: 0, or -1 with `errno` set; EAGAIN where the channel is non-blocking and has no
@@ -62,22 +54,72 @@ pub(super) unsafe extern "C" fn get_cq_event(
     cq: *mut *mut ibv_cq,
     cq_context: *mut *mut c_void,
 ) -> c_int {
-    // SAFETY: the caller's.
-    errno::minus_one(unsafe { next_event(channel, cq, cq_context) })
+    errno::minus_one(|| {
+        // SAFETY: the caller's.
+        let channel = unsafe { object::borrow::<Channel>(channel) }?;
+        // SAFETY: as above.
+        let (cq, cq_context) = unsafe { (object::attributes(cq)?, object::attributes(cq_context)?) };
+        // Nothing but completion queues has events here.
+        let ObjectPointer::Cq(found) = channel.events.next()?.object else { return Err(Errno::INVALID) };
+        // SAFETY: the queue lives until its events are acknowledged.
+        (*cq, *cq_context) = (found, unsafe { (*found).cq_context });
+        Ok(())
+    })
 }
 
-unsafe fn next_event(
-    channel: *mut ibv_comp_channel,
-    cq: *mut *mut ibv_cq,
-    cq_context: *mut *mut c_void,
-) -> Result<()> {
+/// `ibv_get_async_event`: 0, or -1 with `errno` set.
+///
+/// # Safety
+/// `context` is null or open; `event` is null or valid.
+pub(super) unsafe extern "C" fn get_async_event(
+    context: *mut ibv_context,
+    event: *mut ibv_async_event,
+) -> c_int {
+    errno::minus_one(|| {
+        // SAFETY: the caller's.
+        let (context, event) = unsafe { (object::borrow::<Context>(context)?, object::attributes(event)?) };
+        let pending = context.events.next()?;
+        // A context's queue has no completions.
+        event.event_type = pending.event_type.unwrap_or(-1);
+        event.element = match pending.object {
+            ObjectPointer::Cq(cq) => ibv_async_element { cq },
+            ObjectPointer::Qp(qp) => ibv_async_element { qp },
+            ObjectPointer::Srq(srq) => ibv_async_element { srq },
+        };
+        Ok(())
+    })
+}
+
+/// `ibv_ack_async_event`. An event without an object is ignored.
+///
+/// # Safety
+/// `event` is null, or as [`get_async_event`] filled it, and not acknowledged yet.
+pub(super) unsafe extern "C" fn ack_async_event(event: *mut ibv_async_event) {
     // SAFETY: the caller's.
-    let channel = unsafe { object::borrow::<Channel>(channel) }?;
-    // SAFETY: as above.
-    let (cq, cq_context) = unsafe { (object::attributes(cq)?, object::attributes(cq_context)?) };
-    // Nothing but completion queues has events here.
-    let ObjectPointer::Cq(found) = channel.events.next()?.object else { return Err(Errno::INVALID) };
-    // SAFETY: the queue lives until its events are acknowledged.
-    (*cq, *cq_context) = (found, unsafe { (*found).cq_context });
-    Ok(())
+    let Some(event) = (unsafe { event.as_ref() }) else { return };
+    let source = match event.event_type {
+        verbs::IBV_EVENT_CQ_ERR => {
+            // SAFETY: the type says which field holds; the queue lives until its events are
+            // acknowledged.
+            unsafe { object::borrow::<Cq>(event.element.cq) }.map(|cq| &cq.events)
+        }
+        verbs::IBV_EVENT_QP_FATAL
+        | verbs::IBV_EVENT_QP_REQ_ERR
+        | verbs::IBV_EVENT_QP_ACCESS_ERR
+        | verbs::IBV_EVENT_COMM_EST
+        | verbs::IBV_EVENT_QP_LAST_WQE_REACHED => {
+            // SAFETY: as above.
+            unsafe { object::borrow::<Qp>(event.element.qp) }.map(|qp| &qp.events)
+        }
+        verbs::IBV_EVENT_SRQ_ERR | verbs::IBV_EVENT_SRQ_LIMIT_REACHED => {
+            // SAFETY: as above.
+            unsafe { object::borrow::<Srq>(event.element.srq) }.map(|srq| &srq.events)
+        }
+        _ => return,
+    };
+    if let Ok(source) = source {
+        // Through a reference of its own: the object may be destroyed, and freed, once its last
+        // event is acknowledged.
+        source.clone().acknowledge(1);
+    }
 }

@@ -1,16 +1,17 @@
-//! Open devices, and queries of their properties.
+//! Open devices, and queries of their properties: also `mlx5dv_devx_general_cmd`, for the one command that this front
+//! has, QUERY_HCA_CAP. Programs that make objects by commands use libmlx5 on `softhca-uverbs`.
 
 use super::device::{Device, OpenCard, c_string};
 use super::errno::{self, Errno, Result};
 use super::event_queue::EventQueue;
-use super::object::{self, Object};
+use super::object::{self, CStruct, object};
 use super::uar::OwnUar;
 use crate::card::{Card, GidKind, LIMITS, LinkLayer};
+use gdsync_sys::prm::command::{header, opcode};
 use gdsync_sys::verbs::{
     self, ibv_context, ibv_device, ibv_device_attr, ibv_gid, ibv_gid_entry, ibv_port_attr,
 };
-use libc::{c_int, size_t, ssize_t};
-use std::cell::UnsafeCell;
+use libc::{c_int, c_void, size_t, ssize_t};
 use std::sync::Arc;
 
 /// The card's only port.
@@ -29,24 +30,14 @@ const WIDTH_4X: u8 = 2;
 /// Speed code of HDR, 50 Gbit/s a lane (`enum ib_port_speed`).
 const SPEED_HDR: u8 = 64;
 
-/// An open device.
-#[repr(C)]
-pub(super) struct Context {
-    ibv: UnsafeCell<ibv_context>,
-    pub(super) events: Arc<EventQueue>,
-    /// The UAR of queue pairs without a thread domain, and of completion queues.
-    pub(super) uar: OwnUar,
-    open: Arc<OpenCard>,
-}
-
-// SAFETY: the C struct is written once, before the caller gets the context; all else is `Sync`
-// itself.
-unsafe impl Sync for Context {}
-// SAFETY: as above; its pointers name static devices or are null.
-unsafe impl Send for Context {}
-// SAFETY: `repr(C)`, and the C struct is first.
-unsafe impl Object for Context {
-    type C = ibv_context;
+object! {
+    /// An open device.
+    Context: ibv_context {
+        pub(super) events: Arc<EventQueue>,
+        /// The UAR of queue pairs without a thread domain, and of completion queues.
+        pub(super) uar: OwnUar,
+        pub(super) open: Arc<OpenCard>,
+    }
 }
 
 impl Context {
@@ -65,15 +56,11 @@ impl Context {
             // operations.
             abi_compat: std::ptr::null_mut(),
         };
-        Ok(Context { ibv: UnsafeCell::new(ibv), events, uar, open })
+        Ok(Context { ibv: CStruct::new(ibv), events, uar, open })
     }
 
     pub(super) fn card(&self) -> &Card {
         &self.open.card
-    }
-
-    pub(super) fn open(&self) -> &Arc<OpenCard> {
-        &self.open
     }
 }
 
@@ -82,9 +69,11 @@ impl Context {
 /// # Safety
 /// `device` is null or from a list.
 pub(super) unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv_context {
-    // SAFETY: the caller's; devices are static.
-    let found: Result<&'static Device> = unsafe { object::borrow(device) };
-    errno::pointer(found.and_then(Context::new).map(|context| object::into_raw(Arc::new(context))))
+    errno::pointer(|| {
+        // SAFETY: the caller's; devices are static.
+        let context = Context::new(unsafe { object::borrow(device) }?)?;
+        Ok(object::into_raw(Arc::new(context)))
+    })
 }
 
 /// `ibv_close_device`. EBUSY while objects of the context exist.
@@ -93,16 +82,7 @@ pub(super) unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv
 /// `context` is null or open.
 pub(super) unsafe extern "C" fn close_device(context: *mut ibv_context) -> c_int {
     // SAFETY: the caller's.
-    errno::status(unsafe { object::destroy::<Context>(context, |_| Ok(())) })
-}
-
-/// The context of a query, and the struct that it fills.
-///
-/// # Safety
-/// `context` is null or open; `out` is null or valid.
-unsafe fn arguments<'a, T>(context: *mut ibv_context, out: *mut T) -> Result<(&'a Context, &'a mut T)> {
-    // SAFETY: the caller's.
-    unsafe { Ok((object::borrow(context)?, object::attributes(out)?)) }
+    errno::status(|| unsafe { object::destroy::<Context>(context, |_| Ok(())) })
 }
 
 /// `ibv_query_device`.
@@ -110,9 +90,12 @@ unsafe fn arguments<'a, T>(context: *mut ibv_context, out: *mut T) -> Result<(&'
 /// # Safety
 /// `context` is null or open; `attr` is null or valid.
 pub(super) unsafe extern "C" fn query_device(context: *mut ibv_context, attr: *mut ibv_device_attr) -> c_int {
-    // SAFETY: the caller's.
-    let arguments = unsafe { arguments(context, attr) };
-    errno::status(arguments.map(|(context, attr)| *attr = device_attributes(context.card())))
+    errno::status(|| {
+        // SAFETY: the caller's.
+        let (context, attr) = unsafe { (object::borrow::<Context>(context)?, object::attributes(attr)?) };
+        *attr = device_attributes(context.card());
+        Ok(())
+    })
 }
 
 fn device_attributes(card: &Card) -> ibv_device_attr {
@@ -165,14 +148,14 @@ pub(super) unsafe extern "C" fn query_port(
     port: u8,
     attr: *mut ibv_port_attr,
 ) -> c_int {
-    // SAFETY: the caller's.
-    let arguments = unsafe { arguments(context, attr) };
-    errno::status(arguments.and_then(|(context, attr)| {
+    errno::status(|| {
+        // SAFETY: the caller's.
+        let (context, attr) = unsafe { (object::borrow::<Context>(context)?, object::attributes(attr)?) };
         check_port(port)?;
         let (port_cap_flags2, active_speed_ex) = (attr.port_cap_flags2, attr.active_speed_ex);
         *attr = ibv_port_attr { port_cap_flags2, active_speed_ex, ..port_attributes(context.card()) };
         Ok(())
-    }))
+    })
 }
 
 fn port_attributes(card: &Card) -> ibv_port_attr {
@@ -211,14 +194,14 @@ pub(super) unsafe extern "C" fn query_gid(
     index: c_int,
     gid: *mut ibv_gid,
 ) -> c_int {
-    // SAFETY: the caller's.
-    let arguments = unsafe { arguments(context, gid) };
-    errno::minus_one(arguments.and_then(|(context, gid)| {
+    errno::minus_one(|| {
+        // SAFETY: the caller's.
+        let (context, gid) = unsafe { (object::borrow::<Context>(context)?, object::attributes(gid)?) };
         check_port(port)?;
         let entry = usize::try_from(index).ok().and_then(|index| context.card().gids().get(index));
         gid.raw = entry.ok_or(Errno::INVALID)?.gid;
         Ok(())
-    }))
+    })
 }
 
 /// `ibv_query_gid_table`, behind the inline function. Returns the number of entries, or a negative
@@ -260,6 +243,55 @@ pub(super) unsafe extern "C" fn query_gid_table(
             }
             table.len() as ssize_t
         }
-        Err(errno) => -(errno::status(Err(errno)) as ssize_t),
+        Err(errno) => -(errno::status(|| Err(errno)) as ssize_t),
     }
+}
+
+/// `MLX5_CMD_STAT_BAD_OP_ERR` and `MLX5_CMD_STAT_BAD_PARAM_ERR` of `mlx5_ifc.h`.
+const BAD_OPCODE: u8 = 0x02;
+const BAD_PARAMETER: u8 = 0x03;
+
+/// `mlx5dv_devx_general_cmd`. EREMOTEIO with a status in the answer where the device refuses;
+/// EINVAL without room for a header.
+///
+/// # Safety
+/// `context` is null or open; `input` is readable and `output` writable for their lengths.
+pub(super) unsafe extern "C" fn general_cmd(
+    context: *mut ibv_context,
+    input: *const c_void,
+    input_len: size_t,
+    output: *mut c_void,
+    output_len: size_t,
+) -> c_int {
+    errno::status(|| {
+        // SAFETY: the caller's.
+        let context = unsafe { object::borrow::<Context>(context) }?;
+        let (input, output) = (input.cast::<u8>(), output.cast::<u8>());
+        if input.is_null() || output.is_null() || input_len.min(output_len) < header::BYTES {
+            return Err(Errno::INVALID);
+        }
+        let mut command = [0; header::BYTES];
+        // SAFETY: not null, and as long as checked; the caller's.
+        unsafe { input.copy_to_nonoverlapping(command.as_mut_ptr(), command.len()) };
+        let status = match header::OPCODE.get(&command) {
+            opcode if opcode == u64::from(opcode::QUERY_HCA_CAP) => {
+                // The last bit asks for current or greatest values, which are the same.
+                match context.card().capabilities(header::OP_MOD.get(&command) >> 1) {
+                    Some(answer) => {
+                        let length = answer.len().min(output_len);
+                        // SAFETY: not null, and writable for so many bytes: the caller's.
+                        unsafe { answer.as_ptr().copy_to_nonoverlapping(output, length) };
+                        return Ok(());
+                    }
+                    None => BAD_PARAMETER,
+                }
+            }
+            _ => BAD_OPCODE,
+        };
+        let mut refusal = [0; header::BYTES];
+        header::STATUS.put(&mut refusal, status);
+        // SAFETY: not null, and as long as checked; the caller's.
+        unsafe { refusal.as_ptr().copy_to_nonoverlapping(output, refusal.len()) };
+        Err(Errno::REFUSED)
+    })
 }

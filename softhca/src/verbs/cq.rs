@@ -5,7 +5,7 @@ use super::context::{COMPLETION_VECTORS, Context};
 use super::domain::Pd;
 use super::errno::{self, Errno, Result};
 use super::event_queue::{EventSource, ObjectNumber, ObjectPointer, Sink};
-use super::object::{self, Object};
+use super::object::{self, CStruct, object};
 use super::queue_memory::{QueueMemory, Request, page_size};
 use crate::card::{CqConfig, LIMITS};
 use gdsync_sys::mlx5dv::{
@@ -16,7 +16,6 @@ use gdsync_sys::verbs::{
     IBV_CQ_INIT_ATTR_MASK_FLAGS, IBV_CQ_INIT_ATTR_MASK_PD, ibv_context, ibv_cq, ibv_cq_init_attr_ex,
 };
 use libc::{c_int, c_uint};
-use std::cell::UnsafeCell;
 use std::sync::Arc;
 
 /// `IBV_WC_STANDARD_FLAGS`: the fields of every completion. This card has no timestamps, VLANs or
@@ -33,30 +32,20 @@ const OP_OWN_INITIAL: u8 = (CqeOpcode::Invalid as u8) << 4;
 /// Offset of `op_own` in an entry.
 const OP_OWN: usize = CQE_SIZE - 1;
 
-/// A completion queue.
-#[repr(C)]
-pub(super) struct Cq {
-    ibv: UnsafeCell<ibv_cq>,
-    pub(super) number: u32,
-    pub(super) events: Arc<EventSource>,
-    pub(super) completions: Arc<EventSource>,
-    entries: u32,
-    ring: QueueMemory,
-    dbrec: QueueMemory,
-    pub(super) context: Arc<Context>,
-    _channel: Option<Arc<Channel>>,
-    /// The parent domain whose allocator made the ring.
-    _domain: Option<Arc<Pd>>,
-}
-
-// SAFETY: the C struct is written once, before the caller gets the queue; the C caller and the card
-// access rings and records.
-unsafe impl Sync for Cq {}
-// SAFETY: as above; its pointers are not dereferenced.
-unsafe impl Send for Cq {}
-// SAFETY: `repr(C)`, and the C struct is first.
-unsafe impl Object for Cq {
-    type C = ibv_cq;
+object! {
+    /// A completion queue.
+    Cq: ibv_cq {
+        pub(super) number: u32,
+        pub(super) events: Arc<EventSource>,
+        pub(super) completions: Arc<EventSource>,
+        entries: u32,
+        ring: QueueMemory,
+        dbrec: QueueMemory,
+        pub(super) context: Arc<Context>,
+        _channel: Option<Arc<Channel>>,
+        /// The parent domain whose allocator made the ring.
+        _domain: Option<Arc<Pd>>,
+    }
 }
 
 impl Cq {
@@ -67,7 +56,7 @@ impl Cq {
             dbrec: self.dbrec.start().cast(),
             cqe_cnt: self.entries,
             cqe_size: CQE_SIZE as u32,
-            cq_uar: self.context.uar.page().cast(),
+            cq_uar: self.context.uar.page.cast(),
             cqn: self.number,
             comp_mask: 0,
         }
@@ -85,75 +74,68 @@ pub(super) unsafe extern "C" fn mlx5dv_create_cq(
     attr: *mut ibv_cq_init_attr_ex,
     mlx5_attr: *mut mlx5dv_cq_init_attr,
 ) -> *mut ibv_cq {
-    // SAFETY: the caller's.
-    errno::pointer(unsafe { new_cq(context, attr, mlx5_attr) })
-}
-
-unsafe fn new_cq(
-    context: *mut ibv_context,
-    attr: *mut ibv_cq_init_attr_ex,
-    mlx5_attr: *mut mlx5dv_cq_init_attr,
-) -> Result<*mut ibv_cq> {
-    // SAFETY: the caller's.
-    let (context, attr) = unsafe { (object::share::<Context>(context)?, object::attributes(attr)?) };
-    let (entries, ignore_overrun) = check(attr)?;
-    // SAFETY: null or valid, as the caller says.
-    if let Some(mlx5_attr) = unsafe { mlx5_attr.as_ref() } {
-        check_mlx5(mlx5_attr)?;
-    }
-    let domain = if attr.comp_mask & IBV_CQ_INIT_ATTR_MASK_PD != 0 {
+    errno::pointer(|| {
         // SAFETY: the caller's.
-        let domain = unsafe { object::share::<Pd>(attr.parent_domain) }?;
-        if domain.parent().is_none() || !Arc::ptr_eq(&domain.context, &context) {
-            return Err(Errno::INVALID);
+        let (context, attr) = unsafe { (object::share::<Context>(context)?, object::attributes(attr)?) };
+        let (entries, ignore_overrun) = check(attr)?;
+        // SAFETY: null or valid, as the caller says.
+        if let Some(mlx5_attr) = unsafe { mlx5_attr.as_ref() } {
+            check_mlx5(mlx5_attr)?;
         }
-        Some(domain)
-    } else {
-        None
-    };
-    // SAFETY: the caller's.
-    let channel = unsafe { channel_of(attr, &context) }?;
-    let (ring, dbrec) = allocate(domain.as_ref(), entries)?;
-    let config = CqConfig {
-        ring: ring.start(),
-        entries,
-        stride: CQE_SIZE as u32,
-        dbrec: dbrec.start().cast(),
-        ignore_overrun,
-        collapsed: false,
-    };
-    // SAFETY: ring and record are kept in the `Cq` until the card has destroyed the queue.
-    let number = unsafe { context.card().create_cq(&config) }?;
-    let ibv = ibv_cq {
-        context: object::handle(&context),
-        channel: attr.channel,
-        cq_context: attr.cq_context,
-        handle: number,
-        cqe: (entries - 1) as c_int,
-        mutex: libc::PTHREAD_MUTEX_INITIALIZER,
-        cond: libc::PTHREAD_COND_INITIALIZER,
-        comp_events_completed: 0,
-        async_events_completed: 0,
-    };
-    let (events, completions) = (Arc::<EventSource>::default(), Arc::<EventSource>::default());
-    let asynchronous = Sink { queue: context.events.clone(), source: events.clone() };
-    let of_channel =
-        channel.as_ref().map(|found| Sink { queue: found.events.clone(), source: completions.clone() });
-    let cq = Arc::new(Cq {
-        ibv: UnsafeCell::new(ibv),
-        number,
-        events,
-        completions,
-        entries,
-        ring,
-        dbrec,
-        context,
-        _channel: channel,
-        _domain: domain,
-    });
-    let pointer = ObjectPointer::Cq(object::handle(&cq));
-    cq.context.open().routes.add(ObjectNumber::Cq(number), pointer, asynchronous, of_channel);
-    Ok(object::into_raw(cq))
+        let domain = if attr.comp_mask & IBV_CQ_INIT_ATTR_MASK_PD != 0 {
+            // SAFETY: the caller's.
+            let domain = unsafe { object::share::<Pd>(attr.parent_domain) }?;
+            if domain.parent().is_none() || !Arc::ptr_eq(&domain.context, &context) {
+                return Err(Errno::INVALID);
+            }
+            Some(domain)
+        } else {
+            None
+        };
+        // SAFETY: the caller's.
+        let channel = unsafe { channel_of(attr, &context) }?;
+        let (ring, dbrec) = allocate(domain.as_ref(), entries)?;
+        let config = CqConfig {
+            ring: ring.start(),
+            entries,
+            stride: CQE_SIZE as u32,
+            dbrec: dbrec.start().cast(),
+            ignore_overrun,
+            collapsed: false,
+        };
+        // SAFETY: ring and record are kept in the `Cq` until the card has destroyed the queue.
+        let number = unsafe { context.card().create_cq(&config) }?;
+        let ibv = ibv_cq {
+            context: object::handle(&context),
+            channel: attr.channel,
+            cq_context: attr.cq_context,
+            handle: number,
+            cqe: (entries - 1) as c_int,
+            mutex: libc::PTHREAD_MUTEX_INITIALIZER,
+            cond: libc::PTHREAD_COND_INITIALIZER,
+            comp_events_completed: 0,
+            async_events_completed: 0,
+        };
+        let (events, completions) = (Arc::<EventSource>::default(), Arc::<EventSource>::default());
+        let asynchronous = Sink { queue: context.events.clone(), source: events.clone() };
+        let of_channel =
+            channel.as_ref().map(|found| Sink { queue: found.events.clone(), source: completions.clone() });
+        let cq = Arc::new(Cq {
+            ibv: CStruct::new(ibv),
+            number,
+            events,
+            completions,
+            entries,
+            ring,
+            dbrec,
+            context,
+            _channel: channel,
+            _domain: domain,
+        });
+        let pointer = ObjectPointer::Cq(object::handle(&cq));
+        cq.context.open.routes.add(ObjectNumber::Cq(number), pointer, asynchronous, of_channel);
+        Ok(object::into_raw(cq))
+    })
 }
 
 /// The channel of a new queue, if it has one.
@@ -228,11 +210,11 @@ fn allocate(domain: Option<&Arc<Pd>>, entries: u32) -> Result<(QueueMemory, Queu
 /// `cq` is null or created.
 pub(super) unsafe extern "C" fn destroy_cq(cq: *mut ibv_cq) -> c_int {
     let destroy = |cq: &Arc<Cq>| {
-        let open = cq.context.open();
+        let open = &cq.context.open;
         open.routes.remove(ObjectNumber::Cq(cq.number), || Ok(open.card.destroy_cq(cq.number)?))
     };
     // SAFETY: the caller's.
-    errno::status(unsafe { object::destroy(cq, destroy) })
+    errno::status(|| unsafe { object::destroy(cq, destroy) })
 }
 
 /// `ibv_ack_cq_events`. Nothing for null.

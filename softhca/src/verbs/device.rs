@@ -5,7 +5,7 @@
 
 use super::errno::{self, Errno};
 use super::event_queue::Routes;
-use super::object::{self, Object};
+use super::object::{self, CStruct, object};
 use crate::card::{Card, Diagnostic, LinkLayer};
 use crate::devices::devices_from_environment;
 use crate::environment;
@@ -13,7 +13,6 @@ use crate::setting::SettingError;
 use gdsync_sys::verbs::{IBV_SYSFS_PATH_MAX, ibv_device};
 use libc::{c_char, c_int};
 use parking_lot::Mutex;
-use std::cell::UnsafeCell;
 use std::sync::{Arc, OnceLock, Weak};
 
 /// `IBV_NODE_CA`.
@@ -27,23 +26,13 @@ pub(super) struct OpenCard {
     pub(super) routes: Arc<Routes>,
 }
 
-/// A device of this process. It is never freed.
-#[repr(C)]
-pub(super) struct Device {
-    ibv: UnsafeCell<ibv_device>,
-    link: LinkLayer,
-    /// Kept by the contexts of the device.
-    card: Mutex<Weak<OpenCard>>,
-}
-
-// SAFETY: the C struct is written once, before the device is shared; the rest is behind its lock.
-unsafe impl Sync for Device {}
-// SAFETY: as above; its pointers are null.
-unsafe impl Send for Device {}
-// SAFETY: `repr(C)`, and the C struct is first. Devices are static: they are borrowed only, never
-// shared or destroyed.
-unsafe impl Object for Device {
-    type C = ibv_device;
+object! {
+    /// A device of this process. It is never freed.
+    Device: ibv_device {
+        link: LinkLayer,
+        /// Kept by the contexts of the device.
+        card: Mutex<Weak<OpenCard>>,
+    }
 }
 
 impl Device {
@@ -58,7 +47,7 @@ impl Device {
             dev_path: [0; IBV_SYSFS_PATH_MAX],
             ibdev_path: [0; IBV_SYSFS_PATH_MAX],
         };
-        Device { ibv: UnsafeCell::new(ibv), link, card: Mutex::default() }
+        Device { ibv: CStruct::new(ibv), link, card: Mutex::default() }
     }
 
     pub(super) fn handle(&self) -> *mut ibv_device {
@@ -122,14 +111,14 @@ pub(super) unsafe extern "C" fn get_device_list(num: *mut c_int) -> *mut *mut ib
         Ok(devices) => devices,
         Err(error) => {
             tracing::error!(%error, "no device is listed");
-            return errno::pointer(Err(Errno::INVALID));
+            return errno::pointer(|| Err(Errno::INVALID));
         }
     };
     let entry = size_of::<*mut ibv_device>();
     // SAFETY: allocates memory only; one more entry, which stays null, ends the list.
     let list = unsafe { libc::calloc(devices.len() + 1, entry) }.cast::<*mut ibv_device>();
     if list.is_null() {
-        return errno::pointer(Err(Errno::NO_MEMORY));
+        return errno::pointer(|| Err(Errno::NO_MEMORY));
     }
     for (i, device) in devices.iter().enumerate() {
         // SAFETY: the list has an entry for each device.
@@ -159,7 +148,7 @@ pub(super) unsafe extern "C" fn get_device_name(device: *mut ibv_device) -> *con
     // SAFETY: the caller's; devices are static.
     let found = unsafe { object::borrow::<Device>(device) };
     // SAFETY: the struct does not change any more.
-    errno::pointer(found.map(|found| unsafe { (*found.ibv.get()).name.as_ptr().cast_mut() }))
+    errno::pointer(|| found.map(|found| unsafe { (*found.ibv.get()).name.as_ptr().cast_mut() }))
 }
 
 /// `mlx5dv_is_supported`: every software device is an mlx5 device.

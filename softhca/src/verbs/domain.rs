@@ -2,23 +2,22 @@
 //! of queue memory.
 
 use super::context::Context;
-use super::errno::{self, Errno, Result};
-use super::object::{self, Object};
+use super::errno::{self, Errno};
+use super::object::{self, CStruct, object};
 use super::uar::OwnUar;
 use gdsync_sys::verbs::{
     self, ParentDomainAlloc, ParentDomainFree, ibv_context, ibv_parent_domain_init_attr, ibv_pd, ibv_td,
     ibv_td_init_attr,
 };
 use libc::{c_int, c_void};
-use std::cell::UnsafeCell;
 use std::sync::Arc;
 
-/// A protection domain, or a parent domain of one.
-#[repr(C)]
-pub(super) struct Pd {
-    ibv: UnsafeCell<ibv_pd>,
-    pub(super) context: Arc<Context>,
-    kind: Kind,
+object! {
+    /// A protection domain, or a parent domain of one.
+    Pd: ibv_pd {
+        pub(super) context: Arc<Context>,
+        kind: Kind,
+    }
 }
 
 enum Kind {
@@ -34,20 +33,15 @@ pub(super) struct Parent {
     pub(super) pd_context: *mut c_void,
 }
 
-// SAFETY: the C struct is written once, before the caller gets the domain; `pd_context` is passed
-// on only.
-unsafe impl Sync for Pd {}
+// SAFETY: `pd_context` is passed on only.
+unsafe impl Send for Parent {}
 // SAFETY: as above.
-unsafe impl Send for Pd {}
-// SAFETY: `repr(C)`, and the C struct is first.
-unsafe impl Object for Pd {
-    type C = ibv_pd;
-}
+unsafe impl Sync for Parent {}
 
 impl Pd {
     fn new(context: Arc<Context>, number: u32, kind: Kind) -> Self {
         let ibv = ibv_pd { context: object::handle(&context), handle: number };
-        Pd { ibv: UnsafeCell::new(ibv), context, kind }
+        Pd { ibv: CStruct::new(ibv), context, kind }
     }
 
     /// Number of the protection domain.
@@ -88,12 +82,12 @@ impl Pd {
 /// # Safety
 /// `context` is null or open.
 pub(super) unsafe extern "C" fn alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
-    // SAFETY: the caller's.
-    let context = unsafe { object::share::<Context>(context) };
-    errno::pointer(context.and_then(|context| {
+    errno::pointer(|| {
+        // SAFETY: the caller's.
+        let context = unsafe { object::share::<Context>(context) }?;
         let pdn = context.card().alloc_pd()?;
         Ok(object::into_raw(Arc::new(Pd::new(context, pdn, Kind::Protection { pdn }))))
-    }))
+    })
 }
 
 /// `ibv_dealloc_pd`, for parent domains, too. EBUSY while it has objects.
@@ -106,7 +100,7 @@ pub(super) unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
         Kind::Parent(_) => Ok(()),
     };
     // SAFETY: the caller's.
-    errno::status(unsafe { object::destroy(pd, destroy) })
+    errno::status(|| unsafe { object::destroy(pd, destroy) })
 }
 
 /// `ibv_alloc_parent_domain`.
@@ -121,56 +115,42 @@ pub(super) unsafe extern "C" fn alloc_parent_domain(
     context: *mut ibv_context,
     attr: *mut ibv_parent_domain_init_attr,
 ) -> *mut ibv_pd {
-    // SAFETY: the caller's.
-    errno::pointer(unsafe { new_parent_domain(context, attr) })
+    errno::pointer(|| {
+        // SAFETY: the caller's.
+        let (context, attr) = unsafe { (object::share::<Context>(context)?, object::attributes(attr)?) };
+        let with_allocators = attr.comp_mask & verbs::IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS != 0;
+        let with_context = attr.comp_mask & verbs::IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT != 0;
+        let known =
+            verbs::IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS | verbs::IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT;
+        if attr.comp_mask & !known != 0 {
+            return Err(Errno::INVALID);
+        }
+        // SAFETY: the caller's.
+        let domain = unsafe { object::share::<Pd>(attr.pd) }?;
+        // SAFETY: the caller's.
+        let td = if attr.td.is_null() { None } else { Some(unsafe { object::share::<Td>(attr.td) }?) };
+        let of_another_context = td.as_ref().is_some_and(|td| !Arc::ptr_eq(&td.context, &context));
+        if domain.parent().is_some() || !Arc::ptr_eq(&domain.context, &context) || of_another_context {
+            return Err(Errno::INVALID);
+        }
+        let allocators = match (with_allocators, attr.alloc, attr.free) {
+            (false, ..) | (true, None, None) => None,
+            (true, Some(allocate), Some(free)) => Some((allocate, free)),
+            (true, ..) => return Err(Errno::INVALID),
+        };
+        let pd_context = if with_context { attr.pd_context } else { std::ptr::null_mut() };
+        let number = domain.number();
+        let parent = Parent { domain, td, allocators, pd_context };
+        Ok(object::into_raw(Arc::new(Pd::new(context, number, Kind::Parent(parent)))))
+    })
 }
 
-unsafe fn new_parent_domain(
-    context: *mut ibv_context,
-    attr: *mut ibv_parent_domain_init_attr,
-) -> Result<*mut ibv_pd> {
-    // SAFETY: the caller's.
-    let (context, attr) = unsafe { (object::share::<Context>(context)?, object::attributes(attr)?) };
-    let with_allocators = attr.comp_mask & verbs::IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS != 0;
-    let with_context = attr.comp_mask & verbs::IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT != 0;
-    let known = verbs::IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS | verbs::IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT;
-    if attr.comp_mask & !known != 0 {
-        return Err(Errno::INVALID);
+object! {
+    /// A thread domain: it has its own doorbell register.
+    Td: ibv_td {
+        uar: OwnUar,
+        context: Arc<Context>,
     }
-    // SAFETY: the caller's.
-    let domain = unsafe { object::share::<Pd>(attr.pd) }?;
-    // SAFETY: the caller's.
-    let td = if attr.td.is_null() { None } else { Some(unsafe { object::share::<Td>(attr.td) }?) };
-    let of_another_context = td.as_ref().is_some_and(|td| !Arc::ptr_eq(&td.context, &context));
-    if domain.parent().is_some() || !Arc::ptr_eq(&domain.context, &context) || of_another_context {
-        return Err(Errno::INVALID);
-    }
-    let allocators = match (with_allocators, attr.alloc, attr.free) {
-        (false, ..) | (true, None, None) => None,
-        (true, Some(allocate), Some(free)) => Some((allocate, free)),
-        (true, ..) => return Err(Errno::INVALID),
-    };
-    let pd_context = if with_context { attr.pd_context } else { std::ptr::null_mut() };
-    let number = domain.number();
-    let parent = Parent { domain, td, allocators, pd_context };
-    Ok(object::into_raw(Arc::new(Pd::new(context, number, Kind::Parent(parent)))))
-}
-
-/// A thread domain: it has its own doorbell register.
-#[repr(C)]
-pub(super) struct Td {
-    ibv: UnsafeCell<ibv_td>,
-    uar: OwnUar,
-    context: Arc<Context>,
-}
-
-// SAFETY: the C struct is written once, before the caller gets the domain.
-unsafe impl Sync for Td {}
-// SAFETY: as above; its pointer names a context, which it keeps alive.
-unsafe impl Send for Td {}
-// SAFETY: `repr(C)`, and the C struct is first.
-unsafe impl Object for Td {
-    type C = ibv_td;
 }
 
 /// `ibv_alloc_td`.
@@ -181,19 +161,16 @@ pub(super) unsafe extern "C" fn alloc_td(
     context: *mut ibv_context,
     attr: *mut ibv_td_init_attr,
 ) -> *mut ibv_td {
-    // SAFETY: the caller's.
-    errno::pointer(unsafe { new_td(context, attr) })
-}
-
-unsafe fn new_td(context: *mut ibv_context, attr: *mut ibv_td_init_attr) -> Result<*mut ibv_td> {
-    // SAFETY: the caller's.
-    let (context, attr) = unsafe { (object::share::<Context>(context)?, object::attributes(attr)?) };
-    if attr.comp_mask != 0 {
-        return Err(Errno::INVALID);
-    }
-    let uar = OwnUar::of_domain(context.open())?;
-    let ibv = ibv_td { context: object::handle(&context) };
-    Ok(object::into_raw(Arc::new(Td { ibv: UnsafeCell::new(ibv), uar, context })))
+    errno::pointer(|| {
+        // SAFETY: the caller's.
+        let (context, attr) = unsafe { (object::share::<Context>(context)?, object::attributes(attr)?) };
+        if attr.comp_mask != 0 {
+            return Err(Errno::INVALID);
+        }
+        let uar = OwnUar::of_domain(&context.open)?;
+        let ibv = ibv_td { context: object::handle(&context) };
+        Ok(object::into_raw(Arc::new(Td { ibv: CStruct::new(ibv), uar, context })))
+    })
 }
 
 /// `ibv_dealloc_td`. EBUSY while parent domains use it.
@@ -202,5 +179,5 @@ unsafe fn new_td(context: *mut ibv_context, attr: *mut ibv_td_init_attr) -> Resu
 /// `td` is null or allocated.
 pub(super) unsafe extern "C" fn dealloc_td(td: *mut ibv_td) -> c_int {
     // SAFETY: the caller's.
-    errno::status(unsafe { object::destroy::<Td>(td, |_| Ok(())) })
+    errno::status(|| unsafe { object::destroy::<Td>(td, |_| Ok(())) })
 }

@@ -38,16 +38,16 @@ impl From<CardError> for Errno {
 pub(super) type Result<T> = std::result::Result<T, Errno>;
 
 /// For functions that return a pointer: null with `errno` set on failure.
-pub(super) fn pointer<T>(result: Result<*mut T>) -> *mut T {
-    result.unwrap_or_else(|errno| {
+pub(super) fn pointer<T>(work: impl FnOnce() -> Result<*mut T>) -> *mut T {
+    work().unwrap_or_else(|errno| {
         errno.set();
         std::ptr::null_mut()
     })
 }
 
 /// For functions that return 0 or a positive errno, and set `errno` as well.
-pub(super) fn status(result: Result<()>) -> c_int {
-    match result {
+pub(super) fn status(work: impl FnOnce() -> Result<()>) -> c_int {
+    match work() {
         Ok(()) => 0,
         Err(errno) => {
             errno.set();
@@ -57,6 +57,6 @@ pub(super) fn status(result: Result<()>) -> c_int {
 }
 
 /// For functions that return 0, or -1 with `errno` set.
-pub(super) fn minus_one(result: Result<()>) -> c_int {
-    if status(result) == 0 { 0 } else { -1 }
+pub(super) fn minus_one(work: impl FnOnce() -> Result<()>) -> c_int {
+    if status(work) == 0 { 0 } else { -1 }
 }

@@ -3,7 +3,7 @@
 use super::ah::Ah;
 use super::cq::Cq;
 use super::domain::Pd;
-use super::errno::{self, Errno, Result};
+use super::errno::{self, Errno};
 use super::object;
 use super::qp::Qp;
 use super::srq::Srq;
@@ -19,43 +19,41 @@ use libc::c_int;
 /// `obj` is null or valid; the entries that `obj_type` selects are null, or name a live object and
 /// a valid struct.
 pub(super) unsafe extern "C" fn mlx5dv_init_obj(obj: *mut mlx5dv_obj, obj_type: u64) -> c_int {
-    // SAFETY: the caller's.
-    errno::status(unsafe { describe(obj, obj_type) })
-}
-
-unsafe fn describe(obj: *mut mlx5dv_obj, obj_type: u64) -> Result<()> {
-    // SAFETY: the caller's.
-    let obj = unsafe { object::attributes(obj) }?;
-    if obj_type & MLX5DV_OBJ_QP != 0 {
+    errno::status(|| {
         // SAFETY: the caller's.
-        let (qp, out) = unsafe { (object::borrow::<Qp>(obj.qp.r#in)?, object::attributes(obj.qp.out)?) };
-        qp.describe(out)?;
-    }
-    if obj_type & MLX5DV_OBJ_CQ != 0 {
-        // SAFETY: the caller's.
-        let (cq, out) = unsafe { (object::borrow::<Cq>(obj.cq.r#in)?, object::attributes(obj.cq.out)?) };
-        *out = cq.describe();
-    }
-    if obj_type & MLX5DV_OBJ_SRQ != 0 {
-        // SAFETY: the caller's.
-        let (srq, out) = unsafe { (object::borrow::<Srq>(obj.srq.r#in)?, object::attributes(obj.srq.out)?) };
-        srq.describe(out);
-    }
-    if obj_type & MLX5DV_OBJ_AH != 0 {
-        // SAFETY: the caller's.
-        let (ah, out) = unsafe { (object::borrow::<Ah>(obj.ah.r#in)?, object::attributes(obj.ah.out)?) };
-        out.av = ah.vector().cast();
-        out.comp_mask = 0;
-    }
-    if obj_type & MLX5DV_OBJ_PD != 0 {
-        // SAFETY: the caller's.
-        let (pd, out) = unsafe { (object::borrow::<Pd>(obj.pd.r#in)?, object::attributes(obj.pd.out)?) };
-        out.pdn = pd.number();
-        out.comp_mask = 0;
-    }
-    let known = MLX5DV_OBJ_QP | MLX5DV_OBJ_CQ | MLX5DV_OBJ_SRQ | MLX5DV_OBJ_AH | MLX5DV_OBJ_PD;
-    if obj_type & !known != 0 {
-        return Err(Errno::NOT_SUPPORTED);
-    }
-    Ok(())
+        let obj = unsafe { object::attributes(obj) }?;
+        if obj_type & MLX5DV_OBJ_QP != 0 {
+            // SAFETY: the caller's.
+            let (qp, out) = unsafe { (object::borrow::<Qp>(obj.qp.r#in)?, object::attributes(obj.qp.out)?) };
+            qp.describe(out)?;
+        }
+        if obj_type & MLX5DV_OBJ_CQ != 0 {
+            // SAFETY: the caller's.
+            let (cq, out) = unsafe { (object::borrow::<Cq>(obj.cq.r#in)?, object::attributes(obj.cq.out)?) };
+            *out = cq.describe();
+        }
+        if obj_type & MLX5DV_OBJ_SRQ != 0 {
+            // SAFETY: the caller's.
+            let (srq, out) =
+                unsafe { (object::borrow::<Srq>(obj.srq.r#in)?, object::attributes(obj.srq.out)?) };
+            srq.describe(out);
+        }
+        if obj_type & MLX5DV_OBJ_AH != 0 {
+            // SAFETY: the caller's.
+            let (ah, out) = unsafe { (object::borrow::<Ah>(obj.ah.r#in)?, object::attributes(obj.ah.out)?) };
+            out.av = ah.vector().cast();
+            out.comp_mask = 0;
+        }
+        if obj_type & MLX5DV_OBJ_PD != 0 {
+            // SAFETY: the caller's.
+            let (pd, out) = unsafe { (object::borrow::<Pd>(obj.pd.r#in)?, object::attributes(obj.pd.out)?) };
+            out.pdn = pd.number();
+            out.comp_mask = 0;
+        }
+        let known = MLX5DV_OBJ_QP | MLX5DV_OBJ_CQ | MLX5DV_OBJ_SRQ | MLX5DV_OBJ_AH | MLX5DV_OBJ_PD;
+        if obj_type & !known != 0 {
+            return Err(Errno::NOT_SUPPORTED);
+        }
+        Ok(())
+    })
 }

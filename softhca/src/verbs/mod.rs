@@ -14,14 +14,12 @@
 mod ah;
 mod api;
 mod channel;
-mod command;
 mod context;
 mod cq;
 mod device;
 mod domain;
 mod errno;
 mod event_queue;
-mod events;
 mod init_obj;
 mod modify;
 mod mr;

@@ -22,27 +22,25 @@ const NOT_HERE: u32 = verbs::IBV_QP_EN_SQD_ASYNC_NOTIFY | verbs::IBV_QP_CAP | ve
 /// # Safety
 /// `qp` is null or created; `attr` is null or valid.
 pub(super) unsafe extern "C" fn modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int {
-    // SAFETY: the caller's.
-    errno::status(unsafe { modify(qp, attr, mask as u32) })
-}
-
-unsafe fn modify(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: u32) -> Result<()> {
-    // SAFETY: the caller's.
-    let (qp, attr) = unsafe { (object::borrow::<Qp>(qp)?, object::attributes(attr)?) };
-    let change = change_of(qp.context().card(), attr, mask)?;
-    let mut path = qp.path.lock();
-    qp.context().card().modify_qp(qp.number, &change)?;
-    if change.address.is_some() {
-        path.address = attr.ah_attr;
-    }
-    if change.state == Some(QpState::Reset) {
-        *path = Path::default();
-        qp.clear_records();
-    }
-    if mask & verbs::IBV_QP_STATE != 0 {
-        qp.set_state(attr.qp_state);
-    }
-    Ok(())
+    errno::status(|| {
+        let mask = mask as u32;
+        // SAFETY: the caller's.
+        let (qp, attr) = unsafe { (object::borrow::<Qp>(qp)?, object::attributes(attr)?) };
+        let change = change_of(qp.context().card(), attr, mask)?;
+        let mut path = qp.path.lock();
+        qp.context().card().modify_qp(qp.number, &change)?;
+        if change.address.is_some() {
+            path.address = attr.ah_attr;
+        }
+        if change.state == Some(QpState::Reset) {
+            *path = Path::default();
+            qp.clear_records();
+        }
+        if mask & verbs::IBV_QP_STATE != 0 {
+            qp.set_state(attr.qp_state);
+        }
+        Ok(())
+    })
 }
 
 fn change_of(card: &Card, attr: &ibv_qp_attr, mask: u32) -> Result<QpChange> {
@@ -99,30 +97,23 @@ pub(super) unsafe extern "C" fn query_qp(
     mask: c_int,
     init: *mut ibv_qp_init_attr,
 ) -> c_int {
-    // SAFETY: the caller's.
-    errno::status(unsafe { query(qp, attr, mask as u32, init) })
-}
-
-unsafe fn query(
-    qp: *mut ibv_qp,
-    attr: *mut ibv_qp_attr,
-    mask: u32,
-    init: *mut ibv_qp_init_attr,
-) -> Result<()> {
-    // SAFETY: the caller's.
-    let (qp, attr, init) =
-        unsafe { (object::borrow::<Qp>(qp)?, object::attributes(attr)?, object::attributes(init)?) };
-    if mask >= verbs::IBV_QP_RATE_LIMIT {
-        return Err(Errno::NOT_SUPPORTED);
-    }
-    let path = qp.path.lock();
-    let now = qp.context().card().query_qp(qp.number)?;
-    *attr = attributes_of(&now, &path, qp);
-    *init = qp.init_attributes();
-    if mask & verbs::IBV_QP_STATE != 0 {
-        qp.set_state(attr.qp_state);
-    }
-    Ok(())
+    errno::status(|| {
+        let mask = mask as u32;
+        // SAFETY: the caller's.
+        let (qp, attr, init) =
+            unsafe { (object::borrow::<Qp>(qp)?, object::attributes(attr)?, object::attributes(init)?) };
+        if mask >= verbs::IBV_QP_RATE_LIMIT {
+            return Err(Errno::NOT_SUPPORTED);
+        }
+        let path = qp.path.lock();
+        let now = qp.context().card().query_qp(qp.number)?;
+        *attr = attributes_of(&now, &path, qp);
+        *init = qp.init_attributes();
+        if mask & verbs::IBV_QP_STATE != 0 {
+            qp.set_state(attr.qp_state);
+        }
+        Ok(())
+    })
 }
 
 fn attributes_of(now: &QpAttributes, path: &Path, qp: &Qp) -> ibv_qp_attr {

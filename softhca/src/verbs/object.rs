@@ -5,12 +5,51 @@
 //! children, which keep it alive.
 
 use super::errno::{Errno, Result};
+use std::cell::UnsafeCell;
 use std::sync::Arc;
+
+/// A struct that C callers access by its address. It is written before they get that; from then on, fields of it
+/// change atomically only.
+#[repr(transparent)]
+pub(super) struct CStruct<C>(UnsafeCell<C>);
+
+// SAFETY: it gives away its address only, as above; its own pointers are passed on, and not dereferenced.
+unsafe impl<C> Sync for CStruct<C> {}
+// SAFETY: as above.
+unsafe impl<C> Send for CStruct<C> {}
+
+impl<C> CStruct<C> {
+    pub(super) fn new(content: C) -> Self {
+        CStruct(UnsafeCell::new(content))
+    }
+
+    pub(super) fn get(&self) -> *mut C {
+        self.0.get()
+    }
+}
+
+/// Defines a verbs object: what C callers see of it is its field `ibv`, which comes first.
+macro_rules! object {
+    ($(#[$doc:meta])* $name:ident: $c:ty { $($fields:tt)* }) => {
+        $(#[$doc])*
+        #[repr(C)]
+        pub(super) struct $name {
+            ibv: CStruct<$c>,
+            $($fields)*
+        }
+
+        // SAFETY: `repr(C)`, and the C struct is first.
+        unsafe impl object::Object for $name {
+            type C = $c;
+        }
+    };
+}
+pub(super) use object;
 
 /// A verbs object.
 ///
 /// # Safety
-/// The type is `#[repr(C)]`, and its first field is an `UnsafeCell<Self::C>`: a pointer to either
+/// The type is `#[repr(C)]`, and its first field is a `CStruct<Self::C>`: a pointer to either
 /// is one to the other.
 pub(super) unsafe trait Object: Sized {
     /// The struct that C callers see.

@@ -5,7 +5,7 @@ use super::cq::Cq;
 use super::domain::Pd;
 use super::errno::{self, Errno, Result};
 use super::event_queue::{EventSource, ObjectNumber, ObjectPointer, Sink};
-use super::object::{self, Object};
+use super::object::{self, CStruct, object};
 use super::queue_memory::{QueueMemory, Request, page_size};
 use super::sizes::QueueSizes;
 use super::srq::Srq;
@@ -23,7 +23,6 @@ use gdsync_sys::verbs::{
 };
 use libc::c_int;
 use parking_lot::Mutex;
-use std::cell::UnsafeCell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
 
@@ -41,24 +40,24 @@ const SCATTER_FLAGS: u32 = MLX5DV_QP_CREATE_DISABLE_SCATTER_TO_CQE | MLX5DV_QP_C
 /// Transports of verbs.h that this front lacks: raw packet, XRC send and receive.
 const OTHER_TRANSPORTS: [c_int; 3] = [8, 9, 10];
 
-/// A queue pair.
-#[repr(C)]
-pub(super) struct Qp {
-    ibv: UnsafeCell<ibv_qp>,
-    pub(super) number: u32,
-    pub(super) events: Arc<EventSource>,
-    /// Serialises changes, and keeps attributes that the card does not.
-    pub(super) path: Mutex<Path>,
-    pub(super) cap: ibv_qp_cap,
-    qp_type: c_int,
-    signal_all: bool,
-    sizes: QueueSizes,
-    /// A DC target has none.
-    memory: Option<Memory>,
-    send_cq: Arc<Cq>,
-    recv_cq: Arc<Cq>,
-    srq: Option<Arc<Srq>>,
-    domain: Arc<Pd>,
+object! {
+    /// A queue pair.
+    Qp: ibv_qp {
+        pub(super) number: u32,
+        pub(super) events: Arc<EventSource>,
+        /// Serialises changes, and keeps attributes that the card does not.
+        pub(super) path: Mutex<Path>,
+        pub(super) cap: ibv_qp_cap,
+        qp_type: c_int,
+        signal_all: bool,
+        sizes: QueueSizes,
+        /// A DC target has none.
+        memory: Option<Memory>,
+        send_cq: Arc<Cq>,
+        recv_cq: Arc<Cq>,
+        srq: Option<Arc<Srq>>,
+        domain: Arc<Pd>,
+    }
 }
 
 /// Attributes that `ibv_query_qp` reports and the card does not need.
@@ -71,16 +70,6 @@ pub(super) struct Path {
 struct Memory {
     rings: QueueMemory,
     dbrec: QueueMemory,
-}
-
-// SAFETY: once the caller has the queue pair, only `state` of the C struct changes, atomically; the
-// C caller and the card access rings and records.
-unsafe impl Sync for Qp {}
-// SAFETY: as above; its pointers are not dereferenced.
-unsafe impl Send for Qp {}
-// SAFETY: `repr(C)`, and the C struct is first.
-unsafe impl Object for Qp {
-    type C = ibv_qp;
 }
 
 impl Qp {
@@ -163,7 +152,7 @@ impl Memory {
             pdn: Some(domain.number()),
             send_cq: Some(send_cq.number),
             recv_cq: (transport != Transport::DcInitiator).then_some(recv_cq.number),
-            uar: Some(domain.uar().id()),
+            uar: Some(domain.uar().id),
             sq: start.wrapping_add(sizes.send_offset()),
             sq_blocks: sizes.sq_blocks,
             rq: start,
@@ -190,94 +179,87 @@ pub(super) unsafe extern "C" fn mlx5dv_create_qp(
     attr: *mut ibv_qp_init_attr_ex,
     mlx5_attr: *mut mlx5dv_qp_init_attr,
 ) -> *mut ibv_qp {
-    // SAFETY: the caller's.
-    errno::pointer(unsafe { new_qp(context, attr, mlx5_attr) })
-}
-
-unsafe fn new_qp(
-    context: *mut ibv_context,
-    attr: *mut ibv_qp_init_attr_ex,
-    mlx5_attr: *mut mlx5dv_qp_init_attr,
-) -> Result<*mut ibv_qp> {
-    // SAFETY: the caller's.
-    let (context, attr) = unsafe { (object::share::<Context>(context)?, object::attributes(attr)?) };
-    // SAFETY: null or valid, as the caller says.
-    let mlx5_attr = unsafe { mlx5_attr.as_ref() };
-    let transport = check(attr, mlx5_attr)?;
-    let flags = mlx5_attr.map_or(Ok(0), check_mlx5)?;
-    // SAFETY: the caller's.
-    let (domain, send_cq, recv_cq) = unsafe {
-        (
-            object::share::<Pd>(attr.pd)?,
-            object::share::<Cq>(attr.send_cq)?,
-            object::share::<Cq>(attr.recv_cq)?,
-        )
-    };
-    // SAFETY: the caller's; null is none.
-    let srq = unsafe { if attr.srq.is_null() { None } else { Some(object::share::<Srq>(attr.srq)?) } };
-    let contexts = [Some(&domain.context), Some(&send_cq.context), Some(&recv_cq.context)];
-    let of_srq = srq.as_ref().map(|srq| &srq.domain.context);
-    if contexts.into_iter().chain([of_srq]).flatten().any(|other| !Arc::ptr_eq(other, &context)) {
-        return Err(Errno::INVALID);
-    }
-    let mut cap = attr.cap;
-    if srq.is_some() || transport == Transport::DcInitiator {
-        // As libmlx5: the queue pair has no receive queue of its own.
-        (cap.max_recv_wr, cap.max_recv_sge) = (0, 0);
-    }
-    let signal_all = attr.sq_sig_all != 0;
-    let (sizes, memory, config) = if transport == Transport::DcTarget {
-        let config = QpConfig {
-            pdn: Some(domain.number()),
-            recv_cq: Some(recv_cq.number),
-            dc_key: mlx5_attr.map_or(0, |mlx5_attr| mlx5_attr.dc_init_attr.dct_access_key),
-            ..QpConfig::new(transport)
+    errno::pointer(|| {
+        // SAFETY: the caller's.
+        let (context, attr) = unsafe { (object::share::<Context>(context)?, object::attributes(attr)?) };
+        // SAFETY: null or valid, as the caller says.
+        let mlx5_attr = unsafe { mlx5_attr.as_ref() };
+        let transport = check(attr, mlx5_attr)?;
+        let flags = mlx5_attr.map_or(Ok(0), check_mlx5)?;
+        // SAFETY: the caller's.
+        let (domain, send_cq, recv_cq) = unsafe {
+            (
+                object::share::<Pd>(attr.pd)?,
+                object::share::<Cq>(attr.send_cq)?,
+                object::share::<Cq>(attr.recv_cq)?,
+            )
         };
-        (QueueSizes::default(), None, config)
-    } else {
-        let sizes = QueueSizes::new(transport, &mut cap)?;
-        let memory = Memory::new(&domain, &sizes)?;
-        let config = memory.config(transport, &domain, [&send_cq, &recv_cq], &sizes, signal_all, flags);
-        (sizes, Some(memory), config)
-    };
-    let config = QpConfig { srq: srq.as_ref().map(|srq| srq.number), ..config };
-    // SAFETY: the memory is kept in the `Qp` until the card has destroyed the queue pair.
-    let number = unsafe { context.card().create_qp(&config) }?;
-    let ibv = ibv_qp {
-        context: object::handle(&context),
-        qp_context: attr.qp_context,
-        pd: attr.pd,
-        send_cq: attr.send_cq,
-        recv_cq: attr.recv_cq,
-        srq: attr.srq,
-        handle: number,
-        qp_num: number,
-        state: verbs::IBV_QPS_RESET,
-        qp_type: attr.qp_type,
-        mutex: libc::PTHREAD_MUTEX_INITIALIZER,
-        cond: libc::PTHREAD_COND_INITIALIZER,
-        events_completed: 0,
-    };
-    let qp = Arc::new(Qp {
-        ibv: UnsafeCell::new(ibv),
-        number,
-        events: Arc::new(EventSource::default()),
-        path: Mutex::default(),
-        cap,
-        qp_type: attr.qp_type,
-        signal_all,
-        sizes,
-        memory,
-        send_cq,
-        recv_cq,
-        srq,
-        domain,
-    });
-    let pointer = ObjectPointer::Qp(object::handle(&qp));
-    let events = Sink { queue: context.events.clone(), source: qp.events.clone() };
-    context.open().routes.add(ObjectNumber::Qp(number), pointer, events, None);
-    attr.cap = cap;
-    Ok(object::into_raw(qp))
+        // SAFETY: the caller's; null is none.
+        let srq = unsafe { if attr.srq.is_null() { None } else { Some(object::share::<Srq>(attr.srq)?) } };
+        let contexts = [Some(&domain.context), Some(&send_cq.context), Some(&recv_cq.context)];
+        let of_srq = srq.as_ref().map(|srq| &srq.domain.context);
+        if contexts.into_iter().chain([of_srq]).flatten().any(|other| !Arc::ptr_eq(other, &context)) {
+            return Err(Errno::INVALID);
+        }
+        let mut cap = attr.cap;
+        if srq.is_some() || transport == Transport::DcInitiator {
+            // As libmlx5: the queue pair has no receive queue of its own.
+            (cap.max_recv_wr, cap.max_recv_sge) = (0, 0);
+        }
+        let signal_all = attr.sq_sig_all != 0;
+        let (sizes, memory, config) = if transport == Transport::DcTarget {
+            let config = QpConfig {
+                pdn: Some(domain.number()),
+                recv_cq: Some(recv_cq.number),
+                dc_key: mlx5_attr.map_or(0, |mlx5_attr| mlx5_attr.dc_init_attr.dct_access_key),
+                ..QpConfig::new(transport)
+            };
+            (QueueSizes::default(), None, config)
+        } else {
+            let sizes = QueueSizes::new(transport, &mut cap)?;
+            let memory = Memory::new(&domain, &sizes)?;
+            let config = memory.config(transport, &domain, [&send_cq, &recv_cq], &sizes, signal_all, flags);
+            (sizes, Some(memory), config)
+        };
+        let config = QpConfig { srq: srq.as_ref().map(|srq| srq.number), ..config };
+        // SAFETY: the memory is kept in the `Qp` until the card has destroyed the queue pair.
+        let number = unsafe { context.card().create_qp(&config) }?;
+        let ibv = ibv_qp {
+            context: object::handle(&context),
+            qp_context: attr.qp_context,
+            pd: attr.pd,
+            send_cq: attr.send_cq,
+            recv_cq: attr.recv_cq,
+            srq: attr.srq,
+            handle: number,
+            qp_num: number,
+            state: verbs::IBV_QPS_RESET,
+            qp_type: attr.qp_type,
+            mutex: libc::PTHREAD_MUTEX_INITIALIZER,
+            cond: libc::PTHREAD_COND_INITIALIZER,
+            events_completed: 0,
+        };
+        let qp = Arc::new(Qp {
+            ibv: CStruct::new(ibv),
+            number,
+            events: Arc::new(EventSource::default()),
+            path: Mutex::default(),
+            cap,
+            qp_type: attr.qp_type,
+            signal_all,
+            sizes,
+            memory,
+            send_cq,
+            recv_cq,
+            srq,
+            domain,
+        });
+        let pointer = ObjectPointer::Qp(object::handle(&qp));
+        let events = Sink { queue: context.events.clone(), source: qp.events.clone() };
+        context.open.routes.add(ObjectNumber::Qp(number), pointer, events, None);
+        attr.cap = cap;
+        Ok(object::into_raw(qp))
+    })
 }
 
 /// Which small data the completion entries hold: libmlx5 asks for it unless the program says no
@@ -363,9 +345,9 @@ fn check_mlx5(attr: &mlx5dv_qp_init_attr) -> Result<u32> {
 /// `qp` is null or created.
 pub(super) unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
     let destroy = |qp: &Arc<Qp>| {
-        let open = qp.context().open();
+        let open = &qp.context().open;
         open.routes.remove(ObjectNumber::Qp(qp.number), || Ok(open.card.destroy_qp(qp.number)?))
     };
     // SAFETY: the caller's.
-    errno::status(unsafe { object::destroy(qp, destroy) })
+    errno::status(|| unsafe { object::destroy(qp, destroy) })
 }

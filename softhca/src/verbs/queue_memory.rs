@@ -41,6 +41,11 @@ pub(super) struct Request {
     pub(super) resource_type: u64,
 }
 
+// SAFETY: an address; the C caller and the card access the memory.
+unsafe impl Send for QueueMemory {}
+// SAFETY: as above.
+unsafe impl Sync for QueueMemory {}
+
 impl QueueMemory {
     /// Allocates from the allocator of `domain`; from the heap, if it has none or its allocator
     /// asks for the default. A custom block keeps the content that its allocator gave it. A heap

@@ -2,39 +2,28 @@
 
 use super::context::Context;
 use super::domain::Pd;
-use super::errno::{self, Errno, Result};
+use super::errno::{self, Errno};
 use super::event_queue::{EventSource, ObjectNumber, ObjectPointer, Sink};
-use super::object::{self, Object};
+use super::object::{self, CStruct, object};
 use super::queue_memory::{QueueMemory, Request, page_size};
 use crate::card::{LIMITS, SrqConfig};
 use gdsync_sys::mlx5dv::{MLX5DV_RES_TYPE_SRQ, MLX5DV_SRQ_MASK_SRQN, mlx5dv_srq};
 use gdsync_sys::prm::recv;
 use gdsync_sys::verbs::{ibv_pd, ibv_srq, ibv_srq_attr, ibv_srq_init_attr};
 use libc::c_int;
-use std::cell::UnsafeCell;
 use std::sync::Arc;
 
-/// A shared receive queue.
-#[repr(C)]
-pub(super) struct Srq {
-    ibv: UnsafeCell<ibv_srq>,
-    pub(super) number: u32,
-    pub(super) events: Arc<EventSource>,
-    entries: u32,
-    stride: u32,
-    ring: QueueMemory,
-    dbrec: QueueMemory,
-    pub(super) domain: Arc<Pd>,
-}
-
-// SAFETY: the C struct is written once, before the caller gets the queue; the C caller and the card
-// access rings and records.
-unsafe impl Sync for Srq {}
-// SAFETY: as above; its pointers are not dereferenced.
-unsafe impl Send for Srq {}
-// SAFETY: `repr(C)`, and the C struct is first.
-unsafe impl Object for Srq {
-    type C = ibv_srq;
+object! {
+    /// A shared receive queue.
+    Srq: ibv_srq {
+        pub(super) number: u32,
+        pub(super) events: Arc<EventSource>,
+        entries: u32,
+        stride: u32,
+        ring: QueueMemory,
+        dbrec: QueueMemory,
+        pub(super) domain: Arc<Pd>,
+    }
 }
 
 impl Srq {
@@ -64,57 +53,54 @@ impl Srq {
 /// # Safety
 /// `pd` is null or allocated; `init` is null or valid.
 pub(super) unsafe extern "C" fn create_srq(pd: *mut ibv_pd, init: *mut ibv_srq_init_attr) -> *mut ibv_srq {
-    // SAFETY: the caller's.
-    errno::pointer(unsafe { new_srq(pd, init) })
-}
-
-unsafe fn new_srq(pd: *mut ibv_pd, init: *mut ibv_srq_init_attr) -> Result<*mut ibv_srq> {
-    // SAFETY: the caller's.
-    let (domain, init) = unsafe { (object::share::<Pd>(pd)?, object::attributes(init)?) };
-    let ibv_srq_attr { max_wr, max_sge, .. } = init.attr;
-    if max_wr >= LIMITS.max_srq_entries || max_sge > LIMITS.max_srq_sge {
-        return Err(Errno::INVALID);
-    }
-    let (entries, stride) = ((max_wr + 1).next_power_of_two(), recv::linked_stride(max_sge));
-    let page = page_size();
-    let size = (entries as usize * stride as usize).next_multiple_of(page);
-    let request = Request { size, alignment: page, resource_type: MLX5DV_RES_TYPE_SRQ };
-    let ring = QueueMemory::new(Some(&domain), &request, page)?;
-    for entry in 0..entries {
-        let link = recv::link((entry + 1) as u16);
-        // SAFETY: inside the ring, which the card does not know yet.
-        unsafe { ring.start().add(entry as usize * stride as usize).cast::<[u8; 16]>().write(link) };
-    }
-    let dbrec = QueueMemory::doorbell_record(Some(&domain))?;
-    dbrec.clear_record();
-    let config = SrqConfig {
-        pdn: domain.number(),
-        ring: ring.start(),
-        entries,
-        stride,
-        cyclic: false,
-        dbrec: dbrec.start().cast(),
-        xrc: None,
-    };
-    // SAFETY: ring and record are kept in the `Srq` until the card has destroyed the queue.
-    let number = unsafe { domain.context.card().create_srq(&config) }?;
-    let ibv = ibv_srq {
-        context: object::handle(&domain.context),
-        srq_context: init.srq_context,
-        pd,
-        handle: number,
-        mutex: libc::PTHREAD_MUTEX_INITIALIZER,
-        cond: libc::PTHREAD_COND_INITIALIZER,
-        events_completed: 0,
-    };
-    let (ibv, events) = (UnsafeCell::new(ibv), Arc::<EventSource>::default());
-    let srq = Arc::new(Srq { ibv, number, events, entries, stride, ring, dbrec, domain });
-    let context = srq.context();
-    let sink = Sink { queue: context.events.clone(), source: srq.events.clone() };
-    let pointer = ObjectPointer::Srq(object::handle(&srq));
-    context.open().routes.add(ObjectNumber::Srq(number), pointer, sink, None);
-    init.attr = granted(entries, stride, init.attr.srq_limit);
-    Ok(object::into_raw(srq))
+    errno::pointer(|| {
+        // SAFETY: the caller's.
+        let (domain, init) = unsafe { (object::share::<Pd>(pd)?, object::attributes(init)?) };
+        let ibv_srq_attr { max_wr, max_sge, .. } = init.attr;
+        if max_wr >= LIMITS.max_srq_entries || max_sge > LIMITS.max_srq_sge {
+            return Err(Errno::INVALID);
+        }
+        let (entries, stride) = ((max_wr + 1).next_power_of_two(), recv::linked_stride(max_sge));
+        let page = page_size();
+        let size = (entries as usize * stride as usize).next_multiple_of(page);
+        let request = Request { size, alignment: page, resource_type: MLX5DV_RES_TYPE_SRQ };
+        let ring = QueueMemory::new(Some(&domain), &request, page)?;
+        for entry in 0..entries {
+            let link = recv::link((entry + 1) as u16);
+            // SAFETY: inside the ring, which the card does not know yet.
+            unsafe { ring.start().add(entry as usize * stride as usize).cast::<[u8; 16]>().write(link) };
+        }
+        let dbrec = QueueMemory::doorbell_record(Some(&domain))?;
+        dbrec.clear_record();
+        let config = SrqConfig {
+            pdn: domain.number(),
+            ring: ring.start(),
+            entries,
+            stride,
+            cyclic: false,
+            dbrec: dbrec.start().cast(),
+            xrc: None,
+        };
+        // SAFETY: ring and record are kept in the `Srq` until the card has destroyed the queue.
+        let number = unsafe { domain.context.card().create_srq(&config) }?;
+        let ibv = ibv_srq {
+            context: object::handle(&domain.context),
+            srq_context: init.srq_context,
+            pd,
+            handle: number,
+            mutex: libc::PTHREAD_MUTEX_INITIALIZER,
+            cond: libc::PTHREAD_COND_INITIALIZER,
+            events_completed: 0,
+        };
+        let (ibv, events) = (CStruct::new(ibv), Arc::<EventSource>::default());
+        let srq = Arc::new(Srq { ibv, number, events, entries, stride, ring, dbrec, domain });
+        let context = srq.context();
+        let sink = Sink { queue: context.events.clone(), source: srq.events.clone() };
+        let pointer = ObjectPointer::Srq(object::handle(&srq));
+        context.open.routes.add(ObjectNumber::Srq(number), pointer, sink, None);
+        init.attr = granted(entries, stride, init.attr.srq_limit);
+        Ok(object::into_raw(srq))
+    })
 }
 
 fn granted(entries: u32, stride: u32, srq_limit: u32) -> ibv_srq_attr {
@@ -127,9 +113,9 @@ fn granted(entries: u32, stride: u32, srq_limit: u32) -> ibv_srq_attr {
 /// `srq` is null or created.
 pub(super) unsafe extern "C" fn destroy_srq(srq: *mut ibv_srq) -> c_int {
     let destroy = |srq: &Arc<Srq>| {
-        let open = srq.context().open();
+        let open = &srq.context().open;
         open.routes.remove(ObjectNumber::Srq(srq.number), || Ok(open.card.destroy_srq(srq.number)?))
     };
     // SAFETY: the caller's.
-    errno::status(unsafe { object::destroy(srq, destroy) })
+    errno::status(|| unsafe { object::destroy(srq, destroy) })
 }

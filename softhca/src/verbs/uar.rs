@@ -15,8 +15,10 @@ static OF_CONTEXT: [usize; 2] = [DOORBELL, UAR_CQ_ARM];
 /// A UAR. Dropping it frees it.
 pub(super) struct OwnUar {
     open: Arc<OpenCard>,
-    id: u32,
-    page: *mut u8,
+    /// Number of the page.
+    pub(super) id: u32,
+    /// First byte of the page.
+    pub(super) page: *mut u8,
 }
 
 // SAFETY: any thread may store to the page; it is not dereferenced here.
@@ -38,16 +40,6 @@ impl OwnUar {
     fn new(open: &Arc<OpenCard>, registers: &[usize]) -> Result<Self> {
         let uar = open.card.alloc_uar(registers)?;
         Ok(OwnUar { open: open.clone(), id: uar.id, page: uar.page })
-    }
-
-    /// Number of the page.
-    pub(super) fn id(&self) -> u32 {
-        self.id
-    }
-
-    /// First byte of the page.
-    pub(super) fn page(&self) -> *mut u8 {
-        self.page
     }
 
     /// The doorbell register.

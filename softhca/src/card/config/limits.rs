@@ -103,14 +103,6 @@ impl Limits {
     }
 }
 
-/// Checks what the environment says of limits.
-///
-/// # Errors
-/// [`SettingError::Malformed`].
-pub(crate) fn check_objects() -> Result<(), SettingError> {
-    Limits::from_environment().map(drop)
-}
-
 fn parse(text: &str) -> Result<Limits, SettingError> {
     let most = text.parse().ok().filter(|most| (FEWEST_OBJECTS..=LIMITS.max_mr).contains(most));
     most.map(Limits::of_objects).ok_or_else(|| {

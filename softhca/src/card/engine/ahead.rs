@@ -6,11 +6,46 @@
 
 use super::state::Engine;
 use crate::card::config::Transport;
-use crate::card::memory::peer_copies::LEAST;
+use crate::card::memory::peer_copies::{LEAST, MOST_UNDER_WAY};
 use crate::card::transport::qp::Outgoing;
-use crate::fabric::SendOutcome;
+use crate::fabric::{Hole, SendOutcome};
+use crate::peer_memory::{PeerFailure, PeerMapping};
+use std::sync::Arc;
 use std::time::Instant;
 use zerocopy::IntoBytes;
+
+/// Packets that have a place in the fabric, and whose payload is being copied there.
+#[derive(Default)]
+pub(super) struct Ahead {
+    /// Each with its bytes of payload.
+    pub(super) packets: Vec<(Outgoing, usize)>,
+    /// The memory that is being read.
+    pub(super) reading: Vec<Arc<PeerMapping>>,
+    /// The first failure of a copy.
+    pub(super) failure: Option<PeerFailure>,
+    pub(super) places: Vec<Hole>,
+    pub(super) bytes: usize,
+}
+
+// SAFETY: the places are used only while packets are made ahead, by the thread that holds the engine's
+// lock.
+unsafe impl Send for Ahead {}
+
+impl Ahead {
+    /// Whether so much is under way that it should leave.
+    pub(super) fn is_full(&self) -> bool {
+        self.bytes >= MOST_UNDER_WAY
+    }
+
+    /// Waits for all copies.
+    pub(super) fn wait(&mut self) {
+        for memory in self.reading.drain(..) {
+            if let Err(failure) = memory.finish() {
+                self.failure.get_or_insert(failure);
+            }
+        }
+    }
+}
 
 /// Whether a packet was made ahead of its payload.
 pub(super) enum Made {
@@ -81,7 +116,7 @@ impl Engine {
         let qp = self.qps.get(&packet.qpn);
         self.resources.payload.len() >= LEAST
             && packet.to != self.resources.port.node()
-            && self.fabric.can_place()
+            && self.fabric.is_of_one_host()
             && !self.resources.faults.is_on()
             && self.delayed.is_empty()
             && qp.is_some_and(|qp| qp.endpoint.config.transport == Transport::Rc)

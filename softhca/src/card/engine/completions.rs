@@ -2,7 +2,7 @@
 
 use super::state::Engine;
 use crate::card::event::Event;
-use crate::card::memory::entry::Entry;
+use crate::card::memory::ring::Entry;
 use crate::card::transport::qp::Qp;
 use std::time::Instant;
 

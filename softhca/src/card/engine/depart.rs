@@ -1,14 +1,15 @@
-//! Departure of packets, and what faults do to them.
+//! Departure of packets and of management datagrams, and what faults do to them.
 
-use super::arrive::{arrive, crossing, delay};
+use super::arrivals::{arrive, crossing, delay};
 use super::peer::ended;
 use super::state::Engine;
 use crate::card::delayed::{DelayedPacket, Flow};
+use crate::card::management::MANAGEMENT_QPN;
 use crate::card::transport::deliver::deliver;
 use crate::card::transport::qp::Outgoing;
 use crate::fabric::{MULTICAST, Node, Part, SendOutcome};
 use crate::faults::{Direction, Fate};
-use crate::packet::{GLOBAL, Header, MULTICAST_QPN, PacketKind};
+use crate::packet::{GLOBAL, Header, MULTICAST_QPN, PacketKind, UNRELIABLE};
 use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
 
@@ -146,7 +147,7 @@ impl Engine {
         let is_request = PacketKind::try_from(header.kind).is_ok_and(PacketKind::is_request);
         if outcome == SendOutcome::Unreachable && is_request && header.is_reliable() {
             let Some(qp) = self.qps.get_mut(&qpn) else { return };
-            let peer = ended(&mut self.fabric, to, (self.schedule.rounds(), now), &mut qp.requester);
+            let peer = ended(&mut self.fabric, to, (self.schedule.rounds, now), &mut qp.requester);
             self.with_qp(qpn, now, |qp, context| qp.retry(peer, context));
         }
     }
@@ -209,5 +210,28 @@ impl Engine {
     pub(crate) fn flush_delayed_packets(&mut self, now: Instant) {
         self.delayed.expire(now);
         while self.release_packets(now) {}
+    }
+}
+
+impl Engine {
+    /// Sends a management datagram. It is lost where no card is at the node, where faults lose it, or
+    /// where too many wait for room in the fabric.
+    pub(crate) fn send_management(&mut self, to: Node, bytes: &[u8], now: Instant) {
+        let mut header = Header::new(PacketKind::Management, MANAGEMENT_QPN, MANAGEMENT_QPN, 0);
+        header.flags |= UNRELIABLE;
+        let flow = (Direction::Out, MANAGEMENT_QPN);
+        let fate = match self.resources.faults.is_on() {
+            true => self.resources.faults.crosses(&crossing(flow.0, flow.1, &header)),
+            false => Fate::Passes,
+        };
+        if fate == Fate::Lost || self.delayed.is_full(flow) {
+            tracing::debug!(to, "a management datagram is lost");
+            return;
+        }
+        // SAFETY: the part is the slice.
+        let packet = unsafe { delay(&header, to, &[(bytes.as_ptr(), bytes.len())], fate, now) };
+        // It leaves now, unless it is delayed, or earlier ones wait.
+        self.delayed.push(flow, packet);
+        self.release(flow, now);
     }
 }

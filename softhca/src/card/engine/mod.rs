@@ -3,18 +3,14 @@
 
 mod ahead;
 mod arrivals;
-mod arrive;
 mod completions;
 mod depart;
 mod doorbells;
-mod management;
 mod peer;
-mod placed;
 mod schedule;
 mod send;
 mod state;
 mod step;
-mod timers;
 
 pub(crate) use state::{Engine, Uar, XrcDomain};
 pub(crate) use step::nap;

@@ -13,7 +13,7 @@ pub(super) struct Schedule {
     /// Queue pairs of `active` that the current round has still to serve.
     left_in_round: usize,
     /// Rounds that have ended.
-    rounds: u64,
+    pub(super) rounds: u64,
     /// Queue pairs that found the fabric full.
     blocked: Vec<u32>,
     /// Queue pairs in ERR. Receives that are posted to them are flushed.
@@ -51,11 +51,6 @@ impl Schedule {
             self.rounds += 1;
         }
         ends
-    }
-
-    /// How many rounds have ended.
-    pub(super) fn rounds(&self) -> u64 {
-        self.rounds
     }
 
     /// Adds a queue pair to those that found the fabric full.

@@ -1,6 +1,6 @@
 //! The state of an engine.
 
-use super::placed::Ahead;
+use super::ahead::Ahead;
 use super::schedule::Schedule;
 use crate::card::context::{Context, Resources};
 use crate::card::counters;

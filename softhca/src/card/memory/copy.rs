@@ -51,15 +51,13 @@ impl Source<'_> {
     unsafe fn copy_to(&mut self, mut to: *mut u8, room: usize) -> usize {
         let mut copied = 0;
         while copied < room {
-            if self.left == 0 {
-                let Some(&(from, left)) = self.parts.next() else { break };
-                (self.from, self.left) = (from, left);
-                continue;
+            let (from, count) = self.peek(room - copied);
+            if count == 0 {
+                break;
             }
-            let count = self.left.min(room - copied);
             // SAFETY: the caller's; `count` stays inside both pieces.
-            unsafe { copy_piece(self.from, to, count) };
-            (self.from, self.left) = (self.from.wrapping_add(count), self.left - count);
+            unsafe { copy_piece(from, to, count) };
+            self.skip(count);
             (to, copied) = (to.wrapping_add(count), copied + count);
         }
         copied
@@ -243,52 +241,36 @@ pub(crate) unsafe fn atomic(
     bytes: u32,
     operation: AtomicOperation,
 ) -> Result<u64, PeerFailure> {
-    match (place, bytes) {
-        (Place::Host(at), 4) => {
-            // SAFETY: the caller's; programs change it concurrently, which a shared word tolerates.
-            let word = unsafe { SharedU32::from_ptr(at.cast()) };
-            let mut original = word.load(Ordering::SeqCst);
-            while let Some(next) = operation.apply(original.into()) {
-                match word.compare_exchange(original, next as u32, Ordering::SeqCst, Ordering::SeqCst) {
-                    Ok(_) => break,
-                    Err(found) => original = found,
+    macro_rules! perform {
+        ($word:ty, $number:ty) => {
+            match place {
+                Place::Host(at) => {
+                    // SAFETY: the caller's; programs change it concurrently, which a shared word tolerates.
+                    let word = unsafe { <$word>::from_ptr(at.cast()) };
+                    let mut original = word.load(Ordering::SeqCst);
+                    while let Some(next) = operation.apply(u64::from(original)) {
+                        let (next, order) = (next as $number, Ordering::SeqCst);
+                        match word.compare_exchange(original, next, order, order) {
+                            Ok(_) => break,
+                            Err(found) => original = found,
+                        }
+                    }
+                    wake::wrote(at as usize, size_of::<$number>());
+                    Ok(u64::from(original))
+                }
+                Place::Peer(memory, addr) => {
+                    let mut word = [0; size_of::<$number>()];
+                    memory.read(addr, &mut word)?;
+                    let original = u64::from(<$number>::from_ne_bytes(word));
+                    if let Some(next) = operation.apply(original) {
+                        memory.write(addr, &(next as $number).to_ne_bytes())?;
+                    }
+                    Ok(original)
                 }
             }
-            wake::wrote(at as usize, 4);
-            Ok(original.into())
-        }
-        (Place::Host(at), _) => {
-            // SAFETY: as above.
-            let word = unsafe { SharedU64::from_ptr(at.cast()) };
-            let mut original = word.load(Ordering::SeqCst);
-            while let Some(next) = operation.apply(original) {
-                match word.compare_exchange(original, next, Ordering::SeqCst, Ordering::SeqCst) {
-                    Ok(_) => break,
-                    Err(found) => original = found,
-                }
-            }
-            wake::wrote(at as usize, 8);
-            Ok(original)
-        }
-        (Place::Peer(memory, addr), 4) => {
-            let mut word = [0; 4];
-            memory.read(addr, &mut word)?;
-            let original = u32::from_ne_bytes(word).into();
-            if let Some(next) = operation.apply(original) {
-                memory.write(addr, &(next as u32).to_ne_bytes())?;
-            }
-            Ok(original)
-        }
-        (Place::Peer(memory, addr), _) => {
-            let mut word = [0; 8];
-            memory.read(addr, &mut word)?;
-            let original = u64::from_ne_bytes(word);
-            if let Some(next) = operation.apply(original) {
-                memory.write(addr, &next.to_ne_bytes())?;
-            }
-            Ok(original)
-        }
+        };
     }
+    if bytes == 4 { perform!(SharedU32, u32) } else { perform!(SharedU64, u64) }
 }
 
 #[cfg(test)]

@@ -10,16 +10,12 @@
 pub(crate) mod awaited;
 pub(crate) mod clock;
 pub(crate) mod copy;
-pub(crate) mod device;
-pub(crate) mod entry;
 pub(crate) mod gather;
 pub(crate) mod indirect;
 pub(crate) mod mapped;
-mod null;
 pub(crate) mod parked;
 pub(crate) mod peer_copies;
 pub(crate) mod pieces;
-pub(crate) mod refusal;
 pub(crate) mod region;
 pub(crate) mod registered;
 pub(crate) mod ring;

@@ -2,13 +2,11 @@
 
 use super::copy::{Place, Target};
 use super::indirect::{self, ChangeError, Indirect, KeyChange};
-use super::null::Null;
-use super::pieces::{KeyRange, Pieces};
-use super::refusal::Refusal;
+use super::pieces::{KeyRange, Pieces, Refusal};
 use super::registered::Memory;
 use crate::card::config::{Access, NULL_KEY};
 use crate::faults::{Faults, Side};
-use crate::peer_memory::PeerMapping;
+use crate::peer_memory::{PeerMapping, PeerMemoryError, PeerRegion};
 use parking_lot::Mutex;
 use std::sync::Arc;
 
@@ -236,7 +234,7 @@ impl Regions {
             let KeyTarget::Memory(memory) = &self.find_in(key, pdn)?.target else {
                 return Err(ChangeError::from(Refusal::Key { key }));
             };
-            if !memory.access().contains(Access::MW_BIND) {
+            if !memory.access.contains(Access::MW_BIND) {
                 return Err(ChangeError::NoBind { key });
             }
             memory.place(addr, len, wanted)?;
@@ -248,7 +246,7 @@ impl Regions {
     /// Whether writes to a region may pass earlier ones. A key that refers to others orders them.
     pub(crate) fn is_relaxed(&self, key: u32) -> bool {
         let target = self.find(key).map(|region| &region.target);
-        matches!(target, Ok(KeyTarget::Memory(memory)) if memory.access().contains(Access::RELAXED_ORDERING))
+        matches!(target, Ok(KeyTarget::Memory(memory)) if memory.access.contains(Access::RELAXED_ORDERING))
     }
 
     /// Closes a key because a send that arrives at a queue pair asks for it.
@@ -264,6 +262,21 @@ impl Regions {
 fn side_of(wanted: Access) -> Side {
     let remote = Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
     if wanted.intersects(remote) { Side::Remote } else { Side::Local }
+}
+
+/// The memory behind [`NULL_KEY`].
+#[derive(Debug)]
+pub(super) struct Null;
+
+impl PeerRegion for Null {
+    fn read(&self, _: u64, into: &mut [u8]) -> Result<(), PeerMemoryError> {
+        into.fill(0);
+        Ok(())
+    }
+
+    fn write(&self, _: u64, _: &[u8]) -> Result<(), PeerMemoryError> {
+        Ok(())
+    }
 }
 
 #[cfg(test)]

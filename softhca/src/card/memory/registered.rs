@@ -2,7 +2,7 @@
 
 use super::copy::Place;
 use super::mapped::is_mapped;
-use super::refusal::Refusal;
+use super::pieces::Refusal;
 use crate::card::config::{Access, InvalidValue, RegionConfig};
 use crate::peer_memory::{self, PeerMapping, PeerMemoryError};
 use std::sync::Arc;
@@ -43,7 +43,7 @@ pub(crate) struct Memory {
     /// Address by which requests name the first byte.
     iova: u64,
     len: u64,
-    access: Access,
+    pub(crate) access: Access,
     /// The client that reaches it; `None` for memory of the host.
     peer: Option<Arc<PeerMapping>>,
 }
@@ -87,11 +87,6 @@ impl Memory {
             return Err(invalid("I/O address", iova, "the region must end below 2^64"));
         }
         Ok(Memory { addr, iova, len, access, peer: peer.map(Arc::new) })
-    }
-
-    /// Its access rights.
-    pub(crate) fn access(&self) -> Access {
-        self.access
     }
 
     /// The place of a range, if the region allows that access.

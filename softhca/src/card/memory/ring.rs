@@ -1,12 +1,11 @@
 //! Rings and doorbell records in a program's memory, or in a peer's, such as a GPU's: there each access
-//! is a copy by the peer-memory client.
+//! is a copy by the peer-memory client. And completion entries, with the data that is inside.
 
-use super::entry::Entry;
 use crate::peer_memory::{self, PeerFailure, PeerMapping};
-use gdsync_sys::barrier;
-use gdsync_sys::prm::cqe::CQE_SIZE;
+use gdsync_sys::prm::cqe::{CQE_SIZE, Cqe64};
+use gdsync_sys::prm::scatter::{SCATTER_BYTES, SCATTER_LONG_BYTES};
 use gdsync_sys::shared::{self, SharedU32};
-use gdsync_sys::wake;
+use gdsync_sys::{barrier, wake};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use zerocopy::IntoBytes;
@@ -82,7 +81,7 @@ impl Record {
 #[derive(Clone, Debug)]
 pub(crate) struct ReadRing {
     base: *const u8,
-    entries: u32,
+    pub(crate) entries: u32,
     stride: usize,
     peer: Peer,
 }
@@ -96,10 +95,6 @@ impl ReadRing {
     /// peer-memory client that it belongs to; `entries` is a power of two, or 0 for no queue.
     pub(crate) unsafe fn new(base: *const u8, entries: u32, stride: usize) -> Self {
         ReadRing { base, entries, stride, peer: peer_of(base, entries as usize * stride) }
-    }
-
-    pub(crate) fn entries(&self) -> u32 {
-        self.entries
     }
 
     /// Appends a copy of entry `index` (modulo the ring's size); nothing, if the ring has no
@@ -129,10 +124,11 @@ impl ReadRing {
 #[derive(Clone, Debug)]
 pub(crate) struct CqRing {
     base: *mut u8,
-    entries: u32,
-    stride: usize,
+    pub(crate) entries: u32,
+    /// Bytes between two entries.
+    pub(crate) stride: u32,
     /// All entries are written to the first place.
-    collapsed: bool,
+    pub(crate) collapsed: bool,
     peer: Peer,
 }
 
@@ -145,22 +141,8 @@ impl CqRing {
     /// used, for the CPU or for the peer-memory client that it belongs to; `entries` is a power of two,
     /// `stride` 64 or 128. Of 128 bytes the entry is the last 64.
     pub(crate) unsafe fn new(base: *mut u8, entries: u32, stride: u32, collapsed: bool) -> Self {
-        let stride = stride as usize;
-        CqRing { base, entries, stride, collapsed, peer: peer_of(base, entries as usize * stride) }
-    }
-
-    pub(crate) fn entries(&self) -> u32 {
-        self.entries
-    }
-
-    /// Whether all entries are written to the first place.
-    pub(crate) fn is_collapsed(&self) -> bool {
-        self.collapsed
-    }
-
-    /// Bytes between two entries.
-    pub(crate) fn stride(&self) -> u32 {
-        self.stride as u32
+        let peer = peer_of(base, entries as usize * stride as usize);
+        CqRing { base, entries, stride, collapsed, peer }
     }
 
     /// Writes entry `index`. The last word, which has the owner bit, becomes visible after all
@@ -169,10 +151,11 @@ impl CqRing {
         /// Where the last word begins.
         const LAST: usize = CQE_SIZE - size_of::<u32>();
         let place = if self.collapsed { 0 } else { index & (self.entries - 1) };
-        let end = (place as usize + 1) * self.stride;
+        let stride = self.stride as usize;
+        let end = (place as usize + 1) * stride;
         // Only an entry of a ring of 128 bytes has data before it.
-        if let Some(data) = entry.data_before().filter(|_| self.stride > CQE_SIZE) {
-            self.put(end - self.stride, data);
+        if let Some(data) = entry.data_before().filter(|_| stride > CQE_SIZE) {
+            self.put(end - stride, data);
         }
         let (body, last) = entry.cqe.as_bytes().split_at(LAST);
         self.put(end - CQE_SIZE, body);
@@ -202,5 +185,49 @@ impl CqRing {
             let word = unsafe { SharedU32::from_ptr(self.base.add(offset + index * 4).cast()) };
             word.store(u32::from_ne_bytes(*bytes), Ordering::Relaxed);
         }
+    }
+}
+
+/// A completion entry.
+#[derive(Clone, Debug)]
+pub(crate) struct Entry {
+    /// The entry; the second half of one of 128 bytes.
+    pub(crate) cqe: Cqe64,
+    /// Data in the first half of an entry of 128 bytes.
+    data: Option<Box<[u8; SCATTER_LONG_BYTES]>>,
+}
+
+impl From<Cqe64> for Entry {
+    fn from(cqe: Cqe64) -> Self {
+        Entry { cqe, data: None }
+    }
+}
+
+/// Most bytes of data inside an entry, by the bytes between two entries.
+pub(crate) fn room(stride: u32) -> usize {
+    if stride as usize == CQE_SIZE { SCATTER_BYTES } else { SCATTER_LONG_BYTES }
+}
+
+impl Entry {
+    /// An entry with data inside, for a queue with so many bytes between two entries. The data is at most
+    /// [`room`].
+    pub(crate) fn with_data(cqe: Cqe64, data: &[u8], stride: u32) -> Self {
+        if stride as usize == CQE_SIZE {
+            return cqe.with_data(data).into();
+        }
+        let mut half = Box::new([0; SCATTER_LONG_BYTES]);
+        let count = data.len().min(SCATTER_LONG_BYTES);
+        half[..count].copy_from_slice(&data[..count]);
+        Entry { cqe: cqe.with_data_before(), data: Some(half) }
+    }
+
+    /// The first half of an entry of 128 bytes, if it has data.
+    pub(crate) fn data_before(&self) -> Option<&[u8; SCATTER_LONG_BYTES]> {
+        self.data.as_deref()
+    }
+
+    /// The same entry with another second half.
+    pub(crate) fn map(self, change: impl FnOnce(Cqe64) -> Cqe64) -> Self {
+        Entry { cqe: change(self.cqe), ..self }
     }
 }

@@ -120,13 +120,14 @@ fn data_segments(bytes: &[u8]) -> Vec<DataSeg> {
 }
 
 /// A part of the ranges that are passed one after the other.
-struct Walk {
-    skip: u64,
-    left: u64,
+pub(crate) struct Walk {
+    pub(crate) skip: u64,
+    pub(crate) left: u64,
 }
 
 impl Walk {
-    fn take<E>(
+    /// Calls `piece` with what the part has of the next range.
+    pub(crate) fn take<E>(
         &mut self,
         size: u64,
         key: u32,

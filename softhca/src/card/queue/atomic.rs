@@ -1,6 +1,6 @@
 //! The operands of atomic operations in send work-queue entries.
 
-use super::error::WqeError;
+use super::wqe::WqeError;
 use gdsync_sys::prm::cqe::Syndrome;
 use gdsync_sys::prm::wqe::{AtomicSeg, CtrlSeg, Opcode, SEGMENT};
 use zerocopy::FromBytes;

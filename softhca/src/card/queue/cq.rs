@@ -12,8 +12,7 @@
 //! record was overwritten by another thread's.
 
 use crate::card::config::{CqAttributes, CqModeration};
-use crate::card::memory::entry::Entry;
-use crate::card::memory::ring::{CqRing, Record};
+use crate::card::memory::ring::{CqRing, Entry, Record};
 use gdsync_sys::prm::cqe::Cqe64;
 use gdsync_sys::prm::doorbell::{self, CqArm};
 use std::time::{Duration, Instant};
@@ -57,7 +56,7 @@ struct Held {
 /// A completion queue.
 #[derive(Debug)]
 pub(crate) struct Cq {
-    ring: CqRing,
+    pub(crate) ring: CqRing,
     consumer: Record,
     arm_record: Record,
     /// The arm that has not fired yet.
@@ -106,8 +105,8 @@ impl Cq {
     /// Its state.
     pub(crate) fn attributes(&self) -> CqAttributes {
         CqAttributes {
-            entries: self.ring.entries(),
-            stride: self.ring.stride(),
+            entries: self.ring.entries,
+            stride: self.ring.stride,
             produced: self.produced & 0xff_ffff,
             consumed: doorbell::ci_value(self.consumer.load()),
             armed: self.armed.map(|arm| arm.is_solicited_only()),
@@ -125,13 +124,13 @@ impl Cq {
     }
 
     fn is_full(&self) -> bool {
-        self.unconsumed() >= self.ring.entries()
+        self.unconsumed() >= self.ring.entries
     }
 
     /// Whether the program has entries that it has not taken. Nothing says that it has where it need not: in a queue
     /// that may overrun, or that has one place for all.
     pub(crate) fn has_unconsumed(&self) -> bool {
-        !self.ignores_overrun && !self.is_collapsed() && self.unconsumed() > 0
+        !self.ignores_overrun && !self.ring.collapsed && self.unconsumed() > 0
     }
 
     /// Writes the next entry.
@@ -196,22 +195,12 @@ impl Cq {
         self.moderation = moderation;
     }
 
-    /// Whether all entries are written to the first place.
-    pub(crate) fn is_collapsed(&self) -> bool {
-        self.ring.is_collapsed()
-    }
-
-    /// Bytes between two entries.
-    pub(crate) fn stride(&self) -> u32 {
-        self.ring.stride()
-    }
-
     /// Moves on to another ring. The last entry in the old one says so; the next one is written to the
     /// new one. The program copies what it has not consumed from place `i` of the old ring to place
     /// `i + 1` of the new one. False if one of the rings has no room, or the queue has overrun.
     pub(crate) fn resize(&mut self, ring: CqRing) -> bool {
         let unconsumed = self.unconsumed();
-        if self.overrun || unconsumed >= self.ring.entries() || unconsumed + 1 >= ring.entries() {
+        if self.overrun || unconsumed >= self.ring.entries || unconsumed + 1 >= ring.entries {
             return false;
         }
         self.put(Cqe64::resize().into());
@@ -226,7 +215,7 @@ impl Cq {
 
     /// Writes an entry at the producer index.
     fn put(&mut self, entry: Entry) {
-        let owner = (self.produced >> self.ring.entries().trailing_zeros()) & 1 == 1;
+        let owner = (self.produced >> self.ring.entries.trailing_zeros()) & 1 == 1;
         self.ring.write(self.produced, &entry.map(|cqe| cqe.with_owner(owner)));
         self.produced = self.produced.wrapping_add(1);
     }
@@ -277,7 +266,7 @@ impl Cq {
         let unseen = unconsumed.min(self.produced.wrapping_sub(self.notified));
         // More than the ring holds means an impossible index: more than a lap old, or ahead of the
         // card.
-        let has_entry = 0 < unseen && unconsumed <= self.ring.entries();
+        let has_entry = 0 < unseen && unconsumed <= self.ring.entries;
         let matches = if arm.is_solicited_only() {
             self.last_solicited.is_some_and(|last| self.produced.wrapping_sub(last) <= unseen)
         } else {

@@ -2,7 +2,6 @@
 
 mod atomic;
 pub(crate) mod cq;
-pub(crate) mod error;
 pub(crate) mod producer;
 pub(crate) mod receive;
 pub(crate) mod send;

@@ -44,7 +44,8 @@ impl Receive {
 /// A receive queue. Its indices are not reduced modulo the ring's size.
 #[derive(Debug)]
 pub(crate) struct ReceiveQueue {
-    home: Home,
+    /// Where its receives belong.
+    pub(crate) home: Home,
     ring: ReadRing,
     producer: Producer,
     /// Next receive to use.
@@ -77,14 +78,9 @@ impl ReceiveQueue {
     }
 
     fn poll_record(&mut self) {
-        if self.ring.entries() != 0 {
+        if self.ring.entries != 0 {
             self.producer.advance(self.producer.load());
         }
-    }
-
-    /// Where its receives belong.
-    pub(crate) fn home(&self) -> Home {
-        self.home
     }
 
     /// Whether a receive is posted.
@@ -117,7 +113,7 @@ impl ReceiveQueue {
         let current = self.current.take().map(|receive| receive.slot);
         self.poll_record();
         // A broken record may announce more receives than the ring holds.
-        let posted = self.producer.index().wrapping_sub(self.next).min(self.ring.entries());
+        let posted = self.producer.index().wrapping_sub(self.next).min(self.ring.entries);
         let (first, home) = (self.next, self.home);
         self.next = self.producer.index();
         let slot = move |step| Slot { index: first.wrapping_add(step) as u16, home };

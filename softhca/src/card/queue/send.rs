@@ -53,7 +53,7 @@ impl SendQueue {
 
     /// Blocks of the ring.
     pub(crate) fn blocks(&self) -> u32 {
-        self.ring.entries()
+        self.ring.entries
     }
 
     /// The doorbell record now.

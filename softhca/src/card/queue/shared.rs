@@ -87,7 +87,7 @@ impl Srq {
     /// Its state.
     pub(crate) fn attributes(&mut self) -> SrqAttributes {
         SrqAttributes {
-            entries: self.ring.entries(),
+            entries: self.ring.entries,
             stride: self.stride,
             limit: self.limit,
             posted: self.posted(),
@@ -122,7 +122,7 @@ impl Srq {
 
     /// Takes the next receive, if there is one.
     pub(crate) fn take(&mut self) -> Result<Option<Taken>, Broken> {
-        let (posted, entries) = (self.posted(), self.ring.entries());
+        let (posted, entries) = (self.posted(), self.ring.entries);
         if posted == 0 {
             return Ok(None);
         }

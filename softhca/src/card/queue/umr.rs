@@ -1,6 +1,6 @@
 //! The change of a memory key in a send work-queue entry.
 
-use super::error::WqeError;
+use super::wqe::WqeError;
 use crate::card::memory::indirect::KeyChange;
 use crate::card::memory::translation::Translation;
 use gdsync_sys::prm::cqe::Syndrome;

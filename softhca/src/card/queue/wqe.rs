@@ -1,17 +1,25 @@
-//! The strict parser of send work-queue entries.
+//! The strict parser of send work-queue entries, and the errors that it finds.
 
 use super::atomic::{self, Operands};
-use super::error::WqeError;
 use super::umr;
 use super::wait::{self, Wait};
 use crate::card::config::{LIMITS, Transport};
 use crate::card::memory::indirect::KeyChange;
 use crate::card::memory::pieces::KeyRange;
+use crate::card::memory::translation::Walk;
 use gdsync_sys::prm::cqe::Syndrome;
 use gdsync_sys::prm::wqe::{
     AddressVector, CtrlSeg, DataSeg, InlineSeg, Opcode, RemoteAddrSeg, SEGMENT, XrcSeg,
 };
 use zerocopy::FromBytes;
+
+/// An error in a work request: the syndrome of its completion, and the words of its diagnostic.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct WqeError {
+    pub(crate) syndrome: Syndrome,
+    pub(crate) field: &'static str,
+    pub(crate) message: String,
+}
 
 /// The data of a work request, or the places for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -190,21 +198,10 @@ pub(crate) fn each_piece<E>(
     length: u32,
     mut piece: impl FnMut(KeyRange) -> Result<(), E>,
 ) -> Result<(), E> {
-    let (mut skip, mut left) = (u64::from(offset), u64::from(length));
-    for segment in segments {
-        if left == 0 {
-            break;
-        }
-        let size = u64::from(segment.byte_count());
-        if skip >= size {
-            skip -= size;
-            continue;
-        }
-        let len = (size - skip).min(left);
-        piece(KeyRange { key: segment.lkey(), addr: segment.addr().wrapping_add(skip), len })?;
-        (skip, left) = (0, left - len);
-    }
-    Ok(())
+    let mut walk = Walk { skip: offset.into(), left: length.into() };
+    segments.iter().try_for_each(|segment| {
+        walk.take(segment.byte_count().into(), segment.lkey(), segment.addr(), &mut piece)
+    })
 }
 
 #[cfg(test)]

@@ -3,9 +3,8 @@
 //! A target serves requests that have its access key. One that must be refused ends the connection of its
 //! initiator; the target goes on serving others, and that initiator when it connects anew.
 
-use super::endpoint::Endpoint;
+use super::endpoint::{Endpoint, Step};
 use super::responder::Responder;
-use super::step::Step;
 use crate::card::config::QpConfig;
 use crate::card::context::Context;
 use crate::fabric::Node;

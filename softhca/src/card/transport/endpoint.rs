@@ -1,9 +1,16 @@
-//! What both halves of a queue pair share: its identity, its attributes, its completion queues.
+//! What both halves of a queue pair share: its identity, its attributes, its completion queues; and what a half uses for
+//! one step.
 
-use crate::card::config::{QpAttributes, QpConfig, QpState, Transport};
+use crate::card::config::{QpAttributes, QpConfig, QpState, Transport, ack_timeout};
+use crate::card::context::Context;
+use crate::card::event::Event;
 use crate::card::memory::parked::Parked;
+use crate::card::memory::ring::Entry;
 use crate::card::port::Port;
+use crate::card::queue::receive::{Home, Slot};
 use crate::fabric::Node;
+use gdsync_sys::prm::cqe::{Cqe64, CqeOpcode, Syndrome};
+use std::time::Duration;
 
 /// The other side of a connection of DC.
 #[derive(Clone, Copy, Debug)]
@@ -97,5 +104,95 @@ impl Endpoint {
     #[inline]
     pub(crate) fn take_failure(&mut self) -> bool {
         std::mem::take(&mut self.failed)
+    }
+}
+
+/// The vendor syndrome of every error entry: a software card has no further cause to report.
+const VENDOR_SYNDROME: u8 = 0;
+
+/// What a half uses for one step: the endpoint of its queue pair, and the resources of the card.
+pub(crate) struct Step<'a, 'c> {
+    pub(crate) endpoint: &'a mut Endpoint,
+    pub(crate) context: &'a mut Context<'c>,
+}
+
+impl Step<'_, '_> {
+    /// As [`Context::report`], for its queue pair.
+    pub(crate) fn report(&mut self, index: Option<u16>, field: &'static str, message: String) {
+        self.context.report(self.endpoint.qpn, index, field, message);
+    }
+
+    /// As [`Context::advise`], for its queue pair.
+    pub(crate) fn advise(&mut self, index: Option<u16>, field: &'static str, message: String) {
+        self.context.advise(self.endpoint.qpn, index, field, message);
+    }
+
+    /// How long the queue pair waits for an acknowledgement, at the speed of the card; `None` without a limit.
+    pub(crate) fn ack_timeout(&self) -> Option<Duration> {
+        ack_timeout(self.endpoint.attributes.timeout).map(|time| self.context.speed.of(time))
+    }
+
+    /// Writes an entry to the completion queue of sends.
+    pub(crate) fn complete_send(&mut self, entry: impl Into<Entry>) {
+        let user_index = self.endpoint.config.user_index.unwrap_or(0);
+        if let Some(cqn) = self.endpoint.config.send_cq {
+            self.complete(cqn, user_index, entry.into());
+        }
+    }
+
+    /// Writes an entry to the completion queue of a receive.
+    pub(crate) fn complete_receive(&mut self, home: Home, entry: impl Into<Entry>) {
+        self.complete(home.cqn, home.user_index, entry.into());
+    }
+
+    fn complete(&mut self, cqn: u32, user_index: u32, entry: Entry) {
+        let entry = entry.map(|cqe| cqe.with_user_index(user_index));
+        if !self.context.complete(cqn, entry, &mut self.endpoint.parked) {
+            self.completion_lost();
+        }
+    }
+
+    /// Raises the event of a responder that fails. A DC target does not fail with a connection.
+    pub(crate) fn responder_failed(&mut self, event: Event) {
+        if self.endpoint.config.transport != Transport::DcTarget {
+            self.context.emit(event);
+        }
+    }
+
+    /// Turns to the shared receive queue that a request of XRC names. False if there is none in the
+    /// queue pair's domain.
+    pub(crate) fn use_shared(&mut self, srqn: u32) -> bool {
+        let domain = self.endpoint.config.xrcd.and_then(|xrcd| self.context.xrc_domain(srqn, xrcd));
+        self.endpoint.pdn = domain.unwrap_or(NO_DOMAIN);
+        self.endpoint.srq = domain.map(|_| srqn);
+        domain.is_some()
+    }
+
+    /// Whether the program has not taken all entries of a completion queue of this queue pair.
+    pub(crate) fn has_unconsumed(&self) -> bool {
+        let config = &self.endpoint.config;
+        [config.send_cq, config.recv_cq].into_iter().flatten().any(|cqn| self.context.has_unconsumed(cqn))
+    }
+
+    /// Completes a send with an error.
+    pub(crate) fn send_error(&mut self, index: u16, opcode: u8, syndrome: Syndrome) {
+        let (error, qpn) = (CqeOpcode::RequesterError, self.endpoint.qpn);
+        self.complete_send(Cqe64::error(error, opcode, qpn, index, syndrome, VENDOR_SYNDROME));
+    }
+
+    /// Completes a receive with an error.
+    pub(crate) fn receive_error(&mut self, slot: Slot, syndrome: Syndrome) {
+        let (error, qpn) = (CqeOpcode::ResponderError, self.endpoint.qpn);
+        let cqe = Cqe64::error(error, 0, qpn, slot.index, syndrome, VENDOR_SYNDROME);
+        self.complete_receive(slot.home, cqe);
+    }
+
+    /// Handles a completion queue that had no room for an entry.
+    pub(crate) fn completion_lost(&mut self) {
+        if !std::mem::replace(&mut self.endpoint.overrun, true) {
+            self.context.emit(Event::QpFatal { qpn: self.endpoint.qpn });
+            // Flushing would find no room either: what is outstanding is dropped.
+            self.endpoint.attributes.state = QpState::Err;
+        }
     }
 }

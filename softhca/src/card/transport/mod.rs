@@ -10,5 +10,4 @@ pub(crate) mod qp;
 pub(crate) mod requester;
 pub(crate) mod responder;
 pub(crate) mod route;
-pub(crate) mod step;
 pub(crate) mod transition;

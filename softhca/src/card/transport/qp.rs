@@ -1,10 +1,9 @@
 //! Queue pairs: an endpoint and its two halves.
 
 use super::dc::Initiators;
-use super::endpoint::Endpoint;
+use super::endpoint::{Endpoint, Step};
 use super::requester::{PeerState, Requester};
 use super::responder::Responder;
-use super::step::Step;
 use super::transition;
 use crate::card::config::{LIMITS, QpAttributes, QpChange, QpConfig, QpState, Transport};
 use crate::card::context::{Context, Enable, PEER_MEMORY};
@@ -105,7 +104,7 @@ impl Qp {
 
     /// Its attributes now.
     pub(crate) fn attributes(&self) -> QpAttributes {
-        let (sq_psn, rq_psn) = (self.requester.next_psn(), self.responder.expected_psn());
+        let (sq_psn, rq_psn) = (self.requester.next_psn, self.responder.expected_psn);
         QpAttributes { sq_psn, rq_psn, ..self.endpoint.attributes }
     }
 

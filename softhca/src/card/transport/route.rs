@@ -2,8 +2,7 @@
 
 use crate::card::context::Context;
 use crate::card::port::{GidEntry, GidKind, LinkLayer, MULTICAST_LIDS, Port, is_multicast};
-use crate::card::queue::error::WqeError;
-use crate::card::queue::wqe::Work;
+use crate::card::queue::wqe::{Work, WqeError};
 use crate::fabric::{MULTICAST, Node};
 use crate::packet::{GLOBAL, Header};
 use gdsync_sys::prm::cqe::{L3_GRH, L3_IPV4, L3_IPV6, Syndrome};

@@ -216,26 +216,11 @@ pub(crate) fn check(transport: Transport, from: QpState, change: &QpChange) -> R
 
 /// Copies the attributes of a change.
 pub(super) fn apply(attributes: &mut QpAttributes, change: &QpChange) {
-    fn set<T: Copy>(place: &mut T, value: Option<T>) {
-        if let Some(value) = value {
-            *place = value;
-        }
+    macro_rules! set {
+        ($($field:ident)*) => { $(if let Some(value) = change.$field { attributes.$field = value; })* };
     }
-    set(&mut attributes.pkey_index, change.pkey_index);
-    set(&mut attributes.port, change.port);
-    set(&mut attributes.qkey, change.qkey);
-    set(&mut attributes.access, change.access);
-    set(&mut attributes.address, change.address);
-    set(&mut attributes.path_mtu, change.path_mtu);
-    set(&mut attributes.dest_qpn, change.dest_qpn);
-    set(&mut attributes.rq_psn, change.rq_psn);
-    set(&mut attributes.sq_psn, change.sq_psn);
-    set(&mut attributes.max_rd_atomic, change.max_rd_atomic);
-    set(&mut attributes.max_dest_rd_atomic, change.max_dest_rd_atomic);
-    set(&mut attributes.min_rnr_timer, change.min_rnr_timer);
-    set(&mut attributes.timeout, change.timeout);
-    set(&mut attributes.retry_cnt, change.retry_cnt);
-    set(&mut attributes.rnr_retry, change.rnr_retry);
+    set!(pkey_index port qkey access address path_mtu dest_qpn rq_psn sq_psn);
+    set!(max_rd_atomic max_dest_rd_atomic min_rnr_timer timeout retry_cnt rnr_retry);
 }
 
 #[cfg(test)]

@@ -1,6 +1,5 @@
 use super::super::frame::{self, Greeting};
-use super::super::node::node_of_address;
-use super::super::packet::{MAX_HEADER, MAX_PAYLOAD};
+use super::super::packet::{MAX_HEADER, MAX_PAYLOAD, node_of_address};
 use super::super::tcp_join::context;
 use super::*;
 use crate::testing::until;
@@ -55,7 +54,7 @@ fn deliver(from: &mut Fabric, to: &mut Fabric, header: &[u8]) {
 /// Packets that have arrived: source, header, payload.
 fn take(fabric: &mut Fabric) -> Vec<(Node, Vec<u8>, Vec<u8>)> {
     let mut taken = Vec::new();
-    fabric.poll(100, |node: Node, header: &[u8], payload: [Part; 2]| {
+    fabric.poll(100, &mut |node: Node, header: &[u8], payload: [Part; 2]| {
         let mut bytes = Vec::new();
         for (at, len) in payload {
             // SAFETY: readable during the call.
@@ -307,10 +306,6 @@ fn a_process_without_the_key_neither_sends_packets_nor_receives_any() {
 fn silent_strangers_keep_no_peer_out_and_hold_few_files() {
     let ((mut a, _), (mut b, node_b)) = (at([7, 1], 48007), at([7, 2], 48007));
     let limits = Limits::default();
-    let unproven = |fabric: &Fabric| match &fabric.network {
-        Network::Tcp(tcp) => tcp.unproven(),
-        Network::Shared(..) => 0,
-    };
     // From one address, also the peer's own; then from many.
     let addresses = |i: u8| [Ipv4Addr::new(127, 83, 7, 1), Ipv4Addr::new(127, 83, 8, 1 + i % 250)];
     for which in [0, 1] {
@@ -323,7 +318,7 @@ fn silent_strangers_keep_no_peer_out_and_hold_few_files() {
         }
         take(&mut b);
         let most = if which == 0 { limits.of_source } else { limits.most };
-        assert!(unproven(&b) <= most, "{} files", unproven(&b));
+        assert!(b.unproven() <= most, "{} files", b.unproven());
         deliver(&mut a, &mut b, b"hello");
         assert!(a.is_alive(node_b));
         // Over a new link, for the next round.
@@ -335,7 +330,7 @@ fn silent_strangers_keep_no_peer_out_and_hold_few_files() {
 fn a_stranger_has_a_limited_time() {
     let (address, time) = (SocketAddrV4::new(Ipv4Addr::new(127, 83, 9, 1), 48009), Duration::from_millis(50));
     let tcp = Tcp::bind(&[address], key(), Speed::default(), Limits { time, ..Limits::default() }).unwrap();
-    let mut fabric = Fabric { network: Network::Tcp(Box::new(tcp)) };
+    let mut fabric = Fabric(Box::new(tcp));
     let silent = connected(&fabric, Ipv4Addr::LOCALHOST, 48009);
     is_refused(&mut fabric, silent, b"");
     let slow = connected(&fabric, Ipv4Addr::LOCALHOST, 48009);

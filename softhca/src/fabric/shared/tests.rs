@@ -11,7 +11,7 @@ fn card() -> Shared {
 
 fn send(fabric: &mut Shared, lid: u16, header: &[u8], payload: &[u8]) -> SendOutcome {
     // SAFETY: a slice that outlives the call.
-    unsafe { fabric.try_send(lid, header, &[(payload.as_ptr(), payload.len())]) }
+    unsafe { fabric.try_send(lid.into(), header, &[(payload.as_ptr(), payload.len())]) }
 }
 
 /// Packets that have arrived: source and header.
@@ -72,7 +72,7 @@ fn a_link_whose_peer_breaks_the_ring_stays_while_placed_packets_are_filled() {
     let (mut a, b) = (card(), card());
     let mut place = |holes: &mut Vec<Hole>| {
         // SAFETY: the hole is filled before anything is published.
-        unsafe { a.place(b.lid(), b"x", &[(std::ptr::null(), 5000)], holes) }
+        unsafe { a.place(b.lid().into(), b"x", &[(std::ptr::null(), 5000)], holes) }
     };
     let mut holes = Vec::new();
     assert_eq!(place(&mut holes), SendOutcome::Sent);
@@ -87,7 +87,7 @@ fn a_link_whose_peer_breaks_the_ring_stays_while_placed_packets_are_filled() {
     assert!(crate::HostRange::of(at as usize, len).is_some(), "the hole is still there");
     // SAFETY: in the ring, which is mapped, and at whose end the peer does not look.
     unsafe { at.write_bytes(1, len) };
-    a.publish(b.lid());
+    a.publish(b.lid().into());
     assert_eq!(send(&mut a, b.lid(), b"x", b""), SendOutcome::Unreachable);
     assert!(crate::HostRange::of(at as usize, len).is_none() && a.outgoing.links.is_empty());
 }
@@ -117,7 +117,9 @@ fn a_full_link_wakes_the_sender_when_there_is_room() {
     }
     assert!(sent > 4);
     assert!(
-        a.is_full(b.lid(), 0, MAX_PAYLOAD) && !a.is_full(b.lid(), 0, MAX_PAYLOAD + 1) && !a.is_full(0, 0, 1)
+        a.is_full(b.lid().into(), 0, MAX_PAYLOAD)
+            && !a.is_full(b.lid().into(), 0, MAX_PAYLOAD + 1)
+            && !a.is_full(0, 0, 1)
     );
     assert!(a.prepare_sleep());
     let (sleeper, lid) = (a.sleeper(), a.lid());
@@ -239,7 +241,7 @@ fn a_killed_process_is_noticed_and_what_it_sent_still_arrives() {
     });
     until("its death", || {
         take(&mut fabric);
-        (!fabric.is_alive(lid)).then_some(())
+        (!fabric.is_alive(lid.into())).then_some(())
     });
     assert_eq!(send(&mut fabric, lid, b"anybody?", b""), SendOutcome::Unreachable);
 }
@@ -264,12 +266,12 @@ fn a_killed_process_is_noticed_although_a_forked_one_keeps_its_sockets() {
     assert!(said.any(|line| line == ALL_SENT));
     let lid = until("a packet", || take_one(&mut fabric));
     assert_eq!(send(&mut fabric, lid, b"hello", b""), SendOutcome::Sent);
-    assert!(fabric.is_alive(lid));
+    assert!(fabric.is_alive(lid.into()));
     child.kill().unwrap();
     child.wait().unwrap();
     until("its death", || {
         take(&mut fabric);
-        (!fabric.is_alive(lid)).then_some(())
+        (!fabric.is_alive(lid.into())).then_some(())
     });
     // The forked process still listens under that name.
     assert_eq!(send(&mut fabric, lid, b"anybody?", b""), SendOutcome::Unreachable);
@@ -280,40 +282,46 @@ fn a_killed_process_is_noticed_although_a_forked_one_keeps_its_sockets() {
 #[test]
 fn a_link_knows_how_far_its_peer_has_come() {
     let (mut a, mut b) = (card(), card());
-    assert!(a.has_taken(b.lid(), 0), "without a link, nothing waits");
+    assert!(a.has_taken(b.lid().into(), 0), "without a link, nothing waits");
     assert_eq!(send(&mut a, b.lid(), b"one", b"1"), SendOutcome::Sent);
     let first = a.position();
     assert_eq!(send(&mut a, b.lid(), b"two", b"2"), SendOutcome::Sent);
     let second = a.position();
-    assert!(!a.has_taken(b.lid(), first) && !a.has_taken(b.lid(), second));
+    assert!(!a.has_taken(b.lid().into(), first) && !a.has_taken(b.lid().into(), second));
     until("the first packet", || {
         let mut lids = Vec::new();
         b.poll(1, &mut |lid: Node, _: &[u8], _: [Part; 2]| lids.push(lid as u16));
         (lids == [a.lid()]).then_some(())
     });
-    assert!(a.has_taken(b.lid(), first) && !a.has_taken(b.lid(), second));
+    assert!(a.has_taken(b.lid().into(), first) && !a.has_taken(b.lid().into(), second));
     until("the second", || (take(&mut b).iter().any(|(lid, _)| *lid == a.lid())).then_some(()));
-    assert!(a.has_taken(b.lid(), second) && a.has_taken(b.lid(), second + 64), "of another ring");
+    assert!(
+        a.has_taken(b.lid().into(), second) && a.has_taken(b.lid().into(), second + 64),
+        "of another ring"
+    );
 }
 
 #[test]
 fn a_link_counts_the_rounds_of_its_peer_and_knows_what_came_before_them() {
     let (mut a, mut b) = (card(), card());
-    assert_eq!(a.rounds(b.lid()), None, "there is no link");
+    assert_eq!(a.rounds(b.lid().into()), None, "there is no link");
     assert_eq!(send(&mut a, b.lid(), b"one", b"1"), SendOutcome::Sent);
     b.end_round();
-    assert_eq!(a.rounds(b.lid()), Some(0), "the link is not accepted");
+    assert_eq!(a.rounds(b.lid().into()), Some(0), "the link is not accepted");
     until("the packet", || (take(&mut b).iter().any(|(lid, _)| *lid == a.lid())).then_some(()));
     b.end_round();
-    assert_eq!(a.rounds(b.lid()), Some(1));
+    assert_eq!(a.rounds(b.lid().into()), Some(1));
     assert_eq!(send(&mut b, a.lid(), b"answer", b"1"), SendOutcome::Sent);
     b.end_round();
-    assert_eq!(a.rounds(b.lid()), Some(2));
+    assert_eq!(a.rounds(b.lid().into()), Some(2));
     // The link has not been accepted before.
-    let arrived = a.arrived(b.lid());
-    assert!(arrived > 0 && !a.has_received(b.lid(), arrived));
+    let arrived = a.arrived(b.lid().into());
+    assert!(arrived > 0 && !a.has_received(b.lid().into(), arrived));
     assert_eq!(take_one(&mut a), Some(b.lid()));
-    assert!(a.has_received(b.lid(), arrived) && a.has_received(b.lid(), arrived + 64), "of another ring");
+    assert!(
+        a.has_received(b.lid().into(), arrived) && a.has_received(b.lid().into(), arrived + 64),
+        "of another ring"
+    );
 }
 
 fn take_one(fabric: &mut Shared) -> Option<u16> {
@@ -347,7 +355,7 @@ fn a_card_of_another_speed_is_refused_by_name() {
         assert_eq!(send(&mut slow, fast.lid(), b"", b""), SendOutcome::Sent);
         until("the refusal", || {
             assert_eq!((take(&mut fast), take(&mut slow)), (vec![], vec![]));
-            (!slow.is_alive(fast.lid())).then_some(())
+            (!slow.is_alive(fast.lid().into())).then_some(())
         });
         let refused = (slow.take_refused(), fast.take_refused());
         if attempt == 0 {
@@ -363,7 +371,7 @@ fn a_card_of_another_speed_is_refused_by_name() {
         } else {
             assert_eq!(refused, (vec![], vec![]), "each is told once");
         }
-        until("the time after which it is tried again", || slow.is_alive(fast.lid()).then_some(()));
+        until("the time after which it is tried again", || slow.is_alive(fast.lid().into()).then_some(()));
     }
     let mut alike = Shared::bind(fast.speed()).unwrap();
     assert_eq!(send(&mut alike, fast.lid(), b"hello", b""), SendOutcome::Sent);
@@ -382,7 +390,7 @@ fn a_card_that_accepts_no_links_is_waited_for_and_then_given_up() {
     let long_ago = Instant::now().checked_sub(BUSY_TIME).unwrap();
     fabric.busy.insert(busy.lid, long_ago);
     assert_eq!(send(&mut fabric, busy.lid, b"", b""), SendOutcome::Unreachable);
-    assert!(fabric.busy.is_empty() && !fabric.is_alive(busy.lid));
+    assert!(fabric.busy.is_empty() && !fabric.is_alive(busy.lid.into()));
 }
 
 #[test]

@@ -297,7 +297,7 @@ fn entries_of_128_bytes_end_with_the_entry() {
         Cq::new(ring, Record::new(record), Record::new(record.add(1)), false)
     };
     assert!(cq.write(good(false)).is_ok() && cq.write(good(false)).is_ok());
-    assert_eq!((cq.stride(), cq.attributes().stride), (128, 128));
+    assert_eq!((cq.ring.stride, cq.attributes().stride), (128, 128));
     for (half, is_there) in [(0, false), (1, true), (2, false), (3, true), (4, false), (5, false)] {
         let used = memory.ring[half * 8..][..8].iter().any(|word| *word != 0);
         assert_eq!(used, is_there, "half {half}");

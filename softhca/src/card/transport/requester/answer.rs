@@ -4,7 +4,7 @@ use super::state::Requester;
 use crate::card::config::{MTU, rnr_timer};
 use crate::card::memory::copy::collect;
 use crate::card::queue::wqe::Payload;
-use crate::card::transport::step::Step;
+use crate::card::transport::endpoint::Step;
 use crate::packet::{NakCode, PSN_MASK, Packet, psn_distance};
 use gdsync_sys::prm::cqe::Syndrome;
 

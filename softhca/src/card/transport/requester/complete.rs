@@ -1,9 +1,8 @@
 //! Completion of work requests: in order, with an error, or flushed.
 
-use super::request::Request;
-use super::state::{Requester, Waits};
-use crate::card::memory::entry::Entry;
-use crate::card::transport::step::Step;
+use super::state::{Request, Requester, Waits};
+use crate::card::memory::ring::Entry;
+use crate::card::transport::endpoint::Step;
 use gdsync_sys::prm::cqe::{Cqe64, Syndrome};
 
 impl Requester {

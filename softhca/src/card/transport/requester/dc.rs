@@ -6,8 +6,8 @@
 
 use super::state::{DcTarget, Requester};
 use crate::card::config::Transport;
+use crate::card::transport::endpoint::Step;
 use crate::card::transport::route;
-use crate::card::transport::step::Step;
 use crate::packet::PSN_MASK;
 
 impl Requester {

@@ -1,11 +1,10 @@
 //! Fetching work requests from the send queue.
 
-use super::request::Request;
-use super::state::Requester;
+use super::state::{Request, Requester};
 use crate::card::config::packets_of;
 use crate::card::queue::wqe::{self, Work};
+use crate::card::transport::endpoint::Step;
 use crate::card::transport::route;
-use crate::card::transport::step::Step;
 use crate::packet::PSN_MASK;
 use gdsync_sys::prm::cqe::Syndrome;
 use gdsync_sys::prm::wqe::{CtrlFlags, CtrlSeg, SEGMENT};

@@ -5,8 +5,6 @@ mod answer;
 mod complete;
 mod dc;
 mod fetch;
-mod local;
-mod request;
 mod send;
 mod state;
 mod status;

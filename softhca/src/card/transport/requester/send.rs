@@ -3,12 +3,11 @@
 use super::state::Requester;
 use crate::card::config::{Access, MTU, QpState, Transport};
 use crate::card::memory::copy::Place;
-use crate::card::memory::refusal::Refusal;
+use crate::card::memory::pieces::Refusal;
 use crate::card::port::Port;
 use crate::card::queue::wqe::{Payload, Work, each_piece};
-use crate::card::transport::endpoint::Endpoint;
+use crate::card::transport::endpoint::{Endpoint, Step};
 use crate::card::transport::route;
-use crate::card::transport::step::Step;
 use crate::fabric::Node;
 use crate::packet::{FIRST, Header, IMMEDIATE, INVALIDATE, LAST, PacketKind, SOLICITED, UNRELIABLE};
 use gdsync_sys::prm::wqe::{DataSeg, Opcode};

@@ -1,12 +1,14 @@
-//! The state of a requester, and its timers.
+//! The state of a requester: the work requests that it has fetched, and its timers.
 
-use super::request::Request;
 use crate::card::config::{QpAttributes, QpConfig};
 use crate::card::queue::send::SendQueue;
-use crate::card::transport::step::Step;
+use crate::card::queue::wqe::Work;
+use crate::card::transport::endpoint::Step;
 use crate::fabric::Node;
 use crate::liberties::LibertyKinds;
 use crate::packet::{PSN_MASK, psn_distance};
+use gdsync_sys::prm::cqe::Syndrome;
+use gdsync_sys::prm::wqe::Opcode;
 use std::collections::VecDeque;
 use std::time::{Instant, SystemTime};
 
@@ -19,7 +21,7 @@ pub(crate) struct Requester {
     pub(super) requests: VecDeque<Request>,
     /// Index of the request that is being sent.
     pub(super) cursor: usize,
-    pub(super) next_psn: u32,
+    pub(crate) next_psn: u32,
     pub(super) retries_left: u8,
     pub(super) rnr_left: u8,
     /// When unacknowledged packets are sent again.
@@ -37,7 +39,7 @@ pub(crate) struct Requester {
     /// An answer was found missing, and has not come since.
     pub(super) answer_is_lost: bool,
     /// How often it has gone back to send again.
-    pub(super) resends: u64,
+    pub(crate) resends: u64,
     pub(super) waits: Waits,
     /// The target of DC that it is connected to.
     pub(super) target: Option<DcTarget>,
@@ -148,10 +150,6 @@ impl Requester {
         self.refill_retries(attributes);
     }
 
-    pub(crate) fn next_psn(&self) -> u32 {
-        self.next_psn
-    }
-
     /// When its timer expires.
     pub(crate) fn next_wake(&self) -> Option<Instant> {
         [self.rnr_until.or(self.deadline), self.fetch_at].into_iter().flatten().min()
@@ -249,5 +247,52 @@ impl Requester {
         for request in self.requests.iter_mut().skip(self.cursor) {
             request.sent = if request.done { request.packets } else { request.acked };
         }
+    }
+}
+
+/// A work request that the card has fetched.
+#[derive(Debug)]
+pub(super) struct Request {
+    /// Index of its first basic block, not reduced modulo the ring's size.
+    pub(super) first: u32,
+    pub(super) blocks: u32,
+    pub(super) opcode_byte: u8,
+    pub(super) signaled: bool,
+    pub(super) fenced: bool,
+    pub(super) solicited: bool,
+    pub(super) imm: [u8; 4],
+    pub(super) work: Result<Work, Syndrome>,
+    pub(super) first_psn: u32,
+    pub(super) packets: u32,
+    /// Packets of this round: fewer again where some are to be sent again.
+    pub(super) sent: u32,
+    /// Packets that have left, in whichever round: the peer may acknowledge them.
+    pub(super) left: u32,
+    /// Packets acknowledged, or responses received.
+    pub(super) acked: u32,
+    pub(super) done: bool,
+    /// The result, if it goes into the completion entry in place of the memory that the request names, and the
+    /// bytes between two entries of the completion queue.
+    pub(super) result: Option<(Vec<u8>, u32)>,
+}
+
+impl Request {
+    /// Whether it is a read or an atomic: its result completes it, not an acknowledgement.
+    pub(super) fn awaits_result(&self) -> bool {
+        matches!(&self.work, Ok(work) if work.opcode == Opcode::RdmaRead || work.operands.is_some())
+    }
+
+    pub(super) fn contains(&self, psn: u32) -> bool {
+        let distance = psn_distance(psn, self.first_psn);
+        distance >= 0 && (distance as u32) < self.packets
+    }
+
+    pub(super) fn length(&self) -> u32 {
+        self.work.as_ref().map_or(0, |work| work.length)
+    }
+
+    /// Index of the block after its last one.
+    pub(super) fn end(&self) -> u32 {
+        self.first.wrapping_add(self.blocks)
     }
 }

@@ -24,11 +24,6 @@ impl Requester {
         self.requests.iter().filter(|request| !request.done).count()
     }
 
-    /// How often it has gone back to send again.
-    pub(crate) fn resends(&self) -> u64 {
-        self.resends
-    }
-
     /// What it waits for now, if for anything: first a WAIT, as it holds back everything behind it.
     pub(crate) fn pending(&self, now: Instant) -> Option<Pending> {
         self.held_by(now).or_else(|| self.answer())

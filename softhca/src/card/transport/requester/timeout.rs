@@ -2,7 +2,7 @@
 
 use super::state::{PeerState, Requester};
 use crate::card::config::QpState;
-use crate::card::transport::step::Step;
+use crate::card::transport::endpoint::Step;
 use gdsync_sys::prm::cqe::Syndrome;
 use std::time::Duration;
 

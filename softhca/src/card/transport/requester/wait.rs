@@ -1,5 +1,5 @@
-//! Work requests that wait for a completion queue, a word or a time, and those that release another
-//! queue.
+//! Work requests without packets: those that wait for a completion queue, a word or a time, those that release another
+//! queue, changes of memory keys, and reads of local memory.
 
 use super::state::Requester;
 use crate::card::config::{Access, QpState};
@@ -7,9 +7,9 @@ use crate::card::context::{Enable, PEER_MEMORY};
 use crate::card::memory::copy::{Place, load_word};
 use crate::card::memory::pieces::KeyRange;
 use crate::card::queue::cq::Progress;
-use crate::card::queue::error::WqeError;
 use crate::card::queue::wait::{self, Wait};
-use crate::card::transport::step::Step;
+use crate::card::queue::wqe::{Payload, WqeError, each_piece};
+use crate::card::transport::endpoint::Step;
 use crate::os::clock;
 use gdsync_sys::prm::cqe::Syndrome;
 use gdsync_sys::prm::wait::{CQ_INDEX, WaitDataSeg, has_entry, word};
@@ -223,5 +223,40 @@ fn compare(segment: &WaitDataSeg, number: u64) -> Look {
         Ok(true) => Look::Met,
         Ok(false) => Look::NotYet,
         Err(unknown) => refused(Syndrome::LocalQpOperation, "operation", unknown.to_string()),
+    }
+}
+
+impl Requester {
+    /// Executes the request under the cursor, which has no packets, and moves past it. False if it
+    /// fails, or if the queue pair can send no more.
+    pub(super) fn pass_local(&mut self, step: &mut Step<'_, '_>) -> bool {
+        let request = &self.requests[self.cursor];
+        let Ok(work) = &request.work else { return false };
+        let (pdn, qpn) = (step.endpoint.pdn, step.endpoint.qpn);
+        let failure = match (&work.change, &work.payload) {
+            (Some(change), _) => match step.context.regions.change(change, (pdn, qpn)) {
+                Ok(()) => None,
+                Err(error) => Some((Syndrome::MwBind, "mkey", error.to_string())),
+            },
+            // The bytes that DUMP reads go nowhere.
+            (None, Payload::Segments(segments) | Payload::Mixed(_, segments)) => {
+                let regions = step.context.regions;
+                let read = each_piece(segments, 0, work.length, |range| {
+                    regions.resolve(range, pdn, Access::empty()).map(drop)
+                });
+                let refused = read.err();
+                refused.map(|refusal| (Syndrome::LocalProtection, "lkey", refusal.to_string()))
+            }
+            (None, Payload::Inline(_)) => None,
+        };
+        if let Some((syndrome, field, message)) = failure {
+            step.report(Some(request.first as u16), field, message);
+            self.fail_current(syndrome, step);
+            return false;
+        }
+        self.requests[self.cursor].done = true;
+        self.cursor += 1;
+        self.complete_done(step);
+        step.endpoint.state() == QpState::Rts
     }
 }

@@ -1,11 +1,10 @@
 //! Messages that fill receives.
 
-use super::response::Response;
-use super::state::{Failure, Responder, Stop};
+use super::state::{Failure, Responder, Response, Stop};
 use crate::card::memory::copy::collect;
-use crate::card::memory::entry::Entry;
+use crate::card::memory::ring::Entry;
 use crate::card::queue::receive::{Home, Receive, Slot};
-use crate::card::transport::step::Step;
+use crate::card::transport::endpoint::Step;
 use crate::fabric::Part;
 use crate::liberties::LibertyKinds;
 use crate::packet::{FIRST, Header, IMMEDIATE, INVALIDATE, LAST, NakCode, Packet, SOLICITED};
