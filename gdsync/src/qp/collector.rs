@@ -3,7 +3,7 @@
 use crate::cuda::{GpuMemory, Placement};
 use crate::memop::{Named, Place};
 use crate::qp::card_word::CardWord;
-use crate::qp::checked::{CHECKER, start_checker};
+use crate::qp::wait::{CHECKER, start_checker};
 use crate::qp::{
     CompletionQueueInner, PreparedSend, PreparedWait, QueuePair, QueuePairConfig, QueuePairInner,
 };

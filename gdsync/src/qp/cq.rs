@@ -1,7 +1,7 @@
 //! Completion queues.
 
 use crate::qp::channel::{ArmFor, Told, deadline};
-use crate::qp::create_cq::CqObject;
+use crate::qp::create::CqObject;
 use crate::qp::domain::QueueDomain;
 use crate::qp::{CompletionChannel, PreparedWait, QueuePairInner, trace};
 use crate::queue::completion::CompletionState;

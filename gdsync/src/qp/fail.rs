@@ -1,7 +1,7 @@
 //! Queue-pair failure: the first cause, by a completion or an asynchronous event, and flushing, so that
 //! no stream waits without end.
 
-use crate::qp::checked::{CHECKER, start_checker};
+use crate::qp::wait::{CHECKER, start_checker};
 use crate::qp::{CompletionQueueInner, QpObject, QpState, QueuePair, QueuePairInner};
 use crate::queue::outcome::{FailureCause, WorkError, outcome};
 use crate::util::poller::{Polled, Task};

@@ -35,8 +35,6 @@ pub(crate) mod channel;
 #[cfg(test)]
 mod channel_tests;
 #[deny(unsafe_code)]
-pub(crate) mod checked;
-#[deny(unsafe_code)]
 pub(crate) mod collector;
 #[deny(unsafe_code)]
 mod complete;
@@ -46,7 +44,6 @@ pub(crate) mod connect;
 #[deny(unsafe_code)]
 pub(crate) mod cq;
 pub(crate) mod create;
-mod create_cq;
 pub(crate) mod devx;
 pub(crate) mod domain;
 mod fail;
@@ -81,7 +78,6 @@ pub(crate) use trigger::PreparedTicket;
 pub use self::tokio::AsyncCompletionQueue;
 pub use card_word::CardWord;
 pub use channel::{ArmFor, CompletionChannel};
-pub use checked::CheckedWait;
 pub use collector::{Collector, CollectorConfig};
 pub use config::{CompletionQueueConfig, DcTargetConfig, QueuePairConfig, SharedReceiveQueueConfig};
 pub use cq::{CompletionQueue, WaitError};
@@ -90,7 +86,7 @@ pub use reset::ResetError;
 pub use shared_receives::SharedReceiveQueue;
 pub use target::DcTarget;
 pub use trigger::{MasterConfig, Trigger};
-pub use wait::PreparedWait;
+pub use wait::{CheckedWait, PreparedWait};
 
 use self::complete::Keeping;
 use self::create::QpObject;

@@ -2,12 +2,11 @@
 //! have to look at.
 
 mod device;
-mod shared;
 mod waits;
 
 pub(crate) use device::{BorrowedCompletions, Unread};
 
-use self::shared::Shared;
+use self::waits::Shared;
 
 use super::{ENTRY_WORDS, Ring};
 use crate::memory::{HostAddr, Timeline, TimelinePoint};

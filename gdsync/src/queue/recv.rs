@@ -3,8 +3,8 @@
 use super::Ring;
 use crate::memory::{HostAddr, Timeline};
 use crate::queue::PeerOp;
-use crate::queue::claim::{Claim, Claims};
 use crate::queue::error::{OrderError, QueueError, QueueFull};
+use crate::queue::status::{Claim, Claims};
 use crate::verbs::mr::MemoryRegionInner;
 use gdsync_sys::prm::doorbell;
 use gdsync_sys::prm::wqe::DataSeg;
