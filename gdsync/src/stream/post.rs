@@ -106,10 +106,7 @@ impl<B: MemOpStream> Stream<B> {
     pub fn with_options(backend: B, options: StreamOptions) -> Result<Self, Error> {
         pause::prepare();
         proxy::start_if_asked_for(options.doorbells)?;
-        let timeline = match arena_of(options.timeline)? {
-            Some(arena) => Timeline::of(backend.device(), &arena),
-            None => Timeline::new(backend.device()),
-        };
+        let timeline = Timeline::of(backend.device(), arena_of(options.timeline)?.as_ref());
         let timeline = timeline.map_err(|source| Error::Memory { len: size_of::<u32>(), source })?;
         let state = State {
             issued: TimelinePoint::default(),

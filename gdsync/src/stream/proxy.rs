@@ -12,7 +12,7 @@
 
 use super::DoorbellPath;
 use crate::memop::StreamError;
-use crate::memory::arena::Line;
+use crate::memory::arena::Block;
 use crate::memory::timeline::Timeline;
 use crate::qp::QueuePairInner;
 use crate::queue::doorbell::Doorbell;
@@ -32,7 +32,7 @@ pub(super) struct Ring {
     /// The first word is the record, the 64-bit word after it the register's value. The latter is 0
     /// until the stream has written it. The value itself is never 0, as it contains a queue pair's
     /// number.
-    mailbox: Line,
+    mailbox: Block,
     queue_pair: Arc<QueuePairInner>,
     timeline: Arc<Timeline>,
 }
@@ -42,7 +42,7 @@ impl Ring {
         queue_pair: &Arc<QueuePairInner>,
         timeline: &Arc<Timeline>,
     ) -> Result<Self, StreamError> {
-        let mailbox = Line::new().map_err(|error| StreamError::NoMemory { reason: error.to_string() })?;
+        let mailbox = Block::new().map_err(|error| StreamError::NoMemory { reason: error.to_string() })?;
         queue_pair.send().count_proxied(true);
         Ok(Ring { mailbox, queue_pair: queue_pair.clone(), timeline: timeline.clone() })
     }

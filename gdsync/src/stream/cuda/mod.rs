@@ -142,7 +142,7 @@ impl CudaStream {
             MemoryKind::Gpu => {
                 let block = Block::holding(bytes)
                     .map_err(|error| StreamError::NoMemory { reason: error.to_string() })?;
-                Ok((self.translate(block.addr(), bytes.len())?.get(), Box::new(block)))
+                Ok((self.translate(block.addr(0), bytes.len())?.get(), Box::new(block)))
             }
             MemoryKind::Host => {
                 let memory = GpuMemory::holding(&self.context, bytes)?;
@@ -315,7 +315,7 @@ fn load_at_first(context: &Arc<GpuContext>) {
         let no_memory =
             |error: std::io::Error| CudaError::NoHostMemory { len: LEN, reason: error.to_string() };
         let block = Block::holding(&[0; LEN]).map_err(no_memory)?;
-        let at = context.translate(block.addr(), LEN)?;
+        let at = context.translate(block.addr(0), LEN)?;
         let done = submit_first(context, stream, at)
             .and_then(|()| copy_first(stream, at.get() + COPIED, memory.address()));
         done.unwrap_or_else(left_to_posts);
