@@ -50,7 +50,7 @@ impl QueuePair {
         if let Some(trigger) = config.trigger {
             return Self::triggered(pd, config, trigger);
         }
-        Self::in_domain(QueueDomain::new(&pd.inner, config.queues, config.placement)?, config)
+        Self::in_role(pd, config, Role::Plain)
     }
 
     /// A queue pair whose sends a trigger releases; left in the state RESET.
@@ -64,9 +64,7 @@ impl QueuePair {
         }
         let Some(master) = &trigger.inner.master else {
             // A WAIT in front of each send.
-            let config = config.send_depth(config.send_depth.saturating_mul(2));
-            let domain = QueueDomain::new(&pd.inner, config.queues, config.placement)?;
-            return Self::in_domain(domain, config);
+            return Self::in_role(pd, config.send_depth(config.send_depth.saturating_mul(2)), Role::Plain);
         };
         master.ensure(pd, config.port)?;
         let slave = Self::in_role(pd, config, Role::Slave)?;
@@ -87,20 +85,16 @@ impl QueuePair {
         Self::in_role(pd, config, Role::Master)
     }
 
-    /// Makes a queue pair that releases others, or is released; left in the state RESET.
+    /// Makes a queue pair; left in the state RESET.
     fn in_role(pd: &ProtectionDomain, config: QueuePairConfig<'_>, role: Role) -> Result<Self, Error> {
         let maker =
             if config.queues == QueueApi::Verbs { role.maker(&pd.inner.device) } else { config.queues };
         let domain = QueueDomain::new(&pd.inner, maker, config.placement)?;
-        Self::in_domain_as(domain, config, role)
+        Self::in_domain(domain, config, role)
     }
 
     /// Makes a queue pair in a domain; left in the state RESET.
-    pub(crate) fn in_domain(domain: Arc<QueueDomain>, config: QueuePairConfig<'_>) -> Result<Self, Error> {
-        Self::in_domain_as(domain, config, Role::Plain)
-    }
-
-    fn in_domain_as(
+    pub(crate) fn in_domain(
         domain: Arc<QueueDomain>,
         config: QueuePairConfig<'_>,
         role: Role,
