@@ -27,7 +27,7 @@ pub(super) const ERROR_RETURNED: u64 = 0x8_0000;
 /// Plain data with addresses of the device that the queue pair is attached to. It is invalid once
 /// its [`super::DeviceQp`] was detached or dropped.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, IntoBytes, Immutable)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, IntoBytes, Immutable)]
 pub struct DeviceQpData {
     /// Ring of the send queue, 64 bytes a block.
     pub send_ring: u64,

@@ -225,21 +225,14 @@ fn work_error(error: u64) -> Option<WorkError> {
 /// All but the addresses.
 fn data(qpn: u32, sends: &BorrowedSends, completions: &BorrowedCompletions, stall: Duration) -> DeviceQpData {
     DeviceQpData {
-        send_ring: 0,
-        send_record: 0,
-        doorbell: 0,
-        completion_ring: 0,
-        completion_record: 0,
-        state: 0,
         send_mask: sends.blocks - 1,
         completion_mask: completions.entries - 1,
         qpn,
         // Every request may have a CQE: unsignaled ones have one when the queue pair fails.
         limit: sends.blocks.min(completions.entries),
-        flags: 0,
         version: VERSION,
         stall_ns: u64::try_from(stall.as_nanos()).unwrap_or(u64::MAX),
-        reserved: [0; 6],
+        ..DeviceQpData::default()
     }
 }
 

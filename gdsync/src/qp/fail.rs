@@ -35,7 +35,8 @@ impl QueuePair {
     /// different queues in any order, so the cause may be there a little later: it is looked for again
     /// with every call.
     pub fn failure(&self) -> Option<FailureCause> {
-        self.inner.known_failure()
+        self.inner.look_for_cause();
+        self.inner.failure()
     }
 }
 
@@ -51,12 +52,6 @@ impl Drop for QueuePair {
 }
 
 impl QueuePairInner {
-    /// As [`Self::failure`], after looking for the cause of a flush. No completion queue's lock is held.
-    pub(crate) fn known_failure(&self) -> Option<FailureCause> {
-        self.look_for_cause();
-        self.failure()
-    }
-
     pub(crate) fn failure(&self) -> Option<FailureCause> {
         if self.is_ready.load(Ordering::Acquire) {
             return None;

@@ -298,7 +298,18 @@ impl QueuePair {
     /// queue pair that takes its receives from a [`SharedReceiveQueue`], or receives of persistent
     /// requests that a stream has not reached.
     pub fn post_recv(&self, slices: &[Slice], wr_id: u64) -> Result<(), QueueError> {
-        self.inner.post_recv(slices, wr_id)
+        let inner = &*self.inner;
+        inner.check_not_failed()?;
+        let segments = inner.recv_segments(slices)?;
+        let regions = slices.iter().map(|slice| slice.region().clone()).collect();
+        let mut completions = inner.recv_cq.lock();
+        let mut recv = inner.recv();
+        recv.check_turn(inner.number, None)?;
+        recv.check_room()?;
+        completions.reserve(true)?;
+        recv.post(&segments, wr_id, regions);
+        event(Kind::PostedReceive, || [inner.number.into(), wr_id, 0]);
+        Ok(())
     }
 
     /// Where its sends complete.
@@ -388,20 +399,6 @@ impl QueuePairInner {
             Some(cause) => Err(QueueError::State(StateError::Failed { qpn: self.number, cause })),
             None => Ok(()),
         }
-    }
-
-    pub(crate) fn post_recv(&self, slices: &[Slice], wr_id: u64) -> Result<(), QueueError> {
-        self.check_not_failed()?;
-        let segments = self.recv_segments(slices)?;
-        let regions = slices.iter().map(|slice| slice.region().clone()).collect();
-        let mut completions = self.recv_cq.lock();
-        let mut recv = self.recv();
-        recv.check_turn(self.number, None)?;
-        recv.check_room()?;
-        completions.reserve(true)?;
-        recv.post(&segments, wr_id, regions);
-        event(Kind::PostedReceive, || [self.number.into(), wr_id, 0]);
-        Ok(())
     }
 
     /// Rings the card in the place of a stream, for the proxy.

@@ -96,10 +96,7 @@ impl SendState {
         {
             return Err(last.in_the_way(qpn));
         }
-        if let Some(entry) = self.position(serial).and_then(|position| self.entries.get_mut(position)) {
-            entry.state = State::Posted;
-            self.skip_unprepared();
-        }
+        self.give(serial);
         Ok(LastPost::renew(&mut self.last_post, timeline, point))
     }
 
