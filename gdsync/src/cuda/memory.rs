@@ -91,16 +91,16 @@ impl GpuMemory {
     /// 2 MiB as a rule.
     pub(crate) fn allocate_exportable(context: &Arc<GpuContext>, len: usize) -> Result<Self, CudaError> {
         context.collect();
-        let (memory, address, size) = context.with_readers(|readers| {
-            let _entered = context.enter()?;
-            let _mode = super::RelaxedCapture::new();
-            let memory = context.named(Exportable::allocate(context, len, readers))?;
-            let (address, size) = (memory.address, memory.size);
-            let memory = Self::known(address, len, true, context.clone(), Box::new(memory));
-            Ok::<_, CudaError>((memory, address, size))
-        })?;
+        // The GPUs that reach it beside its own: locked until it is known.
+        let readers = context.peers.readers.lock();
+        let entered = context.enter()?;
+        let mode = super::RelaxedCapture::new();
+        let memory = context.named(Exportable::allocate(context, len, &readers))?;
+        let (address, size) = (memory.address, memory.size);
+        let memory = Self::known(address, len, true, context.clone(), Box::new(memory));
+        drop((mode, entered, readers));
         // SAFETY: allocated just now, so many bytes long.
-        memory.inner.context.with_copier(|copier| unsafe { copier.zero(address, size) })?;
+        context.with_copier(|copier| unsafe { copier.zero(address, size) })?;
         Ok(memory)
     }
 
@@ -157,14 +157,6 @@ impl GpuMemory {
 
     pub(crate) fn use_count(&self) -> &UseCount {
         &self.use_count
-    }
-
-    /// Wraps memory of the program, in a context that is known.
-    ///
-    /// # Safety
-    /// As [`Self::from_raw`], with `()` for an owner.
-    pub(crate) unsafe fn of_program(context: &Arc<GpuContext>, address: u64, len: usize) -> Self {
-        Self::known(address, len, false, context.clone(), Box::new(()))
     }
 
     /// A keeper of the memory that holds `len` bytes from `address` on: `Some(Err)` where it holds

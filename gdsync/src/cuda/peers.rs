@@ -28,7 +28,7 @@ pub(super) struct Peers {
     /// The GPUs that reach the physical memory of this context. Its lock is held while such memory is
     /// made, and while a GPU is added: each of them finds what the other has done. The list of all
     /// GPU memory is locked inside.
-    readers: Mutex<BTreeSet<i32>>,
+    pub(super) readers: Mutex<BTreeSet<i32>>,
 }
 
 impl Peers {
@@ -153,12 +153,6 @@ impl GpuContext {
             let result = unsafe { sys::cuPointerGetAttribute((&raw mut found).cast(), attribute, address) };
             result == sys::CUresult::CUDA_SUCCESS && found == address
         })
-    }
-
-    /// Makes physical memory of this context, by a call that is given the GPUs that reach it beside
-    /// its own.
-    pub(super) fn with_readers<T>(&self, make: impl FnOnce(&BTreeSet<i32>) -> T) -> T {
-        make(&self.peers.readers.lock())
     }
 }
 

@@ -2,8 +2,6 @@
 //! triggers, and collectors; and the compiler of kernels that use it.
 
 #[deny(unsafe_code)]
-mod detach;
-#[deny(unsafe_code)]
 mod error;
 #[deny(unsafe_code)]
 mod headers;

@@ -2,12 +2,9 @@
 
 #[deny(unsafe_code)]
 mod place;
-#[deny(unsafe_code)]
-mod word;
 
-pub use place::{MemoryKind, StreamMemory, StreamWord};
+pub use place::{GpuWord32, GpuWord64, MemoryKind, StreamMemory, StreamWord, Word32, Word64};
 pub(crate) use place::{Named, Place, Site};
-pub use word::{GpuWord32, GpuWord64, Word32, Word64};
 
 use crate::cuda::{Gpu, GpuMemory};
 use crate::memory::{HostAddr, StreamAddr};

@@ -3,7 +3,7 @@
 use crate::qp::channel::{ArmFor, Told, deadline};
 use crate::qp::create::CqObject;
 use crate::qp::domain::QueueDomain;
-use crate::qp::{CompletionChannel, PreparedWait, QueuePairInner, trace};
+use crate::qp::{CompletionChannel, PreparedWait, QueuePairInner, status};
 use crate::queue::completion::CompletionState;
 use crate::queue::{Completion, PollError, QueueError, StateError};
 use crate::verbs::device::DeviceInner;
@@ -104,7 +104,7 @@ impl CompletionQueue {
     /// # Errors
     /// As [`Self::poll`].
     pub fn poll_unawaited(&self) -> Result<Option<Completion>, PollError> {
-        trace::polled(self.inner.take(Take::Unawaited))
+        status::polled(self.inner.take(Take::Unawaited))
     }
 
     /// Prepares a wait for the next completion that no other wait is for.
@@ -272,12 +272,6 @@ impl CompletionQueueInner {
         self.state.try_lock()
     }
 
-    /// Numbers of the queue pairs that complete here.
-    pub(crate) fn attached_numbers(&self) -> Vec<u32> {
-        let known = self.queue_pairs.lock();
-        known.iter().map(|(number, _)| *number).collect()
-    }
-
     pub(crate) fn attach(&self, queue_pair: &Arc<QueuePairInner>) {
         let mut known = self.queue_pairs.lock();
         // Both of its queues may complete here.
@@ -330,7 +324,7 @@ impl CompletionQueueInner {
     }
 
     pub(crate) fn poll(&self) -> Result<Option<Completion>, PollError> {
-        trace::polled(self.take(Take::Next))
+        status::polled(self.take(Take::Next))
     }
 
     /// Reads what has completed, for persistent requests that have claimed it. Other completions

@@ -298,7 +298,7 @@ impl CompletionQueue {
         }
         // A ring's memory comes by way of a domain. This one has no other use.
         let pd = ProtectionDomain::new(device)?;
-        let domain = QueueDomain::of_completions(&pd.inner, queues, placement)?;
+        let domain = QueueDomain::new(&pd.inner, queues, placement, false)?;
         Ok(CompletionQueue { inner: CompletionQueueInner::make(&domain, entries, channel)? })
     }
 }

@@ -3,7 +3,7 @@
 use super::create::Role;
 use super::create::{self, QpObject};
 use super::shared_receives::Sharing;
-use super::trace;
+use super::status;
 use super::trigger::{Trigger, TriggerInner};
 use super::{
     CompletionQueue, CompletionQueueInner, QpState, QueuePair, QueuePairConfig, QueuePairInner,
@@ -89,7 +89,7 @@ impl QueuePair {
     fn in_role(pd: &ProtectionDomain, config: QueuePairConfig<'_>, role: Role) -> Result<Self, Error> {
         let maker =
             if config.queues == QueueApi::Verbs { role.maker(&pd.inner.device) } else { config.queues };
-        let domain = QueueDomain::new(&pd.inner, maker, config.placement)?;
+        let domain = QueueDomain::new(&pd.inner, maker, config.placement, true)?;
         Self::in_domain(domain, config, role)
     }
 
@@ -185,7 +185,7 @@ impl Parts {
             (Some(_), _) => Handover::Waits,
         };
         let send = SendState::new(sq, number, register).handed_over(handover);
-        trace::made(&device.name, &gid, number, register.get());
+        status::made(&device.name, &gid, number, register.get());
         let page = register.get() & !(UAR_PAGE as u64 - 1);
         // The page stays as long as the domain, which the span holds until no device has the page
         // mapped.

@@ -64,8 +64,6 @@ mod target;
 pub(crate) mod testing;
 #[cfg(feature = "tokio")]
 mod tokio;
-#[deny(unsafe_code)]
-mod trace;
 pub(crate) mod trigger;
 #[deny(unsafe_code)]
 pub(crate) mod wait;

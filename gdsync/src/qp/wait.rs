@@ -10,7 +10,7 @@ use crate::memory::timeline::{Timeline, TimelinePoint};
 use crate::qp::card_word::CardWord;
 use crate::qp::collector::Entry;
 use crate::qp::{CompletionQueueInner, QueuePairInner};
-use crate::queue::completion::CompletionState;
+use crate::queue::completion::{CompletionState, Slot};
 use crate::queue::outcome::{WorkError, outcome};
 use crate::queue::{Claim, PeerOp, QueueError, Status, Syndrome};
 use crate::util::poller::{Polled, Poller, Task};
@@ -160,7 +160,8 @@ impl PreparedWait {
     /// never looks at this one's entry: that need not be kept for it.
     pub(crate) fn commit_covered(&mut self, point: TimelinePoint) {
         self.point = Some(point);
-        self.cq.lock().release_wait(self.index);
+        // No stream looks at its entry.
+        self.cq.lock().set_slot(self.index, Slot::Free);
     }
 
     /// Marks it as posted, where a collector waits for the entry, and the stream for the collector's
@@ -188,7 +189,7 @@ impl PreparedWait {
         if let Some(checked) = &self.checked {
             checked.undo();
         }
-        self.cq.lock().unpost_wait(self.index);
+        self.cq.lock().set_slot(self.index, Slot::Prepared);
         (self.point, self.arrival) = (None, None);
     }
 

@@ -184,7 +184,7 @@ pub(crate) struct SendState {
     flushed: bool,
     /// A post has to look at more than the order: a stream waits for sends that are not posted, or
     /// the queue was flushed.
-    guarded: bool,
+    pub(crate) guarded: bool,
     /// A kernel drives the queue.
     attached: bool,
     handover: Handover,

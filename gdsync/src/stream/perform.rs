@@ -14,14 +14,6 @@ use crate::stream::proxy::Ring;
 use parking_lot::{Condvar, MutexGuard};
 
 impl<B: MemOpStream> Stream<B> {
-    /// Locks the state, once no other thread performs a submission.
-    #[inline]
-    pub(super) fn lock_to_post(&self) -> MutexGuard<'_, State> {
-        let mut state = self.lock();
-        self.await_turn(&mut state);
-        state
-    }
-
     /// Waits until no other thread performs a submission.
     #[inline]
     pub(super) fn await_turn(&self, state: &mut MutexGuard<'_, State>) {

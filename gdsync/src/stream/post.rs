@@ -1,8 +1,7 @@
 //! Posting batches on a backend.
 
-use super::collecting::StreamCollector;
 use super::in_flight::{self, Held, InFlight, Past, Spare};
-use super::lower::Posting;
+use super::lower::{Posting, StreamCollector};
 use super::proxy::{self, Ring};
 use super::translations::Translations;
 use super::{DoorbellPath, Doorbells, StreamOptions};
@@ -190,7 +189,8 @@ impl<B: MemOpStream> Stream<B> {
         let mut rest = descriptors.into_iter();
         // Dropped after the lock is released: the drops may take other locks.
         let mut past = Past::default();
-        let mut state = self.lock_to_post();
+        let mut state = self.lock();
+        self.await_turn(&mut state);
         let mut posted = 0;
         if whole {
             let submissions = self.submissions(&mut state, rest.as_slice(), unmerged);

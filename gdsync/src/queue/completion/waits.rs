@@ -1,12 +1,13 @@
 //! Waits for completions of sends for which the card was not rung: which they are, and their end
 //! where the queue pair has failed. And receives of shared queues, which may complete in any of several
-//! completion queues: each has room for all of them.
+//! completion queues: each has room for all of them. And a completion queue that is attached to a device.
 
-use crate::memory::Timeline;
+use crate::memory::{HostAddr, Timeline};
 use crate::queue::completion::{CompletionState, RawCompletion, Slot};
 use crate::queue::shared::Credits;
 use crate::queue::{ENTRY_WORDS, QueueError};
 use gdsync_sys::prm::cqe::{Cqe64, CqeOpcode, LAST_DWORD, Syndrome};
+use gdsync_sys::prm::doorbell;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use zerocopy::IntoBytes;
@@ -75,7 +76,7 @@ impl CompletionState {
         let ended = if sharing.is_empty() { unrung } else { waits };
         for index in (0..ended).map(|position| index.wrapping_add(position)) {
             let slot = self.slots.get(index.wrapping_sub(self.recycled) as usize);
-            if matches!(slot, Some(Slot::Posted(on, point)) if !on.has_passed(*point)) {
+            if slot.is_some_and(Slot::is_standing) {
                 self.release(index);
             }
         }
@@ -83,14 +84,9 @@ impl CompletionState {
 
     /// Whether streams wait for entries that are not written, and whose waits were not ended.
     pub(crate) fn has_waits_to_end(&self) -> bool {
-        let ahead = self.slots.iter().enumerate().skip(self.held() as usize);
-        let mut waits = ahead.filter_map(|(position, slot)| match slot {
-            Slot::Posted(on, point) if !on.has_passed(*point) => {
-                Some(self.recycled.wrapping_add(position as u32))
-            }
-            _ => None,
-        });
-        waits.any(|index| !self.has_come(index))
+        let ahead = self.slots.iter().zip(0..).skip(self.held() as usize);
+        let mut waits = ahead.filter(|(slot, _)| slot.is_standing());
+        waits.any(|(_, position)| !self.has_come(self.recycled.wrapping_add(position)))
     }
 
     fn is_send_of(&self, qpn: u32, entry: &RawCompletion) -> bool {
@@ -231,8 +227,7 @@ impl CompletionState {
             if !self.is_released(last) {
                 return false;
             }
-            if matches!(self.slots.back(), Some(Slot::Posted(timeline, point)) if !timeline.has_passed(*point))
-            {
+            if self.slots.back().is_some_and(Slot::is_standing) {
                 return true;
             }
             let word = self.ring.word(last, LAST_DWORD);
@@ -246,5 +241,63 @@ impl CompletionState {
             self.slots.pop_back();
         }
         false
+    }
+}
+
+/// The addresses of a completion queue, and its next entry.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct BorrowedCompletions {
+    pub(crate) ring: HostAddr,
+    pub(crate) entries: u32,
+    pub(crate) record: HostAddr,
+    /// The next entry.
+    pub(crate) next: u32,
+}
+
+/// Why a completion queue cannot be attached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Unread {
+    /// Completions that are to come, or were not polled.
+    Completions(u32),
+    /// Waits that streams have not passed, or that are only prepared.
+    Waits(u32),
+}
+
+impl CompletionState {
+    /// Attaches the queue, for kernels that post to queue pair `qpn`: until [`Self::detach`], only
+    /// they take entries out of it, and no other queue pair can complete here.
+    pub(crate) fn attach(&mut self, qpn: u32) -> Result<BorrowedCompletions, Unread> {
+        self.recycle();
+        if self.reserved > 0 {
+            return Err(Unread::Completions(self.reserved));
+        }
+        if self.held() > 0 || !self.slots.is_empty() {
+            return Err(Unread::Waits(self.slots.len() as u32));
+        }
+        self.attached = Some(qpn);
+        // With all places taken, a caller that reserves one gets an error that says why.
+        self.reserved = self.entries();
+        self.ring.drain();
+        Ok(BorrowedCompletions {
+            ring: HostAddr(self.ring.word(0, 0).as_ptr() as u64),
+            entries: self.entries(),
+            record: HostAddr(self.ring.record().as_ptr() as u64),
+            next: self.polled,
+        })
+    }
+
+    /// The entry `index` of a queue that is attached, if the card has written it.
+    pub(crate) fn read_attached(&self, index: u32) -> Option<RawCompletion> {
+        if self.is_beyond(index) { None } else { self.read(index) }
+    }
+
+    /// Gives the entries before `index` back to the card.
+    pub(crate) fn recycle_attached(&self, index: u32) {
+        self.ring.publish(doorbell::ci_record(index));
+    }
+
+    /// Detaches the queue: entry `next` is the first that was not read.
+    pub(crate) fn detach(&mut self, next: u32) {
+        (self.polled, self.recycled, self.reserved, self.attached) = (next, next, 0, None);
     }
 }

@@ -219,11 +219,6 @@ impl SendState {
     }
 
     /// See [`Self::guard`].
-    #[inline]
-    pub(crate) fn is_guarded(&self) -> bool {
-        self.guarded
-    }
-
     /// A stream has still to ring for sends that are to complete.
     pub(crate) fn is_rung_later(&self) -> bool {
         self.has_unpassed_posts() && self.rung().1 > 0

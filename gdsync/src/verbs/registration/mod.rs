@@ -180,12 +180,11 @@ impl RegistrationCache {
         len: usize,
         access: Access,
     ) -> Result<CachedRegion, Error> {
-        let context = GpuContext::of(context)?;
-        let identity = Some(buffer_id(&context, address)?);
+        let identity = Some(buffer_id(&*GpuContext::of(context)?, address)?);
         let extent = Extent { addresses: addresses(address, len)?, access, identity };
         self.get(extent, None, Handle::Raw, len, || {
             // SAFETY: the caller's.
-            let memory = unsafe { GpuMemory::of_program(&context, address, len) };
+            let memory = unsafe { GpuMemory::from_raw(context, address, len, ()) }?;
             GpuMemoryRegion::register_inner(&self.inner.pd, &memory, access)
         })
     }
