@@ -1,8 +1,7 @@
 //! GPU memory that can be exported: physical memory with an address range of its own
 //! (`cuMemCreate`, `cuMemMap`).
 
-use super::context::GpuContext;
-use super::error::{CudaError, check};
+use crate::cuda::{CudaError, GpuContext, check};
 use cudarc::driver::sys;
 use std::collections::BTreeSet;
 

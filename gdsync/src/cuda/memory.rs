@@ -1,8 +1,8 @@
 //! GPU memory as payload.
 
-use super::context::{GpuContext, is_registered_by_us};
-use super::error::{CudaError, check};
-use super::exportable::Exportable;
+use crate::cuda::context::is_registered_by_us;
+use crate::cuda::exportable::Exportable;
+use crate::cuda::{CudaError, GpuContext, check};
 use crate::memory::use_count::UseCount;
 use cudarc::driver::{CudaContext, sys};
 use gdsync_gdr::{Gpu, GpuRange, Mapping};

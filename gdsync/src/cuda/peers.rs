@@ -4,11 +4,7 @@
 //! allocations, for physical memory that was mapped, which queues and CPU mappings have, and for the
 //! pool that stream-ordered allocations come from.
 
-use super::context::GpuContext;
-use super::error::{CudaError, check};
-use super::handle::RelaxedCapture;
-use super::memory::GpuMemory;
-use super::{Gpu, memory};
+use crate::cuda::{CudaError, Gpu, GpuContext, GpuMemory, RelaxedCapture, check, memory};
 use cudarc::driver::{CudaContext, sys};
 use parking_lot::{Mutex, RwLock};
 use std::collections::BTreeSet;

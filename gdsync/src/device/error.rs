@@ -2,8 +2,8 @@
 
 use crate::cuda::CudaError;
 use crate::memop::StreamError;
-use crate::queue::error::QueueError;
-use crate::verbs::transport::Transport;
+use crate::queue::QueueError;
+use crate::verbs::Transport;
 use std::io;
 use std::time::Duration;
 

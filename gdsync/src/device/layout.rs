@@ -1,7 +1,7 @@
 //! The structures of `gdsync/device/queue.cuh`, of which these are the other half.
 
 use crate::cuda::GpuMemory;
-use crate::device::error::DeviceQpError;
+use crate::device::DeviceQpError;
 use crate::memop::{MemOpStream, Place, Site, StreamError};
 use crate::memory::PinnedMemory;
 use crate::qp::{Collector, Trigger};

@@ -7,12 +7,12 @@
 //!
 //! And detaching a queue pair from a device.
 
-use crate::device::error::DeviceQpError;
 use crate::device::layout::{ERROR_RETURNED, Progress};
-use crate::device::{DeviceQp, work_error};
+use crate::device::{DeviceQp, DeviceQpError, work_error};
 use crate::memory::{HostAddr, PinnedMemory};
 use crate::qp::{QpState, QueuePairInner};
-use crate::queue::outcome::{FailureCause, WorkError, outcome};
+use crate::queue::outcome::outcome;
+use crate::queue::{FailureCause, WorkError};
 use crate::util::poller::{Polled, Poller, Task};
 use gdsync_sys::pause::Pause;
 use parking_lot::Mutex;

@@ -25,8 +25,8 @@
 //! # }
 //! ```
 
-use super::headers::headers;
 use crate::cuda::{self, CudaError};
+use crate::device::headers;
 use cudarc::driver::sys::CUresult;
 use cudarc::driver::{CudaContext, CudaModule};
 use cudarc::nvrtc::Ptx;

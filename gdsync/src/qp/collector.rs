@@ -2,19 +2,17 @@
 
 use crate::cuda::{GpuMemory, Placement};
 use crate::memop::{Named, Place};
-use crate::qp::card_word::CardWord;
 use crate::qp::wait::{CHECKER, start_checker};
 use crate::qp::{
-    CompletionQueueInner, PreparedSend, PreparedWait, QueuePair, QueuePairConfig, QueuePairInner,
+    CardWord, CompletionQueueInner, PreparedSend, PreparedWait, QueuePair, QueuePairConfig, QueuePairInner,
 };
 use crate::queue::send::{CardWait, Hold};
 use crate::queue::{QueueError, RequestError, StateError, WorkRequest};
 use crate::util::options::options;
 use crate::util::poller::{Polled, Task};
-use crate::verbs::device::DeviceInner;
 use crate::verbs::{
-    Access, ConnectOptions, DEFAULT_PORT, Device, Error, GpuMemoryRegion, MemoryRegion, ProtectionDomain,
-    QueuePairError,
+    Access, ConnectOptions, DEFAULT_PORT, Device, DeviceInner, Error, GpuMemoryRegion, MemoryRegion,
+    ProtectionDomain, QueuePairError,
 };
 use parking_lot::Mutex;
 use std::collections::VecDeque;

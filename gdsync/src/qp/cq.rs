@@ -1,13 +1,12 @@
 //! Completion queues.
 
-use crate::qp::channel::{ArmFor, Told, deadline};
+use crate::qp::channel::{Told, deadline};
 use crate::qp::create::CqObject;
 use crate::qp::domain::QueueDomain;
-use crate::qp::{CompletionChannel, PreparedWait, QueuePairInner, status};
+use crate::qp::{ArmFor, CompletionChannel, PreparedWait, QueuePairInner, status};
 use crate::queue::completion::CompletionState;
 use crate::queue::{Completion, PollError, QueueError, StateError};
-use crate::verbs::device::DeviceInner;
-use crate::verbs::{Error, QueuePairError, Transport};
+use crate::verbs::{DeviceInner, Error, QueuePairError, Transport};
 use gdsync_status::Published;
 use gdsync_sys::verbs::ibv_cq;
 use parking_lot::Mutex;

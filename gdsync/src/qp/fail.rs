@@ -3,10 +3,11 @@
 
 use crate::qp::wait::{CHECKER, start_checker};
 use crate::qp::{CompletionQueueInner, QpObject, QpState, QueuePair, QueuePairInner};
-use crate::queue::outcome::{FailureCause, WorkError, outcome};
+use crate::queue::outcome::outcome;
+use crate::queue::{FailureCause, WorkError};
 use crate::util::poller::{Polled, Task};
-use crate::verbs::error::Error;
-use crate::verbs::events::{AsyncEventKind, Element, EventSink};
+use crate::verbs::events::{Element, EventSink};
+use crate::verbs::{AsyncEventKind, Error};
 use gdsync_sys::prm::cqe::Cqe64;
 use gdsync_sys::verbs;
 use std::ptr;

@@ -1,16 +1,14 @@
 //! Making queue pairs, whatever drives and releases them.
 
-use super::create::Role;
-use super::create::{self, QpObject};
-use super::shared_receives::Sharing;
-use super::status;
-use super::trigger::{Trigger, TriggerInner};
-use super::{
-    CompletionQueue, CompletionQueueInner, QpState, QueuePair, QueuePairConfig, QueuePairInner,
-    SharedReceiveQueue, next_psn,
-};
 use crate::memory::spans::{Kind, Span};
+use crate::qp::create::{self, QpObject, Role};
 use crate::qp::domain::{Maker, QueueDomain};
+use crate::qp::shared_receives::Sharing;
+use crate::qp::trigger::TriggerInner;
+use crate::qp::{
+    CompletionQueue, CompletionQueueInner, QpState, QueuePair, QueuePairConfig, QueuePairInner,
+    SharedReceiveQueue, Trigger, next_psn, status,
+};
 use crate::queue::QueueParts;
 use crate::queue::recv::RecvState;
 use crate::queue::regions::KnownRegions;

@@ -1,6 +1,6 @@
 //! A prepared send: a work request in the send queue for which the card was not rung.
 
-use crate::memory::timeline::{Timeline, TimelinePoint};
+use crate::memory::{Timeline, TimelinePoint};
 use crate::qp::trigger::TriggerInner;
 use crate::qp::{PreparedReceives, QueuePairInner, status};
 use crate::queue::completion::CompletionState;

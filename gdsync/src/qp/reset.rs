@@ -1,8 +1,8 @@
 //! From the error state to a new connection, with the same object.
 
 use crate::qp::{QpState, QueuePair, QueuePairInner, next_psn};
+use crate::queue::ResetBlocker;
 use crate::queue::completion::CompletionState;
-use crate::queue::outcome::ResetBlocker;
 use crate::verbs::{ConnectOptions, Endpoint, Error};
 use gdsync_sys::verbs;
 use spin::mutex::SpinMutexGuard;

@@ -1,14 +1,13 @@
 //! Shared receive queues: making, posting, and which completion queues their receives count in.
 
-use crate::qp::CompletionQueueInner;
-use crate::qp::config::SharedReceiveQueueConfig;
-use crate::queue::Ring;
-use crate::queue::error::{QueueError, RequestError, StateError};
+use crate::qp::{CompletionQueueInner, SharedReceiveQueueConfig};
 use crate::queue::request::data_segments;
 use crate::queue::shared::{Credits, SharedRecvState};
-use crate::verbs::events::{AsyncEventKind, Element, EventSink};
+use crate::queue::{QueueError, RequestError, Ring, StateError};
+use crate::verbs::events::{Element, EventSink};
 use crate::verbs::{
-    DeviceInner, Error, Owned, ProtectionDomain, ProtectionDomainInner, QueuePairError, Slice, call,
+    AsyncEventKind, DeviceInner, Error, Owned, ProtectionDomain, ProtectionDomainInner, QueuePairError,
+    Slice, call,
 };
 use gdsync_sys::mlx5dv::{self, mlx5dv_obj, mlx5dv_srq};
 use gdsync_sys::verbs::{ibv_srq, ibv_srq_attr, ibv_srq_init_attr};

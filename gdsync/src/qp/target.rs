@@ -2,8 +2,7 @@
 
 use crate::memory::HostAddr;
 use crate::qp::connect::{endpoint, ready_to_receive};
-use crate::qp::create::Role;
-use crate::qp::create::{self, QpObject};
+use crate::qp::create::{self, QpObject, Role};
 use crate::qp::domain::QueueDomain;
 use crate::qp::make::{Parts, Place};
 use crate::qp::shared_receives::Sharing;

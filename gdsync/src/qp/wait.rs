@@ -6,15 +6,14 @@
 //! a *status word*. The stream waits for that word instead, and kernels and later descriptors can
 //! read it.
 
-use crate::memory::timeline::{Timeline, TimelinePoint};
-use crate::qp::card_word::CardWord;
+use crate::memory::{Timeline, TimelinePoint};
 use crate::qp::collector::Entry;
-use crate::qp::{CompletionQueueInner, QueuePairInner};
+use crate::qp::{CardWord, CompletionQueueInner, QueuePairInner};
 use crate::queue::completion::{CompletionState, Slot};
-use crate::queue::outcome::{WorkError, outcome};
-use crate::queue::{Claim, PeerOp, QueueError, Status, Syndrome};
+use crate::queue::outcome::outcome;
+use crate::queue::{Claim, PeerOp, QueueError, Status, Syndrome, WorkError};
 use crate::util::poller::{Polled, Poller, Task};
-use crate::verbs::error::Error;
+use crate::verbs::Error;
 use gdsync_trace::{Kind, event};
 use std::fmt;
 use std::sync::Arc;

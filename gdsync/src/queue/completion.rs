@@ -7,9 +7,10 @@ pub(crate) use waits::{BorrowedCompletions, Unread};
 
 use self::waits::Shared;
 
-use super::{ENTRY_WORDS, Ring};
 use crate::memory::{HostAddr, Timeline, TimelinePoint};
-use crate::queue::{Completion, OrderError, PeerOp, PollError, QueueError, QueueFull, StateError};
+use crate::queue::{
+    Completion, ENTRY_WORDS, OrderError, PeerOp, PollError, QueueError, QueueFull, Ring, StateError,
+};
 use gdsync_sys::prm::cqe::{Cqe64, CqeOpcode, LAST_DWORD, OP_OWN_INVALID, OWNER_MASK_DWORD, Syndrome};
 use gdsync_sys::prm::doorbell;
 use std::collections::VecDeque;

@@ -1,9 +1,8 @@
 //! Completions, as polling returns them, and where a datagram came from: what its completion and the header
 //! before it say.
 
-use crate::memory::timeline::Blocked;
-use crate::verbs::events::AsyncEventKind;
-use crate::verbs::{Endpoint, Error, Gid, LinkLayer, ParseError};
+use crate::memory::Blocked;
+use crate::verbs::{AsyncEventKind, Endpoint, Error, Gid, LinkLayer, ParseError};
 use gdsync_sys::prm::cqe::{Cqe64, CqeOpcode, L3_IPV4, L3_IPV6, Syndrome};
 use gdsync_sys::prm::wqe::Opcode;
 use std::fmt;

@@ -14,14 +14,13 @@ pub(crate) use ends::BorrowedSends;
 pub(crate) use order::{Before, LastPost, Replaced};
 pub(crate) use waits::{CardWait, Enable, Hold};
 
-use super::regions::Regions;
-use super::{Copy, Ring, SegmentWriter};
 use crate::memory::HostAddr;
 use crate::queue::completion::CompletionState;
 use crate::queue::doorbell::ring;
+use crate::queue::regions::Regions;
 use crate::queue::request::Rules;
 use crate::queue::status::Claims;
-use crate::queue::{Claim, Doorbell, QueueError, QueueFull, WorkRequest};
+use crate::queue::{Claim, Copy, Doorbell, QueueError, QueueFull, Ring, SegmentWriter, WorkRequest};
 use crate::verbs::RegionKeeper;
 use gdsync_sys::prm::doorbell;
 use gdsync_sys::prm::wqe::{BASIC_BLOCK, SEGMENT};

@@ -4,7 +4,7 @@
 use crate::memop::Word32;
 use crate::memory::PinnedMemory;
 use crate::queue::{Completion, PeerOp, WorkError, WorkKind};
-use crate::verbs::error::Error;
+use crate::verbs::Error;
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::fmt::Debug;

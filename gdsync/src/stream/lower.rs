@@ -10,9 +10,9 @@ use crate::qp::{
     PreparedWait, QueuePair, QueuePairInner,
 };
 use crate::queue::{Doorbell, PeerOp, QueueError, Release};
-use crate::stream::post::{State, Stream};
+use crate::stream::post::State;
 use crate::stream::proxy::{self, Queue, Ring};
-use crate::stream::{DoorbellPath, Doorbells, PostFailure};
+use crate::stream::{DoorbellPath, Doorbells, PostFailure, Stream};
 use crate::verbs::{DEFAULT_PORT, Device, Error};
 use std::cell::RefCell;
 use std::sync::Arc;

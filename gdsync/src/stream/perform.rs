@@ -7,10 +7,10 @@
 use crate::batch::{Bytes, Descriptor, Points};
 use crate::memop::{MemOp, MemOpStream, Place, Site, StreamError};
 use crate::memory::{StreamAddr, TimelinePoint};
-use crate::stream::PostFailure;
 use crate::stream::in_flight::{Held, InFlight};
-use crate::stream::post::{PROGRESS_EVERY, State, Stream};
+use crate::stream::post::{PROGRESS_EVERY, State};
 use crate::stream::proxy::Ring;
+use crate::stream::{PostFailure, Stream};
 use parking_lot::{Condvar, MutexGuard};
 
 impl<B: MemOpStream> Stream<B> {

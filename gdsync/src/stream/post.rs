@@ -1,16 +1,15 @@
 //! Posting batches on a backend.
 
-use super::in_flight::{self, Held, InFlight, Past, Spare};
-use super::lower::{Posting, StreamCollector};
-use super::proxy::{self, Ring};
-use super::translations::Translations;
-use super::{DoorbellPath, Doorbells, StreamOptions};
-use super::{PostError, PostFailure, Posted};
 use crate::batch::{Batch, Chunk, Descriptor, Fate, Lowering, Planner, Points};
 use crate::cuda::arena_of;
 use crate::memop::{MemOp, MemOpCaps, MemOpStream, StreamError};
-use crate::memory::timeline::{Timeline, TimelinePoint};
-use crate::verbs::error::Error;
+use crate::memory::{Timeline, TimelinePoint};
+use crate::stream::in_flight::{self, Held, InFlight, Past, Spare};
+use crate::stream::lower::{Posting, StreamCollector};
+use crate::stream::proxy::{self, Ring};
+use crate::stream::translations::Translations;
+use crate::stream::{DoorbellPath, Doorbells, PostError, PostFailure, Posted, StreamOptions};
+use crate::verbs::Error;
 use gdsync_sys::pause::{self, Pause};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::cell::{Cell, RefCell};

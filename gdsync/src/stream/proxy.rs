@@ -10,14 +10,14 @@
 //! when both are there. A program that asks ([`Stream::doorbells`](super::Stream::doorbells)) has it
 //! started then.
 
-use super::DoorbellPath;
 use crate::memop::StreamError;
+use crate::memory::Timeline;
 use crate::memory::arena::Block;
-use crate::memory::timeline::Timeline;
 use crate::qp::QueuePairInner;
-use crate::queue::doorbell::Doorbell;
+use crate::queue::Doorbell;
+use crate::stream::DoorbellPath;
 use crate::util::poller::{Polled, Poller, Task};
-use crate::verbs::error::Error;
+use crate::verbs::Error;
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::VecDeque;
 use std::fmt;

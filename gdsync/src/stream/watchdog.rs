@@ -6,7 +6,7 @@
 use crate::memop::MemOpStream;
 use crate::stream::Stream;
 use crate::util::contain::log;
-use crate::verbs::error::{Error, OutOfRange};
+use crate::verbs::{Error, OutOfRange};
 use gdsync_sys::contain::contain;
 use parking_lot::{Condvar, Mutex};
 use std::fmt;

@@ -1,7 +1,7 @@
 //! The calling conventions of libibverbs and libmlx5, turned into `Result`s, and handles of the objects that they
 //! make.
 
-use crate::verbs::error::Error;
+use crate::verbs::Error;
 use libc::c_int;
 use std::ptr::NonNull;
 use std::{fmt, io};

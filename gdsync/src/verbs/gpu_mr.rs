@@ -1,8 +1,8 @@
 //! GPU memory registered with a card.
 
 use crate::cuda::{Consistency, CudaError, Gpu, GpuMemory};
-use crate::verbs::mr::{Backing, Region};
-use crate::verbs::{Access, Error, MemoryRegionInner, ProtectionDomain};
+use crate::verbs::mr::Backing;
+use crate::verbs::{Access, Error, MemoryRegionInner, ProtectionDomain, Region};
 use gdsync_sys::api::Provider;
 use gdsync_sys::verbs::ibv_mr;
 use std::io;

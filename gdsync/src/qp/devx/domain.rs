@@ -3,7 +3,7 @@
 
 use crate::cuda::QueuePlacement;
 use crate::memory::HostAddr;
-use crate::qp::config::QueuePairConfig;
+use crate::qp::QueuePairConfig;
 use crate::qp::devx::memory::{MemorySource, source_of};
 use crate::qp::devx::sizes::Sizes;
 use crate::verbs::devx::{check, failure};

@@ -21,7 +21,7 @@ pub(crate) use domain::Domain;
 use self::domain::Object;
 use self::memory::Blocks;
 use self::sizes::Sizes;
-use crate::qp::config::QueuePairConfig;
+use crate::qp::QueuePairConfig;
 use crate::qp::create::Role;
 use crate::queue::{QueueParts, Ring};
 use crate::verbs::{Error, LinkLayer, ProtectionDomainInner, Transport, ah};

@@ -1,9 +1,9 @@
 //! The order of a queue's sends: each is posted in its turn, and those of one queue on one stream
 //! at a time.
 
-use super::{SendState, State};
-use crate::memory::timeline::{Timeline, TimelinePoint};
-use crate::queue::error::{OrderError, QueueError};
+use crate::memory::{Timeline, TimelinePoint};
+use crate::queue::send::{SendState, State};
+use crate::queue::{OrderError, QueueError};
 use gdsync_sys::prm::doorbell;
 use std::cmp;
 use std::sync::Arc;

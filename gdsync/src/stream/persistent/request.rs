@@ -1,6 +1,6 @@
 //! What requests of all kinds have in common.
 
-use crate::memory::timeline::Timeline;
+use crate::memory::Timeline;
 use crate::qp::wait::{CHECKER, start_checker};
 use crate::qp::{CardWord, CompletionQueueInner, QueuePairInner};
 use crate::queue::send::{CardWait, Hold};

@@ -2,7 +2,7 @@
 
 use crate::batch::{Batch, Descriptor};
 use crate::memop::{Condition, MemOpStream, Named};
-use crate::memory::timeline::Timeline;
+use crate::memory::Timeline;
 use crate::qp::{PreparedReceives, PreparedSend, PreparedTicket, PreparedWait, QueuePairInner, Trigger};
 use crate::queue::send::Hold;
 use crate::queue::{Claim, OrderError, QueueError, RequestError, StateError, Status, Syndrome, Writer};
