@@ -1,7 +1,7 @@
 //! GPU memory as payload.
 
 use crate::cuda::context::is_registered_by_us;
-use crate::cuda::exportable::Exportable;
+use crate::cuda::peers::Exportable;
 use crate::cuda::{CudaError, GpuContext, check};
 use crate::memory::use_count::UseCount;
 use cudarc::driver::{CudaContext, sys};

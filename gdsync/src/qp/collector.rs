@@ -209,11 +209,6 @@ fn arrival_word(pd: &ProtectionDomain, placement: Placement) -> Result<CardWord,
     Ok(word)
 }
 
-/// A queue pair, and its sequence number now.
-fn numbered(queue_pair: &Arc<QueuePairInner>) -> (Arc<QueuePairInner>, u32) {
-    (queue_pair.clone(), queue_pair.psn.load(Ordering::Relaxed))
-}
-
 /// A queue pair that is connected to itself.
 fn queue_pair(pd: &ProtectionDomain, port: u8) -> Result<QueuePair, Error> {
     let config = QueuePairConfig::default().send_depth(BLOCKS).recv_depth(1).port(port);
@@ -264,6 +259,7 @@ impl CollectorInner {
             }
         }
         state.newest = number;
+        let numbered = |one: &Arc<QueuePairInner>| (one.clone(), one.psn.load(Ordering::Relaxed));
         state.awaited.push_back(Awaited {
             number,
             entries: entries.iter().map(|(queue, index, _)| ((*queue).clone(), *index)).collect(),
