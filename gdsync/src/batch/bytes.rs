@@ -1,6 +1,6 @@
 //! Writes of bytes in stream order: cut into pieces, each of which is copied or cut into words.
 
-use super::Keyed;
+use crate::batch::Keyed;
 use crate::memop::{MemOpCaps, MemoryKind, Place, Staged, StreamError, StreamMemory};
 use crate::memory::OutOfBounds;
 

@@ -4,11 +4,11 @@
 //! The lowering is generic over its [`Driver`]: a stream posts with it, `gdsync explain` prints
 //! what it makes, and the proof of the merges runs it.
 
-use super::shape::Descriptor;
-use super::{Chunk, Fate, LastPoint, Word, Words};
+use crate::batch::shape::Descriptor;
+use crate::batch::{Chunk, Fate, LastPoint, Word, Words};
 use crate::memop::{Condition, MemOp, MemOpCaps, StreamError};
 use crate::memory::{HostAddr, StreamAddr, TimelinePoint};
-use crate::queue::doorbell::{Doorbell, PeerOp, Release};
+use crate::queue::{Doorbell, PeerOp, Release};
 use gdsync_sys::prm::wait;
 
 /// What the lowering asks of the stream for which it lowers.

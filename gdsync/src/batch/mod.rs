@@ -13,7 +13,6 @@ pub mod outline;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod proof;
 mod shape;
-mod table;
 
 pub(crate) use bytes::{Bytes, Word, Words};
 pub use bytes::{MemoryWrite, WriteError};

@@ -5,7 +5,7 @@
 //! ([`Target::of`]). The planner and the lowering are those of [`crate::Stream::post`]. `gdsync
 //! explain` prints the program; benches and the proof of the merges use it, too.
 
-use super::{Collecting, Driver, Fate, Keyed, Lowering, Planner, Points, SendKey, WaitKey, shape};
+use crate::batch::{Collecting, Driver, Fate, Keyed, Lowering, Planner, Points, SendKey, WaitKey, shape};
 use crate::memop::{MemOp, MemOpCaps, StreamError};
 use crate::memory::{HostAddr, StreamAddr, TimelinePoint};
 use crate::queue::{Doorbell, PeerOp, Release, Status};

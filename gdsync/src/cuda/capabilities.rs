@@ -1,6 +1,6 @@
 //! What a GPU is, and what it can do for gdsync.
 
-use crate::cuda::error::CudaError;
+use crate::cuda::CudaError;
 use cudarc::driver::sys;
 use gdsync_gdr::{Gpu, driver};
 

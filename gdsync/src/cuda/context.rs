@@ -1,12 +1,10 @@
 //! One GPU context: what its GPU can do, what it knows of this process' memory, and when it may
 //! forget it.
 
-use crate::cuda::capabilities::GpuCapabilities;
 use crate::cuda::copier::Copier;
-use crate::cuda::error::{CudaError, check};
 use crate::cuda::gate::{Busy, Gate, Submitting};
-use crate::cuda::handle::{RelaxedCapture, StreamHandle};
 use crate::cuda::peers::{Peers, not_enabled};
+use crate::cuda::{CudaError, GpuCapabilities, RelaxedCapture, StreamHandle, check};
 use crate::memory::peer_map::{MapError, PeerMap, Registered, Registrar};
 use crate::memory::spans::Kind;
 use crate::memory::{HostAddr, StreamAddr, is_left_behind};

@@ -4,10 +4,9 @@
 //! what it copies passes through pinned memory, so that no copy waits for the driver to find a
 //! buffer of its own.
 
-use super::context::GpuContext;
-use super::error::{CudaError, check};
 #[cfg(feature = "software-card")]
 use super::peer_memory::Rows;
+use crate::cuda::{CudaError, GpuContext, check};
 use crate::memory::PinnedMemory;
 use cudarc::driver::sys;
 use std::sync::Arc;

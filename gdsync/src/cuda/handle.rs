@@ -1,9 +1,8 @@
 //! A CUDA stream's handle: the calls that gdsync makes on it besides submitting, of captures too.
 
-use crate::cuda::error::{CudaError, check};
 use crate::cuda::gate::Busy;
-use cudarc::driver::CudaStream as CudarcStream;
-use cudarc::driver::sys;
+use crate::cuda::{CudaError, check};
+use cudarc::driver::{CudaStream as CudarcStream, sys};
 use std::any::Any;
 use std::fmt;
 use std::marker::PhantomData;

@@ -1,7 +1,6 @@
 //! GPUs as programs name them on their command lines, and which of them a rank has.
 
-use super::error::CudaError;
-use super::{DriverError, Gpu, device_count};
+use crate::cuda::{CudaError, DriverError, Gpu, device_count};
 use std::fmt;
 use std::str::FromStr;
 

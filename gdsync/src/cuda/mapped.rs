@@ -6,9 +6,7 @@ pub use gdsync_gdr::{
     StoreKernel,
 };
 
-use super::context::GpuContext;
-use super::error::CudaError;
-use super::memory::GpuMemory;
+use crate::cuda::{CudaError, GpuContext, GpuMemory};
 use cudarc::driver::CudaContext;
 use gdsync_gdr::Gpu;
 use std::fmt;

@@ -1,8 +1,8 @@
 //! GPU memory as payload.
 
-use super::context::{GpuContext, is_registered_by_us};
-use super::error::{CudaError, check};
-use super::exportable::Exportable;
+use crate::cuda::context::is_registered_by_us;
+use crate::cuda::peers::Exportable;
+use crate::cuda::{CudaError, GpuContext, check};
 use crate::memory::use_count::UseCount;
 use cudarc::driver::{CudaContext, sys};
 use gdsync_gdr::{Gpu, GpuRange, Mapping};
@@ -37,13 +37,20 @@ struct Inner {
     owner: Owner,
 }
 
-/// What frees the memory.
-enum Owner {
-    /// `cuMemFree`.
-    Ours,
-    /// The drop of this value. `()` keeps nothing: only the program's promise says how long the
-    /// memory stays.
-    Program(Box<dyn Any + Send + Sync>),
+/// What keeps the memory; `()` where the program does by other means.
+type Owner = Box<dyn Any + Send + Sync>;
+
+/// Memory of gdsync's own, freed when dropped: by a deferred call, for which its context is current.
+struct Allocated(u64);
+
+impl Drop for Allocated {
+    fn drop(&mut self) {
+        // SAFETY: allocated by us in the context that is current for deferred calls; the last handle was
+        // dropped.
+        if let Err(error) = check("cuMemFree", unsafe { sys::cuMemFree_v2(self.0) }) {
+            tracing::debug!(%error, "GPU memory was not freed");
+        }
+    }
 }
 
 /// All memory that is there: how a software card knows what is not the CPU's. By its first address
@@ -77,23 +84,23 @@ impl GpuMemory {
         // SAFETY: `address` is a valid place; the context is current.
         let made = check("cuMemAlloc", unsafe { sys::cuMemAlloc_v2(&mut address, len.max(1)) });
         context.named(made)?;
-        Ok(Self::known(address, len, true, context.clone(), Owner::Ours))
+        Ok(Self::known(address, len, true, context.clone(), Box::new(Allocated(address))))
     }
 
     /// As [`Self::allocate`], of the kind that can be exported: whole pieces of what the GPU gives,
     /// 2 MiB as a rule.
     pub(crate) fn allocate_exportable(context: &Arc<GpuContext>, len: usize) -> Result<Self, CudaError> {
         context.collect();
-        let (memory, address, size) = context.with_readers(|readers| {
-            let _entered = context.enter()?;
-            let _mode = super::RelaxedCapture::new();
-            let memory = context.named(Exportable::allocate(context, len, readers))?;
-            let (address, size) = (memory.address, memory.size);
-            let owner = Owner::Program(Box::new(memory));
-            Ok::<_, CudaError>((Self::known(address, len, true, context.clone(), owner), address, size))
-        })?;
+        // The GPUs that reach it beside its own: locked until it is known.
+        let readers = context.peers.readers.lock();
+        let entered = context.enter()?;
+        let mode = super::RelaxedCapture::new();
+        let memory = context.named(Exportable::allocate(context, len, &readers))?;
+        let (address, size) = (memory.address, memory.size);
+        let memory = Self::known(address, len, true, context.clone(), Box::new(memory));
+        drop((mode, entered, readers));
         // SAFETY: allocated just now, so many bytes long.
-        memory.inner.context.with_copier(|copier| unsafe { copier.zero(address, size) })?;
+        context.with_copier(|copier| unsafe { copier.zero(address, size) })?;
         Ok(memory)
     }
 
@@ -126,7 +133,7 @@ impl GpuMemory {
         len: usize,
         owner: impl Send + Sync + 'static,
     ) -> Result<Self, CudaError> {
-        Ok(Self::known(address, len, false, GpuContext::of(context)?, Owner::Program(Box::new(owner))))
+        Ok(Self::known(address, len, false, GpuContext::of(context)?, Box::new(owner)))
     }
 
     fn known(address: u64, len: usize, own: bool, context: Arc<GpuContext>, owner: Owner) -> Self {
@@ -150,14 +157,6 @@ impl GpuMemory {
 
     pub(crate) fn use_count(&self) -> &UseCount {
         &self.use_count
-    }
-
-    /// Wraps memory of the program, in a context that is known.
-    ///
-    /// # Safety
-    /// As [`Self::from_raw`], with `()` for an owner.
-    pub(crate) unsafe fn of_program(context: &Arc<GpuContext>, address: u64, len: usize) -> Self {
-        Self::known(address, len, false, context.clone(), Owner::Program(Box::new(())))
     }
 
     /// A keeper of the memory that holds `len` bytes from `address` on: `Some(Err)` where it holds
@@ -275,10 +274,7 @@ impl GpuMemory {
         // contexts that gdsync knows stay.
         let range = unsafe { GpuRange::new(self.inner.context.raw, gpu, self.address(), self.len()) };
         // With `()` for an owner, only the program's promise keeps the memory ([`Self::from_raw`]).
-        range.kept(match &self.inner.owner {
-            Owner::Ours => true,
-            Owner::Program(owner) => !owner.is::<()>(),
-        })
+        range.kept(!self.inner.owner.is::<()>())
     }
 
     /// A dma-buf of the memory, for an importer: its file descriptor, and the offset of the first
@@ -296,11 +292,8 @@ impl GpuMemory {
 pub(super) fn share_mapped(context: &GpuContext, reader: i32) -> Result<(), CudaError> {
     // Their drops take the list's lock.
     let all: Vec<Arc<Inner>> = KNOWN.lock().values().filter_map(|(_, weak)| weak.upgrade()).collect();
-    let mut shared =
-        all.iter().filter(|inner| inner.context.id == context.id).filter_map(|inner| match &inner.owner {
-            Owner::Program(owner) => owner.downcast_ref::<Exportable>(),
-            Owner::Ours => None,
-        });
+    let own = all.iter().filter(|inner| inner.context.id == context.id);
+    let mut shared = own.filter_map(|inner| inner.owner.downcast_ref::<Exportable>());
     shared.try_for_each(|memory| memory.share(reader))
 }
 
@@ -362,19 +355,9 @@ impl Drop for Inner {
     fn drop(&mut self) {
         KNOWN.lock().remove(&(self.address, self.number));
         // Freeing waits for the GPU, which may wait for this thread: so it is deferred.
-        match std::mem::replace(&mut self.owner, Owner::Program(Box::new(()))) {
-            Owner::Program(owner) if owner.is::<()>() => {}
-            Owner::Program(owner) => self.context.defer(move || drop(owner)),
-            Owner::Ours => {
-                let address = self.address;
-                self.context.defer(move || {
-                    // SAFETY: allocated by us in the context that is current for deferred calls;
-                    // the last handle was dropped.
-                    if let Err(error) = check("cuMemFree", unsafe { sys::cuMemFree_v2(address) }) {
-                        tracing::debug!(%error, "GPU memory was not freed");
-                    }
-                });
-            }
+        let owner = std::mem::replace(&mut self.owner, Box::new(()));
+        if !owner.is::<()>() {
+            self.context.defer(move || drop(owner));
         }
     }
 }

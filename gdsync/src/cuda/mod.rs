@@ -76,7 +76,6 @@ mod context;
 mod copier;
 #[deny(unsafe_code)]
 mod error;
-mod exportable;
 pub(crate) mod gate;
 mod handle;
 #[deny(unsafe_code)]

@@ -1,8 +1,6 @@
 //! How the software cards of this process reach GPU memory.
 
-use crate::cuda::context::GpuContext;
-use crate::cuda::error::CudaError;
-use crate::cuda::memory::GpuMemory;
+use crate::cuda::{CudaError, GpuContext, GpuMemory};
 use crate::memory::HostAddr;
 use crate::memory::spans::{Kind, Span};
 use cudarc::driver::sys;

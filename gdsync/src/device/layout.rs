@@ -1,7 +1,7 @@
 //! The structures of `gdsync/device/queue.cuh`, of which these are the other half.
 
 use crate::cuda::GpuMemory;
-use crate::device::error::DeviceQpError;
+use crate::device::DeviceQpError;
 use crate::memop::{MemOpStream, Place, Site, StreamError};
 use crate::memory::PinnedMemory;
 use crate::qp::{Collector, Trigger};
@@ -27,7 +27,7 @@ pub(super) const ERROR_RETURNED: u64 = 0x8_0000;
 /// Plain data with addresses of the device that the queue pair is attached to. It is invalid once
 /// its [`super::DeviceQp`] was detached or dropped.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, IntoBytes, Immutable)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, IntoBytes, Immutable)]
 pub struct DeviceQpData {
     /// Ring of the send queue, 64 bytes a block.
     pub send_ring: u64,

@@ -4,14 +4,21 @@
 //! This thread is not that of `stream/proxy.rs`, which knows how many doorbells are to come, and
 //! sleeps once all of them have rung. A kernel may ring at any time, so this thread polls as long
 //! as a queue pair with a mailbox is attached to a device.
+//!
+//! And detaching a queue pair from a device.
 
-use super::error::DeviceQpError;
+use crate::device::layout::{ERROR_RETURNED, Progress};
+use crate::device::{DeviceQp, DeviceQpError, work_error};
 use crate::memory::{HostAddr, PinnedMemory};
-use crate::qp::QueuePairInner;
+use crate::qp::{QpState, QueuePairInner};
+use crate::queue::outcome::outcome;
+use crate::queue::{FailureCause, WorkError};
 use crate::util::poller::{Polled, Poller, Task};
+use gdsync_sys::pause::Pause;
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 static FORWARDER: Poller = Poller::new("gdsync-mailboxes");
 
@@ -62,6 +69,126 @@ impl Task for Mailbox {
                 *forwarded = Some(posted);
                 Polled::Progress
             }
+        }
+    }
+}
+
+impl DeviceQp {
+    /// Detaches the queue pair from its device, whose kernels have all ended. It rings for blocks
+    /// that they have written and not rung for, waits until everything has completed, and lets the
+    /// CPU and streams continue from there. A failure that kernels have seen is the queue pair's
+    /// from then on ([`crate::QueuePair::failure`]), and no error of this call.
+    ///
+    /// A kernel that uses [`DeviceQp::data`] afterwards gets an error (`status::failed`), as long
+    /// as this lives. A second call does nothing.
+    ///
+    /// # Errors
+    /// [`DeviceQpError::KernelActive`], [`DeviceQpError::Outstanding`], [`DeviceQpError::Cuda`]:
+    /// nothing is lost, and the call can be repeated.
+    pub fn detach_device(&self, timeout: Duration) -> Result<(), DeviceQpError> {
+        let mut detached = self.detached.lock();
+        if *detached {
+            return Ok(());
+        }
+        let mut progress = self.state.read()?;
+        let (inner, qpn) = (&self.queue_pair, self.qp_num());
+        if progress.error != 0 && work_error(progress.error).is_none() {
+            // A thread of a kernel stood still, or a CQE makes no sense: what is in the queue may
+            // never complete.
+            if let Err(error) = inner.abort() {
+                tracing::error!(%error, qpn, "a queue pair that kernels have given up could not be aborted");
+            }
+        }
+        if progress.reserved != progress.ready && inner.failure().is_none() && progress.error == 0 {
+            let unpublished = progress.reserved.wrapping_sub(progress.ready);
+            return Err(DeviceQpError::KernelActive { qpn, unpublished });
+        }
+        if let Some(mailbox) = &self.mailbox {
+            // For what was posted after the forwarding thread's last look.
+            mailbox.poll();
+        }
+        if progress.posted != progress.ready {
+            inner.ring_attached(progress.ready as u32);
+            progress.posted = progress.ready;
+        }
+        let failure = self.drain(&mut progress, timeout)?;
+        if let Some(mailbox) = &self.mailbox {
+            mailbox.close();
+        }
+        let failure = work_error(progress.error).or(failure);
+        self.state.write(&Progress { error: progress.error | ERROR_RETURNED, ..progress })?;
+        *detached = true;
+        self.detach_queues(&progress, failure);
+        Ok(())
+    }
+
+    /// Reads completions until everything has completed. Returns the first failure among them.
+    fn drain(&self, progress: &mut Progress, timeout: Duration) -> Result<Option<WorkError>, DeviceQpError> {
+        let (inner, qpn) = (&self.queue_pair, self.qp_num());
+        let mut failure = None;
+        let mut pause = Pause::new();
+        loop {
+            let completions = inner.send_cq.lock();
+            while let Some(raw) = completions.read_attached(progress.consumed as u32) {
+                failure = failure.or(outcome(&raw.cqe).err());
+                let retired = raw.cqe.wqe_counter().wrapping_add(1).wrapping_sub(progress.completed as u16);
+                // A CQE that makes no sense retires nothing. Its queue pair was aborted above, or
+                // the time-out ends this.
+                if u64::from(retired) <= progress.posted - progress.completed {
+                    progress.completed += u64::from(retired);
+                }
+                progress.consumed += 1;
+                completions.recycle_attached(progress.consumed as u32);
+            }
+            let is_lost = completions.is_lost();
+            drop(completions);
+            if progress.completed >= progress.posted || is_lost {
+                return Ok(failure);
+            }
+            if pause.elapsed() > timeout {
+                if progress.error == 0
+                    && let Some(WorkError { syndrome, vendor }) = failure
+                {
+                    progress.error = super::ERROR_WORK | u64::from(vendor) << 8 | u64::from(syndrome);
+                }
+                self.state.write(progress)?;
+                let outstanding = progress.posted - progress.completed;
+                return Err(DeviceQpError::Outstanding { qpn, outstanding, waited: pause.elapsed() });
+            }
+            pause.pause();
+        }
+    }
+
+    fn detach_queues(&self, progress: &Progress, failure: Option<WorkError>) {
+        let inner = &self.queue_pair;
+        let mut completions = inner.send_cq.lock();
+        let mut send = inner.send();
+        completions.detach(progress.consumed as u32);
+        send.detach(progress.posted as u32);
+        if let Some(error) = failure {
+            inner.fail(FailureCause::Work(error));
+        }
+        let status = inner.status();
+        if matches!(*status, QpState::Connected) {
+            inner.is_ready.store(true, Ordering::Release);
+        }
+    }
+}
+
+impl Drop for DeviceQp {
+    fn drop(&mut self) {
+        if self.detach_device(Duration::ZERO).is_ok() {
+            return;
+        }
+        if let Some(mailbox) = &self.mailbox {
+            mailbox.close();
+        }
+        tracing::warn!(
+            qpn = self.qp_num(),
+            "a queue pair was dropped while kernels had work in flight on it: it is aborted"
+        );
+        if let Err(error) = self.queue_pair.abort() {
+            tracing::error!(%error, qpn = self.qp_num(), "it could not be aborted");
         }
     }
 }

@@ -5,7 +5,7 @@
 //! where the dynamic linker looks: in `LD_LIBRARY_PATH` and in the folders that `ldconfig` knows.
 //! CUDA's toolkit has it, and so has PyPI's package `nvidia-cuda-nvrtc-cu12`, which needs no GPU.
 //! No compiler, toolkit or header has to be installed besides, as the program carries the header
-//! ([`headers`](super::headers)).
+//! ([`headers()`]).
 //!
 //! ```no_run
 //! use gdsync::cuda;
@@ -25,8 +25,8 @@
 //! # }
 //! ```
 
-use super::headers::headers;
 use crate::cuda::{self, CudaError};
+use crate::device::headers;
 use cudarc::driver::sys::CUresult;
 use cudarc::driver::{CudaContext, CudaModule};
 use cudarc::nvrtc::Ptx;

@@ -2,13 +2,9 @@
 
 #[deny(unsafe_code)]
 mod place;
-mod pointer;
-#[deny(unsafe_code)]
-mod word;
 
-pub use place::{MemoryKind, StreamMemory, StreamWord};
+pub use place::{GpuWord32, GpuWord64, MemoryKind, StreamMemory, StreamWord, Word32, Word64};
 pub(crate) use place::{Named, Place, Site};
-pub use word::{GpuWord32, GpuWord64, Word32, Word64};
 
 use crate::cuda::{Gpu, GpuMemory};
 use crate::memory::{HostAddr, StreamAddr};
@@ -351,6 +347,50 @@ pub enum WordError {
         /// The value compared with.
         value: u64,
     },
+}
+
+/// Methods that are those of the backend in the box.
+macro_rules! forwarded {
+    ($(fn $method:ident($($argument:ident: $type:ty),*) $(-> $answer:ty)?;)+) => {
+        $(
+            fn $method(&self, $($argument: $type),*) $(-> $answer)? {
+                (**self).$method($($argument),*)
+            }
+        )+
+    };
+}
+
+/// Backends in boxes, so that streams of different kinds fit one type.
+///
+/// Not behind shared pointers: two streams could then submit to one backend at the same time.
+// SAFETY: every method is that of the backend in the box.
+unsafe impl<B: MemOpStream + ?Sized> MemOpStream for Box<B> {
+    forwarded! {
+        fn caps() -> MemOpCaps;
+        fn translate(addr: HostAddr, len: usize) -> Result<StreamAddr, StreamError>;
+        fn epoch() -> u64;
+        fn idle_probe(probe: Arc<dyn Fn() -> bool + Send + Sync>);
+        fn is_synchronous() -> bool;
+        fn device() -> u64;
+        fn reaches(memory: &GpuMemory) -> Result<(), StreamError>;
+        fn owns(memory: &GpuMemory) -> Result<(), StreamError>;
+        fn wait_idle(timeout: Duration) -> Result<bool, StreamError>;
+    }
+
+    unsafe fn submit(&self, ops: &[MemOp]) -> Result<(), StreamError> {
+        // SAFETY: the caller's.
+        unsafe { (**self).submit(ops) }
+    }
+
+    unsafe fn write_bytes(
+        &self,
+        to: StreamAddr,
+        kind: MemoryKind,
+        bytes: &[u8],
+    ) -> Result<Staged, StreamError> {
+        // SAFETY: the caller's.
+        unsafe { (**self).write_bytes(to, kind, bytes) }
+    }
 }
 
 #[cfg(test)]

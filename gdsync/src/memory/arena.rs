@@ -147,32 +147,49 @@ impl Arena {
 /// Where words live that belong to no device: timelines, and mailboxes of doorbells.
 static SHARED: LazyLock<Arena> = LazyLock::new(Arena::default);
 
-/// A zeroed cache line: words that streams write and the CPU reads. Given back when dropped.
+/// A zeroed block of at least a cache line: words that streams write and the CPU reads, or bytes where a device
+/// can fetch them. Given back when dropped.
 #[derive(Debug)]
-pub(crate) struct Line {
+pub(crate) struct Block {
     at: NonNull<u8>,
     /// Where it comes from, if not pinned memory.
     arena: Option<Arc<Arena>>,
 }
 
-// SAFETY: an address; all access to the memory is by shared words.
-unsafe impl Send for Line {}
+// SAFETY: an address; all access to the memory is by shared words, but for what `holding` writes first.
+unsafe impl Send for Block {}
 // SAFETY: as above.
-unsafe impl Sync for Line {}
+unsafe impl Sync for Block {}
 
-impl Line {
+impl Block {
+    /// A cache line.
     pub(crate) fn new() -> io::Result<Self> {
-        Self::cut(&SHARED, None)
+        Self::cut(None, LINE, LINE)
     }
 
-    /// A line of that arena.
+    /// A cache line of that arena.
     pub(crate) fn of(arena: &Arc<Arena>) -> io::Result<Self> {
-        Self::cut(arena, Some(arena.clone()))
+        Self::cut(Some(arena), LINE, LINE)
     }
 
-    fn cut(from: &Arena, arena: Option<Arc<Arena>>) -> io::Result<Self> {
-        let at = NonNull::new(from.allocate(LINE, LINE)?).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Line { at, arena })
+    /// A block of that arena, or of pinned memory.
+    pub(crate) fn cut(arena: Option<&Arc<Arena>>, size: usize, alignment: usize) -> io::Result<Self> {
+        let block = arena.map_or(&*SHARED, |arena| arena).allocate(size, alignment)?;
+        let at = NonNull::new(block).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Block { at, arena: arena.cloned() })
+    }
+
+    /// A copy of some bytes, in pinned memory.
+    pub(crate) fn holding(bytes: &[u8]) -> io::Result<Self> {
+        let block = Self::cut(None, bytes.len(), LINE)?;
+        // SAFETY: the block is ours, and so long.
+        unsafe { block.at.as_ptr().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+        Ok(block)
+    }
+
+    /// Its first byte.
+    pub(crate) fn start(&self) -> NonNull<u8> {
+        self.at
     }
 
     pub(crate) fn addr(&self, offset: usize) -> HostAddr {
@@ -181,49 +198,20 @@ impl Line {
 
     /// The first 4 bytes.
     pub(crate) fn word32(&self) -> &SharedU32 {
-        // SAFETY: the line is ours until `drop`, aligned to 64 bytes, and accessed by shared words only.
+        // SAFETY: the block is ours until `drop`, aligned to 64 bytes, and accessed by shared words only.
         unsafe { SharedU32::from_ptr(self.at.as_ptr().cast()) }
     }
 
     /// Bytes 8 to 16.
     pub(crate) fn word64(&self) -> &SharedU64 {
-        // SAFETY: as above; the line is 64 bytes long.
+        // SAFETY: as above; no block is shorter than a line, which is 64 bytes long.
         unsafe { SharedU64::from_ptr(self.at.as_ptr().add(8).cast()) }
-    }
-}
-
-impl Drop for Line {
-    fn drop(&mut self) {
-        self.arena.as_deref().unwrap_or(&SHARED).release(self.at.as_ptr());
-    }
-}
-
-/// A copy of some bytes in pinned memory, where a device can fetch it. Given back when dropped.
-#[derive(Debug)]
-pub(crate) struct Block(NonNull<u8>);
-
-// SAFETY: an address; nothing is written there after `holding`.
-unsafe impl Send for Block {}
-// SAFETY: as above.
-unsafe impl Sync for Block {}
-
-impl Block {
-    pub(crate) fn holding(bytes: &[u8]) -> io::Result<Self> {
-        let block = SHARED.allocate(bytes.len(), LINE)?;
-        let place = NonNull::new(block).ok_or(io::ErrorKind::OutOfMemory)?;
-        // SAFETY: the block is ours, and so long.
-        unsafe { place.as_ptr().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
-        Ok(Block(place))
-    }
-
-    pub(crate) fn addr(&self) -> HostAddr {
-        HostAddr(self.0.as_ptr() as u64)
     }
 }
 
 impl Drop for Block {
     fn drop(&mut self) {
-        SHARED.release(self.0.as_ptr());
+        self.arena.as_deref().unwrap_or(&SHARED).release(self.at.as_ptr());
     }
 }
 
@@ -306,7 +294,7 @@ mod tests {
 
     #[test]
     fn lines_are_zeroed_and_words_of_them_do_not_overlap() {
-        let line = Line::new().unwrap();
+        let line = Block::new().unwrap();
         line.word32().store(u32::MAX, std::sync::atomic::Ordering::Relaxed);
         assert_eq!(line.word64().load(std::sync::atomic::Ordering::Relaxed), 0);
         assert_eq!(line.addr(8).get() % 64, 8);

@@ -7,8 +7,8 @@
 //! until the device is idle, so they are *retired* first, with what keeps their memory mapped. What a device answers is kept,
 //! refusals too: asking it costs a system call.
 
-use super::spans::{Gone, Kind, Span, Watcher};
-use super::{HostAddr, StreamAddr};
+use crate::memory::spans::{Gone, Kind, Span, Watcher};
+use crate::memory::{HostAddr, StreamAddr};
 use gdsync_sys::host::page_size;
 use parking_lot::{Mutex, RwLock};
 use std::collections::{BTreeMap, HashMap, HashSet};

@@ -1,8 +1,8 @@
 //! Page-aligned memory that stays where it is, shared between the CPU, a card and a stream.
 
-use super::HostAddr;
-use super::spans::{Kind, Release, Span};
-use super::use_count::UseCount;
+use crate::memory::HostAddr;
+use crate::memory::spans::{Kind, Release, Span};
+use crate::memory::use_count::UseCount;
 use gdsync_sys::host::page_size;
 use gdsync_sys::shared::{self, SharedU8, SharedU32, SharedU64};
 use std::io;

@@ -11,7 +11,7 @@
 //! its submissions in flight.
 
 use crate::memory::HostAddr;
-use crate::memory::arena::{Arena, Line};
+use crate::memory::arena::{Arena, Block};
 use crate::util::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Arc;
 use std::{fmt, io};
@@ -42,7 +42,7 @@ pub(crate) struct Timeline {
     id: u64,
     /// Number of the device context that the stream belongs to.
     device: u64,
-    line: Line,
+    line: Block,
     /// Set when the stream will never touch memory again, whatever the word says.
     dead: AtomicBool,
     /// The last point that the stream was given to write, or is about to be.
@@ -56,24 +56,19 @@ static NEXT_ID: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new
 impl Timeline {
     /// The timeline of a stream of that device.
     pub(crate) fn new(device: u64) -> io::Result<Arc<Timeline>> {
-        Ok(Self::on(device, Line::new()?))
+        Self::of(device, None)
     }
 
-    /// A timeline with its word in that arena.
-    pub(crate) fn of(device: u64, arena: &Arc<Arena>) -> io::Result<Arc<Timeline>> {
-        Ok(Self::on(device, Line::of(arena)?))
-    }
-
-    fn on(device: u64, line: Line) -> Arc<Timeline> {
-        let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
-        Arc::new(Timeline {
-            id,
+    /// A timeline with its word in that arena, or in pinned memory.
+    pub(crate) fn of(device: u64, arena: Option<&Arc<Arena>>) -> io::Result<Arc<Timeline>> {
+        Ok(Arc::new(Timeline {
+            id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             device,
-            line,
+            line: arena.map_or_else(Block::new, Block::of)?,
             dead: AtomicBool::new(false),
             expected: AtomicU64::new(0),
             seen: AtomicU64::new(0),
-        })
+        }))
     }
 
     /// Its number, unique in the process.

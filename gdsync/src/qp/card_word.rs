@@ -3,8 +3,7 @@
 use crate::cuda::CudaError;
 use crate::memop::{GpuWord64, Named, Place, StreamWord, Word64};
 use crate::verbs::{
-    Error, GpuMemoryRegion, MemoryRegion, MemoryRegionInner, ProtectionDomain, ProtectionDomainInner,
-    RemoteMemory,
+    Error, GpuMemoryRegion, MemoryRegion, MemoryRegionInner, ProtectionDomain, Region, RemoteMemory,
 };
 use gdsync_sys::prm::wait;
 use std::sync::Arc;
@@ -19,16 +18,15 @@ pub struct CardWord(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     word: Word,
-    pd: Arc<ProtectionDomainInner>,
-    lkey: u32,
+    /// What keeps it registered.
+    region: Arc<MemoryRegionInner>,
     remote: RemoteMemory,
 }
 
-/// The word, and the region that keeps it registered.
 #[derive(Debug)]
 enum Word {
-    Host { word: Word64, region: MemoryRegion },
-    Gpu { word: GpuWord64, region: GpuMemoryRegion },
+    Host(Word64),
+    Gpu(GpuWord64),
 }
 
 impl CardWord {
@@ -37,20 +35,20 @@ impl CardWord {
     /// # Errors
     /// [`Error::Word`] where the offset is not aligned to 8 bytes or lies outside.
     pub fn in_region(region: &MemoryRegion, offset: usize) -> Result<Self, Error> {
-        let word = region.word64(offset)?;
-        let remote = part(region.remote(), offset);
-        let (pd, lkey) = (region.inner.pd.clone(), region.lkey());
-        let word = Word::Host { word, region: region.clone() };
-        Ok(CardWord(Arc::new(Inner { word, pd, lkey, remote })))
+        Ok(Self::part(region, offset, Word::Host(region.word64(offset)?)))
     }
 
     /// As [`Self::in_region`], in GPU memory.
     pub(crate) fn in_gpu_region(region: &GpuMemoryRegion, offset: usize) -> Result<Self, Error> {
-        let word = GpuWord64::new(region.memory(), offset)?;
-        let remote = part(region.remote(), offset);
-        let (pd, lkey) = (region.inner.pd.clone(), region.lkey());
-        let word = Word::Gpu { word, region: region.clone() };
-        Ok(CardWord(Arc::new(Inner { word, pd, lkey, remote })))
+        Ok(Self::part(region, offset, Word::Gpu(GpuWord64::new(region.memory(), offset)?)))
+    }
+
+    /// A word of a region, in which it lies.
+    fn part<M>(region: &Region<M>, offset: usize, word: Word) -> Self {
+        let RemoteMemory { addr, rkey, .. } = region.remote();
+        let remote =
+            RemoteMemory { addr: addr.wrapping_add(offset as u64), len: size_of::<u64>() as u64, rkey };
+        CardWord(Arc::new(Inner { word, region: region.inner.clone(), remote }))
     }
 
     /// Its value now. In GPU memory this is a copy by the driver, which takes some microseconds.
@@ -59,8 +57,8 @@ impl CardWord {
     /// [`CudaError::Driver`](crate::cuda::CudaError::Driver) where the driver cannot read it.
     pub fn load(&self) -> Result<u64, CudaError> {
         match &self.0.word {
-            Word::Host { word, .. } => Ok(word.load()),
-            Word::Gpu { word, .. } => word.load(),
+            Word::Host(word) => Ok(word.load()),
+            Word::Gpu(word) => word.load(),
         }
     }
 
@@ -86,8 +84,8 @@ impl CardWord {
     /// [`CudaError::Driver`].
     pub(crate) fn store(&self, value: u64) -> Result<(), CudaError> {
         match &self.0.word {
-            Word::Host { word, .. } => word.store(value),
-            Word::Gpu { word, .. } => word.store(value)?,
+            Word::Host(word) => word.store(value),
+            Word::Gpu(word) => word.store(value)?,
         }
         Ok(())
     }
@@ -95,13 +93,13 @@ impl CardWord {
     /// Its value now, where a look takes no driver.
     pub(crate) fn peek(&self) -> Option<u64> {
         match &self.0.word {
-            Word::Host { word, .. } => Some(word.load()),
-            Word::Gpu { .. } => None,
+            Word::Host(word) => Some(word.load()),
+            Word::Gpu(_) => None,
         }
     }
 
     pub(crate) fn lkey(&self) -> u32 {
-        self.0.lkey
+        self.0.region.lkey
     }
 
     /// The word, as the remote side's RDMA writes name it: where its region has
@@ -112,14 +110,11 @@ impl CardWord {
 
     /// What keeps it registered.
     pub(crate) fn region(&self) -> Arc<MemoryRegionInner> {
-        match &self.0.word {
-            Word::Host { region, .. } => region.inner.clone(),
-            Word::Gpu { region, .. } => region.inner.clone(),
-        }
+        self.0.region.clone()
     }
 
     pub(crate) fn protection_domain(&self) -> ProtectionDomain {
-        ProtectionDomain { inner: self.0.pd.clone() }
+        ProtectionDomain { inner: self.0.region.pd.clone() }
     }
 }
 
@@ -128,16 +123,11 @@ pub(super) fn is_behind(word: u64, number: u64) -> bool {
     (number.wrapping_sub(wait::word(word)) as i64) > 0
 }
 
-/// The word's part of its region, in which it lies.
-fn part(whole: RemoteMemory, offset: usize) -> RemoteMemory {
-    RemoteMemory { addr: whole.addr.wrapping_add(offset as u64), len: size_of::<u64>() as u64, ..whole }
-}
-
 impl Named for CardWord {
     fn place(&self) -> Place {
         match &self.0.word {
-            Word::Host { word, .. } => word.place(),
-            Word::Gpu { word, .. } => word.place(),
+            Word::Host(word) => word.place(),
+            Word::Gpu(word) => word.place(),
         }
     }
 }

@@ -2,19 +2,17 @@
 
 use crate::cuda::{GpuMemory, Placement};
 use crate::memop::{Named, Place};
-use crate::qp::card_word::CardWord;
-use crate::qp::checked::{CHECKER, start_checker};
+use crate::qp::wait::{CHECKER, start_checker};
 use crate::qp::{
-    CompletionQueueInner, PreparedSend, PreparedWait, QueuePair, QueuePairConfig, QueuePairInner,
+    CardWord, CompletionQueueInner, PreparedSend, PreparedWait, QueuePair, QueuePairConfig, QueuePairInner,
 };
 use crate::queue::send::{CardWait, Hold};
 use crate::queue::{QueueError, RequestError, StateError, WorkRequest};
 use crate::util::options::options;
 use crate::util::poller::{Polled, Task};
-use crate::verbs::device::DeviceInner;
 use crate::verbs::{
-    Access, ConnectOptions, DEFAULT_PORT, Device, Error, GpuMemoryRegion, MemoryRegion, ProtectionDomain,
-    QueuePairError,
+    Access, ConnectOptions, DEFAULT_PORT, Device, DeviceInner, Error, GpuMemoryRegion, MemoryRegion,
+    ProtectionDomain, QueuePairError,
 };
 use parking_lot::Mutex;
 use std::collections::VecDeque;
@@ -211,11 +209,6 @@ fn arrival_word(pd: &ProtectionDomain, placement: Placement) -> Result<CardWord,
     Ok(word)
 }
 
-/// A queue pair, and its sequence number now.
-fn numbered(queue_pair: &Arc<QueuePairInner>) -> (Arc<QueuePairInner>, u32) {
-    (queue_pair.clone(), queue_pair.psn.load(Ordering::Relaxed))
-}
-
 /// A queue pair that is connected to itself.
 fn queue_pair(pd: &ProtectionDomain, port: u8) -> Result<QueuePair, Error> {
     let config = QueuePairConfig::default().send_depth(BLOCKS).recv_depth(1).port(port);
@@ -266,6 +259,7 @@ impl CollectorInner {
             }
         }
         state.newest = number;
+        let numbered = |one: &Arc<QueuePairInner>| (one.clone(), one.psn.load(Ordering::Relaxed));
         state.awaited.push_back(Awaited {
             number,
             entries: entries.iter().map(|(queue, index, _)| ((*queue).clone(), *index)).collect(),

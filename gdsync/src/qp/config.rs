@@ -1,10 +1,7 @@
 //! How queue pairs and completion queues are made.
 
-use super::channel::CompletionChannel;
-use super::cq::CompletionQueue;
-use super::shared_receives::SharedReceiveQueue;
-use super::trigger::Trigger;
 use crate::cuda::QueuePlacement;
+use crate::qp::{CompletionChannel, CompletionQueue, SharedReceiveQueue, Trigger};
 use crate::util::options::options;
 use crate::verbs::{Access, ConnectOptions, DEFAULT_PORT, QueueApi, Transport};
 

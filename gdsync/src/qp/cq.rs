@@ -1,13 +1,12 @@
 //! Completion queues.
 
-use crate::qp::channel::{ArmFor, Told, deadline};
-use crate::qp::create_cq::CqObject;
+use crate::qp::channel::{Told, deadline};
+use crate::qp::create::CqObject;
 use crate::qp::domain::QueueDomain;
-use crate::qp::{CompletionChannel, PreparedWait, QueuePairInner, trace};
+use crate::qp::{ArmFor, CompletionChannel, PreparedWait, QueuePairInner, status};
 use crate::queue::completion::CompletionState;
 use crate::queue::{Completion, PollError, QueueError, StateError};
-use crate::verbs::device::DeviceInner;
-use crate::verbs::{Error, QueuePairError, Transport};
+use crate::verbs::{DeviceInner, Error, QueuePairError, Transport};
 use gdsync_status::Published;
 use gdsync_sys::verbs::ibv_cq;
 use parking_lot::Mutex;
@@ -104,7 +103,7 @@ impl CompletionQueue {
     /// # Errors
     /// As [`Self::poll`].
     pub fn poll_unawaited(&self) -> Result<Option<Completion>, PollError> {
-        trace::polled(self.inner.take(Take::Unawaited))
+        status::polled(self.inner.take(Take::Unawaited))
     }
 
     /// Prepares a wait for the next completion that no other wait is for.
@@ -272,12 +271,6 @@ impl CompletionQueueInner {
         self.state.try_lock()
     }
 
-    /// Numbers of the queue pairs that complete here.
-    pub(crate) fn attached_numbers(&self) -> Vec<u32> {
-        let known = self.queue_pairs.lock();
-        known.iter().map(|(number, _)| *number).collect()
-    }
-
     pub(crate) fn attach(&self, queue_pair: &Arc<QueuePairInner>) {
         let mut known = self.queue_pairs.lock();
         // Both of its queues may complete here.
@@ -330,7 +323,7 @@ impl CompletionQueueInner {
     }
 
     pub(crate) fn poll(&self) -> Result<Option<Completion>, PollError> {
-        trace::polled(self.take(Take::Next))
+        status::polled(self.take(Take::Next))
     }
 
     /// Reads what has completed, for persistent requests that have claimed it. Other completions

@@ -24,33 +24,19 @@ pub(crate) enum Maker {
 }
 
 impl QueueDomain {
-    /// With a doorbell register for a queue pair.
+    /// With a doorbell register for a queue pair, or for a completion queue only. Commands name a page of
+    /// registers for a completion queue, too.
     pub(crate) fn new(
         pd: &Arc<ProtectionDomainInner>,
         maker: QueueApi,
         placement: QueuePlacement,
+        has_register: bool,
     ) -> Result<Arc<Self>, Error> {
         let maker = match who(pd, maker, placement) {
-            QueueApi::Verbs => Maker::Verbs(ParentDomain::new(pd, placement)?),
+            QueueApi::Verbs => Maker::Verbs(ParentDomain::new(pd, placement, has_register)?),
             QueueApi::Devx => Maker::Devx(devx::Domain::new(pd, placement)?),
         };
         Ok(Arc::new(QueueDomain { maker, placement, pd: pd.clone() }))
-    }
-
-    /// For a completion queue only.
-    pub(crate) fn of_completions(
-        pd: &Arc<ProtectionDomainInner>,
-        maker: QueueApi,
-        placement: QueuePlacement,
-    ) -> Result<Arc<Self>, Error> {
-        match who(pd, maker, placement) {
-            QueueApi::Verbs => {
-                let maker = Maker::Verbs(ParentDomain::with_register(pd, placement, None)?);
-                Ok(Arc::new(QueueDomain { maker, placement, pd: pd.clone() }))
-            }
-            // Commands name a page of registers for a completion queue, too.
-            QueueApi::Devx => Self::new(pd, maker, placement),
-        }
     }
 }
 
@@ -76,24 +62,22 @@ pub(crate) struct ParentDomain {
 }
 
 impl ParentDomain {
-    fn new(pd: &Arc<ProtectionDomainInner>, placement: QueuePlacement) -> Result<Self, Error> {
-        let (api, context) = (pd.device.api, pd.device.context());
-        let mut td_attr = verbs::ibv_td_init_attr::default();
-        // SAFETY: the context is open as long as `pd` lives.
-        let td = unsafe { (api.alloc_td)(context, &mut td_attr) };
-        let td = call::pointer("ibv_alloc_td", td, String::new)?;
-        // SAFETY: the parent domain that names it is deallocated before it, and it before the domain.
-        let td = unsafe { Owned::new(td, api.dealloc_td, "ibv_dealloc_td") };
-        Self::with_register(pd, placement, Some(td))
-    }
-
-    fn with_register(
+    fn new(
         pd: &Arc<ProtectionDomainInner>,
         placement: QueuePlacement,
-        td: Option<Owned<verbs::ibv_td>>,
+        has_register: bool,
     ) -> Result<Self, Error> {
-        let arenas = Box::new(QueueArenas::new(placement, &pd.device.arena)?);
         let (api, context) = (pd.device.api, pd.device.context());
+        let thread_domain = || {
+            let mut td_attr = verbs::ibv_td_init_attr::default();
+            // SAFETY: the context is open as long as `pd` lives.
+            let td = unsafe { (api.alloc_td)(context, &mut td_attr) };
+            let td = call::pointer("ibv_alloc_td", td, String::new)?;
+            // SAFETY: the parent domain that names it is deallocated before it, and it before the domain.
+            Ok::<_, Error>(unsafe { Owned::new(td, api.dealloc_td, "ibv_dealloc_td") })
+        };
+        let td = has_register.then(thread_domain).transpose()?;
+        let arenas = Box::new(QueueArenas::new(placement, &pd.device.arena)?);
         let mut attr = verbs::ibv_parent_domain_init_attr {
             pd: pd.raw(),
             td: td.as_ref().map_or(ptr::null_mut(), Owned::as_ptr),
@@ -126,7 +110,7 @@ unsafe extern "C" fn allocate_queue_memory(
     alignment: libc::size_t,
     resource_type: u64,
 ) -> *mut libc::c_void {
-    // SAFETY: `ParentDomain::with_register` gave the address of the domain's arenas, which outlive
+    // SAFETY: `ParentDomain::new` gave the address of the domain's arenas, which outlive
     // the provider's use of it.
     let arenas = unsafe { &*pd_context.cast::<QueueArenas>() };
     match arenas.allocate(size, alignment.max(1).next_power_of_two(), resource_type) {

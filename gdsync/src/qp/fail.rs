@@ -1,12 +1,13 @@
 //! Queue-pair failure: the first cause, by a completion or an asynchronous event, and flushing, so that
 //! no stream waits without end.
 
-use crate::qp::checked::{CHECKER, start_checker};
+use crate::qp::wait::{CHECKER, start_checker};
 use crate::qp::{CompletionQueueInner, QpObject, QpState, QueuePair, QueuePairInner};
-use crate::queue::outcome::{FailureCause, WorkError, outcome};
+use crate::queue::outcome::outcome;
+use crate::queue::{FailureCause, WorkError};
 use crate::util::poller::{Polled, Task};
-use crate::verbs::error::Error;
-use crate::verbs::events::{AsyncEventKind, Element, EventSink};
+use crate::verbs::events::{Element, EventSink};
+use crate::verbs::{AsyncEventKind, Error};
 use gdsync_sys::prm::cqe::Cqe64;
 use gdsync_sys::verbs;
 use std::ptr;
@@ -35,7 +36,8 @@ impl QueuePair {
     /// different queues in any order, so the cause may be there a little later: it is looked for again
     /// with every call.
     pub fn failure(&self) -> Option<FailureCause> {
-        self.inner.known_failure()
+        self.inner.look_for_cause();
+        self.inner.failure()
     }
 }
 
@@ -51,12 +53,6 @@ impl Drop for QueuePair {
 }
 
 impl QueuePairInner {
-    /// As [`Self::failure`], after looking for the cause of a flush. No completion queue's lock is held.
-    pub(crate) fn known_failure(&self) -> Option<FailureCause> {
-        self.look_for_cause();
-        self.failure()
-    }
-
     pub(crate) fn failure(&self) -> Option<FailureCause> {
         if self.is_ready.load(Ordering::Acquire) {
             return None;

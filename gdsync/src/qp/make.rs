@@ -1,16 +1,14 @@
 //! Making queue pairs, whatever drives and releases them.
 
-use super::create::Role;
-use super::create::{self, QpObject};
-use super::shared_receives::Sharing;
-use super::trace;
-use super::trigger::{Trigger, TriggerInner};
-use super::{
-    CompletionQueue, CompletionQueueInner, QpState, QueuePair, QueuePairConfig, QueuePairInner,
-    SharedReceiveQueue, next_psn,
-};
 use crate::memory::spans::{Kind, Span};
+use crate::qp::create::{self, QpObject, Role};
 use crate::qp::domain::{Maker, QueueDomain};
+use crate::qp::shared_receives::Sharing;
+use crate::qp::trigger::TriggerInner;
+use crate::qp::{
+    CompletionQueue, CompletionQueueInner, QpState, QueuePair, QueuePairConfig, QueuePairInner,
+    SharedReceiveQueue, Trigger, next_psn, status,
+};
 use crate::queue::QueueParts;
 use crate::queue::recv::RecvState;
 use crate::queue::regions::KnownRegions;
@@ -50,7 +48,7 @@ impl QueuePair {
         if let Some(trigger) = config.trigger {
             return Self::triggered(pd, config, trigger);
         }
-        Self::in_domain(QueueDomain::new(&pd.inner, config.queues, config.placement)?, config)
+        Self::in_role(pd, config, Role::Plain)
     }
 
     /// A queue pair whose sends a trigger releases; left in the state RESET.
@@ -64,9 +62,7 @@ impl QueuePair {
         }
         let Some(master) = &trigger.inner.master else {
             // A WAIT in front of each send.
-            let config = config.send_depth(config.send_depth.saturating_mul(2));
-            let domain = QueueDomain::new(&pd.inner, config.queues, config.placement)?;
-            return Self::in_domain(domain, config);
+            return Self::in_role(pd, config.send_depth(config.send_depth.saturating_mul(2)), Role::Plain);
         };
         master.ensure(pd, config.port)?;
         let slave = Self::in_role(pd, config, Role::Slave)?;
@@ -87,20 +83,16 @@ impl QueuePair {
         Self::in_role(pd, config, Role::Master)
     }
 
-    /// Makes a queue pair that releases others, or is released; left in the state RESET.
+    /// Makes a queue pair; left in the state RESET.
     fn in_role(pd: &ProtectionDomain, config: QueuePairConfig<'_>, role: Role) -> Result<Self, Error> {
         let maker =
             if config.queues == QueueApi::Verbs { role.maker(&pd.inner.device) } else { config.queues };
-        let domain = QueueDomain::new(&pd.inner, maker, config.placement)?;
-        Self::in_domain_as(domain, config, role)
+        let domain = QueueDomain::new(&pd.inner, maker, config.placement, true)?;
+        Self::in_domain(domain, config, role)
     }
 
     /// Makes a queue pair in a domain; left in the state RESET.
-    pub(crate) fn in_domain(domain: Arc<QueueDomain>, config: QueuePairConfig<'_>) -> Result<Self, Error> {
-        Self::in_domain_as(domain, config, Role::Plain)
-    }
-
-    fn in_domain_as(
+    pub(crate) fn in_domain(
         domain: Arc<QueueDomain>,
         config: QueuePairConfig<'_>,
         role: Role,
@@ -191,7 +183,7 @@ impl Parts {
             (Some(_), _) => Handover::Waits,
         };
         let send = SendState::new(sq, number, register).handed_over(handover);
-        trace::made(&device.name, &gid, number, register.get());
+        status::made(&device.name, &gid, number, register.get());
         let page = register.get() & !(UAR_PAGE as u64 - 1);
         // The page stays as long as the domain, which the span holds until no device has the page
         // mapped.

@@ -35,8 +35,6 @@ pub(crate) mod channel;
 #[cfg(test)]
 mod channel_tests;
 #[deny(unsafe_code)]
-pub(crate) mod checked;
-#[deny(unsafe_code)]
 pub(crate) mod collector;
 #[deny(unsafe_code)]
 mod complete;
@@ -46,7 +44,6 @@ pub(crate) mod connect;
 #[deny(unsafe_code)]
 pub(crate) mod cq;
 pub(crate) mod create;
-mod create_cq;
 pub(crate) mod devx;
 pub(crate) mod domain;
 mod fail;
@@ -67,8 +64,6 @@ mod target;
 pub(crate) mod testing;
 #[cfg(feature = "tokio")]
 mod tokio;
-#[deny(unsafe_code)]
-mod trace;
 pub(crate) mod trigger;
 #[deny(unsafe_code)]
 pub(crate) mod wait;
@@ -81,7 +76,6 @@ pub(crate) use trigger::PreparedTicket;
 pub use self::tokio::AsyncCompletionQueue;
 pub use card_word::CardWord;
 pub use channel::{ArmFor, CompletionChannel};
-pub use checked::CheckedWait;
 pub use collector::{Collector, CollectorConfig};
 pub use config::{CompletionQueueConfig, DcTargetConfig, QueuePairConfig, SharedReceiveQueueConfig};
 pub use cq::{CompletionQueue, WaitError};
@@ -90,7 +84,7 @@ pub use reset::ResetError;
 pub use shared_receives::SharedReceiveQueue;
 pub use target::DcTarget;
 pub use trigger::{MasterConfig, Trigger};
-pub use wait::PreparedWait;
+pub use wait::{CheckedWait, PreparedWait};
 
 use self::complete::Keeping;
 use self::create::QpObject;
@@ -302,7 +296,18 @@ impl QueuePair {
     /// queue pair that takes its receives from a [`SharedReceiveQueue`], or receives of persistent
     /// requests that a stream has not reached.
     pub fn post_recv(&self, slices: &[Slice], wr_id: u64) -> Result<(), QueueError> {
-        self.inner.post_recv(slices, wr_id)
+        let inner = &*self.inner;
+        inner.check_not_failed()?;
+        let segments = inner.recv_segments(slices)?;
+        let regions = slices.iter().map(|slice| slice.region().clone()).collect();
+        let mut completions = inner.recv_cq.lock();
+        let mut recv = inner.recv();
+        recv.check_turn(inner.number, None)?;
+        recv.check_room()?;
+        completions.reserve(true)?;
+        recv.post(&segments, wr_id, regions);
+        event(Kind::PostedReceive, || [inner.number.into(), wr_id, 0]);
+        Ok(())
     }
 
     /// Where its sends complete.
@@ -392,20 +397,6 @@ impl QueuePairInner {
             Some(cause) => Err(QueueError::State(StateError::Failed { qpn: self.number, cause })),
             None => Ok(()),
         }
-    }
-
-    pub(crate) fn post_recv(&self, slices: &[Slice], wr_id: u64) -> Result<(), QueueError> {
-        self.check_not_failed()?;
-        let segments = self.recv_segments(slices)?;
-        let regions = slices.iter().map(|slice| slice.region().clone()).collect();
-        let mut completions = self.recv_cq.lock();
-        let mut recv = self.recv();
-        recv.check_turn(self.number, None)?;
-        recv.check_room()?;
-        completions.reserve(true)?;
-        recv.post(&segments, wr_id, regions);
-        event(Kind::PostedReceive, || [self.number.into(), wr_id, 0]);
-        Ok(())
     }
 
     /// Rings the card in the place of a stream, for the proxy.

@@ -1,8 +1,8 @@
 //! A prepared send: a work request in the send queue for which the card was not rung.
 
-use crate::memory::timeline::{Timeline, TimelinePoint};
+use crate::memory::{Timeline, TimelinePoint};
 use crate::qp::trigger::TriggerInner;
-use crate::qp::{PreparedReceives, QueuePairInner, trace};
+use crate::qp::{PreparedReceives, QueuePairInner, status};
 use crate::queue::completion::CompletionState;
 use crate::queue::send::{Before, Hold, Replaced, SendState};
 use crate::queue::{Claim, OrderError, QueueError, Release, StateError, WorkRequest};
@@ -74,12 +74,6 @@ impl PreparedSend {
         PreparedSend { queue_pair, serial, release, posted: None, receives: None }
     }
 
-    /// The same, which announces receives of its queue pair, too, in the same store where it rings a doorbell.
-    pub(crate) fn with_receives(mut self, receives: Option<PreparedReceives>) -> Self {
-        self.receives = receives;
-        self
-    }
-
     /// The number of the queue pair.
     pub fn qp_num(&self) -> u32 {
         self.queue_pair.number
@@ -131,7 +125,7 @@ impl PreparedSend {
     ) -> Result<Option<Release>, QueueError> {
         self.queue_pair.check_connected()?;
         let mut send = self.queue_pair.send();
-        if send.is_guarded() {
+        if send.guarded {
             drop(send);
             self.queue_pair.check_not_behind(self.serial, timeline)?;
             send = self.queue_pair.send();
@@ -225,7 +219,7 @@ impl QueuePairInner {
             let _ = claim.entry.set(completions.newest_booked());
             send.claims.add(serial, claim);
         }
-        trace::prepared(&release);
+        status::prepared(&release);
         Ok((serial, release))
     }
 

@@ -3,7 +3,7 @@
 //! A card learns of receives by the record of their queue alone. So the CPU writes the work requests, and
 //! the stream stores the record.
 
-use crate::memory::timeline::Timeline;
+use crate::memory::Timeline;
 use crate::qp::{QpState, QueuePairInner};
 use crate::queue::{Claim, PeerOp, QueueError, Syndrome, WorkKind};
 use crate::verbs::Slice;

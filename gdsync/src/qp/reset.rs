@@ -1,8 +1,8 @@
 //! From the error state to a new connection, with the same object.
 
 use crate::qp::{QpState, QueuePair, QueuePairInner, next_psn};
+use crate::queue::ResetBlocker;
 use crate::queue::completion::CompletionState;
-use crate::queue::outcome::ResetBlocker;
 use crate::verbs::{ConnectOptions, Endpoint, Error};
 use gdsync_sys::verbs;
 use spin::mutex::SpinMutexGuard;
@@ -110,7 +110,7 @@ impl QueuePairInner {
         let (mut completions, mut arrivals) = self.lock_completions();
         let mut send = self.send();
         let mut recv = self.recv();
-        if let Some(blocker) = send.blocker(self.failure().is_some(), completions.has_waits_ahead()) {
+        if let Some(blocker) = send.blocker(self.failure().is_some(), completions.waits_ahead() > 0) {
             return refuse(blocker);
         }
         if !recv.is_empty() {

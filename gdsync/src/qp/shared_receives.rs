@@ -1,14 +1,13 @@
 //! Shared receive queues: making, posting, and which completion queues their receives count in.
 
-use crate::qp::CompletionQueueInner;
-use crate::qp::config::SharedReceiveQueueConfig;
-use crate::queue::Ring;
-use crate::queue::error::{QueueError, RequestError, StateError};
+use crate::qp::{CompletionQueueInner, SharedReceiveQueueConfig};
 use crate::queue::request::data_segments;
 use crate::queue::shared::{Credits, SharedRecvState};
-use crate::verbs::events::{AsyncEventKind, Element, EventSink};
+use crate::queue::{QueueError, RequestError, Ring, StateError};
+use crate::verbs::events::{Element, EventSink};
 use crate::verbs::{
-    DeviceInner, Error, Owned, ProtectionDomain, ProtectionDomainInner, QueuePairError, Slice, call,
+    AsyncEventKind, DeviceInner, Error, Owned, ProtectionDomain, ProtectionDomainInner, QueuePairError,
+    Slice, call,
 };
 use gdsync_sys::mlx5dv::{self, mlx5dv_obj, mlx5dv_srq};
 use gdsync_sys::verbs::{ibv_srq, ibv_srq_attr, ibv_srq_init_attr};
@@ -136,7 +135,23 @@ impl SharedReceiveQueue {
     /// [`QueueError`]: no room here or in a completion queue, a limit, a slice of another domain or not
     /// writable, or a queue that has failed. Nothing was posted then.
     pub fn post_recv(&self, slices: &[Slice], wr_id: u64) -> Result<(), QueueError> {
-        self.inner.post_recv(slices, wr_id)
+        let inner = &*self.inner;
+        if inner.has_failed.load(Ordering::Acquire) {
+            return Err(QueueError::State(StateError::SharedReceivesFailed { srqn: inner.number }));
+        }
+        slices.iter().try_for_each(|slice| inner.check(slice))?;
+        let segments = data_segments(slices, inner.segments)?;
+        let regions = slices.iter().map(|slice| slice.region().clone()).collect();
+        // Counted first: other work of a completion queue finds it, or is found here.
+        inner.credits.take()?;
+        // No lock is held while completion queues are locked, and one of them at a time.
+        let queues = inner.queues.lock().clone();
+        if let Err(full) = queues.iter().try_for_each(|(queue, _)| queue.lock().check_not_overbooked()) {
+            inner.credits.give_back();
+            return Err(full);
+        }
+        inner.state.lock().post(&segments, wr_id, regions);
+        Ok(())
     }
 
     /// Receives that are posted, and whose completions were not polled.
@@ -204,25 +219,6 @@ impl SharedReceives {
         if !region.is_writable() {
             return Err(QueueError::Request(RequestError::NotWritable { lkey }));
         }
-        Ok(())
-    }
-
-    fn post_recv(&self, slices: &[Slice], wr_id: u64) -> Result<(), QueueError> {
-        if self.has_failed.load(Ordering::Acquire) {
-            return Err(QueueError::State(StateError::SharedReceivesFailed { srqn: self.number }));
-        }
-        slices.iter().try_for_each(|slice| self.check(slice))?;
-        let segments = data_segments(slices, self.segments)?;
-        let regions = slices.iter().map(|slice| slice.region().clone()).collect();
-        // Counted first: other work of a completion queue finds it, or is found here.
-        self.credits.take()?;
-        // No lock is held while completion queues are locked, and one of them at a time.
-        let queues = self.queues.lock().clone();
-        if let Err(full) = queues.iter().try_for_each(|(queue, _)| queue.lock().check_not_overbooked()) {
-            self.credits.give_back();
-            return Err(full);
-        }
-        self.state.lock().post(&segments, wr_id, regions);
         Ok(())
     }
 

@@ -2,8 +2,7 @@
 
 use crate::memory::HostAddr;
 use crate::qp::connect::{endpoint, ready_to_receive};
-use crate::qp::create::Role;
-use crate::qp::create::{self, QpObject};
+use crate::qp::create::{self, QpObject, Role};
 use crate::qp::domain::QueueDomain;
 use crate::qp::make::{Parts, Place};
 use crate::qp::shared_receives::Sharing;
@@ -99,7 +98,7 @@ impl DcTarget {
             .gid_index(config.gid_index)
             .pkey_index(config.pkey_index)
             .connections(config.connections);
-        let domain = QueueDomain::of_completions(&pd.inner, QueueApi::Verbs, as_queue_pair.placement)?;
+        let domain = QueueDomain::new(&pd.inner, QueueApi::Verbs, as_queue_pair.placement, false)?;
         let place = Place::of(device, config.port, config.gid_index)?;
         config.connections.check(place.abilities.max_reads)?;
         let entries = receives.inner.credits().capacity().saturating_mul(2);

@@ -1,6 +1,6 @@
 //! What the unit tests of queue pairs share.
 
-use super::CompletionQueue;
+use crate::qp::CompletionQueue;
 use crate::queue::Completion;
 use std::time::{Duration, Instant};
 

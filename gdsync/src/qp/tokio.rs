@@ -1,7 +1,7 @@
 //! Completion queues for tasks of tokio.
 
-use crate::qp::channel::{ArmFor, Told};
-use crate::qp::{CompletionQueue, WaitError};
+use crate::qp::channel::Told;
+use crate::qp::{ArmFor, CompletionQueue, WaitError};
 use crate::queue::Completion;
 use crate::verbs::Error;
 use std::future::poll_fn;

@@ -6,9 +6,9 @@ pub(crate) use master::Master;
 pub use master::MasterConfig;
 
 use crate::memop::{Named, Place};
-use crate::memory::timeline::{Timeline, TimelinePoint};
-use crate::qp::QueuePairInner;
-use crate::qp::card_word::{CardWord, is_behind};
+use crate::memory::{Timeline, TimelinePoint};
+use crate::qp::card_word::is_behind;
+use crate::qp::{CardWord, QueuePairInner};
 use crate::queue::send::{Before, CardWait, Hold, LastPost};
 use crate::queue::{OrderError, QueueError};
 use crate::verbs::{

@@ -1,17 +1,16 @@
 //! The state of a completion queue: entries, the CPU's position, and the slots that streams still
 //! have to look at.
 
-mod device;
-mod shared;
 mod waits;
 
-pub(crate) use device::{BorrowedCompletions, Unread};
+pub(crate) use waits::{BorrowedCompletions, Unread};
 
-use self::shared::Shared;
+use self::waits::Shared;
 
-use super::{ENTRY_WORDS, Ring};
 use crate::memory::{HostAddr, Timeline, TimelinePoint};
-use crate::queue::{Completion, OrderError, PeerOp, PollError, QueueError, QueueFull, StateError};
+use crate::queue::{
+    Completion, ENTRY_WORDS, OrderError, PeerOp, PollError, QueueError, QueueFull, Ring, StateError,
+};
 use gdsync_sys::prm::cqe::{Cqe64, CqeOpcode, LAST_DWORD, OP_OWN_INVALID, OWNER_MASK_DWORD, Syndrome};
 use gdsync_sys::prm::doorbell;
 use std::collections::VecDeque;
@@ -28,13 +27,21 @@ pub(crate) struct RawCompletion {
 
 /// What still has to read an entry besides the CPU.
 #[derive(Debug)]
-enum Slot {
+pub(crate) enum Slot {
     /// Nothing.
     Free,
     /// A wait that is prepared and not posted.
     Prepared,
     /// A wait posted on a stream.
     Posted(Arc<Timeline>, TimelinePoint),
+}
+
+impl Slot {
+    /// A wait that its stream has not passed.
+    #[inline]
+    fn is_standing(&self) -> bool {
+        matches!(self, Slot::Posted(timeline, point) if !timeline.has_passed(*point))
+    }
 }
 
 /// The state of one completion queue, under its lock.
@@ -216,15 +223,11 @@ impl CompletionState {
     }
 
     /// Waits prepared for entries that the CPU has not polled.
-    fn waits_ahead(&self) -> u32 {
+    pub(crate) fn waits_ahead(&self) -> u32 {
         self.next_wait().wrapping_sub(self.polled)
     }
 
     /// Whether a wait is for an entry that the CPU has not polled.
-    pub(crate) fn has_waits_ahead(&self) -> bool {
-        self.waits_ahead() > 0
-    }
-
     /// True where a wait needs the completion of the newest signaled work request, not counting the
     /// last `removed`.
     pub(crate) fn newest_is_awaited(&self, removed: u32) -> bool {
@@ -251,10 +254,7 @@ impl CompletionState {
         if self.attached.is_some() || !is_ahead || !is_booked || !skips(next) {
             return false;
         }
-        while self.recycled.wrapping_add(self.slots.len() as u32) != index {
-            self.slots.push_back(Slot::Free);
-        }
-        self.slots.push_back(Slot::Prepared);
+        self.take_slot(index);
         true
     }
 
@@ -265,11 +265,15 @@ impl CompletionState {
             return Err(QueueError::Order(OrderError::NothingToWaitFor { waits: self.waits_ahead() }));
         }
         let index = self.next_wait();
+        self.take_slot(index);
+        Ok(index)
+    }
+
+    fn take_slot(&mut self, index: u32) {
         while self.recycled.wrapping_add(self.slots.len() as u32) != index {
             self.slots.push_back(Slot::Free);
         }
         self.slots.push_back(Slot::Prepared);
-        Ok(index)
     }
 
     /// Undoes [`Self::prepare_wait`] for a wait that was not posted. Where it is the newest, the
@@ -290,17 +294,7 @@ impl CompletionState {
         }
     }
 
-    /// The wait for `index` was posted, but no stream looks at its entry.
-    pub(crate) fn release_wait(&mut self, index: u32) {
-        self.set_slot(index, Slot::Free);
-    }
-
-    /// The post failed: the wait is only prepared again.
-    pub(crate) fn unpost_wait(&mut self, index: u32) {
-        self.set_slot(index, Slot::Prepared);
-    }
-
-    fn set_slot(&mut self, index: u32, slot: Slot) {
+    pub(crate) fn set_slot(&mut self, index: u32, slot: Slot) {
         if let Some(place) = self.slots.get_mut(index.wrapping_sub(self.recycled) as usize) {
             *place = slot;
         }
@@ -308,9 +302,7 @@ impl CompletionState {
 
     /// Waits posted on streams that have not passed them.
     pub(crate) fn has_posted_waits(&self) -> bool {
-        self.slots
-            .iter()
-            .any(|slot| matches!(slot, Slot::Posted(timeline, point) if !timeline.has_passed(*point)))
+        self.slots.iter().any(Slot::is_standing)
     }
 
     /// Entries that streams wait for and that have not come, oldest first, with the waits' places.
@@ -440,7 +432,7 @@ impl CompletionState {
         while self.recycled != self.polled {
             match self.slots.front() {
                 Some(Slot::Prepared) => break,
-                Some(Slot::Posted(timeline, point)) if !timeline.has_passed(*point) => break,
+                Some(slot) if slot.is_standing() => break,
                 _ => {
                     self.slots.pop_front();
                     self.recycled = self.recycled.wrapping_add(1);

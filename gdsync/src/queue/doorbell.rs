@@ -4,11 +4,10 @@
 //! to have acted (libgdsync's `peer_op_wr`). The batch compiler turns them into the operations of a
 //! stream. The CPU rings by [`ring`] and [`Doorbell::ring`].
 
-use super::Ring;
 use crate::memory::HostAddr;
-use gdsync_sys::barrier;
+use crate::queue::Ring;
 use gdsync_sys::shared::{SharedU32, SharedU64};
-use gdsync_sys::wake;
+use gdsync_sys::{barrier, wake};
 use gdsync_trace::{Kind, event};
 use std::sync::atomic::Ordering;
 

@@ -2,8 +2,8 @@
 
 use crate::memop::WordError;
 use crate::memory::{Blocked, OutOfBounds};
-use crate::queue::outcome::FailureCause;
-use crate::verbs::transport::Transport;
+use crate::queue::FailureCause;
+use crate::verbs::Transport;
 
 /// Why a queue refuses work. Nothing is lost by it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -5,11 +5,7 @@
 //! streaming load behind a full fence.
 
 #[deny(unsafe_code)]
-pub(crate) mod claim;
-#[deny(unsafe_code)]
 pub(crate) mod completion;
-#[deny(unsafe_code)]
-pub(crate) mod datagram;
 pub(crate) mod doorbell;
 #[deny(unsafe_code)]
 pub(crate) mod error;
@@ -26,16 +22,16 @@ pub(crate) mod shared;
 #[deny(unsafe_code)]
 pub(crate) mod status;
 
-pub(crate) use claim::Claim;
 pub(crate) use doorbell::{Doorbell, PeerOp, Release};
 
-pub use datagram::{DatagramSource, GRH_BYTES, NetworkHeader};
 pub use error::{OrderError, PollError, QueueError, QueueFull, RequestError, StateError};
 pub use gdsync_sys::prm::cqe::Syndrome;
-pub use outcome::{Completion, FailureCause, ResetBlocker, WorkError, WorkKind};
+pub use outcome::{
+    Completion, DatagramSource, FailureCause, GRH_BYTES, NetworkHeader, ResetBlocker, WorkError, WorkKind,
+};
 pub use request::WorkRequest;
 pub use status::Status;
-pub(crate) use status::Writer;
+pub(crate) use status::{Claim, Writer};
 
 use crate::memory::HostAddr;
 use gdsync_gdr::load_combined;

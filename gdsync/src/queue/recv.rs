@@ -1,11 +1,9 @@
 //! The state of a receive queue.
 
-use super::Ring;
 use crate::memory::{HostAddr, Timeline};
-use crate::queue::PeerOp;
-use crate::queue::claim::{Claim, Claims};
-use crate::queue::error::{OrderError, QueueError, QueueFull};
-use crate::verbs::mr::MemoryRegionInner;
+use crate::queue::status::Claims;
+use crate::queue::{Claim, OrderError, PeerOp, QueueError, QueueFull, Ring};
+use crate::verbs::MemoryRegionInner;
 use gdsync_sys::prm::doorbell;
 use gdsync_sys::prm::wqe::DataSeg;
 use std::collections::VecDeque;

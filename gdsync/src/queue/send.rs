@@ -4,28 +4,23 @@
 //! again because a polled completion covered them. Work requests carry serial numbers, so that a
 //! prepared send can be found again.
 
-mod behind;
-#[deny(unsafe_code)]
-mod device;
 #[deny(unsafe_code)]
 mod ends;
 #[deny(unsafe_code)]
 mod order;
-mod released;
+mod waits;
 
-pub(crate) use behind::{CardWait, Hold};
-pub(crate) use device::BorrowedSends;
+pub(crate) use ends::BorrowedSends;
 pub(crate) use order::{Before, LastPost, Replaced};
-pub(crate) use released::Enable;
+pub(crate) use waits::{CardWait, Enable, Hold};
 
-use super::regions::Regions;
-use super::{Copy, Ring, SegmentWriter};
 use crate::memory::HostAddr;
-use crate::queue::claim::Claims;
 use crate::queue::completion::CompletionState;
 use crate::queue::doorbell::ring;
+use crate::queue::regions::Regions;
 use crate::queue::request::Rules;
-use crate::queue::{Claim, Doorbell, QueueError, QueueFull, WorkRequest};
+use crate::queue::status::Claims;
+use crate::queue::{Claim, Copy, Doorbell, QueueError, QueueFull, Ring, SegmentWriter, WorkRequest};
 use crate::verbs::RegionKeeper;
 use gdsync_sys::prm::doorbell;
 use gdsync_sys::prm::wqe::{BASIC_BLOCK, SEGMENT};
@@ -188,7 +183,7 @@ pub(crate) struct SendState {
     flushed: bool,
     /// A post has to look at more than the order: a stream waits for sends that are not posted, or
     /// the queue was flushed.
-    guarded: bool,
+    pub(crate) guarded: bool,
     /// A kernel drives the queue.
     attached: bool,
     handover: Handover,

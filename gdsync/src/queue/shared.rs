@@ -5,13 +5,11 @@
 //! to the free entries, from the list's head on, and links entries whose receives have completed to its
 //! tail. One entry stays free: the tail, whose link is not written yet.
 
-use super::Ring;
-use crate::queue::error::{QueueError, QueueFull};
 use crate::queue::recv::{Entry, write_receive};
-use crate::verbs::mr::MemoryRegionInner;
-use gdsync_sys::prm::doorbell;
-use gdsync_sys::prm::recv;
+use crate::queue::{QueueError, QueueFull, Ring};
+use crate::verbs::MemoryRegionInner;
 use gdsync_sys::prm::wqe::{DataSeg, SEGMENT};
+use gdsync_sys::prm::{doorbell, recv};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 

@@ -7,7 +7,7 @@ use gdsync_sys::barrier;
 use gdsync_sys::pause::Pause;
 use gdsync_sys::shared::{self, SharedU32, SharedU64};
 use gdsync_sys::wake::{self, Helper};
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -51,8 +51,8 @@ impl Cpu {
         Ok(())
     }
 
-    fn failure(&self) -> MutexGuard<'_, Option<StreamError>> {
-        self.failed.lock()
+    fn check(&self) -> Result<(), StreamError> {
+        self.failed.lock().clone().map_or(Ok(()), Err)
     }
 }
 
@@ -67,9 +67,7 @@ unsafe impl MemOpStream for Cpu {
     }
 
     unsafe fn submit(&self, ops: &[MemOp]) -> Result<(), StreamError> {
-        if let Some(error) = &*self.failure() {
-            return Err(error.clone());
-        }
+        self.check()?;
         let _posting = trace::posting(0, ops);
         // SAFETY: the caller's.
         let first_open = ops.iter().position(|op| !unsafe { try_perform(op, false) });
@@ -77,7 +75,7 @@ unsafe impl MemOpStream for Cpu {
         self.waiting.store(true, Ordering::Release);
         let result = ops[first_open..].iter().try_for_each(|op| self.wait(op));
         if let Err(error) = &result {
-            *self.failure() = Some(error.clone());
+            *self.failed.lock() = Some(error.clone());
         }
         self.waiting.store(false, Ordering::Release);
         result
@@ -88,9 +86,7 @@ unsafe impl MemOpStream for Cpu {
     }
 
     unsafe fn write_bytes(&self, to: StreamAddr, _: MemoryKind, bytes: &[u8]) -> Result<Staged, StreamError> {
-        if let Some(error) = &*self.failure() {
-            return Err(error.clone());
-        }
+        self.check()?;
         // SAFETY: the caller's; stream addresses of this backend are host addresses.
         unsafe { write_bytes(to, bytes) };
         Ok(None)
@@ -101,9 +97,7 @@ unsafe impl MemOpStream for Cpu {
         loop {
             // Before the failure: a submission that fails says so before it ends.
             let waiting = self.waiting.load(Ordering::Acquire);
-            if let Some(error) = &*self.failure() {
-                return Err(error.clone());
-            }
+            self.check()?;
             if !waiting || pause.elapsed() >= timeout {
                 return Ok(!waiting);
             }

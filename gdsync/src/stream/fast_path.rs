@@ -1,15 +1,14 @@
 //! Posting one send, in little more time than the backend's call takes: programs that send from a
 //! loop do little else.
 
-use super::in_flight::{Held, InFlight, Past};
-use super::post::{State, Stream};
-use super::{PostError, PostFailure, Posted};
 use crate::batch::{Batch, Fate, Points};
 use crate::memop::{MemOp, MemOpStream, StreamError};
-use crate::memory::StreamAddr;
-use crate::memory::timeline::{Timeline, TimelinePoint};
+use crate::memory::{StreamAddr, Timeline, TimelinePoint};
 use crate::qp::{PreparedSend, QueuePair, QueuePairInner};
 use crate::queue::{Release, WorkRequest};
+use crate::stream::in_flight::{Held, InFlight, Past};
+use crate::stream::post::State;
+use crate::stream::{PostError, PostFailure, Posted, Stream};
 use parking_lot::MutexGuard;
 use std::sync::Arc;
 use tracing::level_filters::LevelFilter;

@@ -5,8 +5,6 @@
 //! with a timeline: it turns batches into memory operations, keeps what they name alive, and knows
 //! how far the backend has come.
 
-#[deny(unsafe_code)]
-mod collecting;
 pub(crate) mod cpu;
 pub(crate) mod cuda;
 mod fast_path;

@@ -7,21 +7,13 @@
 use crate::batch::{Bytes, Descriptor, Points};
 use crate::memop::{MemOp, MemOpStream, Place, Site, StreamError};
 use crate::memory::{StreamAddr, TimelinePoint};
-use crate::stream::PostFailure;
 use crate::stream::in_flight::{Held, InFlight};
-use crate::stream::post::{PROGRESS_EVERY, State, Stream};
+use crate::stream::post::{PROGRESS_EVERY, State};
 use crate::stream::proxy::Ring;
+use crate::stream::{PostFailure, Stream};
 use parking_lot::{Condvar, MutexGuard};
 
 impl<B: MemOpStream> Stream<B> {
-    /// Locks the state, once no other thread performs a submission.
-    #[inline]
-    pub(super) fn lock_to_post(&self) -> MutexGuard<'_, State> {
-        let mut state = self.lock();
-        self.await_turn(&mut state);
-        state
-    }
-
     /// Waits until no other thread performs a submission.
     #[inline]
     pub(super) fn await_turn(&self, state: &mut MutexGuard<'_, State>) {

@@ -1,17 +1,15 @@
 //! Posting batches on a backend.
 
-use super::collecting::StreamCollector;
-use super::in_flight::{self, Held, InFlight, Past, Spare};
-use super::lower::Posting;
-use super::proxy::{self, Ring};
-use super::translations::Translations;
-use super::{DoorbellPath, Doorbells, StreamOptions};
-use super::{PostError, PostFailure, Posted};
 use crate::batch::{Batch, Chunk, Descriptor, Fate, Lowering, Planner, Points};
 use crate::cuda::arena_of;
 use crate::memop::{MemOp, MemOpCaps, MemOpStream, StreamError};
-use crate::memory::timeline::{Timeline, TimelinePoint};
-use crate::verbs::error::Error;
+use crate::memory::{Timeline, TimelinePoint};
+use crate::stream::in_flight::{self, Held, InFlight, Past, Spare};
+use crate::stream::lower::{Posting, StreamCollector};
+use crate::stream::proxy::{self, Ring};
+use crate::stream::translations::Translations;
+use crate::stream::{DoorbellPath, Doorbells, PostError, PostFailure, Posted, StreamOptions};
+use crate::verbs::Error;
 use gdsync_sys::pause::{self, Pause};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::cell::{Cell, RefCell};
@@ -106,10 +104,7 @@ impl<B: MemOpStream> Stream<B> {
     pub fn with_options(backend: B, options: StreamOptions) -> Result<Self, Error> {
         pause::prepare();
         proxy::start_if_asked_for(options.doorbells)?;
-        let timeline = match arena_of(options.timeline)? {
-            Some(arena) => Timeline::of(backend.device(), &arena),
-            None => Timeline::new(backend.device()),
-        };
+        let timeline = Timeline::of(backend.device(), arena_of(options.timeline)?.as_ref());
         let timeline = timeline.map_err(|source| Error::Memory { len: size_of::<u32>(), source })?;
         let state = State {
             issued: TimelinePoint::default(),
@@ -193,7 +188,8 @@ impl<B: MemOpStream> Stream<B> {
         let mut rest = descriptors.into_iter();
         // Dropped after the lock is released: the drops may take other locks.
         let mut past = Past::default();
-        let mut state = self.lock_to_post();
+        let mut state = self.lock();
+        self.await_turn(&mut state);
         let mut posted = 0;
         if whole {
             let submissions = self.submissions(&mut state, rest.as_slice(), unmerged);

@@ -10,14 +10,14 @@
 //! when both are there. A program that asks ([`Stream::doorbells`](super::Stream::doorbells)) has it
 //! started then.
 
-use super::DoorbellPath;
 use crate::memop::StreamError;
-use crate::memory::arena::Line;
-use crate::memory::timeline::Timeline;
+use crate::memory::Timeline;
+use crate::memory::arena::Block;
 use crate::qp::QueuePairInner;
-use crate::queue::doorbell::Doorbell;
+use crate::queue::Doorbell;
+use crate::stream::DoorbellPath;
 use crate::util::poller::{Polled, Poller, Task};
-use crate::verbs::error::Error;
+use crate::verbs::Error;
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::VecDeque;
 use std::fmt;
@@ -32,7 +32,7 @@ pub(super) struct Ring {
     /// The first word is the record, the 64-bit word after it the register's value. The latter is 0
     /// until the stream has written it. The value itself is never 0, as it contains a queue pair's
     /// number.
-    mailbox: Line,
+    mailbox: Block,
     queue_pair: Arc<QueuePairInner>,
     timeline: Arc<Timeline>,
 }
@@ -42,7 +42,7 @@ impl Ring {
         queue_pair: &Arc<QueuePairInner>,
         timeline: &Arc<Timeline>,
     ) -> Result<Self, StreamError> {
-        let mailbox = Line::new().map_err(|error| StreamError::NoMemory { reason: error.to_string() })?;
+        let mailbox = Block::new().map_err(|error| StreamError::NoMemory { reason: error.to_string() })?;
         queue_pair.send().count_proxied(true);
         Ok(Ring { mailbox, queue_pair: queue_pair.clone(), timeline: timeline.clone() })
     }

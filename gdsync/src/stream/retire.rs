@@ -1,12 +1,12 @@
 //! Retiring submissions: waiting for them, dropping what they name once the stream has passed them,
 //! and a stream's end.
 
-use super::in_flight::{self, Held, InFlight, Past};
-use super::post::{State, Stream};
-use super::watchdog::StalledWait;
 use crate::batch::{Descriptor, Points};
 use crate::memop::{MemOpStream, StreamError};
-use crate::memory::timeline::TimelinePoint;
+use crate::memory::TimelinePoint;
+use crate::stream::in_flight::{self, Held, InFlight, Past};
+use crate::stream::post::State;
+use crate::stream::{StalledWait, Stream};
 use parking_lot::MutexGuard;
 use std::time::{Duration, Instant};
 

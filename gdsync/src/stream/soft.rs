@@ -1,8 +1,8 @@
 //! A stream in software: a worker thread performs memory operations and host closures in order.
 
-use super::{cpu, trace};
 use crate::memop::{MemOp, MemOpCaps, MemOpStream, MemoryKind, Staged, StreamError};
 use crate::memory::{HostAddr, StreamAddr};
+use crate::stream::{cpu, trace};
 use crate::util::contain::{drop_contained, log};
 use gdsync_sys::contain::contain;
 use gdsync_sys::pause::{Pause, use_fine_timers};

@@ -6,7 +6,7 @@
 use crate::memop::MemOpStream;
 use crate::stream::Stream;
 use crate::util::contain::log;
-use crate::verbs::error::{Error, OutOfRange};
+use crate::verbs::{Error, OutOfRange};
 use gdsync_sys::contain::contain;
 use parking_lot::{Condvar, Mutex};
 use std::fmt;
@@ -37,11 +37,12 @@ impl fmt::Display for StalledWait {
 }
 
 /// Watches a stream as long as it lives; see [`Stream::watchdog`].
+#[derive(Debug)]
 pub struct Watchdog {
     shared: Arc<Shared>,
 }
 
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct Shared {
     ended: Mutex<bool>,
     changed: Condvar,
@@ -129,11 +130,5 @@ impl Drop for Watchdog {
     fn drop(&mut self) {
         *self.shared.ended.lock() = true;
         self.shared.changed.notify_one();
-    }
-}
-
-impl fmt::Debug for Watchdog {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Watchdog").finish_non_exhaustive()
     }
 }

@@ -9,9 +9,8 @@ use crate::util::contain::{drop_contained, log};
 use gdsync_sys::contain::contain;
 use gdsync_sys::pause::{Pause, use_fine_timers};
 use parking_lot::{Condvar, Mutex};
-use std::io;
 use std::sync::Arc;
-use std::thread;
+use std::{io, thread};
 
 /// Something to poll until it is done.
 pub(crate) trait Task: Send + Sync {

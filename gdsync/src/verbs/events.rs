@@ -326,6 +326,7 @@ pub(crate) fn event_fd(detail: &str) -> Result<File, Error> {
 const NAME: &str = "gdsync-events";
 
 /// Reads asynchronous events until it is dropped; see [`Device::watch_events`].
+#[derive(Debug)]
 pub struct EventWatch {
     stop: File,
     thread: Option<JoinHandle<()>>,
@@ -344,12 +345,6 @@ impl Drop for EventWatch {
         {
             tracing::error!("the thread that reads asynchronous events panicked");
         }
-    }
-}
-
-impl fmt::Debug for EventWatch {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("EventWatch").finish_non_exhaustive()
     }
 }
 

@@ -19,14 +19,6 @@ impl fmt::Display for Gid {
 
 impl Gid {
     /// Whether it is an IPv4 address in IPv6's clothes, `::ffff:a.b.c.d`.
-    fn is_ipv4(self) -> bool {
-        Ipv6Addr::from(self.0).to_ipv4_mapped().is_some()
-    }
-
-    fn is_link_local(self) -> bool {
-        Ipv6Addr::from(self.0).is_unicast_link_local()
-    }
-
     /// The first half: its subnet.
     pub(crate) fn subnet_prefix(self) -> [u8; 8] {
         let [a, b, c, d, e, f, g, h, ..] = self.0;
@@ -175,9 +167,9 @@ fn preference(entry: &GidEntry) -> (u8, u8) {
         GidKind::RoceV2 => 0,
         GidKind::RoceV1 => 1,
     };
-    let reach = match entry.gid {
-        gid if gid.is_ipv4() => 0,
-        gid if gid.is_link_local() => 2,
+    let reach = match Ipv6Addr::from(entry.gid.0) {
+        address if address.to_ipv4_mapped().is_some() => 0,
+        address if address.is_unicast_link_local() => 2,
         _ => 1,
     };
     (version, reach)

@@ -1,13 +1,11 @@
 //! GPU memory registered with a card.
 
 use crate::cuda::{Consistency, CudaError, Gpu, GpuMemory};
-use crate::memory::OutOfBounds;
 use crate::verbs::mr::Backing;
-use crate::verbs::{Access, Error, MemoryRegionInner, ProtectionDomain, RemoteMemory, Slice};
+use crate::verbs::{Access, Error, MemoryRegionInner, ProtectionDomain, Region};
 use gdsync_sys::api::Provider;
 use gdsync_sys::verbs::ibv_mr;
 use std::io;
-use std::ops::RangeBounds;
 use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -20,11 +18,7 @@ use std::sync::Arc;
 /// ([`crate::mapped::MappedMemory`]), else by copies on a stream of its own. A real card reaches it
 /// over PCIe: through a dma-buf (rdma-core 34, Linux 5.12 and the open NVIDIA kernel modules) or,
 /// failing that, through the `nvidia-peermem` module.
-#[derive(Clone, Debug)]
-pub struct GpuMemoryRegion {
-    pub(crate) inner: Arc<MemoryRegionInner>,
-    memory: GpuMemory,
-}
+pub type GpuMemoryRegion = Region<GpuMemory>;
 
 impl GpuMemoryRegion {
     /// Registers GPU memory.
@@ -42,7 +36,8 @@ impl GpuMemoryRegion {
 
     /// Memory whose bytes the registration has, and perhaps more.
     pub(crate) fn of(inner: Arc<MemoryRegionInner>, memory: GpuMemory) -> Self {
-        GpuMemoryRegion { inner, memory }
+        let start = memory.address();
+        Self::part(inner, start..start + memory.len() as u64, memory)
     }
 
     pub(crate) fn register_inner(
@@ -66,35 +61,6 @@ impl GpuMemoryRegion {
     pub fn path(&self) -> RegistrationPath {
         // Regions of this kind have one.
         self.inner.path().unwrap_or(RegistrationPath::PeerMemory)
-    }
-
-    /// The key that work requests of this side name it by.
-    pub fn lkey(&self) -> u32 {
-        self.inner.lkey
-    }
-
-    /// The key that the remote side needs.
-    pub fn rkey(&self) -> u32 {
-        self.inner.rkey
-    }
-
-    /// The memory.
-    pub fn memory(&self) -> &GpuMemory {
-        &self.memory
-    }
-
-    /// A part of the region, for a work request.
-    ///
-    /// # Errors
-    /// [`OutOfBounds`](crate::memory::OutOfBounds).
-    pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<Slice, OutOfBounds> {
-        let start = self.memory.address();
-        Slice::within(&self.inner, &(start..start + self.memory.len() as u64), range)
-    }
-
-    /// What the remote side has to know to read or write it.
-    pub fn remote(&self) -> RemoteMemory {
-        RemoteMemory { addr: self.memory.address(), len: self.memory.len() as u64, rkey: self.rkey() }
     }
 }
 

@@ -2,12 +2,9 @@
 //! handles, and what describes them.
 
 pub(crate) mod ah;
-#[deny(unsafe_code)]
 pub(crate) mod call;
 pub(crate) mod device;
 pub(crate) mod devx;
-#[deny(unsafe_code)]
-pub(crate) mod endpoint;
 #[deny(unsafe_code)]
 pub(crate) mod error;
 pub(crate) mod events;
@@ -18,7 +15,6 @@ pub mod ibverbs;
 #[deny(unsafe_code)]
 pub(crate) mod keeper;
 pub(crate) mod mr;
-mod owned;
 pub(crate) mod pd;
 #[deny(unsafe_code)]
 pub mod provider;
@@ -26,21 +22,20 @@ pub(crate) mod registration;
 #[deny(unsafe_code)]
 pub(crate) mod transport;
 
+pub(crate) use call::Owned;
 pub(crate) use device::DeviceInner;
 pub(crate) use mr::{MemoryRegionInner, RegionKeeper};
-pub(crate) use owned::Owned;
 pub(crate) use pd::ProtectionDomainInner;
 
 pub use ah::{AddressHandle, DcAddress};
 pub use device::{DEFAULT_PORT, Device, DeviceAttributes, Mtu, PortAttributes, PortState};
 pub use devx::{CardWaits, DevxError, DevxStatus};
-pub use endpoint::Endpoint;
 pub use error::{Error, OpenError, OutOfRange, ParseError, PortError, QueuePairError};
 pub use events::{AsyncEvent, AsyncEventKind, EventWatch};
 pub use gdsync_sys::api::Provider;
 pub use gid::{Gid, GidEntry, GidKind, LinkLayer};
 pub use gpu_mr::{GpuMemoryRegion, RegistrationError, RegistrationPath};
-pub use mr::{Access, MemoryRegion, RemoteMemory, Slice};
+pub use mr::{Access, MemoryRegion, Region, RemoteMemory, Slice};
 pub use pd::ProtectionDomain;
-pub use registration::{CacheLimits, CacheStatistics, CachedRegion, RegistrationCache};
-pub use transport::{ConnectOptions, QueueApi, Transport};
+pub use registration::{CacheLimits, CacheStatistics, CachedMemory, CachedRegion, RegistrationCache};
+pub use transport::{ConnectOptions, Endpoint, QueueApi, Transport};

@@ -57,10 +57,17 @@ bitflags::bitflags! {
 /// # Ok(())
 /// # }
 /// ```
+pub type MemoryRegion = Region<PinnedMemory>;
+
+/// Memory registered with a card: a [`MemoryRegion`], a
+/// [`GpuMemoryRegion`](crate::verbs::GpuMemoryRegion), or what a
+/// [`RegistrationCache`](crate::verbs::RegistrationCache) has handed out.
 #[derive(Clone, Debug)]
-pub struct MemoryRegion {
+pub struct Region<M> {
     pub(crate) inner: Arc<MemoryRegionInner>,
-    memory: PinnedMemory,
+    /// Those of the memory. The registration has them, and perhaps more.
+    addresses: Range<u64>,
+    memory: M,
 }
 
 #[derive(Debug)]
@@ -133,7 +140,8 @@ impl MemoryRegion {
 
     /// Memory whose bytes the registration has, and perhaps more.
     pub(crate) fn of(inner: Arc<MemoryRegionInner>, memory: PinnedMemory) -> Self {
-        MemoryRegion { inner, memory }
+        let start = memory.addr().get();
+        Self::part(inner, start..start + memory.len() as u64, memory)
     }
 
     pub(crate) fn register_inner(
@@ -151,8 +159,31 @@ impl MemoryRegion {
         Ok(MemoryRegionInner::new(raw, pd, access, backing))
     }
 
+    /// The 32-bit word at a byte offset, for a stream to wait on or to write.
+    ///
+    /// # Errors
+    /// [`WordError::Outside`](crate::memop::WordError::Outside).
+    pub fn word32(&self, offset: usize) -> Result<Word32, WordError> {
+        Word32::new(&self.memory, offset)
+    }
+
+    /// The 64-bit word at a byte offset, for a stream to wait on or to write.
+    ///
+    /// # Errors
+    /// [`WordError::Outside`](crate::memop::WordError::Outside).
+    pub fn word64(&self, offset: usize) -> Result<Word64, WordError> {
+        Word64::new(&self.memory, offset)
+    }
+}
+
+impl<M> Region<M> {
+    /// Memory that other memory may be a part of, as `inner` has registered it.
+    pub(crate) fn part(inner: Arc<MemoryRegionInner>, addresses: Range<u64>, memory: M) -> Self {
+        Region { inner, addresses, memory }
+    }
+
     /// The memory.
-    pub fn memory(&self) -> &PinnedMemory {
+    pub fn memory(&self) -> &M {
         &self.memory
     }
 
@@ -171,33 +202,25 @@ impl MemoryRegion {
     /// # Errors
     /// [`OutOfBounds`](crate::memory::OutOfBounds).
     pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<Slice, OutOfBounds> {
-        Slice::within(&self.inner, &self.addresses(), range)
+        let Range { start, end } = resolve(range, self.addresses.end - self.addresses.start)?;
+        let (addr, len) = (self.addresses.start + start, (end - start) as usize);
+        Ok(Slice { region: self.inner.clone(), addr, len, lkey: self.inner.lkey })
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> usize {
+        (self.addresses.end - self.addresses.start) as usize
+    }
+
+    /// True where the length is 0.
+    pub fn is_empty(&self) -> bool {
+        self.addresses.is_empty()
     }
 
     /// What a remote side has to know to reach the whole region.
     pub fn remote(&self) -> RemoteMemory {
-        RemoteMemory { addr: self.memory.addr().get(), len: self.memory.len() as u64, rkey: self.rkey() }
-    }
-
-    fn addresses(&self) -> Range<u64> {
-        let start = self.memory.addr().get();
-        start..start + self.memory.len() as u64
-    }
-
-    /// The 32-bit word at a byte offset, for a stream to wait on or to write.
-    ///
-    /// # Errors
-    /// [`WordError::Outside`](crate::memop::WordError::Outside).
-    pub fn word32(&self, offset: usize) -> Result<Word32, WordError> {
-        Word32::new(self.memory(), offset)
-    }
-
-    /// The 64-bit word at a byte offset, for a stream to wait on or to write.
-    ///
-    /// # Errors
-    /// [`WordError::Outside`](crate::memop::WordError::Outside).
-    pub fn word64(&self, offset: usize) -> Result<Word64, WordError> {
-        Word64::new(self.memory(), offset)
+        let Range { start, end } = self.addresses;
+        RemoteMemory { addr: start, len: end - start, rkey: self.rkey() }
     }
 }
 
@@ -323,17 +346,6 @@ impl Slice {
     #[inline(always)]
     pub(crate) fn foreign(region: Arc<MemoryRegionInner>, addr: u64, len: usize, lkey: u32) -> Self {
         Slice { region, addr, len, lkey }
-    }
-
-    /// A part of these addresses, which the region has.
-    pub(crate) fn within(
-        region: &Arc<MemoryRegionInner>,
-        addresses: &Range<u64>,
-        range: impl RangeBounds<usize>,
-    ) -> Result<Self, OutOfBounds> {
-        let Range { start, end } = resolve(range, addresses.end - addresses.start)?;
-        let (addr, len) = (addresses.start + start, (end - start) as usize);
-        Ok(Slice { region: region.clone(), addr, len, lkey: region.lkey })
     }
 
     /// Length in bytes.

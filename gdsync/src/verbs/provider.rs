@@ -1,6 +1,6 @@
 //! Providers, which drive the card: the software card, or the system's libraries.
 
-use crate::verbs::error::{Error, OpenError};
+use crate::verbs::{Error, OpenError};
 use gdsync_sys::VerbsApi;
 use gdsync_sys::api::Provider;
 

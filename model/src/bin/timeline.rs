@@ -19,19 +19,19 @@ mod memory {
         use loom::sync::atomic::AtomicU32;
 
         #[derive(Debug)]
-        pub(crate) struct Line(AtomicU32);
+        pub(crate) struct Block(AtomicU32);
 
         /// Lines of an arena are like any other.
         #[derive(Debug)]
         pub(crate) struct Arena;
 
-        impl Line {
+        impl Block {
             pub(crate) fn of(_: &std::sync::Arc<Arena>) -> std::io::Result<Self> {
                 Self::new()
             }
 
             pub(crate) fn new() -> std::io::Result<Self> {
-                Ok(Line(AtomicU32::new(0)))
+                Ok(Block(AtomicU32::new(0)))
             }
 
             pub(crate) fn addr(&self, offset: usize) -> HostAddr {

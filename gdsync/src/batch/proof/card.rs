@@ -1,7 +1,7 @@
 //! The card of a system: its queue pairs, triggers and collectors.
 
-use super::{Case, QUEUES, STREAMS};
 use crate::batch::outline::{PaperSend, PaperWait};
+use crate::batch::proof::{Case, QUEUES, STREAMS};
 use gdsync_sys::prm::wait::{self, WaitDataSeg};
 use std::collections::{HashMap, VecDeque};
 

@@ -1,8 +1,8 @@
 //! What the batches of a stream compile to, and how far the stream has come.
 
-use super::card::Request;
-use super::{Case, Way, is_completion};
 use crate::batch::outline::{Descriptor, Program, Target};
+use crate::batch::proof::card::Request;
+use crate::batch::proof::{Case, Way, is_completion};
 use crate::memop::MemOp;
 use std::collections::HashMap;
 use std::ops::Range;

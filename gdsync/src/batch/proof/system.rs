@@ -1,9 +1,9 @@
 //! A system that runs: its streams perform what their batches compile to, beside a card and a CPU.
 
-use super::card::Card;
-use super::running::{Running, Step};
-use super::{Case, QUEUES, STREAMS, Way, is_completion};
 use crate::batch::outline::{Descriptor, PaperSend, PaperWait, Target};
+use crate::batch::proof::card::Card;
+use crate::batch::proof::running::{Running, Step};
+use crate::batch::proof::{Case, QUEUES, STREAMS, Way, is_completion};
 use crate::memop::MemOp;
 use gdsync_sys::prm::{doorbell, wait};
 use std::collections::HashMap;

@@ -3,8 +3,8 @@
 
 use crate::cuda::QueuePlacement;
 use crate::memory::HostAddr;
-use crate::qp::config::QueuePairConfig;
-use crate::qp::devx::memory::{Blocks, MemorySource, source_of};
+use crate::qp::QueuePairConfig;
+use crate::qp::devx::memory::{MemorySource, source_of};
 use crate::qp::devx::sizes::Sizes;
 use crate::verbs::devx::{check, failure};
 use crate::verbs::{DeviceInner, DevxError, Error, Owned, ProtectionDomainInner, call};
@@ -24,7 +24,7 @@ pub(crate) struct Domain {
     pub(super) pd: u32,
     pub(super) event_queue: u32,
     pub(super) ts_format: u8,
-    sources: Sources,
+    pub(super) sources: Sources,
     pub(super) device: Arc<DeviceInner>,
 }
 
@@ -68,16 +68,6 @@ impl Domain {
     /// Checks that such queues can be made, before anything is.
     pub(crate) fn check(&self, config: &QueuePairConfig<'_>) -> Result<(), Error> {
         Sizes::new(config, &self.device.attributes()?).map(drop)
-    }
-
-    /// Registered memory for the rings of a queue pair, of `bytes` bytes, and its record.
-    pub(super) fn work_memory(&self, len: usize) -> Result<Blocks, Error> {
-        Blocks::register(&self.device, len, &self.sources.work, &self.sources.records)
-    }
-
-    /// Registered memory for the ring of a completion queue, of `bytes` bytes, and its record.
-    pub(super) fn completion_memory(&self, len: usize) -> Result<Blocks, Error> {
-        Blocks::register(&self.device, len, &self.sources.completions, &self.sources.records)
     }
 }
 

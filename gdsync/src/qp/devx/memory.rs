@@ -1,9 +1,9 @@
 //! The memory of a queue, and its registration with the device.
 
-use super::domain::api_of;
-use super::sizes::RECORD;
 use crate::cuda::{Placement, arena_of, gpu};
-use crate::memory::arena::Arena;
+use crate::memory::arena::{Arena, Block};
+use crate::qp::devx::domain::api_of;
+use crate::qp::devx::sizes::RECORD;
 use crate::verbs::{DeviceInner, Error, Owned, call};
 use gdsync_sys::host::page_size;
 use gdsync_sys::mlx5dv::{self, mlx5dv_devx_umem, mlx5dv_devx_umem_in};
@@ -53,18 +53,6 @@ pub(crate) trait MemorySource: fmt::Debug + Send + Sync {
     fn allocate(&self, len: usize) -> Result<QueueMemory, Error>;
 }
 
-/// A block of an arena, given back when dropped.
-struct ArenaBlock {
-    address: usize,
-    arena: Arc<Arena>,
-}
-
-impl Drop for ArenaBlock {
-    fn drop(&mut self) {
-        self.arena.release(self.address as *mut u8);
-    }
-}
-
 /// An arena: of host memory, or of what the CPU has mapped of a GPU's.
 #[derive(Debug)]
 struct ArenaSource {
@@ -77,16 +65,15 @@ impl MemorySource for ArenaSource {
         let memory = |source| Error::Memory { len, source };
         // Whole pages of GPU memory are registered with devices, and nothing else may share them.
         let len = if self.is_gpu { len.next_multiple_of(page_size()) } else { len };
-        let block = self.arena.allocate(len, page_size()).map_err(memory)?;
-        let cpu = NonNull::new(block).ok_or_else(|| memory(io::ErrorKind::OutOfMemory.into()))?;
-        let keep = Box::new(ArenaBlock { address: block as usize, arena: self.arena.clone() });
+        let block = Block::cut(Some(&self.arena), len, page_size()).map_err(memory)?;
+        let cpu = block.start();
         let source = match self.is_gpu {
-            true => self.dma_buf(block).map_err(memory)?,
+            true => self.dma_buf(cpu.as_ptr()).map_err(memory)?,
             false => UmemSource::Host,
         };
-        // SAFETY: the arena's block is zeroed, ours until it is released, which `ArenaBlock` does,
+        // SAFETY: the arena's block is zeroed, ours until it is released, which `Block` does,
         // and part of a span; a dma-buf is of the chunk that the block lies in.
-        Ok(unsafe { QueueMemory::new(cpu, len, source, keep) })
+        Ok(unsafe { QueueMemory::new(cpu, len, source, Box::new(block)) })
     }
 }
 

@@ -21,7 +21,7 @@ pub(crate) use domain::Domain;
 use self::domain::Object;
 use self::memory::Blocks;
 use self::sizes::Sizes;
-use crate::qp::config::QueuePairConfig;
+use crate::qp::QueuePairConfig;
 use crate::qp::create::Role;
 use crate::queue::{QueueParts, Ring};
 use crate::verbs::{Error, LinkLayer, ProtectionDomainInner, Transport, ah};
@@ -49,7 +49,12 @@ impl Cq {
         let most = domain.device.attributes()?.max_completions;
         let entries = sizes::completion_entries(entries, most)?;
         let ring_bytes = entries as usize * CQE_SIZE;
-        let memory = domain.completion_memory(ring_bytes)?;
+        let memory = Blocks::register(
+            &domain.device,
+            ring_bytes,
+            &domain.sources.completions,
+            &domain.sources.records,
+        )?;
         // SAFETY: ring and record are inside the memory, which `Blocks` keeps mapped and is aligned
         // to a page; entries are a power of two. Only the card accesses it besides.
         let ring = unsafe { Ring::new(memory.at(0), entries, CQE_SIZE, memory.record(DBR_CQ_CI)) };
@@ -101,7 +106,12 @@ impl Qp {
         role: Role,
     ) -> Result<(Self, QueueParts), Error> {
         let sizes = Sizes::new(config, &domain.device.attributes()?)?;
-        let memory = domain.work_memory(sizes.ring_bytes())?;
+        let memory = Blocks::register(
+            &domain.device,
+            sizes.ring_bytes(),
+            &domain.sources.work,
+            &domain.sources.records,
+        )?;
         let ring = |offset, entries, stride, record| {
             // SAFETY: rings and records are inside the memory, which `Blocks` keeps mapped and is
             // aligned to a page; counts are powers of two. Only the card accesses it besides.

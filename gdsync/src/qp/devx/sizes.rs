@@ -1,6 +1,6 @@
 //! How large queues made by commands become. Pure.
 
-use crate::qp::config::QueuePairConfig;
+use crate::qp::QueuePairConfig;
 use crate::verbs::{DeviceAttributes, Error, OutOfRange, Transport};
 use gdsync_sys::prm::recv;
 use gdsync_sys::prm::wqe::{BASIC_BLOCK, MAX_DS, SEGMENT};

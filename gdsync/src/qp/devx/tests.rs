@@ -150,7 +150,7 @@ fn devx_queues_in_memory_files_carry_messages_of_streams_and_of_the_cpu() {
     let source = Arc::new(MemoryFiles::new(c"carries"));
     let config = QueuePairConfig::default().send_depth(4).recv_depth(4);
     let make = || {
-        QueuePair::in_domain(domain(&pd.inner, source.clone()).unwrap(), config)
+        QueuePair::in_domain(domain(&pd.inner, source.clone()).unwrap(), config, Role::Plain)
             .and_then(QueuePair::started)
             .unwrap()
     };
@@ -211,7 +211,7 @@ fn devx_queues_that_cannot_have_their_memory_leave_nothing_behind() {
             let left = AtomicUsize::new(made);
             let source = Arc::new(RunsOut { left, then, files, writer: Mutex::default() });
             let domain = domain(&pd.inner, source.clone()).unwrap();
-            let error = QueuePair::in_domain(domain, QueuePairConfig::default()).unwrap_err();
+            let error = QueuePair::in_domain(domain, QueuePairConfig::default(), Role::Plain).unwrap_err();
             source.files.made.lock().clear();
             assert_eq!(descriptors_of(c"runs-out"), 0, "{then:?} after {made}");
             if let Some(mut writer) = source.writer.lock().take() {

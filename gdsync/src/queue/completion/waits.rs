@@ -1,10 +1,13 @@
 //! Waits for completions of sends for which the card was not rung: which they are, and their end
-//! where the queue pair has failed.
+//! where the queue pair has failed. And receives of shared queues, which may complete in any of several
+//! completion queues: each has room for all of them. And a completion queue that is attached to a device.
 
-use crate::memory::Timeline;
-use crate::queue::ENTRY_WORDS;
+use crate::memory::{HostAddr, Timeline};
 use crate::queue::completion::{CompletionState, RawCompletion, Slot};
+use crate::queue::shared::Credits;
+use crate::queue::{ENTRY_WORDS, QueueError};
 use gdsync_sys::prm::cqe::{Cqe64, CqeOpcode, LAST_DWORD, Syndrome};
+use gdsync_sys::prm::doorbell;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use zerocopy::IntoBytes;
@@ -73,7 +76,7 @@ impl CompletionState {
         let ended = if sharing.is_empty() { unrung } else { waits };
         for index in (0..ended).map(|position| index.wrapping_add(position)) {
             let slot = self.slots.get(index.wrapping_sub(self.recycled) as usize);
-            if matches!(slot, Some(Slot::Posted(on, point)) if !on.has_passed(*point)) {
+            if slot.is_some_and(Slot::is_standing) {
                 self.release(index);
             }
         }
@@ -81,14 +84,9 @@ impl CompletionState {
 
     /// Whether streams wait for entries that are not written, and whose waits were not ended.
     pub(crate) fn has_waits_to_end(&self) -> bool {
-        let ahead = self.slots.iter().enumerate().skip(self.held() as usize);
-        let mut waits = ahead.filter_map(|(position, slot)| match slot {
-            Slot::Posted(on, point) if !on.has_passed(*point) => {
-                Some(self.recycled.wrapping_add(position as u32))
-            }
-            _ => None,
-        });
-        waits.any(|index| !self.has_come(index))
+        let ahead = self.slots.iter().zip(0..).skip(self.held() as usize);
+        let mut waits = ahead.filter(|(slot, _)| slot.is_standing());
+        waits.any(|(_, position)| !self.has_come(self.recycled.wrapping_add(position)))
     }
 
     fn is_send_of(&self, qpn: u32, entry: &RawCompletion) -> bool {
@@ -160,5 +158,146 @@ impl CompletionState {
             }
             self.ring.drain();
         }
+    }
+}
+
+/// The receives of a shared queue, and the queue pairs that take from it and complete here.
+#[derive(Debug)]
+pub(super) struct Shared {
+    credits: Arc<Credits>,
+    queue_pairs: u32,
+}
+
+impl CompletionState {
+    /// A queue pair that takes from a shared queue completes here. False where there is no room for the
+    /// receives that are posted.
+    pub(crate) fn add_credits(&mut self, credits: &Arc<Credits>) -> bool {
+        match self.shared.iter_mut().find(|known| Arc::ptr_eq(&known.credits, credits)) {
+            Some(known) => known.queue_pairs += 1,
+            None => self.shared.push(Shared { credits: credits.clone(), queue_pairs: 1 }),
+        }
+        self.certain = 0;
+        self.take_released_back();
+        self.check_not_overbooked().is_ok()
+    }
+
+    /// The counterpart of [`Self::add_credits`].
+    pub(crate) fn remove_credits(&mut self, credits: &Arc<Credits>) {
+        if let Some(known) = self.shared.iter_mut().find(|known| Arc::ptr_eq(&known.credits, credits)) {
+            known.queue_pairs -= 1;
+        }
+        self.shared.retain(|known| known.queue_pairs > 0);
+        if self.shared.is_empty() {
+            self.certain = self.entries();
+        }
+    }
+
+    /// Receives of shared queues that may complete here.
+    pub(super) fn shared_receives(&self) -> u32 {
+        self.shared.iter().map(|shared| shared.credits.posted()).sum()
+    }
+
+    /// Whether everything that may complete here has room, a receive that was just counted, too.
+    pub(crate) fn check_not_overbooked(&mut self) -> Result<(), QueueError> {
+        if self.taken() > self.entries() { self.make_room(0) } else { Ok(()) }
+    }
+
+    /// Entries of a queue pair that were not polled.
+    pub(crate) fn unpolled_of(&self, qpn: u32) -> u32 {
+        let written = (0..self.entries()).map_while(|i| self.read(self.polled.wrapping_add(i)));
+        written.filter(|entry| self.is_live_of(entry, qpn)).count() as u32
+    }
+
+    pub(super) fn is_live_of(&self, entry: &RawCompletion, qpn: u32) -> bool {
+        entry.cqe.qpn() == qpn && !self.left_behind.contains(&entry.index)
+    }
+
+    /// Whether an entry is a receive's of one of these queue pairs.
+    pub(super) fn is_receive_of(&self, queue_pairs: &[u32], entry: &RawCompletion) -> bool {
+        let is_send = matches!(entry.cqe.opcode(), Ok(CqeOpcode::Requester | CqeOpcode::RequesterError));
+        !is_send && queue_pairs.iter().any(|qpn| self.is_live_of(entry, *qpn))
+    }
+
+    /// A queue pair completes here again, where waits were ended because all had failed: the entries of
+    /// the newest, which streams have passed and the card has not written, are the next to be waited for.
+    /// Returns whether streams have still to pass some.
+    pub(crate) fn take_released_back(&mut self) -> bool {
+        while self.waits_ahead() > 0 {
+            let last = self.next_wait().wrapping_sub(1);
+            if !self.is_released(last) {
+                return false;
+            }
+            if self.slots.back().is_some_and(Slot::is_standing) {
+                return true;
+            }
+            let word = self.ring.word(last, LAST_DWORD);
+            let before = word.load(Ordering::Relaxed);
+            let [low, high, signature, op_own] = before.to_ne_bytes();
+            let after = u32::from_ne_bytes([low, high, signature, op_own ^ 1]);
+            if word.compare_exchange(before, after, Ordering::Release, Ordering::Relaxed).is_err() {
+                // The card has just written it.
+                return false;
+            }
+            self.slots.pop_back();
+        }
+        false
+    }
+}
+
+/// The addresses of a completion queue, and its next entry.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct BorrowedCompletions {
+    pub(crate) ring: HostAddr,
+    pub(crate) entries: u32,
+    pub(crate) record: HostAddr,
+    /// The next entry.
+    pub(crate) next: u32,
+}
+
+/// Why a completion queue cannot be attached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Unread {
+    /// Completions that are to come, or were not polled.
+    Completions(u32),
+    /// Waits that streams have not passed, or that are only prepared.
+    Waits(u32),
+}
+
+impl CompletionState {
+    /// Attaches the queue, for kernels that post to queue pair `qpn`: until [`Self::detach`], only
+    /// they take entries out of it, and no other queue pair can complete here.
+    pub(crate) fn attach(&mut self, qpn: u32) -> Result<BorrowedCompletions, Unread> {
+        self.recycle();
+        if self.reserved > 0 {
+            return Err(Unread::Completions(self.reserved));
+        }
+        if self.held() > 0 || !self.slots.is_empty() {
+            return Err(Unread::Waits(self.slots.len() as u32));
+        }
+        self.attached = Some(qpn);
+        // With all places taken, a caller that reserves one gets an error that says why.
+        self.reserved = self.entries();
+        self.ring.drain();
+        Ok(BorrowedCompletions {
+            ring: HostAddr(self.ring.word(0, 0).as_ptr() as u64),
+            entries: self.entries(),
+            record: HostAddr(self.ring.record().as_ptr() as u64),
+            next: self.polled,
+        })
+    }
+
+    /// The entry `index` of a queue that is attached, if the card has written it.
+    pub(crate) fn read_attached(&self, index: u32) -> Option<RawCompletion> {
+        if self.is_beyond(index) { None } else { self.read(index) }
+    }
+
+    /// Gives the entries before `index` back to the card.
+    pub(crate) fn recycle_attached(&self, index: u32) {
+        self.ring.publish(doorbell::ci_record(index));
+    }
+
+    /// Detaches the queue: entry `next` is the first that was not read.
+    pub(crate) fn detach(&mut self, next: u32) {
+        (self.polled, self.recycled, self.reserved, self.attached) = (next, next, 0, None);
     }
 }

@@ -2,10 +2,8 @@
 
 use crate::memory::OutOfBounds;
 use crate::queue::regions::Regions;
-use crate::queue::request::{
-    ADDRESS_SEGMENTS, ATOMIC_BYTES, Destination, Limits, MAX_COUNT, Payload, Rules, WorkRequest,
-};
-use crate::queue::{QueueError, RequestError, Segments};
+use crate::queue::request::{ADDRESS_SEGMENTS, ATOMIC_BYTES, Destination, Limits, MAX_COUNT, Payload, Rules};
+use crate::queue::{QueueError, RequestError, Segments, WorkRequest};
 use crate::verbs::{Slice, Transport};
 use gdsync_sys::prm::wqe::{DataSeg, InlineSeg, MAX_DS, Opcode, RemoteAddrSeg, SEGMENT};
 use std::sync::Arc;

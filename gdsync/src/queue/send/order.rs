@@ -1,9 +1,9 @@
 //! The order of a queue's sends: each is posted in its turn, and those of one queue on one stream
 //! at a time.
 
-use super::{SendState, State};
-use crate::memory::timeline::{Timeline, TimelinePoint};
-use crate::queue::error::{OrderError, QueueError};
+use crate::memory::{Timeline, TimelinePoint};
+use crate::queue::send::{SendState, State};
+use crate::queue::{OrderError, QueueError};
 use gdsync_sys::prm::doorbell;
 use std::cmp;
 use std::sync::Arc;
@@ -96,10 +96,7 @@ impl SendState {
         {
             return Err(last.in_the_way(qpn));
         }
-        if let Some(entry) = self.position(serial).and_then(|position| self.entries.get_mut(position)) {
-            entry.state = State::Posted;
-            self.skip_unprepared();
-        }
+        self.give(serial);
         Ok(LastPost::renew(&mut self.last_post, timeline, point))
     }
 
@@ -222,11 +219,6 @@ impl SendState {
     }
 
     /// See [`Self::guard`].
-    #[inline]
-    pub(crate) fn is_guarded(&self) -> bool {
-        self.guarded
-    }
-
     /// A stream has still to ring for sends that are to complete.
     pub(crate) fn is_rung_later(&self) -> bool {
         self.has_unpassed_posts() && self.rung().1 > 0

@@ -15,15 +15,14 @@
 
 pub use super::record::Capture;
 
-use super::CudaStream;
-use super::params::with_params;
 use crate::batch::{Batch, BatchShape, Chunk, Descriptor, Fate, LastPoint, Points};
 use crate::cuda::{CudaError, Gpu, GpuContext, check};
 use crate::memop::{MemOp, StreamError};
+use crate::stream::cuda::params::with_params;
 use crate::stream::in_flight::{Held, Past};
 use crate::stream::post::State;
 use crate::stream::proxy::Ring;
-use crate::stream::{PostFailure, Posted, Stream, in_flight};
+use crate::stream::{CudaStream, PostFailure, Posted, Stream, in_flight};
 use cudarc::driver::sys;
 use std::fmt;
 use std::sync::Arc;

@@ -1,22 +1,20 @@
 //! A CUDA stream as a backend.
 
-mod first;
 pub(crate) mod graph;
 pub(crate) mod params;
 mod record;
 mod timing;
 
 use crate::cuda::{Consistency, CudaError, GpuCapabilities, GpuContext, GpuMemory, StreamHandle, check};
-use crate::memop::{MemOp, MemOpCaps, MemOpStream, MemoryKind, Staged, StreamError};
+use crate::memop::{Condition, MemOp, MemOpCaps, MemOpStream, MemoryKind, Staged, StreamError};
 use crate::memory::arena::Block;
 use crate::memory::peer_map::MapError;
 use crate::memory::{HostAddr, StreamAddr};
 use crate::stream::trace;
-use gdsync_sys::pause::Pause;
-use params::with_params;
-
 use cudarc::driver::sys;
 use gdsync_gdr::driver;
+use gdsync_sys::pause::Pause;
+use params::with_params;
 use std::any::Any;
 use std::sync::Arc;
 use std::time::Duration;
@@ -78,7 +76,7 @@ impl CudaStream {
     fn made(context: Arc<GpuContext>, raw: sys::CUstream, owner: impl Send + Sync + 'static) -> Self {
         let handle = StreamHandle::new(raw, owner);
         context.add_stream(&handle);
-        first::load(&context);
+        load_at_first(&context);
         context.claim_channel(&handle);
         context.collect();
         CudaStream { handle, context }
@@ -144,7 +142,7 @@ impl CudaStream {
             MemoryKind::Gpu => {
                 let block = Block::holding(bytes)
                     .map_err(|error| StreamError::NoMemory { reason: error.to_string() })?;
-                Ok((self.translate(block.addr(), bytes.len())?.get(), Box::new(block)))
+                Ok((self.translate(block.addr(0), bytes.len())?.get(), Box::new(block)))
             }
             MemoryKind::Host => {
                 let memory = GpuMemory::holding(&self.context, bytes)?;
@@ -298,6 +296,67 @@ unsafe impl MemOpStream for CudaStream {
         self.context.collect();
         Ok(true)
     }
+}
+
+/// Bytes that the operations name: the words that stay 0, and a part that copies overwrite.
+const LEN: usize = 64;
+const COPIED: u64 = 32;
+
+/// What a context's first stream does once, so that no post does. Where that fails, the posts have it
+/// loaded, and report what they are told.
+///
+/// The driver loads some things when a context first uses them: for batches of memory operations, for
+/// copies, and for its allocator. So the first stream of a context has all of them made, on gdsync's
+/// own stream and with memory of gdsync's own, and nothing waits for that.
+fn load_at_first(context: &Arc<GpuContext>) {
+    let loaded = context.at_first_stream(|stream| {
+        // Kept: the driver's allocator keeps its piece for the next small allocation, too.
+        let memory = GpuMemory::unfilled(context, LEN)?;
+        let no_memory =
+            |error: std::io::Error| CudaError::NoHostMemory { len: LEN, reason: error.to_string() };
+        let block = Block::holding(&[0; LEN]).map_err(no_memory)?;
+        let at = context.translate(block.addr(0), LEN)?;
+        let done = submit_first(context, stream, at)
+            .and_then(|()| copy_first(stream, at.get() + COPIED, memory.address()));
+        done.unwrap_or_else(left_to_posts);
+        // Whatever was submitted may be outstanding.
+        Ok((memory, block))
+    });
+    loaded.unwrap_or_else(left_to_posts);
+}
+
+fn left_to_posts(error: CudaError) {
+    tracing::debug!(%error, "the driver loads what posts need when the first one is made");
+}
+
+/// Operations of each kind, which change nothing: words that are 0.
+fn submit_first(context: &Arc<GpuContext>, stream: sys::CUstream, at: StreamAddr) -> Result<(), CudaError> {
+    let caps = mem_ops(&context.capabilities);
+    let addr = StreamAddr::new(at.get() + 8);
+    let mut ops = vec![
+        MemOp::Write32 { addr: at, value: 0 },
+        MemOp::Wait32 { addr: at, condition: Condition::Geq, value: 0 },
+    ];
+    if caps.ops_64_bit {
+        ops.push(MemOp::Write64 { addr, value: 0 });
+        ops.push(MemOp::Wait64 { addr, condition: Condition::Geq, value: 0 });
+    }
+    with_params(&ops, |params| {
+        let (count, params) = (params.len() as u32, params.as_mut_ptr());
+        // SAFETY: the stream is gdsync's own and the array has `count` entries, which the driver
+        // copies. The words are of a block that is kept as long as the context.
+        check("cuStreamBatchMemOp", unsafe { sys::cuStreamBatchMemOp_v2(stream, count, params, 0) })
+    })
+}
+
+/// Copies both ways, by the call that writes of bytes make.
+fn copy_first(stream: sys::CUstream, host: u64, gpu: u64) -> Result<(), CudaError> {
+    for (to, from) in [(gpu, host), (host, gpu)] {
+        // SAFETY: the stream is gdsync's own. Both are memory of gdsync's own, which is kept as long
+        // as the context, and from these places on more than so many bytes long.
+        check("cuMemcpyAsync", unsafe { sys::cuMemcpyAsync(to, from, LEN - COPIED as usize, stream) })?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]

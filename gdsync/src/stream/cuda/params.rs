@@ -103,9 +103,11 @@ fn param(op: &MemOp) -> sys::CUstreamBatchMemOpParams {
     params
 }
 
-use sys::CUstreamBatchMemOpParams_union_CUstreamMemOpWaitValueParams_st as WaitParams;
-use sys::CUstreamBatchMemOpParams_union_CUstreamMemOpWaitValueParams_st__bindgen_ty_1 as WaitValue;
-use sys::CUstreamBatchMemOpParams_union_CUstreamMemOpWriteValueParams_st__bindgen_ty_1 as WriteValue;
+use sys::{
+    CUstreamBatchMemOpParams_union_CUstreamMemOpWaitValueParams_st as WaitParams,
+    CUstreamBatchMemOpParams_union_CUstreamMemOpWaitValueParams_st__bindgen_ty_1 as WaitValue,
+    CUstreamBatchMemOpParams_union_CUstreamMemOpWriteValueParams_st__bindgen_ty_1 as WriteValue,
+};
 
 /// The 32-bit value is the low half of the 64-bit one: the union's members share their place, and
 /// the GPU's hosts are little endian.

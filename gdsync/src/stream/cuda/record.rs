@@ -1,14 +1,13 @@
 //! Recording graphs from a stream.
 
-use super::CudaStream;
-use super::graph::{BatchNode, CudaGraph, GraphError, Node, RawGraph, destroy};
-use super::params::with_params;
 use crate::batch::{BatchShape, Driver, Fate, Lowering, Words};
 use crate::cuda::{CudaError, check};
 use crate::memop::{MemOp, MemOpStream, StreamError, Word32};
 use crate::memory::{HostAddr, PinnedMemory, StreamAddr, TimelinePoint};
-use crate::queue::doorbell::{Doorbell, PeerOp, Release};
-use crate::stream::Stream;
+use crate::queue::{Doorbell, PeerOp, Release};
+use crate::stream::cuda::graph::{BatchNode, CudaGraph, GraphError, Node, RawGraph, destroy};
+use crate::stream::cuda::params::with_params;
+use crate::stream::{CudaStream, Stream};
 use cudarc::driver::sys;
 use parking_lot::Mutex;
 use std::convert::Infallible;

@@ -2,7 +2,7 @@
 
 use crate::batch::{Batch, Descriptor};
 use crate::memop::{Condition, MemOpStream, Named};
-use crate::memory::timeline::Timeline;
+use crate::memory::Timeline;
 use crate::qp::{PreparedReceives, PreparedSend, PreparedTicket, PreparedWait, QueuePairInner, Trigger};
 use crate::queue::send::Hold;
 use crate::queue::{Claim, OrderError, QueueError, RequestError, StateError, Status, Syndrome, Writer};
@@ -149,11 +149,12 @@ impl Prepared {
             let (queue_pair, holds) = (core.queue_pair.clone(), [in_front.cloned(), core.hold_of_next()]);
             let holds = holds.into_iter().flatten();
             let send = PreparedSend::new(queue_pair, &work, Some(claim.clone()), holds);
-            let send = send.map_err(|error| ListError::of(index)(error.into()))?;
+            let mut send = send.map_err(|error| ListError::of(index)(error.into()))?;
             let (indices, receives) = together.remove(&index).unzip();
+            send.receives = receives;
             let with_it = indices.into_iter().flatten().chain([index]);
             with_it.for_each(|index| self.places[index] = self.work.len());
-            self.work.push(Descriptor::Send(send.with_receives(receives)));
+            self.work.push(Descriptor::Send(send));
         }
         Ok(())
     }

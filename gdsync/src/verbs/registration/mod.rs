@@ -4,18 +4,18 @@
 mod table;
 
 use crate::verbs::{
-    Access, Error, GpuMemoryRegion, MemoryRegion, MemoryRegionInner, OutOfRange, ProtectionDomain,
-    RegistrationPath, RemoteMemory, Slice,
+    Access, Error, GpuMemoryRegion, MemoryRegion, MemoryRegionInner, OutOfRange, ProtectionDomain, Region,
+    RegistrationPath,
 };
 pub use table::{CacheLimits, CacheStatistics};
 
 use crate::cuda::{GpuContext, GpuMemory, buffer_id, host_buffer_id};
+use crate::memory::PinnedMemory;
 use crate::memory::use_count::{UseCount, Watcher};
-use crate::memory::{OutOfBounds, PinnedMemory};
 use cudarc::driver::CudaContext;
 use parking_lot::Mutex;
 use std::fmt;
-use std::ops::{Range, RangeBounds};
+use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::{Arc, Weak};
 use table::{Extent, Table};
@@ -72,14 +72,12 @@ impl Watcher for Inner {
 
 /// Registered memory that a cache has handed out. Holding it, or a work request that names it,
 /// keeps it registered.
+pub type CachedRegion = Region<CachedMemory>;
+
+/// The memory of a [`CachedRegion`]. The registration may be that of other memory, which this is a
+/// part of: this counts as a user of its own, too.
 #[derive(Clone, Debug)]
-pub struct CachedRegion {
-    region: Arc<MemoryRegionInner>,
-    addresses: Range<u64>,
-    /// The registration may be that of other memory, which this is a part of: this counts as a user
-    /// of its own, too.
-    _memory: Handle,
-}
+pub struct CachedMemory(#[expect(dead_code, reason = "held, not looked at")] Handle);
 
 #[derive(Clone, Debug)]
 enum Handle {
@@ -137,7 +135,7 @@ impl RegistrationCache {
     /// # Errors
     /// As [`MemoryRegion::register`].
     pub fn host_region(&self, memory: &PinnedMemory, access: Access) -> Result<MemoryRegion, Error> {
-        Ok(MemoryRegion::of(self.host(memory, access)?.region, memory.clone()))
+        Ok(MemoryRegion::of(self.host(memory, access)?.inner, memory.clone()))
     }
 
     /// As [`Self::gpu`], as a region: with the memory's copies.
@@ -145,7 +143,7 @@ impl RegistrationCache {
     /// # Errors
     /// As [`Self::gpu`].
     pub fn gpu_region(&self, memory: &GpuMemory, access: Access) -> Result<GpuMemoryRegion, Error> {
-        Ok(GpuMemoryRegion::of(self.gpu(memory, access)?.region, memory.clone()))
+        Ok(GpuMemoryRegion::of(self.gpu(memory, access)?.inner, memory.clone()))
     }
 
     /// GPU memory, registered as a whole with at least that access.
@@ -182,12 +180,11 @@ impl RegistrationCache {
         len: usize,
         access: Access,
     ) -> Result<CachedRegion, Error> {
-        let context = GpuContext::of(context)?;
-        let identity = Some(buffer_id(&context, address)?);
+        let identity = Some(buffer_id(&*GpuContext::of(context)?, address)?);
         let extent = Extent { addresses: addresses(address, len)?, access, identity };
         self.get(extent, None, Handle::Raw, len, || {
             // SAFETY: the caller's.
-            let memory = unsafe { GpuMemory::of_program(&context, address, len) };
+            let memory = unsafe { GpuMemory::from_raw(context, address, len, ()) }?;
             GpuMemoryRegion::register_inner(&self.inner.pd, &memory, access)
         })
     }
@@ -236,8 +233,7 @@ impl RegistrationCache {
         register: impl FnOnce() -> Result<MemoryRegionInner, Error>,
     ) -> Result<CachedRegion, Error> {
         let start = extent.addresses.start;
-        let handed_out =
-            |region| CachedRegion { region, addresses: start..start + len as u64, _memory: memory };
+        let handed_out = |region| Region::part(region, start..start + len as u64, CachedMemory(memory));
         let (found, gone) = self.inner.table.lock().find(&extent);
         drop(gone);
         if let Some(region) = found {
@@ -289,43 +285,9 @@ fn addresses(start: u64, len: usize) -> Result<Range<u64>, Error> {
 }
 
 impl CachedRegion {
-    /// A part of the memory, for a work request.
-    ///
-    /// # Errors
-    /// [`OutOfBounds`](crate::memory::OutOfBounds).
-    pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<Slice, OutOfBounds> {
-        Slice::within(&self.region, &self.addresses, range)
-    }
-
-    /// What a remote side has to know to reach the memory.
-    pub fn remote(&self) -> RemoteMemory {
-        let Range { start, end } = self.addresses;
-        RemoteMemory { addr: start, len: end - start, rkey: self.rkey() }
-    }
-
-    /// Length in bytes.
-    pub fn len(&self) -> usize {
-        (self.addresses.end - self.addresses.start) as usize
-    }
-
-    /// True where the length is 0.
-    pub fn is_empty(&self) -> bool {
-        self.addresses.is_empty()
-    }
-
-    /// The key that work requests of this side name it by.
-    pub fn lkey(&self) -> u32 {
-        self.region.lkey
-    }
-
-    /// The key that the remote side needs.
-    pub fn rkey(&self) -> u32 {
-        self.region.rkey
-    }
-
     /// How the card gets to GPU memory; none for host memory.
     pub fn path(&self) -> Option<RegistrationPath> {
-        self.region.path()
+        self.inner.path()
     }
 }
 

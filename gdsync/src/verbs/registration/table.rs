@@ -1,6 +1,6 @@
 //! Which registrations are kept, and which go: bookkeeping only.
 
-use crate::verbs::mr::Access;
+use crate::verbs::Access;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;

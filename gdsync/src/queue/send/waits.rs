@@ -1,0 +1,209 @@
+//! Work requests behind WAITs: the card has them from the start, and performs them when what it waits
+//! for is there. And sends that another queue releases, and the requests by which a queue releases them (SEND_EN).
+//!
+//! The sends of a slave come to the card by SEND_EN, or by the slave's own doorbell. The card takes a
+//! doorbell when it gets to it, and reads the record then: so a record that covers a send which
+//! nothing has released yet must not meet a doorbell on its way. That is why only one of both ways has
+//! sends outstanding at a time. A completion of the one says that none of its doorbells is on its way,
+//! and a completion of the other that none of its SEND_ENs is.
+
+use crate::queue::completion::CompletionState;
+use crate::queue::doorbell::ring;
+use crate::queue::regions::Regions;
+use crate::queue::request::Rules;
+use crate::queue::send::{Entry, SendState, State};
+use crate::queue::{Doorbell, OrderError, QueueError, WorkRequest};
+use crate::verbs::MemoryRegionInner;
+use gdsync_sys::barrier;
+use gdsync_sys::prm::doorbell;
+use gdsync_sys::prm::wait::{IndexSeg, Kind, WaitDataSeg};
+use gdsync_sys::prm::wqe::{BASIC_BLOCK, CtrlFlags};
+use std::sync::Arc;
+use zerocopy::IntoBytes;
+
+/// A release of sends of another queue pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Enable {
+    /// The slave.
+    pub(crate) qpn: u32,
+    /// The block after the last one that is released.
+    pub(crate) until: u16,
+}
+
+impl SendState {
+    /// Writes a work request into the ring of a slave, for its master to release and a stream to post.
+    ///
+    /// Returns its serial number, and the block after it.
+    ///
+    /// # Errors
+    /// What [`Self::prepare`] says; [`OrderError::HandedOverOtherwise`].
+    pub(crate) fn prepare_released(
+        &mut self,
+        request: &WorkRequest<'_>,
+        rules: &impl Rules,
+        completions: &mut CompletionState,
+    ) -> Result<(u64, u32), QueueError> {
+        if !self.is_released && !self.entries.is_empty() {
+            return Err(QueueError::Order(OrderError::HandedOverOtherwise { qpn: self.qpn }));
+        }
+        let (serial, _) = self.prepare([], request, rules, completions)?;
+        self.is_released = true;
+        Ok((serial, self.head))
+    }
+
+    /// Takes the newest back, which nothing releases.
+    pub(crate) fn unprepare_newest(&mut self, completions: &mut CompletionState) {
+        self.take_back(self.entries.len().saturating_sub(1), completions);
+    }
+
+    /// Says in the record how far the ring is filled. A card reads it for a doorbell, and may for the
+    /// end of what it flushes; SEND_EN goes without it.
+    pub(crate) fn publish_released(&self) {
+        barrier::to_device();
+        self.ring.publish(doorbell::record(self.head));
+    }
+
+    /// Writes a WAIT and a release behind it, and rings the card for both: they count as posted by the
+    /// CPU. Where that fails, nothing has changed.
+    ///
+    /// Returns the block of the release.
+    ///
+    /// # Safety
+    /// The register is valid.
+    pub(crate) unsafe fn post_release(
+        &mut self,
+        wait: CardWait,
+        Enable { qpn, until }: Enable,
+        completions: &mut CompletionState,
+    ) -> Result<u32, QueueError> {
+        let entries = self.entries.len();
+        let segment = IndexSeg::new(until.into(), qpn);
+        let placed = self.place_wait(Hold { wait, region: None }, completions).and_then(|()| {
+            self.place_block(completions, Regions::None, |head, own| {
+                block(Kind::SendEnable, head, own, segment.as_bytes())
+            })
+        });
+        if let Err(error) = placed {
+            self.take_back(entries, completions);
+            return Err(error);
+        }
+        self.ring.drain();
+        self.skip_unprepared();
+        let release = self.head.wrapping_sub(1);
+        let value = self.ring.first_bytes(release);
+        // SAFETY: the caller's.
+        unsafe { ring(&self.ring, doorbell::record(self.head), self.register, value) };
+        Ok(release)
+    }
+
+    /// Whether the CPU may post and ring now, for which [`Self::post_now`] has found a doubt.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn check_cpus_turn(&mut self, serial: u64) -> Result<(), QueueError> {
+        let (qpn, expected) = (self.qpn, self.next_to_post);
+        if serial != expected {
+            return Err(QueueError::Order(OrderError::OutOfOrder { qpn, serial, expected }));
+        }
+        if self.is_released && !self.entries.is_empty() {
+            return Err(QueueError::Order(OrderError::HandedOverOtherwise { qpn }));
+        }
+        self.is_released = false;
+        Ok(())
+    }
+}
+
+/// What a send queue waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum CardWait {
+    /// A number in memory that has reached `ticket` (`gdsync_sys::prm::wait::word`).
+    Ticket { lkey: u32, addr: u64, ticket: u64 },
+    /// The entry `index` of a completion queue, and so all before it.
+    Entry { cqn: u32, index: u32 },
+}
+
+/// A WAIT in front of a send, and the region of the word that it looks at, unless something else keeps that.
+#[derive(Clone, Debug)]
+pub(crate) struct Hold {
+    pub(crate) wait: CardWait,
+    pub(crate) region: Option<Arc<MemoryRegionInner>>,
+}
+
+/// A block with a control segment and what is behind it.
+pub(super) fn block(kind: Kind, head: u32, qpn: u32, segment: &[u8]) -> [u8; BASIC_BLOCK] {
+    let mut block = [0; BASIC_BLOCK];
+    let control = kind.control(head as u16, qpn, CtrlFlags::empty());
+    let bytes = control.as_bytes().iter().chain(segment);
+    block.iter_mut().zip(bytes).for_each(|(to, from)| *to = *from);
+    block
+}
+
+impl CardWait {
+    /// The WAIT, at block `head` of that queue pair's send queue. It is one block.
+    fn encode(self, head: u32, qpn: u32) -> [u8; BASIC_BLOCK] {
+        match self {
+            CardWait::Ticket { lkey, addr, ticket } => {
+                block(Kind::Data, head, qpn, WaitDataSeg::reached(lkey, addr, ticket).as_bytes())
+            }
+            CardWait::Entry { cqn, index } => {
+                block(Kind::Completions, head, qpn, IndexSeg::new(index, cqn).as_bytes())
+            }
+        }
+    }
+}
+
+impl SendState {
+    /// Rings the card for a send that is prepared, and for the WAITs in front of it: it counts as posted by the CPU.
+    ///
+    /// # Errors
+    /// What [`Self::post_now`] says of the order.
+    ///
+    /// # Safety
+    /// The register is valid.
+    pub(crate) unsafe fn ring_prepared(&mut self, serial: u64) -> Result<(), QueueError> {
+        self.check_next(serial)?;
+        self.settle()?;
+        let Some(position) = self.position(serial) else { return self.check_not_stale(serial) };
+        self.entries[position].state = State::Posted;
+        self.skip_unprepared();
+        let Doorbell { record, register, value, .. } = self.doorbell_of(&self.entries[position]);
+        // SAFETY: the caller's.
+        unsafe { ring(&self.ring, record, register, value) };
+        Ok(())
+    }
+
+    /// Writes a WAIT. Like any work request, it completes where it fails or is flushed.
+    pub(super) fn place_wait(
+        &mut self,
+        Hold { wait, region }: Hold,
+        completions: &mut CompletionState,
+    ) -> Result<(), QueueError> {
+        let regions = region.map_or(Regions::None, Regions::One);
+        self.place_block(completions, regions, |head, qpn| wait.encode(head, qpn))
+    }
+
+    /// Writes a work request of one block whose completion is not returned.
+    pub(super) fn place_block(
+        &mut self,
+        completions: &mut CompletionState,
+        regions: Regions,
+        encode: impl FnOnce(u32, u32) -> [u8; BASIC_BLOCK],
+    ) -> Result<(), QueueError> {
+        self.check_room(1)?;
+        completions.reserve(false)?;
+        let first = self.head;
+        self.ring.write(first, &encode(first, self.qpn));
+        self.push(Entry { wr_id: 0, first, blocks: 1, signaled: false, state: State::Hidden, regions });
+        Ok(())
+    }
+
+    /// Takes back what was placed behind the first `entries`, and not rung for.
+    pub(super) fn take_back(&mut self, entries: usize, completions: &mut CompletionState) {
+        for entry in self.entries.drain(entries.min(self.entries.len())..).rev() {
+            self.head = entry.first;
+            completions.unreserve(entry.signaled);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
