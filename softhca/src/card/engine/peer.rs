@@ -50,7 +50,10 @@ pub(super) fn examine(
     requester: &mut Requester,
     has_no_room: bool,
 ) -> PeerState {
-    if !fabric.is_alive(node) {
+    // What was found out about its end holds: the fabric tries after a while whether there is a card again.
+    let has_ended =
+        matches!(requester.examination, Some(Examination::Parting { .. } | Examination::Parted { .. }));
+    if has_ended || !fabric.is_alive(node) {
         return ended(fabric, node, (round, now), requester);
     }
     let Some(reached_at) = requester.reached_at() else {
