@@ -7,39 +7,37 @@ use gdsync_notify::collective::{
     Collective, CollectiveError, Collectives, Element, Operation, Plan, combine,
 };
 use gdsync_notify::{NotifyError, Segment, Team};
+use gdsync_test_support::pattern;
 use gdsync_test_support::process::role;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 /// What a rank has for another in a round: bytes that differ by both and by the round, and from each other.
 fn bytes(from: u32, to: u32, round: u64, len: usize) -> Vec<u8> {
-    static PATTERN: LazyLock<Vec<u8>> =
-        LazyLock::new(|| (0..1 << 17).map(|at| (at * 7 + at / 251) as u8).collect());
-    let seed = (u64::from(from) * 131 + u64::from(to) * 61 + round * 29) as u8;
-    PATTERN[..len].iter().map(|byte| byte.wrapping_add(seed)).collect()
+    pattern::bytes((u64::from(from) * 131 + u64::from(to) * 61 + round * 29) as u8, len)
 }
 
 /// As [`bytes`], as numbers.
 pub(crate) fn numbers(from: u32, to: u32, round: u64, len: usize, element: Element) -> Vec<u8> {
-    /// The bytes of each value as a number.
-    fn each<const N: usize>(values: impl Iterator<Item = i32>, number: impl Fn(i32) -> [u8; N]) -> Vec<u8> {
-        values.map(number).collect::<Vec<[u8; N]>>().into_flattened()
+    /// The bytes of the number for each byte.
+    fn table<const N: usize>(number: impl Fn(i32) -> [u8; N]) -> Vec<u8> {
+        (-100..156).map(number).collect::<Vec<[u8; N]>>().into_flattened()
     }
-    let values = bytes(from, to, round, len / element.bytes()).into_iter().map(|byte| i32::from(byte) - 100);
-    match element {
-        Element::F32 => each(values, |value| (value as f32 / 7.0).to_ne_bytes()),
-        Element::F64 => each(values, |value| (f64::from(value) / 7.0).to_ne_bytes()),
-        Element::I8 => each(values, |value| (value as i8).to_ne_bytes()),
-        Element::U8 => each(values, |value| (value as u8).to_ne_bytes()),
-        Element::I16 => each(values, |value| (value as i16 * 91).to_ne_bytes()),
-        Element::U16 => each(values, |value| (value as u16).to_ne_bytes()),
-        Element::I32 => each(values, |value| (value << 22).to_ne_bytes()),
-        Element::U32 => each(values, |value| (value as u32).to_ne_bytes()),
-        Element::I64 => each(values, |value| (i64::from(value) << 55).to_ne_bytes()),
-        Element::U64 => each(values, |value| (value as u64).to_ne_bytes()),
+    let table = match element {
+        Element::F32 => table(|value| (value as f32 / 7.0).to_ne_bytes()),
+        Element::F64 => table(|value| (f64::from(value) / 7.0).to_ne_bytes()),
+        Element::I8 => table(|value| (value as i8).to_ne_bytes()),
+        Element::U8 => table(|value| (value as u8).to_ne_bytes()),
+        Element::I16 => table(|value| (value as i16 * 91).to_ne_bytes()),
+        Element::U16 => table(|value| (value as u16).to_ne_bytes()),
+        Element::I32 => table(|value| (value << 22).to_ne_bytes()),
+        Element::U32 => table(|value| (value as u32).to_ne_bytes()),
+        Element::I64 => table(|value| (i64::from(value) << 55).to_ne_bytes()),
+        Element::U64 => table(|value| (value as u64).to_ne_bytes()),
         other => panic!("{other}"),
-    }
+    };
+    pattern::spread(&bytes(from, to, round, len / element.bytes()), &table)
 }
 
 /// Of lists of numbers of equal length, the reduction in their order. (Unit tests compare `combine` with arithmetic.)
@@ -51,20 +49,24 @@ fn reduced(all: Vec<Vec<u8>>, element: Element, operation: Operation) -> Vec<u8>
     all.into_iter().reduce(fold).unwrap()
 }
 
+fn concat(ranks: impl Iterator<Item = u32>, block: impl Fn(u32) -> Vec<u8>) -> Vec<u8> {
+    ranks.map(block).collect::<Vec<_>>().concat()
+}
+
 /// What a rank gives into a round, and what it gets.
 pub(crate) fn contents(plan: &Plan, rank: u32, round: u64) -> (Vec<u8>, Vec<u8>) {
     let all = plan.members().iter().copied();
     match plan.collective() {
         Collective::Barrier => (Vec::new(), Vec::new()),
         Collective::AllGather { block } => {
-            (bytes(rank, 0, round, block), all.flat_map(|from| bytes(from, 0, round, block)).collect())
+            (bytes(rank, 0, round, block), concat(all, |from| bytes(from, 0, round, block)))
         }
         Collective::AllToAll { block } => (
-            all.clone().flat_map(|to| bytes(rank, to, round, block)).collect(),
-            all.flat_map(|from| bytes(from, rank, round, block)).collect(),
+            concat(all.clone(), |to| bytes(rank, to, round, block)),
+            concat(all, |from| bytes(from, rank, round, block)),
         ),
         Collective::ReduceScatter { block, element, operation } => (
-            all.clone().flat_map(|to| numbers(rank, to, round, block, element)).collect(),
+            concat(all.clone(), |to| numbers(rank, to, round, block, element)),
             reduced(all.map(|from| numbers(from, rank, round, block, element)).collect(), element, operation),
         ),
         Collective::Broadcast { root, len } => {

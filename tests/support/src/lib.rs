@@ -22,6 +22,7 @@ pub mod networks;
 pub mod open_mpi;
 #[cfg(feature = "gdsync")]
 pub mod pair;
+pub mod pattern;
 pub mod process;
 #[cfg(feature = "command")]
 pub mod processes;
