@@ -8,6 +8,7 @@ use std::net::TcpListener;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 /// Longest that one program may take: much longer than any does, also on a busy machine.
@@ -134,9 +135,17 @@ pub fn run(command: Command) -> Ended {
     Running::start(command).end()
 }
 
-/// A TCP port that was free just now.
+/// A TCP port that was free just now, of those that the system gives to nobody: one of 32768 to 60999 may be that of
+/// another program's connection before the one that is to listen there has bound it.
 pub fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+    static CALLS: AtomicU32 = AtomicU32::new(0);
+    loop {
+        let at = std::process::id().wrapping_mul(257).wrapping_add(CALLS.fetch_add(1, Ordering::Relaxed));
+        let port = 10_000 + (at % 20_000) as u16;
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return port;
+        }
+    }
 }
 
 /// Waits until a program listens on a TCP port, or none does any more. Nothing connects to it for
