@@ -135,8 +135,8 @@ pub fn run(command: Command) -> Ended {
     Running::start(command).end()
 }
 
-/// A TCP port that was free just now, of those that the system gives to nobody: one of 32768 to 60999 may be that of
-/// another program's connection before the one that is to listen there has bound it.
+/// A TCP port that was free just now, below those that Linux chooses itself (32768 to 60999): another program's connection
+/// could take one of these before the server binds it.
 pub fn free_port() -> u16 {
     static CALLS: AtomicU32 = AtomicU32::new(0);
     loop {

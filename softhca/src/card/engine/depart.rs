@@ -211,9 +211,7 @@ impl Engine {
         self.delayed.expire(now);
         while self.release_packets(now) {}
     }
-}
 
-impl Engine {
     /// Sends a management datagram. It is lost where no card is at the node, where faults lose it, or
     /// where too many wait for room in the fabric.
     pub(crate) fn send_management(&mut self, to: Node, bytes: &[u8], now: Instant) {

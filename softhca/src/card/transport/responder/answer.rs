@@ -172,9 +172,7 @@ impl Responder {
             step.complete_receive(home, entry);
         }
     }
-}
 
-impl Responder {
     /// Keeps all answers back for a while, if the card takes that liberty now.
     pub(super) fn hold(&mut self, kind: LibertyKinds, step: &mut Step<'_, '_>) {
         if let Some(pause) = step.context.dice.pause(kind) {

@@ -106,9 +106,7 @@ impl Responder {
         self.push_read(header, false, step);
         Ok(packets_of(length))
     }
-}
 
-impl Responder {
     /// Executes an atomic operation that is no duplicate. Returns the packet numbers that it
     /// covers.
     pub(super) fn take_atomic(&mut self, packet: Packet<'_>, step: &mut Step<'_, '_>) -> Result<u32, Stop> {

@@ -102,9 +102,7 @@ impl Responder {
         };
         self.refuse(psn, refusal, step);
     }
-}
 
-impl Responder {
     /// Handles a request. The rest of a message is dropped if one of its packets is missing, if it
     /// finds no receive, or if it may not write to its target. A receive that it had begun to fill
     /// is used for the next message (IB specification, 9.8.2).
@@ -138,9 +136,7 @@ impl Responder {
             Err(Stop::Nak(_) | Stop::Fatal(_, Failure::Event(_))) => self.dropping = true,
         }
     }
-}
 
-impl Responder {
     /// Handles a datagram. It is dropped if its Q_Key is not the queue pair's, or if no receive is
     /// posted.
     pub(crate) fn datagram(&mut self, packet: Packet<'_>, step: &mut Step<'_, '_>) {
