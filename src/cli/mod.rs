@@ -3,20 +3,16 @@
 #![allow(rustdoc::bare_urls, reason = "these texts are the help of the command, too")]
 
 mod bench;
-mod choices;
-mod net;
-mod pingpong;
-mod process;
+mod measurements;
 mod sides;
 mod values;
 
 pub use bench::{BenchOptions, Benchmark, Between, Memory};
-pub use choices::{Connections, DoorbellChoice, Operation, QueueChoice, Service, Trigger};
-pub use net::{NetMode, NetOperation, NetOptions};
-pub use pingpong::PingpongOptions;
-pub use process::Process;
-pub use sides::{Address, Hosts, Layout, SideOptions, SidesOptions, Sizes, Where};
-pub use values::{NO_FAULTS, soak_faults};
+pub use measurements::{NetMode, NetOperation, NetOptions, PingpongOptions};
+pub use sides::{Address, Hosts, Layout, SideOptions, SidesOptions, Where};
+pub use values::{
+    Connections, DoorbellChoice, NO_FAULTS, Operation, QueueChoice, Service, Sizes, Trigger, soak_faults,
+};
 
 use crate::hca::{self, Hca};
 use crate::tools;
@@ -384,3 +380,32 @@ pub fn help(value: &impl ValueEnum) -> String {
 
 #[cfg(test)]
 mod tests;
+
+/// A process that a command has started: its name is the first word of the command line. Its options, if it has any, come
+/// in the first line of its standard input ([`crate::child::options`]).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Process {
+    /// The other process of a pingpong
+    PingpongPeer,
+    /// The other process of `bench net`
+    NetPeer,
+    /// The process of a run of `bench first`
+    BenchFirst,
+    /// The process of a team of `bench scale`
+    BenchScale,
+    /// A process of a soak
+    SoakWorker,
+    /// The other process of `bench exchange`
+    ExchangePeer,
+    /// Draws the charts of which its input has the JSON
+    Draw,
+    /// Removes the private folder of a run that was killed: the folder is the second word
+    SoftWatch,
+}
+
+impl Process {
+    /// The process that a command line names, if it names one.
+    pub(super) fn of(words: &[OsString]) -> Option<Self> {
+        Self::from_str(words.get(1)?.to_str()?, false).ok()
+    }
+}

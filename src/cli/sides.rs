@@ -1,6 +1,7 @@
 //! The options that every measurement between two sides has: `gdsync pingpong` and `gdsync bench net`.
 
-use super::{DoorbellChoice, QueueChoice, Trigger, values};
+use super::values::{self, Sizes};
+use super::{DoorbellChoice, QueueChoice, Trigger};
 use crate::hca::{self, Hca};
 use clap::{Args, ValueEnum};
 use gdsync::cuda::{GpuList, Placement, QueuePlacement};
@@ -115,10 +116,6 @@ pub trait SidesOptions: Sized {
     fn refusal(&self) -> Option<String>;
 }
 
-/// Sizes of messages, in bytes. Never empty.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Sizes(pub Vec<u64>);
-
 impl SideOptions {
     /// The sizes to measure with; more than one, or one that stands in a list, are a sweep.
     pub fn swept(&self) -> Option<Vec<u64>> {
@@ -128,9 +125,19 @@ impl SideOptions {
         }
     }
 
-    /// What another host asks for: the values that count there, without what each side has for itself.
-    pub fn for_other_host(&self) -> Self {
-        SideOptions { hca: None, gid_index: None, liberties: None, json: false, ..self.clone() }
+    /// The run that a client asks for with these options, on a server with the options `own`: [`OF_EACH_SIDE`] are the
+    /// server's.
+    ///
+    /// # Errors
+    /// JSON does not hold the options.
+    pub fn on_server(&self, own: &Self) -> serde_json::Result<Self> {
+        let (mut run, mut own) = (serde_json::to_value(self)?, serde_json::to_value(own)?);
+        for id in OF_EACH_SIDE {
+            if let Some(value) = own.get_mut(id) {
+                run[id] = value.take();
+            }
+        }
+        serde_json::from_value(run)
     }
 
     /// What does not go together, where so many are enqueued at a time.

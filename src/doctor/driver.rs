@@ -1,8 +1,8 @@
 //! The NVIDIA driver, CUDA, and what each GPU can do for streams.
 
-use super::check::{Check, Question};
 use super::libraries::{Answer, Gpu};
 use super::machine::Machine;
+use super::{Check, Question};
 use super::{parse, yes_or_no};
 
 const PARAMETERS: &str = "/proc/driver/nvidia/params";

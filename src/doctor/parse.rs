@@ -163,4 +163,139 @@ pub(super) fn redirections(control: u16) -> Vec<&'static str> {
 }
 
 #[cfg(test)]
-mod tests;
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn driver_versions_of_both_kinds_of_modules() {
+        let open = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build  (builder@host)  Thu Apr  2\nGCC version:  gcc version 12.2.0 (Debian)";
+        assert_eq!(driver_version(open), Some(("580.159.04".to_owned(), true)));
+        let closed = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023\nGCC version: gcc version 11.4.0";
+        assert_eq!(driver_version(closed), Some(("535.104.05".to_owned(), false)));
+        for text in ["", "NVRM version:", "NVRM version: none yet", "GCC version: 12.2.0"] {
+            assert_eq!(driver_version(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn variables_and_settings_are_found_whole() {
+        let environment = b"A=1\0CUDA=2=3\0CUDA_MORE=4\0EMPTY=\0\xff\0";
+        assert_eq!(variable(environment, "CUDA").as_deref(), Some("2=3"));
+        assert_eq!(
+            (variable(environment, "EMPTY").as_deref(), variable(environment, "MORE")),
+            (Some(""), None)
+        );
+        let unit = "[Service]\nLimitMEMLOCK=1G\n#LimitMEMLOCK=infinity\n LimitMEMLOCK = 2G \nLimitNOFILE=1\n";
+        assert_eq!((last_setting(unit, "LimitMEMLOCK"), last_setting(unit, "LimitCPU")), (Some("2G"), None));
+        assert_eq!(last_setting("A=1\nA=\n", "A"), Some(""));
+        assert_eq!(
+            ["infinity", "infinity:infinity", "64M", "8M:infinity", ""].map(is_infinite),
+            [true, true, false, false, false]
+        );
+    }
+
+    #[test]
+    fn registry_keys_are_found_among_others() {
+        assert_eq!(registry_dword("\"PeerMappingOverride=1;\"", "PeerMappingOverride"), Some(1));
+        assert_eq!(registry_dword("\"RmMsg=2; PeerMappingOverride=0x1\"", "PeerMappingOverride"), Some(1));
+        assert_eq!(registry_dword("\"PeerMappingOverride=0;\"", "PeerMappingOverride"), Some(0));
+        for value in [
+            "",
+            "\"\"",
+            "\"NotPeerMappingOverride=1\"",
+            "\"PeerMappingOverride\"",
+            "\"PeerMappingOverride=x\"",
+        ] {
+            assert_eq!(registry_dword(value, "PeerMappingOverride"), None, "{value}");
+        }
+    }
+
+    #[test]
+    fn limits_capabilities_and_releases() {
+        let limits = |value: &str| {
+            format!("Max processes             63432\nMax locked memory         {value}  {value}  bytes\n")
+        };
+        assert_eq!(locked_memory(&limits("8388608")), Some(Some(8 << 20)));
+        assert_eq!(locked_memory(&limits("unlimited")), Some(None));
+        assert_eq!(locked_memory(&limits("many")), None);
+        assert_eq!(locked_memory("Max processes 1"), None);
+        let status = "Name:\tx\nCapEff:\t0000000000004000\n";
+        assert_eq!((has_capability(status, 14), has_capability(status, 21)), (Some(true), Some(false)));
+        assert_eq!((has_capability(status, 64), has_capability("CapEff:\tzz", 1)), (None, None));
+        assert_eq!(kernel_release("6.8.0-45-generic"), Some((6, 8)));
+        assert_eq!(kernel_release("5.12"), Some((5, 12)));
+        assert_eq!((kernel_release("6"), kernel_release("linux")), (None, None));
+        assert_eq!((state("4: ACTIVE"), state("ACTIVE"), state("")), ("ACTIVE", "ACTIVE", ""));
+    }
+
+    #[test]
+    fn releases_of_rdma_core_are_in_file_names() {
+        let maps = "7f00-7f01 r-xp 00000000 fe:00 12  /usr/lib/x86_64-linux-gnu/libc.so.6\n7f02-7f03 r--p 00000000 fe:00 13  /usr/lib/x86_64-linux-gnu/libibverbs.so.1.14.44.0\n7f04-7f05 rw-p 00000000 00:00 0\n";
+        let path = mapped_library(maps, "libibverbs.so.1").unwrap();
+        assert_eq!(library_release(path, "libibverbs.so.1"), Some("44.0"));
+        assert_eq!(mapped_library(maps, "libmlx5.so.1"), None);
+        assert_eq!(library_release("/opt/libmlx5.so.1.25.2501mlnx56", "libmlx5.so.1"), Some("2501mlnx56"));
+        for path in ["/usr/lib/libmlx5.so.1", "/usr/lib/libmlx5.so.1.25", "/usr/lib/libmlx5.so.1.25.", ""] {
+            assert_eq!(library_release(path, "libmlx5.so.1"), None, "{path}");
+        }
+    }
+
+    /// A configuration space with extended capabilities at these places: id, next, and two bytes of
+    /// control at 6.
+    fn config(capabilities: &[(usize, u32, usize, u16)]) -> Vec<u8> {
+        let mut bytes = vec![0; 4096];
+        for (at, id, next, control) in capabilities {
+            bytes[*at..at + 4].copy_from_slice(&(id | 1 << 16 | (*next as u32) << 20).to_le_bytes());
+            bytes[at + 6..at + 8].copy_from_slice(&control.to_le_bytes());
+        }
+        bytes
+    }
+
+    #[test]
+    fn acs_is_found_in_the_list_of_extended_capabilities() {
+        assert_eq!(acs(&config(&[(0x100, 1, 0x148, 0), (0x148, 0x0d, 0, 0x1d)])), Acs::Control(0x1d));
+        assert_eq!(acs(&config(&[(0x100, 1, 0, 0)])), Acs::None);
+        assert_eq!(acs(&[0; 4096]), Acs::None);
+        assert_eq!(acs(&[0; 64]), Acs::Unreadable(64));
+        assert_eq!(acs(&[0; 256]), Acs::Unreadable(256));
+        // A device that has fallen off its bus; a list that ends outside; one that never ends.
+        assert_eq!(acs(&[0xff; 4096]), Acs::Unreadable(4096));
+        assert_eq!(acs(&config(&[(0x100, 1, 0x200, 0)])[..0x200]), Acs::Unreadable(0x200));
+        assert_eq!(acs(&config(&[(0x100, 1, 0x148, 0), (0x148, 2, 0x100, 0)])), Acs::None);
+        assert_eq!(redirections(0x1d), ["request redirect", "completion redirect"]);
+        assert!(redirections(0x13).is_empty());
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_make_a_parser_panic(bytes in prop::collection::vec(any::<u8>(), 0..400), number: u32) {
+            let text = String::from_utf8_lossy(&bytes);
+            let _ = (driver_version(&text), registry_dword(&text, "a"), kernel_release(&text), locked_memory(&text));
+            let _ = (has_capability(&text, number), mapped_library(&text, ""), library_release(&text, ""), state(&text));
+            let _ = (acs(&bytes), redirections(number as u16), field(&text, "", ':'));
+            let _ = (variable(&bytes, "a"), last_setting(&text, "a"), is_infinite(&text));
+        }
+
+        /// As above, but of the characters that the parsers look for.
+        #[test]
+        fn no_text_makes_a_parser_panic(
+            text in "(NVRM version|CapEff|Max locked memory|libx\\.so\\.1|[0-9.:;=/\"x é\n]){0,20}",
+            number: u32,
+        ) {
+            let _ = (driver_version(&text), registry_dword(&text, "a"), kernel_release(&text), locked_memory(&text));
+            let _ = (has_capability(&text, number), mapped_library(&text, "libx.so.1"), state(&text));
+            let _ = library_release(&text, "libx.so.1");
+        }
+
+        /// Whatever stands where, the list is followed to its end and no further.
+        #[test]
+        fn no_list_of_capabilities_is_followed_for_ever(
+            capabilities in prop::collection::vec((64usize..1000, 0u32..0x20, 0usize..0x1000, any::<u16>()), 0..60),
+            len in 0usize..4097,
+        ) {
+            let placed: Vec<_> = capabilities.iter().map(|(at, id, next, control)| (at * 4, *id, *next, *control)).collect();
+            let _ = acs(&config(&placed)[..len]);
+        }
+    }
+}

@@ -1,10 +1,10 @@
 //! The GPUs among each other: whether each reaches the other's memory, and by what way; and the NUMA
 //! node of each.
 
-use super::check::{Check, Question};
 use super::libraries::Peer;
 use super::machine::{Gpu, Machine};
 use super::topology::{Class, classify};
+use super::{Check, Question};
 use serde::{Serialize, Serializer};
 use std::fmt;
 

@@ -1,9 +1,9 @@
 //! What stands between devices: IOMMU and ACS.
 
-use super::check::{Check, Question};
 use super::machine::Machine;
 use super::parse::{self, Acs};
 use super::topology::Path;
+use super::{Check, Question};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 

@@ -1,7 +1,7 @@
 //! What this process was given: channels of the GPU, and what a container leaves it.
 
-use super::check::{Check, Question};
 use super::machine::Machine;
+use super::{Check, Question};
 use super::{driver, parse, rdma};
 
 /// The channels that the driver gives a process without the setting, and the most that it gives.

@@ -1,8 +1,8 @@
 //! rdma-core, the cards and what they wait for by themselves, and what a process may lock.
 
-use super::check::{Check, Question};
 use super::libraries::{Answer, Features, Verbs};
 use super::machine::{Card, Machine};
+use super::{Check, Question};
 use super::{parse, yes_or_no};
 use crate::devices::Port;
 

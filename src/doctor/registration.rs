@@ -1,9 +1,9 @@
 //! How a card gets to GPU memory, and the CPU: dma-bufs, peer memory, gdrdrv.
 
-use super::check::{Check, Question};
 use super::libraries::Answer;
 use super::machine::Machine;
 use super::parse;
+use super::{Check, Question};
 
 /// Linux 5.12 brought registration of dma-bufs (`UVERBS_METHOD_REG_DMABUF_MR`).
 const DMA_BUF_KERNEL: (u32, u32) = (5, 12);

@@ -1,8 +1,8 @@
 //! The doctor's report as text.
 
-use super::check::{Check, Status};
 use super::peers::Pair;
 use super::topology::Path;
+use super::{Check, Status};
 use crate::text;
 use serde::Serialize;
 

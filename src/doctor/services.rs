@@ -1,9 +1,9 @@
 //! How much memory the services that start programs may lock: what they start inherits it.
 
-use super::check::{Check, Question};
 use super::machine::Machine;
 use super::parse;
 use super::source::Tree;
+use super::{Check, Question};
 
 /// Those that start other people's programs, and what their processes are called.
 const SERVICES: [(&str, &str); 6] = [

@@ -1,7 +1,7 @@
 //! The way over PCI Express between each GPU and each card.
 
-use super::check::{Check, Question};
 use super::machine::{Card, Function, Gpu, Machine};
+use super::{Check, Question};
 use serde::Serialize;
 use std::fmt;
 

@@ -1,7 +1,7 @@
 //! `gdsync explain`: the memory operations of a batch, and what they cost a GPU.
 
+mod mechanism;
 mod parse;
-mod way;
 
 use crate::cli::{Example, ExplainOptions};
 use crate::failure::Failure;
@@ -10,11 +10,11 @@ use crate::{json, text};
 use gdsync::Trigger;
 use gdsync::memop::{MemOp, MemOpCaps};
 use gdsync::outline::{self, Program, Target};
+use mechanism::Mechanism;
 use parse::{Text, sign};
 use serde::Serialize;
 use std::io::{self, Read};
 use std::process::ExitCode;
-use way::Way;
 
 /// GPU time of one more operation in a batch, in µs, measured on an H200 with driver 580 (`gdsync
 /// bench memops`, `docs/gpu-results.md`): a write to host memory; a wait for host memory that is
@@ -46,7 +46,7 @@ struct Descriptor {
     covered: bool,
     /// What hands a send to the card, or waits for a completion.
     #[serde(skip_serializing_if = "Option::is_none")]
-    way: Option<Way>,
+    way: Option<Mechanism>,
 }
 
 #[derive(Debug, Serialize)]
@@ -127,7 +127,7 @@ fn explain(batch: &Text, plain_only: bool, collect_from: Option<u32>) -> Result<
     };
     let (plain, merged) = (compile(false)?, compile(true)?);
     let shown = if plain_only { &plain } else { &merged };
-    let ways = way::ways(batch, shown, !plain_only, collect_from);
+    let ways = mechanism::ways(batch, shown, !plain_only, collect_from);
     let descriptors = batch.descriptors.iter().zip(shown.covered()).zip(ways);
     let descriptors = descriptors.map(|((one, covered), way)| Descriptor {
         text: describe(batch, one),
@@ -245,7 +245,7 @@ impl Explanation {
             .map(|(i, descriptor)| {
                 let fate = if descriptor.covered { "covered" } else { "" };
                 let peer = descriptor.peer_operations.join(" ");
-                let way = descriptor.way.as_ref().map_or_else(String::new, Way::to_string);
+                let way = descriptor.way.as_ref().map_or_else(String::new, Mechanism::to_string);
                 vec![(i + 1).to_string(), descriptor.text.clone(), peer, fate.to_owned(), way]
             })
             .collect();

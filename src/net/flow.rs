@@ -3,7 +3,7 @@
 //! Streams post them, a batch at a time, of which the last completes. The CPU takes completions, and posts the receives of
 //! the other side's messages anew. A side that neither begins messages nor has receives sleeps until the other has finished.
 
-use super::lanes::Lane;
+use super::lanes::{Direction, Lane, Moved, Phase};
 use super::side::Net;
 use crate::failure::Failure;
 use crate::interrupt;
@@ -11,55 +11,6 @@ use crate::progress::Progress;
 use crate::sides::{Channel, Message};
 use gdsync::{Batch, PreparedSend};
 use std::time::{Duration, Instant};
-
-/// How many messages this side begins.
-#[derive(Clone, Copy)]
-pub(super) struct Phase {
-    /// Of all queue pairs together.
-    pub(super) total: u64,
-    /// It ends after so long.
-    pub(super) duration: Option<Duration>,
-    /// Messages of each queue pair, however early it ends.
-    pub(super) least: u64,
-}
-
-/// Messages of one direction, and the time that they took.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Direction {
-    /// Of each queue pair.
-    pub(super) counts: Vec<u64>,
-    pub(super) took: Duration,
-}
-
-impl Direction {
-    /// Without so many messages of each queue pair, which were sent before those that are measured.
-    pub(super) fn without(mut self, warmup: u64) -> Self {
-        self.counts.iter_mut().for_each(|count| *count = count.saturating_sub(warmup));
-        self
-    }
-
-    pub(super) fn messages(&self) -> u64 {
-        self.counts.iter().sum()
-    }
-}
-
-/// What both sides have begun in a phase, and has completed.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Moved {
-    pub(super) own: Direction,
-    pub(super) other: Direction,
-}
-
-impl Moved {
-    /// As [`Direction::without`], in both directions.
-    pub(super) fn without(self, warmup: u64) -> Self {
-        Moved { own: self.own.without(warmup), other: self.other.without(warmup) }
-    }
-
-    pub(super) fn messages(&self) -> u64 {
-        self.own.messages() + self.other.messages()
-    }
-}
 
 impl Net {
     /// Moves the messages of a phase: until this side's have completed, and the other's have arrived.
@@ -100,7 +51,7 @@ impl Net {
                 let message = if is_idle { channel.next(None).map(Some) } else { channel.receive_now() }?;
                 other = message.map(|message| self.sent(message)).transpose()?.flatten();
             }
-            self.side.findings.error.check()?;
+            self.side.results.error.check()?;
             if let (Some(own), Some(other)) = (&own, &other)
                 && self.have_arrived(&received, &other.counts)
             {
@@ -165,7 +116,7 @@ impl Net {
             if self.receives() {
                 self.receive_some()?;
             }
-            self.side.findings.error.check()?;
+            self.side.results.error.check()?;
         }
     }
 
@@ -178,7 +129,7 @@ impl Net {
             }
             let queue = queue_pair.send_cq();
             while self.side.connection.take(&queue)?.is_some() {
-                self.side.findings.error.check()?;
+                self.side.results.error.check()?;
                 let before = lane.done;
                 lane.note_done();
                 count += lane.done - before;
@@ -218,7 +169,7 @@ impl Net {
             let queue = queue_pair.recv_cq();
             for _ in 0..batch {
                 let Some(completion) = self.side.connection.take(&queue)? else { break };
-                self.side.findings.error.check()?;
+                self.side.results.error.check()?;
                 if u64::from(completion.byte_len) != size {
                     return Err(format!(
                         "a message of {} bytes has come, not of {size}",

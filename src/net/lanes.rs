@@ -7,6 +7,7 @@ use crate::sides::side::Remote;
 use gdsync::{MemoryRegion, RemoteMemory, Slice, WorkRequest};
 use std::collections::VecDeque;
 use std::ops::Range;
+use std::time::Duration;
 
 /// Memory that the messages of a side take at most, if one message of each queue pair takes no more: what is not there
 /// twice is sent again.
@@ -174,6 +175,55 @@ impl Lane {
 /// The last of `count` numbers from 0 on that leaves `slot` when it is divided by `slots`; `slot` is less than both.
 fn last_of(count: u64, slots: u64, slot: u64) -> u64 {
     count - 1 - (count - 1 - slot) % slots
+}
+
+/// How many messages this side begins.
+#[derive(Clone, Copy)]
+pub(super) struct Phase {
+    /// Of all queue pairs together.
+    pub(super) total: u64,
+    /// It ends after so long.
+    pub(super) duration: Option<Duration>,
+    /// Messages of each queue pair, however early it ends.
+    pub(super) least: u64,
+}
+
+/// Messages of one direction, and the time that they took.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Direction {
+    /// Of each queue pair.
+    pub(super) counts: Vec<u64>,
+    pub(super) took: Duration,
+}
+
+impl Direction {
+    /// Without so many messages of each queue pair, which were sent before those that are measured.
+    pub(super) fn without(mut self, warmup: u64) -> Self {
+        self.counts.iter_mut().for_each(|count| *count = count.saturating_sub(warmup));
+        self
+    }
+
+    pub(super) fn messages(&self) -> u64 {
+        self.counts.iter().sum()
+    }
+}
+
+/// What both sides have begun in a phase, and has completed.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Moved {
+    pub(super) own: Direction,
+    pub(super) other: Direction,
+}
+
+impl Moved {
+    /// As [`Direction::without`], in both directions.
+    pub(super) fn without(self, warmup: u64) -> Self {
+        Moved { own: self.own.without(warmup), other: self.other.without(warmup) }
+    }
+
+    pub(super) fn messages(&self) -> u64 {
+        self.own.messages() + self.other.messages()
+    }
 }
 
 #[cfg(test)]

@@ -3,15 +3,14 @@
 //! The CPU prepares exchanges ahead of the stream, a *chunk* at a time, and looks at completions
 //! only when the stream has passed a whole chunk: between prepare and collect no message needs it.
 
-use super::report::Report;
-use super::watch::Watch;
+use super::Report;
 use crate::cli::{Operation, PingpongOptions, Service};
 use crate::failure::Failure;
 use crate::interrupt::{self, NothingYet};
 use crate::progress::Progress;
-use crate::sides::side::{Needs, Player, SETUP, Side};
-use crate::sides::times::Times;
-use crate::sides::{CHUNKS, Channel, Other, Usage, Work};
+use crate::sides::side::{Requirements, SETUP, Side, SideRun};
+use crate::sides::timing::Times;
+use crate::sides::{CHUNKS, Channel, Connection, Peer, Usage, Work};
 use gdsync::memop::Condition;
 use gdsync::queue::GRH_BYTES;
 use gdsync::verbs::{AddressHandle, Mtu, Transport};
@@ -19,8 +18,11 @@ use gdsync::{
     Access, Batch, ConnectOptions, Endpoint, MemoryRegion, PreparedSend, ProtectionDomain, QueuePair,
     QueuePairConfig, RemoteMemory, Slice, WorkRequest,
 };
+use softhca::Speed;
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// How often a receiver may be not ready: receives are posted before the other side can send into
@@ -60,14 +62,14 @@ impl Pingpong {
     pub(super) fn new(
         options: &PingpongOptions,
         rank: u64,
-        other: Other,
+        other: Peer,
         channel: &mut Channel,
     ) -> Result<Self, Failure> {
         let window = u32::try_from(options.batch * CHUNKS)?;
         // A write is two work requests; and one chunk's sends may still be unacknowledged when the
         // next is prepared.
         let config = QueuePairConfig::default().send_depth(4 * window).recv_depth(2 * window);
-        let needs = Needs {
+        let needs = Requirements {
             queue_pairs: 1,
             config: config.transport(options.transport.into()),
             words: (4, Access::LOCAL_WRITE | Access::REMOTE_WRITE),
@@ -110,7 +112,7 @@ impl Pingpong {
 
     /// Enqueues one exchange: the first side sends and waits, the second waits and sends.
     fn enqueue(&mut self, sequence: u64) -> Result<(), Failure> {
-        self.side.findings.error.check()?;
+        self.side.results.error.check()?;
         if self.side.rank == 0 {
             self.side.driver.produce(sequence)?;
             let sends = self.prepare_send(sequence)?;
@@ -195,7 +197,7 @@ impl Pingpong {
     /// Takes the completions of exchanges that the stream has passed, and posts receives for later
     /// ones.
     fn collect(&mut self, count: u64) -> Result<(), Failure> {
-        self.side.findings.error.check()?;
+        self.side.results.error.check()?;
         if self.options.op != Operation::Write {
             for _ in 0..count {
                 // The stream has waited for it, so it is there.
@@ -221,7 +223,7 @@ impl Pingpong {
     }
 }
 
-impl Player for Pingpong {
+impl SideRun for Pingpong {
     type Report = Report;
 
     fn side(&mut self) -> &mut Side {
@@ -281,7 +283,7 @@ impl Player for Pingpong {
         if self.side.rank == 0 && exchanges <= sides.warmup {
             return Err(NothingYet.into());
         }
-        let (iterations, timing) = (exchanges.saturating_sub(sides.warmup), self.side.findings.timing());
+        let (iterations, timing) = (exchanges.saturating_sub(sides.warmup), self.side.results.timing());
         let messages_per_s = 2.0 * iterations as f64 / timing.elapsed().as_secs_f64().max(1e-9);
         let interrupted_of = (iterations < sides.iters).then_some(sides.iters);
         let sizes = (self.options.batch, self.options.size);
@@ -304,4 +306,71 @@ impl Player for Pingpong {
 /// cyclically.
 fn flag_value(sequence: u64) -> u32 {
     (sequence + 1) as u32
+}
+
+/// Time between two looks: seldom, as a look takes CPU time from what is measured.
+const LOOK: Duration = Duration::from_millis(10);
+/// How long an exchange may take on a transport that loses messages without an error, at the speed of hardware's
+/// time-outs; longer by the time of its bytes at [`SLOWEST`].
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Bytes per second of the slowest network.
+const SLOWEST: u64 = 1 << 20;
+
+/// The thread that watches a connection. It ends when this is dropped, or after a failure.
+pub(super) struct Watch {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Watch {
+    /// `lossy`: the size of a message, where the transport may lose one.
+    pub(super) fn start(connection: Arc<Connection>, lossy: Option<u64>) -> Result<Self, Failure> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let patience = Speed::from_environment()?.of(PATIENCE);
+        let patience = lossy.map(|size| patience + Duration::from_secs(size / SLOWEST));
+        let stopped = Arc::clone(&stop);
+        let thread = std::thread::Builder::new()
+            .name("pingpong-watch".to_owned())
+            .spawn(move || watch(&connection, patience, &stopped))?;
+        Ok(Watch { stop, thread: Some(thread) })
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Release);
+        if let Some(thread) = self.thread.take() {
+            // It panics nowhere; if it did, the message would be on stderr.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn watch(connection: &Connection, patience: Option<Duration>, stop: &AtomicBool) {
+    let (mut sent, mut since) = (connection.sent(), Instant::now());
+    while !stop.load(Ordering::Acquire) {
+        connection.read_events();
+        let failed = connection.collect_sends().is_err();
+        if connection.sent() != sent {
+            (sent, since) = (connection.sent(), Instant::now());
+        }
+        if let Some(patience) = patience.filter(|patience| since.elapsed() > *patience) {
+            connection.error.set(|| {
+                format!(
+                    "no message has come for {patience:?}: this transport loses messages without an error"
+                )
+            });
+        } else if !failed {
+            std::thread::sleep(LOOK);
+            continue;
+        }
+        if !connection.error.has_cause() && !connection.has_failed() {
+            // The other side has failed. Aborting would flush the completion that says why.
+            connection.find_cause();
+        }
+        if let Err(failure) = connection.release() {
+            connection.error.set(|| failure.to_string());
+        }
+        return;
+    }
 }

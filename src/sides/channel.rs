@@ -103,7 +103,7 @@ pub(crate) struct Channel {
     lines: Receiver<String>,
     writer: Writer,
     on_end: OnEnd,
-    limit: Limit,
+    limit: RunLength,
     /// What was received before its turn.
     early: Cell<Option<Message>>,
 }
@@ -139,7 +139,7 @@ impl Channel {
         let (sender, lines) = channel();
         let on_end = OnEnd::default();
         let told = on_end.clone();
-        let limit = Limit::new();
+        let limit = RunLength::new();
         let writer: Writer = Arc::new(Mutex::new(writer));
         let (own_limit, answers) = (limit.clone(), Arc::downgrade(&writer));
         std::thread::spawn(move || {
@@ -170,7 +170,7 @@ impl Channel {
     }
 
     /// Until which exchange the run lasts.
-    pub(crate) fn limit(&self) -> &Limit {
+    pub(crate) fn limit(&self) -> &RunLength {
         &self.limit
     }
 
@@ -244,7 +244,7 @@ impl Channel {
 /// answers at once, whatever its own thread waits for. The end is the later of what both have enqueued, so that everything
 /// enqueued finds its counterpart.
 #[derive(Clone)]
-pub(crate) struct Limit(Arc<Mutex<State>>);
+pub(crate) struct RunLength(Arc<Mutex<State>>);
 
 struct State {
     /// Exchanges that this side has enqueued, or is about to.
@@ -252,10 +252,10 @@ struct State {
     end: u64,
 }
 
-impl Limit {
+impl RunLength {
     /// None yet.
     pub(crate) fn new() -> Self {
-        Limit(Arc::new(Mutex::new(State { enqueued: 0, end: u64::MAX })))
+        RunLength(Arc::new(Mutex::new(State { enqueued: 0, end: u64::MAX })))
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -343,7 +343,7 @@ mod tests {
     #[test]
     fn the_end_is_the_later_of_what_both_sides_have_enqueued() {
         for (own, other, expected) in [(32, 16, 32), (16, 32, 32), (0, 48, 48), (100, 100, 100), (0, 0, 0)] {
-            let limit = Limit::new();
+            let limit = RunLength::new();
             limit.shorten(100);
             assert_eq!(limit.claim(0, own), own);
             assert_eq!((limit.stop(other), limit.end()), (expected, expected), "{own} and {other}");
@@ -354,7 +354,7 @@ mod tests {
 
     #[test]
     fn a_side_that_is_asked_before_it_begins_ends_there_too() {
-        let limit = Limit::new();
+        let limit = RunLength::new();
         assert_eq!(limit.stop(16), 16);
         limit.shorten(1000);
         assert_eq!((limit.end(), limit.claim(0, 64)), (16, 16));

@@ -1,13 +1,12 @@
 //! What a side's thread, its watcher and the reader of its channel share: the queue pairs, the words that the other side
 //! changes, and what is known of failures.
 
-use super::channel::{Channel, End, GONE, Message};
-use super::driver::Driver;
-use super::findings::FirstError;
+use super::timing::Timing;
 use crate::failure::Failure;
 use gdsync::queue::{Completion, FailureCause, QueueFull};
 use gdsync::{CompletionQueue, Device, MemoryRegion, PreparedSend, QueueError, QueuePair, WorkRequest};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How long the cause of a failure may take to show after its consequences: the other side sees it
@@ -136,41 +135,91 @@ impl Connection {
     }
 }
 
-/// Has the end of the other side become this side's error. A watcher, or the side's own thread, then ends what waits.
-pub(crate) fn forward_ends(channel: &Channel, error: FirstError) {
-    channel.on_end().set(move |end| match end {
-        End::Failed { error: text, is_cause: true } => error.set(|| text.clone()),
-        End::Failed { error: text, .. } => error.consequence(|| text.clone()),
-        End::Gone if error.check().is_ok() => error.set(|| GONE.to_owned()),
-        End::Gone => {}
-    });
+/// The first error of a side; what fails after it is its consequence.
+#[derive(Clone, Default)]
+pub(crate) struct FirstError(Arc<Mutex<Errors>>);
+
+#[derive(Default)]
+struct Errors {
+    cause: Option<String>,
+    /// What a failure of unknown cause has led to: flushed work, or a failure of the other side
+    /// that is no cause either.
+    consequence: Option<String>,
+    /// A wrong message. It may itself be a consequence: a work request that fails wakes the stream,
+    /// too, which then finds no message where it looks.
+    wrong: Option<String>,
 }
 
-/// Finds out why a side has failed, tells the other side, and ends what waits.
-pub(crate) fn fail(
-    connection: &Connection,
-    driver: &mut dyn Driver,
-    failure: Failure,
-    mut channel: Channel,
-) -> Failure {
-    let error = connection.error.clone();
-    connection.look_for_failures();
-    if error.check().is_ok() {
-        error.set(|| failure.to_string());
+impl FirstError {
+    fn lock(&self) -> MutexGuard<'_, Errors> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
-    let mut tell = |failure: &Failure, is_cause| {
-        // Where the other side is gone, there is nothing to say to it.
-        let _ = channel.send(&Message::Done { error: Some(failure.to_string()), is_cause });
-    };
-    if !error.has_cause() {
-        // The other side may have the cause.
-        tell(&error.or(failure), false);
-        connection.find_cause();
+
+    pub(crate) fn set(&self, error: impl FnOnce() -> String) {
+        self.lock().cause.get_or_insert_with(error);
     }
-    let failure = error.or("the cause of the failure is unknown".into());
-    tell(&failure, true);
-    // What these say is a consequence of the failure.
-    let _ = connection.release().and_then(|()| driver.synchronize());
-    channel.on_end().clear();
-    failure
+
+    /// Something that follows a failure, and tells nothing of its cause.
+    pub(crate) fn consequence(&self, error: impl FnOnce() -> String) {
+        self.lock().consequence.get_or_insert_with(error);
+    }
+
+    /// Whether the cause of the failure is known.
+    pub(crate) fn has_cause(&self) -> bool {
+        self.lock().cause.is_some()
+    }
+
+    pub(crate) fn check(&self) -> Result<(), Failure> {
+        let errors = self.lock();
+        let first = errors.cause.as_ref().or(errors.consequence.as_ref()).or(errors.wrong.as_ref());
+        first.map_or(Ok(()), |error| Err(error.clone().into()))
+    }
+
+    /// The first error; `failure`, which may be its consequence, if there is none.
+    pub(crate) fn or(&self, failure: Failure) -> Failure {
+        self.check().err().unwrap_or(failure)
+    }
+}
+
+/// What the kernels of a side report, wherever they run. Clones name the same results.
+#[derive(Clone)]
+pub(crate) struct SideResults {
+    pub(crate) error: FirstError,
+    timing: Arc<Mutex<Timing>>,
+}
+
+impl SideResults {
+    pub(crate) fn new(timing: Timing) -> Self {
+        SideResults { error: FirstError::default(), timing: Arc::new(Mutex::new(timing)) }
+    }
+
+    pub(crate) fn timing(&self) -> MutexGuard<'_, Timing> {
+        self.timing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Message `sequence` has a wrong byte.
+    pub(crate) fn wrong(&self, sequence: u64, at: u64) {
+        let text = || format!("message {sequence} is wrong at byte {at}");
+        self.error.lock().wrong.get_or_insert_with(text);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_error_is_told_and_a_cause_before_its_consequences() {
+        let results = SideResults::new(Timing::new(0, 2));
+        assert!(results.error.check().is_ok());
+        results.wrong(3, 1);
+        results.wrong(4, 2);
+        let told = || results.error.check().unwrap_err().to_string();
+        assert_eq!(told(), "message 3 is wrong at byte 1");
+        results.error.consequence(|| "flushed".to_owned());
+        assert_eq!((told().as_str(), results.error.has_cause()), ("flushed", false));
+        results.error.set(|| "a work request failed".to_owned());
+        results.error.set(|| "another failed".to_owned());
+        assert_eq!(told(), "a work request failed");
+    }
 }

@@ -7,15 +7,11 @@
 mod channel;
 mod connection;
 mod driver;
-mod findings;
 mod gpu;
-mod gpus;
-mod host;
 mod hosts;
 pub(crate) mod report;
 pub(crate) mod side;
-pub(crate) mod times;
-mod timing;
+pub(crate) mod timing;
 
 use crate::cli::{Process, SideOptions, SidesOptions};
 use crate::destination::Destination;
@@ -34,7 +30,7 @@ use std::time::{Duration, Instant};
 pub(crate) use channel::{Channel, Message};
 pub(crate) use connection::Connection;
 pub(crate) use driver::{Arrival, CHUNKS, Driver, Work};
-pub(crate) use gpus::Other;
+pub(crate) use side::Peer;
 pub(crate) use timing::Usage;
 
 /// A measurement, as its options describe it.
@@ -49,7 +45,7 @@ pub(crate) trait Measurement:
     type Report: Report;
 
     /// Plays one side of a run. The other side hears how it fails.
-    fn play(&self, rank: u64, other: Other, channel: Channel) -> Result<Self::Report, Failure>;
+    fn play(&self, rank: u64, other: Peer, channel: Channel) -> Result<Self::Report, Failure>;
 }
 
 /// Runs both sides, or the one that is this process's, and prints what was measured.
@@ -120,7 +116,7 @@ fn sweep<M: Measurement>(
 
 /// What this process uses of the GPUs of its sides, from before the first run to after the last.
 fn contexts(sides: &SideOptions) -> Result<Vec<Arc<CudaContext>>, Failure> {
-    let gpus = gpus::gpus_of_sides(sides)?;
+    let gpus = side::gpus_of_sides(sides)?;
     let own = gpus.iter().flatten().take(if sides.procs == 1 { 2 } else { 1 });
     Ok(own.map(|gpu| gdsync::cuda::context(*gpu)).collect::<Result<_, _>>()?)
 }
@@ -147,7 +143,7 @@ pub(crate) fn run_peer<M: Measurement>() -> Result<(), Failure> {
     take_liberties(options.sides())?;
     let channel = Channel::new(io::stdin(), io::stdout());
     // The first side knows how this one has failed, and says it.
-    options.play(1, Other::Beside, channel).map(drop).map_err(|_| AlreadySaid.into())
+    options.play(1, Peer::Local, channel).map(drop).map_err(|_| AlreadySaid.into())
 }
 
 /// Waits until the other process ends, for [`LAST`] at most: it may be stopped.
@@ -165,7 +161,7 @@ fn with_process<M: Measurement>(options: &M) -> Result<M::Report, Failure> {
     command.stdout(Stdio::piped());
     let (mut peer, input) = child::start(command, "the other process", options)?;
     let output = peer.0.stdout.take().ok_or("the other process has no output")?;
-    let report = options.play(0, Other::Beside, Channel::new(output, input));
+    let report = options.play(0, Peer::Local, Channel::new(output, input));
     // A side that has failed says why: the other has the time to say it, too.
     match report {
         Ok(_) => drop(peer.0.wait()?),
@@ -179,8 +175,8 @@ fn with_thread<M: Measurement>(options: &M) -> Result<M::Report, Failure> {
     let other = options.clone();
     let thread = std::thread::Builder::new()
         .name("other-side".to_owned())
-        .spawn(move || other.play(1, Other::Beside, Channel::new(second_in, second_out)).map(drop))?;
-    let report = options.play(0, Other::Beside, Channel::new(first_in, first_out));
+        .spawn(move || other.play(1, Peer::Local, Channel::new(second_in, second_out)).map(drop))?;
+    let report = options.play(0, Peer::Local, Channel::new(first_in, first_out));
     match (report, thread.join()) {
         (_, Err(_)) => Err("the other side panicked".into()),
         (Ok(_), Ok(Err(error))) => Err(error),

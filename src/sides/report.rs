@@ -1,6 +1,6 @@
 //! What the reports of all measurements have in common, and how they are shown.
 
-use super::times;
+use super::timing;
 use crate::cli::{self, Layout, QueueChoice, Trigger};
 use crate::failure::Failure;
 use crate::plot::{Axis, Chart, Content, Scale, Series};
@@ -99,8 +99,8 @@ pub(crate) trait Report: Serialize + Send + Sized {
 /// The JSON of runs, and the keys of their times, if they have any.
 fn figures<R: Report>(reports: &[R]) -> (Vec<Value>, &'static [&'static str]) {
     let all: Vec<Value> = reports.iter().map(|one| serde_json::to_value(one).unwrap_or_default()).collect();
-    let has_times = all.iter().any(|one| one.get(times::NAMES[0]).is_some());
-    (all, if has_times { &times::NAMES } else { &[] })
+    let has_times = all.iter().any(|one| one.get(timing::NAMES[0]).is_some());
+    (all, if has_times { &timing::NAMES } else { &[] })
 }
 
 fn number(figures: &Value, key: &str) -> f64 {
@@ -111,7 +111,7 @@ fn number(figures: &Value, key: &str) -> f64 {
 pub(super) fn table<R: Report>(reports: &[R]) -> String {
     let (all, keys) = figures(reports);
     let [count, one, other, operations] = R::TITLES;
-    let titles = &times::TITLES[..keys.len()];
+    let titles = &timing::TITLES[..keys.len()];
     let header = [&["SIZE", count][..], titles, &[one, other, "CPU", operations]].concat();
     let row = |figures: &Value| {
         let [count, one, other, operations] = R::NAMES;

@@ -1,22 +1,21 @@
 //! One side of a run, whatever is measured: its objects, how it meets the other side, and how it leaves it.
 
-use super::channel::{Channel, Message};
-use super::connection::{Connection, fail, forward_ends};
-use super::driver::{Driver, Work};
-use super::findings::Findings;
+use super::channel::{Channel, End, GONE, Message};
+use super::connection::{Connection, FirstError, SideResults};
+use super::driver::{Driver, HostDriver, Work};
 use super::gpu::GpuDriver;
-use super::gpus::{GpusOfSides, Other, gpus_of_sides};
-use super::host::HostDriver;
 use super::report::Setting;
 use super::timing::Timing;
 use crate::cli::{self, DoorbellChoice, SideOptions, Trigger as By};
 use crate::failure::Failure;
 use crate::hca;
+use gdsync::cuda::{self, Gpus};
 use gdsync::stream::Cpu;
 use gdsync::{
     Access, Batch, Endpoint, MemoryRegion, ProtectionDomain, QueuePair, QueuePairConfig, RemoteMemory,
     SoftStream, Trigger,
 };
+use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,7 +23,7 @@ use std::time::Duration;
 pub(crate) const SETUP: Duration = Duration::from_secs(30);
 
 /// What a measurement wants of a side.
-pub(crate) struct Needs {
+pub(crate) struct Requirements {
     pub(crate) queue_pairs: u64,
     pub(crate) config: QueuePairConfig<'static>,
     /// Bytes of the words, and what the other side may do to them.
@@ -48,14 +47,14 @@ pub(crate) struct Remote {
 pub(crate) struct Side {
     options: SideOptions,
     pub(crate) rank: u64,
-    other: Other,
+    other: Peer,
     /// The GPU of each side.
     gpus: Option<[u32; 2]>,
     card: String,
     pub(crate) pd: ProtectionDomain,
     pub(crate) connection: Arc<Connection>,
     pub(crate) driver: Box<dyn Driver>,
-    pub(crate) findings: Findings,
+    pub(crate) results: SideResults,
     /// Memory operations of the stream.
     pub(crate) operations: u64,
 }
@@ -64,8 +63,8 @@ impl Side {
     /// Makes the side's objects, and exchanges with the other side where they are.
     pub(crate) fn new(
         options: &SideOptions,
-        (rank, other): (u64, Other),
-        needs: Needs,
+        (rank, other): (u64, Peer),
+        needs: Requirements,
         channel: &mut Channel,
     ) -> Result<(Self, Remote), Failure> {
         let (device, port) = hca::open(options.hca.as_ref())?;
@@ -80,8 +79,8 @@ impl Side {
         let config = trigger.as_ref().map_or(config, |trigger| config.trigger(trigger));
         let queue_pairs: Vec<QueuePair> =
             (0..needs.queue_pairs).map(|_| QueuePair::new(&pd, config)).collect::<Result<_, _>>()?;
-        let findings = Findings::new(Timing::new(options.warmup, needs.parts));
-        let driver = driver(options, needs.work, (rank, gpu), &pd, &findings)?;
+        let results = SideResults::new(Timing::new(options.warmup, needs.parts));
+        let driver = driver(options, needs.work, (rank, gpu), &pd, &results)?;
         let words = MemoryRegion::allocate(&pd, needs.words.0, needs.words.1)?;
         let endpoints = queue_pairs.iter().map(|queue_pair| Ok(queue_pair.endpoint()?.to_string()));
         let [data, source] = driver.remotes().map(|memory| memory.to_string());
@@ -97,9 +96,9 @@ impl Side {
         let endpoints = endpoints.iter().map(|text| text.parse()).collect::<Result<Vec<Endpoint>, _>>()?;
         let remote =
             Remote { endpoints, data: data.parse()?, source: source.parse()?, words: there.parse()? };
-        let connection = Arc::new(Connection::new(device, queue_pairs, words, findings.error.clone()));
+        let connection = Arc::new(Connection::new(device, queue_pairs, words, results.error.clone()));
         let (options, operations) = (options.clone(), 0);
-        let side = Side { options, rank, other, gpus, card, pd, connection, driver, findings, operations };
+        let side = Side { options, rank, other, gpus, card, pd, connection, driver, results, operations };
         Ok((side, remote))
     }
 
@@ -113,7 +112,7 @@ impl Side {
     }
 
     pub(crate) fn post(&mut self, batch: Batch) -> Result<(), Failure> {
-        let posted = self.driver.post(batch).map_err(|failure| self.findings.error.or(failure))?;
+        let posted = self.driver.post(batch).map_err(|failure| self.results.error.or(failure))?;
         self.operations += posted.operations as u64;
         Ok(())
     }
@@ -156,20 +155,20 @@ fn driver(
     work: Work,
     (rank, gpu): (u64, Option<u32>),
     pd: &ProtectionDomain,
-    findings: &Findings,
+    results: &SideResults,
 ) -> Result<Box<dyn Driver>, Failure> {
-    let findings = findings.clone();
+    let results = results.clone();
     Ok(match (gpu, options.trigger) {
-        (Some(ordinal), _) => Box::new(GpuDriver::new(ordinal, options, work, rank, pd, findings)?),
+        (Some(ordinal), _) => Box::new(GpuDriver::new(ordinal, options, work, rank, pd, results)?),
         (None, By::Stream) => {
-            Box::new(HostDriver::new(SoftStream::new()?, options, work, rank, pd, findings)?)
+            Box::new(HostDriver::new(SoftStream::new()?, options, work, rank, pd, results)?)
         }
-        (None, By::Cpu) => Box::new(HostDriver::new(Cpu::new(), options, work, rank, pd, findings)?),
+        (None, By::Cpu) => Box::new(HostDriver::new(Cpu::new(), options, work, rank, pd, results)?),
     })
 }
 
 /// What plays a side of a run of one measurement.
-pub(crate) trait Player {
+pub(crate) trait SideRun {
     type Report;
 
     fn side(&mut self) -> &mut Side;
@@ -180,7 +179,7 @@ pub(crate) trait Player {
 }
 
 /// Plays a side, if it could be made. The other side hears how it fails.
-pub(crate) fn play<P: Player>(made: Result<P, Failure>, mut channel: Channel) -> Result<P::Report, Failure> {
+pub(crate) fn play<P: SideRun>(made: Result<P, Failure>, mut channel: Channel) -> Result<P::Report, Failure> {
     let mut player = match made {
         Ok(player) => player,
         Err(failure) => {
@@ -190,7 +189,7 @@ pub(crate) fn play<P: Player>(made: Result<P, Failure>, mut channel: Channel) ->
             return Err(failure);
         }
     };
-    let error = player.side().findings.error.clone();
+    let error = player.side().results.error.clone();
     forward_ends(&channel, error.clone());
     if let Err(failure) = player.run(&mut channel).and_then(|()| error.check()) {
         let Side { connection, driver, .. } = player.side();
@@ -207,4 +206,155 @@ pub(crate) fn play<P: Player>(made: Result<P, Failure>, mut channel: Channel) ->
     // side's driver holds.
     drop(channel);
     player.report()
+}
+
+/// Has the end of the other side become this side's error. A watcher, or the side's own thread, then ends what waits.
+fn forward_ends(channel: &Channel, error: FirstError) {
+    channel.on_end().set(move |end| match end {
+        End::Failed { error: text, is_cause: true } => error.set(|| text.clone()),
+        End::Failed { error: text, .. } => error.consequence(|| text.clone()),
+        End::Gone if error.check().is_ok() => error.set(|| GONE.to_owned()),
+        End::Gone => {}
+    });
+}
+
+/// Finds out why a side has failed, tells the other side, and ends what waits.
+fn fail(connection: &Connection, driver: &mut dyn Driver, failure: Failure, mut channel: Channel) -> Failure {
+    let error = connection.error.clone();
+    connection.look_for_failures();
+    if error.check().is_ok() {
+        error.set(|| failure.to_string());
+    }
+    let mut tell = |failure: &Failure, is_cause| {
+        // Where the other side is gone, there is nothing to say to it.
+        let _ = channel.send(&Message::Done { error: Some(failure.to_string()), is_cause });
+    };
+    if !error.has_cause() {
+        // The other side may have the cause.
+        tell(&error.or(failure), false);
+        connection.find_cause();
+    }
+    let failure = error.or("the cause of the failure is unknown".into());
+    tell(&failure, true);
+    // What these say is a consequence of the failure.
+    let _ = connection.release().and_then(|()| driver.synchronize());
+    channel.on_end().clear();
+    failure
+}
+
+/// The GPU of each side, where there are any: both on the one that is named, or on one each.
+pub(crate) fn gpus_of_sides(sides: &SideOptions) -> Result<Option<[u32; 2]>, Failure> {
+    sides.gpu.as_ref().map(|list| of_sides(&list.resolve()?)).transpose()
+}
+
+fn of_sides(gpus: &Gpus) -> Result<[u32; 2], Failure> {
+    match gpus.numbers().len() {
+        1 | 2 => Ok([0, 1].map(|side| gpus.of_rank(side))),
+        count => Err(format!(
+            "--gpu names {count} GPUs, and there are two sides: name one for both, or two such as --gpu 0,1"
+        )
+        .into()),
+    }
+}
+
+#[derive(Clone)]
+pub(crate) enum Peer {
+    /// Started by this one, or by the same process.
+    Local,
+    /// Started by itself, at the host of this name, with this GPU if with one.
+    Separate { name: String, gpu: Option<RemoteGpu> },
+}
+
+impl Peer {
+    /// The host of a side that was started by itself.
+    pub(crate) fn host(&self) -> Option<&str> {
+        match self {
+            Peer::Local => None,
+            Peer::Separate { name, .. } => Some(name),
+        }
+    }
+
+    /// The GPUs of both sides, where they have any. `sides`: as this process counts them.
+    pub(crate) fn gpus(&self, sides: Option<[u32; 2]>) -> Result<Option<GpusOfSides>, Failure> {
+        match (sides, self) {
+            (Some(sides), Peer::Local) => GpusOfSides::describe(sides).map(Some),
+            (Some([own, _]), Peer::Separate { gpu: Some(gpu), .. }) => GpusOfSides::apart(own, gpu).map(Some),
+            _ => Ok(None),
+        }
+    }
+}
+
+/// The GPU of a side that was started by itself.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct RemoteGpu {
+    pub(crate) number: u32,
+    pub(crate) name: String,
+}
+
+impl RemoteGpu {
+    pub(crate) fn of(number: u32) -> Result<Self, Failure> {
+        Ok(RemoteGpu { number, name: cuda::describe(number)?.name })
+    }
+}
+
+/// The GPUs of the two sides.
+pub(crate) struct GpusOfSides {
+    pub(crate) sides: [u32; 2],
+    names: [String; 2],
+    /// Both sides use one GPU.
+    is_shared: bool,
+    /// Processes share the GPU by MPS; none where each side has a GPU, or where its driver does not
+    /// say.
+    pub(crate) mps: Option<bool>,
+}
+
+impl GpusOfSides {
+    fn describe(sides: [u32; 2]) -> Result<Self, Failure> {
+        let [first, second] = [cuda::describe(sides[0])?, cuda::describe(sides[1])?];
+        let is_shared = sides[0] == sides[1];
+        let mps = first.capabilities.mps.filter(|_| is_shared);
+        Ok(GpusOfSides { sides, names: [first.name, second.name], is_shared, mps })
+    }
+
+    /// The GPU of this side, and that of one which was started by itself.
+    fn apart(own: u32, other: &RemoteGpu) -> Result<Self, Failure> {
+        let names = [cuda::describe(own)?.name, other.name.clone()];
+        Ok(GpusOfSides { sides: [own, other.number], names, is_shared: false, mps: None })
+    }
+
+    pub(crate) fn text(&self) -> String {
+        let ([first, second], [name, other]) = (self.sides, &self.names);
+        if self.is_shared {
+            format!("{name} (GPU {first} for both sides)")
+        } else {
+            format!("GPU {first} ({name}) and GPU {second} ({other}), a side each")
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gdsync::cuda::GpuList;
+
+    #[test]
+    fn two_sides_have_a_gpu_each_or_share_one() {
+        let sides = |text: &str| of_sides(&text.parse::<GpuList>().unwrap().among(4).unwrap());
+        assert_eq!(sides("2").unwrap(), [2, 2]);
+        assert_eq!(sides("0,0").unwrap(), [0, 0]);
+        assert_eq!(sides("1,0").unwrap(), [1, 0]);
+        let refused = sides("all").unwrap_err().to_string();
+        assert!(refused.contains("names 4 GPUs") && refused.contains("--gpu 0,1"), "{refused}");
+    }
+
+    #[test]
+    fn a_side_each_and_one_gpu_for_both_are_told_apart() {
+        let text = |sides, is_shared| {
+            let names = ["H200".to_owned(), "H100".to_owned()];
+            GpusOfSides { sides, names, is_shared, mps: None }.text()
+        };
+        assert_eq!(text([0, 0], true), "H200 (GPU 0 for both sides)");
+        assert_eq!(text([0, 1], false), "GPU 0 (H200) and GPU 1 (H100), a side each");
+        assert_eq!(text([0, 0], false), "GPU 0 (H200) and GPU 0 (H100), a side each", "of two hosts");
+    }
 }

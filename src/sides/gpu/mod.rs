@@ -3,8 +3,8 @@
 
 mod kernels;
 
+use super::connection::SideResults;
 use super::driver::{self, Arrival, CHUNKS, Driver, Work};
-use super::findings::Findings;
 use crate::cli::SideOptions;
 use crate::failure::Failure;
 use crate::hca;
@@ -49,7 +49,7 @@ pub(super) struct GpuDriver {
     window: u64,
     rank: u64,
     checked: bool,
-    findings: Findings,
+    results: SideResults,
 }
 
 impl GpuDriver {
@@ -61,7 +61,7 @@ impl GpuDriver {
         work: Work,
         rank: u64,
         pd: &ProtectionDomain,
-        findings: Findings,
+        results: SideResults,
     ) -> Result<Self, Failure> {
         let context = gdsync::cuda::context(ordinal)?;
         let size = usize::try_from(work.size)?;
@@ -92,7 +92,7 @@ impl GpuDriver {
             window,
             rank,
             checked: options.check,
-            findings,
+            results,
         };
         driver.rehearse()?;
         Ok(driver)
@@ -190,10 +190,10 @@ impl Driver for GpuDriver {
             nap = LONGEST_NAP.min(2 * nap);
         }
         if let Some(sequence) = self.words.load(MISMATCH).checked_sub(1) {
-            self.findings.wrong(sequence, self.words.load(PLACE));
+            self.results.wrong(sequence, self.words.load(PLACE));
         }
         if self.rank == 0 {
-            let mut timing = self.findings.timing();
+            let mut timing = self.results.timing();
             if first == 0 {
                 timing.begin_at(self.words.load(BEGIN));
             }

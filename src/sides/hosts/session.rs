@@ -2,7 +2,7 @@
 
 use crate::failure::Failure;
 use crate::sides::channel::{Channel, is_last};
-use crate::sides::gpus::RemoteGpu;
+use crate::sides::side::RemoteGpu;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::convert::Infallible;

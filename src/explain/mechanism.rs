@@ -10,7 +10,7 @@ use std::ops::Range;
 /// The way of a send or of a wait for a completion.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(tag = "by", rename_all = "kebab-case")]
-pub(super) enum Way {
+pub(super) enum Mechanism {
     /// A doorbell, which rings for so many sends.
     Doorbell { sends: usize },
     /// The ticket of a trigger. The write that releases it releases so many sends.
@@ -39,18 +39,18 @@ pub(super) enum Why {
     },
 }
 
-impl fmt::Display for Way {
+impl fmt::Display for Mechanism {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Way::Doorbell { sends: 1 } => f.write_str("doorbell"),
-            Way::Doorbell { sends } => write!(f, "doorbell (one rings for {sends} sends)"),
-            Way::Trigger { trigger, ticket, sends } => {
+            Mechanism::Doorbell { sends: 1 } => f.write_str("doorbell"),
+            Mechanism::Doorbell { sends } => write!(f, "doorbell (one rings for {sends} sends)"),
+            Mechanism::Trigger { trigger, ticket, sends } => {
                 let plural = if *sends == 1 { "" } else { "s" };
                 write!(f, "ticket {ticket} of {trigger} (one write releases {sends} send{plural})")
             }
-            Way::Collector { queues, .. } => write!(f, "collected ({queues} queues, one word)"),
-            Way::Stream { why: None } => f.write_str("the stream waits"),
-            Way::Stream { why: Some(why) } => match why {
+            Mechanism::Collector { queues, .. } => write!(f, "collected ({queues} queues, one word)"),
+            Mechanism::Stream { why: None } => f.write_str("the stream waits"),
+            Mechanism::Stream { why: Some(why) } => match why {
                 Why::Unmerged => f.write_str("not collected (unmerged)"),
                 Why::Checked => f.write_str("not collected (checked)"),
                 Why::FewQueues { queues, collect_from } => {
@@ -75,7 +75,7 @@ pub(super) fn ways(
     program: &Program,
     merged: bool,
     collect_from: Option<u32>,
-) -> Vec<Option<Way>> {
+) -> Vec<Option<Mechanism>> {
     let mut ways = vec![None; batch.descriptors.len()];
     sends(batch, program, &mut ways);
     let mut start = 0;
@@ -90,7 +90,7 @@ pub(super) fn ways(
     ways
 }
 
-fn sends(batch: &Text, program: &Program, ways: &mut [Option<Way>]) {
+fn sends(batch: &Text, program: &Program, ways: &mut [Option<Mechanism>]) {
     // Those whose doorbell or ticket a later send brings.
     let mut covered: HashMap<Key, Vec<(usize, PaperSend)>> = HashMap::new();
     for (at, (descriptor, is_covered)) in batch.descriptors.iter().zip(program.covered()).enumerate() {
@@ -104,9 +104,9 @@ fn sends(batch: &Text, program: &Program, ways: &mut [Option<Way>]) {
         let sends = group.len();
         for (at, send) in group.drain(..) {
             ways[at] = Some(match send.trigger {
-                None => Way::Doorbell { sends },
+                None => Mechanism::Doorbell { sends },
                 Some((trigger, ticket)) => {
-                    Way::Trigger { trigger: batch.triggers.name(trigger).to_owned(), ticket, sends }
+                    Mechanism::Trigger { trigger: batch.triggers.name(trigger).to_owned(), ticket, sends }
                 }
             });
         }
@@ -135,7 +135,7 @@ fn waits(
     program: &Program,
     run: Range<usize>,
     asked: Option<(bool, u32)>,
-    ways: &mut [Option<Way>],
+    ways: &mut [Option<Mechanism>],
 ) {
     let waits = || {
         run.clone().filter_map(|at| match descriptors[at] {
@@ -153,8 +153,8 @@ fn waits(
             (true, false) => Why::FewQueues { queues, collect_from },
         });
         ways[at] = Some(match number {
-            Some(number) if !checked => Way::Collector { number, queues },
-            _ => Way::Stream { why },
+            Some(number) if !checked => Mechanism::Collector { number, queues },
+            _ => Mechanism::Stream { why },
         });
     }
 }
@@ -173,7 +173,7 @@ mod tests {
         }
         program.compile(&batch.descriptors, &MemOpCaps::FULL, merged).unwrap();
         let ways = ways(&batch, &program, merged, collect_from);
-        ways.iter().map(|way| way.as_ref().map_or_else(String::new, Way::to_string)).collect()
+        ways.iter().map(|way| way.as_ref().map_or_else(String::new, Mechanism::to_string)).collect()
     }
 
     #[test]
