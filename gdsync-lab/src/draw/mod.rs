@@ -4,7 +4,6 @@
 //! above 0 on a logarithmic one) are left out, so that every coordinate is a number.
 
 mod axis;
-mod categories;
 mod panel;
 mod style;
 

@@ -1,7 +1,6 @@
 //! What happens to a mapping when its GPU memory is freed: the mistake is made here on purpose.
 
-use super::pattern;
-use super::sanity::Passed;
+use super::{Outcome, pattern};
 use gdsync::cuda::GpuMemory;
 use gdsync::cudarc::driver::{CudaContext, sys};
 use gdsync::mapped::{MappedMemory, MappingBackend, MappingError};
@@ -12,7 +11,7 @@ use std::sync::Arc;
 const LEN: usize = 2 << 20;
 
 /// Every access must succeed or be refused, and none may end the program.
-pub(super) fn check(context: &Arc<CudaContext>, backend: MappingBackend) -> Result<Passed, Failure> {
+pub(super) fn check(context: &Arc<CudaContext>, backend: MappingBackend) -> Result<Outcome, Failure> {
     context.bind_to_thread()?;
     let exportable = backend == MappingBackend::ResourceManager;
     let memory = if exportable { Memory::exportable(context)? } else { Memory::ordinary()? };
@@ -26,14 +25,14 @@ pub(super) fn check(context: &Arc<CudaContext>, backend: MappingBackend) -> Resu
     let mut seen = vec![0; 4096];
     match mapped.copy_from(0, &mut seen) {
         Err(MappingError::Freed) => match mapped.copy_to(0, &[1]) {
-            Err(MappingError::Freed) => Ok(Passed::Yes),
+            Err(MappingError::Freed) => Ok(Outcome::Passed),
             other => Err(format!("a load was refused, and a store gave {other:?}").into()),
         },
         Ok(()) if seen[..] == bytes[..4096] => {
             // The mapping keeps the memory.
             mapped.copy_to(8, &[9])?;
             mapped.copy_from(8, &mut seen[..1])?;
-            if seen[0] == 9 { Ok(Passed::Yes) } else { Err("a store was lost".into()) }
+            if seen[0] == 9 { Ok(Outcome::Passed) } else { Err("a store was lost".into()) }
         }
         Ok(()) => Err("a load gave what was never stored".into()),
         Err(error) => Err(error.into()),

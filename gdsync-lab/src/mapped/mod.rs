@@ -109,6 +109,13 @@ impl Source {
     }
 }
 
+/// The result of a check that did not fail.
+enum Outcome {
+    Passed,
+    /// Not possible here: why.
+    Skipped(&'static str),
+}
+
 /// Bytes that are nowhere the same for long.
 fn pattern(len: usize, seed: usize) -> Vec<u8> {
     (0..len).map(|i| ((i + seed).wrapping_mul(0x9e37_79b1) >> 13) as u8).collect()

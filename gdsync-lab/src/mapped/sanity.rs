@@ -1,6 +1,6 @@
 //! `gdsync sanity`: whether mappings are what they should be, a line for each check.
 
-use super::{Memory, Source, freed, pattern};
+use super::{Memory, Outcome, Source, freed, pattern};
 use gdsync::cudarc::driver::CudaContext;
 use gdsync::mapped::{LoadKernel, MappedMemory, Mapping, MappingBackend, MappingError, StoreKernel};
 use gdsync::memop::{Condition, GpuWord32};
@@ -19,13 +19,6 @@ const LEN: usize = 256 << 10;
 /// How long a stream may take to see a word.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// The result of a check that did not fail.
-pub(super) enum Passed {
-    Yes,
-    /// It cannot be had here.
-    Skipped(&'static str),
-}
-
 /// What is checked.
 struct Subject {
     memory: Memory,
@@ -33,7 +26,7 @@ struct Subject {
     context: Option<Arc<CudaContext>>,
 }
 
-type Check = fn(&Subject) -> Result<Passed, Failure>;
+type Check = fn(&Subject) -> Result<Outcome, Failure>;
 
 const CHECKS: [(&str, Check); 10] = [
     ("direct access by words", direct),
@@ -78,8 +71,8 @@ pub(crate) fn run(options: &MappedOptions) -> Result<ExitCode, Failure> {
             Subject { memory: source.allocate(backend, LEN)?, backend, context: source.context.clone() };
         for (check, run) in CHECKS {
             let (result, reason) = match run(&subject) {
-                Ok(Passed::Yes) => ("PASS", String::new()),
-                Ok(Passed::Skipped(reason)) => ("SKIP", reason.to_owned()),
+                Ok(Outcome::Passed) => ("PASS", String::new()),
+                Ok(Outcome::Skipped(reason)) => ("SKIP", reason.to_owned()),
                 Err(error) => ("FAIL", error.to_string()),
             };
             let line = Line { backend: backend.to_string(), check, result, reason };
@@ -145,7 +138,7 @@ fn same(what: &str, found: &[u8], expected: &[u8]) -> Result<(), Failure> {
     }
 }
 
-fn direct(subject: &Subject) -> Result<Passed, Failure> {
+fn direct(subject: &Subject) -> Result<Outcome, Failure> {
     let mapping: &Mapping = &subject.memory;
     let words: Vec<u8> =
         (0..1024u32).flat_map(|i| i.wrapping_mul(0x0101_0101).wrapping_add(3).to_ne_bytes()).collect();
@@ -165,26 +158,26 @@ fn direct(subject: &Subject) -> Result<Passed, Failure> {
         seen.extend(unsafe { mapping.as_ptr().cast::<u32>().add(i).read_volatile() }.to_ne_bytes());
     }
     same("loaded", &seen, &words)?;
-    Ok(Passed::Yes)
+    Ok(Outcome::Passed)
 }
 
-fn copies_in(subject: &Subject) -> Result<Passed, Failure> {
+fn copies_in(subject: &Subject) -> Result<Outcome, Failure> {
     for (seed, kernel) in StoreKernel::available().enumerate() {
         let bytes = pattern(LEN, seed * 977);
         subject.memory.copy_to_by(kernel, 0, &bytes)?;
         same(&kernel.to_string(), &subject.other_reads(0, LEN)?, &bytes)?;
     }
-    Ok(Passed::Yes)
+    Ok(Outcome::Passed)
 }
 
-fn copies_out(subject: &Subject) -> Result<Passed, Failure> {
+fn copies_out(subject: &Subject) -> Result<Outcome, Failure> {
     for (seed, kernel) in LoadKernel::available().enumerate() {
         let (bytes, mut seen) = (pattern(LEN, seed * 881 + 5), vec![0; LEN]);
         subject.other_writes(0, &bytes)?;
         subject.memory.copy_from_by(kernel, 0, &mut seen)?;
         same(&kernel.to_string(), &seen, &bytes)?;
     }
-    Ok(Passed::Yes)
+    Ok(Outcome::Passed)
 }
 
 /// Copies `len` bytes at `offset` both ways, by every kernel.
@@ -208,22 +201,22 @@ fn there_and_back(subject: &Subject, offset: usize, len: usize) -> Result<(), Fa
     Ok(())
 }
 
-fn unaligned(subject: &Subject) -> Result<Passed, Failure> {
+fn unaligned(subject: &Subject) -> Result<Outcome, Failure> {
     for offset in [1, 2, 3, 5, 8, 15, 17, 31, 33, 63, 65, 4095] {
         there_and_back(subject, offset, 1024)?;
     }
-    Ok(Passed::Yes)
+    Ok(Outcome::Passed)
 }
 
-fn odd_sizes(subject: &Subject) -> Result<Passed, Failure> {
+fn odd_sizes(subject: &Subject) -> Result<Outcome, Failure> {
     for len in [1, 2, 3, 5, 7, 9, 15, 17, 31, 33, 63, 65, 127, 129, 1000, 4097, 65_537] {
         there_and_back(subject, 64, len)?;
         there_and_back(subject, LEN - len, len)?;
     }
-    Ok(Passed::Yes)
+    Ok(Outcome::Passed)
 }
 
-fn bounds(subject: &Subject) -> Result<Passed, Failure> {
+fn bounds(subject: &Subject) -> Result<Outcome, Failure> {
     let before = vec![0x5a; 4096];
     for kernel in StoreKernel::available() {
         subject.other_writes(0, &before)?;
@@ -243,11 +236,11 @@ fn bounds(subject: &Subject) -> Result<Passed, Failure> {
             }
         }
     }
-    Ok(Passed::Yes)
+    Ok(Outcome::Passed)
 }
 
-fn several(subject: &Subject) -> Result<Passed, Failure> {
-    let Some(gpu) = subject.memory.gpu() else { return Ok(Passed::Skipped("a stand-in has one mapping")) };
+fn several(subject: &Subject) -> Result<Outcome, Failure> {
+    let Some(gpu) = subject.memory.gpu() else { return Ok(Outcome::Skipped("a stand-in has one mapping")) };
     let more = [MappedMemory::pin_by(subject.backend, gpu)?, MappedMemory::pin_by(subject.backend, gpu)?];
     for (i, memory) in more.iter().enumerate() {
         let bytes = pattern(LEN, i * 31 + 7);
@@ -262,12 +255,12 @@ fn several(subject: &Subject) -> Result<Passed, Failure> {
     drop(more);
     subject.memory.copy_to(0, &[1, 2, 3])?;
     same("after two are gone", &subject.other_reads(0, 3)?, &[1, 2, 3])?;
-    Ok(Passed::Yes)
+    Ok(Outcome::Passed)
 }
 
-fn stream_wait(subject: &Subject) -> Result<Passed, Failure> {
+fn stream_wait(subject: &Subject) -> Result<Outcome, Failure> {
     let (Some(gpu), Some(context)) = (subject.memory.gpu(), &subject.context) else {
-        return Ok(Passed::Skipped("no stream waits for a stand-in"));
+        return Ok(Outcome::Skipped("no stream waits for a stand-in"));
     };
     let stream = Stream::new(CudaStream::new(context.new_stream()?)?)?;
     let (gate, answer) = (GpuWord32::new(gpu, 0)?, GpuWord32::new(gpu, 64)?);
@@ -289,7 +282,7 @@ fn stream_wait(subject: &Subject) -> Result<Passed, Failure> {
         }
     }
     stream.synchronize()?;
-    Ok(Passed::Yes)
+    Ok(Outcome::Passed)
 }
 
 fn load(subject: &Subject, offset: usize) -> Result<u32, Failure> {
@@ -298,7 +291,7 @@ fn load(subject: &Subject, offset: usize) -> Result<u32, Failure> {
     Ok(u32::from_ne_bytes(word))
 }
 
-fn child(subject: &Subject) -> Result<Passed, Failure> {
+fn child(subject: &Subject) -> Result<Outcome, Failure> {
     // SAFETY: the child calls nothing but two functions that allocate nothing and take no lock, and
     // leaves at once.
     let child = unsafe { libc::fork() };
@@ -321,12 +314,12 @@ fn child(subject: &Subject) -> Result<Passed, Failure> {
     }
     subject.memory.copy_to(0, &[7])?;
     same("the parent's, after the child", &subject.other_reads(0, 1)?, &[7])?;
-    Ok(Passed::Yes)
+    Ok(Outcome::Passed)
 }
 
-fn freed_under(subject: &Subject) -> Result<Passed, Failure> {
+fn freed_under(subject: &Subject) -> Result<Outcome, Failure> {
     match &subject.context {
-        None => Ok(Passed::Skipped("a stand-in frees nothing")),
+        None => Ok(Outcome::Skipped("a stand-in frees nothing")),
         Some(context) => freed::check(context, subject.backend),
     }
 }
