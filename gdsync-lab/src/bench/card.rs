@@ -89,15 +89,15 @@ impl Bench {
         (0..SMALL_WRITES).try_for_each(|_| self.write(8).map(drop))?;
         let mut small = Vec::new();
         let (from, mut to) = (vec![7u8; LARGE], vec![0u8; LARGE]);
-        let rates: Vec<[f64; 2]> = in_turns(interrupt::rounds(0..ROUNDS), |way, _| {
-            if way == 0 {
+        let rates: Vec<[f64; 2]> = in_turns(interrupt::rounds(0..ROUNDS), |variant, _| {
+            if variant == 0 {
                 for _ in 0..SMALL_WRITES {
                     small.push(self.write(8)?.as_secs_f64() * 1e6);
                 }
             }
             let start = Instant::now();
             for _ in 0..LARGE_WRITES {
-                match way {
+                match variant {
                     0 => drop(self.write(LARGE)?),
                     _ => std::hint::black_box(&mut to).copy_from_slice(std::hint::black_box(&from)),
                 }
@@ -105,7 +105,7 @@ impl Bench {
             Ok((LARGE * LARGE_WRITES) as f64 / start.elapsed().as_secs_f64())
         })?;
         let least = small.iter().copied().fold(f64::INFINITY, f64::min);
-        let rate = |way: usize| median(rates.iter().map(|both| both[way]));
+        let rate = |variant: usize| median(rates.iter().map(|both| both[variant]));
         let ratio = median(rates.iter().map(|[write, copy]| write / copy));
         Ok([median(small), least, rate(0), rate(1), ratio])
     }

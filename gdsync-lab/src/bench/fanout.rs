@@ -140,12 +140,12 @@ impl<B: Clocked> Bench<B> {
     fn compare(&mut self, part: Part, peers: u32, empty: &mut Vec<f64>) -> Result<Row, Failure> {
         let rounds = (self.posts / u64::from(peers)).clamp(1, ROUNDS);
         let mut operations = [0; 2];
-        let times: Vec<[f64; 3]> = in_turns(interrupt::rounds(0..rounds), |way, _| {
-            let Some(way) = [Way::Word, Way::Doorbells].get(way).copied() else {
+        let times: Vec<[f64; 3]> = in_turns(interrupt::rounds(0..rounds), |variant, _| {
+            let Some(variant) = [Way::Word, Way::Doorbells].get(variant).copied() else {
                 return Ok(self.streams.time(Way::Doorbells, Batch::new(), Duration::ZERO)?.0);
             };
-            let (time, count) = self.round(part, way, peers)?;
-            operations[way as usize] = count;
+            let (time, count) = self.round(part, variant, peers)?;
+            operations[variant as usize] = count;
             Ok(time)
         })?;
         empty.extend(times.iter().map(|[.., none]| none));
@@ -159,8 +159,8 @@ impl<B: Clocked> Bench<B> {
     }
 
     /// The time of a batch in µs, and its memory operations.
-    fn round(&mut self, part: Part, way: Way, peers: u32) -> Result<(f64, usize), Failure> {
-        let all = if way == Way::Word { &self.by_word } else { &self.by_doorbells };
+    fn round(&mut self, part: Part, variant: Way, peers: u32) -> Result<(f64, usize), Failure> {
+        let all = if variant == Way::Word { &self.by_word } else { &self.by_doorbells };
         let queue_pairs = &all[..peers as usize];
         let mut batch = Batch::new();
         for queue_pair in queue_pairs {
@@ -176,7 +176,7 @@ impl<B: Clocked> Bench<B> {
                 batch = batch.wait(queue_pair.recv_cq().prepare_wait()?);
             }
         }
-        let result = self.streams.time(way, batch, REST + REST_EACH * peers)?;
+        let result = self.streams.time(variant, batch, REST + REST_EACH * peers)?;
         for queue_pair in queue_pairs {
             pair::collect(&queue_pair.send_cq(), 1)?;
             pair::collect(&queue_pair.recv_cq(), 1)?;
@@ -219,8 +219,8 @@ impl<B: Clocked> Streams<B> {
 
     /// Enqueues a batch behind the gate, and opens it after a rest. Returns the time of the batch in
     /// µs, and its memory operations.
-    fn time(&mut self, way: Way, batch: Batch, rest: Duration) -> Result<(f64, usize), Failure> {
-        let stream = if way == Way::Word { &self.collecting } else { &self.plain };
+    fn time(&mut self, variant: Way, batch: Batch, rest: Duration) -> Result<(f64, usize), Failure> {
+        let stream = if variant == Way::Word { &self.collecting } else { &self.plain };
         self.value += 1;
         let [start, end] = &mut self.marks;
         stream.post(Batch::new().wait_value32(&self.gate, Condition::Geq, self.value))?;

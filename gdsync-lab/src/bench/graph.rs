@@ -102,10 +102,10 @@ impl Bench {
         let shape = BatchShape::new().write_value64().send().wait();
         let mut graph: CudaGraph = stream.capture(|capture| Ok(capture.batch(&shape)?))?;
         let mut number = 0;
-        let bursts = in_turns(0..BURSTS, |way, _| {
+        let bursts = in_turns(0..BURSTS, |variant, _| {
             number += BURST;
             self.burst(number - BURST, &mut |batch| {
-                let posted = match way {
+                let posted = match variant {
                     0 => stream.launch(&mut graph, [batch]).map(drop).map_err(|error| error.to_string()),
                     _ => stream.post(batch).map(drop).map_err(|error| error.to_string()),
                 };
@@ -194,22 +194,22 @@ impl<'a> Triggered<'a> {
         Ok(graph)
     }
 
-    fn left(&self, way: Way) -> &QueuePair {
-        &self.pairs[usize::from(!matches!(way, Way::Graph))].0
+    fn left(&self, variant: Way) -> &QueuePair {
+        &self.pairs[usize::from(!matches!(variant, Way::Graph))].0
     }
 
     /// Sends messages from `first` on, `BURST` of them.
-    fn burst(&self, way: Way, first: u64, graph: &mut CudaGraph) -> Result<Times, Failure> {
+    fn burst(&self, variant: Way, first: u64, graph: &mut CudaGraph) -> Result<Times, Failure> {
         let (stream, messages) = (&self.gpu.stream, first..first + BURST as u64);
-        if matches!(way, Way::Post) {
+        if matches!(variant, Way::Post) {
             for message in messages.clone() {
                 self.board.source.word64(self.board.place(message))?.store(said(message));
             }
         }
         let start = Instant::now();
         for message in messages.clone() {
-            let send = self.board.prepare(self.left(way), message)?;
-            match way {
+            let send = self.board.prepare(self.left(variant), message)?;
+            match variant {
                 Way::Graph => {
                     send.into_ticket()?;
                     stream.launch(graph, [])?;
@@ -222,21 +222,22 @@ impl<'a> Triggered<'a> {
             }
         }
         let enqueued = start.elapsed();
-        pair::collect(&self.left(way).send_cq(), BURST as u64)?;
+        pair::collect(&self.left(variant).send_cq(), BURST as u64)?;
         let arrived = start.elapsed();
         self.gpu.synchronize()?;
-        self.board.check(messages).map_err(|error| format!("{way:?}: {error}"))?;
+        self.board.check(messages).map_err(|error| format!("{variant:?}: {error}"))?;
         let each = |time: std::time::Duration| time.as_secs_f64() * 1e6 / BURST as f64;
         Ok((each(enqueued), each(arrived)))
     }
 
     fn measure(&self, graph: &mut CudaGraph) -> Result<Vec<Row>, Failure> {
-        let ways = [Way::Graph, Way::Post, Way::KernelAndPost];
-        let bursts: Vec<[Times; 3]> = in_turns(0..BURSTS, |way, burst| {
+        let variants = [Way::Graph, Way::Post, Way::KernelAndPost];
+        let bursts: Vec<[Times; 3]> = in_turns(0..BURSTS, |variant, burst| {
             // The kernels count from 1 on.
-            self.burst(ways[way], 1 + u64::from(burst) * BURST as u64, graph)
+            self.burst(variants[variant], 1 + u64::from(burst) * BURST as u64, graph)
         })?;
-        let beside = |way: usize| -> Vec<_> { bursts.iter().map(|burst| [burst[0], burst[way]]).collect() };
+        let beside =
+            |variant: usize| -> Vec<_> { bursts.iter().map(|burst| [burst[0], burst[variant]]).collect() };
         let (post, both) = (beside(1), beside(2));
         Ok(vec![
             row("the CPU: a send with its kernel in a graph, against the post alone", &post, |times| times.0),

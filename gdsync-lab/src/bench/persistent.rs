@@ -22,7 +22,7 @@ const RUNS: usize = 10;
 
 /// Persistent requests: all of a round together, one by one, and all together where the card waits, by a trigger and a
 /// collector. The reference: notified writes, in one batch a round.
-const WAYS: [&str; 4] = [
+const VARIANTS: [&str; 4] = [
     "start_all, wait_all",
     "start, wait_on",
     "start_all, wait_all, trigger and collector",
@@ -38,21 +38,22 @@ pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
     for ranks in RANKS {
         let hca = options.hca.clone();
         let make = move |bootstrap| Rank::new(hca::open(hca.as_ref())?, bootstrap);
-        let measured: [Measured; WAYS.len()] = ranks::measure(ranks, RUNS, rounds, make)?;
+        let measured: [Measured; VARIANTS.len()] = ranks::measure(ranks, RUNS, rounds, make)?;
         let [ours @ .., notified] = &measured;
         runs = runs.min(notified.times.len());
-        let played: usize = measured.iter().map(|way| way.times.len()).sum();
+        let played: usize = measured.iter().map(|variant| variant.times.len()).sum();
         bytes_checked += (ranks * (ranks - 1) * played * BLOCK) as u64 * rounds;
-        for (what, way) in WAYS.into_iter().zip(ours).filter(|(_, way)| !way.times.is_empty()) {
-            let pairs = way.times.iter().zip(&notified.times);
+        for (what, variant) in VARIANTS.into_iter().zip(ours).filter(|(_, variant)| !variant.times.is_empty())
+        {
+            let pairs = variant.times.iter().zip(&notified.times);
             let ratios: Vec<f64> = pairs.map(|(one, two)| one / two).collect();
             let row =
                 Row::default().text(format!("{ranks} ranks, {what}")).key("ranks", ranks).key("what", what);
             rows.push(
-                row.number("gdsync_us", way.median(), 2)
+                row.number("gdsync_us", variant.median(), 2)
                     .number("reference_us", notified.median(), 2)
                     .ratios(&ratios, 2)
-                    .number("gdsync_operations", way.operations, 2)
+                    .number("gdsync_operations", variant.operations, 2)
                     .number("reference_operations", notified.operations, 2),
             );
         }
@@ -65,7 +66,7 @@ pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
     let title = "A round in which every rank sends to every other";
     Ok(outcome.lines(title, ["Ranks", "Median time of a round, µs"], "ranks", &rows, |row| {
         let what = row.name().split_once(", ").map_or("", |(_, what)| what);
-        [(what.to_owned(), "gdsync_us"), (WAYS[NOTIFIED].to_owned(), "reference_us")]
+        [(what.to_owned(), "gdsync_us"), (VARIANTS[NOTIFIED].to_owned(), "reference_us")]
     }))
 }
 
@@ -97,51 +98,51 @@ impl Rank {
         Ok(Rank { stream: Stream::new(SoftStream::new()?)?, requests, card_waits, writes })
     }
 
-    fn requests(&mut self, way: usize) -> (&mut Requests, &Stream<SoftStream>) {
+    fn requests(&mut self, variant: usize) -> (&mut Requests, &Stream<SoftStream>) {
         match &mut self.card_waits {
-            Some((requests, stream)) if way == CARD_WAITS => (requests, stream),
+            Some((requests, stream)) if variant == CARD_WAITS => (requests, stream),
             _ => (&mut self.requests, &self.stream),
         }
     }
 }
 
 impl ranks::Rank for Rank {
-    fn stream(&self, way: usize) -> Option<&Stream<SoftStream>> {
-        match way {
+    fn stream(&self, variant: usize) -> Option<&Stream<SoftStream>> {
+        match variant {
             CARD_WAITS => self.card_waits.as_ref().map(|(_, stream)| stream),
             _ => Some(&self.stream),
         }
     }
 
-    fn memory(&self, way: usize) -> Result<[PinnedMemory; 2], Failure> {
-        match (way, &self.card_waits) {
+    fn memory(&self, variant: usize) -> Result<[PinnedMemory; 2], Failure> {
+        match (variant, &self.card_waits) {
             (NOTIFIED, _) => self.writes.memory(),
             (CARD_WAITS, Some((requests, _))) => Ok(requests.memory()),
             _ => Ok(self.requests.memory()),
         }
     }
 
-    fn begin(&mut self, way: usize, round: u64) -> Result<(), Failure> {
-        if way != NOTIFIED {
-            let (requests, stream) = self.requests(way);
+    fn begin(&mut self, variant: usize, round: u64) -> Result<(), Failure> {
+        if variant != NOTIFIED {
+            let (requests, stream) = self.requests(variant);
             requests.expect_first(stream, round)?;
             stream.synchronize()?;
         }
         Ok(())
     }
 
-    fn enqueue(&mut self, way: usize, round: u64, last: u64) -> Result<usize, Failure> {
-        if way == NOTIFIED {
+    fn enqueue(&mut self, variant: usize, round: u64, last: u64) -> Result<usize, Failure> {
+        if variant == NOTIFIED {
             return self.writes.enqueue(&self.stream, round);
         }
-        let (requests, stream) = self.requests(way);
-        requests.enqueue(stream, way == SINGLY, round, last)
+        let (requests, stream) = self.requests(variant);
+        requests.enqueue(stream, variant == SINGLY, round, last)
     }
 
-    fn finish(&mut self, way: usize) -> Result<(), Failure> {
-        match way {
+    fn finish(&mut self, variant: usize) -> Result<(), Failure> {
+        match variant {
             NOTIFIED => self.writes.finish(),
-            way => self.requests(way).0.finish(),
+            variant => self.requests(variant).0.finish(),
         }
     }
 }

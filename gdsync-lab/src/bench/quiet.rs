@@ -91,17 +91,17 @@ impl Bench {
     ) -> Result<Row, Failure> {
         // How often the first `cuStreamQuery` behind a write that was seen found the stream idle.
         let (mut number, mut at_once) = (0, [0u32; 2]);
-        let pairs = in_turns(interrupt::rounds(0..ROUNDS), |way, _| {
+        let pairs = in_turns(interrupt::rounds(0..ROUNDS), |variant, _| {
             number += 1;
             let mut exchanges = 0;
-            if way == 0 {
+            if variant == 0 {
                 let batch = ours(number)?;
                 exchanges = u64::from(batch.len() > 1);
                 self.gpu.stream.post(batch).map_err(|error| error.to_string())?;
             } else {
                 reference(number)?;
             }
-            let time = self.until_idle(number, &mut at_once[way])?;
+            let time = self.until_idle(number, &mut at_once[variant])?;
             self.pair.collect(exchanges)?;
             Ok(time)
         })?;

@@ -73,10 +73,10 @@ pub(super) fn connect(
 /// A rank, whose messages go by one of several ways.
 pub(super) trait Rank {
     /// The stream of a way; none where the card cannot go it.
-    fn stream(&self, way: usize) -> Option<&Stream<SoftStream>>;
+    fn stream(&self, variant: usize) -> Option<&Stream<SoftStream>>;
 
     /// Where messages come from, and where they go to.
-    fn memory(&self, way: usize) -> Result<[PinnedMemory; 2], Failure>;
+    fn memory(&self, variant: usize) -> Result<[PinnedMemory; 2], Failure>;
 
     /// Before the first round of a run.
     fn begin(&mut self, _way: usize, _round: u64) -> Result<(), Failure> {
@@ -84,7 +84,7 @@ pub(super) trait Rank {
     }
 
     /// Enqueues a round, of which `last` is the first that the run has no more. Returns the memory operations.
-    fn enqueue(&mut self, way: usize, round: u64, last: u64) -> Result<usize, Failure>;
+    fn enqueue(&mut self, variant: usize, round: u64, last: u64) -> Result<usize, Failure>;
 
     /// After the stream has passed the oldest round.
     fn pass(&mut self) -> Result<(), Failure> {
@@ -130,19 +130,19 @@ pub(super) fn on_threads<T: Send + 'static>(
 }
 
 /// Each way in each run, by ranks that `make` makes in their threads. The ways take turns in being the first.
-pub(super) fn measure<R: Rank, const WAYS: usize>(
+pub(super) fn measure<R: Rank, const VARIANTS: usize>(
     ranks: usize,
     runs: usize,
     rounds: u64,
     make: impl Fn(Bootstrap) -> Result<R, Failure> + Clone + Send + 'static,
-) -> Result<[Measured; WAYS], Failure> {
+) -> Result<[Measured; VARIANTS], Failure> {
     let begin = Arc::new(Barrier::new(ranks));
     let leaves = Arc::new(AtomicBool::new(false));
-    let all: Vec<[Measured; WAYS]> = on_threads(u32::try_from(ranks)?, TIMEOUT, move |bootstrap| {
+    let all: Vec<[Measured; VARIANTS]> = on_threads(u32::try_from(ranks)?, TIMEOUT, move |bootstrap| {
         let place = Place::of(&bootstrap);
         make(bootstrap).and_then(|rank| play(rank, place, (&begin, &leaves), runs, rounds))
     })?;
-    let mut measured: [Measured; WAYS] = std::array::from_fn(|_| Measured::default());
+    let mut measured: [Measured; VARIANTS] = std::array::from_fn(|_| Measured::default());
     for played in all {
         for (all, one) in measured.iter_mut().zip(played) {
             all.operations += one.operations / ranks as f64;
@@ -154,14 +154,14 @@ pub(super) fn measure<R: Rank, const WAYS: usize>(
     Ok(measured)
 }
 
-fn play<R: Rank, const WAYS: usize>(
+fn play<R: Rank, const VARIANTS: usize>(
     mut rank: R,
     place: Place,
     (begin, leaves): (&Barrier, &AtomicBool),
     runs: usize,
     rounds: u64,
-) -> Result<[Measured; WAYS], Failure> {
-    let mut measured: [Measured; WAYS] = std::array::from_fn(|_| Measured::default());
+) -> Result<[Measured; VARIANTS], Failure> {
+    let mut measured: [Measured; VARIANTS] = std::array::from_fn(|_| Measured::default());
     // Rounds so far, by all ways: no message is like another.
     let mut first = 0;
     for run in 0..runs {
@@ -173,15 +173,15 @@ fn play<R: Rank, const WAYS: usize>(
         if leaves.load(Ordering::Relaxed) {
             break;
         }
-        for way in (0..WAYS).map(|turn| (turn + run) % WAYS) {
-            if rank.stream(way).is_none() {
+        for variant in (0..VARIANTS).map(|turn| (turn + run) % VARIANTS) {
+            if rank.stream(variant).is_none() {
                 continue;
             }
-            let (time, operations) = play_run(&mut rank, place, way, first..first + rounds, begin)?;
+            let (time, operations) = play_run(&mut rank, place, variant, first..first + rounds, begin)?;
             // Of the same parity as the last: places are used in turn.
             first = (first + rounds).next_multiple_of(PLACES as u64);
-            measured[way].times.push(time / rounds as f64);
-            measured[way].operations = operations as f64 / rounds as f64;
+            measured[variant].times.push(time / rounds as f64);
+            measured[variant].operations = operations as f64 / rounds as f64;
         }
     }
     // A rank that leaves takes its queue pairs along.
@@ -193,24 +193,24 @@ fn play<R: Rank, const WAYS: usize>(
 fn play_run<R: Rank>(
     rank: &mut R,
     place: Place,
-    way: usize,
+    variant: usize,
     rounds: std::ops::Range<u64>,
     begin: &Barrier,
 ) -> Result<(f64, usize), Failure> {
-    const NO_WAY: &str = "the card cannot go that way";
-    rank.begin(way, rounds.start)?;
+    const NO_VARIANT: &str = "the card cannot go that way";
+    rank.begin(variant, rounds.start)?;
     begin.wait();
     let (start, mut operations) = (Instant::now(), 0);
     let wrong = Arc::new(AtomicU64::new(0));
     let mut under_way: VecDeque<Event> = VecDeque::new();
     let last = rounds.end;
     for round in rounds {
-        let [source, target] = rank.memory(way)?;
+        let [source, target] = rank.memory(variant)?;
         let fill =
             move |peer| content(place.number, peer, round).fill(&source, place.offset(peer, round), BLOCK);
-        rank.stream(way).ok_or(NO_WAY)?.launch(move || place.peers().for_each(fill))?;
-        operations += rank.enqueue(way, round, last)?;
-        let stream = rank.stream(way).ok_or(NO_WAY)?;
+        rank.stream(variant).ok_or(NO_VARIANT)?.launch(move || place.peers().for_each(fill))?;
+        operations += rank.enqueue(variant, round, last)?;
+        let stream = rank.stream(variant).ok_or(NO_VARIANT)?;
         let wrong = wrong.clone();
         stream.launch(move || {
             let is_wrong = |peer: &usize| {
@@ -230,7 +230,7 @@ fn play_run<R: Rank>(
         rank.pass()?;
     }
     let time = micros_since(start);
-    rank.finish(way)?;
+    rank.finish(variant)?;
     begin.wait();
     match wrong.load(Ordering::Relaxed) {
         0 => Ok((time, operations)),

@@ -122,9 +122,9 @@ pub(crate) fn run_one() -> Result<(), Failure> {
     let mean = |pick: fn(&Played) -> u64| {
         all.iter().map(pick).sum::<u64>() as f64 / (u64::from(ranks) * rounds) as f64
     };
-    let ways = f64::from(ranks) * f64::from(ranks - 1);
+    let variants = f64::from(ranks) * f64::from(ranks - 1);
     let most = |pick: fn(&Played) -> u64| {
-        all.iter().map(pick).max().unwrap_or_default().saturating_sub(before) as f64 / ways
+        all.iter().map(pick).max().unwrap_or_default().saturating_sub(before) as f64 / variants
     };
     let longest = |pick: fn(&Played) -> f64| all.iter().map(pick).fold(0.0, f64::max) / rounds as f64;
     let measured = json!({

@@ -55,7 +55,7 @@ impl Row {
     /// Ours and the reference's, each pair measured side by side: medians in µs, and the median over the rounds of ours
     /// divided by the reference.
     pub(super) fn compared(self, pairs: &[[f64; 2]]) -> Self {
-        let [ours, reference] = [0, 1].map(|way| median(pairs.iter().map(|pair| pair[way])));
+        let [ours, reference] = [0, 1].map(|variant| median(pairs.iter().map(|pair| pair[variant])));
         let ratio = median(pairs.iter().map(|[ours, reference]| ours / reference));
         self.number("gdsync_us", ours, 2).number("reference_us", reference, 2).number("ratio", ratio, 2)
     }

@@ -6,14 +6,14 @@
 
 use super::gpu::Gpu;
 use super::kernels::By;
-use super::loose::Loose;
-use super::mesh::Message;
+use super::peers::Message;
 use super::plan::Random;
-use super::queues::{Queues, SharedHub};
+use super::queues::{Queues, SharedDemux};
 use super::region::Place;
 use super::reliable::Reliable;
 use super::tally::Tally;
 use super::traffic::Traffic;
+use super::unreliable::Unreliable;
 use super::wire::{Taken, Wire};
 use gdsync::qp::MasterConfig;
 use gdsync::verbs::Transport;
@@ -45,7 +45,7 @@ enum Phase {
 /// What ends of a process have together.
 pub(super) struct Together {
     /// Where sends and receives of some complete.
-    pub(super) queues: Option<(SharedHub, SharedHub)>,
+    pub(super) queues: Option<(SharedDemux, SharedDemux)>,
     /// What releases sends of some; none where the card does not wait.
     pub(super) trigger: Option<Trigger>,
 }
@@ -141,7 +141,7 @@ impl End {
         let place = if by == By::Cpu { Place::Host } else { gpu.place() };
         let traffic: Box<dyn Traffic> = match role.transport() {
             Transport::Rc => Box::new(Reliable::new((device, pd), role.seed, ends, random(1), (&place, by))?),
-            _ => Box::new(Loose::new(pd, role.seed, ends, &place)?),
+            _ => Box::new(Unreliable::new(pd, role.seed, ends, &place)?),
         };
         let release = (role.queues(together), role.trigger(together, pd)?);
         let wire = Wire::new((device, pd, port), role.transport(), release, (gpu, by), random(2))?;

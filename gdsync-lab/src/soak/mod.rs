@@ -3,19 +3,17 @@
 
 mod atomics;
 mod end;
-pub(crate) mod faults;
 mod gpu;
 mod kernels;
 mod ledger;
-mod loose;
-mod mesh;
-mod numbers;
+mod peers;
 mod plan;
 mod queues;
 mod region;
 mod reliable;
 mod tally;
 mod traffic;
+mod unreliable;
 mod wire;
 mod worker;
 
@@ -24,7 +22,7 @@ use gdsync_cli::cli::{NO_FAULTS, Process, SoakOptions};
 use gdsync_cli::failure::Failure;
 use gdsync_cli::progress::Progress;
 use gdsync_cli::{hca, interrupt, log, text};
-use mesh::{Heard, Said};
+use peers::{Incoming, Outgoing};
 use serde::{Deserialize, Serialize};
 use softhca::liberties::{LIBERTIES_VARIABLE, Liberties};
 use std::io::{self, BufRead, BufReader, Write};
@@ -81,7 +79,7 @@ pub(crate) fn run(options: &SoakOptions) -> Result<(), Failure> {
     }
     // What is wrong with the card is said once, before there are workers that would.
     drop(hca::open(options.hca.as_ref())?);
-    let plan = options.faults.clone().unwrap_or_else(|| faults::of_seed(options.seed));
+    let plan = options.faults.clone().unwrap_or_else(|| plan::faults_of_seed(options.seed));
     if !options.json {
         // Before the run, so that one that never ends can be run again.
         let SoakOptions { seed, minutes, procs, links, .. } = options;
@@ -242,7 +240,7 @@ impl Worker {
             command.env(log::VARIABLE, "error");
         }
         child::for_cuda(&mut command);
-        faults::apply(&mut command, &assignment.plan, assignment.rank)?;
+        plan::set_faults(&mut command, &assignment.plan, assignment.rank)?;
         take_liberties(&mut command, assignment)?;
         let (worker, stdin) = child::start(command, "a worker", assignment)?;
         Ok((Worker(worker), stdin))
@@ -254,7 +252,7 @@ impl Worker {
         let stdout = self.0.0.stdout.take().ok_or("a worker has no stdout")?;
         let others = (0..inputs.len()).filter(move |to| *to != rank);
         let pass_on = move |to: usize, message| {
-            let heard = serde_json::to_string(&Heard { from: rank, message });
+            let heard = serde_json::to_string(&Incoming { from: rank, message });
             if let (Ok(line), Some(input)) = (heard, inputs.get(to)) {
                 tell(input, &line);
             }
@@ -263,7 +261,7 @@ impl Worker {
             let mut last = String::new();
             for line in BufReader::new(stdout).lines().map_while(Result::ok) {
                 match serde_json::from_str(&line) {
-                    Ok(Said { to, message }) => pass_on(to, Some(message)),
+                    Ok(Outgoing { to, message }) => pass_on(to, Some(message)),
                     Err(_) => last = line,
                 }
             }

@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 
 /// A completion queue, and completions that one end polled and that belong to others.
-pub(super) struct Hub {
+pub(super) struct CompletionDemux {
     pub(super) queue: CompletionQueue,
     /// Number of the completion after the one taken last.
     taken: u32,
@@ -21,11 +21,16 @@ pub(super) struct Hub {
 }
 
 /// Ends of one process look into the same hub.
-pub(super) type SharedHub = Rc<RefCell<Hub>>;
+pub(super) type SharedDemux = Rc<RefCell<CompletionDemux>>;
 
-impl Hub {
-    pub(super) fn new(queue: CompletionQueue) -> SharedHub {
-        Rc::new(RefCell::new(Hub { queue, taken: 0, inboxes: BTreeMap::new(), checks: BTreeMap::new() }))
+impl CompletionDemux {
+    pub(super) fn new(queue: CompletionQueue) -> SharedDemux {
+        Rc::new(RefCell::new(CompletionDemux {
+            queue,
+            taken: 0,
+            inboxes: BTreeMap::new(),
+            checks: BTreeMap::new(),
+        }))
     }
 
     /// The next completion of a queue pair's receives, or of its sends.
@@ -102,7 +107,7 @@ pub(super) enum Queues {
     /// Both into one of its own.
     Single,
     /// Into two that other ends use, too.
-    Shared(SharedHub, SharedHub),
+    Shared(SharedDemux, SharedDemux),
 }
 
 /// A queue pair, and where its sends and its receives complete.
@@ -111,18 +116,19 @@ pub(super) fn queue_pair(
     pd: &ProtectionDomain,
     config: QueuePairConfig<'_>,
     queues: &Queues,
-) -> Result<(QueuePair, SharedHub, SharedHub), Failure> {
-    let own = || -> Result<(QueuePair, SharedHub, SharedHub), Failure> {
+) -> Result<(QueuePair, SharedDemux, SharedDemux), Failure> {
+    let own = || -> Result<(QueuePair, SharedDemux, SharedDemux), Failure> {
         let queue_pair = QueuePair::new(pd, config)?;
-        let hubs = (Hub::new(queue_pair.send_cq()), Hub::new(queue_pair.recv_cq()));
-        Ok((queue_pair, hubs.0, hubs.1))
+        let demuxes =
+            (CompletionDemux::new(queue_pair.send_cq()), CompletionDemux::new(queue_pair.recv_cq()));
+        Ok((queue_pair, demuxes.0, demuxes.1))
     };
     let (send, recv) = match queues {
         Queues::Own => return own(),
         Queues::Single => {
             let entries = 2 * (config.send_depth + config.recv_depth);
-            let hub = Hub::new(CompletionQueue::new(device, entries)?);
-            (hub.clone(), hub)
+            let demux = CompletionDemux::new(CompletionQueue::new(device, entries)?);
+            (demux.clone(), demux)
         }
         Queues::Shared(send, recv) => (send.clone(), recv.clone()),
     };

@@ -7,10 +7,10 @@
 use super::atomics::{Atomic, Atomics, Words};
 use super::kernels::{By, Request};
 use super::ledger::{Ended, Work};
-use super::numbers::Numbers;
 use super::plan::{How, LONGEST, Planned, Random};
 use super::region::{Place, Region};
 use super::tally::Tally;
+use super::traffic::Numbers;
 use super::traffic::{Offer, Traffic};
 use super::wire::{DEPTH, RECEIVES, Wire};
 use gdsync::queue::WorkKind;
@@ -176,7 +176,7 @@ impl Reliable {
             wire.post(WorkRequest::write_inline(&bytes, to), Work::Credit, true, tally)?
         };
         if is_posted {
-            self.numbers.told = self.numbers.expected;
+            self.numbers.credited = self.numbers.expected;
         }
         Ok(())
     }
@@ -353,7 +353,7 @@ impl Traffic for Reliable {
         if wire.ledger.len() as u32 >= DEPTH / 2 {
             return Ok(());
         }
-        if self.numbers.expected - self.numbers.told >= RECEIVES / 4 {
+        if self.numbers.expected - self.numbers.credited >= RECEIVES / 4 {
             self.post_credit(wire, tally)?;
         }
         let credit = self.word(CREDIT) + RECEIVES;

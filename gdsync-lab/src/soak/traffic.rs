@@ -61,3 +61,111 @@ pub(super) trait Traffic: fmt::Display {
     /// No more completions arrive.
     fn close(&self, peer_sent: u64, tally: &mut Tally);
 }
+
+/// The numbers of one end of a reliable link.
+#[derive(Debug, Default)]
+pub(super) struct Numbers {
+    /// Next message to send; messages before `acknowledged` have been acknowledged.
+    pub(super) next: u64,
+    pub(super) acknowledged: u64,
+    /// Next message to arrive.
+    pub(super) expected: u64,
+    /// The credit that was last written to the other end.
+    pub(super) credited: u64,
+    /// No message from this one on is sent.
+    pub(super) last: Option<u64>,
+}
+
+impl Numbers {
+    /// After a failure, or at the beginning: the other end expects this message next. What was
+    /// acknowledged must have come, and no more can have come than was sent. What has not come is
+    /// sent again.
+    pub(super) fn resume(&mut self, expected_there: u64, tally: &mut Tally) {
+        tally.lost += self.acknowledged.saturating_sub(expected_there);
+        tally.duplicated += expected_there.saturating_sub(self.next);
+        (self.next, self.acknowledged) = (expected_there, expected_there);
+        // The other end gets the same.
+        self.credited = self.expected;
+    }
+
+    /// Everything is sent and acknowledged.
+    pub(super) fn is_through(&self) -> bool {
+        self.last == Some(self.acknowledged)
+    }
+}
+
+/// Words of a [`Window`].
+const WORDS: usize = 16;
+
+/// Which numbers have arrived, where some may be missing and none may arrive twice.
+#[derive(Debug, Default)]
+pub(super) struct Window {
+    /// One more than the highest.
+    end: u64,
+    /// The last ones up to it, number `n` at bit `n % (64 * WORDS)`.
+    bits: [u64; WORDS],
+    /// How many have arrived.
+    pub(super) count: u64,
+}
+
+impl Window {
+    pub(super) fn end(&self) -> u64 {
+        self.end
+    }
+
+    /// Records a number. False where it was recorded before, or is too old to decide.
+    pub(super) fn take(&mut self, number: u64) -> bool {
+        let width = 64 * WORDS as u64;
+        if number + width < self.end {
+            return false;
+        }
+        let place = |number: u64| ((number / 64) as usize % WORDS, 1u64 << (number % 64));
+        if number >= self.end + width {
+            self.bits = [0; WORDS];
+        } else {
+            for passed in self.end..=number {
+                let (word, bit) = place(passed);
+                self.bits[word] &= !bit;
+            }
+        }
+        self.end = self.end.max(number + 1);
+        let (word, bit) = place(number);
+        let is_new = self.bits[word] & bit == 0;
+        self.bits[word] |= bit;
+        self.count += u64::from(is_new);
+        is_new
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_acknowledged_and_has_not_come_is_lost() {
+        let sent = || Numbers { next: 10, acknowledged: 6, ..Numbers::default() };
+        for (there, lost, duplicated) in [(6, 0, 0), (8, 0, 0), (10, 0, 0), (4, 2, 0), (11, 0, 1)] {
+            let (mut numbers, mut tally) = (sent(), Tally::default());
+            numbers.resume(there, &mut tally);
+            assert_eq!((tally.lost, tally.duplicated), (lost, duplicated), "{there}");
+            assert_eq!(tally.is_clean(), lost + duplicated == 0);
+            assert_eq!((numbers.next, numbers.acknowledged), (there, there));
+        }
+        let mut numbers = sent();
+        numbers.last = Some(10);
+        assert!(!numbers.is_through());
+        numbers.acknowledged = 10;
+        assert!(numbers.is_through());
+    }
+
+    #[test]
+    fn numbers_may_be_missing_and_come_once() {
+        let mut window = Window::default();
+        assert!([0, 1, 5, 3].into_iter().all(|number| window.take(number)));
+        assert!([0, 1, 5, 3].into_iter().all(|number| !window.take(number)));
+        assert!(window.take(4) && window.take(1028) && !window.take(4 + 1024));
+        assert!(window.take(5 + 1024) && !window.take(2), "too old to decide");
+        assert!(window.take(100_000) && window.take(99_999) && !window.take(100_000));
+        assert_eq!((window.end(), window.count), (100_001, 9));
+    }
+}

@@ -5,7 +5,7 @@ use super::gpu::{AnyStream, Gpu};
 use super::kernels::{By, Poster, Request};
 use super::ledger::{Ended, Ledger, Work};
 use super::plan::{LONGEST, Random};
-use super::queues::{self, Queues, SharedHub};
+use super::queues::{self, Queues, SharedDemux};
 use super::region::{Place, Region};
 use super::tally::Tally;
 use gdsync::qp::ResetError;
@@ -48,8 +48,8 @@ pub(super) struct Wire {
     trigger: Option<Trigger>,
     queues: Queues,
     pub(super) queue_pair: Arc<QueuePair>,
-    send: SharedHub,
-    recv: SharedHub,
+    send: SharedDemux,
+    recv: SharedDemux,
     poster: Poster,
     by_cuda: bool,
     /// Waits for receives.
@@ -144,7 +144,7 @@ impl Wire {
         // Events from before the reset, which must not reach it after.
         read_events(&self.device, tally)?;
         self.poster.detach()?;
-        let (old, hub) = (self.queue_pair.number(), self.send.clone());
+        let (old, demux) = (self.queue_pair.number(), self.send.clone());
         if self.random.below(2) == 0 {
             if !self.reset()? {
                 return Ok(false);
@@ -157,7 +157,7 @@ impl Wire {
             (self.queue_pair, self.send, self.recv) = (Arc::new(queue_pair), send, recv);
             tally.replaced += 1;
         }
-        self.forget(&hub, old, tally)?;
+        self.forget(&demux, old, tally)?;
         (self.posted_receives, self.done_receives) = (0, 0);
         Ok(true)
     }
@@ -175,8 +175,8 @@ impl Wire {
 
     /// The queue pair of that number has ended its life: what asked for no completion may have had
     /// one by then.
-    fn forget(&mut self, hub: &SharedHub, number: u32, tally: &mut Tally) -> Result<(), Failure> {
-        while let Some(completion) = hub.borrow_mut().take(number, false)? {
+    fn forget(&mut self, demux: &SharedDemux, number: u32, tally: &mut Tally) -> Result<(), Failure> {
+        while let Some(completion) = demux.borrow_mut().take(number, false)? {
             self.end_sends(completion.wr_id, completion.status, tally)?;
         }
         tally.silent += self.ledger.forget() as u64;
@@ -189,8 +189,8 @@ impl Wire {
         if !self.reset()? {
             return Ok(false);
         }
-        let hub = self.send.clone();
-        self.forget(&hub, self.queue_pair.number(), tally)?;
+        let demux = self.send.clone();
+        self.forget(&demux, self.queue_pair.number(), tally)?;
         self.close(tally);
         Ok(true)
     }
@@ -222,11 +222,11 @@ impl Wire {
     /// Sometimes has a stream wait for the next receive that none waits for.
     fn listen(&mut self) -> Result<(), Failure> {
         let Some(listener) = &self.listener else { return Ok(()) };
-        let mut hub = self.recv.borrow_mut();
-        if hub.pending() >= LISTENING || self.random.below(8) != 0 {
+        let mut demux = self.recv.borrow_mut();
+        if demux.pending() >= LISTENING || self.random.below(8) != 0 {
             return Ok(());
         }
-        let wait = match hub.queue.prepare_wait() {
+        let wait = match demux.queue.prepare_wait() {
             Ok(wait) => wait,
             Err(QueueError::Order(OrderError::NothingToWaitFor { .. })) => return Ok(()),
             Err(error) => return Err(error.into()),
@@ -235,7 +235,7 @@ impl Wire {
         let wait = wait.checked()?;
         let status = wait.status();
         listener.post(Batch::new().wait_checked(wait)).map_err(|error| error.to_string())?;
-        hub.expect(index, status);
+        demux.expect(index, status);
         Ok(())
     }
 
@@ -298,11 +298,11 @@ impl Wire {
         chance: u64,
     ) -> Result<(), Failure> {
         let batch = Batch::new().send(send);
-        let mut hub = self.send.borrow_mut();
+        let mut demux = self.send.borrow_mut();
         let (mut batch, check) = match chance {
-            0 if signaled => (batch.wait(hub.queue.prepare_wait()?), None),
+            0 if signaled => (batch.wait(demux.queue.prepare_wait()?), None),
             1 if signaled => {
-                let wait = hub.queue.prepare_wait()?;
+                let wait = demux.queue.prepare_wait()?;
                 let index = wait.index();
                 let wait = wait.checked()?;
                 let status = wait.status();
@@ -322,7 +322,7 @@ impl Wire {
             batch = rest;
             std::thread::sleep(Duration::from_micros(20));
         }
-        check.into_iter().for_each(|(index, status)| hub.expect(index, status));
+        check.into_iter().for_each(|(index, status)| demux.expect(index, status));
         Ok(())
     }
 

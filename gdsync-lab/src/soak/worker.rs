@@ -1,13 +1,13 @@
 //! A process of a soak: its ends of the links, one after the other, again and again.
 
+use super::Assignment;
 use super::end::{End, Role, Together, mastered};
 use super::gpu::{AnyStream, Gpu};
-use super::mesh::{Heard, Mesh, Message};
-use super::plan::Random;
-use super::queues::Hub;
+use super::peers::{Incoming, Message, Peers};
+use super::plan::{self, Random};
+use super::queues::CompletionDemux;
 use super::tally::Tally;
 use super::wire::{self, DEPTH, RECEIVES};
-use super::{Assignment, faults};
 use gdsync::memop::Word64;
 use gdsync::{Batch, CompletionQueue, Device, PinnedMemory, PreparedWait, ProtectionDomain, Trigger};
 use gdsync_cli::cli::NO_FAULTS;
@@ -27,7 +27,7 @@ const CUT: u64 = 1000;
 
 /// What a process has.
 struct Side<'a> {
-    mesh: Mesh,
+    peers: Peers,
     ends: Vec<End>,
     tally: &'a mut Tally,
     /// Processes that are done.
@@ -40,16 +40,16 @@ pub(super) fn work(assignment: &Assignment, tally: &mut Tally) -> Result<(), Fai
     let procs = options.procs as usize;
     let (device, port) = hca::open(options.hca.as_ref())?;
     let pd = ProtectionDomain::new(&device)?;
-    let mesh = Mesh::join()?;
+    let peers = Peers::join()?;
     let roles: Vec<Role> =
         (0..options.links).filter_map(|link| role(link, *rank, procs, options.seed)).collect();
     let together = together(&device, &pd, &roles)?;
     let (parts, gpu) = ((&device, &pd, port), Gpu::open(options.gpu, options.stand_in)?);
     let ends: Result<Vec<End>, Failure> =
         roles.into_iter().map(|role| End::new(role, parts, &together, &gpu)).collect();
-    let mut side = Side { mesh, ends: ends?, tally, others: BTreeSet::new(), is_done: false };
+    let mut side = Side { peers, ends: ends?, tally, others: BTreeSet::new(), is_done: false };
     for end in &side.ends {
-        side.mesh.send(end.peer(), end.up()?)?;
+        side.peers.send(end.peer(), end.up()?)?;
     }
     let mut stop = Instant::now() + Duration::from_secs_f64(options.minutes * 60.0);
     let mut random = Random::new(options.seed ^ *rank as u64 ^ 0xc7);
@@ -61,7 +61,7 @@ pub(super) fn work(assignment: &Assignment, tally: &mut Tally) -> Result<(), Fai
         let before = side.tally.operations;
         let mut worked = side.listen()?;
         let now = Instant::now();
-        if side.mesh.is_asked() {
+        if side.peers.is_asked() {
             stop = stop.min(now);
         }
         if now >= stop && !stopped {
@@ -78,7 +78,7 @@ pub(super) fn work(assignment: &Assignment, tally: &mut Tally) -> Result<(), Fai
             side.is_done = true;
             (0..procs)
                 .filter(|peer| peer != rank)
-                .try_for_each(|peer| side.mesh.send(peer, Message::Done))?;
+                .try_for_each(|peer| side.peers.send(peer, Message::Done))?;
         }
         if let Some(gather) = &mut gather {
             gather.wait(&side.ends, side.tally)?;
@@ -103,13 +103,13 @@ pub(super) fn work(assignment: &Assignment, tally: &mut Tally) -> Result<(), Fai
         ends = open;
     }
     gather.iter().try_for_each(|gather| gather.finish(tally))?;
-    for hub in together.queues.iter().flat_map(|(send, recv)| [send, recv]) {
-        hub.borrow_mut().close(tally);
+    for demux in together.queues.iter().flat_map(|(send, recv)| [send, recv]) {
+        demux.borrow_mut().close(tally);
     }
     tally.balance();
     // While the device is open: its card's counts go with it.
     if hca::is_software(options.hca.as_ref()) {
-        tally.rules = faults::counts();
+        tally.rules = plan::fault_counts();
     }
     drop(device);
     Ok(())
@@ -125,7 +125,7 @@ fn together(device: &Device, pd: &ProtectionDomain, roles: &[Role]) -> Result<To
         (false, _) => None,
     };
     let sharing = roles.iter().filter(|role| role.shares_queues()).count() as u32;
-    let queue = |depth: u32| CompletionQueue::new(device, sharing * 2 * depth).map(Hub::new);
+    let queue = |depth: u32| CompletionQueue::new(device, sharing * 2 * depth).map(CompletionDemux::new);
     let queues = (sharing > 0).then(|| Ok::<_, Failure>((queue(DEPTH)?, queue(RECEIVES as u32)?)));
     Ok(Together { trigger, queues: queues.transpose()? })
 }
@@ -134,7 +134,7 @@ impl Side<'_> {
     /// Receives messages of the other processes. True where there was one.
     fn listen(&mut self) -> Result<bool, Failure> {
         let mut heard = false;
-        while let Some(Heard { from: peer, message }) = self.mesh.receive() {
+        while let Some(Incoming { from: peer, message }) = self.peers.receive() {
             heard = true;
             let Some(message) = message else {
                 if self.others.contains(&peer) {
@@ -149,7 +149,7 @@ impl Side<'_> {
             if let Some(index) = self.ends.iter().position(|end| end.link() == link)
                 && let Some(answer) = self.ends[index].hear(message, self.tally)?
             {
-                self.mesh.send(peer, answer)?;
+                self.peers.send(peer, answer)?;
             }
         }
         Ok(heard)
@@ -161,7 +161,7 @@ impl Side<'_> {
         for index in 0..self.ends.len() {
             if let Some(message) = self.ends[index].step(self.tally)? {
                 worked = true;
-                self.mesh.send(self.ends[index].peer(), message)?;
+                self.peers.send(self.ends[index].peer(), message)?;
             }
         }
         Ok(worked)
@@ -173,7 +173,7 @@ impl Side<'_> {
         if let Some(end) = self.ends.get_mut(which % count)
             && let Some(message) = end.cut(self.tally)?
         {
-            self.mesh.send(end.peer(), message)?;
+            self.peers.send(end.peer(), message)?;
         }
         Ok(())
     }

@@ -16,7 +16,7 @@ use gdsync_notify::bootstrap::{Bootstrap, Job, Meeting};
 use ours::Shape;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
-use side::{BY_HAND, BY_RUST, Figures, Measured, NAPPED, NAPS, POSTING, RUNS, Side, WAYS, WHOLE};
+use side::{BY_HAND, BY_RUST, Figures, Measured, NAPPED, NAPS, POSTING, RUNS, Side, VARIANTS, WHOLE};
 use std::time::Duration;
 
 /// For the sides to meet.
@@ -52,11 +52,11 @@ pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
             let place = (gpus, processes);
             let figures = measure(options, place)?;
             runs = runs.min(figures[0][BY_RUST].times.len());
-            for (shape, ways) in Shape::ALL.into_iter().zip(&figures) {
+            for (shape, variants) in Shape::ALL.into_iter().zip(&figures) {
                 let name = name(place, shape);
                 let of =
                     Row::default().key("gpus", gpus).key("processes", processes).key("shape", json!(shape));
-                let (all, part) = (whole_row(&name, ways), part_row(&name, ways));
+                let (all, part) = (whole_row(&name, variants), part_row(&name, variants));
                 rows.push(of.and(all.clone()).and(part.clone()));
                 whole.push(all);
                 parts.push(part);
@@ -149,8 +149,8 @@ fn name((gpus, processes): (Option<[u32; 2]>, u64), shape: Shape) -> String {
 }
 
 /// What an exchange takes, and that divided by the time by hand in the same run.
-fn whole_row(name: &str, ways: &[Measured; WAYS]) -> Row {
-    let [rust, hand] = [BY_RUST, BY_HAND].map(|way| &ways[way]);
+fn whole_row(name: &str, variants: &[Measured; VARIANTS]) -> Row {
+    let [rust, hand] = [BY_RUST, BY_HAND].map(|variant| &variants[variant]);
     let runs = rust.times.iter().zip(&hand.times);
     let ratios: Vec<f64> = runs.map(|(rust, hand)| rust[WHOLE] / hand[WHOLE]).collect();
     Row::default()
@@ -164,10 +164,10 @@ fn whole_row(name: &str, ways: &[Measured; WAYS]) -> Row {
 
 /// What of it the CPU takes to hand over one exchange; and naps of the software card of this process after which it found
 /// work, for one exchange, and their lengths together: at most so much of the time is theirs.
-fn part_row(name: &str, ways: &[Measured; WAYS]) -> Row {
-    let [rust, hand] = [BY_RUST, BY_HAND].map(|way| &ways[way]);
-    let naps = |row: Row, way: &Measured, [count, us]: [&'static str; 2]| {
-        let (naps, napped) = (way.median(NAPS), way.median(NAPPED));
+fn part_row(name: &str, variants: &[Measured; VARIANTS]) -> Row {
+    let [rust, hand] = [BY_RUST, BY_HAND].map(|variant| &variants[variant]);
+    let naps = |row: Row, variant: &Measured, [count, us]: [&'static str; 2]| {
+        let (naps, napped) = (variant.median(NAPS), variant.median(NAPPED));
         row.key(count, naps).cell(us, napped, format!("{naps:.2} naps, {napped:.2}"))
     };
     let row = Row::default().text(name).number("rust_posting_us", rust.median(POSTING), 2).number(

@@ -62,7 +62,7 @@ impl<'a> Bench<'a> {
             let runs: Vec<[f64; 3]> = interrupt::rounds(0..RUNS)
                 .map(|_| self.measure_run(shape, &slices, bursts))
                 .collect::<Result<_, _>>()?;
-            let ns = |way: usize| median(runs.iter().map(|run| run[way]));
+            let ns = |variant: usize| median(runs.iter().map(|run| run[variant]));
             let ratios: Vec<f64> = runs.iter().map(|run| run[0] / run[2]).collect();
             let row = Row::named(what).key("posts", bursts * BURST * runs.len() as u64);
             let row = row.number("gdsync_ns", ns(0), 0).number("ibv_post_send_ns", ns(1), 0);
@@ -74,8 +74,8 @@ impl<'a> Bench<'a> {
     /// Nanoseconds of a post by gdsync, by `ibv_post_send` and by `ibv_wr_*`.
     fn measure_run(&mut self, shape: Shape, slices: &[Slice], bursts: u64) -> Result<[f64; 3], Failure> {
         let remote = self.target.remote();
-        let times: Vec<[f64; 3]> = in_turns(0..bursts, |way, _| {
-            let time = match way {
+        let times: Vec<[f64; 3]> = in_turns(0..bursts, |variant, _| {
+            let time = match variant {
                 0 => {
                     let start = Instant::now();
                     match shape {
@@ -92,7 +92,7 @@ impl<'a> Bench<'a> {
             };
             Ok(time.as_secs_f64() * 1e9 / BURST as f64)
         })?;
-        Ok([0, 1, 2].map(|way| median(times.iter().map(|all| all[way]))))
+        Ok([0, 1, 2].map(|variant| median(times.iter().map(|all| all[variant]))))
     }
 }
 

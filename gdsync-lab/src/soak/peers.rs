@@ -38,25 +38,25 @@ impl Message {
 
 /// What a process writes for the one of that rank.
 #[derive(Serialize, Deserialize)]
-pub(super) struct Said {
+pub(super) struct Outgoing {
     pub(super) to: usize,
     pub(super) message: Message,
 }
 
 /// What the one of that rank has written for a process; no message where it has ended.
 #[derive(Serialize, Deserialize)]
-pub(super) struct Heard {
+pub(super) struct Incoming {
     pub(super) from: usize,
     pub(super) message: Option<Message>,
 }
 
 /// The others, as one process knows them.
-pub(super) struct Mesh {
-    inbox: Receiver<Heard>,
+pub(super) struct Peers {
+    inbox: Receiver<Incoming>,
     asked: Arc<AtomicBool>,
 }
 
-impl Mesh {
+impl Peers {
     /// From now on standard input has what others say. An empty line asks this process to come to an end.
     pub(super) fn join() -> Result<Self, Failure> {
         let (sender, inbox) = channel();
@@ -72,7 +72,7 @@ impl Mesh {
             }
         };
         std::thread::Builder::new().name("soak-mesh".to_owned()).spawn(listen)?;
-        Ok(Mesh { inbox, asked })
+        Ok(Peers { inbox, asked })
     }
 
     /// Whether the run is to end before its time.
@@ -82,10 +82,10 @@ impl Mesh {
 
     /// One that has ended does not hear it.
     pub(super) fn send(&self, to: usize, message: Message) -> Result<(), Failure> {
-        Ok(writeln!(io::stdout(), "{}", serde_json::to_string(&Said { to, message })?)?)
+        Ok(writeln!(io::stdout(), "{}", serde_json::to_string(&Outgoing { to, message })?)?)
     }
 
-    pub(super) fn receive(&self) -> Option<Heard> {
+    pub(super) fn receive(&self) -> Option<Incoming> {
         self.inbox.try_recv().ok()
     }
 }

@@ -6,10 +6,10 @@
 //! number, they go on after a while.
 
 use super::ledger::{Ended, Work};
-use super::numbers::Window;
 use super::plan::{How, LONGEST, Planned};
 use super::region::{Place, Region};
 use super::tally::Tally;
+use super::traffic::Window;
 use super::traffic::{Offer, Traffic};
 use super::wire::{RECEIVES, Wire};
 use gdsync::queue::WorkKind;
@@ -35,7 +35,7 @@ const PATIENCE: Duration = Duration::from_millis(3);
 /// Messages that have not arrived this long after the last one are lost.
 const GIVEN_UP: Duration = Duration::from_millis(500);
 
-pub(super) struct Loose {
+pub(super) struct Unreliable {
     seed: u64,
     own: u64,
     other: u64,
@@ -47,13 +47,13 @@ pub(super) struct Loose {
     next: u64,
     /// The other end has seen what is before.
     seen: u64,
-    came: Window,
+    arrived: Window,
     last: Option<u64>,
     sent_at: Instant,
     heard_at: Instant,
 }
 
-impl Loose {
+impl Unreliable {
     pub(super) fn new(
         pd: &ProtectionDomain,
         seed: u64,
@@ -61,7 +61,7 @@ impl Loose {
         place: &Place,
     ) -> Result<Self, Failure> {
         let region = |access| Region::new(place, pd, (PLACES as usize * PLACE, PLACE), access);
-        Ok(Loose {
+        Ok(Unreliable {
             seed,
             own,
             other,
@@ -71,7 +71,7 @@ impl Loose {
             there: None,
             next: 0,
             seen: 0,
-            came: Window::default(),
+            arrived: Window::default(),
             last: None,
             sent_at: Instant::now(),
             heard_at: Instant::now(),
@@ -114,7 +114,7 @@ impl Loose {
             return Ok(Err(format!("message {number} has seen {seen} of {}", self.next)));
         }
         self.seen = self.seen.max(seen);
-        Ok(if self.came.take(number) { Ok(()) } else { Err(String::new()) })
+        Ok(if self.arrived.take(number) { Ok(()) } else { Err(String::new()) })
     }
 }
 
@@ -123,10 +123,10 @@ fn qkey() -> u32 {
     QueuePairConfig::default().qkey
 }
 
-impl Traffic for Loose {
+impl Traffic for Unreliable {
     fn offer(&self) -> Offer {
         Offer {
-            expected: self.came.end(),
+            expected: self.arrived.end(),
             window: self.window.remote().to_string(),
             fixed: String::new(),
             control: String::new(),
@@ -170,7 +170,7 @@ impl Traffic for Loose {
         }
         let planned = self.planned(wire, self.own, number);
         let at = (number % PLACES) as usize * PLACE;
-        self.source.store(at, [number, self.came.end()])?;
+        self.source.store(at, [number, self.arrived.end()])?;
         planned.fill(&self.source, at + HEADER)?;
         let slices = [self.source.slice(at..at + HEADER + planned.length)?];
         let immediate = Planned::immediate(number);
@@ -204,18 +204,23 @@ impl Traffic for Loose {
     }
 
     fn has_all(&self, peer_sent: u64) -> bool {
-        self.came.count == peer_sent || self.heard_at.elapsed() > GIVEN_UP
+        self.arrived.count == peer_sent || self.heard_at.elapsed() > GIVEN_UP
     }
 
     fn close(&self, peer_sent: u64, tally: &mut Tally) {
-        tally.dropped += peer_sent.saturating_sub(self.came.count);
-        tally.wrong += self.came.end().saturating_sub(peer_sent);
+        tally.dropped += peer_sent.saturating_sub(self.arrived.count);
+        tally.wrong += self.arrived.end().saturating_sub(peer_sent);
     }
 }
 
-impl fmt::Display for Loose {
+impl fmt::Display for Unreliable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Loose { own, next, seen, came, last, .. } = self;
-        write!(f, "end {own} next {next} seen {seen} came {} up to {} last {last:?}", came.count, came.end())
+        let Unreliable { own, next, seen, arrived, last, .. } = self;
+        write!(
+            f,
+            "end {own} next {next} seen {seen} came {} up to {} last {last:?}",
+            arrived.count,
+            arrived.end()
+        )
     }
 }

@@ -1,12 +1,14 @@
 //! What a stream's wait for a completion costs, by the memory that the completion queue lies in.
 
 use super::gpu::{END, Gpu, START};
+use super::pair::{self, Pair};
 use super::table::{Outcome, Row};
-use super::{in_turns, micros_since, pair};
+use super::{in_turns, micros_since};
 use gdsync::cuda::{Placement, QueuePlacement};
-use gdsync::memop::Condition;
+use gdsync::memop::{Condition, MemOpStream};
 use gdsync::{
-    Access, Batch, CompletionQueue, MemoryRegion, ProtectionDomain, QueuePair, QueuePairConfig, WorkRequest,
+    Access, Batch, CompletionQueue, MemoryRegion, ProtectionDomain, QueuePair, QueuePairConfig, SoftStream,
+    Stream, WorkRequest,
 };
 use gdsync_cli::cli::BenchOptions;
 use gdsync_cli::failure::Failure;
@@ -27,15 +29,15 @@ pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
     let set = |placement| Set::new(&pd, port, placement);
     let sets = [set(Placement::Gpu(options.gpu()))?, set(Placement::Host)?];
     let rounds = || interrupt::rounds(1..=ROUNDS);
-    let waits: Vec<[f64; 3]> = in_turns(rounds(), |way, round| match sets.get(way) {
+    let waits: Vec<[f64; 3]> = in_turns(rounds(), |variant, round| match sets.get(variant) {
         Some(set) => set.waits(&gpu, round),
         None => span(&gpu, round, Batch::new()),
     })?;
     let one_more =
         |[in_gpu, in_host, none]: [f64; 3]| [in_gpu, in_host].map(|time| (time - none) / MANY as f64);
     let waits: Vec<_> = waits.into_iter().map(one_more).collect();
-    let wakes = in_turns(rounds(), |way, round| sets[way].wake(&gpu, round))?;
-    let polls = in_turns(rounds(), |way, _| sets[way].poll_all())?;
+    let wakes = in_turns(rounds(), |variant, round| sets[variant].wake(&gpu, round))?;
+    let polls = in_turns(rounds(), |variant, _| sets[variant].poll_all())?;
     let rows = [
         Row::named("one more wait for a completion that has come").compared(&waits),
         Row::named("a send, until the stream has seen its completion").compared(&wakes),
@@ -119,5 +121,58 @@ impl Set {
 
     fn drain(&self) -> Result<(), Failure> {
         self.queues().try_for_each(|queue| pair::collect(&queue, 1))
+    }
+}
+
+/// Rounds, unless the user ends them; in each, both waits are measured one after the other.
+const CHECKED_ROUNDS: u32 = 4000;
+/// Rounds before those that count.
+const WARM_UP: u32 = 200;
+
+/// Two connected queue pairs of one process, one of which writes to the other's memory.
+struct CheckedBench {
+    pair: Pair,
+    target: MemoryRegion,
+}
+
+pub(super) fn run_checked(options: &BenchOptions) -> Result<Outcome, Failure> {
+    let bench = CheckedBench::new()?;
+    let mut rows = vec![bench.compare("a software stream", &Stream::new(SoftStream::new()?)?)?];
+    // Without a GPU only the software stream is measured, and after an interrupt.
+    if let (false, Ok(gpu)) = (interrupt::requested(), Gpu::new(options.gpu())) {
+        rows.push(bench.compare(&gpu.name()?, &gpu.stream)?);
+    }
+    let what = "8 B WRITTEN, FROM POST UNTIL THE STREAM IS PAST THE WAIT";
+    let titles = [what, "CHECKED µs", "PLAIN µs"];
+    Ok(Outcome::compared(Row::default(), titles, "A wait that tells success from failure", &rows))
+}
+
+impl CheckedBench {
+    fn new() -> Result<Self, Failure> {
+        let pair = Pair::with(None, QueuePairConfig::default())?;
+        let target = MemoryRegion::allocate(&pair.pd, 8, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
+        Ok(CheckedBench { pair, target })
+    }
+
+    fn compare<B: MemOpStream>(&self, what: &str, stream: &Stream<B>) -> Result<Row, Failure> {
+        (0..2 * WARM_UP).try_for_each(|turn| self.turn(stream, turn % 2 == 0).map(drop))?;
+        let pairs =
+            in_turns(interrupt::rounds(0..CHECKED_ROUNDS), |variant, _| self.turn(stream, variant == 0))?;
+        Ok(Row::named(what).compared(&pairs))
+    }
+
+    /// How long a stream takes for a write and the wait for it, in µs.
+    fn turn<B: MemOpStream>(&self, stream: &Stream<B>, checked: bool) -> Result<f64, Failure> {
+        let queue = self.pair.left.send_cq();
+        let send = self.pair.left.prepare(WorkRequest::write_inline(&[7; 8], self.target.remote()))?;
+        let wait = queue.prepare_wait()?;
+        let batch = Batch::new().send(send);
+        let batch = if checked { batch.wait_checked(wait.checked()?) } else { batch.wait(wait) };
+        let start = Instant::now();
+        stream.post(batch).map_err(|error| error.to_string())?;
+        stream.synchronize()?;
+        let time = micros_since(start);
+        queue.poll()?.ok_or("the stream is past a completion that is not there")?.status?;
+        Ok(time)
     }
 }
