@@ -7,17 +7,17 @@ use crate::size;
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
 
-/// Most queue pairs of a side.
+/// Maximum number of queue pairs of a side.
 const MAX_QPS: u64 = 256;
-/// Most messages under way of a queue pair, where nothing else is asked for.
+/// Default of the messages under way on a queue pair.
 const WINDOW: u64 = 64;
-/// Messages that are posted at a time, where nothing else is asked for.
+/// Default of the messages posted at a time.
 const BATCH: u64 = 16;
-/// Bytes of what an atomic operation changes.
+/// Bytes of an atomic operation's operand.
 const WORD: u64 = 8;
-/// Bytes of messages where bandwidth is measured and no size is given.
+/// Default message size, in bytes, of a bandwidth measurement.
 const LARGE: u64 = 64 << 10;
-/// Most bytes of the memory of one side's messages, with one message of each queue pair.
+/// Maximum memory of one side's messages, in bytes, with one message of each queue pair.
 const MAX_MEMORY: u64 = 4 << 30;
 
 #[derive(Clone, Debug, Args, Serialize, Deserialize)]
@@ -25,10 +25,10 @@ pub struct NetOptions {
     #[command(flatten)]
     #[serde(flatten)]
     pub sides: SideOptions,
-    /// What is measured
+    /// The quantity to measure
     #[arg(long, value_enum, default_value_t = NetMode::Bandwidth)]
     pub mode: NetMode,
-    /// What moves the messages
+    /// The operation that moves the messages
     #[arg(long, visible_alias = "op", value_enum, default_value_t = NetOperation::Write)]
     pub operation: NetOperation,
     /// Bytes of a message: a number, or one with K, KiB, M, MiB, G or GiB (1024 each), or kB, MB or GB (1000 each)
@@ -77,24 +77,21 @@ pub enum NetOperation {
 }
 
 impl NetOperation {
-    /// Whether it changes a word in place of moving a message.
+    /// True if the operation changes a word instead of moving a message.
     pub fn is_atomic(self) -> bool {
         matches!(self, NetOperation::FetchAdd | NetOperation::CompareSwap)
     }
 }
 
 impl NetOptions {
-    /// Messages under way of a queue pair.
     pub fn window(&self) -> u64 {
         self.window.unwrap_or_else(|| WINDOW.max(self.batch.unwrap_or(0)))
     }
 
-    /// Messages that are posted at a time.
     pub fn batch(&self) -> u64 {
         self.batch.unwrap_or_else(|| BATCH.min(self.window()))
     }
 
-    /// What does not go together.
     pub(super) fn conflict(&self) -> Option<String> {
         let (operation, sides) = (word(&self.operation), &self.sides);
         if sides.warmup.checked_add(sides.iters).is_none_or(|all| all > MAX_EXCHANGES) {
@@ -139,7 +136,7 @@ impl NetOptions {
         sides.conflict(self.batch())
     }
 
-    /// The option that is given and that a latency does not have.
+    /// Returns the given option that a latency measurement does not take.
     fn not_for_latency(&self) -> Option<String> {
         if self.mode != NetMode::Latency {
             return None;
@@ -208,13 +205,11 @@ pub struct PingpongOptions {
 }
 
 impl PingpongOptions {
-    /// All exchanges: the warm-up, and those that are measured. `None` where a 64-bit number does
-    /// not hold them, which the parser refuses.
+    /// All exchanges: warm-up and measurement. `None` if the sum exceeds 64 bits, which the parser refuses.
     pub fn exchanges(&self) -> Option<u64> {
         self.sides.warmup.checked_add(self.sides.iters)
     }
 
-    /// What does not go together.
     pub(super) fn conflict(&self) -> Option<String> {
         if self.exchanges().is_none_or(|all| all > MAX_EXCHANGES) {
             return Some(format!(
@@ -242,7 +237,7 @@ impl SidesOptions for PingpongOptions {
         self.size
     }
 
-    /// The number of exchanges is the most where its duration ends it.
+    /// With a duration, the number of exchanges is the maximum: time ends the run.
     fn of_size(&self, size: u64) -> Self {
         let mut one = PingpongOptions { size, ..self.clone() };
         if one.sides.duration.is_some() {

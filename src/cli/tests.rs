@@ -179,7 +179,7 @@ fn processes_of_commands_are_neither_suggested_nor_listed() {
         let name = word(process);
         let started = Cli::parse_words(["gdsync", &name]);
         assert!(matches!(started, Ok(Invocation::Process(ref started)) if started == process), "{started:?}");
-        // Nearly the name: what is suggested are commands of the user's.
+        // Suggestions for a misspelt name contain user commands only.
         let said = Cli::parse_words(["gdsync", &format!("{name}s")]).unwrap_err().to_string();
         assert!(!said.contains(&format!("'{name}'")) && (name == "draw" || !help.contains(&name)), "{said}");
     }

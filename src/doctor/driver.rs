@@ -1,4 +1,4 @@
-//! The NVIDIA driver, CUDA, and what each GPU can do for streams.
+//! The NVIDIA driver, CUDA, and each GPU's support for streams.
 
 use super::libraries::{Answer, Gpu};
 use super::machine::Machine;
@@ -121,7 +121,7 @@ fn consistency(gpu: &Gpu) -> Check {
     }
 }
 
-/// Where the control daemon of MPS listens, without CUDA_MPS_PIPE_DIRECTORY.
+/// The pipe directory of MPS without CUDA_MPS_PIPE_DIRECTORY.
 const MPS_PIPES: &str = "/tmp/nvidia-mps";
 
 fn sharing(machine: &Machine<'_>, gpu: &Gpu) -> Check {
@@ -152,7 +152,7 @@ fn sharing(machine: &Machine<'_>, gpu: &Gpu) -> Check {
 
 const PEER_MAPPING: &str = "PeerMappingOverride";
 
-/// What the driver was loaded with, where that can be read.
+/// Returns the driver's parameter, if it can be read.
 pub(super) fn peer_mapping_override(machine: &Machine<'_>) -> Option<u32> {
     let text = machine.tree.text(PARAMETERS).ok()?;
     parse::registry_dword(parse::field(&text, "RegistryDwords", ':')?, PEER_MAPPING)

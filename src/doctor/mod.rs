@@ -1,8 +1,7 @@
-//! `gdsync doctor`: what of a machine works for GPUDirect Async, what does not, and what to do
-//! about it.
+//! `gdsync doctor`: what works for GPUDirect Async on a machine, what does not, and the remedies.
 //!
-//! A check never guesses: what cannot be read is skipped, with the reason. Nothing is changed, and
-//! no GPU memory is taken.
+//! A check never guesses: what cannot be read is skipped, with the reason. The doctor changes nothing and takes no GPU
+//! memory.
 
 mod driver;
 mod libraries;
@@ -49,7 +48,6 @@ pub fn run(options: &DoctorOptions) -> Result<ExitCode, Failure> {
     Ok(if report.failed() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// What the doctor sees of this machine.
 pub fn families() -> Vec<Family> {
     examine(&Tree::new(Path::new("/")), &Libraries::ask()).families
 }
@@ -76,7 +74,7 @@ fn examine(tree: &Tree, libraries: &Libraries) -> Report {
     Report::new(families.into_iter().filter(|family| !family.checks.is_empty()).collect(), paths, pairs)
 }
 
-/// A library's error without the remedy that follows it: the check words its own remedy.
+/// Removes a library error's own remedy; the check words another.
 fn without_remedy(error: &str) -> String {
     error.split(": install").next().unwrap_or(error).to_owned()
 }
@@ -85,22 +83,20 @@ fn yes_or_no(has: bool) -> &'static str {
     if has { "yes" } else { "no" }
 }
 
-/// How a check went.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Status {
-    /// As it should be.
+    /// Works as it should.
     Pass,
-    /// Could not be found out, or there is nothing to look at.
+    /// Unknown, or nothing to check.
     Skip,
-    /// Works, but not as well as it could; or is not there at all.
+    /// Works, but could work better; or does not exist.
     Warn,
-    /// Is there, and does not work.
+    /// Exists, and does not work.
     Fail,
 }
 
 impl Status {
-    /// As in JSON.
     pub fn word(self) -> &'static str {
         match self {
             Status::Pass => "pass",
@@ -110,7 +106,6 @@ impl Status {
         }
     }
 
-    /// Its color on a terminal.
     pub(super) fn style(self) -> Style {
         match self {
             Status::Pass => GOOD,
@@ -132,32 +127,30 @@ impl fmt::Display for Status {
     }
 }
 
-/// One thing that was looked at.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Check {
     pub name: String,
     pub status: Status,
-    /// What was found; of a skipped check, why nothing was.
+    /// The finding; for a skipped check, the reason.
     pub seen: String,
-    /// Why it matters.
     pub why: &'static str,
-    /// What to do: a command, or a line of a file.
+    /// The remedy: a command, or a line of a file.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub remedy: Option<String>,
-    /// Commands that mend it, for a shell; none where no command does.
+    /// Shell commands that fix it, if any do.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub commands: Vec<String>,
 }
 
 impl Check {
-    /// Commands that mend what was found. They are printed where the user asks, never run.
+    /// Adds commands that fix what was found. They are printed on request, never run.
     pub(super) fn fixed_by<C: Into<String>>(mut self, commands: impl IntoIterator<Item = C>) -> Self {
         self.commands = commands.into_iter().map(Into::into).collect();
         self
     }
 }
 
-/// A check that is going to be answered: its name, and why it matters.
+/// A check without a result yet: its name, and why it matters.
 #[derive(Clone, Debug)]
 pub(super) struct Question {
     name: String,
@@ -178,7 +171,7 @@ impl Question {
         self.answer(Status::Skip, reason.to_string(), None)
     }
 
-    /// As [`Self::skip`], where something can be done so that the answer is found.
+    /// Like [`Self::skip`], with a remedy that lets the check find the answer.
     pub(super) fn unknown(self, reason: impl fmt::Display, remedy: impl Into<String>) -> Check {
         self.answer(Status::Skip, reason.to_string(), Some(remedy.into()))
     }

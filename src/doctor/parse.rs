@@ -1,6 +1,6 @@
 //! Parsers of the kernel's files. They read no files themselves, and panic on no input.
 
-/// The value of a line `key<separator>value`.
+/// Returns the value of a line `key<separator>value`.
 pub(super) fn field<'a>(text: &'a str, key: &str, separator: char) -> Option<&'a str> {
     text.lines().find_map(|line| {
         let (name, value) = line.split_once(separator)?;
@@ -8,8 +8,7 @@ pub(super) fn field<'a>(text: &'a str, key: &str, separator: char) -> Option<&'a
     })
 }
 
-/// The NVIDIA kernel module's version in `/proc/driver/nvidia/version`, and whether it is the open
-/// one.
+/// Returns the NVIDIA kernel module's version in `/proc/driver/nvidia/version`, and whether it is the open one.
 pub(super) fn driver_version(text: &str) -> Option<(String, bool)> {
     let line = field(text, "NVRM version", ':')?;
     let is_version = |word: &&str| {
@@ -20,7 +19,7 @@ pub(super) fn driver_version(text: &str) -> Option<(String, bool)> {
     Some((version.to_owned(), line.contains("Open Kernel Module")))
 }
 
-/// The number of a registry key in `RegistryDwords: "PeerMappingOverride=1;Other=0x2;"`.
+/// Returns the number of a registry key in `RegistryDwords: "PeerMappingOverride=1;Other=0x2;"`.
 pub(super) fn registry_dword(value: &str, key: &str) -> Option<u32> {
     let entries = value.trim_matches('"').split(';');
     entries.filter_map(|entry| entry.split_once('=')).find_map(|(name, number)| {
@@ -35,14 +34,13 @@ pub(super) fn registry_dword(value: &str, key: &str) -> Option<u32> {
     })
 }
 
-/// Major and minor number at the beginning of a kernel release such as `6.8.0-45-generic`.
+/// Returns major and minor number of a kernel release such as `6.8.0-45-generic`.
 pub(super) fn kernel_release(text: &str) -> Option<(u32, u32)> {
     let mut parts = text.split(|c: char| !c.is_ascii_digit());
     Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
 }
 
-/// The soft limit of locked memory in `/proc/self/limits`, in bytes; `Some(None)` where there is no
-/// limit.
+/// Returns the soft limit of locked memory in `/proc/self/limits`, in bytes; `Some(None)` if unlimited.
 pub(super) fn locked_memory(text: &str) -> Option<Option<u64>> {
     let line = text.lines().find_map(|line| line.strip_prefix("Max locked memory"))?;
     match line.split_whitespace().next()? {
@@ -51,17 +49,17 @@ pub(super) fn locked_memory(text: &str) -> Option<Option<u64>> {
     }
 }
 
-/// The effective capabilities in `/proc/self/status`, a bit for each.
+/// Returns the effective capabilities in `/proc/self/status`, a bit for each.
 pub(super) fn capabilities(status: &str) -> Option<u64> {
     u64::from_str_radix(field(status, "CapEff", ':')?, 16).ok()
 }
 
-/// Whether a capability, by its number, is in the effective set of `/proc/self/status`.
+/// Returns whether capability `number` is in the effective set of `/proc/self/status`.
 pub(super) fn has_capability(status: &str, number: u32) -> Option<bool> {
     Some(capabilities(status)?.checked_shr(number)? & 1 != 0)
 }
 
-/// The value of a variable in `/proc/self/environ`, where entries end with a zero.
+/// Returns a variable's value in `/proc/self/environ`, whose entries end with a zero.
 pub(super) fn variable(environment: &[u8], name: &str) -> Option<String> {
     let entries = environment.split(|byte| *byte == 0).map(String::from_utf8_lossy);
     entries.into_iter().find_map(|entry| {
@@ -70,7 +68,7 @@ pub(super) fn variable(environment: &[u8], name: &str) -> Option<String> {
     })
 }
 
-/// The last value of `key=value` in a file of systemd's; an empty one takes back those of earlier files.
+/// Returns the last value of `key=value` in a file of systemd; an empty value resets those of earlier files.
 pub(super) fn last_setting<'a>(text: &'a str, key: &str) -> Option<&'a str> {
     text.lines().rev().find_map(|line| {
         let (name, value) = line.split_once('=')?;
@@ -78,13 +76,12 @@ pub(super) fn last_setting<'a>(text: &'a str, key: &str) -> Option<&'a str> {
     })
 }
 
-/// Whether a limit of systemd's, `SOFT` or `SOFT:HARD`, is none.
+/// Returns whether systemd's limit, `SOFT` or `SOFT:HARD`, is unlimited.
 pub(super) fn is_infinite(limit: &str) -> bool {
     limit.split(':').next().is_some_and(|soft| soft.trim() == "infinity")
 }
 
-/// The file of a library that a process has mapped, in `/proc/self/maps`: the one whose name begins
-/// with `soname`.
+/// Returns the mapped library file in `/proc/self/maps` whose name begins with `soname`.
 pub(super) fn mapped_library<'a>(maps: &'a str, soname: &str) -> Option<&'a str> {
     maps.lines().find_map(|line| {
         let path = &line[line.find('/')?..];
@@ -92,16 +89,14 @@ pub(super) fn mapped_library<'a>(maps: &'a str, soname: &str) -> Option<&'a str>
     })
 }
 
-/// The release of rdma-core in the file name of one of its libraries: `libibverbs.so.1.14.44.0` is
-/// of 44.0. Its build names files `soname.ABI.RELEASE`.
+/// Returns rdma-core's release in a library's file name, `soname.ABI.RELEASE`: 44.0 for `libibverbs.so.1.14.44.0`.
 pub(super) fn library_release<'a>(path: &'a str, soname: &str) -> Option<&'a str> {
     let rest = path.rsplit('/').next()?.strip_prefix(soname)?.strip_prefix('.')?;
     let (_abi, release) = rest.split_once('.')?;
     (!release.is_empty()).then_some(release)
 }
 
-/// Text behind the number of a state such as `4: ACTIVE`, in
-/// `/sys/class/infiniband/*/ports/*/state`.
+/// Returns the text after the number of a state such as `4: ACTIVE`, in `/sys/class/infiniband/*/ports/*/state`.
 pub(super) fn state(text: &str) -> &str {
     text.split_once(':').map_or(text, |(_, name)| name).trim()
 }
@@ -109,24 +104,21 @@ pub(super) fn state(text: &str) -> &str {
 /// Access Control Services of a PCI Express function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Acs {
-    /// The bytes end before the extended capabilities; the number of bytes.
+    /// The configuration space has only this many bytes, without the extended capabilities.
     Unreadable(usize),
-    /// It has none.
     None,
-    /// Its control register.
     Control(u16),
 }
 
-/// Where extended capabilities begin (`PCI_CFG_SPACE_SIZE` of `linux/pci_regs.h`).
+/// Offset of the extended capabilities (`PCI_CFG_SPACE_SIZE` of `linux/pci_regs.h`).
 const EXTENDED: usize = 0x100;
-/// Extended capability of Access Control Services (`PCI_EXT_CAP_ID_ACS` of `linux/pci_regs.h`), and
-/// its control register's place.
+/// Id of the ACS capability (`PCI_EXT_CAP_ID_ACS` of `linux/pci_regs.h`), and the offset of its control register.
 const ACS_ID: u32 = 0x0d;
 const ACS_CONTROL: usize = 6;
-/// Most capabilities that fit the extended space: each has 4 bytes at least.
+/// Maximum number of extended capabilities: each has at least 4 bytes.
 const MOST: usize = (4096 - EXTENDED) / 4;
 
-/// Looks for it in a function's configuration space, as sysfs shows that.
+/// Finds ACS in a function's configuration space, as sysfs shows it.
 pub(super) fn acs(config: &[u8]) -> Acs {
     let word = |at: usize| -> Option<u32> {
         let bytes: [u8; 4] = config.get(at..at.checked_add(4)?)?.try_into().ok()?;
@@ -134,15 +126,14 @@ pub(super) fn acs(config: &[u8]) -> Acs {
     };
     let mut at = EXTENDED;
     for _ in 0..MOST {
-        // 0: no extended capabilities, or the end of their list; all ones: a device that does not
-        // answer.
+        // 0: no extended capabilities, or the end of the list; all ones: a device that does not answer.
         let Some(header) = word(at) else { return Acs::Unreadable(config.len()) };
         if header == u32::MAX {
             return Acs::Unreadable(config.len());
         }
         if header & 0xffff == ACS_ID {
             return match word(at + ACS_CONTROL - 2) {
-                // Capability register below, control register above.
+                // The low half is the capability register, the high half the control register.
                 Some(registers) => Acs::Control((registers >> 16) as u16),
                 None => Acs::Unreadable(config.len()),
             };
@@ -155,7 +146,7 @@ pub(super) fn acs(config: &[u8]) -> Acs {
     Acs::None
 }
 
-/// Names of the control bits that send traffic between two devices up to the root (`PCI_ACS_RR`,
+/// Returns the names of the control bits that redirect traffic between two devices through the root (`PCI_ACS_RR`,
 /// `PCI_ACS_CR`, `PCI_ACS_EC`).
 pub(super) fn redirections(control: u16) -> Vec<&'static str> {
     let bits = [(1 << 2, "request redirect"), (1 << 3, "completion redirect"), (1 << 5, "egress control")];
@@ -241,8 +232,7 @@ mod tests {
         }
     }
 
-    /// A configuration space with extended capabilities at these places: id, next, and two bytes of
-    /// control at 6.
+    /// Builds a configuration space from extended capabilities: offset, id, next, and the control register at 6.
     fn config(capabilities: &[(usize, u32, usize, u16)]) -> Vec<u8> {
         let mut bytes = vec![0; 4096];
         for (at, id, next, control) in capabilities {
@@ -259,7 +249,7 @@ mod tests {
         assert_eq!(acs(&[0; 4096]), Acs::None);
         assert_eq!(acs(&[0; 64]), Acs::Unreadable(64));
         assert_eq!(acs(&[0; 256]), Acs::Unreadable(256));
-        // A device that has fallen off its bus; a list that ends outside; one that never ends.
+        // A device off its bus; a list that ends outside; an endless list.
         assert_eq!(acs(&[0xff; 4096]), Acs::Unreadable(4096));
         assert_eq!(acs(&config(&[(0x100, 1, 0x200, 0)])[..0x200]), Acs::Unreadable(0x200));
         assert_eq!(acs(&config(&[(0x100, 1, 0x148, 0), (0x148, 2, 0x100, 0)])), Acs::None);
@@ -277,7 +267,7 @@ mod tests {
             let _ = (variable(&bytes, "a"), last_setting(&text, "a"), is_infinite(&text));
         }
 
-        /// As above, but of the characters that the parsers look for.
+        /// Like above, with the characters that the parsers look for.
         #[test]
         fn no_text_makes_a_parser_panic(
             text in "(NVRM version|CapEff|Max locked memory|libx\\.so\\.1|[0-9.:;=/\"x é\n]){0,20}",
@@ -288,7 +278,7 @@ mod tests {
             let _ = library_release(&text, "libx.so.1");
         }
 
-        /// Whatever stands where, the list is followed to its end and no further.
+        /// With any content, the list is followed to its end and no further.
         #[test]
         fn no_list_of_capabilities_is_followed_for_ever(
             capabilities in prop::collection::vec((64usize..1000, 0u32..0x20, 0usize..0x1000, any::<u16>()), 0..60),

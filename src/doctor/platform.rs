@@ -1,4 +1,4 @@
-//! What stands between devices: IOMMU and ACS.
+//! IOMMU and ACS, which affect traffic between devices.
 
 use super::machine::Machine;
 use super::parse::{self, Acs};
@@ -20,7 +20,7 @@ fn iommu(machine: &Machine<'_>) -> Check {
     );
     let units = match machine.tree.names("/sys/class/iommu") {
         Ok(units) => units,
-        // A kernel without support for it has no such class, but it has others.
+        // A kernel without IOMMU support lacks this class, but has others.
         Err(unread) if unread.is_missing() && machine.tree.names("/sys/class").is_ok() => Vec::new(),
         Err(unread) => return question.skip(unread),
     };

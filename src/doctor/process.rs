@@ -1,14 +1,13 @@
-//! What this process was given: channels of the GPU, and what a container leaves it.
+//! Conditions of this process: GPU channels, and the restrictions of a container.
 
 use super::machine::Machine;
 use super::{Check, Question};
 use super::{driver, parse, rdma};
 
-/// The channels that the driver gives a process without the setting, and the most that it gives.
+/// Channels that the driver gives a process by default, and at most.
 const DEFAULT_CHANNELS: u32 = 8;
 const MOST_CHANNELS: u32 = 32;
 
-/// `CUDA_DEVICE_MAX_CONNECTIONS` of this process.
 pub(super) fn channels(machine: &Machine<'_>) -> Check {
     const VARIABLE: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
     let question = Question::new(
@@ -41,11 +40,11 @@ pub(super) fn channels(machine: &Machine<'_>) -> Check {
     question.warn(seen, remedy).fixed_by([format!("export {VARIABLE}={MOST_CHANNELS}")])
 }
 
-/// Files that container runtimes leave, and words in the control groups of the first process.
+/// Marker files of container runtimes, and words in the control groups of process 1.
 const MARKS: [&str; 2] = ["/.dockerenv", "/run/.containerenv"];
 const GROUPS: [&str; 5] = ["docker", "kubepods", "containerd", "libpod", "lxc"];
 
-/// What a container's process may do beyond ordinary ones, as far as that is known.
+/// Describes the capabilities of a container's process, as far as known.
 fn privileges(status: &str) -> String {
     let capabilities = match parse::capabilities(status) {
         None => return String::new(),
@@ -59,7 +58,6 @@ fn privileges(status: &str) -> String {
     format!(" with {capabilities}{}", if never_more { " and no new privileges" } else { "" })
 }
 
-/// What a container withholds of what cards and GPUs need.
 pub(super) fn container(machine: &Machine<'_>) -> Check {
     let question = Question::new(
         "container",

@@ -1,4 +1,4 @@
-//! rdma-core, the cards and what they wait for by themselves, and what a process may lock.
+//! rdma-core, the cards, what they can wait for, and the limit of locked memory.
 
 use super::libraries::{Answer, Features, Verbs};
 use super::machine::{Card, Machine};
@@ -7,7 +7,7 @@ use super::{parse, yes_or_no};
 use crate::devices::Port;
 
 const LIBRARIES: [&str; 2] = ["libibverbs.so.1", "libmlx5.so.1"];
-/// Installs them, whichever of the two package managers is there.
+/// Installs them with either package manager.
 const INSTALL: &str = "apt-get install -y ibverbs-providers || dnf install -y libibverbs";
 /// `CAP_IPC_LOCK` (`linux/capability.h`).
 pub(super) const IPC_LOCK: u32 = 14;
@@ -210,13 +210,12 @@ fn locked_memory(machine: &Machine<'_>) -> Check {
     ).fixed_by(["echo '* - memlock unlimited' > /etc/security/limits.d/rdma.conf"])
 }
 
-/// Whether the memory that this process may lock has a limit.
 pub(super) fn is_locked_memory_limited(machine: &Machine<'_>) -> Option<bool> {
     let text = machine.tree.text("/proc/self/limits").ok()?;
     parse::locked_memory(&text).map(|limit| limit.is_some())
 }
 
-/// One check for each card that the libraries or the buses show.
+/// Returns a check for each card that the libraries or the buses show.
 pub(super) fn waits(machine: &Machine<'_>) -> Vec<Check> {
     let verbs = machine.libraries.verbs.says();
     let mut names: Vec<&str> = machine.cards.iter().map(|card| card.name.as_str()).collect();
@@ -257,7 +256,6 @@ fn waits_of(name: &str, verbs: Option<&Verbs>) -> Check {
     question.warn(seen, format!("a ConnectX-7 or newer, with the newest firmware, can; {ways}"))
 }
 
-/// What else the firmware has.
 fn features(more: &Features) -> String {
     let recordless = match more.recordless {
         0 => "none".to_owned(),

@@ -1,11 +1,11 @@
-//! How much memory the services that start programs may lock: what they start inherits it.
+//! The locked-memory limit of services that start programs: these inherit it.
 
 use super::machine::Machine;
 use super::parse;
 use super::source::Tree;
 use super::{Check, Question};
 
-/// Those that start other people's programs, and what their processes are called.
+/// Services that start users' programs, and the names of their processes.
 const SERVICES: [(&str, &str); 6] = [
     ("containerd", "containerd"),
     ("docker", "dockerd"),
@@ -14,12 +14,11 @@ const SERVICES: [(&str, &str); 6] = [
     ("pbs", "pbs_mom"),
     ("slurmd", "slurmd"),
 ];
-/// Where units are, and what the administrator has put in their place or added, in systemd's order.
+/// Folders of units, and of the administrator's replacements and additions, in systemd's order.
 const UNITS: [&str; 3] = ["/lib/systemd/system", "/usr/lib/systemd/system", "/etc/systemd/system"];
-/// The file of the manager, and the folder of its additions.
+/// The manager's file, and the folder of its additions.
 const MANAGER: &str = "/etc/systemd/system.conf";
 
-/// A check of all services of this machine that start programs.
 pub(super) fn check(machine: &Machine<'_>) -> Check {
     let question = Question::new(
         "locked memory of services",
@@ -74,12 +73,11 @@ pub(super) fn check(machine: &Machine<'_>) -> Check {
     question.warn(seen, remedy).fixed_by(commands.chain(restart))
 }
 
-/// A service that is installed.
 struct Service {
     name: &'static str,
-    /// What its unit or the manager sets.
+    /// The limit set by its unit or the manager.
     limit: Option<String>,
-    /// The limit of its process, in bytes; `Some(None)` where there is no limit.
+    /// Its process's limit in bytes; `Some(None)` if unlimited.
     running: Option<Option<u64>>,
 }
 
@@ -88,7 +86,7 @@ impl Service {
         self.limit.as_deref().is_some_and(parse::is_infinite)
     }
 
-    /// Whether its process has another limit than the next one will have.
+    /// True if the running process has another limit than the next one will have.
     fn is_stale(&self) -> bool {
         self.is_unlimited() && matches!(self.running, Some(Some(_)))
     }
@@ -109,7 +107,7 @@ fn describe(limit: Option<u64>) -> String {
     limit.map_or_else(|| "unlimited".to_owned(), crate::size::text)
 }
 
-/// What the first process of this name may lock, if there is one and it shows its limits.
+/// Returns the limit of the first process of this name, if there is one and its limits are readable.
 fn running(tree: &Tree, process: &str) -> Option<Option<u64>> {
     let names = tree.names("/proc").ok()?;
     let mut processes = names.iter().filter(|name| name.bytes().all(|byte| byte.is_ascii_digit()));
@@ -122,16 +120,16 @@ fn is_there(tree: &Tree, folder: &str, name: &str) -> bool {
     tree.exists(&format!("{folder}/{name}.service")).unwrap_or(false)
 }
 
-/// What the unit's files say, if they do.
+/// Returns the limit in the unit's files, if set.
 fn of_service(tree: &Tree, name: &str) -> Option<String> {
-    // A unit of the administrator's replaces the one of the package; additions of both count.
+    // The administrator's unit replaces the package's; additions of both apply.
     let unit = UNITS.iter().rev().find(|folder| is_there(tree, folder, name));
     let files: Vec<String> = unit.iter().map(|folder| format!("{folder}/{name}.service")).collect();
     let additions = UNITS.map(|folder| format!("{folder}/{name}.service.d"));
     setting(tree, &files, &additions, "LimitMEMLOCK")
 }
 
-/// The last value of a setting in files and then in the `.conf` files of folders.
+/// Returns a setting's last value in `files`, and then in the `.conf` files of `folders`.
 fn setting(tree: &Tree, files: &[String], folders: &[String], key: &str) -> Option<String> {
     let added = folders.iter().flat_map(|folder| {
         let names = tree.names(folder).unwrap_or_default().into_iter();

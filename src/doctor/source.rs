@@ -1,20 +1,17 @@
-//! Where everything is read from: the files of this machine, or a recorded tree of them.
+//! The source of all information: the files of this machine, or a recorded tree of them.
 
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::{fmt, fs};
 
-/// Longest file that is read, in bytes. What the kernel shows is shorter; a file that is not is
-/// cut.
+/// Bytes read from a file at most; files of the kernel are shorter, and a longer one is cut.
 const MAX_BYTES: u64 = 1 << 20;
 
-/// The folder that stands for `/`.
 #[derive(Debug)]
 pub(super) struct Tree {
     root: PathBuf,
 }
 
-/// Why something could not be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Unread {
     path: String,
@@ -23,7 +20,7 @@ pub(super) struct Unread {
 }
 
 impl Unread {
-    /// True where it is not there, as opposed to there and unreadable.
+    /// True if the file does not exist, as opposed to unreadable.
     pub(super) fn is_missing(&self) -> bool {
         matches!(self.kind, io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
     }
@@ -44,7 +41,7 @@ impl Tree {
         Tree { root: root.to_owned() }
     }
 
-    /// `path` is absolute.
+    /// Returns the real path of an absolute `path`.
     fn at(&self, path: &str) -> PathBuf {
         self.root.join(path.trim_start_matches('/'))
     }
@@ -60,12 +57,11 @@ impl Tree {
         Ok(bytes)
     }
 
-    /// A file as text without white space around it. What is no UTF-8 is replaced.
+    /// Returns a file as text without surrounding white space. Invalid UTF-8 is replaced.
     pub(super) fn text(&self, path: &str) -> Result<String, Unread> {
         Ok(String::from_utf8_lossy(&self.bytes(path)?).trim().to_owned())
     }
 
-    /// Names in a folder, sorted.
     pub(super) fn names(&self, path: &str) -> Result<Vec<String>, Unread> {
         let entries = fs::read_dir(self.at(path)).map_err(|error| Self::unread(path, &error))?;
         let mut names = Vec::new();
@@ -77,19 +73,18 @@ impl Tree {
         Ok(names)
     }
 
-    /// The target of a symbolic link.
     pub(super) fn link(&self, path: &str) -> Result<String, Unread> {
         let target = fs::read_link(self.at(path)).map_err(|error| Self::unread(path, &error))?;
         Ok(target.to_string_lossy().into_owned())
     }
 
-    /// The last component of the target of a symbolic link.
+    /// Returns the last component of a symbolic link's target.
     pub(super) fn link_name(&self, path: &str) -> Result<String, Unread> {
         let target = self.link(path)?;
         Ok(target.rsplit('/').next().unwrap_or_default().to_owned())
     }
 
-    /// Whether something is there; an error where that cannot be known.
+    /// Returns whether a path exists, or an error if that is unknown.
     pub(super) fn exists(&self, path: &str) -> Result<bool, Unread> {
         self.at(path).try_exists().map_err(|error| Self::unread(path, &error))
     }

@@ -1,11 +1,11 @@
-//! The way over PCI Express between each GPU and each card.
+//! The PCI Express path between each GPU and each card.
 
 use super::machine::{Card, Function, Gpu, Machine};
 use super::{Check, Question};
 use serde::Serialize;
 use std::fmt;
 
-/// What a path crosses, nearest first, in the words of `nvidia-smi topo`.
+/// The links that a path crosses, nearest first, in the terms of `nvidia-smi topo`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub(super) enum Class {
@@ -15,7 +15,7 @@ pub(super) enum Class {
     Pxb,
     /// A host bridge: through the processor.
     Phb,
-    /// Several host bridges of a NUMA node.
+    /// Several host bridges of one NUMA node.
     Node,
     /// The link between NUMA nodes.
     Sys,
@@ -27,7 +27,6 @@ impl fmt::Display for Class {
     }
 }
 
-/// The way between a GPU and a card.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Path {
     pub(super) gpu: String,
@@ -35,14 +34,11 @@ pub(super) struct Path {
     pub(super) card: String,
     pub(super) card_address: Option<String>,
     pub(super) class: Option<Class>,
-    /// Why there is no class.
     pub(super) unknown: Option<String>,
-    /// Addresses of the bridges on it below what both have in common, where it does not cross a
-    /// host bridge.
+    /// Addresses of the path's bridges below the common part, if it crosses no host bridge.
     pub(super) bridges: Vec<String>,
 }
 
-/// Every pair of GPU and card.
 pub(super) fn paths(machine: &Machine<'_>) -> Vec<Path> {
     let nodes = machine.tree.text("/sys/devices/system/node/online").ok();
     let one_node = nodes.as_deref() == Some("0");
@@ -71,7 +67,7 @@ fn path(gpu: &Gpu, card: &Card, one_node: bool) -> Path {
     }
 }
 
-/// The class of a path, or why it is not known, and the bridges below what both have in common.
+/// Returns a path's class, or why it is unknown, and the bridges below the common part.
 pub(super) fn classify(
     one: &Function,
     other: &Function,
@@ -95,7 +91,7 @@ pub(super) fn classify(
         return (class, Vec::new());
     }
     let common = above.iter().zip(other_above).take_while(|(one, other)| one == other).count();
-    // Functions of one device share everything above them, and need not cross anything.
+    // Functions of one device share all bridges and cross nothing.
     let same_device = || last.split('.').next() == other_last.split('.').next();
     if common == 1 && !(above.len() == 1 && other_above.len() == 1 && same_device()) {
         return (Ok(Class::Phb), Vec::new());
@@ -106,7 +102,6 @@ pub(super) fn classify(
     (Ok(class), bridges)
 }
 
-/// For each GPU, its nearest card.
 pub(super) fn checks(machine: &Machine<'_>, paths: &[Path]) -> Vec<Check> {
     let question = |gpu: &str| {
         Question::new(
@@ -197,7 +192,7 @@ mod tests {
     }
 
     proptest! {
-        /// Both ends see the same path; bridges are named only where no host bridge is crossed.
+        /// Both ends see the same path; bridges are named only if no host bridge is crossed.
         #[test]
         fn a_path_has_no_direction(
             one in prop::collection::vec(0u32..3, 0..5),

@@ -1,7 +1,8 @@
-//! Messages of all queue pairs, as many under way as the window allows.
+//! The measured traffic: each queue pair keeps a window of messages under way.
 //!
-//! Streams post them, a batch at a time, of which the last completes. The CPU takes completions, and posts the receives of
-//! the other side's messages anew. A side that neither begins messages nor has receives sleeps until the other has finished.
+//! Streams post the messages in batches; the last message of a batch is signaled. The CPU polls completions and reposts
+//! the receives of the other side's messages. A side that neither sends nor posts receives sleeps until the other has
+//! finished.
 
 use super::lanes::{Direction, Lane, Moved, Phase};
 use super::side::Net;
@@ -13,7 +14,7 @@ use gdsync::{Batch, PreparedSend};
 use std::time::{Duration, Instant};
 
 impl Net {
-    /// Moves the messages of a phase: until this side's have completed, and the other's have arrived.
+    /// Performs a phase: until this side's messages have completed and the other side's have arrived.
     pub(super) fn exchange(&mut self, channel: &mut Channel, phase: Phase) -> Result<Moved, Failure> {
         let (lanes, total) = (self.options.qps, phase.total);
         for (lane, number) in self.lanes.iter_mut().zip(0..) {
@@ -46,7 +47,6 @@ impl Net {
                 has_moved |= self.receive_some()?;
             }
             if other.is_none() {
-                // Where there is nothing else to do, the CPU sleeps.
                 let is_idle = own.is_some() && !self.receives();
                 let message = if is_idle { channel.next(None).map(Some) } else { channel.receive_now() }?;
                 other = message.map(|message| self.sent(message)).transpose()?.flatten();
@@ -63,22 +63,21 @@ impl Net {
         }
     }
 
-    /// Ends the phase where its time is up, or where the user, or the other side for the user, wants it to end.
+    /// Ends the phase if its time is up, or if the user or the other side has asked for its end.
     fn end_early(&mut self, channel: &mut Channel, phase: Phase, start: Instant) -> Result<(), Failure> {
         let is_interrupted = self.side.rank == 0 && interrupt::requested();
         if is_interrupted && self.awaits() && !self.has_asked {
-            // The other side begins messages, too.
             self.has_asked = true;
             channel.send(&Message::Stop { next: 0 })?;
         }
         let is_over = phase.duration.is_some_and(|duration| start.elapsed() >= duration);
-        if is_interrupted || is_over || channel.limit().end() == 0 {
+        if is_interrupted || is_over || channel.run_length().end() == 0 {
             self.lanes.iter_mut().for_each(|lane| lane.end(phase.least));
         }
         Ok(())
     }
 
-    /// Posts a batch on each queue pair that has room for one.
+    /// Posts a batch on each queue pair that has room for one. Returns whether any was posted.
     fn post_some(&mut self) -> Result<bool, Failure> {
         let (window, batch) = (self.options.window(), self.options.batch());
         let mut has_moved = false;
@@ -98,8 +97,7 @@ impl Net {
         Ok(has_moved)
     }
 
-    /// Prepares a message, the next but `ahead` of a queue pair. Where there is no room, takes what completes and arrives
-    /// meanwhile.
+    /// Prepares message `ahead` after the next of a queue pair. While there is no room, polls completions and arrivals.
     pub(super) fn prepare(
         &mut self,
         index: usize,
@@ -120,7 +118,7 @@ impl Net {
         }
     }
 
-    /// Takes completions of this side's messages: of how many.
+    /// Polls the completions of this side's messages. Returns how many messages have completed.
     pub(super) fn collect(&mut self) -> Result<u64, Failure> {
         let mut count = 0;
         for (lane, queue_pair) in self.lanes.iter_mut().zip(&self.side.connection.queue_pairs) {
@@ -138,7 +136,7 @@ impl Net {
         Ok(count)
     }
 
-    /// Says what this side has sent, since the phase began.
+    /// Reports what this side has sent since the phase began.
     pub(super) fn report_sent(&self, channel: &mut Channel, start: Instant) -> Result<Direction, Failure> {
         let took = start.elapsed();
         let counts: Vec<u64> = self.lanes.iter().map(|lane| lane.phase.end - lane.phase.start).collect();
@@ -147,7 +145,7 @@ impl Net {
         Ok(Direction { counts, took })
     }
 
-    /// What the other side has sent, if the message says it.
+    /// Returns what the other side has sent, if the message reports it.
     fn sent(&self, message: Message) -> Result<Option<Direction>, Failure> {
         match message {
             Message::Sent { counts, ns } if counts.len() == self.lanes.len() => {
@@ -160,8 +158,8 @@ impl Net {
         }
     }
 
-    /// Takes messages of the other side, and posts their receives anew: a batch of each queue pair at most, so that this
-    /// side's own go on meanwhile.
+    /// Takes messages of the other side and reposts their receives: at most a batch for each queue pair, so that this
+    /// side's own messages proceed meanwhile.
     fn receive_some(&mut self) -> Result<bool, Failure> {
         let (size, batch) = (self.places.size, self.options.batch());
         let mut has_moved = false;
@@ -185,7 +183,6 @@ impl Net {
         Ok(has_moved)
     }
 
-    /// Posts the first receives of each queue pair.
     pub(super) fn post_receives(&mut self, count: u64) -> Result<(), Failure> {
         for (lane, queue_pair) in self.lanes.iter_mut().zip(&self.side.connection.queue_pairs) {
             (0..count).try_for_each(|_| queue_pair.post_recv(lane.next_landing(), 0))?;
@@ -193,7 +190,8 @@ impl Net {
         Ok(())
     }
 
-    /// Whether everything that the other side has sent is here. What takes no receive is, when it has completed there.
+    /// Returns whether everything that the other side has sent is here. Messages without receives are here once they
+    /// have completed at the sender.
     fn have_arrived(&mut self, before: &[u64], sent: &[u64]) -> bool {
         let is_counted = self.receives();
         let mut all = self.lanes.iter_mut().zip(before.iter().zip(sent));

@@ -1,8 +1,9 @@
-//! `gdsync bench net`: bandwidth, message rate and latency of what streams post, between two sides of one host or of two.
+//! `gdsync bench net`: bandwidth, message rate and latency of messages posted by streams, between two sides on one or
+//! two hosts.
 //!
-//! The sides meet and agree as those of `gdsync pingpong` do ([`crate::sides`]). One of them, or both, begin messages
-//! (`flow.rs`; one at a time in `side.rs`), each in a place of the other side's memory (`lanes.rs`). What arrived is
-//! compared with what was sent once the time has been taken (`side.rs`).
+//! The sides meet like those of `gdsync pingpong` ([`crate::sides`]). One or both send messages (`flow.rs`; one at a
+//! time in `side.rs`), each to a slot in the other side's memory (`lanes.rs`). Arrived messages are checked after the
+//! measurement (`side.rs`).
 
 mod flow;
 mod lanes;
@@ -31,36 +32,33 @@ impl Measurement for NetOptions {
     }
 }
 
-/// The axis of latencies.
 const LATENCY: &str = "From post until completion, µs";
 
-/// The result, in the words of the JSON form.
 #[derive(Debug, Serialize)]
 pub(crate) struct Report {
     #[serde(flatten)]
     setting: Setting,
     mode: NetMode,
     operation: NetOperation,
-    /// Both sides begin messages; the rates are those of both together.
+    /// True if both sides send; rates are the sum of both directions.
     bidirectional: bool,
-    /// Queue pairs of each side.
     qps: u64,
-    /// Messages that a queue pair has under way.
+    /// Messages under way on a queue pair.
     #[serde(skip_serializing_if = "Option::is_none")]
     window: Option<u64>,
-    /// Messages that were measured, of all sides that begin them.
+    /// Measured messages of all directions.
     messages: u64,
     messages_per_s: f64,
     bytes_per_s: f64,
-    /// From post until completion.
+    /// Times from post until completion.
     #[serde(flatten)]
     times: Option<Times>,
-    /// Memory operations of this side's stream for one message that it begins; of latencies, also in the warm-up.
+    /// Memory operations of this side's stream for each message it sends; for latencies, including the warm-up.
     memory_operations_per_message: f64,
 }
 
 impl Report {
-    /// `operations`: for one message that this side has begun.
+    /// `operations`: for each message that this side has sent.
     fn new(
         options: &NetOptions,
         setting: Setting,
@@ -114,7 +112,7 @@ impl report::Report for Report {
         self.setting.heading(&kind, "", &under_way, Self::UNIT)
     }
 
-    /// Latencies: by size, or a histogram of one size. Else bandwidth and rate by size.
+    /// Latencies by size, or a histogram for one size; otherwise bandwidth and rate by size.
     fn charts(reports: &[Self], is_sweep: bool) -> Vec<Chart> {
         let Some(first) = reports.first() else { return Vec::new() };
         let what = first.setting.what(&first.operation);

@@ -1,4 +1,4 @@
-//! One side of a run: it is set up, warms up, is measured, and is checked.
+//! One side of a run: set-up, warm-up, measurement and check.
 
 use super::Report;
 use super::lanes::{Direction, Lane, Moved, Phase, Places, WORD};
@@ -14,7 +14,7 @@ use gdsync::{Access, Batch, ConnectOptions, MemoryRegion, QueuePair, QueuePairCo
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// The content of messages in the warm-up, and when they are measured: what is checked is of the measurement.
+/// Seeds of the messages of the warm-up and of the measurement; only the latter are checked.
 const WARM_UP: u64 = 0;
 pub(super) const MEASURED: u64 = 1;
 
@@ -22,19 +22,17 @@ pub(super) struct Net {
     pub(super) options: NetOptions,
     pub(super) side: Side,
     pub(super) places: Places,
-    /// One for each queue pair of the connection, in its order.
+    /// One lane for each queue pair of the connection, in its order.
     pub(super) lanes: Vec<Lane>,
-    /// What atomic operations have found in the other side's counters.
+    /// Results of atomic operations on the other side's counters.
     pub(super) results: MemoryRegion,
-    /// The other side was asked to stop.
     pub(super) has_asked: bool,
     moved: Moved,
-    /// Elapsed time, and CPU time, of this process.
     usage: (Duration, Duration),
 }
 
 impl Net {
-    /// Makes the side's objects, connects them with the other side's, and posts the first receives.
+    /// Creates the side's objects, connects them with the other side's, and posts the first receives.
     pub(super) fn new(
         options: &NetOptions,
         rank: u64,
@@ -51,7 +49,7 @@ impl Net {
             config: config(options)?,
             words: (lanes * WORD, changed),
             work: Work { size: places.bytes(), batch: options.batch(), source },
-            parts: 1,
+            divisor: 1,
         };
         let (side, remote) = Side::new(&options.sides, (rank, other), needs, channel)?;
         let found = lanes * usize::try_from(places.slots)? * WORD;
@@ -69,34 +67,33 @@ impl Net {
         Ok(net)
     }
 
-    /// Whether this side begins messages.
+    /// True if this side sends messages.
     pub(super) fn sends(&self) -> bool {
         self.side.rank == 0 || self.options.bidirectional
     }
 
-    /// Whether the other side does.
+    /// True if the other side sends messages.
     pub(super) fn awaits(&self) -> bool {
         self.side.rank > 0 || self.options.bidirectional
     }
 
-    /// Whether messages of the other side take receives.
+    /// True if the other side's messages consume receives.
     pub(super) fn receives(&self) -> bool {
         self.awaits() && self.options.operation == NetOperation::Send
     }
 
-    /// What is measured.
     pub(super) fn measured(&self) -> Phase {
         let sides = &self.options.sides;
         let total = if sides.duration.is_some() { u64::MAX } else { sides.iters };
         Phase { total, duration: sides.duration, least: self.places.slots }
     }
 
-    /// Messages that this side has begun in the last phase.
+    /// Messages that this side has sent in the last phase.
     fn begun(&self) -> u64 {
         self.lanes.iter().map(|lane| lane.posted - lane.phase.start).sum()
     }
 
-    /// Fills the messages that this side sends, where they are checked.
+    /// Fills the messages that this side sends, if they are checked.
     pub(super) fn fill(&mut self, content: u64) -> Result<(), Failure> {
         self.side.driver.produce(content)?;
         self.side.driver.synchronize()
@@ -110,7 +107,6 @@ impl SideRun for Net {
         &mut self.side
     }
 
-    /// Warms up, measures, and checks what has arrived.
     fn run(&mut self, channel: &mut Channel) -> Result<(), Failure> {
         if self.options.mode == NetMode::Latency {
             self.fill(MEASURED)?;
@@ -118,7 +114,7 @@ impl SideRun for Net {
             self.fill(WARM_UP)?;
             self.side.meet(channel, Some(SETUP))?;
             self.exchange(channel, Phase { total: self.options.sides.warmup, duration: None, least: 0 })?;
-            // The other side has finished, too, before what it may still read changes.
+            // The other side must have finished before the memory that it may still read changes.
             self.side.meet(channel, None)?;
             self.fill(MEASURED)?;
         }
@@ -158,7 +154,7 @@ fn receives(options: &NetOptions) -> u64 {
     }
 }
 
-/// Queues that are deep enough for everything under way.
+/// Returns a configuration whose queues hold all messages under way.
 fn config(options: &NetOptions) -> Result<QueuePairConfig<'static>, Failure> {
     let sends = match options.mode {
         NetMode::Latency => 2 * CHUNKS * options.batch(),
@@ -174,20 +170,20 @@ fn config(options: &NetOptions) -> Result<QueuePairConfig<'static>, Failure> {
     })
 }
 
-/// Connects the queue pairs with those of the other side, each with the one of its number.
+/// Connects each queue pair with the other side's of the same index.
 fn connect(queue_pairs: &[QueuePair], remote: &Remote, options: &NetOptions) -> Result<(), Failure> {
     let (own, others) = (queue_pairs.len(), remote.endpoints.len());
     if own != others {
         return Err(format!("the other side has {others} queue pairs and this one {own}").into());
     }
-    // Receives come as fast as this side's CPU posts them, so that a sender may have to wait for long.
+    // The CPU reposts receives, so a sender may have to wait for long: RNR retries are unlimited.
     let route = ConnectOptions::default().mtu(options.sides.mtu.and_then(Mtu::from_bytes));
     let mut pairs = queue_pairs.iter().zip(&remote.endpoints);
     Ok(pairs.try_for_each(|(queue_pair, endpoint)| queue_pair.connect(endpoint, route))?)
 }
 
 impl Net {
-    /// Every byte of every place that messages have filled; of atomic operations, the counters and what was found in them.
+    /// Checks every byte of every filled slot; for atomic operations, the counters and the results.
     fn verify(&mut self) -> Result<(), Failure> {
         if !self.options.sides.check {
             return Ok(());
@@ -199,14 +195,14 @@ impl Net {
         let has_data = if operation == NetOperation::Read { self.sends() } else { self.awaits() };
         if has_data {
             self.side.driver.arrived(MEASURED, Arrival { is_checked: true, is_timed: false })?;
-            // What kernels have found is known when a chunk has passed.
+            // Findings of kernels are available once a chunk has passed.
             self.side.driver.mark(0)?;
             self.side.driver.pass()?;
         }
         self.side.results.error.check()
     }
 
-    /// The counters of this side have counted the other's operations.
+    /// Checks that this side's counters equal the other side's operations.
     fn counters(&self) -> Result<(), Failure> {
         for (index, lane) in self.lanes.iter().enumerate() {
             let counted = self.side.connection.words.word64(index * WORD)?.load();
@@ -221,7 +217,7 @@ impl Net {
         Ok(())
     }
 
-    /// Each operation of this side has found what those before it had left.
+    /// Checks that each operation of this side has returned the value left by the one before it.
     fn found(&self) -> Result<(), Failure> {
         for (index, lane) in self.lanes.iter().enumerate() {
             let first = index * self.places.slots as usize;
@@ -238,9 +234,8 @@ impl Net {
         Ok(())
     }
 
-    /// Moves the messages of the warm-up and of the measurement, one after the other: the stream posts each, waits for its
-    /// completion, and takes the time. The CPU enqueues a chunk of them ahead, and looks at completions once the stream has
-    /// passed them.
+    /// Sends the messages of warm-up and measurement one at a time: the stream posts each, waits for its completion and
+    /// takes the time. The CPU enqueues a chunk ahead, and polls completions once the stream has passed them.
     fn one_by_one(&mut self, channel: &mut Channel) -> Result<Moved, Failure> {
         let (warmup, duration) = (self.options.sides.warmup, self.options.sides.duration);
         let iters = if duration.is_some() { u64::MAX / 2 } else { self.options.sides.iters };
@@ -251,7 +246,7 @@ impl Net {
         self.side.driver.begin()?;
         while next < end || !chunks.is_empty() {
             if interrupt::requested() || ends.is_some_and(|at| Instant::now() >= at) {
-                // One at least, so that what is compared has been sent.
+                // At least one, so that there is something to check.
                 end = next.max(1);
             }
             if next < end && (chunks.len() as u64) < CHUNKS {
@@ -301,8 +296,8 @@ mod tests {
 
     type Change = fn(&mut Net) -> Result<(), Failure>;
 
-    /// Moves the messages of a measurement between two threads. `before` and `after` change the sides, by their ranks. How each
-    /// side's check ends.
+    /// Runs a measurement between two threads and returns how each side's check ends. `before` and `after` modify the
+    /// sides, by rank.
     fn outcomes(words: &str, before: [Change; 2], after: [Change; 2]) -> [Result<(), String>; 2] {
         let words = format!("gdsync bench net --iters 100 --qps 2 {words}");
         let options = match Cli::parse_words(words.split_whitespace()).unwrap() {
@@ -322,7 +317,7 @@ mod tests {
             side.side.meet(&mut channel, None)?;
             after[rank as usize](&mut side)?;
             let outcome = side.verify().map_err(|error| error.to_string());
-            // Neither side's memory goes before the other has looked at its own.
+            // Neither side releases its memory before the other has checked its own.
             side.side.meet(&mut channel, None)?;
             Ok::<_, Failure>(outcome)
         };
@@ -376,7 +371,7 @@ mod tests {
         }
     }
 
-    /// The errors of both sides, where the counters begin as `begun` has them.
+    /// Returns the errors of both sides if `begun` modifies the counters first.
     fn ended_of(operation: &str, begun: [Change; 2]) -> [String; 2] {
         outcomes(&format!("--operation {operation}"), begun, NOTHING).map(Result::unwrap_err)
     }

@@ -1,5 +1,4 @@
-//! `gdsync pingpong`: two sides send a message back and forth; streams ring the cards and wait for
-//! them.
+//! `gdsync pingpong`: two sides send a message back and forth; their streams ring doorbells and wait for completions.
 
 mod side;
 
@@ -26,27 +25,23 @@ impl Measurement for PingpongOptions {
     }
 }
 
-/// The axis of latencies.
 const LATENCY: &str = "Half round trip, µs";
 
-/// The result, in the words of the JSON form.
 #[derive(Debug, Serialize)]
 pub(crate) struct Report {
     #[serde(flatten)]
     pub(super) setting: Setting,
     pub(super) transport: Service,
     pub(super) op: Operation,
-    /// Whether processes share the GPU by MPS. Two that do not are served in turn, each for a time slice.
+    /// True if processes share the GPU by MPS. Without MPS, they run in turns, each for a time slice.
     pub(super) mps: Option<bool>,
-    /// Exchanges measured; each is two messages.
+    /// Measured exchanges of two messages each.
     pub(super) iterations: u64,
-    /// Half round trips.
     #[serde(flatten)]
     pub(super) times: Times,
-    /// Messages of both directions.
     pub(super) messages_per_s: f64,
     pub(super) bytes_per_s: f64,
-    /// Memory operations of this side's stream for one exchange.
+    /// Memory operations of this side's stream for each exchange.
     pub(super) memory_operations_per_iteration: f64,
 }
 
@@ -75,7 +70,7 @@ impl report::Report for Report {
         self.setting.heading(&self.kind().0, sharing, &under_way, Self::UNIT)
     }
 
-    /// Of a sweep, latency and bandwidth by size; of a single run, a histogram.
+    /// For a sweep, latency and bandwidth by size; for a single run, a histogram.
     fn charts(reports: &[Self], is_sweep: bool) -> Vec<Chart> {
         let Some(first) = reports.first() else { return Vec::new() };
         let what = first.setting.what(&first.op);

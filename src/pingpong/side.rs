@@ -1,7 +1,9 @@
-//! One side of a pingpong.
+//! One side of a pingpong, and the thread that watches for failures.
 //!
-//! The CPU prepares exchanges ahead of the stream, a *chunk* at a time, and looks at completions
-//! only when the stream has passed a whole chunk: between prepare and collect no message needs it.
+//! The CPU prepares exchanges ahead of the stream, a *chunk* at a time, and polls completions only after the stream has
+//! passed a whole chunk: from prepare to collect, no message needs the CPU. A wait for a flag that the other side
+//! writes ends by that write alone, so a second thread polls for failed sends on either side, and ends the waits on a
+//! failure.
 
 use super::Report;
 use crate::cli::{Operation, PingpongOptions, Service};
@@ -25,8 +27,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How often a receiver may be not ready: receives are posted before the other side can send into
-/// them, so that one that is not ready for so long never will be.
+/// RNR retries. Receives are posted before the other side can send into them, so a receiver that is not ready after
+/// this many never will be.
 const RNR_RETRIES: u8 = 6;
 
 pub(super) struct Pingpong {
@@ -35,17 +37,17 @@ pub(super) struct Pingpong {
     datagrams: Option<Datagrams>,
     remote_data: RemoteMemory,
     remote_flag: RemoteMemory,
-    /// Exchanges that were made: all, unless the run was interrupted.
+    /// Exchanges performed: all, unless the run was interrupted.
     exchanges: u64,
-    /// From when the CPU prepares the first exchange that is measured, until it has seen the last.
+    /// Elapsed and CPU time from the CPU's preparation of the first measured exchange until it has seen the last.
     usage: Option<(Duration, Duration)>,
 }
 
-/// What datagrams need beside what connections do.
+/// Objects for datagrams, in addition to those of a connection.
 struct Datagrams {
     to: AddressHandle,
     remote_qpn: u32,
-    /// The place of the header before each message.
+    /// The place of the GRH before each message.
     header: MemoryRegion,
 }
 
@@ -58,7 +60,7 @@ impl Datagrams {
 }
 
 impl Pingpong {
-    /// Makes the side's objects, connects them with the other side's, and posts the first receives.
+    /// Creates the side's objects, connects them with the other side's, and posts the first receives.
     pub(super) fn new(
         options: &PingpongOptions,
         rank: u64,
@@ -66,15 +68,14 @@ impl Pingpong {
         channel: &mut Channel,
     ) -> Result<Self, Failure> {
         let window = u32::try_from(options.batch * CHUNKS)?;
-        // A write is two work requests; and one chunk's sends may still be unacknowledged when the
-        // next is prepared.
+        // A write is two work requests, and one chunk's sends may be unacknowledged when the next is prepared.
         let config = QueuePairConfig::default().send_depth(4 * window).recv_depth(2 * window);
         let needs = Requirements {
             queue_pairs: 1,
             config: config.transport(options.transport.into()),
             words: (4, Access::LOCAL_WRITE | Access::REMOTE_WRITE),
             work: Work { size: options.size, batch: options.batch, source: Access::empty() },
-            parts: 2,
+            divisor: 2,
         };
         let (side, remote) = Side::new(&options.sides, (rank, other), needs, channel)?;
         let queue_pair = side.connection.queue_pair();
@@ -95,14 +96,14 @@ impl Pingpong {
             usage: None,
         };
         if options.op != Operation::Write {
-            // One more than is enqueued: the other side may answer the last before its receive is
-            // posted again, and only RC waits.
+            // One more than is enqueued: the other side may answer the last message before its receive is reposted, and
+            // only RC retries.
             (0..=window).try_for_each(|_| pingpong.post_recv())?;
         }
         Ok(pingpong)
     }
 
-    /// Exchanges of the chunk that begins with exchange `next`: of the warm-up, or of the
+    /// Returns the exchanges of the chunk that begins with exchange `next`; a chunk does not span warm-up and
     /// measurement.
     fn chunk(&self, next: u64, total: u64) -> u64 {
         let warmup = self.options.sides.warmup;
@@ -152,7 +153,7 @@ impl Pingpong {
         })
     }
 
-    /// Prepares a send; collects completions meanwhile where there is no room.
+    /// Prepares a send; while there is no room, polls completions.
     fn prepare<'a>(
         &mut self,
         slices: &'a [Slice],
@@ -194,8 +195,7 @@ impl Pingpong {
         Ok(self.side.connection.queue_pair().post_recv(&slices, 0)?)
     }
 
-    /// Takes the completions of exchanges that the stream has passed, and posts receives for later
-    /// ones.
+    /// Takes the completions of exchanges that the stream has passed, and reposts receives.
     fn collect(&mut self, count: u64) -> Result<(), Failure> {
         self.side.results.error.check()?;
         if self.options.op != Operation::Write {
@@ -210,8 +210,8 @@ impl Pingpong {
         self.side.connection.collect_sends()
     }
 
-    /// Waits for the last acknowledgements: a side that leaves before would leave the other
-    /// hanging. Each comes, or its send fails.
+    /// Waits for the last acknowledgements: a side that left earlier would leave the other hanging. Each arrives, or
+    /// its send fails.
     fn settle(&mut self, total: u64) -> Result<(), Failure> {
         loop {
             self.side.connection.collect_sends()?;
@@ -235,11 +235,11 @@ impl SideRun for Pingpong {
         let lossy = (self.options.transport != Service::Rc).then_some(self.options.size);
         let _watch = Watch::start(Arc::clone(&self.side.connection), lossy)?;
         let total = self.options.exchanges().ok_or("the exchanges are more than 64 bits hold")?;
-        let limit = channel.limit().clone();
+        let limit = channel.run_length().clone();
         limit.shorten(total);
         let (mut asked, mut ends) = (false, None);
         let mut chunks: VecDeque<u64> = VecDeque::new();
-        // Of both sides, one shows it.
+        // Only one side shows progress.
         let hidden = self.options.sides.json || self.side.rank > 0 || self.options.sides.duration.is_some();
         let mut progress = Progress::new(hidden, total, "exchanges");
         self.side.driver.begin()?;
@@ -302,28 +302,28 @@ impl SideRun for Pingpong {
     }
 }
 
-/// The flag's value when message `sequence` has arrived. Never 0, its first value; compared
+/// Returns the flag's value once message `sequence` has arrived. It is never 0, the initial value, and is compared
 /// cyclically.
 fn flag_value(sequence: u64) -> u32 {
     (sequence + 1) as u32
 }
 
-/// Time between two looks: seldom, as a look takes CPU time from what is measured.
+/// Polling interval; long, as polling takes CPU time from the measurement.
 const LOOK: Duration = Duration::from_millis(10);
-/// How long an exchange may take on a transport that loses messages without an error, at the speed of hardware's
-/// time-outs; longer by the time of its bytes at [`SLOWEST`].
+/// Time limit of an exchange on a transport that loses messages without an error, at the speed of hardware's time-outs;
+/// extended by the time of its bytes at [`SLOWEST`].
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Bytes per second of the slowest network.
 const SLOWEST: u64 = 1 << 20;
 
-/// The thread that watches a connection. It ends when this is dropped, or after a failure.
+/// The thread that watches a connection; it ends when this is dropped, or after a failure.
 pub(super) struct Watch {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Watch {
-    /// `lossy`: the size of a message, where the transport may lose one.
+    /// `lossy`: the message size, if the transport may lose messages.
     pub(super) fn start(connection: Arc<Connection>, lossy: Option<u64>) -> Result<Self, Failure> {
         let stop = Arc::new(AtomicBool::new(false));
         let patience = Speed::from_environment()?.of(PATIENCE);
@@ -340,7 +340,7 @@ impl Drop for Watch {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Release);
         if let Some(thread) = self.thread.take() {
-            // It panics nowhere; if it did, the message would be on stderr.
+            // The thread does not panic; if it did, the message would be on stderr.
             let _ = thread.join();
         }
     }
@@ -365,7 +365,7 @@ fn watch(connection: &Connection, patience: Option<Duration>, stop: &AtomicBool)
             continue;
         }
         if !connection.error.has_cause() && !connection.has_failed() {
-            // The other side has failed. Aborting would flush the completion that says why.
+            // The other side has failed. Aborting now would flush the completion that tells the cause.
             connection.find_cause();
         }
         if let Err(failure) = connection.release() {

@@ -1,5 +1,4 @@
-//! The channel on which the two sides exchange addresses and results: lines of JSON over pipes, or a
-//! connection.
+//! The channel by which the two sides exchange addresses and results: lines of JSON over pipes, or a TCP connection.
 
 use crate::failure::Failure;
 use serde::{Deserialize, Serialize};
@@ -13,37 +12,38 @@ use std::time::Duration;
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Message {
-    /// Where its queue pairs are, its messages, those that the other side may read, and its words.
+    /// Addresses of the sender's queue pairs, of its memory for messages, of its readable messages, and of its words.
     Hello { endpoints: Vec<String>, data: String, source: String, words: String },
-    /// It is ready for what comes next.
+    /// The sender is ready for the next step.
     Ready,
-    /// Its queue pairs have sent so many messages each, in so many nanoseconds, and all have completed.
+    /// Messages that each of the sender's queue pairs has sent, all completed, and the time in nanoseconds.
     Sent { counts: Vec<u64>, ns: u64 },
-    /// It was interrupted: it has enqueued so many exchanges, and asks how many the other has.
+    /// The sender was interrupted after enqueuing `next` exchanges, and asks for the end of the run.
     Stop { next: u64 },
-    /// The answer: the run has so many.
+    /// The answer to `Stop`: the exchanges of the run.
     Until { end: u64 },
-    /// It has finished. An error that is no cause is a consequence of a failure that this side may
-    /// know better.
+    /// The sender has finished. An error that is not the cause results from a failure that the receiver may know
+    /// better.
     Done { error: Option<String>, is_cause: bool },
 }
 
-/// Whether a line is the last that a side says: it has finished.
+/// Returns whether a line is a side's last: it has finished without an error.
 pub(super) fn is_last(line: &str) -> bool {
     matches!(serde_json::from_str(line), Ok(Message::Done { error: None, .. }))
 }
 
-/// What is said where nothing better is known.
+/// The error if no better one is known.
 pub(crate) const GONE: &str = "the other side is gone";
-/// What is said before an error of the other side.
+/// The prefix of the other side's errors.
 pub(crate) const OTHER_SIDE: &str = "the other side: ";
 
-/// An error of the other side, in this side's words. What the other side has heard of this one is this one's own.
+/// Rewords an error received from the other side. An error that the other side had received from this one becomes this
+/// side's own again.
 fn heard(error: &str) -> String {
     error.strip_prefix(OTHER_SIDE).map_or_else(|| format!("{OTHER_SIDE}{error}"), str::to_owned)
 }
 
-/// Whether an error says no more than that the other side has failed or ended.
+/// Returns whether an error only tells that the other side has failed or ended.
 pub(super) fn is_of_other_side(error: &Failure) -> bool {
     let text = error.to_string();
     text.starts_with(GONE) || text.starts_with(OTHER_SIDE)
@@ -52,15 +52,17 @@ pub(super) fn is_of_other_side(error: &Failure) -> bool {
 /// Why the other side will do nothing more.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum End {
-    /// It has failed, and said how, which is here in this side's words; perhaps it knows only consequences of the failure.
-    Failed { error: String, is_cause: bool },
-    /// It has ended, or was killed.
+    /// It has failed with an error, in this side's words. If not the cause, the error is a consequence.
+    Failed {
+        error: String,
+        is_cause: bool,
+    },
     Gone,
 }
 
 type Hook = Box<dyn FnMut(&End) + Send>;
 
-/// What to do when the other side fails or ends.
+/// The action to take when the other side fails or ends.
 #[derive(Clone, Default)]
 pub(crate) struct OnEnd {
     state: Arc<Mutex<Ends>>,
@@ -77,14 +79,14 @@ impl OnEnd {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sets what to do; done at once for what has happened already.
+    /// Sets the action, and performs it at once for past events.
     pub(crate) fn set(&self, mut hook: impl FnMut(&End) + Send + 'static) {
         let mut state = self.lock();
         state.seen.iter().for_each(&mut hook);
         state.hook = Some(Box::new(hook));
     }
 
-    /// From now on the other side may go.
+    /// Removes the action: from now on the other side may end.
     pub(crate) fn clear(&self) {
         self.lock().hook = None;
     }
@@ -98,13 +100,12 @@ impl OnEnd {
     }
 }
 
-/// One end of the channel.
 pub(crate) struct Channel {
     lines: Receiver<String>,
     writer: Writer,
     on_end: OnEnd,
     limit: RunLength,
-    /// What was received before its turn.
+    /// A message received ahead of its turn.
     early: Cell<Option<Message>>,
 }
 
@@ -130,8 +131,7 @@ impl Channel {
         Self::of_lines(BufReader::new(reader).lines().map_while(Result::ok), Box::new(writer))
     }
 
-    /// A thread of its own reads, so that the end of the other side is noticed at any time, and that an interrupt is
-    /// answered at any time.
+    /// Starts a thread that reads, so that the other side's end is noticed, and an interrupt answered, at any time.
     pub(super) fn of_lines(
         received: impl Iterator<Item = String> + Send + 'static,
         writer: Box<dyn Write + Send>,
@@ -156,7 +156,7 @@ impl Channel {
                     }
                     _ => {}
                 }
-                // A side that receives no more still has to know of the end.
+                // The end must be reported even if nobody receives any more.
                 let _ = sender.send(line);
             }
             drop(sender);
@@ -169,8 +169,7 @@ impl Channel {
         &self.on_end
     }
 
-    /// Until which exchange the run lasts.
-    pub(crate) fn limit(&self) -> &RunLength {
+    pub(crate) fn run_length(&self) -> &RunLength {
         &self.limit
     }
 
@@ -178,8 +177,8 @@ impl Channel {
         write(&self.writer, message)
     }
 
-    /// Agrees with the other side on the exchange at which an interrupted run ends; this side has enqueued `next`.
-    /// Where the other side has finished already, the run has all its exchanges.
+    /// Agrees with the other side on the last exchange of an interrupted run, of which this side has enqueued `next`.
+    /// If the other side has already finished, the run has all its exchanges.
     pub(crate) fn agree_on_end(&mut self, next: u64) -> Result<u64, Failure> {
         self.send(&Message::Stop { next })?;
         match self.receive(None)? {
@@ -192,11 +191,10 @@ impl Channel {
         }
     }
 
-    /// The next message; waits for ever where there is no time-out, but not for a side that has
-    /// ended.
+    /// Returns the next message. Without a time-out it waits until the other side ends.
     ///
     /// # Errors
-    /// Among others, the error that the other side has failed with.
+    /// Among others, the error with which the other side has failed.
     pub(crate) fn receive(&self, timeout: Option<Duration>) -> Result<Message, Failure> {
         if let Some(early) = self.early.take() {
             return Ok(early);
@@ -212,7 +210,7 @@ impl Channel {
         }
     }
 
-    /// As [`Self::receive`], without answers to a request to stop, which come at any time.
+    /// Like [`Self::receive`], but skips answers to a request to stop, which arrive at any time.
     pub(crate) fn next(&self, timeout: Option<Duration>) -> Result<Message, Failure> {
         loop {
             match self.receive(timeout)? {
@@ -222,10 +220,10 @@ impl Channel {
         }
     }
 
-    /// The next message, if there is one already.
+    /// Returns the next message if it has arrived.
     ///
     /// # Errors
-    /// As of [`Self::receive`].
+    /// As for [`Self::receive`].
     pub(crate) fn receive_now(&self) -> Result<Option<Message>, Failure> {
         if let Some(early) = self.early.take() {
             return Ok(Some(early));
@@ -238,11 +236,11 @@ impl Channel {
     }
 }
 
-/// Until which exchange a run lasts, on which both sides agree where it is interrupted. Clones name the same limit.
+/// The number of exchanges of a run; after an interrupt both sides agree on it. Clones share the value.
 ///
-/// The first side stops enqueuing and asks the other ([`Message::Stop`]); the thread that reads the other side's channel
-/// answers at once, whatever its own thread waits for. The end is the later of what both have enqueued, so that everything
-/// enqueued finds its counterpart.
+/// The interrupted side stops enqueuing and asks the other ([`Message::Stop`]); the peer's reader thread answers at
+/// once, whatever its main thread waits for. The run ends at the larger of both numbers enqueued, so that every
+/// exchange has its counterpart.
 #[derive(Clone)]
 pub(crate) struct RunLength(Arc<Mutex<State>>);
 
@@ -253,7 +251,6 @@ struct State {
 }
 
 impl RunLength {
-    /// None yet.
     pub(crate) fn new() -> Self {
         RunLength(Arc::new(Mutex::new(State { enqueued: 0, end: u64::MAX })))
     }
@@ -262,7 +259,6 @@ impl RunLength {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The run has at most so many exchanges.
     pub(crate) fn shorten(&self, end: u64) {
         let mut state = self.lock();
         state.end = state.end.min(end);
@@ -272,7 +268,7 @@ impl RunLength {
         self.lock().end
     }
 
-    /// How many of `count` exchanges from `next` on may be enqueued. The caller enqueues them.
+    /// Returns how many of `count` exchanges from `next` on may be enqueued; the caller enqueues them.
     pub(crate) fn claim(&self, next: u64, count: u64) -> u64 {
         let mut state = self.lock();
         let count = count.min(state.end.saturating_sub(next));
@@ -280,7 +276,7 @@ impl RunLength {
         count
     }
 
-    /// The other side has enqueued `next` exchanges and stopped. Returns where both end.
+    /// Notes that the other side has stopped after enqueuing `next` exchanges. Returns the end of the run.
     pub(crate) fn stop(&self, next: u64) -> u64 {
         let mut state = self.lock();
         state.end = state.end.min(state.enqueued.max(next));

@@ -1,5 +1,5 @@
-//! What a side's thread, its watcher and the reader of its channel share: the queue pairs, the words that the other side
-//! changes, and what is known of failures.
+//! State shared by a side's thread, its watcher and the reader of its channel: the queue pairs, the words that the
+//! other side writes, and the known failures.
 
 use super::timing::Timing;
 use crate::failure::Failure;
@@ -9,22 +9,21 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long the cause of a failure may take to show after its consequences: the other side sees it
-/// first, or its completion is late.
+/// How long to wait for the cause of a failure after its consequences: the other side sees it first, or its completion
+/// is late.
 const CAUSE: Duration = Duration::from_secs(2);
-/// Time between two looks for it.
+/// Polling interval for the cause.
 const LOOK: Duration = Duration::from_millis(5);
-/// How long the CPU sleeps where a queue is full.
+/// How long the CPU sleeps if a queue is full.
 const NAP: Duration = Duration::from_micros(50);
 
 pub(crate) struct Connection {
     device: Device,
-    /// At least one.
+    /// Never empty.
     pub(crate) queue_pairs: Vec<QueuePair>,
-    /// What the other side writes or changes beside messages. A stream may wait for the first word.
+    /// Words that the other side writes besides messages. A stream may wait for the first word.
     pub(crate) words: MemoryRegion,
     pub(crate) error: FirstError,
-    /// Sends that have completed.
     sent: AtomicU64,
 }
 
@@ -38,7 +37,7 @@ impl Connection {
         Connection { device, queue_pairs, words, error, sent: AtomicU64::new(0) }
     }
 
-    /// The only queue pair of a side that has one.
+    /// The first queue pair, for sides that have only one.
     pub(crate) fn queue_pair(&self) -> &QueuePair {
         &self.queue_pairs[0]
     }
@@ -47,7 +46,7 @@ impl Connection {
         self.sent.load(Ordering::Relaxed)
     }
 
-    /// Prepares a send of a queue pair. None where there is no room: after a nap, for the caller to take completions.
+    /// Prepares a send. `None` if there is no room, after a short sleep: the caller then polls completions.
     pub(crate) fn prepare(
         &self,
         queue_pair: usize,
@@ -64,14 +63,14 @@ impl Connection {
         }
     }
 
-    /// Takes the completion of a receive, if there is one. A failed one is an error.
+    /// Takes the completion of a receive, if there is one. A failed completion is an error.
     pub(crate) fn take_receive(&self) -> Result<bool, Failure> {
         let taken = self.take(&self.queue_pair().recv_cq())?.is_some();
         self.error.check()?;
         Ok(taken)
     }
 
-    /// Takes the completions of sends. A failed one is an error.
+    /// Takes the completions of sends. A failed completion is an error.
     pub(crate) fn collect_sends(&self) -> Result<(), Failure> {
         while self.take(&self.queue_pair().send_cq())?.is_some() {
             self.sent.fetch_add(1, Ordering::Relaxed);
@@ -79,8 +78,7 @@ impl Connection {
         self.error.check()
     }
 
-    /// Takes the next completion, if there is one. How it failed is remembered: a flush as the
-    /// consequence of something else.
+    /// Takes the next completion, if there is one, and records a failure: a flush counts as a consequence.
     pub(crate) fn take(&self, queue: &CompletionQueue) -> Result<Option<Completion>, Failure> {
         let Some(completion) = queue.poll()? else { return Ok(None) };
         if let Err(status) = completion.status {
@@ -90,8 +88,7 @@ impl Connection {
         Ok(Some(completion))
     }
 
-    /// Looks for failures that nothing waits for, or that a stream only woke of: in all completion
-    /// queues, and among the card's events.
+    /// Records failures that no wait reports: from all completion queues and the card's events.
     pub(crate) fn look_for_failures(&self) {
         for queue in self.queue_pairs.iter().flat_map(|pair| [pair.recv_cq(), pair.send_cq()]) {
             while let Ok(Some(_)) = self.take(&queue) {}
@@ -99,7 +96,7 @@ impl Connection {
         self.read_events();
     }
 
-    /// The card says by an event alone that it has refused a request of the other side.
+    /// Reads the card's events, which alone report a refused request of the other side.
     pub(crate) fn read_events(&self) {
         while let Ok(Some(_)) = self.device.next_event(Duration::ZERO) {}
         for queue_pair in &self.queue_pairs {
@@ -109,12 +106,12 @@ impl Connection {
         }
     }
 
-    /// Whether a queue pair of this side has failed or was aborted.
+    /// Returns whether a queue pair of this side has failed or was aborted.
     pub(crate) fn has_failed(&self) -> bool {
         self.queue_pairs.iter().any(|queue_pair| queue_pair.failure().is_some())
     }
 
-    /// Where only consequences of a failure are known, looks for its cause for a while.
+    /// While only consequences are known, looks for the cause for a limited time.
     pub(crate) fn find_cause(&self) {
         let deadline = Instant::now() + CAUSE;
         self.look_for_failures();
@@ -124,9 +121,8 @@ impl Connection {
         }
     }
 
-    /// Ends the waits of a stream for completions by failing the queue pairs, and those for the first
-    /// word by moving it far ahead. In this order: a failed queue pair takes no late write of the
-    /// word.
+    /// Ends a stream's waits: for completions by failing the queue pairs, for the first word by moving it far ahead.
+    /// The order matters: a failed queue pair takes no late write of the word.
     pub(crate) fn release(&self) -> Result<(), Failure> {
         self.queue_pairs.iter().try_for_each(QueuePair::abort)?;
         let word = self.words.word32(0)?;
@@ -135,18 +131,17 @@ impl Connection {
     }
 }
 
-/// The first error of a side; what fails after it is its consequence.
+/// The first error of a side; later failures are its consequences.
 #[derive(Clone, Default)]
 pub(crate) struct FirstError(Arc<Mutex<Errors>>);
 
 #[derive(Default)]
 struct Errors {
     cause: Option<String>,
-    /// What a failure of unknown cause has led to: flushed work, or a failure of the other side
-    /// that is no cause either.
+    /// The consequence of an unknown cause: flushed work, or a failure of the other side that is not the cause either.
     consequence: Option<String>,
-    /// A wrong message. It may itself be a consequence: a work request that fails wakes the stream,
-    /// too, which then finds no message where it looks.
+    /// A wrong message. It may itself be a consequence: a failed work request also wakes the stream, which then finds
+    /// no message.
     wrong: Option<String>,
 }
 
@@ -159,12 +154,11 @@ impl FirstError {
         self.lock().cause.get_or_insert_with(error);
     }
 
-    /// Something that follows a failure, and tells nothing of its cause.
+    /// Records a consequence of a failure, which does not tell the cause.
     pub(crate) fn consequence(&self, error: impl FnOnce() -> String) {
         self.lock().consequence.get_or_insert_with(error);
     }
 
-    /// Whether the cause of the failure is known.
     pub(crate) fn has_cause(&self) -> bool {
         self.lock().cause.is_some()
     }
@@ -175,13 +169,13 @@ impl FirstError {
         first.map_or(Ok(()), |error| Err(error.clone().into()))
     }
 
-    /// The first error; `failure`, which may be its consequence, if there is none.
+    /// Returns the first error, or else `failure`, which may be its consequence.
     pub(crate) fn or(&self, failure: Failure) -> Failure {
         self.check().err().unwrap_or(failure)
     }
 }
 
-/// What the kernels of a side report, wherever they run. Clones name the same results.
+/// Results of a side's kernels, on either kind of driver. Clones share them.
 #[derive(Clone)]
 pub(crate) struct SideResults {
     pub(crate) error: FirstError,
@@ -197,7 +191,7 @@ impl SideResults {
         self.timing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Message `sequence` has a wrong byte.
+    /// Records that message `sequence` has a wrong byte.
     pub(crate) fn wrong(&self, sequence: u64, at: u64) {
         let text = || format!("message {sequence} is wrong at byte {at}");
         self.error.lock().wrong.get_or_insert_with(text);

@@ -1,4 +1,5 @@
-//! The trait of what performs a side's work: a software stream, the calling thread, or a GPU.
+//! Drivers, which perform a side's work: the trait, and the driver for host memory, a software stream or the calling
+//! thread. [`super::gpu`] has the driver for GPUs.
 
 use super::connection::SideResults;
 use crate::cli::SideOptions;
@@ -13,71 +14,63 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::time::Duration;
 
-/// Chunks that are enqueued at a time: while one is performed, the CPU prepares the next.
+/// Chunks under way: while one is performed, the CPU prepares the next.
 pub(crate) const CHUNKS: u64 = 2;
 
-/// What a driver is for.
+/// The dimensions of a driver's work.
 #[derive(Clone, Copy)]
 pub(crate) struct Work {
-    /// Bytes of the message that is sent, and of that which arrives.
+    /// Bytes of the outgoing and of the incoming message.
     pub(crate) size: u64,
-    /// Exchanges of a chunk.
     pub(crate) batch: u64,
-    /// What the other side may do to the message that is sent.
+    /// The other side's access to the outgoing message.
     pub(crate) source: Access,
 }
 
-/// Holds a side's messages, and performs its work in the order of the calls: at once, or later.
+/// Holds a side's messages and performs its work in the order of the calls, immediately or later.
 ///
 /// Work comes in *chunks* of exchanges, of which [`CHUNKS`] may be under way.
 pub(crate) trait Driver {
-    /// For the other side: where messages arrive, and the message that is sent, where it may read it.
+    /// Returns, for the other side, the memory of incoming messages, and of the outgoing message if it may be read.
     fn remotes(&self) -> [RemoteMemory; 2];
-    /// A part of the message that is sent.
     fn source(&self, range: Range<usize>) -> Result<Slice, Failure>;
-    /// A part of where messages arrive.
     fn target(&self, range: Range<usize>) -> Result<Slice, Failure>;
 
-    /// The first exchange begins here.
     fn begin(&mut self) -> Result<(), Failure>;
-    /// Fills the message that is sent, where messages are checked.
+    /// Fills the outgoing message, if messages are checked.
     fn produce(&mut self, sequence: u64) -> Result<(), Failure>;
-    /// Rings cards, and waits for what they do. Takes its time where as much is outstanding as the
-    /// stream takes.
+    /// Posts doorbells and waits. Blocks while the stream has as much outstanding as it allows.
     fn post(&mut self, batch: Batch) -> Result<Posted, Failure>;
-    /// Checks the message that arrived, where messages are checked, and takes the time of the
-    /// exchange on the first side.
+    /// Checks the message that has arrived, if messages are checked, and takes the time of the exchange on the first
+    /// side.
     fn consume(&mut self, sequence: u64) -> Result<(), Failure> {
         self.arrived(sequence, Arrival { is_checked: true, is_timed: true })
     }
-    /// As [`Self::consume`], or only one part of it.
+    /// Like [`Self::consume`], or only one part of it.
     fn arrived(&mut self, sequence: u64, what: Arrival) -> Result<(), Failure>;
 
-    /// The chunk ends here, after `count` exchanges.
+    /// Ends the chunk after `count` exchanges.
     fn mark(&mut self, count: u64) -> Result<(), Failure>;
-    /// Waits until the oldest chunk under way has been performed; what its kernels found is then in
-    /// the results. The CPU sleeps meanwhile.
+    /// Waits until the oldest chunk has been performed, while the CPU sleeps; its kernels' results are then available.
     fn pass(&mut self) -> Result<(), Failure>;
-    /// Waits until everything has been performed.
     fn synchronize(&mut self) -> Result<(), Failure>;
 
-    /// How the doorbells of a queue pair reach the card.
+    /// Returns how a queue pair's doorbells reach the card.
     fn doorbells(&self, queue_pair: &QueuePair) -> Result<Doorbells, StreamError>;
 }
 
-/// What is done with a message that arrived.
+/// Steps for a message that has arrived.
 #[derive(Clone, Copy)]
 pub(crate) struct Arrival {
     pub(crate) is_checked: bool,
     pub(crate) is_timed: bool,
 }
 
-/// A stream on a backend, with the options that concern it.
 pub(crate) fn stream<B: MemOpStream>(backend: B, options: &SideOptions) -> Result<Stream<B>, Failure> {
     Ok(Stream::with_options(backend, StreamOptions::default().doorbells(options.doorbells.into()))?)
 }
 
-/// Posts a batch; waits, where the stream has as many outstanding as it takes.
+/// Posts a batch; waits while the stream has as much outstanding as it allows.
 pub(crate) fn post<B: MemOpStream>(stream: &Stream<B>, batch: Batch) -> Result<Posted, Failure> {
     let mut batch = batch;
     loop {
@@ -91,15 +84,15 @@ pub(crate) fn post<B: MemOpStream>(stream: &Stream<B>, batch: Batch) -> Result<P
     }
 }
 
-/// What performs closures in the order of a stream.
+/// A backend that runs closures in stream order.
 pub(super) trait HostStream: MemOpStream + Sized {
     fn launch(stream: &Stream<Self>, kernel: impl FnOnce() + Send + 'static) -> Result<(), Failure>;
 
-    /// An event after everything so far; none where that has been performed already.
+    /// Records an event after everything so far; none if that has already been performed.
     fn mark(stream: &Stream<Self>) -> Result<Option<Event>, Failure>;
 }
 
-/// The calling thread: the work is done before each call returns.
+/// On the calling thread, work is done before each call returns.
 impl HostStream for Cpu {
     fn launch(_: &Stream<Self>, kernel: impl FnOnce() + Send + 'static) -> Result<(), Failure> {
         kernel();

@@ -1,4 +1,4 @@
-//! One side of a run, whatever is measured: its objects, how it meets the other side, and how it leaves it.
+//! One side of a run of any measurement: its objects, how it meets the other side, and how it ends or fails.
 
 use super::channel::{Channel, End, GONE, Message};
 use super::connection::{Connection, FirstError, SideResults};
@@ -22,25 +22,22 @@ use std::time::Duration;
 /// How long the other side may take to get ready.
 pub(crate) const SETUP: Duration = Duration::from_secs(30);
 
-/// What a measurement wants of a side.
 pub(crate) struct Requirements {
     pub(crate) queue_pairs: u64,
     pub(crate) config: QueuePairConfig<'static>,
-    /// Bytes of the words, and what the other side may do to them.
+    /// Bytes of the words, and the other side's access to them.
     pub(crate) words: (usize, Access),
     pub(crate) work: Work,
-    /// What each time is divided by.
-    pub(crate) parts: u64,
+    /// The divisor of each time.
+    pub(crate) divisor: u64,
 }
 
-/// What the other side has.
 pub(crate) struct Remote {
     pub(crate) endpoints: Vec<Endpoint>,
-    /// Where messages arrive there.
+    /// The memory of messages to the other side.
     pub(crate) data: RemoteMemory,
-    /// What can be read there.
+    /// The other side's readable memory.
     pub(crate) source: RemoteMemory,
-    /// The words there.
     pub(crate) words: RemoteMemory,
 }
 
@@ -48,7 +45,6 @@ pub(crate) struct Side {
     options: SideOptions,
     pub(crate) rank: u64,
     other: Peer,
-    /// The GPU of each side.
     gpus: Option<[u32; 2]>,
     card: String,
     pub(crate) pd: ProtectionDomain,
@@ -60,7 +56,7 @@ pub(crate) struct Side {
 }
 
 impl Side {
-    /// Makes the side's objects, and exchanges with the other side where they are.
+    /// Creates the side's objects, and exchanges their addresses with the other side.
     pub(crate) fn new(
         options: &SideOptions,
         (rank, other): (u64, Peer),
@@ -79,7 +75,7 @@ impl Side {
         let config = trigger.as_ref().map_or(config, |trigger| config.trigger(trigger));
         let queue_pairs: Vec<QueuePair> =
             (0..needs.queue_pairs).map(|_| QueuePair::new(&pd, config)).collect::<Result<_, _>>()?;
-        let results = SideResults::new(Timing::new(options.warmup, needs.parts));
+        let results = SideResults::new(Timing::new(options.warmup, needs.divisor));
         let driver = driver(options, needs.work, (rank, gpu), &pd, &results)?;
         let words = MemoryRegion::allocate(&pd, needs.words.0, needs.words.1)?;
         let endpoints = queue_pairs.iter().map(|queue_pair| Ok(queue_pair.endpoint()?.to_string()));
@@ -102,7 +98,7 @@ impl Side {
         Ok((side, remote))
     }
 
-    /// Waits until both sides are here.
+    /// Waits until both sides have reached this point.
     pub(crate) fn meet(&self, channel: &mut Channel, timeout: Option<Duration>) -> Result<(), Failure> {
         channel.send(&Message::Ready)?;
         match channel.next(timeout)? {
@@ -117,7 +113,7 @@ impl Side {
         Ok(())
     }
 
-    /// What a run was made with. `usage`: elapsed time, and CPU time of this process.
+    /// Returns the conditions of a run. `usage`: elapsed time, and CPU time of this process.
     pub(crate) fn setting(
         &self,
         (batch, size_bytes): (u64, u64),
@@ -149,7 +145,7 @@ impl Side {
     }
 }
 
-/// What performs the side's work, with everything allocated that it will need.
+/// Returns the side's driver, which has allocated everything it will need.
 fn driver(
     options: &SideOptions,
     work: Work,
@@ -167,24 +163,24 @@ fn driver(
     })
 }
 
-/// What plays a side of a run of one measurement.
+/// One side of a run of a measurement.
 pub(crate) trait SideRun {
     type Report;
 
     fn side(&mut self) -> &mut Side;
-    /// From the first message to the last.
+    /// Runs from the first message to the last.
     fn run(&mut self, channel: &mut Channel) -> Result<(), Failure>;
-    /// What was measured, once both sides have finished.
+    /// Returns the results, once both sides have finished.
     fn report(&self) -> Result<Self::Report, Failure>;
 }
 
-/// Plays a side, if it could be made. The other side hears how it fails.
+/// Performs a side, unless its creation failed, and reports a failure to the other side.
 pub(crate) fn play<P: SideRun>(made: Result<P, Failure>, mut channel: Channel) -> Result<P::Report, Failure> {
     let mut player = match made {
         Ok(player) => player,
         Err(failure) => {
             let error = Some(failure.to_string());
-            // Where the other side is gone, there is nothing to say to it.
+            // If the other side is gone, nobody needs to be told.
             let _ = channel.send(&Message::Done { error, is_cause: true });
             return Err(failure);
         }
@@ -202,13 +198,13 @@ pub(crate) fn play<P: SideRun>(made: Result<P, Failure>, mut channel: Channel) -
         Message::Done { .. } => {}
         other => return Err(format!("the other side goes on: {other:?}").into()),
     }
-    // Its end wakes the other side's stream, for which a GPU that both sides use might wait while it releases what this
-    // side's driver holds.
+    // The end of the channel wakes the other side's stream. Otherwise a GPU used by both sides might wait for that
+    // stream while it releases this side's memory.
     drop(channel);
     player.report()
 }
 
-/// Has the end of the other side become this side's error. A watcher, or the side's own thread, then ends what waits.
+/// Makes the other side's end this side's error. A watcher, or the side's own thread, then ends pending waits.
 fn forward_ends(channel: &Channel, error: FirstError) {
     channel.on_end().set(move |end| match end {
         End::Failed { error: text, is_cause: true } => error.set(|| text.clone()),
@@ -218,7 +214,7 @@ fn forward_ends(channel: &Channel, error: FirstError) {
     });
 }
 
-/// Finds out why a side has failed, tells the other side, and ends what waits.
+/// Determines why a side has failed, tells the other side, and ends pending waits.
 fn fail(connection: &Connection, driver: &mut dyn Driver, failure: Failure, mut channel: Channel) -> Failure {
     let error = connection.error.clone();
     connection.look_for_failures();
@@ -226,23 +222,23 @@ fn fail(connection: &Connection, driver: &mut dyn Driver, failure: Failure, mut 
         error.set(|| failure.to_string());
     }
     let mut tell = |failure: &Failure, is_cause| {
-        // Where the other side is gone, there is nothing to say to it.
+        // If the other side is gone, nobody needs to be told.
         let _ = channel.send(&Message::Done { error: Some(failure.to_string()), is_cause });
     };
     if !error.has_cause() {
-        // The other side may have the cause.
+        // The other side may know the cause.
         tell(&error.or(failure), false);
         connection.find_cause();
     }
     let failure = error.or("the cause of the failure is unknown".into());
     tell(&failure, true);
-    // What these say is a consequence of the failure.
+    // Errors of these are consequences of the failure.
     let _ = connection.release().and_then(|()| driver.synchronize());
     channel.on_end().clear();
     failure
 }
 
-/// The GPU of each side, where there are any: both on the one that is named, or on one each.
+/// Returns the GPU of each side, if there are any: both on the named one, or one each.
 pub(crate) fn gpus_of_sides(sides: &SideOptions) -> Result<Option<[u32; 2]>, Failure> {
     sides.gpu.as_ref().map(|list| of_sides(&list.resolve()?)).transpose()
 }
@@ -259,14 +255,14 @@ fn of_sides(gpus: &Gpus) -> Result<[u32; 2], Failure> {
 
 #[derive(Clone)]
 pub(crate) enum Peer {
-    /// Started by this one, or by the same process.
+    /// Started by this process, as a process or a thread.
     Local,
-    /// Started by itself, at the host of this name, with this GPU if with one.
+    /// Started separately, on the host `name`, with its GPU if any.
     Separate { name: String, gpu: Option<RemoteGpu> },
 }
 
 impl Peer {
-    /// The host of a side that was started by itself.
+    /// The host of a separately started side.
     pub(crate) fn host(&self) -> Option<&str> {
         match self {
             Peer::Local => None,
@@ -274,7 +270,7 @@ impl Peer {
         }
     }
 
-    /// The GPUs of both sides, where they have any. `sides`: as this process counts them.
+    /// Returns the GPUs of both sides, if any. `sides`: the numbers in this process.
     pub(crate) fn gpus(&self, sides: Option<[u32; 2]>) -> Result<Option<GpusOfSides>, Failure> {
         match (sides, self) {
             (Some(sides), Peer::Local) => GpusOfSides::describe(sides).map(Some),
@@ -284,7 +280,6 @@ impl Peer {
     }
 }
 
-/// The GPU of a side that was started by itself.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct RemoteGpu {
     pub(crate) number: u32,
@@ -297,14 +292,11 @@ impl RemoteGpu {
     }
 }
 
-/// The GPUs of the two sides.
 pub(crate) struct GpusOfSides {
     pub(crate) sides: [u32; 2],
     names: [String; 2],
-    /// Both sides use one GPU.
     is_shared: bool,
-    /// Processes share the GPU by MPS; none where each side has a GPU, or where its driver does not
-    /// say.
+    /// True if processes share the GPU by MPS; none if each side has a GPU, or if the driver does not tell.
     pub(crate) mps: Option<bool>,
 }
 
@@ -316,7 +308,7 @@ impl GpusOfSides {
         Ok(GpusOfSides { sides, names: [first.name, second.name], is_shared, mps })
     }
 
-    /// The GPU of this side, and that of one which was started by itself.
+    /// Returns this side's GPU and that of a separately started side.
     fn apart(own: u32, other: &RemoteGpu) -> Result<Self, Failure> {
         let names = [cuda::describe(own)?.name, other.name.clone()];
         Ok(GpusOfSides { sides: [own, other.number], names, is_shared: false, mps: None })

@@ -1,4 +1,5 @@
-//! The TCP connection between the two sides, which both have proven a key on ([`gdsync_auth`]) before it counts.
+//! The TCP connection between the two sides, each of which must prove a key ([`gdsync_auth`]), and the way to it: an
+//! address, or the two processes of a launcher's job, of which rank 0 is the server and rank 1 the client.
 
 use crate::cli::Address;
 use crate::failure::Failure;
@@ -12,18 +13,18 @@ use std::io::{self, ErrorKind};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
-/// What a proof of the key is for, whatever is measured: what that is, both sides say then.
+/// The purpose that both sides prove the key for. It is the same for all measurements, which the sides compare later.
 const PURPOSE: &[u8] = b"gdsync pingpong 1";
 /// How long a client tries to reach a server that does not listen yet.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// How long the server may take to prove its key.
 const PROOF: Duration = Duration::from_secs(10);
-/// How long the other host may say nothing: as between software cards.
+/// How long the other host may be silent; the same as between software cards.
 const SILENCE: Duration = Duration::from_secs(10);
-/// Time between two looks for connections, and between two attempts to connect.
+/// Polling interval for connections, and between attempts to connect.
 const LOOK: Duration = Duration::from_millis(10);
 
-/// The key for an address at which both sides meet: that of the environment, or the user's own where only this host
+/// Returns the key for an address at which the sides meet: that of the environment, or the user's own if only this host
 /// reaches the address.
 fn key_at(address: SocketAddr) -> Result<Key, Failure> {
     match KEY_VARIABLES.read(|name| std::env::var_os(name))? {
@@ -33,12 +34,10 @@ fn key_at(address: SocketAddr) -> Result<Key, Failure> {
     }
 }
 
-/// A connection that both sides have proven.
+/// A connection on which both sides have proven the key.
 pub(super) struct PeerConnection {
     pub(super) socket: TcpStream,
-    /// The other side's address.
     pub(super) other: IpAddr,
-    /// Both sides are on one host.
     pub(super) is_same_host: bool,
 }
 
@@ -54,7 +53,6 @@ impl PeerConnection {
     }
 }
 
-/// Where the server waits for its client.
 pub(super) struct Listener {
     listener: TcpListener,
     key: Key,
@@ -64,11 +62,11 @@ pub(super) struct Listener {
 type Candidate = (TcpStream, Exchange);
 
 impl Listener {
-    /// At an address of this host, or at all of them.
+    /// Listens at an address of this host, or at all of them.
     pub(super) fn bind(address: Option<&Address>, port: u16) -> Result<Self, Failure> {
         let addresses: Vec<SocketAddr> = match address {
             Some(Address { host, .. }) => resolve(host, port)?,
-            // The first takes IPv4, too; a host may be without IPv6.
+            // The first includes IPv4; the second is for hosts without IPv6.
             None => vec![(Ipv6Addr::UNSPECIFIED, port).into(), (Ipv4Addr::UNSPECIFIED, port).into()],
         };
         let refused = |error: io::Error| {
@@ -90,16 +88,16 @@ impl Listener {
         self.address
     }
 
-    /// The first client that proves the key. Waits for ever without a deadline.
+    /// Returns the first client that proves the key. Without a deadline it waits forever.
     pub(super) fn accept(self, deadline: Option<Instant>) -> Result<PeerConnection, Failure> {
         let mut candidates: Unproven<IpAddr, Candidate> = Unproven::new(Limits::default());
         loop {
             candidates.expire(Instant::now());
-            // A connection that has ended already is not taken; where no file is free, it stays queued.
+            // Connections that have already ended are skipped; without a free file descriptor they stay queued.
             while let Ok((socket, from)) = self.listener.accept() {
                 socket.set_nonblocking(true)?;
                 let exchange = Exchange::accepting(&self.key, PURPOSE)?;
-                // Where too many wait for their proof, it is closed, and its client tries again.
+                // If too many connections wait for their proof, this one is closed, and its client tries again.
                 let _ = candidates.admit(from.ip(), (socket, exchange), Instant::now());
             }
             let numbers: Vec<u64> = candidates.iter().map(|(number, _)| number).collect();
@@ -112,7 +110,7 @@ impl Listener {
                             return Ok(PeerConnection::new(socket)?);
                         }
                     }
-                    // Of a stranger, or of a client with another key, which says so.
+                    // A stranger, or a client with another key, which reports that itself.
                     Err(_) => drop(candidates.take(number)),
                 }
             }
@@ -124,7 +122,7 @@ impl Listener {
     }
 }
 
-/// Connects to the server, which may start at the same time.
+/// Connects to the server, which may be starting at the same time.
 pub(super) fn connect(host: &str, port: u16, command: &str) -> Result<PeerConnection, Failure> {
     let addresses = resolve(host, port)?;
     let name = Address { host: host.to_owned(), port: Some(port) };
@@ -133,7 +131,7 @@ pub(super) fn connect(host: &str, port: u16, command: &str) -> Result<PeerConnec
         match connect_once(&addresses) {
             Ok(socket) => match prove(&socket)? {
                 Ok(true) => return Ok(PeerConnection::new(socket)?),
-                // A server to which too many connect closes some.
+                // A server with too many connections closes some.
                 Err(ExchangeError::Closed) if Instant::now() < deadline => std::thread::sleep(LOOK),
                 unproven => return Err(why_unproven(unproven, &name, command)),
             },
@@ -170,7 +168,7 @@ fn connect_once(addresses: &[SocketAddr]) -> io::Result<TcpStream> {
     Err(last)
 }
 
-/// Proves the key to the server, and has the server prove it. False if the server takes too long.
+/// Proves the key to the server and verifies the server's proof. False if the server takes too long.
 fn prove(mut socket: &TcpStream) -> Result<Result<bool, ExchangeError>, Failure> {
     let mut exchange = Exchange::connecting(&key_at(socket.peer_addr()?)?, PURPOSE)?;
     socket.set_read_timeout(Some(PROOF))?;
@@ -194,17 +192,17 @@ fn why_unproven(outcome: Result<bool, ExchangeError>, name: &Address, command: &
 
 /// How long the other process may take to start.
 const START: Duration = Duration::from_secs(30);
-/// Variables that do not say that a launcher has started this process: torchrun's rank has a name that others have for
-/// other things, and Slurm sets its number of tasks for the script of a job, too.
+/// Variables that do not show that a launcher has started this process: torchrun's `RANK` is a common name, and Slurm
+/// also sets its number of tasks for a job's script.
 const NOT_OF_A_LAUNCHER: [&str; 2] = ["RANK", "SLURM_NTASKS"];
 
-/// The job, if a launcher has started two processes.
+/// Returns the job, if a launcher has started two processes.
 ///
 /// # Errors
-/// It has, and the environment does not say where they meet.
+/// It has, but the environment does not tell where they meet.
 pub(super) fn job_of_two(get: impl Fn(&str) -> Option<OsString>) -> Result<Option<Job>, BootstrapError> {
     let get = |name: &str| get(name).filter(|_| !NOT_OF_A_LAUNCHER.contains(&name));
-    // The size, whether or not the processes can meet.
+    // Reads the size only: whether the processes can meet does not matter yet.
     let counted = Job::from_lookup(|name| match name {
         "GDSYNC_ROOT" => Some("localhost:1".into()),
         _ if name.starts_with("GDSYNC_KEY") => None,
@@ -216,7 +214,7 @@ pub(super) fn job_of_two(get: impl Fn(&str) -> Option<OsString>) -> Result<Optio
     }
 }
 
-/// The connection of a job's processes. Their bootstrap carries the address.
+/// Connects a job's processes. Their bootstrap passes the address.
 pub(super) fn meet_in_job(job: &Job, command: &str) -> Result<PeerConnection, Failure> {
     let mut bootstrap = Bootstrap::join(job, START)?;
     let host = match job.meeting() {

@@ -1,7 +1,7 @@
-//! Sides that are started each by itself, on one host or on two: a server, and a client, whose options hold for both.
+//! Sides that are started separately, on one host or two: a server, and a client, whose options hold for both.
 //!
-//! They meet over TCP (`meeting.rs`), compare versions, and agree on each run (`session.rs`); during a run the
-//! connection is its channel. Two processes of a launcher's job need no address (`job.rs`).
+//! They connect over TCP (`meeting.rs`), compare versions, and agree on each run (`session.rs`), whose channel is the
+//! same connection. Two processes of a launcher's job need no address.
 
 mod meeting;
 mod session;
@@ -16,16 +16,15 @@ use meeting::{Listener, PeerConnection};
 use session::{Answer, Request, Session};
 use std::io::Write;
 
-/// What this process is, where it is not both sides.
+/// The role of a process that is not both sides.
 pub(super) enum Role {
     Server,
     Client,
-    /// A process of a launcher's job.
     Rank(Box<Job>),
 }
 
-/// What the options, or else a launcher's environment, make of this process. `None`: both sides are its own.
-pub(super) fn part(options: &SideOptions) -> Result<Option<Role>, Failure> {
+/// Returns this process's role, from the options or else a launcher's environment. `None`: it is both sides.
+pub(super) fn role(options: &SideOptions) -> Result<Option<Role>, Failure> {
     match &options.hosts {
         Hosts { server: true, .. } => Ok(Some(Role::Server)),
         Hosts { host: Some(_), .. } => Ok(Some(Role::Client)),
@@ -36,17 +35,16 @@ pub(super) fn part(options: &SideOptions) -> Result<Option<Role>, Failure> {
     }
 }
 
-/// Plays this process's part.
-pub(super) fn run<M: Measurement>(options: &M, part: Role) -> Result<(), Failure> {
+pub(super) fn run<M: Measurement>(options: &M, role: Role) -> Result<(), Failure> {
     super::take_liberties(options.sides())?;
-    let own = own_gpu(options.sides(), &part)?;
+    let own = own_gpu(options.sides(), &role)?;
     let mut options = options.clone();
     let sides = options.sides_mut();
     sides.gpu = own.as_ref().map(|gpu| gpu.number.into());
     sides.procs = 2;
     let hosts = sides.hosts.clone();
     let options = &options;
-    match part {
+    match role {
         Role::Server => serve(options, own, listen(&hosts, M::COMMAND)?, true),
         Role::Rank(job) if job.rank() == 0 => {
             serve(options, own, meeting::meet_in_job(&job, M::COMMAND)?, false)
@@ -60,11 +58,11 @@ pub(super) fn run<M: Measurement>(options: &M, part: Role) -> Result<(), Failure
     }
 }
 
-/// The GPU that `--gpu` names for this side. A process of a job takes that of its rank.
-fn own_gpu(options: &SideOptions, part: &Role) -> Result<Option<RemoteGpu>, Failure> {
+/// Returns this side's GPU of `--gpu`. A process of a job takes that of its rank.
+fn own_gpu(options: &SideOptions, role: &Role) -> Result<Option<RemoteGpu>, Failure> {
     let Some(list) = &options.gpu else { return Ok(None) };
     let gpus = list.resolve()?;
-    match (part, gpus.numbers()) {
+    match (role, gpus.numbers()) {
         (Role::Rank(job), _) => RemoteGpu::of(gpus.of_rank(job.rank())).map(Some),
         (_, [number]) => RemoteGpu::of(*number).map(Some),
         (_, numbers) => Err(format!(
@@ -75,7 +73,7 @@ fn own_gpu(options: &SideOptions, part: &Role) -> Result<Option<RemoteGpu>, Fail
     }
 }
 
-/// Waits for a client, and says where.
+/// Waits for a client, and prints where.
 fn listen(hosts: &Hosts, command: &str) -> Result<PeerConnection, Failure> {
     let listen = hosts.listen.as_ref();
     let listener = Listener::bind(listen, hosts.port_of(listen))?;
@@ -85,7 +83,7 @@ fn listen(hosts: &Hosts, command: &str) -> Result<PeerConnection, Failure> {
     listener.accept(None)
 }
 
-/// A software card reaches other hosts only if it listens at an address.
+/// Refuses a software card that the other host cannot reach: it must listen at an address.
 fn check_card(options: &SideOptions, is_same_host: bool) -> Result<(), Failure> {
     if is_same_host || !hca::is_software(options.hca.as_ref()) || softhca::fabric::is_tcp() {
         return Ok(());
@@ -93,7 +91,7 @@ fn check_card(options: &SideOptions, is_same_host: bool) -> Result<(), Failure> 
     Err("the software card of this side reaches no other host: set SOFTHCA_LISTEN to an address of this host, and SOFTHCA_KEY_FILE, on both (docs/hosts.md); or name a card of the system's by --hca".into())
 }
 
-/// The client: runs of all sizes, each with the server.
+/// The client: has the server take part in the runs of all sizes.
 fn measure<M: Measurement>(
     options: &M,
     name: &str,
@@ -116,12 +114,12 @@ fn measure<M: Measurement>(
         let (channel, _run) = session.run()?;
         one.play(0, Peer::Separate { name: name.to_owned(), gpu }, channel)
     });
-    // A server that has failed, or has gone, does not hear it.
+    // A server that has failed or ended does not receive it.
     let _ = session.send(&Request::<M>::End);
     result
 }
 
-/// The server: runs until the client ends the session, and then says what came of them.
+/// The server: takes part in runs until the client ends the session, and then reports them.
 fn serve<M: Measurement>(
     options: &M,
     own: Option<RemoteGpu>,
@@ -161,7 +159,7 @@ fn serve<M: Measurement>(
     text::print(sides.json, &said, || text)
 }
 
-/// A run as the client wants it, on the server's card and GPU.
+/// Returns the run that the client requests, on the server's card and GPU.
 fn prepare<M: Measurement>(
     own: &SideOptions,
     gpu: &Option<RemoteGpu>,
