@@ -1,5 +1,6 @@
-//! Merged batches against plain ones on a GPU's stream: from the flip of a word that the stream
-//! waits for until the CPU sees what it writes last.
+//! `gdsync bench batch`: merged batches against plain ones on a GPU's stream, from the flip of a word that the stream
+//! waits for until the CPU sees the last write. `gdsync bench plan`: the batch compiler, its memory operations and its
+//! CPU time, merged against plain.
 
 use super::gpu::{END, Gpu, START};
 use super::pair::{self, Pair};
@@ -14,15 +15,12 @@ use gdsync_cli::interrupt;
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-/// Rounds of each measurement.
 const ROUNDS: u32 = 200;
-/// Descriptors of batches.
 const SIZES: [u32; 4] = [1, 8, 64, 512];
-/// Queue pairs of a step in which every rank sends to every other, and waits where only they are
-/// measured.
+/// Queue pairs of an all-to-all step, and waits of a measurement of waits.
 const MANY: u32 = 64;
 
-/// Times in µs: of nothing but the wait for the trigger and the last write, of a merged batch, and of a plain one.
+/// Times in µs: of only the wait for the trigger and the last write, of a merged batch, and of a plain one.
 type Round = [f64; 3];
 
 pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
@@ -62,25 +60,24 @@ pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
     Ok(Outcome::compared(all, titles, "Merged and plain batches", &rows))
 }
 
-/// What a batch has between the trigger and the last write.
+/// The content of a batch between the trigger and the last write.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Part {
-    /// So many sends to one queue pair.
     Sends(u32),
-    /// So many sends, each to a queue pair of its own.
+    /// Sends to a queue pair each.
     Spread(u32),
-    /// So many descriptors: a send, a wait for it, a send, and so on.
+    /// Descriptors: a send, a wait for it, a send, and so on.
     ByTurns(u32),
-    /// Waits for what the CPU has sent before.
+    /// Waits for earlier sends of the CPU.
     Waits,
-    /// Sends, and then waits for them.
+    /// Sends, then waits for them.
     Both,
-    /// A send to each of many queue pairs, and then a wait for what each of them has received.
+    /// A send to each of many queue pairs, then a wait for what each has received.
     Step,
 }
 
 impl Part {
-    /// Sends to one queue pair, and to the others.
+    /// Returns the sends to one queue pair, and to the others.
     fn sends(self) -> (u32, u32) {
         match self {
             Part::Sends(count) => (count, 0),
@@ -105,8 +102,7 @@ impl Bench {
         Ok(Bench { gpu: Gpu::new(options.gpu())?, pair, crowd: Vec::new(), value: 0 })
     }
 
-    /// Makes queue pairs only when a part needs them: a software card polls all that exist, which
-    /// costs it time.
+    /// Creates queue pairs only when needed: a software card polls all that exist, which costs time.
     fn gather(&mut self, count: u32) -> Result<(), Failure> {
         let config = QueuePairConfig::default().send_depth(4).recv_depth(4);
         while self.crowd.len() < count as usize {
@@ -178,7 +174,6 @@ impl Bench {
         Ok(time)
     }
 
-    /// Posts a batch, flips the word, and waits for the last write.
     fn trigger(&self, batch: Batch) -> Result<f64, Failure> {
         let (gpu, value) = (&self.gpu, self.value);
         let batch = batch.write_value32(&gpu.handle(END)?, value);
@@ -187,12 +182,11 @@ impl Bench {
     }
 }
 
-/// Measurements of each batch, of which the median counts.
+/// Measurements of each batch, whose median counts.
 const PLAN_ROUNDS: usize = 51;
 /// Descriptors of a measurement, which takes some 100 µs.
 const DESCRIPTORS: usize = 20_000;
 
-/// Queue pairs of a step in which every rank sends to every other.
 const PEERS: u32 = 64;
 
 pub(super) fn run_plan(_: &BenchOptions) -> Result<Outcome, Failure> {
@@ -215,7 +209,7 @@ pub(super) fn run_plan(_: &BenchOptions) -> Result<Outcome, Failure> {
         plan_row("a step among 64, by a trigger and a collector", &by_card, Some(2))?,
     ]);
     let header = ["BATCH", "OPERATIONS MERGED", "PLAIN", "CPU ns A DESCRIPTOR, MERGED", "PLAIN"];
-    // Every kind of batch that grows, merged and plain: its name without its size.
+    // A line for each kind of batch (its name without its size), merged and plain.
     let lines = |outcome: Outcome, title: &str, y: &str, keys: [&'static str; 2]| {
         outcome.lines(title, ["Descriptors of a batch", y], "descriptors", &grow, |row| {
             let kind = row.name().split_once(' ').map_or("", |(_, kind)| kind);
@@ -241,7 +235,7 @@ fn sends(count: u32, queue_pairs: u32) -> Vec<Descriptor> {
     (0..count).map(|i| send(i % queue_pairs, i / queue_pairs)).collect()
 }
 
-/// A send of each queue pair, all by one trigger.
+/// Returns a send of each queue pair, all by one trigger.
 fn released(queue_pairs: u32) -> Vec<Descriptor> {
     let send = |queue_pair| PaperSend { queue_pair, index: 0, trigger: Some((0, u64::from(queue_pair) + 1)) };
     (0..queue_pairs).map(|queue_pair| Descriptor::Send(send(queue_pair))).collect()
@@ -256,8 +250,8 @@ fn followed_by(mut batch: Vec<Descriptor>, queues: u32, waits: u32) -> Vec<Descr
     batch
 }
 
-/// The operations of a batch, and the CPU's time for planning and lowering one descriptor. Posting also takes the queues'
-/// locks.
+/// Returns the operations of a batch, and the CPU time of planning and lowering one descriptor. Posting also takes the
+/// queues' locks.
 fn plan_row(name: &str, batch: &[Descriptor], collect_from: Option<u32>) -> Result<Row, Failure> {
     let program = || collect_from.map_or_else(Program::new, |queues| Program::new().collect_from(queues));
     let mut programs = [program(), program()];

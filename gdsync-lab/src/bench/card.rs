@@ -1,4 +1,4 @@
-//! `gdsync bench card`: a card, the software card where none is named, beside a reference measured in the same run.
+//! `gdsync bench card`: a card, by default the software card, beside a reference measured in the same run.
 
 use super::pair::Pair;
 use super::table::{Outcome, Row, Table};
@@ -11,16 +11,13 @@ use gdsync_cli::hca::Hca;
 use gdsync_cli::{interrupt, text};
 use std::time::{Duration, Instant};
 
-/// Bytes of a large message.
 const LARGE: usize = 1 << 20;
-/// Rounds; in each, card and reference are measured one after the other, so that both see the same
-/// machine.
+/// Rounds. Each measures card and reference one after the other, so that both see the same machine.
 const ROUNDS: u32 = 15;
-/// Small writes of a round, and large ones.
 const SMALL_WRITES: usize = 2000;
 const LARGE_WRITES: usize = 32;
 
-/// Two connected queue pairs of one process, one of which writes to the other's memory.
+/// Two connected queue pairs of one process; the left one writes to the memory of the right one.
 struct Bench {
     pair: Pair,
     stream: Stream<Cpu>,
@@ -64,7 +61,7 @@ impl Bench {
         Ok(Bench { pair, stream: Stream::new(Cpu::new())?, source, target })
     }
 
-    /// One write, from preparation until its completion is polled.
+    /// Times one write, from preparation until its completion is polled.
     fn write(&self, bytes: usize) -> Result<Duration, Failure> {
         let slices = [self.source.slice(..bytes)?];
         let remote = self.target.remote().slice(..bytes)?;
@@ -83,8 +80,8 @@ impl Bench {
         Ok(start.elapsed())
     }
 
-    /// Medians: of a small write in µs, with the least; of bytes a second by large writes and by `memcpy` of the same
-    /// buffers, and of their ratio.
+    /// Returns medians: of a small write in µs, with the minimum; of bytes per second by large writes and by `memcpy`
+    /// of the same buffers, and of their ratio.
     fn measure(&self) -> Result<[f64; 5], Failure> {
         (0..SMALL_WRITES).try_for_each(|_| self.write(8).map(drop))?;
         let mut small = Vec::new();

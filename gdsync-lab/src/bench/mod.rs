@@ -1,4 +1,4 @@
-//! Measurements, each beside a reference in the same run.
+//! Benchmarks, each beside a reference in the same run.
 
 #[deny(unsafe_code)]
 mod alltoall;
@@ -49,13 +49,12 @@ use std::process::Stdio;
 use std::time::Instant;
 use table::Outcome;
 
-/// What most pictures show.
 const MEDIAN_US: &str = "Median time, µs";
 
-/// Measures, prints what was found, and draws it where that is asked for.
+/// Measures, prints the results, and draws them if asked to.
 ///
 /// # Errors
-/// A file that cannot be written, before anything is measured; why a benchmark failed.
+/// A file that cannot be written, before anything is measured; a benchmark's error.
 pub(crate) fn run(options: &BenchOptions) -> Result<(), Failure> {
     let picture = options.plot.as_deref().map(Destination::new).transpose()?;
     let page = options.html.as_deref().map(Destination::new).transpose()?;
@@ -108,14 +107,13 @@ fn micros_since(start: Instant) -> f64 {
     start.elapsed().as_secs_f64() * 1e6
 }
 
-/// How long a call takes, in µs.
 fn timed(call: impl FnOnce() -> Result<(), Failure>) -> Result<f64, Failure> {
     let start = Instant::now();
     call()?;
     Ok(micros_since(start))
 }
 
-/// What a process of this program, `what`, has found: it writes it as JSON.
+/// Starts a process of this program, described as `what`, and returns its results, which it writes as JSON.
 fn in_a_process<T: DeserializeOwned>(
     what: &str,
     process: Process,
@@ -132,7 +130,7 @@ fn in_a_process<T: DeserializeOwned>(
     }
 }
 
-/// Measures every way in each round. Another one is the first in each: the first may find caches colder.
+/// Measures every variant in each round. The variants take turns in being first, as the first may find colder caches.
 fn in_turns<R: Copy, T: Copy + Default, const VARIANTS: usize>(
     rounds: impl IntoIterator<Item = R>,
     mut measure: impl FnMut(usize, R) -> Result<T, Failure>,
@@ -147,7 +145,7 @@ fn in_turns<R: Copy, T: Copy + Default, const VARIANTS: usize>(
     rounds.into_iter().enumerate().map(by_all).collect()
 }
 
-/// In the order in which they run. The others need a GPU, or a card of the system's.
+/// The benchmarks of `all`, in order. The others need a GPU, or a card of the system.
 const ALL: [Benchmark; 9] = [
     Benchmark::Card,
     Benchmark::Checked,
@@ -160,7 +158,7 @@ const ALL: [Benchmark; 9] = [
     Benchmark::Scale,
 ];
 
-/// Runs them, prints each as it ends, and writes the page. One that fails is said and keeps no other from running.
+/// Runs them, prints each as it ends, and writes the page. The error of one is printed, and the others still run.
 fn run_all(options: &BenchOptions, page: Option<Destination>) -> Result<(), Failure> {
     let mut outcomes = Vec::new();
     for what in interrupt::rounds(ALL) {
@@ -186,7 +184,7 @@ fn run_all(options: &BenchOptions, page: Option<Destination>) -> Result<(), Fail
     }
 }
 
-/// For each benchmark its name, and its results or its error.
+/// Returns each benchmark's name, with its results or its error.
 fn rows(outcomes: &[(Benchmark, Result<Outcome, Failure>)]) -> Vec<Value> {
     let row = |(what, outcome): &(Benchmark, Result<Outcome, Failure>)| match outcome {
         Ok(outcome) => json!({ "benchmark": cli::word(what), "results": outcome.json }),

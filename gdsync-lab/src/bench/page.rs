@@ -1,4 +1,4 @@
-//! A run as one HTML page: it has no scripts, and asks for nothing from outside itself.
+//! A run as one HTML page, without scripts and external resources.
 
 use super::table::{Outcome, Table};
 use crate::draw;
@@ -22,7 +22,7 @@ th,td{text-align:right;padding:.2rem .7rem;border-bottom:1px solid var(--line);f
 th{color:var(--faint);font-weight:600}th:first-child,td:first-child,.facts td{text-align:left}\
 .facts td{white-space:normal;vertical-align:top}.facts td:nth-child(-n+2){white-space:nowrap}";
 
-/// The page of benchmarks that have run just now, by this process on this machine.
+/// Returns the page of benchmarks that this process has just run on this machine.
 ///
 /// # Errors
 /// A picture cannot be drawn.
@@ -32,7 +32,7 @@ pub(super) fn page(outcomes: &[(Benchmark, Result<Outcome, Failure>)]) -> Result
     render(outcomes, &doctor::families(), &words, SystemTime::now())
 }
 
-/// `words`: the command line behind the name of the program.
+/// `words`: the command line after the program's name.
 fn render(
     outcomes: &[(Benchmark, Result<Outcome, Failure>)],
     families: &[Family],
@@ -99,7 +99,6 @@ fn table(table: &Table) -> String {
     )
 }
 
-/// What the doctor sees, family by family.
 fn machine(families: &[Family]) -> String {
     let mut section =
         "<section id=\"machine\">\n<h2>machine</h2>\n<p>What <code>gdsync doctor</code> sees.</p>\n"
@@ -122,7 +121,6 @@ fn machine(families: &[Family]) -> String {
     section + "</section>\n"
 }
 
-/// A command line as a shell takes it.
 fn command(words: &[String]) -> String {
     let is_plain =
         |word: &str| !word.is_empty() && word.chars().all(|c| c.is_alphanumeric() || "-_=.,:/+".contains(c));
@@ -133,7 +131,7 @@ fn command(words: &[String]) -> String {
     std::iter::once("gdsync".to_owned()).chain(words.iter().map(quoted)).collect::<Vec<_>>().join(" ")
 }
 
-/// The command line of one benchmark among all: with its name, and without the options for files.
+/// Returns the command line of one of all benchmarks: with its name, and without options for files.
 fn of_one(words: &[String], name: &str) -> Vec<String> {
     let mut of_one = Vec::new();
     let mut words = words.iter();
@@ -148,7 +146,6 @@ fn of_one(words: &[String], name: &str) -> Vec<String> {
     of_one
 }
 
-/// A time as people write it, in UTC.
 fn date(now: SystemTime) -> String {
     let time = json::time(now);
     format!("{} {} UTC", &time[..10], &time[11..16])
@@ -167,7 +164,7 @@ mod tests {
 
     #[test]
     fn dates_are_those_of_the_calendar() {
-        // By `date -u -d @SECONDS`.
+        // From `date -u -d @SECONDS`.
         for (seconds, expected) in [
             (0, "1970-01-01 00:00 UTC"),
             (951_782_399, "2000-02-28 23:59 UTC"),

@@ -1,5 +1,5 @@
-//! `gdsync bench persistent`: rounds in which every rank sends to every other, by persistent requests,
-//! which a stream or the card waits for, and by notified writes.
+//! `gdsync bench persistent`: rounds in which every rank sends to every other, by persistent requests, with waits by a
+//! stream or the card, and by notified writes.
 
 use super::ranks::{self, BLOCK, Measured, PLACES, Place, TIMEOUT};
 use super::table::{Outcome, Row};
@@ -15,13 +15,12 @@ use gdsync_cli::hca;
 use gdsync_notify::bootstrap::Bootstrap;
 use gdsync_notify::{Operation, Queue, Segment, SegmentMemory, Team, TeamConfig, WaitNotification};
 
-/// Ranks of the rows.
 const RANKS: [usize; 3] = [2, 4, 8];
-/// In each, every way is measured once.
+/// Runs; each measures every variant once.
 const RUNS: usize = 10;
 
-/// Persistent requests: all of a round together, one by one, and all together where the card waits, by a trigger and a
-/// collector. The reference: notified writes, in one batch a round.
+/// Persistent requests: all of a round together, one by one, and all together with waits by the card (a trigger and a
+/// collector). The reference: notified writes, one batch a round.
 const VARIANTS: [&str; 4] = [
     "start_all, wait_all",
     "start, wait_on",
@@ -73,7 +72,7 @@ pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
 struct Rank {
     stream: Stream<SoftStream>,
     requests: Requests,
-    /// On queue pairs with a trigger, by a stream that has a collector. None where the card cannot wait.
+    /// Requests on queue pairs with a trigger, and a stream with a collector. None if the card cannot wait.
     card_waits: Option<(Requests, Stream<SoftStream>)>,
     writes: Writes,
 }
@@ -147,14 +146,13 @@ impl ranks::Rank for Rank {
     }
 }
 
-/// The exchange by persistent requests.
 struct Requests {
     source: MemoryRegion,
     target: MemoryRegion,
     /// By place, one for each peer.
     sends: Vec<Vec<PersistentSend>>,
     receives: Vec<Vec<PersistentRecv>>,
-    /// Dropped last: dropping one with work in flight aborts it.
+    /// Dropped last: dropping a queue pair with work in flight aborts it.
     _queue_pairs: Vec<QueuePair>,
 }
 
@@ -191,13 +189,12 @@ impl Requests {
         [self.source.memory().clone(), self.target.memory().clone()]
     }
 
-    /// Starts the receives of the first round.
     fn expect_first(&mut self, stream: &Stream<SoftStream>, round: u64) -> Result<(), Failure> {
         let receives = &mut self.receives[round as usize % PLACES];
         Ok(receives.iter_mut().try_for_each(|one| one.start(stream))?)
     }
 
-    /// Enqueues a round, in a start and a wait of all requests, or of each. Returns the memory operations.
+    /// Enqueues a round, with one start and wait for all requests or for each. Returns the memory operations.
     fn enqueue(
         &mut self,
         stream: &Stream<SoftStream>,
@@ -208,7 +205,7 @@ impl Requests {
         let at = round as usize % PLACES;
         let (now, next) = self.receives.split_at_mut(1);
         let (now, next) = if at == 0 { (now, next) } else { (next, now) };
-        // A peer sends its next message once it has this round's: behind the receive for it.
+        // A peer sends its next message once it has this round's, which is sent after the receive for it is started.
         let next = next.iter_mut().flatten().filter(|_| round + 1 < last);
         let mut started: Vec<&mut dyn Request> = next.map(|one| one as _).collect();
         started.extend(self.sends[at].iter_mut().map(|one| one as &mut dyn Request));
@@ -227,7 +224,6 @@ impl Requests {
         Ok(operations)
     }
 
-    /// Completes all requests.
     fn finish(&mut self) -> Result<(), Failure> {
         for send in self.sends.iter_mut().flatten().filter(|one| one.is_active()) {
             send.complete(TIMEOUT)?.ok_or("a send does not complete")?.status?;
@@ -239,10 +235,8 @@ impl Requests {
     }
 }
 
-/// The exchange by notified writes.
 struct Writes {
     place: Place,
-    /// Holds the queue.
     team: Team,
     queue: Queue,
     source: Segment,
@@ -266,7 +260,6 @@ impl Writes {
         Ok([of(&self.source)?, of(&self.target)?])
     }
 
-    /// Enqueues a round. Returns the memory operations.
     fn enqueue(&self, stream: &Stream<SoftStream>, round: u64) -> Result<usize, Failure> {
         let (own, number) = (self.place, self.place.number);
         let mut batch = Batch::new();

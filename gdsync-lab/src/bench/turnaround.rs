@@ -1,4 +1,5 @@
-//! Waking and posting, against the same memory operations written by hand.
+//! `gdsync bench turnaround`: waking and posting, against the same memory operations written by hand. With `--gpu 0,1`,
+//! streams of two GPUs wake each other by words in host memory and in either GPU's.
 
 use super::gpu::by_hand::Bare;
 use super::gpu::{END, Gpu, START};
@@ -15,14 +16,13 @@ use gdsync_cli::{child, interrupt};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
-/// Turnarounds that are measured, unless the user ends them.
 const TURNS: u32 = 2000;
-/// Sends whose posting is measured, one after the other on an idle stream, and in bursts.
+/// Measured posts: one after the other on an idle stream, and in bursts.
 const IDLE_POSTS: u32 = 4000;
 const POSTS: u32 = 20_000;
 const BURST: u32 = 16;
 
-/// The shared words that stand in for a doorbell record and a doorbell register.
+/// The shared words used as a doorbell record and a doorbell register.
 const RECORD: usize = 2;
 const REGISTER: usize = 3;
 
@@ -35,7 +35,7 @@ pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
         (Poster::Owner, IDLE_POSTS, 1),
         (Poster::Owner, POSTS, BURST),
     ];
-    // After an interrupt, what has been measured is all.
+    // After an interrupt, the results so far are all.
     for (by, posts, burst) in posting.into_iter().take_while(|_| !interrupt::requested()) {
         rows.push(bench.posting(by, posts, burst)?);
     }
@@ -45,7 +45,7 @@ pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
     Ok(Outcome::compared(all, titles, "Waking and posting", &rows))
 }
 
-/// Who posts: any thread, or the only owner of a stream that nothing captures.
+/// The posting thread: any thread, or the only owner of a stream that is never captured.
 #[derive(Clone, Copy)]
 enum Poster {
     Any,
@@ -55,7 +55,6 @@ enum Poster {
 struct Bench {
     gpu: Gpu,
     pair: Pair,
-    /// The stream of [`Poster::Owner`].
     owned: Stream<CudaStream>,
 }
 
@@ -63,7 +62,7 @@ impl Bench {
     fn new(options: &BenchOptions) -> Result<Self, Failure> {
         let (gpu, pair) = (Gpu::new(options.gpu())?, Pair::new(options.hca.as_ref())?);
         let stream = CudaStream::new(gpu.context.new_stream()?)?;
-        // SAFETY: the bench captures no stream.
+        // SAFETY: the benchmark captures no stream.
         let owned = Stream::new(unsafe { stream.never_captured() })?;
         Ok(Bench { gpu, pair, owned })
     }
@@ -73,8 +72,7 @@ impl Bench {
         Ok(self.pair.left.prepare(WorkRequest::send(&[]))?)
     }
 
-    /// From the flip of a word that the stream waits for, until the CPU sees what it writes after
-    /// the doorbell.
+    /// Measures from the flip of a word that the stream waits for until the CPU sees the write after the doorbell.
     fn turnaround(&self) -> Result<Row, Failure> {
         let gpu = &self.gpu;
         let (start, end) = (gpu.handle(START)?, gpu.handle(END)?);
@@ -106,21 +104,19 @@ impl Bench {
         Ok(Row::named("a word flips, the stream wakes, the doorbell is visible").compared(&pairs))
     }
 
-    /// What it costs the CPU to post one prepared send: with `burst` of them between two
-    /// synchronizations.
+    /// Measures the CPU's cost of posting one prepared send, with `burst` of them between two synchronizations.
     fn posting(&mut self, by: Poster, posts: u32, burst: u32) -> Result<Row, Failure> {
         let (record, register) = (self.gpu.addr(RECORD)?, self.gpu.addr(REGISTER)?);
         let by_hand = |stream: &CudaStream, value: u32| {
             let mut ops = [CudaStream::write32(record, value), CudaStream::write64(register, value.into())];
-            // SAFETY: the addresses are words of `gpu`, which both streams' context has registered.
+            // SAFETY: the addresses are words of `gpu`, registered with the context of both streams.
             unsafe { stream.enqueue(&mut ops) }
         };
         let mut pairs = Vec::new();
-        // A burst that has begun is ended.
+        // A burst that has begun is completed.
         let bursts = interrupt::rounds(0..posts / burst);
         for post in bursts.flat_map(|number| number * burst..(number + 1) * burst) {
-            // Preparing evicts the driver's memory from the nearest caches, and the first of the
-            // two calls brings it back.
+            // Preparing evicts the driver's memory from the nearest caches, and the first of the two calls reloads it.
             let mut send = Some(self.prepare()?);
             let stream = match by {
                 Poster::Any => &mut self.gpu.stream,
@@ -159,16 +155,15 @@ impl Bench {
     }
 }
 
-/// Wakes there and back that are enqueued at a time: two operations each for a stream, with one call by
-/// hand for all.
+/// Round trips of wakes enqueued at a time: two operations each for a stream; by hand, one call for all.
 const WAKES: u32 = 60;
-/// Times that so many are measured.
+/// Measurements of this many round trips.
 const WAKE_RUNS: u32 = 200;
-/// Bytes from one word to the other: each has a cache line to itself.
+/// Bytes between the words: each has its own cache line.
 const LINE: usize = 128;
 
 pub(super) fn run_between(options: &BenchOptions) -> Result<Outcome, Failure> {
-    // Streams that wait for each other need a channel each where they are of one GPU.
+    // Streams of one GPU that wait for each other need a channel each.
     child::with_channels()?;
     let gpus = options.gpu.as_ref().map_or_else(|| GpuList::from(0).resolve(), GpuList::resolve)?;
     let (mut rows, mut lines, mut pairs) = (Vec::new(), Vec::new(), Vec::new());
@@ -189,7 +184,7 @@ pub(super) fn run_between(options: &BenchOptions) -> Result<Outcome, Failure> {
     Ok(outcome.comparison("A wake there and back", ["GDSYNC", "BY HAND"], &rows))
 }
 
-/// A row for each kind of memory, and why words in GPU memory were not measured.
+/// Returns a row for each kind of memory, and why words in GPU memory were not measured.
 fn between(gpus: [u32; 2]) -> Result<(Vec<Row>, Option<String>), Failure> {
     let sides = [Gpu::new(gpus[0])?, Gpu::new(gpus[1])?];
     let host = PinnedMemory::allocate(2 * LINE)?;
@@ -203,7 +198,7 @@ fn between(gpus: [u32; 2]) -> Result<(Vec<Row>, Option<String>), Failure> {
     let [one, other] = [&sides[0].context, &sides[1].context];
     let access = cuda::enable_peer_access(one, other).and_then(|()| cuda::enable_peer_access(other, one));
     if access.is_ok() {
-        // A word is written by the one side and waited for by the other: word 0 by side 0.
+        // Each word is written by one side and awaited by the other; side 0 writes word 0.
         for (of_waiter, what) in [(true, "waits"), (false, "writes")] {
             let owner = |word: usize| &sides[if of_waiter { 1 - word } else { word }].context;
             let memory = [GpuMemory::allocate(owner(0), 4)?, GpuMemory::allocate(owner(1), 4)?];
@@ -217,7 +212,7 @@ fn between(gpus: [u32; 2]) -> Result<(Vec<Row>, Option<String>), Failure> {
     Ok((rows, access.err().map(|error| error.to_string())))
 }
 
-/// `addresses`: for each side, where it reaches the words.
+/// `addresses`: each side's addresses of the words.
 fn compare<W: StreamWord<u32>>(
     what: &str,
     sides: &[Gpu; 2],
@@ -236,8 +231,8 @@ fn compare<W: StreamWord<u32>>(
     Ok(Row::named(what).compared(&pairs))
 }
 
-/// µs of a wake there and back: each stream waits for the other's word, and writes its own. The CPU
-/// flips the word that the first waits for, and sees what it writes last.
+/// Returns µs of a round trip: each stream waits for the peer's word and writes its own. The CPU flips the word that
+/// the first waits for, and sees its last write.
 fn wakes<W: StreamWord<u32>>(sides: &[Gpu; 2], words: [&W; 2], first: u32) -> Result<f64, Failure> {
     let turns = first..first + WAKES;
     let [one, other] = sides;
@@ -265,8 +260,8 @@ fn wakes_by_hand(sides: &[Gpu; 2], [one, other]: [[StreamAddr; 2]; 2], first: u3
         [CudaStream::wait32(other[0], Condition::Geq, turn), CudaStream::write32(other[1], turn)]
     });
     let mut back: Vec<_> = back.collect();
-    // SAFETY: the addresses are of words that live until both streams are synchronized (`flip`), and the
-    // streams reach them: the caller has their addresses from the streams, or has enabled access.
+    // SAFETY: the words live until both streams are synchronized (`flip`), and the streams reach them: the caller has
+    // their addresses from the streams, or has enabled access.
     unsafe {
         sides[0].stream.enqueue(&mut there)?;
         sides[1].stream.enqueue(&mut back)?;

@@ -1,4 +1,6 @@
-//! What a stream's wait for a completion costs, by the memory that the completion queue lies in.
+//! The cost of a stream's wait for a completion. `gdsync bench cq`: by the memory of the completion queue. `gdsync
+//! bench checked`: a wait that tells success from failure, beside a plain one, on a software stream, and on a GPU's if
+//! there is one.
 
 use super::gpu::{END, Gpu, START};
 use super::pair::{self, Pair};
@@ -16,10 +18,8 @@ use gdsync_cli::{hca, interrupt};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// Rounds of each measurement.
 const ROUNDS: u32 = 200;
-/// Queue pairs, each with a completion queue of its own: waits for one are never merged with those
-/// for another.
+/// Queue pairs, each with its own completion queue: waits for different queues are never merged.
 const MANY: usize = 32;
 
 pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
@@ -49,8 +49,8 @@ pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
     Ok(Outcome::compared(Row::default().key("gpu", name), titles, picture, &rows))
 }
 
-/// From the flip of the word that the stream waits for until the CPU sees what it writes behind the
-/// batch, in µs.
+/// Returns the time from the flip of the word that the stream waits for until the CPU sees the write after the batch,
+/// in µs.
 fn span(gpu: &Gpu, round: u32, batch: Batch) -> Result<f64, Failure> {
     gpu.word(START).store(0, Ordering::Relaxed);
     let start = Batch::new().wait_value32(&gpu.handle(START)?, Condition::Eq, round);
@@ -61,7 +61,7 @@ fn span(gpu: &Gpu, round: u32, batch: Batch) -> Result<f64, Failure> {
     Ok(time)
 }
 
-/// Queue pairs with their completion queues in one place.
+/// Queue pairs whose completion queues have the same placement.
 struct Set {
     pairs: Vec<(QueuePair, QueuePair)>,
     source: MemoryRegion,
@@ -89,7 +89,7 @@ impl Set {
         Ok(())
     }
 
-    /// A wait on each queue, for a completion that has arrived.
+    /// Measures a wait on each queue, for a completion that has arrived.
     fn waits(&self, gpu: &Gpu, round: u32) -> Result<f64, Failure> {
         self.write_all()?;
         let batch = self
@@ -100,7 +100,7 @@ impl Set {
         Ok(time)
     }
 
-    /// A send that the stream rings for and waits for.
+    /// Measures a send that the stream rings and waits for.
     fn wake(&self, gpu: &Gpu, round: u32) -> Result<f64, Failure> {
         let (left, _) = &self.pairs[0];
         let slices = [self.source.slice(..)?];
@@ -110,7 +110,7 @@ impl Set {
         Ok(time)
     }
 
-    /// The CPU's time for a completion that has arrived.
+    /// Measures the CPU's time for a completion that has arrived.
     fn poll_all(&self) -> Result<f64, Failure> {
         self.write_all()?;
         std::thread::sleep(Duration::from_millis(1));
@@ -124,12 +124,11 @@ impl Set {
     }
 }
 
-/// Rounds, unless the user ends them; in each, both waits are measured one after the other.
+/// Rounds, unless interrupted; each measures both waits one after the other.
 const CHECKED_ROUNDS: u32 = 4000;
-/// Rounds before those that count.
 const WARM_UP: u32 = 200;
 
-/// Two connected queue pairs of one process, one of which writes to the other's memory.
+/// Two connected queue pairs of one process; the left one writes to the memory of the right one.
 struct CheckedBench {
     pair: Pair,
     target: MemoryRegion,
@@ -138,7 +137,7 @@ struct CheckedBench {
 pub(super) fn run_checked(options: &BenchOptions) -> Result<Outcome, Failure> {
     let bench = CheckedBench::new()?;
     let mut rows = vec![bench.compare("a software stream", &Stream::new(SoftStream::new()?)?)?];
-    // Without a GPU only the software stream is measured, and after an interrupt.
+    // Without a GPU, and after an interrupt, only the software stream is measured.
     if let (false, Ok(gpu)) = (interrupt::requested(), Gpu::new(options.gpu())) {
         rows.push(bench.compare(&gpu.name()?, &gpu.stream)?);
     }
@@ -161,7 +160,7 @@ impl CheckedBench {
         Ok(Row::named(what).compared(&pairs))
     }
 
-    /// How long a stream takes for a write and the wait for it, in µs.
+    /// Returns the stream's time for a write and the wait for it, in µs.
     fn turn<B: MemOpStream>(&self, stream: &Stream<B>, checked: bool) -> Result<f64, Failure> {
         let queue = self.pair.left.send_cq();
         let send = self.pair.left.prepare(WorkRequest::write_inline(&[7; 8], self.target.remote()))?;

@@ -1,7 +1,7 @@
-//! Pictures of measurements, as SVG text that is legible on light and on dark ground.
+//! Pictures of measurements, as SVG text that is legible on light and dark backgrounds.
 //!
-//! [`svg`] places charts under each other in one picture. Values that have no place on their axis (not finite, or not
-//! above 0 on a logarithmic one) are left out, so that every coordinate is a number.
+//! [`svg`] places charts below each other in one picture. Values that an axis cannot show (not finite, or not above 0
+//! on a logarithmic one) are left out, so that every coordinate is a number.
 
 mod axis;
 mod panel;
@@ -13,7 +13,7 @@ use gdsync_cli::text;
 use std::fmt::Write as _;
 use std::io::{self, Read as _, Write as _};
 
-/// Draws the charts of which standard input has the JSON, onto standard output.
+/// Draws the charts given as JSON on standard input, to standard output.
 ///
 /// # Errors
 /// The input describes no charts; the drawing library's.
@@ -24,10 +24,9 @@ pub(crate) fn run() -> Result<(), Failure> {
     Ok(io::stdout().lock().write_all(svg(&charts)?.as_bytes())?)
 }
 
-/// What the picture shows, in words, for readers that do not see it.
+/// Describes a chart in words, for readers who do not see it.
 fn description(chart: &Chart) -> String {
     let mut words = format!("{}.", chart.title);
-    // Writing to a string cannot fail.
     let _ = match &chart.content {
         Content::Lines { x, y, series } => {
             let one =
@@ -51,7 +50,6 @@ fn description(chart: &Chart) -> String {
     words
 }
 
-/// Where values lie, in words.
 fn range(values: impl Iterator<Item = f64>) -> String {
     let (mut least, mut most) = (f64::INFINITY, f64::NEG_INFINITY);
     values
@@ -63,13 +61,13 @@ fn range(values: impl Iterator<Item = f64>) -> String {
     format!("from {} to {}", axis::number(least), axis::number(most))
 }
 
-/// The charts under each other, as one SVG document without an XML declaration, which HTML may also hold inside.
+/// Draws the charts below each other, as one SVG document without an XML declaration, which can be embedded in HTML.
 ///
 /// # Errors
 /// The drawing library's.
 pub(crate) fn svg(charts: &[Chart]) -> Result<String, Failure> {
     let drawn = panel::draw(charts)?;
-    // XML has no place for other control characters.
+    // XML forbids other control characters.
     let drawn = drawn.replace(|c: char| c.is_control() && c != '\n', " ");
     let (_, content) = drawn.split_once('>').ok_or("the picture has no root element")?;
     let (width, height) = panel::size(charts);
@@ -91,11 +89,11 @@ mod tests {
     use proptest::prelude::*;
     use roxmltree::{Document, Node};
 
-    /// Coordinates of a shape, of text and of paths.
+    /// Attributes with coordinates of shapes, text and paths.
     const COORDINATES: [&str; 13] =
         ["x", "y", "x1", "y1", "x2", "y2", "cx", "cy", "r", "width", "height", "points", "stroke-width"];
 
-    /// Every coordinate of a picture is a finite number, inside the picture.
+    /// Checks that every coordinate of a picture is a finite number inside it.
     fn check(picture: &str) {
         let document = Document::parse(picture).unwrap_or_else(|error| panic!("{error}: {picture}"));
         let root = document.root_element();
@@ -143,7 +141,7 @@ mod tests {
         Chart { title: "histogram".to_owned(), content }
     }
 
-    /// Values of every size, and those that are no measurements.
+    /// Values of every magnitude, and those that are no measurements.
     fn values() -> impl Strategy<Value = f64> {
         prop_oneof![
             4 => -20.0..20.0f64,
@@ -210,7 +208,7 @@ mod tests {
             assert!(texts.iter().any(|text| text == expected), "{expected}: {texts:?}");
         }
         let document = Document::parse(&picture).unwrap();
-        // Those of the legend have two points.
+        // Lines of the legend have two points.
         let is_series = |node: &Node<'_, '_>| {
             node.has_tag_name("polyline")
                 && node.attribute("points").is_some_and(|points| points.split_whitespace().count() == 7)

@@ -1,4 +1,5 @@
-//! Drawing a chart by plotters: title, legend, axes, and what is between them.
+//! Drawing of a chart by plotters: title, legend, axes and content. A chart of categories has each category's name in a
+//! separate line, and below it a bar or a dot of each series.
 
 use super::axis::{self, Placed, Ticks, number};
 use super::style::{self, FAINT, GRID, GROUND, INK};
@@ -11,21 +12,19 @@ use plotters::prelude::*;
 use plotters::style::text_anchor::HPos;
 use std::ops::Range;
 
-/// Pixels of a picture from side to side, and what stays free at each.
+/// Width of a picture, and its margins, in pixels.
 const WIDTH: u32 = 760;
 const MARGIN: i32 = 16;
-/// Of the title, of a line of the legend, and of the line that names the vertical axis.
+/// Height of the title, of a line of the legend, and of the line that names the vertical axis.
 const TITLE: i32 = 40;
 const LEGEND_LINE: i32 = 20;
 const AXIS_NAME: i32 = 30;
-/// Of the part between the axes.
 const PLOT: i32 = 280;
-/// Left of and under the part between the axes, for what is written there.
+/// Space left of and below the plot, for labels.
 const LEFT: i32 = 56;
 pub(super) const BOTTOM: i32 = 46;
-/// Right of the part between the axes, where half of the last label stands.
+/// Space right of the plot, for half of the last label.
 const RIGHT: i32 = 34;
-/// Sizes of text.
 const LARGE: f64 = 16.0;
 pub(super) const SMALL: f64 = 12.0;
 
@@ -50,7 +49,6 @@ impl Ranged for Ticks {
     }
 }
 
-/// Width and height of the picture in pixels.
 pub(super) fn size(charts: &[Chart]) -> (u32, u32) {
     let height: i32 = charts.iter().map(|chart| height(chart) + MARGIN).sum();
     (WIDTH, height.max(MARGIN).unsigned_abs())
@@ -68,7 +66,7 @@ fn plot_height(content: &Content) -> i32 {
     }
 }
 
-/// What the legend explains. A single series needs none.
+/// Returns the entries of the legend; a single series needs none.
 fn names(content: &Content) -> Vec<String> {
     let names: Vec<String> = match content {
         Content::Lines { series, .. } => series.iter().map(|one| one.name.clone()).collect(),
@@ -83,7 +81,7 @@ fn names(content: &Content) -> Vec<String> {
     if names.len() > 1 { names } else { Vec::new() }
 }
 
-/// Where each name of the legend begins, and the pixels that all take from top to bottom.
+/// Returns the place of each entry of the legend, and the legend's height in pixels.
 fn legend(names: &[String]) -> (Vec<(i32, i32)>, i32) {
     let (mut x, mut y, mut places) = (0, 0, Vec::new());
     for name in names {
@@ -97,7 +95,7 @@ fn legend(names: &[String]) -> (Vec<(i32, i32)>, i32) {
     (places, if names.is_empty() { 0 } else { y + LEGEND_LINE })
 }
 
-/// The picture as the library writes it.
+/// Returns the picture as the library writes it.
 pub(super) fn draw(charts: &[Chart]) -> Result<String, Failure> {
     let mut text = String::new();
     {
@@ -162,7 +160,7 @@ fn panel(area: &Area<'_>, chart: &Chart) -> Result<(), Failure> {
     }
 }
 
-/// Draws the axes, and a grid. Without a vertical axis, its coordinates are pixels.
+/// Draws the axes and a grid. Without a vertical axis, vertical coordinates are pixels.
 pub(super) fn axes<'a, 'b>(
     area: &'a Area<'b>,
     header: i32,
@@ -201,7 +199,7 @@ pub(super) fn axes<'a, 'b>(
     Ok(plot)
 }
 
-/// Draws a point of a series: series differ in shape, too, for readers who do not tell colours apart.
+/// Draws a point of a series. Series also differ in shape, for readers who cannot tell the colours apart.
 fn marker<C: CoordTranslate>(
     area: &DrawingArea<SVGBackend<'_>, C>,
     index: usize,
@@ -253,14 +251,13 @@ fn histogram(
     Ok(())
 }
 
-/// Pixels of a category's name, of a bar, and between categories.
+/// Height of a category's name, of a bar, and of the gap between categories, in pixels.
 const NAME: i32 = 22;
 const BAR: i32 = 16;
 const BETWEEN: i32 = 8;
-/// From where on the largest value is so many times the least that bars would hide the least.
+/// Ratio of the largest to the smallest value from which on bars would hide the smallest.
 const DECADES: f64 = 40.0;
 
-/// Pixels of all categories from top to bottom.
 fn categories_height(categories: usize, series: usize) -> i32 {
     let (categories, series) = (categories as i32, series as i32);
     categories * (NAME + series * BAR + BETWEEN) + BETWEEN
@@ -275,7 +272,7 @@ fn categories(
 ) -> Result<(), Failure> {
     let values = || series.iter().flat_map(|one| one.values.iter().copied().flatten());
     let scale = scale(values());
-    // Room for the value that is written behind a bar.
+    // Leaves room for the value written after a bar.
     let room = |value: f64| if scale == Scale::Linear { value * 1.12 } else { value * 1.5 };
     let ticks = scale.ticks(values().flat_map(|value| [value, room(value)]));
     let axis = Axis { name: x.name.clone(), scale };
@@ -311,7 +308,7 @@ fn categories(
     Ok(())
 }
 
-/// Bars from 0 where they show every value; else dots on a logarithmic axis.
+/// Returns a linear scale, for bars from 0, if these show every value; else a logarithmic one, for dots.
 fn scale(values: impl Iterator<Item = f64>) -> Scale {
     let (mut least, mut most) = (f64::INFINITY, 0.0f64);
     values

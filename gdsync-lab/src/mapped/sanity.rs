@@ -1,4 +1,4 @@
-//! `gdsync sanity`: whether mappings are what they should be, a line for each check.
+//! `gdsync sanity`: checks of mappings, with a line for each.
 
 use super::{Memory, Outcome, Source, freed, pattern};
 use gdsync::cudarc::driver::CudaContext;
@@ -14,12 +14,10 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Bytes that are checked.
 const LEN: usize = 256 << 10;
-/// How long a stream may take to see a word.
+/// Time limit for a stream to see a word.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// What is checked.
 struct Subject {
     memory: Memory,
     backend: MappingBackend,
@@ -96,15 +94,14 @@ pub(crate) fn run(options: &MappedOptions) -> Result<ExitCode, Failure> {
 }
 
 impl Subject {
-    /// What the other side of the mapping holds: the GPU, by a copy of the driver's; of a stand-in,
-    /// its bytes.
+    /// Reads from the other side of the mapping: the GPU, by a copy of the driver; for a stand-in, its bytes.
     fn other_reads(&self, offset: usize, len: usize) -> Result<Vec<u8>, Failure> {
         let mut bytes = vec![0; len];
         match &self.memory {
             Memory::Gpu(memory) => memory.gpu().read(offset, &mut bytes)?,
             Memory::StandIn(mapping) => {
                 for (i, byte) in bytes.iter_mut().enumerate() {
-                    // SAFETY: inside the mapping, which the check keeps meanwhile.
+                    // SAFETY: inside the mapping, which the check keeps alive.
                     *byte = unsafe { mapping.as_ptr().add(offset + i).read_volatile() };
                 }
             }
@@ -112,7 +109,7 @@ impl Subject {
         Ok(bytes)
     }
 
-    /// Lets the other side store bytes.
+    /// Makes the other side store bytes.
     fn other_writes(&self, offset: usize, bytes: &[u8]) -> Result<(), Failure> {
         match &self.memory {
             Memory::Gpu(memory) => memory.gpu().write(offset, bytes)?,
@@ -127,7 +124,7 @@ impl Subject {
     }
 }
 
-/// Fails, with the first byte that is not as it should be.
+/// Fails at the first byte that differs.
 fn same(what: &str, found: &[u8], expected: &[u8]) -> Result<(), Failure> {
     match found.iter().zip(expected).position(|(found, expected)| found != expected) {
         None => Ok(()),
@@ -147,7 +144,7 @@ fn direct(subject: &Subject) -> Result<Outcome, Failure> {
         // SAFETY: inside the mapping, which begins at a page.
         unsafe { mapping.as_ptr().cast::<u32>().add(i).write_volatile(word) };
     }
-    // A copy of nothing pushes out what was stored.
+    // An empty copy flushes earlier stores.
     mapping.copy_to(0, &[])?;
     same("stored", &subject.other_reads(0, words.len())?, &words)?;
     let words: Vec<u8> = words.iter().map(|byte| !byte).collect();
@@ -183,7 +180,7 @@ fn copies_out(subject: &Subject) -> Result<Outcome, Failure> {
 /// Copies `len` bytes at `offset` both ways, by every kernel.
 fn there_and_back(subject: &Subject, offset: usize, len: usize) -> Result<(), Failure> {
     for kernel in StoreKernel::available() {
-        // The program's own bytes begin anywhere, too.
+        // The program's own bytes are unaligned, too.
         let bytes = pattern(len + 3, offset + len);
         subject.memory.copy_to_by(kernel, offset, &bytes[3..])?;
         same(
@@ -251,7 +248,7 @@ fn several(subject: &Subject) -> Result<Outcome, Failure> {
             same(&format!("mapping {i}"), &seen, &bytes)?;
         }
     }
-    // What is unmapped takes nothing of the others with it.
+    // Unmapping one mapping does not affect the others.
     drop(more);
     subject.memory.copy_to(0, &[1, 2, 3])?;
     same("after two are gone", &subject.other_reads(0, 3)?, &[1, 2, 3])?;
@@ -275,7 +272,7 @@ fn stream_wait(subject: &Subject) -> Result<Outcome, Failure> {
             seen = load(subject, 64)?;
         }
         if early != 0 || seen != !round {
-            // The driver's way, so that nothing stays blocked.
+            // Released by the driver, so that nothing stays blocked.
             gate.store(round)?;
             stream.synchronize_timeout(PATIENCE)?;
             return Err(format!("round {round}: {early:#x} before the store, {seen:#x} after it").into());
@@ -292,8 +289,7 @@ fn load(subject: &Subject, offset: usize) -> Result<u32, Failure> {
 }
 
 fn child(subject: &Subject) -> Result<Outcome, Failure> {
-    // SAFETY: the child calls nothing but two functions that allocate nothing and take no lock, and
-    // leaves at once.
+    // SAFETY: the child only calls two functions that allocate nothing and take no lock, and exits at once.
     let child = unsafe { libc::fork() };
     if child < 0 {
         return Err(io::Error::last_os_error().into());
@@ -305,7 +301,7 @@ fn child(subject: &Subject) -> Result<Outcome, Failure> {
         unsafe { libc::_exit(libc::c_int::from(!refused)) };
     }
     let mut status = 0;
-    // SAFETY: our own child; `status` is a valid place.
+    // SAFETY: a child of this process; `status` is a valid place.
     if unsafe { libc::waitpid(child, &mut status, 0) } != child {
         return Err(io::Error::last_os_error().into());
     }
@@ -337,8 +333,7 @@ mod tests {
 
     #[test]
     fn a_broken_other_side_is_noticed() {
-        // What the checks compare with is the mapping's own bytes; spoilt between, they must
-        // differ.
+        // The checks compare with the mapping's own bytes; if these are corrupted in between, they must fail.
         let subject = Subject {
             memory: Memory::StandIn(Mapping::stand_in(LEN).unwrap()),
             backend: MappingBackend::StandIn,

@@ -1,4 +1,5 @@
-//! What is random in a soak, made of its seed: messages, which the receiver can make as well, and the faults of the cards.
+//! Random choices of a soak, derived from its seed: the messages, which the receiver can derive as well, and the cards'
+//! faults.
 
 use super::region::Region;
 use super::tally::RuleTally;
@@ -8,7 +9,7 @@ use gdsync_cli::pattern::Pattern;
 use softhca::faults::{FAULTS_VARIABLE, FaultPlan};
 use std::process::Command;
 
-/// Longest message in bytes: more than a packet of the software card holds.
+/// Maximum message size in bytes: more than a packet of the software card holds.
 pub(super) const LONGEST: usize = 96 << 10;
 
 /// A small generator (splitmix64, Steele, Lea and Flood 2014): one step for each number.
@@ -27,13 +28,11 @@ impl Random {
         mixed ^ mixed >> 31
     }
 
-    /// A number below `limit`.
     pub(super) fn below(&mut self, limit: u64) -> u64 {
         self.next() % limit.max(1)
     }
 }
 
-/// How a message travels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum How {
     Send,
@@ -41,7 +40,7 @@ pub(super) enum How {
     WriteImmediate,
 }
 
-/// A message: both sides make it of its number.
+/// A message, which both sides derive from its number.
 #[derive(Clone, Debug)]
 pub(super) struct Planned {
     pub(super) how: How,
@@ -50,32 +49,31 @@ pub(super) struct Planned {
 }
 
 impl Planned {
-    /// Message `number` from the end `sender` of a link (ends are numbered over all links).
+    /// Derives message `number` of the end `sender` (ends are numbered over all links).
     pub(super) fn new(seed: u64, sender: u64, number: u64) -> Self {
         let mut random = Random::new(seed ^ sender.wrapping_mul(0xd129_0f53_2d1b_5d95) ^ number << 20);
         let how = [How::Send, How::SendImmediate, How::WriteImmediate][random.below(3) as usize];
-        // Mostly short ones, some long, some empty.
+        // Mostly short, some long, some empty.
         let longest = [0, 8, 64, 512, 4096, 4096, 20_000, LONGEST as u64][random.below(8) as usize];
         let length = random.below(longest + 1) as usize;
         Planned { how, length, content: Pattern { seed: random.next() } }
     }
 
-    /// The immediate of a message that has one.
+    /// Returns the immediate of a message that has one.
     pub(super) fn immediate(number: u64) -> u32 {
         number as u32 ^ 0x5a5a_0000
     }
 
-    /// The number that an immediate was made of, as far as it fits.
+    /// Returns the number of an immediate, as far as it fits.
     pub(super) fn number(immediate: u32) -> u32 {
         immediate ^ 0x5a5a_0000
     }
 
-    /// The same, no longer than that.
     pub(super) fn at_most(self, longest: usize) -> Self {
         Planned { length: self.length.min(longest), ..self }
     }
 
-    /// The same, as kernels send it.
+    /// Changes the message to a form that kernels send.
     pub(super) fn by_kernels(self) -> Self {
         Planned { how: How::Send, ..self }
     }
@@ -89,8 +87,8 @@ impl Planned {
     }
 }
 
-/// A plan with every kind of fault that queue pairs survive, or can be reset after; the seed
-/// decides how often.
+/// Returns a plan with every kind of fault that queue pairs survive, or can be reset after; the seed determines the
+/// rates.
 pub(super) fn faults_of_seed(seed: u64) -> String {
     let mut random = Random::new(seed ^ 0xfa17);
     let mut chance = |most: f64| {
@@ -129,8 +127,7 @@ pub(super) fn faults_of_seed(seed: u64) -> String {
     format!("seed={seed}; {}", rules.join("; "))
 }
 
-/// Tells a process that is about to start which faults its cards inject: with a seed of its own, as
-/// all cards would draw the same otherwise.
+/// Sets the faults of a process's cards, with a separate seed: otherwise all cards would draw the same.
 pub(super) fn set_faults(command: &mut Command, plan: &str, rank: usize) -> Result<(), Failure> {
     if plan == NO_FAULTS {
         command.env_remove(FAULTS_VARIABLE);
@@ -142,7 +139,6 @@ pub(super) fn set_faults(command: &mut Command, plan: &str, rank: usize) -> Resu
     Ok(())
 }
 
-/// What this process's own cards have counted.
 pub(super) fn fault_counts() -> Vec<RuleTally> {
     let rules = softhca::fault_counts().into_iter().map(|count| RuleTally {
         rule: count.rule.to_string(),

@@ -1,5 +1,4 @@
-//! Completion queues that several ends may share, queue pairs that complete there, and waits whose
-//! status must agree with the completion.
+//! Completion queues shared by several ends, their queue pairs, and waits whose status must agree with the completion.
 
 use super::tally::Tally;
 use gdsync::queue::{Status, WorkError, WorkKind};
@@ -9,18 +8,18 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 
-/// A completion queue, and completions that one end polled and that belong to others.
+/// A completion queue, and completions that one end has polled for others.
 pub(super) struct CompletionDemux {
     pub(super) queue: CompletionQueue,
-    /// Number of the completion after the one taken last.
+    /// Index of the completion after the last one taken.
     taken: u32,
-    /// By queue pair, receives apart.
+    /// By queue pair, with receives separate.
     inboxes: BTreeMap<(u32, bool), VecDeque<Completion>>,
-    /// By the number of the completion: the status of the wait, and the completion's.
+    /// By the completion's index: the status of the wait, and that of the completion.
     checks: BTreeMap<u32, (Status, Option<Result<(), WorkError>>)>,
 }
 
-/// Ends of one process look into the same hub.
+/// Shared by the ends of one process.
 pub(super) type SharedDemux = Rc<RefCell<CompletionDemux>>;
 
 impl CompletionDemux {
@@ -33,7 +32,7 @@ impl CompletionDemux {
         }))
     }
 
-    /// The next completion of a queue pair's receives, or of its sends.
+    /// Returns the next completion of a queue pair's receives, or of its sends.
     pub(super) fn take(&mut self, qpn: u32, receive: bool) -> Result<Option<Completion>, Failure> {
         if let Some(completion) = self.inboxes.get_mut(&(qpn, receive)).and_then(VecDeque::pop_front) {
             return Ok(Some(completion));
@@ -55,23 +54,20 @@ impl CompletionDemux {
         Ok(None)
     }
 
-    /// Compares the status of this wait with its completion, once that is taken.
+    /// Compares the wait's status with its completion, once taken.
     pub(super) fn expect(&mut self, index: u32, status: Status) {
         self.checks.insert(index, (status, None));
     }
 
-    /// Waits that were not compared yet.
     pub(super) fn pending(&self) -> usize {
         self.checks.len()
     }
 
-    /// Compares what is known of both.
     pub(super) fn compare(&mut self, tally: &mut Tally) {
         let taken = self.taken;
         self.checks.retain(|index, (status, outcome)| {
             let Some(told) = status.get() else { return true };
-            // One that was passed over is from before a reset of its queue pair, and is not
-            // returned.
+            // A completion that was skipped is from before a reset of its queue pair, and is never returned.
             let is_past = taken.wrapping_sub(*index).wrapping_sub(1) <= i32::MAX as u32;
             let Some(outcome) = *outcome else { return !is_past };
             tally.checked += 1;
@@ -82,7 +78,7 @@ impl CompletionDemux {
         });
     }
 
-    /// No more completions arrive: what is left was lost.
+    /// Reports what is left as lost: no more completions arrive.
     pub(super) fn close(&mut self, tally: &mut Tally) {
         self.compare(tally);
         let strangers: usize = self.inboxes.values().map(VecDeque::len).sum();
@@ -99,18 +95,18 @@ impl CompletionDemux {
     }
 }
 
-/// Where the completions of an end go.
+/// The completion queues of an end.
 #[derive(Clone)]
 pub(super) enum Queues {
-    /// Into two queues of its own, new ones with each queue pair.
+    /// Two unshared queues, new ones with each queue pair.
     Own,
-    /// Both into one of its own.
+    /// One unshared queue for both.
     Single,
-    /// Into two that other ends use, too.
+    /// Two queues shared with other ends.
     Shared(SharedDemux, SharedDemux),
 }
 
-/// A queue pair, and where its sends and its receives complete.
+/// Returns a queue pair, and the queues of its sends and receives.
 pub(super) fn queue_pair(
     device: &Device,
     pd: &ProtectionDomain,

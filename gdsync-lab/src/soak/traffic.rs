@@ -1,4 +1,5 @@
-//! What the two kinds of links have in common.
+//! The common part of reliable and unreliable links: their interface, and message numbers, which continue across
+//! failures, so that a lost or repeated message shows in them.
 
 use super::atomics::Words;
 use super::ledger::Ended;
@@ -9,16 +10,15 @@ use gdsync_cli::failure::Failure;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// What the ends exchange before they connect.
+/// The data that ends exchange before they connect.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Offer {
-    /// Message that is expected next.
     pub(super) expected: u64,
-    /// What the other end may write to, and read from.
+    /// Memory that the other end may write to, and read from.
     pub(super) window: String,
     pub(super) fixed: String,
     pub(super) control: String,
-    /// What the other end's atomic operations have left.
+    /// The result of the other end's atomic operations.
     pub(super) words: Words,
 }
 
@@ -26,7 +26,7 @@ pub(super) struct Offer {
 pub(super) trait Traffic: fmt::Display {
     fn offer(&self) -> Offer;
 
-    /// Goes on, with nothing outstanding.
+    /// Resumes with nothing outstanding.
     fn resume(
         &mut self,
         wire: &Wire,
@@ -35,10 +35,9 @@ pub(super) trait Traffic: fmt::Display {
         tally: &mut Tally,
     ) -> Result<(), Failure>;
 
-    /// A receive has completed well.
     fn receive(&mut self, wire: &Wire, completion: &Completion, tally: &mut Tally) -> Result<(), Failure>;
 
-    /// A send has ended. `completion` is its own, where it has one.
+    /// Handles the end of a send. `completion` is its own, if it has one.
     fn end(
         &mut self,
         ended: &Ended,
@@ -46,65 +45,59 @@ pub(super) trait Traffic: fmt::Display {
         tally: &mut Tally,
     ) -> Result<(), Failure>;
 
-    /// Posts something, if there is something to post.
+    /// Posts a request, if there is one to post.
     fn post(&mut self, wire: &mut Wire, tally: &mut Tally) -> Result<(), Failure>;
 
-    /// No new messages from now on.
     fn stop(&mut self);
 
-    /// How many messages were sent in all, once all have ended.
+    /// Returns the total of messages sent, once all have ended.
     fn sent(&self, wire: &Wire) -> Option<u64>;
 
-    /// Whether everything that the other end has sent is here.
+    /// Returns whether everything that the other end has sent is here.
     fn has_all(&self, peer_sent: u64) -> bool;
 
-    /// No more completions arrive.
+    /// Accounts for missing messages: no more completions arrive.
     fn close(&self, peer_sent: u64, tally: &mut Tally);
 }
 
-/// The numbers of one end of a reliable link.
+/// The message numbers of one end of a reliable link.
 #[derive(Debug, Default)]
 pub(super) struct Numbers {
     /// Next message to send; messages before `acknowledged` have been acknowledged.
     pub(super) next: u64,
     pub(super) acknowledged: u64,
-    /// Next message to arrive.
     pub(super) expected: u64,
-    /// The credit that was last written to the other end.
+    /// The last credit written to the other end.
     pub(super) credited: u64,
-    /// No message from this one on is sent.
+    /// The number at which sending ends.
     pub(super) last: Option<u64>,
 }
 
 impl Numbers {
-    /// After a failure, or at the beginning: the other end expects this message next. What was
-    /// acknowledged must have come, and no more can have come than was sent. What has not come is
-    /// sent again.
+    /// Resumes at the message that the other end expects next. Acknowledged messages must have arrived, and no more
+    /// messages than were sent; missing ones are sent again.
     pub(super) fn resume(&mut self, expected_there: u64, tally: &mut Tally) {
         tally.lost += self.acknowledged.saturating_sub(expected_there);
         tally.duplicated += expected_there.saturating_sub(self.next);
         (self.next, self.acknowledged) = (expected_there, expected_there);
-        // The other end gets the same.
+        // The other end's credit is the same.
         self.credited = self.expected;
     }
 
-    /// Everything is sent and acknowledged.
+    /// Returns whether everything is sent and acknowledged.
     pub(super) fn is_through(&self) -> bool {
         self.last == Some(self.acknowledged)
     }
 }
 
-/// Words of a [`Window`].
 const WORDS: usize = 16;
 
-/// Which numbers have arrived, where some may be missing and none may arrive twice.
+/// The numbers that have arrived, of which some may be missing and none may repeat.
 #[derive(Debug, Default)]
 pub(super) struct Window {
-    /// One more than the highest.
     end: u64,
-    /// The last ones up to it, number `n` at bit `n % (64 * WORDS)`.
+    /// The most recent numbers: `n` is bit `n % (64 * WORDS)`.
     bits: [u64; WORDS],
-    /// How many have arrived.
     pub(super) count: u64,
 }
 
@@ -113,7 +106,7 @@ impl Window {
         self.end
     }
 
-    /// Records a number. False where it was recorded before, or is too old to decide.
+    /// Records a number. False if it was recorded before, or is too old to decide.
     pub(super) fn take(&mut self, number: u64) -> bool {
         let width = 64 * WORDS as u64;
         if number + width < self.end {

@@ -1,9 +1,8 @@
-//! Unreliable links, of connections and of datagrams: messages may be lost, but those that arrive
-//! are right, and arrive once.
+//! Unreliable links, of connections and of datagrams: messages may be lost, but those that arrive must be correct, and
+//! arrive once.
 //!
-//! A message begins with its number, and with the number up to which its sender has seen the other
-//! side's. That keeps both from sending more than fits the receives of the other; without that
-//! number, they go on after a while.
+//! A message begins with its number, and with the number up to which its sender has seen the other side's messages.
+//! That keeps both from overrunning the peer's receives; without news, a sender continues after a while.
 
 use super::ledger::{Ended, Work};
 use super::plan::{How, LONGEST, Planned};
@@ -22,15 +21,14 @@ use gdsync_cli::failure::Failure;
 use std::fmt;
 use std::time::{Duration, Instant};
 
-/// Places of messages on their way.
+/// Places of messages under way.
 const PLACES: u64 = 2 * RECEIVES;
-/// Bytes of a place.
 const PLACE: usize = HEADER + LONGEST;
 /// Bytes before the content: two numbers.
 const HEADER: usize = 16;
-/// Messages that the other end has not acknowledged, before the sender waits.
+/// Unacknowledged messages after which the sender waits.
 const UNSEEN: u64 = RECEIVES - 2;
-/// After so long without a word it sends one more.
+/// After this long without news the sender sends one more.
 const PATIENCE: Duration = Duration::from_millis(3);
 /// Messages that have not arrived this long after the last one are lost.
 const GIVEN_UP: Duration = Duration::from_millis(500);
@@ -42,10 +40,10 @@ pub(super) struct Unreliable {
     source: Region,
     window: Region,
     remote: Option<RemoteMemory>,
-    /// Of datagrams.
+    /// For datagrams.
     there: Option<(AddressHandle, u32)>,
     next: u64,
-    /// The other end has seen what is before.
+    /// The other end has seen all messages before this one.
     seen: u64,
     arrived: Window,
     last: Option<u64>,
@@ -78,7 +76,7 @@ impl Unreliable {
         })
     }
 
-    /// A message that fits a packet of a datagram.
+    /// Derives a message that fits a datagram.
     fn planned(&self, wire: &Wire, sender: u64, number: u64) -> Planned {
         let planned = Planned::new(self.seed, sender, number);
         match wire.transport() {
@@ -87,8 +85,7 @@ impl Unreliable {
         }
     }
 
-    /// Whether a receive holds a message that the other end can have sent, and the first of its
-    /// number.
+    /// Checks whether a receive holds a message that the other end can have sent, and not twice.
     fn check(&mut self, wire: &Wire, completion: &Completion) -> Result<Result<(), String>, Failure> {
         let written = completion.kind == WorkKind::ReceiveRdmaWithImmediate;
         let (region, at) = match completion.immediate {
@@ -118,7 +115,6 @@ impl Unreliable {
     }
 }
 
-/// The key that datagrams carry.
 fn qkey() -> u32 {
     QueuePairConfig::default().qkey
 }
@@ -180,7 +176,7 @@ impl Traffic for Unreliable {
             (_, _, Some((handle, qpn))) => {
                 WorkRequest::send(&slices).immediate(immediate).to(handle, *qpn, qkey())
             }
-            // The place must not be looked at any more.
+            // The other end must not read this place any more.
             (How::WriteImmediate, Some(window), None) if number < self.seen + PLACES => {
                 let there = window.slice(at..at + HEADER + planned.length)?;
                 WorkRequest::write(&slices, there).immediate(immediate)

@@ -1,6 +1,6 @@
 //! One side: its objects by each interface, and its rounds.
 
-use super::ours::{CHUNK, Hand, Rust, Shape, Way};
+use super::ours::{CHUNK, Hand, Interface, Rust, Shape};
 use crate::bench::{median, micros_since};
 use gdsync::{CudaStream, SoftStream, cuda};
 use gdsync_cli::failure::Failure;
@@ -10,29 +10,25 @@ use gdsync_notify::bootstrap::Bootstrap;
 use softhca::card::naps;
 use std::time::Instant;
 
-/// In each, every shape is measured by every way once.
+/// Runs; each measures every shape by every variant once.
 pub(super) const RUNS: usize = 10;
 
-/// Places of the ways among the results.
 pub(super) const BY_RUST: usize = 0;
 pub(super) const BY_HAND: usize = 1;
-/// How many ways there are.
 pub(super) const VARIANTS: usize = 2;
 
-/// What a chunk took, or a run: µs of it all and until the CPU had handed everything over; naps of this process' cards after
-/// which there was work, and µs of them.
+/// Times of a chunk or a run: µs in total and until the CPU had handed everything over; sleeps of this process's cards
+/// after which there was work, and their µs.
 type Times = [f64; 4];
 pub(super) const WHOLE: usize = 0;
 pub(super) const POSTING: usize = 1;
 pub(super) const NAPS: usize = 2;
 pub(super) const NAPPED: usize = 3;
 
-/// What one way took for one shape, for an exchange.
+/// Results of one variant for one shape, for one exchange.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Measured {
-    /// Of each run.
     pub(super) times: Vec<Times>,
-    /// Memory operations.
     pub(super) operations: f64,
 }
 
@@ -42,13 +38,13 @@ impl Measured {
     }
 }
 
-/// By shape, and by way.
+/// By shape, and by variant.
 pub(super) type Figures = [[Measured; VARIANTS]; Shape::ALL.len()];
 
 pub(super) struct Side {
-    variants: [Box<dyn Way>; VARIANTS],
+    variants: [Box<dyn Interface>; VARIANTS],
     bootstrap: Bootstrap,
-    /// Exchanges so far: no message is like another.
+    /// Exchanges so far: no two messages are equal.
     sequence: u64,
 }
 
@@ -59,7 +55,7 @@ impl Side {
         mut bootstrap: Bootstrap,
     ) -> Result<Self, Failure> {
         let place = hca::open(hca)?;
-        let mut variants: [Box<dyn Way>; VARIANTS] = match gpu {
+        let mut variants: [Box<dyn Interface>; VARIANTS] = match gpu {
             None => [
                 Box::new(Rust::new(&place, SoftStream::new()?)?),
                 Box::new(Hand::new(&place, SoftStream::new()?)?),
@@ -81,10 +77,10 @@ impl Side {
         Ok(Side { variants, bootstrap, sequence: 0 })
     }
 
-    /// All runs, each of so many rounds.
+    /// Performs all runs, each of `rounds` rounds.
     pub(super) fn play(mut self, rounds: u64) -> Result<Figures, Failure> {
         let mut figures = Figures::default();
-        // What is made lazily is made before; first by what is prepared while no stream waits.
+        // Performs lazy initialization in advance, beginning with the shapes that prepare while no stream waits.
         for shape in Shape::ALL.into_iter().rev() {
             for variant in 0..self.variants.len() {
                 self.chunk(variant, shape, CHUNK)?;
@@ -96,18 +92,18 @@ impl Side {
             }
             for (shape, of_shape) in Shape::ALL.into_iter().zip(&mut figures) {
                 for turn in 0..self.variants.len() {
-                    // The ways take turns in being the first.
+                    // The variants take turns in being first.
                     let variant = (turn + run) % self.variants.len();
                     self.run(variant, shape, rounds, &mut of_shape[variant])?;
                 }
             }
         }
-        // A side that leaves takes its queue pairs along.
+        // A side that ends takes its queue pairs along.
         self.bootstrap.barrier()?;
         Ok(figures)
     }
 
-    /// Whether the user has interrupted either side: both leave at the same run.
+    /// Returns whether the user has interrupted either side: both end at the same run.
     fn is_interrupted(&mut self) -> Result<bool, Failure> {
         let all = self.bootstrap.all_gather(&[interrupt::requested().into()])?;
         Ok(all.iter().any(|one| one.first() == Some(&1)))
@@ -128,7 +124,7 @@ impl Side {
         Ok(())
     }
 
-    /// Some exchanges, whose messages are checked.
+    /// Performs some exchanges, whose messages are checked.
     fn chunk(&mut self, variant: usize, shape: Shape, count: usize) -> Result<Times, Failure> {
         let rank = u64::from(self.bootstrap.rank());
         let (variant, first) = (&mut self.variants[variant], self.sequence);
