@@ -1,6 +1,6 @@
 //! Reports of this machine's libraries, CUDA's driver API and libibverbs; a recorded tree has them in a file.
 
-use super::source::Tree;
+use super::files::Tree;
 use crate::devices::{self, Listing, Port};
 use crate::failure::Failure;
 use gdsync::cuda::{self, Consistency, CudaError, DriverError, WritesOrdering};

@@ -1,7 +1,7 @@
 //! The GPUs and cards of a machine, and their places on its PCI buses.
 
+use super::files::{Tree, Unread};
 use super::libraries::Libraries;
-use super::source::{Tree, Unread};
 
 const PCI: &str = "/sys/bus/pci/devices";
 const INFINIBAND: &str = "/sys/class/infiniband";
@@ -143,6 +143,6 @@ fn gpus(tree: &Tree, libraries: &Libraries, on_bus: &[Function]) -> Vec<Gpu> {
 /// On x86, `flags` contains `hypervisor` in a virtual machine.
 fn virtual_machine(tree: &Tree) -> Option<bool> {
     let info = tree.text("/proc/cpuinfo").ok()?;
-    let flags = super::parse::field(&info, "flags", ':')?;
+    let flags = super::files::field(&info, "flags", ':')?;
     Some(flags.split_whitespace().any(|flag| flag == "hypervisor"))
 }

@@ -4,29 +4,26 @@
 //! memory.
 
 mod driver;
+mod files;
 mod libraries;
 mod machine;
-mod parse;
 mod peers;
-mod platform;
 mod process;
 mod rdma;
 mod registration;
 mod report;
-mod services;
-mod source;
 mod topology;
 
 use crate::cli::DoctorOptions;
 use crate::failure::Failure;
 use crate::text::{self, BAD, GOOD, POOR};
 use anstyle::Style;
+use files::Tree;
 use libraries::Libraries;
 use machine::Machine;
 pub use report::Family;
 use report::Report;
 use serde::Serialize;
-use source::Tree;
 use std::fmt;
 use std::path::Path;
 use std::process::ExitCode;
@@ -62,12 +59,16 @@ fn examine(tree: &Tree, libraries: &Libraries) -> Report {
         family("GPU memory", registration::checks(&machine)),
         family(
             "Cards",
-            [rdma::checks(&machine), vec![services::check(&machine)], rdma::waits(&machine)].concat(),
+            [rdma::checks(&machine), vec![process::services(&machine)], rdma::waits(&machine)].concat(),
         ),
         family(
             "PCI Express",
-            [platform::checks(&machine, &paths), topology::checks(&machine, &paths), peers::nodes(&machine)]
-                .concat(),
+            [
+                topology::platform_checks(&machine, &paths),
+                topology::checks(&machine, &paths),
+                peers::nodes(&machine),
+            ]
+            .concat(),
         ),
         family("Between GPUs", peers::checks(&pairs)),
     ];

@@ -3,7 +3,7 @@
 use super::libraries::{Answer, Features, Verbs};
 use super::machine::{Card, Machine};
 use super::{Check, Question};
-use super::{parse, yes_or_no};
+use super::{files, yes_or_no};
 use crate::devices::Port;
 
 const LIBRARIES: [&str; 2] = ["libibverbs.so.1", "libmlx5.so.1"];
@@ -55,8 +55,8 @@ fn rdma_core(machine: &Machine<'_>) -> Check {
         Answer::Says(_) => {
             let maps = machine.tree.text("/proc/self/maps").unwrap_or_default();
             let release = |soname: &str| {
-                let release = parse::mapped_library(&maps, soname)
-                    .and_then(|path| parse::library_release(path, soname))
+                let release = files::mapped_library(&maps, soname)
+                    .and_then(|path| files::library_release(path, soname))
                     .unwrap_or("unknown");
                 format!("{} of release {release}", soname.trim_end_matches(".so.1"))
             };
@@ -159,12 +159,12 @@ fn ports(machine: &Machine<'_>, card: &Card) -> Vec<Check> {
             Err(unread) => return question.skip(unread),
         };
         let physical =
-            read("phys_state").map_or_else(|_| String::new(), |text| parse::state(&text).to_owned());
+            read("phys_state").map_or_else(|_| String::new(), |text| files::state(&text).to_owned());
         let (link, rate) = (read("link_layer").unwrap_or_default(), read("rate").unwrap_or_default());
-        let words = [parse::state(&state), &physical, &link, &rate];
+        let words = [files::state(&state), &physical, &link, &rate];
         let seen = words.iter().filter(|word| !word.is_empty()).copied().collect::<Vec<_>>().join(", ");
         let ethernet = link == "Ethernet";
-        match (parse::state(&state), physical.as_str()) {
+        match (files::state(&state), physical.as_str()) {
             ("ACTIVE", _) => question.pass(seen),
             ("INIT" | "ARMED", _) if !ethernet => question
                 .warn(
@@ -189,7 +189,7 @@ fn locked_memory(machine: &Machine<'_>) -> Check {
         "a real card's memory is locked: what is registered counts against this limit",
     );
     let limit = match machine.tree.text("/proc/self/limits") {
-        Ok(text) => parse::locked_memory(&text),
+        Ok(text) => files::locked_memory(&text),
         Err(unread) => return question.skip(unread),
     };
     let Some(limit) = limit else {
@@ -198,7 +198,7 @@ fn locked_memory(machine: &Machine<'_>) -> Check {
     let Some(bytes) = limit else { return question.pass("unlimited") };
     let seen = crate::size::text(bytes);
     let status = machine.tree.text("/proc/self/status").unwrap_or_default();
-    if parse::has_capability(&status, IPC_LOCK) == Some(true) {
+    if files::has_capability(&status, IPC_LOCK) == Some(true) {
         return question.pass(format!("{seen}, which does not bind this process (CAP_IPC_LOCK)"));
     }
     if machine.cards.is_empty() {
@@ -212,7 +212,7 @@ fn locked_memory(machine: &Machine<'_>) -> Check {
 
 pub(super) fn is_locked_memory_limited(machine: &Machine<'_>) -> Option<bool> {
     let text = machine.tree.text("/proc/self/limits").ok()?;
-    parse::locked_memory(&text).map(|limit| limit.is_some())
+    files::locked_memory(&text).map(|limit| limit.is_some())
 }
 
 /// Returns a check for each card that the libraries or the buses show.

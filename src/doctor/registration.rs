@@ -1,8 +1,8 @@
 //! Access to GPU memory by cards and the CPU: dma-bufs, peer memory, gdrdrv.
 
+use super::files;
 use super::libraries::Answer;
 use super::machine::Machine;
-use super::parse;
 use super::{Check, Question};
 
 /// Linux 5.12 introduced registration of dma-bufs (`UVERBS_METHOD_REG_DMABUF_MR`).
@@ -38,7 +38,7 @@ fn dma_buf(machine: &Machine<'_>) -> (Check, Availability) {
     let (mut good, mut missing, mut unknown) = (Vec::new(), Vec::new(), Vec::new());
     let mut remedies = Vec::new();
     match machine.tree.text("/proc/sys/kernel/osrelease") {
-        Ok(release) => match parse::kernel_release(&release) {
+        Ok(release) => match files::kernel_release(&release) {
             Some(version) if version >= DMA_BUF_KERNEL => good.push(format!("Linux {release}")),
             Some(_) => {
                 missing.push(format!("Linux {release} is older than 5.12"));
