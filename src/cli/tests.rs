@@ -220,6 +220,17 @@ fn a_server_refuses_what_its_client_decides() {
 }
 
 #[test]
+fn a_run_on_a_server_is_the_clients_with_what_is_the_servers_own() {
+    let own = parse(&["--server", "--hca", "mlx5_0", "--gpu", "1", "--json"]).unwrap().sides;
+    let asked =
+        parse(&["node7", "--iters", "7", "--hca", "softhca1", "--gid-index", "3", "--liberties", "1"])
+            .unwrap();
+    let run = asked.sides.on_server(&own).unwrap();
+    assert_eq!((run.iters, run.gid_index, run.liberties, run.json), (7, None, None, true));
+    assert_eq!((run.hca.unwrap().to_string().as_str(), run.gpu), ("mlx5_0:1", Some(1.into())));
+}
+
+#[test]
 fn a_program_without_words_is_no_mistake() {
     assert!(matches!(Cli::parse_words(["gdsync"]), Ok(Invocation::Bare)));
     assert_eq!(BRIEF.lines().count(), 8);

@@ -39,7 +39,7 @@ pub(crate) const OTHER_SIDE: &str = "the other side: ";
 
 /// Rewords an error received from the other side. An error that the other side had received from this one becomes this
 /// side's own again.
-fn heard(error: &str) -> String {
+fn reworded(error: &str) -> String {
     error.strip_prefix(OTHER_SIDE).map_or_else(|| format!("{OTHER_SIDE}{error}"), str::to_owned)
 }
 
@@ -91,7 +91,7 @@ impl OnEnd {
         self.lock().hook = None;
     }
 
-    fn happens(&self, end: End) {
+    fn report(&self, end: End) {
         let mut state = self.lock();
         if let Some(hook) = &mut state.hook {
             hook(&end);
@@ -119,9 +119,9 @@ fn write(writer: &Writer, message: &Message) -> Result<(), Failure> {
     Ok(())
 }
 
-fn understood(line: &str) -> Result<Message, Failure> {
+fn parse(line: &str) -> Result<Message, Failure> {
     match serde_json::from_str(line)? {
-        Message::Done { error: Some(error), .. } => Err(heard(&error).into()),
+        Message::Done { error: Some(error), .. } => Err(reworded(&error).into()),
         message => Ok(message),
     }
 }
@@ -138,7 +138,7 @@ impl Channel {
     ) -> Self {
         let (sender, lines) = channel();
         let on_end = OnEnd::default();
-        let told = on_end.clone();
+        let reader_end = on_end.clone();
         let limit = RunLength::new();
         let writer: Writer = Arc::new(Mutex::new(writer));
         let (own_limit, answers) = (limit.clone(), Arc::downgrade(&writer));
@@ -146,7 +146,7 @@ impl Channel {
             for line in received {
                 match serde_json::from_str(&line) {
                     Ok(Message::Done { error: Some(error), is_cause }) => {
-                        told.happens(End::Failed { error: heard(&error), is_cause });
+                        reader_end.report(End::Failed { error: reworded(&error), is_cause });
                     }
                     Ok(Message::Stop { next }) => {
                         let end = own_limit.stop(next);
@@ -160,7 +160,7 @@ impl Channel {
                 let _ = sender.send(line);
             }
             drop(sender);
-            told.happens(End::Gone);
+            reader_end.report(End::Gone);
         });
         Channel { lines, writer, on_end, limit, early: Cell::new(None) }
     }
@@ -204,7 +204,7 @@ impl Channel {
             None => self.lines.recv().map_err(|_| RecvTimeoutError::Disconnected),
         };
         match line {
-            Ok(line) => understood(&line),
+            Ok(line) => parse(&line),
             Err(RecvTimeoutError::Timeout) => Err("the other side does not answer".into()),
             Err(RecvTimeoutError::Disconnected) => Err(GONE.into()),
         }
@@ -229,7 +229,7 @@ impl Channel {
             return Ok(Some(early));
         }
         match self.lines.try_recv() {
-            Ok(line) => understood(&line).map(Some),
+            Ok(line) => parse(&line).map(Some),
             Err(TryRecvError::Empty) => Ok(None),
             Err(TryRecvError::Disconnected) => Err(GONE.into()),
         }
@@ -303,9 +303,9 @@ mod tests {
 
     #[test]
     fn an_error_is_of_one_side_however_often_it_is_passed_on() {
-        assert_eq!(heard("no"), "the other side: no");
-        assert_eq!(heard(&heard("no")), "no", "what the other side has heard of this one");
-        assert!(is_of_other_side(&heard("no").into()) && !is_of_other_side(&"no".into()));
+        assert_eq!(reworded("no"), "the other side: no");
+        assert_eq!(reworded(&reworded("no")), "no", "what the other side has heard of this one");
+        assert!(is_of_other_side(&reworded("no").into()) && !is_of_other_side(&"no".into()));
     }
 
     #[test]
