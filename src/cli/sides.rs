@@ -122,7 +122,7 @@ impl SideOptions {
     }
 
     /// Returns the options of the run that a client requests with these, on a server with the options `own`: those of
-    /// [`OF_EACH_SIDE`] are the server's.
+    /// `OF_EACH_SIDE` are the server's.
     ///
     /// # Errors
     /// The options have no JSON form.

@@ -9,8 +9,7 @@ use super::ledger::{Ended, Work};
 use super::plan::{How, LONGEST, Planned, Random};
 use super::region::{Place, Region};
 use super::tally::Tally;
-use super::traffic::Numbers;
-use super::traffic::{Offer, Traffic};
+use super::traffic::{Numbers, Offer, Traffic};
 use super::wire::{DEPTH, RECEIVES, Wire};
 use gdsync::queue::WorkKind;
 use gdsync::{

@@ -217,6 +217,7 @@ impl<'a> Bench<'a> {
             let cycles = (0..ROUNDS as usize).map(|round| self.result(FIRST_RESULT + round) as f64);
             posting.push((what, median(cycles)));
         }
+        // SAFETY: as above.
         unsafe { self.kernels.steps(self.gpu, device_qp.data(), STEP_ROUNDS, places)? };
         self.finish()?;
         for (step, what) in STEPS.into_iter().enumerate() {
