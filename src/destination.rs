@@ -1,4 +1,4 @@
-//! A file that a command writes when it ends: whole, or not at all.
+//! An output file that is written completely or not at all.
 
 use crate::failure::Failure;
 use std::ffi::OsString;
@@ -6,16 +6,15 @@ use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-/// A place where a file can be written.
 #[derive(Debug)]
 pub struct Destination {
     path: PathBuf,
-    /// A file beside it, which takes its place once it is whole.
-    beside: PathBuf,
+    /// The temporary file in the same folder, which replaces the destination once complete.
+    temporary: PathBuf,
 }
 
 impl Destination {
-    /// Finds out whether the file can be written, and writes nothing: a measurement should not be lost for it.
+    /// Checks that the file can be written, without writing it, so that no measurement is lost.
     ///
     /// # Errors
     /// The path is that of a folder or a device, or the system refuses to write there.
@@ -27,7 +26,7 @@ impl Destination {
             )
             .into()
         };
-        // What a link leads to is written, and the link stays.
+        // A symbolic link stays; its target is written.
         let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
         let name = path.file_name().ok_or_else(|| refused(&"it names no file"))?;
         if path.exists() {
@@ -39,13 +38,13 @@ impl Destination {
         let mut hidden = OsString::from(".");
         hidden.push(name);
         hidden.push(format!(".{}", std::process::id()));
-        let beside = path.with_file_name(hidden);
-        let tried = File::create(&beside).and_then(|_| fs::remove_file(&beside));
+        let temporary = path.with_file_name(hidden);
+        let tried = File::create(&temporary).and_then(|_| fs::remove_file(&temporary));
         tried.map_err(|error| refused(&error))?;
-        Ok(Destination { path, beside })
+        Ok(Destination { path, temporary })
     }
 
-    /// Writes the file. One that was there before stays as it was until the new one is whole.
+    /// Writes the file. An existing one stays as it is until the new one is complete.
     ///
     /// # Errors
     /// The system's.
@@ -53,19 +52,19 @@ impl Destination {
         self.fill(|path| Ok(File::create(path).and_then(|mut file| file.write_all(text.as_bytes()))?))
     }
 
-    /// As [`Self::write`], where `fill` writes the file at the path that it gets.
+    /// Like [`Self::write`]; `fill` writes the file at the path it gets.
     ///
     /// # Errors
     /// The system's, and those of `fill`.
     pub fn fill<T>(&self, fill: impl FnOnce(&Path) -> Result<T, Failure>) -> Result<T, Failure> {
-        let filled = fill(&self.beside).and_then(|answer| {
-            File::open(&self.beside)?.sync_all()?;
-            fs::rename(&self.beside, &self.path)?;
+        let filled = fill(&self.temporary).and_then(|answer| {
+            File::open(&self.temporary)?.sync_all()?;
+            fs::rename(&self.temporary, &self.path)?;
             Ok(answer)
         });
         filled.map_err(|error| {
-            // Where it cannot be removed either, the first error is the one to report.
-            let _ = fs::remove_file(&self.beside);
+            // If removing fails too, the first error is the one to report.
+            let _ = fs::remove_file(&self.temporary);
             format!("{} cannot be written: {error}", self.path.display()).into()
         })
     }
@@ -75,7 +74,7 @@ impl Destination {
 mod tests {
     use super::*;
 
-    /// A folder of a test, which is removed when it ends.
+    /// A test's folder, removed on drop.
     struct Folder(PathBuf);
 
     impl Folder {

@@ -1,4 +1,4 @@
-//! `gdsync devices`: cards of every provider, and what is missing.
+//! `gdsync devices`: the cards of every provider, and missing libraries.
 
 use crate::cli::DevicesOptions;
 use crate::failure::Failure;
@@ -31,7 +31,7 @@ pub(crate) struct Identifier {
     index: u32,
     gid: String,
     kind: String,
-    /// The one that connections use by default.
+    /// True if connections use this GID by default.
     chosen: bool,
 }
 
@@ -39,7 +39,7 @@ pub(crate) struct Identifier {
 pub(crate) struct Listing {
     #[serde(rename = "rows")]
     pub(crate) devices: Vec<Row>,
-    /// What could not be listed, and what to do about it.
+    /// Failed listings, with the remedy.
     pub(crate) notes: Vec<String>,
 }
 
@@ -96,7 +96,7 @@ fn gid_rows(listing: &Listing) -> Vec<Vec<String>> {
     .collect()
 }
 
-/// Adds a provider's devices; one that cannot be asked becomes a note.
+/// Adds a provider's devices. A provider that fails becomes a note.
 pub(crate) fn list(provider: &'static str, api: &'static VerbsApi, listing: &mut Listing) {
     match Device::names(api) {
         Ok(names) => {

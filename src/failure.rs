@@ -1,9 +1,9 @@
-//! What every command answers with when it fails.
+//! The errors of commands.
 
 /// Why a command failed, in words for the user.
 pub type Failure = Box<dyn std::error::Error + Send + Sync>;
 
-/// Why it failed is on stderr already, or with the process that has started this one: nothing is to be added.
+/// The error of a command whose cause is already on stderr, or reported by the parent process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AlreadySaid;
 
@@ -15,5 +15,4 @@ impl std::fmt::Display for AlreadySaid {
 
 impl std::error::Error for AlreadySaid {}
 
-/// The exit status of a command line that cannot be used.
 pub const WRONG_USAGE: u8 = 2;

@@ -1,4 +1,4 @@
-//! The private folder of a run: removed at the end of the run, even if that is a kill.
+//! The private folder of a run, removed when the run ends, even by a kill.
 
 use crate::cli::{self, Process};
 use crate::failure::Failure;
@@ -9,10 +9,10 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-/// How the folders' names begin: the watcher removes nothing else.
+/// Prefix of the folders' names: the watcher removes no others.
 const PREFIX: &str = "gdsync-run-";
 
-/// A folder for this user alone. A process that watches removes it if this one is killed.
+/// A folder for this user alone. A watcher process removes it if this process is killed.
 #[derive(Debug)]
 pub struct Folder {
     path: PathBuf,
@@ -22,8 +22,8 @@ pub struct Folder {
 impl Folder {
     pub fn new() -> Result<Self, Failure> {
         let path = make(&std::env::temp_dir())?;
-        // It has nothing open but the pipe, and a process group of its own: the terminal's signals
-        // do not reach it.
+        // The watcher holds nothing open but the pipe. It has its own process group, which the terminal's signals do
+        // not reach.
         let watcher = Command::new(std::env::current_exe()?)
             .arg(cli::word(&Process::SoftWatch))
             .arg(&path)
@@ -49,7 +49,7 @@ impl Folder {
 
 impl Drop for Folder {
     fn drop(&mut self) {
-        // What cannot be removed here the watcher cannot remove either.
+        // The watcher could not remove what remains here either.
         let _ = fs::remove_dir_all(&self.path);
         drop(self.watcher.stdin.take());
         let _ = self.watcher.wait();
@@ -62,20 +62,20 @@ fn make(parent: &Path) -> Result<PathBuf, Failure> {
         let path = parent.join(format!("{PREFIX}{}-{attempt}", std::process::id()));
         match DirBuilder::new().mode(0o700).create(&path) {
             Ok(()) => return Ok(path),
-            // An earlier process of that number has left it, or another program has made it.
+            // Left by an earlier process with this number, or made by another program.
             Err(error) if error.kind() == ErrorKind::AlreadyExists && attempt < 1000 => attempt += 1,
             Err(error) => return Err(format!("{} cannot be made: {error}", path.display()).into()),
         }
     }
 }
 
-/// `gdsync soft-watch`: removes a folder when the other end of stdin is closed.
+/// `gdsync soft-watch`: removes a folder when the other end of stdin closes.
 pub fn watch(folder: &Path) -> Result<(), Failure> {
     let name = folder.file_name().unwrap_or_default().to_string_lossy();
     if !name.starts_with(PREFIX) {
         return Err(format!("{} is no folder of a run of gdsync", folder.display()).into());
     }
-    // An error ends it, too.
+    // An error ends the wait, too.
     let _ = io::copy(&mut io::stdin().lock(), &mut io::sink());
     match fs::remove_dir_all(folder) {
         Err(error) if error.kind() != ErrorKind::NotFound => Err(error.into()),

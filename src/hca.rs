@@ -6,7 +6,6 @@ use gdsync::verbs::{DEFAULT_PORT, provider};
 use gdsync_sys::VerbsApi;
 use serde::{Deserialize, Serialize};
 
-/// What the names of software cards begin with.
 const SOFTWARE: &str = "softhca";
 
 /// A card and one of its ports.
@@ -22,7 +21,7 @@ impl std::fmt::Display for Hca {
     }
 }
 
-/// The name of a card, with the number of a port behind a colon or without.
+/// Parses a card's name, optionally followed by a colon and a port number.
 pub fn parse(text: &str) -> Result<Hca, String> {
     let (name, port) = match text.split_once(':') {
         None => (text, Some(DEFAULT_PORT)),
@@ -34,19 +33,19 @@ pub fn parse(text: &str) -> Result<Hca, String> {
     }
 }
 
-/// Whether it is a software card of this process.
+/// True if the card is a software card of this process.
 pub fn is_software(hca: Option<&Hca>) -> bool {
     hca.is_none_or(|hca| hca.name.starts_with(SOFTWARE))
 }
 
-/// Opens the card: the first software card, where none is named.
+/// Opens the card; without a name, the first software card.
 pub fn open(hca: Option<&Hca>) -> Result<(Device, u8), Failure> {
     let Some(Hca { name, port }) = hca else { return Ok((Device::software()?, DEFAULT_PORT)) };
     let api = if is_software(hca) { provider::software() } else { provider::system()? };
     Ok((Device::open(api, Some(name))?, *port))
 }
 
-/// The system's libraries, and which of their cards: the first, where none is named.
+/// Returns the system's libraries and the named card; without a name, the first one is meant.
 pub fn system(hca: Option<&Hca>) -> Result<(&'static VerbsApi, Option<&str>, u8), Failure> {
     if let Some(hca) = hca.filter(|hca| is_software(Some(hca))) {
         return Err(

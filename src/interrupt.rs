@@ -1,16 +1,16 @@
-//! Interrupts by the user (SIGINT). The first lets a run end early and print what it has; the second ends the process at
-//! once, as it would have without this.
+//! Interrupts by the user (SIGINT). The first ends a run early, which then prints what it has; the second ends the
+//! process at once, as without this module.
 
 use crate::signals;
 use std::fmt;
 use std::io::IsTerminal;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// The exit status of a run that was interrupted: 128 and the number of the signal, as shells have it.
+/// The exit status of an interrupted run: 128 plus the signal's number, as in shells.
 pub const STATUS: u8 = 130;
 
 static REQUESTED: AtomicBool = AtomicBool::new(false);
-/// Somebody looks at stderr.
+/// True if stderr is a terminal.
 static ON_TERMINAL: AtomicBool = AtomicBool::new(false);
 
 const NOTE: &[u8] =
@@ -19,28 +19,28 @@ const NOTE: &[u8] =
 extern "C" fn note(_: libc::c_int) {
     REQUESTED.store(true, Ordering::Relaxed);
     if ON_TERMINAL.load(Ordering::Relaxed) {
-        // SAFETY: the bytes are a static's, and signal handlers may call write. What it returns is of no use here.
+        // SAFETY: the bytes are a static's, and signal handlers may call write. A failure has no remedy here.
         let _ = unsafe { libc::write(libc::STDERR_FILENO, NOTE.as_ptr().cast(), NOTE.len()) };
     }
 }
 
-/// From now on the first SIGINT only makes [`requested`] true, unless the process has been started with SIGINT ignored.
+/// From now on the first SIGINT only makes [`requested`] true, unless the process was started with SIGINT ignored.
 ///
 /// # Errors
 /// The system's.
 pub fn catch() -> std::io::Result<()> {
     ON_TERMINAL.store(std::io::stderr().is_terminal(), Ordering::Relaxed);
-    // Calls that sleep go on.
+    // Interrupted system calls are restarted.
     signals::take_next(libc::SIGINT, note, libc::SA_RESTART)
 }
 
-/// Whether the user wants the run to end.
+/// True if the user has asked the run to end.
 pub fn requested() -> bool {
     REQUESTED.load(Ordering::Relaxed)
 }
 
-/// The rounds of a measurement: after an interrupt no further one begins. The first always does, so that there is
-/// something to print.
+/// Yields the rounds of a measurement until an interrupt. The first round always runs, so that there is something to
+/// print.
 pub fn rounds<T>(all: impl IntoIterator<Item = T>) -> impl Iterator<Item = T> {
     until(all, requested)
 }
@@ -50,7 +50,7 @@ fn until<T>(all: impl IntoIterator<Item = T>, ends: impl Fn() -> bool) -> impl I
     kept.map(|(_, round)| round)
 }
 
-/// The run was interrupted before there was anything to print.
+/// The error of a run that was interrupted before it had a result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NothingYet;
 

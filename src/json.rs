@@ -1,4 +1,4 @@
-//! What a command prints with `--json`: one object, of the same shape for all commands.
+//! The output of a command with `--json`: one object, of the same shape for all commands.
 //!
 //! | key | value |
 //! |---|---|
@@ -18,10 +18,9 @@ use std::io::{self, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// The version of the shape. Keys may be added without another.
+/// The version of the shape. New keys do not change it.
 const SCHEMA: u32 = 1;
 
-/// This process has printed its object.
 static PRINTED: AtomicBool = AtomicBool::new(false);
 
 #[derive(Debug, Serialize)]
@@ -38,27 +37,26 @@ struct Object {
     error: Option<Value>,
 }
 
-/// Why something has failed.
 pub fn reason(message: impl ToString) -> Value {
     json!({ "message": message.to_string() })
 }
 
-/// Whether a command line asks for JSON; what stands behind `--` is another command's.
+/// Returns whether a command line asks for JSON. Words after `--` belong to another command.
 pub fn is_wanted(words: impl Iterator<Item = OsString>) -> bool {
     words.take_while(|word| word != "--").any(|word| word == "--json")
 }
 
-/// Prints results: each element of a list is a row, and what is no list is one.
+/// Prints results: each element of a list is a row; any other value is one row.
 pub fn print(results: &impl Serialize) -> Result<(), Failure> {
     print_object(Some(rows(serde_json::to_value(results)?)), None)
 }
 
-/// As [`print()`], of a command that has failed behind these results.
+/// Like [`print()`], for a command that has failed after these results.
 pub fn print_failed(results: &impl Serialize, error: &Failure) -> Result<(), Failure> {
     print_object(Some(rows(serde_json::to_value(results)?)), Some(reason(error)))
 }
 
-/// Prints why there are no results, unless there are.
+/// Prints an error object, unless results have been printed.
 pub fn print_error(message: impl ToString) -> Result<(), Failure> {
     if PRINTED.load(Ordering::Relaxed) {
         return Ok(());
@@ -82,7 +80,7 @@ fn print_object(rows: Option<Vec<Value>>, error: Option<Value>) -> Result<(), Fa
     Ok(writeln!(io::stdout().lock(), "{}", serde_json::to_string(&object)?)?)
 }
 
-/// The rows of results: one that has rows itself is as many, each with what else it says.
+/// Returns the rows of results. A value that has rows itself becomes as many, each with its other keys.
 fn rows(results: Value) -> Vec<Value> {
     match results {
         Value::Array(results) => results.into_iter().flat_map(rows).collect(),
@@ -96,7 +94,7 @@ fn rows(results: Value) -> Vec<Value> {
     }
 }
 
-/// A row, in front of which stands what holds for all.
+/// Returns a row preceded by the keys common to all.
 fn with(all: &Map<String, Value>, row: Value) -> Value {
     let mut whole = all.clone();
     if let Value::Object(row) = row {
@@ -105,18 +103,18 @@ fn with(all: &Map<String, Value>, row: Value) -> Value {
     Value::Object(whole)
 }
 
-/// The name of this host; empty if the system does not say it.
+/// Returns this host's name; empty if the system does not tell.
 fn host() -> String {
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     name.trim_end().to_owned()
 }
 
-/// A time in the form of RFC 3339, in UTC, to the second.
+/// Formats a time as RFC 3339, in UTC, to the second.
 pub fn time(at: SystemTime) -> String {
     let seconds = at.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() as libc::time_t);
     // SAFETY: all-zero bytes are a valid value of this plain C structure.
     let mut parts: libc::tm = unsafe { std::mem::zeroed() };
-    // SAFETY: valid places. A year that is too large for it leaves `parts` as it is.
+    // SAFETY: valid places. A year out of range leaves `parts` unchanged.
     unsafe { libc::gmtime_r(&seconds, &mut parts) };
     let libc::tm { tm_year, tm_mon, tm_mday, tm_hour, tm_min, tm_sec, .. } = parts;
     let (year, month) = (1900 + tm_year, 1 + tm_mon);

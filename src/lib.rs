@@ -1,8 +1,8 @@
-//! The command `gdsync`, and what the programs of its other verbs (`gdsync-lab`, `gdsync-soft`, `gdsync-top`) share with it.
-//! It is an interface for those alone.
+//! The command `gdsync`, and the code shared by the programs of its other verbs (`gdsync-lab`, `gdsync-soft`,
+//! `gdsync-top`): an interface for those alone.
 //!
-//! Results go to stdout, everything else to stderr. What the exit status means is in the manual
-//! pages, which `gdsync-lab` makes of the command line that is described here.
+//! Results go to stdout, everything else to stderr. The manual pages, which `gdsync-lab` generates from this command
+//! line, describe the exit status.
 
 #![doc(hidden)]
 #![deny(unsafe_code)]
@@ -45,8 +45,8 @@ use std::process::ExitCode;
 use tools::{LAB, SOFT, TOP};
 use tracing_subscriber::prelude::*;
 
-/// What a program of gdsync's is: it parses the command line, has `run` perform a command, or `run_process` be a process
-/// that a command has started, and says how that ended.
+/// The `main` of every gdsync program: parses the command line, has `run` perform a command or `run_process` act as a
+/// child process, and reports the outcome.
 pub fn main(
     run: impl FnOnce(Command) -> Result<ExitCode, Failure>,
     run_process: impl FnOnce(Process) -> Result<(), Failure>,
@@ -88,7 +88,7 @@ pub fn main(
         Ok(code) => code,
         Err(error) => {
             let (said, is_said) = (error.to_string(), error.is::<AlreadySaid>());
-            // What a process says is for the one that has started it.
+            // A child's parent reports its error.
             if !is_process {
                 print_error(if is_said { "standard error has the cause" } else { &said });
             }
@@ -101,7 +101,7 @@ pub fn main(
     }
 }
 
-/// Where JSON is asked for and there is none yet, the error is printed as JSON, too.
+/// Prints the error as JSON, too, if JSON was asked for and none is printed yet.
 fn print_error(message: &str) {
     if json::is_wanted(std::env::args_os())
         && let Err(error) = json::print_error(message)
@@ -114,7 +114,7 @@ fn done(_: ()) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Performs the commands of `gdsync` itself, and has the programs of the others perform theirs.
+/// Performs the commands of `gdsync` itself, and starts the programs of the others.
 ///
 /// # Errors
 /// Why the command has failed.
@@ -138,10 +138,10 @@ pub fn run(command: Command) -> Result<ExitCode, Failure> {
     }
 }
 
-/// Is a process that a command of `gdsync` itself, or one of any program's, has started.
+/// Acts as a child process of a command of `gdsync` itself, or of any of the programs.
 ///
 /// # Errors
-/// Why the process has failed; it is one of another program's.
+/// Why the process has failed, or that it belongs to another program.
 pub fn run_process(process: Process) -> Result<(), Failure> {
     match process {
         Process::PingpongPeer => sides::run_peer::<PingpongOptions>(),
@@ -153,12 +153,12 @@ pub fn run_process(process: Process) -> Result<(), Failure> {
     }
 }
 
-/// What clap says: on stdout where it was asked for, as help, and on stderr where it is a mistake.
+/// Prints clap's output: requested help on stdout, mistakes on stderr.
 fn usage(error: &clap::Error) -> ExitCode {
     // If the stream itself fails, there is no place to report it.
     let _ = error.print();
     if error.use_stderr() {
-        // What stands behind an empty line is help.
+        // Help follows the first empty line.
         let said = error.to_string();
         let first = said.split("\n\n").next().unwrap_or_default();
         print_error(first.trim_start_matches("error: ").trim_end());

@@ -1,14 +1,13 @@
-//! The filters of logs.
+//! Log filters.
 
 use crate::failure::Failure;
 use tracing_subscriber::filter::Targets;
 
-/// Environment variable with the filter of the command's log.
+/// The environment variable of the command's log filter.
 pub const VARIABLE: &str = "GDSYNC_LOG";
-/// What is logged without it.
 const DEFAULT: &str = "warn";
 
-/// The filter of the command's log.
+/// Returns the filter of the command's log.
 ///
 /// # Errors
 /// The variable is malformed.
@@ -17,10 +16,10 @@ pub fn own_filter() -> Result<Targets, Failure> {
     filter(VARIABLE, &value.unwrap_or_else(|| DEFAULT.into()).to_string_lossy())
 }
 
-/// The filter that `value` describes, which `variable` has.
+/// Parses the filter `value` of the variable `variable`.
 ///
 /// # Errors
-/// It describes none: the variable, its value, and what is wrong with it.
+/// The value is malformed: the variable, its value, and the reason.
 pub fn filter(variable: &str, value: &str) -> Result<Targets, Failure> {
     value.parse::<Targets>().map_err(|error| {
         format!("{variable} is `{value}`: {error}; a filter is a level such as `info`, or `target=level` with `,` between")

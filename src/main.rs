@@ -1,5 +1,4 @@
-//! The `gdsync` command: it parses, calls the library, and prints. Everything is in the library of this package, which the
-//! programs of the other verbs share.
+//! The `gdsync` command. All of it is in this package's library, which the programs of the other verbs share.
 
 use std::process::ExitCode;
 

@@ -1,6 +1,5 @@
-//! The content of messages: a sequence of words that a seed determines, so that both sides know it.
-//!
-//! `kernels/pingpong.cu` makes the same.
+//! The content of messages: a sequence of words determined by a seed, so that both sides know it. `kernels/pingpong.cu`
+//! generates the same.
 
 use gdsync::PinnedMemory;
 use std::ops::Range;
@@ -9,7 +8,6 @@ use std::sync::atomic::Ordering;
 /// 2^64 divided by the golden ratio: consecutive multiples differ in all bits.
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// The content of one message.
 #[derive(Clone, Copy, Debug)]
 pub struct Pattern {
     pub seed: u64,
@@ -21,7 +19,7 @@ impl Pattern {
         Pattern { seed: (sequence << 1 | rank).wrapping_mul(0xd129_0f53_2d1b_5d95) }
     }
 
-    /// The sum that word `index` is mixed from; those of the next words are `STEP` apart.
+    /// Returns the sum from which word `index` is mixed; those of consecutive words differ by `STEP`.
     fn sum(self, index: usize) -> u64 {
         self.seed.wrapping_add((index as u64).wrapping_mul(STEP))
     }
@@ -30,7 +28,7 @@ impl Pattern {
         sum ^ sum >> 31
     }
 
-    /// The bytes after the last whole word of `len` bytes from `from` on, with their offsets.
+    /// Returns the bytes after the last whole word of `len` bytes from `from` on, with their offsets.
     fn tail(self, from: usize, len: usize) -> impl Iterator<Item = (usize, u8)> {
         let whole = len / 8;
         (whole * 8..len).zip(Self::word(self.sum(from / 8 + whole)).to_le_bytes())
@@ -46,14 +44,13 @@ impl Pattern {
         }
     }
 
-    /// Whether `len` bytes from `at` on are the content's from `from` on; both are multiples of 8.
+    /// Compares `len` bytes from `at` on with the content from `from` on; both are multiples of 8.
     ///
     /// # Errors
-    /// The offset of the first byte that is wrong, or of the word that it is in.
+    /// The offset of the first wrong byte, or of its word.
     pub fn check(self, memory: &PinnedMemory, at: usize, from: usize, len: usize) -> Result<(), usize> {
         let words = &memory.words64()[at / 8..][..len / 8];
-        // A sum of differences keeps the loop free of branches; the place is looked for only when
-        // there is one.
+        // Summing the differences keeps the loop branch-free; the position is searched for only if there is one.
         let differs = |range: Range<usize>| {
             let mut sum = self.sum(from / 8 + range.start);
             let difference = words[range].iter().fold(0, |difference, place| {

@@ -1,6 +1,5 @@
-//! What pictures of measurements show. `gdsync-lab` draws them, so that no other command carries a drawing library.
-//!
-//! A [`Chart`] is plain data; [`write`] has `gdsync-lab` draw charts under each other into a file.
+//! Descriptions of charts. `gdsync-lab` draws them, so that no other command carries a drawing library: [`write`]
+//! passes it [`Chart`]s, plain data, which it draws below each other into a file.
 
 use crate::destination::Destination;
 use crate::failure::Failure;
@@ -19,18 +18,17 @@ pub struct Chart {
     pub content: Content,
 }
 
-/// What a chart shows.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Content {
-    /// One line for each series, a marker at each point.
+    /// One line for each series, with a marker at each point.
     Lines { x: Axis, y: Axis, series: Vec<Series> },
-    /// A histogram, and values that are marked in it.
+    /// A histogram with marked values.
     Histogram { x: Axis, bins: Vec<Bin>, marks: Vec<(String, f64)> },
-    /// A value of each series for each category: bars, or dots where the values span decades.
+    /// A value of each series for each category: bars, or dots if the values span decades.
     Categories { x: Axis, names: Vec<String>, series: Vec<Values> },
 }
 
-/// Points in order. JSON has no numbers that are not finite, and no axis has a place for them: they are left out.
+/// Points in order. Values that are not finite are left out: JSON cannot hold them, and an axis cannot show them.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Series {
     pub name: String,
@@ -44,7 +42,7 @@ impl Series {
     }
 }
 
-/// How many values are from one to another.
+/// The number of values in an interval.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Bin {
     pub from: f64,
@@ -52,7 +50,7 @@ pub struct Bin {
     pub count: u64,
 }
 
-/// A value for each category; none where it is not finite.
+/// A value for each category; none if it is not finite.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Values {
     pub name: String,
@@ -66,20 +64,18 @@ impl Values {
     }
 }
 
-/// How values lie on an axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Scale {
-    /// From 0 on.
+    /// Linear, from 0.
     Linear,
     /// By powers of ten.
     Log,
-    /// By powers of two, written as sizes in bytes; a size of 0 stands one step before 1.
+    /// By powers of two, labelled as sizes in bytes; size 0 is one step before 1.
     Sizes,
-    /// By powers of two, written as numbers.
+    /// By powers of two, labelled as numbers.
     Counts,
 }
 
-/// What an axis shows.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Axis {
     /// The quantity and its unit.
@@ -93,8 +89,8 @@ impl Axis {
     }
 }
 
-/// A histogram's bins: `count` of them, each as wide as the others on a logarithmic axis, from the least to the largest
-/// of `values`, which are above 0 and come with how often each was measured.
+/// Returns a histogram's bins: `count` bins of equal width on a logarithmic axis, from the smallest to the largest of
+/// `values`, which are above 0 and come with their frequencies.
 pub fn bins(values: &[(f64, u64)], count: usize) -> Vec<Bin> {
     let positive = || values.iter().filter(|(value, _)| value.is_finite() && *value > 0.0);
     let (mut least, mut most) = (f64::INFINITY, 0.0f64);
@@ -102,7 +98,7 @@ pub fn bins(values: &[(f64, u64)], count: usize) -> Vec<Bin> {
     if count == 0 || most == 0.0 {
         return Vec::new();
     }
-    // Values that are nearly the same have bins around them.
+    // Nearly equal values get bins around them.
     if most < least * 1.001 {
         (least, most) = (least / 1.01, most * 1.01);
     }
@@ -125,7 +121,7 @@ pub fn check() -> Result<(), Failure> {
     tools::find(LAB).map(drop)
 }
 
-/// Draws the charts under each other into a file, as SVG.
+/// Draws the charts below each other into a file, as SVG.
 ///
 /// # Errors
 /// `gdsync-lab` is not installed, or fails; the file cannot be written.

@@ -1,4 +1,4 @@
-//! What is shown while a run takes its time: on a terminal, from the second second on, and never beside JSON.
+//! Progress of a long run, on a terminal only, after the first second, and never with JSON.
 
 use std::fmt;
 use std::io::{self, IsTerminal, Write};
@@ -7,11 +7,11 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How long it takes until progress is shown.
+/// How long a run takes until progress is shown.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// Time between two looks of what has no number to show.
+/// Update interval without a number of steps.
 const TICK: Duration = Duration::from_millis(250);
-/// Columns that every terminal has, and of those the ones of the bar.
+/// Columns that every terminal has, and the bar's share of them.
 const WIDTH: usize = 79;
 const BAR: u64 = 30;
 
@@ -19,14 +19,13 @@ fn is_shown(json: bool) -> bool {
     !json && std::io::stderr().is_terminal()
 }
 
-/// The line at the bottom of the terminal that is written again and again. It is gone once this is dropped.
+/// The bottom line of the terminal, rewritten in place and erased on drop.
 struct Line;
 
 impl Line {
-    /// Writes the line: at most as much of it as a narrow terminal has room for.
+    /// Writes the line, cut to the width of a narrow terminal.
     fn write(&self, what: impl fmt::Display) {
         let what: String = what.to_string().chars().take(WIDTH).collect();
-        // Where the terminal takes nothing, nothing is shown.
         let _ = write!(io::stderr().lock(), "\r\x1b[2K{what}");
     }
 }
@@ -37,7 +36,7 @@ impl Drop for Line {
     }
 }
 
-/// A bar of what is done of all.
+/// A bar of the steps done, out of all.
 pub struct Progress {
     total: u64,
     unit: &'static str,
@@ -48,12 +47,11 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// `total` of `unit`, such as `exchanges`.
+    /// `total` steps of `unit`, such as `exchanges`.
     pub fn new(json: bool, total: u64, unit: &'static str) -> Self {
         Progress { total, unit, done: 0, started: Instant::now(), shown: is_shown(json), line: None }
     }
 
-    /// So many more are done.
     pub fn advance(&mut self, count: u64) {
         self.done = self.total.min(self.done.saturating_add(count));
         let now = Instant::now();
@@ -79,13 +77,12 @@ impl Progress {
     }
 }
 
-/// Shows a line that says what goes on, and for how long, where the number of steps is not known: until [`clear`], which
-/// comes before everything that is printed.
+/// Shows what runs, and for how long, if the number of steps is unknown; until [`clear`], which precedes all output.
 pub fn show(json: bool, what: String) {
     *current() = Activity::start(json, what);
 }
 
-/// Takes the line of [`show`] away, if there is one.
+/// Removes the line of [`show`], if any.
 pub fn clear() {
     let ended = current().take();
     drop(ended);
@@ -102,7 +99,7 @@ struct Activity {
 }
 
 impl Activity {
-    /// Where no thread can be had, nothing is shown.
+    /// Returns none if no thread can be started.
     fn start(json: bool, what: String) -> Option<Self> {
         if !is_shown(json) {
             return None;
@@ -127,7 +124,7 @@ impl Drop for Activity {
     fn drop(&mut self) {
         self.ended = None;
         if let Some(thread) = self.thread.take() {
-            // It panics nowhere; if it did, the message would be on stderr.
+            // The thread does not panic; if it did, the message would be on stderr.
             let _ = thread.join();
         }
     }

@@ -1,4 +1,4 @@
-//! Signals on their way to the command, and those that end a view.
+//! Signals: forwarded to a command, and those that end a view.
 
 use crate::failure::Failure;
 use crate::text;
@@ -7,24 +7,24 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus};
 use std::sync::atomic::{AtomicI32, Ordering};
 
-/// What is passed on. Others keep what they do: SIGTSTP stops this process and the command
-/// together, as the terminal sends it.
+/// Forwarded signals. Others keep their effect: SIGTSTP stops this process and the command together, as the terminal
+/// sends it.
 const PASSED_ON: [libc::c_int; 6] =
     [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM, libc::SIGUSR1, libc::SIGUSR2];
 
-/// What a shell answers for a command that is not there, and for one that cannot be run.
+/// A shell's exit status for a command that does not exist, and for one that cannot be run.
 const NOT_FOUND: u8 = 127;
 const NOT_RUNNABLE: u8 = 126;
 
-/// The last signal of those that end a view; 0 before one has come.
+/// The last signal that asked to end the view; 0 before.
 static ENDED_BY: AtomicI32 = AtomicI32::new(0);
 
 extern "C" fn note(signal: libc::c_int) {
     ENDED_BY.store(signal, Ordering::Relaxed);
 }
 
-/// Has `handler` take the next signal of this number; the one behind it finds the default again. A signal that the process
-/// was started to ignore, as a shell starts jobs in the background, stays ignored.
+/// Makes `handler` take the next signal of this number; the one after it meets the default action. A signal that the
+/// process was started to ignore, as background jobs of a shell are, stays ignored.
 pub(crate) fn take_next(
     signal: libc::c_int,
     handler: extern "C" fn(libc::c_int),
@@ -34,7 +34,7 @@ pub(crate) fn take_next(
     let (mut before, mut now): (libc::sigaction, libc::sigaction) = unsafe { std::mem::zeroed() };
     now.sa_sigaction = handler as usize;
     now.sa_flags = libc::SA_RESETHAND | flags;
-    // SAFETY: valid places; the handlers of this crate do only what a handler may do: they use atomics, and write.
+    // SAFETY: valid places; the handlers of this crate only use atomics and write, which is async-signal-safe.
     let result = unsafe {
         match libc::sigaction(signal, std::ptr::null(), &mut before) {
             0 if before.sa_sigaction == libc::SIG_IGN => 0,
@@ -45,13 +45,12 @@ pub(crate) fn take_next(
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// From now on the first SIGINT, SIGTERM and SIGHUP only have [`ended_by`] name them, so that the terminal can be left as
-/// it was. The same signal again ends the process at once: a terminal that takes no bytes could block it without end.
+/// From now on the first SIGINT, SIGTERM or SIGHUP is only recorded for [`ended_by`], so that the terminal can be
+/// restored. The same signal again ends the process at once: a blocked terminal could hold it forever.
 pub fn note_ends() -> io::Result<()> {
     [libc::SIGINT, libc::SIGTERM, libc::SIGHUP].into_iter().try_for_each(|signal| take_next(signal, note, 0))
 }
 
-/// The signal that is to end the view.
 pub fn ended_by() -> Option<libc::c_int> {
     Some(ENDED_BY.load(Ordering::Relaxed)).filter(|signal| *signal != 0)
 }
@@ -67,7 +66,7 @@ impl Held {
     pub fn new() -> io::Result<Self> {
         // SAFETY: all-zero bytes are a valid value of this plain C structure.
         let mut held: Held = unsafe { std::mem::zeroed() };
-        // SAFETY: valid places; the numbers are signals'.
+        // SAFETY: valid places, and signal numbers.
         let result = unsafe {
             libc::sigemptyset(&mut held.set);
             for signal in PASSED_ON.into_iter().chain([libc::SIGCHLD]) {
@@ -78,8 +77,8 @@ impl Held {
         if result == 0 { Ok(held) } else { Err(io::Error::last_os_error()) }
     }
 
-    /// Runs a command of the user's, which gets the signals. Answers with its exit status; 128 and the number where a signal
-    /// ended it.
+    /// Runs a user's command, which gets the signals. Returns its exit status, or 128 plus the number of the signal
+    /// that ended it.
     pub fn run(&self, command: &mut Command) -> Result<u8, Failure> {
         self.release_in(command);
         let mut child = match command.spawn() {
@@ -92,7 +91,7 @@ impl Held {
         Ok(code_of(self.pass_on_until_it_ends(&mut child)?))
     }
 
-    /// The command starts with the signals as they were.
+    /// Makes the command start with the original signal mask.
     fn release_in(&self, command: &mut Command) {
         let before = self.before;
         let restore = move || {
@@ -102,11 +101,11 @@ impl Held {
                 _ => Err(io::Error::last_os_error()),
             }
         };
-        // SAFETY: between fork and exec this only makes a system call.
+        // SAFETY: between fork and exec, this makes one system call.
         unsafe { command.pre_exec(restore) };
     }
 
-    /// Waits for the command, and sends it whatever is sent here.
+    /// Waits for the command and forwards signals to it.
     fn pass_on_until_it_ends(&self, child: &mut Child) -> io::Result<ExitStatus> {
         loop {
             if let Some(status) = child.try_wait()? {
@@ -116,10 +115,9 @@ impl Held {
             let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
             // SAFETY: valid places.
             let signal = unsafe { libc::sigwaitinfo(&self.set, &mut info) };
-            // What the terminal sends it sends to the command, too.
+            // The terminal sends its signals to the command as well.
             if PASSED_ON.contains(&signal) && info.si_code != libc::SI_KERNEL {
-                // SAFETY: no memory is involved; the child has not been waited for, so the number
-                // is its own.
+                // SAFETY: no memory is involved; the child has not been waited for, so the number is still its own.
                 unsafe { libc::kill(child.id() as libc::pid_t, signal) };
             }
         }

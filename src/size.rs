@@ -1,7 +1,7 @@
-//! Numbers of bytes as people write them, in both directions: `64KiB`, and `64 KiB`.
+//! Byte counts in human form, parsed and printed: `64KiB`, and `64 KiB`.
 
-/// What may follow a number, in lower case, and how many bytes it stands for. As with GNU's tools, a letter alone is
-/// binary, and so is `iB`; `B` behind the letter alone is decimal.
+/// Units in lower case, and their bytes. As with GNU's tools, a letter alone is binary, as is `iB`; a letter with `B`
+/// is decimal.
 const UNITS: [(&str, u64); 14] = [
     ("", 1),
     ("b", 1),
@@ -19,11 +19,11 @@ const UNITS: [(&str, u64); 14] = [
     ("tb", 1_000_000_000_000),
 ];
 
-/// The bytes that a text stands for: a whole number, and a unit of any case behind it, with a space between them or
-/// without. `64K`, `64k` and `64KiB` are 65536 bytes, `64kB` is 64000.
+/// Parses a number of bytes: a whole number and a unit of any case, with or without a space between them. `64K`, `64k`
+/// and `64KiB` are 65536 bytes, `64kB` is 64000.
 ///
 /// # Errors
-/// The text, and what it should be.
+/// The text, and the expected form.
 pub fn parse(text: &str) -> Result<u64, String> {
     let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);
@@ -38,7 +38,7 @@ pub fn parse(text: &str) -> Result<u64, String> {
     bytes.ok_or_else(|| format!("`{text}` is more bytes than 64 bits count"))
 }
 
-/// A number of bytes with the largest binary unit that leaves it whole.
+/// Formats a number of bytes with the largest binary unit that leaves it whole.
 pub fn text(count: u64) -> String {
     match count {
         0 => "0 B".to_owned(),
@@ -49,7 +49,7 @@ pub fn text(count: u64) -> String {
     }
 }
 
-/// The sizes of the messages of several runs.
+/// Formats the message sizes of several runs.
 pub fn each(sizes: &[u64]) -> String {
     match sizes {
         [size] => format!("{} each", text(*size)),
@@ -104,7 +104,7 @@ mod tests {
     proptest! {
         #[test]
         fn what_is_printed_is_parsed_back(count: u64, shift in 0u32..64) {
-            // Whole multiples of the units, too, which random numbers seldom are.
+            // Multiples of the units, too, which random numbers rarely are.
             for count in [count, count << shift, count >> shift] {
                 prop_assert_eq!(parse(&text(count)), Ok(count));
                 prop_assert_eq!(parse(&text(count).replace(' ', "").to_lowercase()), Ok(count));

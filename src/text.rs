@@ -1,4 +1,4 @@
-//! What commands print: JSON, or tables and units for people.
+//! Output of commands: JSON, or tables and units for people.
 
 use crate::failure::Failure;
 use crate::{json, progress};
@@ -7,38 +7,37 @@ use serde::Serialize;
 use std::fmt;
 use std::io::Write;
 
-/// Of what is well.
+/// The style of good results.
 pub const GOOD: Style = AnsiColor::Green.on_default();
-/// Of what works, but not as it could.
+/// The style of results that could be better.
 pub const POOR: Style = AnsiColor::Yellow.on_default().bold();
-/// Of what does not work, and of errors.
+/// The style of failures and errors.
 pub const BAD: Style = AnsiColor::Red.on_default().bold();
 
-/// Prints a result: as JSON ([`crate::json`]), or in the words of `text`, which are colored where stdout takes colors: on a
-/// terminal, unless NO_COLOR is set, and where CLICOLOR_FORCE is.
+/// Prints a result: as JSON ([`crate::json`]), or as `text`, coloured if stdout takes colours: on a terminal unless
+/// NO_COLOR is set, and with CLICOLOR_FORCE.
 pub fn print(json: bool, result: &impl Serialize, text: impl FnOnce() -> String) -> Result<(), Failure> {
     if json { json::print(result) } else { print_text(&text()) }
 }
 
-/// Prints a text that is there already, with colors as [`print`] has them.
+/// Prints a text with colours under the conditions of [`print`].
 pub fn print_text(text: &str) -> Result<(), Failure> {
     progress::clear();
     Ok(anstream::stdout().lock().write_all(text.as_bytes())?)
 }
 
-/// A text in a style, and what follows it in none.
+/// Returns a text in a style, after which the style ends.
 pub fn styled(style: Style, text: impl fmt::Display) -> String {
     format!("{style}{text}{style:#}")
 }
 
-/// Says on stderr what is wrong: a sentence that names its remedy. If stderr itself fails, there is no place to report
-/// it.
+/// Prints an error on stderr: a sentence that names its remedy. If stderr itself fails, there is no place to report it.
 pub fn complain(what: impl fmt::Display) {
     progress::clear();
     let _ = writeln!(anstream::stderr().lock(), "{} {what}", styled(BAD, "gdsync:"));
 }
 
-/// A table of left-aligned columns under a header line.
+/// Formats left-aligned columns below a header line.
 pub fn table(header: &[&str], rows: &[Vec<String>]) -> String {
     let cell = |row: &[String], column: usize| row.get(column).map_or(0, |cell| cell.chars().count());
     let widths: Vec<usize> = header
@@ -58,8 +57,8 @@ pub fn table(header: &[&str], rows: &[Vec<String>]) -> String {
     text
 }
 
-/// A text as XML and HTML hold it, in content and in quoted attributes. Control characters, which XML has no place for,
-/// become spaces.
+/// Escapes a text for XML and HTML, in content and quoted attributes. Control characters, which XML forbids, become
+/// spaces.
 pub fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for character in text.chars() {
@@ -75,7 +74,7 @@ pub fn escape(text: &str) -> String {
     escaped
 }
 
-/// A number of things: `1 event`, `2 events`.
+/// Formats a count: `1 event`, `2 events`.
 pub fn count(number: impl Into<u64>, what: &str) -> String {
     match number.into() {
         1 => format!("1 {what}"),
@@ -83,7 +82,7 @@ pub fn count(number: impl Into<u64>, what: &str) -> String {
     }
 }
 
-/// A rate with a decimal prefix.
+/// Formats a rate with a decimal prefix.
 pub fn rate(per_second: f64, unit: &str) -> String {
     let scales = [(1e9, "G"), (1e6, "M"), (1e3, "k")];
     let (scale, prefix) = scales.into_iter().find(|(scale, _)| per_second >= *scale).unwrap_or((1.0, ""));

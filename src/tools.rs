@@ -1,5 +1,5 @@
-//! Programs that carry the verbs which this one lacks. `gdsync VERB` starts `gdsync-TOOL VERB`, beside it or on PATH, as
-//! cargo starts its own.
+//! Programs of other verbs. `gdsync VERB` starts `gdsync-TOOL VERB` from this program's folder or PATH, as cargo starts
+//! its own.
 
 use crate::failure::Failure;
 use std::env;
@@ -9,14 +9,12 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process;
 
-/// The program of `bench`, `soak`, `man`, and of the checks of mapped GPU memory; it draws all pictures.
+/// The program of `bench`, `soak`, `man` and the checks of mapped GPU memory; it draws all pictures.
 pub const LAB: &str = "gdsync-lab";
-/// The program of `soft`.
 pub const SOFT: &str = "gdsync-soft";
-/// The program of `top`.
 pub const TOP: &str = "gdsync-top";
 
-/// The program that carries a verb; none for those of `gdsync` itself.
+/// Returns the program of a verb; none for those of `gdsync` itself.
 pub(crate) fn of_verb(verb: &str) -> Option<&'static str> {
     match verb {
         "bench" | "soak" | "copybw" | "copylat" | "sanity" | "man" => Some(LAB),
@@ -26,12 +24,12 @@ pub(crate) fn of_verb(verb: &str) -> Option<&'static str> {
     }
 }
 
-/// Where a program is: beside this one, or in the first folder of PATH that has it.
+/// Finds a program in this program's folder, or else on PATH.
 pub(crate) fn installed(name: &str) -> Option<PathBuf> {
     let own = env::current_exe().ok()?;
     let folders = env::var_os("PATH").unwrap_or_default();
-    let beside = own.parent().map(Path::to_owned);
-    beside
+    let own_folder = own.parent().map(Path::to_owned);
+    own_folder
         .into_iter()
         .chain(env::split_paths(&folders))
         .map(|folder| folder.join(name))
@@ -42,7 +40,7 @@ fn is_program(path: &Path) -> bool {
     path.metadata().is_ok_and(|facts| facts.is_file() && facts.permissions().mode() & 0o111 != 0)
 }
 
-/// As [`installed`].
+/// Like [`installed`].
 ///
 /// # Errors
 /// The program is not installed: the command that installs it.
@@ -55,7 +53,7 @@ pub(crate) fn find(name: &str) -> Result<PathBuf, Failure> {
     })
 }
 
-/// A program of gdsync's, to be given its arguments.
+/// Returns a command of a gdsync program, without arguments.
 ///
 /// # Errors
 /// The program is not installed: the command that installs it.
@@ -63,7 +61,7 @@ pub fn command(name: &str) -> Result<process::Command, Failure> {
     find(name).map(process::Command::new)
 }
 
-/// Has the program perform this process's command line.
+/// Makes the program perform this process's command line.
 ///
 /// # Errors
 /// The program is not installed, or the system does not start it.
@@ -73,7 +71,7 @@ pub(crate) fn start(name: &str) -> Result<process::ExitCode, Failure> {
     Err(format!("{} cannot be started: {}", path.display(), replace(&path, &words)).into())
 }
 
-/// Becomes the program. Returns only where the system does not start it.
+/// Replaces this process with the program. Returns only if the system does not start it.
 fn replace(path: &Path, words: &[OsString]) -> std::io::Error {
     let mut command = process::Command::new(path);
     if let Some(own) = words.first() {
@@ -82,8 +80,8 @@ fn replace(path: &Path, words: &[OsString]) -> std::io::Error {
     command.args(words.iter().skip(1)).exec()
 }
 
-/// Has another program perform the command line, if its first word names one that is installed and no verb of gdsync's:
-/// `gdsync-WORD` for `gdsync WORD`.
+/// Makes another program perform the command line, if its first word is no verb of gdsync's but names an installed
+/// program: `gdsync-WORD` for `gdsync WORD`.
 ///
 /// # Errors
 /// The system does not start it.

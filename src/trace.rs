@@ -11,7 +11,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
-/// Runs the command, and answers with its exit status; or merges parts that are there already.
+/// Runs the command and returns its exit status, or merges existing parts.
 pub(crate) fn run(options: &TraceOptions) -> Result<ExitCode, Failure> {
     let output = Destination::new(&options.output)?;
     let Some((name, arguments)) = options.command.split_first() else {
@@ -19,11 +19,11 @@ pub(crate) fn run(options: &TraceOptions) -> Result<ExitCode, Failure> {
         report(&options.output, &summary)?;
         return Ok(ExitCode::SUCCESS);
     };
-    // As for `gdsync soft`: a signal ends the command, and the folder is removed.
+    // As with `gdsync soft`, a signal ends the command, and the folder is removed.
     let signals = Held::new()?;
     let folder = Folder::new()?;
     let mut command = Command::new(name);
-    // With `/` behind it, as the variable names a folder.
+    // The trailing `/` marks the variable's value as a folder.
     command.args(arguments).env(TRACE_VARIABLE, folder.path().join(""));
     if options.gpu {
         command.env(GPU_VARIABLE, "1");
@@ -31,7 +31,7 @@ pub(crate) fn run(options: &TraceOptions) -> Result<ExitCode, Failure> {
     let code = signals.run(&mut command)?;
     let parts = gdsync_trace::parts_in(folder.path())?;
     if parts.is_empty() {
-        // A command that could not be run has said so.
+        // A command that could not be run has reported so.
         if code == 0 {
             return Err(format!(
                 "there is no trace: no process of {} uses gdsync or its software card",
@@ -45,7 +45,7 @@ pub(crate) fn run(options: &TraceOptions) -> Result<ExitCode, Failure> {
     Ok(ExitCode::from(code))
 }
 
-/// The parts that are named, and those in folders that are.
+/// Returns the named parts, and those in named folders.
 fn parts(named: &[PathBuf]) -> Result<Vec<PathBuf>, Failure> {
     let mut parts = Vec::new();
     for path in named {
@@ -70,7 +70,7 @@ fn merge(parts: &[PathBuf], output: Destination) -> Result<Summary, Failure> {
     output.fill(|path| Ok(gdsync_trace::merge(parts, path)?))
 }
 
-/// Says on stderr what the trace has: stdout is the command's.
+/// Prints on stderr what the trace contains: stdout is the command's.
 fn report(output: &Path, summary: &Summary) -> Result<(), Failure> {
     let Summary { events, messages, processes, dropped, cut_off, .. } = *summary;
     let one_of = |number: u64, one: &str, many: &str| match number {

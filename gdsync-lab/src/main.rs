@@ -1,5 +1,5 @@
-//! The program of gdsync's verbs that measure and try: `bench`, `soak`, `sanity`, `copybw` and `copylat`. It also draws the
-//! pictures of every verb, and makes their manual pages (`man`).
+//! The program of the verbs `bench`, `soak`, `sanity`, `copybw` and `copylat`. It also draws the pictures of every
+//! verb, and generates their manual pages (`man`).
 
 mod bench;
 #[deny(unsafe_code)]

@@ -1,5 +1,5 @@
-//! `gdsync man`: manual pages, made of the command line's own description; what they say beside it stands here: exit status,
-//! environment, examples.
+//! `gdsync man`: manual pages, generated from the description of the command line, and completed here by exit status,
+//! environment and examples.
 
 use clap_mangen::Man;
 use clap_mangen::roff::{Inline, Roff, bold, line_break, roman};
@@ -10,7 +10,7 @@ use std::io::{self, Write};
 use std::path::Path;
 use std::process::ExitCode;
 
-/// What a page says in a section of its own, and on the pages of which commands: on all, where none is named.
+/// An entry of an additional section, and the commands whose pages have it: all, if none is named.
 struct Entry {
     commands: &'static str,
     term: &'static str,
@@ -23,7 +23,8 @@ impl Entry {
     }
 }
 
-/// The entries of a section: of each the term, with the commands behind a bar, and in the next line its text.
+/// Returns the entries of a section. In the text each has its term, with the commands after a bar, and in the next line
+/// its text.
 fn entries(section: &'static str) -> impl Iterator<Item = Entry> {
     let mut lines = section.lines();
     std::iter::from_fn(move || {
@@ -163,7 +164,6 @@ For a folder such as share/bash-completion/completions.
 gdsync man pingpong | man
 The page of `pingpong`, in the language of man(7).";
 
-/// Prints a manual page, or writes all of them.
 pub(crate) fn man(options: &ManOptions) -> Result<ExitCode, Failure> {
     let root = described();
     if let Some(folder) = &options.all {
@@ -187,21 +187,20 @@ pub(crate) fn man(options: &ManOptions) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The command line as the pages describe it.
 fn described() -> clap::Command {
     let mut root = Cli::here().disable_help_subcommand(true);
     root.build();
     root
 }
 
-/// All commands that have a page of their own, with those of commands.
+/// Returns all commands that have a page, including subcommands.
 fn pages(root: &clap::Command) -> impl Iterator<Item = &clap::Command> {
     root.get_subcommands()
         .filter(|command| !command.is_hide_set())
         .flat_map(|command| std::iter::once(command).chain(command.get_subcommands()))
 }
 
-/// The words of a command behind `gdsync`, with `-` between; empty for `gdsync` itself.
+/// Returns a command's words after `gdsync`, joined by `-`; empty for `gdsync` itself.
 fn page_name(command: &clap::Command) -> &str {
     command.get_display_name().and_then(|name| name.strip_prefix("gdsync-")).unwrap_or("")
 }
@@ -247,7 +246,6 @@ mod tests {
     use super::*;
     use gdsync_cli::cli::Invocation;
 
-    /// Those of all commands, whether their programs are installed or not.
     fn names() -> Vec<String> {
         let mut root =
             Cli::here().mut_subcommands(|command| command.hide(false)).disable_help_subcommand(true);
@@ -283,7 +281,7 @@ mod tests {
     #[test]
     fn settings_of_the_card_are_those_that_it_knows() {
         let told: Vec<&str> = entries(ENVIRONMENT).flat_map(|entry| entry.term.split(", ")).collect();
-        // The folder that `gdsync soft` makes is between it and its library.
+        // `gdsync soft` itself passes the folder that it creates to its library.
         for name in softhca::setting::NAMES.into_iter().filter(|name| *name != "SOFTHCA_FILES") {
             assert!(told.contains(&name), "{name}");
         }

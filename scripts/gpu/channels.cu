@@ -1,8 +1,8 @@
-// Whether streams of one context hold each other up. A GPU has channels (CUDA_DEVICE_MAX_CONNECTIONS, 8 by default) on which the driver
-// puts the work of streams; what stands in one channel goes in order, so a stream behind another that waits goes when that does.
+// Tests whether streams of one context block each other. The driver puts the work of streams on a GPU's channels
+// (CUDA_DEVICE_MAX_CONNECTIONS, 8 by default); work in one channel is in order, so a stream waits for an earlier one that waits.
 //   nvcc -O2 -std=c++17 -o channels channels.cu -lcuda && ./channels
-// Each case runs in a process of its own. First: one stream works while others wait for words. Then: streams that exchange words with
-// each other, as ranks do, and launch kernels between.
+// Each case runs in a separate process. First: one stream works while others wait for words. Then: streams exchange words with each
+// other, as ranks do, and launch kernels in between.
 #include <cuda.h>
 #include <atomic>
 #include <cstdio>
@@ -54,14 +54,14 @@ static void work(CUstream on, int what) {
     case WRITE: MUST(cuStreamWriteValue32(on, (CUdeviceptr)(words + 4096), 1, 0)); break;
     }
 }
-// Whether the stream is idle within a time.
+// Returns whether the stream becomes idle within a time.
 static bool ends(CUstream on, double ms) {
     double start = now();
     while (now() - start < ms) if (cuStreamQuery(on) == CUDA_SUCCESS) return true;
     return false;
 }
 
-// So many streams wait; one that was made before them does each kind of work 300 times.
+// `count` streams wait; one created before them does each kind of work 300 times.
 static void waiting(int count, bool high) {
     setup();
     CUstream first = stream(high); std::vector<CUstream> others;
@@ -87,13 +87,13 @@ static void waiting(int count, bool high) {
     printf(" end\n");
 }
 
-// How streams are used before they exchange words: not at all, each by itself by a write of a word, or all at once by waiting for one word.
+// The use of streams before they exchange words: none, a write of a word by each in turn, or a wait for one word by all at once.
 enum Warm { COLD, WRITTEN, GATED, WARMS };
 static const char *WARM[] = {"new streams", "streams that have written a word each", "streams that have waited for one word together"};
 struct Ring { int count, others; bool kernels, contexts, priorities, on_gpu; int depth; Warm warm; };
 
-// A ring of streams: each writes the next one's word and waits for its own, and may launch a kernel, some rounds, by a thread each. False
-// where no stream gets further for a second; then the words let all of them pass.
+// A ring of streams, each driven by a thread: a stream writes the next one's word and waits for its own, and may launch a kernel, for
+// some rounds. Returns false if no stream makes progress for a second; then the words let all of them pass.
 static bool ring(const Ring &of, int rounds_of) {
     int least, greatest;
     MUST(cuCtxGetStreamPriorityRange(&least, &greatest));
@@ -154,7 +154,7 @@ static bool ring(const Ring &of, int rounds_of) {
     }
     stop = true;
     for (auto &one : threads) one.join();
-    // Every word passes from here on, again and again, as what the streams were given writes them, too.
+    // Lets every wait pass. The store is repeated, as pending work of the streams writes the words, too.
     for (double start = now(); !passed && now() - start < 5000;) {
         int idle = 0;
         for (int i = 0; i < of.count; i++) { if (of.on_gpu) break; words[32 * i] = 1 << 30; idle += cuStreamQuery(streams[i]) == CUDA_SUCCESS; }

@@ -1,5 +1,5 @@
-// What two copies by the driver in a row take: out of GPU memory, and into it, through memory of the host. A message
-// between two processes on one GPU is that, at least. Prints GB of payload a second.
+// The time of two consecutive copies by the driver, out of GPU memory and into it, through host memory: the minimum for a message
+// between two processes on one GPU. Prints GB of payload per second.
 #include <cstdio>
 #include <cstdlib>
 #include <cuda.h>

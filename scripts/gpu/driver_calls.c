@@ -20,7 +20,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* At most six arguments, all integers or pointers: what the calling convention passes in registers. A function with more is not listed. */
+/* At most six arguments, all integers or pointers, which the calling convention passes in registers. Functions with more are not listed. */
 #define FUNCTIONS(X)                                                                                                           \
     X(cuInit) X(cuDriverGetVersion) X(cuDeviceGetAttribute) X(cuDevicePrimaryCtxRetain) X(cuCtxGetCurrent) X(cuCtxSetCurrent)  \
     X(cuCtxPushCurrent_v2) X(cuCtxPopCurrent_v2) X(cuCtxGetId) X(cuCtxGetDevice) X(cuCtxSynchronize)                           \
@@ -84,7 +84,7 @@ static unsigned long now(void) {
     return (unsigned long)at.tv_sec * 1000000000UL + (unsigned long)at.tv_nsec;
 }
 
-/* The driver calls functions of its own by names, too: only the outermost call counts. */
+/* The driver also calls its own functions by name: only the outermost call counts. */
 static _Thread_local int depth;
 
 static long timed(int at, long a, long b, long c, long d, long e, long f) {
@@ -130,7 +130,7 @@ static void *const wrappers[COUNT] = {
 #undef X
 };
 
-/* The wrapper of a function that was found, or the function itself where it is none of those. */
+/* Returns the wrapper of a function, or the function itself if it has none. */
 static void *wrapped(const char *name, void *found) {
     if (!found || strncmp(name, "cu", 2) != 0) {
         return found;
@@ -146,7 +146,7 @@ static void *wrapped(const char *name, void *found) {
     return found;
 }
 
-/* cuGetProcAddress takes names without a version: what it has found tells which of the names it is. */
+/* cuGetProcAddress takes names without a version: the address that it returns tells the versioned name. */
 static void *by_address(const char *name, void *found) {
     void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
     size_t length = strlen(name);
@@ -201,7 +201,7 @@ void *dlsym(void *handle, const char *name) {
     find call = real();
     void *found;
     if (handle == RTLD_NEXT) {
-        /* The library looks where the call comes from: the compiler makes this a jump, with -O2. */
+        /* dlsym depends on its caller: with -O2, the compiler makes this a jump. */
         return call(handle, name);
     }
     found = call(handle, name);
@@ -216,7 +216,7 @@ void *dlsym(void *handle, const char *name) {
     return wrapped(name, found);
 }
 
-/* The file that DRIVER_CALLS names, with the process' number for %p. */
+/* Returns the file that DRIVER_CALLS names, with the process's number for %p. */
 static FILE *output(const char *named) {
     const char *place = strstr(named, "%p");
     char path[4096];

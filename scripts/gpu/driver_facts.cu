@@ -1,5 +1,5 @@
-// What the CUDA driver does in the corners that gdsync depends on. Each fact runs in a process of its own, with a time limit, so
-// that one that hangs or crashes is a result, too.
+// The CUDA driver's behaviour in corner cases that gdsync depends on. Each case runs in a separate process with a time limit, so that
+// a hang or a crash is a result, too.
 //   nvcc -O2 -o driver_facts driver_facts.cu -lcuda && ./driver_facts
 #include <cuda.h>
 #include <cstdio>
@@ -113,7 +113,7 @@ int main() {
         double t = now(); for (int i = 0; i < N; i++) cuCtxGetCurrent(&c); double t1 = now(); for (int i = 0; i < N; i++) cuStreamIsCapturing(other, &st); double t2 = now();
         for (int i = 0; i < N; i++) cuStreamQuery(other); double t3 = now(); double sum = 0; for (int i = 0; i < 2000; i++) { double a = now(); cuStreamBatchMemOp(other, 2, q, 0); sum += now() - a; if (i % 16 == 15) cuStreamSynchronize(other); }
         printf("cuCtxGetCurrent %.1f ns, cuStreamIsCapturing %.1f ns, cuStreamQuery %.1f ns, pair of writes %.1f ns\n", (t1 - t) * 1e3 / N, (t2 - t1) * 1e3 / N, (t3 - t2) * 1e3 / N, sum * 1e3 / 2000); });
-    // Does a launch that is enqueued keep the parameters that its batch node had then?
+    // Does an enqueued launch keep the parameters that its batch node had at that time?
     for (int kernel = 0; kernel < 2; kernel++) for (int blocked_first = 0; blocked_first < 2; blocked_first++) {
         static int with_kernel, hold; with_kernel = kernel; hold = blocked_first;
         fact("graph parameters", [] {
@@ -133,7 +133,7 @@ int main() {
             }
             printf("graph %s, stream %s: %d of %d writes of updated launches went elsewhere\n", with_kernel ? "kernel + batch node" : "batch node", hold ? "held" : "running", lost, ROUNDS * N * 2); });
     }
-    // Two processes on one GPU, each waking the other's stream.
+    // Two processes on one GPU, each of which wakes the stream of the other.
     {
         volatile unsigned *shared = (volatile unsigned *)mmap(0, 4096, PROT_READ | PROT_WRITE, MAP_ANONYMOUS | MAP_SHARED, -1, 0);
         memset((void *)shared, 0, 4096); fflush(stdout); pid_t pids[2];

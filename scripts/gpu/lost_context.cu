@@ -1,4 +1,4 @@
-// What the driver does for one GPU after a kernel has crashed on another one, in the same process: which calls still work.
+// The driver's behaviour for one GPU after a kernel has crashed on another, in the same process: which calls still work.
 // nvcc -o lost_context lost_context.cu -lcuda; needs two GPUs.
 #include <cstdio>
 #include <cstdlib>

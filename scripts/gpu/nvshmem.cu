@@ -27,7 +27,7 @@ __host__ __device__ unsigned long long said(unsigned long long rank, unsigned lo
     return (rank * 1000003 + round) * 0x9e3779b97f4a7c15ull + i;
 }
 
-// Tells the peer by a signal behind the data, waits for the peer's, and counts the wrong words of what has come.
+// Puts data and then a signal to the peer, waits for the peer's signal, and counts wrong words in the received data.
 __global__ void exchange(unsigned long long *outgoing, unsigned long long *incoming, uint64_t *signal, int rank, int peer,
                          unsigned long long round, unsigned long long *wrong) {
     for (size_t i = threadIdx.x; i < WORDS; i += blockDim.x) outgoing[i] = said(rank, round, i);
@@ -48,7 +48,8 @@ __global__ void adds(unsigned long long *counter, unsigned long long *held, unsi
     if (threadIdx.x == 0) nvshmem_quiet();
 }
 
-// Every thread adds to the peer's counter and remembers what it found; thread 0 takes its word if it still is `expected`; all get what the peer holds.
+// Every thread adds to the peer's counter and records the old value; thread 0 swaps the peer's word if it is still `expected`; all get
+// the peer's values.
 __global__ void atomics(unsigned long long *counter, unsigned long long *word, unsigned long long *found, unsigned long long *held,
                         unsigned long long *got, int peer, unsigned long long expected) {
     found[threadIdx.x] = nvshmem_ulonglong_atomic_fetch_add(counter, 1, peer);

@@ -62,7 +62,7 @@ def costs():
     for one in (words, notified, wait_events):
         one()
         settle()
-    # In turn, so that both see the same machine.
+    # Alternating, so that both see the same machine.
     rust_words, rust_notified = (1e6 * one for one in gdsync._gdsync._time_batches(stream, word, segment, ROUNDS))
     python_words, python_notified = median(words, settle), median(notified, settle)
     events = median(wait_events, own.synchronize)
@@ -98,7 +98,7 @@ def graph():
         yield template
         total.add_(target)
 
-    # The kernels are loaded before anything waits.
+    # Loads the kernels before anything waits.
     with torch.cuda.stream(own):
         source.add_(0)
         total.add_(target)

@@ -11,11 +11,10 @@ use std::path::PathBuf;
 pub struct BenchOptions {
     #[command(subcommand)]
     pub between: Option<Between>,
-    /// What to measure
+    /// The benchmark
     #[arg(value_enum, default_value_t = Benchmark::Card)]
     pub what: Benchmark,
-    /// The card: softhca0 is software, others the system's [default: the software one; for `post`,
-    /// the system's first]
+    /// The card: softhca0 is software, others the system's [default: the software one; for `post`, the system's first]
     #[arg(long, value_name = "NAME[:PORT]", value_parser = hca::parse)]
     pub hca: Option<Hca>,
     /// Posts of each kind; for `fanout` at most, as it has 200 rounds at most
@@ -31,7 +30,7 @@ pub struct BenchOptions {
     /// Ranks, a thread each: of `alltoall` 2 to 256, of the largest team of `scale` 2 to 1024 [default: 8, and 512]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..=1024), allow_hyphen_values = true)]
     pub ranks: Option<u32>,
-    /// What the teams of `scale` connect by
+    /// Connections of the teams of `scale`
     #[arg(long, value_enum, default_value_t = Connections::Size)]
     pub connections: Connections,
     /// Rounds of `alltoall`, of each of the ten runs of `persistent` and `exchange`, and of each team of `scale`, but
@@ -54,17 +53,15 @@ pub struct BenchOptions {
 }
 
 impl BenchOptions {
-    /// The GPU of what is measured on a GPU only.
+    /// Returns the GPU of a benchmark that uses a single one.
     pub fn gpu(&self) -> u32 {
         self.gpu.as_ref().and_then(GpuList::single).unwrap_or(0)
     }
 
-    /// What does not go together.
     pub(super) fn conflict(&self) -> Option<String> {
         self.picture_conflict().or_else(|| self.gpu_conflict())
     }
 
-    /// Why there is no picture of this benchmark.
     fn picture_conflict(&self) -> Option<String> {
         self.plot.as_ref()?;
         match self.what {
@@ -91,7 +88,7 @@ impl BenchOptions {
     }
 }
 
-/// What is measured between two sides, of one host or of two.
+/// Measurements between two sides, on one host or two.
 #[derive(Clone, Debug, Subcommand)]
 pub enum Between {
     /// Bandwidth, message rate and latency of sends, writes, reads and atomics that streams post, between two hosts, or
@@ -99,7 +96,7 @@ pub enum Between {
     Net(Box<NetOptions>),
 }
 
-/// Whose memory something lies in.
+/// The owner of some memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Memory {
     /// The host's
@@ -121,10 +118,9 @@ pub enum Benchmark {
     /// The first post of each kind on a fresh stream with fresh queue pairs, against the hundredth: on
     /// a software stream, and on a GPU's where there is one
     First,
-    /// What each kind of stream memory operation costs a GPU
+    /// The cost of each kind of stream memory operation on a GPU
     Memops,
-    /// The batch compiler: memory operations of a batch and the CPU's time for a descriptor, merged
-    /// against plain
+    /// The batch compiler: memory operations of a batch and the CPU's time for a descriptor, merged against plain
     Plan,
     /// Merged batches on a GPU's stream, from trigger to done, against plain ones
     Batch,
@@ -136,11 +132,10 @@ pub enum Benchmark {
     /// Rounds in which every rank sends to every other, by the card's waits and by doorbells, every
     /// byte checked; on all software cards (SOFTHCA_DEVICES) where none is named
     Alltoall,
-    /// What a team costs as it grows, from 2 to 512 ranks: connecting, memory, and rounds in which every rank sends to
+    /// The cost of a team as it grows, from 2 to 512 ranks: connecting, memory, and rounds in which every rank sends to
     /// every other, by notified writes and by the collective, a message beside one of 8 ranks
     Scale,
-    /// The same rounds among 2, 4 and 8 ranks by persistent requests, together and one by one, against
-    /// notified writes
+    /// The same rounds among 2, 4 and 8 ranks by persistent requests, together and one by one, against notified writes
     Persistent,
     /// Two streams that send to each other and wait for it, in one process and between two, by the Rust and
     /// the C interface, against the same memory operations by hand
@@ -152,8 +147,7 @@ pub enum Benchmark {
     Quiet,
     /// Launching a graph with fresh sends and waits, against posting on the stream
     Graph,
-    /// A stream that computes and a stream that communicates, together and each alone, and the CPU
-    /// meanwhile
+    /// A stream that computes and a stream that communicates, together and each alone, and the CPU meanwhile
     Overlap,
     /// All that need nothing but this machine, one after the other: card, checked, plan, first, exchange, fanout,
     /// persistent, alltoall and scale

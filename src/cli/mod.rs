@@ -3,20 +3,16 @@
 #![allow(rustdoc::bare_urls, reason = "these texts are the help of the command, too")]
 
 mod bench;
-mod choices;
-mod net;
-mod pingpong;
-mod process;
+mod measurements;
 mod sides;
 mod values;
 
 pub use bench::{BenchOptions, Benchmark, Between, Memory};
-pub use choices::{Connections, DoorbellChoice, Operation, QueueChoice, Service, Trigger};
-pub use net::{NetMode, NetOperation, NetOptions};
-pub use pingpong::PingpongOptions;
-pub use process::Process;
-pub use sides::{Address, Hosts, Layout, SideOptions, SidesOptions, Sizes, Where};
-pub use values::{NO_FAULTS, soak_faults};
+pub use measurements::{NetMode, NetOperation, NetOptions, PingpongOptions};
+pub use sides::{Address, Hosts, Layout, SideOptions, SidesOptions, Where};
+pub use values::{
+    Connections, DoorbellChoice, NO_FAULTS, Operation, QueueChoice, Service, Sizes, Trigger, soak_faults,
+};
 
 use crate::hca::{self, Hca};
 use crate::tools;
@@ -30,15 +26,15 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Longest message in bytes: 1 GiB, the largest that a card's port allows.
+/// Maximum message size in bytes: 1 GiB, the most that a port allows.
 pub const MAX_SIZE: u64 = 1 << 30;
-/// Most exchanges of a run, and posts of a benchmark: far more than any machine performs, and few
-/// enough that sums and products of them fit 64 bits.
+/// Maximum number of exchanges of a run, and of posts of a benchmark: more than any machine performs, and small enough
+/// that sums and products fit 64 bits.
 pub const MAX_EXCHANGES: u64 = 1 << 48;
-/// Most exchanges that may be enqueued at a time; their work requests have to fit a queue.
+/// Maximum number of exchanges enqueued at a time; their work requests must fit a queue.
 pub const MAX_BATCH: u64 = 1024;
 
-/// What `gdsync` alone prints: the commands that matter.
+/// Output of `gdsync` without arguments: the main commands.
 pub const BRIEF: &str = "\
 gdsync: RDMA driven from CUDA streams, on a real card or on a software one.
   gdsync doctor                   what of this machine works for GPUDirect, and how to mend the rest
@@ -58,22 +54,19 @@ pub struct Cli {
     pub command: Command,
 }
 
-/// What a command line asks for.
+/// The request of a command line.
 #[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "a process makes one of them")]
 pub enum Invocation {
-    /// Nothing: there is no word behind the name of the program.
+    /// Nothing: no word follows the program's name.
     Bare,
-    /// A command of the user's.
     Command(Command),
-    /// A process that a command has started.
     Process(Process),
 }
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Exchange messages between two sides, each send and each receive driven by a stream, and
-    /// check every byte
+    /// Exchange messages between two sides, each send and each receive driven by a stream, and check every byte
     Pingpong(PingpongOptions),
     /// List cards, software and system
     Devices(DevicesOptions),
@@ -81,19 +74,16 @@ pub enum Command {
     Doctor(DoctorOptions),
     /// Measure, beside a reference in the same run
     Bench(BenchOptions),
-    /// Random work on many queue pairs between several processes, with random faults: everything is
-    /// accounted for
+    /// Random work on many queue pairs between several processes, with random faults: everything is accounted for
     Soak(SoakOptions),
-    /// How fast the CPU copies into and out of GPU memory that it has mapped, beside cuMemcpy and
-    /// libc's memcpy
+    /// How fast the CPU copies into and out of GPU memory that it has mapped, beside cuMemcpy and libc's memcpy
     Copybw(CopyOptions),
     /// How long the CPU takes to copy a little into and out of GPU memory that it has mapped,
     /// beside cuMemcpy and libc's memcpy
     Copylat(CopyOptions),
-    /// Check that CPU mappings of GPU memory are what they should be
+    /// Check that CPU mappings of GPU memory work as they should
     Sanity(MappedOptions),
-    /// Say what a batch becomes on a stream: memory operations, plain and merged, and the GPU time
-    /// they take
+    /// Say what a batch becomes on a stream: memory operations, plain and merged, and the GPU time they take
     Explain(ExplainOptions),
     /// Run a command on the software card, through the machine's own libibverbs and libmlx5
     Soft(SoftOptions),
@@ -124,10 +114,10 @@ pub struct ManOptions {
 }
 
 impl Cli {
-    /// Parses a command line, and refuses options that do not go together.
+    /// Parses a command line and refuses options that contradict each other.
     ///
     /// # Errors
-    /// Wrong usage; or help or the version, which were asked for.
+    /// Wrong usage, or a request for help or the version.
     pub fn parse_words<W: Into<OsString> + Clone>(
         words: impl IntoIterator<Item = W>,
     ) -> Result<Invocation, clap::Error> {
@@ -153,12 +143,12 @@ impl Cli {
         }
     }
 
-    /// The command line, without the verbs whose programs are not installed: they parse, and nothing lists them.
+    /// Returns the command line; verbs whose programs are not installed parse, but are hidden.
     pub fn here() -> clap::Command {
         let is_absent =
             |verb: &str| tools::of_verb(verb).is_some_and(|tool| tools::installed(tool).is_none());
         Self::command().mut_subcommands(|verb| {
-            // `bench net` is there without the others.
+            // `bench net` works without the other benchmarks' program.
             let hide = verb.get_name() != "bench" && is_absent(verb.get_name());
             match verb.get_name() {
                 "pingpong" => sides::with_server(verb),
@@ -169,7 +159,7 @@ impl Cli {
         })
     }
 
-    /// The completions of a shell, for the verbs that help lists: those that are hidden would be among them, too.
+    /// Returns a shell's completions for the visible verbs; clap would also complete hidden ones.
     pub(crate) fn completions(options: &CompletionsOptions) -> Vec<u8> {
         let whole = Self::here();
         let verbs: Vec<_> = whole.get_subcommands().filter(|verb| !verb.is_hide_set()).cloned().collect();
@@ -180,7 +170,7 @@ impl Cli {
         script
     }
 
-    /// The error of a command whose options do not go together, with its usage.
+    /// Returns the error of a command whose options contradict each other, with its usage.
     fn refusal(names: &[&str], text: String) -> clap::Error {
         let mut command = Self::here();
         command.build();
@@ -242,7 +232,7 @@ pub struct TraceOptions {
     pub command: Vec<OsString>,
 }
 
-/// Devices of the software card, as they were written, and what that means.
+/// Devices of the software card: the text on the command line, and its meaning.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SoftDevices {
     pub text: String,
@@ -264,8 +254,7 @@ pub struct DoctorOptions {
     /// Print one JSON object instead of text
     #[arg(long)]
     pub json: bool,
-    /// A recorded tree to look at instead of this machine, for tests: folders as under `/`, and
-    /// libraries.json
+    /// A recorded tree to look at instead of this machine, for tests: folders as under `/`, and libraries.json
     #[arg(long, value_name = "DIR", hide = true)]
     pub root: Option<PathBuf>,
 }
@@ -275,7 +264,7 @@ pub struct SoakOptions {
     /// How long, in minutes
     #[arg(long, default_value = "1", value_parser = values::minutes, allow_hyphen_values = true)]
     pub minutes: f64,
-    /// What everything random is made of
+    /// Seed of everything random
     #[arg(long, default_value = "1", allow_hyphen_values = true)]
     pub seed: u64,
     /// Processes, 2 to 64
@@ -284,12 +273,10 @@ pub struct SoakOptions {
     /// Pairs of connected queue pairs
     #[arg(long, value_name = "N", default_value = "32", value_parser = clap::value_parser!(u32).range(1..=1024), allow_hyphen_values = true)]
     pub links: u32,
-    /// The card: softhca0, softhca1 ... are software, others the system's [default: the first
-    /// software card]
+    /// The card: softhca0, softhca1 ... are software, others the system's [default: the first software card]
     #[arg(long, value_name = "NAME[:PORT]", value_parser = hca::parse)]
     pub hca: Option<Hca>,
-    /// Faults that the cards inject: a plan as in docs/faults.md, or `none` [default: all kinds,
-    /// made of the seed]
+    /// Faults that the cards inject: a plan as in docs/faults.md, or `none` [default: all kinds, made of the seed]
     #[arg(long, value_name = "PLAN", value_parser = values::soak_faults)]
     pub faults: Option<String>,
     /// Let the software card do at random what specifications allow and real cards do: a seed, and words
@@ -313,7 +300,7 @@ pub struct MappedOptions {
     /// The GPU of the memory that is mapped
     #[arg(long, value_name = "N", default_value = "0", value_parser = values::ordinal, allow_hyphen_values = true)]
     pub gpu: u32,
-    /// What maps it: gdrdrv, dma-buf or nvrm [default: all that work]
+    /// Its mapping: gdrdrv, dma-buf or nvrm [default: all that work]
     #[arg(long, value_name = "NAME")]
     pub backend: Option<MappingBackend>,
     /// No GPU: ordinary memory in its place
@@ -369,12 +356,12 @@ pub enum Example {
     Card,
 }
 
-/// The word for a value on the command line.
+/// Returns a value's word on the command line.
 pub fn word(value: &impl ValueEnum) -> String {
     value.to_possible_value().map(|possible| possible.get_name().to_owned()).unwrap_or_default()
 }
 
-/// What help says of a value on the command line.
+/// Returns a value's help text.
 pub fn help(value: &impl ValueEnum) -> String {
     value
         .to_possible_value()
@@ -384,3 +371,33 @@ pub fn help(value: &impl ValueEnum) -> String {
 
 #[cfg(test)]
 mod tests;
+
+/// A process started by a command: its name is the first word of the command line. It reads its options, if any, from
+/// the first line of standard input ([`crate::child::options`]). Help, suggestions, completions and manual pages do not
+/// list it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Process {
+    /// The second process of a pingpong
+    PingpongPeer,
+    /// The second process of `bench net`
+    NetPeer,
+    /// The process of a run of `bench first`
+    BenchFirst,
+    /// The process of a team of `bench scale`
+    BenchScale,
+    /// A process of a soak
+    SoakWorker,
+    /// The second process of `bench exchange`
+    ExchangePeer,
+    /// Draws the charts that its input describes in JSON
+    Draw,
+    /// Removes the private folder of a killed run: the folder is the second word
+    SoftWatch,
+}
+
+impl Process {
+    /// Returns the process that a command line names, if any.
+    pub(super) fn of(words: &[OsString]) -> Option<Self> {
+        Self::from_str(words.get(1)?.to_str()?, false).ok()
+    }
+}

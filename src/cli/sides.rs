@@ -1,6 +1,7 @@
-//! The options that every measurement between two sides has: `gdsync pingpong` and `gdsync bench net`.
+//! The options common to measurements between two sides, `gdsync pingpong` and `gdsync bench net`.
 
-use super::{DoorbellChoice, QueueChoice, Trigger, values};
+use super::values::{self, Sizes};
+use super::{DoorbellChoice, QueueChoice, Trigger};
 use crate::hca::{self, Hca};
 use clap::{Args, ValueEnum};
 use gdsync::cuda::{GpuList, Placement, QueuePlacement};
@@ -10,19 +11,18 @@ use std::num::NonZeroU16;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Most that may be enqueued at a time on a GPU: its driver blocks the CPU once about 1000
-/// operations wait, and there are four to an exchange, and twice as many exchanges under way.
+/// Maximum batch on a GPU: its driver blocks the CPU once about 1000 operations are queued; an exchange has four, and
+/// two batches are under way.
 const MAX_GPU_BATCH: u64 = 120;
 
-/// Most that may be enqueued at a time where the card waits: in a queue, its waits have as much room
-/// as sends.
+/// Maximum batch if the card waits: its waits take as much room in a queue as the sends.
 const MAX_CARD_BATCH: u64 = 512;
 
-/// What each side has for itself: where it waits, its own hardware, and how it prints.
+/// Options that each side has for itself: its address, its hardware and its output format.
 const OF_EACH_SIDE: [&str; 9] =
     ["host", "server", "listen", "port", "hca", "gid_index", "gpu", "liberties", "json"];
 
-/// Has the server of a measurement refuse everything else: its client decides that.
+/// Makes a server refuse all other options: its client decides them.
 pub(super) fn with_server(command: clap::Command) -> clap::Command {
     let all = command.get_arguments().map(|argument| argument.get_id().clone());
     let of_client: Vec<clap::Id> = all.filter(|id| !OF_EACH_SIDE.contains(&id.as_str())).collect();
@@ -54,15 +54,13 @@ pub struct SideOptions {
     /// Processes: 2, or 1 for both sides in one
     #[arg(long, default_value = "2", value_parser = values::procs, allow_hyphen_values = true)]
     pub procs: u64,
-    /// What rings the card and waits for it
+    /// The agent that rings doorbells and waits for completions
     #[arg(long, value_enum, default_value_t = Trigger::Stream)]
     pub trigger: Trigger,
-    /// The card: softhca0, softhca1 ... are software, others the system's [default: the first
-    /// software card]
+    /// The card: softhca0, softhca1 ... are software, others the system's [default: the first software card]
     #[arg(long, value_name = "NAME[:PORT]", value_parser = hca::parse)]
     pub hca: Option<Hca>,
-    /// Index of the port's GID [default: on Ethernet the best RoCE v2 one, as `gdsync devices`
-    /// tells]
+    /// Index of the port's GID [default: on Ethernet the best RoCE v2 one, as `gdsync devices` tells]
     #[arg(long, value_name = "N", value_parser = values::gid_index, allow_hyphen_values = true)]
     pub gid_index: Option<u32>,
     /// Path MTU: 256, 512, 1024, 2048 or 4096 [default: the largest that both ports take]
@@ -78,15 +76,14 @@ pub struct SideOptions {
     /// How a stream's doorbells reach the card
     #[arg(long, value_enum, default_value_t = DoorbellChoice::Auto)]
     pub doorbells: DoorbellChoice,
-    /// What makes queue pairs and completion queues; `devx` needs a card of the system's
+    /// The interface that makes queue pairs and completion queues; `devx` needs a card of the system's
     #[arg(long, value_enum, default_value_t = QueueChoice::Verbs)]
     pub queues: QueueChoice,
     /// Let the software card do at random what specifications allow and real cards do: a seed, and words
     /// such as `fetch,pieces` for some of it only (docs/liberties.md); SOFTHCA_LIBERTIES does the same
     #[arg(long, value_name = "SEED[ KINDS]", value_parser = values::liberties, allow_hyphen_values = true)]
     pub liberties: Option<String>,
-    /// Fill every message and check every byte of it [default: true]; `--check=false` only moves
-    /// them
+    /// Fill every message and check every byte of it [default: true]; `--check=false` only moves them
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_value = "true",
           default_missing_value = "true", hide_default_value = true, action = clap::ArgAction::Set)]
     pub check: bool,
@@ -107,20 +104,16 @@ pub struct SideOptions {
 pub trait SidesOptions: Sized {
     fn sides(&self) -> &SideOptions;
     fn sides_mut(&mut self) -> &mut SideOptions;
-    /// Bytes of a message, where there is no sweep.
+    /// Message size in bytes, without a sweep.
     fn size(&self) -> u64;
-    /// The run for one size.
+    /// Returns the options of the run for one size.
     fn of_size(&self, size: u64) -> Self;
-    /// Why options that another host has sent cannot be used: no parser has checked their values here.
+    /// Returns why options received from another host cannot be used; this host's parser has not checked them.
     fn refusal(&self) -> Option<String>;
 }
 
-/// Sizes of messages, in bytes. Never empty.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Sizes(pub Vec<u64>);
-
 impl SideOptions {
-    /// The sizes to measure with; more than one, or one that stands in a list, are a sweep.
+    /// Returns the sizes of a sweep. A list is a sweep even if it has one size.
     pub fn swept(&self) -> Option<Vec<u64>> {
         match &self.sizes {
             Some(sizes) => Some(sizes.0.clone()),
@@ -128,12 +121,22 @@ impl SideOptions {
         }
     }
 
-    /// What another host asks for: the values that count there, without what each side has for itself.
-    pub fn for_other_host(&self) -> Self {
-        SideOptions { hca: None, gid_index: None, liberties: None, json: false, ..self.clone() }
+    /// Returns the options of the run that a client requests with these, on a server with the options `own`: those of
+    /// `OF_EACH_SIDE` are the server's.
+    ///
+    /// # Errors
+    /// The options have no JSON form.
+    pub fn on_server(&self, own: &Self) -> serde_json::Result<Self> {
+        let (mut run, mut own) = (serde_json::to_value(self)?, serde_json::to_value(own)?);
+        for id in OF_EACH_SIDE {
+            if let Some(value) = own.get_mut(id) {
+                run[id] = value.take();
+            }
+        }
+        serde_json::from_value(run)
     }
 
-    /// What does not go together, where so many are enqueued at a time.
+    /// Returns why the options contradict each other with this batch size, if they do.
     pub(super) fn conflict(&self, batch: u64) -> Option<String> {
         if let Some(conflict) = self.hosts.conflict() {
             return Some(conflict);
@@ -160,10 +163,9 @@ impl SideOptions {
     }
 }
 
-/// TCP port of the server without another: perftest's.
+/// Default TCP port of the server: perftest's.
 const DEFAULT_PORT: u16 = 18515;
 
-/// Where the other side is.
 #[derive(Clone, Debug, Default, Args)]
 pub struct Hosts {
     /// Measure with the same command and --server on this host. The server does what the options here say, but for
@@ -183,18 +185,17 @@ pub struct Hosts {
 }
 
 impl Hosts {
-    /// Whether there are two sides that are started each by itself.
+    /// True if the two sides are started separately.
     pub fn are_named(&self) -> bool {
         self.server || self.host.is_some()
     }
 
-    /// The port of an address, or of the server where it has none.
+    /// Returns the port of an address, or else the server's.
     pub fn port_of(&self, address: Option<&Address>) -> u16 {
         let own = address.and_then(|address| address.port);
         own.or(self.port.map(NonZeroU16::get)).unwrap_or(DEFAULT_PORT)
     }
 
-    /// What does not go together.
     fn conflict(&self) -> Option<String> {
         let address = self.host.as_ref().or(self.listen.as_ref());
         match (address, self.port) {
@@ -212,7 +213,7 @@ impl Hosts {
     }
 }
 
-/// The name or address of a host, and maybe a port.
+/// A host's name or address, and optionally a port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Address {
     pub host: String,
@@ -230,7 +231,7 @@ impl fmt::Display for Address {
     }
 }
 
-/// `HOST`, `HOST:PORT`, `[IPv6]`, `[IPv6]:PORT`, or an IPv6 address without a port.
+/// Parses `HOST`, `HOST:PORT`, `[IPv6]`, `[IPv6]:PORT`, or an IPv6 address without a port.
 fn address(text: &str) -> Result<Address, String> {
     let (host, port) = match text.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
         Some((host, "")) => (host, None),
@@ -266,16 +267,16 @@ pub enum Where {
     StandIn,
 }
 
-/// Whose memory queues lie in.
+/// The memory that holds the queues.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Args, Serialize, Deserialize)]
 pub struct Layout {
-    /// Whose memory completion queues lie in
+    /// The memory that holds completion queues
     #[arg(long, value_name = "WHERE", value_enum, default_value_t = Where::Host)]
     pub cq: Where,
-    /// Whose memory doorbell records lie in
+    /// The memory that holds doorbell records
     #[arg(long, value_name = "WHERE", value_enum, default_value_t = Where::Host)]
     pub dbrec: Where,
-    /// Whose memory send and receive queues lie in
+    /// The memory that holds send and receive queues
     #[arg(long, value_name = "WHERE", value_enum, default_value_t = Where::Host)]
     pub wq: Where,
 }
@@ -285,12 +286,12 @@ impl Layout {
         [("cq", self.cq), ("dbrec", self.dbrec), ("wq", self.wq)]
     }
 
-    /// The option that wants a GPU's memory, if one does.
+    /// Returns the first option that asks for GPU memory, if any.
     pub fn wants_gpu(&self) -> Option<&'static str> {
         self.parts().iter().find(|(_, place)| *place == Where::Gpu).map(|(name, _)| *name)
     }
 
-    /// `gpu`: the number of the GPU, where there is one.
+    /// `gpu`: the GPU's number, if there is one.
     pub fn placement(&self, gpu: Option<u32>) -> QueuePlacement {
         let place = |place| match place {
             Where::Host => Placement::Host,
@@ -302,7 +303,7 @@ impl Layout {
 }
 
 impl fmt::Display for Layout {
-    /// What is not in the host's memory.
+    /// Writes what is not in host memory.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (name, place) in self.parts() {
             match place {

@@ -179,7 +179,7 @@ fn processes_of_commands_are_neither_suggested_nor_listed() {
         let name = word(process);
         let started = Cli::parse_words(["gdsync", &name]);
         assert!(matches!(started, Ok(Invocation::Process(ref started)) if started == process), "{started:?}");
-        // Nearly the name: what is suggested are commands of the user's.
+        // Suggestions for a misspelt name contain user commands only.
         let said = Cli::parse_words(["gdsync", &format!("{name}s")]).unwrap_err().to_string();
         assert!(!said.contains(&format!("'{name}'")) && (name == "draw" || !help.contains(&name)), "{said}");
     }
@@ -217,6 +217,17 @@ fn a_server_refuses_what_its_client_decides() {
     }
     let own = "--server --listen ::1 --port 5 --hca mlx5_0 --gid-index 0 --gpu 0 --liberties 1 --json";
     assert!(parse(&own.split(' ').collect::<Vec<_>>()).unwrap().sides.hosts.server);
+}
+
+#[test]
+fn a_run_on_a_server_is_the_clients_with_what_is_the_servers_own() {
+    let own = parse(&["--server", "--hca", "mlx5_0", "--gpu", "1", "--json"]).unwrap().sides;
+    let asked =
+        parse(&["node7", "--iters", "7", "--hca", "softhca1", "--gid-index", "3", "--liberties", "1"])
+            .unwrap();
+    let run = asked.sides.on_server(&own).unwrap();
+    assert_eq!((run.iters, run.gid_index, run.liberties, run.json), (7, None, None, true));
+    assert_eq!((run.hca.unwrap().to_string().as_str(), run.gpu), ("mlx5_0:1", Some(1.into())));
 }
 
 #[test]

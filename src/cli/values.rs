@@ -1,8 +1,11 @@
-//! Values on the command line: what text means, and what it must be instead.
+//! Parsers of the values on the command line, and the values that are words.
 
-use super::{MAX_BATCH, MAX_EXCHANGES, MAX_SIZE, Sizes, SoftDevices};
+use super::{MAX_BATCH, MAX_EXCHANGES, MAX_SIZE, SoftDevices};
+use clap::ValueEnum;
 use gdsync::cuda::GpuList;
-use gdsync::verbs::Mtu;
+use gdsync::stream::DoorbellPath;
+use gdsync::verbs::{Mtu, QueueApi, Transport};
+use gdsync_notify::ConnectionKind;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use softhca::devices::MAX_DEVICES;
 use softhca::faults::{Action, FaultPlan};
@@ -36,7 +39,7 @@ pub(super) fn posts(text: &str) -> Result<u64, String> {
     }
 }
 
-/// Liberties in their text form, which the card reads again.
+/// Checks liberties and returns their text, which the card parses again.
 pub(super) fn liberties(text: &str) -> Result<String, String> {
     text.parse::<Liberties>().map(|liberties| liberties.to_string())
 }
@@ -84,12 +87,16 @@ pub(super) fn copy_size(text: &str) -> Result<u64, String> {
     }
 }
 
-/// From the first size on, each twice the one before, up to the last.
+/// Message sizes in bytes; never empty.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sizes(pub Vec<u64>);
+
+/// Returns `first` and its doublings up to `last`.
 pub(super) fn powers(first: u64, last: u64) -> Vec<u64> {
     std::iter::successors(Some(first), |size| size.checked_mul(2)).take_while(|size| *size <= last).collect()
 }
 
-/// A list of sizes, or the first and the last of powers of two.
+/// Parses a list of sizes, or a range of powers of two.
 pub(super) fn sizes(text: &str) -> Result<Sizes, String> {
     let Some((first, last)) = text.split_once("..") else {
         return text.split(',').map(size).collect::<Result<_, _>>().map(Sizes);
@@ -105,7 +112,7 @@ pub(super) fn sizes(text: &str) -> Result<Sizes, String> {
     }
 }
 
-/// A time above 0, of a day at most.
+/// Parses a time above 0 and up to a day.
 pub(super) fn duration(text: &str) -> Result<Duration, String> {
     let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);
@@ -125,7 +132,7 @@ pub(super) fn duration(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// Time between two looks at processes. A shorter one would be a load for them.
+/// Parses a polling interval; a shorter one would load the observed processes.
 pub(super) fn interval(text: &str) -> Result<Duration, String> {
     match duration(text)? {
         short if short < Duration::from_millis(100) => {
@@ -135,7 +142,6 @@ pub(super) fn interval(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// Bytes of a message.
 pub(super) fn size(text: &str) -> Result<u64, String> {
     match crate::size::parse(text)? {
         bytes if bytes > MAX_SIZE => {
@@ -145,10 +151,9 @@ pub(super) fn size(text: &str) -> Result<u64, String> {
     }
 }
 
-/// The word for no faults.
 pub const NO_FAULTS: &str = "none";
 
-/// A plan that a soak can survive, or none.
+/// Parses a fault plan that a soak can survive, or `none`.
 pub fn soak_faults(text: &str) -> Result<String, String> {
     if text == NO_FAULTS {
         return Ok(text.to_owned());
@@ -160,15 +165,95 @@ pub fn soak_faults(text: &str) -> Result<String, String> {
     Ok(plan.to_string())
 }
 
-/// GPUs for another process: their text.
 pub(super) fn gpus_as_text<S: Serializer>(list: &Option<GpuList>, to: S) -> Result<S::Ok, S::Error> {
     list.as_ref().map(GpuList::to_string).serialize(to)
 }
 
-/// As [`gpus_as_text`] has written them.
 pub(super) fn gpus_of_text<'de, D: Deserializer<'de>>(from: D) -> Result<Option<GpuList>, D::Error> {
     let text = Option::<String>::deserialize(from)?;
     text.map(|text| text.parse().map_err(de::Error::custom)).transpose()
+}
+
+/// Defines an enum of words, each with its value in the library.
+macro_rules! choice {
+    ($(#[$about:meta])* $name:ident for $type:ident: $($(#[$help:meta])* $word:ident => $value:ident,)*) => {
+        $(#[$about])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+        #[serde(rename_all = "kebab-case")]
+        pub enum $name {
+            $($(#[$help])* $word,)*
+        }
+
+        impl From<$name> for $type {
+            fn from(choice: $name) -> Self {
+                match choice {
+                    $($name::$word => $type::$value,)*
+                }
+            }
+        }
+    };
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Operation {
+    /// Send into a posted receive
+    Send,
+    /// RDMA write, then an inline RDMA write of a flag word that the other side waits for
+    Write,
+    /// RDMA write with immediate, which completes a receive
+    WriteImm,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Trigger {
+    /// A stream
+    Stream,
+    /// The CPU
+    Cpu,
+}
+
+choice! {
+    Service for Transport:
+    /// Reliable connection
+    Rc => Rc,
+    /// Unreliable connection
+    Uc => Uc,
+    /// Unreliable datagrams
+    Ud => Ud,
+}
+
+choice! {
+    DoorbellChoice for DoorbellPath:
+    /// The stream stores to the card's register where it can reach it, else as with `proxy`
+    Auto => Auto,
+    /// The stream stores to the card's register
+    Direct => Direct,
+    /// The stream stores to a mailbox, and a thread forwards it
+    Proxy => Proxy,
+    // The card's waits send the stream's messages, so the stream rings no doorbell.
+    /// None: the CPU hands sends to the card at once, and the card waits for a word that the stream writes
+    Card => Auto,
+}
+
+choice! {
+    QueueChoice for QueueApi:
+    /// Verbs
+    Verbs => Verbs,
+    /// Commands in the device's own language
+    Devx => Devx,
+}
+
+choice! {
+    /// The connections among the ranks of a team.
+    Connections for ConnectionKind:
+    /// The default for a team of its size
+    Size => BySize,
+    /// A queue pair to each rank
+    Each => Each,
+    /// Dynamically connected transport
+    Dynamic => Dynamic,
 }
 
 #[cfg(test)]

@@ -1,9 +1,9 @@
-//! The NVIDIA driver, CUDA, and what each GPU can do for streams.
+//! The NVIDIA driver, CUDA, and each GPU's support for streams.
 
-use super::check::{Check, Question};
 use super::libraries::{Answer, Gpu};
 use super::machine::Machine;
-use super::{parse, yes_or_no};
+use super::{Check, Question};
+use super::{files, yes_or_no};
 
 const PARAMETERS: &str = "/proc/driver/nvidia/params";
 /// `CAP_SYS_ADMIN` (`linux/capability.h`).
@@ -33,7 +33,7 @@ fn kernel_module(machine: &Machine<'_>) -> Check {
         addresses.join(", ")
     };
     match machine.tree.text("/proc/driver/nvidia/version") {
-        Ok(text) => match parse::driver_version(&text) {
+        Ok(text) => match files::driver_version(&text) {
             Some((version, true)) => question.pass(format!("{version}, open kernel modules")),
             Some((version, false)) => question.warn(
                 format!("{version}, proprietary kernel modules"),
@@ -121,7 +121,7 @@ fn consistency(gpu: &Gpu) -> Check {
     }
 }
 
-/// Where the control daemon of MPS listens, without CUDA_MPS_PIPE_DIRECTORY.
+/// The pipe directory of MPS without CUDA_MPS_PIPE_DIRECTORY.
 const MPS_PIPES: &str = "/tmp/nvidia-mps";
 
 fn sharing(machine: &Machine<'_>, gpu: &Gpu) -> Check {
@@ -133,7 +133,7 @@ fn sharing(machine: &Machine<'_>, gpu: &Gpu) -> Check {
         Some(true) => question.pass("shared by MPS: streams of several processes run side by side"),
         Some(false) => {
             let environment = machine.tree.bytes("/proc/self/environ").unwrap_or_default();
-            let pipes = parse::variable(&environment, "CUDA_MPS_PIPE_DIRECTORY");
+            let pipes = files::variable(&environment, "CUDA_MPS_PIPE_DIRECTORY");
             let pipes = pipes.filter(|pipes| pipes.starts_with('/')).unwrap_or_else(|| MPS_PIPES.to_owned());
             if machine.tree.exists(&format!("{pipes}/control")).unwrap_or(false) {
                 return question.warn(
@@ -152,10 +152,10 @@ fn sharing(machine: &Machine<'_>, gpu: &Gpu) -> Check {
 
 const PEER_MAPPING: &str = "PeerMappingOverride";
 
-/// What the driver was loaded with, where that can be read.
+/// Returns the driver's parameter, if it can be read.
 pub(super) fn peer_mapping_override(machine: &Machine<'_>) -> Option<u32> {
     let text = machine.tree.text(PARAMETERS).ok()?;
-    parse::registry_dword(parse::field(&text, "RegistryDwords", ':')?, PEER_MAPPING)
+    files::registry_dword(files::field(&text, "RegistryDwords", ':')?, PEER_MAPPING)
 }
 
 fn peer_mapping(machine: &Machine<'_>) -> Check {
@@ -167,16 +167,16 @@ fn peer_mapping(machine: &Machine<'_>) -> Check {
         Ok(text) => text,
         Err(unread) => return question.skip(unread),
     };
-    let Some(dwords) = parse::field(&text, "RegistryDwords", ':') else {
+    let Some(dwords) = files::field(&text, "RegistryDwords", ':') else {
         return question.skip(format!("{PARAMETERS} has no RegistryDwords"));
     };
     let remedy = "/etc/modprobe.d/gdsync.conf: options nvidia NVreg_RegistryDwords=\"PeerMappingOverride=1;\"; then `update-initramfs -u` and reboot";
-    match parse::registry_dword(dwords, PEER_MAPPING) {
+    match files::registry_dword(dwords, PEER_MAPPING) {
         Some(1) => question.pass("1"),
         found => {
             let seen = found.map_or_else(|| "not set".to_owned(), |value| format!("{value}"));
             let status = machine.tree.text("/proc/self/status").unwrap_or_default();
-            match parse::has_capability(&status, SYS_ADMIN) {
+            match files::has_capability(&status, SYS_ADMIN) {
                 Some(true) => question.pass(format!("{seen}, which this process, as root, does not need")),
                 _ => question.warn(seen, remedy).fixed_by([
                     "echo 'options nvidia NVreg_RegistryDwords=\"PeerMappingOverride=1;\"' > /etc/modprobe.d/gdsync.conf",
@@ -197,7 +197,7 @@ fn stream_memops_parameter(machine: &Machine<'_>) -> Check {
         Ok(text) => text,
         Err(unread) => return question.skip(unread),
     };
-    match parse::field(&text, "EnableStreamMemOPs", ':') {
+    match files::field(&text, "EnableStreamMemOPs", ':') {
         Some(value) => question.pass(format!("{value}, not needed")),
         None => question.pass("not among the driver's parameters, not needed"),
     }

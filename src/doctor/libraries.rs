@@ -1,7 +1,6 @@
-//! What the libraries of this machine report: CUDA's driver API, and libibverbs. Recorded trees
-//! have it in a file.
+//! Reports of this machine's libraries, CUDA's driver API and libibverbs; a recorded tree has them in a file.
 
-use super::source::Tree;
+use super::files::Tree;
 use crate::devices::{self, Listing, Port};
 use crate::failure::Failure;
 use gdsync::cuda::{self, Consistency, CudaError, DriverError, WritesOrdering};
@@ -12,21 +11,18 @@ use gdsync_sys::system::LoadError;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Where a recorded tree keeps it.
 const RECORDED: &str = "/libraries.json";
 
-/// What was asked, and what the answer was.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Answer<T> {
-    /// Not known: a recorded tree that has no record of it.
+    /// Unknown: the recorded tree has no record of it.
     #[default]
     NotAsked,
-    /// What it asks for is not on this machine.
+    /// The library or device is not on this machine.
     Absent(String),
-    /// It is there, but does not work.
+    /// It exists, but does not work.
     Broken(String),
-    /// This.
     Says(T),
 }
 
@@ -44,27 +40,26 @@ impl<T> Answer<T> {
 pub(super) struct Libraries {
     pub(super) cuda: Answer<Cuda>,
     pub(super) verbs: Answer<Verbs>,
-    /// The software card.
     pub(super) software: Answer<Vec<Port>>,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Cuda {
-    /// As `cuDriverGetVersion` counts.
+    /// As `cuDriverGetVersion` returns it.
     pub(super) version: u32,
     pub(super) gpus: Vec<Gpu>,
-    /// What each reaches of each other, where the driver says it.
+    /// Access between GPUs, as far as the driver tells.
     #[serde(default)]
     pub(super) peers: Vec<Peer>,
 }
 
-/// What streams of one GPU can do with the memory of another.
+/// Access of one GPU's streams to another's memory.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Peer {
     pub(super) from: u32,
     pub(super) to: u32,
     pub(super) access: bool,
-    /// Atomic operations there are one step: so over NVLink.
+    /// True if atomic operations on that memory are atomic, as over NVLink.
     pub(super) atomics: bool,
 }
 
@@ -77,57 +72,53 @@ pub(super) struct Gpu {
     pub(super) wait_nor: bool,
     pub(super) flush_remote_writes: bool,
     pub(super) writes_ordering: String,
-    /// How what a card wrote becomes visible: `ordered`, `flushed`, `impossible`.
+    /// How a card's writes become visible: `ordered`, `flushed`, `impossible`.
     pub(super) consistency: String,
     pub(super) dma_buf: bool,
-    /// Processes share it by MPS; none where the driver does not say.
+    /// True if processes share the GPU by MPS; none if the driver does not tell.
     #[serde(default)]
     pub(super) mps: Option<bool>,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Verbs {
-    /// libibverbs has `ibv_reg_dmabuf_mr`.
+    /// True if libibverbs has `ibv_reg_dmabuf_mr`.
     pub(super) dma_buf: bool,
     pub(super) ports: Vec<Port>,
-    /// By device.
     #[serde(default)]
     pub(super) waits: BTreeMap<String, Answer<Waits>>,
-    /// What could not be asked.
+    /// Failed queries.
     #[serde(default)]
     pub(super) notes: Vec<String>,
 }
 
-/// What a card waits for by itself.
+/// The objects that a card can wait for.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Waits {
     /// Words of memory.
     pub(super) data: bool,
-    /// Completion queues.
     pub(super) queues: bool,
-    /// What its firmware has beside these; none in a record from before.
+    /// Further features of its firmware; none in older records.
     #[serde(default)]
     pub(super) more: Option<Features>,
 }
 
-/// Features of a card's firmware that gdsync makes use of, where it is asked to.
+/// Features of a card's firmware that gdsync uses on request.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Features {
-    /// It waits for a time of its clock.
     pub(super) time: bool,
     /// Completion queues may ignore overruns.
     pub(super) ignore_overrun: bool,
-    /// Most queue pairs that one store rings, without a doorbell record.
+    /// Maximum number of queue pairs that one store rings, without a doorbell record.
     pub(super) recordless: u32,
 }
 
 impl Libraries {
-    /// Asks those of this machine.
     pub(super) fn ask() -> Self {
         Libraries { cuda: ask_cuda(), verbs: ask_verbs(), software: ask_software() }
     }
 
-    /// Those of a recorded tree: nothing, where it has no such file.
+    /// Reads a recorded tree's file; empty if there is none.
     pub(super) fn recorded(tree: &Tree) -> Result<Self, Failure> {
         match tree.text(RECORDED) {
             Ok(text) => serde_json::from_str(&text).map_err(|error| format!("{RECORDED}: {error}").into()),
@@ -145,7 +136,7 @@ fn ask_cuda() -> Answer<Cuda> {
         let peers = pairs.filter(|(from, to)| from != to).filter_map(peer).collect();
         Ok(Cuda { version: cuda::driver_version()?, gpus: gpus?, peers })
     };
-    // `CUDA_ERROR_NO_DEVICE`: cuInit returns it where there is a driver but no GPU.
+    // `CUDA_ERROR_NO_DEVICE`: cuInit returns it if there is a driver but no GPU.
     const NO_DEVICE: u32 = 100;
     match answer() {
         Ok(cuda) => Answer::Says(cuda),

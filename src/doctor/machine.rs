@@ -1,41 +1,38 @@
-//! The GPUs and cards of a machine, and where they are on its PCI buses.
+//! The GPUs and cards of a machine, and their places on its PCI buses.
 
+use super::files::{Tree, Unread};
 use super::libraries::Libraries;
-use super::source::{Tree, Unread};
 
 const PCI: &str = "/sys/bus/pci/devices";
 const INFINIBAND: &str = "/sys/class/infiniband";
 const NVIDIA: &str = "0x10de";
 const MELLANOX: &str = "0x15b3";
 
-/// A function on a PCI bus.
 #[derive(Clone, Debug)]
 pub(super) struct Function {
-    /// Such as `0000:3b:00.0`.
+    /// For example `0000:3b:00.0`.
     pub(super) address: String,
-    /// From the host bridge (`pci0000:00`) down to the function itself; empty where the link cannot
-    /// be read.
+    /// From the host bridge (`pci0000:00`) down to the function itself; empty if the link is unreadable.
     pub(super) path: Vec<String>,
-    /// Its NUMA node; none where the firmware reports none.
+    /// Its NUMA node; none if the firmware reports none.
     pub(super) numa: Option<u32>,
 }
 
-/// A GPU, by its place or by what CUDA calls it.
+/// A GPU, found on a PCI bus or by CUDA.
 #[derive(Clone, Debug)]
 pub(super) struct Gpu {
-    /// `GPU 0`, as CUDA counts; its address, where CUDA does not see it.
+    /// `GPU 0`, by CUDA's number; the PCI address if CUDA does not see it.
     pub(super) name: String,
     pub(super) address: String,
-    /// None where sysfs does not have it.
+    /// None if sysfs does not have it.
     pub(super) function: Option<Function>,
 }
 
-/// An RDMA device of the system's.
 #[derive(Clone, Debug)]
 pub(super) struct Card {
-    /// Such as `mlx5_0`.
+    /// For example `mlx5_0`.
     pub(super) name: String,
-    /// Its driver, such as `mlx5_core`.
+    /// For example `mlx5_core`.
     pub(super) driver: Option<String>,
     pub(super) function: Option<Function>,
 }
@@ -47,13 +44,13 @@ pub(super) struct Machine<'a> {
     /// NVIDIA GPUs on the buses, visible to CUDA or not.
     pub(super) gpus_on_bus: Vec<Function>,
     pub(super) cards: Vec<Card>,
-    /// Network functions of NVIDIA (Mellanox) on the buses that no RDMA device belongs to.
+    /// Network functions of NVIDIA (Mellanox) on the buses that have no RDMA device.
     pub(super) idle: Vec<Function>,
-    /// Why the buses cannot be looked at.
+    /// Why the PCI buses cannot be read.
     pub(super) pci_unread: Option<Unread>,
-    /// Why RDMA devices cannot be looked at, other than that there are none.
+    /// Why RDMA devices cannot be read, if there are any.
     pub(super) cards_unread: Option<Unread>,
-    /// Whether the processor reports a hypervisor; none where that cannot be read.
+    /// True if the processor reports a hypervisor; none if that cannot be read.
     pub(super) virtual_machine: Option<bool>,
 }
 
@@ -87,7 +84,6 @@ impl<'a> Machine<'a> {
         Machine { tree, libraries, gpus, gpus_on_bus, cards, idle, pci_unread, cards_unread, virtual_machine }
     }
 
-    /// Reads a file of a PCI function.
     pub(super) fn pci_file(address: &str, file: &str) -> String {
         format!("{PCI}/{address}/{file}")
     }
@@ -97,8 +93,7 @@ fn function(tree: &Tree, address: &str) -> Function {
     let target = tree.link(&format!("{PCI}/{address}")).unwrap_or_default();
     let mut path: Vec<String> =
         target.split('/').skip_while(|part| !part.starts_with("pci")).map(str::to_owned).collect();
-    // A virtual bridge (VMD, a hypervisor's) may stand between: what is before the last host bridge
-    // is no PCI path.
+    // A virtual bridge (VMD, or a hypervisor's) may be in between: parts before the last host bridge are no PCI path.
     if let Some(last) = path.iter().rposition(|part| part.starts_with("pci")) {
         path.drain(..last);
     }
@@ -122,7 +117,7 @@ fn cards(tree: &Tree) -> (Vec<Card>, Option<Unread>) {
     (names.into_iter().map(card).collect(), None)
 }
 
-/// CUDA's, in its order, then those that only the buses have.
+/// Returns CUDA's GPUs in its order, then those found only on the buses.
 fn gpus(tree: &Tree, libraries: &Libraries, on_bus: &[Function]) -> Vec<Gpu> {
     let known = libraries.cuda.says().map(|cuda| cuda.gpus.as_slice()).unwrap_or_default();
     let mut gpus: Vec<Gpu> = known
@@ -145,9 +140,9 @@ fn gpus(tree: &Tree, libraries: &Libraries, on_bus: &[Function]) -> Vec<Gpu> {
     gpus
 }
 
-/// `flags` of x86 processors contains `hypervisor` in a virtual machine.
+/// On x86, `flags` contains `hypervisor` in a virtual machine.
 fn virtual_machine(tree: &Tree) -> Option<bool> {
     let info = tree.text("/proc/cpuinfo").ok()?;
-    let flags = super::parse::field(&info, "flags", ':')?;
+    let flags = super::files::field(&info, "flags", ':')?;
     Some(flags.split_whitespace().any(|flag| flag == "hypervisor"))
 }

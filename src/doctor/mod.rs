@@ -1,34 +1,30 @@
-//! `gdsync doctor`: what of a machine works for GPUDirect Async, what does not, and what to do
-//! about it.
+//! `gdsync doctor`: what works for GPUDirect Async on a machine, what does not, and the remedies.
 //!
-//! A check never guesses: what cannot be read is skipped, with the reason. Nothing is changed, and
-//! no GPU memory is taken.
+//! A check never guesses: what cannot be read is skipped, with the reason. The doctor changes nothing and takes no GPU
+//! memory.
 
-mod check;
 mod driver;
+mod files;
 mod libraries;
 mod machine;
-mod parse;
 mod peers;
-mod platform;
 mod process;
 mod rdma;
 mod registration;
 mod report;
-mod services;
-mod source;
 mod topology;
-
-pub use check::{Check, Status};
-pub use report::Family;
 
 use crate::cli::DoctorOptions;
 use crate::failure::Failure;
-use crate::text;
+use crate::text::{self, BAD, GOOD, POOR};
+use anstyle::Style;
+use files::Tree;
 use libraries::Libraries;
 use machine::Machine;
+pub use report::Family;
 use report::Report;
-use source::Tree;
+use serde::Serialize;
+use std::fmt;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -49,7 +45,6 @@ pub fn run(options: &DoctorOptions) -> Result<ExitCode, Failure> {
     Ok(if report.failed() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// What the doctor sees of this machine.
 pub fn families() -> Vec<Family> {
     examine(&Tree::new(Path::new("/")), &Libraries::ask()).families
 }
@@ -64,23 +59,133 @@ fn examine(tree: &Tree, libraries: &Libraries) -> Report {
         family("GPU memory", registration::checks(&machine)),
         family(
             "Cards",
-            [rdma::checks(&machine), vec![services::check(&machine)], rdma::waits(&machine)].concat(),
+            [rdma::checks(&machine), vec![process::services(&machine)], rdma::waits(&machine)].concat(),
         ),
         family(
             "PCI Express",
-            [platform::checks(&machine, &paths), topology::checks(&machine, &paths), peers::nodes(&machine)]
-                .concat(),
+            [
+                topology::platform_checks(&machine, &paths),
+                topology::checks(&machine, &paths),
+                peers::nodes(&machine),
+            ]
+            .concat(),
         ),
         family("Between GPUs", peers::checks(&pairs)),
     ];
     Report::new(families.into_iter().filter(|family| !family.checks.is_empty()).collect(), paths, pairs)
 }
 
-/// A library's error without the remedy that follows it: the check words its own remedy.
+/// Removes a library error's own remedy; the check words another.
 fn without_remedy(error: &str) -> String {
     error.split(": install").next().unwrap_or(error).to_owned()
 }
 
 fn yes_or_no(has: bool) -> &'static str {
     if has { "yes" } else { "no" }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Status {
+    /// Works as it should.
+    Pass,
+    /// Unknown, or nothing to check.
+    Skip,
+    /// Works, but could work better; or does not exist.
+    Warn,
+    /// Exists, and does not work.
+    Fail,
+}
+
+impl Status {
+    pub fn word(self) -> &'static str {
+        match self {
+            Status::Pass => "pass",
+            Status::Skip => "skip",
+            Status::Warn => "warn",
+            Status::Fail => "fail",
+        }
+    }
+
+    pub(super) fn style(self) -> Style {
+        match self {
+            Status::Pass => GOOD,
+            Status::Skip => Style::new(),
+            Status::Warn => POOR,
+            Status::Fail => BAD,
+        }
+    }
+}
+
+impl fmt::Display for Status {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Status::Pass => "pass",
+            Status::Skip => "skip",
+            Status::Warn => "WARN",
+            Status::Fail => "FAIL",
+        })
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Check {
+    pub name: String,
+    pub status: Status,
+    /// The finding; for a skipped check, the reason.
+    pub seen: String,
+    pub why: &'static str,
+    /// The remedy: a command, or a line of a file.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub remedy: Option<String>,
+    /// Shell commands that fix it, if any do.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub commands: Vec<String>,
+}
+
+impl Check {
+    /// Adds commands that fix what was found. They are printed on request, never run.
+    pub(super) fn fixed_by<C: Into<String>>(mut self, commands: impl IntoIterator<Item = C>) -> Self {
+        self.commands = commands.into_iter().map(Into::into).collect();
+        self
+    }
+}
+
+/// A check without a result yet: its name, and why it matters.
+#[derive(Clone, Debug)]
+pub(super) struct Question {
+    name: String,
+    why: &'static str,
+}
+
+impl Question {
+    pub(super) fn new(name: impl Into<String>, why: &'static str) -> Self {
+        Question { name: name.into(), why }
+    }
+
+    pub(super) fn pass(self, seen: impl Into<String>) -> Check {
+        self.answer(Status::Pass, seen.into(), None)
+    }
+
+    /// `reason`: what could not be read, and why.
+    pub(super) fn skip(self, reason: impl fmt::Display) -> Check {
+        self.answer(Status::Skip, reason.to_string(), None)
+    }
+
+    /// Like [`Self::skip`], with a remedy that lets the check find the answer.
+    pub(super) fn unknown(self, reason: impl fmt::Display, remedy: impl Into<String>) -> Check {
+        self.answer(Status::Skip, reason.to_string(), Some(remedy.into()))
+    }
+
+    pub(super) fn warn(self, seen: impl Into<String>, remedy: impl Into<String>) -> Check {
+        self.answer(Status::Warn, seen.into(), Some(remedy.into()))
+    }
+
+    pub(super) fn fail(self, seen: impl Into<String>, remedy: impl Into<String>) -> Check {
+        self.answer(Status::Fail, seen.into(), Some(remedy.into()))
+    }
+
+    fn answer(self, status: Status, seen: String, remedy: Option<String>) -> Check {
+        Check { name: self.name, status, seen, why: self.why, remedy, commands: Vec::new() }
+    }
 }

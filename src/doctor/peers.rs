@@ -1,32 +1,31 @@
-//! The GPUs among each other: whether each reaches the other's memory, and by what way; and the NUMA
-//! node of each.
+//! Access between GPUs, the route that it takes, and the NUMA node of each GPU.
 
-use super::check::{Check, Question};
 use super::libraries::Peer;
 use super::machine::{Gpu, Machine};
 use super::topology::{Class, classify};
+use super::{Check, Question};
 use serde::{Serialize, Serializer};
 use std::fmt;
 
-/// The way between two GPUs. Its JSON form is its text.
+/// The route between two GPUs. Its JSON form is its text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Way {
+pub(super) enum Route {
     NvLink,
-    /// What it crosses of PCI Express.
+    /// Over PCI Express, with the bridges that it crosses.
     Pci(Class),
 }
 
-impl Serialize for Way {
+impl Serialize for Route {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         to.collect_str(self)
     }
 }
 
-impl fmt::Display for Way {
+impl fmt::Display for Route {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Way::NvLink => f.pad("NVLINK"),
-            Way::Pci(class) => class.fmt(f),
+            Route::NvLink => f.pad("NVLINK"),
+            Route::Pci(class) => class.fmt(f),
         }
     }
 }
@@ -35,15 +34,13 @@ impl fmt::Display for Way {
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Pair {
     pub(super) gpus: [String; 2],
-    /// Whether the first reaches the second's memory, and the other way round; none where the driver
-    /// does not say.
+    /// True if the first accesses the second's memory, and vice versa; none if the driver does not tell.
     pub(super) access: [Option<bool>; 2],
-    /// None where neither the driver nor sysfs says it.
-    pub(super) way: Option<Way>,
+    /// None if neither the driver nor sysfs tells.
+    pub(super) way: Option<Route>,
     pub(super) numa: [Option<u32>; 2],
 }
 
-/// Every two GPUs that CUDA sees.
 pub(super) fn pairs(machine: &Machine<'_>) -> Vec<Pair> {
     let Some(cuda) = machine.libraries.cuda.says() else { return Vec::new() };
     let nodes = machine.tree.text("/sys/devices/system/node/online").ok();
@@ -69,7 +66,7 @@ fn pair(gpus: [&Gpu; 2], says: [Option<&Peer>; 2], one_node: bool) -> Pair {
     Pair {
         gpus: gpus.map(|gpu| gpu.name.clone()),
         access: says.map(|peer| peer.map(|peer| peer.access)),
-        way: if by_nvlink { Some(Way::NvLink) } else { on_bus().map(Way::Pci) },
+        way: if by_nvlink { Some(Route::NvLink) } else { on_bus().map(Route::Pci) },
         numa: functions.map(|function| function.and_then(|function| function.numa)),
     }
 }
@@ -82,8 +79,8 @@ impl Pair {
             "with access, a stream of one waits for and writes words and queues in the memory of the other; without, they meet in host memory",
         );
         let way = match self.way {
-            Some(Way::NvLink) => "by NVLink".to_owned(),
-            Some(Way::Pci(class)) => format!("over PCI Express ({class})"),
+            Some(Route::NvLink) => "by NVLink".to_owned(),
+            Some(Route::Pci(class)) => format!("over PCI Express ({class})"),
             None => "by a way that sysfs does not show".to_owned(),
         };
         let nodes = match self.numa {
@@ -103,7 +100,6 @@ impl Pair {
         }
     }
 
-    /// What the table shows.
     pub(super) fn mark(&self) -> String {
         match (self.access, self.way) {
             ([Some(true), Some(true)], Some(way)) => way.to_string(),
@@ -113,12 +109,11 @@ impl Pair {
     }
 }
 
-/// What every two GPUs reach of each other.
 pub(super) fn checks(pairs: &[Pair]) -> Vec<Check> {
     pairs.iter().map(Pair::check).collect()
 }
 
-/// The NUMA node of each GPU that CUDA sees.
+/// Checks the NUMA node of each GPU that CUDA sees.
 pub(super) fn nodes(machine: &Machine<'_>) -> Vec<Check> {
     let seen = machine.libraries.cuda.says().map_or(0, |cuda| cuda.gpus.len());
     machine.gpus.iter().take(seen).map(|gpu| node(machine, gpu)).collect()

@@ -1,13 +1,13 @@
-//! rdma-core, the cards and what they wait for by themselves, and what a process may lock.
+//! rdma-core, the cards, what they can wait for, and the limit of locked memory.
 
-use super::check::{Check, Question};
 use super::libraries::{Answer, Features, Verbs};
 use super::machine::{Card, Machine};
-use super::{parse, yes_or_no};
+use super::{Check, Question};
+use super::{files, yes_or_no};
 use crate::devices::Port;
 
 const LIBRARIES: [&str; 2] = ["libibverbs.so.1", "libmlx5.so.1"];
-/// Installs them, whichever of the two package managers is there.
+/// Installs them with either package manager.
 const INSTALL: &str = "apt-get install -y ibverbs-providers || dnf install -y libibverbs";
 /// `CAP_IPC_LOCK` (`linux/capability.h`).
 pub(super) const IPC_LOCK: u32 = 14;
@@ -55,8 +55,8 @@ fn rdma_core(machine: &Machine<'_>) -> Check {
         Answer::Says(_) => {
             let maps = machine.tree.text("/proc/self/maps").unwrap_or_default();
             let release = |soname: &str| {
-                let release = parse::mapped_library(&maps, soname)
-                    .and_then(|path| parse::library_release(path, soname))
+                let release = files::mapped_library(&maps, soname)
+                    .and_then(|path| files::library_release(path, soname))
                     .unwrap_or("unknown");
                 format!("{} of release {release}", soname.trim_end_matches(".so.1"))
             };
@@ -159,12 +159,12 @@ fn ports(machine: &Machine<'_>, card: &Card) -> Vec<Check> {
             Err(unread) => return question.skip(unread),
         };
         let physical =
-            read("phys_state").map_or_else(|_| String::new(), |text| parse::state(&text).to_owned());
+            read("phys_state").map_or_else(|_| String::new(), |text| files::state(&text).to_owned());
         let (link, rate) = (read("link_layer").unwrap_or_default(), read("rate").unwrap_or_default());
-        let words = [parse::state(&state), &physical, &link, &rate];
+        let words = [files::state(&state), &physical, &link, &rate];
         let seen = words.iter().filter(|word| !word.is_empty()).copied().collect::<Vec<_>>().join(", ");
         let ethernet = link == "Ethernet";
-        match (parse::state(&state), physical.as_str()) {
+        match (files::state(&state), physical.as_str()) {
             ("ACTIVE", _) => question.pass(seen),
             ("INIT" | "ARMED", _) if !ethernet => question
                 .warn(
@@ -189,7 +189,7 @@ fn locked_memory(machine: &Machine<'_>) -> Check {
         "a real card's memory is locked: what is registered counts against this limit",
     );
     let limit = match machine.tree.text("/proc/self/limits") {
-        Ok(text) => parse::locked_memory(&text),
+        Ok(text) => files::locked_memory(&text),
         Err(unread) => return question.skip(unread),
     };
     let Some(limit) = limit else {
@@ -198,7 +198,7 @@ fn locked_memory(machine: &Machine<'_>) -> Check {
     let Some(bytes) = limit else { return question.pass("unlimited") };
     let seen = crate::size::text(bytes);
     let status = machine.tree.text("/proc/self/status").unwrap_or_default();
-    if parse::has_capability(&status, IPC_LOCK) == Some(true) {
+    if files::has_capability(&status, IPC_LOCK) == Some(true) {
         return question.pass(format!("{seen}, which does not bind this process (CAP_IPC_LOCK)"));
     }
     if machine.cards.is_empty() {
@@ -210,13 +210,12 @@ fn locked_memory(machine: &Machine<'_>) -> Check {
     ).fixed_by(["echo '* - memlock unlimited' > /etc/security/limits.d/rdma.conf"])
 }
 
-/// Whether the memory that this process may lock has a limit.
 pub(super) fn is_locked_memory_limited(machine: &Machine<'_>) -> Option<bool> {
     let text = machine.tree.text("/proc/self/limits").ok()?;
-    parse::locked_memory(&text).map(|limit| limit.is_some())
+    files::locked_memory(&text).map(|limit| limit.is_some())
 }
 
-/// One check for each card that the libraries or the buses show.
+/// Returns a check for each card that the libraries or the buses show.
 pub(super) fn waits(machine: &Machine<'_>) -> Vec<Check> {
     let verbs = machine.libraries.verbs.says();
     let mut names: Vec<&str> = machine.cards.iter().map(|card| card.name.as_str()).collect();
@@ -257,7 +256,6 @@ fn waits_of(name: &str, verbs: Option<&Verbs>) -> Check {
     question.warn(seen, format!("a ConnectX-7 or newer, with the newest firmware, can; {ways}"))
 }
 
-/// What else the firmware has.
 fn features(more: &Features) -> String {
     let recordless = match more.recordless {
         0 => "none".to_owned(),

@@ -1,25 +1,24 @@
-//! How a card gets to GPU memory, and the CPU: dma-bufs, peer memory, gdrdrv.
+//! Access to GPU memory by cards and the CPU: dma-bufs, peer memory, gdrdrv.
 
-use super::check::{Check, Question};
+use super::files;
 use super::libraries::Answer;
 use super::machine::Machine;
-use super::parse;
+use super::{Check, Question};
 
-/// Linux 5.12 brought registration of dma-bufs (`UVERBS_METHOD_REG_DMABUF_MR`).
+/// Linux 5.12 introduced registration of dma-bufs (`UVERBS_METHOD_REG_DMABUF_MR`).
 const DMA_BUF_KERNEL: (u32, u32) = (5, 12);
-/// Modules that bring peer memory: the one of NVIDIA's driver, and Mellanox' before it.
+/// Kernel modules for peer memory: that of NVIDIA's driver, and Mellanox's before it.
 const MODULES: [(&str, &str); 2] =
     [("nvidia-peermem", "/sys/module/nvidia_peermem"), ("nv_peer_mem", "/sys/module/nv_peer_mem")];
-/// Clients that `ib_core` of MLNX_OFED and DOCA knows; both modules call themselves `nv_mem`.
+/// The clients of `ib_core` in MLNX_OFED and DOCA; both modules are called `nv_mem`.
 const CLIENTS: &str = "/sys/kernel/mm/memory_peers";
 
-/// Makes the file of the module.
 const MAKE_DEVICE: &str =
     "mknod /dev/gdrdrv c $(awk '$2==\"gdrdrv\"{print $1}' /proc/devices) 0 && chmod 666 /dev/gdrdrv";
 
-/// Whether a way is open.
+/// The state of a method of access.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Way {
+enum Availability {
     Open,
     Closed,
     Unknown,
@@ -31,7 +30,7 @@ pub(super) fn checks(machine: &Machine<'_>) -> Vec<Check> {
     vec![dma_buf, peer_memory, either(machine, by_dma_buf, by_peer_memory), gdrdrv(machine)]
 }
 
-fn dma_buf(machine: &Machine<'_>) -> (Check, Way) {
+fn dma_buf(machine: &Machine<'_>) -> (Check, Availability) {
     let question = Question::new(
         "dma-buf",
         "the way to register GPU memory with a card that needs no extra kernel module",
@@ -39,7 +38,7 @@ fn dma_buf(machine: &Machine<'_>) -> (Check, Way) {
     let (mut good, mut missing, mut unknown) = (Vec::new(), Vec::new(), Vec::new());
     let mut remedies = Vec::new();
     match machine.tree.text("/proc/sys/kernel/osrelease") {
-        Ok(release) => match parse::kernel_release(&release) {
+        Ok(release) => match files::kernel_release(&release) {
             Some(version) if version >= DMA_BUF_KERNEL => good.push(format!("Linux {release}")),
             Some(_) => {
                 missing.push(format!("Linux {release} is older than 5.12"));
@@ -77,33 +76,33 @@ fn dma_buf(machine: &Machine<'_>) -> (Check, Way) {
     }
     remedies.dedup();
     if !missing.is_empty() {
-        return (question.warn(missing.join("; "), remedies.join("; ")), Way::Closed);
+        return (question.warn(missing.join("; "), remedies.join("; ")), Availability::Closed);
     }
     if !unknown.is_empty() {
-        return (question.skip(unknown.join("; ")), Way::Unknown);
+        return (question.skip(unknown.join("; ")), Availability::Unknown);
     }
-    (question.pass(good.join(", ")), Way::Open)
+    (question.pass(good.join(", ")), Availability::Open)
 }
 
-fn peer_memory(machine: &Machine<'_>, dma_buf: Way) -> (Check, Way) {
+fn peer_memory(machine: &Machine<'_>, dma_buf: Availability) -> (Check, Availability) {
     let question = Question::new(
         "peer memory",
         "the other way to register GPU memory with a card: for proprietary kernel modules, and old kernels",
     );
     if let Err(unread) = machine.tree.names("/sys/module") {
-        return (question.skip(unread), Way::Unknown);
+        return (question.skip(unread), Availability::Unknown);
     }
     let loaded = MODULES.iter().find(|(_, path)| machine.tree.exists(path).unwrap_or(false));
     let Some((module, path)) = loaded else {
         let seen = "neither nvidia-peermem nor nv_peer_mem is loaded";
-        return if dma_buf == Way::Open {
-            (question.pass(format!("{seen}, and need not be: dma-bufs work")), Way::Closed)
+        return if dma_buf == Availability::Open {
+            (question.pass(format!("{seen}, and need not be: dma-bufs work")), Availability::Closed)
         } else if machine.gpus.is_empty() || machine.cards.is_empty() {
-            (question.skip(format!("{seen}, and there is no pair of GPU and card")), Way::Closed)
+            (question.skip(format!("{seen}, and there is no pair of GPU and card")), Availability::Closed)
         } else {
             (
                 question.warn(seen, "modprobe nvidia-peermem").fixed_by(["modprobe nvidia-peermem"]),
-                Way::Closed,
+                Availability::Closed,
             )
         };
     };
@@ -111,7 +110,7 @@ fn peer_memory(machine: &Machine<'_>, dma_buf: Way) -> (Check, Way) {
     let seen = version.map_or_else(|_| (*module).to_owned(), |version| format!("{module} {version}"));
     match machine.tree.names(CLIENTS) {
         Ok(clients) if clients.iter().any(|client| client.starts_with("nv_mem")) => {
-            (question.pass(format!("{seen}, known to ib_core as {}", clients.join(", "))), Way::Open)
+            (question.pass(format!("{seen}, known to ib_core as {}", clients.join(", "))), Availability::Open)
         }
         Ok(clients) => {
             let seen = format!(
@@ -120,25 +119,26 @@ fn peer_memory(machine: &Machine<'_>, dma_buf: Way) -> (Check, Way) {
             );
             let reload = format!("modprobe -r {module} && modprobe {module}");
             let remedy = format!("reload it after ib_core: `{reload}`");
-            (question.warn(seen, remedy).fixed_by([reload]), Way::Closed)
+            (question.warn(seen, remedy).fixed_by([reload]), Availability::Closed)
         }
-        // Not every ib_core with peer memory shows its clients.
-        Err(_) => {
-            (question.pass(format!("{seen} is loaded; whether ib_core knows it is not shown")), Way::Unknown)
-        }
+        // Some ib_core with peer memory do not list clients.
+        Err(_) => (
+            question.pass(format!("{seen} is loaded; whether ib_core knows it is not shown")),
+            Availability::Unknown,
+        ),
     }
 }
 
-fn either(machine: &Machine<'_>, dma_buf: Way, peer_memory: Way) -> Check {
+fn either(machine: &Machine<'_>, dma_buf: Availability, peer_memory: Availability) -> Check {
     let question = Question::new("GPU memory for cards", "without it messages pass through host memory");
     if machine.gpus.is_empty() || machine.cards.is_empty() {
         let seen = "there is no pair of GPU and card; the software card copies from and to GPU memory itself";
         return question.skip(seen);
     }
     match (dma_buf, peer_memory) {
-        (Way::Open, _) => question.pass("by dma-buf"),
-        (_, Way::Open) => question.pass("by peer memory"),
-        (Way::Closed, Way::Closed) => question
+        (Availability::Open, _) => question.pass("by dma-buf"),
+        (_, Availability::Open) => question.pass("by peer memory"),
+        (Availability::Closed, Availability::Closed) => question
             .fail(
                 "neither by dma-buf nor by peer memory",
                 "install the driver's open kernel modules (nvidia-open), or `modprobe nvidia-peermem`",

@@ -1,12 +1,11 @@
 //! The doctor's report as text.
 
-use super::check::{Check, Status};
 use super::peers::Pair;
 use super::topology::Path;
+use super::{Check, Status};
 use crate::text;
 use serde::Serialize;
 
-/// Checks that belong together.
 #[derive(Debug, Serialize)]
 pub struct Family {
     pub family: &'static str,
@@ -16,9 +15,7 @@ pub struct Family {
 #[derive(Debug, Serialize)]
 pub(super) struct Report {
     pub(super) families: Vec<Family>,
-    /// Every pair of GPU and card.
     paths: Vec<Path>,
-    /// Every two GPUs.
     pairs: Vec<Pair>,
     summary: Summary,
 }
@@ -45,7 +42,7 @@ impl Report {
         Report { families, paths, pairs, summary }
     }
 
-    /// True where something is there that does not work.
+    /// True if something exists that does not work.
     pub(super) fn failed(&self) -> bool {
         self.summary.fail > 0
     }
@@ -61,7 +58,7 @@ impl Report {
                 let status = text::styled(check.status.style(), check.status);
                 line(format!("  {status}  {:width$}  {}", check.name, check.seen));
                 let Some(remedy) = &check.remedy else { continue };
-                // Under what was seen.
+                // Aligns with the finding.
                 let indent = " ".repeat(width + 10);
                 line(format!("{indent}why: {}", check.why));
                 line(format!("{indent}do:  {remedy}"));
@@ -80,7 +77,7 @@ impl Report {
         out
     }
 
-    /// A script that mends what was found, as far as commands can. It is for reading first.
+    /// Returns a script that fixes what commands can fix. It is meant to be read first.
     pub(super) fn script(&self) -> String {
         let checks = self.families.iter().flat_map(|family| &family.checks);
         let mut out =
@@ -102,7 +99,7 @@ impl Report {
         out
     }
 
-    /// A row and a column for each GPU.
+    /// Formats a row and a column for each GPU.
     fn access(&self) -> String {
         let gpus = each_once(self.pairs.iter().flat_map(|pair| &pair.gpus));
         grid(&gpus, &gpus, |row, column| {
@@ -112,7 +109,7 @@ impl Report {
         })
     }
 
-    /// A row for each GPU, a column for each card.
+    /// Formats a row for each GPU and a column for each card.
     fn matrix(&self) -> String {
         let gpus = each_once(self.paths.iter().map(|path| &path.gpu));
         let cards = each_once(self.paths.iter().map(|path| &path.card));
@@ -123,7 +120,7 @@ impl Report {
     }
 }
 
-/// Names in the order in which they come first.
+/// Returns each name once, in order of first appearance.
 fn each_once<'a>(names: impl Iterator<Item = &'a String>) -> Vec<&'a str> {
     let mut all: Vec<&str> = Vec::new();
     for name in names {

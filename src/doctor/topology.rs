@@ -1,11 +1,13 @@
-//! The way over PCI Express between each GPU and each card.
+//! PCI Express: the path between each GPU and each card, and IOMMU and ACS, which affect traffic on it.
 
-use super::check::{Check, Question};
+use super::files::{self, Acs};
 use super::machine::{Card, Function, Gpu, Machine};
+use super::{Check, Question};
 use serde::Serialize;
-use std::fmt;
+use std::collections::{BTreeMap, BTreeSet};
+use std::{fmt, io};
 
-/// What a path crosses, nearest first, in the words of `nvidia-smi topo`.
+/// The links that a path crosses, nearest first, in the terms of `nvidia-smi topo`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub(super) enum Class {
@@ -15,7 +17,7 @@ pub(super) enum Class {
     Pxb,
     /// A host bridge: through the processor.
     Phb,
-    /// Several host bridges of a NUMA node.
+    /// Several host bridges of one NUMA node.
     Node,
     /// The link between NUMA nodes.
     Sys,
@@ -27,7 +29,6 @@ impl fmt::Display for Class {
     }
 }
 
-/// The way between a GPU and a card.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Path {
     pub(super) gpu: String,
@@ -35,14 +36,11 @@ pub(super) struct Path {
     pub(super) card: String,
     pub(super) card_address: Option<String>,
     pub(super) class: Option<Class>,
-    /// Why there is no class.
     pub(super) unknown: Option<String>,
-    /// Addresses of the bridges on it below what both have in common, where it does not cross a
-    /// host bridge.
+    /// Addresses of the path's bridges below the common part, if it crosses no host bridge.
     pub(super) bridges: Vec<String>,
 }
 
-/// Every pair of GPU and card.
 pub(super) fn paths(machine: &Machine<'_>) -> Vec<Path> {
     let nodes = machine.tree.text("/sys/devices/system/node/online").ok();
     let one_node = nodes.as_deref() == Some("0");
@@ -71,7 +69,7 @@ fn path(gpu: &Gpu, card: &Card, one_node: bool) -> Path {
     }
 }
 
-/// The class of a path, or why it is not known, and the bridges below what both have in common.
+/// Returns a path's class, or why it is unknown, and the bridges below the common part.
 pub(super) fn classify(
     one: &Function,
     other: &Function,
@@ -95,7 +93,7 @@ pub(super) fn classify(
         return (class, Vec::new());
     }
     let common = above.iter().zip(other_above).take_while(|(one, other)| one == other).count();
-    // Functions of one device share everything above them, and need not cross anything.
+    // Functions of one device share all bridges and cross nothing.
     let same_device = || last.split('.').next() == other_last.split('.').next();
     if common == 1 && !(above.len() == 1 && other_above.len() == 1 && same_device()) {
         return (Ok(Class::Phb), Vec::new());
@@ -106,7 +104,6 @@ pub(super) fn classify(
     (Ok(class), bridges)
 }
 
-/// For each GPU, its nearest card.
 pub(super) fn checks(machine: &Machine<'_>, paths: &[Path]) -> Vec<Check> {
     let question = |gpu: &str| {
         Question::new(
@@ -150,6 +147,126 @@ pub(super) fn checks(machine: &Machine<'_>, paths: &[Path]) -> Vec<Check> {
         }
     };
     machine.gpus.iter().map(nearest).collect()
+}
+
+const GROUPS: &str = "/sys/kernel/iommu_groups";
+
+pub(super) fn platform_checks(machine: &Machine<'_>, paths: &[Path]) -> Vec<Check> {
+    vec![iommu(machine), acs(machine, paths)]
+}
+
+fn iommu(machine: &Machine<'_>) -> Check {
+    let question = Question::new(
+        "IOMMU",
+        "one that translates sends traffic between GPU and card through the processor, or blocks it",
+    );
+    let units = match machine.tree.names("/sys/class/iommu") {
+        Ok(units) => units,
+        // A kernel without IOMMU support lacks this class, but has others.
+        Err(unread) if unread.is_missing() && machine.tree.names("/sys/class").is_ok() => Vec::new(),
+        Err(unread) => return question.skip(unread),
+    };
+    let line = machine.tree.text("/proc/cmdline").unwrap_or_default();
+    let options: Vec<&str> = line.split_whitespace().filter(|word| word.contains("iommu")).collect();
+    let asked = if options.is_empty() { String::new() } else { format!(" (kernel: {})", options.join(" ")) };
+    if units.is_empty() {
+        let hidden = match machine.virtual_machine {
+            Some(true) => "; the hypervisor's, if there is one, cannot be seen from here",
+            _ => "",
+        };
+        return question.pass(format!("none in use{asked}{hidden}"));
+    }
+    let mut types: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    let gpus = machine.gpus.iter().filter_map(|gpu| gpu.function.as_ref());
+    let cards = machine.cards.iter().filter_map(|card| card.function.as_ref());
+    for function in gpus.chain(cards) {
+        let group = machine.tree.link_name(&Machine::pci_file(&function.address, "iommu_group"));
+        let kind = match group {
+            Ok(group) => machine
+                .tree
+                .text(&format!("{GROUPS}/{group}/type"))
+                .unwrap_or_else(|unread| format!("unknown, as {unread}")),
+            Err(unread) if unread.is_missing() => "no group".to_owned(),
+            Err(unread) => format!("unknown, as {unread}"),
+        };
+        let addresses = types.entry(kind).or_default();
+        if !addresses.contains(&function.address) {
+            addresses.push(function.address.clone());
+        }
+    }
+    let mode = |(kind, addresses): (&String, &Vec<String>)| format!("{kind} for {}", addresses.join(", "));
+    let modes = types.iter().map(mode).collect::<Vec<_>>().join("; ");
+    let seen = format!("{}{asked}: {modes}", units.join(", "));
+    if types.is_empty() {
+        return question
+            .skip(format!("{}{asked}; no GPU or card whose mode it could have", units.join(", ")));
+    }
+    if types.keys().any(|kind| kind.starts_with("DMA") || kind == "blocked") {
+        let remedy = "add `iommu=pt` to GRUB_CMDLINE_LINUX in /etc/default/grub, `update-grub`, reboot; or switch it off in the firmware (VT-d, AMD-Vi)";
+        return question.warn(seen, remedy).fixed_by([
+            "sed -i 's/^GRUB_CMDLINE_LINUX=\"/&iommu=pt /' /etc/default/grub",
+            "update-grub",
+            "reboot",
+        ]);
+    }
+    if types.keys().all(|kind| kind == "identity" || kind == "no group") {
+        return question.pass(seen);
+    }
+    question.skip(seen)
+}
+
+fn acs(machine: &Machine<'_>, paths: &[Path]) -> Check {
+    let question = Question::new(
+        "ACS",
+        "a bridge whose ACS redirects sends traffic between GPU and card up to the processor, though a switch could carry it",
+    );
+    if paths.is_empty() {
+        return question.skip("no pair of GPU and card whose bridges could be looked at");
+    }
+    let bridges: BTreeSet<&String> = paths.iter().flat_map(|path| &path.bridges).collect();
+    if bridges.is_empty() {
+        return match paths.iter().find_map(|path| path.unknown.as_ref()) {
+            Some(reason) => question.skip(reason),
+            None => question
+                .pass("no bridge between GPUs and cards: all of that goes through the processor anyway"),
+        };
+    }
+    let (mut good, mut redirecting, mut unknown) = (0u64, Vec::new(), Vec::new());
+    for bridge in bridges {
+        match machine.tree.bytes(&Machine::pci_file(bridge, "config")).map(|config| files::acs(&config)) {
+            Ok(Acs::None) => good += 1,
+            Ok(Acs::Control(control)) => match files::redirections(control)[..] {
+                [] => good += 1,
+                ref names => redirecting.push((bridge, names.join(", "))),
+            },
+            Ok(Acs::Unreadable(bytes)) => {
+                unknown.push(format!("{bridge} (only {bytes} bytes of its configuration)"))
+            }
+            Err(unread) if unread.kind == io::ErrorKind::PermissionDenied => {
+                unknown.push(format!("{bridge} (permission denied)"));
+            }
+            Err(unread) => unknown.push(format!("{bridge} ({unread})")),
+        }
+    }
+    let unread = unknown.join(", ");
+    if !redirecting.is_empty() {
+        let names: Vec<String> =
+            redirecting.iter().map(|(bridge, bits)| format!("{bridge} ({bits})")).collect();
+        let commands: Vec<String> =
+            redirecting.iter().map(|(bridge, _)| format!("setpci -s {bridge} ECAP_ACS+0x6.w=0000")).collect();
+        let also = if unknown.is_empty() { String::new() } else { format!("; unreadable: {unread}") };
+        let remedy =
+            format!("as root, at every boot: {}; or switch ACS off in the firmware", commands.join(" && "));
+        return question.warn(format!("redirected by {}{also}", names.join(", ")), remedy).fixed_by(commands);
+    }
+    if !unknown.is_empty() {
+        let remedy = "run `gdsync doctor` as root: others see 64 bytes of a bridge's configuration only";
+        return question.unknown(format!("unknown of {unread}"), remedy);
+    }
+    question.pass(format!(
+        "{} between GPUs and cards, none of which redirects",
+        crate::text::count(good, "bridge")
+    ))
 }
 
 #[cfg(test)]
@@ -197,7 +314,7 @@ mod tests {
     }
 
     proptest! {
-        /// Both ends see the same path; bridges are named only where no host bridge is crossed.
+        /// Both ends see the same path; bridges are named only if no host bridge is crossed.
         #[test]
         fn a_path_has_no_direction(
             one in prop::collection::vec(0u32..3, 0..5),

@@ -1,7 +1,7 @@
-//! `gdsync explain`: the memory operations of a batch, and what they cost a GPU.
+//! `gdsync explain`: the memory operations of a batch, and their cost on a GPU.
 
+mod mechanism;
 mod parse;
-mod way;
 
 use crate::cli::{Example, ExplainOptions};
 use crate::failure::Failure;
@@ -10,25 +10,24 @@ use crate::{json, text};
 use gdsync::Trigger;
 use gdsync::memop::{MemOp, MemOpCaps};
 use gdsync::outline::{self, Program, Target};
+use mechanism::Mechanism;
 use parse::{Text, sign};
 use serde::Serialize;
 use std::io::{self, Read};
 use std::process::ExitCode;
-use way::Way;
 
-/// GPU time of one more operation in a batch, in µs, measured on an H200 with driver 580 (`gdsync
-/// bench memops`, `docs/gpu-results.md`): a write to host memory; a wait for host memory that is
-/// satisfied already; a barrier. That GPU has no flush, which counts as a barrier.
+/// GPU time of one more operation in a batch, in µs, measured on an H200 with driver 580 (`gdsync bench memops`,
+/// `docs/gpu-results.md`): a write to host memory; a satisfied wait for host memory; a barrier. That GPU has no flush,
+/// which counts as a barrier.
 const WRITE_US: f64 = 0.63;
 const WAIT_US: f64 = 1.0;
 const BARRIER_US: f64 = 0.6;
 
-/// Longest text that is read, in bytes.
 const MAX_TEXT: u64 = 16 << 20;
 
 #[derive(Debug, Serialize)]
 struct Explanation {
-    /// From how many queues on a collector waits in the stream's place.
+    /// Number of queues from which on a collector waits instead of the stream.
     #[serde(skip_serializing_if = "Option::is_none")]
     collect_from: Option<u32>,
     descriptors: Vec<Descriptor>,
@@ -40,27 +39,27 @@ struct Explanation {
 #[derive(Debug, Serialize)]
 struct Descriptor {
     text: String,
-    /// The operations that the card's protocol needs.
+    /// Operations that the card's protocol needs.
     peer_operations: Vec<&'static str>,
-    /// In the merged batch it has no operations, because another descriptor covers it.
+    /// True if another descriptor covers this one in the merged batch, where it has no operations.
     covered: bool,
-    /// What hands a send to the card, or waits for a completion.
+    /// The mechanism of a send, or of a wait for a completion.
     #[serde(skip_serializing_if = "Option::is_none")]
-    way: Option<Way>,
+    way: Option<Mechanism>,
 }
 
 #[derive(Debug, Serialize)]
 struct Compiled {
     operations: Vec<Operation>,
     submissions: usize,
-    /// Without the time until waits are satisfied.
+    /// Excludes the time until waits are satisfied.
     gpu_us: f64,
 }
 
 #[derive(Debug, Serialize)]
 struct Operation {
     submission: usize,
-    /// Number of its descriptor, from 1 on; a point has none.
+    /// Number of its descriptor, from 1; none for a point.
     #[serde(skip_serializing_if = "Option::is_none")]
     descriptor: Option<usize>,
     text: String,
@@ -127,8 +126,8 @@ fn explain(batch: &Text, plain_only: bool, collect_from: Option<u32>) -> Result<
     };
     let (plain, merged) = (compile(false)?, compile(true)?);
     let shown = if plain_only { &plain } else { &merged };
-    let ways = way::ways(batch, shown, !plain_only, collect_from);
-    let descriptors = batch.descriptors.iter().zip(shown.covered()).zip(ways);
+    let mechanisms = mechanism::mechanisms(batch, shown, !plain_only, collect_from);
+    let descriptors = batch.descriptors.iter().zip(shown.covered()).zip(mechanisms);
     let descriptors = descriptors.map(|((one, covered), way)| Descriptor {
         text: describe(batch, one),
         peer_operations: one.peer_operations(),
@@ -245,7 +244,7 @@ impl Explanation {
             .map(|(i, descriptor)| {
                 let fate = if descriptor.covered { "covered" } else { "" };
                 let peer = descriptor.peer_operations.join(" ");
-                let way = descriptor.way.as_ref().map_or_else(String::new, Way::to_string);
+                let way = descriptor.way.as_ref().map_or_else(String::new, Mechanism::to_string);
                 vec![(i + 1).to_string(), descriptor.text.clone(), peer, fate.to_owned(), way]
             })
             .collect();
@@ -290,7 +289,7 @@ mod tests {
             [(Example::Halo, 24, 17), (Example::Pingpong, 6, 5), (Example::Alltoall, 257, 193)]
         {
             let explanation = of(&example_text(example));
-            // What does not fit one submission has a point of its own.
+            // A batch beyond one submission has an additional point.
             let count = explanation.plain.operations.len();
             assert!((plain - 1..=plain).contains(&count), "{example:?}: {count}");
             assert_eq!(explanation.merged.unwrap().operations.len(), merged, "{example:?}");

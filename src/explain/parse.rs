@@ -1,13 +1,12 @@
-//! A batch in text: one descriptor to a line.
+//! Parser of a batch in text, one descriptor per line.
 
 use gdsync::memop::Condition;
 use gdsync::outline::{Descriptor, MAX_NUMBER, PaperSend, PaperWait};
 use std::fmt;
 
-/// Most descriptors of a text.
 pub(super) const MAX_DESCRIPTORS: usize = 100_000;
 
-/// The conditions of waits, as texts write them.
+/// The conditions of waits, and their signs.
 const SIGNS: [(&str, Condition); 4] =
     [(">=", Condition::Geq), ("==", Condition::Eq), ("and", Condition::And), ("nor", Condition::Nor)];
 
@@ -15,7 +14,7 @@ pub(super) fn sign(condition: Condition) -> &'static str {
     SIGNS.iter().find(|(_, known)| *known == condition).map_or("?", |(sign, _)| sign)
 }
 
-/// Names of the same kind; their positions are their numbers.
+/// Names of one kind; a name's position is its number.
 #[derive(Debug, Default)]
 pub(super) struct Names(Vec<String>);
 
@@ -33,7 +32,6 @@ impl Names {
     }
 }
 
-/// A batch that was read.
 #[derive(Debug, Default)]
 pub(super) struct Text {
     pub(super) descriptors: Vec<Descriptor>,
@@ -41,7 +39,7 @@ pub(super) struct Text {
     pub(super) queues: Names,
     pub(super) words: Names,
     pub(super) triggers: Names,
-    /// Of each queue pair: its trigger, or none.
+    /// The trigger of each queue pair, or none.
     released_by: Vec<Option<u32>>,
     /// Tickets of each trigger so far.
     tickets: Vec<u32>,
@@ -50,11 +48,10 @@ pub(super) struct Text {
     waits: Vec<u32>,
 }
 
-/// A mistake in a text.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Mistake {
     pub(super) line: usize,
-    /// In characters, from 1 on.
+    /// In characters, from 1.
     pub(super) column: usize,
     pub(super) what: String,
 }
@@ -67,7 +64,7 @@ impl fmt::Display for Mistake {
 
 impl std::error::Error for Mistake {}
 
-/// The words of a line, and where each begins.
+/// The words of a line, and their positions.
 struct Line<'a> {
     words: std::vec::IntoIter<(usize, &'a str)>,
     end: usize,
@@ -111,12 +108,12 @@ impl<'a> Line<'a> {
         }
     }
 
-    /// The number of a name, which is a new one where `names` has none for it.
+    /// Returns a name's number, adding the name to `names` if it is new.
     fn named(&mut self, wanted: &str, names: &mut Names) -> Result<u32, Place> {
         Ok(names.number(self.name(wanted)?))
     }
 
-    /// The trigger of a send: `by TRIGGER`, or none.
+    /// Parses the trigger of a send: `by TRIGGER`, or none.
     fn by(&mut self, names: &mut Names) -> Result<Option<u32>, Place> {
         if !matches!(self.words.as_slice().first(), Some((_, "by"))) {
             return Ok(None);
@@ -139,7 +136,7 @@ impl<'a> Line<'a> {
         known.ok_or_else(|| (column, format!("{text} is no condition: it is one of >=, ==, and, nor")))
     }
 
-    /// How many times: `xN` at the end, or once.
+    /// Parses a repetition: `xN` at the end, or once.
     fn times(&mut self) -> Result<usize, Place> {
         let Some((column, text)) = self.words.next() else { return Ok(1) };
         let times = text.strip_prefix('x').and_then(|digits| digits.parse().ok());
@@ -153,7 +150,7 @@ impl<'a> Line<'a> {
     }
 }
 
-/// Counts one more of a number.
+/// Returns the count of a number, and increments it.
 fn count(counts: &mut Vec<u32>, number: u32) -> u32 {
     let number = number as usize;
     if counts.len() <= number {
@@ -210,15 +207,15 @@ impl Text {
             let next = self.numbered(descriptor);
             self.descriptors.push(next);
         }
-        // As many names as descriptors at most.
+        // There are at most as many names as descriptors.
         debug_assert!(MAX_DESCRIPTORS <= MAX_NUMBER as usize);
         Ok(())
     }
 
-    /// A queue pair is made for a trigger, or for none.
+    /// Checks that a queue pair always has the same trigger, or never one.
     fn check_way(&mut self, queue_pair: u32, trigger: Option<u32>) -> Result<(), String> {
         let Some(known) = self.released_by.get(queue_pair as usize) else {
-            // Queue pairs are numbered as they appear.
+            // Queue pairs are numbered in order of appearance.
             self.released_by.push(trigger);
             return Ok(());
         };
@@ -237,7 +234,7 @@ impl Text {
         ))
     }
 
-    /// A descriptor with its index, the next of its queue pair or completion queue, and its ticket.
+    /// Adds a descriptor's index, the next of its queue pair or completion queue, and its ticket.
     fn numbered(&mut self, mut descriptor: Descriptor) -> Descriptor {
         match &mut descriptor {
             Descriptor::Send(send) => {

@@ -1,9 +1,10 @@
-//! Messages of all queue pairs, as many under way as the window allows.
+//! The measured traffic: each queue pair keeps a window of messages under way.
 //!
-//! Streams post them, a batch at a time, of which the last completes. The CPU takes completions, and posts the receives of
-//! the other side's messages anew. A side that neither begins messages nor has receives sleeps until the other has finished.
+//! Streams post the messages in batches; the last message of a batch is signaled. The CPU polls completions and reposts
+//! the receives of the other side's messages. A side that neither sends nor posts receives sleeps until the other has
+//! finished.
 
-use super::lanes::Lane;
+use super::lanes::{Direction, Lane, Moved, Phase};
 use super::side::Net;
 use crate::failure::Failure;
 use crate::interrupt;
@@ -12,57 +13,8 @@ use crate::sides::{Channel, Message};
 use gdsync::{Batch, PreparedSend};
 use std::time::{Duration, Instant};
 
-/// How many messages this side begins.
-#[derive(Clone, Copy)]
-pub(super) struct Phase {
-    /// Of all queue pairs together.
-    pub(super) total: u64,
-    /// It ends after so long.
-    pub(super) duration: Option<Duration>,
-    /// Messages of each queue pair, however early it ends.
-    pub(super) least: u64,
-}
-
-/// Messages of one direction, and the time that they took.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Direction {
-    /// Of each queue pair.
-    pub(super) counts: Vec<u64>,
-    pub(super) took: Duration,
-}
-
-impl Direction {
-    /// Without so many messages of each queue pair, which were sent before those that are measured.
-    pub(super) fn without(mut self, warmup: u64) -> Self {
-        self.counts.iter_mut().for_each(|count| *count = count.saturating_sub(warmup));
-        self
-    }
-
-    pub(super) fn messages(&self) -> u64 {
-        self.counts.iter().sum()
-    }
-}
-
-/// What both sides have begun in a phase, and has completed.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Moved {
-    pub(super) own: Direction,
-    pub(super) other: Direction,
-}
-
-impl Moved {
-    /// As [`Direction::without`], in both directions.
-    pub(super) fn without(self, warmup: u64) -> Self {
-        Moved { own: self.own.without(warmup), other: self.other.without(warmup) }
-    }
-
-    pub(super) fn messages(&self) -> u64 {
-        self.own.messages() + self.other.messages()
-    }
-}
-
 impl Net {
-    /// Moves the messages of a phase: until this side's have completed, and the other's have arrived.
+    /// Performs a phase: until this side's messages have completed and the other side's have arrived.
     pub(super) fn exchange(&mut self, channel: &mut Channel, phase: Phase) -> Result<Moved, Failure> {
         let (lanes, total) = (self.options.qps, phase.total);
         for (lane, number) in self.lanes.iter_mut().zip(0..) {
@@ -95,12 +47,11 @@ impl Net {
                 has_moved |= self.receive_some()?;
             }
             if other.is_none() {
-                // Where there is nothing else to do, the CPU sleeps.
                 let is_idle = own.is_some() && !self.receives();
                 let message = if is_idle { channel.next(None).map(Some) } else { channel.receive_now() }?;
                 other = message.map(|message| self.sent(message)).transpose()?.flatten();
             }
-            self.side.findings.error.check()?;
+            self.side.results.error.check()?;
             if let (Some(own), Some(other)) = (&own, &other)
                 && self.have_arrived(&received, &other.counts)
             {
@@ -112,22 +63,21 @@ impl Net {
         }
     }
 
-    /// Ends the phase where its time is up, or where the user, or the other side for the user, wants it to end.
+    /// Ends the phase if its time is up, or if the user or the other side has asked for its end.
     fn end_early(&mut self, channel: &mut Channel, phase: Phase, start: Instant) -> Result<(), Failure> {
         let is_interrupted = self.side.rank == 0 && interrupt::requested();
         if is_interrupted && self.awaits() && !self.has_asked {
-            // The other side begins messages, too.
             self.has_asked = true;
             channel.send(&Message::Stop { next: 0 })?;
         }
         let is_over = phase.duration.is_some_and(|duration| start.elapsed() >= duration);
-        if is_interrupted || is_over || channel.limit().end() == 0 {
+        if is_interrupted || is_over || channel.run_length().end() == 0 {
             self.lanes.iter_mut().for_each(|lane| lane.end(phase.least));
         }
         Ok(())
     }
 
-    /// Posts a batch on each queue pair that has room for one.
+    /// Posts a batch on each queue pair that has room for one. Returns whether any was posted.
     fn post_some(&mut self) -> Result<bool, Failure> {
         let (window, batch) = (self.options.window(), self.options.batch());
         let mut has_moved = false;
@@ -147,8 +97,7 @@ impl Net {
         Ok(has_moved)
     }
 
-    /// Prepares a message, the next but `ahead` of a queue pair. Where there is no room, takes what completes and arrives
-    /// meanwhile.
+    /// Prepares message `ahead` after the next of a queue pair. While there is no room, polls completions and arrivals.
     pub(super) fn prepare(
         &mut self,
         index: usize,
@@ -165,11 +114,11 @@ impl Net {
             if self.receives() {
                 self.receive_some()?;
             }
-            self.side.findings.error.check()?;
+            self.side.results.error.check()?;
         }
     }
 
-    /// Takes completions of this side's messages: of how many.
+    /// Polls the completions of this side's messages. Returns how many messages have completed.
     pub(super) fn collect(&mut self) -> Result<u64, Failure> {
         let mut count = 0;
         for (lane, queue_pair) in self.lanes.iter_mut().zip(&self.side.connection.queue_pairs) {
@@ -178,7 +127,7 @@ impl Net {
             }
             let queue = queue_pair.send_cq();
             while self.side.connection.take(&queue)?.is_some() {
-                self.side.findings.error.check()?;
+                self.side.results.error.check()?;
                 let before = lane.done;
                 lane.note_done();
                 count += lane.done - before;
@@ -187,7 +136,7 @@ impl Net {
         Ok(count)
     }
 
-    /// Says what this side has sent, since the phase began.
+    /// Reports what this side has sent since the phase began.
     pub(super) fn report_sent(&self, channel: &mut Channel, start: Instant) -> Result<Direction, Failure> {
         let took = start.elapsed();
         let counts: Vec<u64> = self.lanes.iter().map(|lane| lane.phase.end - lane.phase.start).collect();
@@ -196,7 +145,7 @@ impl Net {
         Ok(Direction { counts, took })
     }
 
-    /// What the other side has sent, if the message says it.
+    /// Returns what the other side has sent, if the message reports it.
     fn sent(&self, message: Message) -> Result<Option<Direction>, Failure> {
         match message {
             Message::Sent { counts, ns } if counts.len() == self.lanes.len() => {
@@ -209,8 +158,8 @@ impl Net {
         }
     }
 
-    /// Takes messages of the other side, and posts their receives anew: a batch of each queue pair at most, so that this
-    /// side's own go on meanwhile.
+    /// Takes messages of the other side and reposts their receives: at most a batch for each queue pair, so that this
+    /// side's own messages proceed meanwhile.
     fn receive_some(&mut self) -> Result<bool, Failure> {
         let (size, batch) = (self.places.size, self.options.batch());
         let mut has_moved = false;
@@ -218,7 +167,7 @@ impl Net {
             let queue = queue_pair.recv_cq();
             for _ in 0..batch {
                 let Some(completion) = self.side.connection.take(&queue)? else { break };
-                self.side.findings.error.check()?;
+                self.side.results.error.check()?;
                 if u64::from(completion.byte_len) != size {
                     return Err(format!(
                         "a message of {} bytes has come, not of {size}",
@@ -234,7 +183,6 @@ impl Net {
         Ok(has_moved)
     }
 
-    /// Posts the first receives of each queue pair.
     pub(super) fn post_receives(&mut self, count: u64) -> Result<(), Failure> {
         for (lane, queue_pair) in self.lanes.iter_mut().zip(&self.side.connection.queue_pairs) {
             (0..count).try_for_each(|_| queue_pair.post_recv(lane.next_landing(), 0))?;
@@ -242,7 +190,8 @@ impl Net {
         Ok(())
     }
 
-    /// Whether everything that the other side has sent is here. What takes no receive is, when it has completed there.
+    /// Returns whether everything that the other side has sent is here. Messages without receives are here once they
+    /// have completed at the sender.
     fn have_arrived(&mut self, before: &[u64], sent: &[u64]) -> bool {
         let is_counted = self.receives();
         let mut all = self.lanes.iter_mut().zip(before.iter().zip(sent));

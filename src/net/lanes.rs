@@ -1,4 +1,4 @@
-//! The messages of each queue pair: how many there are, and the places that they take in turn.
+//! The messages of each queue pair: their counts, and the slots that they take in turn.
 
 use crate::cli::{NetMode, NetOperation, NetOptions, SidesOptions};
 use crate::failure::Failure;
@@ -7,27 +7,26 @@ use crate::sides::side::Remote;
 use gdsync::{MemoryRegion, RemoteMemory, Slice, WorkRequest};
 use std::collections::VecDeque;
 use std::ops::Range;
+use std::time::Duration;
 
-/// Memory that the messages of a side take at most, if one message of each queue pair takes no more: what is not there
-/// twice is sent again.
+/// Bytes of message memory of a side, exceeded only if one message of each queue pair takes more. If not every message
+/// under way has a slot, messages share slots.
 const MEMORY: u64 = 64 << 20;
-/// Bytes of what an atomic operation changes.
+/// Bytes of an atomic operation's operand.
 pub(super) const WORD: usize = 8;
 
-/// Where the messages of a side are: those of a queue pair side by side, behind those of the one before.
+/// The layout of a side's messages: the slots of each queue pair in a row, queue pair after queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Places {
-    /// Messages of a queue pair that have a place of their own.
+    /// Slots of a queue pair.
     pub(super) slots: u64,
-    /// Bytes of each.
     pub(super) size: u64,
-    /// Queue pairs.
     lanes: u64,
 }
 
 impl Places {
-    /// As many as are under way, as far as there is memory, and no more than messages that are measured: each place is
-    /// filled, and can be checked.
+    /// Takes as many slots as messages under way, as far as memory allows, but no more than measured messages, so that
+    /// every slot is filled and can be checked.
     pub(super) fn new(options: &NetOptions) -> Self {
         let (size, lanes) = (options.size(), options.qps);
         let window = if options.mode == NetMode::Latency { 1 } else { options.window() };
@@ -36,46 +35,40 @@ impl Places {
         Places { slots: window.min(measured).min(fit).max(1), size, lanes }
     }
 
-    /// Bytes of all.
     pub(super) fn bytes(&self) -> u64 {
         self.lanes * self.slots * self.size
     }
 
-    /// The bytes of a place of a queue pair.
     fn range(&self, lane: u64, slot: u64, size: u64) -> Result<Range<usize>, Failure> {
         let start = usize::try_from((lane * self.slots + slot) * size)?;
         Ok(start..start + usize::try_from(size)?)
     }
 }
 
-/// A message's place on both sides.
+/// A message's slot on both sides.
 struct Slot {
     local: [Slice; 1],
     remote: RemoteMemory,
-    /// Where a message of the other side arrives.
     landing: [Slice; 1],
 }
 
-/// The messages of one queue pair.
 pub(super) struct Lane {
     slots: Vec<Slot>,
     operation: NetOperation,
-    /// Messages that were posted, also of earlier phases.
+    /// Messages posted, including earlier phases.
     pub(super) posted: u64,
-    /// Messages that have completed.
     pub(super) done: u64,
-    /// Messages before this phase, and at its end.
+    /// Messages posted before this phase, and by its end.
     pub(super) phase: Range<u64>,
-    /// Messages for which each completion to come stands.
+    /// Messages covered by each outstanding completion.
     pub(super) pending: VecDeque<u64>,
-    /// Messages of the other side that have arrived, also in earlier phases.
+    /// Messages of the other side that have arrived, including earlier phases.
     pub(super) received: u64,
-    /// Receives that were posted.
     receives: u64,
 }
 
 impl Lane {
-    /// Queue pair `lane`. `results`: where atomic operations put what they find.
+    /// Creates the lane of queue pair `lane`. `results`: the memory for the results of atomic operations.
     pub(super) fn new(
         lane: u64,
         places: Places,
@@ -110,12 +103,11 @@ impl Lane {
         })
     }
 
-    /// So many messages more follow.
     pub(super) fn begin(&mut self, count: u64) {
         self.phase = self.posted..self.posted.saturating_add(count);
     }
 
-    /// The phase ends, with `least` messages at least.
+    /// Ends the phase as soon as `least` messages are posted.
     pub(super) fn end(&mut self, least: u64) {
         let least = self.phase.start.saturating_add(least).max(self.posted);
         self.phase.end = self.phase.end.min(least);
@@ -125,13 +117,13 @@ impl Lane {
         self.done == self.phase.end
     }
 
-    /// How many messages to post now: a batch, where so many may be under way, or the last of the phase.
+    /// Returns how many messages to post now: a whole batch or the rest of the phase, if the window allows; else 0.
     pub(super) fn room(&self, window: u64, batch: u64) -> u64 {
         let count = batch.min(self.phase.end - self.posted);
         if self.posted - self.done + count <= window { count } else { 0 }
     }
 
-    /// The request of the next message but `ahead`.
+    /// Returns the request of message `ahead` after the next.
     pub(super) fn request(&self, ahead: u64) -> WorkRequest<'_> {
         let sequence = self.posted + ahead;
         let Slot { local, remote, .. } = &self.slots[(sequence % self.slots.len() as u64) as usize];
@@ -146,34 +138,80 @@ impl Lane {
         }
     }
 
-    /// So many messages were posted, the last of which completes for all.
+    /// Notes `count` posted messages, covered by one completion.
     pub(super) fn note_posted(&mut self, count: u64) {
         self.posted += count;
         self.pending.push_back(count);
     }
 
-    /// The next completion has come.
     pub(super) fn note_done(&mut self) {
         self.done += self.pending.pop_front().unwrap_or(0);
     }
 
-    /// Where the next receive goes.
     pub(super) fn next_landing(&mut self) -> &[Slice] {
         let slot = (self.receives % self.slots.len() as u64) as usize;
         self.receives += 1;
         &self.slots[slot].landing
     }
 
-    /// What the atomic operations have found: for each place, the value before the last that used it.
+    /// Returns the expected results of atomic operations: for each slot, the value before the last operation that used
+    /// it.
     pub(super) fn found(&self) -> impl Iterator<Item = u64> {
         let (count, slots) = (self.posted, self.slots.len() as u64);
         (0..slots.min(count)).map(move |slot| last_of(count, slots, slot))
     }
 }
 
-/// The last of `count` numbers from 0 on that leaves `slot` when it is divided by `slots`; `slot` is less than both.
+/// Returns the last of the numbers below `count` that equals `slot` modulo `slots`; `slot` is less than both.
 fn last_of(count: u64, slots: u64, slot: u64) -> u64 {
     count - 1 - (count - 1 - slot) % slots
+}
+
+/// The number of messages that this side sends.
+#[derive(Clone, Copy)]
+pub(super) struct Phase {
+    /// Messages of all queue pairs together.
+    pub(super) total: u64,
+    pub(super) duration: Option<Duration>,
+    /// Messages of each queue pair that are sent even if the phase ends early.
+    pub(super) least: u64,
+}
+
+/// Messages of one direction, and their time.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Direction {
+    pub(super) counts: Vec<u64>,
+    pub(super) took: Duration,
+}
+
+impl Direction {
+    /// Subtracts the warm-up messages of each queue pair.
+    pub(super) fn without(mut self, warmup: u64) -> Self {
+        self.counts.iter_mut().for_each(|count| *count = count.saturating_sub(warmup));
+        self
+    }
+
+    pub(super) fn messages(&self) -> u64 {
+        self.counts.iter().sum()
+    }
+}
+
+/// Completed messages of both directions in a phase.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Moved {
+    pub(super) own: Direction,
+    pub(super) other: Direction,
+}
+
+impl Moved {
+    /// Like [`Direction::without`], for both directions.
+    pub(super) fn without(self, warmup: u64) -> Self {
+        Moved { own: self.own.without(warmup), other: self.other.without(warmup) }
+    }
+
+    pub(super) fn messages(&self) -> u64 {
+        self.own.messages() + self.other.messages()
+    }
 }
 
 #[cfg(test)]

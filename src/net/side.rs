@@ -1,21 +1,20 @@
-//! One side of a run: it is set up, warms up, is measured, and is checked.
+//! One side of a run: set-up, warm-up, measurement and check.
 
-use super::flow::{Direction, Moved, Phase};
-use super::lanes::{Lane, Places, WORD};
-use super::report::Report;
+use super::Report;
+use super::lanes::{Direction, Lane, Moved, Phase, Places, WORD};
 use crate::cli::{NetMode, NetOperation, NetOptions, SidesOptions};
 use crate::failure::Failure;
 use crate::interrupt::{self, NothingYet};
 use crate::progress::Progress;
-use crate::sides::side::{Needs, Player, Remote, SETUP, Side};
-use crate::sides::times::Times;
-use crate::sides::{Arrival, CHUNKS, Channel, Other, Usage, Work};
+use crate::sides::side::{Remote, Requirements, SETUP, Side, SideRun};
+use crate::sides::timing::Times;
+use crate::sides::{Arrival, CHUNKS, Channel, Peer, Usage, Work};
 use gdsync::verbs::Mtu;
 use gdsync::{Access, Batch, ConnectOptions, MemoryRegion, QueuePair, QueuePairConfig};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// The content of messages in the warm-up, and when they are measured: what is checked is of the measurement.
+/// Seeds of the messages of the warm-up and of the measurement; only the latter are checked.
 const WARM_UP: u64 = 0;
 pub(super) const MEASURED: u64 = 1;
 
@@ -23,23 +22,21 @@ pub(super) struct Net {
     pub(super) options: NetOptions,
     pub(super) side: Side,
     pub(super) places: Places,
-    /// One for each queue pair of the connection, in its order.
+    /// One lane for each queue pair of the connection, in its order.
     pub(super) lanes: Vec<Lane>,
-    /// What atomic operations have found in the other side's counters.
+    /// Results of atomic operations on the other side's counters.
     pub(super) results: MemoryRegion,
-    /// The other side was asked to stop.
     pub(super) has_asked: bool,
     moved: Moved,
-    /// Elapsed time, and CPU time, of this process.
     usage: (Duration, Duration),
 }
 
 impl Net {
-    /// Makes the side's objects, connects them with the other side's, and posts the first receives.
+    /// Creates the side's objects, connects them with the other side's, and posts the first receives.
     pub(super) fn new(
         options: &NetOptions,
         rank: u64,
-        other: Other,
+        other: Peer,
         channel: &mut Channel,
     ) -> Result<Self, Failure> {
         let places = Places::new(options);
@@ -47,12 +44,12 @@ impl Net {
         let source = if is_read { Access::REMOTE_READ } else { Access::empty() };
         let lanes = usize::try_from(options.qps)?;
         let changed = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
-        let needs = Needs {
+        let needs = Requirements {
             queue_pairs: options.qps,
             config: config(options)?,
             words: (lanes * WORD, changed),
             work: Work { size: places.bytes(), batch: options.batch(), source },
-            parts: 1,
+            divisor: 1,
         };
         let (side, remote) = Side::new(&options.sides, (rank, other), needs, channel)?;
         let found = lanes * usize::try_from(places.slots)? * WORD;
@@ -70,48 +67,46 @@ impl Net {
         Ok(net)
     }
 
-    /// Whether this side begins messages.
+    /// True if this side sends messages.
     pub(super) fn sends(&self) -> bool {
         self.side.rank == 0 || self.options.bidirectional
     }
 
-    /// Whether the other side does.
+    /// True if the other side sends messages.
     pub(super) fn awaits(&self) -> bool {
         self.side.rank > 0 || self.options.bidirectional
     }
 
-    /// Whether messages of the other side take receives.
+    /// True if the other side's messages consume receives.
     pub(super) fn receives(&self) -> bool {
         self.awaits() && self.options.operation == NetOperation::Send
     }
 
-    /// What is measured.
     pub(super) fn measured(&self) -> Phase {
         let sides = &self.options.sides;
         let total = if sides.duration.is_some() { u64::MAX } else { sides.iters };
         Phase { total, duration: sides.duration, least: self.places.slots }
     }
 
-    /// Messages that this side has begun in the last phase.
+    /// Messages that this side has sent in the last phase.
     fn begun(&self) -> u64 {
         self.lanes.iter().map(|lane| lane.posted - lane.phase.start).sum()
     }
 
-    /// Fills the messages that this side sends, where they are checked.
+    /// Fills the messages that this side sends, if they are checked.
     pub(super) fn fill(&mut self, content: u64) -> Result<(), Failure> {
         self.side.driver.produce(content)?;
         self.side.driver.synchronize()
     }
 }
 
-impl Player for Net {
+impl SideRun for Net {
     type Report = Report;
 
     fn side(&mut self) -> &mut Side {
         &mut self.side
     }
 
-    /// Warms up, measures, and checks what has arrived.
     fn run(&mut self, channel: &mut Channel) -> Result<(), Failure> {
         if self.options.mode == NetMode::Latency {
             self.fill(MEASURED)?;
@@ -119,7 +114,7 @@ impl Player for Net {
             self.fill(WARM_UP)?;
             self.side.meet(channel, Some(SETUP))?;
             self.exchange(channel, Phase { total: self.options.sides.warmup, duration: None, least: 0 })?;
-            // The other side has finished, too, before what it may still read changes.
+            // The other side must have finished before the memory that it may still read changes.
             self.side.meet(channel, None)?;
             self.fill(MEASURED)?;
         }
@@ -145,7 +140,7 @@ impl Player for Net {
         let interrupted_of = (messages < asked).then_some(asked);
         let setting = self.side.setting((options.batch(), options.size()), interrupted_of, self.usage)?;
         let has_times = options.mode == NetMode::Latency && self.moved.own.messages() > 0;
-        let times = has_times.then(|| Times::new(&self.side.findings.timing()));
+        let times = has_times.then(|| Times::new(&self.side.results.timing()));
         let operations = self.side.operations as f64 / self.begun().max(1) as f64;
         Ok(Report::new(options, setting, &self.moved, times, operations))
     }
@@ -159,7 +154,7 @@ fn receives(options: &NetOptions) -> u64 {
     }
 }
 
-/// Queues that are deep enough for everything under way.
+/// Returns a configuration whose queues hold all messages under way.
 fn config(options: &NetOptions) -> Result<QueuePairConfig<'static>, Failure> {
     let sends = match options.mode {
         NetMode::Latency => 2 * CHUNKS * options.batch(),
@@ -175,20 +170,20 @@ fn config(options: &NetOptions) -> Result<QueuePairConfig<'static>, Failure> {
     })
 }
 
-/// Connects the queue pairs with those of the other side, each with the one of its number.
+/// Connects each queue pair with the other side's of the same index.
 fn connect(queue_pairs: &[QueuePair], remote: &Remote, options: &NetOptions) -> Result<(), Failure> {
     let (own, others) = (queue_pairs.len(), remote.endpoints.len());
     if own != others {
         return Err(format!("the other side has {others} queue pairs and this one {own}").into());
     }
-    // Receives come as fast as this side's CPU posts them, so that a sender may have to wait for long.
+    // The CPU reposts receives, so a sender may have to wait for long: RNR retries are unlimited.
     let route = ConnectOptions::default().mtu(options.sides.mtu.and_then(Mtu::from_bytes));
     let mut pairs = queue_pairs.iter().zip(&remote.endpoints);
     Ok(pairs.try_for_each(|(queue_pair, endpoint)| queue_pair.connect(endpoint, route))?)
 }
 
 impl Net {
-    /// Every byte of every place that messages have filled; of atomic operations, the counters and what was found in them.
+    /// Checks every byte of every filled slot; for atomic operations, the counters and the results.
     fn verify(&mut self) -> Result<(), Failure> {
         if !self.options.sides.check {
             return Ok(());
@@ -200,14 +195,14 @@ impl Net {
         let has_data = if operation == NetOperation::Read { self.sends() } else { self.awaits() };
         if has_data {
             self.side.driver.arrived(MEASURED, Arrival { is_checked: true, is_timed: false })?;
-            // What kernels have found is known when a chunk has passed.
+            // Findings of kernels are available once a chunk has passed.
             self.side.driver.mark(0)?;
             self.side.driver.pass()?;
         }
-        self.side.findings.error.check()
+        self.side.results.error.check()
     }
 
-    /// The counters of this side have counted the other's operations.
+    /// Checks that this side's counters equal the other side's operations.
     fn counters(&self) -> Result<(), Failure> {
         for (index, lane) in self.lanes.iter().enumerate() {
             let counted = self.side.connection.words.word64(index * WORD)?.load();
@@ -222,7 +217,7 @@ impl Net {
         Ok(())
     }
 
-    /// Each operation of this side has found what those before it had left.
+    /// Checks that each operation of this side has returned the value left by the one before it.
     fn found(&self) -> Result<(), Failure> {
         for (index, lane) in self.lanes.iter().enumerate() {
             let first = index * self.places.slots as usize;
@@ -239,9 +234,8 @@ impl Net {
         Ok(())
     }
 
-    /// Moves the messages of the warm-up and of the measurement, one after the other: the stream posts each, waits for its
-    /// completion, and takes the time. The CPU enqueues a chunk of them ahead, and looks at completions once the stream has
-    /// passed them.
+    /// Sends the messages of warm-up and measurement one at a time: the stream posts each, waits for its completion and
+    /// takes the time. The CPU enqueues a chunk ahead, and polls completions once the stream has passed them.
     fn one_by_one(&mut self, channel: &mut Channel) -> Result<Moved, Failure> {
         let (warmup, duration) = (self.options.sides.warmup, self.options.sides.duration);
         let iters = if duration.is_some() { u64::MAX / 2 } else { self.options.sides.iters };
@@ -252,7 +246,7 @@ impl Net {
         self.side.driver.begin()?;
         while next < end || !chunks.is_empty() {
             if interrupt::requested() || ends.is_some_and(|at| Instant::now() >= at) {
-                // One at least, so that what is compared has been sent.
+                // At least one, so that there is something to check.
                 end = next.max(1);
             }
             if next < end && (chunks.len() as u64) < CHUNKS {
@@ -269,7 +263,7 @@ impl Net {
                 self.side.driver.pass()?;
                 passed += count;
                 self.collect()?;
-                self.side.findings.error.check()?;
+                self.side.results.error.check()?;
                 if self.lanes[0].done < passed {
                     return Err("the stream has passed a completion that is not there".into());
                 }
@@ -279,12 +273,12 @@ impl Net {
         self.side.driver.synchronize()?;
         self.lanes[0].phase = 0..next;
         let sent = self.report_sent(channel, start)?.without(warmup);
-        let own = Direction { took: self.side.findings.timing().elapsed(), ..sent };
+        let own = Direction { took: self.side.results.timing().elapsed(), ..sent };
         Ok(Moved { own, other: Direction::default() })
     }
 
     fn enqueue(&mut self, sequence: u64) -> Result<(), Failure> {
-        self.side.findings.error.check()?;
+        self.side.results.error.check()?;
         let send = self.prepare(0, 0, true)?;
         self.lanes[0].note_posted(1);
         let wait = self.side.connection.queue_pair().send_cq().prepare_wait()?;
@@ -294,4 +288,91 @@ impl Net {
 }
 
 #[cfg(test)]
-mod tests;
+mod tests {
+    use super::*;
+    use crate::cli::{BenchOptions, Between, Cli, Command, Invocation, NetOptions};
+    use crate::sides::{Channel, Peer};
+    use std::io::pipe;
+
+    type Change = fn(&mut Net) -> Result<(), Failure>;
+
+    /// Runs a measurement between two threads and returns how each side's check ends. `before` and `after` modify the
+    /// sides, by rank.
+    fn outcomes(words: &str, before: [Change; 2], after: [Change; 2]) -> [Result<(), String>; 2] {
+        let words = format!("gdsync bench net --iters 100 --qps 2 {words}");
+        let options = match Cli::parse_words(words.split_whitespace()).unwrap() {
+            Invocation::Command(Command::Bench(BenchOptions {
+                between: Some(Between::Net(net)), ..
+            })) => *net,
+            other => panic!("{other:?}"),
+        };
+        let ((first_in, second_out), (second_in, first_out)) = (pipe().unwrap(), pipe().unwrap());
+        let play = |options: &NetOptions, rank: u64, mut channel: Channel| {
+            let mut side = Net::new(options, rank, Peer::Local, &mut channel)?;
+            side.fill(MEASURED)?;
+            before[rank as usize](&mut side)?;
+            side.side.meet(&mut channel, None)?;
+            let phase = side.measured();
+            side.exchange(&mut channel, phase)?;
+            side.side.meet(&mut channel, None)?;
+            after[rank as usize](&mut side)?;
+            let outcome = side.verify().map_err(|error| error.to_string());
+            // Neither side releases its memory before the other has checked its own.
+            side.side.meet(&mut channel, None)?;
+            Ok::<_, Failure>(outcome)
+        };
+        std::thread::scope(|scope| {
+            let second = scope.spawn(|| play(&options, 1, Channel::new(second_in, second_out)).unwrap());
+            let first = play(&options, 0, Channel::new(first_in, first_out)).unwrap();
+            [first, second.join().unwrap()]
+        })
+    }
+
+    const NOTHING: [Change; 2] = [|_| Ok(()), |_| Ok(())];
+
+    #[test]
+    fn what_has_arrived_is_what_was_sent() {
+        for operation in ["send", "write", "read", "fetch-add", "compare-swap"] {
+            let ended = outcomes(&format!("--operation {operation} --bidirectional"), NOTHING, NOTHING);
+            assert_eq!(ended, [Ok(()), Ok(())], "{operation}");
+        }
+    }
+
+    #[test]
+    fn wrong_messages_are_found_where_they_arrive() {
+        let wrong: Change = |side| side.fill(7);
+        for (operation, sender, finder) in [("send", 0, 1), ("write", 0, 1), ("read", 1, 0)] {
+            let mut before = NOTHING;
+            before[sender] = wrong;
+            let ended = outcomes(&format!("--operation {operation}"), before, NOTHING);
+            assert_eq!(ended[finder], Err("message 1 is wrong at byte 0".to_owned()), "{operation}");
+            assert_eq!(ended[1 - finder], Ok(()), "{operation}");
+            let unchecked = outcomes(&format!("--operation {operation} --check=false"), before, NOTHING);
+            assert_eq!(unchecked, [Ok(()), Ok(())], "{operation}");
+        }
+    }
+
+    fn set_counter(side: &Net, queue_pair: usize, value: u64) -> Result<(), Failure> {
+        side.side.connection.words.word64(queue_pair * WORD)?.store(value);
+        Ok(())
+    }
+
+    #[test]
+    fn a_counter_that_has_counted_wrong_is_named() {
+        let count: Change = |side| set_counter(side, 1, 51);
+        for operation in ["fetch-add", "compare-swap"] {
+            let ended = outcomes(&format!("--operation {operation}"), NOTHING, [|_| Ok(()), count]);
+            let said = "the counter of queue pair 1 is 51 after 50 operations of the other side";
+            assert_eq!(ended, [Ok(()), Err(said.to_owned())], "{operation}");
+            let begun = [(|_| Ok(())) as Change, |side| set_counter(side, 0, 1000)];
+            let said = ended_of(operation, begun);
+            assert!(said[0].contains(" of queue pair 0 has found "), "{said:?}");
+            assert!(said[1].contains("the counter of queue pair 0 is "), "{said:?}");
+        }
+    }
+
+    /// Returns the errors of both sides if `begun` modifies the counters first.
+    fn ended_of(operation: &str, begun: [Change; 2]) -> [String; 2] {
+        outcomes(&format!("--operation {operation}"), begun, NOTHING).map(Result::unwrap_err)
+    }
+}

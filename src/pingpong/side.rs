@@ -1,17 +1,18 @@
-//! One side of a pingpong.
+//! One side of a pingpong, and the thread that watches for failures.
 //!
-//! The CPU prepares exchanges ahead of the stream, a *chunk* at a time, and looks at completions
-//! only when the stream has passed a whole chunk: between prepare and collect no message needs it.
+//! The CPU prepares exchanges ahead of the stream, a *chunk* at a time, and polls completions only after the stream has
+//! passed a whole chunk: from prepare to collect, no message needs the CPU. A wait for a flag that the other side
+//! writes ends by that write alone, so a second thread polls for failed sends on either side, and ends the waits on a
+//! failure.
 
-use super::report::Report;
-use super::watch::Watch;
+use super::Report;
 use crate::cli::{Operation, PingpongOptions, Service};
 use crate::failure::Failure;
 use crate::interrupt::{self, NothingYet};
 use crate::progress::Progress;
-use crate::sides::side::{Needs, Player, SETUP, Side};
-use crate::sides::times::Times;
-use crate::sides::{CHUNKS, Channel, Other, Usage, Work};
+use crate::sides::side::{Requirements, SETUP, Side, SideRun};
+use crate::sides::timing::Times;
+use crate::sides::{CHUNKS, Channel, Connection, Peer, Usage, Work};
 use gdsync::memop::Condition;
 use gdsync::queue::GRH_BYTES;
 use gdsync::verbs::{AddressHandle, Mtu, Transport};
@@ -19,12 +20,15 @@ use gdsync::{
     Access, Batch, ConnectOptions, Endpoint, MemoryRegion, PreparedSend, ProtectionDomain, QueuePair,
     QueuePairConfig, RemoteMemory, Slice, WorkRequest,
 };
+use softhca::Speed;
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How often a receiver may be not ready: receives are posted before the other side can send into
-/// them, so that one that is not ready for so long never will be.
+/// RNR retries. Receives are posted before the other side can send into them, so a receiver that is not ready after
+/// this many never will be.
 const RNR_RETRIES: u8 = 6;
 
 pub(super) struct Pingpong {
@@ -33,17 +37,17 @@ pub(super) struct Pingpong {
     datagrams: Option<Datagrams>,
     remote_data: RemoteMemory,
     remote_flag: RemoteMemory,
-    /// Exchanges that were made: all, unless the run was interrupted.
+    /// Exchanges performed: all, unless the run was interrupted.
     exchanges: u64,
-    /// From when the CPU prepares the first exchange that is measured, until it has seen the last.
+    /// Elapsed and CPU time from the CPU's preparation of the first measured exchange until it has seen the last.
     usage: Option<(Duration, Duration)>,
 }
 
-/// What datagrams need beside what connections do.
+/// Objects for datagrams, in addition to those of a connection.
 struct Datagrams {
     to: AddressHandle,
     remote_qpn: u32,
-    /// The place of the header before each message.
+    /// The place of the GRH before each message.
     header: MemoryRegion,
 }
 
@@ -56,23 +60,22 @@ impl Datagrams {
 }
 
 impl Pingpong {
-    /// Makes the side's objects, connects them with the other side's, and posts the first receives.
+    /// Creates the side's objects, connects them with the other side's, and posts the first receives.
     pub(super) fn new(
         options: &PingpongOptions,
         rank: u64,
-        other: Other,
+        other: Peer,
         channel: &mut Channel,
     ) -> Result<Self, Failure> {
         let window = u32::try_from(options.batch * CHUNKS)?;
-        // A write is two work requests; and one chunk's sends may still be unacknowledged when the
-        // next is prepared.
+        // A write is two work requests, and one chunk's sends may be unacknowledged when the next is prepared.
         let config = QueuePairConfig::default().send_depth(4 * window).recv_depth(2 * window);
-        let needs = Needs {
+        let needs = Requirements {
             queue_pairs: 1,
             config: config.transport(options.transport.into()),
             words: (4, Access::LOCAL_WRITE | Access::REMOTE_WRITE),
             work: Work { size: options.size, batch: options.batch, source: Access::empty() },
-            parts: 2,
+            divisor: 2,
         };
         let (side, remote) = Side::new(&options.sides, (rank, other), needs, channel)?;
         let queue_pair = side.connection.queue_pair();
@@ -93,14 +96,14 @@ impl Pingpong {
             usage: None,
         };
         if options.op != Operation::Write {
-            // One more than is enqueued: the other side may answer the last before its receive is
-            // posted again, and only RC waits.
+            // One more than is enqueued: the other side may answer the last message before its receive is reposted, and
+            // only RC retries.
             (0..=window).try_for_each(|_| pingpong.post_recv())?;
         }
         Ok(pingpong)
     }
 
-    /// Exchanges of the chunk that begins with exchange `next`: of the warm-up, or of the
+    /// Returns the exchanges of the chunk that begins with exchange `next`; a chunk does not span warm-up and
     /// measurement.
     fn chunk(&self, next: u64, total: u64) -> u64 {
         let warmup = self.options.sides.warmup;
@@ -110,7 +113,7 @@ impl Pingpong {
 
     /// Enqueues one exchange: the first side sends and waits, the second waits and sends.
     fn enqueue(&mut self, sequence: u64) -> Result<(), Failure> {
-        self.side.findings.error.check()?;
+        self.side.results.error.check()?;
         if self.side.rank == 0 {
             self.side.driver.produce(sequence)?;
             let sends = self.prepare_send(sequence)?;
@@ -150,7 +153,7 @@ impl Pingpong {
         })
     }
 
-    /// Prepares a send; collects completions meanwhile where there is no room.
+    /// Prepares a send; while there is no room, polls completions.
     fn prepare<'a>(
         &mut self,
         slices: &'a [Slice],
@@ -192,10 +195,9 @@ impl Pingpong {
         Ok(self.side.connection.queue_pair().post_recv(&slices, 0)?)
     }
 
-    /// Takes the completions of exchanges that the stream has passed, and posts receives for later
-    /// ones.
+    /// Takes the completions of exchanges that the stream has passed, and reposts receives.
     fn collect(&mut self, count: u64) -> Result<(), Failure> {
-        self.side.findings.error.check()?;
+        self.side.results.error.check()?;
         if self.options.op != Operation::Write {
             for _ in 0..count {
                 // The stream has waited for it, so it is there.
@@ -208,8 +210,8 @@ impl Pingpong {
         self.side.connection.collect_sends()
     }
 
-    /// Waits for the last acknowledgements: a side that leaves before would leave the other
-    /// hanging. Each comes, or its send fails.
+    /// Waits for the last acknowledgements: a side that left earlier would leave the other hanging. Each arrives, or
+    /// its send fails.
     fn settle(&mut self, total: u64) -> Result<(), Failure> {
         loop {
             self.side.connection.collect_sends()?;
@@ -221,7 +223,7 @@ impl Pingpong {
     }
 }
 
-impl Player for Pingpong {
+impl SideRun for Pingpong {
     type Report = Report;
 
     fn side(&mut self) -> &mut Side {
@@ -233,11 +235,11 @@ impl Player for Pingpong {
         let lossy = (self.options.transport != Service::Rc).then_some(self.options.size);
         let _watch = Watch::start(Arc::clone(&self.side.connection), lossy)?;
         let total = self.options.exchanges().ok_or("the exchanges are more than 64 bits hold")?;
-        let limit = channel.limit().clone();
+        let limit = channel.run_length().clone();
         limit.shorten(total);
         let (mut asked, mut ends) = (false, None);
         let mut chunks: VecDeque<u64> = VecDeque::new();
-        // Of both sides, one shows it.
+        // Only one side shows progress.
         let hidden = self.options.sides.json || self.side.rank > 0 || self.options.sides.duration.is_some();
         let mut progress = Progress::new(hidden, total, "exchanges");
         self.side.driver.begin()?;
@@ -281,7 +283,7 @@ impl Player for Pingpong {
         if self.side.rank == 0 && exchanges <= sides.warmup {
             return Err(NothingYet.into());
         }
-        let (iterations, timing) = (exchanges.saturating_sub(sides.warmup), self.side.findings.timing());
+        let (iterations, timing) = (exchanges.saturating_sub(sides.warmup), self.side.results.timing());
         let messages_per_s = 2.0 * iterations as f64 / timing.elapsed().as_secs_f64().max(1e-9);
         let interrupted_of = (iterations < sides.iters).then_some(sides.iters);
         let sizes = (self.options.batch, self.options.size);
@@ -300,8 +302,75 @@ impl Player for Pingpong {
     }
 }
 
-/// The flag's value when message `sequence` has arrived. Never 0, its first value; compared
+/// Returns the flag's value once message `sequence` has arrived. It is never 0, the initial value, and is compared
 /// cyclically.
 fn flag_value(sequence: u64) -> u32 {
     (sequence + 1) as u32
+}
+
+/// Polling interval; long, as polling takes CPU time from the measurement.
+const LOOK: Duration = Duration::from_millis(10);
+/// Time limit of an exchange on a transport that loses messages without an error, at the speed of hardware's time-outs;
+/// extended by the time of its bytes at [`SLOWEST`].
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Bytes per second of the slowest network.
+const SLOWEST: u64 = 1 << 20;
+
+/// The thread that watches a connection; it ends when this is dropped, or after a failure.
+pub(super) struct Watch {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Watch {
+    /// `lossy`: the message size, if the transport may lose messages.
+    pub(super) fn start(connection: Arc<Connection>, lossy: Option<u64>) -> Result<Self, Failure> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let patience = Speed::from_environment()?.of(PATIENCE);
+        let patience = lossy.map(|size| patience + Duration::from_secs(size / SLOWEST));
+        let stopped = Arc::clone(&stop);
+        let thread = std::thread::Builder::new()
+            .name("pingpong-watch".to_owned())
+            .spawn(move || watch(&connection, patience, &stopped))?;
+        Ok(Watch { stop, thread: Some(thread) })
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Release);
+        if let Some(thread) = self.thread.take() {
+            // The thread does not panic; if it did, the message would be on stderr.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn watch(connection: &Connection, patience: Option<Duration>, stop: &AtomicBool) {
+    let (mut sent, mut since) = (connection.sent(), Instant::now());
+    while !stop.load(Ordering::Acquire) {
+        connection.read_events();
+        let failed = connection.collect_sends().is_err();
+        if connection.sent() != sent {
+            (sent, since) = (connection.sent(), Instant::now());
+        }
+        if let Some(patience) = patience.filter(|patience| since.elapsed() > *patience) {
+            connection.error.set(|| {
+                format!(
+                    "no message has come for {patience:?}: this transport loses messages without an error"
+                )
+            });
+        } else if !failed {
+            std::thread::sleep(LOOK);
+            continue;
+        }
+        if !connection.error.has_cause() && !connection.has_failed() {
+            // The other side has failed. Aborting now would flush the completion that tells the cause.
+            connection.find_cause();
+        }
+        if let Err(failure) = connection.release() {
+            connection.error.set(|| failure.to_string());
+        }
+        return;
+    }
 }

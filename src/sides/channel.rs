@@ -1,5 +1,4 @@
-//! The channel on which the two sides exchange addresses and results: lines of JSON over pipes, or a
-//! connection.
+//! The channel by which the two sides exchange addresses and results: lines of JSON over pipes, or a TCP connection.
 
 use crate::failure::Failure;
 use serde::{Deserialize, Serialize};
@@ -13,37 +12,38 @@ use std::time::Duration;
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Message {
-    /// Where its queue pairs are, its messages, those that the other side may read, and its words.
+    /// Addresses of the sender's queue pairs, of its memory for messages, of its readable messages, and of its words.
     Hello { endpoints: Vec<String>, data: String, source: String, words: String },
-    /// It is ready for what comes next.
+    /// The sender is ready for the next step.
     Ready,
-    /// Its queue pairs have sent so many messages each, in so many nanoseconds, and all have completed.
+    /// Messages that each of the sender's queue pairs has sent, all completed, and the time in nanoseconds.
     Sent { counts: Vec<u64>, ns: u64 },
-    /// It was interrupted: it has enqueued so many exchanges, and asks how many the other has.
+    /// The sender was interrupted after enqueuing `next` exchanges, and asks for the end of the run.
     Stop { next: u64 },
-    /// The answer: the run has so many.
+    /// The answer to `Stop`: the exchanges of the run.
     Until { end: u64 },
-    /// It has finished. An error that is no cause is a consequence of a failure that this side may
-    /// know better.
+    /// The sender has finished. An error that is not the cause results from a failure that the receiver may know
+    /// better.
     Done { error: Option<String>, is_cause: bool },
 }
 
-/// Whether a line is the last that a side says: it has finished.
+/// Returns whether a line is a side's last: it has finished without an error.
 pub(super) fn is_last(line: &str) -> bool {
     matches!(serde_json::from_str(line), Ok(Message::Done { error: None, .. }))
 }
 
-/// What is said where nothing better is known.
+/// The error if no better one is known.
 pub(crate) const GONE: &str = "the other side is gone";
-/// What is said before an error of the other side.
+/// The prefix of the other side's errors.
 pub(crate) const OTHER_SIDE: &str = "the other side: ";
 
-/// An error of the other side, in this side's words. What the other side has heard of this one is this one's own.
-fn heard(error: &str) -> String {
+/// Rewords an error received from the other side. An error that the other side had received from this one becomes this
+/// side's own again.
+fn reworded(error: &str) -> String {
     error.strip_prefix(OTHER_SIDE).map_or_else(|| format!("{OTHER_SIDE}{error}"), str::to_owned)
 }
 
-/// Whether an error says no more than that the other side has failed or ended.
+/// Returns whether an error only tells that the other side has failed or ended.
 pub(super) fn is_of_other_side(error: &Failure) -> bool {
     let text = error.to_string();
     text.starts_with(GONE) || text.starts_with(OTHER_SIDE)
@@ -52,15 +52,17 @@ pub(super) fn is_of_other_side(error: &Failure) -> bool {
 /// Why the other side will do nothing more.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum End {
-    /// It has failed, and said how, which is here in this side's words; perhaps it knows only consequences of the failure.
-    Failed { error: String, is_cause: bool },
-    /// It has ended, or was killed.
+    /// It has failed with an error, in this side's words. If not the cause, the error is a consequence.
+    Failed {
+        error: String,
+        is_cause: bool,
+    },
     Gone,
 }
 
 type Hook = Box<dyn FnMut(&End) + Send>;
 
-/// What to do when the other side fails or ends.
+/// The action to take when the other side fails or ends.
 #[derive(Clone, Default)]
 pub(crate) struct OnEnd {
     state: Arc<Mutex<Ends>>,
@@ -77,19 +79,19 @@ impl OnEnd {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sets what to do; done at once for what has happened already.
+    /// Sets the action, and performs it at once for past events.
     pub(crate) fn set(&self, mut hook: impl FnMut(&End) + Send + 'static) {
         let mut state = self.lock();
         state.seen.iter().for_each(&mut hook);
         state.hook = Some(Box::new(hook));
     }
 
-    /// From now on the other side may go.
+    /// Removes the action: from now on the other side may end.
     pub(crate) fn clear(&self) {
         self.lock().hook = None;
     }
 
-    fn happens(&self, end: End) {
+    fn report(&self, end: End) {
         let mut state = self.lock();
         if let Some(hook) = &mut state.hook {
             hook(&end);
@@ -98,13 +100,12 @@ impl OnEnd {
     }
 }
 
-/// One end of the channel.
 pub(crate) struct Channel {
     lines: Receiver<String>,
     writer: Writer,
     on_end: OnEnd,
-    limit: Limit,
-    /// What was received before its turn.
+    limit: RunLength,
+    /// A message received ahead of its turn.
     early: Cell<Option<Message>>,
 }
 
@@ -118,9 +119,9 @@ fn write(writer: &Writer, message: &Message) -> Result<(), Failure> {
     Ok(())
 }
 
-fn understood(line: &str) -> Result<Message, Failure> {
+fn parse(line: &str) -> Result<Message, Failure> {
     match serde_json::from_str(line)? {
-        Message::Done { error: Some(error), .. } => Err(heard(&error).into()),
+        Message::Done { error: Some(error), .. } => Err(reworded(&error).into()),
         message => Ok(message),
     }
 }
@@ -130,23 +131,22 @@ impl Channel {
         Self::of_lines(BufReader::new(reader).lines().map_while(Result::ok), Box::new(writer))
     }
 
-    /// A thread of its own reads, so that the end of the other side is noticed at any time, and that an interrupt is
-    /// answered at any time.
+    /// Starts a thread that reads, so that the other side's end is noticed, and an interrupt answered, at any time.
     pub(super) fn of_lines(
         received: impl Iterator<Item = String> + Send + 'static,
         writer: Box<dyn Write + Send>,
     ) -> Self {
         let (sender, lines) = channel();
         let on_end = OnEnd::default();
-        let told = on_end.clone();
-        let limit = Limit::new();
+        let reader_end = on_end.clone();
+        let limit = RunLength::new();
         let writer: Writer = Arc::new(Mutex::new(writer));
         let (own_limit, answers) = (limit.clone(), Arc::downgrade(&writer));
         std::thread::spawn(move || {
             for line in received {
                 match serde_json::from_str(&line) {
                     Ok(Message::Done { error: Some(error), is_cause }) => {
-                        told.happens(End::Failed { error: heard(&error), is_cause });
+                        reader_end.report(End::Failed { error: reworded(&error), is_cause });
                     }
                     Ok(Message::Stop { next }) => {
                         let end = own_limit.stop(next);
@@ -156,11 +156,11 @@ impl Channel {
                     }
                     _ => {}
                 }
-                // A side that receives no more still has to know of the end.
+                // The end must be reported even if nobody receives any more.
                 let _ = sender.send(line);
             }
             drop(sender);
-            told.happens(End::Gone);
+            reader_end.report(End::Gone);
         });
         Channel { lines, writer, on_end, limit, early: Cell::new(None) }
     }
@@ -169,8 +169,7 @@ impl Channel {
         &self.on_end
     }
 
-    /// Until which exchange the run lasts.
-    pub(crate) fn limit(&self) -> &Limit {
+    pub(crate) fn run_length(&self) -> &RunLength {
         &self.limit
     }
 
@@ -178,8 +177,8 @@ impl Channel {
         write(&self.writer, message)
     }
 
-    /// Agrees with the other side on the exchange at which an interrupted run ends; this side has enqueued `next`.
-    /// Where the other side has finished already, the run has all its exchanges.
+    /// Agrees with the other side on the last exchange of an interrupted run, of which this side has enqueued `next`.
+    /// If the other side has already finished, the run has all its exchanges.
     pub(crate) fn agree_on_end(&mut self, next: u64) -> Result<u64, Failure> {
         self.send(&Message::Stop { next })?;
         match self.receive(None)? {
@@ -192,11 +191,10 @@ impl Channel {
         }
     }
 
-    /// The next message; waits for ever where there is no time-out, but not for a side that has
-    /// ended.
+    /// Returns the next message. Without a time-out it waits until the other side ends.
     ///
     /// # Errors
-    /// Among others, the error that the other side has failed with.
+    /// Among others, the error with which the other side has failed.
     pub(crate) fn receive(&self, timeout: Option<Duration>) -> Result<Message, Failure> {
         if let Some(early) = self.early.take() {
             return Ok(early);
@@ -206,13 +204,13 @@ impl Channel {
             None => self.lines.recv().map_err(|_| RecvTimeoutError::Disconnected),
         };
         match line {
-            Ok(line) => understood(&line),
+            Ok(line) => parse(&line),
             Err(RecvTimeoutError::Timeout) => Err("the other side does not answer".into()),
             Err(RecvTimeoutError::Disconnected) => Err(GONE.into()),
         }
     }
 
-    /// As [`Self::receive`], without answers to a request to stop, which come at any time.
+    /// Like [`Self::receive`], but skips answers to a request to stop, which arrive at any time.
     pub(crate) fn next(&self, timeout: Option<Duration>) -> Result<Message, Failure> {
         loop {
             match self.receive(timeout)? {
@@ -222,29 +220,29 @@ impl Channel {
         }
     }
 
-    /// The next message, if there is one already.
+    /// Returns the next message if it has arrived.
     ///
     /// # Errors
-    /// As of [`Self::receive`].
+    /// As for [`Self::receive`].
     pub(crate) fn receive_now(&self) -> Result<Option<Message>, Failure> {
         if let Some(early) = self.early.take() {
             return Ok(Some(early));
         }
         match self.lines.try_recv() {
-            Ok(line) => understood(&line).map(Some),
+            Ok(line) => parse(&line).map(Some),
             Err(TryRecvError::Empty) => Ok(None),
             Err(TryRecvError::Disconnected) => Err(GONE.into()),
         }
     }
 }
 
-/// Until which exchange a run lasts, on which both sides agree where it is interrupted. Clones name the same limit.
+/// The number of exchanges of a run; after an interrupt both sides agree on it. Clones share the value.
 ///
-/// The first side stops enqueuing and asks the other ([`Message::Stop`]); the thread that reads the other side's channel
-/// answers at once, whatever its own thread waits for. The end is the later of what both have enqueued, so that everything
-/// enqueued finds its counterpart.
+/// The interrupted side stops enqueuing and asks the other ([`Message::Stop`]); the peer's reader thread answers at
+/// once, whatever its main thread waits for. The run ends at the larger of both numbers enqueued, so that every
+/// exchange has its counterpart.
 #[derive(Clone)]
-pub(crate) struct Limit(Arc<Mutex<State>>);
+pub(crate) struct RunLength(Arc<Mutex<State>>);
 
 struct State {
     /// Exchanges that this side has enqueued, or is about to.
@@ -252,17 +250,15 @@ struct State {
     end: u64,
 }
 
-impl Limit {
-    /// None yet.
+impl RunLength {
     pub(crate) fn new() -> Self {
-        Limit(Arc::new(Mutex::new(State { enqueued: 0, end: u64::MAX })))
+        RunLength(Arc::new(Mutex::new(State { enqueued: 0, end: u64::MAX })))
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The run has at most so many exchanges.
     pub(crate) fn shorten(&self, end: u64) {
         let mut state = self.lock();
         state.end = state.end.min(end);
@@ -272,7 +268,7 @@ impl Limit {
         self.lock().end
     }
 
-    /// How many of `count` exchanges from `next` on may be enqueued. The caller enqueues them.
+    /// Returns how many of `count` exchanges from `next` on may be enqueued; the caller enqueues them.
     pub(crate) fn claim(&self, next: u64, count: u64) -> u64 {
         let mut state = self.lock();
         let count = count.min(state.end.saturating_sub(next));
@@ -280,7 +276,7 @@ impl Limit {
         count
     }
 
-    /// The other side has enqueued `next` exchanges and stopped. Returns where both end.
+    /// Notes that the other side has stopped after enqueuing `next` exchanges. Returns the end of the run.
     pub(crate) fn stop(&self, next: u64) -> u64 {
         let mut state = self.lock();
         state.end = state.end.min(state.enqueued.max(next));
@@ -307,9 +303,9 @@ mod tests {
 
     #[test]
     fn an_error_is_of_one_side_however_often_it_is_passed_on() {
-        assert_eq!(heard("no"), "the other side: no");
-        assert_eq!(heard(&heard("no")), "no", "what the other side has heard of this one");
-        assert!(is_of_other_side(&heard("no").into()) && !is_of_other_side(&"no".into()));
+        assert_eq!(reworded("no"), "the other side: no");
+        assert_eq!(reworded(&reworded("no")), "no", "what the other side has heard of this one");
+        assert!(is_of_other_side(&reworded("no").into()) && !is_of_other_side(&"no".into()));
     }
 
     #[test]
@@ -343,7 +339,7 @@ mod tests {
     #[test]
     fn the_end_is_the_later_of_what_both_sides_have_enqueued() {
         for (own, other, expected) in [(32, 16, 32), (16, 32, 32), (0, 48, 48), (100, 100, 100), (0, 0, 0)] {
-            let limit = Limit::new();
+            let limit = RunLength::new();
             limit.shorten(100);
             assert_eq!(limit.claim(0, own), own);
             assert_eq!((limit.stop(other), limit.end()), (expected, expected), "{own} and {other}");
@@ -354,7 +350,7 @@ mod tests {
 
     #[test]
     fn a_side_that_is_asked_before_it_begins_ends_there_too() {
-        let limit = Limit::new();
+        let limit = RunLength::new();
         assert_eq!(limit.stop(16), 16);
         limit.shorten(1000);
         assert_eq!((limit.end(), limit.claim(0, 64)), (16, 16));

@@ -1,31 +1,29 @@
-//! What a side's thread, its watcher and the reader of its channel share: the queue pairs, the words that the other side
-//! changes, and what is known of failures.
+//! State shared by a side's thread, its watcher and the reader of its channel: the queue pairs, the words that the
+//! other side writes, and the known failures.
 
-use super::channel::{Channel, End, GONE, Message};
-use super::driver::Driver;
-use super::findings::FirstError;
+use super::timing::Timing;
 use crate::failure::Failure;
 use gdsync::queue::{Completion, FailureCause, QueueFull};
 use gdsync::{CompletionQueue, Device, MemoryRegion, PreparedSend, QueueError, QueuePair, WorkRequest};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long the cause of a failure may take to show after its consequences: the other side sees it
-/// first, or its completion is late.
+/// How long to wait for the cause of a failure after its consequences: the other side sees it first, or its completion
+/// is late.
 const CAUSE: Duration = Duration::from_secs(2);
-/// Time between two looks for it.
+/// Polling interval for the cause.
 const LOOK: Duration = Duration::from_millis(5);
-/// How long the CPU sleeps where a queue is full.
+/// How long the CPU sleeps if a queue is full.
 const NAP: Duration = Duration::from_micros(50);
 
 pub(crate) struct Connection {
     device: Device,
-    /// At least one.
+    /// Never empty.
     pub(crate) queue_pairs: Vec<QueuePair>,
-    /// What the other side writes or changes beside messages. A stream may wait for the first word.
+    /// Words that the other side writes besides messages. A stream may wait for the first word.
     pub(crate) words: MemoryRegion,
     pub(crate) error: FirstError,
-    /// Sends that have completed.
     sent: AtomicU64,
 }
 
@@ -39,7 +37,7 @@ impl Connection {
         Connection { device, queue_pairs, words, error, sent: AtomicU64::new(0) }
     }
 
-    /// The only queue pair of a side that has one.
+    /// The first queue pair, for sides that have only one.
     pub(crate) fn queue_pair(&self) -> &QueuePair {
         &self.queue_pairs[0]
     }
@@ -48,7 +46,7 @@ impl Connection {
         self.sent.load(Ordering::Relaxed)
     }
 
-    /// Prepares a send of a queue pair. None where there is no room: after a nap, for the caller to take completions.
+    /// Prepares a send. `None` if there is no room, after a short sleep: the caller then polls completions.
     pub(crate) fn prepare(
         &self,
         queue_pair: usize,
@@ -65,14 +63,14 @@ impl Connection {
         }
     }
 
-    /// Takes the completion of a receive, if there is one. A failed one is an error.
+    /// Takes the completion of a receive, if there is one. A failed completion is an error.
     pub(crate) fn take_receive(&self) -> Result<bool, Failure> {
         let taken = self.take(&self.queue_pair().recv_cq())?.is_some();
         self.error.check()?;
         Ok(taken)
     }
 
-    /// Takes the completions of sends. A failed one is an error.
+    /// Takes the completions of sends. A failed completion is an error.
     pub(crate) fn collect_sends(&self) -> Result<(), Failure> {
         while self.take(&self.queue_pair().send_cq())?.is_some() {
             self.sent.fetch_add(1, Ordering::Relaxed);
@@ -80,8 +78,7 @@ impl Connection {
         self.error.check()
     }
 
-    /// Takes the next completion, if there is one. How it failed is remembered: a flush as the
-    /// consequence of something else.
+    /// Takes the next completion, if there is one, and records a failure: a flush counts as a consequence.
     pub(crate) fn take(&self, queue: &CompletionQueue) -> Result<Option<Completion>, Failure> {
         let Some(completion) = queue.poll()? else { return Ok(None) };
         if let Err(status) = completion.status {
@@ -91,8 +88,7 @@ impl Connection {
         Ok(Some(completion))
     }
 
-    /// Looks for failures that nothing waits for, or that a stream only woke of: in all completion
-    /// queues, and among the card's events.
+    /// Records failures that no wait reports: from all completion queues and the card's events.
     pub(crate) fn look_for_failures(&self) {
         for queue in self.queue_pairs.iter().flat_map(|pair| [pair.recv_cq(), pair.send_cq()]) {
             while let Ok(Some(_)) = self.take(&queue) {}
@@ -100,7 +96,7 @@ impl Connection {
         self.read_events();
     }
 
-    /// The card says by an event alone that it has refused a request of the other side.
+    /// Reads the card's events, which alone report a refused request of the other side.
     pub(crate) fn read_events(&self) {
         while let Ok(Some(_)) = self.device.next_event(Duration::ZERO) {}
         for queue_pair in &self.queue_pairs {
@@ -110,12 +106,12 @@ impl Connection {
         }
     }
 
-    /// Whether a queue pair of this side has failed or was aborted.
+    /// Returns whether a queue pair of this side has failed or was aborted.
     pub(crate) fn has_failed(&self) -> bool {
         self.queue_pairs.iter().any(|queue_pair| queue_pair.failure().is_some())
     }
 
-    /// Where only consequences of a failure are known, looks for its cause for a while.
+    /// While only consequences are known, looks for the cause for a limited time.
     pub(crate) fn find_cause(&self) {
         let deadline = Instant::now() + CAUSE;
         self.look_for_failures();
@@ -125,9 +121,8 @@ impl Connection {
         }
     }
 
-    /// Ends the waits of a stream for completions by failing the queue pairs, and those for the first
-    /// word by moving it far ahead. In this order: a failed queue pair takes no late write of the
-    /// word.
+    /// Ends a stream's waits: for completions by failing the queue pairs, for the first word by moving it far ahead.
+    /// The order matters: a failed queue pair takes no late write of the word.
     pub(crate) fn release(&self) -> Result<(), Failure> {
         self.queue_pairs.iter().try_for_each(QueuePair::abort)?;
         let word = self.words.word32(0)?;
@@ -136,41 +131,89 @@ impl Connection {
     }
 }
 
-/// Has the end of the other side become this side's error. A watcher, or the side's own thread, then ends what waits.
-pub(crate) fn forward_ends(channel: &Channel, error: FirstError) {
-    channel.on_end().set(move |end| match end {
-        End::Failed { error: text, is_cause: true } => error.set(|| text.clone()),
-        End::Failed { error: text, .. } => error.consequence(|| text.clone()),
-        End::Gone if error.check().is_ok() => error.set(|| GONE.to_owned()),
-        End::Gone => {}
-    });
+/// The first error of a side; later failures are its consequences.
+#[derive(Clone, Default)]
+pub(crate) struct FirstError(Arc<Mutex<Errors>>);
+
+#[derive(Default)]
+struct Errors {
+    cause: Option<String>,
+    /// The consequence of an unknown cause: flushed work, or a failure of the other side that is not the cause either.
+    consequence: Option<String>,
+    /// A wrong message. It may itself be a consequence: a failed work request also wakes the stream, which then finds
+    /// no message.
+    wrong: Option<String>,
 }
 
-/// Finds out why a side has failed, tells the other side, and ends what waits.
-pub(crate) fn fail(
-    connection: &Connection,
-    driver: &mut dyn Driver,
-    failure: Failure,
-    mut channel: Channel,
-) -> Failure {
-    let error = connection.error.clone();
-    connection.look_for_failures();
-    if error.check().is_ok() {
-        error.set(|| failure.to_string());
+impl FirstError {
+    fn lock(&self) -> MutexGuard<'_, Errors> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
-    let mut tell = |failure: &Failure, is_cause| {
-        // Where the other side is gone, there is nothing to say to it.
-        let _ = channel.send(&Message::Done { error: Some(failure.to_string()), is_cause });
-    };
-    if !error.has_cause() {
-        // The other side may have the cause.
-        tell(&error.or(failure), false);
-        connection.find_cause();
+
+    pub(crate) fn set(&self, error: impl FnOnce() -> String) {
+        self.lock().cause.get_or_insert_with(error);
     }
-    let failure = error.or("the cause of the failure is unknown".into());
-    tell(&failure, true);
-    // What these say is a consequence of the failure.
-    let _ = connection.release().and_then(|()| driver.synchronize());
-    channel.on_end().clear();
-    failure
+
+    /// Records a consequence of a failure, which does not tell the cause.
+    pub(crate) fn consequence(&self, error: impl FnOnce() -> String) {
+        self.lock().consequence.get_or_insert_with(error);
+    }
+
+    pub(crate) fn has_cause(&self) -> bool {
+        self.lock().cause.is_some()
+    }
+
+    pub(crate) fn check(&self) -> Result<(), Failure> {
+        let errors = self.lock();
+        let first = errors.cause.as_ref().or(errors.consequence.as_ref()).or(errors.wrong.as_ref());
+        first.map_or(Ok(()), |error| Err(error.clone().into()))
+    }
+
+    /// Returns the first error, or else `failure`, which may be its consequence.
+    pub(crate) fn or(&self, failure: Failure) -> Failure {
+        self.check().err().unwrap_or(failure)
+    }
+}
+
+/// Results of a side's kernels, on either kind of driver. Clones share them.
+#[derive(Clone)]
+pub(crate) struct SideResults {
+    pub(crate) error: FirstError,
+    timing: Arc<Mutex<Timing>>,
+}
+
+impl SideResults {
+    pub(crate) fn new(timing: Timing) -> Self {
+        SideResults { error: FirstError::default(), timing: Arc::new(Mutex::new(timing)) }
+    }
+
+    pub(crate) fn timing(&self) -> MutexGuard<'_, Timing> {
+        self.timing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Records that message `sequence` has a wrong byte.
+    pub(crate) fn wrong(&self, sequence: u64, at: u64) {
+        let text = || format!("message {sequence} is wrong at byte {at}");
+        self.error.lock().wrong.get_or_insert_with(text);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_error_is_told_and_a_cause_before_its_consequences() {
+        let results = SideResults::new(Timing::new(0, 2));
+        assert!(results.error.check().is_ok());
+        results.wrong(3, 1);
+        results.wrong(4, 2);
+        let told = || results.error.check().unwrap_err().to_string();
+        assert_eq!(told(), "message 3 is wrong at byte 1");
+        results.error.consequence(|| "flushed".to_owned());
+        assert_eq!((told().as_str(), results.error.has_cause()), ("flushed", false));
+        results.error.set(|| "a work request failed".to_owned());
+        results.error.set(|| "another failed".to_owned());
+        assert_eq!(told(), "a work request failed");
+    }
 }

@@ -1,21 +1,17 @@
-//! What measurements between two sides have in common: where the sides are, how they meet and agree on each run, what
+//! The common part of measurements between two sides: where the sides are, how they meet and agree on each run, who
 //! performs a side's work, and how results are printed.
 //!
-//! `gdsync pingpong` and `gdsync bench net` are such a [`Measurement`]. Both sides are processes of one host or threads of
-//! one process, or each is started by itself (`hosts/`).
+//! `gdsync pingpong` and `gdsync bench net` implement [`Measurement`]. Both sides are processes of one host, threads of
+//! one process, or started separately (`hosts/`).
 
 mod channel;
 mod connection;
 mod driver;
-mod findings;
 mod gpu;
-mod gpus;
-mod host;
 mod hosts;
 pub(crate) mod report;
 pub(crate) mod side;
-pub(crate) mod times;
-mod timing;
+pub(crate) mod timing;
 
 use crate::cli::{Process, SideOptions, SidesOptions};
 use crate::destination::Destination;
@@ -34,46 +30,43 @@ use std::time::{Duration, Instant};
 pub(crate) use channel::{Channel, Message};
 pub(crate) use connection::Connection;
 pub(crate) use driver::{Arrival, CHUNKS, Driver, Work};
-pub(crate) use gpus::Other;
+pub(crate) use side::Peer;
 pub(crate) use timing::Usage;
 
-/// A measurement, as its options describe it.
+/// A measurement, described by its options.
 pub(crate) trait Measurement:
     SidesOptions + Clone + Send + Serialize + DeserializeOwned + 'static
 {
-    /// The words of its command behind `gdsync`.
+    /// The command's words after `gdsync`.
     const COMMAND: &'static str;
-    /// The other process of a run.
     const PEER: Process;
-    /// What one run has measured.
     type Report: Report;
 
-    /// Plays one side of a run. The other side hears how it fails.
-    fn play(&self, rank: u64, other: Other, channel: Channel) -> Result<Self::Report, Failure>;
+    /// Performs one side of a run, and reports a failure to the other side.
+    fn play(&self, rank: u64, other: Peer, channel: Channel) -> Result<Self::Report, Failure>;
 }
 
-/// Runs both sides, or the one that is this process's, and prints what was measured.
+/// Performs both sides, or only this process's, and prints the results.
 pub(crate) fn run<M: Measurement>(options: &M) -> Result<(), Failure> {
     let sides = options.sides();
-    // A server has nothing to print that its client would not have, and ends at once.
+    // A server has no results that its client lacks, so an interrupt ends it at once.
     if !sides.hosts.server {
         interrupt::catch()?;
     }
-    if let Some(part) = hosts::part(sides)? {
-        return hosts::run(options, part);
+    if let Some(role) = hosts::role(sides)? {
+        return hosts::run(options, role);
     }
     let picture = picture(sides)?;
-    // Each side of two processes has the GPU's channels to itself, but for one stream.
+    // With two processes, each side needs channels for one stream only.
     if sides.gpu.is_some() && sides.procs == 1 {
         child::with_channels()?;
     }
     take_liberties(sides)?;
-    // Before the other process starts, so that a missing GPU is reported once.
+    // Created before the other process starts, so that a missing GPU is reported once.
     let _contexts = contexts(sides)?;
     sweep(options, picture, both)
 }
 
-/// Where a picture of what is measured is to be, if anywhere.
 fn picture(sides: &SideOptions) -> Result<Option<Destination>, Failure> {
     if sides.plot.is_some() {
         plot::check()?;
@@ -81,7 +74,7 @@ fn picture(sides: &SideOptions) -> Result<Option<Destination>, Failure> {
     sides.plot.as_deref().map(Destination::new).transpose()
 }
 
-/// Runs of all sizes; prints what was measured, and draws it.
+/// Performs the runs of all sizes, prints the results and draws them.
 fn sweep<M: Measurement>(
     options: &M,
     picture: Option<Destination>,
@@ -102,7 +95,7 @@ fn sweep<M: Measurement>(
             }
         }
     }
-    // A sweep that fails, or is interrupted, has what it has.
+    // A sweep that fails or is interrupted prints the results so far.
     let text = || if sides.csv { report::csv(&reports) } else { report::table(&reports) };
     match &failure {
         _ if reports.is_empty() => {}
@@ -118,14 +111,14 @@ fn sweep<M: Measurement>(
     }
 }
 
-/// What this process uses of the GPUs of its sides, from before the first run to after the last.
+/// Returns the contexts of this process's GPUs, to be kept from before the first run until after the last.
 fn contexts(sides: &SideOptions) -> Result<Vec<Arc<CudaContext>>, Failure> {
-    let gpus = gpus::gpus_of_sides(sides)?;
+    let gpus = side::gpus_of_sides(sides)?;
     let own = gpus.iter().flatten().take(if sides.procs == 1 { 2 } else { 1 });
     Ok(own.map(|gpu| gdsync::cuda::context(*gpu)).collect::<Result<_, _>>()?)
 }
 
-/// Gives the software cards of this process the liberties that are asked for.
+/// Sets the requested liberties of this process's software cards.
 fn take_liberties(sides: &SideOptions) -> Result<(), Failure> {
     if let Some(liberties) = &sides.liberties {
         softhca::liberties::set_liberties(Some(liberties.parse()?));
@@ -133,24 +126,24 @@ fn take_liberties(sides: &SideOptions) -> Result<(), Failure> {
     Ok(())
 }
 
-/// How long the other process may take to end once this side has failed.
+/// How long the other process may take to end after this side has failed.
 const LAST: Duration = Duration::from_secs(5);
 
-/// Plays both sides of a run on this host: two processes, of which this one starts the other, or two threads.
+/// Performs both sides of a run on this host: in two processes, of which this one starts the other, or in two threads.
 fn both<M: Measurement>(options: &M) -> Result<M::Report, Failure> {
     if options.sides().procs == 2 { with_process(options) } else { with_thread(options) }
 }
 
-/// The other process: behind its options, stdin is the channel to the first side.
+/// The second process: after the options, stdin is the channel from the first side.
 pub(crate) fn run_peer<M: Measurement>() -> Result<(), Failure> {
     let options: M = child::options()?;
     take_liberties(options.sides())?;
     let channel = Channel::new(io::stdin(), io::stdout());
-    // The first side knows how this one has failed, and says it.
-    options.play(1, Other::Beside, channel).map(drop).map_err(|_| AlreadySaid.into())
+    // The first side receives the error and reports it.
+    options.play(1, Peer::Local, channel).map(drop).map_err(|_| AlreadySaid.into())
 }
 
-/// Waits until the other process ends, for [`LAST`] at most: it may be stopped.
+/// Waits at most [`LAST`] until the other process ends: it may be stopped.
 fn wait_a_while(peer: &mut Child) {
     let deadline = Instant::now() + LAST;
     while let Ok(None) = peer.try_wait()
@@ -165,8 +158,8 @@ fn with_process<M: Measurement>(options: &M) -> Result<M::Report, Failure> {
     command.stdout(Stdio::piped());
     let (mut peer, input) = child::start(command, "the other process", options)?;
     let output = peer.0.stdout.take().ok_or("the other process has no output")?;
-    let report = options.play(0, Other::Beside, Channel::new(output, input));
-    // A side that has failed says why: the other has the time to say it, too.
+    let report = options.play(0, Peer::Local, Channel::new(output, input));
+    // After a failure, the other side gets the time to print its error, too.
     match report {
         Ok(_) => drop(peer.0.wait()?),
         Err(_) => wait_a_while(&mut peer.0),
@@ -179,12 +172,12 @@ fn with_thread<M: Measurement>(options: &M) -> Result<M::Report, Failure> {
     let other = options.clone();
     let thread = std::thread::Builder::new()
         .name("other-side".to_owned())
-        .spawn(move || other.play(1, Other::Beside, Channel::new(second_in, second_out)).map(drop))?;
-    let report = options.play(0, Other::Beside, Channel::new(first_in, first_out));
+        .spawn(move || other.play(1, Peer::Local, Channel::new(second_in, second_out)).map(drop))?;
+    let report = options.play(0, Peer::Local, Channel::new(first_in, first_out));
     match (report, thread.join()) {
         (_, Err(_)) => Err("the other side panicked".into()),
         (Ok(_), Ok(Err(error))) => Err(error),
-        // The other side failed first, and this side only lost it.
+        // The other side failed first; this side only noticed.
         (Err(error), Ok(Err(cause))) if channel::is_of_other_side(&error) => Err(cause),
         (report, Ok(_)) => report,
     }

@@ -1,6 +1,6 @@
-//! What the reports of all measurements have in common, and how they are shown.
+//! The common part of all measurements' reports, and their output formats.
 
-use super::times;
+use super::timing;
 use crate::cli::{self, Layout, QueueChoice, Trigger};
 use crate::failure::Failure;
 use crate::plot::{Axis, Chart, Content, Scale, Series};
@@ -9,51 +9,48 @@ use clap::ValueEnum;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-/// What a run was made with, in the words of the JSON form.
+/// The conditions of a run, in their JSON form.
 #[derive(Debug, Serialize)]
 pub(crate) struct Setting {
     pub(crate) card: String,
-    /// The host of the server, where there is one.
+    /// The server's host, if there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) server: Option<String>,
     pub(crate) procs: u64,
     pub(crate) trigger: Trigger,
-    /// The GPUs that trigger, and that have the messages in their memory.
+    /// The GPUs that drive the streams and hold the messages.
     pub(crate) gpu: Option<String>,
-    /// Their numbers, one for each side.
     pub(crate) gpus: Option<[u32; 2]>,
     #[serde(skip)]
     pub(crate) shared_by_mps: Option<bool>,
-    /// How doorbells reach the card; `card` where the stream rings none.
+    /// How doorbells reach the card; `card` if the stream rings none.
     pub(crate) doorbells: String,
-    /// The interface that makes the queues.
     pub(crate) queues: QueueChoice,
-    /// Whose memory the queues lie in.
     #[serde(flatten)]
     pub(crate) layout: Layout,
-    /// Exchanges or messages that are enqueued, or posted, at a time.
+    /// Exchanges or messages enqueued, or posted, at a time.
     pub(crate) batch: u64,
-    /// Of a message.
     pub(crate) size_bytes: u64,
-    /// The exchanges or messages that were asked for, where the run was interrupted before.
+    /// The requested number of exchanges or messages, if the run was interrupted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) interrupted_of: Option<u64>,
-    /// Elapsed time of the measurement, as the CPU sees it: from when it prepares the first message until it has seen the
-    /// last. And CPU time of this process meanwhile: all threads, user and system.
+    /// Elapsed time of the measurement as the CPU sees it, from preparing the first message until seeing the last; and
+    /// the CPU time of this process meanwhile, user and system, all threads.
     pub(crate) wall_s: f64,
     pub(crate) cpu_s: f64,
-    /// Every byte that has arrived was checked.
+    /// True if every byte that arrived was checked.
     pub(crate) verified: bool,
 }
 
 impl Setting {
-    /// What a picture is of, in a few words.
+    /// Describes the subject of a picture in a few words.
     pub(crate) fn what(&self, operation: &impl ValueEnum) -> String {
         let on = self.gpu.as_deref().unwrap_or("host memory");
         format!("{}, {}, {on}", self.card, cli::word(operation))
     }
 
-    /// `kind` says what is measured, `sharing` how two processes share a GPU, and `under_way` how many messages are.
+    /// `kind` names the measurement, `sharing` tells how two processes share a GPU, and `under_way` how many messages
+    /// are under way.
     pub(crate) fn heading(&self, kind: &str, sharing: &str, under_way: &str, unit: &str) -> String {
         let between = match &self.server {
             Some(server) => format!("this side and {server}"),
@@ -75,43 +72,43 @@ impl Setting {
     }
 }
 
-/// What was done with the bytes of messages.
+/// Tells whether the bytes of messages were checked.
 fn checked(verified: bool) -> &'static str {
     if verified { "every byte verified" } else { "NOT verified" }
 }
 
-/// What one run has measured.
 pub(crate) trait Report: Serialize + Send + Sized {
-    /// What is counted.
+    /// The unit of the count.
     const UNIT: &'static str;
-    /// Titles of the columns of what is counted, two rates a second, and memory operations; and their keys in JSON.
+    /// Titles of the columns of the count, two rates and the memory operations; and their JSON keys.
     const TITLES: [&'static str; 4];
     const NAMES: [&'static str; 4];
 
     fn setting(&self) -> &Setting;
-    /// What was measured in words, and as a server says it to programs.
+    /// Returns the kind of measurement, in words and as JSON of a server's report.
     fn kind(&self) -> (String, Value);
-    /// What the runs of a sweep have in common, in a line.
+    /// Returns a line about what the runs of a sweep have in common.
     fn heading(&self) -> String;
     fn charts(reports: &[Self], is_sweep: bool) -> Vec<Chart>;
 }
 
-/// The JSON of runs, and the keys of their times, if they have any.
+/// Returns the JSON of runs, and the keys of their times, if they have any.
 fn figures<R: Report>(reports: &[R]) -> (Vec<Value>, &'static [&'static str]) {
     let all: Vec<Value> = reports.iter().map(|one| serde_json::to_value(one).unwrap_or_default()).collect();
-    let has_times = all.iter().any(|one| one.get(times::NAMES[0]).is_some());
-    (all, if has_times { &times::NAMES } else { &[] })
+    let has_times = all.iter().any(|one| one.get(timing::NAMES[0]).is_some());
+    (all, if has_times { &timing::NAMES } else { &[] })
 }
 
 fn number(figures: &Value, key: &str) -> f64 {
     figures[key].as_f64().unwrap_or(f64::NAN)
 }
 
-/// What the runs have in common, and a row for each. At the last of them an interrupted sweep has ended.
+/// Formats what the runs have in common, and a row for each. An interrupted sweep has ended at the last run, so that
+/// one's heading is used.
 pub(super) fn table<R: Report>(reports: &[R]) -> String {
     let (all, keys) = figures(reports);
     let [count, one, other, operations] = R::TITLES;
-    let titles = &times::TITLES[..keys.len()];
+    let titles = &timing::TITLES[..keys.len()];
     let header = [&["SIZE", count][..], titles, &[one, other, "CPU", operations]].concat();
     let row = |figures: &Value| {
         let [count, one, other, operations] = R::NAMES;
@@ -128,7 +125,7 @@ pub(super) fn table<R: Report>(reports: &[R]) -> String {
     reports.last().map_or_else(String::new, R::heading) + &text::table(&header, &rows)
 }
 
-/// A line of names, which are those in JSON, and a line for each run.
+/// Formats a line of names, the JSON keys, and a line for each run.
 pub(super) fn csv<R: Report>(reports: &[R]) -> String {
     let (all, keys) = figures(reports);
     let [count, one, other, operations] = R::NAMES;
@@ -143,7 +140,7 @@ pub(super) fn csv<R: Report>(reports: &[R]) -> String {
     std::iter::once(names).chain(all.iter().map(line)).map(|line| line + "\n").collect()
 }
 
-/// What a server says of the runs with its client: for programs, and for people.
+/// Returns a server's report on the runs with its client: for programs, and for people.
 pub(super) fn verdict<R: Report>(
     client: &str,
     reports: &[R],
@@ -167,7 +164,7 @@ pub(super) fn verdict<R: Report>(
     Ok((all, text))
 }
 
-/// A picture of one quantity by the size of messages. `y`: its axis; `name`: of the line.
+/// Returns a chart of one quantity by message size. `y` is its axis, `name` the line's.
 pub(crate) fn by_size<R: Report>(
     title: String,
     y: &str,

@@ -1,29 +1,29 @@
-//! Times of exchanges or messages, and the CPU time used meanwhile.
+//! Times of exchanges or messages and their statistics, and the CPU time used meanwhile.
 
+use crate::plot::{self, Axis, Content, Scale, Series};
 use hdrhistogram::Histogram;
+use serde::{Serialize, Serializer};
 use std::io;
 use std::time::{Duration, Instant};
 
-/// Times of exchanges, taken by what performs them.
 pub(crate) struct Timing {
     warmup: u64,
     seen: u64,
     epoch: Instant,
-    /// Nanoseconds since the epoch, or on a clock of the caller's.
+    /// Nanoseconds since the epoch, or on the caller's clock.
     last: u64,
     started: Option<u64>,
-    /// What each exchange is divided by: a round trip of two messages by two.
-    parts: u64,
+    /// The divisor of each time: 2 for a round trip of two messages.
+    divisor: u64,
     times: Histogram<u64>,
     pub(crate) shortest: u64,
     pub(crate) longest: u64,
 }
 
 impl Timing {
-    /// After so many exchanges each is measured, and its time divided by `parts`, which is not 0.
-    pub(crate) fn new(warmup: u64, parts: u64) -> Self {
-        // Three digits from 1 ns to an hour: the bounds are valid, and a smaller range would be,
-        // too.
+    /// Exchanges after the first `warmup` are measured, and their times divided by `divisor`, which is not 0.
+    pub(crate) fn new(warmup: u64, divisor: u64) -> Self {
+        // Three digits from 1 ns to an hour; these bounds are valid, as is the smaller default range.
         let times = Histogram::new_with_bounds(1, 3_600_000_000_000, 3)
             .or_else(|_| Histogram::new(3))
             .expect("3 digits are between 0 and 5");
@@ -33,7 +33,7 @@ impl Timing {
             epoch: Instant::now(),
             last: 0,
             started: None,
-            parts: parts.max(1),
+            divisor: divisor.max(1),
             times,
             shortest: u64::MAX,
             longest: 0,
@@ -44,18 +44,16 @@ impl Timing {
         u64::try_from(self.epoch.elapsed().as_nanos()).unwrap_or(u64::MAX)
     }
 
-    /// The first exchange begins now.
     pub(crate) fn begin(&mut self) {
         self.begin_at(self.now());
     }
 
-    /// The first exchange began at `ns` on a clock of the caller's, which then gives all times.
+    /// The first exchange began at `ns` on the caller's clock, which then provides all times.
     pub(crate) fn begin_at(&mut self, ns: u64) {
         self.last = ns;
         self.started = (self.warmup == 0).then_some(ns);
     }
 
-    /// An exchange ends now, and the next begins.
     pub(crate) fn exchanged(&mut self) {
         self.exchanged_at(self.now());
     }
@@ -66,7 +64,7 @@ impl Timing {
         if self.seen == self.warmup {
             self.started = Some(ns);
         } else if self.seen > self.warmup {
-            let time = ns.saturating_sub(self.last) / self.parts;
+            let time = ns.saturating_sub(self.last) / self.divisor;
             self.times.saturating_record(time.max(1));
             self.shortest = self.shortest.min(time);
             self.longest = self.longest.max(time);
@@ -74,13 +72,13 @@ impl Timing {
         self.last = ns;
     }
 
-    /// The time that this part of all exchanges does not exceed. The histogram names the upper end of a range of times,
-    /// which may be more than any that was measured.
+    /// Returns the time not exceeded by this part of all exchanges. The histogram returns the upper bound of a range,
+    /// which may exceed every measured time.
     pub(crate) fn quantile(&self, part: f64) -> u64 {
         self.times.value_at_quantile(part).min(self.longest)
     }
 
-    /// Each time that was measured in ns, to three digits, and how often.
+    /// Returns each measured time in ns, to three digits, and its frequency.
     pub(crate) fn recorded(&self) -> impl Iterator<Item = (u64, u64)> {
         let recorded = self.times.iter_recorded();
         recorded.map(|value| {
@@ -93,8 +91,7 @@ impl Timing {
     }
 }
 
-/// A look at the clock and at the CPU time, user and system, that all threads of the process have
-/// used.
+/// A reading of the clock and of the CPU time, user and system, of all threads of the process.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Usage {
     at: Instant,
@@ -105,7 +102,7 @@ impl Usage {
     pub(crate) fn now() -> io::Result<Self> {
         // SAFETY: `rusage` is plain numbers, for which zeroes are valid.
         let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
-        // SAFETY: `usage` is writable for the length of the call, which keeps no pointer to it.
+        // SAFETY: `usage` is writable during the call, which keeps no pointer to it.
         if unsafe { libc::getrusage(libc::RUSAGE_SELF, &mut usage) } != 0 {
             return Err(io::Error::last_os_error());
         }
@@ -114,9 +111,60 @@ impl Usage {
         Ok(Usage { at: Instant::now(), cpu: time(usage.ru_utime) + time(usage.ru_stime) })
     }
 
-    /// Elapsed time, and CPU time, between two looks.
     pub(crate) fn since(&self, earlier: &Usage) -> (Duration, Duration) {
         (self.at.duration_since(earlier.at), self.cpu.saturating_sub(earlier.cpu))
+    }
+}
+
+/// Bars of a histogram.
+const BINS: usize = 80;
+
+/// Column titles and JSON names of the values of [`Times`], in their order.
+pub(crate) const TITLES: [&str; 6] = ["MIN µs", "P50 µs", "P90 µs", "P99 µs", "P99.9 µs", "MAX µs"];
+pub(crate) const NAMES: [&str; 6] = ["min_us", "p50_us", "p90_us", "p99_us", "p999_us", "max_us"];
+/// Lines of a picture, and the indices of their values. The percentiles are the marks of a histogram.
+const LINES: [(&str, usize); 6] =
+    [("P50", 1), ("P90", 2), ("P99", 3), ("P99.9", 4), ("least", 0), ("most", 5)];
+
+/// Minimum, maximum and percentiles, in µs.
+#[derive(Debug)]
+pub(crate) struct Times {
+    values: [f64; 6],
+    /// Each time in µs, and its frequency.
+    recorded: Vec<(f64, u64)>,
+}
+
+impl Serialize for Times {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_map(NAMES.iter().zip(self.values))
+    }
+}
+
+impl Times {
+    pub(crate) fn new(timing: &Timing) -> Self {
+        let us = |ns: u64| ns as f64 / 1000.0;
+        let [p50, p90, p99, p999] = [0.5, 0.9, 0.99, 0.999].map(|part| timing.quantile(part));
+        Times {
+            values: [timing.shortest, p50, p90, p99, p999, timing.longest].map(us),
+            recorded: timing.recorded().map(|(ns, count)| (us(ns), count)).collect(),
+        }
+    }
+}
+
+/// Returns lines of times by size. `title` is the time axis's.
+pub(crate) fn lines<'a>(title: &str, runs: impl Iterator<Item = (u64, &'a Times)> + Clone) -> Content {
+    let line =
+        |(name, at)| Series::new(name, runs.clone().map(|(size, times)| (size as f64, times.values[at])));
+    let (x, y) = (Axis::new("Message", Scale::Sizes), Axis::new(title, Scale::Log));
+    Content::Lines { x, y, series: LINES.map(line).to_vec() }
+}
+
+/// Returns a histogram of one run's times. `title` is the time axis's.
+pub(crate) fn histogram(title: &str, times: &Times) -> Content {
+    Content::Histogram {
+        x: Axis::new(title, Scale::Log),
+        bins: plot::bins(&times.recorded, BINS),
+        marks: LINES[..4].iter().map(|(name, at)| ((*name).to_owned(), times.values[*at])).collect(),
     }
 }
 

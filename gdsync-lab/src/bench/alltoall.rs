@@ -1,5 +1,5 @@
-//! `gdsync bench alltoall`: in each round every rank sends to every other, and waits for what all
-//! others send; by the waits of the card, and by doorbells.
+//! `gdsync bench alltoall`: in each round every rank sends to every other and waits for all messages, by waits of the
+//! card or by doorbells.
 
 use super::pair;
 use super::ranks::{self, AHEAD, BLOCK, Measured, Place};
@@ -17,11 +17,10 @@ use gdsync_cli::hca;
 use gdsync_notify::bootstrap::Bootstrap;
 use std::sync::Arc;
 
-/// Ranks where `--ranks` does not say.
 const RANKS: u32 = 8;
-/// The number of a rank is a byte of its messages.
+/// A rank's number is one byte of its messages.
 const MOST_RANKS: u32 = 256;
-/// Receives of one peer: those of rounds that are enqueued, of the peer's next, and one more.
+/// Receives for one peer: those of enqueued rounds, of the peer's next, and one more.
 const RECEIVES: u32 = AHEAD as u32 + 2;
 
 pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
@@ -31,7 +30,7 @@ pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
         return Err(format!("--ranks {ranks} is more than the {MOST_RANKS} of alltoall: give fewer").into());
     }
     let ranks = ranks as usize;
-    // One way behind the other: a software card polls all queue pairs that exist.
+    // One variant after the other, as a software card polls all existing queue pairs.
     let measure = |by_word: bool| -> Result<Measured, Failure> {
         let cards = Arc::clone(&cards);
         let [measured] = ranks::measure(ranks, 1, rounds, move |bootstrap| {
@@ -50,14 +49,14 @@ pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
         format!("RANKS {ranks}, CARDS {}, ROUNDS {rounds}, BYTES CHECKED {bytes_checked}", cards.len());
     let header = [&*heading, "WORD µs", "DOORBELLS µs", "RATIO", "OPERATIONS", "BY DOORBELLS"];
     let rows = [row.clone()];
-    // Every byte of every message was checked, of both ways.
+    // Every byte of every message was checked, in both variants.
     let all = row.key("ranks", ranks).key("rounds", rounds).key("cards", cards.len());
     let outcome = Outcome::of(Row::default(), &header, &rows);
     let outcome = outcome.comparison(&format!("A round among {ranks} ranks"), [header[1], header[2]], &rows);
     Ok(Outcome { json: all.key("verified", true).key("bytes_checked", bytes_checked).into(), ..outcome })
 }
 
-/// The card that is named; all software cards of this process, where none is.
+/// Returns the named card, or all software cards of this process.
 fn cards(options: &BenchOptions) -> Result<Vec<(Device, u8)>, Failure> {
     if options.hca.is_some() {
         return Ok(vec![hca::open(options.hca.as_ref())?]);
@@ -67,17 +66,14 @@ fn cards(options: &BenchOptions) -> Result<Vec<(Device, u8)>, Failure> {
     Device::names(api)?.into_iter().map(open).collect()
 }
 
-/// A rank of one way: the card waits, and one word releases all sends, and one tells of all messages; or the stream rings
-/// and waits for each peer.
+/// A rank of one variant. Either the card waits, one word releases all sends and one reports all messages; or the
+/// stream rings and waits for each peer.
 struct Rank {
     place: Place,
-    /// One for each peer.
     queue_pairs: Vec<QueuePair>,
-    /// Where all sends complete.
     sent: CompletionQueue,
     source: MemoryRegion,
     target: MemoryRegion,
-    /// The targets of all ranks.
     remote: Vec<RemoteMemory>,
     stream: Stream<SoftStream>,
 }
@@ -148,7 +144,7 @@ impl ranks::Rank for Rank {
             pair::collect(&queue_pair.recv_cq(), 1)?;
             queue_pair.post_recv(&[], 0).map_err(|error: QueueError| error.to_string())?;
         }
-        // Its sends, or others that were acknowledged before them.
+        // Its sends, or others acknowledged before them.
         pair::collect(&self.sent, self.queue_pairs.len() as u64)
     }
 }

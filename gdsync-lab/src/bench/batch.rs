@@ -1,26 +1,26 @@
-//! Merged batches against plain ones on a GPU's stream: from the flip of a word that the stream
-//! waits for until the CPU sees what it writes last.
+//! `gdsync bench batch`: merged batches against plain ones on a GPU's stream, from the flip of a word that the stream
+//! waits for until the CPU sees the last write. `gdsync bench plan`: the batch compiler, its memory operations and its
+//! CPU time, merged against plain.
 
 use super::gpu::{END, Gpu, START};
 use super::pair::{self, Pair};
 use super::table::{Outcome, Row};
 use super::{in_turns, median};
-use gdsync::memop::Condition;
+use gdsync::memop::{Condition, MemOpCaps};
+use gdsync::outline::{Descriptor, PaperSend, PaperWait, Program};
 use gdsync::{Batch, QueuePair, QueuePairConfig, WorkRequest};
 use gdsync_cli::cli::BenchOptions;
 use gdsync_cli::failure::Failure;
 use gdsync_cli::interrupt;
-use std::time::Duration;
+use std::hint::black_box;
+use std::time::{Duration, Instant};
 
-/// Rounds of each measurement.
 const ROUNDS: u32 = 200;
-/// Descriptors of batches.
 const SIZES: [u32; 4] = [1, 8, 64, 512];
-/// Queue pairs of a step in which every rank sends to every other, and waits where only they are
-/// measured.
+/// Queue pairs of an all-to-all step, and waits of a measurement of waits.
 const MANY: u32 = 64;
 
-/// Times in µs: of nothing but the wait for the trigger and the last write, of a merged batch, and of a plain one.
+/// Times in µs: of only the wait for the trigger and the last write, of a merged batch, and of a plain one.
 type Round = [f64; 3];
 
 pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
@@ -41,7 +41,7 @@ pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
         rows.push(with_card(format!("{size} descriptors, sends and waits by turns"), turns));
     }
     let (sends, waits) = (bench.compare(Part::Sends(MANY))?, bench.compare(Part::Waits)?);
-    let sum = |(sends, waits): (&Round, &Round)| [0, 1, 2].map(|way| sends[way] + waits[way]);
+    let sum = |(sends, waits): (&Round, &Round)| [0, 1, 2].map(|variant| sends[variant] + waits[variant]);
     let both: Vec<Round> = sends.iter().zip(&waits).map(sum).collect();
     rows.extend([
         gpu_alone("waits for 64 completions that have come".to_owned(), &waits),
@@ -60,25 +60,24 @@ pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
     Ok(Outcome::compared(all, titles, "Merged and plain batches", &rows))
 }
 
-/// What a batch has between the trigger and the last write.
+/// The content of a batch between the trigger and the last write.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Part {
-    /// So many sends to one queue pair.
     Sends(u32),
-    /// So many sends, each to a queue pair of its own.
+    /// Sends to a queue pair each.
     Spread(u32),
-    /// So many descriptors: a send, a wait for it, a send, and so on.
+    /// Descriptors: a send, a wait for it, a send, and so on.
     ByTurns(u32),
-    /// Waits for what the CPU has sent before.
+    /// Waits for earlier sends of the CPU.
     Waits,
-    /// Sends, and then waits for them.
+    /// Sends, then waits for them.
     Both,
-    /// A send to each of many queue pairs, and then a wait for what each of them has received.
+    /// A send to each of many queue pairs, then a wait for what each has received.
     Step,
 }
 
 impl Part {
-    /// Sends to one queue pair, and to the others.
+    /// Returns the sends to one queue pair, and to the others.
     fn sends(self) -> (u32, u32) {
         match self {
             Part::Sends(count) => (count, 0),
@@ -103,8 +102,7 @@ impl Bench {
         Ok(Bench { gpu: Gpu::new(options.gpu())?, pair, crowd: Vec::new(), value: 0 })
     }
 
-    /// Makes queue pairs only when a part needs them: a software card polls all that exist, which
-    /// costs it time.
+    /// Creates queue pairs only when needed: a software card polls all that exist, which costs time.
     fn gather(&mut self, count: u32) -> Result<(), Failure> {
         let config = QueuePairConfig::default().send_depth(4).recv_depth(4);
         while self.crowd.len() < count as usize {
@@ -115,9 +113,9 @@ impl Bench {
 
     fn compare(&mut self, part: Part) -> Result<Vec<Round>, Failure> {
         self.gather(part.sends().1)?;
-        in_turns(interrupt::rounds(0..ROUNDS), |way, _| match way {
+        in_turns(interrupt::rounds(0..ROUNDS), |variant, _| match variant {
             0 => self.empty(),
-            way => self.round(part, way == 1),
+            variant => self.round(part, variant == 1),
         })
     }
 
@@ -176,11 +174,108 @@ impl Bench {
         Ok(time)
     }
 
-    /// Posts a batch, flips the word, and waits for the last write.
     fn trigger(&self, batch: Batch) -> Result<f64, Failure> {
         let (gpu, value) = (&self.gpu, self.value);
         let batch = batch.write_value32(&gpu.handle(END)?, value);
         gpu.stream.post(batch).map_err(|error| error.to_string())?;
         gpu.flip(value, Duration::from_micros(60))
     }
+}
+
+/// Measurements of each batch, whose median counts.
+const PLAN_ROUNDS: usize = 51;
+/// Descriptors of a measurement, which takes some 100 µs.
+const DESCRIPTORS: usize = 20_000;
+
+const PEERS: u32 = 64;
+
+pub(super) fn run_plan(_: &BenchOptions) -> Result<Outcome, Failure> {
+    let mut rows = Vec::new();
+    for size in SIZES {
+        rows.extend([
+            plan_row(&format!("{size} sends to one queue pair"), &sends(size, 1), None)?,
+            plan_row(&format!("{size} sends to as many queue pairs"), &sends(size, size), None)?,
+            plan_row(&format!("{size} descriptors, sends and waits by turns"), &by_turns(size), None)?,
+        ]);
+    }
+    let grow = rows.clone();
+    let lone = followed_by(sends(64, 1), 1, 64);
+    let step = |queues| followed_by(sends(PEERS, PEERS), queues, PEERS);
+    let by_card = followed_by(released(PEERS), PEERS, PEERS);
+    rows.extend([
+        plan_row("64 sends to one queue pair, and their waits", &lone, None)?,
+        plan_row("a step among 64, a receive queue for each", &step(PEERS), None)?,
+        plan_row("a step among 64, one receive queue", &step(1), None)?,
+        plan_row("a step among 64, by a trigger and a collector", &by_card, Some(2))?,
+    ]);
+    let header = ["BATCH", "OPERATIONS MERGED", "PLAIN", "CPU ns A DESCRIPTOR, MERGED", "PLAIN"];
+    // A line for each kind of batch (its name without its size), merged and plain.
+    let lines = |outcome: Outcome, title: &str, y: &str, keys: [&'static str; 2]| {
+        outcome.lines(title, ["Descriptors of a batch", y], "descriptors", &grow, |row| {
+            let kind = row.name().split_once(' ').map_or("", |(_, kind)| kind);
+            [(format!("{kind}, merged"), keys[0]), (format!("{kind}, plain"), keys[1])]
+        })
+    };
+    let outcome = Outcome::of(Row::default(), &header, &rows);
+    let keys = ["merged.operations", "plain.operations"];
+    let outcome = lines(outcome, "Memory operations of a batch", "Operations", keys);
+    let keys = ["merged.ns_per_descriptor", "plain.ns_per_descriptor"];
+    Ok(lines(outcome, "CPU time of planning and lowering", "A descriptor, ns", keys))
+}
+
+fn send(queue_pair: u32, index: u32) -> Descriptor {
+    Descriptor::Send(PaperSend { queue_pair, index, trigger: None })
+}
+
+fn wait(queue: u32, index: u32) -> Descriptor {
+    Descriptor::WaitCq(PaperWait { queue, index, checked: false })
+}
+
+fn sends(count: u32, queue_pairs: u32) -> Vec<Descriptor> {
+    (0..count).map(|i| send(i % queue_pairs, i / queue_pairs)).collect()
+}
+
+/// Returns a send of each queue pair, all by one trigger.
+fn released(queue_pairs: u32) -> Vec<Descriptor> {
+    let send = |queue_pair| PaperSend { queue_pair, index: 0, trigger: Some((0, u64::from(queue_pair) + 1)) };
+    (0..queue_pairs).map(|queue_pair| Descriptor::Send(send(queue_pair))).collect()
+}
+
+fn by_turns(count: u32) -> Vec<Descriptor> {
+    (0..count).map(|i| if i.is_multiple_of(2) { send(0, i / 2) } else { wait(0, i / 2) }).collect()
+}
+
+fn followed_by(mut batch: Vec<Descriptor>, queues: u32, waits: u32) -> Vec<Descriptor> {
+    batch.extend((0..waits).map(|i| wait(i % queues, i / queues)));
+    batch
+}
+
+/// Returns the operations of a batch, and the CPU time of planning and lowering one descriptor. Posting also takes the
+/// queues' locks.
+fn plan_row(name: &str, batch: &[Descriptor], collect_from: Option<u32>) -> Result<Row, Failure> {
+    let program = || collect_from.map_or_else(Program::new, |queues| Program::new().collect_from(queues));
+    let mut programs = [program(), program()];
+    let repetitions = DESCRIPTORS.div_ceil(batch.len());
+    let times: Vec<[f64; 2]> = in_turns(interrupt::rounds(0..PLAN_ROUNDS), |variant, _| {
+        let program = &mut programs[variant];
+        let start = Instant::now();
+        for _ in 0..repetitions {
+            program.compile(black_box(batch), &MemOpCaps::FULL, variant == 0)?;
+            black_box(program.operations());
+        }
+        Ok(start.elapsed().as_secs_f64() * 1e9 / (repetitions * batch.len()) as f64)
+    })?;
+    let ns = |variant: usize| median(times.iter().map(|both| both[variant]));
+    let [merged, plain] = &programs;
+    let operations = |row: Row, key, program: &Program| {
+        let count = program.operations().len();
+        row.cell(key, count, format!("{count} ({:.2})", count as f64 / batch.len() as f64))
+    };
+    let row = Row::default().cell("batch", name, name).key("descriptors", batch.len());
+    let row = operations(operations(row, "merged.operations", merged), "plain.operations", plain);
+    Ok(row
+        .key("merged.submissions", merged.submissions().count())
+        .key("plain.submissions", plain.submissions().count())
+        .number("merged.ns_per_descriptor", ns(0), 1)
+        .number("plain.ns_per_descriptor", ns(1), 1))
 }

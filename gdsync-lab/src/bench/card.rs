@@ -1,4 +1,4 @@
-//! `gdsync bench card`: a card, the software card where none is named, beside a reference measured in the same run.
+//! `gdsync bench card`: a card, by default the software card, beside a reference measured in the same run.
 
 use super::pair::Pair;
 use super::table::{Outcome, Row, Table};
@@ -11,16 +11,13 @@ use gdsync_cli::hca::Hca;
 use gdsync_cli::{interrupt, text};
 use std::time::{Duration, Instant};
 
-/// Bytes of a large message.
 const LARGE: usize = 1 << 20;
-/// Rounds; in each, card and reference are measured one after the other, so that both see the same
-/// machine.
+/// Rounds. Each measures card and reference one after the other, so that both see the same machine.
 const ROUNDS: u32 = 15;
-/// Small writes of a round, and large ones.
 const SMALL_WRITES: usize = 2000;
 const LARGE_WRITES: usize = 32;
 
-/// Two connected queue pairs of one process, one of which writes to the other's memory.
+/// Two connected queue pairs of one process; the left one writes to the memory of the right one.
 struct Bench {
     pair: Pair,
     stream: Stream<Cpu>,
@@ -64,7 +61,7 @@ impl Bench {
         Ok(Bench { pair, stream: Stream::new(Cpu::new())?, source, target })
     }
 
-    /// One write, from preparation until its completion is polled.
+    /// Times one write, from preparation until its completion is polled.
     fn write(&self, bytes: usize) -> Result<Duration, Failure> {
         let slices = [self.source.slice(..bytes)?];
         let remote = self.target.remote().slice(..bytes)?;
@@ -83,21 +80,21 @@ impl Bench {
         Ok(start.elapsed())
     }
 
-    /// Medians: of a small write in µs, with the least; of bytes a second by large writes and by `memcpy` of the same
-    /// buffers, and of their ratio.
+    /// Returns medians: of a small write in µs, with the minimum; of bytes per second by large writes and by `memcpy`
+    /// of the same buffers, and of their ratio.
     fn measure(&self) -> Result<[f64; 5], Failure> {
         (0..SMALL_WRITES).try_for_each(|_| self.write(8).map(drop))?;
         let mut small = Vec::new();
         let (from, mut to) = (vec![7u8; LARGE], vec![0u8; LARGE]);
-        let rates: Vec<[f64; 2]> = in_turns(interrupt::rounds(0..ROUNDS), |way, _| {
-            if way == 0 {
+        let rates: Vec<[f64; 2]> = in_turns(interrupt::rounds(0..ROUNDS), |variant, _| {
+            if variant == 0 {
                 for _ in 0..SMALL_WRITES {
                     small.push(self.write(8)?.as_secs_f64() * 1e6);
                 }
             }
             let start = Instant::now();
             for _ in 0..LARGE_WRITES {
-                match way {
+                match variant {
                     0 => drop(self.write(LARGE)?),
                     _ => std::hint::black_box(&mut to).copy_from_slice(std::hint::black_box(&from)),
                 }
@@ -105,7 +102,7 @@ impl Bench {
             Ok((LARGE * LARGE_WRITES) as f64 / start.elapsed().as_secs_f64())
         })?;
         let least = small.iter().copied().fold(f64::INFINITY, f64::min);
-        let rate = |way: usize| median(rates.iter().map(|both| both[way]));
+        let rate = |variant: usize| median(rates.iter().map(|both| both[variant]));
         let ratio = median(rates.iter().map(|[write, copy]| write / copy));
         Ok([median(small), least, rate(0), rate(1), ratio])
     }

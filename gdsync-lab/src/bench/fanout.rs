@@ -1,6 +1,6 @@
-//! `gdsync bench fanout`: sends to many queue pairs by one word that the card waits for, and waits
-//! that the card collects, against doorbells and waits of the stream. On a GPU's stream, by the clock
-//! of the GPU; without a GPU on a software stream.
+//! `gdsync bench fanout`: sends to many queue pairs by one word that the card waits for, and waits that the card
+//! collects, against doorbells and waits of the stream. On a GPU's stream by the GPU's clock; without a GPU on a
+//! software stream.
 
 use super::gpu::Gpu;
 use super::table::{Outcome, Row};
@@ -19,12 +19,10 @@ use gdsync_cli::failure::Failure;
 use gdsync_cli::{hca, interrupt};
 use std::time::Duration;
 
-/// Peers of each measurement.
 const SIZES: [u32; 4] = [1, 8, 64, 512];
-/// Most rounds of each measurement.
 const ROUNDS: u64 = 200;
-/// What the card may need for the completions of a round until they are there, and for one more
-/// peer: the stream stands at a word meanwhile.
+/// The time that the card may need until the completions of a round have arrived, and for each further peer; the stream
+/// waits for a word meanwhile.
 const REST: Duration = Duration::from_micros(300);
 const REST_EACH: Duration = Duration::from_micros(10);
 
@@ -65,7 +63,7 @@ fn measure<B: Clocked>(
             [(format!("{part}, word"), keys[0]), (format!("{part}, doorbells"), keys[1])]
         })
     };
-    // The median of a round without anything is taken off in all rows.
+    // All rows exclude the median of an empty round.
     let all = Row::default().key("on", &*on).key("doorbells", doorbells).key("empty_us", median(empty));
     let outcome = Outcome::of(all, &header, &rows);
     let keys = ["gdsync_operations", "reference_operations"];
@@ -73,14 +71,12 @@ fn measure<B: Clocked>(
     Ok(lines(outcome, "Time", MEDIAN_US, ["gdsync_us", "reference_us"]))
 }
 
-/// What a batch has.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Part {
-    /// A send of each queue pair.
     Sends,
     /// A wait for a message that each queue pair has received.
     Waits,
-    /// These sends, and then waits for their messages: the card's time is in it.
+    /// The sends, then waits for their messages, so that the time includes the card's.
     Step,
 }
 
@@ -98,7 +94,7 @@ struct Bench<B: Clocked> {
     pd: ProtectionDomain,
     port: u8,
     trigger: Trigger,
-    /// Queue pairs that are connected to themselves, a peer each.
+    /// Queue pairs that are connected to themselves, one for each peer.
     by_word: Vec<QueuePair>,
     by_doorbells: Vec<QueuePair>,
     streams: Streams<B>,
@@ -106,7 +102,7 @@ struct Bench<B: Clocked> {
 }
 
 impl<B: Clocked> Bench<B> {
-    /// `arrivals`: where the word lies that the card writes.
+    /// `arrivals`: the memory of the word that the card writes.
     fn new(options: &BenchOptions, arrivals: Placement, backends: [B; 2]) -> Result<Self, Failure> {
         let (device, port) = hca::open(options.hca.as_ref())?;
         let pd = ProtectionDomain::new(&device)?;
@@ -121,7 +117,7 @@ impl<B: Clocked> Bench<B> {
         })
     }
 
-    /// Makes queue pairs only when a part needs them: a software card polls all that exist.
+    /// Creates queue pairs only when needed: a software card polls all that exist.
     fn gather(&mut self, peers: u32) -> Result<(), Failure> {
         let config = QueuePairConfig::default().send_depth(2).recv_depth(2).port(self.port);
         let own = |config| -> Result<QueuePair, Failure> {
@@ -136,16 +132,16 @@ impl<B: Clocked> Bench<B> {
         Ok(())
     }
 
-    /// Rounds by both ways, and empty ones, whose time is taken off.
+    /// Measures rounds of both variants, and empty ones, whose time is subtracted.
     fn compare(&mut self, part: Part, peers: u32, empty: &mut Vec<f64>) -> Result<Row, Failure> {
         let rounds = (self.posts / u64::from(peers)).clamp(1, ROUNDS);
         let mut operations = [0; 2];
-        let times: Vec<[f64; 3]> = in_turns(interrupt::rounds(0..rounds), |way, _| {
-            let Some(way) = [Way::Word, Way::Doorbells].get(way).copied() else {
-                return Ok(self.streams.time(Way::Doorbells, Batch::new(), Duration::ZERO)?.0);
+        let times: Vec<[f64; 3]> = in_turns(interrupt::rounds(0..rounds), |variant, _| {
+            let Some(variant) = [Variant::Word, Variant::Doorbells].get(variant).copied() else {
+                return Ok(self.streams.time(Variant::Doorbells, Batch::new(), Duration::ZERO)?.0);
             };
-            let (time, count) = self.round(part, way, peers)?;
-            operations[way as usize] = count;
+            let (time, count) = self.round(part, variant, peers)?;
+            operations[variant as usize] = count;
             Ok(time)
         })?;
         empty.extend(times.iter().map(|[.., none]| none));
@@ -158,9 +154,9 @@ impl<B: Clocked> Bench<B> {
             .cell("reference_operations", reference.0, reference.1))
     }
 
-    /// The time of a batch in µs, and its memory operations.
-    fn round(&mut self, part: Part, way: Way, peers: u32) -> Result<(f64, usize), Failure> {
-        let all = if way == Way::Word { &self.by_word } else { &self.by_doorbells };
+    /// Returns the time of a batch in µs, and its memory operations.
+    fn round(&mut self, part: Part, variant: Variant, peers: u32) -> Result<(f64, usize), Failure> {
+        let all = if variant == Variant::Word { &self.by_word } else { &self.by_doorbells };
         let queue_pairs = &all[..peers as usize];
         let mut batch = Batch::new();
         for queue_pair in queue_pairs {
@@ -176,7 +172,7 @@ impl<B: Clocked> Bench<B> {
                 batch = batch.wait(queue_pair.recv_cq().prepare_wait()?);
             }
         }
-        let result = self.streams.time(way, batch, REST + REST_EACH * peers)?;
+        let result = self.streams.time(variant, batch, REST + REST_EACH * peers)?;
         for queue_pair in queue_pairs {
             pair::collect(&queue_pair.send_cq(), 1)?;
             pair::collect(&queue_pair.recv_cq(), 1)?;
@@ -185,20 +181,18 @@ impl<B: Clocked> Bench<B> {
     }
 }
 
-/// How a batch is handed over.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Way {
-    /// The card waits: one word releases the sends, and one tells of all completions.
+enum Variant {
+    /// The card waits: one word releases the sends, and one reports all completions.
     Word,
     /// The stream rings and waits for each queue pair.
     Doorbells,
 }
 
-/// The two streams that are compared.
 struct Streams<B: Clocked> {
     collecting: Stream<B>,
     plain: Stream<B>,
-    /// Where they stand until everything is enqueued, and its value.
+    /// The word that they wait for until everything is enqueued, and its value.
     gate: Word32,
     value: u32,
     marks: [B::Mark; 2],
@@ -217,10 +211,10 @@ impl<B: Clocked> Streams<B> {
         })
     }
 
-    /// Enqueues a batch behind the gate, and opens it after a rest. Returns the time of the batch in
-    /// µs, and its memory operations.
-    fn time(&mut self, way: Way, batch: Batch, rest: Duration) -> Result<(f64, usize), Failure> {
-        let stream = if way == Way::Word { &self.collecting } else { &self.plain };
+    /// Enqueues a batch after the gate, and opens the gate after `rest`. Returns the time of the batch in µs, and its
+    /// memory operations.
+    fn time(&mut self, variant: Variant, batch: Batch, rest: Duration) -> Result<(f64, usize), Failure> {
+        let stream = if variant == Variant::Word { &self.collecting } else { &self.plain };
         self.value += 1;
         let [start, end] = &mut self.marks;
         stream.post(Batch::new().wait_value32(&self.gate, Condition::Geq, self.value))?;
@@ -234,22 +228,21 @@ impl<B: Clocked> Streams<B> {
     }
 }
 
-/// A stream that tells when it has passed a point.
+/// A stream that reports when it has passed a point.
 trait Clocked: MemOpStream + Sized {
     /// A point of a stream, which has a time once the stream has passed it.
     type Mark;
 
-    /// A mark to be recorded again and again: made while the stream is idle, as a driver may make it
-    /// only then.
+    /// Creates a reusable mark while the stream is idle, as a driver may require.
     fn mark(stream: &Stream<Self>) -> Result<Self::Mark, Failure>;
 
     fn record(stream: &Stream<Self>, mark: &mut Self::Mark) -> Result<(), Failure>;
 
-    /// The time between two points that the stream has passed, in µs.
+    /// Returns the time between two passed points, in µs.
     fn between(start: &Self::Mark, end: &Self::Mark) -> Result<f64, Failure>;
 }
 
-/// The clock of the CPU, which performs the stream.
+/// By the clock of the CPU, which performs the stream.
 impl Clocked for SoftStream {
     type Mark = Option<Event>;
 
@@ -270,7 +263,7 @@ impl Clocked for SoftStream {
     }
 }
 
-/// The clock of the GPU, which writes the times.
+/// By the clock of the GPU, which writes the times.
 impl Clocked for CudaStream {
     type Mark = CudaEvent;
 

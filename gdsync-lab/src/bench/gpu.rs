@@ -1,4 +1,4 @@
-//! What measurements on a GPU share.
+//! Common parts of measurements on a GPU.
 
 use super::pair::Pair;
 use gdsync::cudarc::driver::CudaContext;
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 pub(super) const START: usize = 0;
 pub(super) const END: usize = 1;
 
-/// A GPU, a stream of it, and words that it and the CPU share.
+/// A GPU, a stream of it, and words shared with the CPU.
 pub(super) struct Gpu {
     pub(super) context: Arc<CudaContext>,
     pub(super) stream: Stream<CudaStream>,
@@ -33,32 +33,30 @@ impl Gpu {
         Ok(self.context.name()?)
     }
 
-    /// The GPU's name, and how doorbells reach the card.
+    /// Returns the GPU's name, and how doorbells reach the card.
     pub(super) fn described(&self, pair: &Pair) -> Result<(String, String), Failure> {
         Ok((self.name()?, self.stream.doorbells(&pair.left)?.to_string()))
     }
 
-    /// One word to a cache line.
+    /// Returns the word of a cache line, which holds one word.
     pub(super) fn word(&self, line: usize) -> &SharedU32 {
         &self.words.words32()[line * 16]
     }
 
-    /// That word, for batches.
     pub(super) fn handle(&self, line: usize) -> Result<Word32, Failure> {
         Ok(Word32::new(&self.words, line * 64)?)
     }
 
-    /// The stream's address of that word.
+    /// Returns the stream's address of that word.
     pub(super) fn addr(&self, line: usize) -> Result<StreamAddr, Failure> {
         Ok(self.stream.translate(Word64::new(&self.words, line * 64)?.addr(), 8)?)
     }
 
-    /// Waits until the CPU sees a value.
     pub(super) fn await_word(&self, line: usize, value: u32) -> Result<(), Failure> {
         let mut looks = 0u32;
         while self.word(line).load(Ordering::Acquire) != value {
             looks = looks.wrapping_add(1);
-            // A GPU that has failed writes nothing any more.
+            // A failed GPU writes nothing any more.
             if looks.is_multiple_of(1 << 24) {
                 self.stream.query()?;
             }
@@ -67,8 +65,8 @@ impl Gpu {
         Ok(())
     }
 
-    /// Flips the word that the stream waits for, once the stream has had `rest` to reach it.
-    /// Returns the time, in µs, until the CPU sees what the stream writes last.
+    /// Flips the word that the stream waits for, after giving the stream `rest` to reach it. Returns the time, in µs,
+    /// until the CPU sees the stream's last write.
     pub(super) fn flip(&self, value: u32, rest: Duration) -> Result<f64, Failure> {
         std::thread::sleep(rest);
         let start = Instant::now();
@@ -102,7 +100,7 @@ pub(super) mod by_hand {
 
     /// A stream that takes operations without the library in between.
     pub(in crate::bench) trait Bare: MemOpStream + Sized {
-        /// An operation as the stream's driver wants it.
+        /// An operation in the form of the stream's driver.
         type Op: Copy;
 
         fn write32(addr: StreamAddr, value: u32) -> Self::Op;
@@ -112,8 +110,8 @@ pub(super) mod by_hand {
         /// Enqueues operations.
         ///
         /// # Safety
-        /// Every address is valid for the stream, and aligned, until the stream has passed the operation. No
-        /// other thread submits to it.
+        /// Every address is valid for the stream, and aligned, until the stream has passed the operation. No other
+        /// thread submits to it.
         unsafe fn enqueue(&self, ops: &mut [Self::Op]) -> Result<(), Failure>;
     }
 
@@ -133,7 +131,7 @@ pub(super) mod by_hand {
         }
 
         unsafe fn enqueue(&self, ops: &mut [MemOp]) -> Result<(), Failure> {
-            // SAFETY: the caller's; the addresses were translated by the stream.
+            // SAFETY: the caller's promise; the addresses were translated by the stream.
             Ok(unsafe { self.submit(ops) }?)
         }
     }
@@ -174,11 +172,11 @@ pub(super) mod by_hand {
             params
         }
 
-        /// By a call of the driver, and nothing else.
+        /// Makes one call of the driver, and nothing else.
         unsafe fn enqueue(&self, params: &mut [Params]) -> Result<(), Failure> {
             let (count, at) = (u32::try_from(params.len())?, params.as_mut_ptr());
-            // SAFETY: the stream is alive, the array has `count` entries; the addresses in it are the
-            // caller's promise.
+            // SAFETY: the stream is alive, and the array has `count` entries; the addresses in it are the caller's
+            // promise.
             unsafe { sys::cuStreamBatchMemOp_v2(self.raw(), count, at, 0) }.result()?;
             Ok(())
         }

@@ -1,5 +1,5 @@
-//! Launching a graph with fresh sends and waits, against posting the same on the stream; and one
-//! that needs no updates, as its sends are released by a trigger.
+//! `gdsync bench graph`: launching a graph with fresh sends and waits, against posting the same on the stream; and a
+//! graph that needs no updates, as a trigger releases its sends.
 
 use super::device::config;
 use super::device::trigger::{Board, kernel, said};
@@ -21,13 +21,12 @@ use gdsync_cli::failure::Failure;
 use gdsync_cli::hca::{self, Hca};
 use std::time::Instant;
 
-/// Exchanges of each kind.
 const EXCHANGES: usize = 10_000;
-/// Exchanges between two looks at what has arrived.
+/// Exchanges between two polls of completions.
 const BURST: usize = 16;
 const BURSTS: u32 = (EXCHANGES / BURST) as u32;
 
-/// The CPU's time for an exchange in µs, from preparation to posting, and the time until all of its burst have arrived.
+/// The CPU's time for an exchange in µs, from preparation to posting, and the time until its whole burst has arrived.
 type Times = (f64, f64);
 
 pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
@@ -37,12 +36,12 @@ pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
     let mut rows = bench.measure()?;
     rows.extend(triggered(&bench.gpu, options.hca.as_ref())?);
     let titles = [&*format!("{EXCHANGES} EXCHANGES EACH, VERIFIED, {name}"), "GRAPH µs", "STREAM µs"];
-    // What arrived was what was sent, each time.
+    // Every message arrived as sent.
     let all = Row::default().key("gpu", name).key("exchanges", EXCHANGES).key("verified", true);
     Ok(Outcome::compared(all, titles, "Launching a graph and posting on a stream", &rows))
 }
 
-/// A row of one of the times of bursts.
+/// Returns a row of one of the times of bursts.
 fn row(what: &str, bursts: &[[Times; 2]], pick: fn(&Times) -> f64) -> Row {
     Row::named(what).compared(&bursts.iter().map(|both| both.each_ref().map(pick)).collect::<Vec<_>>())
 }
@@ -63,7 +62,7 @@ impl Bench {
         Ok(Bench { gpu, pair, source, target })
     }
 
-    /// The stream writes a number, sends it, and waits until it has arrived.
+    /// Makes the stream write a number, send it, and wait until it has arrived.
     fn exchange(&self, number: usize) -> Result<Batch, Failure> {
         let at = 8 * (number % BURST);
         self.pair.right.post_recv(&[self.target.slice(at..at + 8)?], 0)?;
@@ -73,7 +72,7 @@ impl Bench {
         Ok(Batch::new().write_value64(&self.source.word64(at)?, number as u64).send(send).wait(arrival))
     }
 
-    /// Exchanges numbers from `first` on, `BURST` of them; `enqueue` does it.
+    /// Exchanges `BURST` numbers from `first` on by `enqueue`.
     fn burst(
         &self,
         first: usize,
@@ -102,10 +101,10 @@ impl Bench {
         let shape = BatchShape::new().write_value64().send().wait();
         let mut graph: CudaGraph = stream.capture(|capture| Ok(capture.batch(&shape)?))?;
         let mut number = 0;
-        let bursts = in_turns(0..BURSTS, |way, _| {
+        let bursts = in_turns(0..BURSTS, |variant, _| {
             number += BURST;
             self.burst(number - BURST, &mut |batch| {
-                let posted = match way {
+                let posted = match variant {
                     0 => stream.launch(&mut graph, [batch]).map(drop).map_err(|error| error.to_string()),
                     _ => stream.post(batch).map(drop).map_err(|error| error.to_string()),
                 };
@@ -119,31 +118,30 @@ impl Bench {
     }
 }
 
-/// How a send is enqueued.
 #[derive(Clone, Copy, Debug)]
-enum Way {
+enum Variant {
     /// By a graph, whose kernel writes the message and releases it.
     Graph,
-    /// By a post; the message is there already.
+    /// By a post of an existing message.
     Post,
     /// By a kernel, which writes the message, and a post.
     KernelAndPost,
 }
 
-/// A send that a graph releases by a ticket of its own, launched without updates, against the same send posted on the stream.
+/// A send that a graph, launched without updates, releases by a separate ticket, against the same send posted on the
+/// stream.
 struct Triggered<'a> {
     gpu: &'a Gpu,
     /// Released by the trigger, and by doorbells.
     pairs: [(QueuePair, QueuePair); 2],
     board: Board,
     kernel: CudaFunction,
-    /// Counts the messages of [`Way::KernelAndPost`].
+    /// Counts the messages of [`Variant::KernelAndPost`].
     counter: GpuMemory,
-    /// The word of a trigger that releases nothing.
     nothing: GpuMemory,
 }
 
-/// Rows of 10,000 sends each, verified; none where the card does not wait for words.
+/// Returns rows of 10,000 sends each, verified; none if the card does not wait for words.
 fn triggered(gpu: &Gpu, hca: Option<&Hca>) -> Result<Vec<Row>, Failure> {
     let (device, port) = hca::open(hca)?;
     if !device.card_waits()?.data {
@@ -166,24 +164,22 @@ impl<'a> Triggered<'a> {
         Ok(Triggered { gpu, pairs, board, kernel, counter, nothing })
     }
 
-    /// A kernel that writes the next message and releases it.
+    /// Launches a kernel that writes the next message and releases it.
     fn launch(&self, stream: &CudaStream, trigger: TriggerData, counter: &GpuMemory) -> Result<(), Failure> {
         let mut launch = stream.cudarc().ok_or("the stream is not cudarc's")?.launch_builder(&self.kernel);
         let ticket = counter.address();
         launch.arg(&trigger).arg(&ticket).arg(&self.board.messages);
-        // SAFETY: these are the kernel's parameters; what they name lives until the stream is
-        // synchronized.
+        // SAFETY: these are the kernel's parameters; their memory lives until the stream is synchronized.
         unsafe { launch.launch(config(1, 1)) }?;
         Ok(())
     }
 
-    /// A trigger that releases nothing.
     fn nothing(&self) -> TriggerData {
         TriggerData { word: self.nothing.address() }
     }
 
     fn graph(&self, trigger: TriggerData, tickets: &GpuMemory) -> Result<CudaGraph, Failure> {
-        // The kernel is loaded before it is recorded.
+        // The kernel must be loaded before it is recorded.
         self.launch(&self.gpu.stream, self.nothing(), &zeroed(self.gpu)?)?;
         self.gpu.synchronize()?;
         let record = |stream: &CudaStream| self.launch(stream, trigger, tickets);
@@ -194,49 +190,50 @@ impl<'a> Triggered<'a> {
         Ok(graph)
     }
 
-    fn left(&self, way: Way) -> &QueuePair {
-        &self.pairs[usize::from(!matches!(way, Way::Graph))].0
+    fn left(&self, variant: Variant) -> &QueuePair {
+        &self.pairs[usize::from(!matches!(variant, Variant::Graph))].0
     }
 
-    /// Sends messages from `first` on, `BURST` of them.
-    fn burst(&self, way: Way, first: u64, graph: &mut CudaGraph) -> Result<Times, Failure> {
+    /// Sends `BURST` messages from `first` on.
+    fn burst(&self, variant: Variant, first: u64, graph: &mut CudaGraph) -> Result<Times, Failure> {
         let (stream, messages) = (&self.gpu.stream, first..first + BURST as u64);
-        if matches!(way, Way::Post) {
+        if matches!(variant, Variant::Post) {
             for message in messages.clone() {
                 self.board.source.word64(self.board.place(message))?.store(said(message));
             }
         }
         let start = Instant::now();
         for message in messages.clone() {
-            let send = self.board.prepare(self.left(way), message)?;
-            match way {
-                Way::Graph => {
+            let send = self.board.prepare(self.left(variant), message)?;
+            match variant {
+                Variant::Graph => {
                     send.into_ticket()?;
                     stream.launch(graph, [])?;
                 }
-                Way::Post => drop(stream.post_send(send)?),
-                Way::KernelAndPost => {
+                Variant::Post => drop(stream.post_send(send)?),
+                Variant::KernelAndPost => {
                     self.launch(stream, self.nothing(), &self.counter)?;
                     stream.post_send(send)?;
                 }
             }
         }
         let enqueued = start.elapsed();
-        pair::collect(&self.left(way).send_cq(), BURST as u64)?;
+        pair::collect(&self.left(variant).send_cq(), BURST as u64)?;
         let arrived = start.elapsed();
         self.gpu.synchronize()?;
-        self.board.check(messages).map_err(|error| format!("{way:?}: {error}"))?;
+        self.board.check(messages).map_err(|error| format!("{variant:?}: {error}"))?;
         let each = |time: std::time::Duration| time.as_secs_f64() * 1e6 / BURST as f64;
         Ok((each(enqueued), each(arrived)))
     }
 
     fn measure(&self, graph: &mut CudaGraph) -> Result<Vec<Row>, Failure> {
-        let ways = [Way::Graph, Way::Post, Way::KernelAndPost];
-        let bursts: Vec<[Times; 3]> = in_turns(0..BURSTS, |way, burst| {
-            // The kernels count from 1 on.
-            self.burst(ways[way], 1 + u64::from(burst) * BURST as u64, graph)
+        let variants = [Variant::Graph, Variant::Post, Variant::KernelAndPost];
+        let bursts: Vec<[Times; 3]> = in_turns(0..BURSTS, |variant, burst| {
+            // The kernels count from 1.
+            self.burst(variants[variant], 1 + u64::from(burst) * BURST as u64, graph)
         })?;
-        let beside = |way: usize| -> Vec<_> { bursts.iter().map(|burst| [burst[0], burst[way]]).collect() };
+        let beside =
+            |variant: usize| -> Vec<_> { bursts.iter().map(|burst| [burst[0], burst[variant]]).collect() };
         let (post, both) = (beside(1), beside(2));
         Ok(vec![
             row("the CPU: a send with its kernel in a graph, against the post alone", &post, |times| times.0),
@@ -246,7 +243,6 @@ impl<'a> Triggered<'a> {
     }
 }
 
-/// A word of the GPU's memory that is 0.
 fn zeroed(gpu: &Gpu) -> Result<GpuMemory, Failure> {
     let memory = GpuMemory::allocate(&gpu.context, 8)?;
     memory.write(0, &[0; 8])?;

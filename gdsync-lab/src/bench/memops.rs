@@ -1,4 +1,4 @@
-//! What each kind of stream memory operation costs.
+//! `gdsync bench memops`: the cost of each kind of stream memory operation.
 
 use super::gpu::{END, Gpu, START};
 use super::table::{Outcome, Row};
@@ -12,12 +12,10 @@ use gdsync_cli::interrupt;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// Repetitions of each measurement.
 const ROUNDS: u32 = 60;
 /// Operations in a batch: their cost is the difference to an empty batch.
 const MANY: usize = 100;
 
-/// The shared word that operations work on.
 const WORK: usize = 2;
 
 pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
@@ -58,21 +56,21 @@ fn measure(gpu: &Gpu) -> Result<Vec<Row>, Failure> {
 }
 
 fn enqueue(gpu: &Gpu, ops: &[MemOp]) -> Result<(), Failure> {
-    // SAFETY: the addresses are words that `gpu` holds, or of GPU memory that is held by `measure`;
-    // all are waited for before those go.
+    // SAFETY: the addresses are words of `gpu`, or of GPU memory held by `measure`; both wait for the operations before
+    // they are dropped.
     unsafe { gpu.stream.submit(ops) }?;
     Ok(())
 }
 
-/// The median of `ROUNDS` measurements, each with a value of its own.
+/// Returns the median of `ROUNDS` measurements, each with its own value.
 fn median_of(gpu: &Gpu, measure: impl FnMut(u32) -> Result<f64, Failure>) -> Result<f64, Failure> {
     let times = interrupt::rounds(1..=ROUNDS).map(measure).collect::<Result<Vec<_>, _>>()?;
     gpu.synchronize()?;
     Ok(median(times))
 }
 
-/// From the flip of the word that a stream waits for, until the CPU sees what it writes after
-/// `count` operations.
+/// Returns the time from the flip of the word that a stream waits for until the CPU sees its write after `count`
+/// operations.
 fn span(gpu: &Gpu, op: Option<MemOp>, count: usize) -> Result<f64, Failure> {
     median_of(gpu, |value| {
         [START, WORK].iter().for_each(|line| gpu.word(*line).store(0, Ordering::Relaxed));
@@ -84,7 +82,7 @@ fn span(gpu: &Gpu, op: Option<MemOp>, count: usize) -> Result<f64, Failure> {
     })
 }
 
-/// How long a call takes that finds the stream idle, in µs.
+/// Returns the time of a call that finds the stream idle, in µs.
 fn on_idle(gpu: &Gpu, call: impl FnOnce() -> Result<(), Failure>) -> Result<f64, Failure> {
     gpu.synchronize()?;
     std::thread::sleep(Duration::from_micros(50));

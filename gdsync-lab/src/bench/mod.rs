@@ -1,18 +1,11 @@
-//! Measurements, each beside a reference in the same run.
+//! Benchmarks, each beside a reference in the same run.
 
-#[deny(unsafe_code)]
-mod all;
 #[deny(unsafe_code)]
 mod alltoall;
 #[deny(unsafe_code)]
 mod batch;
-mod between;
 #[deny(unsafe_code)]
 mod card;
-#[deny(unsafe_code)]
-mod checked;
-#[deny(unsafe_code)]
-mod cq;
 mod device;
 mod exchange;
 #[deny(unsafe_code)]
@@ -28,8 +21,6 @@ mod page;
 mod pair;
 #[deny(unsafe_code)]
 mod persistent;
-#[deny(unsafe_code)]
-mod plan;
 mod post;
 mod quiet;
 #[deny(unsafe_code)]
@@ -39,6 +30,8 @@ pub(crate) mod scale;
 #[deny(unsafe_code)]
 mod table;
 mod turnaround;
+#[deny(unsafe_code)]
+mod waits;
 
 pub(crate) use exchange::run_peer as run_exchange_peer;
 pub(crate) use table::median;
@@ -46,27 +39,27 @@ pub(crate) use table::median;
 use crate::draw;
 use gdsync_cli::cli::{self, BenchOptions, Benchmark, Process};
 use gdsync_cli::destination::Destination;
-use gdsync_cli::failure::Failure;
-use gdsync_cli::{child, progress, text};
+use gdsync_cli::failure::{AlreadySaid, Failure};
+use gdsync_cli::{child, interrupt, json, progress, text};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
 use std::io::Read;
 use std::process::Stdio;
 use std::time::Instant;
 use table::Outcome;
 
-/// What most pictures show.
 const MEDIAN_US: &str = "Median time, µs";
 
-/// Measures, prints what was found, and draws it where that is asked for.
+/// Measures, prints the results, and draws them if asked to.
 ///
 /// # Errors
-/// A file that cannot be written, before anything is measured; why a benchmark failed.
+/// A file that cannot be written, before anything is measured; a benchmark's error.
 pub(crate) fn run(options: &BenchOptions) -> Result<(), Failure> {
     let picture = options.plot.as_deref().map(Destination::new).transpose()?;
     let page = options.html.as_deref().map(Destination::new).transpose()?;
     if options.what == Benchmark::All {
-        return all::run(options, page);
+        return run_all(options, page);
     }
     let outcome = measured(options.what, options)?;
     text::print(options.json, &outcome.json, || outcome.text())?;
@@ -85,8 +78,8 @@ fn measured(what: Benchmark, options: &BenchOptions) -> Result<Outcome, Failure>
     let outcome = match what {
         Benchmark::All => Err("all benchmarks are no benchmark of their own".into()),
         Benchmark::Card => card::run(options),
-        Benchmark::Checked => checked::run(options),
-        Benchmark::Cq => cq::run(options),
+        Benchmark::Checked => waits::run_checked(options),
+        Benchmark::Cq => waits::run(options),
         Benchmark::Device => device::run(options),
         Benchmark::Alltoall => alltoall::run(options),
         Benchmark::Scale => scale::run(options),
@@ -95,9 +88,9 @@ fn measured(what: Benchmark, options: &BenchOptions) -> Result<Outcome, Failure>
         Benchmark::First => first::run(options),
         Benchmark::Batch => batch::run(options),
         Benchmark::Memops => memops::run(options),
-        Benchmark::Plan => plan::run(options),
+        Benchmark::Plan => batch::run_plan(options),
         Benchmark::Turnaround if options.gpu.as_ref().is_some_and(|list| list.single().is_none()) => {
-            between::run(options)
+            turnaround::run_between(options)
         }
         Benchmark::Turnaround => turnaround::run(options),
         Benchmark::Quiet => quiet::run(options),
@@ -114,14 +107,13 @@ fn micros_since(start: Instant) -> f64 {
     start.elapsed().as_secs_f64() * 1e6
 }
 
-/// How long a call takes, in µs.
 fn timed(call: impl FnOnce() -> Result<(), Failure>) -> Result<f64, Failure> {
     let start = Instant::now();
     call()?;
     Ok(micros_since(start))
 }
 
-/// What a process of this program, `what`, has found: it writes it as JSON.
+/// Starts a process of this program, described as `what`, and returns its results, which it writes as JSON.
 fn in_a_process<T: DeserializeOwned>(
     what: &str,
     process: Process,
@@ -138,19 +130,67 @@ fn in_a_process<T: DeserializeOwned>(
     }
 }
 
-/// Measures every way in each round. Another one is the first in each: the first may find caches colder.
-fn in_turns<R: Copy, T: Copy + Default, const WAYS: usize>(
+/// Measures every variant in each round. The variants take turns in being first, as the first may find colder caches.
+fn in_turns<R: Copy, T: Copy + Default, const VARIANTS: usize>(
     rounds: impl IntoIterator<Item = R>,
     mut measure: impl FnMut(usize, R) -> Result<T, Failure>,
-) -> Result<Vec<[T; WAYS]>, Failure> {
+) -> Result<Vec<[T; VARIANTS]>, Failure> {
     let by_all = |(number, round)| {
-        let mut all = [T::default(); WAYS];
-        for way in (0..WAYS).map(|turn| (turn + number) % WAYS) {
-            all[way] = measure(way, round)?;
+        let mut all = [T::default(); VARIANTS];
+        for variant in (0..VARIANTS).map(|turn| (turn + number) % VARIANTS) {
+            all[variant] = measure(variant, round)?;
         }
         Ok(all)
     };
     rounds.into_iter().enumerate().map(by_all).collect()
+}
+
+/// The benchmarks of `all`, in order. The others need a GPU, or a card of the system.
+const ALL: [Benchmark; 9] = [
+    Benchmark::Card,
+    Benchmark::Checked,
+    Benchmark::Plan,
+    Benchmark::First,
+    Benchmark::Exchange,
+    Benchmark::Fanout,
+    Benchmark::Persistent,
+    Benchmark::Alltoall,
+    Benchmark::Scale,
+];
+
+/// Runs them, prints each as it ends, and writes the page. The error of one is printed, and the others still run.
+fn run_all(options: &BenchOptions, page: Option<Destination>) -> Result<(), Failure> {
+    let mut outcomes = Vec::new();
+    for what in interrupt::rounds(ALL) {
+        let outcome = measured(what, options);
+        match &outcome {
+            Err(error) => text::complain(format_args!("bench {}: {error}", cli::word(&what))),
+            Ok(outcome) if !options.json => {
+                text::print_text(&format!("bench {}\n{}\n", cli::word(&what), outcome.text()))?;
+            }
+            Ok(_) => {}
+        }
+        outcomes.push((what, outcome));
+    }
+    if options.json {
+        json::print(&rows(&outcomes))?;
+    }
+    if let Some(page) = page {
+        page.write(&page::page(&outcomes)?)?;
+    }
+    match outcomes.iter().any(|(_, outcome)| outcome.is_err()) {
+        true => Err(AlreadySaid.into()),
+        false => Ok(()),
+    }
+}
+
+/// Returns each benchmark's name, with its results or its error.
+fn rows(outcomes: &[(Benchmark, Result<Outcome, Failure>)]) -> Vec<Value> {
+    let row = |(what, outcome): &(Benchmark, Result<Outcome, Failure>)| match outcome {
+        Ok(outcome) => json!({ "benchmark": cli::word(what), "results": outcome.json }),
+        Err(error) => json!({ "benchmark": cli::word(what), "error": json::reason(error) }),
+    };
+    outcomes.iter().map(row).collect()
 }
 
 #[cfg(test)]
@@ -160,12 +200,20 @@ mod tests {
     #[test]
     fn another_way_is_the_first_in_each_round() {
         let mut order = Vec::new();
-        let measured: Vec<[u32; 3]> = in_turns(5..8, |way, round| {
-            order.push(way);
-            Ok(10 * round + way as u32)
+        let measured: Vec<[u32; 3]> = in_turns(5..8, |variant, round| {
+            order.push(variant);
+            Ok(10 * round + variant as u32)
         })
         .unwrap();
         assert_eq!(order, [0, 1, 2, 1, 2, 0, 2, 0, 1]);
         assert_eq!(measured, [[50, 51, 52], [60, 61, 62], [70, 71, 72]]);
+    }
+
+    #[test]
+    fn a_benchmark_that_fails_is_there_with_its_error() {
+        let outcomes =
+            [(Benchmark::Card, Ok(Outcome::new(vec![1], []))), (Benchmark::Plan, Err("no".into()))];
+        let card = json!({ "benchmark": "card", "results": [1] });
+        assert_eq!(rows(&outcomes), [card, json!({ "benchmark": "plan", "error": { "message": "no" } })]);
     }
 }

@@ -1,5 +1,5 @@
-//! A stream that computes and a stream that communicates: together they take as long as the longer
-//! one, and the CPU idles.
+//! `gdsync bench overlap`: a stream that computes and a stream that communicates together take as long as the longer
+//! one, while the CPU idles.
 
 use super::device::config;
 use super::gpu::Gpu;
@@ -18,10 +18,10 @@ use std::time::{Duration, Instant};
 
 /// Exchanges of 8 bytes, from GPU memory to GPU memory.
 const EXCHANGES: usize = 10_000;
-/// Exchanges of one batch, and batches that are enqueued at a time.
+/// Exchanges of a batch, and batches enqueued at a time.
 const BATCH: usize = 50;
 const AHEAD: usize = 4;
-/// Kernels of the computing stream, and how long each takes.
+/// Kernels of the computing stream, and the time of each.
 const KERNELS: usize = 200;
 const KERNEL_NS: u64 = 2_000_000;
 
@@ -82,7 +82,6 @@ impl Bench {
         };
         let (source, target) = (region(Access::empty())?, region(Access::LOCAL_WRITE)?);
         let bench = Bench { gpu, pair, computing, spin, source, target };
-        // Loads the kernel.
         bench.compute(1)?;
         bench.computing.synchronize()?;
         Ok(bench)
@@ -107,7 +106,7 @@ impl Bench {
         Ok(batch)
     }
 
-    /// Takes the completions of batches that the stream has passed; false where there are none yet.
+    /// Takes the completions of batches that the stream has passed. Returns their number.
     fn collect(&self) -> Result<usize, Failure> {
         let mut received = 0;
         for (queue, counted) in [(self.pair.left.send_cq(), 0), (self.pair.right.recv_cq(), 1)] {
@@ -133,7 +132,7 @@ impl Bench {
         Ok(())
     }
 
-    /// What a program and its card take. A real card would not need the threads of the software card.
+    /// Measures a program's and its card's CPU time. A real card would not need the threads of the software card.
     fn measure(&self, what: &str, compute: bool, communicate: bool) -> Result<Row, Failure> {
         let before = cpu_times()?;
         let start = Instant::now();
@@ -158,7 +157,7 @@ impl Bench {
     }
 }
 
-/// CPU time in ns of this process' threads: of the program's, and of the software card's.
+/// Returns the CPU time in ns of this process's threads: of the program's, and of the software card's.
 fn cpu_times() -> Result<[u64; 2], Failure> {
     let mut times = [0; 2];
     for task in std::fs::read_dir("/proc/self/task")? {

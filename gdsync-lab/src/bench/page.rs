@@ -1,4 +1,4 @@
-//! A run as one HTML page: it has no scripts, and asks for nothing from outside itself.
+//! A run as one HTML page, without scripts and external resources.
 
 use super::table::{Outcome, Table};
 use crate::draw;
@@ -22,7 +22,7 @@ th,td{text-align:right;padding:.2rem .7rem;border-bottom:1px solid var(--line);f
 th{color:var(--faint);font-weight:600}th:first-child,td:first-child,.facts td{text-align:left}\
 .facts td{white-space:normal;vertical-align:top}.facts td:nth-child(-n+2){white-space:nowrap}";
 
-/// The page of benchmarks that have run just now, by this process on this machine.
+/// Returns the page of benchmarks that this process has just run on this machine.
 ///
 /// # Errors
 /// A picture cannot be drawn.
@@ -32,7 +32,7 @@ pub(super) fn page(outcomes: &[(Benchmark, Result<Outcome, Failure>)]) -> Result
     render(outcomes, &doctor::families(), &words, SystemTime::now())
 }
 
-/// `words`: the command line behind the name of the program.
+/// `words`: the command line after the program's name.
 fn render(
     outcomes: &[(Benchmark, Result<Outcome, Failure>)],
     families: &[Family],
@@ -99,7 +99,6 @@ fn table(table: &Table) -> String {
     )
 }
 
-/// What the doctor sees, family by family.
 fn machine(families: &[Family]) -> String {
     let mut section =
         "<section id=\"machine\">\n<h2>machine</h2>\n<p>What <code>gdsync doctor</code> sees.</p>\n"
@@ -122,7 +121,6 @@ fn machine(families: &[Family]) -> String {
     section + "</section>\n"
 }
 
-/// A command line as a shell takes it.
 fn command(words: &[String]) -> String {
     let is_plain =
         |word: &str| !word.is_empty() && word.chars().all(|c| c.is_alphanumeric() || "-_=.,:/+".contains(c));
@@ -133,7 +131,7 @@ fn command(words: &[String]) -> String {
     std::iter::once("gdsync".to_owned()).chain(words.iter().map(quoted)).collect::<Vec<_>>().join(" ")
 }
 
-/// The command line of one benchmark among all: with its name, and without the options for files.
+/// Returns the command line of one of all benchmarks: with its name, and without options for files.
 fn of_one(words: &[String], name: &str) -> Vec<String> {
     let mut of_one = Vec::new();
     let mut words = words.iter();
@@ -148,11 +146,71 @@ fn of_one(words: &[String], name: &str) -> Vec<String> {
     of_one
 }
 
-/// A time as people write it, in UTC.
 fn date(now: SystemTime) -> String {
     let time = json::time(now);
     format!("{} {} UTC", &time[..10], &time[11..16])
 }
 
 #[cfg(test)]
-mod tests;
+mod tests {
+    use super::*;
+    use crate::bench::table::Row;
+    use gdsync_cli::doctor::Status;
+    use std::time::Duration;
+
+    fn words(text: &str) -> Vec<String> {
+        text.split(' ').map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn dates_are_those_of_the_calendar() {
+        // From `date -u -d @SECONDS`.
+        for (seconds, expected) in [
+            (0, "1970-01-01 00:00 UTC"),
+            (951_782_399, "2000-02-28 23:59 UTC"),
+            (951_868_800, "2000-03-01 00:00 UTC"),
+            (1_735_689_599, "2024-12-31 23:59 UTC"),
+            (1_795_525_440, "2026-11-24 13:04 UTC"),
+            (4_107_542_400, "2100-03-01 00:00 UTC"),
+        ] {
+            assert_eq!(date(SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)), expected);
+        }
+    }
+
+    #[test]
+    fn a_benchmark_has_its_own_command_line() {
+        let all = words("bench all --html r.html --ranks 8");
+        assert_eq!(command(&all), "gdsync bench all --html r.html --ranks 8");
+        assert_eq!(of_one(&all, "scale"), words("bench scale --ranks 8"));
+        assert_eq!(of_one(&words("bench plan --html=r.html"), "plan"), words("bench plan"));
+        assert_eq!(command(&["it's".to_owned()]), "gdsync 'it'\\''s'");
+    }
+
+    #[test]
+    fn everything_from_outside_is_escaped_and_an_error_takes_the_place_of_a_table() {
+        let driver = Check {
+            name: "driver".to_owned(),
+            status: Status::Skip,
+            seen: "<none> & why".to_owned(),
+            why: "",
+            remedy: None,
+            commands: Vec::new(),
+        };
+        let families = [Family { family: "GPU", checks: vec![driver] }];
+        let table = Table::new(&["A < B", "µs"], &[Row::default().text("<x>").text("1")]);
+        let outcomes =
+            [(Benchmark::Card, Ok(Outcome::new(1, [table]))), (Benchmark::Plan, Err("no <way>".into()))];
+        let page = render(&outcomes, &families, &words("bench all"), SystemTime::UNIX_EPOCH).unwrap();
+        for expected in [
+            "<td>&lt;x&gt;</td><td>1</td>",
+            "<th>A &lt; B</th>",
+            "&lt;none&gt; &amp; why",
+            "<p class=\"error\">no &lt;way&gt;</p>",
+            "<code>gdsync bench plan</code>",
+            "1970-01-01 00:00 UTC",
+        ] {
+            assert!(page.contains(expected), "{expected}: {page}");
+        }
+        assert!(!page.contains("<x>") && !page.contains("<script"), "{page}");
+    }
+}

@@ -1,14 +1,13 @@
-//! Pairs of connected queue pairs within the process.
+//! Connected queue pairs within the process.
 
 use gdsync::{CompletionQueue, ConnectOptions, ProtectionDomain, QueuePair, QueuePairConfig};
 use gdsync_cli::failure::Failure;
 use gdsync_cli::hca::{self, Hca};
 use std::time::{Duration, Instant};
 
-/// For completions to come.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Two new queue pairs, connected with each other.
+/// Returns two new queue pairs, connected with each other.
 pub(super) fn connected(
     pd: &ProtectionDomain,
     config: QueuePairConfig<'_>,
@@ -19,7 +18,6 @@ pub(super) fn connected(
     Ok((left, right))
 }
 
-/// Waits for `count` successful completions.
 pub(super) fn collect(queue: &CompletionQueue, count: u64) -> Result<(), Failure> {
     let (mut left, mut waiting) = (count, None);
     while left > 0 {
@@ -37,7 +35,6 @@ pub(super) fn collect(queue: &CompletionQueue, count: u64) -> Result<(), Failure
     Ok(())
 }
 
-/// Two connected queue pairs, and their protection domain.
 pub(super) struct Pair {
     pub(super) pd: ProtectionDomain,
     pub(super) left: QueuePair,
@@ -45,12 +42,12 @@ pub(super) struct Pair {
 }
 
 impl Pair {
-    /// With queues that are deep enough for every batch of the measurements.
+    /// Creates queues deep enough for every batch of the measurements.
     pub(super) fn new(hca: Option<&Hca>) -> Result<Self, Failure> {
         Self::with(hca, QueuePairConfig::default().send_depth(512).recv_depth(512))
     }
 
-    /// On the port that `hca` names, whatever `config` says.
+    /// The port is that of `hca`, not that of `config`.
     pub(super) fn with(hca: Option<&Hca>, config: QueuePairConfig<'_>) -> Result<Self, Failure> {
         let (device, port) = hca::open(hca)?;
         let pd = ProtectionDomain::new(&device)?;
@@ -58,8 +55,7 @@ impl Pair {
         Ok(Pair { pd, left, right })
     }
 
-    /// Waits for the completions of `count` sends of the left queue pair, and of the right one's
-    /// receives.
+    /// Waits for the completions of `count` sends of the left queue pair, and of the right one's receives.
     pub(super) fn collect(&self, count: u64) -> Result<(), Failure> {
         collect(&self.left.send_cq(), count)?;
         collect(&self.right.recv_cq(), count)

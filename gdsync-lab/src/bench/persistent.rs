@@ -1,5 +1,5 @@
-//! `gdsync bench persistent`: rounds in which every rank sends to every other, by persistent requests,
-//! which a stream or the card waits for, and by notified writes.
+//! `gdsync bench persistent`: rounds in which every rank sends to every other, by persistent requests, with waits by a
+//! stream or the card, and by notified writes.
 
 use super::ranks::{self, BLOCK, Measured, PLACES, Place, TIMEOUT};
 use super::table::{Outcome, Row};
@@ -15,14 +15,13 @@ use gdsync_cli::hca;
 use gdsync_notify::bootstrap::Bootstrap;
 use gdsync_notify::{Operation, Queue, Segment, SegmentMemory, Team, TeamConfig, WaitNotification};
 
-/// Ranks of the rows.
 const RANKS: [usize; 3] = [2, 4, 8];
-/// In each, every way is measured once.
+/// Runs; each measures every variant once.
 const RUNS: usize = 10;
 
-/// Persistent requests: all of a round together, one by one, and all together where the card waits, by a trigger and a
-/// collector. The reference: notified writes, in one batch a round.
-const WAYS: [&str; 4] = [
+/// Persistent requests: all of a round together, one by one, and all together with waits by the card (a trigger and a
+/// collector). The reference: notified writes, one batch a round.
+const VARIANTS: [&str; 4] = [
     "start_all, wait_all",
     "start, wait_on",
     "start_all, wait_all, trigger and collector",
@@ -38,21 +37,22 @@ pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
     for ranks in RANKS {
         let hca = options.hca.clone();
         let make = move |bootstrap| Rank::new(hca::open(hca.as_ref())?, bootstrap);
-        let measured: [Measured; WAYS.len()] = ranks::measure(ranks, RUNS, rounds, make)?;
+        let measured: [Measured; VARIANTS.len()] = ranks::measure(ranks, RUNS, rounds, make)?;
         let [ours @ .., notified] = &measured;
         runs = runs.min(notified.times.len());
-        let played: usize = measured.iter().map(|way| way.times.len()).sum();
+        let played: usize = measured.iter().map(|variant| variant.times.len()).sum();
         bytes_checked += (ranks * (ranks - 1) * played * BLOCK) as u64 * rounds;
-        for (what, way) in WAYS.into_iter().zip(ours).filter(|(_, way)| !way.times.is_empty()) {
-            let pairs = way.times.iter().zip(&notified.times);
+        for (what, variant) in VARIANTS.into_iter().zip(ours).filter(|(_, variant)| !variant.times.is_empty())
+        {
+            let pairs = variant.times.iter().zip(&notified.times);
             let ratios: Vec<f64> = pairs.map(|(one, two)| one / two).collect();
             let row =
                 Row::default().text(format!("{ranks} ranks, {what}")).key("ranks", ranks).key("what", what);
             rows.push(
-                row.number("gdsync_us", way.median(), 2)
+                row.number("gdsync_us", variant.median(), 2)
                     .number("reference_us", notified.median(), 2)
                     .ratios(&ratios, 2)
-                    .number("gdsync_operations", way.operations, 2)
+                    .number("gdsync_operations", variant.operations, 2)
                     .number("reference_operations", notified.operations, 2),
             );
         }
@@ -65,14 +65,14 @@ pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
     let title = "A round in which every rank sends to every other";
     Ok(outcome.lines(title, ["Ranks", "Median time of a round, µs"], "ranks", &rows, |row| {
         let what = row.name().split_once(", ").map_or("", |(_, what)| what);
-        [(what.to_owned(), "gdsync_us"), (WAYS[NOTIFIED].to_owned(), "reference_us")]
+        [(what.to_owned(), "gdsync_us"), (VARIANTS[NOTIFIED].to_owned(), "reference_us")]
     }))
 }
 
 struct Rank {
     stream: Stream<SoftStream>,
     requests: Requests,
-    /// On queue pairs with a trigger, by a stream that has a collector. None where the card cannot wait.
+    /// Requests on queue pairs with a trigger, and a stream with a collector. None if the card cannot wait.
     card_waits: Option<(Requests, Stream<SoftStream>)>,
     writes: Writes,
 }
@@ -97,63 +97,62 @@ impl Rank {
         Ok(Rank { stream: Stream::new(SoftStream::new()?)?, requests, card_waits, writes })
     }
 
-    fn requests(&mut self, way: usize) -> (&mut Requests, &Stream<SoftStream>) {
+    fn requests(&mut self, variant: usize) -> (&mut Requests, &Stream<SoftStream>) {
         match &mut self.card_waits {
-            Some((requests, stream)) if way == CARD_WAITS => (requests, stream),
+            Some((requests, stream)) if variant == CARD_WAITS => (requests, stream),
             _ => (&mut self.requests, &self.stream),
         }
     }
 }
 
 impl ranks::Rank for Rank {
-    fn stream(&self, way: usize) -> Option<&Stream<SoftStream>> {
-        match way {
+    fn stream(&self, variant: usize) -> Option<&Stream<SoftStream>> {
+        match variant {
             CARD_WAITS => self.card_waits.as_ref().map(|(_, stream)| stream),
             _ => Some(&self.stream),
         }
     }
 
-    fn memory(&self, way: usize) -> Result<[PinnedMemory; 2], Failure> {
-        match (way, &self.card_waits) {
+    fn memory(&self, variant: usize) -> Result<[PinnedMemory; 2], Failure> {
+        match (variant, &self.card_waits) {
             (NOTIFIED, _) => self.writes.memory(),
             (CARD_WAITS, Some((requests, _))) => Ok(requests.memory()),
             _ => Ok(self.requests.memory()),
         }
     }
 
-    fn begin(&mut self, way: usize, round: u64) -> Result<(), Failure> {
-        if way != NOTIFIED {
-            let (requests, stream) = self.requests(way);
+    fn begin(&mut self, variant: usize, round: u64) -> Result<(), Failure> {
+        if variant != NOTIFIED {
+            let (requests, stream) = self.requests(variant);
             requests.expect_first(stream, round)?;
             stream.synchronize()?;
         }
         Ok(())
     }
 
-    fn enqueue(&mut self, way: usize, round: u64, last: u64) -> Result<usize, Failure> {
-        if way == NOTIFIED {
+    fn enqueue(&mut self, variant: usize, round: u64, last: u64) -> Result<usize, Failure> {
+        if variant == NOTIFIED {
             return self.writes.enqueue(&self.stream, round);
         }
-        let (requests, stream) = self.requests(way);
-        requests.enqueue(stream, way == SINGLY, round, last)
+        let (requests, stream) = self.requests(variant);
+        requests.enqueue(stream, variant == SINGLY, round, last)
     }
 
-    fn finish(&mut self, way: usize) -> Result<(), Failure> {
-        match way {
+    fn finish(&mut self, variant: usize) -> Result<(), Failure> {
+        match variant {
             NOTIFIED => self.writes.finish(),
-            way => self.requests(way).0.finish(),
+            variant => self.requests(variant).0.finish(),
         }
     }
 }
 
-/// The exchange by persistent requests.
 struct Requests {
     source: MemoryRegion,
     target: MemoryRegion,
     /// By place, one for each peer.
     sends: Vec<Vec<PersistentSend>>,
     receives: Vec<Vec<PersistentRecv>>,
-    /// Dropped last: dropping one with work in flight aborts it.
+    /// Dropped last: dropping a queue pair with work in flight aborts it.
     _queue_pairs: Vec<QueuePair>,
 }
 
@@ -190,13 +189,12 @@ impl Requests {
         [self.source.memory().clone(), self.target.memory().clone()]
     }
 
-    /// Starts the receives of the first round.
     fn expect_first(&mut self, stream: &Stream<SoftStream>, round: u64) -> Result<(), Failure> {
         let receives = &mut self.receives[round as usize % PLACES];
         Ok(receives.iter_mut().try_for_each(|one| one.start(stream))?)
     }
 
-    /// Enqueues a round, in a start and a wait of all requests, or of each. Returns the memory operations.
+    /// Enqueues a round, with one start and wait for all requests or for each. Returns the memory operations.
     fn enqueue(
         &mut self,
         stream: &Stream<SoftStream>,
@@ -207,7 +205,7 @@ impl Requests {
         let at = round as usize % PLACES;
         let (now, next) = self.receives.split_at_mut(1);
         let (now, next) = if at == 0 { (now, next) } else { (next, now) };
-        // A peer sends its next message once it has this round's: behind the receive for it.
+        // A peer sends its next message once it has this round's, which is sent after the receive for it is started.
         let next = next.iter_mut().flatten().filter(|_| round + 1 < last);
         let mut started: Vec<&mut dyn Request> = next.map(|one| one as _).collect();
         started.extend(self.sends[at].iter_mut().map(|one| one as &mut dyn Request));
@@ -226,7 +224,6 @@ impl Requests {
         Ok(operations)
     }
 
-    /// Completes all requests.
     fn finish(&mut self) -> Result<(), Failure> {
         for send in self.sends.iter_mut().flatten().filter(|one| one.is_active()) {
             send.complete(TIMEOUT)?.ok_or("a send does not complete")?.status?;
@@ -238,10 +235,8 @@ impl Requests {
     }
 }
 
-/// The exchange by notified writes.
 struct Writes {
     place: Place,
-    /// Holds the queue.
     team: Team,
     queue: Queue,
     source: Segment,
@@ -265,7 +260,6 @@ impl Writes {
         Ok([of(&self.source)?, of(&self.target)?])
     }
 
-    /// Enqueues a round. Returns the memory operations.
     fn enqueue(&self, stream: &Stream<SoftStream>, round: u64) -> Result<usize, Failure> {
         let (own, number) = (self.place, self.place.number);
         let mut batch = Batch::new();

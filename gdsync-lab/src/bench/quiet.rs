@@ -1,4 +1,5 @@
-//! When a stream is idle after the CPU has seen what it wrote last, against the driver's calls alone.
+//! `gdsync bench quiet`: the time from the CPU's sight of a stream's last write until the stream is idle, against the
+//! driver's calls alone.
 
 use super::gpu::by_hand::Bare;
 use super::gpu::{END, Gpu, START};
@@ -13,7 +14,6 @@ use gdsync_cli::failure::Failure;
 use gdsync_cli::interrupt;
 use std::time::{Duration, Instant};
 
-/// Writes of each kind, unless the user ends them.
 const ROUNDS: u32 = 10_000;
 
 pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
@@ -74,7 +74,7 @@ impl Bench {
         interrupt::rounds(all).map(|measure| measure()).collect()
     }
 
-    /// A message, and the waits for both completions.
+    /// Returns a message, and the waits for both completions.
     fn exchange(&self) -> Result<Batch, Failure> {
         let Pair { left, right, .. } = &self.pair;
         right.post_recv(&[], 0)?;
@@ -89,19 +89,19 @@ impl Bench {
         ours: impl Fn(u32) -> Result<Batch, Failure>,
         reference: impl Fn(u32) -> Result<(), Failure>,
     ) -> Result<Row, Failure> {
-        // How often the first `cuStreamQuery` behind a write that was seen found the stream idle.
+        // How often the first `cuStreamQuery` after an observed write found the stream idle.
         let (mut number, mut at_once) = (0, [0u32; 2]);
-        let pairs = in_turns(interrupt::rounds(0..ROUNDS), |way, _| {
+        let pairs = in_turns(interrupt::rounds(0..ROUNDS), |variant, _| {
             number += 1;
             let mut exchanges = 0;
-            if way == 0 {
+            if variant == 0 {
                 let batch = ours(number)?;
                 exchanges = u64::from(batch.len() > 1);
                 self.gpu.stream.post(batch).map_err(|error| error.to_string())?;
             } else {
                 reference(number)?;
             }
-            let time = self.until_idle(number, &mut at_once[way])?;
+            let time = self.until_idle(number, &mut at_once[variant])?;
             self.pair.collect(exchanges)?;
             Ok(time)
         })?;
@@ -115,8 +115,7 @@ impl Bench {
             .number("until_idle.ratio", time.get("ratio"), 2))
     }
 
-    /// From the moment at which the CPU sees a number to that at which the driver says that the stream is
-    /// idle, in µs.
+    /// Returns the time from the CPU's sight of a number until the driver reports the stream idle, in µs.
     fn until_idle(&self, number: u32, at_once: &mut u32) -> Result<f64, Failure> {
         self.gpu.await_word(END, number)?;
         let start = Instant::now();

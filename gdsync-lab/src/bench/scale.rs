@@ -1,5 +1,5 @@
-//! `gdsync bench scale`: what a team costs as it grows. Ranks are threads of one process with a software stream each; every
-//! size has a process of its own, so that no size finds the memory and the caches of another.
+//! `gdsync bench scale`: the cost of a team as it grows. Ranks are threads of one process with a software stream each;
+//! every size is a separate process, so that memory and caches are fresh.
 
 use super::in_a_process;
 use super::ranks::on_threads;
@@ -20,22 +20,18 @@ use std::io::Write;
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
-/// Ranks of the largest team, where `--ranks` does not say.
 const MOST_RANKS: u32 = 512;
-/// The team beside whose messages those of others are.
+/// The team with whose messages those of others are compared.
 const REFERENCE_RANKS: u32 = 8;
-/// Messages of all rounds together, of large teams.
+/// Messages of all rounds together, for large teams.
 const MESSAGES: u64 = 1_000_000;
-/// Rounds that a large team has at least.
 const LEAST_ROUNDS: u64 = 5;
-/// For the ranks to meet, and for everything that they wait for.
+/// Time limit for the ranks to meet, and for every wait.
 const PATIENCE: Duration = Duration::from_secs(300);
 
-/// What the process of a team is to do.
 #[derive(Serialize, Deserialize)]
 struct Options {
     ranks: u32,
-    /// Of each kind.
     rounds: u64,
     connections: Connections,
     hca: Option<Hca>,
@@ -74,7 +70,7 @@ pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
     }))
 }
 
-/// What the process of a size has found: see [`run_one`].
+/// Returns the results of a size's process: see [`run_one`].
 fn measured(options: &BenchOptions, ranks: u32) -> Result<Value, Failure> {
     let messages = u64::from(ranks) * u64::from(ranks - 1);
     let rounds = options.rounds.min((MESSAGES / messages).max(LEAST_ROUNDS));
@@ -83,8 +79,8 @@ fn measured(options: &BenchOptions, ranks: u32) -> Result<Value, Failure> {
     in_a_process(&format!("the process of {ranks} ranks"), Process::BenchScale, &options)
 }
 
-/// A round takes every rank's messages: beside its time is the time divided by them, and that divided by the same among
-/// [`REFERENCE_RANKS`].
+/// Returns a row for each size. A round exchanges every rank's messages; its time is also divided by their number, and
+/// by the same quotient for [`REFERENCE_RANKS`].
 fn rows(measured: &[Value]) -> Vec<Row> {
     let number = |one: &Value, key: &str| one[key].as_f64().unwrap_or(f64::NAN);
     let message = |one: &Value, key: &str| {
@@ -108,7 +104,7 @@ fn rows(measured: &[Value]) -> Vec<Row> {
     measured.iter().map(row).collect()
 }
 
-/// The ranks of one size, in this process. Writes what it has found.
+/// Performs the ranks of one size in this process, and writes the results.
 pub(crate) fn run_one() -> Result<(), Failure> {
     let options: Options = child::options()?;
     let (device, port) = hca::open(options.hca.as_ref())?;
@@ -122,9 +118,9 @@ pub(crate) fn run_one() -> Result<(), Failure> {
     let mean = |pick: fn(&Played) -> u64| {
         all.iter().map(pick).sum::<u64>() as f64 / (u64::from(ranks) * rounds) as f64
     };
-    let ways = f64::from(ranks) * f64::from(ranks - 1);
+    let variants = f64::from(ranks) * f64::from(ranks - 1);
     let most = |pick: fn(&Played) -> u64| {
-        all.iter().map(pick).max().unwrap_or_default().saturating_sub(before) as f64 / ways
+        all.iter().map(pick).max().unwrap_or_default().saturating_sub(before) as f64 / variants
     };
     let longest = |pick: fn(&Played) -> f64| all.iter().map(pick).fold(0.0, f64::max) / rounds as f64;
     let measured = json!({
@@ -132,7 +128,7 @@ pub(crate) fn run_one() -> Result<(), Failure> {
         "rounds": rounds,
         // From the first rank's begin to the end of the last one's `Team::new`.
         "connect_s": latest(|one| one.connected).duration_since(start).as_secs_f64(),
-        // Memory of the process for each way from a rank to another: when all are connected, and behind the rounds.
+        // Memory of the process for each ordered pair of ranks: when all are connected, and after the rounds.
         "connected_kib": most(|one| one.connected_kib),
         "used_kib": most(|one| one.used_kib),
         // A round by notified writes, and one by the collective: the time of all ranks, and the operations of one.
@@ -145,7 +141,7 @@ pub(crate) fn run_one() -> Result<(), Failure> {
     Ok(writeln!(std::io::stdout(), "{measured}")?)
 }
 
-/// Memory of this process that is there, shared memory included.
+/// Includes shared memory.
 fn resident_kib() -> Result<u64, Failure> {
     let status = std::fs::read_to_string("/proc/self/status")?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
@@ -153,16 +149,15 @@ fn resident_kib() -> Result<u64, Failure> {
     number.ok_or_else(|| "/proc/self/status has no VmRSS".into())
 }
 
-/// Bytes of a message.
 const BLOCK: usize = 64;
-/// Rounds use halves of the memory in turn: who has heard from all in one round has been read by all in the last.
+/// Rounds use halves of the memory in turn: a rank that has heard from all in one round has been read by all in the
+/// last.
 const HALVES: usize = 2;
 /// Ranks that a batch sends to: a queue has room for the requests.
 const TO_AT_ONCE: usize = 32;
-/// Time-outs of connections: many ranks share few processors, and a rank is late.
+/// ACK time-out: many ranks share few processors, and may be late.
 const TIMEOUT: u8 = 20;
 
-/// What the ranks of a process share.
 struct Shared {
     device: Device,
     port: u8,
@@ -181,7 +176,7 @@ impl Shared {
     }
 }
 
-/// What a rank has found. Of rounds, all together.
+/// The results of a rank; rounds are summed.
 struct Played {
     connected: Instant,
     connected_kib: u64,
@@ -193,7 +188,7 @@ struct Played {
     bytes_checked: u64,
 }
 
-/// A rank's part, from its begin to its end. `resident`: the memory of the process.
+/// Performs a rank from begin to end. `resident`: the memory of the process.
 fn play(
     shared: &Shared,
     bootstrap: Bootstrap,
@@ -206,7 +201,7 @@ fn play(
     let connected_kib = resident()?;
     let rank = Rank::new(&team)?;
     let (mut writes_operations, mut collective_operations) = (0, 0);
-    // The first round of each finds everything cold.
+    // The first round of each kind finds everything cold.
     rank.write(0)?;
     shared.together.wait();
     let start = Instant::now();
@@ -236,23 +231,22 @@ fn play(
     })
 }
 
-/// One rank of a team: it connects, and plays rounds in which every rank sends a block to every other, by notified writes and
-/// by the collective.
+/// One rank of a team: it connects, and performs rounds in which every rank sends a block to every other, by notified
+/// writes and by the collective.
 struct Rank {
     number: u32,
     size: u32,
-    /// All others. Not all ranks begin with the same one.
+    /// All others; ranks begin with different ones.
     others: Vec<u32>,
     queue: Queue,
     stream: Stream<SoftStream>,
     outbox: Segment,
     inbox: Segment,
-    /// Of each half, the words that say that the others have written, in the order of `others`.
+    /// For each half, the words in which the others report their writes, in the order of `others`.
     words: [Vec<NotificationWord>; HALVES],
     plan: Plan,
 }
 
-/// Byte `at` of what a rank has for another in a round.
 fn byte(from: u32, to: u32, round: u64, at: usize) -> u8 {
     (u64::from(from) * 131 + u64::from(to) * 61 + round * 29 + at as u64 * 7) as u8
 }
@@ -279,7 +273,7 @@ impl Rank {
         Ok(Rank { number, size, others, queue, stream, outbox, inbox, words, plan })
     }
 
-    /// A round by notified writes. Returns the memory operations.
+    /// Performs a round by notified writes. Returns the memory operations.
     fn write(&self, round: u64) -> Result<u64, Failure> {
         let half = round as usize % HALVES;
         let base = half * self.size as usize * BLOCK;
@@ -311,7 +305,7 @@ impl Rank {
         Ok(operations)
     }
 
-    /// A round by the collective. Returns the memory operations.
+    /// Performs a round by the collective. Returns the memory operations.
     fn gather(&self) -> Result<u64, Failure> {
         let round = self.plan.round();
         let input: Vec<u8> = (0..self.size).flat_map(|to| block(self.number, to, round)).collect();
@@ -334,7 +328,6 @@ impl Rank {
         }
     }
 
-    /// Checks the blocks of all others.
     fn check(&self, bytes: &[u8], round: u64) -> Result<(), Failure> {
         let is_wrong = |from: &&u32| {
             let at = **from as usize * BLOCK;

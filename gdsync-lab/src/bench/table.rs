@@ -8,18 +8,18 @@ use serde_json::{Map, Value};
 /// A value for programs under its key, its text for people, or both.
 #[derive(Clone, Debug)]
 struct Cell {
-    /// With a dot, the value is inside an object: `merged.operations`.
+    /// A dot puts the value inside an object: `merged.operations`.
     key: Option<&'static str>,
     value: Value,
     text: Option<String>,
 }
 
-/// Named cells, in the order of the columns of their text.
+/// Named cells, in the order of the text's columns.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Row(Vec<Cell>);
 
 impl Row {
-    /// A row whose first cell is its name, which programs find as `what`.
+    /// Creates a row that begins with its name; in JSON this is `what`.
     pub(super) fn named(what: impl Into<String>) -> Self {
         let what = what.into();
         Row::default().cell("what", what.clone(), what)
@@ -30,37 +30,36 @@ impl Row {
         self
     }
 
-    /// A value that only programs get.
+    /// Adds a value for programs only.
     pub(super) fn key(self, key: &'static str, value: impl Into<Value>) -> Self {
         self.push(Some(key), value, None)
     }
 
-    /// A text that only people get.
+    /// Adds a text for people only.
     pub(super) fn text(self, text: impl Into<String>) -> Self {
         self.push(None, Value::Null, Some(text.into()))
     }
 
-    /// A value, and how people read it.
+    /// Adds a value with its text.
     pub(super) fn cell(self, key: &'static str, value: impl Into<Value>, text: impl Into<String>) -> Self {
         self.push(Some(key), value, Some(text.into()))
     }
 
-    /// A number with so many decimals; a dash where there is none.
+    /// Adds a number with this many decimals; a dash if there is none.
     pub(super) fn number(self, key: &'static str, number: impl Into<Option<f64>>, decimals: usize) -> Self {
         let number = number.into();
         let text = number.map_or_else(|| "-".to_owned(), |number| format!("{number:.decimals$}"));
         self.cell(key, number, text)
     }
 
-    /// Ours and the reference's, each pair measured side by side: medians in µs, and the median over the rounds of ours
-    /// divided by the reference.
+    /// Compares ours with the reference, measured in pairs: medians in µs, and the median of the rounds' ratios.
     pub(super) fn compared(self, pairs: &[[f64; 2]]) -> Self {
-        let [ours, reference] = [0, 1].map(|way| median(pairs.iter().map(|pair| pair[way])));
+        let [ours, reference] = [0, 1].map(|variant| median(pairs.iter().map(|pair| pair[variant])));
         let ratio = median(pairs.iter().map(|[ours, reference]| ours / reference));
         self.number("gdsync_us", ours, 2).number("reference_us", reference, 2).number("ratio", ratio, 2)
     }
 
-    /// What several runs have found, in three columns: the median, and the ends.
+    /// Adds the results of several runs in three columns: the median, minimum and maximum.
     pub(super) fn ratios(self, ratios: &[f64], decimals: usize) -> Self {
         let [ratio, least, most] = spread(ratios);
         self.number("ratio", ratio, decimals).number("least_ratio", least, decimals).number(
@@ -70,14 +69,13 @@ impl Row {
         )
     }
 
-    /// The same in one column, and for programs as an object.
+    /// Adds the same in one column, and as an object for programs.
     pub(super) fn spread(self, key: &'static str, values: &[f64]) -> Self {
         let [median, least, most] = spread(values);
         let value = serde_json::json!({ "median": median, "least": least, "most": most });
         self.cell(key, value, format!("{median:.2} ({least:.2} to {most:.2})"))
     }
 
-    /// The same cells behind another text.
     pub(super) fn renamed(mut self, what: String) -> Self {
         if let Some(cell) = self.0.first_mut() {
             cell.text = Some(what);
@@ -85,24 +83,21 @@ impl Row {
         self
     }
 
-    /// The cells of both.
     pub(super) fn and(mut self, other: Row) -> Self {
         self.0.extend(other.0);
         self
     }
 
-    /// What it says for people.
     fn cells(&self) -> Vec<String> {
         self.0.iter().filter_map(|cell| cell.text.clone()).collect()
     }
 
-    /// Not a number where there is none of that key.
+    /// Returns the number of a key, or NaN.
     pub(super) fn get(&self, key: &str) -> f64 {
         let found = self.0.iter().find(|cell| cell.key == Some(key));
         found.and_then(|cell| cell.value.as_f64()).unwrap_or(f64::NAN)
     }
 
-    /// The text of the first cell.
     pub(super) fn name(&self) -> &str {
         self.0.iter().find_map(|cell| cell.text.as_deref()).unwrap_or_default()
     }
@@ -141,12 +136,10 @@ impl Table {
 /// Results of a benchmark: for programs, for people, and as pictures.
 #[derive(Debug)]
 pub(super) struct Outcome {
-    /// For programs.
     pub(super) json: Value,
     pub(super) tables: Vec<Table>,
-    /// Sentences that stand behind the tables.
     pub(super) notes: Vec<String>,
-    /// Empty for a benchmark that has no picture, and where nothing was measured that has one.
+    /// Empty if the benchmark has no picture, or measured nothing to draw.
     pub(super) charts: Vec<Chart>,
 }
 
@@ -156,7 +149,7 @@ impl Outcome {
         Outcome { json: json.into(), tables, notes: Vec::new(), charts: Vec::new() }
     }
 
-    /// One table. `all`: what holds for every row; where nothing does, programs get a list of the rows.
+    /// Creates one table. `all`: cells common to all rows; without any, programs get a list of the rows.
     pub(super) fn of(all: Row, header: &[&str], rows: &[Row]) -> Self {
         let json = match all.0.is_empty() {
             true => rows.to_vec().into(),
@@ -165,8 +158,8 @@ impl Outcome {
         Outcome::new(json, [Table::new(header, rows)])
     }
 
-    /// Rows that compare ours with a reference. `titles`: of the table, of our column, and of the reference's; `picture`:
-    /// of the picture.
+    /// Creates a table that compares ours with a reference. `titles` are those of the table, of our column and of the
+    /// reference's; `picture` is that of the picture.
     pub(super) fn compared(all: Row, titles: [&str; 3], picture: &str, rows: &[Row]) -> Self {
         let [what, ours, reference] = titles;
         Outcome::of(all, &[what, ours, reference, "RATIO"], rows).comparison(picture, [ours, reference], rows)
@@ -182,14 +175,14 @@ impl Outcome {
         self
     }
 
-    /// A picture of comparisons, one under the other. `columns`: the titles of ours and of the reference's.
+    /// Adds a picture of comparisons below each other. `columns`: the titles of ours and of the reference's.
     pub(super) fn comparison(self, title: &str, columns: [&str; 2], rows: &[Row]) -> Self {
         let [ours, reference] =
             columns.map(|column| column.trim_end_matches(" µs").to_lowercase().replace("gpu", "GPU"));
         self.bars(title, MEDIAN_US, rows, &[(&ours, "gdsync_us"), (&reference, "reference_us")])
     }
 
-    /// A picture of the rows' values, one row under the other. `series`: names, and keys of the values.
+    /// Adds a picture of the rows' values below each other. `series`: names, and keys of the values.
     pub(super) fn bars(
         self,
         title: impl Into<String>,
@@ -206,8 +199,7 @@ impl Outcome {
         self.chart(title, content)
     }
 
-    /// A picture of lines by a count. `series`: for a row the lines that it has a point of, and the keys of its values
-    /// there.
+    /// Adds a picture of lines by a count. `series` returns a row's lines, and the keys of its values in them.
     pub(super) fn lines<'a, const N: usize>(
         self,
         title: impl Into<String>,
@@ -221,7 +213,7 @@ impl Outcome {
             for (name, key) in series(row) {
                 let point = (row.get(count), row.get(key));
                 match lines.iter_mut().find(|line| line.name == name) {
-                    // What several rows share is one point.
+                    // A value shared by several rows is one point.
                     Some(line) if line.points.last() == Some(&point) => {}
                     Some(line) => line.points.push(point),
                     None => lines.push(Series::new(name, [point])),
@@ -232,7 +224,7 @@ impl Outcome {
         self.chart(title, Content::Lines { x, y, series: lines })
     }
 
-    /// Tables and notes with an empty line between them.
+    /// Returns tables and notes, separated by empty lines.
     pub(super) fn text(&self) -> String {
         let table = |table: &Table| {
             let header: Vec<&str> = table.header.iter().map(String::as_str).collect();
@@ -243,14 +235,13 @@ impl Outcome {
     }
 }
 
-/// Not a number where there are no values.
+/// Returns NaN without values.
 pub(crate) fn median(values: impl IntoIterator<Item = f64>) -> f64 {
     let mut values: Vec<f64> = values.into_iter().collect();
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-/// The median, and the ends.
 fn spread(values: &[f64]) -> [f64; 3] {
     let end = |pick: fn(f64, f64) -> f64| values.iter().copied().fold(f64::NAN, pick);
     [median(values.iter().copied()), end(f64::min), end(f64::max)]

@@ -1,21 +1,20 @@
-//! Axes: where a value lies on them, and what is written beside them.
+//! Axes: the coordinates of values, and the labels.
 
 use gdsync_cli::plot::{Axis, Scale};
 use gdsync_cli::size;
 
 /// Values farther from 0, or nearer to it on a logarithmic axis, are not drawn: none is a measurement.
 const MOST: f64 = 1e15;
-/// Ticks of an axis at most.
 const TICKS: usize = 9;
-/// Free space on both ends of an axis of powers of two, in powers.
+/// Padding at both ends of an axis of powers of two, in powers.
 const PADDING: f64 = 0.25;
 
-/// The unit of an axis, which stands last in its name.
+/// Returns the unit of an axis, the last word of its name.
 pub(super) fn unit(axis: &Axis) -> Option<&str> {
     axis.name.rsplit_once(", ").map(|(_, unit)| unit)
 }
 
-/// The part of an axis that is drawn, in coordinates of [`Placed::place`].
+/// The drawn part of an axis, in coordinates of [`Placed::place`].
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Ticks {
     pub(super) low: f64,
@@ -23,13 +22,12 @@ pub(super) struct Ticks {
     pub(super) at: Vec<f64>,
 }
 
-/// Where values of a scale lie, and what is written there.
+/// Coordinates and labels of a scale.
 pub(super) trait Placed {
-    /// The coordinate of a value; none where it has no place on the axis.
+    /// Returns the coordinate of a value; none if the axis cannot show it.
     fn place(self, value: f64) -> Option<f64>;
-    /// What is written at a tick.
     fn label(self, at: f64) -> String;
-    /// The part of the axis that holds all values which have a place on it.
+    /// Returns the part of the axis that holds all values it can show.
     fn ticks(self, values: impl Iterator<Item = f64>) -> Ticks;
 }
 
@@ -79,7 +77,7 @@ fn linear(low: f64, high: f64) -> Ticks {
     Ticks { low: first as f64 * step, high: last as f64 * step, at }
 }
 
-/// Ticks at powers of ten, and between them where there are few.
+/// Ticks at powers of ten, and between them if there are few.
 fn decades(low: f64, high: f64) -> Ticks {
     let span = high - low;
     let digits: &[f64] = match span {
@@ -90,7 +88,7 @@ fn decades(low: f64, high: f64) -> Ticks {
     let powers = low.floor() as i32 - 1..=high.ceil() as i32 + 1;
     let all: Vec<f64> =
         powers.flat_map(|power| digits.iter().map(move |digit| f64::from(power) + digit.log10())).collect();
-    // What rounding adds to a value that is a tick.
+    // Rounding may move a value off its tick.
     let slack = 1e-9;
     let first = all.iter().rposition(|at| *at <= low + slack).unwrap_or(0);
     let last = all.iter().position(|at| *at >= high - slack).unwrap_or(all.len() - 1);
@@ -99,7 +97,6 @@ fn decades(low: f64, high: f64) -> Ticks {
     Ticks { low: all[0], high: all[all.len() - 1], at: thinned(all.to_vec()) }
 }
 
-/// Ticks at powers of two.
 fn powers(low: f64, high: f64) -> Ticks {
     let (first, last) = (low.floor() as i32, high.ceil() as i32);
     let last = last.max(first + 1);
@@ -107,13 +104,13 @@ fn powers(low: f64, high: f64) -> Ticks {
     Ticks { low: f64::from(first) - PADDING, high: f64::from(last) + PADDING, at }
 }
 
-/// Every tick, or every second, third and so on, so that they have room.
+/// Returns every tick, or every second, third and so on, so that their labels fit.
 fn thinned(all: Vec<f64>) -> Vec<f64> {
     let step = all.len().div_ceil(TICKS).max(1);
     all.into_iter().step_by(step).collect()
 }
 
-/// A number as it is written in a picture: thousands apart, and no more digits than it has.
+/// Formats a number for a picture: with thousands separated, and no needless digits.
 pub(super) fn number(value: f64) -> String {
     let magnitude = value.abs();
     if magnitude != 0.0 && !(1e-3..1e9).contains(&magnitude) {
@@ -129,7 +126,7 @@ pub(super) fn number(value: f64) -> String {
     let rest = rest.trim_end_matches('0');
     let mut grouped = String::new();
     for (index, digit) in whole.chars().enumerate() {
-        // Four digits are read as they are.
+        // Four digits need no separator.
         if index > 0 && whole.len() > 4 && (whole.len() - index).is_multiple_of(3) {
             grouped.push('\u{a0}');
         }

@@ -1,10 +1,10 @@
-//! Drawing a chart by plotters: title, legend, axes, and what is between them.
+//! Drawing of a chart by plotters: title, legend, axes and content. A chart of categories has each category's name in a
+//! separate line, and below it a bar or a dot of each series.
 
-use super::axis::{self, Placed, Ticks};
-use super::categories;
+use super::axis::{self, Placed, Ticks, number};
 use super::style::{self, FAINT, GRID, GROUND, INK};
 use gdsync_cli::failure::Failure;
-use gdsync_cli::plot::{Axis, Bin, Chart, Content, Scale, Series};
+use gdsync_cli::plot::{Axis, Bin, Chart, Content, Scale, Series, Values};
 use plotters::coord::Shift;
 use plotters::coord::cartesian::Cartesian2d;
 use plotters::coord::ranged1d::{DefaultFormatting, KeyPointHint, Ranged};
@@ -12,21 +12,19 @@ use plotters::prelude::*;
 use plotters::style::text_anchor::HPos;
 use std::ops::Range;
 
-/// Pixels of a picture from side to side, and what stays free at each.
+/// Width of a picture, and its margins, in pixels.
 const WIDTH: u32 = 760;
 const MARGIN: i32 = 16;
-/// Of the title, of a line of the legend, and of the line that names the vertical axis.
+/// Height of the title, of a line of the legend, and of the line that names the vertical axis.
 const TITLE: i32 = 40;
 const LEGEND_LINE: i32 = 20;
 const AXIS_NAME: i32 = 30;
-/// Of the part between the axes.
 const PLOT: i32 = 280;
-/// Left of and under the part between the axes, for what is written there.
+/// Space left of and below the plot, for labels.
 const LEFT: i32 = 56;
 pub(super) const BOTTOM: i32 = 46;
-/// Right of the part between the axes, where half of the last label stands.
+/// Space right of the plot, for half of the last label.
 const RIGHT: i32 = 34;
-/// Sizes of text.
 const LARGE: f64 = 16.0;
 pub(super) const SMALL: f64 = 12.0;
 
@@ -51,7 +49,6 @@ impl Ranged for Ticks {
     }
 }
 
-/// Width and height of the picture in pixels.
 pub(super) fn size(charts: &[Chart]) -> (u32, u32) {
     let height: i32 = charts.iter().map(|chart| height(chart) + MARGIN).sum();
     (WIDTH, height.max(MARGIN).unsigned_abs())
@@ -65,11 +62,11 @@ fn height(chart: &Chart) -> i32 {
 fn plot_height(content: &Content) -> i32 {
     match content {
         Content::Lines { .. } | Content::Histogram { .. } => PLOT,
-        Content::Categories { names, series, .. } => categories::height(names.len(), series.len()),
+        Content::Categories { names, series, .. } => categories_height(names.len(), series.len()),
     }
 }
 
-/// What the legend explains. A single series needs none.
+/// Returns the entries of the legend; a single series needs none.
 fn names(content: &Content) -> Vec<String> {
     let names: Vec<String> = match content {
         Content::Lines { series, .. } => series.iter().map(|one| one.name.clone()).collect(),
@@ -84,7 +81,7 @@ fn names(content: &Content) -> Vec<String> {
     if names.len() > 1 { names } else { Vec::new() }
 }
 
-/// Where each name of the legend begins, and the pixels that all take from top to bottom.
+/// Returns the place of each entry of the legend, and the legend's height in pixels.
 fn legend(names: &[String]) -> (Vec<(i32, i32)>, i32) {
     let (mut x, mut y, mut places) = (0, 0, Vec::new());
     for name in names {
@@ -98,7 +95,7 @@ fn legend(names: &[String]) -> (Vec<(i32, i32)>, i32) {
     (places, if names.is_empty() { 0 } else { y + LEGEND_LINE })
 }
 
-/// The picture as the library writes it.
+/// Returns the picture as the library writes it.
 pub(super) fn draw(charts: &[Chart]) -> Result<String, Failure> {
     let mut text = String::new();
     {
@@ -159,11 +156,11 @@ fn panel(area: &Area<'_>, chart: &Chart) -> Result<(), Failure> {
             let mut plot = axes(area, header, (x, &drawn.0), Some((&y, &drawn.1)))?;
             histogram(&mut plot, x.scale, drawn.1.high, bins, marks)
         }
-        Content::Categories { x, names, series } => categories::draw(area, header, x, names, series),
+        Content::Categories { x, names, series } => categories(area, header, x, names, series),
     }
 }
 
-/// Draws the axes, and a grid. Without a vertical axis, its coordinates are pixels.
+/// Draws the axes and a grid. Without a vertical axis, vertical coordinates are pixels.
 pub(super) fn axes<'a, 'b>(
     area: &'a Area<'b>,
     header: i32,
@@ -202,7 +199,7 @@ pub(super) fn axes<'a, 'b>(
     Ok(plot)
 }
 
-/// Draws a point of a series: series differ in shape, too, for readers who do not tell colours apart.
+/// Draws a point of a series. Series also differ in shape, for readers who cannot tell the colours apart.
 fn marker<C: CoordTranslate>(
     area: &DrawingArea<SVGBackend<'_>, C>,
     index: usize,
@@ -252,4 +249,84 @@ fn histogram(
         plot.draw_series([PathElement::new(vec![(at, 0.0), (at, top)], color.stroke_width(2))])?;
     }
     Ok(())
+}
+
+/// Height of a category's name, of a bar, and of the gap between categories, in pixels.
+const NAME: i32 = 22;
+const BAR: i32 = 16;
+const BETWEEN: i32 = 8;
+/// Ratio of the largest to the smallest value from which on bars would hide the smallest.
+const DECADES: f64 = 40.0;
+
+fn categories_height(categories: usize, series: usize) -> i32 {
+    let (categories, series) = (categories as i32, series as i32);
+    categories * (NAME + series * BAR + BETWEEN) + BETWEEN
+}
+
+fn categories(
+    area: &Area<'_>,
+    header: i32,
+    x: &Axis,
+    names: &[String],
+    series: &[Values],
+) -> Result<(), Failure> {
+    let values = || series.iter().flat_map(|one| one.values.iter().copied().flatten());
+    let scale = scale(values());
+    // Leaves room for the value written after a bar.
+    let room = |value: f64| if scale == Scale::Linear { value * 1.12 } else { value * 1.5 };
+    let ticks = scale.ticks(values().flat_map(|value| [value, room(value)]));
+    let axis = Axis { name: x.name.clone(), scale };
+    let plot = axes(area, header, (&axis, &ticks), None)?;
+    let origin = if scale == Scale::Linear { 0.0 } else { ticks.low };
+    let top = f64::from(categories_height(names.len(), series.len()));
+    let plotted = plot.plotting_area();
+    for (category, name) in names.iter().enumerate() {
+        let mut y = top - f64::from(BETWEEN + category as i32 * (NAME + series.len() as i32 * BAR + BETWEEN));
+        let at = (ticks.low, y - f64::from(NAME) / 2.0);
+        let label =
+            EmptyElement::at(at) + Text::new(name.clone(), (6, 0), style::font(SMALL, &INK, HPos::Left));
+        plotted.draw(&label)?;
+        y -= f64::from(NAME);
+        for (index, one) in series.iter().enumerate() {
+            let (above, under) = (y - 2.0, y - f64::from(BAR) + 2.0);
+            let middle = (above + under) / 2.0;
+            y -= f64::from(BAR);
+            let value = one.values.get(category).copied().flatten();
+            let Some((value, end)) = value.and_then(|value| Some((value, scale.place(value)?))) else {
+                continue;
+            };
+            let color = style::series(index);
+            if scale == Scale::Linear {
+                plotted.draw(&Rectangle::new([(origin, above), (end, under)], color.filled()))?;
+            } else {
+                plotted.draw(&Circle::new((end, middle), 5, color.filled()))?;
+            }
+            let written = Text::new(number(value), (9, 0), style::font(SMALL - 1.0, &FAINT, HPos::Left));
+            plotted.draw(&(EmptyElement::at((end.max(origin), middle)) + written))?;
+        }
+    }
+    Ok(())
+}
+
+/// Returns a linear scale, for bars from 0, if these show every value; else a logarithmic one, for dots.
+fn scale(values: impl Iterator<Item = f64>) -> Scale {
+    let (mut least, mut most) = (f64::INFINITY, 0.0f64);
+    values
+        .filter(|value| value.is_finite())
+        .for_each(|value| (least, most) = (least.min(value), most.max(value)));
+    if least > 0.0 && most > DECADES * least { Scale::Log } else { Scale::Linear }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_that_span_decades_are_dots_and_others_bars() {
+        assert_eq!(scale([1.0, 39.0].into_iter()), Scale::Linear);
+        assert_eq!(scale([1.0, f64::NAN, 41.0].into_iter()), Scale::Log);
+        assert_eq!(scale([0.0, 41.0].into_iter()), Scale::Linear);
+        assert_eq!(scale([-1.0, 41.0].into_iter()), Scale::Linear);
+        assert_eq!(scale([].into_iter()), Scale::Linear);
+    }
 }

@@ -1,13 +1,13 @@
-//! Colours and text of pictures.
+//! Colours and fonts of pictures.
 //!
-//! Shapes have the colours for light ground as attributes, so that programs without style sheets show them. The style
-//! sheet of the picture puts another colour in the place of each where the reader prefers dark ground.
+//! Shapes have the colours for light backgrounds as attributes, for programs without style sheets. The picture's style
+//! sheet replaces each colour if the reader prefers dark backgrounds.
 
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 use std::fmt::Write;
 
-/// A colour on light ground, and on dark ground.
+/// A colour on light, and on dark background.
 type Shade = (RGBColor, RGBColor);
 
 const fn shade(light: [u8; 3], dark: [u8; 3]) -> Shade {
@@ -19,7 +19,7 @@ const GROUND_SHADE: Shade = shade([255, 255, 255], [20, 23, 28]);
 const INK_SHADE: Shade = shade([27, 31, 36], [230, 232, 236]);
 const FAINT_SHADE: Shade = shade([90, 98, 108], [160, 168, 178]);
 const GRID_SHADE: Shade = shade([224, 227, 232], [52, 58, 66]);
-/// Contrast with the ground is at least 4.5 to 1 on both.
+/// The contrast with the background is at least 4.5 to 1 on both.
 const SERIES: [Shade; 8] = [
     shade([11, 95, 165], [110, 182, 255]),
     shade([176, 74, 0], [255, 170, 90]),
@@ -36,34 +36,31 @@ pub(super) const INK: RGBColor = INK_SHADE.0;
 pub(super) const FAINT: RGBColor = FAINT_SHADE.0;
 pub(super) const GRID: RGBColor = GRID_SHADE.0;
 
-/// The colour of a series.
 pub(super) fn series(index: usize) -> RGBColor {
     SERIES[index % SERIES.len()].0
 }
 
-/// Text of a size in pixels, anchored at a side of its place and in its vertical middle.
+/// A font of a size in pixels, anchored at a side and in the vertical middle.
 pub(super) fn font(pixels: f64, color: &RGBColor, side: HPos) -> TextStyle<'static> {
     text(("sans-serif", pixels * DRAWN).into_font(), color, side)
 }
 
-/// The same in bold.
 pub(super) fn bold(pixels: f64, color: &RGBColor, side: HPos) -> TextStyle<'static> {
     text(("sans-serif", pixels * DRAWN, FontStyle::Bold).into_font(), color, side)
 }
 
-/// The library writes sizes divided by this.
+/// The library divides font sizes by this.
 const DRAWN: f64 = 1.24;
 
 fn text(font: FontDesc<'static>, color: &RGBColor, side: HPos) -> TextStyle<'static> {
     font.color(color).pos(Pos::new(side, VPos::Center))
 }
 
-/// Pixels that a text is wide at most, in usual fonts without serifs.
+/// Returns an upper bound of a text's width in pixels, in common sans-serif fonts.
 pub(super) fn width(text: &str, pixels: f64) -> i32 {
     (text.chars().count() as f64 * pixels * 0.62).ceil() as i32
 }
 
-/// The rules of the style sheet.
 pub(super) fn sheet() -> String {
     let hex = |RGBColor(r, g, b): RGBColor| format!("#{r:02X}{g:02X}{b:02X}");
     let mut rules = "@media (prefers-color-scheme:dark){".to_owned();
@@ -79,7 +76,7 @@ pub(super) fn sheet() -> String {
 mod tests {
     use super::*;
 
-    /// Of two colours, by the formula of WCAG 2.
+    /// Returns the contrast of two colours, by the formula of WCAG 2.
     fn contrast(one: RGBColor, other: RGBColor) -> f64 {
         let part = |value: u8| match f64::from(value) / 255.0 {
             value if value <= 0.04045 => value / 12.92,

@@ -1,5 +1,4 @@
-//! `gdsync copybw` and `gdsync copylat`: every copy kernel on every mapping, beside what there
-//! would be without.
+//! `gdsync copybw` and `gdsync copylat`: every copy kernel on every mapping, beside copies without the mapping.
 
 use super::{Absent, Memory, Source, pattern};
 use crate::draw;
@@ -13,14 +12,13 @@ use gdsync_cli::{progress, size, text};
 use serde::Serialize;
 use std::time::{Duration, Instant};
 
-/// Time for the measurements of each cell, and their least number.
+/// Time for the measurements of each cell, and their minimum number.
 const SPAN: Duration = Duration::from_millis(30);
 const LEAST: usize = 3;
-/// Copies this short are measured in bunches, so that reading the clock does not count.
+/// Copies this short are measured in groups, so that reading the clock does not count.
 const SHORT: usize = 16 << 10;
 const BUNCH: usize = 32;
 
-/// The quantity of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Unit {
     /// GB/s; rows are compared at the largest size.
@@ -37,7 +35,6 @@ impl Unit {
         }
     }
 
-    /// The cell by which rows are compared.
     fn compared(self, cells: &[Cell]) -> Option<&Cell> {
         match self {
             Unit::Bandwidth => cells.last(),
@@ -48,7 +45,6 @@ impl Unit {
 
 #[derive(Debug, Serialize)]
 struct Report {
-    /// The GPU.
     on: String,
     #[serde(rename = "rows")]
     mappings: Vec<Mapping>,
@@ -67,9 +63,9 @@ struct Row {
     direction: &'static str,
     kernel: String,
     cells: Vec<Cell>,
-    /// How many times as fast as libc's memcpy through the same mapping.
+    /// Speed relative to libc's memcpy through the same mapping.
     over_memcpy: Option<f64>,
-    /// How many times as fast as the driver's copy.
+    /// Speed relative to the driver's copy.
     over_cuda: Option<f64>,
 }
 
@@ -95,7 +91,7 @@ pub(crate) fn latency(options: &CopyOptions) -> Result<(), Failure> {
     run(options, Unit::Latency, &sizes)
 }
 
-/// Those up to the largest that was asked for, and that one.
+/// Returns the usual sizes up to `most`, and `most` itself.
 fn sizes(usual: &[usize], most: u64) -> Vec<usize> {
     let most = most as usize;
     let mut sizes: Vec<usize> = usual.iter().copied().filter(|size| *size < most).collect();
@@ -162,7 +158,6 @@ fn row(
     Ok(Row { direction, kernel, cells, over_memcpy: None, over_cuda: None })
 }
 
-/// Median of one copy, in µs.
 fn time(mut copy: impl FnMut() -> Result<(), Failure>, size: usize) -> Result<f64, Failure> {
     let bunch = if size <= SHORT { BUNCH } else { 1 };
     let (mut times, start) = (Vec::new(), Instant::now());
@@ -173,7 +168,7 @@ fn time(mut copy: impl FnMut() -> Result<(), Failure>, size: usize) -> Result<f6
             copy()?;
         }
         times.push(begin.elapsed().as_secs_f64() * 1e6 / bunch as f64);
-        // One measurement suffices for a copy of seconds.
+        // One measurement suffices for a copy that takes seconds.
         if start.elapsed() > 20 * SPAN {
             break;
         }
@@ -184,13 +179,12 @@ fn time(mut copy: impl FnMut() -> Result<(), Failure>, size: usize) -> Result<f6
 /// The driver's own copy, as a program would call it.
 fn to_gpu(memory: &Memory, from: &[u8]) -> Result<(), Failure> {
     let Some(gpu) = memory.gpu() else { return Ok(()) };
-    // SAFETY: the memory is as long (it is the largest that is measured); its context is current
-    // since it was made.
+    // SAFETY: the memory is as long as the largest measured copy; its context has been current since it was created.
     unsafe { sys::cuMemcpyHtoD_v2(gpu.address(), from.as_ptr().cast(), from.len()) }.result()?;
     Ok(())
 }
 
-/// As [`to_gpu`], the other way.
+/// Like [`to_gpu`], in the other direction.
 fn from_gpu(memory: &Memory, into: &mut [u8]) -> Result<(), Failure> {
     let Some(gpu) = memory.gpu() else { return Ok(()) };
     // SAFETY: as above.
@@ -198,7 +192,6 @@ fn from_gpu(memory: &Memory, into: &mut [u8]) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Fills in how rows compare.
 fn compare(rows: &mut [Row], unit: Unit) {
     let time = |row: &Row| unit.compared(&row.cells).map(|cell| cell.us);
     let of = |rows: &[Row], direction: &str, kernel: &str| {
@@ -244,7 +237,7 @@ fn table(mapping: &Mapping, unit: Unit) -> String {
     text::table(&header, &rows)
 }
 
-/// For each mapping and direction, a line for each way to copy, by size.
+/// Returns a chart for each mapping and direction, with a line by size for each copy method.
 fn charts(report: &Report, unit: Unit) -> Vec<Chart> {
     let name = if unit == Unit::Bandwidth { "Bandwidth, GB/s" } else { "Median time of a copy, µs" };
     let chart = |mapping: &Mapping, direction: &str| {

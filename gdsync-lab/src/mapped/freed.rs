@@ -1,23 +1,22 @@
-//! What happens to a mapping when its GPU memory is freed: the mistake is made here on purpose.
+//! The effect on a mapping of freeing its GPU memory: the mistake is made here on purpose.
 
-use super::pattern;
-use super::sanity::Passed;
+use super::{Outcome, pattern};
 use gdsync::cuda::GpuMemory;
 use gdsync::cudarc::driver::{CudaContext, sys};
 use gdsync::mapped::{MappedMemory, MappingBackend, MappingError};
 use gdsync_cli::failure::Failure;
 use std::sync::Arc;
 
-/// Bytes of the memory: a piece as GPUs give exportable memory.
+/// Bytes of the memory: the granularity of exportable GPU memory.
 const LEN: usize = 2 << 20;
 
 /// Every access must succeed or be refused, and none may end the program.
-pub(super) fn check(context: &Arc<CudaContext>, backend: MappingBackend) -> Result<Passed, Failure> {
+pub(super) fn check(context: &Arc<CudaContext>, backend: MappingBackend) -> Result<Outcome, Failure> {
     context.bind_to_thread()?;
     let exportable = backend == MappingBackend::ResourceManager;
     let memory = if exportable { Memory::exportable(context)? } else { Memory::ordinary()? };
-    // SAFETY: violated on purpose: the memory is freed before the handle is dropped. Nothing but
-    // the mapping uses the handle, and how a mapping stands that is what is checked.
+    // SAFETY: violated on purpose: the memory is freed before the handle is dropped. Only the mapping uses the handle,
+    // and this check tests how a mapping stands that.
     let gpu = unsafe { GpuMemory::from_raw(context, memory.address, LEN, ()) }?;
     let mapped = MappedMemory::pin_by(backend, &gpu)?;
     let bytes = pattern(LEN, 3);
@@ -26,21 +25,21 @@ pub(super) fn check(context: &Arc<CudaContext>, backend: MappingBackend) -> Resu
     let mut seen = vec![0; 4096];
     match mapped.copy_from(0, &mut seen) {
         Err(MappingError::Freed) => match mapped.copy_to(0, &[1]) {
-            Err(MappingError::Freed) => Ok(Passed::Yes),
+            Err(MappingError::Freed) => Ok(Outcome::Passed),
             other => Err(format!("a load was refused, and a store gave {other:?}").into()),
         },
         Ok(()) if seen[..] == bytes[..4096] => {
-            // The mapping keeps the memory.
+            // The mapping keeps the memory alive.
             mapped.copy_to(8, &[9])?;
             mapped.copy_from(8, &mut seen[..1])?;
-            if seen[0] == 9 { Ok(Passed::Yes) } else { Err("a store was lost".into()) }
+            if seen[0] == 9 { Ok(Outcome::Passed) } else { Err("a store was lost".into()) }
         }
         Ok(()) => Err("a load gave what was never stored".into()),
         Err(error) => Err(error.into()),
     }
 }
 
-/// Memory that the driver frees when this is dropped.
+/// Memory that the driver frees on drop.
 struct Memory {
     address: u64,
     exportable: bool,
@@ -76,8 +75,8 @@ impl Memory {
             flags: sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
         };
         let (mut handle, mut address) = (0, 0);
-        // SAFETY: valid places, and each call gets what the one before made. What is mapped keeps
-        // the memory. Where one fails, what was made before ends with the process.
+        // SAFETY: valid places, and each call gets the results of the previous ones. The mapping keeps the memory
+        // alive. If a call fails, earlier results end with the process.
         unsafe {
             sys::cuMemCreate(&mut handle, LEN, &properties, 0).result()?;
             sys::cuMemAddressReserve(&mut address, LEN, 0, 0, 0).result()?;
@@ -91,7 +90,7 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: ours. A mapping may be left behind, which is what is checked.
+        // SAFETY: owned by `self`. A mapping may remain, which is the purpose of the check.
         unsafe {
             if self.exportable {
                 let _ = sys::cuMemUnmap(self.address, LEN);

@@ -1,4 +1,4 @@
-//! CPU mappings of GPU memory: how fast they are, and whether they are right.
+//! CPU mappings of GPU memory: their speed and their correctness.
 
 mod copies;
 mod freed;
@@ -15,7 +15,7 @@ use gdsync_cli::failure::Failure;
 use std::ops::Deref;
 use std::sync::Arc;
 
-/// What is measured or checked: a GPU's memory, or what stands in for it.
+/// Memory of a GPU, or of its stand-in.
 enum Memory {
     Gpu(MappedMemory),
     StandIn(Mapping),
@@ -41,11 +41,9 @@ impl Memory {
     }
 }
 
-/// Where memory comes from.
 struct Source {
     context: Option<Arc<CudaContext>>,
     backends: Vec<MappingBackend>,
-    /// Backends that do not work, and why.
     absent: Vec<Absent>,
 }
 
@@ -61,7 +59,7 @@ fn absent_lines(absent: &[Absent]) -> String {
 
 impl Source {
     /// # Errors
-    /// Where there is no GPU, or no backend works on it.
+    /// There is no GPU, or no backend works on it.
     fn new(options: &MappedOptions) -> Result<Self, Failure> {
         if options.stand_in {
             return Ok(Source { context: None, backends: vec![MappingBackend::StandIn], absent: Vec::new() });
@@ -71,7 +69,7 @@ impl Source {
         // For the driver's own copies.
         context.bind_to_thread()?;
         if let Some(backend) = options.backend {
-            // Whether it works is seen at once.
+            // Fails at once if the backend does not work.
             MappedMemory::allocate_by(backend, &context, 1)?;
             return Ok(Source { context: Some(context), backends: vec![backend], absent: Vec::new() });
         }
@@ -93,7 +91,6 @@ impl Source {
         Ok(Source { context: Some(context), backends, absent })
     }
 
-    /// What the memory is of.
     fn name(&self) -> Result<String, Failure> {
         match &self.context {
             Some(context) => Ok(context.name()?),
@@ -109,7 +106,14 @@ impl Source {
     }
 }
 
-/// Bytes that are nowhere the same for long.
+/// The result of a check that did not fail.
+enum Outcome {
+    Passed,
+    /// Not possible here: why.
+    Skipped(&'static str),
+}
+
+/// Returns bytes without long repetitions.
 fn pattern(len: usize, seed: usize) -> Vec<u8> {
     (0..len).map(|i| ((i + seed).wrapping_mul(0x9e37_79b1) >> 13) as u8).collect()
 }

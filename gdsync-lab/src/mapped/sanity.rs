@@ -1,6 +1,6 @@
-//! `gdsync sanity`: whether mappings are what they should be, a line for each check.
+//! `gdsync sanity`: checks of mappings, with a line for each.
 
-use super::{Memory, Source, freed, pattern};
+use super::{Memory, Outcome, Source, freed, pattern};
 use gdsync::cudarc::driver::CudaContext;
 use gdsync::mapped::{LoadKernel, MappedMemory, Mapping, MappingBackend, MappingError, StoreKernel};
 use gdsync::memop::{Condition, GpuWord32};
@@ -14,26 +14,17 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Bytes that are checked.
 const LEN: usize = 256 << 10;
-/// How long a stream may take to see a word.
+/// Time limit for a stream to see a word.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// The result of a check that did not fail.
-pub(super) enum Passed {
-    Yes,
-    /// It cannot be had here.
-    Skipped(&'static str),
-}
-
-/// What is checked.
 struct Subject {
     memory: Memory,
     backend: MappingBackend,
     context: Option<Arc<CudaContext>>,
 }
 
-type Check = fn(&Subject) -> Result<Passed, Failure>;
+type Check = fn(&Subject) -> Result<Outcome, Failure>;
 
 const CHECKS: [(&str, Check); 10] = [
     ("direct access by words", direct),
@@ -78,8 +69,8 @@ pub(crate) fn run(options: &MappedOptions) -> Result<ExitCode, Failure> {
             Subject { memory: source.allocate(backend, LEN)?, backend, context: source.context.clone() };
         for (check, run) in CHECKS {
             let (result, reason) = match run(&subject) {
-                Ok(Passed::Yes) => ("PASS", String::new()),
-                Ok(Passed::Skipped(reason)) => ("SKIP", reason.to_owned()),
+                Ok(Outcome::Passed) => ("PASS", String::new()),
+                Ok(Outcome::Skipped(reason)) => ("SKIP", reason.to_owned()),
                 Err(error) => ("FAIL", error.to_string()),
             };
             let line = Line { backend: backend.to_string(), check, result, reason };
@@ -103,15 +94,14 @@ pub(crate) fn run(options: &MappedOptions) -> Result<ExitCode, Failure> {
 }
 
 impl Subject {
-    /// What the other side of the mapping holds: the GPU, by a copy of the driver's; of a stand-in,
-    /// its bytes.
+    /// Reads from the other side of the mapping: the GPU, by a copy of the driver; for a stand-in, its bytes.
     fn other_reads(&self, offset: usize, len: usize) -> Result<Vec<u8>, Failure> {
         let mut bytes = vec![0; len];
         match &self.memory {
             Memory::Gpu(memory) => memory.gpu().read(offset, &mut bytes)?,
             Memory::StandIn(mapping) => {
                 for (i, byte) in bytes.iter_mut().enumerate() {
-                    // SAFETY: inside the mapping, which the check keeps meanwhile.
+                    // SAFETY: inside the mapping, which the check keeps alive.
                     *byte = unsafe { mapping.as_ptr().add(offset + i).read_volatile() };
                 }
             }
@@ -119,7 +109,7 @@ impl Subject {
         Ok(bytes)
     }
 
-    /// Lets the other side store bytes.
+    /// Makes the other side store bytes.
     fn other_writes(&self, offset: usize, bytes: &[u8]) -> Result<(), Failure> {
         match &self.memory {
             Memory::Gpu(memory) => memory.gpu().write(offset, bytes)?,
@@ -134,7 +124,7 @@ impl Subject {
     }
 }
 
-/// Fails, with the first byte that is not as it should be.
+/// Fails at the first byte that differs.
 fn same(what: &str, found: &[u8], expected: &[u8]) -> Result<(), Failure> {
     match found.iter().zip(expected).position(|(found, expected)| found != expected) {
         None => Ok(()),
@@ -145,7 +135,7 @@ fn same(what: &str, found: &[u8], expected: &[u8]) -> Result<(), Failure> {
     }
 }
 
-fn direct(subject: &Subject) -> Result<Passed, Failure> {
+fn direct(subject: &Subject) -> Result<Outcome, Failure> {
     let mapping: &Mapping = &subject.memory;
     let words: Vec<u8> =
         (0..1024u32).flat_map(|i| i.wrapping_mul(0x0101_0101).wrapping_add(3).to_ne_bytes()).collect();
@@ -154,7 +144,7 @@ fn direct(subject: &Subject) -> Result<Passed, Failure> {
         // SAFETY: inside the mapping, which begins at a page.
         unsafe { mapping.as_ptr().cast::<u32>().add(i).write_volatile(word) };
     }
-    // A copy of nothing pushes out what was stored.
+    // An empty copy flushes earlier stores.
     mapping.copy_to(0, &[])?;
     same("stored", &subject.other_reads(0, words.len())?, &words)?;
     let words: Vec<u8> = words.iter().map(|byte| !byte).collect();
@@ -165,32 +155,32 @@ fn direct(subject: &Subject) -> Result<Passed, Failure> {
         seen.extend(unsafe { mapping.as_ptr().cast::<u32>().add(i).read_volatile() }.to_ne_bytes());
     }
     same("loaded", &seen, &words)?;
-    Ok(Passed::Yes)
+    Ok(Outcome::Passed)
 }
 
-fn copies_in(subject: &Subject) -> Result<Passed, Failure> {
+fn copies_in(subject: &Subject) -> Result<Outcome, Failure> {
     for (seed, kernel) in StoreKernel::available().enumerate() {
         let bytes = pattern(LEN, seed * 977);
         subject.memory.copy_to_by(kernel, 0, &bytes)?;
         same(&kernel.to_string(), &subject.other_reads(0, LEN)?, &bytes)?;
     }
-    Ok(Passed::Yes)
+    Ok(Outcome::Passed)
 }
 
-fn copies_out(subject: &Subject) -> Result<Passed, Failure> {
+fn copies_out(subject: &Subject) -> Result<Outcome, Failure> {
     for (seed, kernel) in LoadKernel::available().enumerate() {
         let (bytes, mut seen) = (pattern(LEN, seed * 881 + 5), vec![0; LEN]);
         subject.other_writes(0, &bytes)?;
         subject.memory.copy_from_by(kernel, 0, &mut seen)?;
         same(&kernel.to_string(), &seen, &bytes)?;
     }
-    Ok(Passed::Yes)
+    Ok(Outcome::Passed)
 }
 
 /// Copies `len` bytes at `offset` both ways, by every kernel.
 fn there_and_back(subject: &Subject, offset: usize, len: usize) -> Result<(), Failure> {
     for kernel in StoreKernel::available() {
-        // The program's own bytes begin anywhere, too.
+        // The program's own bytes are unaligned, too.
         let bytes = pattern(len + 3, offset + len);
         subject.memory.copy_to_by(kernel, offset, &bytes[3..])?;
         same(
@@ -208,22 +198,22 @@ fn there_and_back(subject: &Subject, offset: usize, len: usize) -> Result<(), Fa
     Ok(())
 }
 
-fn unaligned(subject: &Subject) -> Result<Passed, Failure> {
+fn unaligned(subject: &Subject) -> Result<Outcome, Failure> {
     for offset in [1, 2, 3, 5, 8, 15, 17, 31, 33, 63, 65, 4095] {
         there_and_back(subject, offset, 1024)?;
     }
-    Ok(Passed::Yes)
+    Ok(Outcome::Passed)
 }
 
-fn odd_sizes(subject: &Subject) -> Result<Passed, Failure> {
+fn odd_sizes(subject: &Subject) -> Result<Outcome, Failure> {
     for len in [1, 2, 3, 5, 7, 9, 15, 17, 31, 33, 63, 65, 127, 129, 1000, 4097, 65_537] {
         there_and_back(subject, 64, len)?;
         there_and_back(subject, LEN - len, len)?;
     }
-    Ok(Passed::Yes)
+    Ok(Outcome::Passed)
 }
 
-fn bounds(subject: &Subject) -> Result<Passed, Failure> {
+fn bounds(subject: &Subject) -> Result<Outcome, Failure> {
     let before = vec![0x5a; 4096];
     for kernel in StoreKernel::available() {
         subject.other_writes(0, &before)?;
@@ -243,11 +233,11 @@ fn bounds(subject: &Subject) -> Result<Passed, Failure> {
             }
         }
     }
-    Ok(Passed::Yes)
+    Ok(Outcome::Passed)
 }
 
-fn several(subject: &Subject) -> Result<Passed, Failure> {
-    let Some(gpu) = subject.memory.gpu() else { return Ok(Passed::Skipped("a stand-in has one mapping")) };
+fn several(subject: &Subject) -> Result<Outcome, Failure> {
+    let Some(gpu) = subject.memory.gpu() else { return Ok(Outcome::Skipped("a stand-in has one mapping")) };
     let more = [MappedMemory::pin_by(subject.backend, gpu)?, MappedMemory::pin_by(subject.backend, gpu)?];
     for (i, memory) in more.iter().enumerate() {
         let bytes = pattern(LEN, i * 31 + 7);
@@ -258,16 +248,16 @@ fn several(subject: &Subject) -> Result<Passed, Failure> {
             same(&format!("mapping {i}"), &seen, &bytes)?;
         }
     }
-    // What is unmapped takes nothing of the others with it.
+    // Unmapping one mapping does not affect the others.
     drop(more);
     subject.memory.copy_to(0, &[1, 2, 3])?;
     same("after two are gone", &subject.other_reads(0, 3)?, &[1, 2, 3])?;
-    Ok(Passed::Yes)
+    Ok(Outcome::Passed)
 }
 
-fn stream_wait(subject: &Subject) -> Result<Passed, Failure> {
+fn stream_wait(subject: &Subject) -> Result<Outcome, Failure> {
     let (Some(gpu), Some(context)) = (subject.memory.gpu(), &subject.context) else {
-        return Ok(Passed::Skipped("no stream waits for a stand-in"));
+        return Ok(Outcome::Skipped("no stream waits for a stand-in"));
     };
     let stream = Stream::new(CudaStream::new(context.new_stream()?)?)?;
     let (gate, answer) = (GpuWord32::new(gpu, 0)?, GpuWord32::new(gpu, 64)?);
@@ -282,14 +272,14 @@ fn stream_wait(subject: &Subject) -> Result<Passed, Failure> {
             seen = load(subject, 64)?;
         }
         if early != 0 || seen != !round {
-            // The driver's way, so that nothing stays blocked.
+            // Released by the driver, so that nothing stays blocked.
             gate.store(round)?;
             stream.synchronize_timeout(PATIENCE)?;
             return Err(format!("round {round}: {early:#x} before the store, {seen:#x} after it").into());
         }
     }
     stream.synchronize()?;
-    Ok(Passed::Yes)
+    Ok(Outcome::Passed)
 }
 
 fn load(subject: &Subject, offset: usize) -> Result<u32, Failure> {
@@ -298,9 +288,8 @@ fn load(subject: &Subject, offset: usize) -> Result<u32, Failure> {
     Ok(u32::from_ne_bytes(word))
 }
 
-fn child(subject: &Subject) -> Result<Passed, Failure> {
-    // SAFETY: the child calls nothing but two functions that allocate nothing and take no lock, and
-    // leaves at once.
+fn child(subject: &Subject) -> Result<Outcome, Failure> {
+    // SAFETY: the child only calls two functions that allocate nothing and take no lock, and exits at once.
     let child = unsafe { libc::fork() };
     if child < 0 {
         return Err(io::Error::last_os_error().into());
@@ -312,7 +301,7 @@ fn child(subject: &Subject) -> Result<Passed, Failure> {
         unsafe { libc::_exit(libc::c_int::from(!refused)) };
     }
     let mut status = 0;
-    // SAFETY: our own child; `status` is a valid place.
+    // SAFETY: a child of this process; `status` is a valid place.
     if unsafe { libc::waitpid(child, &mut status, 0) } != child {
         return Err(io::Error::last_os_error().into());
     }
@@ -321,12 +310,12 @@ fn child(subject: &Subject) -> Result<Passed, Failure> {
     }
     subject.memory.copy_to(0, &[7])?;
     same("the parent's, after the child", &subject.other_reads(0, 1)?, &[7])?;
-    Ok(Passed::Yes)
+    Ok(Outcome::Passed)
 }
 
-fn freed_under(subject: &Subject) -> Result<Passed, Failure> {
+fn freed_under(subject: &Subject) -> Result<Outcome, Failure> {
     match &subject.context {
-        None => Ok(Passed::Skipped("a stand-in frees nothing")),
+        None => Ok(Outcome::Skipped("a stand-in frees nothing")),
         Some(context) => freed::check(context, subject.backend),
     }
 }
@@ -344,8 +333,7 @@ mod tests {
 
     #[test]
     fn a_broken_other_side_is_noticed() {
-        // What the checks compare with is the mapping's own bytes; spoilt between, they must
-        // differ.
+        // The checks compare with the mapping's own bytes; if these are corrupted in between, they must fail.
         let subject = Subject {
             memory: Memory::StandIn(Mapping::stand_in(LEN).unwrap()),
             backend: MappingBackend::StandIn,

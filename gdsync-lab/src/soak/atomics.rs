@@ -1,13 +1,12 @@
-//! What atomic operations must find, and what a failure may leave.
+//! Expected results of atomic operations, and their possible states after a failure.
 //!
-//! They are executed in order and at most once, so each finds what those before it have left, and
-//! after a failure the remote words are what some of the outstanding ones have left, from the
-//! oldest on.
+//! Operations are executed in order and at most once. So each returns the result of those before it, and after a
+//! failure the remote words show that some of the outstanding operations have been executed, oldest first.
 
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
-/// The two words that the operations of one end change: one counts, the other is swapped.
+/// The two words that the operations of one end change: a counter, and a word that is swapped.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Words {
     pub(super) counter: u64,
@@ -16,14 +15,11 @@ pub(super) struct Words {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Atomic {
-    /// To the counter.
     Add(u64),
-    /// Of the other word.
     Swap { compare: u64, swap: u64 },
 }
 
 impl Words {
-    /// Performs an operation. Returns what it finds.
     pub(super) fn perform(&mut self, operation: Atomic) -> u64 {
         match operation {
             Atomic::Add(value) => {
@@ -38,37 +34,36 @@ impl Words {
     }
 }
 
-/// The remote words as far as an end can know them.
+/// The remote words, as far as an end can know them.
 #[derive(Debug, Default)]
 pub(super) struct Atomics {
-    /// What those that are complete have left.
+    /// The state after the completed operations.
     settled: Words,
     outstanding: VecDeque<Atomic>,
-    /// What the outstanding ones will leave.
-    ahead: Words,
+    /// The state after the outstanding operations.
+    expected: Words,
 }
 
 impl Atomics {
-    /// What the words will be for the next one.
-    pub(super) fn ahead(&self) -> Words {
-        self.ahead
+    /// Returns the words that the next operation will see.
+    pub(super) fn expected(&self) -> Words {
+        self.expected
     }
 
-    /// An operation is posted. Returns what it must find.
+    /// Notes a posted operation. Returns its expected result.
     pub(super) fn post(&mut self, operation: Atomic) -> u64 {
         self.outstanding.push_back(operation);
-        self.ahead.perform(operation)
+        self.expected.perform(operation)
     }
 
-    /// The oldest one is complete.
     pub(super) fn complete(&mut self) {
         if let Some(operation) = self.outstanding.pop_front() {
             self.settled.perform(operation);
         }
     }
 
-    /// After a failure: the words are `there`. Returns how many operations failed, and how many of
-    /// them were executed; nothing where no number of them leaves such words.
+    /// Resumes after a failure with the actual words `there`. Returns how many operations failed, and how many of these
+    /// were executed; none if no number of executed operations explains the words.
     pub(super) fn resume(&mut self, there: Words) -> Option<(u64, u64)> {
         let mut words = self.settled;
         let mut executed = (words == there).then_some(0);
@@ -79,7 +74,7 @@ impl Atomics {
             }
         }
         let failed = self.outstanding.len() as u64;
-        (self.settled, self.ahead) = (there, there);
+        (self.settled, self.expected) = (there, there);
         self.outstanding.clear();
         executed.map(|executed| (failed, executed))
     }
@@ -95,7 +90,7 @@ mod tests {
         assert_eq!(atomics.post(Atomic::Swap { compare: 0, swap: 9 }), 0);
         assert_eq!(atomics.post(Atomic::Swap { compare: 0, swap: 5 }), 9);
         assert_eq!(atomics.post(Atomic::Add(1)), 3);
-        assert_eq!(atomics.ahead(), Words { counter: 4, swapped: 9 });
+        assert_eq!(atomics.expected(), Words { counter: 4, swapped: 9 });
         atomics
     }
 

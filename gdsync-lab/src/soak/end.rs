@@ -1,19 +1,18 @@
 //! One end of a link, across all its failures.
 //!
-//! An end that fails says so, and the other fails with it. Both take everything off their queues,
-//! tell each other where they stand, and go on: with the same queue pair, brought back to its
-//! beginning, or with a new one.
+//! An end that fails reports it, and the other fails with it. Both drain their queues, exchange their states, and
+//! resume: with the same queue pair after a reset, or with a new one.
 
 use super::gpu::Gpu;
-use super::kernels::By;
-use super::loose::Loose;
-use super::mesh::Message;
+use super::kernels::PosterKind;
+use super::peers::Message;
 use super::plan::Random;
-use super::queues::{Queues, SharedHub};
+use super::queues::{Queues, SharedDemux};
 use super::region::Place;
 use super::reliable::Reliable;
 use super::tally::Tally;
 use super::traffic::Traffic;
+use super::unreliable::Unreliable;
 use super::wire::{Taken, Wire};
 use gdsync::qp::MasterConfig;
 use gdsync::verbs::Transport;
@@ -22,9 +21,8 @@ use gdsync_cli::failure::Failure;
 use std::fmt;
 use std::time::{Duration, Instant};
 
-/// How long draining may take.
 const DRAIN: Duration = Duration::from_secs(20);
-/// Without any progress for so long, an end hangs.
+/// An end without progress for this long hangs.
 const STUCK: Duration = Duration::from_secs(60);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,27 +32,24 @@ enum Phase {
     /// Connected; waits until the other end is, too.
     Waiting,
     Running,
-    /// Failed: takes everything off its queues.
+    /// Failed; drains its queues.
     Draining,
-    /// Drained; waits until the other end knows.
+    /// Drained; waits for the other end.
     Down,
-    /// The run is over.
     Closing,
 }
 
-/// What ends of a process have together.
-pub(super) struct Together {
-    /// Where sends and receives of some complete.
-    pub(super) queues: Option<(SharedHub, SharedHub)>,
-    /// What releases sends of some; none where the card does not wait.
+/// Resources shared by ends of a process.
+pub(super) struct SharedResources {
+    /// Completion queues of sends and receives.
+    pub(super) queues: Option<(SharedDemux, SharedDemux)>,
+    /// Releases sends; none if the card does not wait.
     pub(super) trigger: Option<Trigger>,
 }
 
-/// What an end is made of, and never changes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Role {
     pub(super) link: u32,
-    /// Rank of the other end's process.
     pub(super) peer: usize,
     /// Numbers of this end and of the other, counted over all links.
     pub(super) own: u64,
@@ -71,13 +66,12 @@ impl Role {
         }
     }
 
-    /// What posts: half of the links have streams. Where there are kernels, these are reliable links
-    /// with queues of their own.
-    fn by(&self, gpu: &Gpu) -> By {
+    /// Returns who posts: half of the links have streams. Kernels drive reliable links with separate queues.
+    fn by(&self, gpu: &Gpu) -> PosterKind {
         match self.link % 16 {
-            6 | 8 if gpu.has_kernels() => By::Kernels,
-            link if link % 2 == 1 => By::Stream,
-            _ => By::Cpu,
+            6 | 8 if gpu.has_kernels() => PosterKind::Kernels,
+            link if link % 2 == 1 => PosterKind::Stream,
+            _ => PosterKind::Cpu,
         }
     }
 
@@ -85,10 +79,10 @@ impl Role {
         matches!(self.link % 8, 2 | 3)
     }
 
-    /// What releases its sends, where doorbells do not: streams have such ends. Of those that share
-    /// a trigger, one at a time can post.
-    fn trigger(&self, together: &Together, pd: &ProtectionDomain) -> Result<Option<Trigger>, Failure> {
-        Ok(match (self.link % 16, &together.trigger) {
+    /// Returns the trigger that releases its sends, if any: only streams have one. Ends that share a trigger post one at a
+    /// time.
+    fn trigger(&self, shared: &SharedResources, pd: &ProtectionDomain) -> Result<Option<Trigger>, Failure> {
+        Ok(match (self.link % 16, &shared.trigger) {
             (1 | 9, Some(trigger)) => Some(trigger.clone()),
             (5 | 7, Some(_)) => Some(Trigger::new(pd)?),
             (11, Some(_)) => Some(mastered(pd)?),
@@ -96,8 +90,8 @@ impl Role {
         })
     }
 
-    fn queues(&self, together: &Together) -> Queues {
-        match &together.queues {
+    fn queues(&self, shared: &SharedResources) -> Queues {
+        match &shared.queues {
             Some((send, recv)) if self.shares_queues() => Queues::Shared(send.clone(), recv.clone()),
             _ if self.link % 8 == 4 => Queues::Single,
             _ => Queues::Own,
@@ -105,7 +99,6 @@ impl Role {
     }
 }
 
-/// A trigger with a master.
 pub(super) fn mastered(pd: &ProtectionDomain) -> Result<Trigger, Failure> {
     Ok(Trigger::new(pd)?.with_master(MasterConfig::default())?)
 }
@@ -116,12 +109,12 @@ pub(super) struct End {
     traffic: Box<dyn Traffic>,
     epoch: u32,
     phase: Phase,
-    /// The other end has said that it is down in this epoch, or up in the next.
+    /// True if the other end has reported to be down in this epoch, or up in the next.
     peer_is_down: bool,
     next_up: Option<Message>,
     /// The last epoch in which the other end was connected.
     peer_ready: Option<u32>,
-    /// The other end was sent the message that everything is sent.
+    /// True once the other end has been told that everything is sent.
     ended: bool,
     peer_sent: Option<u64>,
     progress: Instant,
@@ -132,18 +125,18 @@ impl End {
     pub(super) fn new(
         role: Role,
         (device, pd, port): (&Device, &ProtectionDomain, u8),
-        together: &Together,
+        shared: &SharedResources,
         gpu: &Gpu,
     ) -> Result<Self, Failure> {
         let random = |salt: u64| Random::new(role.seed ^ role.own << 32 ^ salt << 56);
         let ends = (role.own, role.other);
         let by = role.by(gpu);
-        let place = if by == By::Cpu { Place::Host } else { gpu.place() };
+        let place = if by == PosterKind::Cpu { Place::Host } else { gpu.place() };
         let traffic: Box<dyn Traffic> = match role.transport() {
             Transport::Rc => Box::new(Reliable::new((device, pd), role.seed, ends, random(1), (&place, by))?),
-            _ => Box::new(Loose::new(pd, role.seed, ends, &place)?),
+            _ => Box::new(Unreliable::new(pd, role.seed, ends, &place)?),
         };
-        let release = (role.queues(together), role.trigger(together, pd)?);
+        let release = (role.queues(shared), role.trigger(shared, pd)?);
         let wire = Wire::new((device, pd, port), role.transport(), release, (gpu, by), random(2))?;
         let now = Instant::now();
         Ok(End {
@@ -170,12 +163,12 @@ impl End {
         self.role.link
     }
 
-    /// A wait for the next completion of its sends that nothing waits for.
+    /// Returns a wait for the next completion of its sends that has no wait yet.
     pub(super) fn next_send(&self) -> Result<Option<PreparedWait>, Failure> {
         self.wire.next_send()
     }
 
-    /// Where its queue pair of this epoch is.
+    /// Returns the address of this epoch's queue pair.
     pub(super) fn up(&self) -> Result<Message, Failure> {
         Ok(Message::Up {
             link: self.role.link,
@@ -185,17 +178,16 @@ impl End {
         })
     }
 
-    /// Sends no more messages than it has begun with.
     pub(super) fn stop(&mut self) {
         self.traffic.stop();
     }
 
-    /// Everything was sent and acknowledged, and everything from the other end was received.
+    /// Returns whether everything was sent and acknowledged, and everything from the other end received.
     pub(super) fn is_done(&self) -> bool {
         self.ended && self.peer_sent.is_some_and(|sent| self.traffic.has_all(sent))
     }
 
-    /// Fails, if it is at work, as if its connection had been cut.
+    /// Fails, if it is working, as if its connection had been cut.
     pub(super) fn cut(&mut self, tally: &mut Tally) -> Result<Option<Message>, Failure> {
         if self.phase != Phase::Running {
             return Ok(None);
@@ -216,7 +208,7 @@ impl End {
                 self.next_up = Some(message);
             }
             Message::Ready { epoch, .. } => {
-                // It may arrive before this end has looked at the other's address.
+                // It may arrive before this end has handled the peer's address.
                 self.peer_ready = Some(epoch);
                 if self.phase == Phase::Waiting && epoch == self.epoch {
                     self.phase = Phase::Running;
@@ -244,7 +236,7 @@ impl End {
         Ok(Message::Ready { link: self.role.link, epoch: self.epoch })
     }
 
-    /// The queue pair has failed, here or there. Says so, the first time.
+    /// Handles a failure of the queue pair, at either end. Returns a message the first time.
     fn fail(&mut self) -> Result<Option<Message>, Failure> {
         if matches!(self.phase, Phase::Draining | Phase::Down | Phase::Closing) {
             return Ok(None);
@@ -255,7 +247,7 @@ impl End {
         Ok(Some(Message::Down { link: self.role.link, epoch: self.epoch }))
     }
 
-    /// Does what can be done now. Returns the messages for the other end.
+    /// Makes progress where possible. Returns a message for the other end.
     pub(super) fn step(&mut self, tally: &mut Tally) -> Result<Option<Message>, Failure> {
         let before = (tally.operations, tally.flushed);
         let failed = self.take(tally)?;
@@ -296,7 +288,7 @@ impl End {
         }
     }
 
-    /// The next epoch: nothing outstanding.
+    /// Begins the next epoch, with nothing outstanding.
     fn rise(&mut self, tally: &mut Tally) -> Result<Option<Message>, Failure> {
         if !self.wire.renew(tally).map_err(|error| self.named(error))? {
             return Ok(None);
@@ -307,8 +299,8 @@ impl End {
         self.up().map(Some)
     }
 
-    /// Everything that was posted must complete, failed or not, and no stream may hang. True once
-    /// that is so.
+    /// Takes completions until nothing is outstanding: everything posted must complete, failed or not, and no stream
+    /// may hang. Returns whether that is so.
     fn is_drained(&mut self, tally: &mut Tally) -> Result<bool, Failure> {
         let left = self.wire.left();
         if left == 0 && self.wire.is_idle()? {
@@ -329,7 +321,7 @@ impl End {
         Ok(None)
     }
 
-    /// All ends of all processes are done: takes what is left off the queues. True once nothing is.
+    /// Takes remaining completions after all ends of all processes are done. Returns whether nothing is left.
     pub(super) fn close(&mut self, tally: &mut Tally) -> Result<bool, Failure> {
         if self.phase != Phase::Closing {
             self.fail()?;
@@ -354,7 +346,7 @@ impl End {
         format!("{self}: {error}").into()
     }
 
-    /// Takes what has completed. True where something has failed.
+    /// Takes completions. Returns whether something has failed.
     fn take(&mut self, tally: &mut Tally) -> Result<bool, Failure> {
         let mut failed = self.wire.queue_pair.failure().is_some();
         while let Some(completion) = self.wire.take_receive(tally).map_err(|error| self.named(error))? {

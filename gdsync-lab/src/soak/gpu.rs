@@ -1,4 +1,4 @@
-//! What drives links that the CPU does not drive: a GPU, or a stand-in of software streams.
+//! Drivers of the links that the CPU does not drive: a GPU, or a stand-in of software streams.
 
 use super::region::Place;
 use gdsync::cuda::Placement;
@@ -12,24 +12,23 @@ use std::sync::Arc;
 
 const SOURCE: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../kernels/soak.cu"));
 
-/// A stream of either kind.
 pub(super) type AnyStream = Stream<Box<dyn MemOpStream>>;
 
-/// What has the ends of a process that the CPU does not drive.
+/// The driver of those ends of a process.
 #[derive(Clone, Debug)]
 pub(super) enum Gpu {
-    /// Software streams alone, as in a soak without a GPU: they post, and nothing else is special.
+    /// Software streams only, which post; for a soak without a GPU.
     None,
-    /// Software streams, threads in the place of kernels, and host memory, used as if it were apart.
+    /// Software streams, threads instead of kernels, and host memory that is treated as GPU memory.
     StandIn,
     Cuda(Arc<CudaContext>, CudaFunction),
 }
 
-/// Links for each process: so many streams of a GPU have a channel of the GPU each. The software card
-/// copies by a stream, too, which must not stand behind one that waits for the card.
+/// Maximum links of each process: so many streams get a GPU channel each. The software card also copies by a stream,
+/// which must not queue behind one that waits for the card.
 const LINKS: u32 = 16;
 
-/// Whether there is that GPU and the compiler of its kernels, and the links are not too many for it.
+/// Checks that the GPU and the compiler of its kernels exist, and that the links are not too many for it.
 ///
 /// # Errors
 /// In words, with the remedy.
@@ -43,7 +42,7 @@ pub(super) fn check(ordinal: u32, links: u32, procs: u32) -> Result<(), Failure>
     }
     let remedy = "leave --gpu out, or take --stand-in, for a soak without a GPU";
     match cuda::device_count() {
-        // Each process would say it.
+        // Checked once here, or each process would report it.
         Ok(count) if ordinal < count => Ok(nvrtc::version().map(|_| ())?),
         Ok(count) => Err(format!("there is no GPU {ordinal}: the driver has {count}; {remedy}").into()),
         Err(error) => Err(format!("GPU {ordinal} cannot be used: {error}; {remedy}").into()),
@@ -60,12 +59,12 @@ impl Gpu {
         Ok(Gpu::Cuda(context, posts))
     }
 
-    /// True where kernels, or what stands in for them, drive some of the links.
+    /// True if kernels, or their stand-ins, drive some of the links.
     pub(super) fn has_kernels(&self) -> bool {
         !matches!(self, Gpu::None)
     }
 
-    /// Where messages of links lie that the CPU does not drive.
+    /// Returns the place of the messages of such links.
     pub(super) fn place(&self) -> Place {
         match self {
             Gpu::None => Place::Host,
@@ -74,12 +73,11 @@ impl Gpu {
         }
     }
 
-    /// A stream that posts.
     pub(super) fn stream(&self) -> Result<AnyStream, Failure> {
         Ok(Stream::new(self.backend()?)?)
     }
 
-    /// A stream whose waits the card collects, from two queues on.
+    /// Returns a stream whose waits for two or more queues the card collects.
     pub(super) fn collecting(&self, in_gpu_memory: bool) -> Result<AnyStream, Failure> {
         let word = match self {
             Gpu::Cuda(context, _) if in_gpu_memory => Placement::Gpu(u32::try_from(context.ordinal())?),

@@ -1,5 +1,5 @@
-//! What posts the sends of an end: the CPU, a stream, or kernels, which post requests, some at a time, and wait until these
-//! have completed. Without a GPU, a thread does so in their place.
+//! The poster of an end's sends: the CPU, a stream, or kernels. A kernel posts a list of requests and waits until these
+//! have completed. Without a GPU, a thread does so.
 
 use super::gpu::{AnyStream, Gpu};
 use gdsync::cudarc::driver::{CudaFunction, CudaStream as Queue, LaunchConfig, PushKernelArg};
@@ -12,21 +12,20 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Requests at a time, in a list and before it.
+/// Maximum number of requests in a list, and waiting for one.
 const MOST: usize = 16;
-/// After so long, what was posted never completes.
+/// After this long, posted requests never complete.
 const LONG: Duration = Duration::from_secs(20);
-/// Words of a request, of `struct request` in `kernels/soak.cu`.
+/// Words of a request, `struct request` in `kernels/soak.cu`.
 const REQUEST: usize = 4;
-/// Words after the requests, of `struct outcome` there.
+/// Words after the requests, `struct outcome` there.
 const OUTCOME: usize = 3;
 /// `status::ok` and `status::failed` of the device header.
 const OK: u64 = 0;
 const FAILED: u64 = 3;
 
-/// What posts the sends of an end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum By {
+pub(super) enum PosterKind {
     Cpu,
     Stream,
     Kernels,
@@ -39,15 +38,15 @@ pub(super) enum Poster {
 }
 
 impl Poster {
-    pub(super) fn new(gpu: &Gpu, by: By) -> Result<Self, Failure> {
+    pub(super) fn new(gpu: &Gpu, by: PosterKind) -> Result<Self, Failure> {
         Ok(match by {
-            By::Cpu => Poster::Cpu,
-            By::Stream => Poster::Stream(Box::new(gpu.stream()?)),
-            By::Kernels => Poster::Kernels(Kernels::new(gpu)?),
+            PosterKind::Cpu => Poster::Cpu,
+            PosterKind::Stream => Poster::Stream(Box::new(gpu.stream()?)),
+            PosterKind::Kernels => Poster::Kernels(Kernels::new(gpu)?),
         })
     }
 
-    /// Kernels get the queue pair, which is connected.
+    /// Hands a connected queue pair over to kernels.
     pub(super) fn attach(&mut self, queue_pair: &QueuePair) -> Result<(), Failure> {
         match self {
             Poster::Kernels(kernels) => kernels.attach(queue_pair),
@@ -55,7 +54,6 @@ impl Poster {
         }
     }
 
-    /// Kernels give it back.
     pub(super) fn detach(&mut self) -> Result<(), Failure> {
         match self {
             Poster::Kernels(kernels) => kernels.detach(),
@@ -63,7 +61,7 @@ impl Poster {
         }
     }
 
-    /// A stream has passed everything. (What kernels have reported is in the ledger.)
+    /// Returns whether a stream has passed everything. (Results of kernels are in the ledger.)
     pub(super) fn is_idle(&self) -> Result<bool, Failure> {
         match self {
             Poster::Stream(stream) => Ok(stream.synchronize_timeout(Duration::ZERO)?),
@@ -72,23 +70,27 @@ impl Poster {
     }
 }
 
-/// What a kernel posts.
 #[derive(Clone, Debug)]
 pub(super) enum Request {
-    /// A message: memory of the end, by its address and its key as well.
-    Send { slice: Slice, address: u64, key: u32 },
-    /// A word for the other end.
-    Put { to: RemoteMemory, value: u64 },
+    /// A message in the end's memory, also by its address and key.
+    Send {
+        slice: Slice,
+        address: u64,
+        key: u32,
+    },
+    Put {
+        to: RemoteMemory,
+        value: u64,
+    },
 }
 
-/// How a list has ended: with the first failure.
+/// The result of a list: its first failure.
 type Outcome = Result<(), WorkError>;
 
 /// The requests of one end.
 pub(super) struct Kernels {
     driver: Driver,
     waiting: Vec<Request>,
-    /// Requests of the list that runs.
     running: usize,
     ended: VecDeque<Outcome>,
     has_failed: bool,
@@ -99,7 +101,7 @@ enum Driver {
     Cuda(Box<Cuda>),
 }
 
-/// What a request says that was not carried out because an earlier one failed.
+/// The result of a request that was not executed because an earlier one failed.
 const FLUSHED: WorkError = WorkError { syndrome: Syndrome::WrFlush as u8, vendor: 0 };
 
 impl Kernels {
@@ -127,7 +129,7 @@ impl Kernels {
         Ok(Kernels { driver, waiting: Vec::new(), running: 0, ended: VecDeque::new(), has_failed: false })
     }
 
-    /// Gets a queue pair that is connected, and has nothing outstanding.
+    /// Takes a connected queue pair with nothing outstanding.
     pub(super) fn attach(&mut self, queue_pair: &QueuePair) -> Result<(), Failure> {
         self.has_failed = false;
         if let Driver::Cuda(driver) = &mut self.driver {
@@ -137,10 +139,10 @@ impl Kernels {
         Ok(())
     }
 
-    /// Gives the queue pair back. No list runs.
+    /// Returns the queue pair. No list may be running.
     pub(super) fn detach(&mut self) -> Result<(), Failure> {
         if let Driver::Cuda(driver) = &mut self.driver {
-            // The last kernel has reported, and may have yet to end.
+            // The last kernel has reported, but may not have ended yet.
             driver.queue.synchronize()?;
             if let Some(attached) = driver.attached.take() {
                 attached.detach_device(LONG)?;
@@ -157,7 +159,7 @@ impl Kernels {
         self.waiting.push(request);
     }
 
-    /// How the next request has ended, in the order of their posts. Starts a list where none runs.
+    /// Returns the result of the next request, in posting order. Starts a list if none runs.
     pub(super) fn next_ended(&mut self, queue_pair: &Arc<QueuePair>) -> Result<Option<Outcome>, Failure> {
         if self.running > 0
             && let Some(outcome) = self.driver.outcome()?
@@ -188,7 +190,7 @@ impl Driver {
         }
     }
 
-    /// How the list has ended, once it has.
+    /// Returns the list's result, once it has ended.
     fn outcome(&mut self) -> Result<Option<Outcome>, Failure> {
         match self {
             Driver::Thread(driver) => driver.outcome(),
@@ -197,12 +199,10 @@ impl Driver {
     }
 }
 
-/// Kernels of a GPU.
 struct Cuda {
     queue: Arc<Queue>,
     backend: CudaStream,
     posts: CudaFunction,
-    /// Requests, and the outcome.
     memory: PinnedMemory,
     address: u64,
     round: u64,
@@ -227,9 +227,8 @@ impl Cuda {
         let mut launch = self.queue.launch_builder(&self.posts);
         launch.arg(&qp).arg(&self.address).arg(&count).arg(&outcome).arg(&self.round);
         let config = LaunchConfig { grid_dim: (1, 1, 1), block_dim: (1, 1, 1), shared_mem_bytes: 0 };
-        // SAFETY: these are the kernel's parameters. The queue pair is attached until the kernel has
-        // ended (`detach`), and `memory` is there: gdsync gives memory that a GPU knows back only
-        // while the GPU's streams are idle.
+        // SAFETY: these are the kernel's parameters. The queue pair is attached until the kernel has ended (`detach`),
+        // and `memory` is alive: gdsync frees memory known to a GPU only while the GPU's streams are idle.
         unsafe { launch.launch(config) }?;
         Ok(())
     }
@@ -250,7 +249,6 @@ impl Cuda {
     }
 }
 
-/// A thread in the place of kernels.
 struct Thread {
     stream: SoftStream,
     outcome: Arc<Mutex<Option<Result<Outcome, String>>>>,

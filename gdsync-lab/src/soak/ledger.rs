@@ -1,9 +1,8 @@
-//! What was posted and has not completed: each work request completes once, in order.
+//! Outstanding send work requests: each completes once, in order.
 
 use super::atomics::Atomic;
 use std::collections::VecDeque;
 
-/// What a work request was for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Work {
     Message(u64),
@@ -12,12 +11,11 @@ pub(super) enum Work {
     Atomic { result: usize, operation: Atomic, original: u64 },
 }
 
-/// How a work request has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Ended {
     pub(super) work: Work,
     pub(super) is_good: bool,
-    /// The completion is its own; an unsignaled work request ends with a later completion.
+    /// True if the completion is its own; an unsignaled work request ends with a later completion.
     pub(super) is_own: bool,
 }
 
@@ -36,7 +34,7 @@ pub(super) struct Ledger {
 }
 
 impl Ledger {
-    /// The number that the next work request carries.
+    /// Returns the serial number of the next work request.
     pub(super) fn next(&self) -> u64 {
         self.serial
     }
@@ -46,7 +44,7 @@ impl Ledger {
         self.serial += 1;
     }
 
-    /// The number of the oldest one.
+    /// Returns the serial number of the oldest outstanding one.
     pub(super) fn oldest(&self) -> Option<u64> {
         self.outstanding.front().map(|posted| posted.serial)
     }
@@ -55,27 +53,26 @@ impl Ledger {
         self.outstanding.len()
     }
 
-    /// The newest one asked for no completion, so nothing would report its end.
+    /// True if the newest one is unsignaled, so that nothing would report its end.
     pub(super) fn ends_silently(&self) -> bool {
         self.outstanding.back().is_some_and(|newest| !newest.signaled)
     }
 
-    /// All that are left are unsignaled: after a failure they may have no completion.
+    /// True if all outstanding ones are unsignaled: after a failure they may have no completion.
     pub(super) fn is_silent(&self) -> bool {
         self.outstanding.iter().all(|posted| !posted.signaled)
     }
 
-    /// No more completions arrive. Returns how many work requests had none.
+    /// Discards all, as no more completions arrive. Returns how many work requests had none.
     pub(super) fn forget(&mut self) -> usize {
         std::mem::take(&mut self.outstanding).len()
     }
 
-    /// A completion arrived: the work requests that ended with it. Unsignaled ones before it
-    /// succeeded, even where it is bad: a card completes in order.
+    /// Returns the work requests that a completion ends. Unsignaled ones before it succeeded, even if it failed: a card
+    /// completes in order.
     ///
     /// # Errors
-    /// In words, where it cannot be: of nothing that was posted, out of order, or of a success that
-    /// asked for no completion.
+    /// In words, for an impossible completion: of nothing posted, out of order, or a success of an unsignaled request.
     pub(super) fn complete(&mut self, serial: u64, is_good: bool) -> Result<Vec<Ended>, String> {
         let Some(position) = self.outstanding.iter().position(|posted| posted.serial == serial) else {
             return Err(format!("completion {serial} is of nothing that was posted"));

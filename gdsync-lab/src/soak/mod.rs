@@ -1,21 +1,19 @@
-//! `gdsync soak`: random work on many queue pairs between several processes, with random faults;
-//! every byte and every completion is accounted for.
+//! `gdsync soak`: random work on many queue pairs between several processes, with random faults; every byte and every
+//! completion is accounted for.
 
 mod atomics;
 mod end;
-pub(crate) mod faults;
 mod gpu;
 mod kernels;
 mod ledger;
-mod loose;
-mod mesh;
-mod numbers;
+mod peers;
 mod plan;
 mod queues;
 mod region;
 mod reliable;
 mod tally;
 mod traffic;
+mod unreliable;
 mod wire;
 mod worker;
 
@@ -24,7 +22,7 @@ use gdsync_cli::cli::{NO_FAULTS, Process, SoakOptions};
 use gdsync_cli::failure::Failure;
 use gdsync_cli::progress::Progress;
 use gdsync_cli::{hca, interrupt, log, text};
-use mesh::{Heard, Said};
+use peers::{Incoming, Outgoing};
 use serde::{Deserialize, Serialize};
 use softhca::liberties::{LIBERTIES_VARIABLE, Liberties};
 use std::io::{self, BufRead, BufReader, Write};
@@ -34,56 +32,53 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tally::{RuleTally, Tally};
 
-/// How long workers may take to end after one of them has failed: they notice it at once.
+/// Time limit for workers to end after one has failed: they notice it at once.
 const LAST: Duration = Duration::from_secs(10);
-/// Time between two looks for an interrupt.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// The configuration of a worker process.
 #[derive(Serialize, Deserialize)]
 struct Assignment {
     options: SoakOptions,
-    /// Of all cards; each process has a seed of its own.
+    /// The fault plan of all cards; each process uses a different seed.
     plan: String,
     rank: usize,
 }
 
-/// What a run prints.
 #[derive(Serialize)]
 struct Report<'a> {
     seed: u64,
     minutes: f64,
     procs: u32,
     queue_pairs: u32,
-    /// The GPU that drives links, where one does.
+    /// The GPU that drives links, if any.
     #[serde(skip_serializing_if = "Option::is_none")]
     gpu: Option<u32>,
     faults: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
     liberties: Option<&'a str>,
-    /// The user has interrupted it, after so many seconds.
+    /// Seconds until the user's interrupt.
     #[serde(skip_serializing_if = "Option::is_none")]
     interrupted_s: Option<f64>,
-    /// None where the cards do not report it, such as the system's.
+    /// None if the cards do not report it, such as the system's.
     injected: Option<u64>,
     #[serde(flatten)]
     tally: &'a Tally,
 }
 
-/// Runs workers, and prints what they counted.
+/// Runs workers, and prints their counts.
 pub(crate) fn run(options: &SoakOptions) -> Result<(), Failure> {
     if hca::is_software(options.hca.as_ref()) {
-        // Each worker would say it.
+        // Checked once here, or each worker would report it.
         softhca::environment::check()?;
     }
     if let Some(ordinal) = options.gpu {
         gpu::check(ordinal, options.links, options.procs)?;
     }
-    // What is wrong with the card is said once, before there are workers that would.
+    // A faulty card is reported once, before workers would report it.
     drop(hca::open(options.hca.as_ref())?);
-    let plan = options.faults.clone().unwrap_or_else(|| faults::of_seed(options.seed));
+    let plan = options.faults.clone().unwrap_or_else(|| plan::faults_of_seed(options.seed));
     if !options.json {
-        // Before the run, so that one that never ends can be run again.
+        // Printed before the run, so that a hanging one can be repeated.
         let SoakOptions { seed, minutes, procs, links, .. } = options;
         let mut out = io::stdout().lock();
         writeln!(out, "seed {seed}, {} queue pairs, {procs} processes, {minutes} min", 2 * links)?;
@@ -125,7 +120,7 @@ pub(crate) fn run(options: &SoakOptions) -> Result<(), Failure> {
     for text in &all.problems {
         writeln!(io::stderr(), "{text}")?;
     }
-    // That another process is gone only follows from how that one failed.
+    // The loss of another process is only a consequence of that one's failure.
     match errors.iter().find(|error| !error.ends_with(worker::GONE)).or(errors.first()) {
         Some(error) => Err(format!("{} of {} processes failed: {error}", errors.len(), options.procs).into()),
         None if !all.is_clean() => {
@@ -173,9 +168,8 @@ unreliable: {loose_sent} sent, {loose_received} received, {dropped} dropped
     )
 }
 
-/// The counts of all workers, and how some failed, in the order in which they ended. Once one has
-/// failed, the others have [`LAST`] to end: one that is stopped would not. Once the user interrupts, they are asked to
-/// come to an end.
+/// Returns the counts of all workers, and their errors in the order in which they ended. After one has failed, the
+/// others have [`LAST`] to end, as a stopped one would not. After an interrupt they are asked to end.
 fn finish(
     mut workers: Vec<Worker>,
     inputs: &Inputs,
@@ -214,22 +208,18 @@ fn finish(
     Ok((all, errors))
 }
 
-/// Where the workers read.
 type Inputs = Arc<Vec<Mutex<ChildStdin>>>;
 
-/// Writes a line for a worker. One that has ended does not hear it.
+/// Writes a line to a worker. A worker that has ended does not receive it.
 fn tell(input: &Mutex<ChildStdin>, line: &str) {
     let _ = writeln!(input.lock().unwrap_or_else(PoisonError::into_inner), "{line}");
 }
 
-/// A worker process.
 struct Worker(Guarded);
 
-/// What a worker writes last.
 #[derive(Serialize, Deserialize)]
 struct Outcome {
     tally: Tally,
-    /// How it has failed.
     error: Option<String>,
 }
 
@@ -238,23 +228,23 @@ impl Worker {
         let mut command = child::of(Process::SoakWorker)?;
         command.stdout(Stdio::piped());
         if std::env::var_os(log::VARIABLE).is_none() {
-            // Failures are what this is about.
+            // Failures are expected, so only errors are logged.
             command.env(log::VARIABLE, "error");
         }
         child::for_cuda(&mut command);
-        faults::apply(&mut command, &assignment.plan, assignment.rank)?;
+        plan::set_faults(&mut command, &assignment.plan, assignment.rank)?;
         take_liberties(&mut command, assignment)?;
         let (worker, stdin) = child::start(command, "a worker", assignment)?;
         Ok((Worker(worker), stdin))
     }
 
-    /// A thread passes on what the worker says to others, and that it has ended. `ended` gets the line that it writes last
-    /// for none of them; an empty one where it ends without.
+    /// Starts a thread that passes on the worker's messages to others, and reports its end. `ended` gets the worker's
+    /// last line, which is for no other worker; an empty one if there is none.
     fn listen(&mut self, rank: usize, inputs: Inputs, ended: Sender<(usize, String)>) -> Result<(), Failure> {
         let stdout = self.0.0.stdout.take().ok_or("a worker has no stdout")?;
         let others = (0..inputs.len()).filter(move |to| *to != rank);
         let pass_on = move |to: usize, message| {
-            let heard = serde_json::to_string(&Heard { from: rank, message });
+            let heard = serde_json::to_string(&Incoming { from: rank, message });
             if let (Ok(line), Some(input)) = (heard, inputs.get(to)) {
                 tell(input, &line);
             }
@@ -263,7 +253,7 @@ impl Worker {
             let mut last = String::new();
             for line in BufReader::new(stdout).lines().map_while(Result::ok) {
                 match serde_json::from_str(&line) {
-                    Ok(Said { to, message }) => pass_on(to, Some(message)),
+                    Ok(Outgoing { to, message }) => pass_on(to, Some(message)),
                     Err(_) => last = line,
                 }
             }
@@ -273,7 +263,7 @@ impl Worker {
         Ok(())
     }
 
-    /// What it has counted, as far as it came, and how it failed. It has written its last line.
+    /// Returns its counts as far as it came, and its error, from its last line.
     fn finish(&mut self, line: &str) -> Result<(Tally, Option<String>), Failure> {
         let status = self.0.0.wait()?;
         Ok(match serde_json::from_str(line) {
@@ -287,8 +277,7 @@ impl Worker {
     }
 }
 
-/// Tells a process that is about to start which liberties its cards take: with a seed of its own, as all
-/// cards would draw the same otherwise.
+/// Sets the liberties of a process's cards, with a separate seed: otherwise all cards would draw the same.
 fn take_liberties(command: &mut Command, assignment: &Assignment) -> Result<(), Failure> {
     if let Some(text) = &assignment.options.liberties {
         let mut liberties: Liberties = text.parse()?;
@@ -298,7 +287,7 @@ fn take_liberties(command: &mut Command, assignment: &Assignment) -> Result<(), 
     Ok(())
 }
 
-/// A worker: its counts go to stdout.
+/// A worker, which writes its counts to stdout.
 pub(crate) fn run_worker() -> Result<(), Failure> {
     let assignment: Assignment = child::options()?;
     let mut tally = Tally::default();

@@ -1,5 +1,4 @@
-//! Completion queues that several ends may share, queue pairs that complete there, and waits whose
-//! status must agree with the completion.
+//! Completion queues shared by several ends, their queue pairs, and waits whose status must agree with the completion.
 
 use super::tally::Tally;
 use gdsync::queue::{Status, WorkError, WorkKind};
@@ -9,26 +8,31 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 
-/// A completion queue, and completions that one end polled and that belong to others.
-pub(super) struct Hub {
+/// A completion queue, and completions that one end has polled for others.
+pub(super) struct CompletionDemux {
     pub(super) queue: CompletionQueue,
-    /// Number of the completion after the one taken last.
+    /// Index of the completion after the last one taken.
     taken: u32,
-    /// By queue pair, receives apart.
+    /// By queue pair, with receives separate.
     inboxes: BTreeMap<(u32, bool), VecDeque<Completion>>,
-    /// By the number of the completion: the status of the wait, and the completion's.
+    /// By the completion's index: the status of the wait, and that of the completion.
     checks: BTreeMap<u32, (Status, Option<Result<(), WorkError>>)>,
 }
 
-/// Ends of one process look into the same hub.
-pub(super) type SharedHub = Rc<RefCell<Hub>>;
+/// Shared by the ends of one process.
+pub(super) type SharedDemux = Rc<RefCell<CompletionDemux>>;
 
-impl Hub {
-    pub(super) fn new(queue: CompletionQueue) -> SharedHub {
-        Rc::new(RefCell::new(Hub { queue, taken: 0, inboxes: BTreeMap::new(), checks: BTreeMap::new() }))
+impl CompletionDemux {
+    pub(super) fn new(queue: CompletionQueue) -> SharedDemux {
+        Rc::new(RefCell::new(CompletionDemux {
+            queue,
+            taken: 0,
+            inboxes: BTreeMap::new(),
+            checks: BTreeMap::new(),
+        }))
     }
 
-    /// The next completion of a queue pair's receives, or of its sends.
+    /// Returns the next completion of a queue pair's receives, or of its sends.
     pub(super) fn take(&mut self, qpn: u32, receive: bool) -> Result<Option<Completion>, Failure> {
         if let Some(completion) = self.inboxes.get_mut(&(qpn, receive)).and_then(VecDeque::pop_front) {
             return Ok(Some(completion));
@@ -50,23 +54,20 @@ impl Hub {
         Ok(None)
     }
 
-    /// Compares the status of this wait with its completion, once that is taken.
+    /// Compares the wait's status with its completion, once taken.
     pub(super) fn expect(&mut self, index: u32, status: Status) {
         self.checks.insert(index, (status, None));
     }
 
-    /// Waits that were not compared yet.
     pub(super) fn pending(&self) -> usize {
         self.checks.len()
     }
 
-    /// Compares what is known of both.
     pub(super) fn compare(&mut self, tally: &mut Tally) {
         let taken = self.taken;
         self.checks.retain(|index, (status, outcome)| {
             let Some(told) = status.get() else { return true };
-            // One that was passed over is from before a reset of its queue pair, and is not
-            // returned.
+            // A completion that was skipped is from before a reset of its queue pair, and is never returned.
             let is_past = taken.wrapping_sub(*index).wrapping_sub(1) <= i32::MAX as u32;
             let Some(outcome) = *outcome else { return !is_past };
             tally.checked += 1;
@@ -77,7 +78,7 @@ impl Hub {
         });
     }
 
-    /// No more completions arrive: what is left was lost.
+    /// Reports what is left as lost: no more completions arrive.
     pub(super) fn close(&mut self, tally: &mut Tally) {
         self.compare(tally);
         let strangers: usize = self.inboxes.values().map(VecDeque::len).sum();
@@ -94,35 +95,36 @@ impl Hub {
     }
 }
 
-/// Where the completions of an end go.
+/// The completion queues of an end.
 #[derive(Clone)]
 pub(super) enum Queues {
-    /// Into two queues of its own, new ones with each queue pair.
+    /// Two unshared queues, new ones with each queue pair.
     Own,
-    /// Both into one of its own.
+    /// One unshared queue for both.
     Single,
-    /// Into two that other ends use, too.
-    Shared(SharedHub, SharedHub),
+    /// Two queues shared with other ends.
+    Shared(SharedDemux, SharedDemux),
 }
 
-/// A queue pair, and where its sends and its receives complete.
+/// Returns a queue pair, and the queues of its sends and receives.
 pub(super) fn queue_pair(
     device: &Device,
     pd: &ProtectionDomain,
     config: QueuePairConfig<'_>,
     queues: &Queues,
-) -> Result<(QueuePair, SharedHub, SharedHub), Failure> {
-    let own = || -> Result<(QueuePair, SharedHub, SharedHub), Failure> {
+) -> Result<(QueuePair, SharedDemux, SharedDemux), Failure> {
+    let own = || -> Result<(QueuePair, SharedDemux, SharedDemux), Failure> {
         let queue_pair = QueuePair::new(pd, config)?;
-        let hubs = (Hub::new(queue_pair.send_cq()), Hub::new(queue_pair.recv_cq()));
-        Ok((queue_pair, hubs.0, hubs.1))
+        let demuxes =
+            (CompletionDemux::new(queue_pair.send_cq()), CompletionDemux::new(queue_pair.recv_cq()));
+        Ok((queue_pair, demuxes.0, demuxes.1))
     };
     let (send, recv) = match queues {
         Queues::Own => return own(),
         Queues::Single => {
             let entries = 2 * (config.send_depth + config.recv_depth);
-            let hub = Hub::new(CompletionQueue::new(device, entries)?);
-            (hub.clone(), hub)
+            let demux = CompletionDemux::new(CompletionQueue::new(device, entries)?);
+            (demux.clone(), demux)
         }
         Queues::Shared(send, recv) => (send.clone(), recv.clone()),
     };

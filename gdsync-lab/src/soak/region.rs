@@ -1,5 +1,4 @@
-//! The memory of messages: the CPU's, or memory apart, such as a GPU's, which the CPU fills and
-//! looks at by copies.
+//! Memory of messages: the host's, or separate memory such as a GPU's, which the CPU fills and reads by copies.
 
 use gdsync::cuda::GpuMemory;
 use gdsync::cudarc::driver::CudaContext;
@@ -12,16 +11,15 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Where messages lie.
 #[derive(Clone, Debug)]
 pub(super) enum Place {
     Host,
-    /// In host memory, which is used as if it were a GPU's.
+    /// Host memory that is treated as GPU memory.
     StandIn,
     Gpu(Arc<CudaContext>),
 }
 
-/// Registered memory. What is apart has memory for copies: as much as is looked at in one piece.
+/// Registered memory. Separate memory has a host buffer for copies, as long as the longest piece accessed.
 pub(super) enum Region {
     Near(MemoryRegion),
     StandIn(MemoryRegion, PinnedMemory),
@@ -29,7 +27,7 @@ pub(super) enum Region {
 }
 
 impl Region {
-    /// Memory of `len` bytes. No more than `piece` bytes of it are filled or checked at a time.
+    /// Registers `len` bytes, of which at most `piece` bytes are filled or checked at a time.
     pub(super) fn new(
         place: &Place,
         pd: &ProtectionDomain,
@@ -41,8 +39,7 @@ impl Region {
             Place::Host => Region::Near(MemoryRegion::allocate(pd, len, access)?),
             Place::StandIn => Region::StandIn(MemoryRegion::allocate(pd, len, access)?, copy()?),
             Place::Gpu(context) => {
-                // A software card copies through the mapping, which the region keeps, or else by the
-                // driver.
+                // A software card copies through the mapping, which the region keeps alive, or else by the driver.
                 let mapped = MappedMemory::allocate(context, len);
                 let memory = match &mapped {
                     Ok(mapped) => mapped.gpu().clone(),
@@ -67,7 +64,7 @@ impl Region {
         }
     }
 
-    /// The first address as the card knows it, and the key of this side.
+    /// Returns the first address as the card knows it, and the lkey.
     pub(super) fn local(&self) -> (u64, u32) {
         match self {
             Region::Near(region) | Region::StandIn(region, _) => {
@@ -82,7 +79,7 @@ impl Region {
         self.write(at, len, |memory, at| content.fill(memory, at, len))
     }
 
-    /// Whether `len` bytes from `at` on are the content's from `from` on; both are multiples of 8.
+    /// Returns whether `len` bytes from `at` on equal the content from `from` on; both are multiples of 8.
     pub(super) fn holds(
         &self,
         content: Pattern,
@@ -100,14 +97,13 @@ impl Region {
         })
     }
 
-    /// The words from `at` on, which is a multiple of 8.
+    /// Reads the words from `at` on, which is a multiple of 8.
     pub(super) fn load(&self, at: usize) -> Result<[u64; 2], Failure> {
         let word = |memory: &PinnedMemory, index: usize| memory.words64()[index].load(Ordering::Acquire);
         self.read(at, 16, |memory, at| [0, 1].map(|index| word(memory, at / 8 + index)))
     }
 
-    /// Has `write` write `len` bytes: at the place that it gets of the memory that it gets, from where they are copied to
-    /// memory that is apart.
+    /// Calls `write` to write `len` bytes to a memory and offset, from where they are copied to separate memory.
     fn write(&self, at: usize, len: usize, write: impl FnOnce(&PinnedMemory, usize)) -> Result<(), Failure> {
         let written = |copy: &PinnedMemory| {
             let mut bytes = vec![0; len];
@@ -128,7 +124,7 @@ impl Region {
         Ok(())
     }
 
-    /// What `look` says of `len` bytes, in memory and at a place as `write` in [`Self::write`].
+    /// Calls `look` to read `len` bytes, with a memory and offset as in [`Self::write`].
     fn read<T>(
         &self,
         at: usize,

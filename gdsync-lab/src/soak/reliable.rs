@@ -1,17 +1,15 @@
 //! Reliable links: no message may be lost or arrive twice, whatever fails.
 //!
-//! Each message consumes a receive, and the receiver's count of them, written into the sender's
-//! window, is the sender's credit. After a failure both ends exchange the number that they expect
-//! next, and send again from there.
+//! Each message consumes a receive. The receiver writes its count of receives into the sender's window as the sender's
+//! credit. After a failure both ends exchange the next number that they expect, and resume sending there.
 
 use super::atomics::{Atomic, Atomics, Words};
-use super::kernels::{By, Request};
+use super::kernels::{PosterKind, Request};
 use super::ledger::{Ended, Work};
-use super::numbers::Numbers;
 use super::plan::{How, LONGEST, Planned, Random};
 use super::region::{Place, Region};
 use super::tally::Tally;
-use super::traffic::{Offer, Traffic};
+use super::traffic::{Numbers, Offer, Traffic};
 use super::wire::{DEPTH, RECEIVES, Wire};
 use gdsync::queue::WorkKind;
 use gdsync::{
@@ -22,21 +20,16 @@ use gdsync_cli::pattern::Pattern;
 use std::fmt;
 use std::sync::atomic::Ordering;
 
-/// Places of messages on their way. More than the receiver can have left unread.
+/// Places of messages under way: more than the receiver can have left unread.
 const PLACES: u64 = 2 * RECEIVES;
-/// Bytes of a place.
 const PLACE: usize = LONGEST;
-/// Bytes of the control words, which the other end writes: the credit, and the words for atomic
-/// operations.
+/// Bytes of the control words that the other end writes: the credit, and the words for atomic operations.
 const CONTROL: usize = 64;
 const CREDIT: usize = 0;
 const COUNTER: usize = 1;
 const SWAPPED: usize = 2;
-/// Reads under way.
 const READS: usize = 3;
-/// Atomic operations under way.
 const ATOMICS: usize = 6;
-/// Bytes of the memory that the other end reads.
 const FIXED: usize = 64 << 10;
 
 pub(super) struct Reliable {
@@ -57,11 +50,10 @@ pub(super) struct Reliable {
     atomics: Atomics,
     has_reads: bool,
     has_atomics: bool,
-    /// The words of the other end were looked at for the last time.
+    /// True once the other end's words have been checked for the last time.
     is_verified: bool,
 }
 
-/// The other end's memory.
 #[derive(Clone, Copy, Debug)]
 struct There {
     window: RemoteMemory,
@@ -75,7 +67,6 @@ impl There {
     }
 }
 
-/// Content of the memory that others read.
 fn fixed_content(seed: u64, end: u64) -> Pattern {
     Pattern { seed: Random::new(seed ^ end.wrapping_mul(77)).next() }
 }
@@ -86,7 +77,7 @@ impl Reliable {
         seed: u64,
         (own, other): (u64, u64),
         random: Random,
-        (place, by): (&Place, By),
+        (place, by): (&Place, PosterKind),
     ) -> Result<Self, Failure> {
         let region = |len, piece, access| Region::new(place, pd, (len, piece), access);
         let places = PLACES as usize * PLACE;
@@ -109,9 +100,9 @@ impl Reliable {
             there: None,
             numbers: Numbers::default(),
             atomics: Atomics::default(),
-            // Kernels have neither here.
-            has_reads: by != By::Kernels,
-            has_atomics: by != By::Kernels && device.attributes()?.atomics,
+            // Kernels support neither here.
+            has_reads: by != PosterKind::Kernels,
+            has_atomics: by != PosterKind::Kernels && device.attributes()?.atomics,
             is_verified: false,
         })
     }
@@ -124,7 +115,6 @@ impl Reliable {
         self.there.ok_or_else(|| "not connected".into())
     }
 
-    /// Message `number` from that end.
     fn planned(&self, wire: &Wire, sender: u64, number: u64) -> Planned {
         let planned = Planned::new(self.seed, sender, number);
         if wire.is_by_kernels() { planned.by_kernels() } else { planned }
@@ -176,7 +166,7 @@ impl Reliable {
             wire.post(WorkRequest::write_inline(&bytes, to), Work::Credit, true, tally)?
         };
         if is_posted {
-            self.numbers.told = self.numbers.expected;
+            self.numbers.credited = self.numbers.expected;
         }
         Ok(())
     }
@@ -211,7 +201,7 @@ impl Reliable {
                 WorkRequest::compare_swap(&slice, there.control(SWAPPED)?, compare, swap)
             }
         };
-        let mut foreseen = self.atomics.ahead();
+        let mut foreseen = self.atomics.expected();
         let original = foreseen.perform(operation);
         let is_posted = wire.post(request, Work::Atomic { result, operation, original }, true, tally)?;
         if is_posted {
@@ -222,10 +212,9 @@ impl Reliable {
         Ok(is_posted)
     }
 
-    /// One that the remote words allow to foresee: an addition, a swap that finds what it compares,
-    /// or one that does not.
+    /// Returns an operation that the expected words predict: an addition, a swap that succeeds, or one that fails.
     fn any_atomic(&mut self) -> Atomic {
-        let Words { swapped, .. } = self.atomics.ahead();
+        let Words { swapped, .. } = self.atomics.expected();
         let swap = self.random.next();
         match self.random.below(4) {
             0 | 1 => Atomic::Add(1 + self.random.below(1000)),
@@ -353,7 +342,7 @@ impl Traffic for Reliable {
         if wire.ledger.len() as u32 >= DEPTH / 2 {
             return Ok(());
         }
-        if self.numbers.expected - self.numbers.told >= RECEIVES / 4 {
+        if self.numbers.expected - self.numbers.credited >= RECEIVES / 4 {
             self.post_credit(wire, tally)?;
         }
         let credit = self.word(CREDIT) + RECEIVES;
@@ -364,8 +353,8 @@ impl Traffic for Reliable {
                     // No later completion would cover it.
                     self.post_credit(wire, tally)?;
                 } else if self.has_atomics && !self.is_verified && wire.ledger.len() == 0 {
-                    // They change nothing, and find what all have left.
-                    let Words { swapped, .. } = self.atomics.ahead();
+                    // They change nothing, and return the final words.
+                    let Words { swapped, .. } = self.atomics.expected();
                     let swap = Atomic::Swap { compare: swapped, swap: swapped };
                     self.is_verified = self.post_atomic(wire, Atomic::Add(0), tally)?
                         && self.post_atomic(wire, swap, tally)?;

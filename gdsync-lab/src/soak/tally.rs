@@ -1,10 +1,10 @@
-//! What is counted.
+//! The counts of a soak.
 
 use gdsync::queue::WorkError;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Problems that are described in words.
+/// Maximum number of problems described in words.
 const PROBLEMS: usize = 5;
 
 macro_rules! tally {
@@ -13,11 +13,11 @@ macro_rules! tally {
         #[derive(Clone, Debug, Default, Serialize, Deserialize)]
         pub(super) struct Tally {
             $($(#[$meta])* pub(super) $name: u64,)*
-            /// Work requests that completed with an error, by the error.
+            /// Work requests that completed with an error, by error.
             pub(super) errors: BTreeMap<String, u64>,
-            /// How often each rule of the plan applied. Empty where the cards do not report it.
+            /// How often each rule of the plan applied. Empty if the cards do not report it.
             pub(super) rules: Vec<RuleTally>,
-            /// The first things that were wrong, in words.
+            /// The first problems, in words.
             pub(super) problems: Vec<String>,
         }
 
@@ -30,17 +30,16 @@ macro_rules! tally {
 }
 
 tally! {
-    /// Work requests posted, sends and receives.
+    /// Posted work requests, sends and receives.
     posted,
-    /// Those that completed well.
+    /// Work requests that completed successfully.
     operations,
-    /// Those that completed with an error.
+    /// Work requests that completed with an error.
     flushed,
-    /// Those that asked for no completion, and had none when their queue pair failed.
+    /// Unsignaled work requests without a completion when their queue pair failed.
     silent,
     bytes,
-    /// Messages of reliable links sent, those that were sent again after a failure included, and
-    /// received.
+    /// Messages of reliable links sent, including those resent after a failure, and received.
     sent,
     received,
     reads,
@@ -48,37 +47,36 @@ tally! {
     /// Atomic operations that failed, and those of them that were executed nevertheless.
     atomics_failed,
     atomics_executed,
-    /// Messages of unreliable links sent, received, and neither received nor promised to be.
+    /// Messages of unreliable links sent, received, and lost, which is allowed.
     loose_sent,
     loose_received,
     dropped,
-    /// Work requests that streams of a GPU posted, and its kernels, or what stands in for these.
+    /// Work requests posted by streams of a GPU, and by its kernels or their stand-ins.
     #[serde(default, skip_serializing_if = "is_zero")]
     by_cuda,
     #[serde(default, skip_serializing_if = "is_zero")]
     by_kernels,
-    /// Work requests that a word of a stream released, and waits that the card collected.
+    /// Work requests released by a word of a stream, and waits collected by the card.
     triggered,
     collected,
     /// Waits whose status was compared with the completion.
     checked,
-    /// Failures of queue pairs that an end noticed by itself, and queue pairs aborted at random.
+    /// Queue pair failures noticed by an end, and queue pairs aborted at random.
     failures,
     aborted,
-    /// Ends that went on with the same queue pair, and with a new one.
+    /// Ends that resumed with the same queue pair, and with a new one.
     reset,
     replaced,
-    /// Asynchronous events of the card.
     events,
     lost,
     duplicated,
     wrong,
-    /// Completions of nothing that was posted, not in order, or missing.
+    /// Completions of nothing posted, out of order, or missing.
     unaccounted,
     hung,
 }
 
-/// Counts of runs with a GPU: others do not print them.
+/// Skips counts of runs with a GPU in the output of others.
 fn is_zero(count: &u64) -> bool {
     *count == 0
 }
@@ -114,20 +112,19 @@ impl Tally {
         }
     }
 
-    /// Something arrived, or was left behind, that must not be as it is.
+    /// Counts data that arrived, or was left behind, with a wrong value.
     pub(super) fn wrong(&mut self, text: impl FnOnce() -> String) {
         self.wrong += 1;
         self.problem(text);
     }
 
-    /// A work request has failed.
     pub(super) fn error(&mut self, error: WorkError) {
         self.flushed += 1;
         let name = error.kind().map_or_else(|| format!("{:#x}", error.syndrome), |kind| format!("{kind:?}"));
         *self.errors.entry(name).or_default() += 1;
     }
 
-    /// All ends have finished: everything posted must have completed, once.
+    /// Checks at the end that everything posted has completed once.
     pub(super) fn balance(&mut self) {
         let (posted, completed) = (self.posted, self.operations + self.flushed + self.silent);
         if posted != completed {
@@ -136,12 +133,12 @@ impl Tally {
         }
     }
 
-    /// Faults that the cards injected, where they report them.
+    /// Returns the number of injected faults, if the cards report it.
     pub(super) fn injected(&self) -> Option<u64> {
         (!self.rules.is_empty()).then(|| self.rules.iter().map(|rule| rule.injected).sum())
     }
 
-    /// Nothing went wrong that must not.
+    /// Returns whether no error was counted that must not occur.
     pub(super) fn is_clean(&self) -> bool {
         [self.lost, self.duplicated, self.wrong, self.unaccounted, self.hung] == [0; 5]
     }

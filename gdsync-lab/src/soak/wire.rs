@@ -1,11 +1,10 @@
-//! One queue pair: what is posted to it, by the CPU, a stream or kernels, what completes, and how it
-//! is reset.
+//! One queue pair: posts to it by the CPU, a stream or kernels, its completions, and its reset.
 
 use super::gpu::{AnyStream, Gpu};
-use super::kernels::{By, Poster, Request};
+use super::kernels::{Poster, PosterKind, Request};
 use super::ledger::{Ended, Ledger, Work};
 use super::plan::{LONGEST, Random};
-use super::queues::{self, Queues, SharedHub};
+use super::queues::{self, Queues, SharedDemux};
 use super::region::{Place, Region};
 use super::tally::Tally;
 use gdsync::qp::ResetError;
@@ -21,20 +20,17 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Receives that are posted.
 pub(super) const RECEIVES: u64 = 8;
-/// Send work requests.
 pub(super) const DEPTH: u32 = 64;
-/// Bytes of a receive.
 const PLACE_BYTES: usize = LONGEST + 64;
-/// How long another stream may take to write a trigger.
+/// Time limit for another stream to write a trigger.
 const OTHER_STREAM: Duration = Duration::from_secs(60);
-/// Waits of the listening stream that are posted at a time.
+/// Waits that the listening stream has posted at a time.
 const LISTENING: usize = 2;
 
 /// Sends that have ended with one completion.
 pub(super) struct Taken {
-    /// None of a kernel's: the kernel has polled it.
+    /// None for a kernel's sends: the kernel has polled it.
     pub(super) completion: Option<Completion>,
     pub(super) has_failed: bool,
     pub(super) ended: Vec<Ended>,
@@ -44,15 +40,14 @@ pub(super) struct Wire {
     device: Device,
     pd: ProtectionDomain,
     config: QueuePairConfig<'static>,
-    /// What releases its sends in the place of doorbells.
+    /// Releases its sends, instead of doorbells.
     trigger: Option<Trigger>,
     queues: Queues,
     pub(super) queue_pair: Arc<QueuePair>,
-    send: SharedHub,
-    recv: SharedHub,
+    send: SharedDemux,
+    recv: SharedDemux,
     poster: Poster,
     by_cuda: bool,
-    /// Waits for receives.
     listener: Option<Stream<SoftStream>>,
     pub(super) ledger: Ledger,
     target: Region,
@@ -61,7 +56,6 @@ pub(super) struct Wire {
     random: Random,
 }
 
-/// A configuration with what releases the sends.
 fn released<'a>(config: QueuePairConfig<'static>, trigger: &'a Option<Trigger>) -> QueuePairConfig<'a> {
     match trigger {
         Some(trigger) => config.trigger(trigger),
@@ -74,22 +68,22 @@ impl Wire {
         (device, pd, port): (&Device, &ProtectionDomain, u8),
         transport: Transport,
         (queues, trigger): (Queues, Option<Trigger>),
-        (gpu, by): (&Gpu, By),
+        (gpu, by): (&Gpu, PosterKind),
         random: Random,
     ) -> Result<Self, Failure> {
         let config = QueuePairConfig::default().transport(transport).port(port).access(Access::all());
         let config = config.send_depth(DEPTH).recv_depth(RECEIVES as u32);
         let (queue_pair, send, recv) = queues::queue_pair(device, pd, released(config, &trigger), &queues)?;
-        // A stream that waits for receives must not stand in the way of sends: the other end may be
-        // waiting for those. It is a software stream, as streams of a GPU may share a channel.
-        let listens = by == By::Stream && matches!(queues, Queues::Own);
+        // A stream that waits for receives must not block sends, for which the other end may be waiting. It is a
+        // software stream, as streams of a GPU may share a channel.
+        let listens = by == PosterKind::Stream && matches!(queues, Queues::Own);
         let listener = || -> Result<_, Failure> { Ok(Stream::new(SoftStream::new()?)?) };
-        let place = if by == By::Cpu { Place::Host } else { gpu.place() };
+        let place = if by == PosterKind::Cpu { Place::Host } else { gpu.place() };
         let sizes = (RECEIVES as usize * PLACE_BYTES, PLACE_BYTES);
         Ok(Wire {
             target: Region::new(&place, pd, sizes, Access::LOCAL_WRITE)?,
             poster: Poster::new(gpu, by)?,
-            by_cuda: gpu.has_kernels() && by == By::Stream,
+            by_cuda: gpu.has_kernels() && by == PosterKind::Stream,
             listener: listens.then(listener).transpose()?,
             device: device.clone(),
             pd: pd.clone(),
@@ -114,17 +108,14 @@ impl Wire {
         matches!(self.poster, Poster::Kernels(_))
     }
 
-    /// Bytes before a receive's data.
     fn header(&self) -> usize {
         if self.transport() == Transport::Ud { GRH_BYTES } else { 0 }
     }
 
-    /// Where a receive's data are.
     pub(super) fn received(&self, completion: &Completion) -> (&Region, usize) {
         (&self.target, (completion.wr_id % RECEIVES) as usize * PLACE_BYTES + self.header())
     }
 
-    /// Bytes of a receive that are data.
     pub(super) fn data_len(&self, completion: &Completion) -> usize {
         (completion.byte_len as usize).saturating_sub(self.header())
     }
@@ -138,13 +129,13 @@ impl Wire {
         self.post_receives(tally)
     }
 
-    /// A queue pair that can be connected, with nothing outstanding: the same one, or another. False
-    /// where the same one has to wait.
+    /// Resets or replaces the queue pair, so that it can be connected with nothing outstanding. False if the old one
+    /// must wait.
     pub(super) fn renew(&mut self, tally: &mut Tally) -> Result<bool, Failure> {
-        // Events from before the reset, which must not reach it after.
+        // Events from before the reset must not be seen after it.
         read_events(&self.device, tally)?;
         self.poster.detach()?;
-        let (old, hub) = (self.queue_pair.number(), self.send.clone());
+        let (old, demux) = (self.queue_pair.number(), self.send.clone());
         if self.random.below(2) == 0 {
             if !self.reset()? {
                 return Ok(false);
@@ -157,7 +148,7 @@ impl Wire {
             (self.queue_pair, self.send, self.recv) = (Arc::new(queue_pair), send, recv);
             tally.replaced += 1;
         }
-        self.forget(&hub, old, tally)?;
+        self.forget(&demux, old, tally)?;
         (self.posted_receives, self.done_receives) = (0, 0);
         Ok(true)
     }
@@ -173,29 +164,28 @@ impl Wire {
         }
     }
 
-    /// The queue pair of that number has ended its life: what asked for no completion may have had
-    /// one by then.
-    fn forget(&mut self, hub: &SharedHub, number: u32, tally: &mut Tally) -> Result<(), Failure> {
-        while let Some(completion) = hub.borrow_mut().take(number, false)? {
+    /// Forgets the sends of a queue pair that is gone; unsignaled ones may have had a completion by then.
+    fn forget(&mut self, demux: &SharedDemux, number: u32, tally: &mut Tally) -> Result<(), Failure> {
+        while let Some(completion) = demux.borrow_mut().take(number, false)? {
             self.end_sends(completion.wr_id, completion.status, tally)?;
         }
         tally.silent += self.ledger.forget() as u64;
         Ok(())
     }
 
-    /// The run is over, and nothing is outstanding. False where the queue pair has to wait.
+    /// Checks the end state with nothing outstanding. False if the queue pair must wait.
     pub(super) fn finish(&mut self, tally: &mut Tally) -> Result<bool, Failure> {
         self.poster.detach()?;
         if !self.reset()? {
             return Ok(false);
         }
-        let hub = self.send.clone();
-        self.forget(&hub, self.queue_pair.number(), tally)?;
+        let demux = self.send.clone();
+        self.forget(&demux, self.queue_pair.number(), tally)?;
         self.close(tally);
         Ok(true)
     }
 
-    /// Drains the hubs that no other end polls: nothing may be left there.
+    /// Drains the queues that no other end polls: nothing may be left there.
     fn close(&self, tally: &mut Tally) {
         if !matches!(self.queues, Queues::Shared(..)) {
             self.send.borrow_mut().close(tally);
@@ -203,7 +193,6 @@ impl Wire {
         }
     }
 
-    /// Posts as many receives as there is room for.
     pub(super) fn post_receives(&mut self, tally: &mut Tally) -> Result<(), Failure> {
         while self.posted_receives - self.done_receives < RECEIVES {
             let at = (self.posted_receives % RECEIVES) as usize * PLACE_BYTES;
@@ -219,14 +208,14 @@ impl Wire {
         self.listen()
     }
 
-    /// Sometimes has a stream wait for the next receive that none waits for.
+    /// Sometimes has a stream wait for the next receive without a wait.
     fn listen(&mut self) -> Result<(), Failure> {
         let Some(listener) = &self.listener else { return Ok(()) };
-        let mut hub = self.recv.borrow_mut();
-        if hub.pending() >= LISTENING || self.random.below(8) != 0 {
+        let mut demux = self.recv.borrow_mut();
+        if demux.pending() >= LISTENING || self.random.below(8) != 0 {
             return Ok(());
         }
-        let wait = match hub.queue.prepare_wait() {
+        let wait = match demux.queue.prepare_wait() {
             Ok(wait) => wait,
             Err(QueueError::Order(OrderError::NothingToWaitFor { .. })) => return Ok(()),
             Err(error) => return Err(error.into()),
@@ -235,11 +224,11 @@ impl Wire {
         let wait = wait.checked()?;
         let status = wait.status();
         listener.post(Batch::new().wait_checked(wait)).map_err(|error| error.to_string())?;
-        hub.expect(index, status);
+        demux.expect(index, status);
         Ok(())
     }
 
-    /// Posts a request, if that can be done now.
+    /// Posts a request, if possible now.
     pub(super) fn post(
         &mut self,
         request: WorkRequest<'_>,
@@ -273,7 +262,7 @@ impl Wire {
         Ok(true)
     }
 
-    /// Has kernels post a request, if there is room for it.
+    /// Makes kernels post a request, if there is room for it.
     pub(super) fn post_by_kernels(&mut self, request: Request, work: Work, tally: &mut Tally) -> bool {
         let Poster::Kernels(kernels) = &mut self.poster else { return false };
         if !kernels.has_room() {
@@ -286,10 +275,9 @@ impl Wire {
         true
     }
 
-    /// Has a stream post, and sometimes wait. A wait stands behind a send whose completion it can
-    /// count on: so streams that share a queue never wait for each other in a circle. A card that waits
-    /// for a trigger may have the send already, and perform it though it were dropped: so it is posted
-    /// once another stream has written the trigger.
+    /// Makes a stream post, and sometimes wait. A wait follows a send whose completion is certain, so that streams that
+    /// share a queue never wait for each other in a cycle. A card that waits for a trigger may already have the send,
+    /// and perform it even if it is dropped; so it is posted after another stream has written the trigger.
     fn post_on(
         &self,
         stream: &AnyStream,
@@ -298,11 +286,11 @@ impl Wire {
         chance: u64,
     ) -> Result<(), Failure> {
         let batch = Batch::new().send(send);
-        let mut hub = self.send.borrow_mut();
+        let mut demux = self.send.borrow_mut();
         let (mut batch, check) = match chance {
-            0 if signaled => (batch.wait(hub.queue.prepare_wait()?), None),
+            0 if signaled => (batch.wait(demux.queue.prepare_wait()?), None),
             1 if signaled => {
-                let wait = hub.queue.prepare_wait()?;
+                let wait = demux.queue.prepare_wait()?;
                 let index = wait.index();
                 let wait = wait.checked()?;
                 let status = wait.status();
@@ -315,18 +303,18 @@ impl Wire {
             match source {
                 PostFailure::Queue(QueueError::Order(OrderError::TriggerOnOtherStream { .. }))
                     if Instant::now() < deadline => {}
-                // A checked wait has seen its failure since it was prepared: what is prepared is flushed.
+                // A checked wait has seen its failure since it was prepared; prepared requests are flushed.
                 PostFailure::Queue(QueueError::State(StateError::Failed { .. })) => return Ok(()),
                 error => return Err(error.to_string().into()),
             }
             batch = rest;
             std::thread::sleep(Duration::from_micros(20));
         }
-        check.into_iter().for_each(|(index, status)| hub.expect(index, status));
+        check.into_iter().for_each(|(index, status)| demux.expect(index, status));
         Ok(())
     }
 
-    /// A wait for the next completion of its sends that nothing waits for.
+    /// Returns a wait for the next completion of its sends that has no wait yet.
     pub(super) fn next_send(&self) -> Result<Option<PreparedWait>, Failure> {
         if self.is_by_kernels() {
             return Ok(None);
@@ -338,7 +326,6 @@ impl Wire {
         }
     }
 
-    /// The next receive that has completed.
     pub(super) fn take_receive(&mut self, tally: &mut Tally) -> Result<Option<Completion>, Failure> {
         let Some(completion) = self.recv.borrow_mut().take(self.queue_pair.number(), true)? else {
             return Ok(None);
@@ -356,7 +343,7 @@ impl Wire {
         Ok(Some(completion))
     }
 
-    /// The next completion of sends, and which have ended with it.
+    /// Returns the next completion of sends, and the sends that have ended with it.
     pub(super) fn take_send(&mut self, tally: &mut Tally) -> Result<Option<Taken>, Failure> {
         if let Poster::Kernels(kernels) = &mut self.poster {
             let Some(status) = kernels.next_ended(&self.queue_pair)? else { return Ok(None) };
@@ -391,7 +378,6 @@ impl Wire {
         Ok(ended)
     }
 
-    /// Compares the statuses of waits with the completions.
     pub(super) fn compare(&self, tally: &mut Tally) {
         self.send.borrow_mut().compare(tally);
         if !Rc::ptr_eq(&self.send, &self.recv) {
@@ -405,7 +391,7 @@ impl Wire {
         sends + self.posted_receives - self.done_receives
     }
 
-    /// Its streams have passed everything.
+    /// Returns whether its streams have passed everything.
     pub(super) fn is_idle(&self) -> Result<bool, Failure> {
         let listener = self.listener.as_ref();
         let heard = listener.map_or(Ok(true), |listener| listener.synchronize_timeout(Duration::ZERO))?;
@@ -413,7 +399,6 @@ impl Wire {
     }
 }
 
-/// Reads the card's asynchronous events.
 pub(super) fn read_events(device: &Device, tally: &mut Tally) -> Result<(), Failure> {
     while let Some(event) = device.next_event(Duration::ZERO)? {
         tally.events += 1;
@@ -422,7 +407,7 @@ pub(super) fn read_events(device: &Device, tally: &mut Tally) -> Result<(), Fail
             AsyncEventKind::QueuePairFatal
                 | AsyncEventKind::QueuePairRequestError
                 | AsyncEventKind::QueuePairAccessError
-                // The peer was ready first: its message came while this side was not ready to send.
+                // The peer was ready first: its message arrived before this side was ready to send.
                 | AsyncEventKind::CommunicationEstablished
         ) {
             tally.unaccounted += 1;
@@ -432,8 +417,8 @@ pub(super) fn read_events(device: &Device, tally: &mut Tally) -> Result<(), Fail
     Ok(())
 }
 
-/// The queues are full, or the queue pair has failed, or the master that releases its sends, and with it
-/// every queue pair whose sends that held: completions will show which.
+/// Returns whether an error is temporary: the queues are full, or the queue pair has failed, or the master that
+/// releases its sends has failed, with every queue pair whose sends it held. Completions will tell which.
 fn is_for_now(error: &QueueError) -> bool {
     matches!(
         error,

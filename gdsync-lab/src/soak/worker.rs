@@ -1,13 +1,13 @@
-//! A process of a soak: its ends of the links, one after the other, again and again.
+//! A process of a soak, which polls its ends of the links in turn.
 
-use super::end::{End, Role, Together, mastered};
+use super::Assignment;
+use super::end::{End, Role, SharedResources, mastered};
 use super::gpu::{AnyStream, Gpu};
-use super::mesh::{Heard, Mesh, Message};
-use super::plan::Random;
-use super::queues::Hub;
+use super::peers::{Incoming, Message, Peers};
+use super::plan::{self, Random};
+use super::queues::CompletionDemux;
 use super::tally::Tally;
 use super::wire::{self, DEPTH, RECEIVES};
-use super::{Assignment, faults};
 use gdsync::memop::Word64;
 use gdsync::{Batch, CompletionQueue, Device, PinnedMemory, PreparedWait, ProtectionDomain, Trigger};
 use gdsync_cli::cli::NO_FAULTS;
@@ -16,21 +16,19 @@ use gdsync_cli::hca;
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-/// What is said of another process that has ended too early.
+/// The error about another process that has ended too early.
 pub(super) const GONE: &str = "is gone";
-/// How long the end of a run may take: queues run empty, failures are got over.
+/// Time limit for the end of a run: draining queues, and recovery from failures.
 const SETTLE: Duration = Duration::from_secs(120);
-/// Pause of a process whose ends had nothing to do.
+/// Pause after a round in which no end had anything to do.
 const PAUSE: Duration = Duration::from_micros(50);
-/// Longest time from one queue pair that is aborted at random to the next, in milliseconds.
+/// Maximum time between two random aborts of a queue pair, in milliseconds.
 const CUT: u64 = 1000;
 
-/// What a process has.
 struct Side<'a> {
-    mesh: Mesh,
+    peers: Peers,
     ends: Vec<End>,
     tally: &'a mut Tally,
-    /// Processes that are done.
     others: BTreeSet<usize>,
     is_done: bool,
 }
@@ -40,16 +38,16 @@ pub(super) fn work(assignment: &Assignment, tally: &mut Tally) -> Result<(), Fai
     let procs = options.procs as usize;
     let (device, port) = hca::open(options.hca.as_ref())?;
     let pd = ProtectionDomain::new(&device)?;
-    let mesh = Mesh::join()?;
+    let peers = Peers::join()?;
     let roles: Vec<Role> =
         (0..options.links).filter_map(|link| role(link, *rank, procs, options.seed)).collect();
-    let together = together(&device, &pd, &roles)?;
+    let shared = shared(&device, &pd, &roles)?;
     let (parts, gpu) = ((&device, &pd, port), Gpu::open(options.gpu, options.stand_in)?);
     let ends: Result<Vec<End>, Failure> =
-        roles.into_iter().map(|role| End::new(role, parts, &together, &gpu)).collect();
-    let mut side = Side { mesh, ends: ends?, tally, others: BTreeSet::new(), is_done: false };
+        roles.into_iter().map(|role| End::new(role, parts, &shared, &gpu)).collect();
+    let mut side = Side { peers, ends: ends?, tally, others: BTreeSet::new(), is_done: false };
     for end in &side.ends {
-        side.mesh.send(end.peer(), end.up()?)?;
+        side.peers.send(end.peer(), end.up()?)?;
     }
     let mut stop = Instant::now() + Duration::from_secs_f64(options.minutes * 60.0);
     let mut random = Random::new(options.seed ^ *rank as u64 ^ 0xc7);
@@ -61,7 +59,7 @@ pub(super) fn work(assignment: &Assignment, tally: &mut Tally) -> Result<(), Fai
         let before = side.tally.operations;
         let mut worked = side.listen()?;
         let now = Instant::now();
-        if side.mesh.is_asked() {
+        if side.peers.is_asked() {
             stop = stop.min(now);
         }
         if now >= stop && !stopped {
@@ -78,7 +76,7 @@ pub(super) fn work(assignment: &Assignment, tally: &mut Tally) -> Result<(), Fai
             side.is_done = true;
             (0..procs)
                 .filter(|peer| peer != rank)
-                .try_for_each(|peer| side.mesh.send(peer, Message::Done))?;
+                .try_for_each(|peer| side.peers.send(peer, Message::Done))?;
         }
         if let Some(gather) = &mut gather {
             gather.wait(&side.ends, side.tally)?;
@@ -103,21 +101,20 @@ pub(super) fn work(assignment: &Assignment, tally: &mut Tally) -> Result<(), Fai
         ends = open;
     }
     gather.iter().try_for_each(|gather| gather.finish(tally))?;
-    for hub in together.queues.iter().flat_map(|(send, recv)| [send, recv]) {
-        hub.borrow_mut().close(tally);
+    for demux in shared.queues.iter().flat_map(|(send, recv)| [send, recv]) {
+        demux.borrow_mut().close(tally);
     }
     tally.balance();
-    // While the device is open: its card's counts go with it.
+    // While the device is open: its card's counts end with it.
     if hca::is_software(options.hca.as_ref()) {
-        tally.rules = faults::counts();
+        tally.rules = plan::fault_counts();
     }
     drop(device);
     Ok(())
 }
 
-/// A trigger, where the card waits for it, and two queues for the ends that share them, where there
-/// are some.
-fn together(device: &Device, pd: &ProtectionDomain, roles: &[Role]) -> Result<Together, Failure> {
+/// Returns the shared resources: a trigger, if the card can wait, and two queues, if any ends share them.
+fn shared(device: &Device, pd: &ProtectionDomain, roles: &[Role]) -> Result<SharedResources, Failure> {
     let waits = device.card_waits()?;
     let trigger = match (waits.data, waits.queues) {
         (true, true) => Some(mastered(pd)?),
@@ -125,16 +122,16 @@ fn together(device: &Device, pd: &ProtectionDomain, roles: &[Role]) -> Result<To
         (false, _) => None,
     };
     let sharing = roles.iter().filter(|role| role.shares_queues()).count() as u32;
-    let queue = |depth: u32| CompletionQueue::new(device, sharing * 2 * depth).map(Hub::new);
+    let queue = |depth: u32| CompletionQueue::new(device, sharing * 2 * depth).map(CompletionDemux::new);
     let queues = (sharing > 0).then(|| Ok::<_, Failure>((queue(DEPTH)?, queue(RECEIVES as u32)?)));
-    Ok(Together { trigger, queues: queues.transpose()? })
+    Ok(SharedResources { trigger, queues: queues.transpose()? })
 }
 
 impl Side<'_> {
-    /// Receives messages of the other processes. True where there was one.
+    /// Handles messages of the other processes. Returns whether there was one.
     fn listen(&mut self) -> Result<bool, Failure> {
         let mut heard = false;
-        while let Some(Heard { from: peer, message }) = self.mesh.receive() {
+        while let Some(Incoming { from: peer, message }) = self.peers.receive() {
             heard = true;
             let Some(message) = message else {
                 if self.others.contains(&peer) {
@@ -149,38 +146,37 @@ impl Side<'_> {
             if let Some(index) = self.ends.iter().position(|end| end.link() == link)
                 && let Some(answer) = self.ends[index].hear(message, self.tally)?
             {
-                self.mesh.send(peer, answer)?;
+                self.peers.send(peer, answer)?;
             }
         }
         Ok(heard)
     }
 
-    /// Every end does what it can. True where something has changed.
+    /// Lets every end make progress. Returns whether anything has changed.
     fn step(&mut self) -> Result<bool, Failure> {
         let mut worked = false;
         for index in 0..self.ends.len() {
             if let Some(message) = self.ends[index].step(self.tally)? {
                 worked = true;
-                self.mesh.send(self.ends[index].peer(), message)?;
+                self.peers.send(self.ends[index].peer(), message)?;
             }
         }
         Ok(worked)
     }
 
-    /// One end fails, if it is at work.
+    /// Cuts the connection of one end, if it is working.
     fn cut(&mut self, which: usize) -> Result<(), Failure> {
         let count = self.ends.len().max(1);
         if let Some(end) = self.ends.get_mut(which % count)
             && let Some(message) = end.cut(self.tally)?
         {
-            self.mesh.send(end.peer(), message)?;
+            self.peers.send(end.peer(), message)?;
         }
         Ok(())
     }
 }
 
-/// What this process does for a link, if it has one of its ends. Links go round all pairs of
-/// processes.
+/// Returns this process's role in a link, if it has one of its ends. Links cycle through all pairs of processes.
 fn role(link: u32, rank: usize, procs: usize, seed: u64) -> Option<Role> {
     let pairs: Vec<(usize, usize)> =
         (0..procs).flat_map(|low| (low + 1..procs).map(move |high| (low, high))).collect();
@@ -194,23 +190,22 @@ fn role(link: u32, rank: usize, procs: usize, seed: u64) -> Option<Role> {
     }
 }
 
-/// Batches that are posted at a time.
 const BATCHES: u64 = 4;
-/// How long the last of them may take once all ends are closed.
+/// Time limit of the last of them after all ends are closed.
 const LAST: Duration = Duration::from_secs(20);
 
-/// A stream that waits for sends of several ends at once: the card collects their completions. It only waits, for work
-/// that was handed over: so it stands in the way of nothing.
+/// A stream that waits for sends of several ends at once, whose completions the card collects. It only waits, for work
+/// already handed over, so it blocks nothing.
 struct Gather {
     stream: AnyStream,
-    /// The stream writes here how many batches it has performed.
+    /// The number of batches that the stream has performed.
     done: Word64,
     posted: u64,
     random: Random,
 }
 
 impl Gather {
-    /// On a GPU, the word that the card writes lies in its memory or in the host's.
+    /// On a GPU, the word that the card writes is in either memory.
     fn new(mut random: Random, gpu: &Gpu) -> Result<Self, Failure> {
         let stream = gpu.collecting(random.below(2) == 0)?;
         let done = Word64::new(&PinnedMemory::allocate(size_of::<u64>())?, 0)?;
@@ -233,14 +228,14 @@ impl Gather {
         let batch = batch.write_value64(&self.done, self.posted + 1);
         let posted = self.stream.post(batch).map_err(|error| error.to_string())?;
         self.posted += 1;
-        // By itself the stream has an operation for each queue, and two more.
+        // Without a collector the stream has an operation for each queue, and two more.
         if posted.operations <= count {
             tally.collected += count as u64;
         }
         Ok(())
     }
 
-    /// All ends are closed, so that nothing is left to wait for.
+    /// Ends the waits after all ends are closed, so that nothing is pending.
     fn finish(&self, tally: &mut Tally) -> Result<(), Failure> {
         if self.stream.synchronize_timeout(LAST)? {
             return Ok(());

@@ -1,4 +1,4 @@
-//! What the lab measures of the card's waiting.
+//! Measurements of the card's waits.
 
 use gdsync_test_support::command::{json, rows};
 
@@ -10,7 +10,7 @@ fn a_word_and_doorbells_are_measured_in_turns() {
         let count = |name: &str| row[name].as_u64().unwrap();
         let (peers, word) = (count("peers"), count("gdsync_operations"));
         let doorbells = count("reference_operations");
-        // A wait for one queue is the stream's; behind waits it writes a point of its timeline.
+        // The stream waits for one queue; after waits it writes a point of its timeline.
         match row["what"].as_str().unwrap() {
             "sends" => assert_eq!((word, doorbells), (1, 2 * peers), "{row}"),
             "waits for completions that have come" => {
@@ -43,23 +43,23 @@ fn persistent_requests_of_a_round_are_a_start_and_a_wait_and_every_byte_is_check
     assert_eq!(rows.len(), 9);
     for row in rows {
         assert_eq!(row["verified"], true, "{row}");
-        // By four ways, in ten runs, among 2, 4 and 8 ranks: all rows together.
+        // Four variants, in ten runs, among 2, 4 and 8 ranks: all rows together.
         assert_eq!(row["bytes_checked"], 4 * 10 * 10 * (2 + 12 + 56) * 256, "{row}");
         let number = |name: &str| row[name].as_f64().unwrap();
         assert!(number("least_ratio") <= number("ratio") && number("ratio") <= number("most_ratio"), "{row}");
         let peers = number("ranks") - 1.0;
         // A doorbell, a wait and its reset.
         assert_eq!(number("reference_operations"), 4.0 * peers, "{row}");
-        // A doorbell, whose record announces the receive of the next round, too, and two waits; then a point of
-        // the timeline.
+        // A doorbell, whose record also announces the receive of the next round, and two waits; then a point of the
+        // timeline.
         let together = (2.0 + 2.0) * peers + 1.0;
         match row["what"].as_str().unwrap() {
             "start_all, wait_all" => {
-                // What has completed before it is waited for may be waited for otherwise.
+                // A wait for an earlier completion may take fewer operations.
                 assert!((number("gdsync_operations") - together).abs() <= 1.5, "{row}");
             }
             "start_all, wait_all, trigger and collector" => {
-                // A record but in the last of ten rounds; the trigger, a wait, and a point.
+                // A record except in the last of ten rounds; the trigger, a wait, and a point.
                 assert!((number("gdsync_operations") - (0.9 * peers + 3.0)).abs() <= 1.5, "{row}");
             }
             singly => {

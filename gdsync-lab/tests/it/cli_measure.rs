@@ -1,8 +1,8 @@
-//! What the command measures and checks of the machine: soaks, benches, copies.
+//! Measurements and checks of the command: soaks, benchmarks, copies.
 
 use gdsync_test_support::command::{json, rows, run, succeeds, text};
 
-/// The counts of a soak that must have lost nothing.
+/// Returns the counts of a soak that must have lost nothing.
 fn soak(arguments: &[&str]) -> serde_json::Value {
     let fixed = ["soak", "--links", "8", "--seed", "7", "--json"];
     let counts = json(&[&fixed, arguments].concat());
@@ -29,7 +29,7 @@ fn a_soak_without_faults_fails_at_nothing() {
     assert_eq!((&counts["faults"], &counts["sent"]), (&"none".into(), &counts["received"]));
 }
 
-/// Memory that is gone fails masters of triggers, too, with all whose sends they hold.
+/// Faults of memory also fail masters of triggers, with all queue pairs whose sends they hold.
 #[test]
 fn a_soak_accounts_for_everything_through_faults_and_recoveries() {
     let plan = "seed=3; drop every=1500; duplicate every=400; hold=3 every=300; rnr every=500; late=1ms every=400; \
@@ -44,8 +44,7 @@ fn a_soak_accounts_for_everything_through_faults_and_recoveries() {
     assert!(counts["errors"]["RemoteAccess"].as_u64().unwrap() > 0, "{counts}");
 }
 
-/// Streams, and threads in the place of kernels, as a GPU's would be: with messages in memory that
-/// is filled and looked at by copies.
+/// Streams, and threads instead of kernels, with messages in memory that is filled and read by copies, as a GPU's.
 #[test]
 fn a_soak_on_the_stand_in_for_a_gpu_accounts_for_everything() {
     let plan =
@@ -87,7 +86,7 @@ fn a_checked_wait_is_measured_beside_a_plain_one() {
     );
 }
 
-/// Every message of every way is checked by the bench itself.
+/// The benchmark itself checks every message of every variant.
 #[test]
 fn an_exchange_is_measured_beside_the_same_operations_by_hand() {
     let rows = rows(&["bench", "exchange", "--rounds", "5", "--json"]);
@@ -105,7 +104,7 @@ fn an_exchange_is_measured_beside_the_same_operations_by_hand() {
         let ratio = |name: &str| row["rust_ratio"][name].as_f64().unwrap();
         let [least, median, most] = ["least", "median", "most"].map(ratio);
         assert!(0.0 < least && least <= median && median <= most, "{row}");
-        // By hand means the same: a doorbell of two writes, two waits, and a write behind each or both.
+        // By hand means the same: a doorbell of two writes, two waits, and a write after each or both.
         let operations = if row["shape"] == "batch" { 5.0 } else { 6.0 };
         assert_eq!(
             (&row["rust_operations"], &row["by_hand_operations"]),
@@ -147,7 +146,7 @@ fn teams_that_grow_are_measured_beside_one_of_eight() {
     let rows = rows(&["bench", "scale", "--ranks", "16", "--rounds", "3", "--json"]);
     for (row, ranks) in rows.iter().zip([2u64, 4, 8, 16]) {
         assert_eq!(row["ranks"], ranks);
-        // By both ways, with the rounds that warm up.
+        // Both variants, with the warm-up rounds.
         assert_eq!(row["bytes_checked"], 2 * (3 + 1) * ranks * (ranks - 1) * 64, "{row}");
         for name in ["connect_s", "connected_kib", "used_kib", "writes_us", "collective_us", "writes_ratio"] {
             assert!(row[name].as_f64().unwrap() > 0.0, "{name} of {row}");

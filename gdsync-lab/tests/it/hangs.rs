@@ -20,7 +20,7 @@ fn workers_of_a_killed_soak_end_at_once() {
     let mut soak = soak.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
     let workers = children_of(soak.id(), 4);
     workers.iter().for_each(|worker| has_sent(*worker, 1));
-    // One is stopped: it ends, too.
+    // A stopped process ends, too.
     signal(workers[1], libc::SIGSTOP);
     soak.kill().unwrap();
     soak.wait().unwrap();

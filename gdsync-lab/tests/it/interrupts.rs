@@ -1,11 +1,11 @@
-//! Runs that the user interrupts: as from a terminal, which sends SIGINT to every process of the run.
+//! Runs interrupted by the user: a terminal sends SIGINT to every process of the run.
 
 use gdsync_test_support::command::{gdsync, row, rows_in, text};
 use gdsync_test_support::processes::{AT_WORK, children_of, has_sent, interrupt, start, start_command};
 use serde_json::Value;
 use std::process::Output;
 
-/// Interrupts a soak whose two workers are at work.
+/// Interrupts a soak while its two workers are working.
 fn interrupted_soak(arguments: &[&str]) -> Output {
     let run = start(arguments);
     children_of(run.id(), 2).into_iter().for_each(|worker| has_sent(worker, AT_WORK));
@@ -44,10 +44,10 @@ fn a_benchmark_prints_the_rounds_that_it_has() {
 #[test]
 fn a_benchmark_of_one_process_prints_the_rounds_that_it_has() {
     let mut command = gdsync(&["bench", "checked", "--json"]);
-    // Some 10 s, of which the interrupt ends the most.
+    // Some 10 s, most of which the interrupt saves.
     command.env("SOFTHCA_FAULTS", "delay=500us every=1");
     let run = start_command(command);
-    // The 200 rounds that do not count are two writes each, and their acknowledgements.
+    // The 200 warm-up rounds are two writes each, and their acknowledgements.
     has_sent(run.id(), 1200);
     interrupt(&run);
     let output = run.wait_with_output().unwrap();

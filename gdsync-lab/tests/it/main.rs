@@ -1,4 +1,4 @@
-//! The verbs that measure and try, what holds for all verbs, and the book whose commands run them.
+//! The verbs of the lab, common properties of all verbs, and the book with its commands.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, its helpers too")]
 

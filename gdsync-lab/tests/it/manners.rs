@@ -1,9 +1,9 @@
-//! What users of a command expect around its results: help, completions, manual pages, colors.
+//! Conventions of commands besides their results: help, completions, manual pages, colours.
 
 use gdsync_test_support::command::{gdsync, run, succeeds, text};
 use gdsync_test_support::folder::Folder;
 
-/// The processes that commands start: no user sees them.
+/// Child processes of commands, hidden from users.
 const INTERNAL: [&str; 7] =
     ["pingpong-peer", "net-peer", "bench-first", "bench-scale", "soak-worker", "exchange-peer", "soft-watch"];
 const COMMANDS: [&str; 14] = [

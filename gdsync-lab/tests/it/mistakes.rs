@@ -1,9 +1,9 @@
-//! Commands that are used wrongly, or on a machine without what they need: what each says, once and with the remedy.
+//! Errors of wrong usage, and of missing requirements: each is reported once, with the remedy.
 
 use gdsync_test_support::command::{error_in, gdsync, object, rows_in, run, text};
 use gdsync_test_support::skipped_on_system;
 
-/// A command line, and how the error about it begins, which clap continues with the usage.
+/// A command line, and the begin of its error, which clap continues with the usage.
 const WRONG_USAGE: [(&[&str], &str); 46] = [
     (
         &["pingpong", "--size", "-1"],
@@ -178,7 +178,7 @@ fn errors_are_json_where_it_is_asked_for() {
         let (said_in_json, on_stderr) = (error_in(&output.stdout), text(&output.stderr));
         assert_eq!(output.status.code(), Some(code), "{arguments:?}: {on_stderr}");
         assert!(said_in_json.starts_with(said) && !said_in_json.is_empty(), "{arguments:?}: {said_in_json}");
-        // Where a process that was started has said it, its words are on standard error.
+        // If a child process has reported the error, the words are on standard error.
         let elsewhere = said_in_json == "standard error has the cause";
         assert!(elsewhere || on_stderr.contains(&said_in_json), "{arguments:?}: {on_stderr}");
         assert_eq!(object(&output.stdout)["command"].as_array().unwrap()[1..], *arguments);
@@ -194,7 +194,7 @@ fn what_a_failed_sweep_has_measured_stands_beside_its_error() {
     assert!(text(&output.stderr).contains(object["error"]["message"].as_str().unwrap()), "{object}");
 }
 
-/// The whole error, in one line, of what a command itself finds wrong with its arguments.
+/// The whole error, in one line, for arguments that a command itself refuses.
 #[test]
 fn a_page_that_is_not_there_is_said_with_those_that_are() {
     let output = run(&["man", "flood"]);
@@ -206,7 +206,7 @@ fn a_page_that_is_not_there_is_said_with_those_that_are() {
     assert_eq!((output.status.code(), text(&output.stderr).as_str()), (Some(1), expected));
 }
 
-/// A command, and words of its one line of error: the cause, and the remedy.
+/// Checks that a command fails with one line of error that contains these words: the cause, and the remedy.
 fn fails(arguments: &[&str], words: [&str; 2]) {
     let output = run(arguments);
     let said = text(&output.stderr);
@@ -243,7 +243,7 @@ fn what_is_not_there_is_said_once_with_the_remedy() {
     fails(&["explain", "/nowhere/at/all"], ["/nowhere/at/all", "No such file"]);
 }
 
-/// On a machine without a card of the system's. `gdsync soft` brings one.
+/// On a machine without a system card. `gdsync soft` provides one.
 #[test]
 fn a_missing_card_is_said_once_with_the_remedy() {
     if skipped_on_system("a_missing_card_is_said_once_with_the_remedy") {
@@ -257,7 +257,7 @@ fn a_missing_card_is_said_once_with_the_remedy() {
             "there is a card",
         );
     }
-    // Without libraries, without kernel modules, or without a card: each has a remedy of its own.
+    // Without libraries, kernel modules or a card: each has its own remedy.
     let remedy = |said: &str| ["install", "modprobe", "provider has"].iter().any(|word| said.contains(word));
     for arguments in [
         &["bench", "post"][..],

@@ -1,4 +1,4 @@
-//! Pictures and pages of measurements: of real runs, as XML, and in a browser.
+//! Pictures and pages of real measurements, checked as XML and in a browser.
 
 use gdsync_test_support::command::{rows, rows_in, run, succeeds, text};
 use gdsync_test_support::folder::Folder;
@@ -8,7 +8,7 @@ use std::fs;
 use std::io::ErrorKind;
 use std::process::{Command, Stdio};
 
-/// Runs a command that draws into a file, and returns what it printed and the file's text.
+/// Runs a command that draws into a file. Returns its output and the file's text.
 fn drawn(arguments: &[&str], option: &str, name: &str) -> (String, String) {
     let folder = Folder::new("pictures");
     let file = folder.path().join(name);
@@ -28,7 +28,7 @@ fn has_text(picture: &Document<'_>, expected: &str) -> bool {
         .any(|node| node.has_tag_name("text") && node.text().is_some_and(|text| text.trim() == expected))
 }
 
-/// How many lines of series have so many points.
+/// Counts the lines of series with `points` points.
 fn lines(picture: &Document<'_>, points: usize) -> usize {
     let of = |node: &roxmltree::Node<'_, '_>| {
         node.attribute("points").is_some_and(|text| text.split_whitespace().count() == points)
@@ -41,7 +41,7 @@ fn lines(picture: &Document<'_>, points: usize) -> usize {
 fn a_sweep_is_a_line_for_each_percentile_by_size() {
     let picture = plot(&["pingpong", "--sizes", "8..512", "--iters", "50", "--procs", "1"]);
     let picture = Document::parse(&picture).unwrap();
-    // Six of latency, and that of bandwidth.
+    // Six of latency, and one of bandwidth.
     assert_eq!(lines(&picture, 7), 7);
     for expected in
         ["P50", "P90", "P99", "P99.9", "least", "most", "8 B", "512 B", "Message", "Half round trip, µs"]
@@ -76,7 +76,7 @@ fn a_run_of_one_size_is_a_histogram() {
     let (table, picture) = drawn(&["pingpong", "--iters", "300", "--size", "100"], "--plot", "p.svg");
     assert!(table.contains("every byte verified"), "the table is printed as without a picture: {table}");
     let picture = Document::parse(&picture).unwrap();
-    // The ground, and at least one bar.
+    // The background, and at least one bar.
     assert!(picture.descendants().filter(|node| node.has_tag_name("rect")).count() > 1);
     assert!(has_text(&picture, "Exchanges") && has_text(&picture, "Half round trip, µs"));
     let title = picture.descendants().find(|node| node.has_tag_name("title")).and_then(|node| node.text());
@@ -90,7 +90,7 @@ fn benchmarks_by_peers_and_by_ranks_are_lines() {
     for expected in ["Peers", "Memory operations of a batch", "sends, word", "sends, doorbells", "256"] {
         assert!(has_text(&fanout, expected), "{expected}");
     }
-    // Of memory operations: three parts by two ways. Times may be less than an empty batch's, and have no place then.
+    // Memory operations: three parts of two variants. Times may be below an empty batch's, and are then left out.
     assert!(lines(&fanout, 4) >= 6);
     let scale = plot(&["bench", "scale", "--ranks", "4", "--rounds", "2"]);
     let scale = Document::parse(&scale).unwrap();
@@ -152,7 +152,7 @@ fn a_run_that_fails_leaves_the_file_as_it_was() {
     assert_eq!((fs::read_to_string(&file).unwrap().as_str(), folder.content()), ("before", 1));
 }
 
-/// Small, as the page is what is tested.
+/// Small, as only the page is tested.
 const ALL: [&str; 8] = ["bench", "all", "--ranks", "4", "--rounds", "2", "--posts", "128"];
 const BENCHMARKS: [&str; 9] =
     ["card", "checked", "plan", "first", "exchange", "fanout", "persistent", "alltoall", "scale"];
@@ -175,7 +175,7 @@ fn a_page_has_everything_in_itself_and_looks_right_in_a_browser() {
         Document::parse(&(picture + "</svg>")).unwrap();
     }
     assert!(page.contains("<section id=\"machine\">") && page.contains("<h3>Process</h3>"), "{page}");
-    // The name of the SVG language is no address that a browser asks for.
+    // The SVG namespace is not an address that a browser loads.
     let outside = page.replace("xmlns=\"http://www.w3.org/2000/svg\"", "");
     for reference in ["http:", "https:", "src=", "url(", "@import", "<script", "<link", "<iframe", "<image"] {
         assert!(!outside.contains(reference), "{reference}");
@@ -184,7 +184,7 @@ fn a_page_has_everything_in_itself_and_looks_right_in_a_browser() {
     look_at(&page);
 }
 
-/// Opens a page in Chromium, with light and with dark colours, and looks at what it shows and reports.
+/// Opens a page in Chromium, with light and dark colours, and checks the picture and the log.
 fn look_at(page: &str) {
     let folder = Folder::new("pictures-browser");
     let empty = "<!DOCTYPE html><title>empty</title><style>:root{color-scheme:light dark}</style>";
@@ -197,7 +197,7 @@ fn look_at(page: &str) {
         );
         return;
     };
-    // What is compressed is as long as what it shows is rich.
+    // The compressed size reflects the amount of content.
     for shown in [&light, &dark] {
         assert!(
             shown.len() > 10 * blank.len(),
@@ -209,7 +209,7 @@ fn look_at(page: &str) {
     assert_ne!(light, dark, "the page has the same colours on light and on dark ground");
 }
 
-/// What Chromium shows of a page, as PNG; none where there is no Chromium.
+/// Returns Chromium's rendering of a page as PNG; none without Chromium.
 fn screenshot(folder: &Folder, page: &str, is_light: bool) -> Option<Vec<u8>> {
     let path = |name: &str| folder.path().join(name).display().to_string();
     let profile = Folder::new("pictures-profile");

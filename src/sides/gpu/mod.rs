@@ -1,10 +1,9 @@
-//! A CUDA stream performs the work, on messages in GPU memory: kernels fill and check them, and
-//! take the times.
+//! The driver for GPUs: a CUDA stream with messages in GPU memory; kernels fill and check them and take the times.
 
 mod kernels;
 
+use super::connection::SideResults;
 use super::driver::{self, Arrival, CHUNKS, Driver, Work};
-use super::findings::Findings;
 use crate::cli::SideOptions;
 use crate::failure::Failure;
 use crate::hca;
@@ -22,14 +21,14 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The words that kernels write: what is wrong, when the first exchange began, and when the others
-/// ended.
+/// Indices of the words that kernels write: the first mismatch, the beginning of the first exchange, and the ends of
+/// exchanges.
 const MISMATCH: u64 = 0;
 const PLACE: u64 = 1;
 const BEGIN: u64 = 2;
 const ENDS: u64 = 3;
 
-/// How long the CPU sleeps between two looks at an event: short at first, for short chunks.
+/// How long the CPU sleeps between polls of an event: short at first, for short chunks.
 const NAP: Duration = Duration::from_micros(20);
 const LONGEST_NAP: Duration = Duration::from_micros(200);
 
@@ -39,36 +38,34 @@ pub(super) struct GpuDriver {
     source: GpuMemoryRegion,
     target: GpuMemoryRegion,
     words: Words,
-    /// As many as chunks can be under way; chunk `n` ends with event `n` modulo their number.
+    /// An event for each chunk under way; chunk `n` ends with event `n` modulo their number.
     events: Vec<CudaEvent>,
-    /// The exchanges of chunks under way.
     marks: VecDeque<u64>,
-    /// Chunks, and exchanges, that were passed.
     passed: (u64, u64),
-    /// Exchanges that can be under way: as many ends are kept.
+    /// Exchanges that can be under way, and end times kept.
     window: u64,
     rank: u64,
     checked: bool,
-    findings: Findings,
+    results: SideResults,
 }
 
 impl GpuDriver {
-    /// Allocates and loads everything: the driver does some of that only while no stream of the
-    /// context waits.
+    /// Allocates and loads everything in advance: the driver does some of that only while no stream of the context
+    /// waits.
     pub(super) fn new(
         ordinal: u32,
         options: &SideOptions,
         work: Work,
         rank: u64,
         pd: &ProtectionDomain,
-        findings: Findings,
+        results: SideResults,
     ) -> Result<Self, Failure> {
         let context = gdsync::cuda::context(ordinal)?;
         let size = usize::try_from(work.size)?;
         let window = CHUNKS * work.batch;
         let queue = context.new_stream().map_err(failed("cuStreamCreate"))?;
         let memory = |access| {
-            // A software card of this process copies through the mapping, which the region keeps.
+            // A software card of this process copies through the mapping, which the region keeps alive.
             let mapped =
                 hca::is_software(options.hca.as_ref()).then(|| MappedMemory::allocate(&context, size));
             let memory = match &mapped {
@@ -92,16 +89,16 @@ impl GpuDriver {
             window,
             rank,
             checked: options.check,
-            findings,
+            results,
         };
         driver.rehearse()?;
         Ok(driver)
     }
 
-    /// Launches each kernel once, on no bytes: the first launch loads it.
+    /// Launches each kernel once on no bytes: the first launch loads it.
     fn rehearse(&self) -> Result<(), Failure> {
         let (source, target) = (self.source.memory().address(), self.target.memory().address());
-        // SAFETY: as in `produce` and `consume`, and the stream is waited for below.
+        // SAFETY: as in `produce` and `consume`; the stream is waited for below.
         unsafe {
             self.kernels.fill(source, 0, 0)?;
             self.kernels.check(target, 0, 0, 0, self.words.address(MISMATCH), self.words.address(BEGIN))?;
@@ -115,7 +112,6 @@ impl GpuDriver {
         &self.events[(chunk % CHUNKS) as usize]
     }
 
-    /// The word for the time at which an exchange ended.
     fn end(&self, sequence: u64) -> u64 {
         ENDS + sequence % self.window
     }
@@ -138,8 +134,8 @@ impl Driver for GpuDriver {
         if self.rank > 0 {
             return Ok(());
         }
-        // SAFETY: the words live as long as `self`, which is dropped after the stream was waited
-        // for; and gdsync gives memory that a GPU knows back only while the GPU's streams are idle.
+        // SAFETY: the words live as long as `self`, which is dropped after the stream was waited for; gdsync frees
+        // memory known to a GPU only while the GPU's streams are idle.
         unsafe { self.kernels.stamp(self.words.address(BEGIN)) }
     }
 
@@ -149,7 +145,7 @@ impl Driver for GpuDriver {
         }
         let memory = self.source.memory();
         let seed = Pattern::new(self.rank, sequence).seed;
-        // SAFETY: as in `begin`, for the region's memory, too.
+        // SAFETY: as in `begin`, also for the region's memory.
         unsafe { self.kernels.fill(memory.address(), memory.len() as u64, seed) }
     }
 
@@ -162,7 +158,7 @@ impl Driver for GpuDriver {
         if self.checked && what.is_checked {
             let (memory, mismatch) = (self.target.memory(), self.words.address(MISMATCH));
             let seed = Pattern::new(1 - self.rank, sequence).seed;
-            // SAFETY: as in `begin`, for the region's memory, too.
+            // SAFETY: as in `begin`, also for the region's memory.
             unsafe {
                 self.kernels.check(memory.address(), memory.len() as u64, seed, sequence, mismatch, time)
             }
@@ -190,10 +186,10 @@ impl Driver for GpuDriver {
             nap = LONGEST_NAP.min(2 * nap);
         }
         if let Some(sequence) = self.words.load(MISMATCH).checked_sub(1) {
-            self.findings.wrong(sequence, self.words.load(PLACE));
+            self.results.wrong(sequence, self.words.load(PLACE));
         }
         if self.rank == 0 {
-            let mut timing = self.findings.timing();
+            let mut timing = self.results.timing();
             if first == 0 {
                 timing.begin_at(self.words.load(BEGIN));
             }

@@ -1,28 +1,30 @@
-//! The TCP connection between the two sides, which both have proven a key on ([`gdsync_auth`]) before it counts.
+//! The TCP connection between the two sides, each of which must prove a key ([`gdsync_auth`]), and the way to it: an
+//! address, or the two processes of a launcher's job, of which rank 0 is the server and rank 1 the client.
 
 use crate::cli::Address;
 use crate::failure::Failure;
 use crate::interrupt::{self, NothingYet};
 use gdsync_auth::{Exchange, ExchangeError, Key, Limits, Unproven};
-use gdsync_notify::bootstrap::{BootstrapError, KEY_VARIABLES};
+use gdsync_notify::bootstrap::{Bootstrap, BootstrapError, Job, KEY_VARIABLES, Meeting};
 use softhca::Speed;
 use softhca::fabric::limit_silence;
+use std::ffi::OsString;
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
-/// What a proof of the key is for, whatever is measured: what that is, both sides say then.
+/// The purpose that both sides prove the key for. It is the same for all measurements, which the sides compare later.
 const PURPOSE: &[u8] = b"gdsync pingpong 1";
 /// How long a client tries to reach a server that does not listen yet.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// How long the server may take to prove its key.
 const PROOF: Duration = Duration::from_secs(10);
-/// How long the other host may say nothing: as between software cards.
+/// How long the other host may be silent; the same as between software cards.
 const SILENCE: Duration = Duration::from_secs(10);
-/// Time between two looks for connections, and between two attempts to connect.
+/// Polling interval for connections, and between attempts to connect.
 const LOOK: Duration = Duration::from_millis(10);
 
-/// The key for an address at which both sides meet: that of the environment, or the user's own where only this host
+/// Returns the key for an address at which the sides meet: that of the environment, or the user's own if only this host
 /// reaches the address.
 fn key_at(address: SocketAddr) -> Result<Key, Failure> {
     match KEY_VARIABLES.read(|name| std::env::var_os(name))? {
@@ -32,16 +34,14 @@ fn key_at(address: SocketAddr) -> Result<Key, Failure> {
     }
 }
 
-/// A connection that both sides have proven.
-pub(super) struct Met {
+/// A connection on which both sides have proven the key.
+pub(super) struct PeerConnection {
     pub(super) socket: TcpStream,
-    /// The other side's address.
     pub(super) other: IpAddr,
-    /// Both sides are on one host.
     pub(super) is_same_host: bool,
 }
 
-impl Met {
+impl PeerConnection {
     fn new(socket: TcpStream) -> io::Result<Self> {
         socket.set_nonblocking(false)?;
         socket.set_read_timeout(None)?;
@@ -49,11 +49,10 @@ impl Met {
         limit_silence(&socket, Speed::from_environment().unwrap_or_default().of(SILENCE))?;
         let other = socket.peer_addr()?.ip().to_canonical();
         let own = socket.local_addr()?.ip().to_canonical();
-        Ok(Met { socket, other, is_same_host: other == own || other.is_loopback() })
+        Ok(PeerConnection { socket, other, is_same_host: other == own || other.is_loopback() })
     }
 }
 
-/// Where the server waits for its client.
 pub(super) struct Listener {
     listener: TcpListener,
     key: Key,
@@ -63,11 +62,11 @@ pub(super) struct Listener {
 type Candidate = (TcpStream, Exchange);
 
 impl Listener {
-    /// At an address of this host, or at all of them.
+    /// Listens at an address of this host, or at all of them.
     pub(super) fn bind(address: Option<&Address>, port: u16) -> Result<Self, Failure> {
         let addresses: Vec<SocketAddr> = match address {
             Some(Address { host, .. }) => resolve(host, port)?,
-            // The first takes IPv4, too; a host may be without IPv6.
+            // The first includes IPv4; the second is for hosts without IPv6.
             None => vec![(Ipv6Addr::UNSPECIFIED, port).into(), (Ipv4Addr::UNSPECIFIED, port).into()],
         };
         let refused = |error: io::Error| {
@@ -89,16 +88,16 @@ impl Listener {
         self.address
     }
 
-    /// The first client that proves the key. Waits for ever without a deadline.
-    pub(super) fn accept(self, deadline: Option<Instant>) -> Result<Met, Failure> {
+    /// Returns the first client that proves the key. Without a deadline it waits forever.
+    pub(super) fn accept(self, deadline: Option<Instant>) -> Result<PeerConnection, Failure> {
         let mut candidates: Unproven<IpAddr, Candidate> = Unproven::new(Limits::default());
         loop {
             candidates.expire(Instant::now());
-            // A connection that has ended already is not taken; where no file is free, it stays queued.
+            // Connections that have already ended are skipped; without a free file descriptor they stay queued.
             while let Ok((socket, from)) = self.listener.accept() {
                 socket.set_nonblocking(true)?;
                 let exchange = Exchange::accepting(&self.key, PURPOSE)?;
-                // Where too many wait for their proof, it is closed, and its client tries again.
+                // If too many connections wait for their proof, this one is closed, and its client tries again.
                 let _ = candidates.admit(from.ip(), (socket, exchange), Instant::now());
             }
             let numbers: Vec<u64> = candidates.iter().map(|(number, _)| number).collect();
@@ -108,10 +107,10 @@ impl Listener {
                     Ok(false) => {}
                     Ok(true) => {
                         if let Some((socket, _)) = candidates.take(number) {
-                            return Ok(Met::new(socket)?);
+                            return Ok(PeerConnection::new(socket)?);
                         }
                     }
-                    // Of a stranger, or of a client with another key, which says so.
+                    // A stranger, or a client with another key, which reports that itself.
                     Err(_) => drop(candidates.take(number)),
                 }
             }
@@ -123,16 +122,16 @@ impl Listener {
     }
 }
 
-/// Connects to the server, which may start at the same time.
-pub(super) fn connect(host: &str, port: u16, command: &str) -> Result<Met, Failure> {
+/// Connects to the server, which may be starting at the same time.
+pub(super) fn connect(host: &str, port: u16, command: &str) -> Result<PeerConnection, Failure> {
     let addresses = resolve(host, port)?;
     let name = Address { host: host.to_owned(), port: Some(port) };
     let deadline = Instant::now() + PATIENCE;
     loop {
         match connect_once(&addresses) {
             Ok(socket) => match prove(&socket)? {
-                Ok(true) => return Ok(Met::new(socket)?),
-                // A server to which too many connect closes some.
+                Ok(true) => return Ok(PeerConnection::new(socket)?),
+                // A server with too many connections closes some.
                 Err(ExchangeError::Closed) if Instant::now() < deadline => std::thread::sleep(LOOK),
                 unproven => return Err(why_unproven(unproven, &name, command)),
             },
@@ -169,7 +168,7 @@ fn connect_once(addresses: &[SocketAddr]) -> io::Result<TcpStream> {
     Err(last)
 }
 
-/// Proves the key to the server, and has the server prove it. False if the server takes too long.
+/// Proves the key to the server and verifies the server's proof. False if the server takes too long.
 fn prove(mut socket: &TcpStream) -> Result<Result<bool, ExchangeError>, Failure> {
     let mut exchange = Exchange::connecting(&key_at(socket.peer_addr()?)?, PURPOSE)?;
     socket.set_read_timeout(Some(PROOF))?;
@@ -189,4 +188,93 @@ fn why_unproven(outcome: Result<bool, ExchangeError>, name: &Address, command: &
         Err(error) => format!("{name}: {error}"),
     }
     .into()
+}
+
+/// How long the other process may take to start.
+const START: Duration = Duration::from_secs(30);
+/// Variables that do not show that a launcher has started this process: torchrun's `RANK` is a common name, and Slurm
+/// also sets its number of tasks for a job's script.
+const NOT_OF_A_LAUNCHER: [&str; 2] = ["RANK", "SLURM_NTASKS"];
+
+/// Returns the job, if a launcher has started two processes.
+///
+/// # Errors
+/// It has, but the environment does not tell where they meet.
+pub(super) fn job_of_two(get: impl Fn(&str) -> Option<OsString>) -> Result<Option<Job>, BootstrapError> {
+    let get = |name: &str| get(name).filter(|_| !NOT_OF_A_LAUNCHER.contains(&name));
+    // Reads the size only: whether the processes can meet does not matter yet.
+    let counted = Job::from_lookup(|name| match name {
+        "GDSYNC_ROOT" => Some("localhost:1".into()),
+        _ if name.starts_with("GDSYNC_KEY") => None,
+        _ => get(name),
+    });
+    match counted {
+        Ok(job) if job.size() == 2 => Job::from_lookup(get).map(Some),
+        _ => Ok(None),
+    }
+}
+
+/// Connects a job's processes. Their bootstrap passes the address.
+pub(super) fn meet_in_job(job: &Job, command: &str) -> Result<PeerConnection, Failure> {
+    let mut bootstrap = Bootstrap::join(job, START)?;
+    let host = match job.meeting() {
+        Meeting::Root(root) => root.rsplit_once(':').map_or(root.as_str(), |(host, _)| host),
+        _ => "127.0.0.1",
+    };
+    let host = host.trim_matches(['[', ']']);
+    let address = Address { host: host.to_owned(), port: None };
+    if job.rank() == 0 {
+        let listener = Listener::bind(Some(&address), 0)?;
+        bootstrap.all_gather(listener.address().port().to_string().as_bytes())?;
+        return listener.accept(Some(Instant::now() + START));
+    }
+    let said = bootstrap.all_gather(&[])?;
+    let port = said.first().and_then(|port| std::str::from_utf8(port).ok()?.parse().ok());
+    connect(host, port.ok_or("rank 0 says no port")?, command)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(variables: &[(&str, &str)]) -> Result<Option<u32>, String> {
+        let get = |name: &str| variables.iter().find(|(one, _)| *one == name).map(|(_, value)| value.into());
+        job_of_two(get).map(|job| job.map(|job| job.rank())).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn two_processes_of_a_launcher_are_a_job_and_nothing_else_is() {
+        let open_mpi = |rank, size| {
+            [("OMPI_COMM_WORLD_RANK", rank), ("OMPI_COMM_WORLD_SIZE", size), ("PMIX_NAMESPACE", "7")]
+        };
+        assert_eq!(of(&open_mpi("0", "2")), Ok(Some(0)));
+        assert_eq!(of(&open_mpi("1", "2")), Ok(Some(1)));
+        assert_eq!(
+            [of(&open_mpi("0", "1")), of(&open_mpi("1", "3")), of(&[])],
+            [Ok(None), Ok(None), Ok(None)]
+        );
+        let step = [
+            ("SLURM_PROCID", "1"),
+            ("SLURM_STEP_NUM_TASKS", "2"),
+            ("SLURM_JOB_ID", "9"),
+            ("SLURM_STEP_ID", "0"),
+        ];
+        assert_eq!(of(&step), Ok(Some(1)));
+        assert_eq!(
+            of(&[("SLURM_PROCID", "0"), ("SLURM_NTASKS", "2"), ("SLURM_JOB_ID", "9")]),
+            Ok(None),
+            "a script"
+        );
+        assert_eq!(of(&[("RANK", "0"), ("WORLD_SIZE", "2"), ("GDSYNC_JOB", "j")]), Ok(None), "torchrun's");
+    }
+
+    #[test]
+    fn two_processes_that_cannot_meet_are_an_error() {
+        let apart = [
+            ("OMPI_COMM_WORLD_RANK", "0"),
+            ("OMPI_COMM_WORLD_SIZE", "2"),
+            ("OMPI_COMM_WORLD_LOCAL_SIZE", "1"),
+        ];
+        assert!(of(&apart).unwrap_err().contains("set GDSYNC_ROOT to host:port"));
+    }
 }

@@ -1,70 +1,69 @@
-//! Sides that are started each by itself, on one host or on two: a server, and a client, whose options hold for both.
+//! Sides that are started separately, on one host or two: a server, and a client, whose options hold for both.
 //!
-//! They meet over TCP (`meeting.rs`), compare versions, and agree on each run (`session.rs`); during a run the
-//! connection is its channel. Two processes of a launcher's job need no address (`job.rs`).
+//! They connect over TCP (`meeting.rs`), compare versions, and agree on each run (`session.rs`), whose channel is the
+//! same connection. Two processes of a launcher's job need no address.
 
-mod job;
 mod meeting;
 mod session;
 
-use super::gpus::{Other, RemoteGpu};
+use super::side::{Peer, RemoteGpu};
 use super::{Measurement, report};
 use crate::cli::{Hosts, SideOptions};
 use crate::failure::Failure;
 use crate::{hca, text};
 use gdsync_notify::bootstrap::Job;
-use meeting::{Listener, Met};
+use meeting::{Listener, PeerConnection};
 use session::{Answer, Request, Session};
 use std::io::Write;
 
-/// What this process is, where it is not both sides.
-pub(super) enum Part {
+/// The role of a process that is not both sides.
+pub(super) enum Role {
     Server,
     Client,
-    /// A process of a launcher's job.
     Rank(Box<Job>),
 }
 
-/// What the options, or else a launcher's environment, make of this process. `None`: both sides are its own.
-pub(super) fn part(options: &SideOptions) -> Result<Option<Part>, Failure> {
+/// Returns this process's role, from the options or else a launcher's environment. `None`: it is both sides.
+pub(super) fn role(options: &SideOptions) -> Result<Option<Role>, Failure> {
     match &options.hosts {
-        Hosts { server: true, .. } => Ok(Some(Part::Server)),
-        Hosts { host: Some(_), .. } => Ok(Some(Part::Client)),
+        Hosts { server: true, .. } => Ok(Some(Role::Server)),
+        Hosts { host: Some(_), .. } => Ok(Some(Role::Client)),
         _ if options.procs == 2 => {
-            Ok(job::of_two(|name| std::env::var_os(name))?.map(|job| Part::Rank(Box::new(job))))
+            Ok(meeting::job_of_two(|name| std::env::var_os(name))?.map(|job| Role::Rank(Box::new(job))))
         }
         _ => Ok(None),
     }
 }
 
-/// Plays this process's part.
-pub(super) fn run<M: Measurement>(options: &M, part: Part) -> Result<(), Failure> {
+pub(super) fn run<M: Measurement>(options: &M, role: Role) -> Result<(), Failure> {
     super::take_liberties(options.sides())?;
-    let own = own_gpu(options.sides(), &part)?;
+    let own = own_gpu(options.sides(), &role)?;
     let mut options = options.clone();
     let sides = options.sides_mut();
     sides.gpu = own.as_ref().map(|gpu| gpu.number.into());
     sides.procs = 2;
     let hosts = sides.hosts.clone();
     let options = &options;
-    match part {
-        Part::Server => serve(options, own, listen(&hosts, M::COMMAND)?, true),
-        Part::Rank(job) if job.rank() == 0 => serve(options, own, job::meet(&job, M::COMMAND)?, false),
-        Part::Client => {
+    match role {
+        Role::Server => serve(options, own, listen(&hosts, M::COMMAND)?, true),
+        Role::Rank(job) if job.rank() == 0 => {
+            serve(options, own, meeting::meet_in_job(&job, M::COMMAND)?, false)
+        }
+        Role::Client => {
             let host = hosts.host.as_ref().ok_or("no host is named")?;
             let port = hosts.port_of(Some(host));
             measure(options, &host.host, || meeting::connect(&host.host, port, M::COMMAND))
         }
-        Part::Rank(job) => measure(options, "rank 0", || job::meet(&job, M::COMMAND)),
+        Role::Rank(job) => measure(options, "rank 0", || meeting::meet_in_job(&job, M::COMMAND)),
     }
 }
 
-/// The GPU that `--gpu` names for this side. A process of a job takes that of its rank.
-fn own_gpu(options: &SideOptions, part: &Part) -> Result<Option<RemoteGpu>, Failure> {
+/// Returns this side's GPU of `--gpu`. A process of a job takes that of its rank.
+fn own_gpu(options: &SideOptions, role: &Role) -> Result<Option<RemoteGpu>, Failure> {
     let Some(list) = &options.gpu else { return Ok(None) };
     let gpus = list.resolve()?;
-    match (part, gpus.numbers()) {
-        (Part::Rank(job), _) => RemoteGpu::of(gpus.of_rank(job.rank())).map(Some),
+    match (role, gpus.numbers()) {
+        (Role::Rank(job), _) => RemoteGpu::of(gpus.of_rank(job.rank())).map(Some),
         (_, [number]) => RemoteGpu::of(*number).map(Some),
         (_, numbers) => Err(format!(
             "--gpu names {} GPUs, and each side has one: name that of this side here, and the other's on the other side",
@@ -74,8 +73,8 @@ fn own_gpu(options: &SideOptions, part: &Part) -> Result<Option<RemoteGpu>, Fail
     }
 }
 
-/// Waits for a client, and says where.
-fn listen(hosts: &Hosts, command: &str) -> Result<Met, Failure> {
+/// Waits for a client, and prints where.
+fn listen(hosts: &Hosts, command: &str) -> Result<PeerConnection, Failure> {
     let listen = hosts.listen.as_ref();
     let listener = Listener::bind(listen, hosts.port_of(listen))?;
     // If stderr fails, there is no place to report it.
@@ -84,7 +83,7 @@ fn listen(hosts: &Hosts, command: &str) -> Result<Met, Failure> {
     listener.accept(None)
 }
 
-/// A software card reaches other hosts only if it listens at an address.
+/// Refuses a software card that the other host cannot reach: it must listen at an address.
 fn check_card(options: &SideOptions, is_same_host: bool) -> Result<(), Failure> {
     if is_same_host || !hca::is_software(options.hca.as_ref()) || softhca::fabric::is_tcp() {
         return Ok(());
@@ -92,14 +91,14 @@ fn check_card(options: &SideOptions, is_same_host: bool) -> Result<(), Failure> 
     Err("the software card of this side reaches no other host: set SOFTHCA_LISTEN to an address of this host, and SOFTHCA_KEY_FILE, on both (docs/hosts.md); or name a card of the system's by --hca".into())
 }
 
-/// The client: runs of all sizes, each with the server.
+/// The client: has the server take part in the runs of all sizes.
 fn measure<M: Measurement>(
     options: &M,
     name: &str,
-    meet: impl FnOnce() -> Result<Met, Failure>,
+    meet: impl FnOnce() -> Result<PeerConnection, Failure>,
 ) -> Result<(), Failure> {
     let picture = super::picture(options.sides())?;
-    let Met { socket, is_same_host, .. } = meet()?;
+    let PeerConnection { socket, is_same_host, .. } = meet()?;
     let session = Session::open(socket, "the server", M::COMMAND)?;
     let _contexts = super::contexts(options.sides())?;
     if let Err(failure) = check_card(options.sides(), is_same_host) {
@@ -107,29 +106,27 @@ fn measure<M: Measurement>(
         return Err(failure);
     }
     let result = super::sweep(options, picture, |one| {
-        let mut asked = one.clone();
-        *asked.sides_mut() = one.sides().for_other_host();
-        session.send(&Request::Run(Box::new(asked)))?;
+        session.send(&Request::Run(Box::new(one.clone())))?;
         let gpu = match session.receive()? {
             Answer::Begin { gpu } => gpu,
             Answer::Refused { reason } => return Err(format!("the server cannot do this: {reason}").into()),
         };
         let (channel, _run) = session.run()?;
-        one.play(0, Other::Apart { name: name.to_owned(), gpu }, channel)
+        one.play(0, Peer::Separate { name: name.to_owned(), gpu }, channel)
     });
-    // A server that has failed, or has gone, does not hear it.
+    // A server that has failed or ended does not receive it.
     let _ = session.send(&Request::<M>::End);
     result
 }
 
-/// The server: runs until the client ends the session, and then says what came of them.
+/// The server: takes part in runs until the client ends the session, and then reports them.
 fn serve<M: Measurement>(
     options: &M,
     own: Option<RemoteGpu>,
-    met: Met,
+    met: PeerConnection,
     says_verdict: bool,
 ) -> Result<(), Failure> {
-    let Met { socket, other, is_same_host } = met;
+    let PeerConnection { socket, other, is_same_host } = met;
     let (sides, other) = (options.sides(), other.to_string());
     let session = Session::open(socket, "the client", M::COMMAND)?;
     let mut reports: Vec<M::Report> = Vec::new();
@@ -150,7 +147,7 @@ fn serve<M: Measurement>(
         let _contexts = super::contexts(run.sides())?;
         session.send(&Answer::Begin { gpu: gpu.clone() })?;
         let (channel, _run) = session.run()?;
-        reports.push(run.play(1, Other::Apart { name: other.clone(), gpu }, channel)?);
+        reports.push(run.play(1, Peer::Separate { name: other.clone(), gpu }, channel)?);
     }
     if reports.is_empty() {
         return Err("the client has ended before a run: its own output says why".into());
@@ -162,7 +159,7 @@ fn serve<M: Measurement>(
     text::print(sides.json, &said, || text)
 }
 
-/// A run as the client wants it, on the server's card and GPU.
+/// Returns the run that the client requests, on the server's card and GPU.
 fn prepare<M: Measurement>(
     own: &SideOptions,
     gpu: &Option<RemoteGpu>,
@@ -184,10 +181,7 @@ fn prepare<M: Measurement>(
         }
     };
     let mut run = asked;
-    let sides = run.sides_mut();
-    sides.hca = own.hca.clone();
-    sides.gid_index = own.gid_index;
-    sides.gpu = gpu.as_ref().map(|gpu| gpu.number.into());
-    sides.json = true;
+    *run.sides_mut() = run.sides().on_server(own)?;
+    run.sides_mut().gpu = gpu.as_ref().map(|gpu| gpu.number.into());
     Ok((run, gpu))
 }

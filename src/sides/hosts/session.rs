@@ -1,8 +1,8 @@
-//! What the sides say to each other between runs, and the channel of each run, on one connection: lines of JSON.
+//! The messages between runs, and the channel of each run, on one connection: lines of JSON.
 
 use crate::failure::Failure;
 use crate::sides::channel::{Channel, is_last};
-use crate::sides::gpus::RemoteGpu;
+use crate::sides::side::RemoteGpu;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::convert::Infallible;
@@ -12,47 +12,48 @@ use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// How long the other side may take to say what is awaited between runs.
+/// How long to wait for the other side between runs.
 const ANSWER: Duration = Duration::from_secs(30);
-/// Longest line, in bytes.
 const MAX_LINE: u64 = 1 << 16;
-/// The version that both sides have.
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// The first line of each side. Fields may be added; this one stays, so that versions can be compared.
+/// The first line of each side. Fields may be added; `gdsync` stays, so that versions can be compared.
 #[derive(Debug, Serialize, Deserialize)]
 struct Opening {
     gdsync: String,
-    /// What it measures: the words of its command.
+    /// The measurement: the words of its command.
     #[serde(default)]
     command: String,
 }
 
-/// What the client asks of the server.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Request<M> {
-    /// A run with these options.
     Run(Box<M>),
-    /// No more: the session ends well.
+    /// The session ends without an error.
     End,
     /// The client cannot do what it was asked for.
-    Failed { reason: String },
+    Failed {
+        reason: String,
+    },
 }
 
-/// What the server says to a run.
+/// The server's answers to a request for a run.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Answer {
-    /// It begins; the server has its messages in this GPU's memory, if in one's.
-    Begin { gpu: Option<RemoteGpu> },
-    /// The server cannot do it.
-    Refused { reason: String },
+    /// The run begins; `gpu` holds the server's messages, if any does.
+    Begin {
+        gpu: Option<RemoteGpu>,
+    },
+    Refused {
+        reason: String,
+    },
 }
 
 type Lines = Arc<Mutex<BufReader<TcpStream>>>;
 
-/// A connection on which both sides have the same version, and measure the same.
+/// A connection between sides of the same version and measurement.
 pub(super) struct Session {
     lines: Lines,
     socket: TcpStream,
@@ -61,7 +62,7 @@ pub(super) struct Session {
 }
 
 impl Session {
-    /// Compares versions and commands. `other`: what the other side is, for errors.
+    /// Compares versions and commands. `other` names the other side in errors.
     pub(super) fn open(socket: TcpStream, other: &'static str, own: &str) -> Result<Self, Failure> {
         let lines = Arc::new(Mutex::new(BufReader::new(socket.try_clone()?)));
         let session = Session { lines, socket, other };
@@ -87,7 +88,6 @@ impl Session {
         (&self.socket).write_all(line.as_bytes()).map_err(|error| self.gone(&error))
     }
 
-    /// The next line, between runs.
     pub(super) fn receive<T: DeserializeOwned>(&self) -> Result<T, Failure> {
         self.socket.set_read_timeout(Some(ANSWER))?;
         let mut line = Vec::new();
@@ -110,17 +110,17 @@ impl Session {
         format!("{} is gone: {why}; its own output may say more", self.other).into()
     }
 
-    /// The channel of a run. The run ends when the [`Run`] is dropped, after which the session continues if both sides
-    /// have said that they have finished.
+    /// Returns the channel of a run. The run ends when the [`Run`] is dropped; the session then continues if both sides
+    /// have reported that they have finished.
     pub(super) fn run(&self) -> Result<(Channel, Run), Failure> {
         self.socket.set_read_timeout(None)?;
         let (end, ended) = channel::<Infallible>();
         let (lines, mut was_last) = (Arc::clone(&self.lines), false);
-        // Up to the last line of the other side. Then it waits for the end of the run: a channel that ends before is that of
-        // a side that is gone.
+        // Yields lines up to the other side's last, and then blocks until the run ends: a channel that ends earlier
+        // means that the other side is gone.
         let of_run = std::iter::from_fn(move || {
             if was_last {
-                // Nothing is ever sent: the end is that of the sender.
+                // Nothing is ever sent: this returns when the sender is dropped.
                 let _ = ended.recv();
                 return None;
             }
@@ -134,7 +134,6 @@ impl Session {
     }
 }
 
-/// A run under way.
 pub(super) struct Run {
     _end: Sender<Infallible>,
 }
@@ -143,7 +142,7 @@ fn lock(lines: &Lines) -> MutexGuard<'_, BufReader<TcpStream>> {
     lines.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Appends a line with its end; nothing at the end of the connection.
+/// Appends a line with its terminator; nothing at the end of the connection.
 fn next_line(lines: &mut BufReader<TcpStream>, line: &mut Vec<u8>) -> io::Result<()> {
     lines.take(MAX_LINE).read_until(b'\n', line)?;
     match line.last() {

@@ -1,5 +1,5 @@
-//! What posting costs a kernel, and how fast kernels post: with queues and their indices in host
-//! memory and in the GPU's.
+//! `gdsync bench device`: the cost and rate of posts by kernels, with queues and their indices in host memory and in
+//! the GPU's.
 
 pub(super) mod trigger;
 
@@ -16,9 +16,8 @@ use gdsync_cli::hca;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// Measurements of each kind.
 const ROUNDS: u32 = 200;
-/// The steps of a put, and how often they are measured: as often as the results have room for.
+/// The steps of a put. They are measured as often as the results have room for.
 const STEPS: [&str; 6] = [
     "of it: reservation",
     "of it: request",
@@ -28,31 +27,29 @@ const STEPS: [&str; 6] = [
     "of it: the next one may ring",
 ];
 const STEP_ROUNDS: u32 = 80;
-/// Queue pairs at a time.
 const QUEUES: usize = 30;
-/// Until everything that was posted has completed.
+/// Time limit for everything posted to complete.
 const LONG: Duration = Duration::from_secs(20);
-/// Words of the results that kernels use for themselves: failures, and the error.
+/// Words of the results that kernels use themselves: failures, and the error.
 const FIRST_RESULT: usize = 2;
 
-/// Kinds of quantities: the key of their rows, and their unit.
+/// Sections of quantities: the key of their rows, and their unit.
 const SECTIONS: [(&str, &str); 6] = [
-    // Cycles of the GPU's clock that a call takes; then the steps of the first kind of call.
+    // GPU clock cycles of a call; then the steps of the first kind of call.
     ("posting_cycles", "cycles"),
     // 32 puts by a warp, against 32 by a thread that rings for each, and against a thread that rings once.
     ("warp_speedup", "times"),
-    // Cycles of releasing a send by a trigger, and of a fence and a store by hand, each measured beside the puts of its
-    // column; none where the card does not wait for words.
+    // Cycles of releasing a send by a trigger, and by a fence and a store by hand, each measured with the puts of its
+    // column; none if the card does not wait for words.
     ("triggers_cycles", "cycles"),
-    // What a trigger takes of what a put and a store by hand take.
+    // The trigger's cycles divided by those of a put and of a store by hand.
     ("trigger_ratios", "times"),
     // From the post of 8 bytes until the kernel knows that they have arrived.
     ("latency_us", "µs"),
-    // 8-byte puts.
     ("rate_mputs_per_s", "million a second"),
 ];
 
-/// What was measured in one layout: of each section of [`SECTIONS`] always the same quantities.
+/// The results of one layout: for each of [`SECTIONS`] always the same quantities.
 type Measured = [Vec<(&'static str, f64)>; SECTIONS.len()];
 
 pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
@@ -99,7 +96,7 @@ pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
     })
 }
 
-/// Where queues, and the indices that threads share, lie.
+/// The placement of queues, and of the indices that threads share.
 #[derive(Clone, Copy, Debug)]
 struct Layout {
     name: &'static str,
@@ -108,7 +105,7 @@ struct Layout {
 }
 
 impl Layout {
-    /// Everything in host memory; then, with the indices in the GPU's, each way to place the send
+    /// Returns all layouts: everything in host memory; then, with the indices in GPU memory, each placement of the send
     /// queue and its completion queue.
     fn all(gpu: u32) -> [Layout; 5] {
         let place = |in_gpu| if in_gpu { Placement::Gpu(gpu) } else { Placement::Host };
@@ -120,7 +117,7 @@ impl Layout {
             ("+ QP, CQ GPU", true, true, true),
         ]
         .map(|(name, indices_in_gpu, queue_pair, completions)| {
-            // A send queue's record is written whenever its ring is.
+            // A send queue's record is written together with its ring.
             let queues = QueuePlacement {
                 work: place(queue_pair),
                 completions: place(completions),
@@ -140,7 +137,6 @@ struct Bench<'a> {
     kernels: &'a Kernels,
     layout: Layout,
     pd: ProtectionDomain,
-    /// Each connected with the other.
     pairs: Vec<(QueuePair, QueuePair)>,
     results: PinnedMemory,
     results_at: u64,
@@ -171,7 +167,7 @@ impl<'a> Bench<'a> {
         Ok(left.attach_device(&*self.gpu.stream, &options)?)
     }
 
-    /// Memory for a kernel, and what keeps it.
+    /// Returns a kernel's memory, and the regions that keep it alive.
     fn places(&self) -> Result<(Places, [MemoryRegion; 2]), Failure> {
         let region = || MemoryRegion::allocate(&self.pd, 1 << 16, Access::all());
         let (local, remote) = (region()?, region()?);
@@ -190,7 +186,7 @@ impl<'a> Bench<'a> {
         self.results.words64()[at].load(Ordering::Acquire)
     }
 
-    /// A kernel's report, once it has ended; an error where one of its calls failed.
+    /// Waits for a kernel and reads its report. Fails if one of its calls failed.
     fn finish(&self) -> Result<(), Failure> {
         self.gpu.synchronize()?;
         match self.result(0) {
@@ -202,7 +198,7 @@ impl<'a> Bench<'a> {
         }
     }
 
-    /// How doorbells reach the card, and all quantities.
+    /// Returns how doorbells reach the card, and all quantities.
     fn measure(&self, options: &BenchOptions) -> Result<(String, Measured), Failure> {
         let device_qp = self.attach(&self.pairs[0])?;
         let (places, _keep) = self.places()?;
@@ -214,8 +210,8 @@ impl<'a> Bench<'a> {
             (3, 32, "a warp, 32 puts"),
             (4, 128, "a block, 128 puts"),
         ] {
-            // SAFETY: the queue pair is handed over, and its memory lives, until the kernel has
-            // ended, which `finish` waits for.
+            // SAFETY: the queue pair is handed over, and its memory lives, until the kernel has ended, which `finish`
+            // waits for.
             unsafe { self.kernels.cycles(self.gpu, device_qp.data(), which, threads, ROUNDS, places)? };
             self.finish()?;
             let cycles = (0..ROUNDS as usize).map(|round| self.result(FIRST_RESULT + round) as f64);
@@ -232,7 +228,7 @@ impl<'a> Bench<'a> {
         let triggers = trigger::measure(options, self.gpu)?;
         let doorbells = device_qp.doorbells().to_string();
         device_qp.detach_device(LONG)?;
-        // Queues of blocks, threads of blocks that share one, and blocks.
+        // Queues of each block, threads of a block that share one, and blocks.
         let shapes = [
             ("1 thread, 1 queue pair", [1, 1, 1]),
             ("32 threads, 1 queue pair", [1, 32, 1]),
@@ -269,7 +265,7 @@ impl<'a> Bench<'a> {
         Ok((doorbells, [posting, warp_speedup, triggers, trigger_ratios, latency, rate]))
     }
 
-    /// Nanoseconds that the kernel took, from the first thread's beginning to the last one's end.
+    /// Returns the nanoseconds from the first thread's begin to the last one's end.
     fn drive(&self, shape: Shape, each: u64, wait_each: bool) -> Result<f64, Failure> {
         let [of_block, _, blocks] = shape;
         let count = (of_block * blocks) as usize;
@@ -294,7 +290,7 @@ impl<'a> Bench<'a> {
 
 const SOURCE: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../kernels/bench.cu"));
 
-/// Where a kernel's requests go: `struct places` of `kernels/bench.cu`.
+/// The targets of a kernel's requests: `struct places` of `kernels/bench.cu`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 struct Places {
@@ -305,13 +301,12 @@ struct Places {
     rkey: u32,
 }
 
-// SAFETY: plain integers, laid out as the kernels have them.
+// SAFETY: plain integers, laid out as in the kernels.
 unsafe impl DeviceRepr for Places {}
 
-/// How threads share queue pairs: how many queue pairs a block has, and threads each of them; and how many blocks there are.
+/// How threads share queue pairs: queue pairs of a block, threads of each, and blocks.
 type Shape = [u32; 3];
 
-/// The kernels of `kernels/bench.cu`.
 struct Kernels {
     cycles: CudaFunction,
     steps: CudaFunction,
@@ -327,11 +322,11 @@ impl Kernels {
         Ok(Kernels { cycles: function("cycles")?, steps: function("steps")?, rate: function("rate")? })
     }
 
-    /// Measures a way of posting.
+    /// Measures one method of posting.
     ///
     /// # Safety
-    /// The queue pair is handed over to the GPU, and the places are memory of it and of the card,
-    /// until the kernel has ended.
+    /// Until the kernel has ended, the queue pair is handed over to the GPU, and the places are memory of the GPU and
+    /// the card.
     unsafe fn cycles(
         &self,
         gpu: &Gpu,
@@ -344,7 +339,7 @@ impl Kernels {
         let stream = gpu.stream.cudarc().ok_or("the stream is not cudarc's")?;
         let mut launch = stream.launch_builder(&self.cycles);
         launch.arg(&qp).arg(&which).arg(&rounds).arg(&places);
-        // SAFETY: these are the kernel's parameters; the rest is the caller's.
+        // SAFETY: these are the kernel's parameters; the rest is the caller's promise.
         unsafe { launch.launch(config(1, threads)) }?;
         Ok(())
     }
@@ -352,20 +347,20 @@ impl Kernels {
     /// Measures the steps of a put.
     ///
     /// # Safety
-    /// As [`Self::cycles`].
+    /// As for [`Self::cycles`].
     unsafe fn steps(&self, gpu: &Gpu, qp: DeviceQpData, rounds: u32, places: Places) -> Result<(), Failure> {
         let stream = gpu.stream.cudarc().ok_or("the stream is not cudarc's")?;
         let mut launch = stream.launch_builder(&self.steps);
         launch.arg(&qp).arg(&rounds).arg(&places);
-        // SAFETY: these are the kernel's parameters; the rest is the caller's.
+        // SAFETY: these are the kernel's parameters; the rest is the caller's promise.
         unsafe { launch.launch(config(1, 1)) }?;
         Ok(())
     }
 
-    /// Measures how fast many post. `qps`: the address of their descriptions.
+    /// Measures the post rate of many threads. `qps`: the address of their descriptions.
     ///
     /// # Safety
-    /// As [`Self::cycles`], for all of them.
+    /// As for [`Self::cycles`], for all of them.
     unsafe fn rate(
         &self,
         gpu: &Gpu,
@@ -379,7 +374,7 @@ impl Kernels {
         let ([of_block, sharers, blocks], wait_each) = (shape, u32::from(wait_each));
         let mut launch = stream.launch_builder(&self.rate);
         launch.arg(&qps).arg(&sharers).arg(&of_block).arg(&count).arg(&wait_each).arg(&places);
-        // SAFETY: these are the kernel's parameters; the rest is the caller's.
+        // SAFETY: these are the kernel's parameters; the rest is the caller's promise.
         unsafe { launch.launch(config(blocks, of_block * sharers)) }?;
         Ok(())
     }
@@ -389,7 +384,7 @@ pub(super) fn config(blocks: u32, threads: u32) -> LaunchConfig {
     LaunchConfig { grid_dim: (blocks, 1, 1), block_dim: (threads, 1, 1), shared_mem_bytes: 0 }
 }
 
-/// Descriptions of queue pairs one after the other, where a kernel can be given them.
+/// Returns an array of queue pair descriptions that kernels can read.
 fn list(qps: &[DeviceQpData]) -> Result<PinnedMemory, Failure> {
     let memory = PinnedMemory::allocate(size_of_val(qps))?;
     // SAFETY: structures of integers without padding.

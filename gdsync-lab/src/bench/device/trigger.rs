@@ -1,4 +1,4 @@
-//! What releasing a send by a trigger costs a kernel, beside a fence and a store by hand.
+//! The cost for a kernel of releasing a send by a trigger, beside a fence and a store by hand.
 
 use super::super::gpu::Gpu;
 use super::super::{median, pair};
@@ -19,7 +19,6 @@ use std::sync::atomic::Ordering;
 const SOURCE: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../kernels/trigger.cu"));
 /// Blocks of the send queue: two for each message, and more than there are messages.
 const DEPTH: u32 = 1024;
-/// Words of the results that the kernels use for themselves.
 const FIRST_RESULT: usize = 8;
 
 /// `struct messages` of `kernels/trigger.cu`.
@@ -32,20 +31,19 @@ pub(in crate::bench) struct Messages {
     pub(in crate::bench) results: u64,
 }
 
-// SAFETY: plain integers, laid out as the kernels have them.
+// SAFETY: plain integers, laid out as in the kernels.
 unsafe impl DeviceRepr for Messages {}
 
-/// The kernel of that name.
 pub(in crate::bench) fn kernel(gpu: &Gpu, name: &str) -> Result<CudaFunction, Failure> {
     Ok(nvrtc::load(&gpu.context, "trigger.cu", SOURCE)?.load_function(name)?)
 }
 
-/// What message `n` says; the kernels compute it, too.
+/// Returns the content of message `message`; the kernels compute it, too.
 pub(in crate::bench) fn said(message: u64) -> u64 {
     message.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1
 }
 
-/// Cycles of the GPU's clock. Empty where the card does not wait for words.
+/// Returns GPU clock cycles. Empty if the card does not wait for words.
 pub(super) fn measure(options: &BenchOptions, gpu: &Gpu) -> Result<Vec<(&'static str, f64)>, Failure> {
     let mut rows = Vec::new();
     for (in_gpu, by_hand, by_trigger) in [
@@ -72,7 +70,7 @@ pub(super) fn measure(options: &BenchOptions, gpu: &Gpu) -> Result<Vec<(&'static
     Ok(rows)
 }
 
-/// Memory of messages: each is 8 bytes in a place of its own, until all places have had one.
+/// Memory of messages. Each message is 8 bytes in a separate place, until all places are used.
 pub(in crate::bench) struct Board {
     pub(in crate::bench) source: MemoryRegion,
     target: MemoryRegion,
@@ -104,7 +102,7 @@ impl Board {
         Ok(from.prepare(WorkRequest::write(&slices, self.target.remote().slice(at..at + 8)?))?)
     }
 
-    /// Whether these messages have come as they were sent.
+    /// Checks that these messages have arrived as sent.
     pub(in crate::bench) fn check(&self, mut messages: std::ops::Range<u64>) -> Result<(), Failure> {
         messages.try_for_each(|message| match self.target.word64(self.place(message))?.load() {
             found if found == said(message) => Ok(()),
@@ -115,7 +113,6 @@ impl Board {
 
 struct Bench {
     left: QueuePair,
-    /// Its other side.
     _right: QueuePair,
     trigger: Trigger,
     board: Board,
@@ -130,14 +127,13 @@ impl Bench {
         Ok(Bench { left, _right: right, trigger, board, kernel: kernel(gpu, "release_cycles")? })
     }
 
-    /// The median of the rounds, in which the first thread stores message after message from 1 on.
+    /// Returns the median of the rounds, in which the first thread stores message after message from 1 on.
     fn cycles(&self, gpu: &Gpu, which: u32, trigger: TriggerData) -> Result<f64, Failure> {
         let stream = gpu.stream.cudarc().ok_or("the stream is not cudarc's")?;
         let (first, rounds) = (1u64, ROUNDS);
         let mut launch = stream.launch_builder(&self.kernel);
         launch.arg(&trigger).arg(&which).arg(&first).arg(&rounds).arg(&self.board.messages);
-        // SAFETY: these are the kernel's parameters; what they name lives until the stream is
-        // synchronized.
+        // SAFETY: these are the kernel's parameters; their memory lives until the stream is synchronized.
         unsafe { launch.launch(config(1, 1)) }?;
         if !gpu.stream.synchronize_timeout(LONG * 2)? {
             return Err("the kernel that releases does not end".into());
@@ -149,7 +145,7 @@ impl Bench {
         }
     }
 
-    /// The same with messages, which the card waits to send.
+    /// Like [`Self::cycles`], with messages that the card waits to send.
     fn messages(&self, gpu: &Gpu) -> Result<f64, Failure> {
         let messages = 1..u64::from(ROUNDS) + 1;
         for message in messages.clone() {

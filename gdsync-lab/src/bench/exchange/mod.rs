@@ -1,6 +1,6 @@
-//! `gdsync bench exchange`: two streams that send to each other and wait, each for its own completion and
-//! for the other's message; by gdsync's stream, and by the same memory operations given to the stream by hand.
-//! In one process and between two.
+//! `gdsync bench exchange`: two streams send to each other, and each waits for its own completion and the peer's
+//! message; by gdsync's stream, and by the same memory operations passed to the stream by hand. In one process and
+//! between two.
 
 mod ours;
 mod side;
@@ -16,16 +16,14 @@ use gdsync_notify::bootstrap::{Bootstrap, Job, Meeting};
 use ours::Shape;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
-use side::{BY_HAND, BY_RUST, Figures, Measured, NAPPED, NAPS, POSTING, RUNS, Side, WAYS, WHOLE};
+use side::{BY_HAND, BY_RUST, Figures, Measured, NAPPED, NAPS, POSTING, RUNS, Side, VARIANTS, WHOLE};
 use std::time::Duration;
 
-/// For the sides to meet.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// What the other process is to do.
 #[derive(Debug, Serialize, Deserialize)]
 struct Plan {
-    /// Where the two meet.
+    /// The name under which the two meet.
     name: String,
     hca: Option<Hca>,
     gpus: Option<[u32; 2]>,
@@ -44,7 +42,7 @@ pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
         Some([gpu, _]) => cuda::describe(*gpu)?.capabilities.mps,
         None => None,
     };
-    // What is wrong with the card is said once, before there are two sides that would.
+    // A faulty card is reported once, before two sides would report it.
     drop(hca::open(options.hca.as_ref())?);
     let (mut rows, mut whole, mut parts, mut runs) = (Vec::new(), Vec::new(), Vec::new(), RUNS);
     for gpus in pairs {
@@ -52,11 +50,11 @@ pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
             let place = (gpus, processes);
             let figures = measure(options, place)?;
             runs = runs.min(figures[0][BY_RUST].times.len());
-            for (shape, ways) in Shape::ALL.into_iter().zip(&figures) {
+            for (shape, variants) in Shape::ALL.into_iter().zip(&figures) {
                 let name = name(place, shape);
                 let of =
                     Row::default().key("gpus", gpus).key("processes", processes).key("shape", json!(shape));
-                let (all, part) = (whole_row(&name, ways), part_row(&name, ways));
+                let (all, part) = (whole_row(&name, variants), part_row(&name, variants));
                 rows.push(of.and(all.clone()).and(part.clone()));
                 whole.push(all);
                 parts.push(part);
@@ -84,7 +82,7 @@ pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
     Ok(sharing.into_iter().fold(outcome, Outcome::note))
 }
 
-/// The first side's figures: with the other side in a thread, or in a process of its own.
+/// Returns the first side's figures, with the other side in a thread or a process.
 fn measure(options: &BenchOptions, (gpus, processes): (Option<[u32; 2]>, u64)) -> Result<Figures, Failure> {
     if processes == 1 {
         return with_thread(options, gpus);
@@ -125,13 +123,11 @@ fn with_thread(options: &BenchOptions, gpus: Option<[u32; 2]>) -> Result<Figures
     }
 }
 
-/// The other process.
 pub(crate) fn run_peer() -> Result<(), Failure> {
     child::options::<Plan>()?.play(1).map(drop)
 }
 
 impl Plan {
-    /// One of two processes.
     fn play(&self, rank: u32) -> Result<Figures, Failure> {
         let job = Job::new(rank, 2, Meeting::Local(self.name.clone()))?;
         let bootstrap = Bootstrap::join(&job, TIMEOUT)?;
@@ -148,9 +144,9 @@ fn name((gpus, processes): (Option<[u32; 2]>, u64), shape: Shape) -> String {
     }
 }
 
-/// What an exchange takes, and that divided by the time by hand in the same run.
-fn whole_row(name: &str, ways: &[Measured; WAYS]) -> Row {
-    let [rust, hand] = [BY_RUST, BY_HAND].map(|way| &ways[way]);
+/// Returns the time of an exchange, and its ratio to the time by hand in the same run.
+fn whole_row(name: &str, variants: &[Measured; VARIANTS]) -> Row {
+    let [rust, hand] = [BY_RUST, BY_HAND].map(|variant| &variants[variant]);
     let runs = rust.times.iter().zip(&hand.times);
     let ratios: Vec<f64> = runs.map(|(rust, hand)| rust[WHOLE] / hand[WHOLE]).collect();
     Row::default()
@@ -162,12 +158,12 @@ fn whole_row(name: &str, ways: &[Measured; WAYS]) -> Row {
         .number("by_hand_operations", hand.operations, 2)
 }
 
-/// What of it the CPU takes to hand over one exchange; and naps of the software card of this process after which it found
-/// work, for one exchange, and their lengths together: at most so much of the time is theirs.
-fn part_row(name: &str, ways: &[Measured; WAYS]) -> Row {
-    let [rust, hand] = [BY_RUST, BY_HAND].map(|way| &ways[way]);
-    let naps = |row: Row, way: &Measured, [count, us]: [&'static str; 2]| {
-        let (naps, napped) = (way.median(NAPS), way.median(NAPPED));
+/// Returns the CPU time of handing over one exchange. Also, for one exchange, the sleeps of this process's software
+/// card after which it found work, and their total: an upper bound of their share of the time.
+fn part_row(name: &str, variants: &[Measured; VARIANTS]) -> Row {
+    let [rust, hand] = [BY_RUST, BY_HAND].map(|variant| &variants[variant]);
+    let naps = |row: Row, variant: &Measured, [count, us]: [&'static str; 2]| {
+        let (naps, napped) = (variant.median(NAPS), variant.median(NAPPED));
         row.key(count, naps).cell(us, napped, format!("{naps:.2} naps, {napped:.2}"))
     };
     let row = Row::default().text(name).number("rust_posting_us", rust.median(POSTING), 2).number(

@@ -1,5 +1,5 @@
-//! What one side of an exchange does: by the Rust interface, and by hand, which is on queue pairs of the library, and with
-//! the memory operations that it tells, but without its stream.
+//! The work of one side of an exchange: by the Rust interface, and by hand. By hand uses the library's queue pairs and
+//! the memory operations that it reports, but not its stream.
 
 use crate::bench::gpu::by_hand::Bare;
 use crate::bench::pair::collect;
@@ -16,24 +16,22 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-/// Exchanges that are enqueued at a time, without the CPU looking at any of them: three submissions each are
-/// few enough for a driver, which blocks the caller when about 1000 wait.
+/// Exchanges enqueued at a time, without the CPU taking part. Three submissions each stay below the limit of a driver,
+/// which blocks the caller at about 1000.
 pub(super) const CHUNK: usize = 64;
-/// Bytes of a message: a number.
 const MESSAGE: usize = 8;
-/// For a chunk. A side that waits longer has lost the other one.
+/// Time limit of a chunk; after it the other side counts as lost.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// How an exchange is handed over: a send, a wait for its completion, and a wait for the other side's
-/// message.
+/// How an exchange (a send, a wait for its completion, and a wait for the other side's message) is handed over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Shape {
-    /// Each in a call of its own, prepared in that call.
+    /// A call for each, which also prepares it.
     Calls,
-    /// Each in a call of its own, all prepared before: only posting is measured.
+    /// A call for each, all prepared before: only posting is measured.
     Prepared,
-    /// All in one call, prepared before.
+    /// One call for all, prepared before.
     Batch,
 }
 
@@ -49,23 +47,19 @@ impl Shape {
     }
 }
 
-/// One side, by one interface.
-pub(super) trait Way {
+pub(super) trait Interface {
     fn ends(&self) -> &Ends;
 
-    /// Prepares what the shape has prepared before.
+    /// Prepares what the shape prepares in advance.
     fn prepare(&mut self, shape: Shape, count: usize) -> Result<(), Failure>;
     /// Hands a chunk over to the stream.
     fn post(&mut self, shape: Shape, count: usize) -> Result<(), Failure>;
-    /// Waits until the stream has performed it.
     fn synchronize(&mut self) -> Result<(), Failure>;
-    /// Takes the completions of the chunk.
     fn collect(&mut self, count: usize) -> Result<(), Failure> {
         self.ends().collect(count)
     }
 }
 
-/// Waits until a stream has performed everything.
 fn finish<B: MemOpStream>(stream: &Stream<B>) -> Result<(), Failure> {
     match stream.synchronize_timeout(PATIENCE)? {
         true => Ok(()),
@@ -81,7 +75,6 @@ pub(super) struct Ends {
     queue_pair: QueuePair,
     source: MemoryRegion,
     target: MemoryRegion,
-    /// Memory operations so far.
     pub(super) operations: usize,
 }
 
@@ -98,7 +91,7 @@ impl Ends {
         })
     }
 
-    /// What the other side needs to connect.
+    /// Returns the address that the other side connects to.
     pub(super) fn address(&self) -> Result<String, Failure> {
         Ok(self.queue_pair.endpoint()?.to_string())
     }
@@ -113,12 +106,10 @@ impl Ends {
         self.source.words64()[place].store(number, Ordering::Relaxed);
     }
 
-    /// The number that a place has received.
     pub(super) fn read(&self, place: usize) -> u64 {
         self.target.words64()[place].load(Ordering::Relaxed)
     }
 
-    /// Posts the receives of a chunk.
     pub(super) fn receive(&self, count: usize) -> Result<(), Failure> {
         for place in 0..count {
             let at = place * MESSAGE;
@@ -127,7 +118,7 @@ impl Ends {
         Ok(())
     }
 
-    /// Calls with the request that sends a place.
+    /// Calls `call` with the request that sends a place.
     fn sending<T>(&self, place: usize, call: impl FnOnce(WorkRequest<'_>) -> T) -> Result<T, Failure> {
         let at = place * MESSAGE;
         Ok(call(WorkRequest::send(&[self.source.slice(at..at + MESSAGE)?])))
@@ -147,7 +138,6 @@ impl Ends {
     }
 }
 
-/// The Rust interface.
 pub(super) struct Rust<B: MemOpStream> {
     stream: Stream<B>,
     ends: Ends,
@@ -166,7 +156,7 @@ impl<B: MemOpStream> Rust<B> {
     }
 }
 
-impl<B: MemOpStream> Way for Rust<B> {
+impl<B: MemOpStream> Interface for Rust<B> {
     fn ends(&self) -> &Ends {
         &self.ends
     }
@@ -210,32 +200,31 @@ impl<B: MemOpStream> Way for Rust<B> {
     }
 }
 
-/// By hand.
 pub(super) struct Hand<B: Bare> {
-    /// For its addresses and its end only.
+    /// For its addresses, and for waiting only.
     stream: Stream<B>,
     ends: Ends,
     prepared: Vec<Prepared<B::Op>>,
-    /// Words of the library's that a batch leaves out, as the library's batch does, and their values.
+    /// Words of the library that a batch omits, as the library's batch does, and their values.
     flags: Vec<Flag>,
-    /// The stream's names for addresses: a program that does this by hand has them.
+    /// The stream's addresses; a program that does this by hand knows them.
     known: HashMap<HostAddr, StreamAddr>,
 }
 
 struct Prepared<Op> {
     ring: [Op; 2],
-    /// For each wait: itself, and the write that tells the library that it is over.
+    /// Each wait, with the write that reports its end to the library.
     waits: [[Op; 2]; 2],
     /// The first of these writes.
     flag: Flag,
 }
 
-/// A word of the library's by which a wait says that it is over, and its value.
+/// A word of the library that reports a wait's end, and its value.
 type Flag = (HostAddr, u32);
 
 impl<B: Bare> Hand<B> {
     /// # Errors
-    /// The stream does not reach the card's register: there is nothing that could be done by hand.
+    /// The stream does not reach the card's register, so nothing can be done by hand.
     pub(super) fn new(place: &(Device, u8), backend: B) -> Result<Self, Failure> {
         let options = StreamOptions::default().doorbells(DoorbellPath::Direct);
         let (stream, ends) = (Stream::with_options(backend, options)?, Ends::new(place)?);
@@ -265,7 +254,7 @@ impl<B: Bare> Hand<B> {
         Ok([B::write32(record_at, send.record), B::write64(register, send.doorbell)])
     }
 
-    /// The wait, and the write after it.
+    /// Returns the wait, and the write after it.
     fn wait(&mut self, wait: PreparedWait) -> Result<([B::Op; 2], Flag), Failure> {
         let wait = wait.give_to_kernel()?;
         let (word_at, flag_at) = (self.translate(wait.word_at, 4)?, self.translate(wait.flag_at, 4)?);
@@ -275,14 +264,13 @@ impl<B: Bare> Hand<B> {
 
     fn enqueue(&mut self, ops: &mut [B::Op]) -> Result<(), Failure> {
         self.ends.operations += ops.len();
-        // SAFETY: the addresses are those of the queue pair's record, register and completion entries, which
-        // outlive the stream's work (`drop` waits for it), and of words that stay for ever. Only this
-        // thread submits.
+        // SAFETY: the addresses are those of the queue pair's record, register and completion entries, which outlive
+        // the stream's work (`drop` waits for it), and of words that are never freed. Only this thread submits.
         unsafe { self.stream.enqueue(ops) }
     }
 }
 
-impl<B: Bare> Way for Hand<B> {
+impl<B: Bare> Interface for Hand<B> {
     fn ends(&self) -> &Ends {
         &self.ends
     }
@@ -333,8 +321,8 @@ impl<B: Bare> Way for Hand<B> {
 
     fn collect(&mut self, count: usize) -> Result<(), Failure> {
         for (at, value) in self.flags.drain(..) {
-            // SAFETY: a word that the library keeps for the life of the process, aligned, and only the
-            // owner of the wait writes it.
+            // SAFETY: the library keeps this aligned word for the life of the process, and only the owner of the wait
+            // writes it.
             unsafe { AtomicU32::from_ptr(at.get() as *mut u32) }.store(value, Ordering::Release);
         }
         self.ends.collect(count)
@@ -342,9 +330,9 @@ impl<B: Bare> Way for Hand<B> {
 }
 
 impl<B: Bare> Drop for Hand<B> {
-    /// The library knows nothing of what the stream has been given, and would give queues back under it.
+    /// The library does not know the stream's work, and would free queues that the work still uses.
     fn drop(&mut self) {
-        // Failing the queue pair satisfies whatever is still waited for.
+        // Failing the queue pair satisfies all pending waits.
         let _ = self.ends.queue_pair.abort();
         let _ = self.stream.synchronize_timeout(PATIENCE);
     }

@@ -1,6 +1,6 @@
 //! One side: its objects by each interface, and its rounds.
 
-use super::ours::{CHUNK, Hand, Rust, Shape, Way};
+use super::ours::{CHUNK, Hand, Interface, Rust, Shape};
 use crate::bench::{median, micros_since};
 use gdsync::{CudaStream, SoftStream, cuda};
 use gdsync_cli::failure::Failure;
@@ -10,29 +10,25 @@ use gdsync_notify::bootstrap::Bootstrap;
 use softhca::card::naps;
 use std::time::Instant;
 
-/// In each, every shape is measured by every way once.
+/// Runs; each measures every shape by every variant once.
 pub(super) const RUNS: usize = 10;
 
-/// Places of the ways among the results.
 pub(super) const BY_RUST: usize = 0;
 pub(super) const BY_HAND: usize = 1;
-/// How many ways there are.
-pub(super) const WAYS: usize = 2;
+pub(super) const VARIANTS: usize = 2;
 
-/// What a chunk took, or a run: µs of it all and until the CPU had handed everything over; naps of this process' cards after
-/// which there was work, and µs of them.
+/// Times of a chunk or a run: µs in total and until the CPU had handed everything over; sleeps of this process's cards
+/// after which there was work, and their µs.
 type Times = [f64; 4];
 pub(super) const WHOLE: usize = 0;
 pub(super) const POSTING: usize = 1;
 pub(super) const NAPS: usize = 2;
 pub(super) const NAPPED: usize = 3;
 
-/// What one way took for one shape, for an exchange.
+/// Results of one variant for one shape, for one exchange.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Measured {
-    /// Of each run.
     pub(super) times: Vec<Times>,
-    /// Memory operations.
     pub(super) operations: f64,
 }
 
@@ -42,13 +38,13 @@ impl Measured {
     }
 }
 
-/// By shape, and by way.
-pub(super) type Figures = [[Measured; WAYS]; Shape::ALL.len()];
+/// By shape, and by variant.
+pub(super) type Figures = [[Measured; VARIANTS]; Shape::ALL.len()];
 
 pub(super) struct Side {
-    ways: [Box<dyn Way>; WAYS],
+    variants: [Box<dyn Interface>; VARIANTS],
     bootstrap: Bootstrap,
-    /// Exchanges so far: no message is like another.
+    /// Exchanges so far: no two messages are equal.
     sequence: u64,
 }
 
@@ -59,7 +55,7 @@ impl Side {
         mut bootstrap: Bootstrap,
     ) -> Result<Self, Failure> {
         let place = hca::open(hca)?;
-        let mut ways: [Box<dyn Way>; WAYS] = match gpu {
+        let mut variants: [Box<dyn Interface>; VARIANTS] = match gpu {
             None => [
                 Box::new(Rust::new(&place, SoftStream::new()?)?),
                 Box::new(Hand::new(&place, SoftStream::new()?)?),
@@ -70,23 +66,24 @@ impl Side {
                 [Box::new(Rust::new(&place, stream()?)?), Box::new(Hand::new(&place, stream()?)?)]
             }
         };
-        let addresses = ways.iter().map(|way| way.ends().address()).collect::<Result<Vec<_>, _>>()?;
+        let addresses =
+            variants.iter().map(|variant| variant.ends().address()).collect::<Result<Vec<_>, _>>()?;
         let all = bootstrap.all_gather(addresses.join("\n").as_bytes())?;
         let others = &all[1 - bootstrap.rank() as usize];
         let mut others = std::str::from_utf8(others)?.lines();
-        for way in &mut ways {
-            way.ends().connect(others.next().ok_or("the other side has sent too few addresses")?)?;
+        for variant in &mut variants {
+            variant.ends().connect(others.next().ok_or("the other side has sent too few addresses")?)?;
         }
-        Ok(Side { ways, bootstrap, sequence: 0 })
+        Ok(Side { variants, bootstrap, sequence: 0 })
     }
 
-    /// All runs, each of so many rounds.
+    /// Performs all runs, each of `rounds` rounds.
     pub(super) fn play(mut self, rounds: u64) -> Result<Figures, Failure> {
         let mut figures = Figures::default();
-        // What is made lazily is made before; first by what is prepared while no stream waits.
+        // Performs lazy initialization in advance, beginning with the shapes that prepare while no stream waits.
         for shape in Shape::ALL.into_iter().rev() {
-            for way in 0..self.ways.len() {
-                self.chunk(way, shape, CHUNK)?;
+            for variant in 0..self.variants.len() {
+                self.chunk(variant, shape, CHUNK)?;
             }
         }
         for run in 0..RUNS {
@@ -94,57 +91,57 @@ impl Side {
                 break;
             }
             for (shape, of_shape) in Shape::ALL.into_iter().zip(&mut figures) {
-                for turn in 0..self.ways.len() {
-                    // The ways take turns in being the first.
-                    let way = (turn + run) % self.ways.len();
-                    self.run(way, shape, rounds, &mut of_shape[way])?;
+                for turn in 0..self.variants.len() {
+                    // The variants take turns in being first.
+                    let variant = (turn + run) % self.variants.len();
+                    self.run(variant, shape, rounds, &mut of_shape[variant])?;
                 }
             }
         }
-        // A side that leaves takes its queue pairs along.
+        // A side that ends takes its queue pairs along.
         self.bootstrap.barrier()?;
         Ok(figures)
     }
 
-    /// Whether the user has interrupted either side: both leave at the same run.
+    /// Returns whether the user has interrupted either side: both end at the same run.
     fn is_interrupted(&mut self) -> Result<bool, Failure> {
         let all = self.bootstrap.all_gather(&[interrupt::requested().into()])?;
         Ok(all.iter().any(|one| one.first() == Some(&1)))
     }
 
-    fn run(&mut self, way: usize, shape: Shape, rounds: u64, to: &mut Measured) -> Result<(), Failure> {
-        let before = self.ways[way].ends().operations;
+    fn run(&mut self, variant: usize, shape: Shape, rounds: u64, to: &mut Measured) -> Result<(), Failure> {
+        let before = self.variants[variant].ends().operations;
         let (mut all, mut left) = (Times::default(), rounds);
         while left > 0 {
             let count = left.min(CHUNK as u64);
-            let times = self.chunk(way, shape, count as usize)?;
+            let times = self.chunk(variant, shape, count as usize)?;
             all.iter_mut().zip(times).for_each(|(all, time)| *all += time);
             left -= count;
         }
         let each = |all: f64| all / rounds as f64;
         to.times.push(all.map(each));
-        to.operations = each((self.ways[way].ends().operations - before) as f64);
+        to.operations = each((self.variants[variant].ends().operations - before) as f64);
         Ok(())
     }
 
-    /// Some exchanges, whose messages are checked.
-    fn chunk(&mut self, way: usize, shape: Shape, count: usize) -> Result<Times, Failure> {
+    /// Performs some exchanges, whose messages are checked.
+    fn chunk(&mut self, variant: usize, shape: Shape, count: usize) -> Result<Times, Failure> {
         let rank = u64::from(self.bootstrap.rank());
-        let (way, first) = (&mut self.ways[way], self.sequence);
+        let (variant, first) = (&mut self.variants[variant], self.sequence);
         self.sequence += count as u64;
         let number = |place: usize, rank: u64| (first + place as u64) << 1 | rank;
-        way.ends().receive(count)?;
-        (0..count).for_each(|place| way.ends().write(place, number(place, rank)));
-        way.prepare(shape, count)?;
+        variant.ends().receive(count)?;
+        (0..count).for_each(|place| variant.ends().write(place, number(place, rank)));
+        variant.prepare(shape, count)?;
         self.bootstrap.barrier()?;
         let (before, start) = (naps(), Instant::now());
-        way.post(shape, count)?;
+        variant.post(shape, count)?;
         let posting = micros_since(start);
-        way.synchronize()?;
+        variant.synchronize()?;
         let (whole, after) = (micros_since(start), naps());
-        way.collect(count)?;
+        variant.collect(count)?;
         for place in 0..count {
-            let (found, sent) = (way.ends().read(place), number(place, 1 - rank));
+            let (found, sent) = (variant.ends().read(place), number(place, 1 - rank));
             if found != sent {
                 return Err(format!("message {sent} came as {found}").into());
             }

@@ -1,4 +1,4 @@
-//! The kinds of posts: what each needs, and how its outcome is looked at.
+//! The kinds of posts: their requirements, and the check of their outcomes.
 
 use crate::bench::gpu::by_hand::Bare;
 use crate::bench::pair::{collect, connected};
@@ -15,14 +15,11 @@ use gdsync_cli::hca::{self, Hca};
 use std::mem::ManuallyDrop;
 use std::time::{Duration, Instant};
 
-/// Posts of each kind.
 pub(super) const POSTS: usize = 110;
-/// Sends of a batch of many, and waits.
 const MANY: u64 = 16;
-/// For anything to come.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// What a kind needs besides two queue pairs and words.
+/// Requirements of a kind besides two queue pairs and words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Needs {
     Nothing,
@@ -30,7 +27,7 @@ pub(super) enum Needs {
     Collector,
 }
 
-/// A kind: its name, what it needs, and its posts, each of whose outcomes is looked at before the next.
+/// A kind: its name, its requirements, and its posts. The outcome of each post is checked before the next.
 pub(super) type Kind<B> = (&'static str, Needs, fn(&Link, &Stream<B>) -> Result<Vec<f64>, Failure>);
 
 pub(super) fn kinds<B: Bare>() -> [Kind<B>; 17] {
@@ -70,7 +67,6 @@ fn post<B: MemOpStream>(stream: &Stream<B>, batch: Batch) -> Result<(), Failure>
     Ok(stream.post(batch).map(drop).map_err(|error| error.to_string())?)
 }
 
-/// Until the stream has performed everything.
 fn finish<B: MemOpStream>(stream: &Stream<B>) -> Result<(), Failure> {
     match stream.synchronize_timeout(TIMEOUT)? {
         true => Ok(()),
@@ -78,12 +74,12 @@ fn finish<B: MemOpStream>(stream: &Stream<B>) -> Result<(), Failure> {
     }
 }
 
-/// The times of all posts. Each post gets its number.
+/// Returns the times of all posts. Each post gets its number.
 fn each(mut one: impl FnMut(u64) -> Result<f64, Failure>) -> Result<Vec<f64>, Failure> {
     (1..=POSTS as u64).map(&mut one).collect()
 }
 
-/// Batches, each of whose outcomes is looked at.
+/// Posts batches, and checks the outcome of each.
 fn each_batch<B: MemOpStream>(
     stream: &Stream<B>,
     batch: impl Fn(u64) -> Result<Batch, Failure>,
@@ -102,21 +98,20 @@ fn expect<T: PartialEq + std::fmt::Debug>(found: T, sent: T) -> Result<(), Failu
     if found == sent { Ok(()) } else { Err(format!("{found:?} came, and {sent:?} was sent").into()) }
 }
 
-/// Two connected queue pairs, and what their work names.
+/// Two connected queue pairs, and the memory of their work.
 pub(super) struct Link {
     left: QueuePair,
     right: QueuePair,
     source: MemoryRegion,
     target: MemoryRegion,
     collector: Option<Collector>,
-    /// Of the words, and of what [`Self::bytes`] writes.
+    /// Holds the words, and what [`Self::bytes`] writes.
     memory: PinnedMemory,
     short: Word32,
     long: Word64,
     done: Word32,
 }
 
-/// Where the bytes go, and how many.
 const BYTES: std::ops::Range<usize> = 101..1101;
 
 impl Link {
@@ -148,7 +143,7 @@ impl Link {
         Ok(self.left.prepare(WorkRequest::write_inline(value, self.target.remote()))?)
     }
 
-    /// A write's completion, and its value.
+    /// Takes a write's completion, and checks its value.
     fn arrived(&self, number: u64) -> Result<(), Failure> {
         collect(&self.left.send_cq(), 1)?;
         self.holds(number)
@@ -186,7 +181,6 @@ impl Link {
         })
     }
 
-    /// Has the CPU send.
     fn send_now(&self, number: u64) -> Result<(), Failure> {
         let value = number.to_ne_bytes();
         Ok(self.left.post_send(WorkRequest::write_inline(&value, self.target.remote()))?)
@@ -201,7 +195,7 @@ impl Link {
             self.send_now(number)?;
             batch(self.left.send_cq().prepare_wait()?)
         };
-        // Where the stream is past the wait, the value is there.
+        // Once the stream is past the wait, the value is there.
         each_batch(stream, wait, |number| self.holds(number).and_then(|()| self.arrived(number)))
     }
 
@@ -223,7 +217,7 @@ impl Link {
         })
     }
 
-    /// The times of the starts, or of the waits for them.
+    /// Returns the times of the starts, or of the waits for them.
     fn persistent<B: MemOpStream>(&self, stream: &Stream<B>, starts: bool) -> Result<Vec<f64>, Failure> {
         let mut send = PersistentSend::send(&self.left, &[self.source.slice(..)?])?;
         let mut receive = PersistentRecv::new(&self.right, &[self.target.slice(..)?])?;
@@ -272,10 +266,10 @@ impl Link {
 
     fn writes_by_hand<B: Bare>(&self, stream: &Stream<B>) -> Result<Vec<f64>, Failure> {
         let addr = stream.translate(self.short.addr(), 4)?;
-        // Where the stream fails, it may have the write yet.
+        // If the stream fails, the write may still be pending.
         let memory = ManuallyDrop::new(self.memory.clone());
         let times = each(|number| {
-            // SAFETY: the word is aligned, and in this memory, which is dropped only once all has been written.
+            // SAFETY: the word is aligned, and in this memory, which is dropped only after all writes.
             let time = timed(|| unsafe { stream.enqueue(&mut [B::write32(addr, number as u32)]) })?;
             let begun = Instant::now();
             while u64::from(self.short.load()) != number && begun.elapsed() < TIMEOUT {
@@ -288,7 +282,7 @@ impl Link {
         Ok(times)
     }
 
-    /// A wait that holds what is posted after it.
+    /// Posts a wait that blocks what is posted after it.
     fn word_waits<B: MemOpStream>(&self, stream: &Stream<B>) -> Result<Vec<f64>, Failure> {
         each(|number| {
             let value = number as u32;

@@ -1,8 +1,8 @@
-//! `gdsync bench first`: the first post of each kind, on a fresh stream and with fresh objects, beside the
-//! hundredth: on a software stream, and on a GPU's where there is one.
+//! `gdsync bench first`: the first post of each kind, on a fresh stream with fresh objects, beside the hundredth; on a
+//! software stream, and on a GPU's if there is one.
 //!
-//! Each run is a process of its own, so that it has the very first post of a context, too. The runs begin
-//! with different kinds.
+//! Each run is a separate process, so that it includes the very first post of a context. The runs begin with different
+//! kinds.
 
 mod kinds;
 
@@ -19,33 +19,27 @@ use serde::{Deserialize, Serialize};
 use std::io::Write;
 use std::time::Instant;
 
-/// Runs on each kind of stream.
 const RUNS: usize = 10;
-/// The posts around the hundredth whose median it is.
+/// The posts whose median counts as the hundredth.
 const HUNDREDTH: std::ops::RangeInclusive<usize> = 89..=109;
 
-/// What a run's process is to do.
 #[derive(Debug, Serialize, Deserialize)]
 struct Options {
-    /// Which of the runs.
     run: usize,
-    /// The GPU, if not a software stream.
+    /// The GPU; none for a software stream.
     gpu: Option<u32>,
     hca: Option<Hca>,
 }
 
-/// What a run's process has found.
 #[derive(Debug, Serialize, Deserialize)]
 struct Run {
-    /// What the stream is.
     on: String,
-    /// How long the process' first stream took to make.
+    /// The time to create the process's first stream.
     stream_us: f64,
-    /// In the order of the posts.
     kinds: Vec<Played>,
 }
 
-/// A kind of post, and the time of each. The values of all were as they were sent: one that is not ends the bench.
+/// A kind of post, and the time of each. All values arrived as sent; a wrong one ends the benchmark.
 type Played = (String, Vec<f64>);
 
 pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
@@ -80,7 +74,7 @@ pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
     Ok(all)
 }
 
-/// One run, in this process. Writes what it has found.
+/// Performs one run in this process, and writes its results.
 pub(crate) fn run_one() -> Result<(), Failure> {
     let options: Options = child::options()?;
     let start = Instant::now();
@@ -92,7 +86,7 @@ pub(crate) fn run_one() -> Result<(), Failure> {
             Run { on: "a software stream".to_owned(), stream_us, kinds: play(&options, make)? }
         }
         Some(ordinal) => {
-            // The context is the program's; of the rest, the first stream's part is measured.
+            // The context belongs to the program; the first stream's share of the rest is measured.
             let context = cuda::context(ordinal)?;
             let start = Instant::now();
             let gpu = Gpu::new(ordinal)?;
@@ -104,7 +98,7 @@ pub(crate) fn run_one() -> Result<(), Failure> {
     Ok(writeln!(std::io::stdout(), "{}", serde_json::to_string(&run)?)?)
 }
 
-/// Every kind, each on a stream of its own, from the run's first kind on.
+/// Performs every kind, each on a separate stream, from the run's first kind on.
 fn play<B: Bare>(
     options: &Options,
     make: impl Fn() -> Result<Stream<B>, Failure>,
@@ -120,7 +114,7 @@ fn play<B: Bare>(
     kinds.into_iter().map(play).collect()
 }
 
-/// A kind of post: medians over the runs, and the ratios of the times of one run.
+/// Returns a kind's row: medians over the runs, and the ratios of each run's times.
 fn row<'a>(what: &str, runs: impl Iterator<Item = &'a Played>) -> Row {
     let times = |(_, us): &Played| Some((*us.first()?, median(us.get(HUNDREDTH)?.iter().copied())));
     let times: Vec<(f64, f64)> = runs.filter_map(times).collect();
@@ -141,7 +135,7 @@ mod tests {
             let mut us = vec![1000.0; POSTS];
             us[0] = first;
             us[89..].iter_mut().for_each(|time| *time = later);
-            // One that was interrupted.
+            // An interrupted one.
             us[95] = 9999.0;
             ("x".to_owned(), us)
         };

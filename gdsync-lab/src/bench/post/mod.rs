@@ -1,7 +1,6 @@
-//! `gdsync bench post`: what a CPU pays for a post (work request, doorbell record, doorbell),
-//! gdsync's against libmlx5's own, in one process, on queue pairs of the same kind: reliable, each
-//! with a doorbell page of its own. libmlx5's queue pair is of a thread domain, so that it takes no
-//! lock.
+//! `gdsync bench post`: the CPU's cost of a post (work request, doorbell record, doorbell) by gdsync and by libmlx5, in
+//! one process, on queue pairs of the same kind: reliable, each with its own doorbell page. libmlx5's queue pair
+//! belongs to a thread domain, so that it takes no lock.
 
 mod reference;
 
@@ -15,11 +14,9 @@ use gdsync_cli::interrupt;
 use reference::{Opened, Reference, Shape};
 use std::time::Instant;
 
-/// Posts between two looks at the completions: the queues never fill.
+/// Posts between two polls of completions: the queues never fill.
 const BURST: u64 = 64;
-/// Bytes of an element.
 const ELEMENT: usize = 64;
-/// Runs of each shape, for the spread.
 const RUNS: u64 = 10;
 
 pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
@@ -33,7 +30,7 @@ pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
 
 struct Bench<'a> {
     ours: QueuePair,
-    /// Where our writes go to, and the reference's.
+    /// Targets of gdsync's writes, and of the reference's.
     _targets: [QueuePair; 2],
     reference: Reference<'a>,
     source: MemoryRegion,
@@ -52,7 +49,7 @@ impl<'a> Bench<'a> {
         Ok(Bench { ours, _targets: [ours_to, theirs_to], reference, source, target })
     }
 
-    /// Medians over the runs of their medians over the bursts.
+    /// Returns medians over the runs of their medians over the bursts.
     fn measure(&mut self, bursts: u64) -> Result<Vec<Row>, Failure> {
         let slices: Vec<Slice> =
             (0..4).map(|i| self.source.slice(i * ELEMENT..(i + 1) * ELEMENT)).collect::<Result<_, _>>()?;
@@ -62,7 +59,7 @@ impl<'a> Bench<'a> {
             let runs: Vec<[f64; 3]> = interrupt::rounds(0..RUNS)
                 .map(|_| self.measure_run(shape, &slices, bursts))
                 .collect::<Result<_, _>>()?;
-            let ns = |way: usize| median(runs.iter().map(|run| run[way]));
+            let ns = |variant: usize| median(runs.iter().map(|run| run[variant]));
             let ratios: Vec<f64> = runs.iter().map(|run| run[0] / run[2]).collect();
             let row = Row::named(what).key("posts", bursts * BURST * runs.len() as u64);
             let row = row.number("gdsync_ns", ns(0), 0).number("ibv_post_send_ns", ns(1), 0);
@@ -71,11 +68,11 @@ impl<'a> Bench<'a> {
         Ok(rows)
     }
 
-    /// Nanoseconds of a post by gdsync, by `ibv_post_send` and by `ibv_wr_*`.
+    /// Returns nanoseconds of a post by gdsync, by `ibv_post_send` and by `ibv_wr_*`.
     fn measure_run(&mut self, shape: Shape, slices: &[Slice], bursts: u64) -> Result<[f64; 3], Failure> {
         let remote = self.target.remote();
-        let times: Vec<[f64; 3]> = in_turns(0..bursts, |way, _| {
-            let time = match way {
+        let times: Vec<[f64; 3]> = in_turns(0..bursts, |variant, _| {
+            let time = match variant {
                 0 => {
                     let start = Instant::now();
                     match shape {
@@ -92,11 +89,12 @@ impl<'a> Bench<'a> {
             };
             Ok(time.as_secs_f64() * 1e9 / BURST as f64)
         })?;
-        Ok([0, 1, 2].map(|way| median(times.iter().map(|all| all[way]))))
+        Ok([0, 1, 2].map(|variant| median(times.iter().map(|all| all[variant]))))
     }
 }
 
-// Not inlined, so that `scripts/bench/post-instructions` finds them by name; no two of the same code, which the compiler would make one.
+// Not inlined, so that `scripts/bench/post-instructions` finds these by name; no two have the same code, which the
+// compiler would merge.
 
 #[inline(never)]
 fn gdsync_inline(queue_pair: &QueuePair, remote: RemoteMemory) -> Result<(), Failure> {

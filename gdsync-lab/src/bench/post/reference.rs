@@ -1,4 +1,4 @@
-//! libmlx5's own way to post: a queue pair that gdsync knows nothing of.
+//! libmlx5's own posting, on a queue pair unknown to gdsync.
 
 use gdsync::verbs::{GidEntry, LinkLayer};
 use gdsync::{ConnectOptions, Device, Endpoint, MemoryRegion, ProtectionDomain, QueuePair, RemoteMemory};
@@ -11,21 +11,16 @@ use std::io;
 use std::ptr::{self, NonNull};
 use std::time::{Duration, Instant};
 
-/// What a request carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Shape {
     /// 8 bytes, in the request itself.
     Inline,
-    /// One element.
     One,
-    /// Four elements.
     Four,
 }
 
-/// What to do where the system has no card.
 const ON_SOFTWARE: &str = "or measure on the software card: `gdsync soft -- gdsync bench post`";
 
-/// Sends in flight.
 const DEPTH: u32 = 128;
 
 fn failed(call: &str) -> Failure {
@@ -55,7 +50,7 @@ pub(super) struct Opened {
 impl Opened {
     pub(super) fn new(hca: Option<&Hca>) -> Result<Self, Failure> {
         let (api, name, port) = hca::system(hca)?;
-        // The library's errors have their remedies, which those of the calls below have not.
+        // The library's errors name their remedies; those of the calls below do not.
         drop(Device::open(api, name).map_err(|error| format!("{error}; {ON_SOFTWARE}"))?);
         // SAFETY: the list is freed once, after its devices were used; names end with a zero.
         unsafe {
@@ -83,8 +78,8 @@ impl Opened {
     }
 
     fn device(&self) -> Result<Device, Failure> {
-        // SAFETY: the context is open until `self` is dropped, which whatever is made on it borrows
-        // or precedes in `run`.
+        // SAFETY: the context is open until `self` is dropped; everything made on it borrows `self`, or is dropped
+        // earlier in `run`.
         Ok(unsafe { Device::from_raw(self.api, self.context) }?)
     }
 
@@ -96,7 +91,7 @@ impl Opened {
 
 impl Drop for Opened {
     fn drop(&mut self) {
-        // SAFETY: made by `new`; nothing is left on them.
+        // SAFETY: made by `new`; nothing remains on them.
         unsafe {
             (self.api.dealloc_pd)(self.pd.as_ptr());
             (self.api.close_device)(self.context.as_ptr());
@@ -104,14 +99,13 @@ impl Drop for Opened {
     }
 }
 
-/// A queue pair with a doorbell page of its own, and libmlx5's functions for it. Fields stand in
-/// the order in which they are dropped.
+/// A queue pair with its own doorbell page, and libmlx5's functions for it. The order of the fields is the order of
+/// drops.
 pub(super) struct Reference<'a> {
     qp: Qp<'a>,
     qp_ex: NonNull<ibv_qp_ex>,
     post_send: PostSend,
     poll_cq: PollCq,
-    /// Operations of `qp_ex`.
     wr: Operations,
     elements: [ibv_sge; 4],
 }
@@ -128,9 +122,9 @@ struct Operations {
 
 impl Operations {
     /// # Safety
-    /// As `ibv_qp_to_qp_ex` returned it.
+    /// `qp_ex` was returned by `ibv_qp_to_qp_ex`.
     unsafe fn of(qp_ex: NonNull<ibv_qp_ex>) -> Option<Self> {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's promise.
         let qp_ex = unsafe { qp_ex.as_ref() };
         Some(Operations {
             start: qp_ex.wr_start?,
@@ -143,7 +137,6 @@ impl Operations {
     }
 }
 
-/// The objects, destroyed in turn.
 struct Qp<'a> {
     opened: &'a Opened,
     td: *mut ibv_td,
@@ -155,7 +148,7 @@ struct Qp<'a> {
 impl Drop for Qp<'_> {
     fn drop(&mut self) {
         let api = self.opened.api;
-        // SAFETY: what is not null was made by `Qp::new`, and is destroyed once, children first.
+        // SAFETY: every non-null object was made by `Qp::new`, and is destroyed once, children first.
         unsafe {
             let _ = (!self.qp.is_null()).then(|| (api.destroy_qp)(self.qp));
             let _ = (!self.cq.is_null()).then(|| (api.destroy_cq)(self.cq));
@@ -175,8 +168,7 @@ impl<'a> Qp<'a> {
             cq: ptr::null_mut(),
             qp: ptr::null_mut(),
         };
-        // SAFETY: the context is open as long as `opened`; every struct is valid, all-zero where
-        // nothing is asked for.
+        // SAFETY: the context is open as long as `opened`; every struct is valid, with zeroes for unused fields.
         unsafe {
             all.td =
                 made("ibv_alloc_td", (api.alloc_td)(context, &mut ibv_td_init_attr::default()))?.as_ptr();
@@ -222,7 +214,7 @@ impl<'a> Qp<'a> {
         done("ibv_modify_qp", unsafe { (self.opened.api.modify_qp)(self.qp, &mut attr, mask as i32) })
     }
 
-    /// Connects to a queue pair of gdsync's, with its defaults.
+    /// Connects to a queue pair of gdsync, with its defaults.
     fn connect(&self, remote: &Endpoint, gid: &GidEntry) -> Result<(), Failure> {
         let (port_num, options) = (self.opened.port, ConnectOptions::default());
         let none = ibv_qp_attr::default();
@@ -273,7 +265,7 @@ impl<'a> Qp<'a> {
 }
 
 impl<'a> Reference<'a> {
-    /// Connected to `target`. The elements are the first four parts of `source`, of that many bytes
+    /// Creates a queue pair connected to `target`. The elements are the first four parts of `source`, of `element` bytes
     /// each.
     pub(super) fn new(
         opened: &'a Opened,
@@ -286,7 +278,7 @@ impl<'a> Reference<'a> {
         qp.connect(&remote, &opened.device()?.choose_gid(opened.port, None)?)?;
         target.connect(&Endpoint { qpn: qp.number(), psn: 0, ..remote }, ConnectOptions::default())?;
         let none = "the provider has no functions to post with: run this on the system's libraries (gdsync soft -- ...)";
-        // SAFETY: context and queue pair are alive, of the system's library.
+        // SAFETY: context and queue pair are alive, and belong to the system's library.
         let (inline, qp_ex) = unsafe {
             let qp_ex = opened.api.qp_to_qp_ex.ok_or(none)?(qp.qp);
             (inline_functions(opened.context.as_ptr()), made("ibv_qp_to_qp_ex", qp_ex)?)
@@ -303,10 +295,8 @@ impl<'a> Reference<'a> {
         Ok(Reference { qp, qp_ex, post_send, poll_cq, wr, elements })
     }
 
-    /// The time of a burst by `ibv_post_send`.
     pub(super) fn post_send(&self, shape: Shape, to: &RemoteMemory, burst: u64) -> Result<Duration, Failure> {
-        // SAFETY: the queue pair is connected and has room for a burst; elements and inline bytes
-        // are valid.
+        // SAFETY: the queue pair is connected and has room for a burst; elements and inline bytes are valid.
         self.time("ibv_post_send", burst, || unsafe {
             match shape {
                 Shape::Inline => post_send_inline(self, to, burst),
@@ -316,7 +306,6 @@ impl<'a> Reference<'a> {
         })
     }
 
-    /// The time of a burst by `ibv_wr_*`.
     pub(super) fn wr(&self, shape: Shape, to: &RemoteMemory, burst: u64) -> Result<Duration, Failure> {
         // SAFETY: as in `post_send`.
         self.time("ibv_wr_complete", burst, || unsafe {
@@ -355,7 +344,7 @@ impl<'a> Reference<'a> {
         Ok(())
     }
 
-    /// One request by `ibv_post_send`, put together as a program does it.
+    /// Posts one request by `ibv_post_send`, built as a program does it.
     #[inline(always)]
     unsafe fn send(&self, wr_id: u64, to: &RemoteMemory, elements: &mut [ibv_sge], flags: u32) -> i32 {
         let mut request = ibv_send_wr {
@@ -370,7 +359,7 @@ impl<'a> Reference<'a> {
             rkey: to.rkey,
             _rest: [0; 9],
         };
-        // SAFETY: the caller's.
+        // SAFETY: the caller's promise.
         unsafe { (self.post_send)(self.qp.qp, &mut request, &mut ptr::null_mut()) }
     }
 
@@ -378,7 +367,7 @@ impl<'a> Reference<'a> {
     #[inline(always)]
     unsafe fn begin(&self, wr_id: u64, to: &RemoteMemory, payload: impl FnOnce(*mut ibv_qp_ex)) -> i32 {
         let qp_ex = self.qp_ex.as_ptr();
-        // SAFETY: the caller's.
+        // SAFETY: the caller's promise.
         unsafe {
             (self.wr.start)(qp_ex);
             (*qp_ex).wr_id = wr_id;
@@ -390,21 +379,21 @@ impl<'a> Reference<'a> {
     }
 }
 
-/// Posts a burst. Returns the first answer that is not 0, if there is one.
+/// Posts a burst. Returns the first nonzero result, or 0.
 #[inline(always)]
 fn each(burst: u64, post: impl FnMut(u64) -> i32) -> i32 {
     (0..burst).map(post).find(|rc| *rc != 0).unwrap_or(0)
 }
 
-// Not inlined, so that `scripts/bench/post-instructions` finds them by name. All are safe where the
-// queue pair is connected and has room for the burst.
+// Not inlined, so that `scripts/bench/post-instructions` finds these by name. All are safe if the queue pair is
+// connected and has room for the burst.
 
 #[inline(never)]
 unsafe fn post_send_inline(this: &Reference<'_>, to: &RemoteMemory, burst: u64) -> i32 {
     each(burst, |wr_id| {
         let bytes = wr_id.to_ne_bytes();
         let mut element = [ibv_sge { addr: bytes.as_ptr() as u64, length: 8, lkey: 0 }];
-        // SAFETY: the caller's; the bytes are read before the call returns.
+        // SAFETY: the caller's promise; the bytes are read before the call returns.
         unsafe { this.send(wr_id, to, &mut element, IBV_SEND_INLINE) }
     })
 }
@@ -412,14 +401,14 @@ unsafe fn post_send_inline(this: &Reference<'_>, to: &RemoteMemory, burst: u64) 
 #[inline(never)]
 unsafe fn post_send_one(this: &Reference<'_>, to: &RemoteMemory, burst: u64) -> i32 {
     let mut element = [this.elements[0]];
-    // SAFETY: the caller's.
+    // SAFETY: the caller's promise.
     each(burst, |wr_id| unsafe { this.send(wr_id, to, &mut element, 0) })
 }
 
 #[inline(never)]
 unsafe fn post_send_four(this: &Reference<'_>, to: &RemoteMemory, burst: u64) -> i32 {
     let mut elements = this.elements;
-    // SAFETY: the caller's.
+    // SAFETY: the caller's promise.
     each(burst, |wr_id| unsafe { this.send(wr_id, to, &mut elements, 0) })
 }
 
@@ -427,7 +416,7 @@ unsafe fn post_send_four(this: &Reference<'_>, to: &RemoteMemory, burst: u64) ->
 unsafe fn wr_inline(this: &Reference<'_>, to: &RemoteMemory, burst: u64) -> i32 {
     each(burst, |wr_id| {
         let mut bytes = wr_id.to_ne_bytes();
-        // SAFETY: the caller's; the bytes are read before the call returns.
+        // SAFETY: the caller's promise; the bytes are read before the call returns.
         unsafe { this.begin(wr_id, to, |qp| (this.wr.inline)(qp, bytes.as_mut_ptr().cast(), 8)) }
     })
 }
@@ -435,13 +424,13 @@ unsafe fn wr_inline(this: &Reference<'_>, to: &RemoteMemory, burst: u64) -> i32 
 #[inline(never)]
 unsafe fn wr_one(this: &Reference<'_>, to: &RemoteMemory, burst: u64) -> i32 {
     let ibv_sge { addr, length, lkey } = this.elements[0];
-    // SAFETY: the caller's.
+    // SAFETY: the caller's promise.
     each(burst, |wr_id| unsafe { this.begin(wr_id, to, |qp| (this.wr.sge)(qp, lkey, addr, length)) })
 }
 
 #[inline(never)]
 unsafe fn wr_four(this: &Reference<'_>, to: &RemoteMemory, burst: u64) -> i32 {
     let elements = this.elements.as_ptr();
-    // SAFETY: the caller's.
+    // SAFETY: the caller's promise.
     each(burst, |wr_id| unsafe { this.begin(wr_id, to, |qp| (this.wr.sge_list)(qp, 4, elements)) })
 }

@@ -1,8 +1,8 @@
-//! Blocks of commands, and what they need.
+//! Blocks of commands, and their requirements.
 
 use super::page::{Fence, Page};
 
-/// What a block needs, by the word in its fence, and what is said where it is missing.
+/// A block's requirements, by the word in its fence, and the reason for skipping it.
 const NEEDS: [(&str, Needs, &str); 12] = [
     ("needs-root", Needs::Root, "need root and namespaces"),
     ("needs-rdma", Needs::Rdma, "need rdma-core, perftest and librdmacm's programs"),
@@ -22,47 +22,45 @@ const NEEDS: [(&str, Needs, &str); 12] = [
 pub(super) enum Needs {
     /// Runs anywhere.
     Nothing,
-    /// Namespaces that only root may make.
+    /// Namespaces, which only root may create.
     Root,
     /// Programs of Debian packages.
     Rdma,
-    /// What no test of the book has.
+    /// Not available to any test of the book.
     Elsewhere,
 }
 
-/// Commands that run one after the other, and what they print.
+/// Commands that run one after the other, and their output.
 #[derive(Debug)]
 pub(super) struct Unit<'a> {
     pub(super) line: usize,
     pub(super) commands: String,
-    /// What the page shows of the output; of a script, nothing.
+    /// The output on the page; empty for a script.
     pub(super) shown: &'a [String],
 }
 
-/// A block of a shell's commands.
 #[derive(Debug)]
 pub(super) struct Block<'a> {
     pub(super) line: usize,
     pub(super) needs: Needs,
-    /// What is said where it cannot run.
     pub(super) reason: &'static str,
-    /// The output is that of the machine on which it was recorded, and not compared.
+    /// True if the output is that of the machine on which it was recorded, and not compared.
     pub(super) is_recorded: bool,
-    /// Figures of the output are those of the page.
+    /// True if figures of the output must equal the page's.
     pub(super) is_exact: bool,
-    /// Exit status 1 is a finding.
+    /// True if exit status 1 is a finding.
     pub(super) may_find: bool,
     pub(super) units: Vec<Unit<'a>>,
 }
 
-/// The blocks of a page, or what is wrong with one of them.
+/// Returns the blocks of a page, or an error in one of them.
 pub(super) fn of(page: &Page) -> Result<Vec<Block<'_>>, String> {
     let fences = page.fences();
     let blocks = fences.into_iter().filter_map(|fence| block(fence).transpose());
     blocks.collect::<Result<_, String>>().map_err(|wrong| format!("{}:{wrong}", page.name))
 }
 
-/// The text behind the prompt, if the line has one: `$ ` or `host-a$ `.
+/// Returns the text after the prompt, if the line has one: `$ ` or `host-a$ `.
 fn typed(line: &str) -> Option<&str> {
     let (prompt, typed) = line.split_once("$ ")?;
     let is_host = prompt.strip_prefix("host-").is_some_and(|name| name.len() == 1);
@@ -103,7 +101,7 @@ fn block(fence: Fence<'_>) -> Result<Option<Block<'_>>, String> {
     Ok(Some(block))
 }
 
-/// A command for each prompt.
+/// Returns a command for each prompt.
 fn session<'a>(fence: &Fence<'a>) -> Result<Vec<Unit<'a>>, String> {
     let prompts: Vec<usize> =
         (0..fence.lines.len()).filter(|index| typed(&fence.lines[*index]).is_some()).collect();

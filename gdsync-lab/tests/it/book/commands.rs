@@ -1,4 +1,5 @@
-//! Every command of the README and of the book runs; those that cannot run here are such as could.
+//! Every command of the README and of the book runs; those that cannot run here are checked for existing options and
+//! files.
 
 use super::blocks::{self, Block, Needs};
 use super::page::Page;
@@ -8,7 +9,7 @@ use gdsync_test_support::{on_system, skipped};
 use std::collections::BTreeMap;
 use std::process::Command;
 
-/// Whether programs of rdma-core are there, or have to be: `.ci/run` sets the variable where it has installed them.
+/// Returns whether programs of rdma-core exist, or must: `.ci/run` sets the variable after installing them.
 fn has_rdma() -> bool {
     let finds = |program: &str| {
         let path = std::env::var_os("PATH").unwrap_or_default();
@@ -18,13 +19,13 @@ fn has_rdma() -> bool {
         || ["ibv_rc_pingpong", "rping", "fi_pingpong"].into_iter().all(finds)
 }
 
-/// Whether this process may make namespaces.
+/// Returns whether this process may create namespaces.
 fn has_root() -> bool {
     let made = Command::new("unshare").args(["--mount", "--pid", "--fork", "--ipc", "true"]).output();
     made.is_ok_and(|output| output.status.success())
 }
 
-/// Examples that a block runs and this build does not have: `cargo test --test it` builds none.
+/// Returns whether a block runs examples that this build lacks: `cargo test --test it` builds none.
 fn lacks_examples(block: &Block<'_>) -> bool {
     let runs = block.units.iter().flat_map(|unit| unit.commands.split("cargo run ").skip(1));
     let names = runs.flat_map(|run| run.lines().next().unwrap_or_default().split("--example ").skip(1));
@@ -70,7 +71,7 @@ fn every_command_of_the_book_runs() {
     assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
 }
 
-/// Words of commands; quotes and comments count for nothing.
+/// Returns the words of commands, without quotes and comments.
 fn words(commands: &str) -> Vec<String> {
     let code = commands.lines().map(|line| line.split(" #").next().unwrap_or_default());
     let split = |line: &str| {
@@ -80,7 +81,7 @@ fn words(commands: &str) -> Vec<String> {
     code.flat_map(|line| [split(line), vec![";".to_owned()]].concat()).collect()
 }
 
-/// What commands name that there is not: options and commands of `gdsync`, scripts and sources.
+/// Returns unknown names in commands: options and commands of `gdsync`, scripts and sources.
 fn unknown(commands: &str) -> Vec<String> {
     let words = words(commands);
     let mut unknown: Vec<String> = words
@@ -92,7 +93,7 @@ fn unknown(commands: &str) -> Vec<String> {
         let rest = words[place + 1..].iter().take_while(|word| !["--", ";", ">"].contains(&word.as_str()));
         let rest: Vec<&str> = rest.map(String::as_str).collect();
         let Some(subcommand) = rest.first().filter(|word| !word.starts_with('-')) else { continue };
-        // A command of a command has a help of its own.
+        // A command run by another command has its own help.
         let inner = rest.get(1).filter(|word| !word.starts_with('-'));
         let inner = inner.map(|inner| command::run(&["help", subcommand, inner]));
         let inner = inner.filter(|help| help.status.success());

@@ -6,7 +6,6 @@ use gdsync_test_support::folder::Folder;
 use gdsync_test_support::root;
 use std::path::{Path, PathBuf};
 
-/// What is wrong with the navigation of a book.
 fn navigation(docs: &Path) -> Vec<String> {
     let summary = Page::read(docs, &docs.join("SUMMARY.md"));
     let named: Vec<PathBuf> = summary.links().iter().map(|link| docs.join(&link.target)).collect();
@@ -24,7 +23,6 @@ fn navigation(docs: &Path) -> Vec<String> {
     wrong
 }
 
-/// Links of a page that lead nowhere.
 fn wrong(root: &Path, page: &Page) -> Vec<String> {
     let of = |link: &super::page::Link| {
         let say = |why: &str| Some(format!("{}:{}: {}: {why}", page.name, link.line, link.target));

@@ -11,7 +11,7 @@ use gdsync_test_support::root;
 use page::Page;
 use std::path::{Path, PathBuf};
 
-/// The pages of the book, without its navigation, sorted.
+/// Returns the pages of the book, without its navigation, sorted.
 fn chapters(docs: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     let mut folders = vec![docs.to_owned()];
@@ -29,7 +29,7 @@ fn chapters(docs: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// The README, and the pages of the book.
+/// Returns the README, and the pages of the book.
 fn pages() -> Vec<Page> {
     let paths = [root().join("README.md")].into_iter().chain(chapters(&root().join("docs")));
     paths.map(|path| Page::read(root(), &path)).collect()

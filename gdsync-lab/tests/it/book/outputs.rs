@@ -1,15 +1,16 @@
-//! Whether a command has printed what a page shows.
+//! Comparison of a command's output with a page.
 
-/// The line of a page that stands for any lines, or none.
+/// The line of a page that stands for any number of lines.
 const ANY: &str = "...";
 /// Units that vary with the figure before them.
 const UNITS: [&str; 12] =
     ["ns", "µs", "ms", "s", "msg/s", "kmsg/s", "Mmsg/s", "B/s", "kB/s", "MB/s", "GB/s", "MiB/s"];
 
-/// What a figure, and a name with one, become: runs differ in them.
+/// Placeholder of a figure, and of a name with one: runs differ in them.
 const FIGURE: &str = "#";
 
-/// The words of a line. What has a digit is a figure, unless `is_exact`; columns are as wide as they like.
+/// Returns the words of a line, with figures replaced unless `is_exact`. A figure is a word with a digit; the width of
+/// columns does not matter.
 fn words(line: &str, is_exact: bool) -> Vec<String> {
     let mut words: Vec<String> = Vec::new();
     for word in line.split_whitespace() {
@@ -22,14 +23,13 @@ fn words(line: &str, is_exact: bool) -> Vec<String> {
     words
 }
 
-/// A line that a page shows.
 enum Shown {
     Any,
     Words(Vec<String>),
 }
 
-/// How many of the shown lines can be found, in their order, from the begin of the output; all of them if the whole output is
-/// what is shown.
+/// Returns how many of the shown lines are found, in order, from the begin of the output; all of them if they match the
+/// whole output.
 fn found(shown: &[Shown], output: &[Vec<String>]) -> usize {
     match shown {
         [] => 0,
@@ -38,7 +38,7 @@ fn found(shown: &[Shown], output: &[Vec<String>]) -> usize {
             1 + (0..=output.len()).map(|skipped| found(rest, &output[skipped..])).max().unwrap_or(0)
         }
         [Shown::Words(words), rest @ ..] => match output.split_first() {
-            // The last line that is shown has to be the last one of the output.
+            // The last shown line must be the last one of the output.
             Some((first, others)) if first == words && (!rest.is_empty() || others.is_empty()) => {
                 1 + found(rest, others)
             }
@@ -47,7 +47,7 @@ fn found(shown: &[Shown], output: &[Vec<String>]) -> usize {
     }
 }
 
-/// The first line of a page that the output does not have where it should. Blank lines count for nothing.
+/// Returns the first line of a page that is missing in the output at its place. Blank lines are ignored.
 pub(super) fn missing<'a>(shown: &'a [String], output: &str, is_exact: bool) -> Option<&'a str> {
     let is_full = |line: &&str| !line.trim().is_empty();
     let output: Vec<_> = output.lines().filter(is_full).map(|line| words(line, is_exact)).collect();
@@ -65,13 +65,13 @@ fn figures_may_differ_and_words_may_not() {
     assert_eq!(missing_of("SIZE  MIN µs\n8 B   3.15 kmsg/s", "SIZE MIN µs\n8 B 444 msg/s\n", false), None);
     assert_eq!(missing_of("8 B", "9 B", true), Some("8 B".into()));
     assert_eq!(missing_of("every byte", "every bit", false), Some("every byte".into()));
-    // More than is shown, and less.
+    // More output than shown, and less.
     assert_eq!(missing_of("a", "a\nb", false), Some("a".into()));
     assert_eq!(missing_of("a\nb", "a", false), Some("b".into()));
     assert_eq!(missing_of("a\n...\nd\n...", "a\nb\nc\nd\ne", false), None);
-    // The first line that would do is not the right one.
+    // The first matching line is not the right one.
     assert_eq!(missing_of("a\n...\nb 1\nc", "a\nb 2\nb 3\nc", false), None);
     assert_eq!(missing_of("...\nz", "a\nb", false), Some("z".into()));
-    // Nothing shown: nothing is asked for.
+    // Nothing shown: nothing is required.
     assert_eq!(missing_of("", "a", false), None);
 }

@@ -2,23 +2,19 @@
 
 use std::path::{Path, PathBuf};
 
-/// A page, by its lines.
 pub(super) struct Page {
-    /// Where it is.
     pub(super) path: PathBuf,
-    /// What messages call it: its path in the repository.
+    /// Its path in the repository, for messages.
     pub(super) name: String,
     lines: Vec<String>,
 }
 
-/// A fenced block.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Fence<'a> {
     /// The line of its fence, counted from 1.
     pub(super) line: usize,
-    /// What stands behind the fence's backquotes.
+    /// The words after the fence's backquotes.
     pub(super) info: &'a str,
-    /// What is in it.
     pub(super) lines: &'a [String],
 }
 
@@ -37,12 +33,11 @@ impl Page {
         Page { path: path.to_owned(), name, lines: text.lines().map(str::to_owned).collect() }
     }
 
-    /// A page that tests write.
     pub(super) fn of(name: &str, text: &str) -> Page {
         Page { path: name.into(), name: name.into(), lines: text.lines().map(str::to_owned).collect() }
     }
 
-    /// Its fenced blocks.
+    /// Returns its fenced blocks.
     ///
     /// # Panics
     /// A block has no end.
@@ -63,7 +58,7 @@ impl Page {
         fences
     }
 
-    /// Lines that are in no block, with their numbers.
+    /// Returns lines outside of blocks, with their numbers.
     fn prose(&self) -> impl Iterator<Item = (usize, &str)> {
         let mut is_in_block = false;
         self.lines.iter().enumerate().filter_map(move |(index, line)| {
@@ -73,7 +68,7 @@ impl Page {
         })
     }
 
-    /// The anchors of its headings, as GitHub and mdBook name them.
+    /// Returns the anchors of its headings, as GitHub and mdBook name them.
     pub(super) fn anchors(&self) -> Vec<String> {
         let mut anchors: Vec<String> = Vec::new();
         for (_, line) in self.prose() {
@@ -89,7 +84,7 @@ impl Page {
         anchors
     }
 
-    /// Its links and pictures that lead to files or anchors, and the files that it includes.
+    /// Returns its links and pictures that point to files or anchors, and the files that it includes.
     pub(super) fn links(&self) -> Vec<Link> {
         let mut links = Vec::new();
         for (line, text) in self.prose() {
@@ -110,12 +105,12 @@ impl Page {
     }
 }
 
-/// A line without what stands between backquotes.
+/// Removes code between backquotes from a line.
 fn without_code(line: &str) -> String {
     line.split('`').step_by(2).collect()
 }
 
-/// The words of a heading: links as their text.
+/// Returns the words of a heading, with links replaced by their text.
 fn text_of(heading: &str) -> String {
     let mut text = String::new();
     let mut rest = heading;

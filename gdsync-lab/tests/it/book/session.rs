@@ -1,4 +1,4 @@
-//! A shell that types the commands of a page, block after block, in a folder that looks like the repository.
+//! A shell that runs the commands of a page, block after block, in a folder like the repository.
 
 use super::blocks::Block;
 use super::outputs;
@@ -12,9 +12,9 @@ use std::process::Command;
 
 /// Begins the line that the shell writes before each unit, and at the end.
 const MARK: char = '\u{1e}';
-/// A page that takes longer hangs, in seconds.
+/// Time limit of a page in seconds; a longer one hangs.
 const LIMIT: &str = "300";
-/// What `cargo run` would have built, as the build of the tests has built it.
+/// A `cargo run` that starts what the build of the tests has built.
 const CARGO: &str = r#"#!/bin/sh
 [ "$1" = run ] || { echo "cargo $*: only \`cargo run\` stands in here" >&2; exit 64; }
 shift
@@ -30,17 +30,15 @@ done
 exec "$program" "$@"
 "#;
 
-/// The command, as this build has it.
 fn command() -> PathBuf {
     program("gdsync")
 }
 
-/// Where this build has the examples.
 pub(super) fn examples() -> PathBuf {
     command().parent().unwrap().join("examples")
 }
 
-/// The folder in which a page's commands run: all of the repository, but for what is built and hidden.
+/// Creates the folder in which a page's commands run: all of the repository, except hidden and built files.
 fn workplace(name: &str) -> Folder {
     let folder = Folder::new(name);
     for entry in fs::read_dir(root()).unwrap() {
@@ -52,7 +50,6 @@ fn workplace(name: &str) -> Folder {
     folder
 }
 
-/// A folder with `gdsync` and `cargo`.
 fn programs() -> Folder {
     let folder = Folder::new("book-programs");
     symlink(command(), folder.path().join("gdsync")).unwrap();
@@ -62,7 +59,7 @@ fn programs() -> Folder {
     folder
 }
 
-/// The script of a shell that ends at the first command that fails.
+/// Returns a shell script that ends at the first command that fails.
 fn script(blocks: &[&Block<'_>]) -> String {
     let mut script = "exec 2>&1\nset -e\n".to_owned();
     for (number, (block, unit)) in units(blocks).enumerate() {
@@ -82,7 +79,7 @@ fn units<'a>(blocks: &'a [&Block<'a>]) -> impl Iterator<Item = (&'a Block<'a>, &
     blocks.iter().flat_map(|block| block.units.iter().map(move |unit| (*block, unit)))
 }
 
-/// Types the blocks of a page. Says, with its line, what fails and what prints something else.
+/// Runs the blocks of a page. Returns the first failure or unexpected output, with its line.
 pub(super) fn run(name: &str, blocks: &[&Block<'_>]) -> Result<(), String> {
     let (folder, programs) = (workplace("book"), programs());
     let path = std::env::var_os("PATH").unwrap_or_default();
@@ -102,7 +99,7 @@ pub(super) fn run(name: &str, blocks: &[&Block<'_>]) -> Result<(), String> {
     judge(name, blocks, &String::from_utf8_lossy(&output.stdout))
 }
 
-/// Whether every unit has run, and has printed what is shown.
+/// Checks that every unit has run, and has printed what is shown.
 fn judge(name: &str, blocks: &[&Block<'_>], said: &str) -> Result<(), String> {
     let parts: Vec<(&str, &str)> =
         said.split(MARK).skip(1).filter_map(|part| part.split_once('\n')).collect();
@@ -122,12 +119,11 @@ fn judge(name: &str, blocks: &[&Block<'_>], said: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// Paths that a command names, of scripts and sources of the repository.
+/// Returns whether a word names a script or source of the repository.
 pub(super) fn is_path_of_repository(word: &str) -> bool {
     ["scripts/", "examples/", "bindings/", ".ci/"].iter().any(|prefix| word.starts_with(prefix))
 }
 
-/// Whether the repository has it.
 pub(super) fn exists(word: &str) -> bool {
     Path::new(root()).join(word).exists()
 }

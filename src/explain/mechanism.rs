@@ -1,4 +1,4 @@
-//! Which way sends and waits for completions go, and why.
+//! The mechanisms by which sends are started and completions are waited for, and why.
 
 use super::parse::Text;
 use gdsync::outline::{Descriptor, PaperSend, PaperWait, Program};
@@ -7,50 +7,48 @@ use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::ops::Range;
 
-/// The way of a send or of a wait for a completion.
+/// The mechanism of a send, or of a wait for a completion.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(tag = "by", rename_all = "kebab-case")]
-pub(super) enum Way {
-    /// A doorbell, which rings for so many sends.
+pub(super) enum Mechanism {
+    /// A doorbell that rings for `sends` sends.
     Doorbell { sends: usize },
-    /// The ticket of a trigger. The write that releases it releases so many sends.
+    /// A ticket of a trigger. The write that releases it releases `sends` sends.
     Trigger { trigger: String, ticket: u64, sends: usize },
-    /// The card waits for so many queues, and then writes this number: for which the stream waits.
+    /// The card waits for `queues` queues and then writes `number`, for which the stream waits.
     Collector { number: u64, queues: usize },
-    /// The stream waits.
     Stream {
-        /// Why the card does not, where it was asked to.
+        /// Why the card does not wait, if it was asked to.
         #[serde(flatten)]
         why: Option<Why>,
     },
 }
 
-/// Why a wait is not collected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(tag = "not_collected", rename_all = "kebab-case")]
 pub(super) enum Why {
     Unmerged,
-    /// The stream looks at a status word, which no card writes.
+    /// The stream waits for a status word, which no card writes.
     Checked,
-    /// The run of waits is for fewer queues.
+    /// The run waits for fewer queues.
     FewQueues {
         queues: usize,
         collect_from: u32,
     },
 }
 
-impl fmt::Display for Way {
+impl fmt::Display for Mechanism {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Way::Doorbell { sends: 1 } => f.write_str("doorbell"),
-            Way::Doorbell { sends } => write!(f, "doorbell (one rings for {sends} sends)"),
-            Way::Trigger { trigger, ticket, sends } => {
+            Mechanism::Doorbell { sends: 1 } => f.write_str("doorbell"),
+            Mechanism::Doorbell { sends } => write!(f, "doorbell (one rings for {sends} sends)"),
+            Mechanism::Trigger { trigger, ticket, sends } => {
                 let plural = if *sends == 1 { "" } else { "s" };
                 write!(f, "ticket {ticket} of {trigger} (one write releases {sends} send{plural})")
             }
-            Way::Collector { queues, .. } => write!(f, "collected ({queues} queues, one word)"),
-            Way::Stream { why: None } => f.write_str("the stream waits"),
-            Way::Stream { why: Some(why) } => match why {
+            Mechanism::Collector { queues, .. } => write!(f, "collected ({queues} queues, one word)"),
+            Mechanism::Stream { why: None } => f.write_str("the stream waits"),
+            Mechanism::Stream { why: Some(why) } => match why {
                 Why::Unmerged => f.write_str("not collected (unmerged)"),
                 Why::Checked => f.write_str("not collected (checked)"),
                 Why::FewQueues { queues, collect_from } => {
@@ -61,37 +59,36 @@ impl fmt::Display for Way {
     }
 }
 
-/// What hands a send to the card.
+/// The doorbell or trigger of a send: sends with equal keys can be merged.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 enum Key {
     Doorbell(u32),
     Trigger(u32),
 }
 
-/// The way of each descriptor of a program, or none where it is neither a send nor a wait for a
-/// completion.
-pub(super) fn ways(
+/// Returns the mechanism of each descriptor of a program; none if it is neither a send nor a wait for a completion.
+pub(super) fn mechanisms(
     batch: &Text,
     program: &Program,
     merged: bool,
     collect_from: Option<u32>,
-) -> Vec<Option<Way>> {
-    let mut ways = vec![None; batch.descriptors.len()];
-    sends(batch, program, &mut ways);
+) -> Vec<Option<Mechanism>> {
+    let mut mechanisms = vec![None; batch.descriptors.len()];
+    sends(batch, program, &mut mechanisms);
     let mut start = 0;
     for submission in program.submissions() {
         let last = submission.last().and_then(|last| program.descriptors().get(last));
         let end = last.map_or(start, |last| *last as usize + 1);
         for run in runs(&batch.descriptors, start..end) {
-            waits(&batch.descriptors, program, run, collect_from.map(|from| (merged, from)), &mut ways);
+            waits(&batch.descriptors, program, run, collect_from.map(|from| (merged, from)), &mut mechanisms);
         }
         start = end;
     }
-    ways
+    mechanisms
 }
 
-fn sends(batch: &Text, program: &Program, ways: &mut [Option<Way>]) {
-    // Those whose doorbell or ticket a later send brings.
+fn sends(batch: &Text, program: &Program, mechanisms: &mut [Option<Mechanism>]) {
+    // Sends whose doorbell or ticket is covered by a later send.
     let mut covered: HashMap<Key, Vec<(usize, PaperSend)>> = HashMap::new();
     for (at, (descriptor, is_covered)) in batch.descriptors.iter().zip(program.covered()).enumerate() {
         let Descriptor::Send(send) = *descriptor else { continue };
@@ -103,17 +100,17 @@ fn sends(batch: &Text, program: &Program, ways: &mut [Option<Way>]) {
         }
         let sends = group.len();
         for (at, send) in group.drain(..) {
-            ways[at] = Some(match send.trigger {
-                None => Way::Doorbell { sends },
+            mechanisms[at] = Some(match send.trigger {
+                None => Mechanism::Doorbell { sends },
                 Some((trigger, ticket)) => {
-                    Way::Trigger { trigger: batch.triggers.name(trigger).to_owned(), ticket, sends }
+                    Mechanism::Trigger { trigger: batch.triggers.name(trigger).to_owned(), ticket, sends }
                 }
             });
         }
     }
 }
 
-/// The runs of waits for completions among the descriptors of a submission.
+/// Returns the runs of waits for completions among a submission's descriptors.
 fn runs(descriptors: &[Descriptor], submission: Range<usize>) -> Vec<Range<usize>> {
     let mut runs: Vec<Range<usize>> = Vec::new();
     for at in submission {
@@ -128,14 +125,13 @@ fn runs(descriptors: &[Descriptor], submission: Range<usize>) -> Vec<Range<usize
     runs
 }
 
-/// Waits of one run. `asked`: whether batches are merged, and from how many queues on a collector is
-/// to wait.
+/// Notes the waits of one run. `asked`: whether batches are merged, and from how many queues on a collector waits.
 fn waits(
     descriptors: &[Descriptor],
     program: &Program,
     run: Range<usize>,
     asked: Option<(bool, u32)>,
-    ways: &mut [Option<Way>],
+    mechanisms: &mut [Option<Mechanism>],
 ) {
     let waits = || {
         run.clone().filter_map(|at| match descriptors[at] {
@@ -152,9 +148,9 @@ fn waits(
             (true, true) => Why::Checked,
             (true, false) => Why::FewQueues { queues, collect_from },
         });
-        ways[at] = Some(match number {
-            Some(number) if !checked => Way::Collector { number, queues },
-            _ => Way::Stream { why },
+        mechanisms[at] = Some(match number {
+            Some(number) if !checked => Mechanism::Collector { number, queues },
+            _ => Mechanism::Stream { why },
         });
     }
 }
@@ -164,7 +160,6 @@ mod tests {
     use super::*;
     use gdsync::memop::MemOpCaps;
 
-    /// The ways of a text, by their descriptions.
     fn of(text: &str, merged: bool, collect_from: Option<u32>) -> Vec<String> {
         let batch = Text::parse(text).unwrap();
         let mut program = Program::new();
@@ -172,8 +167,8 @@ mod tests {
             program = program.collect_from(queues);
         }
         program.compile(&batch.descriptors, &MemOpCaps::FULL, merged).unwrap();
-        let ways = ways(&batch, &program, merged, collect_from);
-        ways.iter().map(|way| way.as_ref().map_or_else(String::new, Way::to_string)).collect()
+        let mechanisms = mechanisms(&batch, &program, merged, collect_from);
+        mechanisms.iter().map(|way| way.as_ref().map_or_else(String::new, Mechanism::to_string)).collect()
     }
 
     #[test]
@@ -207,8 +202,8 @@ mod tests {
     #[test]
     fn a_run_over_two_submissions_is_two() {
         let text: String = (0..300).map(|queue| format!("wait q{queue}\n")).collect();
-        let ways = of(&text, true, Some(270));
+        let mechanisms = of(&text, true, Some(270));
         let few = |queues| format!("not collected ({queues} of 270 queues)");
-        assert_eq!((&ways[0], &ways[299]), (&few(254), &few(46)));
+        assert_eq!((&mechanisms[0], &mechanisms[299]), (&few(254), &few(46)));
     }
 }

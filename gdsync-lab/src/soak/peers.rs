@@ -1,4 +1,4 @@
-//! How the processes of a soak talk: in lines of JSON, which the process that has started them passes on.
+//! Messages between the processes of a soak: lines of JSON, passed on by their parent process.
 
 use super::traffic::Offer;
 use gdsync_cli::failure::Failure;
@@ -8,23 +8,34 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 
-/// A message from one process to another.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Message {
-    /// The other end of a link has a queue pair for this epoch.
-    Up { link: u32, epoch: u32, endpoint: String, offer: Offer },
+    /// This end of the link has a queue pair for the epoch.
+    Up {
+        link: u32,
+        epoch: u32,
+        endpoint: String,
+        offer: Offer,
+    },
     /// Its receives are posted, and it is connected.
-    Ready { link: u32, epoch: u32 },
-    /// Its queue pair has failed.
-    Down { link: u32, epoch: u32 },
-    /// It has sent that many messages, and sends no more.
-    End { link: u32, sent: u64 },
+    Ready {
+        link: u32,
+        epoch: u32,
+    },
+    Down {
+        link: u32,
+        epoch: u32,
+    },
+    /// It has sent `sent` messages in total.
+    End {
+        link: u32,
+        sent: u64,
+    },
     /// Every end of the process has sent and received everything.
     Done,
 }
 
 impl Message {
-    /// The link that it is about.
     pub(super) fn link(&self) -> Option<u32> {
         match self {
             Message::Up { link, .. }
@@ -36,33 +47,33 @@ impl Message {
     }
 }
 
-/// What a process writes for the one of that rank.
+/// A message to the process of rank `to`.
 #[derive(Serialize, Deserialize)]
-pub(super) struct Said {
+pub(super) struct Outgoing {
     pub(super) to: usize,
     pub(super) message: Message,
 }
 
-/// What the one of that rank has written for a process; no message where it has ended.
+/// A message of the process of rank `from`; none if that has ended.
 #[derive(Serialize, Deserialize)]
-pub(super) struct Heard {
+pub(super) struct Incoming {
     pub(super) from: usize,
     pub(super) message: Option<Message>,
 }
 
-/// The others, as one process knows them.
-pub(super) struct Mesh {
-    inbox: Receiver<Heard>,
+/// The other processes, seen from this one.
+pub(super) struct Peers {
+    inbox: Receiver<Incoming>,
     asked: Arc<AtomicBool>,
 }
 
-impl Mesh {
-    /// From now on standard input has what others say. An empty line asks this process to come to an end.
+impl Peers {
+    /// Starts to read the others' messages from standard input. An empty line asks this process to end.
     pub(super) fn join() -> Result<Self, Failure> {
         let (sender, inbox) = channel();
         let asked = Arc::new(AtomicBool::new(false));
         let stop = asked.clone();
-        // The end of stdin is that of the process that has started this one, whose end the kernel answers.
+        // The end of stdin is that of the parent; the kernel then kills this process.
         let listen = move || {
             for line in io::stdin().lines().map_while(Result::ok) {
                 match serde_json::from_str(&line) {
@@ -72,20 +83,20 @@ impl Mesh {
             }
         };
         std::thread::Builder::new().name("soak-mesh".to_owned()).spawn(listen)?;
-        Ok(Mesh { inbox, asked })
+        Ok(Peers { inbox, asked })
     }
 
-    /// Whether the run is to end before its time.
+    /// Returns whether the run is to end early.
     pub(super) fn is_asked(&self) -> bool {
         self.asked.load(Ordering::Relaxed)
     }
 
-    /// One that has ended does not hear it.
+    /// Sends a message. A process that has ended does not receive it.
     pub(super) fn send(&self, to: usize, message: Message) -> Result<(), Failure> {
-        Ok(writeln!(io::stdout(), "{}", serde_json::to_string(&Said { to, message })?)?)
+        Ok(writeln!(io::stdout(), "{}", serde_json::to_string(&Outgoing { to, message })?)?)
     }
 
-    pub(super) fn receive(&self) -> Option<Heard> {
+    pub(super) fn receive(&self) -> Option<Incoming> {
         self.inbox.try_recv().ok()
     }
 }

@@ -1,16 +1,14 @@
-//! Unreliable links, of connections and of datagrams: messages may be lost, but those that arrive
-//! are right, and arrive once.
+//! Unreliable links, of connections and of datagrams: messages may be lost, but those that arrive must be correct, and
+//! arrive once.
 //!
-//! A message begins with its number, and with the number up to which its sender has seen the other
-//! side's. That keeps both from sending more than fits the receives of the other; without that
-//! number, they go on after a while.
+//! A message begins with its number, and with the number up to which its sender has seen the other side's messages.
+//! That keeps both from overrunning the peer's receives; without news, a sender continues after a while.
 
 use super::ledger::{Ended, Work};
-use super::numbers::Window;
 use super::plan::{How, LONGEST, Planned};
 use super::region::{Place, Region};
 use super::tally::Tally;
-use super::traffic::{Offer, Traffic};
+use super::traffic::{Offer, Traffic, Window};
 use super::wire::{RECEIVES, Wire};
 use gdsync::queue::WorkKind;
 use gdsync::verbs::{AddressHandle, Transport};
@@ -22,38 +20,37 @@ use gdsync_cli::failure::Failure;
 use std::fmt;
 use std::time::{Duration, Instant};
 
-/// Places of messages on their way.
+/// Places of messages under way.
 const PLACES: u64 = 2 * RECEIVES;
-/// Bytes of a place.
 const PLACE: usize = HEADER + LONGEST;
 /// Bytes before the content: two numbers.
 const HEADER: usize = 16;
-/// Messages that the other end has not acknowledged, before the sender waits.
+/// Unacknowledged messages after which the sender waits.
 const UNSEEN: u64 = RECEIVES - 2;
-/// After so long without a word it sends one more.
+/// After this long without news the sender sends one more.
 const PATIENCE: Duration = Duration::from_millis(3);
 /// Messages that have not arrived this long after the last one are lost.
 const GIVEN_UP: Duration = Duration::from_millis(500);
 
-pub(super) struct Loose {
+pub(super) struct Unreliable {
     seed: u64,
     own: u64,
     other: u64,
     source: Region,
     window: Region,
     remote: Option<RemoteMemory>,
-    /// Of datagrams.
+    /// For datagrams.
     there: Option<(AddressHandle, u32)>,
     next: u64,
-    /// The other end has seen what is before.
+    /// The other end has seen all messages before this one.
     seen: u64,
-    came: Window,
+    arrived: Window,
     last: Option<u64>,
     sent_at: Instant,
     heard_at: Instant,
 }
 
-impl Loose {
+impl Unreliable {
     pub(super) fn new(
         pd: &ProtectionDomain,
         seed: u64,
@@ -61,7 +58,7 @@ impl Loose {
         place: &Place,
     ) -> Result<Self, Failure> {
         let region = |access| Region::new(place, pd, (PLACES as usize * PLACE, PLACE), access);
-        Ok(Loose {
+        Ok(Unreliable {
             seed,
             own,
             other,
@@ -71,14 +68,14 @@ impl Loose {
             there: None,
             next: 0,
             seen: 0,
-            came: Window::default(),
+            arrived: Window::default(),
             last: None,
             sent_at: Instant::now(),
             heard_at: Instant::now(),
         })
     }
 
-    /// A message that fits a packet of a datagram.
+    /// Derives a message that fits a datagram.
     fn planned(&self, wire: &Wire, sender: u64, number: u64) -> Planned {
         let planned = Planned::new(self.seed, sender, number);
         match wire.transport() {
@@ -87,8 +84,7 @@ impl Loose {
         }
     }
 
-    /// Whether a receive holds a message that the other end can have sent, and the first of its
-    /// number.
+    /// Checks whether a receive holds a message that the other end can have sent, and not twice.
     fn check(&mut self, wire: &Wire, completion: &Completion) -> Result<Result<(), String>, Failure> {
         let written = completion.kind == WorkKind::ReceiveRdmaWithImmediate;
         let (region, at) = match completion.immediate {
@@ -114,19 +110,18 @@ impl Loose {
             return Ok(Err(format!("message {number} has seen {seen} of {}", self.next)));
         }
         self.seen = self.seen.max(seen);
-        Ok(if self.came.take(number) { Ok(()) } else { Err(String::new()) })
+        Ok(if self.arrived.take(number) { Ok(()) } else { Err(String::new()) })
     }
 }
 
-/// The key that datagrams carry.
 fn qkey() -> u32 {
     QueuePairConfig::default().qkey
 }
 
-impl Traffic for Loose {
+impl Traffic for Unreliable {
     fn offer(&self) -> Offer {
         Offer {
-            expected: self.came.end(),
+            expected: self.arrived.end(),
             window: self.window.remote().to_string(),
             fixed: String::new(),
             control: String::new(),
@@ -170,7 +165,7 @@ impl Traffic for Loose {
         }
         let planned = self.planned(wire, self.own, number);
         let at = (number % PLACES) as usize * PLACE;
-        self.source.store(at, [number, self.came.end()])?;
+        self.source.store(at, [number, self.arrived.end()])?;
         planned.fill(&self.source, at + HEADER)?;
         let slices = [self.source.slice(at..at + HEADER + planned.length)?];
         let immediate = Planned::immediate(number);
@@ -180,7 +175,7 @@ impl Traffic for Loose {
             (_, _, Some((handle, qpn))) => {
                 WorkRequest::send(&slices).immediate(immediate).to(handle, *qpn, qkey())
             }
-            // The place must not be looked at any more.
+            // The other end must not read this place any more.
             (How::WriteImmediate, Some(window), None) if number < self.seen + PLACES => {
                 let there = window.slice(at..at + HEADER + planned.length)?;
                 WorkRequest::write(&slices, there).immediate(immediate)
@@ -204,18 +199,23 @@ impl Traffic for Loose {
     }
 
     fn has_all(&self, peer_sent: u64) -> bool {
-        self.came.count == peer_sent || self.heard_at.elapsed() > GIVEN_UP
+        self.arrived.count == peer_sent || self.heard_at.elapsed() > GIVEN_UP
     }
 
     fn close(&self, peer_sent: u64, tally: &mut Tally) {
-        tally.dropped += peer_sent.saturating_sub(self.came.count);
-        tally.wrong += self.came.end().saturating_sub(peer_sent);
+        tally.dropped += peer_sent.saturating_sub(self.arrived.count);
+        tally.wrong += self.arrived.end().saturating_sub(peer_sent);
     }
 }
 
-impl fmt::Display for Loose {
+impl fmt::Display for Unreliable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Loose { own, next, seen, came, last, .. } = self;
-        write!(f, "end {own} next {next} seen {seen} came {} up to {} last {last:?}", came.count, came.end())
+        let Unreliable { own, next, seen, arrived, last, .. } = self;
+        write!(
+            f,
+            "end {own} next {next} seen {seen} came {} up to {} last {last:?}",
+            arrived.count,
+            arrived.end()
+        )
     }
 }

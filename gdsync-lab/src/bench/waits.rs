@@ -1,12 +1,16 @@
-//! What a stream's wait for a completion costs, by the memory that the completion queue lies in.
+//! The cost of a stream's wait for a completion. `gdsync bench cq`: by the memory of the completion queue. `gdsync
+//! bench checked`: a wait that tells success from failure, beside a plain one, on a software stream, and on a GPU's if
+//! there is one.
 
 use super::gpu::{END, Gpu, START};
+use super::pair::{self, Pair};
 use super::table::{Outcome, Row};
-use super::{in_turns, micros_since, pair};
+use super::{in_turns, micros_since};
 use gdsync::cuda::{Placement, QueuePlacement};
-use gdsync::memop::Condition;
+use gdsync::memop::{Condition, MemOpStream};
 use gdsync::{
-    Access, Batch, CompletionQueue, MemoryRegion, ProtectionDomain, QueuePair, QueuePairConfig, WorkRequest,
+    Access, Batch, CompletionQueue, MemoryRegion, ProtectionDomain, QueuePair, QueuePairConfig, SoftStream,
+    Stream, WorkRequest,
 };
 use gdsync_cli::cli::BenchOptions;
 use gdsync_cli::failure::Failure;
@@ -14,10 +18,8 @@ use gdsync_cli::{hca, interrupt};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// Rounds of each measurement.
 const ROUNDS: u32 = 200;
-/// Queue pairs, each with a completion queue of its own: waits for one are never merged with those
-/// for another.
+/// Queue pairs, each with its own completion queue: waits for different queues are never merged.
 const MANY: usize = 32;
 
 pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
@@ -27,15 +29,15 @@ pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
     let set = |placement| Set::new(&pd, port, placement);
     let sets = [set(Placement::Gpu(options.gpu()))?, set(Placement::Host)?];
     let rounds = || interrupt::rounds(1..=ROUNDS);
-    let waits: Vec<[f64; 3]> = in_turns(rounds(), |way, round| match sets.get(way) {
+    let waits: Vec<[f64; 3]> = in_turns(rounds(), |variant, round| match sets.get(variant) {
         Some(set) => set.waits(&gpu, round),
         None => span(&gpu, round, Batch::new()),
     })?;
     let one_more =
         |[in_gpu, in_host, none]: [f64; 3]| [in_gpu, in_host].map(|time| (time - none) / MANY as f64);
     let waits: Vec<_> = waits.into_iter().map(one_more).collect();
-    let wakes = in_turns(rounds(), |way, round| sets[way].wake(&gpu, round))?;
-    let polls = in_turns(rounds(), |way, _| sets[way].poll_all())?;
+    let wakes = in_turns(rounds(), |variant, round| sets[variant].wake(&gpu, round))?;
+    let polls = in_turns(rounds(), |variant, _| sets[variant].poll_all())?;
     let rows = [
         Row::named("one more wait for a completion that has come").compared(&waits),
         Row::named("a send, until the stream has seen its completion").compared(&wakes),
@@ -47,8 +49,8 @@ pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
     Ok(Outcome::compared(Row::default().key("gpu", name), titles, picture, &rows))
 }
 
-/// From the flip of the word that the stream waits for until the CPU sees what it writes behind the
-/// batch, in µs.
+/// Returns the time from the flip of the word that the stream waits for until the CPU sees the write after the batch,
+/// in µs.
 fn span(gpu: &Gpu, round: u32, batch: Batch) -> Result<f64, Failure> {
     gpu.word(START).store(0, Ordering::Relaxed);
     let start = Batch::new().wait_value32(&gpu.handle(START)?, Condition::Eq, round);
@@ -59,7 +61,7 @@ fn span(gpu: &Gpu, round: u32, batch: Batch) -> Result<f64, Failure> {
     Ok(time)
 }
 
-/// Queue pairs with their completion queues in one place.
+/// Queue pairs whose completion queues have the same placement.
 struct Set {
     pairs: Vec<(QueuePair, QueuePair)>,
     source: MemoryRegion,
@@ -87,7 +89,7 @@ impl Set {
         Ok(())
     }
 
-    /// A wait on each queue, for a completion that has arrived.
+    /// Measures a wait on each queue, for a completion that has arrived.
     fn waits(&self, gpu: &Gpu, round: u32) -> Result<f64, Failure> {
         self.write_all()?;
         let batch = self
@@ -98,7 +100,7 @@ impl Set {
         Ok(time)
     }
 
-    /// A send that the stream rings for and waits for.
+    /// Measures a send that the stream rings and waits for.
     fn wake(&self, gpu: &Gpu, round: u32) -> Result<f64, Failure> {
         let (left, _) = &self.pairs[0];
         let slices = [self.source.slice(..)?];
@@ -108,7 +110,7 @@ impl Set {
         Ok(time)
     }
 
-    /// The CPU's time for a completion that has arrived.
+    /// Measures the CPU's time for a completion that has arrived.
     fn poll_all(&self) -> Result<f64, Failure> {
         self.write_all()?;
         std::thread::sleep(Duration::from_millis(1));
@@ -119,5 +121,57 @@ impl Set {
 
     fn drain(&self) -> Result<(), Failure> {
         self.queues().try_for_each(|queue| pair::collect(&queue, 1))
+    }
+}
+
+/// Rounds, unless interrupted; each measures both waits one after the other.
+const CHECKED_ROUNDS: u32 = 4000;
+const WARM_UP: u32 = 200;
+
+/// Two connected queue pairs of one process; the left one writes to the memory of the right one.
+struct CheckedBench {
+    pair: Pair,
+    target: MemoryRegion,
+}
+
+pub(super) fn run_checked(options: &BenchOptions) -> Result<Outcome, Failure> {
+    let bench = CheckedBench::new()?;
+    let mut rows = vec![bench.compare("a software stream", &Stream::new(SoftStream::new()?)?)?];
+    // Without a GPU, and after an interrupt, only the software stream is measured.
+    if let (false, Ok(gpu)) = (interrupt::requested(), Gpu::new(options.gpu())) {
+        rows.push(bench.compare(&gpu.name()?, &gpu.stream)?);
+    }
+    let what = "8 B WRITTEN, FROM POST UNTIL THE STREAM IS PAST THE WAIT";
+    let titles = [what, "CHECKED µs", "PLAIN µs"];
+    Ok(Outcome::compared(Row::default(), titles, "A wait that tells success from failure", &rows))
+}
+
+impl CheckedBench {
+    fn new() -> Result<Self, Failure> {
+        let pair = Pair::with(None, QueuePairConfig::default())?;
+        let target = MemoryRegion::allocate(&pair.pd, 8, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
+        Ok(CheckedBench { pair, target })
+    }
+
+    fn compare<B: MemOpStream>(&self, what: &str, stream: &Stream<B>) -> Result<Row, Failure> {
+        (0..2 * WARM_UP).try_for_each(|turn| self.turn(stream, turn % 2 == 0).map(drop))?;
+        let pairs =
+            in_turns(interrupt::rounds(0..CHECKED_ROUNDS), |variant, _| self.turn(stream, variant == 0))?;
+        Ok(Row::named(what).compared(&pairs))
+    }
+
+    /// Returns the stream's time for a write and the wait for it, in µs.
+    fn turn<B: MemOpStream>(&self, stream: &Stream<B>, checked: bool) -> Result<f64, Failure> {
+        let queue = self.pair.left.send_cq();
+        let send = self.pair.left.prepare(WorkRequest::write_inline(&[7; 8], self.target.remote()))?;
+        let wait = queue.prepare_wait()?;
+        let batch = Batch::new().send(send);
+        let batch = if checked { batch.wait_checked(wait.checked()?) } else { batch.wait(wait) };
+        let start = Instant::now();
+        stream.post(batch).map_err(|error| error.to_string())?;
+        stream.synchronize()?;
+        let time = micros_since(start);
+        queue.poll()?.ok_or("the stream is past a completion that is not there")?.status?;
+        Ok(time)
     }
 }
