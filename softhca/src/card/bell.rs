@@ -1,5 +1,5 @@
-//! Which card a store to memory concerns: by the threads of this process that say what they have stored
-//! ([`gdsync_sys::wake`]).
+//! The cards of this process by the addresses that threads store to. A thread that announces a store
+//! ([`gdsync_sys::wake`]) wakes the card behind the address, or does its work.
 
 use gdsync_sys::prm::doorbell::UAR_PAGE;
 use gdsync_sys::wake::{self, Bell};
@@ -8,42 +8,40 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 
-/// A card that threads of the process wake, or whose work they do.
+/// A card that threads of this process wake or help.
 pub(crate) trait Served: Send + Sync {
-    /// The calling thread has stored to a doorbell register of this page, or to a word that the card waits for. Where it
-    /// lends itself, it does the work at once.
+    /// Handles a store of the calling thread to a doorbell register on `page`, or, without a page, to a word that the
+    /// card waits for. If `lends_itself`, the calling thread does the card's work at once.
     fn rung(&self, page: Option<u32>, lends_itself: bool);
 
-    /// Does a bounded amount of work. `helps`: the calling thread is one of the card's helpers. Returns whether it is
-    /// now; false if the card works on its own thread only, or has helpers enough.
+    /// Does a bounded amount of work. `helps`: the calling thread is already one of the card's helpers. Returns whether
+    /// it is one now: false if only the card's own thread may work, or if the card has enough helpers.
     fn serve(&self, helps: bool) -> bool;
 
-    /// The calling thread is a helper no more.
+    /// Removes the calling thread from the card's helpers.
     fn leave(&self);
 }
 
 type Card = Weak<dyn Served>;
 
-/// Most addresses that are known. A store to another one wakes no card, which then finds it after its nap.
+/// Maximum number of registered addresses. A store to any other address wakes no card; the card finds it after its nap.
 const MOST: usize = 1 << 16;
 
-/// The cards of this process, by the pages where their doorbell registers are mapped, and by the words that work
-/// requests of theirs have waited for. An entry may outlive both: then a store to what is there now has a
-/// card look for work, and find none.
+/// The cards of this process, by the addresses of their doorbell pages and of words that their WAITs have waited for. A
+/// stale entry only makes a card look for work that is not there.
 static CARDS: RwLock<BTreeMap<usize, (Card, Option<u32>)>> = RwLock::new(BTreeMap::new());
 
-/// The functions of this copy of the card.
+/// The callbacks of this copy of the card.
 static BELL: Bell = Bell { rung, serve, leave };
 
 thread_local! {
-    /// The card that this thread has rung last, while lending itself.
+    /// The card that this thread has rung last while lending itself.
     static LAST: RefCell<Option<Card>> = const { RefCell::new(None) };
-    /// This thread is one of that card's helpers.
+    /// True if this thread is one of that card's helpers.
     static HELPS: Cell<bool> = const { Cell::new(false) };
 }
 
-/// The page of doorbell registers of that number is mapped at this address, or, without one, a work request of the card
-/// waits for the word there.
+/// Registers the address of a mapped doorbell page, or, without a page, of a word that a WAIT of the card waits for.
 pub(crate) fn hang(address: usize, card: Card, page: Option<u32>) {
     let mut cards = CARDS.write();
     if cards.len() >= MOST {
@@ -78,7 +76,7 @@ fn last() -> Option<Arc<dyn Served>> {
 }
 
 extern "C" fn serve() -> bool {
-    // Who helped a card that is gone helps none.
+    // A thread whose card is gone helps no card.
     let helps = last().is_some_and(|card| card.serve(HELPS.get()));
     HELPS.set(helps);
     helps

@@ -1,4 +1,4 @@
-//! Capabilities, as the device's command QUERY_HCA_CAP answers them.
+//! Capabilities of the card, as answered to the command QUERY_HCA_CAP.
 
 use super::config::LIMITS;
 use super::device::Card;
@@ -10,17 +10,16 @@ use gdsync_sys::prm::command::cap;
 const LOG_BF_REG_SIZE: u8 = 9;
 /// Bytes of the largest work-queue entry.
 const MAX_WQE: u32 = 1024;
-/// Memory keys have no limit on their size.
+/// Log of the maximum key length: keys have no size limit.
 const LOG_MAX_KEY_LENGTH: u8 = 64;
 /// `MLX5_ATOMIC_OPS_CMP_SWAP` and `_FETCH_ADD`, and both masked.
 const ATOMIC_OPERATIONS: u8 = 0xf;
-/// 4 bytes and 8 bytes: the bits are the sizes.
+/// Bit mask of sizes in bytes: 4 and 8.
 const ATOMIC_SIZES: u8 = 4 | 8;
-/// `IBV_PCI_ATOMIC_OPERATION_4_BYTE_SIZE_SUP` and `_8_BYTE_`: the card's operations on memory of the host
-/// are those of the CPU.
+/// `IBV_PCI_ATOMIC_OPERATION_4_BYTE_SIZE_SUP` and `_8_BYTE_`: the card's operations on host memory are the CPU's.
 const PCI_ATOMIC_SIZES: u8 = 1 << 0 | 1 << 1;
 
-/// What may access on-demand memory, by transport service (`enum ibv_odp_transport_cap_bits`).
+/// Operations that may access on-demand memory, by transport service (`enum ibv_odp_transport_cap_bits`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct OdpTransports {
@@ -43,7 +42,7 @@ const ODP_READ: u32 = 1 << 3;
 const ODP_ATOMIC: u32 = 1 << 4;
 const ODP_SRQ_RECV: u32 = 1 << 5;
 
-/// What may access on-demand memory on every software card: everything.
+/// On-demand paging of every software card: all operations.
 pub const ODP: OdpTransports = OdpTransports {
     rc: ODP_SEND | ODP_RECV | ODP_WRITE | ODP_READ | ODP_ATOMIC | ODP_SRQ_RECV,
     uc: ODP_SEND | ODP_RECV | ODP_WRITE | ODP_SRQ_RECV,
@@ -52,14 +51,12 @@ pub const ODP: OdpTransports = OdpTransports {
     xrc: ODP_SEND | ODP_WRITE | ODP_READ | ODP_ATOMIC | ODP_SRQ_RECV,
     dc: ODP_SEND | ODP_WRITE | ODP_READ | ODP_ATOMIC | ODP_SRQ_RECV,
 };
-/// Frequency of the card's clock, which counts nanoseconds: what the times of completion entries are
-/// counted in.
+/// Frequency of the card's clock, the unit of timestamps in completion entries: it counts nanoseconds.
 pub const CLOCK_KHZ: u32 = 1_000_000;
 
 impl Card {
-    /// The answer to `QUERY_HCA_CAP` for a type of capabilities (`cap::TYPE_*`), maximum and current
-    /// values alike; `None` for a type that the card does not know. The fields of the device as a
-    /// whole, such as its `vhca_id`, are 0.
+    /// The answer to `QUERY_HCA_CAP` for a type of capabilities (`cap::TYPE_*`), the same for maximum and current
+    /// values; `None` for an unknown type. Fields of the device as a whole, such as its `vhca_id`, are 0.
     pub fn capabilities(&self, kind: u64) -> Option<Vec<u8>> {
         let mut answer = vec![0; cap::BYTES];
         match kind {

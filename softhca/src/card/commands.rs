@@ -1,4 +1,4 @@
-//! Commands: creation, change and destruction of a card's objects.
+//! Commands that create, change and destroy a card's objects.
 
 use super::bell;
 use super::config::{
@@ -26,8 +26,7 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 impl Card {
-    /// A number that was not used for long: a late packet or completion must not reach a new
-    /// object.
+    /// A number that was not used for long: a late packet or completion must not reach a new object.
     pub(super) fn number(&self, taken: impl Fn(u32) -> bool) -> u32 {
         loop {
             let number = self.next_number.fetch_add(1, Ordering::Relaxed) & NUMBERS;
@@ -65,12 +64,11 @@ impl Card {
         })
     }
 
-    /// Allocates a page of doorbell registers. Those at the offsets `registers` can be rung: multiples
-    /// of 8 inside the page of 4096 bytes.
+    /// Allocates a page of doorbell registers. The registers at the offsets `registers` can be rung: multiples of 8
+    /// inside the page of 4096 bytes.
     ///
     /// # Errors
-    /// [`CardError::Invalid`] for an offset that is none of a register, [`CardError::TooMany`],
-    /// [`CardError::System`].
+    /// [`CardError::Invalid`] for an offset that is no register's, [`CardError::TooMany`], [`CardError::System`].
     pub fn alloc_uar(&self, registers: &[usize]) -> Result<UarHandle, CardError> {
         let registers = registers.iter().copied().map(Register::new).collect::<Result<Vec<_>, _>>()?;
         self.command(|engine| {
@@ -89,9 +87,9 @@ impl Card {
         })
     }
 
-    /// A descriptor of the file that holds the card's pages of doorbell registers. A program can map a
-    /// page again with it (shared, 4096 bytes, at [`UarHandle::offset`]), and ring through either
-    /// mapping. The file is there before the first page is.
+    /// A descriptor of the file that holds the card's pages of doorbell registers, even before the first page exists. A
+    /// program can map a page again with it (shared, 4096 bytes, at [`UarHandle::offset`]), and ring through either
+    /// mapping.
     ///
     /// # Errors
     /// [`CardError::System`].
@@ -118,8 +116,8 @@ impl Card {
         })
     }
 
-    /// Creates a completion queue. Returns its number. The card writes to the second word of its
-    /// doorbell record, to distinguish one arm from the next.
+    /// Creates a completion queue. Returns its number. The card writes to the second word of its doorbell record, to
+    /// distinguish one arm from the next.
     ///
     /// # Errors
     /// [`CardError::Invalid`], [`CardError::TooMany`].
@@ -149,15 +147,15 @@ impl Card {
         })
     }
 
-    /// Moves a completion queue to another ring, with entries of the same size. The old ring is the
-    /// program's again when this returns; its last entry is [`Cqe64::resize`](gdsync_sys::prm::cqe::Cqe64::resize).
+    /// Moves a completion queue to another ring, with entries of the same size. The old ring belongs to the program
+    /// again when this returns; its last entry is [`Cqe64::resize`](gdsync_sys::prm::cqe::Cqe64::resize).
     ///
     /// # Errors
-    /// [`CardError::NotFound`]; [`CardError::Invalid`] if one of the rings has no room for what is not
-    /// consumed and that entry, or the queue has overrun.
+    /// [`CardError::NotFound`]; [`CardError::Invalid`] if one of the rings has no room for the unconsumed entries and
+    /// that entry, or if the queue has overrun.
     ///
     /// # Safety
-    /// The new ring is writable and aligned to 64, until the queue moves on or is destroyed.
+    /// The new ring is writable and aligned to 64 until the queue moves again or is destroyed.
     pub unsafe fn resize_cq(&self, cqn: u32, ring: *mut u8, entries: u32) -> Result<(), CardError> {
         if !entries.is_power_of_two() || entries > LIMITS.max_cqe {
             return Err(invalid("completion queue entries", entries, "a power of two, at most 2^22"));
@@ -171,7 +169,7 @@ impl Card {
         })
     }
 
-    /// Changes when the completion events of a queue are raised.
+    /// Changes the moderation of a queue's completion events.
     ///
     /// # Errors
     /// [`CardError::NotFound`].
@@ -191,7 +189,7 @@ impl Card {
         self.command(|engine| engine.resources.cqs.get(&cqn).map(Cq::attributes).ok_or(missing(CQ, cqn)))
     }
 
-    /// Destroys a completion queue: after this returns, the card does not touch its memory.
+    /// Destroys a completion queue. After this returns, the card does not touch its memory.
     ///
     /// # Errors
     /// [`CardError::NotFound`], or [`CardError::Busy`] while queue pairs complete there.
@@ -199,7 +197,7 @@ impl Card {
         self.command(|engine| match engine.resources.cqs.get(&cqn).map(|cq| cq.users) {
             None => Err(missing(CQ, cqn)),
             Some(0) => {
-                // What was rung before was for this queue.
+                // Earlier doorbells were for this queue.
                 engine.take_arms(Instant::now());
                 engine.resources.cqs.remove(&cqn);
                 engine.resources.delayed.forget_queue(cqn);
@@ -209,13 +207,13 @@ impl Card {
         })
     }
 
-    /// Creates a queue pair, in RESET. Returns its number.
+    /// Creates a queue pair in RESET. Returns its number.
     ///
     /// # Errors
     /// [`CardError::Invalid`], [`CardError::NotFound`], [`CardError::TooMany`].
     ///
     /// # Safety
-    /// The addresses of queues that exist stay valid until the queue pair is destroyed.
+    /// The addresses of existing queues stay valid until the queue pair is destroyed.
     pub unsafe fn create_qp(&self, config: &QpConfig) -> Result<u32, CardError> {
         let power = |what, value: u32| {
             let fits = value == 0 || value.is_power_of_two() && value <= 1 << 16;
@@ -256,8 +254,8 @@ impl Card {
         })
     }
 
-    /// Checks that the port can send to an address: on Ethernet it needs a GID. An error is among
-    /// the diagnostics, too.
+    /// Checks that the port can send to an address: on Ethernet it needs a GID. An error is also reported as a
+    /// diagnostic.
     ///
     /// # Errors
     /// [`CardError::Invalid`].
@@ -268,8 +266,7 @@ impl Card {
     /// Changes a queue pair.
     ///
     /// # Errors
-    /// [`CardError::Modify`], [`CardError::Invalid`], [`CardError::NotFound`]. Nothing has changed
-    /// then.
+    /// [`CardError::Modify`], [`CardError::Invalid`], [`CardError::NotFound`]. Nothing has changed then.
     pub fn modify_qp(&self, qpn: u32, change: &QpChange) -> Result<(), CardError> {
         self.command(|engine| {
             let endpoint = &engine.qps.get(&qpn).ok_or(missing(QP, qpn))?.endpoint;
@@ -279,8 +276,7 @@ impl Card {
             }
             let now = Instant::now();
             if to == QpState::Reset {
-                // Doorbells that rang before this command must not reach the queue pair after its
-                // reset.
+                // Doorbells that rang before this command must not reach the queue pair after its reset.
                 engine.take_doorbells_of(qpn, now);
                 engine.flush_delayed_completions(qpn, now);
                 engine.delayed.forget(qpn);
@@ -306,17 +302,17 @@ impl Card {
         self.port.node()
     }
 
-    /// The node whose card has an IP address among its GIDs; an IPv4 address as IPv4-mapped one.
+    /// The node whose card has an IP address, IPv4 as an IPv4-mapped one, among its GIDs.
     pub fn node_at(&self, address: IpAddr) -> Option<Node> {
         self.port.node_at(address)
     }
 
-    /// The GID by which connections reach the card at a node. On Ethernet it is the IPv4-mapped one.
+    /// The GID by which connections reach the card at a node: on Ethernet the IPv4-mapped one.
     pub fn gid_of(&self, node: Node) -> Option<[u8; 16]> {
         self.port.gid_of(node)
     }
 
-    /// Sends a management datagram to the card at a node, which may be this card. It may be lost.
+    /// Sends a management datagram to the card at a node, possibly this card. It may be lost.
     ///
     /// # Errors
     /// [`CardError::Invalid`] if it has more than [`MAX_MANAGEMENT`] bytes.
@@ -329,14 +325,14 @@ impl Card {
         Ok(())
     }
 
-    /// The management datagrams that have arrived, in their order.
+    /// Takes the management datagrams that have arrived, in order.
     /// [`Event::Management`](super::event::Event::Management) announces them.
     pub fn take_management(&self) -> Vec<ManagementDatagram> {
         self.command(|engine| engine.resources.inbox.take())
     }
 
-    /// Whether the process of a node to which this card has sent is known to live. False if it has
-    /// ended, or if this card has sent nothing.
+    /// Whether the process of a node that this card has sent to is known to be alive. False if it has ended, or if this
+    /// card has sent nothing there.
     pub fn is_linked(&self, node: Node) -> bool {
         node == self.port.node() || self.command(|engine| engine.fabric.is_linked(node))
     }
@@ -349,8 +345,8 @@ impl Card {
         self.command(|engine| engine.qps.get(&qpn).map(Qp::attributes).ok_or(missing(QP, qpn)))
     }
 
-    /// Destroys a queue pair, unless it was opened more often ([`Card::open_qp`]): after this returns, the card touches neither its rings nor the memory
-    /// that its work requests name.
+    /// Destroys a queue pair, unless it was opened more often ([`Card::open_qp`]). After this returns, the card touches
+    /// neither its rings nor the memory that its work requests name.
     ///
     /// # Errors
     /// [`CardError::NotFound`].

@@ -1,4 +1,4 @@
-//! What all queue pairs of a card share: memory regions, completion queues, reports, buffers.
+//! The resources that all queue pairs of a card share: memory regions, completion queues, diagnostics, buffers.
 
 use super::config::Access;
 use super::delayed::DelayedCompletions;
@@ -34,7 +34,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Field of a diagnostic about a peer-memory client that failed.
+/// Field name of diagnostics about a failed peer-memory client.
 pub(crate) const PEER_MEMORY: &str = "peer memory";
 
 /// The shared objects of a card.
@@ -47,34 +47,34 @@ pub(crate) struct Resources {
     pub(crate) srqs: HashMap<u32, Srq>,
     pub(crate) events: Vec<Event>,
     pub(crate) diagnostics: Diagnostics,
-    /// Payload of the packet that is being made.
+    /// Payload of the packet that is being built.
     pub(crate) payload: Gather,
-    /// Payload on its way to peer memory.
+    /// Copies of payload to peer memory.
     pub(crate) peers: PeerCopies,
     pub(crate) faults: Faults,
     pub(crate) dice: Dice,
     /// Completion entries that faults or liberties delay.
     pub(crate) delayed: DelayedCompletions,
-    /// Completion queues whose event moderation holds back, by the time when it is due.
+    /// Completion queues with an event that moderation holds back, by its due time.
     pub(crate) held: BTreeSet<(Instant, u32)>,
     pub(crate) waits: WaitRules,
-    /// Queue pairs that SEND_EN may release.
+    /// Queue pairs created with `cd_slave_send`.
     pub(crate) slaves: HashSet<u32>,
-    /// SEND_ENs that were executed, for the engine to pass on.
+    /// Executed SEND_ENs that the engine has not passed on yet.
     pub(crate) enables: Vec<Enable>,
     pub(crate) inbox: Inbox,
     pub(crate) groups: Members,
     pub(crate) awaited: Awaited,
 }
 
-/// A SEND_EN that was executed.
+/// An executed SEND_EN.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Enable {
     pub(crate) slave: u32,
     /// One past the last block that the slave may execute, modulo 2^16.
     pub(crate) until: u16,
     pub(crate) master: u32,
-    /// Index of the work request.
+    /// WQE index of the SEND_EN.
     pub(crate) index: u16,
 }
 
@@ -164,10 +164,10 @@ pub(crate) struct Context<'a> {
     pub(crate) awaited: &'a mut Awaited,
 }
 
-/// A shared receive queue can give no receive, ever. A diagnostic says why.
+/// A shared receive queue is broken for good. A diagnostic gives the reason.
 pub(crate) struct SharedQueueBroken;
 
-/// Why payload cannot be copied to a list of segments.
+/// The reason why payload cannot be copied to a list of segments.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ScatterError {
     #[error(transparent)]
@@ -177,7 +177,7 @@ pub(crate) enum ScatterError {
 }
 
 impl ScatterError {
-    /// The field of its diagnostic: `key` for a segment that is refused.
+    /// The field of its diagnostic: `key` for a refused segment.
     pub(crate) fn field(&self, key: &'static str) -> &'static str {
         match self {
             ScatterError::Refused(_) => key,
@@ -187,13 +187,13 @@ impl ScatterError {
 }
 
 impl Context<'_> {
-    /// Reports what a card would not accept.
+    /// Reports something that a card would not accept.
     pub(crate) fn report(&mut self, qpn: u32, index: Option<u16>, field: &'static str, message: String) {
         let (verdict, qpn) = (Verdict::Refused, Some(qpn));
         self.diagnostics.report(Diagnostic { verdict, qpn, index, field, message });
     }
 
-    /// Reports what a card would accept, but works by luck only or is unusual.
+    /// Reports something that a card would accept, but that works by luck only or is unusual.
     pub(crate) fn advise(&mut self, qpn: u32, index: Option<u16>, field: &'static str, message: String) {
         let (verdict, qpn) = (Verdict::Accepted, Some(qpn));
         self.diagnostics.report(Diagnostic { verdict, qpn, index, field, message });
@@ -203,31 +203,31 @@ impl Context<'_> {
         self.events.push(event);
     }
 
-    /// Reports that a queue pair takes no more of its shared receive queue, and that it has completed
-    /// what it took: an entry that is delayed comes first.
+    /// Reports that a queue pair takes no more from its shared receive queue and that all its receives have completed,
+    /// once no delayed entry of it is left.
     pub(crate) fn last_receive(&mut self, qpn: u32) {
         if self.delayed.last_receive(qpn) {
             self.emit(Event::LastReceive { qpn });
         }
     }
 
-    /// How far a completion queue is filled; `None` if it does not exist.
+    /// The fill level of a completion queue; `None` if it does not exist.
     pub(crate) fn progress(&self, cqn: u32) -> Option<Progress> {
         self.cqs.get(&cqn).map(Cq::progress)
     }
 
-    /// Whether there are entries for a completion queue that its program has not taken yet.
+    /// Whether a completion queue has entries that its program has not consumed yet.
     pub(crate) fn has_unconsumed(&self, cqn: u32) -> bool {
         self.delayed.holds(cqn) || self.cqs.get(&cqn).is_some_and(Cq::has_unconsumed)
     }
 
-    /// Bytes between two entries of a completion queue, if data of so many bytes can be inside an entry.
+    /// The stride of a completion queue, if its entries have room for `data` bytes inside.
     pub(crate) fn stride_for(&self, cqn: Option<u32>, data: usize) -> Option<u32> {
         let stride = self.cqs.get(&cqn?)?.ring.stride;
         (1..=ring::room(stride)).contains(&data).then_some(stride)
     }
 
-    /// Releases sends of another queue pair. False if it is none that may be released so.
+    /// Releases sends of another queue pair. False if that is no slave.
     pub(crate) fn enable(&mut self, enable: Enable) -> bool {
         let is_slave = self.slaves.contains(&enable.slave);
         if is_slave {
@@ -236,19 +236,18 @@ impl Context<'_> {
         is_slave
     }
 
-    /// The protection domain of a shared receive queue of an XRC domain.
+    /// The protection domain of a shared receive queue in an XRC domain.
     pub(crate) fn xrc_domain(&self, srqn: u32, xrcd: u32) -> Option<u32> {
         let srq = self.srqs.get(&srqn).filter(|srq| srq.xrc.is_some_and(|xrc| xrc.xrcd == xrcd))?;
         Some(srq.pdn)
     }
 
-    /// Whether a shared receive queue has a receive.
+    /// Whether a shared receive queue has a posted receive.
     pub(crate) fn has_shared(&mut self, srqn: u32) -> bool {
         self.srqs.get_mut(&srqn).is_some_and(Srq::has_receive)
     }
 
-    /// Takes a receive of a shared queue for a queue pair, whose receives complete at `home` unless the
-    /// queue is of XRC.
+    /// Takes a receive of a shared queue for a queue pair. It completes at `home`, unless the queue is an XRC one.
     pub(crate) fn take_shared(
         &mut self,
         srqn: u32,
@@ -275,14 +274,14 @@ impl Context<'_> {
         }
     }
 
-    /// Copies payload to memory that keys name, all of them regions of relaxed ordering or not.
+    /// Copies payload to targets that `keys` name.
     ///
     /// # Errors
-    /// A client cannot write peer memory.
+    /// A peer-memory client cannot write.
     ///
     /// # Safety
-    /// The parts are the payload of a packet that is being handled. The targets were resolved just now to
-    /// registered memory with write access.
+    /// The parts are the payload of the packet that is being handled. The targets were resolved just now, to registered
+    /// memory with write access.
     pub(crate) unsafe fn write(
         &mut self,
         parked: &mut Parked,
@@ -291,16 +290,16 @@ impl Context<'_> {
         keys: impl IntoIterator<Item = u32>,
     ) -> Result<(), PeerFailure> {
         if !self.dice.is_on() {
-            // SAFETY: the caller's; no region is removed while the engine is locked. The fabric keeps the
-            // payload of a packet whose copies may end later.
+            // SAFETY: the caller's; no region is removed while the engine is locked. The fabric keeps the payload of a
+            // packet whose copies may end later.
             return unsafe { copy::copy(payload, targets, self.peers) };
         }
         let is_relaxed = keys.into_iter().all(|key| self.regions.is_relaxed(key));
-        // SAFETY: as above; and what is parked is written before a region is removed.
+        // SAFETY: as above; deferred writes are performed before a region is removed.
         unsafe { parked.copy(payload, targets, is_relaxed, self.peers, (self.dice, self.now)) }
     }
 
-    /// Copies payload to the bytes of a list of segments from `offset` on.
+    /// Copies payload to a list of segments, from byte `offset` on.
     pub(crate) fn scatter(
         &mut self,
         parked: &mut Parked,
@@ -321,8 +320,8 @@ impl Context<'_> {
         Ok(unsafe { self.write(parked, payload, &places, keys) }?)
     }
 
-    /// Writes a completion entry, and before it what its queue pair has parked. Faults and liberties may
-    /// delay both. False if the queue has overrun.
+    /// Writes a completion entry, and before it the deferred writes of its queue pair. Faults and liberties may delay
+    /// both. False if the queue has overrun.
     pub(crate) fn complete(&mut self, cqn: u32, entry: Entry, parked: &mut Parked) -> bool {
         let waits = self.delayed.holds(cqn);
         let fault = if self.faults.is_on() { self.completion_delay(&entry.cqe) } else { None };
@@ -381,7 +380,7 @@ impl Context<'_> {
     }
 }
 
-/// Kind of the request packets of a work request.
+/// The kind of a work request's request packets.
 fn requested(wqe_opcode: u8) -> Option<PacketKind> {
     Some(match Opcode::try_from(wqe_opcode).ok()? {
         Opcode::Send | Opcode::SendImm | Opcode::SendInval => PacketKind::Send,

@@ -1,4 +1,4 @@
-//! A running card: its port, its objects, and the thread that serves them.
+//! A running card: its port, its objects and its thread.
 
 use super::bell::{self, Served};
 use super::config::{LIMITS, Limits};
@@ -28,14 +28,14 @@ use std::sync::{Arc, Weak};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// Object numbers start here: small numbers are special to hardware.
+/// The first object number: hardware gives small numbers special meanings.
 pub(super) const FIRST_NUMBER: u32 = 0x40;
 
-/// How long the card's thread sleeps at a time while another thread does its work.
+/// Time for which the card's thread sleeps while another thread does its work.
 const HELPED_NAP: Duration = Duration::from_micros(100);
 
-/// Receives asynchronous events. The engine's thread calls it, or the thread that caused the event,
-/// without holding a lock. If it panics, that is logged, and the event is lost.
+/// Receives asynchronous events. The engine's thread or the thread that caused the event calls it, without holding a
+/// lock. A panic in it is logged, and the event is lost.
 pub type EventSink = Box<dyn Fn(Event) + Send + Sync>;
 
 /// A UAR page of a card.
@@ -43,26 +43,26 @@ pub type EventSink = Box<dyn Fn(Event) + Send + Sync>;
 pub struct UarHandle {
     /// Its number.
     pub id: u32,
-    /// Its first byte. The page belongs to the UAR until it is freed.
+    /// Its first byte. The page is valid until the UAR is freed.
     pub page: *mut u8,
-    /// Its place in the file of all pages ([`Card::uar_file`]).
+    /// Its offset in the file of all pages ([`Card::uar_file`]).
     pub offset: u64,
 }
 
-/// A software card: one port on the fabric, and a thread that serves it.
+/// A software card: one port on the fabric, and the thread that serves it.
 pub struct Card {
     pub(super) shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
     pub(super) next_number: AtomicU32,
     pub(super) port: Port,
-    /// Until the card ends, it is asked what it does.
+    /// Registration with the status server of this process, until the card ends.
     published: Option<Published>,
     gids: Vec<GidEntry>,
     faults: Faults,
     limits: Limits,
 }
 
-/// The part of a card that its thread uses.
+/// The part of a card that its thread shares.
 pub(super) struct Shared {
     pub(super) port: Port,
     pub(super) engine: Mutex<Engine>,
@@ -70,20 +70,19 @@ pub(super) struct Shared {
     sink: EventSink,
     pub(super) stop: AtomicBool,
     rests: AtomicBool,
-    /// Threads tell of all that they ring, as there are many pages.
+    /// True if threads announce every doorbell, because the card has too many pages to poll.
     is_always_told: AtomicBool,
-    /// The engine's.
+    /// The engine's list of announced doorbell pages.
     pub(super) told: Arc<Told>,
 }
 
 impl Card {
-    /// Claims a LID and starts the card, its port on the given link layer. On the fabric of several
-    /// hosts ([`LISTEN_VARIABLE`](crate::fabric::LISTEN_VARIABLE)) it claims an IPv4 address
-    /// instead, and its port is Ethernet.
+    /// Claims a LID and starts a card whose port has the given link layer. On the fabric of several hosts
+    /// ([`LISTEN_VARIABLE`](crate::fabric::LISTEN_VARIABLE)) it claims an IPv4 address instead, and the port is
+    /// Ethernet.
     ///
     /// # Errors
-    /// [`CardError::Setting`] where the environment has a setting that is not understood,
-    /// [`CardError::Fabric`] or [`CardError::System`].
+    /// [`CardError::Setting`] for a malformed setting in the environment, [`CardError::Fabric`], [`CardError::System`].
     pub fn start(link: LinkLayer, sink: EventSink) -> Result<Card, CardError> {
         let mut card = Card::stopped(link, sink)?;
         let shared = card.shared.clone();
@@ -93,7 +92,7 @@ impl Card {
         Ok(card)
     }
 
-    /// A card without a thread. Its engine works only when it is stepped.
+    /// Creates a card without a thread. The caller steps its engine.
     pub(super) fn stopped(link: LinkLayer, sink: EventSink) -> Result<Card, CardError> {
         setting::check_names()?;
         faults::plan_from_environment()?;
@@ -136,8 +135,8 @@ impl Card {
         }
     }
 
-    /// Its LID, unique on the host while the card lives. A card with an Ethernet port has one, too:
-    /// it ends the GIDs, and fronts report LID 0. On the fabric of several hosts it is 0.
+    /// Its LID, unique on the host while the card lives. A card with an Ethernet port has one, too: its GIDs end with
+    /// it, and fronts report LID 0. 0 on the fabric of several hosts.
     pub fn lid(&self) -> u16 {
         self.port.lid
     }
@@ -152,10 +151,9 @@ impl Card {
         self.port.guid()
     }
 
-    /// Its GID table. InfiniBand: the link-local prefix with the GUID. Ethernet: the same GID as
-    /// RoCE v1 and as RoCE v2, then the IPv4-mapped address `::ffff:10.83.x.y` as both, where x.y
-    /// is the LID. On the fabric of several hosts that address is the card's own, and the GUID ends
-    /// with it, too.
+    /// Its GID table. InfiniBand: the link-local prefix with the GUID. Ethernet: the same GID as RoCE v1 and as RoCE
+    /// v2, then the IPv4-mapped address `::ffff:10.83.x.y` as both, where x.y is the LID. On the fabric of several
+    /// hosts the IPv4 address is the card's own, and the GUID ends with it, too.
     pub fn gids(&self) -> &[GidEntry] {
         &self.gids
     }
@@ -165,61 +163,61 @@ impl Card {
         &self.limits
     }
 
-    /// How fast its timers run.
+    /// The speed of its timers.
     pub fn speed(&self) -> Speed {
         self.shared.engine.lock().resources.speed
     }
 
-    /// How it treats work requests that wait.
+    /// Its rules for work requests that wait.
     pub fn wait_rules(&self) -> WaitRules {
         self.shared.engine.lock().resources.waits
     }
 
-    /// The page of doorbell registers of that number is mapped at another address, too ([`Self::uar_file`]): what this
-    /// process stores there wakes the card, where the storing thread says so ([`gdsync_sys::wake::rung`]).
+    /// Registers another mapping of the page of doorbell registers `id` ([`Self::uar_file`]): stores of this process
+    /// there wake the card, if the storing thread announces them ([`gdsync_sys::wake::rung`]).
     pub fn also_mapped_at(&self, id: u32, page: *mut u8) {
         bell::hang(page as usize, self.shared.as_served(), Some(id));
     }
 
-    /// Changes how it treats work requests that wait, those that wait already included.
+    /// Changes its rules for work requests that wait, including those that wait already.
     pub fn set_wait_rules(&self, rules: WaitRules) {
         self.command(|engine| engine.resources.waits = rules);
     }
 
-    /// The time now of the clock that WAIT for a time compares: nanoseconds of `CLOCK_MONOTONIC`. The
-    /// card looks at it as it looks at doorbells, so an idle card is up to 1 ms late.
+    /// The current time of the clock that WAIT for a time compares: nanoseconds of `CLOCK_MONOTONIC`. The card polls it
+    /// like doorbells, so an idle card is up to 1 ms late.
     pub fn ticks(&self) -> u64 {
         clock::nanoseconds()
     }
 
-    /// Counts the packets from here on.
+    /// Counts the packets from now on in `counters`, too.
     pub fn count_in(&self, counters: Arc<Counters>) {
         self.command(|engine| engine.counters.file = Some(counters));
     }
 
-    /// The strict checker's findings, oldest first. The last 256 are kept.
+    /// The last 256 findings of the strict checker, oldest first.
     pub fn diagnostics(&self) -> Vec<Diagnostic> {
         self.shared.engine.lock().resources.diagnostics.all()
     }
 
-    /// Applies a plan to this card only, in place of the process's plan. `None` ends its faults.
-    /// Counting starts again.
+    /// Applies a plan to this card only, instead of the process's plan, and restarts its counts. `None` ends the card's
+    /// faults.
     pub fn set_faults(&self, plan: Option<&FaultPlan>) {
         self.faults.set(plan);
         self.shared.sleeper.wake();
     }
 
-    /// Takes these liberties in place of the process's, or none.
+    /// Takes these liberties, or none, instead of the process's.
     pub fn set_liberties(&self, liberties: Option<Liberties>) {
         self.command(|engine| engine.resources.dice = liberties::of_one_card(liberties));
     }
 
-    /// The rules in force for this card, with their counts.
+    /// The fault rules of this card, with their counts.
     pub fn fault_counts(&self) -> Vec<RuleCount> {
         self.faults.counts()
     }
 
-    /// Runs a command, and wakes the engine for the work that it made.
+    /// Runs a command, and wakes the engine for the resulting work.
     pub(super) fn command<R>(&self, command: impl FnOnce(&mut Engine) -> R) -> R {
         let mut engine = self.shared.engine.lock();
         let result = command(&mut engine);
@@ -238,7 +236,7 @@ impl fmt::Debug for Card {
 
 impl Drop for Card {
     fn drop(&mut self) {
-        // Nothing else keeps the engine from here on.
+        // From here on only `shared` keeps the engine alive.
         self.published = None;
         self.shared.stop.store(true, Ordering::Release);
         self.shared.sleeper.wake();
@@ -258,18 +256,18 @@ impl Drop for Card {
 }
 
 impl Shared {
-    /// One step of the engine, as [`Self::contain`] runs it.
+    /// Runs one step of the engine under [`Self::contain`].
     pub(super) fn step(&self, engine: &mut Engine, now: Instant) -> bool {
         self.contain(engine, |engine| engine.step(now))
     }
 
-    /// As [`Engine::prepare_sleep`], with a step as above.
+    /// Runs [`Engine::prepare_sleep`] under [`Self::contain`].
     pub(super) fn prepare_sleep(&self, engine: &mut Engine, now: Instant) -> bool {
         self.contain(engine, |engine| engine.prepare_sleep(now))
     }
 
-    /// Runs `work`, false if it panics. Then the card serves nothing any more, and leaves the fabric: peers would wait
-    /// for as long as the process lives, as for one that is stopped.
+    /// Runs `work`; returns false if it panics. The card then stops serving and leaves the fabric: otherwise peers
+    /// would wait for it, as for a stopped process, as long as the process lives.
     pub(super) fn contain(&self, engine: &mut Engine, work: impl FnOnce(&mut Engine) -> bool) -> bool {
         contain(|| work(engine)).unwrap_or_else(|panic| {
             tracing::error!(panic, "the software card panicked: it serves nothing any more");
@@ -281,14 +279,14 @@ impl Shared {
         })
     }
 
-    /// Passes events to the sink, after releasing the lock.
+    /// Releases the lock, and passes the pending events to the sink.
     pub(super) fn deliver_events(&self, mut engine: MutexGuard<'_, Engine>) {
         let events = std::mem::take(&mut engine.resources.events);
         drop(engine);
         for event in events {
             // A panic of the program's sink must not end the card's thread.
             if let Err(panic) = contain(|| (self.sink)(event)) {
-                // Nor one of its subscriber, to which nothing can be said then.
+                // Nor may a panic of its log subscriber, which could not be logged anyway.
                 let _ = contain(|| tracing::error!(panic, "what receives a card's events panicked"));
             }
         }
@@ -331,48 +329,47 @@ impl Shared {
         }
     }
 
-    /// Sleeps until the fabric or a command wakes the card, or until the doorbell registers must be
-    /// polled again: a store to memory raises no wake-up, unless the storing thread says what it has done. Returns how
-    /// long it slept, if it was for the whole time.
+    /// Sleeps until the fabric or a command wakes the card, or until the doorbell registers must be polled again: a
+    /// store raises no wake-up unless the storing thread announces it. Returns the time slept, if it is the whole time.
     fn nap(self: &Arc<Self>, longest: Duration, now: Instant) -> Option<Duration> {
         let mut slept = None;
         let mut engine = self.engine.lock();
-        // Before the last look at the registers.
+        // Set before the last poll of the registers.
         self.set_rests(true);
         if engine.rest.helpers == 0 && self.prepare_sleep(&mut engine, now) {
             self.hang_words(&mut engine);
             let timer = engine.next_timer().map_or(longest, |at| at.saturating_duration_since(now));
             let start = Instant::now();
             self.sleep(engine, timer.min(longest));
-            // A wake-up or a timer ended shorter ones: its work was not there before.
+            // A wake-up or a timer ended shorter naps: their work was not there before.
             slept = Some(start.elapsed()).filter(|slept| timer > longest && *slept >= longest);
         }
         self.set_rests(false);
         slept
     }
 
-    /// Whether the card's thread sleeps, or is about to, and no thread has woken it: only then a ring asks whom it
-    /// concerns.
+    /// Sets whether the card's thread sleeps or is about to, with no wake-up pending. Threads look up the card of a
+    /// rung doorbell only while it is set.
     pub(super) fn set_rests(&self, rests: bool) {
         if self.rests.swap(rests, Ordering::AcqRel) != rests {
             wake::card_rests(rests);
         }
     }
 
-    /// Whether rings ask whom they concern even while the card's thread is awake.
+    /// Sets whether threads announce doorbells even while the card's thread is awake.
     pub(super) fn set_always_told(&self, told: bool) {
         if self.is_always_told.swap(told, Ordering::AcqRel) != told {
             wake::card_rests(told);
         }
     }
 
-    /// What threads of the process ring.
+    /// This card as a listener for announced stores.
     pub(super) fn as_served(self: &Arc<Self>) -> Weak<dyn Served> {
         let this: Weak<Self> = Arc::downgrade(self);
         this
     }
 
-    /// Who stores to a word that a request of the card waits for finds the card from here on.
+    /// Registers the words that WAITs have started to wait for, so that announced stores to them wake the card.
     pub(super) fn hang_words(self: &Arc<Self>, engine: &mut Engine) {
         for word in engine.resources.awaited.take_new() {
             bell::hang(word, self.as_served(), None);
@@ -393,9 +390,8 @@ impl Shared {
     }
 }
 
-/// Makes the calling thread's naps end in time: by default Linux extends them by up to 50 µs.
+/// Makes the calling thread's sleeps end on time: by default Linux extends them by up to 50 µs.
 fn use_fine_timers() {
-    // SAFETY: sets an attribute of the calling thread only; the argument is a number of
-    // nanoseconds.
+    // SAFETY: sets an attribute of the calling thread only; the argument is a number of nanoseconds.
     unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1_000 as libc::c_ulong) };
 }

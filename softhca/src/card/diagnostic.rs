@@ -3,18 +3,18 @@
 use std::collections::VecDeque;
 use std::fmt;
 
-/// What becomes of what a diagnostic is about.
+/// Consequence of a diagnostic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Verdict {
-    /// A card would accept this, and this one has. It is advice: the program works by luck, or is only
-    /// unusual.
+    /// A card would accept this, and the software card has. The diagnostic is advice: the program works by luck, or is
+    /// only unusual.
     Accepted,
-    /// A card would not accept this: the request or message failed or was dropped, the doorbell was
-    /// ignored, or the work request never completes.
+    /// A card would not accept this: the request or message failed or was dropped, the doorbell was ignored, or the
+    /// work request never completes.
     Refused,
 }
 
-/// A finding about a program, in words.
+/// A finding about a program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Diagnostic {
@@ -24,7 +24,7 @@ pub struct Diagnostic {
     pub qpn: Option<u32>,
     /// Index of the work-queue entry, if one is concerned.
     pub index: Option<u16>,
-    /// The field or rule that is violated.
+    /// The violated field or rule.
     pub field: &'static str,
     /// The value found and the value expected.
     pub message: String,
@@ -42,7 +42,7 @@ impl fmt::Display for Diagnostic {
     }
 }
 
-/// Most diagnostics that a card keeps. Older ones are in the log only.
+/// Maximum number of diagnostics that a card keeps. Older ones are only in the log.
 const KEPT: usize = 256;
 
 /// The last diagnostics of a card.
@@ -63,7 +63,7 @@ impl Diagnostics {
         self.kept.push_back(diagnostic);
     }
 
-    /// How many are kept.
+    /// Number of kept diagnostics.
     pub(crate) fn count(&self) -> usize {
         self.kept.len()
     }

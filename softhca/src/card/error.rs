@@ -7,14 +7,14 @@ use crate::fabric::FabricError;
 use crate::setting::SettingError;
 use std::io;
 
-/// Why a command failed.
+/// The reason why a command failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CardError {
     /// The fabric cannot be set up.
     #[error(transparent)]
     Fabric(#[from] FabricError),
-    /// A setting in the environment is not understood.
+    /// A malformed setting in the environment.
     #[error(transparent)]
     Setting(#[from] SettingError),
     /// The system provides no memory or no thread.
@@ -61,7 +61,7 @@ pub enum CardError {
 }
 
 impl CardError {
-    /// The errno with which the kernel would answer the command.
+    /// The errno that the kernel would return for the command.
     pub fn errno(&self) -> i32 {
         match self {
             CardError::Fabric(FabricError::Addresses(_)) | CardError::Setting(_) => libc::EINVAL,

@@ -41,7 +41,7 @@ pub enum Event {
         /// Its number.
         srqn: u32,
     },
-    /// The ring of a shared receive queue makes no sense, and the card takes no more from it.
+    /// The ring of a shared receive queue is inconsistent, and the card takes no more from it.
     SrqError {
         /// Its number.
         srqn: u32,

@@ -1,5 +1,5 @@
-//! Threads of this process that do a card's work in the place of its own thread: one that has rung, and one that waits
-//! for what the card does.
+//! Work of a card on other threads of the process: a thread that has rung a doorbell, and threads that wait for the
+//! card.
 
 use super::bell::Served;
 use super::device::Shared;
@@ -7,18 +7,18 @@ use super::engine::Engine;
 use std::sync::OnceLock;
 use std::time::Instant;
 
-/// Steps that a thread which has rung does at most.
+/// Maximum number of steps by a thread that has rung.
 const STEPS: usize = 4;
 
-/// Most queue pairs of a card that other threads help. With many, one thread that takes the work of all together does it
-/// sooner than threads that each do a step for one.
+/// Maximum number of queue pairs of a card that other threads help. Beyond it, one thread that serves all is faster
+/// than threads that each do a step for one.
 const QUEUE_PAIRS: usize = 64;
 
 fn may_help(engine: &Engine) -> bool {
     !engine.rest.own_thread_only && engine.qps.len() <= QUEUE_PAIRS
 }
 
-/// A helper occupies a core.
+/// Maximum number of helpers: the number of cores, as each helper occupies one.
 fn most_helpers() -> u32 {
     static MOST: OnceLock<u32> = OnceLock::new();
     *MOST.get_or_init(|| std::thread::available_parallelism().map_or(1, |cores| cores.get() as u32))
@@ -27,7 +27,7 @@ fn most_helpers() -> u32 {
 impl Shared {
     fn wake(&self) {
         self.sleeper.wake();
-        // Rings that follow need not.
+        // Further doorbells need no wake-up.
         self.set_rests(false);
     }
 }
@@ -38,7 +38,7 @@ impl Served for Shared {
         if !lends_itself {
             return self.wake();
         }
-        // Who holds the lock works, or is about to sleep.
+        // The thread that holds the lock works, or is about to sleep.
         let Some(mut engine) = self.engine.try_lock() else { return self.wake() };
         if !may_help(&engine) {
             drop(engine);
@@ -53,7 +53,7 @@ impl Served for Shared {
     }
 
     fn serve(&self, helps: bool) -> bool {
-        // Another helper that works now finds what there is. One that joins waits for a step at most.
+        // A helper that holds the lock finds all work. A joining thread waits for one step at most.
         let mut engine = match self.engine.try_lock() {
             Some(engine) => engine,
             None if helps => return true,
@@ -69,7 +69,7 @@ impl Served for Shared {
             }
             engine.rest.helpers += 1;
             if engine.rest.helpers == 1 && engine.rest.asleep {
-                // Peers need not wake the thread.
+                // Peers need not wake the card's thread while a helper works.
                 engine.fabric.finish_sleep();
             }
         }
@@ -78,7 +78,7 @@ impl Served for Shared {
         true
     }
 
-    /// The last one announces once more that the card's own thread sleeps, or wakes it.
+    /// The last helper announces again that the card's own thread sleeps, or wakes that thread.
     fn leave(&self) {
         let mut engine = self.engine.lock();
         engine.rest.helpers -= 1;

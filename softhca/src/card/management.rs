@@ -1,17 +1,15 @@
-//! Management datagrams: what a card's queue pair 1 carries.
-//!
-//! The card passes them between the management agents of two processes, and knows nothing of their
-//! content. As on a wire, they may be lost.
+//! Management datagrams of a card's queue pair 1. The card passes them between the management agents of two processes
+//! without interpreting them. As on a wire, they may be lost.
 
 use crate::card::memory::copy::collect;
 use crate::fabric::{Node, Part};
 use std::collections::VecDeque;
 
-/// Longest management datagram in bytes. (A MAD has 256; these have room for both ends' addresses.)
+/// Maximum length of a management datagram in bytes. (A MAD has 256; these also hold both ends' addresses.)
 pub const MAX_MANAGEMENT: usize = 1024;
 /// Queue pair number of the general services interface (IB specification, 3.9.5).
 pub(crate) const MANAGEMENT_QPN: u32 = 1;
-/// Most datagrams that wait for the agent.
+/// Maximum number of datagrams that wait for the agent.
 const WAITING: usize = 1024;
 
 /// A management datagram that has arrived.
@@ -28,7 +26,7 @@ pub struct ManagementDatagram {
 pub(crate) struct Inbox(VecDeque<ManagementDatagram>);
 
 impl Inbox {
-    /// Adds a datagram. False if it is too long, or if too many wait: then it is lost.
+    /// Adds a datagram. False if it is lost, because it is too long or too many wait.
     ///
     /// # Safety
     /// The parts are readable.

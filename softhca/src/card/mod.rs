@@ -1,16 +1,14 @@
-//! The device: protection domains, memory regions, UARs, completion queues, queue pairs, and the
-//! engine that serves them.
+//! The device model: protection domains, memory regions, UARs, completion queues, queue pairs, and the engine that
+//! serves them.
 //!
-//! There are no FFI types and no pointers to objects: objects are numbers, as they are to hardware.
-//! The card relies on the caller for one thing only: the addresses in [`CqConfig`] and [`QpConfig`]
-//! are valid.
+//! The model has no FFI types and no pointers to objects: objects are numbers, as in hardware. The caller guarantees
+//! only that the addresses in [`CqConfig`] and [`QpConfig`] are valid.
 //!
-//! If the process of a peer ends, a queue pair learns of it as with hardware. A reliable connection
-//! with something to send or to be acknowledged fails with *retry exceeded*: at once if the fabric
-//! can send nothing to that node any more, else after one timeout without further retries (never,
-//! with timeout 0). A connection that only waits for messages is not notified, as nothing probes
-//! its peer: programs that must know send a message from time to time. Unreliable connections and
-//! datagrams complete and are lost.
+//! When a peer's process ends, a queue pair notices as with hardware. A reliable connection with something to send or
+//! unacknowledged fails with *retry exceeded*: at once if the fabric can no longer send to that node, else after one
+//! timeout without further retries (never with timeout 0). A connection that only waits for messages is not notified,
+//! as nothing probes its peer: programs that need to know send a message from time to time. Sends on unreliable
+//! connections and datagrams complete, and the data is lost.
 
 #[deny(unsafe_code)]
 mod bell;

@@ -1,4 +1,4 @@
-//! Multicast groups: their members among a card's queue pairs, and the commands that change these.
+//! Multicast groups: their members among a card's queue pairs, and the commands that change them.
 
 use super::config::{LIMITS, Transport};
 use super::device::Card;
@@ -16,12 +16,12 @@ pub(crate) struct Members {
 }
 
 impl Members {
-    /// How many groups have members.
+    /// Number of groups with members.
     pub(crate) fn groups(&self) -> usize {
         self.by_group.len()
     }
 
-    /// The queue pairs that are attached to a group.
+    /// The queue pairs attached to a group.
     pub(crate) fn of(&self, group: &Group) -> impl ExactSizeIterator<Item = u32> {
         static NONE: BTreeSet<u32> = BTreeSet::new();
         self.by_group.get(group).unwrap_or(&NONE).iter().copied()
@@ -37,7 +37,7 @@ impl Members {
         self.by_group.entry(*group).or_default().insert(qpn);
     }
 
-    /// Detaches a queue pair. True if the group has no member any more.
+    /// Detaches a queue pair. True if the group has no member left.
     pub(crate) fn remove(&mut self, group: &Group, qpn: u32) -> bool {
         let Some(members) = self.by_group.get_mut(group) else { return false };
         members.remove(&qpn);
@@ -56,17 +56,17 @@ impl Members {
 }
 
 impl Card {
-    /// Whether queue pairs can be attached to multicast groups: on the fabric of one host.
+    /// Whether queue pairs can be attached to multicast groups: only on the fabric of one host.
     pub fn has_multicast(&self) -> bool {
         self.command(|engine| engine.fabric.is_of_one_host())
     }
 
-    /// Attaches a queue pair of datagrams to a multicast group: it gets what is sent to the group from now on, by this
-    /// card, too. A queue pair that is attached stays so.
+    /// Attaches a UD queue pair to a multicast group: it receives what any card, including this one, sends to the group
+    /// from now on. No effect if it is attached already.
     ///
     /// # Errors
-    /// [`CardError::NotFound`]; [`CardError::Invalid`] for another transport, or a GID that is none of a
-    /// group; [`CardError::TooMany`]; [`CardError::NoMulticast`]; [`CardError::System`].
+    /// [`CardError::NotFound`]; [`CardError::Invalid`] for another transport, or a GID that is no multicast GID;
+    /// [`CardError::TooMany`]; [`CardError::NoMulticast`]; [`CardError::System`].
     pub fn attach_multicast(&self, qpn: u32, gid: &[u8; 16]) -> Result<(), CardError> {
         self.command(|engine| {
             let qp = engine.qps.get(&qpn).ok_or(missing(QP, qpn))?;
@@ -117,7 +117,7 @@ fn detach(engine: &mut Engine, qpn: u32, gid: &[u8; 16]) {
     }
 }
 
-/// Detaches a queue pair that is gone from all groups.
+/// Detaches a destroyed queue pair from all groups.
 pub(super) fn leave_all(engine: &mut Engine, qpn: u32) {
     for gid in engine.resources.groups.groups_of(qpn) {
         detach(engine, qpn, &gid);

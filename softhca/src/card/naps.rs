@@ -1,23 +1,23 @@
-//! What naps of the cards of this process have cost: a card that has no work naps, and finds what a GPU, or
-//! libmlx5, has stored to a register only after that.
+//! How long an idle card's thread polls and sleeps, and what its naps cost: what a GPU or libmlx5 stores to a register
+//! during a nap is noticed only at its end.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Naps of all cards of this process, since it began.
+/// Statistics of the naps of all cards of this process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Naps {
-    /// Those that lasted to their end, and after which there was work at once.
+    /// Naps that lasted to their end and after which work was found at once.
     pub late: u64,
-    /// Their lengths together: the most that work has waited for a nap to end.
+    /// Total length of these naps: an upper bound of the time that work has waited for them.
     pub late_time: Duration,
 }
 
 static LATE: AtomicU64 = AtomicU64::new(0);
 static LATE_NS: AtomicU64 = AtomicU64::new(0);
 
-/// The naps so far.
+/// Returns the statistics up to now.
 pub fn naps() -> Naps {
     Naps {
         late: LATE.load(Ordering::Relaxed),
@@ -25,18 +25,18 @@ pub fn naps() -> Naps {
     }
 }
 
-/// A nap had come to its end, and there was work then.
+/// Counts a nap at whose end work was found.
 pub(super) fn was_late(nap: Duration) {
     LATE.fetch_add(1, Ordering::Relaxed);
     LATE_NS.fetch_add(nap.as_nanos() as u64, Ordering::Relaxed);
 }
 
-/// How long a card's thread looks for work before it naps.
+/// Time for which a card's thread polls for work before it naps.
 ///
-/// A GPU that rings a register wakes no thread, so what it rings during a nap waits for the nap's end. Where work keeps coming a
-/// little later than the thread looks for it, each message pays for a nap, which makes the next one late, too. So the thread looks
-/// longer after a nap that work has waited in, up to a limit, and as before once work comes later than the limit. On few cores it
-/// does not: it would occupy one that its program needs.
+/// A GPU that rings a register wakes no thread, so its work waits for the end of a nap. If work keeps arriving a little
+/// after the polling has ended, every message costs a nap, which delays the next one, too. So a nap that delayed work
+/// doubles the polling time up to a limit; work that comes later than the limit resets it. With few cores the time is
+/// constant: polling would occupy a core that the program needs.
 #[derive(Debug)]
 pub(super) struct Spin {
     least: Duration,
@@ -59,12 +59,12 @@ impl Spin {
         Spin { least, most, now: least }
     }
 
-    /// How long it looks now.
+    /// The current polling time.
     pub(super) fn time(&self) -> Duration {
         self.now
     }
 
-    /// Work that a nap has kept waiting came after there was none for so long.
+    /// Adapts the time after a nap has delayed work that came after `idle` without work.
     pub(super) fn was_too_short(&mut self, idle: Duration) {
         self.now = if idle <= self.most { (2 * self.now).min(self.most) } else { self.least };
     }

@@ -1,4 +1,4 @@
-//! The port of a card: its link layer, its addresses and its table of GIDs.
+//! The port of a card: its link layer, its addresses and its GID table.
 
 use crate::fabric::{Node, node_of_address};
 use std::net::{IpAddr, Ipv4Addr};
@@ -40,7 +40,7 @@ pub enum GidKind {
 /// An entry of a port's GID table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GidEntry {
-    /// The GID. It ends with the port's LID, or its IPv4 address.
+    /// The GID. It ends with the port's LID or IPv4 address.
     pub gid: [u8; 16],
     /// Its kind.
     pub kind: GidKind,
@@ -59,7 +59,7 @@ pub(crate) const IPV4_MAPPED: [u8; 12] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0x
 /// LIDs of multicast groups (IB specification, 4.1.3).
 pub const MULTICAST_LIDS: RangeInclusive<u16> = 0xc000..=0xfffe;
 
-/// Whether a GID is that of a multicast group: an IPv6 multicast address, or an IPv4-mapped one.
+/// Whether a GID is a multicast GID: an IPv6 multicast address, or an IPv4-mapped one.
 pub fn is_multicast(gid: &[u8; 16]) -> bool {
     gid[0] == 0xff || gid.starts_with(&IPV4_MAPPED) && gid[12] >> 4 == 0xe
 }
@@ -80,8 +80,8 @@ pub(crate) struct Port {
 }
 
 impl Port {
-    /// An EUI-64 of the locally administered range that ends with the LID, or an interface
-    /// identifier of the IPv4 address (RFC 5214, 6.1).
+    /// An EUI-64 of the locally administered range that ends with the LID, or an interface identifier of the IPv4
+    /// address (RFC 5214, 6.1).
     pub(crate) fn guid(&self) -> u64 {
         match self.ipv4 {
             Some(address) => ISATAP | u64::from(u32::from(address)),
@@ -94,7 +94,7 @@ impl Port {
         self.ipv4.map_or(self.lid.into(), node_of_address)
     }
 
-    /// The node that a GID ends with. On the fabric of several hosts, 0 for a GID that no card has.
+    /// The node that a GID ends with. On the fabric of several hosts, 0 for a GID that is no card's.
     pub(crate) fn node_of(&self, gid: &[u8; 16]) -> Node {
         if self.ipv4.is_none() {
             return lid_of(gid).into();
@@ -105,7 +105,7 @@ impl Port {
         if is_card { node_of_address(Ipv4Addr::new(a, b, c, d)) } else { 0 }
     }
 
-    /// The node whose card has an IP address among its GIDs: an IPv4 address as IPv4-mapped one.
+    /// The node whose card has an IP address, IPv4 as an IPv4-mapped one, among its GIDs.
     pub(crate) fn node_at(&self, address: IpAddr) -> Option<Node> {
         let gid = match address {
             IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
@@ -116,8 +116,8 @@ impl Port {
         port.gids().iter().any(|entry| entry.gid == gid).then_some(node)
     }
 
-    /// The GID by which a connection reaches the card at a node: as on real cards IPv4-mapped on
-    /// Ethernet, the port's GUID on InfiniBand.
+    /// The GID by which a connection reaches the card at a node: as on real cards IPv4-mapped on Ethernet, the port's
+    /// GUID on InfiniBand.
     pub(crate) fn gid_of(&self, node: Node) -> Option<[u8; 16]> {
         let gids = self.of_node(self.link, node)?.gids();
         gids.last().map(|entry| entry.gid)
@@ -134,7 +134,7 @@ impl Port {
         }
     }
 
-    /// What a completion entry names the sender of a message by: on InfiniBand its LID, on Ethernet 0.
+    /// The `slid` of completion entries for messages of a sender: its LID on InfiniBand, 0 on Ethernet.
     pub(crate) fn source_lid(&self, sender: Node) -> u16 {
         match self.link {
             LinkLayer::InfiniBand => sender as u16,

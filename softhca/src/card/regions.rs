@@ -1,4 +1,4 @@
-//! Commands: memory regions, memory windows, keys that refer to others, device memory.
+//! Commands for memory regions, memory windows, indirect keys and device memory.
 
 use super::config::{KeyConfig, LIMITS, RegionConfig, WindowKind};
 use super::device::Card;
@@ -19,24 +19,22 @@ pub struct DeviceMemory {
     pub base: *mut u8,
     /// Index of its first page, by which libmlx5 maps it.
     pub page: u16,
-    /// Its place in the file of the card's pages ([`Card::uar_file`]).
+    /// Its offset in the file of the card's pages ([`Card::uar_file`]).
     pub offset: u64,
 }
 
-// SAFETY: an address; the card accesses the memory as other registered memory.
+// SAFETY: an address; the card accesses the memory like other registered memory.
 unsafe impl Send for DeviceMemory {}
 
 impl Card {
-    /// Registers memory of this process or of a peer-memory client. Returns its key, local and
-    /// remote.
+    /// Registers memory of this process or of a peer-memory client. Returns its local and remote key.
     ///
     /// # Errors
     /// [`CardError::Region`], [`CardError::NotFound`], [`CardError::TooMany`].
     ///
     /// # Safety
-    /// Until it is deregistered, the range stays mapped (peer memory: allocated). It is accessed
-    /// otherwise only in ways that tolerate a device's concurrent reads, and writes if the access
-    /// rights allow them.
+    /// Until it is deregistered, the range stays mapped (peer memory: allocated). Other accesses to it tolerate a
+    /// device's concurrent reads, and its writes if the access rights allow them.
     pub unsafe fn register_memory(&self, config: &RegionConfig) -> Result<u32, CardError> {
         // Without the lock: populating pages takes time.
         let memory = Memory::acquire(config)?;
@@ -54,8 +52,8 @@ impl Card {
         })
     }
 
-    /// Registers other memory, another domain or other rights under the key of a region. The card
-    /// does not touch the former memory after this returns. The tag of `config` is ignored.
+    /// Registers other memory, another domain or other rights under the key of a region. The card does not touch the
+    /// former memory after this returns. The tag of `config` is ignored.
     ///
     /// # Errors
     /// As [`Self::register_memory`]; nothing has changed then.
@@ -78,7 +76,7 @@ impl Card {
         Ok(())
     }
 
-    /// Allocates a memory window, which is not bound. Returns its remote key.
+    /// Allocates an unbound memory window. Returns its remote key.
     ///
     /// # Errors
     /// [`CardError::NotFound`], [`CardError::TooMany`].
@@ -95,8 +93,8 @@ impl Card {
         self.add_key(config.pdn, indirect, Some(config.tag))
     }
 
-    /// Deregisters memory, frees a memory window, or destroys a key that refers to others: after this
-    /// returns, the card does not touch it.
+    /// Deregisters memory, frees a memory window, or destroys an indirect key. After this returns, the card does not
+    /// touch it.
     ///
     /// # Errors
     /// [`CardError::NotFound`].
@@ -116,8 +114,7 @@ impl Card {
     /// Allocates device memory of at least `len` bytes, all zero.
     ///
     /// # Errors
-    /// [`CardError::TooMany`] if the card has not that many pages beside each other,
-    /// [`CardError::System`].
+    /// [`CardError::TooMany`] if the card has not that many adjacent free pages, [`CardError::System`].
     pub fn alloc_device_memory(&self, len: u64) -> Result<DeviceMemory, CardError> {
         let count = usize::try_from(len.div_ceil(UAR_PAGE as u64)).unwrap_or(usize::MAX);
         self.command(|engine| {
@@ -129,7 +126,7 @@ impl Card {
         })
     }
 
-    /// Frees the device memory that begins at a page. It must not be registered any more.
+    /// Frees the device memory that begins at a page. It must no longer be registered.
     ///
     /// # Errors
     /// [`CardError::NotFound`].

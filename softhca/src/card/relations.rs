@@ -1,4 +1,4 @@
-//! What objects use: which a queue pair of each transport has, and the counts that keep used ones alive.
+//! Relations between objects: those that each transport requires, and the reference counts.
 
 use super::config::{InvalidValue, QpConfig, Transport};
 use super::engine::Engine;
@@ -27,7 +27,7 @@ pub(super) fn leave(engine: &mut Engine, pdn: u32) {
     engine.pds.entry(pdn).and_modify(|users| *users -= 1);
 }
 
-/// Checks that a queue pair has what its transport has, and nothing else.
+/// Checks that a queue pair has exactly the relations of its transport.
 pub(super) fn check_shape(config: &QpConfig) -> Result<(), CardError> {
     use Transport::{DcInitiator, DcTarget, XrcInitiator, XrcTarget};
     let sends = !matches!(config.transport, XrcTarget | DcTarget);
@@ -60,7 +60,7 @@ pub(super) fn check_shape(config: &QpConfig) -> Result<(), CardError> {
     Ok(())
 }
 
-/// Checks that what a queue pair uses exists.
+/// Checks that all objects that a queue pair refers to exist.
 pub(super) fn check(engine: &Engine, config: &QpConfig) -> Result<(), CardError> {
     let needs = |what, number: Option<u32>, exists: &dyn Fn(u32) -> bool| match number {
         Some(number) if !exists(number) => Err(missing(what, number)),
@@ -75,7 +75,7 @@ pub(super) fn check(engine: &Engine, config: &QpConfig) -> Result<(), CardError>
     needs("UAR", config.uar, &|uar| engine.uars.contains_key(&uar))
 }
 
-/// Counts a queue pair among the users of what it uses.
+/// Counts a queue pair as a user of its objects.
 pub(super) fn join(engine: &mut Engine, config: &QpConfig) {
     count(engine, config, |users| *users += 1);
 }

@@ -1,4 +1,4 @@
-//! Commands of shared receive queues.
+//! Commands for shared receive queues.
 
 use super::config::{LIMITS, NUMBERS, SrqAttributes, SrqConfig, XrcConfig};
 use super::device::Card;
@@ -7,7 +7,7 @@ use super::event::Event;
 use super::queue::shared::Srq;
 use super::relations::{CQ, PD, SRQ, XRCD, invalid, leave, missing, within};
 
-/// Bytes of the smallest entry: the segment that links the entries, and one of data.
+/// Bytes of the smallest entry: the linking segment and one data segment.
 const SMALLEST_ENTRY: u32 = 32;
 
 impl Card {
@@ -47,8 +47,8 @@ impl Card {
         })
     }
 
-    /// Arms the limit of a shared receive queue: the card raises [`Event::SrqLimit`] once when fewer
-    /// receives are posted, which may be at once. 0 disarms it.
+    /// Arms the limit of a shared receive queue: the card raises [`Event::SrqLimit`] once, possibly at once, when fewer
+    /// receives are posted. 0 disarms it.
     ///
     /// # Errors
     /// [`CardError::NotFound`]; [`CardError::Invalid`] for a limit that the ring cannot reach.
@@ -75,7 +75,7 @@ impl Card {
         })
     }
 
-    /// Destroys a shared receive queue: after this returns, the card does not touch its ring.
+    /// Destroys a shared receive queue. After this returns, the card does not touch its ring.
     ///
     /// # Errors
     /// [`CardError::NotFound`], or [`CardError::Busy`] while queue pairs take from it.

@@ -1,4 +1,4 @@
-//! What a card says of itself to who asks ([`gdsync_status`]).
+//! A card's status for [`gdsync_status`].
 
 use super::config::{QpState, Transport};
 use super::device::Shared;
@@ -8,7 +8,7 @@ use super::transport::qp::Qp;
 use gdsync_status::{Card, Kept, MOST_NAMED, MOST_QUEUE_PAIRS, Peer, QueuePair, Source, Status, Wait};
 use std::time::{Duration, Instant};
 
-/// Longer than a step of a card takes, and short for who asks.
+/// Limit on waiting for the engine's lock: longer than a step of a card, and short for a status query.
 const PATIENCE: Duration = Duration::from_millis(50);
 
 impl Source for Shared {
@@ -71,7 +71,7 @@ impl Engine {
         }
     }
 
-    /// The other side of a connection that is made.
+    /// The other side of an established connection.
     fn peer(&self, qp: &Qp) -> Option<Peer> {
         let is_connected = match qp.endpoint.config.transport {
             Transport::Ud => false,
@@ -82,7 +82,7 @@ impl Engine {
         (is_connected && queue_pair != 0).then_some(Peer { node, queue_pair })
     }
 
-    /// Queue pairs that complete in a queue, lowest numbers first.
+    /// Queue pairs that complete to a completion queue, lowest numbers first.
     fn completing_in(&self, cqn: u32) -> Vec<u32> {
         let config = |qp: &Qp| [qp.endpoint.config.send_cq, qp.endpoint.config.recv_cq];
         let mut found: Vec<u32> =

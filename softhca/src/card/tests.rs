@@ -212,8 +212,7 @@ impl TestQp {
         card.modify_qp(self.qpn, &rts).unwrap();
     }
 
-    /// Writes bytes to the send ring from the head on, without moving the head. Returns the number
-    /// of blocks.
+    /// Writes bytes to the send ring from the head on, without moving the head. Returns the number of blocks.
     pub(super) fn write(&self, wqe: &[u8]) -> u32 {
         for (i, piece) in wqe.chunks(BASIC_BLOCK).enumerate() {
             let block = (self.head + i as u32) & (self.blocks - 1);
@@ -359,8 +358,7 @@ impl Pair {
     }
 }
 
-/// Delivers a packet as if the card had sent it to itself. Returns the queue pair that it
-/// concerned.
+/// Delivers a packet as if the card had sent it to itself. Returns the queue pair that it concerned.
 pub(super) fn inject(engine: &mut Engine, header: &Header, payload: &[Part]) -> Option<u32> {
     let node = engine.resources.port.node();
     let mut touched = Vec::new();

@@ -1,19 +1,19 @@
-//! Pages of doorbell registers of which threads have said that they have rung.
+//! Doorbell pages that threads have announced as rung.
 
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Most pages that are told at a time. Others are found in turn.
+/// Maximum number of pages in the list. The engine finds others when it polls all pages in turn.
 const MOST: usize = 1 << 16;
 
-/// Pages for which there is memory from the beginning: a thread that rings allocates none, as a rule.
+/// Pages for which memory is allocated in advance, so that a ringing thread rarely allocates.
 const USUAL: usize = 64;
 
-/// A list beside the engine: who rings does not wait for what the card does.
+/// Announced pages. The list has its own lock, so that a ringing thread does not wait for the engine.
 #[derive(Debug)]
 pub(crate) struct Told {
     pages: Mutex<Vec<u32>>,
-    /// There are some.
+    /// True if the list is not empty.
     any: AtomicBool,
 }
 
@@ -24,12 +24,12 @@ impl Default for Told {
 }
 
 impl Told {
-    /// A list for [`Self::take`].
+    /// Returns an empty list for [`Self::take`].
     pub(crate) fn list() -> Vec<u32> {
         Vec::with_capacity(USUAL)
     }
 
-    /// A thread has rung on this page.
+    /// Adds a page.
     pub(crate) fn push(&self, page: u32) {
         let mut pages = self.pages.lock();
         if pages.len() < MOST {
@@ -38,8 +38,8 @@ impl Told {
         }
     }
 
-    /// Puts the pages into `list` in place of what it has, in the order in which they were told; some more than
-    /// once. The memory of `list` serves for the next.
+    /// Replaces the contents of `list` by the announced pages, in order and possibly with duplicates. The allocations
+    /// of both lists are swapped, and so reused.
     pub(crate) fn take(&self, list: &mut Vec<u32>) {
         list.clear();
         if self.any.load(Ordering::Acquire) {

@@ -1,10 +1,9 @@
-//! What hardware leaves open about work requests that wait, as switches.
+//! Switches for behaviour of work requests that wait which hardware documentation leaves open.
 
 use crate::setting::{self, SettingError};
 use std::str::FromStr;
 
-/// Environment variable with the [`WaitRules`] of every card of this process: words with `,` or
-/// spaces between them.
+/// Environment variable with the [`WaitRules`] of all cards of this process: words separated by `,` or spaces.
 ///
 /// | word | rule |
 /// |---|---|
@@ -21,16 +20,15 @@ pub const WAITS_VARIABLE: &str = "SOFTHCA_WAITS";
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WaitRules {
-    /// The card has WAIT and SEND_EN, and its capabilities say so. Without, it is like cards before
-    /// ConnectX-7: such work requests fail. Default: true.
+    /// True if the card has WAIT and SEND_EN, and reports the capabilities. Otherwise such work requests fail, as on
+    /// cards before ConnectX-7. Default: true.
     pub supported: bool,
-    /// The card has WAIT for completion queues and SEND_EN (capability `cd`), and not only WAIT for
-    /// words and times, which has capabilities of its own. Default: true.
+    /// True if the card has WAIT for completion queues and SEND_EN (capability `cd`), besides WAIT for words and times,
+    /// which have separate capabilities. Default: true.
     pub cross_channel: bool,
-    /// An error entry counts for WAIT for a completion queue as any other. Without, no entry from the
-    /// first error entry on meets such a WAIT. Default: true: the modifier of that WAIT is named
-    /// `CQ_PI` (DPDK's `mlx5_prm.h`), after the producer index, which counts all entries; what
-    /// hardware does is not published.
+    /// True if an error entry satisfies a WAIT for a completion queue like any other. Otherwise no entry from the first
+    /// error entry on does. Default: true, because the modifier of that WAIT is named `CQ_PI` (DPDK's `mlx5_prm.h`)
+    /// after the producer index, which counts all entries; the behaviour of hardware is not published.
     pub errors_count: bool,
 }
 
@@ -62,12 +60,12 @@ impl FromStr for WaitRules {
 }
 
 impl WaitRules {
-    /// The card has WAIT for completion queues and SEND_EN.
+    /// Whether the card has WAIT for completion queues and SEND_EN.
     pub fn has_cross_channel(&self) -> bool {
         self.supported && self.cross_channel
     }
 
-    /// The rules that the environment gives.
+    /// The rules from the environment.
     ///
     /// # Errors
     /// [`SettingError::Malformed`].

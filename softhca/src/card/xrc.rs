@@ -1,4 +1,4 @@
-//! Commands of XRC domains, and of queue pairs that several open.
+//! Commands for XRC domains, and for queue pairs that are opened more than once.
 
 use super::config::QpConfig;
 use super::device::Card;
@@ -7,8 +7,8 @@ use super::error::CardError;
 use super::relations::{QP, XRCD, missing, within};
 
 impl Card {
-    /// Opens the XRC domain that a file names, by its device and inode; without a file, a new one.
-    /// Returns its number. `None` for a domain that is not open yet if it is not to be created.
+    /// Opens the XRC domain of a file, identified by device and inode, or a new domain without a file. Returns its
+    /// number, or `None` if it is not open yet and `create` is false.
     ///
     /// # Errors
     /// [`CardError::TooMany`].
@@ -35,11 +35,11 @@ impl Card {
         self.command(|engine| engine.xrcds.values().any(|domain| domain.file == Some(file)))
     }
 
-    /// Closes an XRC domain; the last time, it is gone.
+    /// Closes an XRC domain. The last close destroys it.
     ///
     /// # Errors
-    /// [`CardError::NotFound`], or [`CardError::Busy`] for the last time while queue pairs or shared
-    /// receive queues are in it.
+    /// [`CardError::NotFound`]; [`CardError::Busy`] at the last close while queue pairs or shared receive queues are in
+    /// it.
     pub fn close_xrcd(&self, xrcd: u32) -> Result<(), CardError> {
         self.command(|engine| {
             let domain = engine.xrcds.get_mut(&xrcd).ok_or(missing(XRCD, xrcd))?;
@@ -54,7 +54,7 @@ impl Card {
         })
     }
 
-    /// Opens an XRC target of a domain once more: it is destroyed as often. Returns its configuration.
+    /// Opens an XRC target once more; it must be destroyed as often. Returns its configuration.
     ///
     /// # Errors
     /// [`CardError::NotFound`].

@@ -2,11 +2,10 @@
 
 use crate::setting::{self, SettingError};
 
-/// Environment variable with the most objects of a kind that a card of this process has: queue pairs, completion
-/// queues, memory regions, protection domains, shared receive queues, XRC domains. A program that runs out of them on
-/// such a card does so soon.
+/// Environment variable that limits the objects of each kind of a card of this process: queue pairs, completion queues,
+/// memory regions, protection domains, shared receive queues, XRC domains. It lets a program run out of objects early.
 pub const OBJECTS_VARIABLE: &str = "SOFTHCA_OBJECTS";
-/// Programs need some before they begin.
+/// Minimum of the variable: programs need some objects to start.
 const FEWEST_OBJECTS: u32 = 16;
 
 /// Limits of a card.
@@ -29,11 +28,11 @@ pub struct Limits {
     pub device_memory: u64,
     /// Protection domains.
     pub max_pd: u32,
-    /// Scatter/gather elements of a send: 63 segments, less control and remote address.
+    /// Scatter/gather elements of a send: 63 segments minus control and remote address.
     pub max_send_sge: u32,
     /// Scatter/gather elements of a receive.
     pub max_recv_sge: u32,
-    /// RDMA reads and atomics that one queue pair may have in flight.
+    /// RDMA reads and atomics in flight per queue pair.
     pub max_rd_atomic: u8,
     /// Bytes of a message on a connection.
     pub max_message: u32,
@@ -51,12 +50,11 @@ pub struct Limits {
     pub max_groups: u32,
     /// Queue pairs of one multicast group.
     pub max_group_members: u32,
-    /// Scatter elements of a receive of a shared queue: as those of another, less the segment that links
-    /// the entries.
+    /// Scatter elements of a receive of a shared queue: one fewer than of other receives, for the linking segment.
     pub max_srq_sge: u32,
 }
 
-/// The limits of a software card that the environment does not lower.
+/// The default limits of a software card.
 pub const LIMITS: Limits = Limits {
     max_qp: 1 << 16,
     max_qp_wr: 1 << 15,
@@ -81,7 +79,7 @@ pub const LIMITS: Limits = Limits {
 };
 
 impl Limits {
-    /// At most so many objects of a kind.
+    /// The default limits with at most `most` objects of each kind.
     pub fn of_objects(most: u32) -> Limits {
         Limits {
             max_qp: LIMITS.max_qp.min(most),
@@ -94,7 +92,7 @@ impl Limits {
         }
     }
 
-    /// Those that the environment gives.
+    /// The limits from the environment.
     ///
     /// # Errors
     /// [`SettingError::Malformed`].

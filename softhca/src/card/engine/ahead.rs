@@ -1,8 +1,8 @@
-//! Packets that are made ahead of their payload: clients of peer memory copy it straight to the fabric, for
-//! several packets at once. They leave together, when the card has waited for the copies.
+//! Batches of packets whose payload clients of peer memory copy straight to the fabric, several packets at once. The
+//! packets leave together, when the card has waited for the copies.
 //!
-//! All of them are of one queue pair, and leave before the card does anything else: to the rest of the card,
-//! and to programs, they leave one by one, as others do.
+//! A batch belongs to one queue pair, and leaves before the card does anything else: for the rest of the card, and for
+//! programs, its packets leave one by one, like others.
 
 use super::state::Engine;
 use crate::card::config::Transport;
@@ -14,25 +14,24 @@ use std::sync::Arc;
 use std::time::Instant;
 use zerocopy::IntoBytes;
 
-/// Packets that have a place in the fabric, and whose payload is being copied there.
+/// Packets that have a place in the fabric and whose payload is still being copied there.
 #[derive(Default)]
 pub(super) struct Ahead {
-    /// Each with its bytes of payload.
+    /// The packets, each with its bytes of payload.
     pub(super) packets: Vec<(Outgoing, usize)>,
     /// The memory that is being read.
     pub(super) reading: Vec<Arc<PeerMapping>>,
-    /// The first failure of a copy.
+    /// The first failed copy.
     pub(super) failure: Option<PeerFailure>,
     pub(super) places: Vec<Hole>,
     pub(super) bytes: usize,
 }
 
-// SAFETY: the places are used only while packets are made ahead, by the thread that holds the engine's
-// lock.
+// SAFETY: the places are used only while a batch is open, by the thread that holds the engine's lock.
 unsafe impl Send for Ahead {}
 
 impl Ahead {
-    /// Whether so much is under way that it should leave.
+    /// Whether the batch is large enough to leave.
     pub(super) fn is_full(&self) -> bool {
         self.bytes >= MOST_UNDER_WAY
     }
@@ -47,20 +46,20 @@ impl Ahead {
     }
 }
 
-/// Whether a packet was made ahead of its payload.
+/// Result of adding a packet to a batch.
 pub(super) enum Made {
     Yes,
-    /// It leaves as others do.
+    /// The packet leaves like others.
     No,
-    /// Its payload cannot be read, and its request or response is refused.
+    /// The payload cannot be read, and the request or response is refused.
     Refused,
     /// The fabric has no room.
     NoRoom,
 }
 
 impl Engine {
-    /// Places a packet in the fabric, and has its payload copied there. The payload is cleared, unless the
-    /// packet leaves as others do.
+    /// Places a packet in the fabric, and starts copying its payload there. Clears the gathered payload, unless the
+    /// packet leaves like others.
     pub(super) fn make_ahead(&mut self, packet: &Outgoing, now: Instant) -> Made {
         let made = self.place_ahead(packet, now);
         if !matches!(made, Made::No) {
@@ -76,15 +75,15 @@ impl Engine {
         let Engine { fabric, resources, ahead, .. } = self;
         let (payload, header) = (&resources.payload, packet.header.as_bytes());
         ahead.places.clear();
-        // SAFETY: the parts were resolved just now to registered memory, or to inline bytes that the request
-        // owns. Everything is settled before another packet is sent.
+        // SAFETY: the parts were resolved just now, to registered memory or to inline bytes that the request owns. The
+        // batch is finished before another packet is sent.
         match unsafe { fabric.place(packet.to, header, payload.parts(), &mut ahead.places) } {
             SendOutcome::Sent => {}
             SendOutcome::Full => return Made::NoRoom,
             SendOutcome::Unreachable => return Made::No,
         }
-        // SAFETY: the places lie in what the fabric has reserved for this packet, and not given to its
-        // consumer. They stay so until the copies were waited for, here or in `settle`.
+        // SAFETY: the fabric has reserved the places for this packet, and does not pass them to its consumer before the
+        // copies were waited for, here or in `finish_batch`.
         let begun = unsafe { payload.begin(&ahead.places, &mut ahead.reading) };
         if matches!(begun, Ok(true)) {
             let (bytes, left_at) = (payload.len(), fabric.position());
@@ -99,19 +98,19 @@ impl Engine {
         ahead.wait();
         fabric.take_back(packet.to);
         if ahead.packets.is_empty() {
-            // The copies were this packet's only. What is wrong shows below, or when it is made as others are.
+            // Only this packet had copies. Its failure shows below, or when it is sent like others.
             ahead.failure = None;
         }
         let Err(failure) = begun else { return Made::No };
-        // What was made before it leaves before it fails.
+        // Packets added before this one leave before it fails.
         if self.settle(now) {
             self.with_qp(packet.qpn, now, |qp, context| qp.payload_failed(packet, &failure, context));
         }
         Made::Refused
     }
 
-    /// Whether a packet may be made ahead of its payload: a long one to another card of this host that nothing
-    /// delays, of a connection, whose requests complete by an answer only.
+    /// Whether a packet may join a batch: a long one of a reliable connection, whose requests complete by an answer
+    /// only, to another card of this host, without delays.
     fn goes_ahead(&self, packet: &Outgoing) -> bool {
         let qp = self.qps.get(&packet.qpn);
         self.resources.payload.len() >= LEAST
@@ -122,8 +121,8 @@ impl Engine {
             && qp.is_some_and(|qp| qp.endpoint.config.transport == Transport::Rc)
     }
 
-    /// Lets the packets leave that were made ahead, when their payload is there. False if a copy has failed:
-    /// then none of them leaves, and the request or the response of the first is refused.
+    /// Waits for the copies of the batch and lets its packets leave. False if a copy has failed: then no packet leaves,
+    /// and the request or response of the first one is refused.
     pub(super) fn settle(&mut self, now: Instant) -> bool {
         self.ahead.wait();
         let failure = self.ahead.failure.take();
@@ -142,14 +141,14 @@ impl Engine {
                 self.with_qp(first.qpn, now, |qp, context| qp.payload_failed(first, failure, context));
             }
         }
-        // Its allocation is used again.
+        // Reuses the allocation.
         packets.clear();
         self.ahead.packets = packets;
         failure.is_none()
     }
 
-    /// Waits for every copy that is under way: after a panic, the step that began them does not do that any more.
-    /// Then what is copied from and to may go.
+    /// Waits for all copies in progress. After a panic the step that started them no longer does; then their source and
+    /// target may be freed.
     pub(crate) fn end_copies(&mut self) {
         self.ahead.wait();
         self.resources.peers.finish();

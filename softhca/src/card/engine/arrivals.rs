@@ -1,9 +1,9 @@
-//! The packets that arrive in one step, and what faults do to them.
+//! The packets that arrive in one step, and the faults that they meet.
 //!
-//! A client of peer memory may copy the payload of several packets at once, from where they lie in the fabric.
-//! Such are the packets before the last of a message: nothing shows a program that they have arrived, and
-//! their acknowledgements leave behind this. Everything is copied before another packet is handled, and
-//! before the fabric takes the payload back.
+//! A client of peer memory may copy the payload of several packets at once, straight from the fabric. This applies to
+//! all packets but the last of a message: nothing shows a program that they have arrived, and their acknowledgements
+//! leave after this step. All copies end before another packet is handled, and before the fabric takes the payload
+//! back.
 
 use super::state::Engine;
 use crate::card::config::Transport;
@@ -23,17 +23,17 @@ use std::collections::HashMap;
 use std::time::Instant;
 use zerocopy::FromBytes;
 
-/// Packets that one step takes from the fabric.
+/// Maximum number of packets that one step takes from the fabric.
 const RECEIVE_BUDGET: usize = 32;
 
-/// What handling a packet needs: all of the engine but the fabric, which hands the packet over.
+/// The parts of the engine that handle a packet: all but the fabric, which delivers it.
 struct Arrivals<'a> {
     now: Instant,
     qps: &'a mut HashMap<u32, Qp>,
     resources: &'a mut Resources,
     delayed: &'a mut DelayedPackets,
     counters: &'a mut counters::Port,
-    /// Queue pairs that packets have concerned.
+    /// Queue pairs that packets were delivered to.
     touched: Vec<u32>,
 }
 
@@ -109,7 +109,7 @@ impl Sink for Arrivals<'_> {
     }
 }
 
-/// Handles a packet from the fabric, or from the card itself. Adds the queue pairs that it concerned to
+/// Handles a packet from the fabric or from the card itself. Adds the queue pairs that it was delivered to to
 /// `touched`.
 pub(super) fn arrive(
     delayed: &mut DelayedPackets,
@@ -142,7 +142,7 @@ pub(super) fn arrive(
     deliver(qps, source, &header, payload, context, touched);
 }
 
-/// A copy of a packet, delayed as its fate says.
+/// A copy of a packet, delayed according to its fate.
 ///
 /// # Safety
 /// The parts are readable.
@@ -162,7 +162,7 @@ pub(super) unsafe fn delay(
     DelayedPacket { header: *header, node, payload, due, others, had_no_room: false }
 }
 
-/// The description of a packet that faults decide by.
+/// The description of a packet by which faults decide.
 pub(super) fn crossing(direction: Direction, qpn: u32, header: &Header) -> Crossing {
     let kind = PacketKind::try_from(header.kind).ok();
     Crossing {

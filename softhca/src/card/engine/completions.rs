@@ -1,4 +1,4 @@
-//! Release of delayed completion entries, and removal of queue pairs, which includes it.
+//! Release of delayed completion entries, and removal of queue pairs, which needs it.
 
 use super::state::Engine;
 use crate::card::event::Event;
@@ -7,8 +7,7 @@ use crate::card::transport::qp::Qp;
 use std::time::Instant;
 
 impl Engine {
-    /// Writes the delayed completions of a queue pair that is reset or destroyed. Programs rely on
-    /// seeing them before that.
+    /// Writes the delayed completions of a queue pair before it is reset or destroyed, as programs rely on seeing them.
     pub(crate) fn flush_delayed_completions(&mut self, qpn: u32, now: Instant) {
         for (cqn, entry) in self.resources.delayed.take_of(qpn) {
             self.write_completion(cqn, entry, now);
@@ -47,13 +46,12 @@ impl Engine {
         released
     }
 
-    /// Raises the completion events that moderation holds back and that are due. Returns whether there
-    /// were any.
+    /// Raises the completion events whose moderation period is over. Returns whether there were any.
     pub(super) fn raise_held_events(&mut self, now: Instant) -> bool {
         let mut raised = false;
         while let Some(&(due, cqn)) = self.resources.held.first().filter(|(due, _)| *due <= now) {
             self.resources.held.pop_first();
-            // Another event may be held back by now, with a later time of its own.
+            // By now moderation may hold back another event, with a later due time.
             if let Some(cq) = self.resources.cqs.get_mut(&cqn).filter(|cq| cq.due() == Some(due))
                 && cq.release()
             {
@@ -66,8 +64,8 @@ impl Engine {
 
     /// Removes a queue pair.
     pub(crate) fn remove_qp(&mut self, qpn: u32) -> Option<Qp> {
-        // Its last doorbell may still stand in its register: an earlier one found the record already
-        // written, and all work done. That names no stranger.
+        // Its last doorbell may still be in its register: the record was already written when an earlier doorbell was
+        // handled, and all work was done then. It must not count as a doorbell of an unknown queue pair.
         self.take_doorbells_of(qpn, Instant::now());
         self.flush_delayed_completions(qpn, Instant::now());
         let mut qp = self.qps.remove(&qpn)?;

@@ -1,4 +1,4 @@
-//! Departure of packets and of management datagrams, and what faults do to them.
+//! Departure of packets and of management datagrams, and the faults that they meet.
 
 use super::arrivals::{arrive, crossing, delay};
 use super::peer::ended;
@@ -13,16 +13,16 @@ use crate::packet::{GLOBAL, Header, MULTICAST_QPN, PacketKind, UNRELIABLE};
 use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
 
-/// Time after which a delayed packet is tried again that found no room in the fabric.
+/// Time after which a delayed packet is tried again for which the fabric had no room.
 const TRY_AGAIN: Duration = Duration::from_micros(100);
-/// Most delayed packets of a flow that one step releases.
+/// Maximum number of delayed packets of a flow that one step releases.
 const RELEASE_BUDGET: usize = 32;
 
-/// Whether a packet has left, as its queue pair sees it.
+/// Result of a departure for the packet's queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Departure {
     Gone,
-    /// There is no room. The queue pair makes the packet again later.
+    /// There is no room. The queue pair builds the packet again later.
     NoRoom,
 }
 
@@ -44,9 +44,8 @@ impl Engine {
     }
 
     fn depart_without_faults(&mut self, packet: &Outgoing, parts: &[Part], now: Instant) -> Departure {
-        // Loopback: the sending queue pair moves on before the packet is delivered, as they may be
-        // the same queue pair. Unreliable packets are delivered first: sending them completes the
-        // request, which may own the data.
+        // Loopback: the sending queue pair moves on before the packet is delivered, as both may be the same queue pair.
+        // Unreliable packets are delivered first: sending them completes the request, which may own the data.
         let moves_on_first = packet.to == self.resources.port.node() && packet.header.is_reliable();
         if moves_on_first {
             self.sent(packet, now);
@@ -86,7 +85,7 @@ impl Engine {
         let copy = unsafe { delay(&packet.header, packet.to, parts, fate, now) };
         self.sent(packet, now);
         (0..copies).for_each(|_| self.delayed.push(flow, copy.clone()));
-        // A packet that is not delayed leaves now, unless earlier ones of its queue pair wait.
+        // A packet without delay leaves now, unless earlier ones of its queue pair wait.
         self.release(flow, now);
         Departure::Gone
     }
@@ -107,10 +106,10 @@ impl Engine {
         outcome
     }
 
-    /// Passes a datagram to the cards with members of its group. Where one has no room, all wait; one that takes
-    /// it no more misses it.
+    /// Passes a datagram to all cards with members of its group. If one has no room, all wait; one that can no longer
+    /// be reached misses it.
     fn transmit_to_group(&mut self, header: &Header, parts: &[Part], now: Instant) -> SendOutcome {
-        // No queue pair takes a packet to a group that names another number.
+        // No queue pair accepts a packet for a group that has another destination number.
         let is_for_group = header.dest_qpn.get() == MULTICAST_QPN && header.has(GLOBAL);
         let members = if is_for_group { self.fabric.members(&header.group()) } else { Vec::new() };
         let (own, length) = (self.resources.port.node(), bytes(parts));
@@ -128,9 +127,8 @@ impl Engine {
 
     fn transmit_to(&mut self, header: &Header, to: Node, parts: &[Part], now: Instant) -> SendOutcome {
         if to != self.resources.port.node() {
-            // SAFETY: the parts were resolved just now to registered memory, or to inline bytes
-            // that the request owns, or were read or copied into buffers of the card. None of these
-            // is freed while the engine is locked.
+            // SAFETY: the parts were resolved just now to registered memory or to inline bytes that the request owns,
+            // or were read or copied into buffers of the card. None is freed while the engine is locked.
             return unsafe { self.fabric.try_send(to, header.as_bytes(), parts) };
         }
         self.counters.received(header, bytes(parts) as u64);
@@ -141,8 +139,7 @@ impl Engine {
         SendOutcome::Sent
     }
 
-    /// Fails a reliable connection whose peer's process has ended or never existed: no retry would
-    /// reach it.
+    /// Fails a reliable connection whose peer's process has ended or never existed: no retry would reach it.
     fn note_unreachable(&mut self, qpn: u32, to: Node, header: &Header, outcome: SendOutcome, now: Instant) {
         let is_request = PacketKind::try_from(header.kind).is_ok_and(PacketKind::is_request);
         if outcome == SendOutcome::Unreachable && is_request && header.is_reliable() {
@@ -197,23 +194,22 @@ impl Engine {
         true
     }
 
-    /// Sends the delayed packets of a queue pair that is about to go: for programs, they have left already. The
-    /// acknowledgement of a receive that has completed may be among them, and a process that ends soon after would
-    /// take it along.
+    /// Sends the delayed packets of a queue pair before it is destroyed: for programs they have left already. They may
+    /// include the acknowledgement of a completed receive, which would be lost if the process ends soon.
     pub(crate) fn flush_delayed_packets_of(&mut self, qpn: u32, now: Instant) {
         let flow = (Direction::Out, qpn);
         self.delayed.expire_flow(flow, now);
         while self.release(flow, now) {}
     }
 
-    /// Sends all delayed packets before the card ends: for programs, they have left already.
+    /// Sends all delayed packets before the card ends: for programs they have left already.
     pub(crate) fn flush_delayed_packets(&mut self, now: Instant) {
         self.delayed.expire(now);
         while self.release_packets(now) {}
     }
 
-    /// Sends a management datagram. It is lost where no card is at the node, where faults lose it, or
-    /// where too many wait for room in the fabric.
+    /// Sends a management datagram. It is lost if there is no card at the node, if faults lose it, or if too many wait
+    /// for room in the fabric.
     pub(crate) fn send_management(&mut self, to: Node, bytes: &[u8], now: Instant) {
         let mut header = Header::new(PacketKind::Management, MANAGEMENT_QPN, MANAGEMENT_QPN, 0);
         header.flags |= UNRELIABLE;
@@ -228,7 +224,7 @@ impl Engine {
         }
         // SAFETY: the part is the slice.
         let packet = unsafe { delay(&header, to, &[(bytes.as_ptr(), bytes.len())], fate, now) };
-        // It leaves now, unless it is delayed, or earlier ones wait.
+        // It leaves now, unless it is delayed or earlier ones wait.
         self.delayed.push(flow, packet);
         self.release(flow, now);
     }

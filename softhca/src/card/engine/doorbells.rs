@@ -1,4 +1,4 @@
-//! Doorbells of UAR pages.
+//! Doorbells: polling of UAR pages, and handling of what has rung.
 
 use super::state::{Engine, Uar};
 use crate::card::diagnostic::{Diagnostic, Verdict};
@@ -8,18 +8,18 @@ use crate::liberties::LibertyKinds;
 use gdsync_sys::prm::doorbell::{self, CqArm, Doorbell};
 use std::time::{Duration, Instant};
 
-/// Pages that a step looks at, beside those of which it is told. A program with hundreds of connections has thousands of
-/// pages: looking at all of them takes as long as many messages. A card with more pages has threads of the process tell
-/// of each that they ring, whether it rests or not.
+/// Maximum number of pages that a step polls besides the announced ones. A program with hundreds of connections has
+/// thousands of pages, and polling all takes as long as many messages. Threads announce every doorbell to a card with
+/// more pages, even while its thread is awake.
 pub(super) const PAGES: usize = 256;
-/// Time between two such looks of a card that has more pages.
+/// Time between two such polls of a card with more pages.
 const TURN: Duration = Duration::from_micros(50);
-/// Pages that are looked at before the card's thread sleeps.
+/// Number of pages to poll before the card's thread sleeps.
 pub(super) const PAGES_BEFORE_SLEEP: usize = 4096;
 
 impl Engine {
-    /// Handles doorbells that have rung: on the pages of which it is told, and on the next `pages` of all others in
-    /// turn. Or looks at none for a while: one look serves several.
+    /// Handles the doorbells that have rung on announced pages, and on the next `pages` of all others in turn. A
+    /// liberty may skip polls for a while, so that one poll serves several doorbells.
     pub(super) fn look_at_doorbells(&mut self, pages: usize, now: Instant) -> bool {
         if self.look_at.is_some_and(|at| now < at) {
             return false;
@@ -47,12 +47,12 @@ impl Engine {
         !rung.is_empty()
     }
 
-    /// Whether there are more pages of doorbell registers than one step looks at.
+    /// Whether there are more pages than one step polls.
     pub(crate) fn has_many_pages(&self) -> bool {
         self.uars.len() > PAGES
     }
 
-    /// Whether it is time to look at pages of which no thread has told.
+    /// Whether it is time to poll pages that were not announced.
     fn is_turn(&mut self, pages: usize, now: Instant) -> bool {
         let has_many = self.has_many_pages();
         let is_turn = !has_many || pages > PAGES || self.next_turn.is_none_or(|at| now >= at);
@@ -62,7 +62,7 @@ impl Engine {
         is_turn
     }
 
-    /// Handles every doorbell that has rung, on all pages where completion queues are armed.
+    /// Handles the doorbells that have rung on pages where completion queues are armed.
     pub(crate) fn take_arms(&mut self, now: Instant) {
         let mut rung = Vec::new();
         for id in &self.arming {
@@ -73,7 +73,7 @@ impl Engine {
         self.handle(&rung, now);
     }
 
-    /// Handles every doorbell that has rung, on all pages.
+    /// Handles the doorbells that have rung on all pages.
     #[cfg(test)]
     pub(crate) fn take_doorbells(&mut self, now: Instant) {
         let mut rung = Vec::new();
@@ -81,7 +81,7 @@ impl Engine {
         self.handle(&rung, now);
     }
 
-    /// Handles every doorbell that has rung on the page of a queue pair.
+    /// Handles the doorbells that have rung on the page of a queue pair.
     pub(crate) fn take_doorbells_of(&mut self, qpn: u32, now: Instant) {
         let mut rung = Vec::new();
         let page = self.qps.get(&qpn).and_then(|qp| qp.endpoint.config.uar);
@@ -104,8 +104,8 @@ impl Engine {
         }
     }
 
-    /// Arms a completion queue, and all others whose doorbells this one may have overwritten. They
-    /// may belong to any UAR: libmlx5 rings on the page of the context.
+    /// Arms a completion queue, and all others whose doorbells this one may have overwritten. They may belong to any
+    /// UAR: libmlx5 rings on the page of the context.
     fn arm(&mut self, bell: Doorbell, now: Instant) {
         let (arm, rung) = CqArm::from_doorbell(bell.raw());
         let mut problem = (!self.resources.cqs.contains_key(&rung))
@@ -113,8 +113,8 @@ impl Engine {
         for (&cqn, cq) in &mut self.resources.cqs {
             let fires = if cqn == rung { cq.rung(arm) } else { cq.poll_arm_record() };
             if cqn == rung && !cq.has_record() {
-                // The doorbell has all that the record should have: only where another one overwrites it,
-                // the record is the sole trace of the arm.
+                // The doorbell has everything that the record should have. Only if another doorbell overwrites it, the
+                // record is the sole trace of the arm.
                 let message = format!("arms completion queue {cqn:#x}, whose arm record was never written");
                 problem = Some((Verdict::Accepted, message));
             }
@@ -132,7 +132,7 @@ impl Engine {
         }
     }
 
-    /// Handles a doorbell of a page: every queue pair of the page is served up to its record.
+    /// Handles a doorbell of a page: serves every queue pair of the page up to its record.
     fn ring(&mut self, uar: u32, bell: Doorbell, now: Instant) {
         let Some(rung) = self.uars.get(&uar) else { return };
         let is_known = rung.qps.contains(&bell.qpn());
@@ -152,7 +152,7 @@ impl Engine {
         }
     }
 
-    /// Handles a doorbell of queue pairs without a record: only the one that it names is served.
+    /// Handles a doorbell of queue pairs without a record: serves only the queue pair that it names.
     fn ring_without_record(&mut self, uar: u32, bell: Doorbell, now: Instant) {
         let qpn = bell.qpn();
         if self.uars.get(&uar).is_some_and(|uar| uar.qps.contains(&qpn)) {
@@ -175,7 +175,7 @@ impl Engine {
 /// A doorbell that has rung.
 struct Rung {
     page: u32,
-    /// Of its register.
+    /// Offset of its register.
     offset: usize,
     bell: Doorbell,
 }

@@ -1,5 +1,4 @@
-//! The engine: what the card does, step by step. It owns all state of the device and no memory of
-//! its users.
+//! The engine performs the card's work step by step. It owns all state of the device, and no memory of its users.
 
 mod ahead;
 mod arrivals;

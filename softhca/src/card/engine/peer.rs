@@ -1,5 +1,4 @@
-//! Timers of queue pairs, and what is known of a peer that does not answer: which time-outs count, and when its end
-//! does.
+//! Checks of a time-out against the state of the peer: whether it counts, and when the end of the peer's process does.
 
 use super::state::Engine;
 use crate::card::transport::requester::{Examination, PeerState, Requester};
@@ -7,13 +6,13 @@ use crate::fabric::{Fabric, Node};
 use crate::faults::Direction;
 use std::time::Instant;
 
-/// Rounds in which a peer's card answers what it has taken. The first may have begun before it took
-/// the packet, and may have passed the queue pair already.
+/// Rounds in which a peer's card answers what it has taken. The first may have begun before it took the packet, and may
+/// already have passed the queue pair.
 const ROUNDS_TO_ANSWER: u64 = 2;
 
-/// The state of a peer whose process has ended, in a round of this card. The peer may have answered everything
-/// before: a process that was not running meanwhile finds the answers and the end of the peer at once. The
-/// failure follows them, and the receives that complete with the acknowledgements of this card.
+/// The state of a peer whose process has ended. The peer may have answered everything before it ended: a process that
+/// was stopped meanwhile finds the answers and the end of the peer at once. The failure therefore comes after these
+/// answers, and after the receives that complete with this card's acknowledgements.
 pub(super) fn ended(
     fabric: &mut Fabric,
     node: Node,
@@ -34,15 +33,14 @@ pub(super) fn ended(
     PeerState::Leaving
 }
 
-/// Examines a time-out: the peer has not answered in time, or it could not.
+/// Checks a time-out: the peer has not answered in time, or could not.
 ///
-/// A process may stop at any moment: before its card takes a packet, before the card answers it, or
-/// between two packets of the answer. This process may have stopped, too, before it took the
-/// answer. So the peer's card must have taken the packets, and then have served all its queue pairs;
-/// and this card must have taken what the peer's card had sent by then. What is still missing does
-/// not come.
+/// A process may stop at any moment: before its card takes a packet, before the card answers it, or between two packets
+/// of the answer. This process may have stopped, too, before it took the answer. So the peer's card must have taken the
+/// packets and then served all its queue pairs, and this card must have taken what the peer's card had sent by then. An
+/// answer that is still missing does not come.
 ///
-/// `has_no_room`: packets of the queue pair, to which faults have been applied, wait for room in the fabric.
+/// `has_no_room`: packets of the queue pair that faults have delayed wait for room in the fabric.
 pub(super) fn examine(
     fabric: &mut Fabric,
     node: Node,
@@ -50,14 +48,14 @@ pub(super) fn examine(
     requester: &mut Requester,
     has_no_room: bool,
 ) -> PeerState {
-    // What was found out about its end holds: the fabric tries after a while whether there is a card again.
+    // The result for an ended peer stays: after a while the fabric tries again whether there is a card.
     let has_ended =
         matches!(requester.examination, Some(Examination::Parting { .. } | Examination::Parted { .. }));
     if has_ended || !fabric.is_alive(node) {
         return ended(fabric, node, (round, now), requester);
     }
     let Some(reached_at) = requester.reached_at() else {
-        // Faults have dropped what was sent, and no card answers it, stopped or not; or it waits behind what the
+        // Either faults have dropped what was sent, so that no card answers it, or it waits behind packets that the
         // peer has not taken.
         let has_left = requester.has_sent_oldest() && !has_no_room;
         return if has_left { PeerState::Answered } else { PeerState::Behind };
@@ -80,14 +78,14 @@ pub(super) fn examine(
     PeerState::Answering
 }
 
-/// The same where both queue pairs are of this card, in a round of it: its thread may have stopped before it
-/// served the other one, or released an answer that it keeps back.
+/// Checks a time-out of two queue pairs of this card: its thread may have stopped before it served the other one, or
+/// before it released an answer that it holds back.
 pub(super) fn examine_own(round: u64, requester: &mut Requester) -> PeerState {
     if has_answered(round, requester) { PeerState::Answered } else { PeerState::Answering }
 }
 
-/// Whether a card, which has taken the packets, has served all its queue pairs since the examination began.
-/// `rounds` is how many of its rounds have ended.
+/// Whether a card that has taken the packets has served all its queue pairs since the check began. `rounds` is the
+/// number of rounds that it has finished.
 fn has_answered(rounds: u64, requester: &mut Requester) -> bool {
     if let Some(Examination::Answering { since }) = requester.examination {
         return rounds.wrapping_sub(since) >= ROUNDS_TO_ANSWER;
@@ -96,12 +94,12 @@ fn has_answered(rounds: u64, requester: &mut Requester) -> bool {
     false
 }
 
-/// Timers that one step handles. Where thousands expire at a time, the card still sends between them: a peer that is
-/// waited for answers only then, and the peer may be this card.
+/// Maximum number of timers that one step handles. If thousands expire at once, the card still has to send in between:
+/// a peer answers only then, and that peer may be this card.
 const TIMERS: usize = 32;
 
 impl Engine {
-    /// Handles timers that have expired. Returns whether there were any that mattered, or more of them.
+    /// Handles expired timers. Returns whether one had an effect, or whether more are left.
     pub(super) fn fire_timers(&mut self, now: Instant) -> bool {
         let mut fired = false;
         for _ in 0..TIMERS {
@@ -111,7 +109,7 @@ impl Engine {
         true
     }
 
-    /// Returns whether a time-out or a pause of the queue pair is over; else its timer was set too early.
+    /// Returns whether a time-out or a pause of the queue pair has ended; otherwise its timer was set too early.
     fn fire(&mut self, qpn: u32, now: Instant) -> bool {
         let Some(qp) = self.qps.get_mut(&qpn) else { return false };
         qp.timer = None;
@@ -130,8 +128,8 @@ impl Engine {
                 qp.retry(peer, context);
             }
         });
-        // A queue pair that goes on waiting for its peer has nothing to send: in the queue of those that have, it would
-        // hold up the others, and the end of the round, for which it may wait.
+        // A queue pair that keeps waiting for its peer has nothing to send: in the active list it would delay the
+        // others, and the end of the round that it may wait for.
         if ready || matches!(peer, Some(PeerState::Answered | PeerState::Ended { .. })) {
             self.activate(qpn);
         }

@@ -7,17 +7,17 @@ use crate::card::transport::qp::{Outgoing, Qp};
 use crate::packet::Header;
 use std::time::Instant;
 
-/// Packets that one step sends for a queue pair, before it serves others and commands.
+/// Maximum number of packets that one step sends for a queue pair, before it serves others and commands.
 const SEND_BUDGET: usize = 16;
 
-/// Rounds of sending for a queue pair that is about to go.
+/// Maximum number of rounds of sending for a queue pair that is about to be destroyed.
 const LAST_ROUNDS: usize = 64;
 
 /// How serving a queue pair ended.
 pub(crate) enum Served {
-    /// It has nothing more to send now.
+    /// Nothing more to send now.
     All,
-    /// It has more to send.
+    /// More to send.
     Part,
     /// The fabric is full.
     Blocked,
@@ -36,7 +36,7 @@ impl Engine {
     pub(crate) fn serve(&mut self, qpn: u32, now: Instant) -> Served {
         let served = self.serve_up_to_budget(qpn, now);
         match (self.settle(now), served) {
-            // What failed was a response, perhaps: its refusal is still to be sent.
+            // A response may have failed: its refusal has not been sent yet.
             (false, Served::All) => Served::Part,
             (_, served) => served,
         }
@@ -61,7 +61,7 @@ impl Engine {
                 }
             }
             if !self.settle(now) {
-                // The queue pair has failed, or will when its turn comes: the packet is not of it any more.
+                // The queue pair has failed, or will when its turn comes: the packet is no longer valid.
                 continue;
             }
             if self.resources.payload.is_waiting() {
@@ -78,9 +78,9 @@ impl Engine {
         Served::Part
     }
 
-    /// Sends what was posted to a queue pair of an unreliable transport that is about to go, and the answers that any
-    /// owes, unless that is much. On a card of hardware it has left: a command takes longer than a doorbell, and an
-    /// acknowledgement leaves before the program sees the receive. Programs count on that (`mckey`, `ibv_srq_pingpong`).
+    /// Sends the posted requests of an unreliable queue pair, and the outstanding answers of any queue pair, before it
+    /// is destroyed, within a limit. On hardware they have left by then: a command takes longer than a doorbell, and an
+    /// acknowledgement precedes its completion. Programs rely on that (`mckey`, `ibv_srq_pingpong`).
     pub(crate) fn send_the_last(&mut self, qpn: u32) {
         self.take_doorbells_of(qpn, Instant::now());
         let goes_on = |qp: &Qp| !qp.endpoint.config.transport.is_reliable() || qp.owes_answers();
@@ -93,7 +93,7 @@ impl Engine {
         }
     }
 
-    /// Hands the SEND_ENs that were executed to the queue pairs that they release.
+    /// Passes executed SEND_ENs to the queue pairs that they release.
     fn pass_on_enables(&mut self, now: Instant) {
         for enable in std::mem::take(&mut self.resources.enables) {
             self.with_qp(enable.slave, now, |qp, context| qp.enable(enable, context));
@@ -101,11 +101,10 @@ impl Engine {
         }
     }
 
-    /// Reads the pieces of a packet's payload that are in peer memory. If that fails, the request
-    /// or the response is refused.
+    /// Reads the pieces of a packet's payload that are in peer memory. On failure the request or response is refused.
     fn fetch_payload(&mut self, packet: &Outgoing, now: Instant) -> Fetch {
         let payload = &mut self.resources.payload;
-        // Clients are slow: they are not asked repeatedly for a packet that has no room.
+        // Clients are slow: a packet without room must not make them read repeatedly.
         if packet.to != self.resources.port.node()
             && self.fabric.is_full(packet.to, size_of::<Header>(), payload.len())
         {

@@ -1,4 +1,4 @@
-//! The state of an engine.
+//! The state of an engine, and the operations that the rest of it is built on.
 
 use super::ahead::Ahead;
 use super::schedule::Schedule;
@@ -21,13 +21,13 @@ use std::time::Instant;
 /// A page of doorbell registers, and the queue pairs that it rings.
 pub(crate) struct Uar {
     pub(crate) page: UarPage,
-    /// The registers that can be rung.
+    /// The registers to poll.
     pub(crate) registers: Vec<Register>,
     pub(crate) qps: BTreeSet<u32>,
 }
 
 impl Uar {
-    /// Polls another register of the page, too.
+    /// Adds a register to those that are polled.
     pub(crate) fn poll_also(&mut self, register: Register) {
         if !self.registers.contains(&register) {
             self.registers.push(register);
@@ -53,21 +53,21 @@ pub(crate) struct Engine {
     pub(crate) pds: HashMap<u32, u32>,
     pub(crate) xrcds: HashMap<u32, XrcDomain>,
     pub(crate) uars: BTreeMap<u32, Uar>,
-    /// The memory of the pages in `uars`, declared after them: it is dropped later.
+    /// The memory of the pages in `uars`; declared after them, so that it is dropped later.
     pub(crate) uar_pages: UarPages,
     pub(crate) qps: HashMap<u32, Qp>,
     pub(crate) resources: Resources,
     pub(super) schedule: Schedule,
     pub(super) ahead: Ahead,
-    /// Before this, a step looks at no doorbell.
+    /// Time before which steps poll no doorbells, because of a liberty.
     pub(super) look_at: Option<Instant>,
-    /// The page at which the next look at doorbells begins.
+    /// The page at which the next poll in turn begins.
     pub(super) next_page: u32,
-    /// When a card with many pages looks at the next of them.
+    /// When a card with many pages next polls pages in turn.
     pub(super) next_turn: Option<Instant>,
-    /// Pages of which threads have said that they have rung: the next look begins with them.
+    /// Announced doorbell pages: the next poll begins with them.
     pub(crate) told: Arc<Told>,
-    /// What it has taken of that.
+    /// Buffer for the pages taken from `told`.
     pub(super) told_pages: Vec<u32>,
     /// Pages on which completion queues are armed.
     pub(crate) arming: BTreeSet<u32>,
@@ -78,15 +78,15 @@ pub(crate) struct Engine {
     pub(crate) rest: Rest,
 }
 
-/// Who does the card's work.
+/// The threads that do the card's work.
 #[derive(Debug, Default)]
 pub(crate) struct Rest {
-    /// The card's own thread sleeps.
+    /// True if the card's own thread sleeps.
     pub(crate) asleep: bool,
-    /// Threads that do the work in its place, while they wait for the card.
+    /// Number of other threads that do the work while they wait for the card.
     pub(crate) helpers: u32,
-    /// No other thread may do it: the card uses memory of a peer-memory client, which is called from the card's thread
-    /// only, or the card is dropped, and its memory may be gone.
+    /// True if no other thread may work: because the card uses memory of a peer-memory client, which is called from the
+    /// card's thread only, or because the card is dropped and its memory may be gone.
     pub(crate) own_thread_only: bool,
 }
 
@@ -135,7 +135,7 @@ impl Engine {
         }
     }
 
-    /// Handles a queue pair that a packet has reached.
+    /// Reschedules a queue pair that a packet was delivered to.
     pub(super) fn touched(&mut self, qpn: u32) {
         if let Some(qp) = self.qps.get_mut(&qpn) {
             self.schedule.update(qp);
@@ -143,12 +143,12 @@ impl Engine {
         }
     }
 
-    /// A queue pair has left ERR.
+    /// Removes a queue pair that has left ERR from the failed ones.
     pub(crate) fn recovered(&mut self, qpn: u32) {
         self.schedule.recovered(qpn);
     }
 
-    /// Writes everything that was taken and not yet written: memory is about to be deregistered.
+    /// Performs all deferred writes, before memory is deregistered.
     pub(crate) fn write_parked(&mut self) {
         self.qps.values_mut().for_each(|qp| qp.endpoint.parked.write_all());
     }

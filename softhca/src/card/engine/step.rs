@@ -6,7 +6,7 @@ use super::state::Engine;
 use crate::card::transport::qp::Qp;
 use std::time::{Duration, Instant};
 
-/// Queue pairs that one step serves.
+/// Maximum number of queue pairs that one step serves.
 const QP_BUDGET: usize = 16;
 
 impl Engine {
@@ -15,7 +15,7 @@ impl Engine {
         self.step_with(PAGES, now)
     }
 
-    /// A step that looks at the doorbells of so many pages.
+    /// A step that polls the doorbells of `pages` pages in turn.
     fn step_with(&mut self, pages: usize, now: Instant) -> bool {
         self.resources.clock.tick();
         let mut worked = self.look_at_doorbells(pages, now);
@@ -49,7 +49,7 @@ impl Engine {
         worked
     }
 
-    /// When the engine has work again without a packet or a doorbell.
+    /// When the engine next has work without a packet or a doorbell.
     pub(crate) fn next_timer(&self) -> Option<Instant> {
         let delayed = [self.delayed.next_due(), self.resources.delayed.next_due()];
         let held = self.resources.held.first().map(|(due, _)| *due);
@@ -64,10 +64,8 @@ impl Engine {
         flushed
     }
 
-    /// Looks again at what queue pairs wait for. Returns whether one may go on.
-    ///
-    /// A store to a word raises no event, so this is polled as doorbells are. It costs nothing while no
-    /// queue pair waits: an empty list takes no memory.
+    /// Polls the WAITs of all queue pairs with an unmet one. Returns whether one is met. A store to a word raises no
+    /// event. Without such queue pairs this costs nothing: an empty list takes no memory.
     fn look_for_waits(&mut self, now: Instant) -> bool {
         let mut goes_on = false;
         for qpn in self.schedule.waiting() {
@@ -80,12 +78,12 @@ impl Engine {
         goes_on
     }
 
-    /// Prepares to sleep. False if there is work after all.
+    /// Announces sleep to the fabric. False if there is work after all.
     pub(crate) fn prepare_sleep(&mut self, now: Instant) -> bool {
         if !self.fabric.prepare_sleep() {
             return false;
         }
-        // Work made before the announcement raised no wake-up: look for it once more.
+        // Work that arrived before the announcement raised no wake-up: look for it once more.
         if self.step_with(PAGES_BEFORE_SLEEP, now) {
             self.fabric.finish_sleep();
             return false;
@@ -94,7 +92,7 @@ impl Engine {
     }
 }
 
-/// How long an engine naps that has found no work for the time `idle`.
+/// Length of the next nap of an engine that has found no work for the time `idle`.
 pub(crate) fn nap(idle: Duration) -> Duration {
     match idle {
         idle if idle < Duration::from_millis(2) => Duration::from_micros(30),

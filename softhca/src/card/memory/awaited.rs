@@ -1,11 +1,11 @@
-//! Words that work requests wait for, as far as they were seen: who stores there can wake the card.
+//! Words that WAITs have waited for, so that stores to them wake the card.
 
 use std::collections::HashSet;
 
-/// Most words that are remembered. A store to another one wakes no card.
+/// Maximum number of remembered words. A store to any other word wakes no card.
 const MOST: usize = 4096;
 
-/// Addresses of words in memory of the host.
+/// Addresses of words in host memory.
 #[derive(Debug, Default)]
 pub(crate) struct Awaited {
     seen: HashSet<usize>,
@@ -13,14 +13,14 @@ pub(crate) struct Awaited {
 }
 
 impl Awaited {
-    /// A work request waits for this word.
+    /// Adds a word that a work request waits for.
     pub(crate) fn add(&mut self, word: usize) {
         if self.seen.len() < MOST && self.seen.insert(word) {
             self.new.push(word);
         }
     }
 
-    /// Takes those that were added since the last call.
+    /// Takes the words added since the last call.
     pub(crate) fn take_new(&mut self) -> Vec<usize> {
         std::mem::take(&mut self.new)
     }

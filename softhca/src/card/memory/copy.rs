@@ -13,16 +13,16 @@ use std::sync::atomic::Ordering;
 /// Location of registered memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Place<'a> {
-    /// At an address that the CPU dereferences.
+    /// An address that the CPU dereferences.
     Host(*mut u8),
-    /// At an address that only a peer-memory client reaches.
+    /// An address that only a peer-memory client reaches.
     Peer(&'a Arc<PeerMapping>, u64),
 }
 
 /// A piece of memory to copy payload to.
 pub(crate) type Target<'a> = (Place<'a>, usize);
 
-/// Parts, from the position up to which they are copied.
+/// Parts, and the position up to which they are copied.
 struct Source<'a> {
     parts: std::slice::Iter<'a, Part>,
     from: *const u8,
@@ -30,7 +30,7 @@ struct Source<'a> {
 }
 
 impl Source<'_> {
-    /// The next bytes that lie together, `room` at most. None are left where it is empty.
+    /// The next contiguous bytes, `room` at most. Empty at the end.
     fn peek(&mut self, room: usize) -> Part {
         while self.left == 0 {
             let Some(&(from, left)) = self.parts.next() else { break };
@@ -39,7 +39,7 @@ impl Source<'_> {
         (self.from, self.left.min(room))
     }
 
-    /// Passes over bytes that [`Self::peek`] has returned.
+    /// Skips bytes that [`Self::peek`] has returned.
     fn skip(&mut self, count: usize) {
         (self.from, self.left) = (self.from.wrapping_add(count), self.left - count);
     }
@@ -64,13 +64,12 @@ impl Source<'_> {
     }
 }
 
-/// Copies a piece, while programs look at its words and write to them. A piece that is an aligned
-/// word is written at once, and becomes visible after what was copied earlier: programs poll such
-/// words, as cards write to memory in order.
+/// Copies a piece while programs read and write its words. A piece that is an aligned word is written at once, and
+/// becomes visible after everything copied earlier: programs poll such words, as hardware writes memory in order.
 ///
 /// # Safety
-/// `from` is readable, `to` is writable for `count` bytes, and programs access them as they access
-/// memory of a device ([`shared`]). They may overlap.
+/// `from` is readable and `to` is writable for `count` bytes, and programs access them like a device's memory
+/// ([`shared`]). They may overlap.
 pub(crate) unsafe fn copy_piece(from: *const u8, to: *mut u8, count: usize) {
     if count == size_of::<u32>() && to.cast::<u32>().is_aligned() {
         // SAFETY: the caller's; aligned.
@@ -96,9 +95,8 @@ pub(crate) unsafe fn copy_piece(from: *const u8, to: *mut u8, count: usize) {
 /// Copies the concatenated parts to the concatenated targets, until either ends or a client fails.
 ///
 /// # Safety
-/// All parts and all host targets are mapped, with the right access. They may overlap (a message to
-/// oneself). Where `peers` lets copies end later ([`PeerCopies::end_later`]), the parts stay readable until
-/// [`PeerCopies::finish`].
+/// All parts and all host targets are mapped with the right access. They may overlap (a message to oneself). If `peers`
+/// lets copies end later ([`PeerCopies::end_later`]), the parts stay readable until [`PeerCopies::finish`].
 pub(crate) unsafe fn copy(
     parts: &[Part],
     targets: &[Target<'_>],
@@ -116,9 +114,9 @@ pub(crate) unsafe fn copy(
     Ok(())
 }
 
-/// Copies the next bytes, `room` at most, to peer memory. What the client does not copy without a detour
-/// is collected first, the bytes of one packet for one call: programs and other processes may write to
-/// the parts at any time, so a client cannot get them as a slice.
+/// Copies the next bytes, `room` at most, to peer memory. If the client does not copy directly, the bytes of one packet
+/// are collected for one call: programs and other processes may write to the parts at any time, so a client cannot get
+/// them as a slice.
 ///
 /// # Safety
 /// As [`copy`].
@@ -153,20 +151,18 @@ unsafe fn copy_to_peer(
     Ok(())
 }
 
-/// Loads a word of 8 bytes of registered memory, as it lies there. `None` if it is not aligned.
-///
-/// What the card reads after this is at least as new as the word.
+/// Loads a word of 8 bytes of registered memory in native byte order. `None` if it is not aligned. What the card reads
+/// afterwards is at least as new as the word.
 ///
 /// # Errors
-/// The client of peer memory cannot read it.
+/// The client of peer memory cannot read.
 ///
 /// # Safety
 /// 8 bytes there are mapped readable.
 pub(crate) unsafe fn load_word(place: Place<'_>) -> Result<Option<u64>, PeerFailure> {
     let native = match place {
         Place::Host(at) if !at.cast::<u64>().is_aligned() => return Ok(None),
-        // SAFETY: the caller's, and aligned; programs change it concurrently, which a shared word
-        // tolerates.
+        // SAFETY: the caller's, and aligned; programs change it concurrently, which a shared word tolerates.
         Place::Host(at) => unsafe { SharedU64::from_ptr(at.cast()) }.load(Ordering::Acquire),
         Place::Peer(memory, addr) => {
             let mut bytes = [0; size_of::<u64>()];
@@ -174,7 +170,7 @@ pub(crate) unsafe fn load_word(place: Place<'_>) -> Result<Option<u64>, PeerFail
             u64::from_ne_bytes(bytes)
         }
     };
-    // The word may lie in a GPU's memory that the CPU has mapped, from which it may load early.
+    // The word may be in a GPU's memory that the CPU has mapped, from which it may load early.
     barrier::from_device();
     Ok(Some(native))
 }
@@ -184,12 +180,12 @@ pub(crate) unsafe fn load_word(place: Place<'_>) -> Result<Option<u64>, PeerFail
 pub(crate) enum AtomicOperation {
     /// Swaps the bits of `swap_mask` if those of `compare_mask` are equal.
     CompareSwap { compare: u64, swap: u64, compare_mask: u64, swap_mask: u64 },
-    /// Adds fields, each of which ends with a bit of `boundaries`, without carries from one to the next.
+    /// Adds fields, each of which ends with a bit of `boundaries`, without carries between them.
     FetchAdd { add: u64, boundaries: u64 },
 }
 
 impl AtomicOperation {
-    /// The number that replaces `original`; `None` if it stays.
+    /// The new number; `None` if `original` stays.
     fn apply(self, original: u64) -> Option<u64> {
         match self {
             AtomicOperation::CompareSwap { compare, swap, compare_mask, swap_mask } => {
@@ -226,13 +222,11 @@ pub(crate) fn is_aligned(place: Place<'_>, bytes: u32) -> bool {
     addr.is_multiple_of(bytes.into())
 }
 
-/// Performs an atomic operation on 4 or 8 bytes. Returns the original value.
-///
-/// In memory of the host it is one step for all CPUs, too. Peer memory has no such step: there the
-/// operation is one step among those of this card.
+/// Performs an atomic operation on 4 or 8 bytes. Returns the original value. In host memory it is atomic for all CPUs,
+/// too; in peer memory only among the operations of this card.
 ///
 /// # Errors
-/// The client of peer memory cannot read or write it.
+/// The client of peer memory cannot read or write.
 ///
 /// # Safety
 /// The place is aligned to `bytes`, and that many bytes there are mapped writable.

@@ -1,12 +1,12 @@
-//! Whether memory is mapped.
+//! Checks that memory is mapped.
 
 use crate::peer_memory;
 use gdsync_sys::prm::doorbell::UAR_PAGE;
 use std::io;
 use std::ops::Range;
 
-/// Whether the card can reach a range with the access that a registration needs: it is a peer-memory
-/// client's, or mapped.
+/// Whether the card can reach a range with the access that a registration needs: a peer-memory client has it, or it is
+/// mapped.
 pub fn is_reachable(addr: u64, len: u64, writable: bool) -> bool {
     match peer_memory::acquire(addr, len, writable) {
         Ok(Some(_)) => addr.checked_add(len).is_some(),
@@ -18,8 +18,7 @@ pub fn is_reachable(addr: u64, len: u64, writable: bool) -> bool {
     }
 }
 
-/// Whether a range is mapped with the access that a registration needs. Populates its pages, as
-/// pinning would.
+/// Whether a range is mapped with the access that a registration needs. Populates its pages, as pinning would.
 pub fn is_mapped(addr: u64, len: u64, writable: bool) -> bool {
     let page = UAR_PAGE as u64;
     let start = addr & !(page - 1);
@@ -28,8 +27,7 @@ pub fn is_mapped(addr: u64, len: u64, writable: bool) -> bool {
     };
     let (Ok(length), Ok(base)) = (usize::try_from(end - start), usize::try_from(start)) else { return false };
     let populate = |advice| {
-        // SAFETY: populating changes no content; ranges that are not mapped are reported, not
-        // touched.
+        // SAFETY: populating changes no content; unmapped ranges are reported, not touched.
         match unsafe { libc::madvise(base as *mut libc::c_void, length, advice) } {
             0 => Ok(()),
             _ => Err(io::Error::last_os_error().raw_os_error()),
@@ -40,15 +38,14 @@ pub fn is_mapped(addr: u64, len: u64, writable: bool) -> bool {
         Err(Some(libc::EINVAL)) => {}
         Err(_) => return false,
     }
-    // EINVAL has four causes: the range is not writable; it is not readable; the kernel is older
-    // than 5.14; or the mapping is a device's, which cannot be populated. The rights in the list of
-    // mappings decide.
+    // EINVAL has four causes: the range is not writable; it is not readable; the kernel is older than 5.14; or the
+    // mapping is a device's, which cannot be populated. The rights in the list of mappings decide.
     let Ok(maps) = std::fs::read_to_string("/proc/self/maps") else { return false };
     has_rights(&maps, start..end, writable)
 }
 
-/// Whether `/proc/self/maps` (proc_pid_maps(5)) allows reading (and writing) all of a range. Its
-/// lines are in the order of addresses: `first-end rwxp ...`.
+/// Whether `/proc/self/maps` (proc_pid_maps(5)) allows reading (and writing) all of a range. Its lines are ordered by
+/// address: `first-end rwxp ...`.
 fn has_rights(maps: &str, range: Range<u64>, writable: bool) -> bool {
     let mut left = range.start;
     for line in maps.lines() {

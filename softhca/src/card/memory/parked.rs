@@ -1,5 +1,5 @@
-//! Payload that the card has taken and not yet written: bytes reach memory in any order, and not all at
-//! once, where nothing orders them. What orders them is in docs/liberties.md.
+//! Payload that the card has taken and not yet written: a liberty lets bytes reach memory in any order, and not all at
+//! once, where nothing orders them. docs/liberties.md lists what orders them.
 
 use super::copy::{Place, Target, collect, copy, copy_piece};
 use super::peer_copies::PeerCopies;
@@ -8,41 +8,41 @@ use crate::liberties::{Dice, LibertyKinds};
 use crate::peer_memory::PeerFailure;
 use std::time::Instant;
 
-/// Most bytes that a queue pair parks.
+/// Maximum number of deferred bytes of a queue pair.
 const MOST: usize = 1 << 20;
-/// Most pieces of a range.
+/// Maximum number of pieces of a range.
 const PIECES: usize = 8;
-/// Pieces begin at multiples of this, so that a word stays one: it is written at once by every card.
+/// Pieces begin at multiples of this, so that words stay whole: every card writes a word at once.
 const WORD: usize = 8;
 
-/// Bytes for a piece of memory of the host.
+/// Bytes for a piece of host memory.
 #[derive(Debug)]
 struct Piece {
     to: *mut u8,
     bytes: Vec<u8>,
-    /// Later messages do not wait for it.
+    /// True if later messages do not wait for it.
     relaxed: bool,
 }
 
-// SAFETY: its address is used only by `Parked`, by the thread that holds the engine's lock.
+// SAFETY: its address is used only by `DeferredWrites`, by the thread that holds the engine's lock.
 unsafe impl Send for Piece {}
 
-/// What a queue pair has taken and not yet written; empty on a card without liberties.
+/// The deferred writes of a queue pair; none on a card without liberties.
 #[derive(Debug, Default)]
 pub(crate) struct Parked {
     pieces: Vec<Piece>,
     bytes: usize,
-    /// When it is written at the latest.
+    /// When they are performed at the latest.
     due: Option<Instant>,
 }
 
 impl Parked {
-    /// When all is written at the latest; `None` if all is.
+    /// When all writes are performed at the latest; `None` if there are none.
     pub(crate) fn due(&self) -> Option<Instant> {
         self.due
     }
 
-    /// Writes everything: something visible comes after it.
+    /// Performs all writes, before something that is ordered after them becomes visible.
     #[inline]
     pub(crate) fn write_all(&mut self) {
         if self.due.take().is_some() {
@@ -51,7 +51,7 @@ impl Parked {
         }
     }
 
-    /// Writes all but what is for regions of relaxed ordering: another message begins.
+    /// Performs all writes except to regions of relaxed ordering, before another message begins.
     #[inline]
     pub(crate) fn write_ordered(&mut self) {
         if self.due.is_some() {
@@ -61,7 +61,7 @@ impl Parked {
         }
     }
 
-    /// Writes everything that is due. Returns whether there was something.
+    /// Performs all writes if they are due. Returns whether they were.
     pub(crate) fn write_due(&mut self, now: Instant) -> bool {
         let is_due = self.due.is_some_and(|due| due <= now);
         if is_due {
@@ -70,15 +70,15 @@ impl Parked {
         is_due
     }
 
-    /// Copies the concatenated parts to the concatenated targets, as [`copy`] does, but takes the
-    /// liberty to write pieces in any order, and some of them later. Those of peer memory are written at
-    /// once. `is_relaxed`: the targets are in regions of relaxed ordering.
+    /// Copies the concatenated parts to the concatenated targets like [`copy`], but takes the liberty to write pieces
+    /// in any order, and some later. Peer memory is written at once. `is_relaxed`: all targets are in regions of
+    /// relaxed ordering.
     ///
     /// # Errors
-    /// A client cannot write peer memory.
+    /// A peer-memory client cannot write.
     ///
     /// # Safety
-    /// As [`copy`]; and the targets stay mapped until [`Self::write_all`] has been called.
+    /// As [`copy`]; and the targets stay mapped until [`Self::write_all`] is called.
     pub(crate) unsafe fn copy(
         &mut self,
         parts: &[Part],
@@ -126,7 +126,7 @@ impl Parked {
 
 impl Piece {
     fn write(self) {
-        // SAFETY: `Parked::copy` was promised that the target stays mapped until now; the bytes are ours.
+        // SAFETY: the caller of `DeferredWrites::copy` guarantees that the target is still mapped; the bytes are ours.
         unsafe { copy_piece(self.bytes.as_ptr(), self.to, self.bytes.len()) };
     }
 }

@@ -1,31 +1,28 @@
-//! Copies of payload to peer memory: what the card does at once, and what a client has begun and ends later.
+//! Copies of payload to peer memory: synchronous ones, and those that a client starts and finishes later.
 
 use crate::fabric::MAX_PAYLOAD;
 use crate::peer_memory::{Begun, PeerFailure, PeerMapping};
 use std::sync::Arc;
 
-/// Bytes whose copies are under way before the card waits for them: enough to hide what it takes to begin
-/// them and to wait (on an H200, 4 packets in a ring of 1 MiB allow 12 GB/s, and 8 in one of 2 MiB 15.5), and a
-/// part of the fabric's room only.
+/// Maximum number of bytes whose copies are in progress before the card waits: enough to hide the cost of starting and
+/// waiting (on an H200, 4 packets in a ring of 1 MiB allow 12 GB/s, and 8 in one of 2 MiB 15.5), and only a part of the
+/// fabric's room.
 pub(crate) const MOST_UNDER_WAY: usize = 8 * MAX_PAYLOAD;
 
-/// Bytes from which on a client is asked to copy without a detour: fewer are there before such a copy has
-/// begun.
+/// Minimum number of bytes for a direct copy: fewer are copied before a direct copy has started.
 pub(crate) const LEAST: usize = 16 << 10;
 
-/// The packet for which a copy was begun: its queue pair, and its number.
+/// The packet of a copy: its queue pair, and its PSN.
 pub(crate) type PacketName = (u32, u32);
 
-/// A copy that a client has begun.
+/// A copy that a client has started.
 #[derive(Debug)]
 struct Copying {
     packet: PacketName,
     memory: Arc<PeerMapping>,
 }
 
-/// Copies to peer memory of a card.
-///
-/// Between two steps of the engine none is under way, so it keeps no region alive.
+/// Copies to peer memory of a card. Between two steps of the engine none is in progress, so it keeps no region alive.
 #[derive(Debug, Default)]
 pub(crate) struct PeerCopies {
     /// Collects payload for clients that take it as a slice; allocated for the first of them.
@@ -37,29 +34,29 @@ pub(crate) struct PeerCopies {
 }
 
 impl PeerCopies {
-    /// Says whether copies of the packet that is handled next may end later, by its name if so.
+    /// Sets whether copies of the packet that is handled next may end later, by its name.
     pub(crate) fn end_later(&mut self, packet: Option<PacketName>) {
         self.later = packet;
     }
 
-    /// Whether a copy is under way.
+    /// Whether a copy is in progress.
     pub(crate) fn is_under_way(&self) -> bool {
         !self.under_way.is_empty()
     }
 
-    /// Whether so much is under way that the card should wait for it.
+    /// Whether so many bytes are in progress that the card should wait.
     pub(crate) fn is_full(&self) -> bool {
         self.bytes >= MOST_UNDER_WAY
     }
 
-    /// Copies to peer memory without a detour, if its client does. False if it does not.
+    /// Copies to peer memory directly. False if the client does not do that.
     ///
     /// # Errors
     /// The client cannot write the memory.
     ///
     /// # Safety
-    /// The source is readable: while the packet is handled; and where [`Self::end_later`] has named that,
-    /// until [`Self::finish`].
+    /// The source is readable while the packet is handled; if [`Self::end_later`] has named that packet, until
+    /// [`Self::finish`].
     pub(crate) unsafe fn write(
         &mut self,
         memory: &Arc<PeerMapping>,
@@ -67,7 +64,7 @@ impl PeerCopies {
         from: *const u8,
         len: usize,
     ) -> Result<bool, PeerFailure> {
-        // SAFETY: the caller's; it is waited for below, or by `finish`.
+        // SAFETY: the caller's; the copy is waited for below, or by `finish`.
         if len < LEAST || unsafe { memory.begin_write(addr, from, len) }? == Begun::Not {
             return Ok(false);
         }
@@ -81,14 +78,14 @@ impl PeerCopies {
         Ok(true)
     }
 
-    /// Waits for all copies that are under way. If one has failed, nothing says which, and a client may say it
-    /// for one of several regions that it has waited for together. So all have: returns the first packet of each
-    /// queue pair, and the first failure.
+    /// Waits for all copies in progress. A failure does not tell which copy failed, and a client may report it for one
+    /// of several regions that it has waited for together. So it counts for all: returns the first packet of each queue
+    /// pair, and the first failure.
     pub(crate) fn finish(&mut self) -> Vec<(PacketName, PeerFailure)> {
         self.bytes = 0;
         let mut failure = None;
         for Copying { memory, .. } in &self.under_way {
-            // Nothing is left to wait for after the first of a client's regions, as a rule.
+            // After a client's first region, nothing is usually left to wait for.
             if let Err(one) = memory.finish() {
                 failure.get_or_insert(one);
             }
@@ -111,7 +108,7 @@ mod tests {
     use crate::peer_memory::{PeerMemoryError, PeerRegion};
     use std::sync::atomic::{AtomicBool, Ordering};
 
-    /// Memory whose next copies fail. The client says so once.
+    /// Memory whose next copies fail. The client reports that once.
     #[derive(Debug, Default)]
     struct Failing(AtomicBool);
 

@@ -1,4 +1,4 @@
-//! The pieces of memory that a key and an address name, and why an access by key is refused.
+//! The pieces of memory that a key and an address name, and the reasons to refuse an access by key.
 
 use super::copy::{Place, Target};
 use crate::card::config::Access;
@@ -8,13 +8,13 @@ use std::vec;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct KeyRange {
     pub(crate) key: u32,
-    /// First address, by the key's own addresses.
+    /// First address, in the key's address space.
     pub(crate) addr: u64,
     /// Length in bytes.
     pub(crate) len: u64,
 }
 
-/// Pieces of memory, in order. A region is one piece; a key that refers to others may be many.
+/// Pieces of memory, in order. A region is one piece; an indirect key may have many.
 #[derive(Debug)]
 pub(crate) enum Pieces<'a> {
     One(Option<Target<'a>>),
@@ -26,7 +26,7 @@ impl<'a> Pieces<'a> {
         Pieces::One(Some((place, len as usize)))
     }
 
-    /// The place, if there is one only.
+    /// The place, if there is exactly one piece.
     pub(crate) fn single(mut self) -> Option<Place<'a>> {
         let (place, _) = self.next()?;
         self.next().is_none().then_some(place)
@@ -44,7 +44,7 @@ impl<'a> Iterator for Pieces<'a> {
     }
 }
 
-/// Why an access by key is refused.
+/// The reason why an access by key is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Refusal {
     #[error("key {key:#x} names no memory region")]

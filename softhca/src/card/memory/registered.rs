@@ -1,4 +1,4 @@
-//! Memory that is registered.
+//! Registered memory.
 
 use super::copy::Place;
 use super::mapped::is_mapped;
@@ -7,7 +7,7 @@ use crate::card::config::{Access, InvalidValue, RegionConfig};
 use crate::peer_memory::{self, PeerMapping, PeerMemoryError};
 use std::sync::Arc;
 
-/// Why memory cannot be registered.
+/// The reason why memory cannot be registered.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RegionError {
@@ -44,7 +44,7 @@ pub(crate) struct Memory {
     iova: u64,
     len: u64,
     pub(crate) access: Access,
-    /// The client that reaches it; `None` for memory of the host.
+    /// The client that reaches it; `None` for host memory.
     peer: Option<Arc<PeerMapping>>,
 }
 
@@ -64,7 +64,7 @@ impl Memory {
         }
         let is_on_demand = access.contains(Access::ON_DEMAND);
         let peer = match is_on_demand {
-            // A page fault leads to memory of the host.
+            // A page fault leads to host memory.
             true => None,
             false => peer_memory::acquire(addr, len, writable).map_err(|failure| RegionError::Peer {
                 client: failure.client,
@@ -73,8 +73,8 @@ impl Memory {
                 error: failure.error,
             })?,
         };
-        // The card relies on a client for its bytes, but checks the bounds itself. In an on-demand
-        // region each access asks whether the memory is there.
+        // The card relies on a client for the bytes, but checks the bounds itself. In an on-demand region each access
+        // checks that the memory is mapped.
         let is_there = match peer.is_some() || is_on_demand {
             true => addr.checked_add(len).is_some(),
             false => is_mapped(addr, len, writable),

@@ -1,5 +1,5 @@
-//! Rings and doorbell records in a program's memory, or in a peer's, such as a GPU's: there each access
-//! is a copy by the peer-memory client. And completion entries, with the data that is inside.
+//! Rings and doorbell records in a program's memory or in a peer's, such as a GPU's, where each access is a copy by the
+//! peer-memory client; and completion entries with the data inside.
 
 use crate::peer_memory::{self, PeerFailure, PeerMapping};
 use gdsync_sys::prm::cqe::{CQE_SIZE, Cqe64};
@@ -10,10 +10,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use zerocopy::IntoBytes;
 
-/// The client that reaches the memory of a queue; `None` for memory of the host.
+/// The client that reaches the memory of a queue; `None` for host memory.
 type Peer = Option<Arc<PeerMapping>>;
 
-/// Asks the clients for the memory of a queue, of which the fronts have found all in one place.
+/// Asks the clients for the memory of a queue, which the fronts have checked to be in one place.
 fn peer_of(addr: *const u8, len: usize) -> Peer {
     peer_memory::acquire_queue(addr as u64, len as u64).map(Arc::new)
 }
@@ -35,15 +35,14 @@ unsafe impl Send for Record {}
 
 impl Record {
     /// # Safety
-    /// `word` is aligned and stays valid for as long as the record is used, for the CPU or for the
-    /// peer-memory client that it belongs to.
+    /// `word` is aligned and valid as long as the record is used, for the CPU or for its peer-memory client.
     pub(crate) unsafe fn new(word: *mut u32) -> Self {
         Record { word, peer: peer_of(word.cast(), size_of::<u32>()) }
     }
 
     /// Replaces the value, and returns the former one.
     pub(crate) fn exchange(&self, value: u32) -> u32 {
-        // Mostly the value is there already: then a record in a GPU's memory costs only a load.
+        // Usually the value is there already: then a record in a GPU's memory costs only a load.
         let former = self.load();
         if former == value {
             return value;
@@ -58,8 +57,7 @@ impl Record {
         unsafe { SharedU32::from_ptr(self.word) }.swap(value, Ordering::AcqRel)
     }
 
-    /// Loads the word. Acquire: the entries that the record announces are visible. 0 if a peer-memory
-    /// client fails.
+    /// Loads the word. Acquire: the entries that the record announces are visible. 0 if a peer-memory client fails.
     pub(crate) fn load(&self) -> u32 {
         if let Some(peer) = &self.peer {
             let mut word = [0; size_of::<u32>()];
@@ -71,8 +69,7 @@ impl Record {
                 }
             };
         }
-        // SAFETY: valid and aligned (`new`); the program changes it concurrently, which a shared
-        // word tolerates.
+        // SAFETY: valid and aligned (`new`); the program changes it concurrently, which a shared word tolerates.
         unsafe { SharedU32::from_ptr(self.word) }.load(Ordering::Acquire)
     }
 }
@@ -91,14 +88,14 @@ unsafe impl Send for ReadRing {}
 
 impl ReadRing {
     /// # Safety
-    /// `base..base + entries * stride` is readable for as long as the ring is used, by the CPU or by the
-    /// peer-memory client that it belongs to; `entries` is a power of two, or 0 for no queue.
+    /// `base..base + entries * stride` is readable as long as the ring is used, by the CPU or by its peer-memory
+    /// client; `entries` is a power of two, or 0 for no queue.
     pub(crate) unsafe fn new(base: *const u8, entries: u32, stride: usize) -> Self {
         ReadRing { base, entries, stride, peer: peer_of(base, entries as usize * stride) }
     }
 
-    /// Appends a copy of entry `index` (modulo the ring's size); nothing, if the ring has no
-    /// entries. Of memory that a peer-memory client cannot read, the copy is zeros.
+    /// Appends a copy of entry `index` (modulo the ring's size), or nothing if the ring has no entries. The copy is
+    /// zeros if a peer-memory client cannot read.
     pub(crate) fn read(&self, index: u32, into: &mut Vec<u8>) {
         if self.entries == 0 {
             return;
@@ -113,9 +110,8 @@ impl ReadRing {
             }
             return;
         }
-        // SAFETY: the entry lies inside the ring (`new`), `into` has room for it. A program that
-        // writes an entry after announcing it meets this copy, which tolerates that as hardware does:
-        // the bytes are checked, not trusted.
+        // SAFETY: the entry is inside the ring (`new`), and `into` has room for it. A program may write an entry after
+        // announcing it; this copy tolerates that as hardware does: the bytes are checked, not trusted.
         unsafe { shared::copy(into.as_mut_ptr().add(start), self.base.add(offset), self.stride) };
     }
 }
@@ -127,7 +123,7 @@ pub(crate) struct CqRing {
     pub(crate) entries: u32,
     /// Bytes between two entries.
     pub(crate) stride: u32,
-    /// All entries are written to the first place.
+    /// True if all entries are written to the first place.
     pub(crate) collapsed: bool,
     peer: Peer,
 }
@@ -137,23 +133,22 @@ unsafe impl Send for CqRing {}
 
 impl CqRing {
     /// # Safety
-    /// `base..base + entries * stride` is writable and aligned to 4 bytes for as long as the ring is
-    /// used, for the CPU or for the peer-memory client that it belongs to; `entries` is a power of two,
-    /// `stride` 64 or 128. Of 128 bytes the entry is the last 64.
+    /// `base..base + entries * stride` is writable and aligned to 4 bytes as long as the ring is used, for the CPU or
+    /// for its peer-memory client; `entries` is a power of two, `stride` 64 or 128. Of 128 bytes the entry is the last
+    /// 64.
     pub(crate) unsafe fn new(base: *mut u8, entries: u32, stride: u32, collapsed: bool) -> Self {
         let peer = peer_of(base, entries as usize * stride as usize);
         CqRing { base, entries, stride, collapsed, peer }
     }
 
-    /// Writes entry `index`. The last word, which has the owner bit, becomes visible after all
-    /// others.
+    /// Writes entry `index`. The last word, which has the owner bit, becomes visible after all others.
     pub(crate) fn write(&self, index: u32, entry: &Entry) {
-        /// Where the last word begins.
+        /// Offset of the last word.
         const LAST: usize = CQE_SIZE - size_of::<u32>();
         let place = if self.collapsed { 0 } else { index & (self.entries - 1) };
         let stride = self.stride as usize;
         let end = (place as usize + 1) * stride;
-        // Only an entry of a ring of 128 bytes has data before it.
+        // Only a ring with a stride of 128 bytes has data before its entries.
         if let Some(data) = entry.data_before().filter(|_| stride > CQE_SIZE) {
             self.put(end - stride, data);
         }
@@ -180,8 +175,8 @@ impl CqRing {
             return;
         }
         for (index, bytes) in bytes.as_chunks::<4>().0.iter().enumerate() {
-            // SAFETY: inside the ring and aligned (`new`); the program reads it concurrently, which
-            // shared words tolerate.
+            // SAFETY: inside the ring and aligned (`new`); the program reads it concurrently, which shared words
+            // tolerate.
             let word = unsafe { SharedU32::from_ptr(self.base.add(offset + index * 4).cast()) };
             word.store(u32::from_ne_bytes(*bytes), Ordering::Relaxed);
         }
@@ -203,14 +198,13 @@ impl From<Cqe64> for Entry {
     }
 }
 
-/// Most bytes of data inside an entry, by the bytes between two entries.
+/// Maximum number of data bytes inside an entry, by the stride.
 pub(crate) fn room(stride: u32) -> usize {
     if stride as usize == CQE_SIZE { SCATTER_BYTES } else { SCATTER_LONG_BYTES }
 }
 
 impl Entry {
-    /// An entry with data inside, for a queue with so many bytes between two entries. The data is at most
-    /// [`room`].
+    /// An entry with data inside, at most [`room`] bytes, for a queue with this stride.
     pub(crate) fn with_data(cqe: Cqe64, data: &[u8], stride: u32) -> Self {
         if stride as usize == CQE_SIZE {
             return cqe.with_data(data).into();
@@ -226,7 +220,7 @@ impl Entry {
         self.data.as_deref()
     }
 
-    /// The same entry with another second half.
+    /// The same entry with a changed second half.
     pub(crate) fn map(self, change: impl FnOnce(Cqe64) -> Cqe64) -> Self {
         Entry { cqe: change(self.cqe), ..self }
     }

@@ -1,4 +1,4 @@
-//! How a key translates its addresses to those of other keys.
+//! Translation of a key's addresses to ranges of other keys.
 
 use super::pieces::KeyRange;
 use gdsync_sys::prm::umr::{StridedEntry, StridedHeader};
@@ -8,7 +8,7 @@ use zerocopy::FromBytes;
 /// The memory of a key, as ranges of other keys.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Translation {
-    /// Ranges one after the other (KLM). Empty ones fill up a request.
+    /// Consecutive ranges (KLM). Empty ones pad a request.
     List(Vec<DataSeg>),
     /// Ranges of `2^log_size` bytes each (KSM): key and first address.
     Fixed { log_size: u32, entries: Vec<(u32, u64)> },
@@ -23,10 +23,10 @@ impl Default for Translation {
 }
 
 impl Translation {
-    /// The translation that a work request carries: entries of 16 bytes.
+    /// Parses the translation of a work request: entries of 16 bytes.
     ///
     /// # Errors
-    /// In words.
+    /// A message.
     pub(crate) fn parse(bytes: &[u8]) -> Result<Self, String> {
         match StridedHeader::read_from_prefix(bytes) {
             Ok((header, rest)) if header.is_header() => Self::parse_strided(&header, rest),
@@ -39,7 +39,7 @@ impl Translation {
         Translation::List(data_segments(bytes))
     }
 
-    /// Entries that a request needs for it, without those that fill it up.
+    /// Number of entries that a request needs for it, without padding.
     pub(crate) fn entries(&self) -> usize {
         match self {
             Translation::List(entries) => entries.iter().filter(|entry| entry.byte_count() > 0).count(),
@@ -65,14 +65,14 @@ impl Translation {
         Ok(Translation::Strided { repeat: header.repeat(), entries })
     }
 
-    /// The ranges that command `CREATE_MKEY` carries, of `2^log_size` bytes each.
+    /// The ranges of command `CREATE_MKEY`, of `2^log_size` bytes each.
     pub(crate) fn fixed(log_size: u32, bytes: &[u8]) -> Self {
         let entries = data_segments(bytes).iter().map(|entry| (entry.lkey(), entry.addr())).collect();
         Translation::Fixed { log_size, entries }
     }
 
-    /// Calls `piece` with each range that holds a part of
-    /// `offset..offset + len`. Returns how many bytes at the end have no range.
+    /// Calls `piece` with each range that holds a part of `offset..offset + len`. Returns how many bytes at the end
+    /// have no range.
     pub(crate) fn each<E>(
         &self,
         offset: u64,
@@ -119,14 +119,14 @@ fn data_segments(bytes: &[u8]) -> Vec<DataSeg> {
     bytes.chunks_exact(SEGMENT).filter_map(|bytes| DataSeg::read_from_bytes(bytes).ok()).collect()
 }
 
-/// A part of the ranges that are passed one after the other.
+/// A part of consecutive ranges: bytes to skip, then bytes that are left.
 pub(crate) struct Walk {
     pub(crate) skip: u64,
     pub(crate) left: u64,
 }
 
 impl Walk {
-    /// Calls `piece` with what the part has of the next range.
+    /// Calls `piece` with the part's share of the next range.
     pub(crate) fn take<E>(
         &mut self,
         size: u64,

@@ -1,26 +1,26 @@
-//! The operands of atomic operations in send work-queue entries.
+//! The operands of atomic operations in send WQEs.
 
 use super::wqe::WqeError;
 use gdsync_sys::prm::cqe::Syndrome;
 use gdsync_sys::prm::wqe::{AtomicSeg, CtrlSeg, Opcode, SEGMENT};
 use zerocopy::FromBytes;
 
-/// The modifier of the opcode of an extended operation on `4 << n` bytes is this plus `n`.
+/// The opcode modifier of an extended operation on `4 << n` bytes is this plus `n`.
 const EXTENDED: u8 = 8;
 /// Bytes of an operation that is not extended.
 const PLAIN_BYTES: u32 = 8;
 
-/// The operands of an atomic operation, as numbers.
+/// The operands of an atomic operation, in host order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Operands {
     /// Bytes that it changes: 4 or 8.
     pub(crate) bytes: u32,
-    /// The value to swap in, or to add.
+    /// The value to swap in or to add.
     pub(crate) swap_add: u64,
     /// The value to compare.
     pub(crate) compare: u64,
-    /// Of a masked operation: the bits that are swapped and those that are compared; or the highest
-    /// bits of the fields that are added, and 0.
+    /// Masks of a masked operation. Compare-and-swap: the bits to swap and the bits to compare. Fetch-and-add: the
+    /// highest bits of the fields to add, and 0.
     pub(crate) masks: Option<[u64; 2]>,
 }
 
@@ -30,8 +30,8 @@ pub(super) fn is_atomic(opcode: Opcode) -> bool {
     matches!(opcode, AtomicCs | AtomicFa | AtomicMaskedCs | AtomicMaskedFa)
 }
 
-/// Parses the segments of operands. Returns what follows them. (`struct mlx5_wqe_atomic_seg` and
-/// `struct mlx5_wqe_masked_atomic_seg` of libmlx5; those of 4 bytes as UCX and NVSHMEM post them.)
+/// Parses the operand segments. Returns the bytes after them. (`struct mlx5_wqe_atomic_seg` and `struct
+/// mlx5_wqe_masked_atomic_seg` of libmlx5; those of 4 bytes as UCX and NVSHMEM post them.)
 pub(super) fn parse<'a>(
     ctrl: &CtrlSeg,
     opcode: Opcode,

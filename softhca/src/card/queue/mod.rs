@@ -1,4 +1,4 @@
-//! Queues, as the card sees them: work requests that it reads, completion entries that it writes.
+//! The card's side of queues: work requests that it reads, completion entries that it writes.
 
 mod atomic;
 pub(crate) mod cq;

@@ -1,4 +1,4 @@
-//! How far a program has filled a work queue.
+//! Producer indices of work queues.
 
 use crate::card::memory::ring::Record;
 use gdsync_sys::barrier;
@@ -7,18 +7,18 @@ use gdsync_sys::prm::doorbell;
 /// The producer index of a work queue: the 16 bits of its doorbell record, extended to 32.
 #[derive(Debug)]
 pub(super) struct Producer {
-    /// None for a queue pair that has no queues, and for sends without a record.
+    /// `None` for a queue pair without queues, and for sends without a record.
     record: Option<Record>,
     index: u32,
 }
 
 impl Producer {
-    /// That of a word of a queue pair's records.
+    /// Creates the index of one word of a queue pair's doorbell records.
     ///
     /// # Safety
     /// The records are null; or the word is aligned, and stays valid as long as the value.
     pub(super) unsafe fn new(records: *mut u32, word: usize) -> Self {
-        // SAFETY: not null, and so the caller's.
+        // SAFETY: not null, hence valid by the caller's promise.
         let record = (!records.is_null()).then(|| unsafe { Record::new(records.add(word)) });
         Producer { record, index: 0 }
     }
@@ -28,9 +28,9 @@ impl Producer {
         self.index
     }
 
-    /// Begins at 0 again, and so does the record. A card leaves the record alone, and a program need not
-    /// zero it, as the card looks at a queue pair only that is rung. This card looks at the records of all
-    /// queue pairs of a page that is rung, and one from before the reset would announce work that is not there.
+    /// Resets the index and the record to 0. Hardware leaves the record alone, and a program need not zero it, as
+    /// hardware looks only at a queue pair that is rung. This card looks at the records of all queue pairs of a page
+    /// that is rung, and a record from before the reset would announce work that does not exist.
     pub(super) fn restart(&mut self) {
         self.index = 0;
         if let Some(record) = &self.record {
@@ -38,12 +38,12 @@ impl Producer {
         }
     }
 
-    /// Changes the index that the card knows, without regard to the record.
+    /// Sets the index that the card knows, without regard to the record.
     pub(super) fn set(&mut self, index: u32) {
         self.index = index;
     }
 
-    /// The doorbell record now.
+    /// The current doorbell record.
     pub(super) fn load(&self) -> u16 {
         self.record.as_ref().map_or(self.index as u16, |record| doorbell::record_value(record.load()))
     }
@@ -53,7 +53,7 @@ impl Producer {
         let new = record.wrapping_sub(self.index as u16);
         self.index = self.index.wrapping_add(new.into());
         if new != 0 {
-            // Record and ring may lie in a GPU's memory, from which the CPU may load early.
+            // Record and ring may be in a GPU's memory, from which the CPU may load early.
             barrier::from_device();
         }
     }

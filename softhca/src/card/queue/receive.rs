@@ -7,18 +7,18 @@ use gdsync_sys::prm::doorbell;
 use gdsync_sys::prm::recv;
 use gdsync_sys::prm::wqe::DataSeg;
 
-/// Where a receive belongs.
+/// The owner of a receive.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Home {
     /// Protection domain of its memory.
     pub(crate) pdn: u32,
-    /// Where it completes.
+    /// Completion queue for its completion.
     pub(crate) cqn: u32,
-    /// What its completion entry names its queue by.
+    /// Value that identifies its queue in completion entries.
     pub(crate) user_index: u32,
 }
 
-/// A receive as its completion names it.
+/// Identification of a receive for its completion.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Slot {
     pub(crate) index: u16,
@@ -30,12 +30,12 @@ pub(crate) struct Slot {
 pub(crate) struct Receive {
     pub(crate) slot: Slot,
     pub(crate) segments: Vec<DataSeg>,
-    /// Bytes that are filled.
+    /// Number of bytes filled.
     pub(crate) offset: u32,
 }
 
 impl Receive {
-    /// Bytes of all segments.
+    /// Total bytes of all segments.
     pub(crate) fn room(&self) -> u64 {
         self.segments.iter().map(|segment| u64::from(segment.byte_count())).sum()
     }
@@ -44,11 +44,11 @@ impl Receive {
 /// A receive queue. Its indices are not reduced modulo the ring's size.
 #[derive(Debug)]
 pub(crate) struct ReceiveQueue {
-    /// Where its receives belong.
+    /// The owner of its receives.
     pub(crate) home: Home,
     ring: ReadRing,
     producer: Producer,
-    /// Next receive to use.
+    /// Index of the next receive to use.
     next: u32,
     /// The receive that a message has begun to fill.
     pub(crate) current: Option<Receive>,
@@ -89,7 +89,7 @@ impl ReceiveQueue {
         self.next != self.producer.index()
     }
 
-    /// Takes the receive that an aborted message of an unreliable connection has left.
+    /// Takes the receive of an aborted message of an unreliable connection.
     pub(crate) fn take_left(&mut self) -> Option<Receive> {
         self.current.take().map(|receive| Receive { offset: 0, ..receive })
     }
@@ -107,8 +107,8 @@ impl ReceiveQueue {
         Some(Receive { slot, segments: recv::segments(&bytes).collect(), offset: 0 })
     }
 
-    /// Takes all receives, for flushing. Those of a shared queue stay there, but for the one that a
-    /// message has begun to fill.
+    /// Takes all receives to flush them. Those of a shared queue stay there, except for the one that a message has
+    /// begun to fill.
     pub(crate) fn take_all(&mut self) -> impl Iterator<Item = Slot> + use<> {
         let current = self.current.take().map(|receive| receive.slot);
         self.poll_record();

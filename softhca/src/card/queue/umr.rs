@@ -1,4 +1,4 @@
-//! The change of a memory key in a send work-queue entry.
+//! Changes of memory keys in send WQEs.
 
 use super::wqe::WqeError;
 use crate::card::memory::indirect::KeyChange;

@@ -1,4 +1,4 @@
-//! The strict parser of send work-queue entries, and the errors that it finds.
+//! The strict parser of send WQEs, and its errors.
 
 use super::atomic::{self, Operands};
 use super::umr;
@@ -13,7 +13,7 @@ use gdsync_sys::prm::wqe::{
 };
 use zerocopy::FromBytes;
 
-/// An error in a work request: the syndrome of its completion, and the words of its diagnostic.
+/// An error in a work request: the syndrome of its completion, and the text of its diagnostic.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct WqeError {
     pub(crate) syndrome: Syndrome,
@@ -21,12 +21,12 @@ pub(crate) struct WqeError {
     pub(crate) message: String,
 }
 
-/// The data of a work request, or the places for it.
+/// The data of a work request, or the memory for its result.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Payload {
     Inline(Vec<u8>),
     Segments(Vec<DataSeg>),
-    /// Inline bytes, and the places of those that follow.
+    /// Inline bytes, and the segments after them.
     Mixed(Vec<u8>, Vec<DataSeg>),
 }
 
@@ -35,14 +35,14 @@ pub(crate) enum Payload {
 pub(crate) struct Work {
     pub(crate) opcode: Opcode,
     pub(crate) remote: Option<(u64, u32)>,
-    /// Of an atomic operation.
+    /// Operands of an atomic operation.
     pub(crate) operands: Option<Operands>,
     /// The change of a memory key.
     pub(crate) change: Option<Box<KeyChange>>,
-    /// Destination of a datagram, or of a request of DC.
+    /// Destination of a datagram or a DC request.
     pub(crate) to: Option<Box<AddressVector>>,
     pub(crate) wait: Option<Wait>,
-    /// The remote shared receive queue of a request of XRC; else 0.
+    /// The remote shared receive queue of an XRC request; otherwise 0.
     pub(crate) srqn: u32,
     pub(crate) payload: Payload,
     pub(crate) length: u32,
@@ -53,7 +53,7 @@ fn error(syndrome: Syndrome, field: &'static str, message: String) -> WqeError {
 }
 
 impl Work {
-    /// Whether it has no packets, and does not wait.
+    /// Whether it has no packets and does not wait.
     pub(crate) fn is_local(&self) -> bool {
         matches!(self.opcode, Opcode::Nop | Opcode::Umr | Opcode::Dump)
     }
@@ -96,7 +96,7 @@ pub(crate) fn parse(ctrl: &CtrlSeg, body: &[u8], transport: Transport) -> Result
     };
     let missing = |segment| malformed("ds", format!("{opcode:?} with ds {} has no {segment}", ctrl.ds()));
     let mut rest = body;
-    // What has no packets has no destination.
+    // A request without packets has no destination.
     let is_local = work.is_local();
     if matches!(transport, Ud | DcInitiator) && !is_local {
         let (vector, behind) =
@@ -151,7 +151,7 @@ fn total(segments: &[DataSeg]) -> u64 {
     segments.iter().map(|segment| u64::from(segment.byte_count())).sum()
 }
 
-/// Inline segments, each padded to 16 bytes, and data segments behind them.
+/// Parses inline segments, each padded to 16 bytes, and the data segments after them.
 fn parse_inline(mut rest: &[u8]) -> Result<Payload, WqeError> {
     let malformed = |message| error(Syndrome::LocalQpOperation, "inline segment", message);
     let mut bytes = Vec::new();
@@ -190,8 +190,7 @@ fn parse_segments(rest: &[u8]) -> Result<Vec<DataSeg>, WqeError> {
     Ok(segments)
 }
 
-/// Calls `piece` for each part of the segments that lies in `offset..offset + length` of the
-/// message, with the segment, the address and the number of bytes.
+/// Calls `piece` for each part of the segments that is in `offset..offset + length` of the message.
 pub(crate) fn each_piece<E>(
     segments: &[DataSeg],
     offset: u32,

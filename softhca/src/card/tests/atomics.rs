@@ -25,8 +25,7 @@ fn set(region: &Region, index: usize, value: u64) {
     region.bytes()[index * 8..][..8].copy_from_slice(&value.to_ne_bytes());
 }
 
-/// Posts an operation on word `index` of the target, with the result in the same word of the
-/// source.
+/// Posts an operation on word `index` of the target, with the result in the same word of the source.
 fn post(pair: &mut Pair, opcode: Opcode, index: usize, operands: AtomicSeg) {
     let (remote, result) = (pair.target.remote(index * 8), pair.source.data(index * 8..index * 8 + 8));
     pair.left.post(opcode, &[remote.as_bytes(), operands.as_bytes(), result.as_bytes()]);

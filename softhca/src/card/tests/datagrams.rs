@@ -46,8 +46,7 @@ fn pair() -> Pair {
     pair_on(LinkLayer::InfiniBand)
 }
 
-/// The right side's address, from the GID at an index. libmlx5 does not set the bit of the route on
-/// Ethernet.
+/// The right side's address, from the GID at an index. libmlx5 does not set the bit of the route on Ethernet.
 fn fields(pair: &Pair, source_gid: Option<u8>) -> AddressFields {
     let grh = source_gid.map(|gid_index| GrhFields {
         gid_index,

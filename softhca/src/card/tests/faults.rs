@@ -1,5 +1,4 @@
-//! Injected faults: reliable connections recover from those of the network, programs see the
-//! others.
+//! Injected faults: reliable connections recover from those of the network, programs see the others.
 
 use super::*;
 use crate::card::config::MTU;

@@ -1,5 +1,4 @@
-//! The interface for fronts: addressing, shared pages, queues without entries, user indices,
-//! attributes.
+//! The interface for fronts: addressing, shared pages, queues without entries, user indices, attributes.
 
 use super::*;
 use std::os::fd::AsRawFd;
@@ -169,8 +168,7 @@ fn a_queue_pair_without_queues_needs_no_record() {
     let mut qp = TestQp::with(&card, pdn, &SIZES, without);
     qp.connect(&card, qp.qpn, card.lid(), QpChange::default());
     // A doorbell of no queue pair, upon which the card looks at all of the page.
-    // SAFETY: a register of a page that is mapped as long as the card runs; the card accesses it
-    // atomically, too.
+    // SAFETY: a register of a page that is mapped as long as the card runs; the card accesses it atomically, too.
     unsafe { AtomicU64::from_ptr(qp.page.add(0x800).cast()) }.store(1, Ordering::Release);
     run(&card);
     assert_eq!(card.diagnostics()[0].field, "doorbell");

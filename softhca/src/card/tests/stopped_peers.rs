@@ -104,8 +104,7 @@ fn a_peer_that_stops_while_it_serves_others_is_waited_for() {
     }
     take(&stopped);
     run_for_a_while(&alive);
-    // One step serves 16 queue pairs. Those whose doorbells it took are served before the one
-    // whose packet it took.
+    // One step serves 16 queue pairs. Those whose doorbells it took are served before the one whose packet it took.
     for _ in 0..2 {
         assert!(stopped.shared.engine.lock().step(Instant::now()));
     }

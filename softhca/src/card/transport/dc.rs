@@ -1,7 +1,7 @@
 //! Targets of dynamically connected transport (DC): a responder for each initiator.
 //!
-//! A target serves requests that have its access key. One that must be refused ends the connection of its
-//! initiator; the target goes on serving others, and that initiator when it connects anew.
+//! A target serves requests with its access key. A refused request ends the connection of its initiator; the target
+//! keeps serving the others, and that initiator after it has reconnected.
 
 use super::endpoint::{Endpoint, Step};
 use super::responder::Responder;
@@ -14,15 +14,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 use zerocopy::byteorder::big_endian::U64;
 
-/// An initiator: its node, and the number of its queue pair.
+/// An initiator: its node and QPN.
 type Address = (Node, u32);
 
-/// An initiator, as a target knows it.
+/// The state that a target keeps for an initiator.
 #[derive(Debug)]
 struct Initiator {
     responder: Responder,
     connection: u64,
-    /// A request was refused: what follows on this connection is dropped.
+    /// True after a refused request: the rest of this connection is dropped.
     refused: bool,
 }
 
@@ -30,11 +30,11 @@ struct Initiator {
 #[derive(Debug, Default)]
 pub(super) struct Initiators {
     known: BTreeMap<Address, Initiator>,
-    /// Those that wait for an answer.
+    /// Initiators with pending answers.
     waiting: BTreeSet<Address>,
-    /// Those whose answers are kept back for a while.
+    /// Initiators whose answers are held back for a while.
     held: BTreeSet<Address>,
-    /// The one that was answered last: others come first.
+    /// The initiator that was answered last: others come first.
     last: Option<Address>,
 }
 
@@ -107,12 +107,12 @@ impl Initiators {
         self.known.get(&address)?.responder.next_wake()
     }
 
-    /// When answers go on that are kept back.
+    /// When answers that are held back continue.
     pub(super) fn next_wake(&self) -> Option<Instant> {
         self.held.iter().filter_map(|address| self.held_until(*address)).min()
     }
 
-    /// Whether the time of some answers has come. They go on.
+    /// Releases the answers whose time has come. Returns whether there were any.
     pub(super) fn take_hold_over(&mut self, now: Instant) -> bool {
         let Initiators { known, waiting, held, .. } = self;
         let before = held.len();
@@ -126,7 +126,7 @@ impl Initiators {
         held.len() < before
     }
 
-    /// An answer has left.
+    /// Handles that an answer has left.
     pub(super) fn response_sent(
         &mut self,
         to: Node,
@@ -139,7 +139,7 @@ impl Initiators {
         });
     }
 
-    /// The payload of an answer cannot be read from peer memory.
+    /// Handles that the payload of an answer cannot be read from peer memory.
     pub(super) fn refuse_read(
         &mut self,
         to: Node,
@@ -169,8 +169,8 @@ impl Initiators {
 
 impl Initiator {
     fn new(config: &QpConfig, connection: u64) -> Self {
-        // SAFETY: `Qp::new` obliges its caller to keep the addresses of the configuration valid as long as
-        // the queue pair, which owns this; a target has no ring of receives.
+        // SAFETY: the caller of `Qp::new` keeps the addresses of the configuration valid as long as the queue pair,
+        // which owns this; a target has no ring of receives.
         let responder = unsafe { Responder::new(config) };
         Initiator { responder, connection, refused: false }
     }

@@ -10,7 +10,7 @@ use crate::fabric::{Node, Part};
 use crate::packet::{GLOBAL, Header, MULTICAST_QPN, Packet, PacketKind};
 use std::collections::HashMap;
 
-/// Handles a packet. Adds the queue pairs that it concerned to `touched`.
+/// Handles a packet. Adds the queue pairs that it was delivered to to `touched`.
 pub(crate) fn deliver(
     qps: &mut HashMap<u32, Qp>,
     source: Node,
@@ -38,14 +38,14 @@ pub(crate) fn deliver(
         touched.extend(deliver_to(qps, qpn, packet, context));
         return;
     }
-    // Without a network header it names no group.
+    // A datagram without a network header names no group.
     if header.has(GLOBAL) {
         let groups = context.groups;
         touched.extend(groups.of(&header.group()).filter_map(|qpn| deliver_to(qps, qpn, packet, context)));
     }
 }
 
-/// Handles a packet for a queue pair. Returns its number if it listens to the sender.
+/// Handles a packet for a queue pair. Returns its number if it accepts packets of the sender.
 fn deliver_to(
     qps: &mut HashMap<u32, Qp>,
     qpn: u32,
@@ -63,8 +63,8 @@ fn deliver_to(
     Some(qpn)
 }
 
-/// Whether a queue pair accepts a packet in its state. Connections accept packets of their peer
-/// only, and every transport accepts its own packets only.
+/// Whether a queue pair accepts a packet in its state. Connections accept only packets of their peer, and every
+/// transport only its own packets.
 fn listens_to(qp: &Qp, port: Port, packet: Packet<'_>) -> bool {
     let (endpoint, Packet { source, kind, header, .. }) = (&qp.endpoint, packet);
     let is_peer = || (endpoint.node(port), endpoint.attributes.dest_qpn) == (source, header.source_qpn.get());

@@ -1,5 +1,5 @@
-//! What both halves of a queue pair share: its identity, its attributes, its completion queues; and what a half uses for
-//! one step.
+//! The state that both halves of a queue pair share: identity, attributes, completion queues; and the handle that a
+//! half uses for one step.
 
 use crate::card::config::{QpAttributes, QpConfig, QpState, Transport, ack_timeout};
 use crate::card::context::Context;
@@ -12,14 +12,14 @@ use crate::fabric::Node;
 use gdsync_sys::prm::cqe::{Cqe64, CqeOpcode, Syndrome};
 use std::time::Duration;
 
-/// The other side of a connection of DC.
+/// The other side of a DC connection.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Peer {
     node: Node,
     connection: u64,
 }
 
-/// No protection domain has this number.
+/// A number that no protection domain has.
 pub(crate) const NO_DOMAIN: u32 = 0;
 
 /// Identity and state of a queue pair.
@@ -28,17 +28,17 @@ pub(crate) struct Endpoint {
     pub(crate) qpn: u32,
     pub(crate) config: QpConfig,
     pub(crate) attributes: QpAttributes,
-    /// Protection domain of the request that is handled. Only that of an XRC target changes.
+    /// Protection domain of the request that is being handled. Changes only for an XRC target.
     pub(crate) pdn: u32,
-    /// Shared receive queue of the request that is handled. Only that of an XRC target changes.
+    /// Shared receive queue of the request that is being handled. Changes only for an XRC target.
     pub(crate) srq: Option<u32>,
-    /// The other side of DC, while it is connected or served.
+    /// The other side of DC, while connected or served.
     pub(crate) peer: Option<Peer>,
     /// Payload that was taken and not yet written.
     pub(crate) parked: Parked,
-    /// A half has failed, and both must be flushed.
+    /// True if a half has failed, and both must be flushed.
     failed: bool,
-    /// A completion queue had no room for an entry: nothing more can be reported.
+    /// True if a completion queue had no room for an entry: nothing more can be reported.
     pub(super) overrun: bool,
 }
 
@@ -66,13 +66,13 @@ impl Endpoint {
         (self.failed, self.overrun, self.peer) = (false, false, None);
     }
 
-    /// Turns to the other side of a connection of DC.
+    /// Sets the other side of a DC connection.
     pub(crate) fn turn_to(&mut self, node: Node, qpn: u32, connection: u64) {
         self.peer = Some(Peer { node, connection });
         self.attributes.dest_qpn = qpn;
     }
 
-    /// The connection of DC that it has turned to; else 0.
+    /// The current DC connection; 0 otherwise.
     pub(crate) fn connection(&self) -> u64 {
         self.peer.map_or(0, |peer| peer.connection)
     }
@@ -90,9 +90,8 @@ impl Endpoint {
         address.gid.map_or(address.dlid.into(), |gid| port.node_of(&gid))
     }
 
-    /// Moves to ERR. The queue pair flushes both halves before it does anything else.
-    ///
-    /// A DC target stays in its state: only the connection of the initiator that is served has failed.
+    /// Moves to ERR. The queue pair then flushes both halves before anything else. A DC target keeps its state: only
+    /// the connection of the initiator that is being served has failed.
     pub(crate) fn fail(&mut self) {
         if self.config.transport != Transport::DcTarget {
             self.attributes.state = QpState::Err;
@@ -107,27 +106,27 @@ impl Endpoint {
     }
 }
 
-/// The vendor syndrome of every error entry: a software card has no further cause to report.
+/// The vendor syndrome of all error entries: a software card has no further cause to report.
 const VENDOR_SYNDROME: u8 = 0;
 
-/// What a half uses for one step: the endpoint of its queue pair, and the resources of the card.
+/// The context of one step of a half: the endpoint of its queue pair, and the resources of the card.
 pub(crate) struct Step<'a, 'c> {
     pub(crate) endpoint: &'a mut Endpoint,
     pub(crate) context: &'a mut Context<'c>,
 }
 
 impl Step<'_, '_> {
-    /// As [`Context::report`], for its queue pair.
+    /// Calls [`Context::report`] for the queue pair.
     pub(crate) fn report(&mut self, index: Option<u16>, field: &'static str, message: String) {
         self.context.report(self.endpoint.qpn, index, field, message);
     }
 
-    /// As [`Context::advise`], for its queue pair.
+    /// Calls [`Context::advise`] for the queue pair.
     pub(crate) fn advise(&mut self, index: Option<u16>, field: &'static str, message: String) {
         self.context.advise(self.endpoint.qpn, index, field, message);
     }
 
-    /// How long the queue pair waits for an acknowledgement, at the speed of the card; `None` without a limit.
+    /// Time to wait for an acknowledgement, at the speed of the card; `None` without a limit.
     pub(crate) fn ack_timeout(&self) -> Option<Duration> {
         ack_timeout(self.endpoint.attributes.timeout).map(|time| self.context.speed.of(time))
     }
@@ -152,15 +151,14 @@ impl Step<'_, '_> {
         }
     }
 
-    /// Raises the event of a responder that fails. A DC target does not fail with a connection.
+    /// Raises the event of a failed responder. A DC target does not fail with a connection.
     pub(crate) fn responder_failed(&mut self, event: Event) {
         if self.endpoint.config.transport != Transport::DcTarget {
             self.context.emit(event);
         }
     }
 
-    /// Turns to the shared receive queue that a request of XRC names. False if there is none in the
-    /// queue pair's domain.
+    /// Selects the shared receive queue of an XRC request. False if it is not in the queue pair's domain.
     pub(crate) fn use_shared(&mut self, srqn: u32) -> bool {
         let domain = self.endpoint.config.xrcd.and_then(|xrcd| self.context.xrc_domain(srqn, xrcd));
         self.endpoint.pdn = domain.unwrap_or(NO_DOMAIN);
@@ -168,7 +166,7 @@ impl Step<'_, '_> {
         domain.is_some()
     }
 
-    /// Whether the program has not taken all entries of a completion queue of this queue pair.
+    /// Whether a completion queue of this queue pair has entries that the program has not consumed.
     pub(crate) fn has_unconsumed(&self) -> bool {
         let config = &self.endpoint.config;
         [config.send_cq, config.recv_cq].into_iter().flatten().any(|cqn| self.context.has_unconsumed(cqn))
@@ -187,11 +185,11 @@ impl Step<'_, '_> {
         self.complete_receive(slot.home, cqe);
     }
 
-    /// Handles a completion queue that had no room for an entry.
+    /// Handles that a completion queue had no room for an entry.
     pub(crate) fn completion_lost(&mut self) {
         if !std::mem::replace(&mut self.endpoint.overrun, true) {
             self.context.emit(Event::QpFatal { qpn: self.endpoint.qpn });
-            // Flushing would find no room either: what is outstanding is dropped.
+            // Flushing would find no room either: outstanding work is dropped.
             self.endpoint.attributes.state = QpState::Err;
         }
     }

@@ -33,15 +33,15 @@ pub(crate) struct Qp {
     pub(crate) endpoint: Endpoint,
     pub(crate) requester: Requester,
     pub(crate) responder: Responder,
-    /// It is on the list of queue pairs with work.
+    /// True if it is in the list of queue pairs with work.
     pub(crate) scheduled: bool,
     /// Its entry in the list of timers.
     pub(crate) timer: Option<Instant>,
     /// How often it is open. Only XRC targets are opened more than once.
     pub(crate) openers: u32,
-    /// Of a DC target: its initiators.
+    /// The initiators of a DC target.
     initiators: Initiators,
-    /// The first packet has arrived.
+    /// True if the first packet has arrived.
     established: bool,
     /// The queue pair whose SEND_EN has released its sends.
     master: Option<u32>,
@@ -49,15 +49,14 @@ pub(crate) struct Qp {
     last_receive_said: bool,
 }
 
-/// Fields of the diagnostics of an index of sends.
+/// Fields of diagnostics about indices of sends.
 const RECORD: &str = "send doorbell record";
 const DOORBELL: &str = "doorbell";
 const ENABLED: &str = "SEND_EN index";
 
 impl Qp {
     /// # Safety
-    /// The addresses of `config` stay valid until the queue pair is destroyed; counts are powers of
-    /// two.
+    /// The addresses of `config` stay valid until the queue pair is destroyed; counts are powers of two.
     pub(crate) unsafe fn new(qpn: u32, config: &QpConfig) -> Self {
         // SAFETY: the caller's.
         let (requester, responder) = unsafe { (Requester::new(config), Responder::new(config)) };
@@ -75,8 +74,7 @@ impl Qp {
         }
     }
 
-    /// Returns to RESET. The rings are empty: the card zeroes the doorbell record of sends, the front that of
-    /// receives.
+    /// Returns to RESET. The rings are empty: the card zeroes the doorbell record of sends, the front that of receives.
     pub(crate) fn reset(&mut self) {
         self.endpoint.reset();
         self.requester.restart(0, &self.endpoint.attributes);
@@ -84,7 +82,7 @@ impl Qp {
         (self.established, self.master, self.last_receive_said) = (false, None, false);
     }
 
-    /// Applies a change that [`transition::check`] has accepted, for every state but RESET and ERR.
+    /// Applies a change accepted by [`transition::check`], for all states but RESET and ERR.
     pub(crate) fn apply(&mut self, change: &QpChange, to: QpState) {
         let attributes = &mut self.endpoint.attributes;
         transition::apply(attributes, change);
@@ -92,7 +90,7 @@ impl Qp {
         match (from, to) {
             (QpState::Init, QpState::Rtr) => {
                 if self.endpoint.config.transport == Transport::DcTarget {
-                    // No attribute says it.
+                    // No attribute sets it.
                     attributes.max_dest_rd_atomic = LIMITS.max_rd_atomic;
                 }
                 self.responder.restart(attributes.rq_psn);
@@ -102,14 +100,13 @@ impl Qp {
         }
     }
 
-    /// Its attributes now.
+    /// Its current attributes.
     pub(crate) fn attributes(&self) -> QpAttributes {
         let (sq_psn, rq_psn) = (self.requester.next_psn, self.responder.expected_psn);
         QpAttributes { sq_psn, rq_psn, ..self.endpoint.attributes }
     }
 
-    /// Checks a doorbell against the doorbell record. Without a send queue there is nothing to
-    /// ring for: the queue pair fails.
+    /// Checks a doorbell against the doorbell record. A queue pair without a send queue fails.
     pub(crate) fn check_doorbell(&mut self, bell: Doorbell, context: &mut Context<'_>) {
         if self.requester.queue.blocks() == 0 && self.endpoint.state() == QpState::Rts {
             let qpn = self.endpoint.qpn;
@@ -128,8 +125,8 @@ impl Qp {
         }
     }
 
-    /// Handles a doorbell of its UAR: takes the work requests up to the doorbell record. `is_own`: the
-    /// doorbell names this queue pair. A slave takes none for another one's.
+    /// Handles a doorbell of its UAR: accepts the work requests up to the doorbell record. `is_own`: the doorbell names
+    /// this queue pair. A slave ignores doorbells of other queue pairs.
     pub(crate) fn ring(&mut self, is_own: bool, context: &mut Context<'_>) {
         let is_slave = self.endpoint.config.slave_send;
         let record = self.requester.queue.record();
@@ -162,7 +159,7 @@ impl Qp {
             context.advise(master, Some(index), "SEND_EN queue pair", message);
         }
         if self.requester.queue.is_behind(until) || self.requester.queue.knows(until) {
-            // In ERR everything in its record was flushed, whatever its masters still have for it.
+            // In ERR everything in its record was flushed, whatever its masters still release.
             if self.endpoint.state() != QpState::Err {
                 let message = format!("{until} of queue pair {slave:#x} is behind: it releases nothing");
                 context.advise(master, Some(index), ENABLED, message);
@@ -172,7 +169,7 @@ impl Qp {
         }
     }
 
-    /// Takes the work requests before an index. `field` is where it comes from.
+    /// Accepts the work requests before an index. `field` is the source of the index.
     fn announce(&mut self, index: u16, field: &'static str, context: &mut Context<'_>) {
         let queue = &mut self.requester.queue;
         match self.endpoint.state() {
@@ -204,7 +201,7 @@ impl Qp {
         }
     }
 
-    /// When its timers expire.
+    /// When its next timer expires.
     pub(crate) fn next_wake(&self) -> Option<Instant> {
         let answers = self.responder.next_wake().or_else(|| self.initiators.next_wake());
         let wakes = [self.requester.next_wake(), answers, self.endpoint.parked.due()];
@@ -214,13 +211,13 @@ impl Qp {
     /// Ends the pauses that are over. Returns whether there was one.
     pub(crate) fn take_pauses_over(&mut self, now: Instant) -> bool {
         let fetches = self.requester.take_fetch_due(now);
-        // Only a target has initiators, and their responders in place of its own.
+        // Only a DC target has initiators, whose responders replace its own.
         let answers = self.responder.take_hold_over(now) | self.initiators.take_hold_over(now);
         let written = self.endpoint.parked.write_due(now);
         self.requester.take_rnr_over(now) || fetches || answers || written
     }
 
-    /// Looks again at what its requester waits for. Returns whether it may go on.
+    /// Polls the WAIT of its requester. Returns whether the requester may go on.
     pub(crate) fn look(&mut self, context: &mut Context<'_>) -> bool {
         self.requester.look(&mut Step { endpoint: &mut self.endpoint, context })
     }
@@ -252,7 +249,7 @@ impl Qp {
         made
     }
 
-    /// A packet that [`Self::next_packet`] made has left.
+    /// Handles that a packet made by [`Self::next_packet`] has left.
     pub(crate) fn packet_sent(&mut self, packet: &Outgoing, context: &mut Context<'_>) {
         if self.endpoint.config.transport == Transport::DcTarget {
             return self.initiators.response_sent(packet.to, &packet.header, &mut self.endpoint, context);
@@ -266,7 +263,7 @@ impl Qp {
         }
     }
 
-    /// The fabric has taken a packet, which ends at `left_at`; `None` where it has not.
+    /// Records that the fabric has taken a packet, which ends at `left_at`; `None` if it has not.
     pub(crate) fn note_position(&mut self, header: &Header, left_at: Option<u64>) {
         if let Some(left_at) = left_at
             && PacketKind::try_from(header.kind).is_ok_and(PacketKind::is_request)
@@ -275,8 +272,8 @@ impl Qp {
         }
     }
 
-    /// The payload of a packet that [`Self::next_packet`] made cannot be read from peer memory. The packet
-    /// may count as sent, and others after it; none of them has left.
+    /// Handles that the payload of a packet made by [`Self::next_packet`] cannot be read from peer memory. This packet
+    /// and later ones may count as sent, but none of them has left.
     pub(crate) fn payload_failed(
         &mut self,
         packet: &Outgoing,
@@ -297,7 +294,7 @@ impl Qp {
         self.flush_if_failed(context);
     }
 
-    /// The payload of packet `psn`, and perhaps of packets after it, was taken and could not be written to
+    /// Handles that the payload of packet `psn`, and perhaps of later packets, was taken and could not be written to
     /// peer memory.
     pub(crate) fn copy_failed(&mut self, psn: u32, failure: &PeerFailure, context: &mut Context<'_>) {
         let step = &mut Step { endpoint: &mut self.endpoint, context };
@@ -311,7 +308,7 @@ impl Qp {
         self.flush_if_failed(context);
     }
 
-    /// Handles a packet that it listens to.
+    /// Handles a packet that it accepts.
     pub(crate) fn deliver(&mut self, packet: Packet<'_>, context: &mut Context<'_>) {
         if self.endpoint.config.transport == Transport::DcTarget {
             return self.initiators.request(&mut self.endpoint, packet, context);
@@ -342,19 +339,19 @@ impl Qp {
         self.flush_if_failed(context);
     }
 
-    /// The retransmission timer has expired, or the peer's process has ended.
+    /// Handles that the retransmission timer has expired, or that the peer's process has ended.
     pub(crate) fn retry(&mut self, peer: PeerState, context: &mut Context<'_>) {
         self.requester.retry(peer, &mut Step { endpoint: &mut self.endpoint, context });
         self.flush_if_failed(context);
     }
 
-    /// In ERR: flushes receives posted since. Returns whether there were any.
+    /// Flushes receives posted in ERR. Returns whether there were any.
     pub(crate) fn flush_new_receives(&mut self, context: &mut Context<'_>) -> bool {
         self.endpoint.state() == QpState::Err
             && self.responder.flush(&mut Step { endpoint: &mut self.endpoint, context })
     }
 
-    /// Moves to ERR: completes everything outstanding as flushed.
+    /// Moves to ERR: completes all outstanding work as flushed.
     pub(crate) fn fail(&mut self, context: &mut Context<'_>) {
         self.endpoint.fail();
         self.flush_if_failed(context);
@@ -374,7 +371,7 @@ impl Qp {
         }
     }
 
-    /// Handles a completion queue that had no room for a delayed entry.
+    /// Handles that a completion queue had no room for a delayed entry.
     pub(crate) fn completion_lost(&mut self, context: &mut Context<'_>) {
         Step { endpoint: &mut self.endpoint, context }.completion_lost();
     }

@@ -18,8 +18,7 @@ impl Memory {
     fn queue(&mut self) -> Cq {
         let entries = (self.ring.len() / 8) as u32;
         let record = self.record.as_mut_ptr();
-        // SAFETY: the tests keep the memory longer than the queue, and use it through atomics
-        // or these pointers only.
+        // SAFETY: the tests keep the memory longer than the queue, and use it through atomics or these pointers only.
         unsafe {
             let ring = CqRing::new(self.ring.as_mut_ptr().cast(), entries, 64, false);
             Cq::new(ring, Record::new(record), Record::new(record.add(1)), false)
@@ -159,8 +158,7 @@ proptest::proptest! {
         let mut memory = Memory::new(256);
         let mut cq = memory.queue();
         let (mut produced, mut consumed, mut events, mut sequence) = (0u32, 0u32, 0u32, 0u8);
-        // The program has written the arm record and rung the doorbell; next it empties the
-        // queue.
+        // The program has written the arm record and rung the doorbell; next it empties the queue.
         let (mut bell, mut is_awake) = (Some(CqArm::new(0, false, 0)), true);
         memory.write_arm(CqArm::new(0, false, 0));
         for step in steps {

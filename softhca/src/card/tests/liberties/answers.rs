@@ -60,8 +60,7 @@ fn an_atomic_has_its_result_when_it_has_completed() {
     luck_ends(LibertyKinds::ATOMICS, |bed| result(bed, false), |bed| result(bed, true));
 }
 
-/// Writes to a ring of 16 entries, one in two steps; the completions are waited for only by the right
-/// program.
+/// Writes to a ring of 16 entries, one in two steps; the completions are waited for only by the right program.
 fn paced(bed: &mut Bed, waits: bool) -> bool {
     for _ in 0..40 {
         let (remote, data) = (bed.pair.target.remote(0), bed.pair.source.data(0..8));

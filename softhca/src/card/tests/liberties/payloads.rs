@@ -39,8 +39,7 @@ fn a_receive_is_filled_when_it_has_completed() {
     luck_ends(LibertyKinds::PIECES, |bed| received(bed, true), |bed| received(bed, false));
 }
 
-/// Reads the target into the source, and looks at it when its last byte is there, or when it has
-/// completed.
+/// Reads the target into the source, and looks at it when its last byte is there, or when it has completed.
 fn read(bed: &mut Bed, polls_last_byte: bool) -> bool {
     bed.pair.target.bytes().fill(9);
     let (remote, data) = (bed.pair.target.remote(0), bed.pair.source.data(0..256));

@@ -218,8 +218,7 @@ impl PeerRegion for FakeRegion {
         let mut bytes = self.buffer.bytes.lock();
         for Copying { is_read, host, range } in copies {
             let (place, len) = (bytes[range.clone()].as_mut_ptr(), range.len());
-            // SAFETY: the card keeps the bytes of the host usable until this returns; those of the buffer are
-            // locked.
+            // SAFETY: the card keeps the bytes of the host usable until this returns; those of the buffer are locked.
             unsafe {
                 if is_read {
                     place.copy_to_nonoverlapping(host, len);

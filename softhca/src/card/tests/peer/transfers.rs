@@ -16,8 +16,7 @@ fn packets(size: usize) -> usize {
     size.div_ceil(MTU as usize)
 }
 
-/// Moves `size` bytes from `source` to `target` with `left` as the requester: an RDMA read gets
-/// them from `right`.
+/// Moves `size` bytes from `source` to `target` with `left` as the requester: an RDMA read gets them from `right`.
 fn transfer(
     opcode: Opcode,
     left: &mut TestQp,

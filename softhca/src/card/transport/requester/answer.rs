@@ -12,9 +12,9 @@ use gdsync_sys::prm::cqe::Syndrome;
 const UNLIMITED: u8 = 7;
 
 impl Requester {
-    /// Everything up to packet `psn` has arrived. That may be more than is to be sent again: the peer was not ready for
-    /// a packet, and has taken its duplicate, or an acknowledgement comes behind the time-out. It is the last one that
-    /// comes where the peer's process ends then.
+    /// Handles an acknowledgement of everything up to packet `psn`. It may cover packets that are about to be sent
+    /// again: because the peer was not ready for a packet and has taken its duplicate, or because the acknowledgement
+    /// comes after the time-out. If the peer's process then ends, it is the last acknowledgement.
     pub(crate) fn acknowledge(&mut self, psn: u32, step: &mut Step<'_, '_>) {
         let mut advanced = false;
         for request in &mut self.requests {
@@ -38,11 +38,11 @@ impl Requester {
         self.complete_done(step);
     }
 
-    /// The original value of an atomic operation has arrived.
+    /// Handles the original value of an atomic operation.
     pub(crate) fn atomic_response(&mut self, packet: Packet<'_>, step: &mut Step<'_, '_>) {
         let original = packet.header.operands[0].get();
-        // The capability `atomic_req_8B_endianness_mode` is 1: results of 8 bytes are in host order,
-        // shorter ones are big endian.
+        // The capability `atomic_req_8B_endianness_mode` is 1: results of 8 bytes are in host order, shorter ones are
+        // big endian.
         let (word, half) = (original.to_ne_bytes(), (original as u32).to_be_bytes());
         let payload = match packet.header.length.get() as usize {
             4 => [(half.as_ptr(), half.len())],
@@ -51,7 +51,7 @@ impl Requester {
         self.read_response(Packet { payload: &payload, ..packet }, step);
     }
 
-    /// A part of an RDMA read has arrived, or the result of an atomic.
+    /// Handles a part of an RDMA read, or the result of an atomic.
     pub(crate) fn read_response(&mut self, packet: Packet<'_>, step: &mut Step<'_, '_>) {
         let psn = packet.header.psn.get();
         let Some(position) = self.requests.iter().position(|r| r.awaits_result() && r.contains(psn)) else {
@@ -70,8 +70,8 @@ impl Requester {
         self.answer_is_lost = false;
         let Ok(work) = &request.work else { return };
         if part == 0 {
-            // What is left of earlier answers is in memory before this one: both may be for the same place, and the completions
-            // between them may be late.
+            // Deferred writes of earlier answers are performed first: both may be for the same place, and the
+            // completions between them may be late.
             step.endpoint.parked.write_ordered();
         }
         let offset = part * MTU;
@@ -106,18 +106,17 @@ impl Requester {
         self.acknowledge(first_psn.wrapping_sub(1) & PSN_MASK, step);
     }
 
-    /// Answers come in order, and one before that which has come is missing: what it answers is sent again,
-    /// and that which has come is not taken (IB specification, 9.9.2: an implied NAK). The peer keeps the
-    /// results of as many atomic operations as may be in flight; if later ones went on meanwhile, it would
-    /// have forgotten the one that is asked for again.
+    /// Handles an answer that arrives while an earlier one is missing: the requests are sent again from the missing one
+    /// on, and this answer is dropped (IB specification, 9.9.2: an implied NAK). The peer keeps the results of only as
+    /// many atomic operations as may be in flight; if later ones continued, it would have forgotten the missing one.
     fn answer_lost(&mut self) {
-        // Others that have left before the requests were sent again come, too.
+        // Further answers to requests that left before the rewind will arrive, too.
         if !std::mem::replace(&mut self.answer_is_lost, true) {
             self.rewind();
         }
     }
 
-    /// The remote side refused packet `psn`; everything before it has arrived.
+    /// Handles that the remote side refused packet `psn`; everything before it has arrived.
     pub(crate) fn refused(&mut self, psn: u32, code: NakCode, timer: u8, step: &mut Step<'_, '_>) {
         self.acknowledge(psn.wrapping_sub(1) & PSN_MASK, step);
         let syndrome = match code {

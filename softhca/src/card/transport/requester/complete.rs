@@ -38,7 +38,7 @@ impl Requester {
     /// Fails the oldest request, and with it the queue pair.
     pub(super) fn fail_front(&mut self, syndrome: Syndrome, step: &mut Step<'_, '_>) {
         if let Some(request) = self.requests.pop_front() {
-            // A malformed request has a syndrome of its own.
+            // A malformed request has its own syndrome.
             let syndrome = request.work.as_ref().err().copied().unwrap_or(syndrome);
             self.complete_with_error(&request, syndrome, step);
         }
@@ -50,7 +50,7 @@ impl Requester {
         step.send_error(request.first as u16, request.opcode_byte, syndrome);
     }
 
-    /// Fails the request under the cursor, when it is the oldest. The rest of it is not sent.
+    /// Fails the request under the cursor, once it is the oldest. The rest of it is not sent.
     pub(crate) fn fail_current(&mut self, syndrome: Syndrome, step: &mut Step<'_, '_>) {
         step.context.payload.clear();
         let Some(request) = self.requests.get_mut(self.cursor) else { return };
@@ -67,7 +67,7 @@ impl Requester {
         self.fail_current(Syndrome::LocalProtection, step);
     }
 
-    /// In ERR: completes every announced work request as flushed.
+    /// In ERR: completes all announced work requests as flushed.
     pub(crate) fn flush(&mut self, step: &mut Step<'_, '_>) {
         self.set_timer(None);
         self.rnr_until = None;

@@ -1,8 +1,8 @@
-//! Initiators of dynamically connected transport (DC): one target at a time.
+//! Initiators of dynamically connected transport (DC): connected to one target at a time.
 //!
-//! An initiator connects to the target of its next request when all requests for the target before have
-//! completed. A connection has a number, and its packets are counted from 0; so a target, which may hear
-//! of it by any of its packets, knows a new connection from an old one.
+//! An initiator connects to the target of its next request when all requests for the previous target have completed.
+//! Connections are numbered, and the PSNs of each start at 0; so a target, which may learn of a connection by any of
+//! its packets, distinguishes a new connection from an old one.
 
 use super::state::{DcTarget, Requester};
 use crate::card::config::Transport;
@@ -11,7 +11,7 @@ use crate::card::transport::route;
 use crate::packet::PSN_MASK;
 
 impl Requester {
-    /// The target of the request under the cursor, if that is sent to one.
+    /// The target of the request under the cursor, if it has one.
     fn next_target(&self, step: &Step<'_, '_>) -> Option<DcTarget> {
         if step.endpoint.config.transport != Transport::DcInitiator {
             return None;
@@ -22,7 +22,7 @@ impl Requester {
         Some(DcTarget { node, number: vector.fields().qpn, key: vector.dc_key() })
     }
 
-    /// Whether the request under the cursor can be sent without another connection.
+    /// Whether the request under the cursor can be sent on the current connection.
     pub(super) fn is_connected(&self, step: &Step<'_, '_>) -> bool {
         self.next_target(step).is_none_or(|target| self.target == Some(target))
     }
@@ -41,8 +41,7 @@ impl Requester {
         }
     }
 
-    /// Forgets the target: nothing is on its way to it. It may be another one by the time of the next
-    /// request.
+    /// Forgets the target: nothing is in flight to it, and the next request may have another one.
     pub(super) fn disconnect(&mut self) {
         self.target = None;
     }

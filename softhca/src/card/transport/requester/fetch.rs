@@ -10,7 +10,7 @@ use gdsync_sys::prm::cqe::Syndrome;
 use gdsync_sys::prm::wqe::{CtrlFlags, CtrlSeg, SEGMENT};
 
 impl Requester {
-    /// Makes the request of a work-queue entry, and moves past its blocks.
+    /// Makes the request of a WQE, and moves past its blocks.
     fn take(&mut self, first: u32, ctrl: &CtrlSeg, blocks: u32, work: Result<Work, Syndrome>) -> Request {
         let packets = match &work {
             Ok(work) if !work.is_local() && work.wait.is_none() => packets_of(work.length),
@@ -78,12 +78,11 @@ impl Requester {
                 error.syndrome
             })
         };
-        // An entry whose size is wrong is skipped block by block.
+        // An entry of wrong size is skipped block by block.
         Some(self.take(entry.first, &ctrl, if size_is_right { blocks } else { 1 }, work))
     }
 
-    /// Takes the next announced work request without checking it, to flush it: only its index and
-    /// its opcode matter.
+    /// Takes the next announced work request without checking it, to flush it: only its index and opcode matter.
     pub(super) fn fetch_to_flush(&mut self) -> Option<Request> {
         let entry = self.queue.next()?;
         let blocks = u32::from(entry.ctrl.ds()).div_ceil(4).clamp(1, entry.announced);

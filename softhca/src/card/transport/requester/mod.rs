@@ -1,5 +1,4 @@
-//! The requester half of a queue pair: fetches work requests, sends and retries them, completes
-//! them.
+//! The requester half of a queue pair: fetches, sends, retries and completes work requests.
 
 mod answer;
 mod complete;

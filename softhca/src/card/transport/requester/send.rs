@@ -14,7 +14,7 @@ use gdsync_sys::prm::wqe::{DataSeg, Opcode};
 use zerocopy::IntoBytes;
 use zerocopy::byteorder::big_endian::{U32, U64};
 
-/// Most work requests that are fetched and not completed.
+/// Maximum number of work requests that are fetched and not completed.
 const WINDOW: usize = 64;
 
 impl Requester {
@@ -38,7 +38,7 @@ impl Requester {
             }
             if !self.is_connected(step) {
                 if self.cursor > 0 {
-                    // The target before has still to answer.
+                    // The previous target has not answered yet.
                     return None;
                 }
                 self.connect(step);
@@ -52,7 +52,7 @@ impl Requester {
             }
             let reads = || self.requests.iter().take(cursor).filter(|r| r.awaits_result() && !r.done).count();
             match &request.work {
-                // A request fails when it is the oldest, not before.
+                // A request fails only when it is the oldest.
                 Err(syndrome) if cursor == 0 => {
                     let syndrome = *syndrome;
                     self.fail_front(syndrome, step);
@@ -81,7 +81,7 @@ impl Requester {
         }
     }
 
-    /// The next packet of the request under the cursor, a send or a write.
+    /// The next packet of the send or write under the cursor.
     fn data_packet(&mut self, step: &mut Step<'_, '_>) -> Option<Header> {
         step.endpoint.parked.write_all();
         let request = &self.requests[self.cursor];
@@ -107,7 +107,7 @@ impl Requester {
             Payload::Mixed(bytes, segments) => (bytes, segments),
         };
         let (gather, regions) = (&mut *step.context.payload, step.context.regions);
-        // The inline bytes of this packet, and then its places.
+        // The inline bytes of this packet, and then its segments.
         let before = offset.saturating_sub(inline.len() as u32);
         let inline = inline.get(offset as usize..).unwrap_or_default();
         let inline = &inline[..inline.len().min(length as usize)];
@@ -148,7 +148,7 @@ impl Requester {
         Some(header)
     }
 
-    /// Names what a request of XRC or DC is for.
+    /// Sets the fields that only XRC and DC requests have.
     fn name_target(&self, work: &Work, header: &mut Header) {
         header.srqn = U32::new(work.srqn);
         if let Some(target) = self.target {
@@ -167,8 +167,7 @@ impl Requester {
         }
     }
 
-    /// The packet of the request under the cursor, a read or an atomic. It asks for what has not
-    /// arrived yet.
+    /// The packet of the read or atomic under the cursor. It asks for what has not arrived yet.
     fn result_packet(&mut self, step: &mut Step<'_, '_>) -> Option<Header> {
         let request = &self.requests[self.cursor];
         let work = request.work.as_ref().ok()?;
@@ -204,12 +203,12 @@ impl Requester {
         Some(header)
     }
 
-    /// The index of the request that is being sent, and its opcode.
+    /// The index and the opcode of the request that is being sent.
     pub(crate) fn place(&self) -> (u32, u8) {
         self.requests.get(self.cursor).map_or((0, 0), |request| (request.first, request.opcode_byte))
     }
 
-    /// The packet that [`Self::next_request`] made has left.
+    /// Handles that the packet made by [`Self::next_request`] has left.
     pub(crate) fn request_sent(&mut self, step: &mut Step<'_, '_>) {
         let Some(request) = self.requests.get_mut(self.cursor) else { return };
         if request.awaits_result() {

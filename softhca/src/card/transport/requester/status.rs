@@ -1,4 +1,4 @@
-//! What a requester waits for, in words.
+//! What a requester waits for, as text.
 
 use super::state::Requester;
 use crate::card::queue::wait::Wait;
@@ -10,21 +10,21 @@ use std::time::{Duration, Instant};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Pending {
     pub(crate) what: String,
-    /// Tells it from a later one with the same words.
+    /// Distinguishes it from a later one with the same text.
     pub(crate) mark: u64,
     /// Known for a WAIT only.
     pub(crate) time: Option<Duration>,
-    /// The completion queue, if one is waited for.
+    /// The completion queue of a WAIT for one.
     pub(crate) cqn: Option<u32>,
 }
 
 impl Requester {
-    /// Work requests that were read and are not completed.
+    /// Number of work requests that were read and are not completed.
     pub(crate) fn outstanding(&self) -> usize {
         self.requests.iter().filter(|request| !request.done).count()
     }
 
-    /// What it waits for now, if for anything: first a WAIT, as it holds back everything behind it.
+    /// What it waits for now, if anything: a WAIT first, as it blocks everything after it.
     pub(crate) fn pending(&self, now: Instant) -> Option<Pending> {
         self.held_by(now).or_else(|| self.answer())
     }

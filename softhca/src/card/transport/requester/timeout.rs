@@ -1,4 +1,4 @@
-//! The absence of answers: time-outs, and the retries that they cost.
+//! The absence of answers: time-outs and retries.
 
 use super::state::{PeerState, Requester};
 use crate::card::config::QpState;
@@ -6,22 +6,21 @@ use crate::card::transport::endpoint::Step;
 use gdsync_sys::prm::cqe::Syndrome;
 use std::time::Duration;
 
-/// A time-out that is examined is looked at again after its time-out divided by this.
+/// A time-out under check is checked again after its duration divided by this.
 const LOOKS: u32 = 16;
-/// Less than the time to the next step, in which this card is done with more of what a peer that has ended
-/// has sent.
+/// Less than the time to the next step, in which this card handles more of what an ended peer has sent.
 const NEXT_STEP: Duration = Duration::from_nanos(1);
-/// How long a queue pair whose peer has ended keeps what is not acknowledged, where its retries take as long. On
-/// hardware they take half a second and more: a program that has what it wants ends before they are over, and must be
-/// able to do so here, on a busy machine, too.
+/// Maximum time that a queue pair whose peer has ended keeps unacknowledged requests, if its retries take as long. On
+/// hardware the retries take half a second and more: a program that has what it wants ends before they are over, and
+/// must be able to do so here, even on a busy machine.
 const GRACE: Duration = Duration::from_millis(100);
 
 impl Requester {
-    /// The retransmission timer has expired, or the peer's process has ended.
+    /// Handles that the retransmission timer has expired, or that the peer's process has ended.
     ///
-    /// Hardware acknowledges without its host's CPU. A software card stops with its process, so a
-    /// time-out counts only if the peer's card has run since it took the packets. While it has not,
-    /// nothing is lost, and nothing has to be sent again.
+    /// Hardware acknowledges without its host's CPU. A software card stops with its process, so a time-out counts only
+    /// if the peer's card has run since it took the packets. Until then nothing is lost, and nothing has to be sent
+    /// again.
     pub(crate) fn retry(&mut self, peer: PeerState, step: &mut Step<'_, '_>) {
         if step.endpoint.state() != QpState::Rts {
             return self.set_timer(None);
@@ -58,13 +57,13 @@ impl Requester {
         self.wait_again(step);
     }
 
-    /// Whether the failure waits for the program, which has not taken all of its completions yet. It may end with
-    /// them, and must not find a failure behind the last one because it did not run for some time: on hardware the
-    /// retries take half a second and more, and the card does not compete with the program for a processor.
+    /// Whether the failure waits for the program, which has not consumed all its completions yet. The program may end
+    /// with them, and must not find a failure after the last one only because it did not run for a while: on hardware
+    /// the retries take half a second and more, and the card does not compete with the program for a processor.
     ///
-    /// The failure waits for so many looks at the program as make up all retries once more (the specification lets a
-    /// time-out last four times as long as it was set). They are looks, not a time: after a time in which the whole
-    /// process did not run, the program gets its turn, too.
+    /// The failure waits for as many checks of the program as take the time of all retries once more (the specification
+    /// lets a time-out last four times its configured value). Counting checks instead of time also gives the program
+    /// its turn after the whole process was stopped.
     fn waits_for_program(&mut self, step: &Step<'_, '_>) -> bool {
         let Some(timeout) = step.ack_timeout() else { return false };
         let looks = LOOKS * Self::transmissions(step);
@@ -80,7 +79,7 @@ impl Requester {
         u32::from(step.endpoint.attributes.retry_cnt) + 1
     }
 
-    /// None without a time-out: hardware would wait for ever, and the end of the peer is all that there is.
+    /// Zero without a time-out: hardware would wait forever, and only the peer's end fails the queue pair.
     fn grace(step: &Step<'_, '_>) -> Duration {
         step.ack_timeout().map_or(Duration::ZERO, |timeout| {
             step.context.speed.of(GRACE).min(timeout * Self::transmissions(step))
@@ -91,7 +90,7 @@ impl Requester {
         self.set_timer(step.ack_timeout().map(|timeout| step.context.now + timeout));
     }
 
-    /// Looks at the peer again soon. The examination goes on.
+    /// Checks the peer again soon, and continues the check of the time-out.
     fn look_again(&mut self, step: &Step<'_, '_>) {
         self.deadline = step.ack_timeout().map(|timeout| step.context.now + timeout / LOOKS);
     }

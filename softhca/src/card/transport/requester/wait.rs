@@ -1,5 +1,5 @@
-//! Work requests without packets: those that wait for a completion queue, a word or a time, those that release another
-//! queue, changes of memory keys, and reads of local memory.
+//! Work requests without packets: WAITs for a completion queue, a word or a time, SEND_ENs, changes of memory keys, and
+//! reads of local memory.
 
 use super::state::Requester;
 use crate::card::config::{Access, QpState};
@@ -15,11 +15,11 @@ use gdsync_sys::prm::cqe::Syndrome;
 use gdsync_sys::prm::wait::{CQ_INDEX, WaitDataSeg, has_entry, word};
 use std::time::Duration;
 
-/// Time between two looks at a word in peer memory: its clients are slow, and the card does nothing
-/// else while one copies.
+/// Time between two polls of a word in peer memory: its clients are slow, and the card does nothing else while one
+/// copies.
 const PEER_PERIOD: Duration = Duration::from_micros(50);
 
-/// What a look has found.
+/// Result of polling a WAIT.
 enum Look {
     Met,
     NotYet,
@@ -31,13 +31,13 @@ fn refused(syndrome: Syndrome, field: &'static str, message: String) -> Look {
 }
 
 impl Requester {
-    /// Whether its next request is a WAIT that was not met.
+    /// Whether its next request is an unmet WAIT.
     #[inline]
     pub(crate) fn is_held(&self) -> bool {
         self.waits.held
     }
 
-    /// Looks again at what it waits for. Returns whether it may go on, be it with an error.
+    /// Polls the WAIT under the cursor. Returns whether the requester may go on, possibly with an error.
     pub(crate) fn look(&mut self, step: &mut Step<'_, '_>) -> bool {
         let next = self.requests.get(self.cursor).and_then(|request| request.work.as_ref().ok()?.wait);
         let waits = match next {
@@ -48,8 +48,7 @@ impl Requester {
         !waits
     }
 
-    /// Executes the request under the cursor, one that waits or that releases another queue. Returns
-    /// whether the next one's turn has come.
+    /// Executes the WAIT or SEND_EN under the cursor. Returns whether the next request may follow.
     pub(super) fn pass_wait(&mut self, step: &mut Step<'_, '_>) -> bool {
         let Some(request) = self.requests.get(self.cursor) else { return false };
         let Some(next) = request.work.as_ref().ok().and_then(|work| work.wait) else { return false };
@@ -78,7 +77,7 @@ impl Requester {
         step.endpoint.state() == QpState::Rts
     }
 
-    /// Looks once.
+    /// Polls once.
     fn look_at(&mut self, next: Wait, step: &mut Step<'_, '_>) -> Look {
         match next {
             Wait::Completions { cqn, index } => self.look_at_queue(cqn, index, step),
@@ -124,8 +123,8 @@ impl Requester {
             }
             self.waits.look_at = Some(now + PEER_PERIOD);
         }
-        // SAFETY: resolved just now, to registered memory of that many bytes, which stays registered
-        // while the engine is locked.
+        // SAFETY: resolved just now, to registered memory of that many bytes, which stays registered while the engine
+        // is locked.
         let number = match unsafe { load_word(place) } {
             Ok(Some(native)) => word(native),
             Ok(None) => {
@@ -167,7 +166,7 @@ impl Requester {
         refused(Syndrome::LocalQpOperation, "qpn", message)
     }
 
-    /// Reports what works by luck only, before the first look.
+    /// Reports WAITs that work by luck only, before the first poll.
     fn check_luck(&mut self, next: Wait, step: &mut Step<'_, '_>) {
         match next {
             Wait::Data(segment) => {
@@ -186,7 +185,7 @@ impl Requester {
         }
     }
 
-    /// Reports a word that goes backwards while a WAIT is for it to grow.
+    /// Reports a word that goes backwards while a WAIT expects it to grow.
     fn check_word(&mut self, segment: &WaitDataSeg, number: u64, step: &mut Step<'_, '_>) {
         let name = (segment.lkey(), segment.addr());
         let last = self.waits.word.replace((name, number)).filter(|(last, _)| *last == name);
@@ -213,7 +212,7 @@ impl Requester {
     }
 }
 
-/// Whether an entry comes not after the one that was awaited last in the same queue.
+/// Whether an entry is not after the one that was last awaited in the same queue.
 fn is_stale((queue, last): (u32, u32), cqn: u32, index: u32) -> bool {
     queue == cqn && last.wrapping_sub(index) & CQ_INDEX <= CQ_INDEX / 2
 }
@@ -227,8 +226,8 @@ fn compare(segment: &WaitDataSeg, number: u64) -> Look {
 }
 
 impl Requester {
-    /// Executes the request under the cursor, which has no packets, and moves past it. False if it
-    /// fails, or if the queue pair can send no more.
+    /// Executes the request under the cursor, which has no packets, and moves past it. False if it fails, or if the
+    /// queue pair can send no more.
     pub(super) fn pass_local(&mut self, step: &mut Step<'_, '_>) -> bool {
         let request = &self.requests[self.cursor];
         let Ok(work) = &request.work else { return false };
@@ -238,7 +237,7 @@ impl Requester {
                 Ok(()) => None,
                 Err(error) => Some((Syndrome::MwBind, "mkey", error.to_string())),
             },
-            // The bytes that DUMP reads go nowhere.
+            // DUMP reads its bytes and drops them.
             (None, Payload::Segments(segments) | Payload::Mixed(_, segments)) => {
                 let regions = step.context.regions;
                 let read = each_piece(segments, 0, work.length, |range| {

@@ -1,5 +1,4 @@
-//! The packets of answers, the answers to duplicate requests, and the answers that a card with liberties keeps back
-//! for a while.
+//! The packets of answers, answers to duplicate requests, and the liberty to hold answers back for a while.
 
 use super::state::{Hold, Responder, Response};
 use crate::card::config::{Access, MTU, packets_of};
@@ -15,12 +14,11 @@ use crate::peer_memory::PeerFailure;
 use std::time::Instant;
 use zerocopy::byteorder::big_endian::{U32, U64};
 
-/// Most answers that wait for room in the fabric. Requests that are no duplicates need fewer.
+/// Maximum number of answers that wait for room in the fabric. Requests that are no duplicates need fewer.
 const MAX_RESPONSES: usize = 256;
 
 impl Responder {
-    /// A request that arrived before: it is acknowledged again; a read or an atomic is answered
-    /// again.
+    /// Handles a duplicate request: acknowledges it again, or answers a read or an atomic again.
     pub(super) fn duplicate(&mut self, kind: PacketKind, header: &Header, step: &Step<'_, '_>) {
         if self.responses.len() >= MAX_RESPONSES {
             // The peer does not take its answers; it will send the request again.
@@ -64,13 +62,13 @@ impl Responder {
         });
     }
 
-    /// Refuses a request that does not have the access key of a DC target.
+    /// Refuses a request without the access key of a DC target.
     pub(crate) fn refuse_key(&mut self, psn: u32, step: &mut Step<'_, '_>) {
         self.responses.push_back(Response::Nak { psn, code: NakCode::RemoteAccess });
         step.endpoint.fail();
     }
 
-    /// The payload of packet `psn`, which [`Self::next_response`] made for a read, cannot be read.
+    /// Handles that the payload of packet `psn`, made by [`Self::next_response`] for a read, cannot be read.
     pub(crate) fn refuse_read(&mut self, psn: u32, failure: &PeerFailure, step: &mut Step<'_, '_>) {
         step.report(None, PEER_MEMORY, failure.to_string());
         self.release_completions(step);
@@ -136,7 +134,7 @@ impl Responder {
         }
     }
 
-    /// The packet that [`Self::next_response`] made has left (or its destination has ended).
+    /// Handles that the packet made by [`Self::next_response`] has left (or its destination has ended).
     pub(crate) fn response_sent(&mut self, header: &Header, step: &mut Step<'_, '_>) {
         let refused = header.kind == PacketKind::Nak as u8;
         match self.responses.front_mut() {
@@ -148,7 +146,7 @@ impl Responder {
         }
     }
 
-    /// The acknowledgement of everything up to packet `last` has left: completions become visible.
+    /// Handles that the acknowledgement of everything up to packet `last` has left: completions become visible.
     fn acknowledged(&mut self, last: u32, step: &mut Step<'_, '_>) {
         while let Some(Response::Ack { psn, completion }) = self.responses.front_mut()
             && psn_distance(*psn, last) <= 0
@@ -173,22 +171,22 @@ impl Responder {
         }
     }
 
-    /// Keeps all answers back for a while, if the card takes that liberty now.
+    /// Holds all answers back for a while, if the card takes that liberty now.
     pub(super) fn hold(&mut self, kind: LibertyKinds, step: &mut Step<'_, '_>) {
         if let Some(pause) = step.context.dice.pause(kind) {
             self.held.until = self.held.until.max(Some(step.context.now + pause));
         }
     }
 
-    /// Whether answers wait: for the liberty of another moment, or for payload that is parked. An answer
-    /// says that the payload before it is written, so if not, everything is.
+    /// Whether answers are held back, by a liberty or because of deferred writes. If not, all deferred writes are
+    /// performed: an answer says that the payload before it is written.
     pub(super) fn is_held(&mut self, step: &mut Step<'_, '_>) -> bool {
         let now = step.context.now;
         if let Some(until) = self.held.until.max(step.endpoint.parked.due()) {
             let since = *self.held.since.get_or_insert(now);
             let until = until.min(since + LONGEST_PAUSE);
             if now < until {
-                // What is parked may be written before.
+                // Deferred writes may be performed earlier.
                 self.held.until = Some(until);
                 return true;
             }
@@ -198,18 +196,17 @@ impl Responder {
         false
     }
 
-    /// When answers go on that are kept back.
+    /// When answers that are held back continue.
     pub(crate) fn next_wake(&self) -> Option<Instant> {
         self.held.until
     }
 
-    /// Whether the time has come. Forgets it.
+    /// Whether that time has come. Clears it.
     pub(crate) fn take_hold_over(&mut self, now: Instant) -> bool {
         self.held.until.take_if(|until| *until <= now).is_some()
     }
 
-    /// The number of the packet up to which the acknowledgement in front is one for all: with that
-    /// liberty, of all acknowledgements that wait beside each other.
+    /// The PSN of an acknowledgement for `psn`: with that liberty, one acknowledgement covers all adjacent ones.
     pub(super) fn acknowledged_at_once(&self, psn: u32, step: &Step<'_, '_>) -> u32 {
         if !step.context.dice.has(LibertyKinds::ACKNOWLEDGEMENTS) {
             return psn;

@@ -10,10 +10,10 @@ use crate::liberties::LibertyKinds;
 use crate::packet::{FIRST, Header, IMMEDIATE, INVALIDATE, LAST, NakCode, Packet, SOLICITED};
 use gdsync_sys::prm::cqe::{Cqe64, CqeOpcode, PathFields, Syndrome};
 
-/// Packets after which one is acknowledged although its message continues.
+/// Number of packets after which one is acknowledged although its message continues.
 const ACK_EVERY: u32 = 16;
 
-/// A receive names memory that cannot be written. A diagnostic says which.
+/// A receive names memory that cannot be written. A diagnostic tells which.
 pub(super) struct NoAccess;
 
 /// Copies the next part of a message into a receive.
@@ -38,10 +38,10 @@ pub(super) fn scatter(
     Ok(())
 }
 
-/// Data that goes into the completion entry in place of the receive's memory: the whole message of a packet.
+/// A whole message of one packet that goes into the completion entry instead of the receive's memory.
 pub(super) struct InEntry {
     data: Vec<u8>,
-    /// Bytes between two entries of the completion queue.
+    /// Stride of the completion queue.
     stride: u32,
 }
 
@@ -80,7 +80,7 @@ pub(super) fn completion(
     Cqe64::responder(opcode, step.endpoint.qpn, remote, index, length, header.imm, header.has(SOLICITED))
 }
 
-/// Invalidates the key that a send names, which fills a receive.
+/// Invalidates the key that a send names.
 fn invalidate(slot: Slot, header: &Header, step: &mut Step<'_, '_>) -> Result<(), Stop> {
     let owner = (step.endpoint.pdn, step.endpoint.qpn);
     step.context.regions.invalidate(u32::from_be_bytes(header.imm), owner).map_err(|error| {
@@ -90,7 +90,7 @@ fn invalidate(slot: Slot, header: &Header, step: &mut Step<'_, '_>) -> Result<()
 }
 
 impl Responder {
-    /// Takes a packet of a send. Returns the packet numbers that it covers.
+    /// Handles a packet of a send. Returns the number of PSNs that it covers.
     pub(super) fn take_send(&mut self, packet: Packet<'_>, step: &mut Step<'_, '_>) -> Result<u32, Stop> {
         let header = packet.header;
         if header.has(FIRST) {
@@ -128,7 +128,7 @@ impl Responder {
         Ok(1)
     }
 
-    /// The last packet of a message was taken, which completes a receive, with `data` inside the entry.
+    /// Completes a receive with the last packet of a message, with `data` inside the entry.
     pub(super) fn complete_receive(
         &mut self,
         opcode: CqeOpcode,
@@ -146,8 +146,7 @@ impl Responder {
         self.taken(header, Some((slot.home, entry)), step);
     }
 
-    /// A packet was taken. On a reliable connection it is acknowledged, and its completion becomes
-    /// visible after that.
+    /// Acknowledges a packet of a reliable connection; its completion becomes visible after that.
     pub(super) fn taken(
         &mut self,
         header: &Header,
@@ -180,8 +179,8 @@ impl Responder {
         }
     }
 
-    /// The initiator of a connection of DC is gone, or is refused: the receive that its message had begun
-    /// to fill completes, so that the program gets it back.
+    /// Ends a DC connection whose initiator is gone or is refused. A receive that its message had begun to fill
+    /// completes with an error, so that the program gets it back.
     pub(crate) fn abandon(&mut self, step: &mut Step<'_, '_>) {
         self.release_completions(step);
         if let Some(receive) = self.queue.current.take() {
@@ -189,7 +188,7 @@ impl Responder {
         }
     }
 
-    /// In ERR: completes every posted receive as flushed. Returns whether there was one.
+    /// In ERR: completes all posted receives as flushed. Returns whether there was one.
     pub(crate) fn flush(&mut self, step: &mut Step<'_, '_>) -> bool {
         let mut flushed = false;
         for slot in self.queue.take_all() {

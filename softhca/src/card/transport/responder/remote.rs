@@ -1,7 +1,7 @@
 //! RDMA writes and reads, and atomic operations: compare-and-swap and fetch-and-add of 4 and 8 bytes, also masked.
 //!
-//! In memory of the host the card executes atomic operations as those of the CPU, so they are atomic
-//! for the threads of programs, too. Operands are in host order.
+//! In host memory the card executes atomic operations as the CPU's, so they are atomic for threads of programs, too.
+//! Operands are in host order.
 
 use super::state::{Original, Responder, Response, Stop};
 use crate::card::config::{Access, packets_of};
@@ -62,11 +62,11 @@ fn no_access(refusal: &Refusal, step: &mut Step<'_, '_>) -> Stop {
 }
 
 impl Responder {
-    /// Takes a packet of an RDMA write. Returns the packet numbers that it covers.
+    /// Handles a packet of an RDMA write. Returns the number of PSNs that it covers.
     pub(super) fn take_write(&mut self, packet: Packet<'_>, step: &mut Step<'_, '_>) -> Result<u32, Stop> {
         let (header, length) = (packet.header, packet.payload_len());
         let total = if header.has(FIRST) { header.length.get() as usize } else { length };
-        // The whole message, with its first packet: then this packet's part.
+        // The first packet checks the whole message; later ones check their own part.
         check_access(header, total.max(length) as u64, Access::REMOTE_WRITE, step)?;
         let pieces = remote_memory(header, length as u64, Access::REMOTE_WRITE, step)?;
         let completes = header.has(LAST) && header.has(IMMEDIATE);
@@ -98,7 +98,7 @@ impl Responder {
         Ok(1)
     }
 
-    /// Takes an RDMA read request. Returns the packet numbers that its answer covers.
+    /// Handles an RDMA read request. Returns the number of PSNs that its answer covers.
     pub(super) fn take_read(&mut self, header: &Header, step: &mut Step<'_, '_>) -> Result<u32, Stop> {
         self.check_responses_in_flight(step)?;
         let length = header.length.get();
@@ -107,8 +107,7 @@ impl Responder {
         Ok(packets_of(length))
     }
 
-    /// Executes an atomic operation that is no duplicate. Returns the packet numbers that it
-    /// covers.
+    /// Executes an atomic operation that is no duplicate. Returns the number of PSNs that it covers.
     pub(super) fn take_atomic(&mut self, packet: Packet<'_>, step: &mut Step<'_, '_>) -> Result<u32, Stop> {
         self.check_responses_in_flight(step)?;
         let header = packet.header;
@@ -129,8 +128,8 @@ impl Responder {
             return Err(misaligned(addr, bytes, step));
         };
         step.endpoint.parked.write_all();
-        // SAFETY: aligned, as checked above, and resolved just now to registered memory with remote
-        // atomic (so local write) access; no region is removed while the engine is locked.
+        // SAFETY: aligned, as checked above, and resolved just now to registered memory with remote atomic (so local
+        // write) access; no region is removed while the engine is locked.
         let value = match unsafe { copy::atomic(place, bytes, operation) } {
             Ok(value) => value,
             Err(failure) => {
@@ -146,7 +145,7 @@ impl Responder {
     }
 }
 
-/// The operation of a request; its masks are its payload. `None` if the payload is something else.
+/// The operation of a request, whose masks are its payload. `None` if the payload is something else.
 fn operation(kind: PacketKind, header: &Header, payload: &[Part]) -> Option<AtomicOperation> {
     let [first, second] = header.operands.map(|operand| operand.get());
     // SAFETY: the parts are the packet's payload, readable while it is handled.

@@ -1,5 +1,5 @@
-//! Requests of connections, and datagrams. Requests of reliable connections: in order, acknowledged, refused with a NAK.
-//! Those of unreliable ones: not acknowledged, and dropped if they cannot be executed.
+//! Requests of reliable connections, which are executed in order, acknowledged, or refused with a NAK; requests of
+//! unreliable ones, which are not acknowledged, and dropped if they cannot be executed; and datagrams.
 
 use super::receive::{completion, scatter, send_opcode};
 use super::state::{Failure, Responder, Response, Stop};
@@ -79,12 +79,11 @@ impl Responder {
             Failure::Event(event) => step.responder_failed(event),
             Failure::Completion(slot, syndrome) => step.receive_error(slot, syndrome),
         }
-        // The flush includes a receive that a message has begun to fill, unless it is the
-        // one that failed.
+        // The flush includes a receive that a message has begun to fill, unless it is the one that failed.
         step.endpoint.fail();
     }
 
-    /// The payload of packet `psn`, and perhaps of packets after it, was taken and could not be written to
+    /// Handles that the payload of packet `psn`, and perhaps of later packets, was taken and could not be written to
     /// peer memory. None of them was the last of its message, and no acknowledgement of them has left.
     pub(crate) fn copy_failed(&mut self, psn: u32, failure: &PeerFailure, step: &mut Step<'_, '_>) {
         step.report(None, PEER_MEMORY, failure.to_string());
@@ -103,9 +102,9 @@ impl Responder {
         self.refuse(psn, refusal, step);
     }
 
-    /// Handles a request. The rest of a message is dropped if one of its packets is missing, if it
-    /// finds no receive, or if it may not write to its target. A receive that it had begun to fill
-    /// is used for the next message (IB specification, 9.8.2).
+    /// Handles a request of an unreliable connection. The rest of a message is dropped if one of its packets is
+    /// missing, if it finds no receive, or if it may not write to its target. A receive that it had begun to fill is
+    /// used for the next message (IB specification, 9.8.2).
     pub(crate) fn unreliable_request(&mut self, packet: Packet<'_>, step: &mut Step<'_, '_>) {
         let Packet { kind, header, .. } = packet;
         let psn = header.psn.get();
@@ -137,8 +136,7 @@ impl Responder {
         }
     }
 
-    /// Handles a datagram. It is dropped if its Q_Key is not the queue pair's, or if no receive is
-    /// posted.
+    /// Handles a datagram. It is dropped if its Q_Key is not the queue pair's, or if no receive is posted.
     pub(crate) fn datagram(&mut self, packet: Packet<'_>, step: &mut Step<'_, '_>) {
         let Packet { source, header, payload, .. } = packet;
         let (qkey, own) = (header.rkey.get(), step.endpoint.attributes.qkey);
@@ -183,7 +181,7 @@ impl Responder {
             return step.endpoint.fail();
         }
         if !has_grh {
-            // Without a network header, the bytes in its place stay as they are.
+            // Without a network header, its bytes in the receive are left unchanged.
             receive.offset = GRH_BYTES;
         }
         if scatter(&mut receive, payload, step).is_err() {
