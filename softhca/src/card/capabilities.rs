@@ -55,8 +55,8 @@ pub const ODP: OdpTransports = OdpTransports {
 pub const CLOCK_KHZ: u32 = 1_000_000;
 
 impl Card {
-    /// The answer to `QUERY_HCA_CAP` for a type of capabilities (`cap::TYPE_*`), the same for maximum and current
-    /// values; `None` for an unknown type. Fields of the device as a whole, such as its `vhca_id`, are 0.
+    /// Returns the answer to `QUERY_HCA_CAP` for a type of capabilities (`cap::TYPE_*`), the same for maximum and
+    /// current values; `None` for an unknown type. Fields of the device as a whole, such as its `vhca_id`, are 0.
     pub fn capabilities(&self, kind: u64) -> Option<Vec<u8>> {
         let mut answer = vec![0; cap::BYTES];
         match kind {

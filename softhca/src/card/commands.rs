@@ -26,7 +26,7 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 impl Card {
-    /// A number that was not used for long: a late packet or completion must not reach a new object.
+    /// Returns a number that was not used for long: a late packet or completion must not reach a new object.
     pub(super) fn number(&self, taken: impl Fn(u32) -> bool) -> u32 {
         loop {
             let number = self.next_number.fetch_add(1, Ordering::Relaxed) & NUMBERS;
@@ -87,9 +87,9 @@ impl Card {
         })
     }
 
-    /// A descriptor of the file that holds the card's pages of doorbell registers, even before the first page exists. A
-    /// program can map a page again with it (shared, 4096 bytes, at [`UarHandle::offset`]), and ring through either
-    /// mapping.
+    /// Returns a descriptor of the file that holds the card's pages of doorbell registers, even before the first page
+    /// exists. A program can map a page again with it (shared, 4096 bytes, at [`UarHandle::offset`]), and ring through
+    /// either mapping.
     ///
     /// # Errors
     /// [`CardError::System`].
@@ -181,7 +181,7 @@ impl Card {
         })
     }
 
-    /// State of a completion queue.
+    /// Returns the state of a completion queue.
     ///
     /// # Errors
     /// [`CardError::NotFound`].
@@ -297,17 +297,17 @@ impl Card {
         })
     }
 
-    /// The card's node: its address in the fabric.
+    /// Returns the card's node: its address in the fabric.
     pub fn node(&self) -> Node {
         self.port.node()
     }
 
-    /// The node whose card has an IP address, IPv4 as an IPv4-mapped one, among its GIDs.
+    /// Returns the node whose card has an IP address, IPv4 as an IPv4-mapped one, among its GIDs.
     pub fn node_at(&self, address: IpAddr) -> Option<Node> {
         self.port.node_at(address)
     }
 
-    /// The GID by which connections reach the card at a node: on Ethernet the IPv4-mapped one.
+    /// Returns the GID by which connections reach the card at a node: on Ethernet the IPv4-mapped one.
     pub fn gid_of(&self, node: Node) -> Option<[u8; 16]> {
         self.port.gid_of(node)
     }
@@ -331,13 +331,13 @@ impl Card {
         self.command(|engine| engine.resources.inbox.take())
     }
 
-    /// Whether the process of a node that this card has sent to is known to be alive. False if it has ended, or if this
-    /// card has sent nothing there.
+    /// Returns whether the process of a node that this card has sent to is known to be alive. False if it has ended, or
+    /// if this card has sent nothing there.
     pub fn is_linked(&self, node: Node) -> bool {
         node == self.port.node() || self.command(|engine| engine.fabric.is_linked(node))
     }
 
-    /// Attributes of a queue pair.
+    /// Returns the attributes of a queue pair.
     ///
     /// # Errors
     /// [`CardError::NotFound`].

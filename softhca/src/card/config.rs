@@ -17,7 +17,7 @@ use std::time::Duration;
 /// Maximum payload of a packet in bytes. It is larger than any path MTU, which programs cannot observe.
 pub(crate) const MTU: u32 = MAX_PAYLOAD as u32;
 
-/// Number of packets of a message of `length` bytes. An empty message has one packet.
+/// Returns the number of packets of a message of `length` bytes. An empty message has one packet.
 pub(crate) fn packets_of(length: u32) -> u32 {
     length.div_ceil(MTU).max(1)
 }
@@ -91,7 +91,7 @@ impl RegionConfig {
 pub enum WindowKind {
     /// Bound by a verb; usable through every queue pair of the domain.
     Type1,
-    /// Bound by a work request to the queue pair of that request, and invalidated by another one.
+    /// Bound by a work request to the queue pair of that request; another work request invalidates it.
     Type2,
 }
 
@@ -142,13 +142,13 @@ pub enum QpState {
 }
 
 impl QpState {
-    /// The state of a code of `enum ibv_qp_state`; `None` for a state that the card does not have.
+    /// Returns the state of a code of `enum ibv_qp_state`; `None` for a state that the card does not have.
     pub fn from_ibv(code: c_int) -> Option<Self> {
         use QpState::{Err, Init, Reset, Rtr, Rts};
         [Reset, Init, Rtr, Rts, Err].into_iter().find(|state| state.to_ibv() == code)
     }
 
-    /// The code of `enum ibv_qp_state`.
+    /// Returns the code of `enum ibv_qp_state`.
     pub fn to_ibv(self) -> c_int {
         match self {
             QpState::Reset => verbs::IBV_QPS_RESET,
@@ -250,12 +250,12 @@ pub struct QpAttributes {
     pub rnr_retry: u8,
 }
 
-/// Local ACK timeout of a code: 4.096 µs * 2^code, none for 0 (IB specification, 9.7.6.1.3).
+/// Returns the local ACK timeout of a code: 4.096 µs * 2^code, none for 0 (IB specification, 9.7.6.1.3).
 pub(crate) fn ack_timeout(code: u8) -> Option<Duration> {
     (code != 0).then(|| Duration::from_nanos(4096 << u32::from(code & 31)))
 }
 
-/// RNR NAK timer of a code, in 10 µs units (IB specification, table 45); code 0 is the longest.
+/// Returns the RNR NAK timer of a code, in 10 µs units (IB specification, table 45); code 0 is the longest.
 pub(crate) fn rnr_timer(code: u8) -> Duration {
     const UNITS: [u32; 32] = [
         65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048,

@@ -177,7 +177,7 @@ pub(crate) enum ScatterError {
 }
 
 impl ScatterError {
-    /// The field of its diagnostic: `key` for a refused segment.
+    /// Returns the field of its diagnostic: `key` for a refused segment.
     pub(crate) fn field(&self, key: &'static str) -> &'static str {
         match self {
             ScatterError::Refused(_) => key,
@@ -211,17 +211,17 @@ impl Context<'_> {
         }
     }
 
-    /// The fill level of a completion queue; `None` if it does not exist.
+    /// Returns the fill level of a completion queue; `None` if it does not exist.
     pub(crate) fn progress(&self, cqn: u32) -> Option<Progress> {
         self.cqs.get(&cqn).map(Cq::progress)
     }
 
-    /// Whether a completion queue has entries that its program has not consumed yet.
+    /// Returns whether a completion queue has entries that its program has not consumed yet.
     pub(crate) fn has_unconsumed(&self, cqn: u32) -> bool {
         self.delayed.holds(cqn) || self.cqs.get(&cqn).is_some_and(Cq::has_unconsumed)
     }
 
-    /// The stride of a completion queue, if its entries have room for `data` bytes inside.
+    /// Returns the stride of a completion queue, if its entries have room for `data` bytes inside.
     pub(crate) fn stride_for(&self, cqn: Option<u32>, data: usize) -> Option<u32> {
         let stride = self.cqs.get(&cqn?)?.ring.stride;
         (1..=ring::room(stride)).contains(&data).then_some(stride)
@@ -236,13 +236,13 @@ impl Context<'_> {
         is_slave
     }
 
-    /// The protection domain of a shared receive queue in an XRC domain.
+    /// Returns the protection domain of a shared receive queue in an XRC domain.
     pub(crate) fn xrc_domain(&self, srqn: u32, xrcd: u32) -> Option<u32> {
         let srq = self.srqs.get(&srqn).filter(|srq| srq.xrc.is_some_and(|xrc| xrc.xrcd == xrcd))?;
         Some(srq.pdn)
     }
 
-    /// Whether a shared receive queue has a posted receive.
+    /// Returns whether a shared receive queue has a posted receive.
     pub(crate) fn has_shared(&mut self, srqn: u32) -> bool {
         self.srqs.get_mut(&srqn).is_some_and(Srq::has_receive)
     }
@@ -380,7 +380,7 @@ impl Context<'_> {
     }
 }
 
-/// The kind of a work request's request packets.
+/// Returns the kind of a work request's request packets.
 fn requested(wqe_opcode: u8) -> Option<PacketKind> {
     Some(match Opcode::try_from(wqe_opcode).ok()? {
         Opcode::Send | Opcode::SendImm | Opcode::SendInval => PacketKind::Send,

@@ -102,7 +102,7 @@ impl Counters {
         unsafe { SharedU64::from_ptr(self.memory.base().cast::<u64>().add(counter as usize).cast()) }
     }
 
-    /// The value of a counter.
+    /// Returns the value of a counter.
     pub fn get(&self, counter: Counter) -> u64 {
         self.word(counter).load(Ordering::Relaxed)
     }

@@ -53,7 +53,7 @@ impl DelayedPackets {
         self.flows.contains_key(&flow)
     }
 
-    /// Whether the packets of a flow wait for room in the fabric.
+    /// Returns whether the packets of a flow wait for room in the fabric.
     pub(crate) fn has_no_room(&self, flow: Flow) -> bool {
         self.flows.get(&flow).and_then(VecDeque::front).is_some_and(|packet| packet.had_no_room)
     }
@@ -62,7 +62,7 @@ impl DelayedPackets {
         self.flows.get(&flow).is_some_and(|packets| packets.len() >= FULL)
     }
 
-    /// Whether too many incoming packets wait.
+    /// Returns whether too many incoming packets wait.
     pub(crate) fn is_congested(&self) -> bool {
         let incoming = self.flows.iter().filter(|((direction, _), _)| *direction == Direction::In);
         incoming.map(|(_, packets)| packets.len()).sum::<usize>() >= CONGESTED
@@ -88,7 +88,7 @@ impl DelayedPackets {
         }
     }
 
-    /// Flows whose first packet is ready.
+    /// Returns flows whose first packet is ready.
     pub(crate) fn ready(&self, now: Instant) -> Vec<Flow> {
         let is_ready = |packets: &VecDeque<DelayedPacket>| packets.front().is_some_and(|p| p.is_ready(now));
         self.flows.iter().filter(|(_, packets)| is_ready(packets)).map(|(flow, _)| *flow).collect()
@@ -105,7 +105,7 @@ impl DelayedPackets {
         packet
     }
 
-    /// When the next packet is due.
+    /// Returns when the next packet is due.
     pub(crate) fn next_due(&self) -> Option<Instant> {
         self.flows.values().filter_map(|packets| packets.front()).map(|packet| packet.due).min()
     }
@@ -140,7 +140,7 @@ impl DelayedCompletions {
         self.queues.is_empty()
     }
 
-    /// Whether an entry of this queue waits. Then all later ones wait, too.
+    /// Returns whether an entry of this queue waits. Then all later ones wait, too.
     pub(crate) fn holds(&self, cqn: u32) -> bool {
         self.queues.contains_key(&cqn)
     }
@@ -170,15 +170,15 @@ impl DelayedCompletions {
         self.queues.remove(&cqn);
     }
 
-    /// Completion queues in which entries of this queue pair wait.
+    /// Returns completion queues in which entries of this queue pair wait.
     fn queues_of(&self, qpn: u32) -> impl Iterator<Item = u32> {
         let waits =
             move |queue: &VecDeque<(Instant, Entry)>| queue.iter().any(|(_, entry)| entry.cqe.qpn() == qpn);
         self.queues.iter().filter(move |(_, queue)| waits(queue)).map(|(cqn, _)| *cqn)
     }
 
-    /// Whether the last-receive event of this queue pair can be raised now, as none of its entries waits; otherwise
-    /// [`Self::take_last_receives`] returns it later.
+    /// Returns whether the last-receive event of this queue pair can be raised now, as none of its entries waits;
+    /// otherwise [`Self::take_last_receives`] returns it later.
     pub(crate) fn last_receive(&mut self, qpn: u32) -> bool {
         let waits = self.queues_of(qpn).next().is_some();
         if waits {

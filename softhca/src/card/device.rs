@@ -135,40 +135,40 @@ impl Card {
         }
     }
 
-    /// Its LID, unique on the host while the card lives. A card with an Ethernet port has one, too: its GIDs end with
-    /// it, and fronts report LID 0. 0 on the fabric of several hosts.
+    /// Returns its LID, unique on the host while the card lives. A card with an Ethernet port has one, too: its GIDs
+    /// end with it, and fronts report LID 0. 0 on the fabric of several hosts.
     pub fn lid(&self) -> u16 {
         self.port.lid
     }
 
-    /// Link layer of its port.
+    /// Returns the link layer of its port.
     pub fn link_layer(&self) -> LinkLayer {
         self.port.link
     }
 
-    /// Its GUID: an EUI-64 of the locally administered range that ends with the LID.
+    /// Returns its GUID: an EUI-64 of the locally administered range that ends with the LID.
     pub fn guid(&self) -> u64 {
         self.port.guid()
     }
 
-    /// Its GID table. InfiniBand: the link-local prefix with the GUID. Ethernet: the same GID as RoCE v1 and as RoCE
-    /// v2, then the IPv4-mapped address `::ffff:10.83.x.y` as both, where x.y is the LID. On the fabric of several
+    /// Returns its GID table. InfiniBand: the link-local prefix with the GUID. Ethernet: the same GID as RoCE v1 and as
+    /// RoCE v2, then the IPv4-mapped address `::ffff:10.83.x.y` as both, where x.y is the LID. On the fabric of several
     /// hosts the IPv4 address is the card's own, and the GUID ends with it, too.
     pub fn gids(&self) -> &[GidEntry] {
         &self.gids
     }
 
-    /// Its limits.
+    /// Returns its limits.
     pub fn limits(&self) -> &Limits {
         &self.limits
     }
 
-    /// The speed of its timers.
+    /// Returns the speed of its timers.
     pub fn speed(&self) -> Speed {
         self.shared.engine.lock().resources.speed
     }
 
-    /// Its rules for work requests that wait.
+    /// Returns its rules for work requests that wait.
     pub fn wait_rules(&self) -> WaitRules {
         self.shared.engine.lock().resources.waits
     }
@@ -184,8 +184,8 @@ impl Card {
         self.command(|engine| engine.resources.waits = rules);
     }
 
-    /// The current time of the clock that WAIT for a time compares: nanoseconds of `CLOCK_MONOTONIC`. The card polls it
-    /// like doorbells, so an idle card is up to 1 ms late.
+    /// Returns the current time of the clock that WAIT for a time compares: nanoseconds of `CLOCK_MONOTONIC`. The card
+    /// polls it like doorbells, so an idle card is up to 1 ms late.
     pub fn ticks(&self) -> u64 {
         clock::nanoseconds()
     }
@@ -195,7 +195,7 @@ impl Card {
         self.command(|engine| engine.counters.file = Some(counters));
     }
 
-    /// The last 256 findings of the strict checker, oldest first.
+    /// Returns the last 256 findings of the strict checker, oldest first.
     pub fn diagnostics(&self) -> Vec<Diagnostic> {
         self.shared.engine.lock().resources.diagnostics.all()
     }
@@ -212,7 +212,7 @@ impl Card {
         self.command(|engine| engine.resources.dice = liberties::of_one_card(liberties));
     }
 
-    /// The fault rules of this card, with their counts.
+    /// Returns the fault rules of this card, with their counts.
     pub fn fault_counts(&self) -> Vec<RuleCount> {
         self.faults.counts()
     }

@@ -18,7 +18,7 @@ pub enum Verdict {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Diagnostic {
-    /// Whether a card would accept it.
+    /// The consequence.
     pub verdict: Verdict,
     /// The queue pair, if one is concerned.
     pub qpn: Option<u32>,
@@ -63,7 +63,7 @@ impl Diagnostics {
         self.kept.push_back(diagnostic);
     }
 
-    /// Number of kept diagnostics.
+    /// Returns the number of kept diagnostics.
     pub(crate) fn count(&self) -> usize {
         self.kept.len()
     }

@@ -61,7 +61,7 @@ pub enum CardError {
 }
 
 impl CardError {
-    /// The errno that the kernel would return for the command.
+    /// Returns the errno that the kernel would return for the command.
     pub fn errno(&self) -> i32 {
         match self {
             CardError::Fabric(FabricError::Addresses(_)) | CardError::Setting(_) => libc::EINVAL,

@@ -18,7 +18,7 @@ fn may_help(engine: &Engine) -> bool {
     !engine.rest.own_thread_only && engine.qps.len() <= QUEUE_PAIRS
 }
 
-/// Maximum number of helpers: the number of cores, as each helper occupies one.
+/// Returns the maximum number of helpers: the number of cores, as each helper occupies one.
 fn most_helpers() -> u32 {
     static MOST: OnceLock<u32> = OnceLock::new();
     *MOST.get_or_init(|| std::thread::available_parallelism().map_or(1, |cores| cores.get() as u32))

@@ -54,7 +54,7 @@ mod tests {
     fn datagrams_keep_their_order_and_an_agent_that_does_not_look_loses_some() {
         let mut inbox = Inbox::default();
         let bytes = [7u8; MAX_MANAGEMENT + 1];
-        // SAFETY: the parts lie in `bytes`.
+        // SAFETY: the parts are in `bytes`.
         let mut push = |len| unsafe { inbox.push(3, &[(bytes.as_ptr(), len)]) };
         assert!(!push(MAX_MANAGEMENT + 1));
         assert!((0..WAITING).all(|i| push(i % MAX_MANAGEMENT)));

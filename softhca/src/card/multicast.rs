@@ -16,18 +16,18 @@ pub(crate) struct Members {
 }
 
 impl Members {
-    /// Number of groups with members.
+    /// Returns the number of groups with members.
     pub(crate) fn groups(&self) -> usize {
         self.by_group.len()
     }
 
-    /// The queue pairs attached to a group.
+    /// Returns the queue pairs attached to a group.
     pub(crate) fn of(&self, group: &Group) -> impl ExactSizeIterator<Item = u32> {
         static NONE: BTreeSet<u32> = BTreeSet::new();
         self.by_group.get(group).unwrap_or(&NONE).iter().copied()
     }
 
-    /// Whether a queue pair is attached to a group.
+    /// Returns whether a queue pair is attached to a group.
     pub(crate) fn has(&self, group: &Group, qpn: u32) -> bool {
         self.by_group.get(group).is_some_and(|members| members.contains(&qpn))
     }
@@ -48,7 +48,7 @@ impl Members {
         is_empty
     }
 
-    /// The groups that a queue pair is attached to.
+    /// Returns the groups that a queue pair is attached to.
     pub(crate) fn groups_of(&self, qpn: u32) -> Vec<Group> {
         let is_member = |members: &BTreeSet<u32>| members.contains(&qpn);
         self.by_group.iter().filter(|(_, members)| is_member(members)).map(|(group, _)| *group).collect()
@@ -56,7 +56,7 @@ impl Members {
 }
 
 impl Card {
-    /// Whether queue pairs can be attached to multicast groups: only on the fabric of one host.
+    /// Returns whether queue pairs can be attached to multicast groups: only on the fabric of one host.
     pub fn has_multicast(&self) -> bool {
         self.command(|engine| engine.fabric.is_of_one_host())
     }

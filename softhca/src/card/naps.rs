@@ -1,4 +1,4 @@
-//! How long an idle card's thread polls and sleeps, and what its naps cost: what a GPU or libmlx5 stores to a register
+//! How long an idle card's thread polls and sleeps, and the cost of its naps: a store of a GPU or libmlx5 to a register
 //! during a nap is noticed only at its end.
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -59,7 +59,7 @@ impl Spin {
         Spin { least, most, now: least }
     }
 
-    /// The current polling time.
+    /// Returns the current polling time.
     pub(super) fn time(&self) -> Duration {
         self.now
     }

@@ -65,7 +65,7 @@ impl Card {
         })
     }
 
-    /// State of a shared receive queue.
+    /// Returns the state of a shared receive queue.
     ///
     /// # Errors
     /// [`CardError::NotFound`].

@@ -71,7 +71,7 @@ impl Engine {
         }
     }
 
-    /// The other side of an established connection.
+    /// Returns the other side of an established connection.
     fn peer(&self, qp: &Qp) -> Option<Peer> {
         let is_connected = match qp.endpoint.config.transport {
             Transport::Ud => false,
@@ -82,7 +82,7 @@ impl Engine {
         (is_connected && queue_pair != 0).then_some(Peer { node, queue_pair })
     }
 
-    /// Queue pairs that complete to a completion queue, lowest numbers first.
+    /// Returns queue pairs that complete to a completion queue, lowest numbers first.
     fn completing_in(&self, cqn: u32) -> Vec<u32> {
         let config = |qp: &Qp| [qp.endpoint.config.send_cq, qp.endpoint.config.recv_cq];
         let mut found: Vec<u32> =

@@ -6,18 +6,18 @@ use gdsync_sys::prm::cqe::Cqe64;
 use gdsync_sys::prm::doorbell::Doorbell;
 use gdsync_trace::{Kind, Span, event, span, span_since};
 
-/// A queue pair as timeline records identify it.
+/// Returns a queue pair as timeline records identify it.
 fn queue(port: Port, qpn: u32) -> u64 {
     u64::from(port.node()) << 32 | u64::from(qpn)
 }
 
-/// Whether a packet is the last of a message: a send, a write, a read, an atomic, a datagram.
+/// Returns whether a packet is the last of a message: a send, a write, a read, an atomic, a datagram.
 fn ends_message(kind: PacketKind, header: &Header) -> bool {
     let has_parts = matches!(kind, PacketKind::Send | PacketKind::Write | PacketKind::Datagram);
     kind.is_request() && (header.has(LAST) || !has_parts)
 }
 
-/// PSN and message length.
+/// Returns PSN and message length.
 fn size(header: &Header) -> u64 {
     u64::from(header.psn.get()) << 32 | u64::from(header.length.get())
 }

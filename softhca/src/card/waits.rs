@@ -60,12 +60,12 @@ impl FromStr for WaitRules {
 }
 
 impl WaitRules {
-    /// Whether the card has WAIT for completion queues and SEND_EN.
+    /// Returns whether the card has WAIT for completion queues and SEND_EN.
     pub fn has_cross_channel(&self) -> bool {
         self.supported && self.cross_channel
     }
 
-    /// The rules from the environment.
+    /// Returns the rules from the environment.
     ///
     /// # Errors
     /// [`SettingError::Malformed`].

@@ -30,7 +30,7 @@ impl Card {
         })
     }
 
-    /// Whether the XRC domain of a file is open.
+    /// Returns whether the XRC domain of a file is open.
     pub fn has_xrcd(&self, file: (u64, u64)) -> bool {
         self.command(|engine| engine.xrcds.values().any(|domain| domain.file == Some(file)))
     }

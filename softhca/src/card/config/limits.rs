@@ -79,7 +79,7 @@ pub const LIMITS: Limits = Limits {
 };
 
 impl Limits {
-    /// The default limits with at most `most` objects of each kind.
+    /// Returns the default limits with at most `most` objects of each kind.
     pub fn of_objects(most: u32) -> Limits {
         Limits {
             max_qp: LIMITS.max_qp.min(most),
@@ -92,7 +92,7 @@ impl Limits {
         }
     }
 
-    /// The limits from the environment.
+    /// Returns the limits from the environment.
     ///
     /// # Errors
     /// [`SettingError::Malformed`].

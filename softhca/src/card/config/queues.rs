@@ -69,7 +69,7 @@ pub enum Transport {
 }
 
 impl Transport {
-    /// Whether requests are acknowledged.
+    /// Returns whether requests are acknowledged.
     pub(crate) fn is_reliable(self) -> bool {
         !matches!(self, Transport::Uc | Transport::Ud)
     }
@@ -98,7 +98,7 @@ pub struct ScatterToCqe {
 }
 
 impl ScatterToCqe {
-    /// The driver's setting for a verbs queue pair that asks for small data in its entries
+    /// Returns the driver's setting for a verbs queue pair that asks for small data in its entries
     /// (`configure_requester_scat_cqe` and `create_user_qp` of the kernel's `qp.c`). `every_result`: every read and
     /// atomic writes an entry, or results may be inside although not every one does.
     pub fn of_verbs(transport: Transport, every_result: bool) -> Self {
@@ -120,7 +120,7 @@ pub struct QpConfig {
     pub send_cq: Option<u32>,
     /// Completion queue of receives; `None` for XRC queue pairs and DC initiators.
     pub recv_cq: Option<u32>,
-    /// Shared queue for its receives, instead of its own receive queue. A DC target needs one.
+    /// Shared receive queue, which replaces its own receive queue. A DC target needs one.
     pub srq: Option<u32>,
     /// XRC domain of an XRC target; `None` for others.
     pub xrcd: Option<u32>,

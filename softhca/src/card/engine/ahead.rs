@@ -31,7 +31,7 @@ pub(super) struct Ahead {
 unsafe impl Send for Ahead {}
 
 impl Ahead {
-    /// Whether the batch is large enough to leave.
+    /// Returns whether the batch is large enough to leave.
     pub(super) fn is_full(&self) -> bool {
         self.bytes >= MOST_UNDER_WAY
     }
@@ -109,8 +109,8 @@ impl Engine {
         Made::Refused
     }
 
-    /// Whether a packet may join a batch: a long one of a reliable connection, whose requests complete by an answer
-    /// only, to another card of this host, without delays.
+    /// Returns whether a packet may join a batch: a long one of a reliable connection, whose requests complete by an
+    /// answer only, to another card of this host, without delays.
     fn goes_ahead(&self, packet: &Outgoing) -> bool {
         let qp = self.qps.get(&packet.qpn);
         self.resources.payload.len() >= LEAST

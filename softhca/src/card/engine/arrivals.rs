@@ -61,7 +61,7 @@ impl Engine {
 }
 
 impl Arrivals<'_> {
-    /// The name of a packet whose copies may end later.
+    /// Returns the name of a packet whose copies may end later.
     fn ends_later(&self, header: &Header) -> Option<PacketName> {
         let qpn = header.dest_qpn.get();
         let is_part = matches!(PacketKind::try_from(header.kind), Ok(PacketKind::Send | PacketKind::Write))
@@ -142,7 +142,7 @@ pub(super) fn arrive(
     deliver(qps, source, &header, payload, context, touched);
 }
 
-/// A copy of a packet, delayed according to its fate.
+/// Returns a copy of a packet, delayed according to its fate.
 ///
 /// # Safety
 /// The parts are readable.
@@ -162,7 +162,7 @@ pub(super) unsafe fn delay(
     DelayedPacket { header: *header, node, payload, due, others, had_no_room: false }
 }
 
-/// The description of a packet by which faults decide.
+/// Returns the description of a packet by which faults decide.
 pub(super) fn crossing(direction: Direction, qpn: u32, header: &Header) -> Crossing {
     let kind = PacketKind::try_from(header.kind).ok();
     Crossing {

@@ -1,4 +1,4 @@
-//! Doorbells: polling of UAR pages, and handling of what has rung.
+//! Doorbells: polling of UAR pages, and handling of doorbells that have rung.
 
 use super::state::{Engine, Uar};
 use crate::card::diagnostic::{Diagnostic, Verdict};
@@ -47,12 +47,12 @@ impl Engine {
         !rung.is_empty()
     }
 
-    /// Whether there are more pages than one step polls.
+    /// Returns whether there are more pages than one step polls.
     pub(crate) fn has_many_pages(&self) -> bool {
         self.uars.len() > PAGES
     }
 
-    /// Whether it is time to poll pages that were not announced.
+    /// Returns whether it is time to poll pages that were not announced.
     fn is_turn(&mut self, pages: usize, now: Instant) -> bool {
         let has_many = self.has_many_pages();
         let is_turn = !has_many || pages > PAGES || self.next_turn.is_none_or(|at| now >= at);

@@ -10,9 +10,9 @@ use std::time::Instant;
 /// already have passed the queue pair.
 const ROUNDS_TO_ANSWER: u64 = 2;
 
-/// The state of a peer whose process has ended. The peer may have answered everything before it ended: a process that
-/// was stopped meanwhile finds the answers and the end of the peer at once. The failure therefore comes after these
-/// answers, and after the receives that complete with this card's acknowledgements.
+/// Returns the state of a peer whose process has ended. The peer may have answered everything before it ended: a
+/// process that was stopped meanwhile finds the answers and the end of the peer at once. The failure therefore comes
+/// after these answers, and after the receives that complete with this card's acknowledgements.
 pub(super) fn ended(
     fabric: &mut Fabric,
     node: Node,
@@ -84,8 +84,8 @@ pub(super) fn examine_own(round: u64, requester: &mut Requester) -> PeerState {
     if has_answered(round, requester) { PeerState::Answered } else { PeerState::Answering }
 }
 
-/// Whether a card that has taken the packets has served all its queue pairs since the check began. `rounds` is the
-/// number of rounds that it has finished.
+/// Returns whether a card that has taken the packets has served all its queue pairs since the check began. `rounds` is
+/// the number of rounds that it has finished.
 fn has_answered(rounds: u64, requester: &mut Requester) -> bool {
     if let Some(Examination::Answering { since }) = requester.examination {
         return rounds.wrapping_sub(since) >= ROUNDS_TO_ANSWER;

@@ -31,7 +31,7 @@ impl Schedule {
         }
     }
 
-    /// Number of queue pairs with something to send.
+    /// Returns the number of queue pairs with something to send.
     pub(super) fn active(&self) -> usize {
         self.active.len()
     }
@@ -42,8 +42,8 @@ impl Schedule {
         self.active.pop_front()
     }
 
-    /// Whether a round has ended, in which every queue pair was served that had something to send at its start. If so,
-    /// starts the next round.
+    /// Returns whether a round has ended, in which every queue pair was served that had something to send at its start.
+    /// If so, starts the next round.
     pub(super) fn ends_round(&mut self) -> bool {
         let ends = self.left_in_round == 0;
         if ends {
@@ -62,7 +62,7 @@ impl Schedule {
         std::mem::take(&mut self.blocked)
     }
 
-    /// Queue pairs in ERR.
+    /// Returns queue pairs in ERR.
     pub(super) fn failed(&self) -> Vec<u32> {
         self.failed.iter().copied().collect()
     }
@@ -88,7 +88,7 @@ impl Schedule {
         }
     }
 
-    /// Queue pairs with an unmet WAIT.
+    /// Returns queue pairs with an unmet WAIT.
     pub(super) fn waiting(&self) -> Vec<u32> {
         self.waiting.iter().copied().collect()
     }
@@ -105,7 +105,7 @@ impl Schedule {
         Some(qpn)
     }
 
-    /// When the next timer expires.
+    /// Returns when the next timer expires.
     pub(super) fn next_timer(&self) -> Option<Instant> {
         self.timers.first().map(|(at, _)| *at)
     }

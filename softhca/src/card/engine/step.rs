@@ -15,7 +15,7 @@ impl Engine {
         self.step_with(PAGES, now)
     }
 
-    /// A step that polls the doorbells of `pages` pages in turn.
+    /// Returns a step that polls the doorbells of `pages` pages in turn.
     fn step_with(&mut self, pages: usize, now: Instant) -> bool {
         self.resources.clock.tick();
         let mut worked = self.look_at_doorbells(pages, now);
@@ -49,7 +49,7 @@ impl Engine {
         worked
     }
 
-    /// When the engine next has work without a packet or a doorbell.
+    /// Returns when the engine next has work without a packet or a doorbell.
     pub(crate) fn next_timer(&self) -> Option<Instant> {
         let delayed = [self.delayed.next_due(), self.resources.delayed.next_due()];
         let held = self.resources.held.first().map(|(due, _)| *due);
@@ -92,7 +92,7 @@ impl Engine {
     }
 }
 
-/// Length of the next nap of an engine that has found no work for the time `idle`.
+/// Returns the length of the next nap of an engine that has found no work for the time `idle`.
 pub(crate) fn nap(idle: Duration) -> Duration {
     match idle {
         idle if idle < Duration::from_millis(2) => Duration::from_micros(30),

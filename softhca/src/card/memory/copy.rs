@@ -30,7 +30,7 @@ struct Source<'a> {
 }
 
 impl Source<'_> {
-    /// The next contiguous bytes, `room` at most. Empty at the end.
+    /// Returns the next contiguous bytes, `room` at most. Empty at the end.
     fn peek(&mut self, room: usize) -> Part {
         while self.left == 0 {
             let Some(&(from, left)) = self.parts.next() else { break };
@@ -151,8 +151,8 @@ unsafe fn copy_to_peer(
     Ok(())
 }
 
-/// Loads a word of 8 bytes of registered memory in native byte order. `None` if it is not aligned. What the card reads
-/// afterwards is at least as new as the word.
+/// Loads a word of 8 bytes of registered memory in native byte order. `None` if it is not aligned. Everything that the
+/// card reads afterwards is at least as new as the word.
 ///
 /// # Errors
 /// The client of peer memory cannot read.
@@ -185,7 +185,7 @@ pub(crate) enum AtomicOperation {
 }
 
 impl AtomicOperation {
-    /// The new number; `None` if `original` stays.
+    /// Returns the new number; `None` if `original` stays.
     fn apply(self, original: u64) -> Option<u64> {
         match self {
             AtomicOperation::CompareSwap { compare, swap, compare_mask, swap_mask } => {
@@ -213,7 +213,7 @@ pub(crate) unsafe fn collect(parts: &[Part]) -> Vec<u8> {
     bytes
 }
 
-/// Whether an atomic operation on that many bytes can be performed at a place.
+/// Returns whether an atomic operation on that many bytes can be performed at a place.
 pub(crate) fn is_aligned(place: Place<'_>, bytes: u32) -> bool {
     let addr = match place {
         Place::Host(at) => at as u64,

@@ -54,12 +54,12 @@ impl Gather {
         self.parts.push((self.prefix.as_ptr(), bytes.len()));
     }
 
-    /// Whether pieces have not been read from peer memory yet.
+    /// Returns whether pieces have not been read from peer memory yet.
     pub(crate) fn is_waiting(&self) -> bool {
         !self.waiting.is_empty()
     }
 
-    /// Total bytes of all pieces.
+    /// Returns the total bytes of all pieces.
     pub(crate) fn len(&self) -> usize {
         self.parts.iter().map(|part| part.1).sum()
     }
@@ -122,7 +122,7 @@ impl Gather {
         Ok(true)
     }
 
-    /// The list of pieces; those in peer memory have the null address.
+    /// Returns the list of pieces; those in peer memory have the null address.
     pub(crate) fn parts(&self) -> &[Part] {
         &self.parts
     }

@@ -73,7 +73,7 @@ pub(crate) struct Opened {
 }
 
 impl Indirect {
-    /// An unbound window.
+    /// Returns an unbound window.
     pub(crate) fn window(kind: WindowKind) -> Self {
         Indirect {
             kind: Kind::Window(kind),
@@ -211,7 +211,7 @@ impl Indirect {
         Ok(next)
     }
 
-    /// For a bound window: the rights that it needs of the region behind it, and its ranges there.
+    /// Returns the rights that a bound window needs of its region, and its ranges there.
     pub(crate) fn binding(&self) -> Option<(Access, &Translation, u64)> {
         let needs_write = self.access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
         let wanted = if needs_write { Access::LOCAL_WRITE } else { Access::empty() };
@@ -220,8 +220,8 @@ impl Indirect {
     }
 }
 
-/// The right that an access needs of the key behind an indirect one; remote rights are checked at the indirect key
-/// itself.
+/// Returns the right that an access needs of the key behind an indirect one; remote rights are checked at the indirect
+/// key itself.
 pub(crate) fn behind(wanted: Access) -> Access {
     let writes = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
     if wanted.intersects(writes) { Access::LOCAL_WRITE } else { Access::empty() }

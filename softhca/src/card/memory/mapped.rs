@@ -5,8 +5,8 @@ use gdsync_sys::prm::doorbell::UAR_PAGE;
 use std::io;
 use std::ops::Range;
 
-/// Whether the card can reach a range with the access that a registration needs: a peer-memory client has it, or it is
-/// mapped.
+/// Returns whether the card can reach a range with the access that a registration needs: a peer-memory client has it,
+/// or it is mapped.
 pub fn is_reachable(addr: u64, len: u64, writable: bool) -> bool {
     match peer_memory::acquire(addr, len, writable) {
         Ok(Some(_)) => addr.checked_add(len).is_some(),
@@ -18,7 +18,7 @@ pub fn is_reachable(addr: u64, len: u64, writable: bool) -> bool {
     }
 }
 
-/// Whether a range is mapped with the access that a registration needs. Populates its pages, as pinning would.
+/// Returns whether a range is mapped with the access that a registration needs. Populates its pages, as pinning would.
 pub fn is_mapped(addr: u64, len: u64, writable: bool) -> bool {
     let page = UAR_PAGE as u64;
     let start = addr & !(page - 1);
@@ -44,8 +44,8 @@ pub fn is_mapped(addr: u64, len: u64, writable: bool) -> bool {
     has_rights(&maps, start..end, writable)
 }
 
-/// Whether `/proc/self/maps` (proc_pid_maps(5)) allows reading (and writing) all of a range. Its lines are ordered by
-/// address: `first-end rwxp ...`.
+/// Returns whether `/proc/self/maps` (proc_pid_maps(5)) allows reading (and writing) all of a range. Its lines are
+/// ordered by address: `first-end rwxp ...`.
 fn has_rights(maps: &str, range: Range<u64>, writable: bool) -> bool {
     let mut left = range.start;
     for line in maps.lines() {

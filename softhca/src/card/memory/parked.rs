@@ -37,7 +37,7 @@ pub(crate) struct Parked {
 }
 
 impl Parked {
-    /// When all writes are performed at the latest; `None` if there are none.
+    /// Returns when all writes are performed at the latest; `None` if there are none.
     pub(crate) fn due(&self) -> Option<Instant> {
         self.due
     }

@@ -39,12 +39,12 @@ impl PeerCopies {
         self.later = packet;
     }
 
-    /// Whether a copy is in progress.
+    /// Returns whether a copy is in progress.
     pub(crate) fn is_under_way(&self) -> bool {
         !self.under_way.is_empty()
     }
 
-    /// Whether so many bytes are in progress that the card should wait.
+    /// Returns whether so many bytes are in progress that the card should wait.
     pub(crate) fn is_full(&self) -> bool {
         self.bytes >= MOST_UNDER_WAY
     }

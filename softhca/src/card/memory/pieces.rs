@@ -26,7 +26,7 @@ impl<'a> Pieces<'a> {
         Pieces::One(Some((place, len as usize)))
     }
 
-    /// The place, if there is exactly one piece.
+    /// Returns the place, if there is exactly one piece.
     pub(crate) fn single(mut self) -> Option<Place<'a>> {
         let (place, _) = self.next()?;
         self.next().is_none().then_some(place)

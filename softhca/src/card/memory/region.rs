@@ -143,7 +143,7 @@ impl Regions {
         }
     }
 
-    /// The memory that a key of a domain names, if the key allows that access.
+    /// Returns the memory that a key of a domain names, if the key allows that access.
     pub(crate) fn resolve(&self, range: KeyRange, pdn: u32, wanted: Access) -> Result<Pieces<'_>, Refusal> {
         self.check_faults(range.key, wanted)?;
         self.pieces(range, pdn, wanted)
@@ -239,7 +239,7 @@ impl Regions {
         if missing == 0 { Ok(()) } else { Err(Refusal::Translation { key, missing }.into()) }
     }
 
-    /// Whether writes to a region may pass earlier ones. An indirect key orders them.
+    /// Returns whether writes to a region may pass earlier ones. An indirect key orders them.
     pub(crate) fn is_relaxed(&self, key: u32) -> bool {
         let target = self.find(key).map(|region| &region.target);
         matches!(target, Ok(KeyTarget::Memory(memory)) if memory.access.contains(Access::RELAXED_ORDERING))
@@ -254,7 +254,7 @@ impl Regions {
     }
 }
 
-/// The accessing side: only requests of a peer need remote rights.
+/// Returns the accessing side: only requests of a peer need remote rights.
 fn side_of(wanted: Access) -> Side {
     let remote = Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
     if wanted.intersects(remote) { Side::Remote } else { Side::Local }

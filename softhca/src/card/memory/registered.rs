@@ -89,7 +89,7 @@ impl Memory {
         Ok(Memory { addr, iova, len, access, peer: peer.map(Arc::new) })
     }
 
-    /// The place of a range, if the region allows that access.
+    /// Returns the place of a range, if the region allows that access.
     pub(crate) fn place(&self, addr: u64, len: u64, wanted: Access) -> Result<Place<'_>, Refusal> {
         let inside =
             addr >= self.iova && addr.checked_add(len).is_some_and(|end| end <= self.iova + self.len);

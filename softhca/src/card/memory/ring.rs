@@ -134,8 +134,8 @@ unsafe impl Send for CqRing {}
 impl CqRing {
     /// # Safety
     /// `base..base + entries * stride` is writable and aligned to 4 bytes as long as the ring is used, for the CPU or
-    /// for its peer-memory client; `entries` is a power of two, `stride` 64 or 128. Of 128 bytes the entry is the last
-    /// 64.
+    /// for its peer-memory client; `entries` is a power of two, `stride` 64 or 128. An entry takes the last 64 of 128
+    /// bytes.
     pub(crate) unsafe fn new(base: *mut u8, entries: u32, stride: u32, collapsed: bool) -> Self {
         let peer = peer_of(base, entries as usize * stride as usize);
         CqRing { base, entries, stride, collapsed, peer }
@@ -198,13 +198,13 @@ impl From<Cqe64> for Entry {
     }
 }
 
-/// Maximum number of data bytes inside an entry, by the stride.
+/// Returns the maximum number of data bytes inside an entry, by the stride.
 pub(crate) fn room(stride: u32) -> usize {
     if stride as usize == CQE_SIZE { SCATTER_BYTES } else { SCATTER_LONG_BYTES }
 }
 
 impl Entry {
-    /// An entry with data inside, at most [`room`] bytes, for a queue with this stride.
+    /// Returns an entry with data inside, at most [`room`] bytes, for a queue with this stride.
     pub(crate) fn with_data(cqe: Cqe64, data: &[u8], stride: u32) -> Self {
         if stride as usize == CQE_SIZE {
             return cqe.with_data(data).into();
@@ -215,12 +215,12 @@ impl Entry {
         Entry { cqe: cqe.with_data_before(), data: Some(half) }
     }
 
-    /// The first half of an entry of 128 bytes, if it has data.
+    /// Returns the first half of an entry of 128 bytes, if it has data.
     pub(crate) fn data_before(&self) -> Option<&[u8; SCATTER_LONG_BYTES]> {
         self.data.as_deref()
     }
 
-    /// The same entry with a changed second half.
+    /// Returns the same entry with a changed second half.
     pub(crate) fn map(self, change: impl FnOnce(Cqe64) -> Cqe64) -> Self {
         Entry { cqe: change(self.cqe), ..self }
     }

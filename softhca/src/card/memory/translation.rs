@@ -39,7 +39,7 @@ impl Translation {
         Translation::List(data_segments(bytes))
     }
 
-    /// Number of entries that a request needs for it, without padding.
+    /// Returns the number of entries that a request needs for it, without padding.
     pub(crate) fn entries(&self) -> usize {
         match self {
             Translation::List(entries) => entries.iter().filter(|entry| entry.byte_count() > 0).count(),
@@ -65,7 +65,7 @@ impl Translation {
         Ok(Translation::Strided { repeat: header.repeat(), entries })
     }
 
-    /// The ranges of command `CREATE_MKEY`, of `2^log_size` bytes each.
+    /// Returns the ranges of command `CREATE_MKEY`, of `2^log_size` bytes each.
     pub(crate) fn fixed(log_size: u32, bytes: &[u8]) -> Self {
         let entries = data_segments(bytes).iter().map(|entry| (entry.lkey(), entry.addr())).collect();
         Translation::Fixed { log_size, entries }

@@ -110,7 +110,7 @@ impl UarPages {
         self.device_pages.give_back(first)
     }
 
-    /// A descriptor of the file, which may have no page yet.
+    /// Returns a descriptor of the file, which may have no page yet.
     pub(crate) fn descriptor(&mut self) -> io::Result<OwnedFd> {
         self.file()?.descriptor()
     }
@@ -148,12 +148,12 @@ pub(crate) struct UarPage {
 unsafe impl Send for UarPage {}
 
 impl UarPage {
-    /// Its first byte.
+    /// Returns its first byte.
     pub(crate) fn base(&self) -> *mut u8 {
         self.base
     }
 
-    /// Its offset in the file of all pages.
+    /// Returns its offset in the file of all pages.
     pub(crate) fn offset(&self) -> u64 {
         ((FIRST + self.index) * UAR_PAGE) as u64
     }

@@ -24,7 +24,7 @@ pub(crate) struct Operands {
     pub(crate) masks: Option<[u64; 2]>,
 }
 
-/// Whether an opcode is that of an atomic operation.
+/// Returns whether an opcode is that of an atomic operation.
 pub(super) fn is_atomic(opcode: Opcode) -> bool {
     use Opcode::{AtomicCs, AtomicFa, AtomicMaskedCs, AtomicMaskedFa};
     matches!(opcode, AtomicCs | AtomicFa | AtomicMaskedCs | AtomicMaskedFa)

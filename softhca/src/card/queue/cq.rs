@@ -5,9 +5,9 @@
 //! *records* of all queues when the register rings. It replaces each record by a value that no arm has: so it sees
 //! every arm once, even one that repeats the former.
 //!
-//! Hence a doorbell may find its record taken: because of another queue's doorbell, or of an earlier doorbell of its
-//! own queue if the program had already written its next record. Then the record taken last belongs to this arm or to a
-//! later one. A doorbell after that arms by itself: another thread has overwritten its record.
+//! Hence a doorbell may find its record taken: because of another queue's doorbell, or of an earlier doorbell of this
+//! queue, if the program had already written its next record. Then the record taken last belongs to this arm or to a
+//! later one. A still later doorbell counts without a record: another thread has overwritten its record.
 
 use crate::card::config::{CqAttributes, CqModeration};
 use crate::card::memory::ring::{CqRing, Entry, Record};
@@ -33,7 +33,7 @@ pub(crate) struct Progress {
     pub(crate) overrun: bool,
 }
 
-/// Whether the card raises a completion event.
+/// True if the card raises a completion event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub(crate) struct Fires(pub(crate) bool);
@@ -100,7 +100,7 @@ impl Cq {
         }
     }
 
-    /// Its state.
+    /// Returns its state.
     pub(crate) fn attributes(&self) -> CqAttributes {
         CqAttributes {
             entries: self.ring.entries,
@@ -112,7 +112,7 @@ impl Cq {
         }
     }
 
-    /// Its fill level.
+    /// Returns its fill level.
     pub(crate) fn progress(&self) -> Progress {
         Progress { produced: self.produced, first_error: self.first_error, overrun: self.overrun }
     }
@@ -125,8 +125,8 @@ impl Cq {
         self.unconsumed() >= self.ring.entries
     }
 
-    /// Whether the program has entries that it has not consumed. False for queues whose program need not say what it
-    /// has consumed: one that may overrun, or that has one place for all entries.
+    /// Returns whether the program has unconsumed entries. False for queues whose program need not update its consumer
+    /// index: one that may overrun, or that has one place for all entries.
     pub(crate) fn has_unconsumed(&self) -> bool {
         !self.ignores_overrun && !self.ring.collapsed && self.unconsumed() > 0
     }
@@ -174,7 +174,7 @@ impl Cq {
         Fires(false)
     }
 
-    /// Due time of the event that is held back.
+    /// Returns the due time of the event that is held back.
     pub(crate) fn due(&self) -> Option<Instant> {
         self.held.map(|held| held.due)
     }
@@ -227,8 +227,8 @@ impl Cq {
         }
     }
 
-    /// Whether its arm record was ever written; a program that rings without that is wrong. Nothing stronger holds:
-    /// threads that arm the queue concurrently may write their records in one order and ring in another.
+    /// Returns whether its arm record was ever written; a program that rings without that is wrong. Nothing stronger
+    /// holds: threads that arm the queue concurrently may write their records in one order and ring in another.
     pub(crate) fn has_record(&self) -> bool {
         self.taken.is_some()
     }
@@ -278,7 +278,7 @@ impl Cq {
     }
 }
 
-/// Whether a program arms so after `earlier`: because it got the next event, or consumed more entries.
+/// Returns whether a program arms so after `earlier`: because it got the next event, or consumed more entries.
 fn is_after(arm: CqArm, earlier: CqArm) -> bool {
     match arm.sequence().wrapping_sub(earlier.sequence()) & 3 {
         0 => {

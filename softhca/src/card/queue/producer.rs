@@ -23,7 +23,7 @@ impl Producer {
         Producer { record, index: 0 }
     }
 
-    /// The index that the card knows.
+    /// Returns the index that the card knows.
     pub(super) fn index(&self) -> u32 {
         self.index
     }
@@ -43,7 +43,7 @@ impl Producer {
         self.index = index;
     }
 
-    /// The current doorbell record.
+    /// Returns the current doorbell record.
     pub(super) fn load(&self) -> u16 {
         self.record.as_ref().map_or(self.index as u16, |record| doorbell::record_value(record.load()))
     }

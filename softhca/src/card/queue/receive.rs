@@ -35,7 +35,7 @@ pub(crate) struct Receive {
 }
 
 impl Receive {
-    /// Total bytes of all segments.
+    /// Returns the total bytes of all segments.
     pub(crate) fn room(&self) -> u64 {
         self.segments.iter().map(|segment| u64::from(segment.byte_count())).sum()
     }
@@ -83,7 +83,7 @@ impl ReceiveQueue {
         }
     }
 
-    /// Whether a receive is posted.
+    /// Returns whether a receive is posted.
     pub(crate) fn has_posted(&mut self) -> bool {
         self.poll_record();
         self.next != self.producer.index()

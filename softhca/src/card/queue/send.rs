@@ -51,22 +51,22 @@ impl SendQueue {
         self.early.clear();
     }
 
-    /// Number of blocks of the ring.
+    /// Returns the number of blocks of the ring.
     pub(crate) fn blocks(&self) -> u32 {
         self.ring.entries
     }
 
-    /// The current doorbell record.
+    /// Returns the current doorbell record.
     pub(crate) fn record(&self) -> u16 {
         self.producer.load()
     }
 
-    /// Whether the card knows this value of the doorbell record.
+    /// Returns whether the card knows this value of the doorbell record.
     pub(crate) fn knows(&self, record: u16) -> bool {
         self.producer.index() as u16 == record
     }
 
-    /// Whether an index is behind the producer index that the card knows, by less than half a lap.
+    /// Returns whether an index is behind the producer index that the card knows, by less than half a lap.
     pub(crate) fn is_behind(&self, index: u16) -> bool {
         (index.wrapping_sub(self.producer.index() as u16) as i16) < 0
     }
@@ -77,7 +77,7 @@ impl SendQueue {
         self.producer.advance(record);
     }
 
-    /// Number of announced and not completed blocks. More than the ring has is an overrun.
+    /// Returns the number of announced and not completed blocks. More than the ring has is an overrun.
     pub(crate) fn backlog(&self) -> u32 {
         self.producer.index().wrapping_sub(self.completed)
     }

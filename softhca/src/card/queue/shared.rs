@@ -75,7 +75,8 @@ impl Srq {
         }
     }
 
-    /// The owner of a receive that is taken for a queue pair: it completes there, unless the queue is an XRC one.
+    /// Returns the owner of a receive that is taken for a queue pair: it completes there, unless the queue is an XRC
+    /// one.
     pub(crate) fn home(&self, of_queue_pair: Home) -> Home {
         match self.xrc {
             Some(XrcConfig { cqn, user_index, .. }) => Home { pdn: self.pdn, cqn, user_index },
@@ -83,7 +84,7 @@ impl Srq {
         }
     }
 
-    /// Its state.
+    /// Returns its state.
     pub(crate) fn attributes(&mut self) -> SrqAttributes {
         SrqAttributes {
             entries: self.ring.entries,
@@ -93,7 +94,7 @@ impl Srq {
         }
     }
 
-    /// Number of posted receives that are not taken.
+    /// Returns the number of posted receives that are not taken.
     fn posted(&mut self) -> u32 {
         self.producer.advance(self.producer.load());
         self.producer.index().wrapping_sub(self.taken)
@@ -105,7 +106,7 @@ impl Srq {
         self.passes_limit()
     }
 
-    /// Whether the queue is below its limit. If so, disarms the limit.
+    /// Returns whether the queue is below its limit. If so, disarms the limit.
     fn passes_limit(&mut self) -> bool {
         let passes = self.posted() < self.limit;
         if passes {
@@ -114,7 +115,7 @@ impl Srq {
         passes
     }
 
-    /// Whether a receive can be taken.
+    /// Returns whether a receive can be taken.
     pub(crate) fn has_receive(&mut self) -> bool {
         self.posted() > 0
     }

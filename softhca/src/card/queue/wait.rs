@@ -85,7 +85,7 @@ fn check(segment: &WaitDataSeg, kind: Kind) -> Result<(), WqeError> {
     Ok(())
 }
 
-/// The reason why no number meets a condition; `None` if one does.
+/// Returns the reason why no number meets a condition; `None` if one does.
 pub(crate) fn never_met(segment: &WaitDataSeg) -> Option<&'static str> {
     let (operation, inverted) = segment.condition().ok()?;
     let mask = segment.mask();
@@ -105,13 +105,13 @@ pub(crate) fn never_met(segment: &WaitDataSeg) -> Option<&'static str> {
     }
 }
 
-/// Whether the word of a WAIT is expected only to grow, so that going backwards is a mistake.
+/// Returns whether the word of a WAIT is expected only to grow, so that going backwards is a mistake.
 pub(crate) fn is_ordered(segment: &WaitDataSeg) -> bool {
     use WaitOperation::{Bigger, CyclicBigger, CyclicSmaller, Smaller};
     matches!(segment.condition(), Ok((Bigger | CyclicBigger, true) | (Smaller | CyclicSmaller, false)))
 }
 
-/// Whether an unmet WAIT writes an error entry.
+/// Returns whether an unmet WAIT writes an error entry.
 pub(crate) fn fails_at_once(segment: &WaitDataSeg) -> bool {
     segment.action() == Ok(WaitAction::Fail)
 }

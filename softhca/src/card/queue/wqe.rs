@@ -53,7 +53,7 @@ fn error(syndrome: Syndrome, field: &'static str, message: String) -> WqeError {
 }
 
 impl Work {
-    /// Whether it has no packets and does not wait.
+    /// Returns whether it has no packets and does not wait.
     pub(crate) fn is_local(&self) -> bool {
         matches!(self.opcode, Opcode::Nop | Opcode::Umr | Opcode::Dump)
     }

@@ -1,15 +1,15 @@
-//! Threads that do the card's work in the place of its own thread.
+//! Tests of threads that do the card's work for its own thread.
 
 use super::*;
 use gdsync_sys::prm::wait::{Kind, WaitDataSeg, word as number};
 use gdsync_sys::wake::{self, Helper};
 
-/// A page's register that [`TestQp`] rings.
+/// Returns the doorbell register that [`TestQp`] rings on a page.
 fn register(qp: &TestQp) -> usize {
     qp.page as usize + 0x800
 }
 
-/// Posts a send with its receive, whose completions nothing has written yet.
+/// Posts a send and its receive, which are not completed yet.
 fn post(pair: &mut Pair) {
     let to = pair.target.data(0..64);
     pair.right.post_recv(&[to]);
@@ -31,7 +31,7 @@ fn a_thread_that_lends_itself_does_the_work_that_it_has_rung_for() {
     for _ in 0..10 {
         post(&mut pair);
         wake::rung(register(&pair.left), true);
-        // What is more than a bounded amount of work is left to the helper.
+        // Everything beyond a bounded amount of work is left to the helper.
         let mut helper = Helper::default();
         while pair.left.cq.peek().is_none() {
             assert!(helper.serve());
@@ -96,7 +96,7 @@ fn a_card_that_is_gone_is_served_no_more() {
     let Pair { card, mut left, .. } = pair;
     let part = card.shared.clone();
     drop(card);
-    // The queue pair is there, but its memory might be gone.
+    // The queue pair exists, but its memory might be gone.
     wake::rung(register(&left), true);
     assert!(!helper.serve() && left.cq.poll().is_none());
     assert_eq!(part.engine.lock().rest.helpers, 0);

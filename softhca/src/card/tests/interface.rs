@@ -76,7 +76,7 @@ fn a_register_outside_its_page_is_refused() {
             "{error}"
         );
     }
-    // The card's thread lives, and polls the registers of the pages that there are.
+    // The card's thread runs, and polls the registers of the existing pages.
     let uar = card.alloc_uar(&[0, 4088]).unwrap();
     // SAFETY: the last register of the page, which the card reads and clears as an atomic.
     let last = unsafe { AtomicU64::from_ptr(uar.page.add(4088).cast()) };
@@ -102,7 +102,7 @@ fn a_page_of_registers_can_be_mapped_again() {
     pair.run();
     success(pair.left.cq.poll());
     assert!(pair.card.diagnostics().is_empty());
-    // SAFETY: mapped above, not used any more.
+    // SAFETY: mapped above, and no longer used.
     unsafe { libc::munmap(page, 4096) };
 }
 
@@ -167,7 +167,7 @@ fn a_queue_pair_without_queues_needs_no_record() {
     };
     let mut qp = TestQp::with(&card, pdn, &SIZES, without);
     qp.connect(&card, qp.qpn, card.lid(), QpChange::default());
-    // A doorbell of no queue pair, upon which the card looks at all of the page.
+    // A doorbell that names no queue pair, upon which the card serves the whole page.
     // SAFETY: a register of a page that is mapped as long as the card runs; the card accesses it atomically, too.
     unsafe { AtomicU64::from_ptr(qp.page.add(0x800).cast()) }.store(1, Ordering::Release);
     run(&card);

@@ -6,7 +6,7 @@ use crate::card::config::XrcConfig;
 use gdsync_sys::prm::wqe::{AtomicSeg, XrcSeg};
 use std::sync::mpsc;
 
-/// An initiator and its target, and two shared queues of the target's domain, in protection domains of their own.
+/// An initiator and its target, and two shared queues of the target's domain, each in its own protection domain.
 struct Bed {
     card: Card,
     events: mpsc::Receiver<Event>,

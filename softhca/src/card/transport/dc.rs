@@ -39,7 +39,7 @@ pub(super) struct Initiators {
 }
 
 impl Initiators {
-    /// Whether there are answers that have not left.
+    /// Returns whether there are answers that have not left.
     pub(super) fn owe_answers(&self) -> bool {
         !self.waiting.is_empty()
     }
@@ -75,7 +75,7 @@ impl Initiators {
         self.waiting.insert(address);
     }
 
-    /// The next answer. Its payload is in the context.
+    /// Returns the next answer. Its payload is in the context.
     pub(super) fn next_response(
         &mut self,
         endpoint: &mut Endpoint,
@@ -107,7 +107,7 @@ impl Initiators {
         self.known.get(&address)?.responder.next_wake()
     }
 
-    /// When answers that are held back continue.
+    /// Returns when answers that are held back continue.
     pub(super) fn next_wake(&self) -> Option<Instant> {
         self.held.iter().filter_map(|address| self.held_until(*address)).min()
     }

@@ -63,7 +63,7 @@ fn deliver_to(
     Some(qpn)
 }
 
-/// Whether a queue pair accepts a packet in its state. Connections accept only packets of their peer, and every
+/// Returns whether a queue pair accepts a packet in its state. Connections accept only packets of their peer, and every
 /// transport only its own packets.
 fn listens_to(qp: &Qp, port: Port, packet: Packet<'_>) -> bool {
     let (endpoint, Packet { source, kind, header, .. }) = (&qp.endpoint, packet);

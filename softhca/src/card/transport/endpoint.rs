@@ -72,7 +72,7 @@ impl Endpoint {
         self.attributes.dest_qpn = qpn;
     }
 
-    /// The current DC connection; 0 otherwise.
+    /// Returns the current DC connection; 0 otherwise.
     pub(crate) fn connection(&self) -> u64 {
         self.peer.map_or(0, |peer| peer.connection)
     }
@@ -81,7 +81,7 @@ impl Endpoint {
         self.attributes.state
     }
 
-    /// Destination of its packets.
+    /// Returns the destination of its packets.
     pub(crate) fn node(&self, port: Port) -> Node {
         if let Some(peer) = self.peer {
             return peer.node;
@@ -99,7 +99,7 @@ impl Endpoint {
         self.failed = true;
     }
 
-    /// Whether a half has failed since the last call.
+    /// Returns whether a half has failed since the last call.
     #[inline]
     pub(crate) fn take_failure(&mut self) -> bool {
         std::mem::take(&mut self.failed)
@@ -126,7 +126,7 @@ impl Step<'_, '_> {
         self.context.advise(self.endpoint.qpn, index, field, message);
     }
 
-    /// Time to wait for an acknowledgement, at the speed of the card; `None` without a limit.
+    /// Returns the time to wait for an acknowledgement, at the speed of the card; `None` without a limit.
     pub(crate) fn ack_timeout(&self) -> Option<Duration> {
         ack_timeout(self.endpoint.attributes.timeout).map(|time| self.context.speed.of(time))
     }
@@ -166,7 +166,7 @@ impl Step<'_, '_> {
         domain.is_some()
     }
 
-    /// Whether a completion queue of this queue pair has entries that the program has not consumed.
+    /// Returns whether a completion queue of this queue pair has entries that the program has not consumed.
     pub(crate) fn has_unconsumed(&self) -> bool {
         let config = &self.endpoint.config;
         [config.send_cq, config.recv_cq].into_iter().flatten().any(|cqn| self.context.has_unconsumed(cqn))

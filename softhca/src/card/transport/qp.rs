@@ -100,7 +100,7 @@ impl Qp {
         }
     }
 
-    /// Its current attributes.
+    /// Returns its current attributes.
     pub(crate) fn attributes(&self) -> QpAttributes {
         let (sq_psn, rq_psn) = (self.requester.next_psn, self.responder.expected_psn);
         QpAttributes { sq_psn, rq_psn, ..self.endpoint.attributes }
@@ -201,7 +201,7 @@ impl Qp {
         }
     }
 
-    /// When its next timer expires.
+    /// Returns when its next timer expires.
     pub(crate) fn next_wake(&self) -> Option<Instant> {
         let answers = self.responder.next_wake().or_else(|| self.initiators.next_wake());
         let wakes = [self.requester.next_wake(), answers, self.endpoint.parked.due()];
@@ -222,12 +222,12 @@ impl Qp {
         self.requester.look(&mut Step { endpoint: &mut self.endpoint, context })
     }
 
-    /// Whether there are answers that have not left.
+    /// Returns whether there are answers that have not left.
     pub(crate) fn owes_answers(&self) -> bool {
         self.responder.owes_answers() || self.initiators.owe_answers()
     }
 
-    /// The next packet to send. Its payload is in `context.payload`.
+    /// Returns the next packet to send. Its payload is in `context.payload`.
     pub(crate) fn next_packet(&mut self, context: &mut Context<'_>) -> Option<Outgoing> {
         let (qpn, port, made_at) = (self.endpoint.qpn, context.port, gdsync_trace::now());
         if self.endpoint.config.transport == Transport::DcTarget {

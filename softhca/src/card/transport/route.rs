@@ -24,8 +24,8 @@ const TRANSPORT_BYTES: u16 = 12 + 8 + 4;
 /// Bytes of a UDP header.
 const UDP_BYTES: u16 = 8;
 
-/// The destination of a datagram: on InfiniBand the LID of its address vector, on Ethernet the node that the GID ends
-/// with, or the multicast node for a multicast address.
+/// Returns the destination of a datagram: on InfiniBand the LID of its address vector, on Ethernet the node that the
+/// GID ends with, or the multicast node for a multicast address.
 pub(super) fn destination(vector: &AddressVector, port: Port) -> Node {
     match port.link {
         LinkLayer::InfiniBand => match vector.fields().dlid {
@@ -39,7 +39,8 @@ pub(super) fn destination(vector: &AddressVector, port: Port) -> Node {
     }
 }
 
-/// The global route of a datagram and its source GID. It is optional on InfiniBand; on Ethernet every datagram has one.
+/// Returns the global route of a datagram and its source GID. It is optional on InfiniBand; on Ethernet every datagram
+/// has one.
 ///
 /// # Errors
 /// The source is not in the port's GID table.
@@ -63,7 +64,7 @@ pub(super) fn check(work: Work, port: Port) -> Result<Work, WqeError> {
     Ok(work)
 }
 
-/// The network header that the receiver gets: 40 bytes; an IPv4 header takes the last 20 of them.
+/// Returns the network header that the receiver gets: 40 bytes; an IPv4 header takes the last 20 of them.
 fn network_header(route: &GrhFields, source: &GidEntry, length: u32) -> [u8; GRH_BYTES as usize] {
     let mut header = [0; GRH_BYTES as usize];
     // A datagram has at most 4096 bytes.
@@ -105,7 +106,7 @@ fn ipv4_header(route: &GrhFields, source: &GidEntry, inside: u16, header: &mut [
     ip[10..12].copy_from_slice(&checksum.to_be_bytes());
 }
 
-/// A field of the completion entry: the type of the network header on Ethernet, the service level on InfiniBand.
+/// Returns a field of the completion entry: the type of the network header on Ethernet, the service level on InfiniBand.
 fn level_or_l3_type(vector: &AddressVector, source: Option<&GidEntry>) -> u8 {
     match source {
         Some(source) if source.is_ipv4() => L3_IPV4,

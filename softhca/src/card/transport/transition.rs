@@ -44,7 +44,7 @@ pub enum ModifyError {
     Invalid(#[from] InvalidValue),
 }
 
-/// The attributes that a change sets, by their names in `ibv_modify_qp`'s mask.
+/// Returns the attributes that a change sets, by their names in `ibv_modify_qp`'s mask.
 fn given(change: &QpChange) -> Vec<&'static str> {
     let all = [
         (change.current.is_some(), "IBV_QP_CUR_STATE"),
@@ -72,7 +72,8 @@ fn given(change: &QpChange) -> Vec<&'static str> {
 /// Names of attributes.
 type Names = &'static [&'static str];
 
-/// The attributes that a transition requires, and further ones that it allows. `None` if the transition does not exist.
+/// Returns the attributes that a transition requires, and further ones that it allows. `None` if the transition does
+/// not exist.
 fn rules(transport: Transport, from: QpState, to: QpState) -> Option<(Names, Names)> {
     use QpState::{Err, Init, Reset, Rtr, Rts};
     match transport {
@@ -99,7 +100,7 @@ const BASIC: Names = &["IBV_QP_PKEY_INDEX", "IBV_QP_PORT", "IBV_QP_ACCESS_FLAGS"
 const RUN: Names =
     &["IBV_QP_TIMEOUT", "IBV_QP_RETRY_CNT", "IBV_QP_RNR_RETRY", "IBV_QP_SQ_PSN", "IBV_QP_MAX_QP_RD_ATOMIC"];
 
-/// The driver's rules for DC initiators (`modify_dci_qp_is_ok`).
+/// Returns the driver's rules for DC initiators (`modify_dci_qp_is_ok`).
 fn dc_initiator_rules(from: QpState, to: QpState) -> Option<(Names, Names)> {
     use QpState::{Err, Init, Reset, Rtr, Rts};
     const PORT: Names = &["IBV_QP_PKEY_INDEX", "IBV_QP_PORT"];
@@ -115,7 +116,7 @@ fn dc_initiator_rules(from: QpState, to: QpState) -> Option<(Names, Names)> {
     })
 }
 
-/// The driver's rules for DC targets (`mlx5_ib_modify_dct`): only towards RTR.
+/// Returns the driver's rules for DC targets (`mlx5_ib_modify_dct`): only towards RTR.
 fn dc_target_rules(from: QpState, to: QpState) -> Option<(Names, Names)> {
     Some(match (from, to) {
         (QpState::Reset, QpState::Init) => (BASIC, &[]),
@@ -153,7 +154,7 @@ fn to_rts(transport: Transport) -> Names {
     }
 }
 
-/// Attributes that may change on the way to RTS and in RTS.
+/// Returns the attributes that may change on the way to RTS and in RTS.
 fn running(transport: Transport) -> Names {
     match transport {
         Uc | XrcInitiator => &["IBV_QP_CUR_STATE", "IBV_QP_ACCESS_FLAGS", "IBV_QP_PATH_MIG_STATE"],

@@ -119,8 +119,8 @@ fn the_same_words_twice_before_the_card_looks_are_no_mistake() {
     let mut memory = Memory::new(8);
     let mut cq = memory.queue();
     let arm = CqArm::new(0, false, 0);
-    // The program has written its second record before the card takes the first doorbell, and its
-    // third before the card looks because of another queue: then the doorbells come.
+    // The program has written its second record before the card takes the first doorbell, and its third before another
+    // queue's doorbell makes the card poll; then the doorbells come.
     memory.write_arm(arm);
     assert_eq!(cq.rung(arm), Fires(false));
     assert_eq!(cq.rung(arm), Fires(false), "the second doorbell");
@@ -151,8 +151,8 @@ fn an_arm_for_everything_stays_one() {
 }
 
 proptest::proptest! {
-    /// The program of ibv_get_cq_event(3), in every order of its steps and the card's. It never
-    /// sleeps while the queue has an entry.
+    /// The program of ibv_get_cq_event(3), in every order of its steps and the card's. It never sleeps while the queue
+    /// has an entry.
     #[test]
     fn a_program_that_arms_and_then_empties_the_queue_sees_every_entry(steps in proptest::collection::vec(0u8..3, 1..200)) {
         let mut memory = Memory::new(256);
@@ -256,7 +256,7 @@ fn a_queue_moves_on_to_another_ring() {
         assert_eq!((now.entries, now.produced), (new as u32, 5));
         assert_eq!(cq.arm(CqArm::new(1, false, 2)), Fires(true), "the third and the fifth are not covered");
         assert_eq!(cq.arm(CqArm::new(2, true, 2)), Fires(false), "the solicited one was");
-        // The owner bit is that of the new ring's laps.
+        // The owner bit follows the laps of the new ring.
         // SAFETY: our own record.
         unsafe { memory.record.as_mut_ptr().write(doorbell::ci_record(5)) };
         for n in 5..5 + new {

@@ -67,7 +67,7 @@ impl Requester {
         self.fail_current(Syndrome::LocalProtection, step);
     }
 
-    /// In ERR: completes all announced work requests as flushed.
+    /// Completes all announced work requests as flushed, in ERR.
     pub(crate) fn flush(&mut self, step: &mut Step<'_, '_>) {
         self.set_timer(None);
         self.rnr_until = None;

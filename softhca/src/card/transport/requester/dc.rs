@@ -11,7 +11,7 @@ use crate::card::transport::route;
 use crate::packet::PSN_MASK;
 
 impl Requester {
-    /// The target of the request under the cursor, if it has one.
+    /// Returns the target of the request under the cursor, if it has one.
     fn next_target(&self, step: &Step<'_, '_>) -> Option<DcTarget> {
         if step.endpoint.config.transport != Transport::DcInitiator {
             return None;
@@ -22,7 +22,7 @@ impl Requester {
         Some(DcTarget { node, number: vector.fields().qpn, key: vector.dc_key() })
     }
 
-    /// Whether the request under the cursor can be sent on the current connection.
+    /// Returns whether the request under the cursor can be sent on the current connection.
     pub(super) fn is_connected(&self, step: &Step<'_, '_>) -> bool {
         self.next_target(step).is_none_or(|target| self.target == Some(target))
     }
@@ -41,7 +41,7 @@ impl Requester {
         }
     }
 
-    /// Forgets the target: nothing is in flight to it, and the next request may have another one.
+    /// Forgets the target: nothing is in flight to it, and the next request may have a different target.
     pub(super) fn disconnect(&mut self) {
         self.target = None;
     }

@@ -18,7 +18,7 @@ use zerocopy::byteorder::big_endian::{U32, U64};
 const WINDOW: usize = 64;
 
 impl Requester {
-    /// The next request packet, if one can be sent now. Its payload is in the context.
+    /// Returns the next request packet, if one can be sent now. Its payload is in the context.
     pub(crate) fn next_request(&mut self, step: &mut Step<'_, '_>) -> Option<Header> {
         self.waits.held = false;
         if step.endpoint.state() != QpState::Rts || self.rnr_until.is_some() {
@@ -81,7 +81,7 @@ impl Requester {
         }
     }
 
-    /// The next packet of the send or write under the cursor.
+    /// Returns the next packet of the send or write under the cursor.
     fn data_packet(&mut self, step: &mut Step<'_, '_>) -> Option<Header> {
         step.endpoint.parked.write_all();
         let request = &self.requests[self.cursor];
@@ -157,7 +157,7 @@ impl Requester {
         }
     }
 
-    /// Destination of the packet that [`Self::next_request`] made.
+    /// Returns the destination of the packet that [`Self::next_request`] made.
     pub(crate) fn node(&self, endpoint: &Endpoint, port: Port) -> Node {
         let request = self.requests.get(self.cursor);
         let work = request.and_then(|request| request.work.as_ref().ok());
@@ -167,7 +167,7 @@ impl Requester {
         }
     }
 
-    /// The packet of the read or atomic under the cursor. It asks for what has not arrived yet.
+    /// Returns the packet of the read or atomic under the cursor. It asks for the part that has not arrived yet.
     fn result_packet(&mut self, step: &mut Step<'_, '_>) -> Option<Header> {
         let request = &self.requests[self.cursor];
         let work = request.work.as_ref().ok()?;
@@ -203,7 +203,7 @@ impl Requester {
         Some(header)
     }
 
-    /// The index and the opcode of the request that is being sent.
+    /// Returns the index and the opcode of the request that is being sent.
     pub(crate) fn place(&self) -> (u32, u8) {
         self.requests.get(self.cursor).map_or((0, 0), |request| (request.first, request.opcode_byte))
     }

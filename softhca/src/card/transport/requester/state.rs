@@ -72,7 +72,7 @@ pub(super) struct Waits {
     pub(super) hopeless: Option<u32>,
 }
 
-/// What the check of a time-out still waits for, before the time-out counts.
+/// The next condition that the check of a time-out waits for, before the time-out counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Examination {
     /// The peer's card, which has taken the packets, to serve its queue pairs. `since` is its round when the check
@@ -103,8 +103,8 @@ pub(crate) enum PeerState {
     Answered,
 }
 
-/// Number of the connection before a queue pair's first. Increases over time: a target may still know connections of an
-/// earlier process's initiator with the same QPN, and these must compare as older.
+/// Returns the number of the connection before a queue pair's first. Increases over time: a target may still know
+/// connections of an earlier process's initiator with the same QPN, and these must compare as older.
 fn first_connection() -> u64 {
     SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_micros() as u64)
 }
@@ -150,22 +150,22 @@ impl Requester {
         self.refill_retries(attributes);
     }
 
-    /// When its timer expires.
+    /// Returns when its timer expires.
     pub(crate) fn next_wake(&self) -> Option<Instant> {
         [self.rnr_until.or(self.deadline), self.fetch_at].into_iter().flatten().min()
     }
 
-    /// Whether packets have to be sent again now.
+    /// Returns whether packets have to be sent again now.
     pub(crate) fn is_expired(&self, now: Instant) -> bool {
         self.deadline.is_some_and(|deadline| deadline <= now)
     }
 
-    /// Whether the pause that the peer asked for has ended. Ends it.
+    /// Returns whether the pause that the peer asked for has ended. Ends it.
     pub(crate) fn take_rnr_over(&mut self, now: Instant) -> bool {
         self.rnr_until.take_if(|until| *until <= now).is_some()
     }
 
-    /// Whether the time has come to fetch announced work requests. Clears it.
+    /// Returns whether the time has come to fetch announced work requests. Clears it.
     pub(crate) fn take_fetch_due(&mut self, now: Instant) -> bool {
         self.fetch_at.take_if(|at| *at <= now).is_some()
     }
@@ -185,7 +185,8 @@ impl Requester {
         self.reached = Some((psn, position));
     }
 
-    /// End position of the last packet that the fabric has taken, if the peer has not answered all packets up to it.
+    /// Returns the end position of the last packet that the fabric has taken, if the peer has not answered all packets
+    /// up to it.
     pub(crate) fn reached_at(&self) -> Option<u64> {
         let oldest = self.oldest()?;
         // A read is one packet, however much of its result has arrived.
@@ -194,12 +195,12 @@ impl Requester {
         self.reached.filter(|(reached, _)| psn_distance(*reached, psn) >= 0).map(|(_, position)| position)
     }
 
-    /// The oldest request that the peer has not answered.
+    /// Returns the oldest request that the peer has not answered.
     fn oldest(&self) -> Option<&Request> {
         self.requests.iter().find(|request| !request.done && request.packets > 0)
     }
 
-    /// Whether the oldest unanswered packet was sent, and is not only about to be sent again.
+    /// Returns whether the oldest unanswered packet was sent, and is not only about to be sent again.
     pub(crate) fn has_sent_oldest(&self) -> bool {
         self.oldest().is_none_or(|request| request.sent > request.acked)
     }
@@ -275,7 +276,7 @@ pub(super) struct Request {
 }
 
 impl Request {
-    /// Whether it is a read or an atomic, which its result completes instead of an acknowledgement.
+    /// Returns whether it is a read or an atomic, which its result completes instead of an acknowledgement.
     pub(super) fn awaits_result(&self) -> bool {
         matches!(&self.work, Ok(work) if work.opcode == Opcode::RdmaRead || work.operands.is_some())
     }
@@ -289,7 +290,7 @@ impl Request {
         self.work.as_ref().map_or(0, |work| work.length)
     }
 
-    /// Index of the block after its last one.
+    /// Returns the index of the block after its last one.
     pub(super) fn end(&self) -> u32 {
         self.first.wrapping_add(self.blocks)
     }

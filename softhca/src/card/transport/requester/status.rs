@@ -1,4 +1,4 @@
-//! What a requester waits for, as text.
+//! A requester's status: the event that it waits for, as text.
 
 use super::state::Requester;
 use crate::card::queue::wait::Wait;
@@ -6,7 +6,7 @@ use crate::os::clock;
 use crate::packet::PSN_MASK;
 use std::time::{Duration, Instant};
 
-/// What a requester waits for.
+/// The event that a requester waits for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Pending {
     pub(crate) what: String,
@@ -19,12 +19,12 @@ pub(crate) struct Pending {
 }
 
 impl Requester {
-    /// Number of work requests that were read and are not completed.
+    /// Returns the number of work requests that were read and are not completed.
     pub(crate) fn outstanding(&self) -> usize {
         self.requests.iter().filter(|request| !request.done).count()
     }
 
-    /// What it waits for now, if anything: a WAIT first, as it blocks everything after it.
+    /// Returns what it waits for now, if anything: a WAIT first, as it blocks everything after it.
     pub(crate) fn pending(&self, now: Instant) -> Option<Pending> {
         self.held_by(now).or_else(|| self.answer())
     }

@@ -8,10 +8,10 @@ use std::time::Duration;
 
 /// A time-out under check is checked again after its duration divided by this.
 const LOOKS: u32 = 16;
-/// Less than the time to the next step, in which this card handles more of what an ended peer has sent.
+/// Less than the time to the next step, in which this card handles more packets of an ended peer.
 const NEXT_STEP: Duration = Duration::from_nanos(1);
 /// Maximum time that a queue pair whose peer has ended keeps unacknowledged requests, if its retries take as long. On
-/// hardware the retries take half a second and more: a program that has what it wants ends before they are over, and
+/// hardware the retries take half a second and more: a program that has its results ends before they are over, and
 /// must be able to do so here, even on a busy machine.
 const GRACE: Duration = Duration::from_millis(100);
 
@@ -57,9 +57,10 @@ impl Requester {
         self.wait_again(step);
     }
 
-    /// Whether the failure waits for the program, which has not consumed all its completions yet. The program may end
-    /// with them, and must not find a failure after the last one only because it did not run for a while: on hardware
-    /// the retries take half a second and more, and the card does not compete with the program for a processor.
+    /// Returns whether the failure waits for the program, which has not consumed all its completions yet. The program
+    /// may end with them, and must not find a failure after the last one only because it did not run for a while: on
+    /// hardware the retries take half a second and more, and the card does not compete with the program for a
+    /// processor.
     ///
     /// The failure waits for as many checks of the program as take the time of all retries once more (the specification
     /// lets a time-out last four times its configured value). Counting checks instead of time also gives the program
@@ -79,7 +80,7 @@ impl Requester {
         u32::from(step.endpoint.attributes.retry_cnt) + 1
     }
 
-    /// Zero without a time-out: hardware would wait forever, and only the peer's end fails the queue pair.
+    /// Returns zero without a time-out: hardware would wait forever, and only the peer's end fails the queue pair.
     fn grace(step: &Step<'_, '_>) -> Duration {
         step.ack_timeout().map_or(Duration::ZERO, |timeout| {
             step.context.speed.of(GRACE).min(timeout * Self::transmissions(step))

@@ -31,7 +31,7 @@ fn refused(syndrome: Syndrome, field: &'static str, message: String) -> Look {
 }
 
 impl Requester {
-    /// Whether its next request is an unmet WAIT.
+    /// Returns whether its next request is an unmet WAIT.
     #[inline]
     pub(crate) fn is_held(&self) -> bool {
         self.waits.held
@@ -206,13 +206,13 @@ impl Requester {
         }
     }
 
-    /// Index of the request under the cursor.
+    /// Returns the index of the request under the cursor.
     fn current_index(&self) -> Option<u16> {
         self.requests.get(self.cursor).map(|request| request.first as u16)
     }
 }
 
-/// Whether an entry is not after the one that was last awaited in the same queue.
+/// Returns whether an entry is not after the one that was last awaited in the same queue.
 fn is_stale((queue, last): (u32, u32), cqn: u32, index: u32) -> bool {
     queue == cqn && last.wrapping_sub(index) & CQ_INDEX <= CQ_INDEX / 2
 }

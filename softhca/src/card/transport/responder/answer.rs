@@ -79,12 +79,12 @@ impl Responder {
         step.endpoint.fail();
     }
 
-    /// Whether there are answers that have not left.
+    /// Returns whether there are answers that have not left.
     pub(crate) fn owes_answers(&self) -> bool {
         !self.responses.is_empty()
     }
 
-    /// The next response packet, if there is one. Its payload is in the context.
+    /// Returns the next response packet, if there is one. Its payload is in the context.
     pub(crate) fn next_response(&mut self, step: &mut Step<'_, '_>) -> Option<Header> {
         if self.responses.is_empty() || self.is_held(step) {
             return None;
@@ -178,8 +178,8 @@ impl Responder {
         }
     }
 
-    /// Whether answers are held back, by a liberty or because of deferred writes. If not, all deferred writes are
-    /// performed: an answer says that the payload before it is written.
+    /// Returns whether answers are held back, by a liberty or because of deferred writes. If not, all deferred writes
+    /// are performed: an answer says that the payload before it is written.
     pub(super) fn is_held(&mut self, step: &mut Step<'_, '_>) -> bool {
         let now = step.context.now;
         if let Some(until) = self.held.until.max(step.endpoint.parked.due()) {
@@ -196,17 +196,17 @@ impl Responder {
         false
     }
 
-    /// When answers that are held back continue.
+    /// Returns when answers that are held back continue.
     pub(crate) fn next_wake(&self) -> Option<Instant> {
         self.held.until
     }
 
-    /// Whether that time has come. Clears it.
+    /// Returns whether that time has come. Clears it.
     pub(crate) fn take_hold_over(&mut self, now: Instant) -> bool {
         self.held.until.take_if(|until| *until <= now).is_some()
     }
 
-    /// The PSN of an acknowledgement for `psn`: with that liberty, one acknowledgement covers all adjacent ones.
+    /// Returns the PSN of an acknowledgement for `psn`: with that liberty, one acknowledgement covers all adjacent ones.
     pub(super) fn acknowledged_at_once(&self, psn: u32, step: &Step<'_, '_>) -> u32 {
         if !step.context.dice.has(LibertyKinds::ACKNOWLEDGEMENTS) {
             return psn;

@@ -57,7 +57,7 @@ impl InEntry {
     }
 }
 
-/// The opcode of the completion of a send or a datagram.
+/// Returns the opcode of the completion of a send or a datagram.
 pub(super) fn send_opcode(header: &Header) -> CqeOpcode {
     if header.has(IMMEDIATE) {
         CqeOpcode::RespSendImm
@@ -68,7 +68,7 @@ pub(super) fn send_opcode(header: &Header) -> CqeOpcode {
     }
 }
 
-/// The completion of receive `index`, of `length` bytes from queue pair `remote`.
+/// Returns the completion of receive `index`, of `length` bytes from queue pair `remote`.
 pub(super) fn completion(
     opcode: CqeOpcode,
     index: u16,
@@ -188,7 +188,7 @@ impl Responder {
         }
     }
 
-    /// In ERR: completes all posted receives as flushed. Returns whether there was one.
+    /// Completes all posted receives as flushed, in ERR. Returns whether there was one.
     pub(crate) fn flush(&mut self, step: &mut Step<'_, '_>) -> bool {
         let mut flushed = false;
         for slot in self.queue.take_all() {

@@ -42,7 +42,7 @@ fn range_of(header: &Header, len: u64) -> KeyRange {
     KeyRange { key: header.rkey.get(), addr: header.addr.get(), len }
 }
 
-/// The memory that a request names, after [`check_access`]; none for an empty request.
+/// Returns the memory that a request names, after [`check_access`]; none for an empty request.
 pub(super) fn remote_memory<'a>(
     header: &Header,
     length: u64,
@@ -145,7 +145,7 @@ impl Responder {
     }
 }
 
-/// The operation of a request, whose masks are its payload. `None` if the payload is something else.
+/// Returns the operation of a request, whose masks are its payload. `None` if the payload is something else.
 fn operation(kind: PacketKind, header: &Header, payload: &[Part]) -> Option<AtomicOperation> {
     let [first, second] = header.operands.map(|operand| operand.get());
     // SAFETY: the parts are the packet's payload, readable while it is handled.

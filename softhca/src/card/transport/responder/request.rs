@@ -13,7 +13,7 @@ use crate::packet::{FIRST, GLOBAL, NakCode, PSN_MASK, Packet, PacketKind, psn_di
 use crate::peer_memory::PeerFailure;
 use gdsync_sys::prm::cqe::{PathFields, Syndrome};
 
-/// A refusal that faults inject.
+/// Returns a refusal that faults inject.
 fn injected(refused: Refused, step: &Step<'_, '_>) -> Stop {
     match refused {
         Refused::NotReady => Stop::Nak(NakCode::ReceiverNotReady),

@@ -51,13 +51,13 @@ pub(super) enum Failure {
 }
 
 impl Stop {
-    /// A request that violates the transport's rules.
+    /// Returns a request that violates the transport's rules.
     pub(super) fn invalid_request(step: &Step<'_, '_>) -> Self {
         let event = Event::QpRequestError { qpn: step.endpoint.qpn };
         Stop::Fatal(NakCode::InvalidRequest, Failure::Event(event))
     }
 
-    /// A request that may not access the memory that it names.
+    /// Returns a request that may not access the memory that it names.
     pub(super) fn no_access(step: &Step<'_, '_>) -> Self {
         let event = Event::QpAccessError { qpn: step.endpoint.qpn };
         Stop::Fatal(NakCode::RemoteAccess, Failure::Event(event))
@@ -91,7 +91,7 @@ impl Responder {
         self.held = Hold::default();
     }
 
-    /// Whether a message finds a receive.
+    /// Returns whether a message finds a receive.
     pub(super) fn has_receive(&mut self, step: &mut Step<'_, '_>) -> bool {
         self.queue.current.is_some()
             || match step.endpoint.srq {
@@ -159,8 +159,8 @@ pub(super) enum Response {
 }
 
 impl Response {
-    /// Whether it counts against `max_dest_rd_atomic`. Answers to duplicates do not: a requester that repeats its
-    /// requests has no more of them in flight.
+    /// Returns whether it counts against `max_dest_rd_atomic`. Answers to duplicates do not: a requester that repeats
+    /// its requests has no more of them in flight.
     pub(super) fn is_counted(&self) -> bool {
         matches!(self, Response::Read { again: false, .. } | Response::Atomic { again: false, .. })
     }
@@ -189,7 +189,7 @@ impl Results {
         self.kept.push_back((psn, original));
     }
 
-    /// The newest result with that PSN; PSNs repeat after 2^24 packets.
+    /// Returns the newest result with that PSN; PSNs repeat after 2^24 packets.
     pub(super) fn find(&self, psn: u32) -> Option<Original> {
         self.kept.iter().rev().find(|(known, _)| *known == psn).map(|(_, original)| *original)
     }
