@@ -4,20 +4,19 @@ use super::config::Access;
 use super::delayed::DelayedCompletions;
 use super::diagnostic::{Diagnostic, Diagnostics, Verdict};
 use super::event::Event;
+use super::listeners::AwaitedWords;
 use super::management::Inbox;
-use super::memory::awaited::Awaited;
 use super::memory::clock::Clock;
 use super::memory::copy::{self, Target};
+use super::memory::deferred::DeferredWrites;
 use super::memory::gather::Gather;
-use super::memory::parked::Parked;
 use super::memory::peer_copies::PeerCopies;
-use super::memory::pieces::Refusal;
 use super::memory::region::Regions;
 use super::memory::ring::{self, Entry};
-use super::multicast::Members;
-use super::port::Port;
+use super::memory::translation::Refusal;
+use super::port::{GroupMembers, Port};
 use super::queue::cq::{Cq, Fires, Progress};
-use super::queue::receive::{Home, Receive, Slot};
+use super::queue::receive::{Receive, ReceiveOwner, Slot};
 use super::queue::shared::{Broken, Srq, Taken};
 use super::queue::wqe::each_piece;
 use super::trace;
@@ -56,15 +55,15 @@ pub(crate) struct Resources {
     /// Completion entries that faults or liberties delay.
     pub(crate) delayed: DelayedCompletions,
     /// Completion queues with an event that moderation holds back, by its due time.
-    pub(crate) held: BTreeSet<(Instant, u32)>,
+    pub(crate) held_events: BTreeSet<(Instant, u32)>,
     pub(crate) waits: WaitRules,
     /// Queue pairs created with `cd_slave_send`.
     pub(crate) slaves: HashSet<u32>,
     /// Executed SEND_ENs that the engine has not passed on yet.
     pub(crate) enables: Vec<Enable>,
     pub(crate) inbox: Inbox,
-    pub(crate) groups: Members,
-    pub(crate) awaited: Awaited,
+    pub(crate) groups: GroupMembers,
+    pub(crate) awaited: AwaitedWords,
 }
 
 /// An executed SEND_EN.
@@ -100,13 +99,13 @@ impl Resources {
             faults,
             dice,
             delayed: DelayedCompletions::default(),
-            held: BTreeSet::new(),
+            held_events: BTreeSet::new(),
             waits,
             slaves: HashSet::new(),
             enables: Vec::new(),
             inbox: Inbox::default(),
-            groups: Members::default(),
-            awaited: Awaited::default(),
+            groups: GroupMembers::default(),
+            awaited: AwaitedWords::default(),
         }
     }
 
@@ -128,7 +127,7 @@ impl Resources {
             faults: &self.faults,
             dice: &mut self.dice,
             delayed: &mut self.delayed,
-            held: &mut self.held,
+            held_events: &mut self.held_events,
             waits: self.waits,
             slaves: &self.slaves,
             enables: &mut self.enables,
@@ -155,13 +154,13 @@ pub(crate) struct Context<'a> {
     pub(crate) faults: &'a Faults,
     pub(crate) dice: &'a mut Dice,
     delayed: &'a mut DelayedCompletions,
-    held: &'a mut BTreeSet<(Instant, u32)>,
+    held_events: &'a mut BTreeSet<(Instant, u32)>,
     pub(crate) waits: WaitRules,
     slaves: &'a HashSet<u32>,
     enables: &'a mut Vec<Enable>,
     pub(crate) inbox: &'a mut Inbox,
-    pub(crate) groups: &'a Members,
-    pub(crate) awaited: &'a mut Awaited,
+    pub(crate) groups: &'a GroupMembers,
+    pub(crate) awaited: &'a mut AwaitedWords,
 }
 
 /// A shared receive queue is broken for good. A diagnostic gives the reason.
@@ -247,22 +246,22 @@ impl Context<'_> {
         self.srqs.get_mut(&srqn).is_some_and(Srq::has_receive)
     }
 
-    /// Takes a receive of a shared queue for a queue pair. It completes at `home`, unless the queue is an XRC one.
+    /// Takes a receive of a shared queue for a queue pair. It completes for `owner`, unless the queue is an XRC one.
     pub(crate) fn take_shared(
         &mut self,
         srqn: u32,
         qpn: u32,
-        home: Home,
+        owner: ReceiveOwner,
     ) -> Result<Option<Receive>, SharedQueueBroken> {
         let Some(srq) = self.srqs.get_mut(&srqn) else { return Ok(None) };
-        let home = srq.home(home);
+        let owner = srq.owner(owner);
         match srq.take() {
             Ok(None) => Ok(None),
             Ok(Some(Taken { index, segments, below_limit })) => {
                 if below_limit {
                     self.emit(Event::SrqLimit { srqn });
                 }
-                Ok(Some(Receive { slot: Slot { index, home }, segments, offset: 0 }))
+                Ok(Some(Receive { slot: Slot { index, owner }, segments, offset: 0 }))
             }
             Err(Broken { first, message }) => {
                 if first {
@@ -284,7 +283,7 @@ impl Context<'_> {
     /// memory with write access.
     pub(crate) unsafe fn write(
         &mut self,
-        parked: &mut Parked,
+        deferred: &mut DeferredWrites,
         payload: &[Part],
         targets: &[Target<'_>],
         keys: impl IntoIterator<Item = u32>,
@@ -296,13 +295,13 @@ impl Context<'_> {
         }
         let is_relaxed = keys.into_iter().all(|key| self.regions.is_relaxed(key));
         // SAFETY: as above; deferred writes are performed before a region is removed.
-        unsafe { parked.copy(payload, targets, is_relaxed, self.peers, (self.dice, self.now)) }
+        unsafe { deferred.copy(payload, targets, is_relaxed, self.peers, (self.dice, self.now)) }
     }
 
     /// Copies payload to a list of segments, from byte `offset` on.
     pub(crate) fn scatter(
         &mut self,
-        parked: &mut Parked,
+        deferred: &mut DeferredWrites,
         pdn: u32,
         segments: &[DataSeg],
         offset: u32,
@@ -317,17 +316,17 @@ impl Context<'_> {
         })?;
         let keys = segments.iter().map(DataSeg::lkey);
         // SAFETY: the caller's payload; the places were resolved just now with local write access.
-        Ok(unsafe { self.write(parked, payload, &places, keys) }?)
+        Ok(unsafe { self.write(deferred, payload, &places, keys) }?)
     }
 
     /// Writes a completion entry, and before it the deferred writes of its queue pair. Faults and liberties may delay
     /// both. False if the queue has overrun.
-    pub(crate) fn complete(&mut self, cqn: u32, entry: Entry, parked: &mut Parked) -> bool {
+    pub(crate) fn complete(&mut self, cqn: u32, entry: Entry, deferred: &mut DeferredWrites) -> bool {
         let waits = self.delayed.holds(cqn);
         let fault = if self.faults.is_on() { self.completion_delay(&entry.cqe) } else { None };
         let delay = fault.or_else(|| self.dice.pause(LibertyKinds::COMPLETIONS));
         if !self.cqs.contains_key(&cqn) || delay.is_none() && !waits {
-            parked.write_all();
+            deferred.write_all();
             return self.write_completion(cqn, entry);
         }
         self.delayed.push(cqn, self.now + delay.unwrap_or_default(), entry);
@@ -357,7 +356,7 @@ impl Context<'_> {
         match cq.complete(entry.map(|cqe| cqe.with_timestamp(now)), self.now) {
             Ok(Fires(fires)) => {
                 if let Some(due) = cq.due() {
-                    self.held.insert((due, cqn));
+                    self.held_events.insert((due, cqn));
                 }
                 if fires {
                     self.emit(Event::Completion { cqn });

@@ -142,7 +142,7 @@ impl Counters {
 
 /// The counters of a card: its own, and those in the file of its port if it has one.
 #[derive(Debug, Default)]
-pub(crate) struct Port {
+pub(crate) struct CardCounters {
     pub(crate) file: Option<Arc<Counters>>,
     pub(crate) own: Own,
 }
@@ -163,7 +163,7 @@ fn add(traffic: &mut Traffic, payload: u64) {
     traffic.bytes += payload;
 }
 
-impl Port {
+impl CardCounters {
     /// Counts a packet that leaves the card.
     pub(crate) fn sent(&mut self, header: &Header, payload: u64) {
         add(&mut self.own.sent, payload);
@@ -215,7 +215,7 @@ mod tests {
             assert_eq!((get(Counter::ReadRequests), get(Counter::OutOfSequence)), (0, 0));
         }
         std::fs::remove_file(&path).unwrap();
-        let mut port = Port { file: Some(Arc::new(one)), own: Own::default() };
+        let mut port = CardCounters { file: Some(Arc::new(one)), own: Own::default() };
         port.sent(&refused, 0);
         port.sent(&Header::new(PacketKind::Send, 1, 2, 3), 100);
         port.received(&refused, 0);

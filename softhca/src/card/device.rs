@@ -1,42 +1,33 @@
-//! A running card: its port, its objects and its thread.
+//! A running card: its port, its settings and its objects.
 
-use super::bell::{self, Served};
-use super::config::{LIMITS, Limits};
+use super::config::{LIMITS, Limits, NUMBERS};
 use super::counters::Counters;
 use super::diagnostic::Diagnostic;
-use super::engine::{self, Engine};
-use super::error::CardError;
-use super::event::Event;
-use super::naps::{self, Spin};
+use super::engine::Engine;
+use super::error::{CardError, invalid};
+use super::listeners;
+use super::management::{MAX_MANAGEMENT, ManagementDatagram};
 use super::port::{GidEntry, LinkLayer, Port};
-use super::told::Told;
 use super::waits::WaitRules;
-use crate::fabric::{Fabric, Sleeper};
-use crate::faults::{self, FaultPlan, Faults, RuleCount};
-use crate::liberties::{self, Dice, Liberties};
+use super::worker::{EventSink, Shared};
+use crate::fabric::{Fabric, Node};
+use crate::faults::{FaultPlan, Faults, RuleCount};
+use crate::liberties::{Dice, Liberties};
 use crate::os::clock;
-use crate::peer_memory;
-use crate::setting;
 use crate::speed::Speed;
+use crate::{faults, liberties, peer_memory, setting};
 use gdsync_status::Published;
-use gdsync_sys::contain::contain;
-use gdsync_sys::{thread, wake};
-use parking_lot::{Mutex, MutexGuard};
+use gdsync_sys::thread;
+use parking_lot::Mutex;
 use std::fmt;
+use std::net::IpAddr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Weak};
 use std::thread::{Builder, JoinHandle};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// The first object number: hardware gives small numbers special meanings.
 pub(super) const FIRST_NUMBER: u32 = 0x40;
-
-/// Time for which the card's thread sleeps while another thread does its work.
-const HELPED_NAP: Duration = Duration::from_micros(100);
-
-/// Receives asynchronous events. The engine's thread or the thread that caused the event calls it, without holding a
-/// lock. A panic in it is logged, and the event is lost.
-pub type EventSink = Box<dyn Fn(Event) + Send + Sync>;
 
 /// A UAR page of a card.
 #[derive(Clone, Copy, Debug)]
@@ -60,20 +51,6 @@ pub struct Card {
     gids: Vec<GidEntry>,
     faults: Faults,
     limits: Limits,
-}
-
-/// The part of a card that its thread shares.
-pub(super) struct Shared {
-    pub(super) port: Port,
-    pub(super) engine: Mutex<Engine>,
-    pub(super) sleeper: Arc<Sleeper>,
-    sink: EventSink,
-    pub(super) stop: AtomicBool,
-    rests: AtomicBool,
-    /// True if threads announce every doorbell, because the card has too many pages to poll.
-    is_always_told: AtomicBool,
-    /// The engine's list of announced doorbell pages.
-    pub(super) told: Arc<Told>,
 }
 
 impl Card {
@@ -114,13 +91,13 @@ impl Card {
         let engine = Engine::new(fabric, port, faults.clone(), dice, waits);
         let shared = Arc::new(Shared {
             port,
-            told: engine.told.clone(),
-            is_always_told: AtomicBool::new(false),
+            announced: engine.doorbells.announced.clone(),
+            wants_all_rings: AtomicBool::new(false),
             engine: Mutex::new(engine),
             sleeper,
             sink,
             stop: AtomicBool::new(false),
-            rests: AtomicBool::new(false),
+            sleeps: AtomicBool::new(false),
         });
         let next_number = AtomicU32::new(FIRST_NUMBER);
         Card {
@@ -176,7 +153,7 @@ impl Card {
     /// Registers another mapping of the page of doorbell registers `id` ([`Self::uar_file`]): stores of this process
     /// there wake the card, if the storing thread announces them ([`gdsync_sys::wake::rung`]).
     pub fn also_mapped_at(&self, id: u32, page: *mut u8) {
-        bell::hang(page as usize, self.shared.as_served(), Some(id));
+        listeners::register(page as usize, self.shared.as_listener(), Some(id));
     }
 
     /// Changes its rules for work requests that wait, including those that wait already.
@@ -217,14 +194,64 @@ impl Card {
         self.faults.counts()
     }
 
+    /// Returns the card's node: its address in the fabric.
+    pub fn node(&self) -> Node {
+        self.port.node()
+    }
+
+    /// Returns the node whose card has an IP address, IPv4 as an IPv4-mapped one, among its GIDs.
+    pub fn node_at(&self, address: IpAddr) -> Option<Node> {
+        self.port.node_at(address)
+    }
+
+    /// Returns the GID by which connections reach the card at a node: on Ethernet the IPv4-mapped one.
+    pub fn gid_of(&self, node: Node) -> Option<[u8; 16]> {
+        self.port.gid_of(node)
+    }
+
+    /// Sends a management datagram to the card at a node, possibly this card. It may be lost.
+    ///
+    /// # Errors
+    /// [`CardError::Invalid`] if it has more than [`MAX_MANAGEMENT`] bytes.
+    pub fn send_management(&self, to: Node, bytes: &[u8]) -> Result<(), CardError> {
+        if bytes.len() > MAX_MANAGEMENT {
+            let limit = "at most 1024";
+            return Err(invalid("bytes of a management datagram", bytes.len() as u32, limit));
+        }
+        self.command(|engine| engine.send_management(to, bytes, Instant::now()));
+        Ok(())
+    }
+
+    /// Takes the management datagrams that have arrived, in order.
+    /// [`Event::Management`](super::event::Event::Management) announces them.
+    pub fn take_management(&self) -> Vec<ManagementDatagram> {
+        self.command(|engine| engine.resources.inbox.take())
+    }
+
+    /// Returns whether the process of a node that this card has sent to is known to be alive. False if it has ended, or
+    /// if this card has sent nothing there.
+    pub fn is_linked(&self, node: Node) -> bool {
+        node == self.port.node() || self.command(|engine| engine.fabric.is_linked(node))
+    }
+
     /// Runs a command, and wakes the engine for the resulting work.
     pub(super) fn command<R>(&self, command: impl FnOnce(&mut Engine) -> R) -> R {
         let mut engine = self.shared.engine.lock();
         let result = command(&mut engine);
-        engine.rest.own_thread_only |= peer_memory::take_claimed();
+        engine.workers.own_thread_only |= peer_memory::take_claimed();
         self.shared.deliver_events(engine);
         self.shared.sleeper.wake();
         result
+    }
+
+    /// Returns a number that was not used for long: a late packet or completion must not reach a new object.
+    pub(super) fn number(&self, taken: impl Fn(u32) -> bool) -> u32 {
+        loop {
+            let number = self.next_number.fetch_add(1, Ordering::Relaxed) & NUMBERS;
+            if number >= FIRST_NUMBER && !taken(number) {
+                return number;
+            }
+        }
     }
 }
 
@@ -246,152 +273,11 @@ impl Drop for Card {
             tracing::error!("the software card's thread panicked");
         }
         let mut engine = self.shared.engine.lock();
-        engine.rest.own_thread_only = true;
+        engine.workers.own_thread_only = true;
         engine.flush_delayed_packets(Instant::now());
-        engine.write_parked();
+        engine.write_deferred();
         drop(engine);
-        self.shared.set_always_told(false);
+        self.shared.set_wants_all_rings(false);
         faults::leave(&self.faults);
     }
-}
-
-impl Shared {
-    /// Runs one step of the engine under [`Self::contain`].
-    pub(super) fn step(&self, engine: &mut Engine, now: Instant) -> bool {
-        self.contain(engine, |engine| engine.step(now))
-    }
-
-    /// Runs [`Engine::prepare_sleep`] under [`Self::contain`].
-    pub(super) fn prepare_sleep(&self, engine: &mut Engine, now: Instant) -> bool {
-        self.contain(engine, |engine| engine.prepare_sleep(now))
-    }
-
-    /// Runs `work`; returns false if it panics. The card then stops serving and leaves the fabric: otherwise peers
-    /// would wait for it, as for a stopped process, as long as the process lives.
-    pub(super) fn contain(&self, engine: &mut Engine, work: impl FnOnce(&mut Engine) -> bool) -> bool {
-        contain(|| work(engine)).unwrap_or_else(|panic| {
-            tracing::error!(panic, "the software card panicked: it serves nothing any more");
-            engine.rest.own_thread_only = true;
-            engine.end_copies();
-            engine.fabric.close();
-            self.stop.store(true, Ordering::Release);
-            false
-        })
-    }
-
-    /// Releases the lock, and passes the pending events to the sink.
-    pub(super) fn deliver_events(&self, mut engine: MutexGuard<'_, Engine>) {
-        let events = std::mem::take(&mut engine.resources.events);
-        drop(engine);
-        for event in events {
-            // A panic of the program's sink must not end the card's thread.
-            if let Err(panic) = contain(|| (self.sink)(event)) {
-                // Nor may a panic of its log subscriber, which could not be logged anyway.
-                let _ = contain(|| tracing::error!(panic, "what receives a card's events panicked"));
-            }
-        }
-    }
-
-    fn run(self: &Arc<Self>) {
-        use_fine_timers();
-        let mut spin = Spin::on_this_machine();
-        let mut idle_since: Option<Instant> = None;
-        let mut nap: Option<Duration> = None;
-        while !self.stop.load(Ordering::Acquire) {
-            let now = Instant::now();
-            let mut engine = self.engine.lock();
-            if engine.rest.helpers > 0 {
-                self.sleep(engine, HELPED_NAP);
-                continue;
-            }
-            let worked = self.step(&mut engine, now);
-            let has_events = !engine.resources.events.is_empty();
-            if has_events {
-                self.deliver_events(engine);
-            } else {
-                // A command that waits for the lock gets it first.
-                MutexGuard::unlock_fair(engine);
-            }
-            if let Some(nap) = nap.take().filter(|_| worked) {
-                naps::was_late(nap);
-                spin.was_too_short(idle_since.map_or(nap, |since| now.duration_since(since)));
-            }
-            if worked {
-                idle_since = None;
-                continue;
-            }
-            let idle = now.duration_since(*idle_since.get_or_insert(now));
-            if idle < spin.time() {
-                std::hint::spin_loop();
-                continue;
-            }
-            nap = self.nap(engine::nap(idle), now);
-        }
-    }
-
-    /// Sleeps until the fabric or a command wakes the card, or until the doorbell registers must be polled again: a
-    /// store raises no wake-up unless the storing thread announces it. Returns the time slept, if it is the whole time.
-    fn nap(self: &Arc<Self>, longest: Duration, now: Instant) -> Option<Duration> {
-        let mut slept = None;
-        let mut engine = self.engine.lock();
-        // Set before the last poll of the registers.
-        self.set_rests(true);
-        if engine.rest.helpers == 0 && self.prepare_sleep(&mut engine, now) {
-            self.hang_words(&mut engine);
-            let timer = engine.next_timer().map_or(longest, |at| at.saturating_duration_since(now));
-            let start = Instant::now();
-            self.sleep(engine, timer.min(longest));
-            // A wake-up or a timer ended shorter naps: their work was not there before.
-            slept = Some(start.elapsed()).filter(|slept| timer > longest && *slept >= longest);
-        }
-        self.set_rests(false);
-        slept
-    }
-
-    /// Sets whether the card's thread sleeps or is about to, with no wake-up pending. Threads look up the card of a
-    /// rung doorbell only while it is set.
-    pub(super) fn set_rests(&self, rests: bool) {
-        if self.rests.swap(rests, Ordering::AcqRel) != rests {
-            wake::card_rests(rests);
-        }
-    }
-
-    /// Sets whether threads announce doorbells even while the card's thread is awake.
-    pub(super) fn set_always_told(&self, told: bool) {
-        if self.is_always_told.swap(told, Ordering::AcqRel) != told {
-            wake::card_rests(told);
-        }
-    }
-
-    /// This card as a listener for announced stores.
-    pub(super) fn as_served(self: &Arc<Self>) -> Weak<dyn Served> {
-        let this: Weak<Self> = Arc::downgrade(self);
-        this
-    }
-
-    /// Registers the words that WAITs have started to wait for, so that announced stores to them wake the card.
-    pub(super) fn hang_words(self: &Arc<Self>, engine: &mut Engine) {
-        for word in engine.resources.awaited.take_new() {
-            bell::hang(word, self.as_served(), None);
-        }
-    }
-
-    fn sleep(&self, mut engine: MutexGuard<'_, Engine>, longest: Duration) {
-        engine.rest.asleep = true;
-        drop(engine);
-        if !self.stop.load(Ordering::Acquire) {
-            self.sleeper.sleep(longest);
-        }
-        let mut engine = self.engine.lock();
-        engine.rest.asleep = false;
-        if engine.rest.helpers == 0 {
-            engine.fabric.finish_sleep();
-        }
-    }
-}
-
-/// Makes the calling thread's sleeps end on time: by default Linux extends them by up to 50 µs.
-fn use_fine_timers() {
-    // SAFETY: sets an attribute of the calling thread only; the argument is a number of nanoseconds.
-    unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1_000 as libc::c_ulong) };
 }

@@ -11,8 +11,6 @@
 //! connections and datagrams complete, and the data is lost.
 
 #[deny(unsafe_code)]
-mod bell;
-#[deny(unsafe_code)]
 mod capabilities;
 mod commands;
 mod config;
@@ -20,6 +18,7 @@ mod context;
 mod counters;
 #[deny(unsafe_code)]
 mod delayed;
+#[deny(unsafe_code)]
 mod device;
 #[deny(unsafe_code)]
 mod diagnostic;
@@ -33,54 +32,42 @@ mod event;
 #[deny(unsafe_code)]
 pub mod fuzzing;
 #[deny(unsafe_code)]
-mod help;
+mod listeners;
 mod management;
 mod memory;
 #[deny(unsafe_code)]
-mod multicast;
-#[deny(unsafe_code)]
-mod naps;
-#[deny(unsafe_code)]
 mod port;
 mod queue;
-mod regions;
-#[deny(unsafe_code)]
-mod relations;
-mod shared_queues;
 #[deny(unsafe_code)]
 mod status;
-#[deny(unsafe_code)]
-mod told;
 #[deny(unsafe_code)]
 mod trace;
 mod transport;
 #[deny(unsafe_code)]
 mod waits;
-#[deny(unsafe_code)]
-mod xrc;
+mod worker;
 
 pub use crate::os::memory::MEMORY_FILE;
 pub use crate::packet::MULTICAST_QPN;
 pub use capabilities::{CLOCK_KHZ, ODP, OdpTransports};
+pub use commands::memory::DeviceMemory;
 pub use config::{
     Access, Address, CqAttributes, CqConfig, CqModeration, InvalidValue, KeyConfig, LIMITS, Limits, NULL_KEY,
     OBJECTS_VARIABLE, QpAttributes, QpChange, QpConfig, QpState, RegionConfig, ScatterToCqe, SrqAttributes,
     SrqConfig, Transport, WindowKind, XrcConfig,
 };
 pub use counters::{Counter, Counters};
-pub use device::{Card, EventSink, UarHandle};
+pub use device::{Card, UarHandle};
 pub use diagnostic::{Diagnostic, Verdict};
 pub use error::CardError;
 pub use event::Event;
 pub use management::{MAX_MANAGEMENT, ManagementDatagram};
 pub use memory::clock::{CLOCK_INFO_PAGE, CLOCK_MASK, CLOCK_PAGE};
-pub use memory::mapped::{is_mapped, is_reachable};
-pub use memory::registered::RegionError;
-pub use naps::{Naps, naps};
+pub use memory::registered::{RegionError, is_mapped, is_reachable};
 pub use port::{GidEntry, GidKind, LinkLayer, MULTICAST_LIDS, is_multicast};
-pub use regions::DeviceMemory;
 pub use transport::transition::ModifyError;
 pub use waits::{WAITS_VARIABLE, WaitRules};
+pub use worker::{EventSink, Naps, naps};
 
 #[cfg(test)]
 mod tests;

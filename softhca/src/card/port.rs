@@ -1,6 +1,7 @@
 //! The port of a card: its link layer, its addresses and its GID table.
 
-use crate::fabric::{Node, node_of_address};
+use crate::fabric::{Group, Node, node_of_address};
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr};
 use std::ops::RangeInclusive;
 
@@ -170,6 +171,52 @@ impl Port {
 /// Returns the LID that a card's GID ends with on the fabric of one host.
 pub(crate) fn lid_of(gid: &[u8; 16]) -> u16 {
     u16::from_be_bytes([gid[14], gid[15]])
+}
+
+/// Queue pairs by the group that they are attached to.
+#[derive(Debug, Default)]
+pub(crate) struct GroupMembers {
+    by_group: BTreeMap<Group, BTreeSet<u32>>,
+}
+
+impl GroupMembers {
+    /// Returns the number of groups with members.
+    pub(crate) fn groups(&self) -> usize {
+        self.by_group.len()
+    }
+
+    /// Returns the queue pairs attached to a group.
+    pub(crate) fn of(&self, group: &Group) -> impl ExactSizeIterator<Item = u32> {
+        static NONE: BTreeSet<u32> = BTreeSet::new();
+        self.by_group.get(group).unwrap_or(&NONE).iter().copied()
+    }
+
+    /// Returns whether a queue pair is attached to a group.
+    pub(crate) fn has(&self, group: &Group, qpn: u32) -> bool {
+        self.by_group.get(group).is_some_and(|members| members.contains(&qpn))
+    }
+
+    /// Attaches a queue pair.
+    pub(crate) fn add(&mut self, group: &Group, qpn: u32) {
+        self.by_group.entry(*group).or_default().insert(qpn);
+    }
+
+    /// Detaches a queue pair. True if the group has no member left.
+    pub(crate) fn remove(&mut self, group: &Group, qpn: u32) -> bool {
+        let Some(members) = self.by_group.get_mut(group) else { return false };
+        members.remove(&qpn);
+        let is_empty = members.is_empty();
+        if is_empty {
+            self.by_group.remove(group);
+        }
+        is_empty
+    }
+
+    /// Returns the groups that a queue pair is attached to.
+    pub(crate) fn groups_of(&self, qpn: u32) -> Vec<Group> {
+        let is_member = |members: &BTreeSet<u32>| members.contains(&qpn);
+        self.by_group.iter().filter(|(_, members)| is_member(members)).map(|(group, _)| *group).collect()
+    }
 }
 
 #[cfg(test)]

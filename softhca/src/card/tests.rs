@@ -7,11 +7,11 @@ use super::config::{
 use super::device::Card;
 use super::diagnostic::{Diagnostic, Verdict};
 use super::engine::Engine;
+use super::engine::arrivals::deliver;
 use super::error::CardError;
 use super::event::Event;
 use super::memory::registered::RegionError;
 use super::port::LinkLayer;
-use super::transport::deliver::deliver;
 use super::waits::WaitRules;
 use crate::Speed;
 use crate::fabric::{Fabric, Part};

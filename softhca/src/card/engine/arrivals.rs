@@ -1,63 +1,35 @@
-//! The packets that arrive in one step, and the faults that they meet.
+//! Arriving packets: the faults that they meet, and their delivery to a queue pair or to the members of a multicast group.
 //!
 //! A client of peer memory may copy the payload of several packets at once, straight from the fabric. This applies to
 //! all packets but the last of a message: nothing shows a program that they have arrived, and their acknowledgements
 //! leave after this step. All copies end before another packet is handled, and before the fabric takes the payload
 //! back.
 
-use super::state::Engine;
-use crate::card::config::Transport;
+use crate::card::config::{QpState, Transport};
 use crate::card::context::{Context, Resources};
-use crate::card::counters;
 use crate::card::delayed::{DelayedPacket, DelayedPackets};
-use crate::card::diagnostic::{Diagnostic, Verdict};
+use crate::card::event::Event;
 use crate::card::memory::copy::collect;
 use crate::card::memory::peer_copies::PacketName;
-use crate::card::transport::deliver::deliver;
+use crate::card::port::Port;
 use crate::card::transport::qp::Qp;
+use crate::card::{counters, trace};
 use crate::fabric::{Node, Part, Sink, Use};
 use crate::faults::{Crossing, Direction, Fate};
-use crate::packet::{Header, LAST, PacketKind};
-use crate::speed::SPEED_VARIABLE;
+use crate::packet::{GLOBAL, Header, LAST, MULTICAST_QPN, Packet, PacketKind};
 use std::collections::HashMap;
 use std::time::Instant;
 use zerocopy::FromBytes;
 
-/// Maximum number of packets that one step takes from the fabric.
-const RECEIVE_BUDGET: usize = 32;
-
 /// The parts of the engine that handle a packet: all but the fabric, which delivers it.
-struct Arrivals<'a> {
-    now: Instant,
-    qps: &'a mut HashMap<u32, Qp>,
-    resources: &'a mut Resources,
-    delayed: &'a mut DelayedPackets,
-    counters: &'a mut counters::Port,
+pub(super) struct Arrivals<'a> {
+    pub(super) now: Instant,
+    pub(super) qps: &'a mut HashMap<u32, Qp>,
+    pub(super) resources: &'a mut Resources,
+    pub(super) delayed: &'a mut DelayedPackets,
+    pub(super) counters: &'a mut counters::CardCounters,
     /// Queue pairs that packets were delivered to.
-    touched: Vec<u32>,
-}
-
-impl Engine {
-    /// Takes packets from the fabric. Returns whether there were any.
-    pub(crate) fn take_packets(&mut self, now: Instant) -> bool {
-        if self.delayed.is_congested() {
-            return false;
-        }
-        let Engine { fabric, qps, resources, delayed, counters, .. } = self;
-        let mut touched = Vec::new();
-        let mut arrivals = Arrivals { now, qps, resources, delayed, counters, touched: Vec::new() };
-        let taken = fabric.poll(RECEIVE_BUDGET, &mut arrivals);
-        touched.append(&mut arrivals.touched);
-        for refused in fabric.take_refused() {
-            let (verdict, message) = (Verdict::Refused, refused.to_string());
-            let field = SPEED_VARIABLE;
-            resources.diagnostics.report(Diagnostic { verdict, qpn: None, index: None, field, message });
-        }
-        for qpn in touched {
-            self.touched(qpn);
-        }
-        taken > 0
-    }
+    pub(super) touched: Vec<u32>,
 }
 
 impl Arrivals<'_> {
@@ -172,4 +144,84 @@ pub(super) fn crossing(direction: Direction, qpn: u32, header: &Header) -> Cross
         is_reliable: header.is_reliable(),
         is_request: kind.is_some_and(PacketKind::is_request),
     }
+}
+
+/// Handles a packet. Adds the queue pairs that it was delivered to to `touched`.
+pub(crate) fn deliver(
+    qps: &mut HashMap<u32, Qp>,
+    source: Node,
+    header: &Header,
+    payload: &[Part],
+    context: &mut Context<'_>,
+    touched: &mut Vec<u32>,
+) {
+    let Ok(kind) = PacketKind::try_from(header.kind) else {
+        tracing::debug!(source, kind = header.kind, "a packet of an unknown kind");
+        return;
+    };
+    if kind == PacketKind::Management {
+        // SAFETY: the payload is readable while this packet is handled.
+        if unsafe { context.inbox.push(source, payload) } {
+            context.emit(Event::Management);
+        } else {
+            tracing::debug!(source, "a management datagram is lost");
+        }
+        return;
+    }
+    let packet = Packet { source, kind, header, payload };
+    let qpn = header.dest_qpn.get();
+    if kind != PacketKind::Datagram || qpn != MULTICAST_QPN {
+        touched.extend(deliver_to(qps, qpn, packet, context));
+        return;
+    }
+    // A datagram without a network header names no group.
+    if header.has(GLOBAL) {
+        let groups = context.groups;
+        touched.extend(groups.of(&header.group()).filter_map(|qpn| deliver_to(qps, qpn, packet, context)));
+    }
+}
+
+/// Handles a packet for a queue pair. Returns its number if it accepts packets of the sender.
+fn deliver_to(
+    qps: &mut HashMap<u32, Qp>,
+    qpn: u32,
+    packet: Packet<'_>,
+    context: &mut Context<'_>,
+) -> Option<u32> {
+    let qp = qps.get_mut(&qpn)?;
+    if !listens_to(qp, context.port, packet) {
+        let Packet { source, kind, .. } = packet;
+        tracing::debug!(source, qpn, ?kind, "a packet for a queue pair that does not listen to its sender");
+        return None;
+    }
+    let _arriving = trace::arriving(context.port, qpn, packet);
+    qp.deliver(packet, context);
+    Some(qpn)
+}
+
+/// Returns whether a queue pair accepts a packet in its state. Connections accept only packets of their peer, and every
+/// transport only its own packets.
+fn listens_to(qp: &Qp, port: Port, packet: Packet<'_>) -> bool {
+    let (endpoint, Packet { source, kind, header, .. }) = (&qp.endpoint, packet);
+    let is_peer = || (endpoint.node(port), endpoint.attributes.dest_qpn) == (source, header.source_qpn.get());
+    let is_of_its_transport = match endpoint.config.transport {
+        Transport::Ud => {
+            let is_own = || (source, header.source_qpn.get()) == (port.node(), endpoint.qpn);
+            let is_blocked =
+                endpoint.config.block_own_multicast && header.dest_qpn.get() == MULTICAST_QPN && is_own();
+            kind == PacketKind::Datagram && !is_blocked
+        }
+        Transport::Uc => {
+            matches!(kind, PacketKind::Send | PacketKind::Write) && !header.is_reliable() && is_peer()
+        }
+        Transport::Rc => header.is_reliable() && is_peer(),
+        Transport::DcInitiator => {
+            let is_current = header.connection.get() == endpoint.connection();
+            header.is_reliable() && !kind.is_request() && is_peer() && is_current
+        }
+        Transport::DcTarget => header.is_reliable() && kind.is_request(),
+        Transport::XrcInitiator => header.is_reliable() && !kind.is_request() && is_peer(),
+        Transport::XrcTarget => header.is_reliable() && kind.is_request() && is_peer(),
+    };
+    matches!(endpoint.state(), QpState::Rtr | QpState::Rts) && is_of_its_transport
 }

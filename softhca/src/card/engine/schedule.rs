@@ -73,7 +73,7 @@ impl Schedule {
         if qp.endpoint.state() == QpState::Err {
             self.failed.insert(qpn);
         }
-        if qp.requester.is_held() {
+        if qp.requester.has_unmet_wait() {
             self.waiting.insert(qpn);
         }
         // A timer that is set too early expires without effect and is set again. This costs less than moving it with

@@ -1,39 +1,24 @@
-//! The state of an engine, and the operations that the rest of it is built on.
+//! The state of an engine, and the operations that its steps and commands are built on.
 
-use super::ahead::Ahead;
+use super::doorbells::Doorbells;
 use super::schedule::Schedule;
 use crate::card::context::{Context, Resources};
 use crate::card::counters;
 use crate::card::delayed::DelayedPackets;
+use crate::card::event::Event;
 use crate::card::memory::clock::Clock;
-use crate::card::memory::uar::{Register, UarPage, UarPages};
+use crate::card::memory::peer_copies::MOST_UNDER_WAY;
+use crate::card::memory::ring::Entry;
 use crate::card::port::Port;
-use crate::card::told::Told;
-use crate::card::transport::qp::Qp;
+use crate::card::transport::qp::{Outgoing, Qp};
 use crate::card::waits::WaitRules;
-use crate::fabric::Fabric;
+use crate::fabric::{Fabric, Hole};
 use crate::faults::Faults;
 use crate::liberties::Dice;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use crate::peer_memory::{PeerFailure, PeerMapping};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
-
-/// A page of doorbell registers, and the queue pairs that it rings.
-pub(crate) struct Uar {
-    pub(crate) page: UarPage,
-    /// The registers to poll.
-    pub(crate) registers: Vec<Register>,
-    pub(crate) qps: BTreeSet<u32>,
-}
-
-impl Uar {
-    /// Adds a register to those that are polled.
-    pub(crate) fn poll_also(&mut self, register: Register) {
-        if !self.registers.contains(&register) {
-            self.registers.push(register);
-        }
-    }
-}
 
 /// An XRC domain.
 #[derive(Debug)]
@@ -46,41 +31,59 @@ pub(crate) struct XrcDomain {
     pub(crate) users: u32,
 }
 
+/// Packets that have a place in the fabric and whose payload is still being copied there.
+#[derive(Default)]
+pub(super) struct PeerBatch {
+    /// The packets, each with its bytes of payload.
+    pub(super) packets: Vec<(Outgoing, usize)>,
+    /// The memory that is being read.
+    pub(super) reading: Vec<Arc<PeerMapping>>,
+    /// The first failed copy.
+    pub(super) failure: Option<PeerFailure>,
+    pub(super) places: Vec<Hole>,
+    pub(super) bytes: usize,
+}
+
+// SAFETY: the places are used only while a batch is open, by the thread that holds the engine's lock.
+unsafe impl Send for PeerBatch {}
+
+impl PeerBatch {
+    /// Returns whether the batch is large enough to leave.
+    pub(super) fn is_full(&self) -> bool {
+        self.bytes >= MOST_UNDER_WAY
+    }
+
+    /// Waits for all copies.
+    pub(super) fn wait(&mut self) {
+        for memory in self.reading.drain(..) {
+            if let Err(failure) = memory.finish() {
+                self.failure.get_or_insert(failure);
+            }
+        }
+    }
+}
+
 /// All state of a card.
 pub(crate) struct Engine {
     pub(crate) fabric: Fabric,
     /// Protection domains, each with the number of objects in it.
     pub(crate) pds: HashMap<u32, u32>,
     pub(crate) xrcds: HashMap<u32, XrcDomain>,
-    pub(crate) uars: BTreeMap<u32, Uar>,
-    /// The memory of the pages in `uars`; declared after them, so that it is dropped later.
-    pub(crate) uar_pages: UarPages,
+    pub(crate) doorbells: Doorbells,
     pub(crate) qps: HashMap<u32, Qp>,
     pub(crate) resources: Resources,
     pub(super) schedule: Schedule,
-    pub(super) ahead: Ahead,
-    /// Time before which steps poll no doorbells, because of a liberty.
-    pub(super) look_at: Option<Instant>,
-    /// The page at which the next poll in turn begins.
-    pub(super) next_page: u32,
-    /// When a card with many pages next polls pages in turn.
-    pub(super) next_turn: Option<Instant>,
-    /// Announced doorbell pages: the next poll begins with them.
-    pub(crate) told: Arc<Told>,
-    /// Buffer for the pages taken from `told`.
-    pub(super) told_pages: Vec<u32>,
-    /// Pages on which completion queues are armed.
-    pub(crate) arming: BTreeSet<u32>,
+    pub(super) batch: PeerBatch,
     /// Packets that faults delay.
     pub(crate) delayed: DelayedPackets,
     /// Where packets are counted.
-    pub(crate) counters: counters::Port,
-    pub(crate) rest: Rest,
+    pub(crate) counters: counters::CardCounters,
+    pub(crate) workers: Workers,
 }
 
 /// The threads that do the card's work.
 #[derive(Debug, Default)]
-pub(crate) struct Rest {
+pub(crate) struct Workers {
     /// True if the card's own thread sleeps.
     pub(crate) asleep: bool,
     /// Number of other threads that do the work while they wait for the card.
@@ -94,24 +97,17 @@ impl Engine {
     pub(crate) fn new(fabric: Fabric, port: Port, faults: Faults, dice: Dice, waits: WaitRules) -> Self {
         let (clock, speed) = (Arc::<Clock>::default(), fabric.speed());
         Engine {
-            rest: Rest::default(),
-            next_page: 0,
-            next_turn: None,
-            told: Arc::default(),
-            told_pages: Told::list(),
-            arming: BTreeSet::new(),
+            workers: Workers::default(),
             fabric,
             pds: HashMap::new(),
             xrcds: HashMap::new(),
-            uars: BTreeMap::new(),
-            uar_pages: UarPages::showing(clock.clone()),
+            doorbells: Doorbells::new(clock.clone()),
             qps: HashMap::new(),
             resources: Resources::new((port, speed), clock, faults, dice, waits),
             schedule: Schedule::default(),
-            ahead: Ahead::default(),
-            look_at: None,
+            batch: PeerBatch::default(),
             delayed: DelayedPackets::default(),
-            counters: counters::Port::default(),
+            counters: counters::CardCounters::default(),
         }
     }
 
@@ -126,6 +122,11 @@ impl Engine {
         let result = work(qp, &mut self.resources.context(now));
         self.schedule.update(qp);
         Some(result)
+    }
+
+    /// Removes an object from a protection domain.
+    pub(crate) fn leave_domain(&mut self, pdn: u32) {
+        self.pds.entry(pdn).and_modify(|users| *users -= 1);
     }
 
     /// Adds a queue pair to those with something to send.
@@ -149,8 +150,79 @@ impl Engine {
     }
 
     /// Performs all deferred writes, before memory is deregistered.
-    pub(crate) fn write_parked(&mut self) {
-        self.qps.values_mut().for_each(|qp| qp.endpoint.parked.write_all());
+    pub(crate) fn write_deferred(&mut self) {
+        self.qps.values_mut().for_each(|qp| qp.endpoint.deferred.write_all());
+    }
+
+    /// Writes the delayed completions of a queue pair before it is reset or destroyed, as programs rely on seeing them.
+    pub(crate) fn flush_delayed_completions(&mut self, qpn: u32, now: Instant) {
+        for (cqn, entry) in self.resources.delayed.take_of(qpn) {
+            self.write_completion(cqn, entry, now);
+        }
+        self.report_last_receives();
+    }
+
+    fn report_last_receives(&mut self) {
+        let last = self.resources.delayed.take_last_receives();
+        self.resources.events.extend(last.into_iter().map(|qpn| Event::LastReceive { qpn }));
+    }
+
+    fn write_completion(&mut self, cqn: u32, entry: Entry, now: Instant) {
+        let qpn = entry.cqe.qpn();
+        self.with_qp(qpn, now, |qp, _| qp.endpoint.deferred.write_all());
+        if !self.resources.context(now).write_completion(cqn, entry) {
+            self.with_qp(qpn, now, Qp::completion_lost);
+        }
+    }
+
+    /// Writes the delayed completions that are due. Returns whether there were any.
+    pub(super) fn release_completions(&mut self, now: Instant) -> bool {
+        if self.resources.delayed.is_empty() {
+            return false;
+        }
+        let delays = self.resources.faults.is_on() || self.resources.dice.is_on();
+        let due = if delays { Some(now) } else { None };
+        let mut released = false;
+        while let Some((cqn, entry)) = self.resources.delayed.pop(due) {
+            released = true;
+            self.write_completion(cqn, entry, now);
+        }
+        if released {
+            self.report_last_receives();
+        }
+        released
+    }
+
+    /// Raises the completion events whose moderation period is over. Returns whether there were any.
+    pub(super) fn raise_held_events(&mut self, now: Instant) -> bool {
+        let mut raised = false;
+        while let Some(&(due, cqn)) = self.resources.held_events.first().filter(|(due, _)| *due <= now) {
+            self.resources.held_events.pop_first();
+            // By now moderation may hold back another event, with a later due time.
+            if let Some(cq) = self.resources.cqs.get_mut(&cqn).filter(|cq| cq.due() == Some(due))
+                && cq.release()
+            {
+                self.resources.events.push(Event::Completion { cqn });
+                raised = true;
+            }
+        }
+        raised
+    }
+
+    /// Removes a queue pair.
+    pub(crate) fn remove_qp(&mut self, qpn: u32) -> Option<Qp> {
+        // Its last doorbell may still be in its register: the record was already written when an earlier doorbell was
+        // handled, and all work was done then. It must not count as a doorbell of an unknown queue pair.
+        self.take_doorbells_of(qpn, Instant::now());
+        self.flush_delayed_completions(qpn, Instant::now());
+        let mut qp = self.qps.remove(&qpn)?;
+        qp.endpoint.deferred.write_all();
+        self.schedule.remove(&qp);
+        self.resources.slaves.remove(&qpn);
+        if let Some(uar) = qp.endpoint.config.uar.and_then(|uar| self.doorbells.uars.get_mut(&uar)) {
+            uar.qps.remove(&qpn);
+        }
+        Some(qp)
     }
 
     /// Runs `work` on all queue pairs.

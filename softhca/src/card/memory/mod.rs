@@ -6,15 +6,12 @@
 //! trusted. The card never dereferences an address of a peer-memory client's memory: the bytes pass through the
 //! client's functions, and through a buffer of the card where the client does not copy to and from the fabric itself.
 
-pub(crate) mod awaited;
 pub(crate) mod clock;
 pub(crate) mod copy;
+pub(crate) mod deferred;
 pub(crate) mod gather;
 pub(crate) mod indirect;
-pub(crate) mod mapped;
-pub(crate) mod parked;
 pub(crate) mod peer_copies;
-pub(crate) mod pieces;
 pub(crate) mod region;
 pub(crate) mod registered;
 pub(crate) mod ring;

@@ -2,8 +2,8 @@
 
 use super::copy::{Place, Target};
 use super::indirect::{self, ChangeError, Indirect, KeyChange};
-use super::pieces::{KeyRange, Pieces, Refusal};
 use super::registered::Memory;
+use super::translation::{KeyRange, Pieces, Refusal};
 use crate::card::config::{Access, NULL_KEY};
 use crate::faults::{Faults, Side};
 use crate::peer_memory::{PeerMapping, PeerMemoryError, PeerRegion};

@@ -1,15 +1,14 @@
 //! Receive queues.
 
-use super::producer::Producer;
 use crate::card::config::QpConfig;
-use crate::card::memory::ring::ReadRing;
+use crate::card::memory::ring::{Producer, ReadRing};
 use gdsync_sys::prm::doorbell;
 use gdsync_sys::prm::recv;
 use gdsync_sys::prm::wqe::DataSeg;
 
 /// The owner of a receive.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Home {
+pub(crate) struct ReceiveOwner {
     /// Protection domain of its memory.
     pub(crate) pdn: u32,
     /// Completion queue for its completion.
@@ -22,7 +21,7 @@ pub(crate) struct Home {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Slot {
     pub(crate) index: u16,
-    pub(crate) home: Home,
+    pub(crate) owner: ReceiveOwner,
 }
 
 /// A receive that a message fills.
@@ -45,7 +44,7 @@ impl Receive {
 #[derive(Debug)]
 pub(crate) struct ReceiveQueue {
     /// The owner of its receives.
-    pub(crate) home: Home,
+    pub(crate) owner: ReceiveOwner,
     ring: ReadRing,
     producer: Producer,
     /// Index of the next receive to use.
@@ -63,12 +62,12 @@ impl ReceiveQueue {
             let ring = ReadRing::new(config.rq, config.rq_entries, config.rq_stride as usize);
             (ring, Producer::new(config.dbrec, doorbell::DBR_RECV))
         };
-        let home = Home {
+        let owner = ReceiveOwner {
             pdn: config.pdn.unwrap_or(0),
             cqn: config.recv_cq.unwrap_or(0),
             user_index: config.user_index.unwrap_or(0),
         };
-        ReceiveQueue { home, ring, producer, next: 0, current: None }
+        ReceiveQueue { owner, ring, producer, next: 0, current: None }
     }
 
     /// Empties the queue. The front zeroes the doorbell record.
@@ -90,7 +89,7 @@ impl ReceiveQueue {
     }
 
     /// Takes the receive of an aborted message of an unreliable connection.
-    pub(crate) fn take_left(&mut self) -> Option<Receive> {
+    pub(crate) fn take_aborted(&mut self) -> Option<Receive> {
         self.current.take().map(|receive| Receive { offset: 0, ..receive })
     }
 
@@ -103,7 +102,7 @@ impl ReceiveQueue {
         self.next = index.wrapping_add(1);
         let mut bytes = Vec::with_capacity(64);
         self.ring.read(index, &mut bytes);
-        let slot = Slot { index: index as u16, home: self.home };
+        let slot = Slot { index: index as u16, owner: self.owner };
         Some(Receive { slot, segments: recv::segments(&bytes).collect(), offset: 0 })
     }
 
@@ -114,9 +113,9 @@ impl ReceiveQueue {
         self.poll_record();
         // A broken record may announce more receives than the ring holds.
         let posted = self.producer.index().wrapping_sub(self.next).min(self.ring.entries);
-        let (first, home) = (self.next, self.home);
+        let (first, owner) = (self.next, self.owner);
         self.next = self.producer.index();
-        let slot = move |step| Slot { index: first.wrapping_add(step) as u16, home };
+        let slot = move |step| Slot { index: first.wrapping_add(step) as u16, owner };
         current.into_iter().chain((0..posted).map(slot))
     }
 }

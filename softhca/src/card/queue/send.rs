@@ -1,8 +1,7 @@
 //! Send queues.
 
-use super::producer::Producer;
 use crate::card::config::QpConfig;
-use crate::card::memory::ring::ReadRing;
+use crate::card::memory::ring::{Producer, ReadRing};
 use gdsync_sys::prm::doorbell::{self, Doorbell};
 use gdsync_sys::prm::wqe::{BASIC_BLOCK, CtrlSeg};
 use std::collections::VecDeque;

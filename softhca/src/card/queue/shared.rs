@@ -5,10 +5,9 @@
 //! posted receives. A cyclic queue, which only DEVX commands create, is taken in ring order, without regard to the
 //! links.
 
-use super::producer::Producer;
-use super::receive::Home;
+use super::receive::ReceiveOwner;
 use crate::card::config::{SrqAttributes, SrqConfig, XrcConfig};
-use crate::card::memory::ring::ReadRing;
+use crate::card::memory::ring::{Producer, ReadRing};
 use gdsync_sys::prm::recv;
 use gdsync_sys::prm::wqe::DataSeg;
 
@@ -77,10 +76,10 @@ impl Srq {
 
     /// Returns the owner of a receive that is taken for a queue pair: it completes there, unless the queue is an XRC
     /// one.
-    pub(crate) fn home(&self, of_queue_pair: Home) -> Home {
+    pub(crate) fn owner(&self, of_queue_pair: ReceiveOwner) -> ReceiveOwner {
         match self.xrc {
-            Some(XrcConfig { cqn, user_index, .. }) => Home { pdn: self.pdn, cqn, user_index },
-            None => Home { pdn: self.pdn, ..of_queue_pair },
+            Some(XrcConfig { cqn, user_index, .. }) => ReceiveOwner { pdn: self.pdn, cqn, user_index },
+            None => ReceiveOwner { pdn: self.pdn, ..of_queue_pair },
         }
     }
 

@@ -1,6 +1,6 @@
 //! The parser of work requests that wait, or that release another queue.
 
-use super::wqe::WqeError;
+use super::WqeError;
 use crate::card::waits::WaitRules;
 use gdsync_sys::prm::UnknownCode;
 use gdsync_sys::prm::cqe::Syndrome;

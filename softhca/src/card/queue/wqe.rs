@@ -1,25 +1,17 @@
 //! The strict parser of send WQEs, and its errors.
 
-use super::atomic::{self, Operands};
-use super::umr;
+use super::WqeError;
+use super::segments::{Operands, is_atomic, parse_key_change, parse_operands};
 use super::wait::{self, Wait};
 use crate::card::config::{LIMITS, Transport};
 use crate::card::memory::indirect::KeyChange;
-use crate::card::memory::pieces::KeyRange;
+use crate::card::memory::translation::KeyRange;
 use crate::card::memory::translation::Walk;
 use gdsync_sys::prm::cqe::Syndrome;
 use gdsync_sys::prm::wqe::{
     AddressVector, CtrlSeg, DataSeg, InlineSeg, Opcode, RemoteAddrSeg, SEGMENT, XrcSeg,
 };
 use zerocopy::FromBytes;
-
-/// An error in a work request: the syndrome of its completion, and the text of its diagnostic.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct WqeError {
-    pub(crate) syndrome: Syndrome,
-    pub(crate) field: &'static str,
-    pub(crate) message: String,
-}
 
 /// The data of a work request, or the memory for its result.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -81,14 +73,14 @@ pub(crate) fn parse(ctrl: &CtrlSeg, body: &[u8], transport: Transport) -> Result
     let (has_remote, may_be_inline) = match (opcode, transport) {
         (Opcode::Nop, _) => return Ok(work),
         (Opcode::Umr, Rc | Uc | XrcInitiator | DcInitiator) => {
-            return Ok(Work { change: Some(Box::new(umr::parse(ctrl, body)?)), ..work });
+            return Ok(Work { change: Some(Box::new(parse_key_change(ctrl, body)?)), ..work });
         }
         (Opcode::Dump, Rc | Uc | XrcInitiator | DcInitiator) => (false, false),
         (Opcode::Send | Opcode::SendImm, Rc | Uc | Ud | XrcInitiator | DcInitiator) => (false, true),
         (Opcode::SendInval, Rc | XrcInitiator | DcInitiator) => (false, true),
         (Opcode::RdmaWrite | Opcode::RdmaWriteImm, Rc | Uc | XrcInitiator | DcInitiator) => (true, true),
         (Opcode::RdmaRead, Rc | XrcInitiator | DcInitiator) => (true, false),
-        (opcode, Rc | XrcInitiator | DcInitiator) if atomic::is_atomic(opcode) => (true, false),
+        (opcode, Rc | XrcInitiator | DcInitiator) if is_atomic(opcode) => (true, false),
         (other, transport) => {
             let message = format!("{other:?} is not supported on a {transport} queue pair of this card");
             return Err(malformed("opcode", message));
@@ -116,8 +108,8 @@ pub(crate) fn parse(ctrl: &CtrlSeg, body: &[u8], transport: Transport) -> Result
             RemoteAddrSeg::read_from_prefix(rest).map_err(|_| missing("remote address segment"))?;
         (work.remote, rest) = (Some((segment.addr(), segment.rkey())), behind);
     }
-    if atomic::is_atomic(opcode) {
-        let (operands, behind) = atomic::parse(ctrl, opcode, rest)?;
+    if is_atomic(opcode) {
+        let (operands, behind) = parse_operands(ctrl, opcode, rest)?;
         (work.operands, rest) = (Some(operands), behind);
     }
     let is_inline = rest.first_chunk().is_some_and(|first| InlineSeg::is_inline(*first));

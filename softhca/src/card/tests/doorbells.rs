@@ -162,13 +162,13 @@ fn pages_are_looked_at_in_turn_and_those_that_are_told_at_once() {
         success(late.cq.poll());
         success(pair.left.cq.poll());
         late.post(Opcode::Nop, &[]);
-        card.shared.told.push(last.id);
+        card.shared.announced.push(last.id);
         step();
         success(late.cq.poll());
     }
     assert!((2..=4).contains(&longest), "{longest} steps");
     // Announcing a freed page has no effect.
-    card.shared.told.push(pages[0].id);
+    card.shared.announced.push(pages[0].id);
     card.free_uar(pages[0].id).unwrap();
     step();
     assert!(card.diagnostics().is_empty());

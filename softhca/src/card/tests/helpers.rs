@@ -37,9 +37,9 @@ fn a_thread_that_lends_itself_does_the_work_that_it_has_rung_for() {
             assert!(helper.serve());
         }
         assert!(helper.serve());
-        assert_eq!(pair.card.shared.engine.lock().rest.helpers, 1);
+        assert_eq!(pair.card.shared.engine.lock().workers.helpers, 1);
         drop(helper);
-        assert_eq!(pair.card.shared.engine.lock().rest.helpers, 0);
+        assert_eq!(pair.card.shared.engine.lock().workers.helpers, 0);
         check(&mut pair);
     }
 }
@@ -59,7 +59,7 @@ fn a_thread_that_does_not_lend_itself_leaves_the_work() {
 fn a_card_with_memory_of_clients_works_on_its_own_thread_only() {
     let mut pair = Pair::new(64);
     post(&mut pair);
-    pair.card.shared.engine.lock().rest.own_thread_only = true;
+    pair.card.shared.engine.lock().workers.own_thread_only = true;
     wake::rung(register(&pair.left), true);
     assert!(pair.left.cq.poll().is_none() && !Helper::default().serve());
     pair.run();
@@ -79,7 +79,7 @@ fn a_word_that_a_request_waits_for_rings_as_a_register_does() {
     unsafe { AtomicU64::from_ptr(region.at.cast()) }.store(number(5), Ordering::Release);
     wake::rung(region.at as usize, true);
     assert!(pair.left.cq.poll().is_none(), "the card's thread has not said which words there are");
-    pair.card.shared.hang_words(&mut pair.card.shared.engine.lock());
+    pair.card.shared.register_awaited_words(&mut pair.card.shared.engine.lock());
     wake::rung(region.at as usize, true);
     success(pair.left.cq.poll());
 }
@@ -99,7 +99,7 @@ fn a_card_that_is_gone_is_served_no_more() {
     // The queue pair exists, but its memory might be gone.
     wake::rung(register(&left), true);
     assert!(!helper.serve() && left.cq.poll().is_none());
-    assert_eq!(part.engine.lock().rest.helpers, 0);
+    assert_eq!(part.engine.lock().workers.helpers, 0);
 }
 
 #[test]

@@ -90,7 +90,7 @@ fn a_page_of_registers_can_be_mapped_again() {
     let mut pair = Pair::new(64);
     let uar = pair.card.shared.engine.lock().qps[&pair.left.qpn].endpoint.config.uar;
     let memory = pair.card.uar_file().unwrap();
-    let offset = pair.card.shared.engine.lock().uars[&uar.unwrap()].page.offset();
+    let offset = pair.card.shared.engine.lock().doorbells.uars[&uar.unwrap()].page.offset();
     let (file, place) = (memory.as_raw_fd(), offset as libc::off_t);
     // SAFETY: a new mapping of the page, write-only, as in libmlx5.
     let page =

@@ -54,7 +54,7 @@ impl Initiators {
             tracing::debug!(qpn = endpoint.qpn, initiator = address.1, "a packet of a former connection");
             return;
         }
-        endpoint.turn_to(address.0, address.1, connection);
+        endpoint.set_peer(address.0, address.1, connection);
         let step = &mut Step { endpoint, context };
         if initiator.connection != connection {
             initiator.responder.abandon(step);
@@ -113,12 +113,12 @@ impl Initiators {
     }
 
     /// Releases the answers whose time has come. Returns whether there were any.
-    pub(super) fn take_hold_over(&mut self, now: Instant) -> bool {
+    pub(super) fn end_hold(&mut self, now: Instant) -> bool {
         let Initiators { known, waiting, held, .. } = self;
         let before = held.len();
         held.retain(|address| {
             let Some(initiator) = known.get_mut(address) else { return false };
-            if initiator.responder.take_hold_over(now) {
+            if initiator.responder.end_hold(now) {
                 waiting.insert(*address);
             }
             initiator.responder.next_wake().is_some()
@@ -162,7 +162,7 @@ impl Initiators {
         work: impl FnOnce(&mut Initiator, &mut Step<'_, '_>) -> R,
     ) -> Option<R> {
         let initiator = self.known.get_mut(&address)?;
-        endpoint.turn_to(address.0, address.1, initiator.connection);
+        endpoint.set_peer(address.0, address.1, initiator.connection);
         Some(work(initiator, &mut Step { endpoint, context }))
     }
 }

@@ -4,10 +4,10 @@
 use crate::card::config::{QpAttributes, QpConfig, QpState, Transport, ack_timeout};
 use crate::card::context::Context;
 use crate::card::event::Event;
-use crate::card::memory::parked::Parked;
+use crate::card::memory::deferred::DeferredWrites;
 use crate::card::memory::ring::Entry;
 use crate::card::port::Port;
-use crate::card::queue::receive::{Home, Slot};
+use crate::card::queue::receive::{ReceiveOwner, Slot};
 use crate::fabric::Node;
 use gdsync_sys::prm::cqe::{Cqe64, CqeOpcode, Syndrome};
 use std::time::Duration;
@@ -35,7 +35,7 @@ pub(crate) struct Endpoint {
     /// The other side of DC, while connected or served.
     pub(crate) peer: Option<Peer>,
     /// Payload that was taken and not yet written.
-    pub(crate) parked: Parked,
+    pub(crate) deferred: DeferredWrites,
     /// True if a half has failed, and both must be flushed.
     failed: bool,
     /// True if a completion queue had no room for an entry: nothing more can be reported.
@@ -53,7 +53,7 @@ impl Endpoint {
             pdn,
             srq: config.srq,
             peer: None,
-            parked: Parked::default(),
+            deferred: DeferredWrites::default(),
             failed: false,
             overrun: false,
         }
@@ -62,12 +62,12 @@ impl Endpoint {
     /// Returns to RESET.
     pub(crate) fn reset(&mut self) {
         self.attributes = QpAttributes::default();
-        self.parked.write_all();
+        self.deferred.write_all();
         (self.failed, self.overrun, self.peer) = (false, false, None);
     }
 
     /// Sets the other side of a DC connection.
-    pub(crate) fn turn_to(&mut self, node: Node, qpn: u32, connection: u64) {
+    pub(crate) fn set_peer(&mut self, node: Node, qpn: u32, connection: u64) {
         self.peer = Some(Peer { node, connection });
         self.attributes.dest_qpn = qpn;
     }
@@ -140,13 +140,13 @@ impl Step<'_, '_> {
     }
 
     /// Writes an entry to the completion queue of a receive.
-    pub(crate) fn complete_receive(&mut self, home: Home, entry: impl Into<Entry>) {
-        self.complete(home.cqn, home.user_index, entry.into());
+    pub(crate) fn complete_receive(&mut self, owner: ReceiveOwner, entry: impl Into<Entry>) {
+        self.complete(owner.cqn, owner.user_index, entry.into());
     }
 
     fn complete(&mut self, cqn: u32, user_index: u32, entry: Entry) {
         let entry = entry.map(|cqe| cqe.with_user_index(user_index));
-        if !self.context.complete(cqn, entry, &mut self.endpoint.parked) {
+        if !self.context.complete(cqn, entry, &mut self.endpoint.deferred) {
             self.completion_lost();
         }
     }
@@ -159,7 +159,7 @@ impl Step<'_, '_> {
     }
 
     /// Selects the shared receive queue of an XRC request. False if it is not in the queue pair's domain.
-    pub(crate) fn use_shared(&mut self, srqn: u32) -> bool {
+    pub(crate) fn select_srq(&mut self, srqn: u32) -> bool {
         let domain = self.endpoint.config.xrcd.and_then(|xrcd| self.context.xrc_domain(srqn, xrcd));
         self.endpoint.pdn = domain.unwrap_or(NO_DOMAIN);
         self.endpoint.srq = domain.map(|_| srqn);
@@ -182,7 +182,7 @@ impl Step<'_, '_> {
     pub(crate) fn receive_error(&mut self, slot: Slot, syndrome: Syndrome) {
         let (error, qpn) = (CqeOpcode::ResponderError, self.endpoint.qpn);
         let cqe = Cqe64::error(error, 0, qpn, slot.index, syndrome, VENDOR_SYNDROME);
-        self.complete_receive(slot.home, cqe);
+        self.complete_receive(slot.owner, cqe);
     }
 
     /// Handles that a completion queue had no room for an entry.

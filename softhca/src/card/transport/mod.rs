@@ -3,7 +3,6 @@
 //! Both halves report to their [`endpoint`] and never call each other: if one fails, the queue pair flushes both.
 
 pub(crate) mod dc;
-pub(crate) mod deliver;
 pub(crate) mod endpoint;
 pub(crate) mod qp;
 pub(crate) mod requester;

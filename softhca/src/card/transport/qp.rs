@@ -46,7 +46,7 @@ pub(crate) struct Qp {
     /// The queue pair whose SEND_EN has released its sends.
     master: Option<u32>,
     /// The event of the last receive of a shared queue was raised.
-    last_receive_said: bool,
+    last_receive_reported: bool,
 }
 
 /// Fields of diagnostics about indices of sends.
@@ -70,7 +70,7 @@ impl Qp {
             initiators: Initiators::default(),
             established: false,
             master: None,
-            last_receive_said: false,
+            last_receive_reported: false,
         }
     }
 
@@ -79,7 +79,7 @@ impl Qp {
         self.endpoint.reset();
         self.requester.restart(0, &self.endpoint.attributes);
         self.responder.restart(0);
-        (self.established, self.master, self.last_receive_said) = (false, None, false);
+        (self.established, self.master, self.last_receive_reported) = (false, None, false);
     }
 
     /// Applies a change accepted by [`transition::check`], for all states but RESET and ERR.
@@ -204,22 +204,22 @@ impl Qp {
     /// Returns when its next timer expires.
     pub(crate) fn next_wake(&self) -> Option<Instant> {
         let answers = self.responder.next_wake().or_else(|| self.initiators.next_wake());
-        let wakes = [self.requester.next_wake(), answers, self.endpoint.parked.due()];
+        let wakes = [self.requester.next_wake(), answers, self.endpoint.deferred.due()];
         wakes.into_iter().flatten().min()
     }
 
     /// Ends the pauses that are over. Returns whether there was one.
-    pub(crate) fn take_pauses_over(&mut self, now: Instant) -> bool {
-        let fetches = self.requester.take_fetch_due(now);
+    pub(crate) fn end_pauses(&mut self, now: Instant) -> bool {
+        let fetches = self.requester.end_fetch_pause(now);
         // Only a DC target has initiators, whose responders replace its own.
-        let answers = self.responder.take_hold_over(now) | self.initiators.take_hold_over(now);
-        let written = self.endpoint.parked.write_due(now);
-        self.requester.take_rnr_over(now) || fetches || answers || written
+        let answers = self.responder.end_hold(now) | self.initiators.end_hold(now);
+        let written = self.endpoint.deferred.write_due(now);
+        self.requester.end_rnr_pause(now) || fetches || answers || written
     }
 
     /// Polls the WAIT of its requester. Returns whether the requester may go on.
-    pub(crate) fn look(&mut self, context: &mut Context<'_>) -> bool {
-        self.requester.look(&mut Step { endpoint: &mut self.endpoint, context })
+    pub(crate) fn poll_wait(&mut self, context: &mut Context<'_>) -> bool {
+        self.requester.poll_wait(&mut Step { endpoint: &mut self.endpoint, context })
     }
 
     /// Returns whether there are answers that have not left.
@@ -361,11 +361,12 @@ impl Qp {
     fn flush_if_failed(&mut self, context: &mut Context<'_>) {
         if self.endpoint.take_failure() {
             let step = &mut Step { endpoint: &mut self.endpoint, context };
-            step.endpoint.parked.write_all();
+            step.endpoint.deferred.write_all();
             self.responder.release_completions(step);
             self.requester.flush(step);
             self.responder.flush(step);
-            if step.endpoint.config.srq.is_some() && !std::mem::replace(&mut self.last_receive_said, true) {
+            if step.endpoint.config.srq.is_some() && !std::mem::replace(&mut self.last_receive_reported, true)
+            {
                 step.context.last_receive(step.endpoint.qpn);
             }
         }

@@ -2,7 +2,8 @@
 
 use crate::card::context::Context;
 use crate::card::port::{GidEntry, GidKind, LinkLayer, MULTICAST_LIDS, Port, is_multicast};
-use crate::card::queue::wqe::{Work, WqeError};
+use crate::card::queue::WqeError;
+use crate::card::queue::wqe::Work;
 use crate::fabric::{MULTICAST, Node};
 use crate::packet::{GLOBAL, Header};
 use gdsync_sys::prm::cqe::{L3_GRH, L3_IPV4, L3_IPV6, Syndrome};

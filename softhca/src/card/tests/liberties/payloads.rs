@@ -130,17 +130,17 @@ fn reads_atomics_and_receives_order_relaxed_data() {
 
 #[test]
 fn memory_that_is_deregistered_is_not_written_any_more() {
-    let mut parked = 0;
+    let mut deferred = 0;
     for seed in 0..SEEDS {
         let mut bed = Bed::new(Some(Liberties { seed, kinds: LibertyKinds::PIECES }), 512);
         bed.write(0..256, bed.pair.target);
         bed.step();
-        parked += usize::from(!bed.has_arrived(0..256));
+        deferred += usize::from(!bed.has_arrived(0..256));
         bed.pair.card.deregister_memory(bed.pair.target.key).unwrap();
         assert!(bed.has_arrived(0..256), "what was taken is written before");
         bed.pair.target.bytes().fill(0);
         bed.settle();
         assert!(bed.pair.target.bytes().iter().all(|byte| *byte == 0), "seed {seed}");
     }
-    assert!(parked > 0);
+    assert!(deferred > 0);
 }

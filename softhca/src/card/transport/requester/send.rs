@@ -1,16 +1,24 @@
-//! The packets of requests.
+//! Fetching of work requests, and their packets.
+//!
+//! An initiator of dynamically connected transport (DC) is connected to one target at a time. It connects to the target of
+//! its next request when all requests for the previous target have completed. Connections are numbered, and the PSNs of each
+//! start at 0; so a target, which may learn of a connection by any of its packets, distinguishes a new connection from an
+//! old one.
 
-use super::state::Requester;
-use crate::card::config::{Access, MTU, QpState, Transport};
+use super::state::{DcTarget, Request, Requester};
+use crate::card::config::{Access, MTU, QpState, Transport, packets_of};
 use crate::card::memory::copy::Place;
-use crate::card::memory::pieces::Refusal;
+use crate::card::memory::translation::Refusal;
 use crate::card::port::Port;
-use crate::card::queue::wqe::{Payload, Work, each_piece};
+use crate::card::queue::wqe::{self, Payload, Work, each_piece};
 use crate::card::transport::endpoint::{Endpoint, Step};
 use crate::card::transport::route;
 use crate::fabric::Node;
-use crate::packet::{FIRST, Header, IMMEDIATE, INVALIDATE, LAST, PacketKind, SOLICITED, UNRELIABLE};
-use gdsync_sys::prm::wqe::{DataSeg, Opcode};
+use crate::packet::{
+    FIRST, Header, IMMEDIATE, INVALIDATE, LAST, PSN_MASK, PacketKind, SOLICITED, UNRELIABLE,
+};
+use gdsync_sys::prm::cqe::Syndrome;
+use gdsync_sys::prm::wqe::{CtrlFlags, CtrlSeg, DataSeg, Opcode, SEGMENT};
 use zerocopy::IntoBytes;
 use zerocopy::byteorder::big_endian::{U32, U64};
 
@@ -18,9 +26,123 @@ use zerocopy::byteorder::big_endian::{U32, U64};
 const WINDOW: usize = 64;
 
 impl Requester {
+    /// Makes the request of a WQE, and moves past its blocks.
+    fn take(&mut self, first: u32, ctrl: &CtrlSeg, blocks: u32, work: Result<Work, Syndrome>) -> Request {
+        let packets = match &work {
+            Ok(work) if !work.is_local() && work.wait.is_none() => packets_of(work.length),
+            _ => 0,
+        };
+        let first_psn = self.next_psn;
+        self.next_psn = first_psn.wrapping_add(packets) & PSN_MASK;
+        self.queue.advance(blocks);
+        Request {
+            first,
+            blocks,
+            opcode_byte: ctrl.raw_opcode(),
+            signaled: self.signal_all || ctrl.completion_mode() >= 2,
+            fenced: ctrl.fence_mode() != 0,
+            solicited: ctrl.flags().contains(CtrlFlags::SOLICITED),
+            imm: ctrl.imm(),
+            work,
+            first_psn,
+            packets,
+            sent: 0,
+            left: 0,
+            acked: 0,
+            done: false,
+            result: None,
+        }
+    }
+
+    /// Reads the next announced work request, and checks it strictly. `None` if there is none.
+    pub(super) fn fetch(&mut self, step: &mut Step<'_, '_>) -> Option<Request> {
+        let mut entry = self.queue.next()?;
+        let (ctrl, announced) = (entry.ctrl, entry.announced);
+        let index = entry.first as u16;
+        let blocks = u32::from(ctrl.ds()).div_ceil(4);
+        let qpn = step.endpoint.qpn;
+        let mut broken = |field, message| {
+            step.report(Some(index), field, message);
+            Err(Syndrome::LocalQpOperation)
+        };
+        let size_is_right = blocks > 0 && blocks <= announced;
+        let work = if !size_is_right {
+            broken(
+                "ds",
+                format!(
+                    "{} segments, but {announced} blocks are announced and a WQE has at least one",
+                    ctrl.ds()
+                ),
+            )
+        } else if ctrl.index() != index {
+            broken(
+                "index",
+                format!("the control segment says {}, its place in the ring is {index}", ctrl.index()),
+            )
+        } else if ctrl.qpn() != qpn {
+            broken("qpn", format!("the control segment says {:#x}", ctrl.qpn()))
+        } else {
+            self.queue.read_rest(&mut entry, blocks);
+            let body = &entry.bytes[size_of::<CtrlSeg>()..usize::from(ctrl.ds()) * SEGMENT];
+            let parsed = wqe::parse(&ctrl, body, step.endpoint.config.transport);
+            let had = parsed.and_then(|work| match &work.wait {
+                Some(wait) => wait.check(&ctrl, step.context.waits).map(|()| work),
+                None => Ok(work),
+            });
+            had.and_then(|work| route::check(work, step.context.port)).map_err(|error| {
+                step.report(Some(index), error.field, error.message);
+                error.syndrome
+            })
+        };
+        // An entry of wrong size is skipped block by block.
+        Some(self.take(entry.first, &ctrl, if size_is_right { blocks } else { 1 }, work))
+    }
+
+    /// Takes the next announced work request without checking it, to flush it: only its index and opcode matter.
+    pub(super) fn fetch_to_flush(&mut self) -> Option<Request> {
+        let entry = self.queue.next()?;
+        let blocks = u32::from(entry.ctrl.ds()).div_ceil(4).clamp(1, entry.announced);
+        Some(self.take(entry.first, &entry.ctrl, blocks, Err(Syndrome::WrFlush)))
+    }
+
+    /// Returns the target of the request under the cursor, if it has one.
+    fn next_target(&self, step: &Step<'_, '_>) -> Option<DcTarget> {
+        if step.endpoint.config.transport != Transport::DcInitiator {
+            return None;
+        }
+        let work = self.requests.get(self.cursor)?.work.as_ref().ok()?;
+        let vector = work.to.as_deref()?;
+        let node = route::destination(vector, step.context.port);
+        Some(DcTarget { node, number: vector.fields().qpn, key: vector.dc_key() })
+    }
+
+    /// Returns whether the request under the cursor can be sent on the current connection.
+    pub(super) fn is_connected(&self, step: &Step<'_, '_>) -> bool {
+        self.next_target(step).is_none_or(|target| self.target == Some(target))
+    }
+
+    /// Connects to the target of the oldest request, of which nothing was sent.
+    pub(super) fn connect(&mut self, step: &mut Step<'_, '_>) {
+        let Some(target) = self.next_target(step) else { return };
+        self.target = Some(target);
+        self.connection += 1;
+        step.endpoint.set_peer(target.node, target.number, self.connection);
+        self.reached = None;
+        self.next_psn = 0;
+        for request in &mut self.requests {
+            request.first_psn = self.next_psn;
+            self.next_psn = self.next_psn.wrapping_add(request.packets) & PSN_MASK;
+        }
+    }
+
+    /// Forgets the target: nothing is in flight to it, and the next request may have a different target.
+    pub(super) fn disconnect(&mut self) {
+        self.target = None;
+    }
+
     /// Returns the next request packet, if one can be sent now. Its payload is in the context.
     pub(crate) fn next_request(&mut self, step: &mut Step<'_, '_>) -> Option<Header> {
-        self.waits.held = false;
+        self.waits.unmet = false;
         if step.endpoint.state() != QpState::Rts || self.rnr_until.is_some() {
             return None;
         }
@@ -83,7 +205,7 @@ impl Requester {
 
     /// Returns the next packet of the send or write under the cursor.
     fn data_packet(&mut self, step: &mut Step<'_, '_>) -> Option<Header> {
-        step.endpoint.parked.write_all();
+        step.endpoint.deferred.write_all();
         let request = &self.requests[self.cursor];
         let work = request.work.as_ref().ok()?;
         let offset = request.sent * MTU;

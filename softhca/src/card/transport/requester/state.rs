@@ -2,15 +2,17 @@
 
 use crate::card::config::{QpAttributes, QpConfig};
 use crate::card::queue::send::SendQueue;
+use crate::card::queue::wait::Wait;
 use crate::card::queue::wqe::Work;
 use crate::card::transport::endpoint::Step;
 use crate::fabric::Node;
 use crate::liberties::LibertyKinds;
+use crate::os::clock;
 use crate::packet::{PSN_MASK, psn_distance};
 use gdsync_sys::prm::cqe::Syndrome;
 use gdsync_sys::prm::wqe::Opcode;
 use std::collections::VecDeque;
-use std::time::{Instant, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 /// The state of the requester.
 #[derive(Debug)]
@@ -33,9 +35,9 @@ pub(crate) struct Requester {
     /// The last packet to the peer that the fabric has taken: its PSN, and its end position.
     pub(super) reached: Option<(u32, u64)>,
     /// Progress of the check of the current time-out.
-    pub(crate) examination: Option<Examination>,
+    pub(crate) timeout_check: Option<TimeoutCheck>,
     /// How often its failure has waited for the program ([`Requester::retry`]).
-    pub(super) looks_at_program: u32,
+    pub(super) program_checks: u32,
     /// True if an answer was found missing and has not come since.
     pub(super) answer_is_lost: bool,
     /// How often it has gone back to send again.
@@ -59,11 +61,11 @@ pub(super) struct DcTarget {
 #[derive(Debug, Default)]
 pub(super) struct Waits {
     /// True if the next request is a WAIT that was not met at the last poll.
-    pub(super) held: bool,
+    pub(super) unmet: bool,
     /// When the WAIT under the cursor was first found unmet.
     pub(super) since: Option<Instant>,
     /// Time before which a word in peer memory is not polled again.
-    pub(super) look_at: Option<Instant>,
+    pub(super) next_poll: Option<Instant>,
     /// The word polled last, by key and address, and its value then.
     pub(super) word: Option<((u32, u64), u64)>,
     /// The completion queue and index of the last met WAIT for one.
@@ -74,17 +76,17 @@ pub(super) struct Waits {
 
 /// The next condition that the check of a time-out waits for, before the time-out counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Examination {
+pub(crate) enum TimeoutCheck {
     /// The peer's card, which has taken the packets, to serve its queue pairs. `since` is its round when the check
     /// began.
-    Answering { since: u64 },
+    PeerRounds { since: u64 },
     /// This card, to take what the peer's card has sent, up to this position.
-    Arriving { until: u64 },
+    Arrival { until: u64 },
     /// This card, to serve all its queue pairs after it has taken everything that the peer sent before its process
     /// ended. `since` is this card's round then.
-    Parting { since: u64 },
+    OwnRounds { since: u64 },
     /// The program, to see the consequences of that, which exist since `since`.
-    Parted { since: Instant },
+    Program { since: Instant },
 }
 
 /// The state of a peer when the retransmission timer expires.
@@ -93,14 +95,14 @@ pub(crate) enum PeerState {
     /// Its process has ended, and everything that it had sent was handled by `since`.
     Ended { since: Instant },
     /// Its process has ended, and this card has not handled everything yet that it sent before.
-    Leaving,
+    Ending,
     /// Its process lives, and has not taken what was sent to it: it is busy or stopped.
-    Behind,
+    Busy,
     /// Its process lives and has taken what was sent to it. It may not have been able to answer yet, or its answer may
     /// not have been taken.
-    Answering,
+    Responding,
     /// No further answers come from it, or the fabric does not know.
-    Answered,
+    Silent,
 }
 
 /// Returns the number of the connection before a queue pair's first. Increases over time: a target may still know
@@ -126,8 +128,8 @@ impl Requester {
             rnr_until: None,
             fetch_at: None,
             reached: None,
-            examination: None,
-            looks_at_program: 0,
+            timeout_check: None,
+            program_checks: 0,
             answer_is_lost: false,
             resends: 0,
             waits: Waits::default(),
@@ -161,12 +163,12 @@ impl Requester {
     }
 
     /// Returns whether the pause that the peer asked for has ended. Ends it.
-    pub(crate) fn take_rnr_over(&mut self, now: Instant) -> bool {
+    pub(crate) fn end_rnr_pause(&mut self, now: Instant) -> bool {
         self.rnr_until.take_if(|until| *until <= now).is_some()
     }
 
     /// Returns whether the time has come to fetch announced work requests. Clears it.
-    pub(crate) fn take_fetch_due(&mut self, now: Instant) -> bool {
+    pub(crate) fn end_fetch_pause(&mut self, now: Instant) -> bool {
         self.fetch_at.take_if(|at| *at <= now).is_some()
     }
 
@@ -207,7 +209,7 @@ impl Requester {
 
     /// Sets or stops the retransmission timer, and resets the check of a time-out.
     pub(super) fn set_timer(&mut self, deadline: Option<Instant>) {
-        (self.deadline, self.examination, self.looks_at_program) = (deadline, None, 0);
+        (self.deadline, self.timeout_check, self.program_checks) = (deadline, None, 0);
     }
 
     fn refill_retries(&mut self, attributes: &QpAttributes) {
@@ -247,6 +249,50 @@ impl Requester {
         for request in self.requests.iter_mut().skip(self.cursor) {
             request.sent = if request.done { request.packets } else { request.acked };
         }
+    }
+
+    /// Returns the number of work requests that were read and are not completed.
+    pub(crate) fn outstanding(&self) -> usize {
+        self.requests.iter().filter(|request| !request.done).count()
+    }
+
+    /// Returns what it waits for now, if anything: a WAIT first, as it blocks everything after it.
+    pub(crate) fn pending(&self, now: Instant) -> Option<Pending> {
+        self.unmet_wait(now).or_else(|| self.answer())
+    }
+
+    fn unmet_wait(&self, now: Instant) -> Option<Pending> {
+        let request = self.requests.get(self.cursor).filter(|_| self.waits.unmet)?;
+        let wait = request.work.as_ref().ok()?.wait?;
+        let (what, cqn) = match wait {
+            Wait::Completions { cqn, index } => {
+                (format!("WAIT for entry {index} of completion queue {cqn:#x}"), Some(cqn))
+            }
+            Wait::Data(segment) => (format!("WAIT for a word: {segment}"), None),
+            Wait::Time(segment) => {
+                let left = segment.value().saturating_sub(clock::nanoseconds());
+                (format!("WAIT for a time, {} ms from now", left / 1_000_000), None)
+            }
+            // It is executed at once.
+            Wait::SendEnable { .. } => return None,
+        };
+        let time = self.waits.since.map(|since| now.saturating_duration_since(since));
+        Some(Pending { what, mark: request.first.into(), time, cqn })
+    }
+
+    fn answer(&self) -> Option<Pending> {
+        let oldest = self.requests.iter().find(|request| !request.done && request.packets > 0)?;
+        let what = if self.rnr_until.is_some() {
+            "a receive of the peer (RNR)"
+        } else if oldest.sent <= oldest.acked && !oldest.awaits_result() || oldest.sent == 0 {
+            return None;
+        } else if oldest.awaits_result() {
+            "the result of a read or an atomic"
+        } else {
+            "an acknowledgement"
+        };
+        let psn = oldest.first_psn.wrapping_add(oldest.acked) & PSN_MASK;
+        Some(Pending { what: what.to_owned(), mark: psn.into(), time: None, cqn: None })
     }
 }
 
@@ -294,4 +340,16 @@ impl Request {
     pub(super) fn end(&self) -> u32 {
         self.first.wrapping_add(self.blocks)
     }
+}
+
+/// The event that a requester waits for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Pending {
+    pub(crate) what: String,
+    /// Distinguishes it from a later one with the same text.
+    pub(crate) mark: u64,
+    /// Known for a WAIT only.
+    pub(crate) time: Option<Duration>,
+    /// The completion queue of a WAIT for one.
+    pub(crate) cqn: Option<u32>,
 }

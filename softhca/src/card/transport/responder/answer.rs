@@ -4,9 +4,9 @@ use super::state::{Hold, Responder, Response};
 use crate::card::config::{Access, MTU, packets_of};
 use crate::card::context::PEER_MEMORY;
 use crate::card::event::Event;
-use crate::card::memory::pieces::KeyRange;
 use crate::card::memory::ring::Entry;
-use crate::card::queue::receive::Home;
+use crate::card::memory::translation::KeyRange;
+use crate::card::queue::receive::ReceiveOwner;
 use crate::card::transport::endpoint::Step;
 use crate::liberties::{LONGEST_PAUSE, LibertyKinds};
 use crate::packet::{Header, NakCode, PSN_MASK, PacketKind, psn_distance};
@@ -153,8 +153,8 @@ impl Responder {
         {
             let completion = completion.take();
             self.responses.pop_front();
-            if let Some((home, entry)) = completion {
-                step.complete_receive(home, entry);
+            if let Some((owner, entry)) = completion {
+                step.complete_receive(owner, entry);
             }
         }
     }
@@ -165,9 +165,9 @@ impl Responder {
             Response::Ack { completion, .. } => completion.take(),
             _ => None,
         });
-        let waiting: Vec<(Home, Entry)> = waiting.collect();
-        for (home, entry) in waiting {
-            step.complete_receive(home, entry);
+        let waiting: Vec<(ReceiveOwner, Entry)> = waiting.collect();
+        for (owner, entry) in waiting {
+            step.complete_receive(owner, entry);
         }
     }
 
@@ -182,7 +182,7 @@ impl Responder {
     /// are performed: an answer says that the payload before it is written.
     pub(super) fn is_held(&mut self, step: &mut Step<'_, '_>) -> bool {
         let now = step.context.now;
-        if let Some(until) = self.held.until.max(step.endpoint.parked.due()) {
+        if let Some(until) = self.held.until.max(step.endpoint.deferred.due()) {
             let since = *self.held.since.get_or_insert(now);
             let until = until.min(since + LONGEST_PAUSE);
             if now < until {
@@ -192,7 +192,7 @@ impl Responder {
             }
             self.held = Hold::default();
         }
-        step.endpoint.parked.write_all();
+        step.endpoint.deferred.write_all();
         false
     }
 
@@ -202,7 +202,7 @@ impl Responder {
     }
 
     /// Returns whether that time has come. Clears it.
-    pub(crate) fn take_hold_over(&mut self, now: Instant) -> bool {
+    pub(crate) fn end_hold(&mut self, now: Instant) -> bool {
         self.held.until.take_if(|until| *until <= now).is_some()
     }
 

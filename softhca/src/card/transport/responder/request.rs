@@ -1,7 +1,7 @@
 //! Requests of reliable connections, which are executed in order, acknowledged, or refused with a NAK; requests of
 //! unreliable ones, which are not acknowledged, and dropped if they cannot be executed; and datagrams.
 
-use super::receive::{completion, scatter, send_opcode};
+use super::execute::{completion, scatter, send_opcode};
 use super::state::{Failure, Responder, Response, Stop};
 use crate::card::config::{LIMITS, Transport};
 use crate::card::context::PEER_MEMORY;
@@ -32,7 +32,7 @@ impl Responder {
         let Packet { kind, header, .. } = packet;
         let psn = header.psn.get();
         let names_queue =
-            step.endpoint.config.transport != Transport::XrcTarget || step.use_shared(header.srqn.get());
+            step.endpoint.config.transport != Transport::XrcTarget || step.select_srq(header.srqn.get());
         let ahead = psn_distance(psn, self.expected_psn);
         if ahead > 0 {
             if !self.nak_sent {
@@ -192,6 +192,6 @@ impl Responder {
         let cqe = completion(send_opcode(header), slot.index, remote, total, header, step);
         let slid = step.context.port.source_lid(source);
         let cqe = cqe.with_path(PathFields { slid, level_or_l3_type: header.timer_or_level, has_grh });
-        step.complete_receive(slot.home, cqe);
+        step.complete_receive(slot.owner, cqe);
     }
 }

@@ -4,7 +4,7 @@ use crate::card::config::{LIMITS, QpConfig};
 use crate::card::context::SharedQueueBroken;
 use crate::card::event::Event;
 use crate::card::memory::ring::Entry;
-use crate::card::queue::receive::{Home, Receive, ReceiveQueue, Slot};
+use crate::card::queue::receive::{Receive, ReceiveOwner, ReceiveQueue, Slot};
 use crate::card::transport::endpoint::Step;
 use crate::packet::NakCode;
 use gdsync_sys::prm::cqe::Syndrome;
@@ -102,12 +102,12 @@ impl Responder {
 
     /// Takes a receive, from the shared queue if the queue pair uses one.
     pub(super) fn take_receive(&mut self, step: &mut Step<'_, '_>) -> Result<Option<Receive>, Stop> {
-        if let Some(left) = self.queue.take_left() {
+        if let Some(left) = self.queue.take_aborted() {
             return Ok(Some(left));
         }
         let Some(srqn) = step.endpoint.srq else { return Ok(self.queue.take_posted()) };
         let qpn = step.endpoint.qpn;
-        let taken = step.context.take_shared(srqn, qpn, self.queue.home);
+        let taken = step.context.take_shared(srqn, qpn, self.queue.owner);
         taken.map_err(|SharedQueueBroken| {
             Stop::Fatal(NakCode::RemoteOperation, Failure::Event(Event::QpFatal { qpn }))
         })
@@ -132,7 +132,7 @@ pub(super) enum Response {
     /// has left: a peer that exits after that completion must not leave the requester without its acknowledgement.
     Ack {
         psn: u32,
-        completion: Option<(Home, Entry)>,
+        completion: Option<(ReceiveOwner, Entry)>,
     },
     Nak {
         psn: u32,

@@ -29,14 +29,14 @@ unsafe impl Send for Piece {}
 
 /// The deferred writes of a queue pair; none on a card without liberties.
 #[derive(Debug, Default)]
-pub(crate) struct Parked {
+pub(crate) struct DeferredWrites {
     pieces: Vec<Piece>,
     bytes: usize,
     /// When they are performed at the latest.
     due: Option<Instant>,
 }
 
-impl Parked {
+impl DeferredWrites {
     /// Returns when all writes are performed at the latest; `None` if there are none.
     pub(crate) fn due(&self) -> Option<Instant> {
         self.due
@@ -177,13 +177,13 @@ mod tests {
                     (Place::Host(base.wrapping_add(at - size)), *size)
                 })
                 .collect();
-            let (mut parked, mut dice) = (Parked::default(), dice(seed, LibertyKinds::PIECES));
+            let (mut deferred, mut dice) = (DeferredWrites::default(), dice(seed, LibertyKinds::PIECES));
             let parts = [(bytes.as_ptr(), bytes.len())];
             let count = bytes.len().min(at);
             let now = Instant::now();
-            // SAFETY: at most 420 bytes from the start, inside the vector, which outlives `parked`.
-            unsafe { parked.copy(&parts, &targets, false, &mut PeerCopies::default(), (&mut dice, now)) }.unwrap();
-            for piece in &parked.pieces {
+            // SAFETY: at most 420 bytes from the start, inside the vector, which outlives `deferred`.
+            unsafe { deferred.copy(&parts, &targets, false, &mut PeerCopies::default(), (&mut dice, now)) }.unwrap();
+            for piece in &deferred.pieces {
                 let (first, last) = (piece.to as usize, piece.to as usize + piece.bytes.len());
                 let is_edge = |at: usize| targets.iter().any(|(place, size)| {
                     matches!(place, Place::Host(to) if *to as usize == at || *to as usize + size == at)
@@ -191,8 +191,8 @@ mod tests {
                 prop_assert!(first.is_multiple_of(WORD) || is_edge(first));
                 prop_assert!(last.is_multiple_of(WORD) || is_edge(last));
             }
-            prop_assert_eq!(parked.due().is_some(), !parked.pieces.is_empty());
-            parked.write_all();
+            prop_assert_eq!(deferred.due().is_some(), !deferred.pieces.is_empty());
+            deferred.write_all();
             // SAFETY: 560 bytes from the vector's start.
             let written = unsafe { std::slice::from_raw_parts(target.as_ptr().cast::<u8>(), 560) };
             prop_assert_eq!(&written[start..start + count], &bytes[..count]);
@@ -208,25 +208,25 @@ mod tests {
         let bytes = [7u8; 512];
         let (mut relaxed, mut ordered) = (0, 0);
         for seed in 0..64 {
-            let (mut parked, mut dice) = (Parked::default(), dice(seed, LibertyKinds::all()));
+            let (mut deferred, mut dice) = (DeferredWrites::default(), dice(seed, LibertyKinds::all()));
             let now = Instant::now();
             let mut copy = |is_relaxed| {
                 let (parts, targets) = ([(bytes.as_ptr(), 512)], [(place, 512)]);
-                // SAFETY: the array outlives `parked`; nothing reads it meanwhile.
+                // SAFETY: the array outlives `deferred`; nothing reads it meanwhile.
                 unsafe {
-                    parked.copy(&parts, &targets, is_relaxed, &mut PeerCopies::default(), (&mut dice, now))
+                    deferred.copy(&parts, &targets, is_relaxed, &mut PeerCopies::default(), (&mut dice, now))
                 }
                 .unwrap();
             };
             copy(false);
             copy(true);
-            ordered += parked.pieces.iter().filter(|piece| !piece.relaxed).count();
-            parked.write_ordered();
-            assert!(parked.pieces.iter().all(|piece| piece.relaxed));
-            relaxed += parked.pieces.len();
-            assert!(!parked.write_due(now));
-            let was_due = parked.due().is_some_and(|due| parked.write_due(due));
-            assert!(parked.pieces.is_empty() && parked.due().is_none(), "{was_due}");
+            ordered += deferred.pieces.iter().filter(|piece| !piece.relaxed).count();
+            deferred.write_ordered();
+            assert!(deferred.pieces.iter().all(|piece| piece.relaxed));
+            relaxed += deferred.pieces.len();
+            assert!(!deferred.write_due(now));
+            let was_due = deferred.due().is_some_and(|due| deferred.write_due(due));
+            assert!(deferred.pieces.is_empty() && deferred.due().is_none(), "{was_due}");
         }
         assert!(relaxed > 0 && ordered > 0, "{relaxed} {ordered}");
     }
@@ -237,14 +237,14 @@ mod tests {
         let place = Place::Host(target.as_mut_ptr().cast());
         let bytes = vec![7u8; 2 * MOST];
         for seed in 0..32 {
-            let (mut parked, mut dice) = (Parked::default(), dice(seed, LibertyKinds::PIECES));
+            let (mut deferred, mut dice) = (DeferredWrites::default(), dice(seed, LibertyKinds::PIECES));
             let (parts, targets) = ([(bytes.as_ptr(), bytes.len())], [(place, bytes.len())]);
             let now = Instant::now();
-            // SAFETY: the vectors have that many bytes and outlive `parked`.
-            unsafe { parked.copy(&parts, &targets, false, &mut PeerCopies::default(), (&mut dice, now)) }
+            // SAFETY: the vectors have that many bytes and outlive `deferred`.
+            unsafe { deferred.copy(&parts, &targets, false, &mut PeerCopies::default(), (&mut dice, now)) }
                 .unwrap();
-            assert!(parked.pieces.iter().map(|piece| piece.bytes.len()).sum::<usize>() <= MOST);
-            parked.write_all();
+            assert!(deferred.pieces.iter().map(|piece| piece.bytes.len()).sum::<usize>() <= MOST);
+            deferred.write_all();
         }
         assert!(target.iter().all(|word| *word == 0x0707_0707_0707_0707));
     }

@@ -1,14 +1,18 @@
-//! Commands for memory regions, memory windows, indirect keys and device memory.
+//! Commands for protection domains, doorbell pages, memory regions, memory windows, indirect keys and device memory.
 
-use super::config::{KeyConfig, LIMITS, RegionConfig, WindowKind};
-use super::device::Card;
-use super::error::CardError;
-use super::memory::indirect::Indirect;
-use super::memory::region::KeyTarget;
-use super::memory::registered::Memory;
-use super::relations::{PD, leave, missing};
-use gdsync_sys::prm::doorbell::UAR_PAGE;
+use crate::card::config::{KeyConfig, LIMITS, RegionConfig, WindowKind};
+use crate::card::device::{Card, UarHandle};
+use crate::card::engine::Uar;
+use crate::card::error::{CardError, PD, missing, within};
+use crate::card::listeners;
+use crate::card::memory::indirect::Indirect;
+use crate::card::memory::region::KeyTarget;
+use crate::card::memory::registered::Memory;
+use crate::card::memory::uar::Register;
+use gdsync_sys::prm::doorbell::{self, UAR_PAGE};
 use parking_lot::Mutex;
+use std::collections::BTreeSet;
+use std::os::fd::OwnedFd;
 
 const REGION: &str = "memory region";
 
@@ -27,6 +31,86 @@ pub struct DeviceMemory {
 unsafe impl Send for DeviceMemory {}
 
 impl Card {
+    /// Allocates a protection domain.
+    ///
+    /// # Errors
+    /// [`CardError::TooMany`].
+    pub fn alloc_pd(&self) -> Result<u32, CardError> {
+        self.command(|engine| {
+            within("protection domains", engine.pds.len(), self.limits().max_pd)?;
+            let pdn = self.number(|number| engine.pds.contains_key(&number));
+            engine.pds.insert(pdn, 0);
+            Ok(pdn)
+        })
+    }
+
+    /// Frees a protection domain.
+    ///
+    /// # Errors
+    /// [`CardError::NotFound`], or [`CardError::Busy`] while regions or queue pairs are in it.
+    pub fn dealloc_pd(&self, pdn: u32) -> Result<(), CardError> {
+        self.command(|engine| match engine.pds.get(&pdn) {
+            None => Err(missing(PD, pdn)),
+            Some(0) => {
+                engine.pds.remove(&pdn);
+                Ok(())
+            }
+            Some(&users) => Err(CardError::Busy { what: PD, number: pdn, users }),
+        })
+    }
+
+    /// Allocates a page of doorbell registers. The registers at the offsets `registers` can be rung: multiples of 8
+    /// inside the page of 4096 bytes.
+    ///
+    /// # Errors
+    /// [`CardError::Invalid`] for an offset that is no register's, [`CardError::TooMany`], [`CardError::System`].
+    pub fn alloc_uar(&self, registers: &[usize]) -> Result<UarHandle, CardError> {
+        let registers = registers.iter().copied().map(Register::new).collect::<Result<Vec<_>, _>>()?;
+        self.command(|engine| {
+            // A queue pair needs one at most.
+            within("UARs", engine.doorbells.uars.len(), self.limits().max_qp)?;
+            let page = engine.doorbells.memory.take()?;
+            let id = self.number(|number| engine.doorbells.uars.contains_key(&number));
+            let handle = UarHandle { id, page: page.base(), offset: page.offset() };
+            listeners::register(handle.page as usize, self.shared.as_listener(), Some(id));
+            if registers.contains(&Register::new(doorbell::UAR_CQ_ARM)?) {
+                engine.doorbells.arming.insert(id);
+            }
+            engine.doorbells.uars.insert(handle.id, Uar { page, registers, qps: BTreeSet::new() });
+            self.shared.set_wants_all_rings(engine.doorbells.has_many_pages());
+            Ok(handle)
+        })
+    }
+
+    /// Returns a descriptor of the file that holds the card's pages of doorbell registers, even before the first page
+    /// exists. A program can map a page again with it (shared, 4096 bytes, at [`UarHandle::offset`]), and ring through
+    /// either mapping.
+    ///
+    /// # Errors
+    /// [`CardError::System`].
+    pub fn uar_file(&self) -> Result<OwnedFd, CardError> {
+        Ok(self.shared.engine.lock().doorbells.memory.descriptor()?)
+    }
+
+    /// Frees a page of doorbell registers.
+    ///
+    /// # Errors
+    /// [`CardError::NotFound`], or [`CardError::Busy`] while queue pairs use it.
+    pub fn free_uar(&self, id: u32) -> Result<(), CardError> {
+        self.command(|engine| {
+            let uar = engine.doorbells.uars.get(&id).ok_or(missing("UAR", id))?;
+            if !uar.qps.is_empty() {
+                return Err(CardError::Busy { what: "UAR", number: id, users: uar.qps.len() as u32 });
+            }
+            if let Some(uar) = engine.doorbells.uars.remove(&id) {
+                engine.doorbells.memory.give_back(uar.page);
+                engine.doorbells.arming.remove(&id);
+                self.shared.set_wants_all_rings(engine.doorbells.has_many_pages());
+            }
+            Ok(())
+        })
+    }
+
     /// Registers memory of this process or of a peer-memory client. Returns its local and remote key.
     ///
     /// # Errors
@@ -63,11 +147,11 @@ impl Card {
     pub unsafe fn reregister_memory(&self, key: u32, config: &RegionConfig) -> Result<(), CardError> {
         let memory = Memory::acquire(config)?;
         let former = self.command(|engine| {
-            engine.write_parked();
+            engine.write_deferred();
             engine.pds.get(&config.pdn).ok_or(missing(PD, config.pdn))?;
             let replaced = engine.resources.regions.replace(key, config.pdn, memory);
             let (pdn, former) = replaced.ok_or(missing(REGION, key))?;
-            leave(engine, pdn);
+            engine.leave_domain(pdn);
             engine.pds.entry(config.pdn).and_modify(|users| *users += 1);
             Ok::<_, CardError>(former)
         })?;
@@ -100,10 +184,10 @@ impl Card {
     /// [`CardError::NotFound`].
     pub fn deregister_memory(&self, key: u32) -> Result<(), CardError> {
         let memory = self.command(|engine| {
-            engine.write_parked();
+            engine.write_deferred();
             let found = engine.resources.regions.deregister(key);
             let (pdn, memory) = found.ok_or(missing(REGION, key))?;
-            leave(engine, pdn);
+            engine.leave_domain(pdn);
             Ok::<_, CardError>(memory)
         })?;
         // Without the lock: a peer-memory client releases its region.
@@ -118,7 +202,7 @@ impl Card {
     pub fn alloc_device_memory(&self, len: u64) -> Result<DeviceMemory, CardError> {
         let count = usize::try_from(len.div_ceil(UAR_PAGE as u64)).unwrap_or(usize::MAX);
         self.command(|engine| {
-            let taken = engine.uar_pages.take_device_memory(count)?;
+            let taken = engine.doorbells.memory.take_device_memory(count)?;
             let limit = (LIMITS.device_memory / UAR_PAGE as u64) as u32;
             let (pages, base, offset) =
                 taken.ok_or(CardError::TooMany { what: "pages of device memory", limit })?;
@@ -131,7 +215,7 @@ impl Card {
     /// # Errors
     /// [`CardError::NotFound`].
     pub fn free_device_memory(&self, page: u32) -> Result<(), CardError> {
-        self.command(|engine| match engine.uar_pages.give_back_device_memory(page as usize) {
+        self.command(|engine| match engine.doorbells.memory.give_back_device_memory(page as usize) {
             true => Ok(()),
             false => Err(missing("device memory", page)),
         })
