@@ -8,7 +8,6 @@ use gdsync_sys::prm::command::cap;
 
 /// Bytes of a blue-flame register, as a power of two: two buffers of 256 bytes.
 const LOG_BF_REG_SIZE: u8 = 9;
-/// Bytes of the largest work-queue entry.
 const MAX_WQE: u32 = 1024;
 /// Log of the maximum key length: keys have no size limit.
 const LOG_MAX_KEY_LENGTH: u8 = 64;

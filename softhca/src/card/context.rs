@@ -109,7 +109,6 @@ impl Resources {
         }
     }
 
-    /// Borrows the resources for one step.
     #[inline]
     pub(crate) fn context(&mut self, now: Instant) -> Context<'_> {
         Context {

@@ -111,7 +111,6 @@ impl Counters {
         self.word(counter).fetch_add(count, Ordering::Relaxed);
     }
 
-    /// Counts a packet that leaves the card.
     fn sent(&self, header: &Header, payload: u64) {
         self.add(Counter::XmitPackets, 1);
         self.add(Counter::XmitData, (HEADERS + payload).div_ceil(4));
@@ -122,7 +121,6 @@ impl Counters {
         }
     }
 
-    /// Counts a packet that reaches the card.
     fn received(&self, header: &Header, payload: u64) {
         self.add(Counter::RcvPackets, 1);
         self.add(Counter::RcvData, (HEADERS + payload).div_ceil(4));
@@ -147,7 +145,6 @@ pub(crate) struct CardCounters {
     pub(crate) own: Own,
 }
 
-/// The card's own counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Own {
     pub(crate) sent: Traffic,
@@ -164,7 +161,6 @@ fn add(traffic: &mut Traffic, payload: u64) {
 }
 
 impl CardCounters {
-    /// Counts a packet that leaves the card.
     pub(crate) fn sent(&mut self, header: &Header, payload: u64) {
         add(&mut self.own.sent, payload);
         if let Some(file) = &self.file {
@@ -172,7 +168,6 @@ impl CardCounters {
         }
     }
 
-    /// Counts a packet that reaches the card.
     pub(crate) fn received(&mut self, header: &Header, payload: u64) {
         add(&mut self.own.received, payload);
         match nak_of(header) {

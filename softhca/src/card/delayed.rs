@@ -16,7 +16,6 @@ const CONGESTED: usize = 1024;
 /// The packets of a queue pair in one direction. They keep their order.
 pub(crate) type Flow = (Direction, u32);
 
-/// A delayed packet.
 #[derive(Clone)]
 pub(crate) struct DelayedPacket {
     pub(crate) header: Header,
@@ -37,7 +36,6 @@ impl DelayedPacket {
     }
 }
 
-/// All delayed packets.
 #[derive(Default)]
 pub(crate) struct DelayedPackets {
     /// Queues by flow; none is empty.
@@ -105,7 +103,6 @@ impl DelayedPackets {
         packet
     }
 
-    /// Returns when the next packet is due.
     pub(crate) fn next_due(&self) -> Option<Instant> {
         self.flows.values().filter_map(|packets| packets.front()).map(|packet| packet.due).min()
     }
@@ -126,7 +123,6 @@ impl DelayedPackets {
     }
 }
 
-/// Delayed completion entries.
 #[derive(Default)]
 pub(crate) struct DelayedCompletions {
     /// Entries by completion queue; no list is empty.

@@ -45,7 +45,6 @@ impl fmt::Display for Diagnostic {
 /// Maximum number of diagnostics that a card keeps. Older ones are only in the log.
 const KEPT: usize = 256;
 
-/// The last diagnostics of a card.
 #[derive(Debug, Default)]
 pub(crate) struct Diagnostics {
     kept: VecDeque<Diagnostic>,
@@ -63,7 +62,6 @@ impl Diagnostics {
         self.kept.push_back(diagnostic);
     }
 
-    /// Returns the number of kept diagnostics.
     pub(crate) fn count(&self) -> usize {
         self.kept.len()
     }

@@ -101,7 +101,6 @@ pub(crate) struct AwaitedWords {
 }
 
 impl AwaitedWords {
-    /// Adds a word that a work request waits for.
     pub(crate) fn add(&mut self, word: usize) {
         if self.seen.len() < MOST_WORDS && self.seen.insert(word) {
             self.new.push(word);

@@ -21,7 +21,6 @@ pub struct ManagementDatagram {
     pub bytes: Vec<u8>,
 }
 
-/// The datagrams that wait for the agent.
 #[derive(Debug, Default)]
 pub(crate) struct Inbox(VecDeque<ManagementDatagram>);
 

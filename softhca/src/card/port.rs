@@ -90,7 +90,6 @@ impl Port {
         }
     }
 
-    /// Returns the card's own node.
     pub(crate) fn node(&self) -> Node {
         self.ipv4.map_or(self.lid.into(), node_of_address)
     }
@@ -143,12 +142,10 @@ impl Port {
         }
     }
 
-    /// Returns the GID table.
     pub(crate) fn gids(&self) -> Vec<GidEntry> {
         (0..).map_while(|index| self.gid(index)).collect()
     }
 
-    /// Returns an entry of the GID table.
     pub(crate) fn gid(&self, index: u8) -> Option<GidEntry> {
         let local = (u128::from(LINK_LOCAL) << 64 | u128::from(self.guid())).to_be_bytes();
         let mut mapped = [0; 16];
@@ -180,7 +177,6 @@ pub(crate) struct GroupMembers {
 }
 
 impl GroupMembers {
-    /// Returns the number of groups with members.
     pub(crate) fn groups(&self) -> usize {
         self.by_group.len()
     }
@@ -191,12 +187,10 @@ impl GroupMembers {
         self.by_group.get(group).unwrap_or(&NONE).iter().copied()
     }
 
-    /// Returns whether a queue pair is attached to a group.
     pub(crate) fn has(&self, group: &Group, qpn: u32) -> bool {
         self.by_group.get(group).is_some_and(|members| members.contains(&qpn))
     }
 
-    /// Attaches a queue pair.
     pub(crate) fn add(&mut self, group: &Group, qpn: u32) {
         self.by_group.entry(*group).or_default().insert(qpn);
     }
@@ -212,7 +206,6 @@ impl GroupMembers {
         is_empty
     }
 
-    /// Returns the groups that a queue pair is attached to.
     pub(crate) fn groups_of(&self, qpn: u32) -> Vec<Group> {
         let is_member = |members: &BTreeSet<u32>| members.contains(&qpn);
         self.by_group.iter().filter(|(_, members)| is_member(members)).map(|(group, _)| *group).collect()

@@ -72,7 +72,6 @@ fn word<'a>(at: *mut u32, index: usize) -> &'a AtomicU32 {
     unsafe { AtomicU32::from_ptr(at.add(index)) }
 }
 
-/// A completion queue's memory.
 pub(super) struct TestCq {
     pub(super) cqn: u32,
     ring: *mut u8,
@@ -125,7 +124,6 @@ impl TestCq {
     }
 }
 
-/// A queue pair's memory.
 pub(super) struct TestQp {
     pub(super) qpn: u32,
     pub(super) cq: TestCq,

@@ -22,7 +22,6 @@ fn size(header: &Header) -> u64 {
     u64::from(header.psn.get()) << 32 | u64::from(header.length.get())
 }
 
-/// Records that the card has seen a doorbell.
 #[inline(always)]
 pub(crate) fn rung(port: Port, bell: Doorbell) {
     event(Kind::DoorbellSeen, || [queue(port, bell.qpn()), bell.index().into(), 0]);
@@ -49,7 +48,6 @@ pub(crate) fn arriving(port: Port, qpn: u32, packet: Packet<'_>) -> Span {
     span(Kind::Arrived, || [queue(port, qpn), size(header), source])
 }
 
-/// Records a completion entry.
 #[inline(always)]
 pub(crate) fn completed(port: Port, cqn: u32, cqe: &Cqe64) {
     event(Kind::Completed, || {

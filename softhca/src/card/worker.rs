@@ -324,7 +324,6 @@ impl Spin {
         Spin { least, most, now: least }
     }
 
-    /// Returns the current polling time.
     fn time(&self) -> Duration {
         self.now
     }

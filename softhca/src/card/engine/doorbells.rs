@@ -17,13 +17,11 @@ pub(super) const PAGES: usize = 256;
 /// Time between two such polls of a card with more pages.
 const TURN: Duration = Duration::from_micros(50);
 
-/// Number of pages to poll before the card's thread sleeps.
 pub(super) const PAGES_BEFORE_SLEEP: usize = 4096;
 
 /// A page of doorbell registers, and the queue pairs that it rings.
 pub(crate) struct Uar {
     pub(crate) page: UarPage,
-    /// The registers to poll.
     pub(crate) registers: Vec<Register>,
     pub(crate) qps: BTreeSet<u32>,
 }
@@ -37,7 +35,6 @@ impl Uar {
     }
 }
 
-/// A doorbell that has rung.
 pub(super) struct Rung {
     pub(super) page: u32,
     /// Offset of its register.
@@ -158,7 +155,6 @@ impl RungPages {
         Vec::with_capacity(USUAL)
     }
 
-    /// Adds a page.
     pub(crate) fn push(&self, page: u32) {
         let mut pages = self.pages.lock();
         if pages.len() < MOST {

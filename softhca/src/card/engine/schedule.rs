@@ -5,14 +5,12 @@ use crate::card::transport::qp::Qp;
 use std::collections::{BTreeSet, HashSet, VecDeque};
 use std::time::Instant;
 
-/// Lists of queue pairs with work.
 #[derive(Default)]
 pub(super) struct Schedule {
     /// Queue pairs with something to send.
     active: VecDeque<u32>,
     /// Number of queue pairs of `active` that the current round has not served yet.
     left_in_round: usize,
-    /// Number of finished rounds.
     pub(super) rounds: u64,
     /// Queue pairs that found the fabric full.
     blocked: Vec<u32>,
@@ -24,19 +22,16 @@ pub(super) struct Schedule {
 }
 
 impl Schedule {
-    /// Adds a queue pair to those with something to send.
     pub(super) fn activate(&mut self, qp: &mut Qp) {
         if !std::mem::replace(&mut qp.scheduled, true) {
             self.active.push_back(qp.endpoint.qpn);
         }
     }
 
-    /// Returns the number of queue pairs with something to send.
     pub(super) fn active(&self) -> usize {
         self.active.len()
     }
 
-    /// Takes the next queue pair with something to send.
     pub(super) fn next_active(&mut self) -> Option<u32> {
         self.left_in_round = self.left_in_round.saturating_sub(1);
         self.active.pop_front()
@@ -53,7 +48,6 @@ impl Schedule {
         ends
     }
 
-    /// Adds a queue pair to those that found the fabric full.
     pub(super) fn block(&mut self, qpn: u32) {
         self.blocked.push(qpn);
     }
@@ -62,7 +56,6 @@ impl Schedule {
         std::mem::take(&mut self.blocked)
     }
 
-    /// Returns queue pairs in ERR.
     pub(super) fn failed(&self) -> Vec<u32> {
         self.failed.iter().copied().collect()
     }
@@ -88,34 +81,28 @@ impl Schedule {
         }
     }
 
-    /// Returns queue pairs with an unmet WAIT.
     pub(super) fn waiting(&self) -> Vec<u32> {
         self.waiting.iter().copied().collect()
     }
 
-    /// Removes a queue pair from the waiting list.
     pub(super) fn released(&mut self, qpn: u32) {
         self.waiting.remove(&qpn);
     }
 
-    /// Takes the next queue pair whose timer has expired.
     pub(super) fn next_expired(&mut self, now: Instant) -> Option<u32> {
         let (_, qpn) = *self.timers.first().filter(|(at, _)| *at <= now)?;
         self.timers.pop_first();
         Some(qpn)
     }
 
-    /// Returns when the next timer expires.
     pub(super) fn next_timer(&self) -> Option<Instant> {
         self.timers.first().map(|(at, _)| *at)
     }
 
-    /// Removes a queue pair that has left ERR from the failed list.
     pub(super) fn recovered(&mut self, qpn: u32) {
         self.failed.remove(&qpn);
     }
 
-    /// Removes a destroyed queue pair from all lists.
     pub(super) fn remove(&mut self, qp: &Qp) {
         let qpn = qp.endpoint.qpn;
         self.failed.remove(&qpn);

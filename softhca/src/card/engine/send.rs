@@ -41,13 +41,11 @@ const SEND_BUDGET: usize = 16;
 /// Maximum number of rounds of sending for a queue pair that is about to be destroyed.
 const LAST_ROUNDS: usize = 64;
 
-/// How serving a queue pair ended.
 pub(crate) enum Served {
     /// Nothing more to send now.
     All,
     /// More to send.
     Part,
-    /// The fabric is full.
     Blocked,
 }
 
@@ -55,7 +53,6 @@ pub(crate) enum Served {
 enum Fetch {
     Done,
     Failed,
-    /// The fabric has no room for it.
     Full,
 }
 
@@ -66,12 +63,10 @@ enum Batched {
     No,
     /// The payload cannot be read, and the request or response is refused.
     Refused,
-    /// The fabric has no room.
     NoRoom,
 }
 
 impl Engine {
-    /// Sends packets of a queue pair.
     pub(crate) fn serve(&mut self, qpn: u32, now: Instant) -> Served {
         let served = self.serve_up_to_budget(qpn, now);
         match (self.finish_batch(now), served) {

@@ -20,12 +20,10 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// An XRC domain.
 #[derive(Debug)]
 pub(crate) struct XrcDomain {
     /// Device and inode of the file that names it.
     pub(crate) file: Option<(u64, u64)>,
-    /// How often it is open.
     pub(crate) openers: u32,
     /// Queue pairs and shared receive queues in it.
     pub(crate) users: u32,
@@ -36,9 +34,7 @@ pub(crate) struct XrcDomain {
 pub(super) struct PeerBatch {
     /// The packets, each with its bytes of payload.
     pub(super) packets: Vec<(Outgoing, usize)>,
-    /// The memory that is being read.
     pub(super) reading: Vec<Arc<PeerMapping>>,
-    /// The first failed copy.
     pub(super) failure: Option<PeerFailure>,
     pub(super) places: Vec<Hole>,
     pub(super) bytes: usize,
@@ -53,7 +49,6 @@ impl PeerBatch {
         self.bytes >= MOST_UNDER_WAY
     }
 
-    /// Waits for all copies.
     pub(super) fn wait(&mut self) {
         for memory in self.reading.drain(..) {
             if let Err(failure) = memory.finish() {
@@ -74,9 +69,7 @@ pub(crate) struct Engine {
     pub(crate) resources: Resources,
     pub(super) schedule: Schedule,
     pub(super) batch: PeerBatch,
-    /// Packets that faults delay.
     pub(crate) delayed: DelayedPackets,
-    /// Where packets are counted.
     pub(crate) counters: counters::CardCounters,
     pub(crate) workers: Workers,
 }
@@ -111,7 +104,6 @@ impl Engine {
         }
     }
 
-    /// Runs `work` on a queue pair.
     pub(crate) fn with_qp<R>(
         &mut self,
         qpn: u32,
@@ -124,12 +116,10 @@ impl Engine {
         Some(result)
     }
 
-    /// Removes an object from a protection domain.
     pub(crate) fn leave_domain(&mut self, pdn: u32) {
         self.pds.entry(pdn).and_modify(|users| *users -= 1);
     }
 
-    /// Adds a queue pair to those with something to send.
     pub(crate) fn activate(&mut self, qpn: u32) {
         if let Some(qp) = self.qps.get_mut(&qpn) {
             self.schedule.activate(qp);
@@ -144,7 +134,6 @@ impl Engine {
         }
     }
 
-    /// Removes a queue pair that has left ERR from the failed ones.
     pub(crate) fn recovered(&mut self, qpn: u32) {
         self.schedule.recovered(qpn);
     }
@@ -209,7 +198,6 @@ impl Engine {
         raised
     }
 
-    /// Removes a queue pair.
     pub(crate) fn remove_qp(&mut self, qpn: u32) -> Option<Qp> {
         // Its last doorbell may still be in its register: the record was already written when an earlier doorbell was
         // handled, and all work was done then. It must not count as a doorbell of an unknown queue pair.
@@ -225,7 +213,6 @@ impl Engine {
         Some(qp)
     }
 
-    /// Runs `work` on all queue pairs.
     #[cfg(test)]
     pub(crate) fn with_qps<R>(
         &mut self,

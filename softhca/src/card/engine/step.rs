@@ -32,7 +32,7 @@ impl Engine {
         self.step_with(PAGES, now)
     }
 
-    /// Returns a step that polls the doorbells of `pages` pages in turn.
+    /// Performs a step that polls the doorbells of `pages` pages in turn.
     fn step_with(&mut self, pages: usize, now: Instant) -> bool {
         self.resources.clock.tick();
         let mut worked = self.poll_doorbells(pages, now);

@@ -21,7 +21,6 @@ pub const CLOCK_INFO_PAGE: usize = 7 << 8;
 /// The significant bits of the clock's values, as the driver reports them (`mlx5_ib_query_device`).
 pub const CLOCK_MASK: u64 = u64::MAX >> 1;
 
-/// The clock of a card.
 #[derive(Default)]
 pub(crate) struct Clock {
     page: OnceLock<SharedMemory>,

@@ -131,7 +131,6 @@ impl Piece {
     }
 }
 
-/// Cuts a range into pieces.
 fn cut(to: *mut u8, bytes: &[u8], relaxed: bool, dice: &mut Dice, pieces: &mut Vec<Piece>) {
     let lead = (to as usize).next_multiple_of(WORD) - to as usize;
     let words = bytes.len().saturating_sub(lead).div_ceil(WORD);

@@ -8,7 +8,6 @@ use std::sync::Arc;
 /// A piece that has not been read from peer memory yet.
 #[derive(Debug)]
 struct Waiting {
-    /// Its index among the parts.
     index: usize,
     len: usize,
     memory: Arc<PeerMapping>,
@@ -59,7 +58,6 @@ impl Gather {
         !self.waiting.is_empty()
     }
 
-    /// Returns the total bytes of all pieces.
     pub(crate) fn len(&self) -> usize {
         self.parts.iter().map(|part| part.1).sum()
     }

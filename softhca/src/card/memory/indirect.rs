@@ -6,18 +6,15 @@ use crate::card::config::{Access, KeyConfig, WindowKind};
 use gdsync_sys::prm::umr::{ANY_QP, KeyAccess, KeyFields, KeyMask, UmrFlags};
 use std::sync::Arc;
 
-/// A change of a key that a work request asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct KeyChange {
     pub(crate) key: u32,
     pub(crate) flags: UmrFlags,
     pub(crate) mask: KeyMask,
     pub(crate) fields: KeyFields,
-    /// The new translation, if it changes.
     pub(crate) translation: Option<Translation>,
 }
 
-/// The reason why a key is not changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum ChangeError {
     #[error(transparent)]
@@ -36,7 +33,6 @@ pub(crate) enum ChangeError {
     Room { needed: usize, room: u32 },
 }
 
-/// The kind of an indirect key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Window(WindowKind),
@@ -49,11 +45,8 @@ pub(crate) struct Indirect {
     kind: Kind,
     /// The last 8 bits of the key.
     tag: u8,
-    /// True if requests that use the key fail.
     closed: bool,
-    /// True if work requests may change the key.
     changeable: bool,
-    /// True if a send of the peer may invalidate the key.
     remote_invalidate: bool,
     /// The queue pair that may use it, or [`ANY_QP`].
     qpn: u32,
@@ -68,7 +61,6 @@ pub(crate) struct Indirect {
 /// A part of an indirect key that may be accessed.
 pub(crate) struct Opened {
     pub(crate) translation: Arc<Translation>,
-    /// Offset in the translation.
     pub(crate) offset: u64,
 }
 

@@ -15,7 +15,6 @@ pub(crate) const LEAST: usize = 16 << 10;
 /// The packet of a copy: its queue pair, and its PSN.
 pub(crate) type PacketName = (u32, u32);
 
-/// A copy that a client has started.
 #[derive(Debug)]
 struct Copying {
     packet: PacketName,
@@ -39,7 +38,6 @@ impl PeerCopies {
         self.later = packet;
     }
 
-    /// Returns whether a copy is in progress.
     pub(crate) fn is_under_way(&self) -> bool {
         !self.under_way.is_empty()
     }

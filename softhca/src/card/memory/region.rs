@@ -13,7 +13,6 @@ use std::sync::Arc;
 /// The first index of keys: 0x100 is the key that ends scatter lists, and 0x400 marks a strided translation.
 const FIRST_INDEX: u32 = 8;
 
-/// The target of a key.
 #[derive(Debug)]
 pub(crate) enum KeyTarget {
     Memory(Memory),

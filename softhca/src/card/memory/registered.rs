@@ -38,7 +38,6 @@ pub enum RegionError {
     },
 }
 
-/// A range of memory that was checked and can be registered.
 #[derive(Debug)]
 pub(crate) struct Memory {
     addr: u64,

@@ -24,7 +24,6 @@ fn unreachable(failure: &PeerFailure) {
     tracing::error!(%failure, "the memory of a queue cannot be reached");
 }
 
-/// A word of a doorbell record.
 #[derive(Clone, Debug)]
 pub(crate) struct Record {
     word: *mut u32,
@@ -41,7 +40,6 @@ impl Record {
         Record { word, peer: peer_of(word.cast(), size_of::<u32>()) }
     }
 
-    /// Replaces the value, and returns the former one.
     pub(crate) fn exchange(&self, value: u32) -> u32 {
         // Usually the value is there already: then a record in a GPU's memory costs only a load.
         let former = self.load();
@@ -94,7 +92,6 @@ impl Producer {
         Producer { record, index: 0 }
     }
 
-    /// Returns the index that the card knows.
     pub(crate) fn index(&self) -> u32 {
         self.index
     }
@@ -114,7 +111,6 @@ impl Producer {
         self.index = index;
     }
 
-    /// Returns the current doorbell record.
     pub(crate) fn load(&self) -> u16 {
         self.record.as_ref().map_or(self.index as u16, |record| doorbell::record_value(record.load()))
     }
@@ -177,7 +173,6 @@ impl ReadRing {
 pub(crate) struct CqRing {
     base: *mut u8,
     pub(crate) entries: u32,
-    /// Bytes between two entries.
     pub(crate) stride: u32,
     /// True if all entries are written to the first place.
     pub(crate) collapsed: bool,
@@ -239,7 +234,6 @@ impl CqRing {
     }
 }
 
-/// A completion entry.
 #[derive(Clone, Debug)]
 pub(crate) struct Entry {
     /// The entry; the second half of one of 128 bytes.

@@ -14,7 +14,6 @@ pub(crate) struct KeyRange {
     pub(crate) key: u32,
     /// First address, in the key's address space.
     pub(crate) addr: u64,
-    /// Length in bytes.
     pub(crate) len: u64,
 }
 
@@ -48,7 +47,6 @@ impl<'a> Iterator for Pieces<'a> {
     }
 }
 
-/// The reason why an access by key is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Refusal {
     #[error("key {key:#x} names no memory region")]

@@ -121,7 +121,6 @@ impl UarPages {
 pub(crate) struct Register(usize);
 
 impl Register {
-    /// Checks an offset.
     pub(crate) fn new(offset: usize) -> Result<Self, InvalidValue> {
         if offset.is_multiple_of(REGISTER) && offset <= UAR_PAGE - REGISTER {
             return Ok(Register(offset));
@@ -135,7 +134,6 @@ impl Register {
     }
 }
 
-/// Bytes of a register.
 const REGISTER: usize = size_of::<u64>();
 
 /// A page of doorbell registers. It is mapped as long as the [`UarPages`] that it was taken from.
@@ -148,12 +146,10 @@ pub(crate) struct UarPage {
 unsafe impl Send for UarPage {}
 
 impl UarPage {
-    /// Returns its first byte.
     pub(crate) fn base(&self) -> *mut u8 {
         self.base
     }
 
-    /// Returns its offset in the file of all pages.
     pub(crate) fn offset(&self) -> u64 {
         ((FIRST + self.index) * UAR_PAGE) as u64
     }
@@ -185,7 +181,6 @@ impl UarPage {
 /// Number of pages of device memory, which programs map and register.
 pub(crate) const PAGES: usize = LIMITS.device_memory as usize / UAR_PAGE;
 
-/// The allocated pages.
 #[derive(Debug, Default)]
 pub(crate) struct DevicePages {
     taken: Vec<Range<usize>>,

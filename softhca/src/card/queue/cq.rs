@@ -51,7 +51,6 @@ struct Held {
     due: Instant,
 }
 
-/// A completion queue.
 #[derive(Debug)]
 pub(crate) struct Cq {
     pub(crate) ring: CqRing,
@@ -73,7 +72,6 @@ pub(crate) struct Cq {
     ignores_overrun: bool,
     overrun: bool,
     moderation: CqModeration,
-    /// The event that moderation holds back.
     held: Option<Held>,
     /// Number of send and receive queues that complete here.
     pub(crate) users: u32,
@@ -100,7 +98,6 @@ impl Cq {
         }
     }
 
-    /// Returns its state.
     pub(crate) fn attributes(&self) -> CqAttributes {
         CqAttributes {
             entries: self.ring.entries,
@@ -112,7 +109,6 @@ impl Cq {
         }
     }
 
-    /// Returns its fill level.
     pub(crate) fn progress(&self) -> Progress {
         Progress { produced: self.produced, first_error: self.first_error, overrun: self.overrun }
     }
@@ -131,7 +127,6 @@ impl Cq {
         !self.ignores_overrun && !self.ring.collapsed && self.unconsumed() > 0
     }
 
-    /// Writes the next entry.
     pub(crate) fn write(&mut self, entry: impl Into<Entry>) -> Result<Fires, Overrun> {
         if self.overrun || !self.ignores_overrun && self.is_full() {
             let first = !self.overrun;
@@ -211,7 +206,6 @@ impl Cq {
         true
     }
 
-    /// Writes an entry at the producer index.
     fn put(&mut self, entry: Entry) {
         let owner = (self.produced >> self.ring.entries.trailing_zeros()) & 1 == 1;
         self.ring.write(self.produced, &entry.map(|cqe| cqe.with_owner(owner)));

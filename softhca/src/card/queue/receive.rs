@@ -29,12 +29,10 @@ pub(crate) struct Slot {
 pub(crate) struct Receive {
     pub(crate) slot: Slot,
     pub(crate) segments: Vec<DataSeg>,
-    /// Number of bytes filled.
     pub(crate) offset: u32,
 }
 
 impl Receive {
-    /// Returns the total bytes of all segments.
     pub(crate) fn room(&self) -> u64 {
         self.segments.iter().map(|segment| u64::from(segment.byte_count())).sum()
     }
@@ -82,7 +80,6 @@ impl ReceiveQueue {
         }
     }
 
-    /// Returns whether a receive is posted.
     pub(crate) fn has_posted(&mut self) -> bool {
         self.poll_record();
         self.next != self.producer.index()
@@ -93,7 +90,6 @@ impl ReceiveQueue {
         self.current.take().map(|receive| Receive { offset: 0, ..receive })
     }
 
-    /// Takes the next posted receive.
     pub(crate) fn take_posted(&mut self) -> Option<Receive> {
         if !self.has_posted() {
             return None;

@@ -20,14 +20,12 @@ pub(crate) struct Operands {
     pub(crate) bytes: u32,
     /// The value to swap in or to add.
     pub(crate) swap_add: u64,
-    /// The value to compare.
     pub(crate) compare: u64,
     /// Masks of a masked operation. Compare-and-swap: the bits to swap and the bits to compare. Fetch-and-add: the
     /// highest bits of the fields to add, and 0.
     pub(crate) masks: Option<[u64; 2]>,
 }
 
-/// Returns whether an opcode is that of an atomic operation.
 pub(super) fn is_atomic(opcode: Opcode) -> bool {
     use Opcode::{AtomicCs, AtomicFa, AtomicMaskedCs, AtomicMaskedFa};
     matches!(opcode, AtomicCs | AtomicFa | AtomicMaskedCs | AtomicMaskedFa)

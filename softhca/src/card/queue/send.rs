@@ -20,13 +20,10 @@ pub(crate) struct SendQueue {
     early: VecDeque<[u8; BASIC_BLOCK]>,
 }
 
-/// The first block of a work request.
 pub(crate) struct Entry {
     pub(crate) bytes: Vec<u8>,
     pub(crate) ctrl: CtrlSeg,
-    /// Index of the block.
     pub(crate) first: u32,
-    /// Number of blocks announced from it on.
     pub(crate) announced: u32,
 }
 
@@ -43,19 +40,16 @@ impl SendQueue {
         SendQueue { ring, producer, fetched: 0, completed: 0, early: VecDeque::new() }
     }
 
-    /// Empties the queue.
     pub(crate) fn reset(&mut self) {
         self.producer.restart();
         (self.fetched, self.completed) = (0, 0);
         self.early.clear();
     }
 
-    /// Returns the number of blocks of the ring.
     pub(crate) fn blocks(&self) -> u32 {
         self.ring.entries
     }
 
-    /// Returns the current doorbell record.
     pub(crate) fn record(&self) -> u16 {
         self.producer.load()
     }

@@ -11,7 +11,6 @@ use crate::card::memory::ring::{Producer, ReadRing};
 use gdsync_sys::prm::recv;
 use gdsync_sys::prm::wqe::DataSeg;
 
-/// A shared receive queue.
 #[derive(Debug)]
 pub(crate) struct Srq {
     ring: ReadRing,
@@ -41,7 +40,6 @@ pub(crate) struct Broken {
 /// A receive of a shared queue.
 #[derive(Debug)]
 pub(crate) struct Taken {
-    /// Index of its entry.
     pub(crate) index: u16,
     pub(crate) segments: Vec<DataSeg>,
     /// True if the queue has fallen below its limit.
@@ -83,7 +81,6 @@ impl Srq {
         }
     }
 
-    /// Returns its state.
     pub(crate) fn attributes(&mut self) -> SrqAttributes {
         SrqAttributes {
             entries: self.ring.entries,
@@ -114,12 +111,10 @@ impl Srq {
         passes
     }
 
-    /// Returns whether a receive can be taken.
     pub(crate) fn has_receive(&mut self) -> bool {
         self.posted() > 0
     }
 
-    /// Takes the next receive, if there is one.
     pub(crate) fn take(&mut self) -> Result<Option<Taken>, Broken> {
         let (posted, entries) = (self.posted(), self.ring.entries);
         if posted == 0 {

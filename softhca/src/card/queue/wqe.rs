@@ -22,14 +22,11 @@ pub(crate) enum Payload {
     Mixed(Vec<u8>, Vec<DataSeg>),
 }
 
-/// A parsed work request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Work {
     pub(crate) opcode: Opcode,
     pub(crate) remote: Option<(u64, u32)>,
-    /// Operands of an atomic operation.
     pub(crate) operands: Option<Operands>,
-    /// The change of a memory key.
     pub(crate) change: Option<Box<KeyChange>>,
     /// Destination of a datagram or a DC request.
     pub(crate) to: Option<Box<AddressVector>>,

@@ -19,7 +19,6 @@ pub(super) fn plan(text: &str) -> FaultPlan {
     text.parse().unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// Steps the card until `done`.
 pub(super) fn run_until(card: &Card, what: &str, mut done: impl FnMut() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(20);
     while !done() {

@@ -45,7 +45,7 @@ fn transports() -> impl Strategy<Value = Transport> {
     prop_oneof![Just(Transport::Rc), Just(Transport::Uc), Just(Transport::Ud)]
 }
 
-/// Returns a correct control segment with an arbitrary body.
+/// A correct control segment with an arbitrary body.
 #[derive(Clone, Debug)]
 struct Entry {
     opcode: Opcode,

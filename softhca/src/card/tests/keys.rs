@@ -60,7 +60,6 @@ impl Bind {
     }
 }
 
-/// Posts the change of a key.
 fn change(qp: &mut TestQp, key: u32, flags: UmrFlags, mask: KeyMask, fields: &KeyFields, entries: &[u8]) {
     let umr = UmrCtrlSeg::new(flags, mask, (entries.len() / SEGMENT) as u16);
     let context = KeyContextSeg::new(fields);

@@ -30,7 +30,6 @@ impl Bed {
         Bed { pair, now: Instant::now() }
     }
 
-    /// Performs one step of the card.
     fn step(&mut self) {
         self.now += TICK;
         self.pair.card.shared.engine.lock().step(self.now);

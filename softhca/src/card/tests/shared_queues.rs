@@ -39,7 +39,6 @@ impl TestSrq {
         &mut bytes(self.config.ring, (ENTRIES * STRIDE) as usize)[offset..][..STRIDE as usize]
     }
 
-    /// Posts a receive. Returns the index of its entry.
     pub(super) fn post(&mut self, segments: &[DataSeg]) -> u16 {
         let (index, next) = (self.head, self.free.remove(0));
         let entry = self.entry(index);
@@ -62,7 +61,6 @@ impl TestSrq {
     }
 }
 
-/// Events of a card.
 pub(super) fn card_with_events() -> (Card, mpsc::Receiver<Event>) {
     let (sender, events) = mpsc::channel();
     let sink = move |event| _ = sender.send(event);

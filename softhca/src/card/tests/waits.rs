@@ -36,7 +36,7 @@ fn ring(qp: &TestQp) {
     qp.ring(qp.head - 1);
 }
 
-/// Returns the word at the start of a region, for which WAITs wait.
+/// Stores to the word at the start of a region, for which WAITs wait.
 fn set(region: &Region, value: u64) {
     // SAFETY: aligned, of 8 bytes, and never freed; the card looks at it as a shared word.
     unsafe { AtomicU64::from_ptr(region.at.cast()) }.store(number(value), Ordering::Release);

@@ -70,7 +70,6 @@ impl Bed {
         Bed { card, events, xrcd, initiator: sender, target, queues, source }
     }
 
-    /// Posts a request for a shared queue.
     fn post(&mut self, opcode: Opcode, srqn: u32, segments: &[&[u8]]) -> Option<Cqe64> {
         let xrc = XrcSeg::new(srqn);
         let wqe = self.initiator.wqe(

@@ -39,12 +39,10 @@ pub(super) struct Initiators {
 }
 
 impl Initiators {
-    /// Returns whether there are answers that have not left.
     pub(super) fn owe_answers(&self) -> bool {
         !self.waiting.is_empty()
     }
 
-    /// Handles a request.
     pub(super) fn request(&mut self, endpoint: &mut Endpoint, packet: Packet<'_>, context: &mut Context<'_>) {
         let header = packet.header;
         let (address, connection) = ((packet.source, header.source_qpn.get()), header.connection.get());

@@ -59,7 +59,6 @@ impl Endpoint {
         }
     }
 
-    /// Returns to RESET.
     pub(crate) fn reset(&mut self) {
         self.attributes = QpAttributes::default();
         self.deferred.write_all();
@@ -172,13 +171,11 @@ impl Step<'_, '_> {
         [config.send_cq, config.recv_cq].into_iter().flatten().any(|cqn| self.context.has_unconsumed(cqn))
     }
 
-    /// Completes a send with an error.
     pub(crate) fn send_error(&mut self, index: u16, opcode: u8, syndrome: Syndrome) {
         let (error, qpn) = (CqeOpcode::RequesterError, self.endpoint.qpn);
         self.complete_send(Cqe64::error(error, opcode, qpn, index, syndrome, VENDOR_SYNDROME));
     }
 
-    /// Completes a receive with an error.
     pub(crate) fn receive_error(&mut self, slot: Slot, syndrome: Syndrome) {
         let (error, qpn) = (CqeOpcode::ResponderError, self.endpoint.qpn);
         let cqe = Cqe64::error(error, 0, qpn, slot.index, syndrome, VENDOR_SYNDROME);

@@ -100,7 +100,6 @@ impl Qp {
         }
     }
 
-    /// Returns its current attributes.
     pub(crate) fn attributes(&self) -> QpAttributes {
         let (sq_psn, rq_psn) = (self.requester.next_psn, self.responder.expected_psn);
         QpAttributes { sq_psn, rq_psn, ..self.endpoint.attributes }
@@ -201,7 +200,6 @@ impl Qp {
         }
     }
 
-    /// Returns when its next timer expires.
     pub(crate) fn next_wake(&self) -> Option<Instant> {
         let answers = self.responder.next_wake().or_else(|| self.initiators.next_wake());
         let wakes = [self.requester.next_wake(), answers, self.endpoint.deferred.due()];
@@ -222,7 +220,6 @@ impl Qp {
         self.requester.poll_wait(&mut Step { endpoint: &mut self.endpoint, context })
     }
 
-    /// Returns whether there are answers that have not left.
     pub(crate) fn owes_answers(&self) -> bool {
         self.responder.owes_answers() || self.initiators.owe_answers()
     }

@@ -18,11 +18,9 @@ const OWN_QKEY: u32 = 1 << 31;
 const IPV4_BYTES: usize = 20;
 /// Next header of a GRH: InfiniBand's transport (IB specification, 8.3.5).
 const NEXT_TRANSPORT: u8 = 0x1b;
-/// Protocol number of UDP.
 const NEXT_UDP: u8 = 17;
 /// Bytes around a datagram's data: base and datagram transport headers, and the invariant checksum.
 const TRANSPORT_BYTES: u16 = 12 + 8 + 4;
-/// Bytes of a UDP header.
 const UDP_BYTES: u16 = 8;
 
 /// Returns the destination of a datagram: on InfiniBand the LID of its address vector, on Ethernet the node that the

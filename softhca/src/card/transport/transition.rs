@@ -69,7 +69,6 @@ fn given(change: &QpChange) -> Vec<&'static str> {
     all.into_iter().filter_map(|(set, name)| set.then_some(name)).collect()
 }
 
-/// Names of attributes.
 type Names = &'static [&'static str];
 
 /// Returns the attributes that a transition requires, and further ones that it allows. `None` if the transition does
@@ -214,7 +213,6 @@ pub(crate) fn check(transport: Transport, from: QpState, change: &QpChange) -> R
     Ok(to)
 }
 
-/// Copies the attributes of a change.
 pub(super) fn apply(attributes: &mut QpAttributes, change: &QpChange) {
     macro_rules! set {
         ($($field:ident)*) => { $(if let Some(value) = change.$field { attributes.$field = value; })* };

@@ -38,7 +38,6 @@ fn transfer(
     }
 }
 
-/// Returns whether the responder completes a receive.
 fn completes_a_receive(opcode: Opcode) -> bool {
     matches!(opcode, Opcode::Send | Opcode::SendImm | Opcode::RdmaWriteImm)
 }

@@ -14,7 +14,6 @@ use gdsync_sys::prm::wqe::Opcode;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant, SystemTime};
 
-/// The state of the requester.
 #[derive(Debug)]
 pub(crate) struct Requester {
     pub(crate) queue: SendQueue,
@@ -152,7 +151,6 @@ impl Requester {
         self.refill_retries(attributes);
     }
 
-    /// Returns when its timer expires.
     pub(crate) fn next_wake(&self) -> Option<Instant> {
         [self.rnr_until.or(self.deadline), self.fetch_at].into_iter().flatten().min()
     }

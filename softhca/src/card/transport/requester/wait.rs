@@ -20,7 +20,6 @@ use std::time::Duration;
 /// copies.
 const PEER_PERIOD: Duration = Duration::from_micros(50);
 
-/// Result of polling a WAIT.
 enum WaitState {
     Met,
     NotYet,
@@ -78,7 +77,6 @@ impl Requester {
         step.endpoint.state() == QpState::Rts
     }
 
-    /// Polls once.
     fn poll(&mut self, next: Wait, step: &mut Step<'_, '_>) -> WaitState {
         match next {
             Wait::Completions { cqn, index } => self.poll_queue(cqn, index, step),
@@ -207,7 +205,6 @@ impl Requester {
         }
     }
 
-    /// Returns the index of the request under the cursor.
     fn current_index(&self) -> Option<u16> {
         self.requests.get(self.cursor).map(|request| request.first as u16)
     }

@@ -79,7 +79,6 @@ impl Responder {
         step.endpoint.fail();
     }
 
-    /// Returns whether there are answers that have not left.
     pub(crate) fn owes_answers(&self) -> bool {
         !self.responses.is_empty()
     }

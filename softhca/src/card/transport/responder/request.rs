@@ -27,7 +27,6 @@ fn injected(refused: Refused, step: &Step<'_, '_>) -> Stop {
 }
 
 impl Responder {
-    /// Handles a request.
     pub(crate) fn request(&mut self, packet: Packet<'_>, step: &mut Step<'_, '_>) {
         let Packet { kind, header, .. } = packet;
         let psn = header.psn.get();

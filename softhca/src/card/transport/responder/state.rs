@@ -11,7 +11,6 @@ use gdsync_sys::prm::cqe::Syndrome;
 use std::collections::VecDeque;
 use std::time::Instant;
 
-/// The state of the responder.
 #[derive(Debug)]
 pub(crate) struct Responder {
     pub(super) queue: ReceiveQueue,
@@ -125,7 +124,6 @@ impl Responder {
     }
 }
 
-/// An answer that waits to be sent.
 #[derive(Debug)]
 pub(super) enum Response {
     /// Acknowledges everything up to this packet. The completion of a receive becomes visible when the acknowledgement
@@ -149,7 +147,6 @@ pub(super) enum Response {
         /// True if the request is a duplicate.
         again: bool,
     },
-    /// The result of an atomic operation.
     Atomic {
         psn: u32,
         original: Original,
