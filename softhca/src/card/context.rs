@@ -46,9 +46,7 @@ pub(crate) struct Resources {
     pub(crate) srqs: HashMap<u32, Srq>,
     pub(crate) events: Vec<Event>,
     pub(crate) diagnostics: Diagnostics,
-    /// Payload of the packet that is being built.
     pub(crate) payload: Gather,
-    /// Copies of payload to peer memory.
     pub(crate) peers: PeerCopies,
     pub(crate) faults: Faults,
     pub(crate) dice: Dice,
@@ -66,7 +64,6 @@ pub(crate) struct Resources {
     pub(crate) awaited: AwaitedWords,
 }
 
-/// An executed SEND_EN.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Enable {
     pub(crate) slave: u32,
@@ -378,7 +375,6 @@ impl Context<'_> {
     }
 }
 
-/// Returns the kind of a work request's request packets.
 fn requested(wqe_opcode: u8) -> Option<PacketKind> {
     Some(match Opcode::try_from(wqe_opcode).ok()? {
         Opcode::Send | Opcode::SendImm | Opcode::SendInval => PacketKind::Send,

@@ -60,7 +60,6 @@ impl DelayedPackets {
         self.flows.get(&flow).is_some_and(|packets| packets.len() >= FULL)
     }
 
-    /// Returns whether too many incoming packets wait.
     pub(crate) fn is_congested(&self) -> bool {
         let incoming = self.flows.iter().filter(|((direction, _), _)| *direction == Direction::In);
         incoming.map(|(_, packets)| packets.len()).sum::<usize>() >= CONGESTED

@@ -70,13 +70,11 @@ const LINK_LOCAL: u64 = 0xfe80_0000_0000_0000;
 /// First bytes of interface identifiers made of IPv4 addresses.
 const ISATAP: u64 = 0x0200_5efe_0000_0000;
 
-/// A port's addresses.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Port {
     pub(crate) link: LinkLayer,
     /// Address in the fabric of one host, on either link layer; 0 on the fabric of several hosts.
     pub(crate) lid: u16,
-    /// Address in the fabric of several hosts.
     pub(crate) ipv4: Option<Ipv4Addr>,
 }
 
@@ -181,7 +179,6 @@ impl GroupMembers {
         self.by_group.len()
     }
 
-    /// Returns the queue pairs attached to a group.
     pub(crate) fn of(&self, group: &Group) -> impl ExactSizeIterator<Item = u32> {
         static NONE: BTreeSet<u32> = BTreeSet::new();
         self.by_group.get(group).unwrap_or(&NONE).iter().copied()

@@ -1,6 +1,6 @@
 //! The thread that serves a card, and other threads of the process that do its work: a thread that has rung a doorbell,
-//! and threads that wait for the card. An idle card's thread polls for a while and then naps; a store of a GPU or libmlx5
-//! to a register during a nap is noticed only at its end.
+//! and threads that wait for the card. An idle card's thread polls for a while and then naps; a store of a GPU or
+//! libmlx5 to a register during a nap is noticed only at its end.
 
 use super::engine::{Engine, RungPages};
 use super::event::Event;

@@ -69,7 +69,6 @@ pub enum Transport {
 }
 
 impl Transport {
-    /// Returns whether requests are acknowledged.
     pub(crate) fn is_reliable(self) -> bool {
         !matches!(self, Transport::Uc | Transport::Ud)
     }

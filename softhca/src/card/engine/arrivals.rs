@@ -1,4 +1,5 @@
-//! Arriving packets: the faults that they meet, and their delivery to a queue pair or to the members of a multicast group.
+//! Arriving packets: the faults that they meet, and their delivery to a queue pair or to the members of a multicast
+//! group.
 //!
 //! A client of peer memory may copy the payload of several packets at once, straight from the fabric. This applies to
 //! all packets but the last of a message: nothing shows a program that they have arrived, and their acknowledgements

@@ -75,8 +75,8 @@ impl Doorbells {
         }
     }
 
-    /// Returns the doorbells that have rung on announced pages, and on the next `pages` of all others in turn; none before
-    /// `next_poll`.
+    /// Returns the doorbells that have rung on announced pages, and on the next `pages` of all others in turn; none
+    /// before `next_poll`.
     pub(super) fn poll(&mut self, pages: usize, now: Instant) -> Vec<Rung> {
         let mut rung = Vec::new();
         if self.next_poll.is_some_and(|at| now < at) {

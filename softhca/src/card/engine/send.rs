@@ -1,8 +1,8 @@
 //! Sending: the packets of queue pairs, management datagrams, and the faults that they meet.
 //!
 //! The payloads of several packets of a queue pair may form a batch: clients of peer memory copy them straight to the
-//! fabric, and the packets leave together, when the card has waited for the copies. They leave before the card does anything
-//! else: for the rest of the card, and for programs, they leave one by one, like others.
+//! fabric, and the packets leave together, when the card has waited for the copies. They leave before the card does
+//! anything else: for the rest of the card, and for programs, they leave one by one, like others.
 
 use super::arrivals::{arrive, crossing, delay, deliver};
 use super::state::Engine;

@@ -19,7 +19,6 @@ pub(crate) enum Place<'a> {
     Peer(&'a Arc<PeerMapping>, u64),
 }
 
-/// A piece of memory to copy payload to.
 pub(crate) type Target<'a> = (Place<'a>, usize);
 
 /// Parts, and the position up to which they are copied.
@@ -213,7 +212,6 @@ pub(crate) unsafe fn collect(parts: &[Part]) -> Vec<u8> {
     bytes
 }
 
-/// Returns whether an atomic operation on that many bytes can be performed at a place.
 pub(crate) fn is_aligned(place: Place<'_>, bytes: u32) -> bool {
     let addr = match place {
         Place::Host(at) => at as u64,

@@ -1,5 +1,5 @@
-//! Translation of keys and addresses to pieces of memory and to ranges of other keys, and the reasons to refuse an access
-//! by key.
+//! Translation of keys and addresses to pieces of memory and to ranges of other keys, and the reasons to refuse an
+//! access by key.
 
 use super::copy::{Place, Target};
 use crate::card::config::Access;

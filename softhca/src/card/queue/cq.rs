@@ -25,11 +25,9 @@ pub(crate) struct Overrun {
 /// Fill level of a queue, for WAITs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Progress {
-    /// Number of entries that the card has written.
     pub(crate) produced: u32,
     /// Index of the first error entry.
     pub(crate) first_error: Option<u32>,
-    /// True if the queue takes no more entries.
     pub(crate) overrun: bool,
 }
 
@@ -56,7 +54,6 @@ pub(crate) struct Cq {
     pub(crate) ring: CqRing,
     consumer: Record,
     arm_record: Record,
-    /// The arm that has not fired yet.
     armed: Option<CqArm>,
     /// The arm that was last taken from the record.
     taken: Option<CqArm>,
@@ -73,7 +70,6 @@ pub(crate) struct Cq {
     overrun: bool,
     moderation: CqModeration,
     held: Option<Held>,
-    /// Number of send and receive queues that complete here.
     pub(crate) users: u32,
 }
 
@@ -169,7 +165,6 @@ impl Cq {
         Fires(false)
     }
 
-    /// Returns the due time of the event that is held back.
     pub(crate) fn due(&self) -> Option<Instant> {
         self.held.map(|held| held.due)
     }
@@ -183,7 +178,6 @@ impl Cq {
         is_held
     }
 
-    /// Changes the moderation, from the next event on.
     pub(crate) fn set_moderation(&mut self, moderation: CqModeration) {
         self.moderation = moderation;
     }

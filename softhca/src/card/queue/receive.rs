@@ -6,10 +6,8 @@ use gdsync_sys::prm::doorbell;
 use gdsync_sys::prm::recv;
 use gdsync_sys::prm::wqe::DataSeg;
 
-/// The owner of a receive.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ReceiveOwner {
-    /// Protection domain of its memory.
     pub(crate) pdn: u32,
     /// Completion queue for its completion.
     pub(crate) cqn: u32,
@@ -41,13 +39,10 @@ impl Receive {
 /// A receive queue. Its indices are not reduced modulo the ring's size.
 #[derive(Debug)]
 pub(crate) struct ReceiveQueue {
-    /// The owner of its receives.
     pub(crate) owner: ReceiveOwner,
     ring: ReadRing,
     producer: Producer,
-    /// Index of the next receive to use.
     next: u32,
-    /// The receive that a message has begun to fill.
     pub(crate) current: Option<Receive>,
 }
 

@@ -10,7 +10,6 @@ use zerocopy::FromBytes;
 
 /// The opcode modifier of an extended operation on `4 << n` bytes is this plus `n`.
 const EXTENDED: u8 = 8;
-/// Bytes of an operation that is not extended.
 const PLAIN_BYTES: u32 = 8;
 
 /// The operands of an atomic operation, in host order.
@@ -79,7 +78,6 @@ pub(super) fn parse_operands<'a>(
     Ok((operands, behind))
 }
 
-/// Parses the segments after the control segment.
 pub(super) fn parse_key_change(ctrl: &CtrlSeg, body: &[u8]) -> Result<KeyChange, WqeError> {
     let error = |field, message| WqeError { syndrome: Syndrome::LocalQpOperation, field, message };
     let missing = |what| error("ds", format!("a change of a key with ds {} has no {what}", ctrl.ds()));

@@ -12,7 +12,6 @@ use zerocopy::FromBytes;
 pub(crate) struct SendQueue {
     ring: ReadRing,
     producer: Producer,
-    /// Index of the next block to fetch.
     fetched: u32,
     /// Index of the first block that is not completed.
     completed: u32,
@@ -123,18 +122,15 @@ impl SendQueue {
         Some(Entry { bytes, ctrl, first: self.fetched, announced })
     }
 
-    /// Appends the other blocks of a work request to its bytes.
     pub(crate) fn read_rest(&self, entry: &mut Entry, blocks: u32) {
         (1..blocks).for_each(|block| self.read(entry.first.wrapping_add(block), &mut entry.bytes));
     }
 
-    /// Moves past a fetched work request.
     pub(crate) fn advance(&mut self, blocks: u32) {
         self.early.drain(..self.early.len().min(blocks as usize));
         self.fetched = self.fetched.wrapping_add(blocks);
     }
 
-    /// Marks the blocks before `end` as completed.
     pub(crate) fn complete_until(&mut self, end: u32) {
         self.completed = end;
     }

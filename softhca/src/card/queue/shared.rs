@@ -19,7 +19,6 @@ pub(crate) struct Srq {
     producer: Producer,
     /// Number of receives taken; not reduced.
     taken: u32,
-    /// Index of the entry to take next.
     head: u16,
     limit: u32,
     broken: bool,
@@ -37,12 +36,10 @@ pub(crate) struct Broken {
     pub(crate) message: String,
 }
 
-/// A receive of a shared queue.
 #[derive(Debug)]
 pub(crate) struct Taken {
     pub(crate) index: u16,
     pub(crate) segments: Vec<DataSeg>,
-    /// True if the queue has fallen below its limit.
     pub(crate) below_limit: bool,
 }
 

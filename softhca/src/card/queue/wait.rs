@@ -12,13 +12,17 @@ use zerocopy::FromBytes;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wait {
     /// WAIT for entry `index` of a completion queue, and all before it.
-    Completions { cqn: u32, index: u32 },
-    /// WAIT for a word of memory.
+    Completions {
+        cqn: u32,
+        index: u32,
+    },
     Data(WaitDataSeg),
-    /// WAIT for a time of the card's clock.
     Time(WaitDataSeg),
     /// SEND_EN: releases the blocks before `index` of a queue pair.
-    SendEnable { qpn: u32, index: u16 },
+    SendEnable {
+        qpn: u32,
+        index: u16,
+    },
 }
 
 impl Wait {
@@ -111,7 +115,6 @@ pub(crate) fn is_ordered(segment: &WaitDataSeg) -> bool {
     matches!(segment.condition(), Ok((Bigger | CyclicBigger, true) | (Smaller | CyclicSmaller, false)))
 }
 
-/// Returns whether an unmet WAIT writes an error entry.
 pub(crate) fn fails_at_once(segment: &WaitDataSeg) -> bool {
     segment.action() == Ok(WaitAction::Fail)
 }

@@ -4,7 +4,6 @@ use super::*;
 use gdsync_sys::prm::doorbell::CqArm;
 use std::sync::mpsc::{Receiver, channel};
 
-/// Returns a pair, and the events of its card.
 fn pair() -> (Pair, Receiver<Event>) {
     let (sender, events) = channel();
     let sink = move |event| sender.send(event).unwrap();

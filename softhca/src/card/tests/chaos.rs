@@ -54,7 +54,6 @@ fn rules() -> impl Strategy<Value = FaultPlan> {
 }
 
 impl Card {
-    /// Returns whether no packet or completion is delayed.
     fn is_quiet(&self) -> bool {
         let engine = self.shared.engine.lock();
         engine.delayed.is_empty() && engine.resources.delayed.is_empty()

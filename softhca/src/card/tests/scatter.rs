@@ -108,7 +108,6 @@ fn a_result_without_an_entry_goes_to_memory() {
     assert_eq!(pair.source.bytes()[..24], pair.target.bytes()[..24]);
 }
 
-/// Returns a completion queue with entries of 128 bytes.
 fn long_cq(card: &Card) -> (u32, *mut u8) {
     let (ring, dbrec) = (memory(16 * 128), memory(8).cast());
     let config = CqConfig { ring, entries: 16, stride: 128, dbrec, ignore_overrun: false, collapsed: false };

@@ -46,7 +46,6 @@ fn reached(region: &Region, ticket: u64) -> WaitDataSeg {
     WaitDataSeg::reached(region.key, region.at as u64, ticket)
 }
 
-/// Posts an RDMA write of 8 bytes to place `n` of the target.
 fn push_write(pair: &mut Pair, n: usize) {
     let (remote, source) = (pair.target.remote(n * 8), pair.source.data(n * 8..n * 8 + 8));
     push(&mut pair.left, Opcode::RdmaWrite, &[remote.as_bytes(), source.as_bytes()]);

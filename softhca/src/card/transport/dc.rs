@@ -26,7 +26,6 @@ struct Initiator {
     refused: bool,
 }
 
-/// The initiators of a target.
 #[derive(Debug, Default)]
 pub(super) struct Initiators {
     known: BTreeMap<Address, Initiator>,
@@ -124,7 +123,7 @@ impl Initiators {
         held.len() < before
     }
 
-    /// Handles that an answer has left.
+    /// Handles the departure of an answer.
     pub(super) fn response_sent(
         &mut self,
         to: Node,
@@ -137,7 +136,7 @@ impl Initiators {
         });
     }
 
-    /// Handles that the payload of an answer cannot be read from peer memory.
+    /// Refuses a read whose payload cannot be read from peer memory.
     pub(super) fn refuse_read(
         &mut self,
         to: Node,

@@ -12,7 +12,6 @@ use crate::fabric::Node;
 use gdsync_sys::prm::cqe::{Cqe64, CqeOpcode, Syndrome};
 use std::time::Duration;
 
-/// The other side of a DC connection.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Peer {
     node: Node,
@@ -71,7 +70,6 @@ impl Endpoint {
         self.attributes.dest_qpn = qpn;
     }
 
-    /// Returns the current DC connection; 0 otherwise.
     pub(crate) fn connection(&self) -> u64 {
         self.peer.map_or(0, |peer| peer.connection)
     }
@@ -80,7 +78,6 @@ impl Endpoint {
         self.attributes.state
     }
 
-    /// Returns the destination of its packets.
     pub(crate) fn node(&self, port: Port) -> Node {
         if let Some(peer) = self.peer {
             return peer.node;
@@ -182,7 +179,7 @@ impl Step<'_, '_> {
         self.complete_receive(slot.owner, cqe);
     }
 
-    /// Handles that a completion queue had no room for an entry.
+    /// Fails the queue pair, as a completion queue had no room for an entry.
     pub(crate) fn completion_lost(&mut self) {
         if !std::mem::replace(&mut self.endpoint.overrun, true) {
             self.context.emit(Event::QpFatal { qpn: self.endpoint.qpn });

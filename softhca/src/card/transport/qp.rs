@@ -27,7 +27,6 @@ pub(crate) struct Outgoing {
     pub(crate) made_at: u64,
 }
 
-/// A queue pair.
 #[derive(Debug)]
 pub(crate) struct Qp {
     pub(crate) endpoint: Endpoint,
@@ -39,13 +38,11 @@ pub(crate) struct Qp {
     pub(crate) timer: Option<Instant>,
     /// How often it is open. Only XRC targets are opened more than once.
     pub(crate) openers: u32,
-    /// The initiators of a DC target.
     initiators: Initiators,
-    /// True if the first packet has arrived.
     established: bool,
     /// The queue pair whose SEND_EN has released its sends.
     master: Option<u32>,
-    /// The event of the last receive of a shared queue was raised.
+    /// True if the last-receive event of its shared queue was raised.
     last_receive_reported: bool,
 }
 
@@ -148,7 +145,6 @@ impl Qp {
         self.announce(index, DOORBELL, context);
     }
 
-    /// Handles a SEND_EN for it.
     pub(crate) fn enable(&mut self, enable: Enable, context: &mut Context<'_>) {
         let Enable { slave, until, master, index } = enable;
         let other = self.master.replace(master).filter(|other| *other != master);
@@ -246,7 +242,7 @@ impl Qp {
         made
     }
 
-    /// Handles that a packet made by [`Self::next_packet`] has left.
+    /// Handles the departure of a packet made by [`Self::next_packet`].
     pub(crate) fn packet_sent(&mut self, packet: &Outgoing, context: &mut Context<'_>) {
         if self.endpoint.config.transport == Transport::DcTarget {
             return self.initiators.response_sent(packet.to, &packet.header, &mut self.endpoint, context);
@@ -269,8 +265,8 @@ impl Qp {
         }
     }
 
-    /// Handles that the payload of a packet made by [`Self::next_packet`] cannot be read from peer memory. This packet
-    /// and later ones may count as sent, but none of them has left.
+    /// Fails the request or answer of a packet made by [`Self::next_packet`], as its payload cannot be read from peer
+    /// memory. This packet and later ones may count as sent, but none of them has left.
     pub(crate) fn payload_failed(
         &mut self,
         packet: &Outgoing,
@@ -291,7 +287,7 @@ impl Qp {
         self.flush_if_failed(context);
     }
 
-    /// Handles that the payload of packet `psn`, and perhaps of later packets, was taken and could not be written to
+    /// Refuses packet `psn`: its payload, and perhaps that of later packets, was taken and could not be written to
     /// peer memory.
     pub(crate) fn copy_failed(&mut self, psn: u32, failure: &PeerFailure, context: &mut Context<'_>) {
         let step = &mut Step { endpoint: &mut self.endpoint, context };
@@ -336,7 +332,7 @@ impl Qp {
         self.flush_if_failed(context);
     }
 
-    /// Handles that the retransmission timer has expired, or that the peer's process has ended.
+    /// Handles an expired retransmission timer, or the end of the peer's process.
     pub(crate) fn retry(&mut self, peer: PeerState, context: &mut Context<'_>) {
         self.requester.retry(peer, &mut Step { endpoint: &mut self.endpoint, context });
         self.flush_if_failed(context);
@@ -369,7 +365,7 @@ impl Qp {
         }
     }
 
-    /// Handles that a completion queue had no room for a delayed entry.
+    /// Fails the queue pair, as a completion queue had no room for a delayed entry.
     pub(crate) fn completion_lost(&mut self, context: &mut Context<'_>) {
         Step { endpoint: &mut self.endpoint, context }.completion_lost();
     }

@@ -105,7 +105,8 @@ fn ipv4_header(route: &GrhFields, source: &GidEntry, inside: u16, header: &mut [
     ip[10..12].copy_from_slice(&checksum.to_be_bytes());
 }
 
-/// Returns a field of the completion entry: the type of the network header on Ethernet, the service level on InfiniBand.
+/// Returns a field of the completion entry: the type of the network header on Ethernet, the service level on
+/// InfiniBand.
 fn level_or_l3_type(vector: &AddressVector, source: Option<&GidEntry>) -> u8 {
     match source {
         Some(source) if source.is_ipv4() => L3_IPV4,

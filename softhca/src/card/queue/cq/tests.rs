@@ -4,7 +4,6 @@ use super::*;
 use gdsync_sys::prm::cqe::{CqeOpcode, Syndrome};
 use gdsync_sys::prm::wqe::Opcode;
 
-/// Memory that outlives its queue.
 struct Memory {
     ring: Vec<u64>,
     record: [u32; 2],

@@ -132,7 +132,6 @@ fn a_receiver_that_is_not_ready_gets_it_later() {
     }
 }
 
-/// Two cards that communicate through the fabric.
 struct Cards {
     cards: [Card; 2],
     qps: [TestQp; 2],

@@ -49,7 +49,6 @@ impl Requester {
         self.complete_done(step);
     }
 
-    /// Handles the original value of an atomic operation.
     pub(crate) fn atomic_response(&mut self, packet: Packet<'_>, step: &mut Step<'_, '_>) {
         let original = packet.header.operands[0].get();
         // The capability `atomic_req_8B_endianness_mode` is 1: results of 8 bytes are in host order, shorter ones are
@@ -127,7 +126,7 @@ impl Requester {
         }
     }
 
-    /// Handles that the remote side refused packet `psn`; everything before it has arrived.
+    /// Handles a NAK of packet `psn`; everything before it has arrived.
     pub(crate) fn refused(&mut self, psn: u32, code: NakCode, timer: u8, step: &mut Step<'_, '_>) {
         self.acknowledge(psn.wrapping_sub(1) & PSN_MASK, step);
         let syndrome = match code {
@@ -158,7 +157,7 @@ impl Requester {
         self.rewind();
     }
 
-    /// Handles that the retransmission timer has expired, or that the peer's process has ended.
+    /// Handles an expired retransmission timer, or the end of the peer's process.
     ///
     /// Hardware acknowledges without its host's CPU. A software card stops with its process, so a time-out counts only
     /// if the peer's card has run since it took the packets. Until then nothing is lost, and nothing has to be sent
@@ -238,7 +237,6 @@ impl Requester {
         self.deadline = step.ack_timeout().map(|timeout| step.context.now + timeout / CHECKS);
     }
 
-    /// Completes the requests that are done, in order.
     pub(super) fn complete_done(&mut self, step: &mut Step<'_, '_>) {
         while self.requests.front().is_some_and(|request| request.done) {
             let Some(request) = self.requests.pop_front() else { return };
@@ -257,7 +255,6 @@ impl Requester {
         }
     }
 
-    /// Fails the request at `position`.
     pub(super) fn fail_at(&mut self, position: usize, syndrome: Syndrome, step: &mut Step<'_, '_>) {
         // Either the requests before it have arrived, or the transport is broken: both end them.
         for request in self.requests.iter_mut().take(position) {

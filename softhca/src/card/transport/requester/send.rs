@@ -1,9 +1,9 @@
 //! Fetching of work requests, and their packets.
 //!
-//! An initiator of dynamically connected transport (DC) is connected to one target at a time. It connects to the target of
-//! its next request when all requests for the previous target have completed. Connections are numbered, and the PSNs of each
-//! start at 0; so a target, which may learn of a connection by any of its packets, distinguishes a new connection from an
-//! old one.
+//! An initiator of dynamically connected transport (DC) is connected to one target at a time. It connects to the target
+//! of its next request when all requests for the previous target have completed. Connections are numbered, and the PSNs
+//! of each start at 0; so a target, which may learn of a connection by any of its packets, distinguishes a new
+//! connection from an old one.
 
 use super::state::{DcTarget, Request, Requester};
 use crate::card::config::{Access, MTU, QpState, Transport, packets_of};
@@ -105,7 +105,6 @@ impl Requester {
         Some(self.take(entry.first, &entry.ctrl, blocks, Err(Syndrome::WrFlush)))
     }
 
-    /// Returns the target of the request under the cursor, if it has one.
     fn next_target(&self, step: &Step<'_, '_>) -> Option<DcTarget> {
         if step.endpoint.config.transport != Transport::DcInitiator {
             return None;
@@ -330,7 +329,7 @@ impl Requester {
         self.requests.get(self.cursor).map_or((0, 0), |request| (request.first, request.opcode_byte))
     }
 
-    /// Handles that the packet made by [`Self::next_request`] has left.
+    /// Handles the departure of the packet made by [`Self::next_request`].
     pub(crate) fn request_sent(&mut self, step: &mut Step<'_, '_>) {
         let Some(request) = self.requests.get_mut(self.cursor) else { return };
         if request.awaits_result() {

@@ -20,7 +20,6 @@ pub(crate) struct Requester {
     pub(super) signal_all: bool,
     /// Work requests that are fetched and not completed.
     pub(super) requests: VecDeque<Request>,
-    /// Index of the request that is being sent.
     pub(super) cursor: usize,
     pub(crate) next_psn: u32,
     pub(super) retries_left: u8,
@@ -39,10 +38,8 @@ pub(crate) struct Requester {
     pub(super) program_checks: u32,
     /// True if an answer was found missing and has not come since.
     pub(super) answer_is_lost: bool,
-    /// How often it has gone back to send again.
     pub(crate) resends: u64,
     pub(super) waits: Waits,
-    /// The DC target that it is connected to.
     pub(super) target: Option<DcTarget>,
     /// Number of its last DC connection.
     pub(super) connection: u64,
@@ -56,7 +53,6 @@ pub(super) struct DcTarget {
     pub(super) key: u64,
 }
 
-/// State of work requests that wait.
 #[derive(Debug, Default)]
 pub(super) struct Waits {
     /// True if the next request is a WAIT that was not met at the last poll.
@@ -88,7 +84,6 @@ pub(crate) enum TimeoutCheck {
     Program { since: Instant },
 }
 
-/// The state of a peer when the retransmission timer expires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PeerState {
     /// Its process has ended, and everything that it had sent was handled by `since`.
@@ -195,7 +190,6 @@ impl Requester {
         self.reached.filter(|(reached, _)| psn_distance(*reached, psn) >= 0).map(|(_, position)| position)
     }
 
-    /// Returns the oldest request that the peer has not answered.
     fn oldest(&self) -> Option<&Request> {
         self.requests.iter().find(|request| !request.done && request.packets > 0)
     }
@@ -294,7 +288,6 @@ impl Requester {
     }
 }
 
-/// A fetched work request.
 #[derive(Debug)]
 pub(super) struct Request {
     /// Index of its first basic block, not reduced modulo the ring's size.
@@ -334,13 +327,11 @@ impl Request {
         self.work.as_ref().map_or(0, |work| work.length)
     }
 
-    /// Returns the index of the block after its last one.
     pub(super) fn end(&self) -> u32 {
         self.first.wrapping_add(self.blocks)
     }
 }
 
-/// The event that a requester waits for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Pending {
     pub(crate) what: String,

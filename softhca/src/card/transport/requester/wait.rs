@@ -31,7 +31,6 @@ fn refused(syndrome: Syndrome, field: &'static str, message: String) -> WaitStat
 }
 
 impl Requester {
-    /// Returns whether its next request is an unmet WAIT.
     #[inline]
     pub(crate) fn has_unmet_wait(&self) -> bool {
         self.waits.unmet

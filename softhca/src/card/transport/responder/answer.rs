@@ -68,7 +68,7 @@ impl Responder {
         step.endpoint.fail();
     }
 
-    /// Handles that the payload of packet `psn`, made by [`Self::next_response`] for a read, cannot be read.
+    /// Refuses the read of packet `psn`, made by [`Self::next_response`], as its payload cannot be read.
     pub(crate) fn refuse_read(&mut self, psn: u32, failure: &PeerFailure, step: &mut Step<'_, '_>) {
         step.report(None, PEER_MEMORY, failure.to_string());
         self.release_completions(step);
@@ -133,7 +133,7 @@ impl Responder {
         }
     }
 
-    /// Handles that the packet made by [`Self::next_response`] has left (or its destination has ended).
+    /// Handles the departure of the packet made by [`Self::next_response`] (or the end of its destination).
     pub(crate) fn response_sent(&mut self, header: &Header, step: &mut Step<'_, '_>) {
         let refused = header.kind == PacketKind::Nak as u8;
         match self.responses.front_mut() {
@@ -145,7 +145,7 @@ impl Responder {
         }
     }
 
-    /// Handles that the acknowledgement of everything up to packet `last` has left: completions become visible.
+    /// Makes completions visible after the acknowledgement of everything up to packet `last` has left.
     fn acknowledged(&mut self, last: u32, step: &mut Step<'_, '_>) {
         while let Some(Response::Ack { psn, completion }) = self.responses.front_mut()
             && psn_distance(*psn, last) <= 0
@@ -205,7 +205,8 @@ impl Responder {
         self.held.until.take_if(|until| *until <= now).is_some()
     }
 
-    /// Returns the PSN of an acknowledgement for `psn`: with that liberty, one acknowledgement covers all adjacent ones.
+    /// Returns the PSN of an acknowledgement for `psn`: with that liberty, one acknowledgement covers all adjacent
+    /// ones.
     pub(super) fn acknowledged_at_once(&self, psn: u32, step: &Step<'_, '_>) -> u32 {
         if !step.context.dice.has(LibertyKinds::ACKNOWLEDGEMENTS) {
             return psn;

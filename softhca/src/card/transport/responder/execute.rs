@@ -1,8 +1,8 @@
 //! Execution of requests: sends into receives, RDMA writes and reads, and atomic operations (compare-and-swap and
 //! fetch-and-add of 4 and 8 bytes, also masked).
 //!
-//! In host memory the card executes atomic operations as the CPU's, so they are atomic for threads of programs, too. Operands
-//! are in host order.
+//! In host memory the card executes atomic operations as the CPU's, so they are atomic for threads of programs, too.
+//! Operands are in host order.
 
 use super::state::{Failure, Original, Responder, Response, Stop};
 use crate::card::config::{Access, packets_of};

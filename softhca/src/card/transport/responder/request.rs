@@ -82,7 +82,7 @@ impl Responder {
         step.endpoint.fail();
     }
 
-    /// Handles that the payload of packet `psn`, and perhaps of later packets, was taken and could not be written to
+    /// Refuses packet `psn`: its payload, and perhaps that of later packets, was taken and could not be written to
     /// peer memory. None of them was the last of its message, and no acknowledgement of them has left.
     pub(crate) fn copy_failed(&mut self, psn: u32, failure: &PeerFailure, step: &mut Step<'_, '_>) {
         step.report(None, PEER_MEMORY, failure.to_string());
