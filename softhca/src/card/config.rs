@@ -3,7 +3,7 @@
 mod limits;
 mod queues;
 
-pub use limits::{LIMITS, Limits, OBJECTS_VARIABLE};
+pub use limits::{LIMITS, Limits, OBJECTS_VARIABLE, WAITS_VARIABLE, WaitRules};
 pub use queues::{
     CqAttributes, CqConfig, CqModeration, QpConfig, ScatterToCqe, SrqAttributes, SrqConfig, Transport,
     XrcConfig,

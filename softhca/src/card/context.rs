@@ -1,9 +1,7 @@
 //! The resources that all queue pairs of a card share: memory regions, completion queues, diagnostics, buffers.
 
-use super::config::Access;
+use super::config::{Access, WaitRules};
 use super::delayed::DelayedCompletions;
-use super::diagnostic::{Diagnostic, Diagnostics, Verdict};
-use super::event::Event;
 use super::listeners::AwaitedWords;
 use super::management::Inbox;
 use super::memory::clock::Clock;
@@ -19,8 +17,8 @@ use super::queue::cq::{Cq, Fires, Progress};
 use super::queue::receive::{Receive, ReceiveOwner, Slot};
 use super::queue::shared::{Broken, Srq, Taken};
 use super::queue::wqe::each_piece;
+use super::reports::{Diagnostic, Diagnostics, Event, Verdict};
 use super::trace;
-use super::waits::WaitRules;
 use crate::fabric::Part;
 use crate::faults::{Direction, Faults};
 use crate::liberties::{Dice, LibertyKinds};

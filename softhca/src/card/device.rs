@@ -1,15 +1,14 @@
 //! A running card: its port, its settings and its objects.
 
-use super::config::{LIMITS, Limits, NUMBERS};
+use super::config::{LIMITS, Limits, NUMBERS, WaitRules};
 use super::counters::Counters;
-use super::diagnostic::Diagnostic;
 use super::engine::Engine;
 use super::error::{CardError, invalid};
-use super::listeners;
 use super::management::{MAX_MANAGEMENT, ManagementDatagram};
 use super::port::{GidEntry, LinkLayer, Port};
-use super::waits::WaitRules;
+use super::reports::Diagnostic;
 use super::worker::{EventSink, Shared};
+use super::{capabilities, listeners};
 use crate::fabric::{Fabric, Node};
 use crate::faults::{FaultPlan, Faults, RuleCount};
 use crate::liberties::{Dice, Liberties};
@@ -145,6 +144,12 @@ impl Card {
         self.shared.engine.lock().resources.speed
     }
 
+    /// Returns the answer to `QUERY_HCA_CAP` for a type of capabilities (`cap::TYPE_*`), the same for maximum and
+    /// current values; `None` for an unknown type. Fields of the device as a whole, such as its `vhca_id`, are 0.
+    pub fn capabilities(&self, kind: u64) -> Option<Vec<u8>> {
+        capabilities::query(kind, self.link_layer(), &self.limits, self.wait_rules())
+    }
+
     /// Returns its rules for work requests that wait.
     pub fn wait_rules(&self) -> WaitRules {
         self.shared.engine.lock().resources.waits
@@ -223,7 +228,7 @@ impl Card {
     }
 
     /// Takes the management datagrams that have arrived, in order.
-    /// [`Event::Management`](super::event::Event::Management) announces them.
+    /// [`Event::Management`](super::reports::Event::Management) announces them.
     pub fn take_management(&self) -> Vec<ManagementDatagram> {
         self.command(|engine| engine.resources.inbox.take())
     }

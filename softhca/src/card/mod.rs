@@ -20,13 +20,9 @@ mod counters;
 mod delayed;
 #[deny(unsafe_code)]
 mod device;
-#[deny(unsafe_code)]
-mod diagnostic;
 mod engine;
 #[deny(unsafe_code)]
 mod error;
-#[deny(unsafe_code)]
-mod event;
 #[cfg(fuzzing)]
 #[doc(hidden)]
 #[deny(unsafe_code)]
@@ -39,12 +35,12 @@ mod memory;
 mod port;
 mod queue;
 #[deny(unsafe_code)]
+mod reports;
+#[deny(unsafe_code)]
 mod status;
 #[deny(unsafe_code)]
 mod trace;
 mod transport;
-#[deny(unsafe_code)]
-mod waits;
 mod worker;
 
 pub use crate::os::memory::MEMORY_FILE;
@@ -54,19 +50,17 @@ pub use commands::memory::DeviceMemory;
 pub use config::{
     Access, Address, CqAttributes, CqConfig, CqModeration, InvalidValue, KeyConfig, LIMITS, Limits, NULL_KEY,
     OBJECTS_VARIABLE, QpAttributes, QpChange, QpConfig, QpState, RegionConfig, ScatterToCqe, SrqAttributes,
-    SrqConfig, Transport, WindowKind, XrcConfig,
+    SrqConfig, Transport, WAITS_VARIABLE, WaitRules, WindowKind, XrcConfig,
 };
 pub use counters::{Counter, Counters};
 pub use device::{Card, UarHandle};
-pub use diagnostic::{Diagnostic, Verdict};
 pub use error::CardError;
-pub use event::Event;
 pub use management::{MAX_MANAGEMENT, ManagementDatagram};
 pub use memory::clock::{CLOCK_INFO_PAGE, CLOCK_MASK, CLOCK_PAGE};
 pub use memory::registered::{RegionError, is_mapped, is_reachable};
 pub use port::{GidEntry, GidKind, LinkLayer, MULTICAST_LIDS, is_multicast};
+pub use reports::{Diagnostic, Event, Verdict};
 pub use transport::transition::ModifyError;
-pub use waits::{WAITS_VARIABLE, WaitRules};
 pub use worker::{EventSink, Naps, naps};
 
 #[cfg(test)]

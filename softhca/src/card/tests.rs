@@ -2,17 +2,15 @@
 
 use super::config::{
     Access, Address, CqConfig, InvalidValue, QpChange, QpConfig, QpState, RegionConfig, ScatterToCqe,
-    Transport,
+    Transport, WaitRules,
 };
 use super::device::Card;
-use super::diagnostic::{Diagnostic, Verdict};
 use super::engine::Engine;
 use super::engine::arrivals::deliver;
 use super::error::CardError;
-use super::event::Event;
 use super::memory::registered::RegionError;
 use super::port::LinkLayer;
-use super::waits::WaitRules;
+use super::reports::{Diagnostic, Event, Verdict};
 use crate::Speed;
 use crate::fabric::{Fabric, Part};
 use crate::packet::Header;

@@ -3,9 +3,9 @@
 //! libmlx5 to a register during a nap is noticed only at its end.
 
 use super::engine::{Engine, RungPages};
-use super::event::Event;
 use super::listeners::{self, Listener};
 use super::port::Port;
+use super::reports::Event;
 use crate::fabric::Sleeper;
 use gdsync_sys::contain::contain;
 use gdsync_sys::wake;

@@ -2,11 +2,11 @@
 
 use crate::card::config::{Address, LIMITS, NUMBERS, QpAttributes, QpChange, QpConfig, QpState, Transport};
 use crate::card::device::Card;
-use crate::card::diagnostic::{Diagnostic, Verdict};
 use crate::card::engine::Engine;
 use crate::card::error::{CQ, CardError, PD, QP, SRQ, XRCD, invalid, missing, within};
 use crate::card::memory::uar::Register;
 use crate::card::port::{LinkLayer, is_multicast};
+use crate::card::reports::{Diagnostic, Verdict};
 use crate::card::transport::qp::Qp;
 use crate::card::transport::transition;
 use gdsync_sys::prm::doorbell;

@@ -6,10 +6,10 @@ use crate::card::config::{
 use crate::card::device::Card;
 use crate::card::engine::XrcDomain;
 use crate::card::error::{CQ, CardError, PD, SRQ, XRCD, invalid, missing, within};
-use crate::card::event::Event;
 use crate::card::memory::ring::{CqRing, Record};
 use crate::card::queue::cq::Cq;
 use crate::card::queue::shared::Srq;
+use crate::card::reports::Event;
 use gdsync_sys::prm::doorbell;
 use std::time::Instant;
 

@@ -9,10 +9,10 @@
 use crate::card::config::{QpState, Transport};
 use crate::card::context::{Context, Resources};
 use crate::card::delayed::{DelayedPacket, DelayedPackets};
-use crate::card::event::Event;
 use crate::card::memory::copy::collect;
 use crate::card::memory::peer_copies::PacketName;
 use crate::card::port::Port;
+use crate::card::reports::Event;
 use crate::card::transport::qp::Qp;
 use crate::card::{counters, trace};
 use crate::fabric::{Node, Part, Sink, Use};

@@ -2,16 +2,16 @@
 
 use super::doorbells::Doorbells;
 use super::schedule::Schedule;
+use crate::card::config::WaitRules;
 use crate::card::context::{Context, Resources};
 use crate::card::counters;
 use crate::card::delayed::DelayedPackets;
-use crate::card::event::Event;
 use crate::card::memory::clock::Clock;
 use crate::card::memory::peer_copies::MOST_UNDER_WAY;
 use crate::card::memory::ring::Entry;
 use crate::card::port::Port;
+use crate::card::reports::Event;
 use crate::card::transport::qp::{Outgoing, Qp};
-use crate::card::waits::WaitRules;
 use crate::fabric::{Fabric, Hole};
 use crate::faults::Faults;
 use crate::liberties::Dice;

@@ -4,9 +4,8 @@ use super::peer_copies::PeerCopies;
 use crate::fabric::{MAX_PAYLOAD, Part};
 use crate::os::memory::append;
 use crate::peer_memory::{PeerFailure, PeerMapping};
-use gdsync_sys::barrier;
 use gdsync_sys::shared::{self, SharedU32, SharedU64};
-use gdsync_sys::wake;
+use gdsync_sys::{barrier, wake};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 

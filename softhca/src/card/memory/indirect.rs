@@ -1,7 +1,6 @@
 //! Keys that refer to other keys: memory windows and indirect keys. Work requests change them.
 
-use super::translation::Refusal;
-use super::translation::Translation;
+use super::translation::{Refusal, Translation};
 use crate::card::config::{Access, KeyConfig, WindowKind};
 use gdsync_sys::prm::umr::{ANY_QP, KeyAccess, KeyFields, KeyMask, UmrFlags};
 use std::sync::Arc;

@@ -2,9 +2,8 @@
 
 use crate::card::config::QpConfig;
 use crate::card::memory::ring::{Producer, ReadRing};
-use gdsync_sys::prm::doorbell;
-use gdsync_sys::prm::recv;
 use gdsync_sys::prm::wqe::DataSeg;
+use gdsync_sys::prm::{doorbell, recv};
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ReceiveOwner {

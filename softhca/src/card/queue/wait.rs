@@ -1,7 +1,7 @@
 //! The parser of work requests that wait, or that release another queue.
 
 use super::WqeError;
-use crate::card::waits::WaitRules;
+use crate::card::config::WaitRules;
 use gdsync_sys::prm::UnknownCode;
 use gdsync_sys::prm::cqe::Syndrome;
 use gdsync_sys::prm::wait::{IndexSeg, Kind, WaitAction, WaitDataSeg, WaitOperation};

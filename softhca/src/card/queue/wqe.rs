@@ -5,8 +5,7 @@ use super::segments::{Operands, is_atomic, parse_key_change, parse_operands};
 use super::wait::{self, Wait};
 use crate::card::config::{LIMITS, Transport};
 use crate::card::memory::indirect::KeyChange;
-use crate::card::memory::translation::KeyRange;
-use crate::card::memory::translation::Walk;
+use crate::card::memory::translation::{KeyRange, Walk};
 use gdsync_sys::prm::cqe::Syndrome;
 use gdsync_sys::prm::wqe::{
     AddressVector, CtrlSeg, DataSeg, InlineSeg, Opcode, RemoteAddrSeg, SEGMENT, XrcSeg,

@@ -3,11 +3,11 @@
 
 use crate::card::config::{QpAttributes, QpConfig, QpState, Transport, ack_timeout};
 use crate::card::context::Context;
-use crate::card::event::Event;
 use crate::card::memory::deferred::DeferredWrites;
 use crate::card::memory::ring::Entry;
 use crate::card::port::Port;
 use crate::card::queue::receive::{ReceiveOwner, Slot};
+use crate::card::reports::Event;
 use crate::fabric::Node;
 use gdsync_sys::prm::cqe::{Cqe64, CqeOpcode, Syndrome};
 use std::time::Duration;

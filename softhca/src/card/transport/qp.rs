@@ -7,7 +7,7 @@ use super::responder::Responder;
 use super::transition;
 use crate::card::config::{LIMITS, QpAttributes, QpChange, QpConfig, QpState, Transport};
 use crate::card::context::{Context, Enable, PEER_MEMORY};
-use crate::card::event::Event;
+use crate::card::reports::Event;
 use crate::card::trace;
 use crate::fabric::Node;
 use crate::packet::{Header, NakCode, Packet, PacketKind};

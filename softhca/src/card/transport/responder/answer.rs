@@ -3,10 +3,10 @@
 use super::state::{Hold, Responder, Response};
 use crate::card::config::{Access, MTU, packets_of};
 use crate::card::context::PEER_MEMORY;
-use crate::card::event::Event;
 use crate::card::memory::ring::Entry;
 use crate::card::memory::translation::KeyRange;
 use crate::card::queue::receive::ReceiveOwner;
+use crate::card::reports::Event;
 use crate::card::transport::endpoint::Step;
 use crate::liberties::{LONGEST_PAUSE, LibertyKinds};
 use crate::packet::{Header, NakCode, PSN_MASK, PacketKind, psn_distance};

@@ -5,7 +5,7 @@ use super::execute::{completion, scatter, send_opcode};
 use super::state::{Failure, Responder, Response, Stop};
 use crate::card::config::{LIMITS, Transport};
 use crate::card::context::PEER_MEMORY;
-use crate::card::event::Event;
+use crate::card::reports::Event;
 use crate::card::transport::endpoint::Step;
 use crate::card::transport::route::GRH_BYTES;
 use crate::faults::Refused;

@@ -2,9 +2,9 @@
 
 use crate::card::config::{LIMITS, QpConfig};
 use crate::card::context::SharedQueueBroken;
-use crate::card::event::Event;
 use crate::card::memory::ring::Entry;
 use crate::card::queue::receive::{Receive, ReceiveOwner, ReceiveQueue, Slot};
+use crate::card::reports::Event;
 use crate::card::transport::endpoint::Step;
 use crate::packet::NakCode;
 use gdsync_sys::prm::cqe::Syndrome;
