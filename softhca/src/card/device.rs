@@ -26,7 +26,7 @@ use std::thread::{Builder, JoinHandle};
 use std::time::Instant;
 
 /// The first object number: hardware gives small numbers special meanings.
-pub(super) const FIRST_NUMBER: u32 = 0x40;
+const FIRST_NUMBER: u32 = 0x40;
 
 /// A UAR page of a card.
 #[derive(Clone, Copy, Debug)]
@@ -43,7 +43,7 @@ pub struct UarHandle {
 pub struct Card {
     pub(super) shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
-    pub(super) next_number: AtomicU32,
+    next_number: AtomicU32,
     pub(super) port: Port,
     /// Registration with the status server of this process, until the card ends.
     published: Option<Published>,
@@ -112,7 +112,7 @@ impl Card {
     }
 
     /// Returns its LID, unique on the host while the card lives. A card with an Ethernet port has one, too: its GIDs
-    /// end with it, and fronts report LID 0. 0 on the fabric of several hosts.
+    /// end with it, and front ends report LID 0. 0 on the fabric of several hosts.
     pub fn lid(&self) -> u16 {
         self.port.lid
     }

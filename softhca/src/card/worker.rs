@@ -160,7 +160,7 @@ impl Shared {
         }
     }
 
-    /// This card as a listener for announced stores.
+    /// Returns this card as a listener for announced stores.
     pub(super) fn as_listener(self: &Arc<Self>) -> Weak<dyn Listener> {
         let this: Weak<Self> = Arc::downgrade(self);
         this

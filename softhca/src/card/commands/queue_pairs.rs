@@ -96,7 +96,7 @@ impl Card {
                 to => qp.apply(change, to),
             });
             if to != QpState::Err {
-                engine.recovered(qpn);
+                engine.clear_failed(qpn);
             }
             engine.activate(qpn);
             Ok(())

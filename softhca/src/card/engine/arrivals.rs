@@ -66,11 +66,11 @@ impl Sink for Arrivals<'_> {
         if self.resources.peers.is_full() {
             self.settle();
         }
-        if self.resources.peers.is_under_way() { Use::GoesOn } else { Use::Over }
+        if self.resources.peers.is_pending() { Use::GoesOn } else { Use::Over }
     }
 
     fn settle(&mut self) {
-        if !self.resources.peers.is_under_way() {
+        if !self.resources.peers.is_pending() {
             return;
         }
         for ((qpn, psn), failure) in self.resources.peers.finish() {

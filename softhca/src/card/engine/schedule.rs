@@ -85,7 +85,7 @@ impl Schedule {
         self.waiting.iter().copied().collect()
     }
 
-    pub(super) fn released(&mut self, qpn: u32) {
+    pub(super) fn stop_waiting(&mut self, qpn: u32) {
         self.waiting.remove(&qpn);
     }
 
@@ -99,7 +99,7 @@ impl Schedule {
         self.timers.first().map(|(at, _)| *at)
     }
 
-    pub(super) fn recovered(&mut self, qpn: u32) {
+    pub(super) fn clear_failed(&mut self, qpn: u32) {
         self.failed.remove(&qpn);
     }
 

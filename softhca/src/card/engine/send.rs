@@ -6,11 +6,11 @@
 
 use super::arrivals::{arrive, crossing, delay, deliver};
 use super::state::Engine;
-use super::timeouts::ended;
+use super::timeouts::state_of_ended;
 use crate::card::config::Transport;
 use crate::card::delayed::{DelayedPacket, Flow};
 use crate::card::management::MANAGEMENT_QPN;
-use crate::card::memory::peer_copies::LEAST;
+use crate::card::memory::peer_copies::MIN_DIRECT;
 use crate::card::transport::qp::{Outgoing, Qp};
 use crate::fabric::{MULTICAST, Node, Part, SendOutcome};
 use crate::faults::{Direction, Fate};
@@ -205,7 +205,7 @@ impl Engine {
     /// answer only, to another card of this host, without delays.
     fn may_batch(&self, packet: &Outgoing) -> bool {
         let qp = self.qps.get(&packet.qpn);
-        self.resources.payload.len() >= LEAST
+        self.resources.payload.len() >= MIN_DIRECT
             && packet.to != self.resources.port.node()
             && self.fabric.is_of_one_host()
             && !self.resources.faults.is_on()
@@ -350,7 +350,7 @@ impl Engine {
         let (mut context, mut touched) = (self.resources.context(now), Vec::new());
         let bytes = header.as_bytes();
         arrive(&mut self.delayed, &mut self.qps, to, bytes, parts, &mut context, &mut touched);
-        touched.into_iter().for_each(|qpn| self.touched(qpn));
+        touched.into_iter().for_each(|qpn| self.reschedule(qpn));
         SendOutcome::Sent
     }
 
@@ -359,7 +359,7 @@ impl Engine {
         let is_request = PacketKind::try_from(header.kind).is_ok_and(PacketKind::is_request);
         if outcome == SendOutcome::Unreachable && is_request && header.is_reliable() {
             let Some(qp) = self.qps.get_mut(&qpn) else { return };
-            let peer = ended(&mut self.fabric, to, (self.schedule.rounds, now), &mut qp.requester);
+            let peer = state_of_ended(&mut self.fabric, to, (self.schedule.rounds, now), &mut qp.requester);
             self.with_qp(qpn, now, |qp, context| qp.retry(peer, context));
         }
     }
@@ -390,7 +390,7 @@ impl Engine {
                     let (mut context, mut touched) = (self.resources.context(now), Vec::new());
                     let DelayedPacket { node, header, .. } = &packet;
                     deliver(&mut self.qps, *node, header, &parts, &mut context, &mut touched);
-                    touched.into_iter().for_each(|qpn| self.touched(qpn));
+                    touched.into_iter().for_each(|qpn| self.reschedule(qpn));
                     SendOutcome::Sent
                 }
             };

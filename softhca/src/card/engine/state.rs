@@ -7,7 +7,7 @@ use crate::card::context::{Context, Resources};
 use crate::card::counters;
 use crate::card::delayed::DelayedPackets;
 use crate::card::memory::clock::Clock;
-use crate::card::memory::peer_copies::MOST_UNDER_WAY;
+use crate::card::memory::peer_copies::MAX_PENDING;
 use crate::card::memory::ring::Entry;
 use crate::card::port::Port;
 use crate::card::reports::Event;
@@ -46,7 +46,7 @@ unsafe impl Send for PeerBatch {}
 impl PeerBatch {
     /// Returns whether the batch is large enough to leave.
     pub(super) fn is_full(&self) -> bool {
-        self.bytes >= MOST_UNDER_WAY
+        self.bytes >= MAX_PENDING
     }
 
     pub(super) fn wait(&mut self) {
@@ -127,15 +127,15 @@ impl Engine {
     }
 
     /// Reschedules a queue pair that a packet was delivered to.
-    pub(super) fn touched(&mut self, qpn: u32) {
+    pub(super) fn reschedule(&mut self, qpn: u32) {
         if let Some(qp) = self.qps.get_mut(&qpn) {
             self.schedule.update(qp);
             self.schedule.activate(qp);
         }
     }
 
-    pub(crate) fn recovered(&mut self, qpn: u32) {
-        self.schedule.recovered(qpn);
+    pub(crate) fn clear_failed(&mut self, qpn: u32) {
+        self.schedule.clear_failed(qpn);
     }
 
     /// Performs all deferred writes, before memory is deregistered.

@@ -86,7 +86,7 @@ impl Engine {
         let mut goes_on = false;
         for qpn in self.schedule.waiting() {
             if self.with_qp(qpn, now, Qp::poll_wait).unwrap_or(true) {
-                self.schedule.released(qpn);
+                self.schedule.stop_waiting(qpn);
                 self.activate(qpn);
                 goes_on = true;
             }
@@ -225,7 +225,7 @@ impl Engine {
             resources.diagnostics.report(Diagnostic { verdict, qpn: None, index: None, field, message });
         }
         for qpn in touched {
-            self.touched(qpn);
+            self.reschedule(qpn);
         }
         taken > 0
     }

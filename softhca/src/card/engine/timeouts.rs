@@ -11,7 +11,7 @@ const ROUNDS_TO_ANSWER: u64 = 2;
 /// Returns the state of a peer whose process has ended. The peer may have answered everything before it ended: a
 /// process that was stopped meanwhile finds the answers and the end of the peer at once. The failure therefore comes
 /// after these answers, and after the receives that complete with this card's acknowledgements.
-pub(super) fn ended(
+pub(super) fn state_of_ended(
     fabric: &mut Fabric,
     node: Node,
     (round, now): (u64, Instant),
@@ -52,7 +52,7 @@ pub(super) fn check_timeout(
         Some(TimeoutCheck::OwnRounds { .. } | TimeoutCheck::Program { .. })
     );
     if has_ended || !fabric.is_alive(node) {
-        return ended(fabric, node, (round, now), requester);
+        return state_of_ended(fabric, node, (round, now), requester);
     }
     let Some(reached_at) = requester.reached_at() else {
         // Either faults have dropped what was sent, so that no card answers it, or it waits behind packets that the

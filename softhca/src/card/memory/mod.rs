@@ -1,10 +1,11 @@
 //! All accesses of the card to a program's memory: rings, records, payloads. (Doorbell registers are the card's own
 //! memory: `uar.rs`.)
 //!
-//! No other module of the card dereferences an address. The fronts guarantee that addresses of rings and records are
-//! valid until their object is destroyed; memory regions check that registered memory is mapped. *Contents* are never
-//! trusted. The card never dereferences an address of a peer-memory client's memory: the bytes pass through the
-//! client's functions, and through a buffer of the card where the client does not copy to and from the fabric itself.
+//! No other module of the card dereferences an address. The front ends (`verbs`, softhca-uverbs) guarantee that
+//! addresses of rings and records are valid until their object is destroyed; memory regions check that registered
+//! memory is mapped. *Contents* are never trusted. The card never dereferences an address of a peer-memory client's
+//! memory: the bytes pass through the client's functions, and through a buffer of the card where the client does not
+//! copy to and from the fabric itself.
 
 pub(crate) mod clock;
 pub(crate) mod copy;

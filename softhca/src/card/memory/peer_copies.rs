@@ -7,10 +7,10 @@ use std::sync::Arc;
 /// Maximum number of bytes whose copies are in progress before the card waits: enough to hide the cost of starting and
 /// waiting (on an H200, 4 packets in a ring of 1 MiB allow 12 GB/s, and 8 in one of 2 MiB 15.5), and only a part of the
 /// fabric's room.
-pub(crate) const MOST_UNDER_WAY: usize = 8 * MAX_PAYLOAD;
+pub(crate) const MAX_PENDING: usize = 8 * MAX_PAYLOAD;
 
 /// Minimum number of bytes for a direct copy: fewer are copied before a direct copy has started.
-pub(crate) const LEAST: usize = 16 << 10;
+pub(crate) const MIN_DIRECT: usize = 16 << 10;
 
 /// The packet of a copy: its queue pair, and its PSN.
 pub(crate) type PacketName = (u32, u32);
@@ -28,7 +28,7 @@ pub(crate) struct PeerCopies {
     pub(super) bounce: Vec<u8>,
     /// The packet that is being handled, if its copies may end later.
     later: Option<PacketName>,
-    under_way: Vec<Copying>,
+    pending: Vec<Copying>,
     bytes: usize,
 }
 
@@ -38,13 +38,13 @@ impl PeerCopies {
         self.later = packet;
     }
 
-    pub(crate) fn is_under_way(&self) -> bool {
-        !self.under_way.is_empty()
+    pub(crate) fn is_pending(&self) -> bool {
+        !self.pending.is_empty()
     }
 
     /// Returns whether so many bytes are in progress that the card should wait.
     pub(crate) fn is_full(&self) -> bool {
-        self.bytes >= MOST_UNDER_WAY
+        self.bytes >= MAX_PENDING
     }
 
     /// Copies to peer memory directly. False if the client does not do that.
@@ -63,12 +63,12 @@ impl PeerCopies {
         len: usize,
     ) -> Result<bool, PeerFailure> {
         // SAFETY: the caller's; the copy is waited for below, or by `finish`.
-        if len < LEAST || unsafe { memory.begin_write(addr, from, len) }? == Begun::Not {
+        if len < MIN_DIRECT || unsafe { memory.begin_write(addr, from, len) }? == Begun::Not {
             return Ok(false);
         }
         match self.later {
             Some(packet) => {
-                self.under_way.push(Copying { packet, memory: memory.clone() });
+                self.pending.push(Copying { packet, memory: memory.clone() });
                 self.bytes += len;
             }
             None => memory.finish()?,
@@ -82,14 +82,14 @@ impl PeerCopies {
     pub(crate) fn finish(&mut self) -> Vec<(PacketName, PeerFailure)> {
         self.bytes = 0;
         let mut failure = None;
-        for Copying { memory, .. } in &self.under_way {
+        for Copying { memory, .. } in &self.pending {
             // After a client's first region, nothing is usually left to wait for.
             if let Err(one) = memory.finish() {
                 failure.get_or_insert(one);
             }
         }
         let mut failed: Vec<(PacketName, PeerFailure)> = Vec::new();
-        for Copying { packet, .. } in self.under_way.drain(..) {
+        for Copying { packet, .. } in self.pending.drain(..) {
             if let Some(failure) = &failure
                 && failed.iter().all(|((qpn, _), _)| *qpn != packet.0)
             {
@@ -132,17 +132,17 @@ mod tests {
     fn a_copy_that_fails_is_every_queue_pairs() {
         let regions = [true, false].map(|fails| Arc::new(Failing(AtomicBool::new(fails))));
         let [failing, good] = regions.clone().map(|region| Arc::new(PeerMapping::new("client", region)));
-        let (mut copies, bytes) = (PeerCopies::default(), vec![0; LEAST]);
+        let (mut copies, bytes) = (PeerCopies::default(), vec![0; MIN_DIRECT]);
         for (memory, packet) in [(&good, (1, 7)), (&failing, (2, 8)), (&failing, (1, 9)), (&failing, (3, 5))]
         {
             copies.end_later(Some(packet));
             // SAFETY: the bytes live to the end of the test.
-            assert_eq!(unsafe { copies.write(memory, 0, bytes.as_ptr(), LEAST) }, Ok(true));
+            assert_eq!(unsafe { copies.write(memory, 0, bytes.as_ptr(), MIN_DIRECT) }, Ok(true));
         }
         let failed = copies.finish();
         let packets: Vec<PacketName> = failed.iter().map(|(packet, _)| *packet).collect();
         assert_eq!(packets, [(1, 7), (2, 8), (3, 5)]);
         assert!(failed.iter().all(|(_, failure)| failure.error.reason == "lost"));
-        assert!(!copies.is_under_way() && copies.finish().is_empty());
+        assert!(!copies.is_pending() && copies.finish().is_empty());
     }
 }

@@ -14,7 +14,7 @@ use zerocopy::IntoBytes;
 /// The client that reaches the memory of a queue; `None` for host memory.
 type Peer = Option<Arc<PeerMapping>>;
 
-/// Asks the clients for the memory of a queue, which the fronts have checked to be in one place.
+/// Asks the clients for the memory of a queue, which the front ends have checked to be in one place.
 fn peer_of(addr: *const u8, len: usize) -> Peer {
     peer_memory::acquire_queue(addr as u64, len as u64).map(Arc::new)
 }

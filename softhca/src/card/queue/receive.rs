@@ -62,7 +62,7 @@ impl ReceiveQueue {
         ReceiveQueue { owner, ring, producer, next: 0, current: None }
     }
 
-    /// Empties the queue. The front zeroes the doorbell record.
+    /// Empties the queue. The front end zeroes the doorbell record.
     pub(crate) fn reset(&mut self) {
         self.producer.set(0);
         (self.next, self.current) = (0, None);

@@ -1,4 +1,4 @@
-//! The interface for fronts: addressing, shared pages, queues without entries, user indices, attributes.
+//! The interface for front ends: addressing, shared pages, queues without entries, user indices, attributes.
 
 use super::*;
 use std::os::fd::AsRawFd;

@@ -71,7 +71,8 @@ impl Qp {
         }
     }
 
-    /// Returns to RESET. The rings are empty: the card zeroes the doorbell record of sends, the front that of receives.
+    /// Returns to RESET. The rings are empty: the card zeroes the doorbell record of sends, the front end that of
+    /// receives.
     pub(crate) fn reset(&mut self) {
         self.endpoint.reset();
         self.requester.restart(0, &self.endpoint.attributes);

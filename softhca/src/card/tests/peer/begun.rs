@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::card::config::MTU;
-use crate::card::memory::peer_copies::{LEAST, MOST_UNDER_WAY};
+use crate::card::memory::peer_copies::{MAX_PENDING, MIN_DIRECT};
 use crate::card::tests::dead_peers::{card, run_both};
 use crate::peer_memory;
 use std::sync::atomic::Ordering::SeqCst;
@@ -164,7 +164,7 @@ fn a_source_that_fails_late_fails_its_own_request() {
         let all = setting.near.diagnostics();
         assert!(all.len() == 1 && all[0].message.contains("a copy has failed"), "{all:?}");
         // Withdrawn packets have not arrived. One packet of each earlier batch may have been in two pieces.
-        let lot = (MOST_UNDER_WAY / MTU as usize + 1) as i64;
+        let lot = (MAX_PENDING / MTU as usize + 1) as i64;
         assert!(setting.target.gpu().writes.load(SeqCst) as i64 <= 1 + lot * good);
     }
 }
@@ -261,15 +261,15 @@ fn requests_before_the_one_that_fails_late_complete() {
 
 #[test]
 fn a_card_that_panics_waits_for_copies_before_their_memory_goes() {
-    let (card, gpu, bytes) = (card(), fake_gpu::allocate(LEAST), vec![7; LEAST]);
+    let (card, gpu, bytes) = (card(), fake_gpu::allocate(MIN_DIRECT), vec![7; MIN_DIRECT]);
     gpu.begins.store(true, SeqCst);
-    let mapping = Arc::new(peer_memory::acquire(gpu.addr, LEAST as u64, true).unwrap().unwrap());
+    let mapping = Arc::new(peer_memory::acquire(gpu.addr, MIN_DIRECT as u64, true).unwrap().unwrap());
     let mut engine = card.shared.engine.lock();
     let goes_on = card.shared.contain(&mut engine, |engine| {
         let peers = &mut engine.resources.peers;
         peers.end_later(Some((1, 2)));
         // SAFETY: the bytes live to the end of the test.
-        assert!(unsafe { peers.write(&mapping, gpu.addr, bytes.as_ptr(), LEAST) }.unwrap());
+        assert!(unsafe { peers.write(&mapping, gpu.addr, bytes.as_ptr(), MIN_DIRECT) }.unwrap());
         assert_eq!(gpu.under_way(), 1);
         panic!("as a bug of the card would");
     });

@@ -221,7 +221,8 @@ impl Requester {
         u32::from(step.endpoint.attributes.retry_cnt) + 1
     }
 
-    /// Returns zero without a time-out: hardware would wait forever, and only the peer's end fails the queue pair.
+    /// Returns how long the requests of an ended peer are kept. Zero without a time-out: hardware would wait forever,
+    /// and only the peer's end fails the queue pair.
     fn grace(step: &Step<'_, '_>) -> Duration {
         step.ack_timeout().map_or(Duration::ZERO, |timeout| {
             step.context.speed.of(GRACE).min(timeout * Self::transmissions(step))

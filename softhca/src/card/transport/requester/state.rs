@@ -69,18 +69,17 @@ pub(super) struct Waits {
     pub(super) hopeless: Option<u32>,
 }
 
-/// The next condition that the check of a time-out waits for, before the time-out counts.
+/// The condition that the check of a time-out waits for, before the time-out counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TimeoutCheck {
-    /// The peer's card, which has taken the packets, to serve its queue pairs. `since` is its round when the check
-    /// began.
+    /// The peer's card has taken the packets, and must serve its queue pairs. `since`: its round when the check began.
     PeerRounds { since: u64 },
-    /// This card, to take what the peer's card has sent, up to this position.
+    /// This card must take the packets of the peer's card up to this position.
     Arrival { until: u64 },
-    /// This card, to serve all its queue pairs after it has taken everything that the peer sent before its process
-    /// ended. `since` is this card's round then.
+    /// The peer's process has ended, and this card has taken everything that it sent. This card must serve all its
+    /// queue pairs. `since`: its round then.
     OwnRounds { since: u64 },
-    /// The program, to see the consequences of that, which exist since `since`.
+    /// That is done at `since`, and the program must see the consequences.
     Program { since: Instant },
 }
 
