@@ -255,7 +255,7 @@ impl Context<'_> {
                 if below_limit {
                     self.emit(Event::SrqLimit { srqn });
                 }
-                Ok(Some(Receive { slot: Slot { index, owner }, segments, offset: 0 }))
+                Ok(Some(Receive { slot: Slot { index, owner }, segments, filled: 0 }))
             }
             Err(Broken { first, message }) => {
                 if first {

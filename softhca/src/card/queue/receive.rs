@@ -5,10 +5,10 @@ use crate::card::memory::ring::{Producer, ReadRing};
 use gdsync_sys::prm::wqe::DataSeg;
 use gdsync_sys::prm::{doorbell, recv};
 
+/// The protection domain and the completion of a receive.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ReceiveOwner {
     pub(crate) pdn: u32,
-    /// Completion queue for its completion.
     pub(crate) cqn: u32,
     /// Value that identifies its queue in completion entries.
     pub(crate) user_index: u32,
@@ -26,7 +26,8 @@ pub(crate) struct Slot {
 pub(crate) struct Receive {
     pub(crate) slot: Slot,
     pub(crate) segments: Vec<DataSeg>,
-    pub(crate) offset: u32,
+    /// In bytes.
+    pub(crate) filled: u32,
 }
 
 impl Receive {
@@ -42,6 +43,7 @@ pub(crate) struct ReceiveQueue {
     ring: ReadRing,
     producer: Producer,
     next: u32,
+    /// The receive that a message has begun to fill.
     pub(crate) current: Option<Receive>,
 }
 
@@ -81,7 +83,7 @@ impl ReceiveQueue {
 
     /// Takes the receive of an aborted message of an unreliable connection.
     pub(crate) fn take_aborted(&mut self) -> Option<Receive> {
-        self.current.take().map(|receive| Receive { offset: 0, ..receive })
+        self.current.take().map(|receive| Receive { filled: 0, ..receive })
     }
 
     pub(crate) fn take_posted(&mut self) -> Option<Receive> {
@@ -93,7 +95,7 @@ impl ReceiveQueue {
         let mut bytes = Vec::with_capacity(64);
         self.ring.read(index, &mut bytes);
         let slot = Slot { index: index as u16, owner: self.owner };
-        Some(Receive { slot, segments: recv::segments(&bytes).collect(), offset: 0 })
+        Some(Receive { slot, segments: recv::segments(&bytes).collect(), filled: 0 })
     }
 
     /// Takes all receives to flush them. Those of a shared queue stay there, except for the one that a message has

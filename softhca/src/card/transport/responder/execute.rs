@@ -33,7 +33,7 @@ pub(super) fn scatter(
         &mut step.endpoint.deferred,
         receive.slot.owner.pdn,
         &receive.segments,
-        receive.offset,
+        receive.filled,
         payload,
     ) {
         let field = error.field("receive lkey");
@@ -41,7 +41,7 @@ pub(super) fn scatter(
         return Err(NoAccess);
     }
     let length: usize = payload.iter().map(|part| part.1).sum();
-    receive.offset = receive.offset.saturating_add(length as u32);
+    receive.filled = receive.filled.saturating_add(length as u32);
     Ok(())
 }
 

@@ -181,7 +181,7 @@ impl Responder {
         }
         if !has_grh {
             // Without a network header, its bytes in the receive are left unchanged.
-            receive.offset = GRH_BYTES;
+            receive.filled = GRH_BYTES;
         }
         if scatter(&mut receive, payload, step).is_err() {
             step.receive_error(slot, Syndrome::LocalProtection);
