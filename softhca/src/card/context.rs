@@ -220,7 +220,7 @@ impl Context<'_> {
         (1..=ring::room(stride)).contains(&data).then_some(stride)
     }
 
-    /// Releases sends of another queue pair. False if that is no slave.
+    /// Releases sends of another queue pair. Returns false if that is no slave.
     pub(crate) fn enable(&mut self, enable: Enable) -> bool {
         let is_slave = self.slaves.contains(&enable.slave);
         if is_slave {
@@ -283,8 +283,8 @@ impl Context<'_> {
         keys: impl IntoIterator<Item = u32>,
     ) -> Result<(), PeerFailure> {
         if !self.dice.is_on() {
-            // SAFETY: the caller's; no region is removed while the engine is locked. The fabric keeps the payload of a
-            // packet whose copies may end later.
+            // SAFETY: the caller guarantees this; no region is removed while the engine is locked. The fabric keeps the
+            // payload of a packet whose copies may end later.
             return unsafe { copy::copy(payload, targets, self.peers) };
         }
         let is_relaxed = keys.into_iter().all(|key| self.regions.is_relaxed(key));
@@ -309,12 +309,12 @@ impl Context<'_> {
             Ok::<(), Refusal>(())
         })?;
         let keys = segments.iter().map(DataSeg::lkey);
-        // SAFETY: the caller's payload; the places were resolved just now with local write access.
+        // SAFETY: the caller guarantees the payload; the places were resolved just now with local write access.
         Ok(unsafe { self.write(deferred, payload, &places, keys) }?)
     }
 
     /// Writes a completion entry, and before it the deferred writes of its queue pair. Faults and liberties may delay
-    /// both. False if the queue has overrun.
+    /// both. Returns false if the queue has overrun.
     pub(crate) fn complete(&mut self, cqn: u32, entry: Entry, deferred: &mut DeferredWrites) -> bool {
         let waits = self.delayed.holds(cqn);
         let fault = if self.faults.is_on() { self.completion_delay(&entry.cqe) } else { None };
@@ -342,7 +342,7 @@ impl Context<'_> {
         self.faults.completion_delay(direction, cqe.qpn(), kind)
     }
 
-    /// Writes a completion entry. False if the queue has overrun.
+    /// Writes a completion entry. Returns false if the queue has overrun.
     pub(crate) fn write_completion(&mut self, cqn: u32, entry: Entry) -> bool {
         let Some(cq) = self.cqs.get_mut(&cqn) else { return false };
         trace::completed(self.port, cqn, &entry.cqe);

@@ -233,8 +233,8 @@ impl Card {
         self.command(|engine| engine.resources.inbox.take())
     }
 
-    /// Returns whether the process of a node that this card has sent to is known to be alive. False if it has ended, or
-    /// if this card has sent nothing there.
+    /// Returns whether the process of a node that this card has sent to is known to be alive. False if it has
+    /// ended, or if this card has sent nothing there.
     pub fn is_linked(&self, node: Node) -> bool {
         node == self.port.node() || self.command(|engine| engine.fabric.is_linked(node))
     }

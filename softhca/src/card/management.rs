@@ -25,7 +25,7 @@ pub struct ManagementDatagram {
 pub(crate) struct Inbox(VecDeque<ManagementDatagram>);
 
 impl Inbox {
-    /// Adds a datagram. False if it is lost, because it is too long or too many wait.
+    /// Adds a datagram. Returns false if it is lost, because it is too long or too many wait.
     ///
     /// # Safety
     /// The parts are readable.
@@ -33,7 +33,7 @@ impl Inbox {
         let length: usize = payload.iter().map(|part| part.1).sum();
         let fits = length <= MAX_MANAGEMENT && self.0.len() < WAITING;
         if fits {
-            // SAFETY: the caller's.
+            // SAFETY: the caller guarantees this.
             let bytes = unsafe { collect(payload) };
             self.0.push_back(ManagementDatagram { source, bytes });
         }

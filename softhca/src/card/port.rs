@@ -192,7 +192,7 @@ impl GroupMembers {
         self.by_group.entry(*group).or_default().insert(qpn);
     }
 
-    /// Detaches a queue pair. True if the group has no member left.
+    /// Detaches a queue pair. Returns true if the group has no member left.
     pub(crate) fn remove(&mut self, group: &Group, qpn: u32) -> bool {
         let Some(members) = self.by_group.get_mut(group) else { return false };
         members.remove(&qpn);

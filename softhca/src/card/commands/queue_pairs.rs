@@ -54,7 +54,7 @@ impl Card {
                 engine.resources.slaves.insert(qpn);
             }
             add_references(engine, config);
-            // SAFETY: the caller's.
+            // SAFETY: the caller guarantees this.
             engine.qps.insert(qpn, unsafe { Qp::new(qpn, config) });
             Ok(qpn)
         })

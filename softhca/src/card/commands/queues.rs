@@ -34,7 +34,7 @@ impl Card {
         if ![64, 128].contains(&stride) {
             return Err(invalid("completion queue stride", stride, "64 or 128"));
         }
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees this.
         let cq = unsafe {
             let consumer = Record::new(dbrec.add(doorbell::DBR_CQ_CI));
             let arm = Record::new(dbrec.add(doorbell::DBR_CQ_ARM));
@@ -63,7 +63,7 @@ impl Card {
         }
         self.command(|engine| {
             let cq = engine.resources.cqs.get_mut(&cqn).ok_or(missing(CQ, cqn))?;
-            // SAFETY: the caller's.
+            // SAFETY: the caller guarantees this.
             let ring = unsafe { CqRing::new(ring, entries, cq.ring.stride, cq.ring.collapsed) };
             let limit = "more than the entries that are not consumed, in the old and the new ring";
             cq.resize(ring).then_some(()).ok_or(invalid("completion queue entries", entries, limit))
@@ -127,7 +127,7 @@ impl Card {
         if let Some(XrcConfig { user_index, .. }) = xrc.filter(|xrc| xrc.user_index > NUMBERS) {
             return Err(invalid("user index", user_index, "at most 24 bits"));
         }
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees this.
         let srq = unsafe { Srq::new(config) };
         self.command(|engine| {
             within("shared receive queues", engine.resources.srqs.len(), self.limits().max_srq)?;

@@ -126,7 +126,7 @@ pub(super) unsafe fn delay(
     fate: Fate,
     now: Instant,
 ) -> DelayedPacket {
-    // SAFETY: the caller's.
+    // SAFETY: the caller guarantees this.
     let payload = unsafe { collect(parts) };
     let (due, others) = match fate {
         Fate::Delayed { at_most, others } => (now + at_most, others),

@@ -213,8 +213,8 @@ impl Engine {
             && qp.is_some_and(|qp| qp.endpoint.config.transport == Transport::Rc)
     }
 
-    /// Waits for the copies of the batch and lets its packets leave. False if a copy has failed: then no packet leaves,
-    /// and the request or response of the first one is refused.
+    /// Waits for the copies of the batch and lets its packets leave. Returns false if a copy has failed: then no packet
+    /// leaves, and the request or response of the first one is refused.
     fn finish_batch(&mut self, now: Instant) -> bool {
         self.batch.wait();
         let failure = self.batch.failure.take();

@@ -267,7 +267,7 @@ impl Engine {
         expired || ready
     }
 
-    /// Announces sleep to the fabric. False if there is work after all.
+    /// Announces sleep to the fabric. Returns false if there is work after all.
     pub(crate) fn prepare_sleep(&mut self, now: Instant) -> bool {
         if !self.fabric.prepare_sleep() {
             return false;

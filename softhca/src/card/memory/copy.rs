@@ -53,7 +53,7 @@ impl Source<'_> {
             if count == 0 {
                 break;
             }
-            // SAFETY: the caller's; `count` stays inside both pieces.
+            // SAFETY: the caller guarantees this; `count` stays inside both pieces.
             unsafe { copy_piece(from, to, count) };
             self.skip(count);
             (to, copied) = (to.wrapping_add(count), copied + count);
@@ -70,7 +70,7 @@ impl Source<'_> {
 /// ([`shared`]). They may overlap.
 pub(crate) unsafe fn copy_piece(from: *const u8, to: *mut u8, count: usize) {
     if count == size_of::<u32>() && to.cast::<u32>().is_aligned() {
-        // SAFETY: the caller's; aligned.
+        // SAFETY: the caller guarantees this; aligned.
         unsafe {
             let mut word = 0;
             shared::copy((&raw mut word).cast(), from, count);
@@ -84,7 +84,7 @@ pub(crate) unsafe fn copy_piece(from: *const u8, to: *mut u8, count: usize) {
             SharedU64::from_ptr(to.cast()).store(word, Ordering::Release);
         }
     } else {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees this.
         unsafe { shared::copy(to, from, count) }
     }
     wake::wrote(to as usize, count);
@@ -103,9 +103,9 @@ pub(crate) unsafe fn copy(
     let mut source = Source { parts: parts.iter(), from: std::ptr::null(), left: 0 };
     for &(place, room) in targets {
         match place {
-            // SAFETY: the caller's.
+            // SAFETY: the caller guarantees this.
             Place::Host(to) => _ = unsafe { source.copy_to(to, room) },
-            // SAFETY: the caller's.
+            // SAFETY: the caller guarantees this.
             Place::Peer(memory, addr) => unsafe { copy_to_peer(&mut source, memory, addr, room, peers) }?,
         }
     }
@@ -132,7 +132,7 @@ unsafe fn copy_to_peer(
         if count == 0 {
             break;
         }
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees this.
         directly = directly && unsafe { peers.write(memory, at, from, count) }?;
         if directly {
             source.skip(count);
@@ -141,7 +141,7 @@ unsafe fn copy_to_peer(
         }
         let bounce = &mut peers.bounce;
         bounce.resize(MAX_PAYLOAD, 0);
-        // SAFETY: the caller's; the buffer has room for that, and is no part.
+        // SAFETY: the caller guarantees this; the buffer has room for that, and is no part.
         let count = unsafe { source.copy_to(bounce.as_mut_ptr(), (room - done).min(MAX_PAYLOAD)) };
         memory.write(at, &bounce[..count])?;
         done += count;
@@ -149,8 +149,8 @@ unsafe fn copy_to_peer(
     Ok(())
 }
 
-/// Loads a word of 8 bytes of registered memory in native byte order. `None` if it is not aligned. Everything that the
-/// card reads afterwards is at least as new as the word.
+/// Loads a word of 8 bytes of registered memory in native byte order. Returns `None` if it is not aligned. Everything
+/// that the card reads afterwards is at least as new as the word.
 ///
 /// # Errors
 /// The client of peer memory cannot read.
@@ -160,7 +160,8 @@ unsafe fn copy_to_peer(
 pub(crate) unsafe fn load_word(place: Place<'_>) -> Result<Option<u64>, PeerFailure> {
     let native = match place {
         Place::Host(at) if !at.cast::<u64>().is_aligned() => return Ok(None),
-        // SAFETY: the caller's, and aligned; programs change it concurrently, which a shared word tolerates.
+        // SAFETY: guaranteed by the caller, and aligned; programs change it concurrently, which a shared word
+        // tolerates.
         Place::Host(at) => unsafe { SharedU64::from_ptr(at.cast()) }.load(Ordering::Acquire),
         Place::Peer(memory, addr) => {
             let mut bytes = [0; size_of::<u64>()];
@@ -205,7 +206,7 @@ impl AtomicOperation {
 pub(crate) unsafe fn collect(parts: &[Part]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(parts.iter().map(|part| part.1).sum());
     for &(from, count) in parts {
-        // SAFETY: the caller's; the buffer is new, so no part is in it.
+        // SAFETY: the caller guarantees this; the buffer is new, so no part is in it.
         unsafe { append(&mut bytes, from, count) };
     }
     bytes
@@ -236,7 +237,8 @@ pub(crate) unsafe fn atomic(
         ($word:ty, $number:ty) => {
             match place {
                 Place::Host(at) => {
-                    // SAFETY: the caller's; programs change it concurrently, which a shared word tolerates.
+                    // SAFETY: the caller guarantees this; programs change it concurrently, which a shared word
+                    // tolerates.
                     let word = unsafe { <$word>::from_ptr(at.cast()) };
                     let mut original = word.load(Ordering::SeqCst);
                     while let Some(next) = operation.apply(u64::from(original)) {

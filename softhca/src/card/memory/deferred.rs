@@ -89,17 +89,17 @@ impl DeferredWrites {
     ) -> Result<(), PeerFailure> {
         let relaxed = is_relaxed && dice.takes(LibertyKinds::RELAXED);
         if !relaxed && !dice.takes(LibertyKinds::PIECES) {
-            // SAFETY: the caller's.
+            // SAFETY: the caller guarantees this.
             return unsafe { copy(parts, targets, peers) };
         }
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees this.
         let bytes = unsafe { collect(parts) };
         let (mut rest, mut pieces) = (&bytes[..], Vec::new());
         for &(place, room) in targets {
             let (mine, behind) = rest.split_at(room.min(rest.len()));
             match place {
                 Place::Host(to) => cut(to, mine, relaxed, dice, &mut pieces),
-                // SAFETY: the caller's; the bytes are ours.
+                // SAFETY: the caller guarantees this; the bytes are ours.
                 Place::Peer(..) => unsafe { copy(&[(mine.as_ptr(), mine.len())], &[(place, room)], peers) }?,
             }
             rest = behind;

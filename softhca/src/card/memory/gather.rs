@@ -91,7 +91,7 @@ impl Gather {
     }
 
     /// Starts reading the pieces in peer memory to their places in the fabric. Adds the memory that is being read to
-    /// `reading`. False if a client does not copy directly; other reads may have started then.
+    /// `reading`. Returns false if a client does not copy directly; other reads may have started then.
     ///
     /// # Errors
     /// A client cannot read its memory. Other reads may have started.
@@ -107,7 +107,7 @@ impl Gather {
         for (piece, parts) in self.waiting.iter().zip(places) {
             let mut addr = piece.addr;
             for (into, len) in parts.iter().copied().filter(|part| part.1 > 0) {
-                // SAFETY: the caller's.
+                // SAFETY: the caller guarantees this.
                 if unsafe { piece.memory.begin_read(addr, into, len) }? == Begun::Not {
                     return Ok(false);
                 }

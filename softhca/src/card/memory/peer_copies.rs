@@ -47,7 +47,7 @@ impl PeerCopies {
         self.bytes >= MAX_PENDING
     }
 
-    /// Copies to peer memory directly. False if the client does not do that.
+    /// Copies to peer memory directly. Returns false if the client does not do that.
     ///
     /// # Errors
     /// The client cannot write the memory.
@@ -62,7 +62,7 @@ impl PeerCopies {
         from: *const u8,
         len: usize,
     ) -> Result<bool, PeerFailure> {
-        // SAFETY: the caller's; the copy is waited for below, or by `finish`.
+        // SAFETY: the caller guarantees this; the copy is waited for below, or by `finish`.
         if len < MIN_DIRECT || unsafe { memory.begin_write(addr, from, len) }? == Begun::Not {
             return Ok(false);
         }

@@ -60,7 +60,8 @@ impl Default for Regions {
 }
 
 impl Regions {
-    /// Registers a target. The last 8 bits of its key are `tag`, if given. `None` if there are `limit` keys already.
+    /// Registers a target. The last 8 bits of its key are `tag`, if given. Returns `None` if there are `limit` keys
+    /// already.
     pub(crate) fn register(
         &mut self,
         pdn: u32,

@@ -105,7 +105,7 @@ impl UarPages {
         Ok(Some((pages, base, offset)))
     }
 
-    /// Frees the pages of device memory from `first` on. False if they are not taken.
+    /// Frees the pages of device memory from `first` on. Returns false if they are not taken.
     pub(crate) fn give_back_device_memory(&mut self, first: usize) -> bool {
         self.device_pages.give_back(first)
     }
@@ -187,7 +187,7 @@ pub(crate) struct DevicePages {
 }
 
 impl DevicePages {
-    /// Takes adjacent pages, at least one. `None` if there are not enough.
+    /// Takes adjacent pages, at least one. Returns `None` if there are not enough.
     pub(crate) fn take(&mut self, count: usize) -> Option<Range<usize>> {
         let count = count.max(1);
         let last = PAGES.checked_sub(count)?;
@@ -199,7 +199,7 @@ impl DevicePages {
         Some(found)
     }
 
-    /// Frees the pages from `first` on. False if they are not taken.
+    /// Frees the pages from `first` on. Returns false if they are not taken.
     pub(crate) fn give_back(&mut self, first: usize) -> bool {
         let place = self.taken.iter().position(|taken| taken.start == first);
         place.map(|place| self.taken.swap_remove(place)).is_some()

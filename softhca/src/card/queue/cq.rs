@@ -117,8 +117,8 @@ impl Cq {
         self.unconsumed() >= self.ring.entries
     }
 
-    /// Returns whether the program has unconsumed entries. False for queues whose program need not update its consumer
-    /// index: one that may overrun, or that has one place for all entries.
+    /// Returns whether the program has unconsumed entries. False for queues whose program need not update its
+    /// consumer index: one that may overrun, or that has one place for all entries.
     pub(crate) fn has_unconsumed(&self) -> bool {
         !self.ignores_overrun && !self.ring.collapsed && self.unconsumed() > 0
     }
@@ -183,8 +183,8 @@ impl Cq {
     }
 
     /// Moves to another ring. The last entry in the old ring announces that; the next one is written to the new ring.
-    /// The program copies unconsumed entries from place `i` of the old ring to place `i + 1` of the new one. False if
-    /// one of the rings has no room, or if the queue has overrun.
+    /// The program copies unconsumed entries from place `i` of the old ring to place `i + 1` of the new one. Returns
+    /// false if one of the rings has no room, or if the queue has overrun.
     pub(crate) fn resize(&mut self, ring: CqRing) -> bool {
         let unconsumed = self.unconsumed();
         if self.overrun || unconsumed >= self.ring.entries || unconsumed + 1 >= ring.entries {

@@ -51,7 +51,7 @@ impl ReceiveQueue {
     /// # Safety
     /// The addresses of `config` stay valid as long as the queue; counts are powers of two.
     pub(crate) unsafe fn new(config: &QpConfig) -> Self {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees this.
         let (ring, producer) = unsafe {
             let ring = ReadRing::new(config.rq, config.rq_entries, config.rq_stride as usize);
             (ring, Producer::new(config.dbrec, doorbell::DBR_RECV))

@@ -30,7 +30,7 @@ impl SendQueue {
     /// # Safety
     /// The addresses of `config` stay valid as long as the queue; counts are powers of two.
     pub(crate) unsafe fn new(config: &QpConfig) -> Self {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees this.
         let (ring, producer) = unsafe {
             let ring = ReadRing::new(config.sq, config.sq_blocks, BASIC_BLOCK);
             let records = if config.no_send_record { std::ptr::null_mut() } else { config.dbrec };

@@ -47,7 +47,7 @@ impl Srq {
     /// # Safety
     /// The addresses of `config` stay valid as long as the queue; counts are powers of two.
     pub(crate) unsafe fn new(config: &SrqConfig) -> Self {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees this.
         let (ring, producer) = unsafe {
             (
                 ReadRing::new(config.ring, config.entries, config.stride as usize),
@@ -93,7 +93,7 @@ impl Srq {
         self.producer.index().wrapping_sub(self.taken)
     }
 
-    /// Arms the limit; 0 disarms it. True if the queue is already below it.
+    /// Arms the limit; 0 disarms it. Returns true if the queue is already below it.
     pub(crate) fn set_limit(&mut self, limit: u32) -> bool {
         self.limit = limit;
         self.passes_limit()

@@ -154,7 +154,7 @@ impl Step<'_, '_> {
         }
     }
 
-    /// Selects the shared receive queue of an XRC request. False if it is not in the queue pair's domain.
+    /// Selects the shared receive queue of an XRC request. Returns false if it is not in the queue pair's domain.
     pub(crate) fn select_srq(&mut self, srqn: u32) -> bool {
         let domain = self.endpoint.config.xrcd.and_then(|xrcd| self.context.xrc_domain(srqn, xrcd));
         self.endpoint.pdn = domain.unwrap_or(NO_DOMAIN);

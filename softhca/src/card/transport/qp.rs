@@ -55,7 +55,7 @@ impl Qp {
     /// # Safety
     /// The addresses of `config` stay valid until the queue pair is destroyed; counts are powers of two.
     pub(crate) unsafe fn new(qpn: u32, config: &QpConfig) -> Self {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees this.
         let (requester, responder) = unsafe { (Requester::new(config), Responder::new(config)) };
         Qp {
             endpoint: Endpoint::new(qpn, *config),

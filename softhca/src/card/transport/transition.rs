@@ -71,8 +71,8 @@ fn given(change: &QpChange) -> Vec<&'static str> {
 
 type Names = &'static [&'static str];
 
-/// Returns the attributes that a transition requires, and further ones that it allows. `None` if the transition does
-/// not exist.
+/// Returns the attributes that a transition requires, and further ones that it allows. Returns `None` if the transition
+/// does not exist.
 fn rules(transport: Transport, from: QpState, to: QpState) -> Option<(Names, Names)> {
     use QpState::{Err, Init, Reset, Rtr, Rts};
     match transport {

@@ -54,7 +54,7 @@ impl Requester {
         }
     }
 
-    /// Reads the next announced work request, and checks it strictly. `None` if there is none.
+    /// Reads the next announced work request, and checks it strictly. Returns `None` if there is none.
     pub(super) fn fetch(&mut self, step: &mut Step<'_, '_>) -> Option<Request> {
         let mut entry = self.queue.next()?;
         let (ctrl, announced) = (entry.ctrl, entry.announced);

@@ -109,7 +109,7 @@ impl Requester {
     /// As [`SendQueue::new`].
     pub(crate) unsafe fn new(config: &QpConfig) -> Self {
         Requester {
-            // SAFETY: the caller's.
+            // SAFETY: the caller guarantees this.
             queue: unsafe { SendQueue::new(config) },
             signal_all: config.signal_all,
             requests: VecDeque::new(),

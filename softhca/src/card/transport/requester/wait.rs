@@ -208,8 +208,8 @@ impl Requester {
         self.requests.get(self.cursor).map(|request| request.first as u16)
     }
 
-    /// Executes the request under the cursor, which has no packets, and moves past it. False if it fails, or if the
-    /// queue pair can send no more.
+    /// Executes the request under the cursor, which has no packets, and moves past it. Returns false if it fails, or if
+    /// the queue pair can send no more.
     pub(super) fn pass_local(&mut self, step: &mut Step<'_, '_>) -> bool {
         let request = &self.requests[self.cursor];
         let Ok(work) = &request.work else { return false };

@@ -330,7 +330,7 @@ impl Responder {
     }
 }
 
-/// Returns the operation of a request, whose masks are its payload. `None` if the payload is something else.
+/// Returns the operation of a request, whose masks are its payload. Returns `None` if the payload is something else.
 fn operation(kind: PacketKind, header: &Header, payload: &[Part]) -> Option<AtomicOperation> {
     let [first, second] = header.operands.map(|operand| operand.get());
     // SAFETY: the parts are the packet's payload, readable while it is handled.

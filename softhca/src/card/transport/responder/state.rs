@@ -68,7 +68,7 @@ impl Responder {
     /// As [`ReceiveQueue::new`].
     pub(crate) unsafe fn new(config: &QpConfig) -> Self {
         Responder {
-            // SAFETY: the caller's.
+            // SAFETY: the caller guarantees this.
             queue: unsafe { ReceiveQueue::new(config) },
             expected_psn: 0,
             nak_sent: false,
