@@ -1,10 +1,9 @@
-//! Configuration of a card's objects: sizes, addresses of queues, attributes of queue pairs. Plain
-//! data.
+//! Configuration of a card's objects: sizes, addresses of queues, attributes of queue pairs. Plain data.
 
 mod limits;
 mod queues;
 
-pub use limits::{LIMITS, Limits, OBJECTS_VARIABLE};
+pub use limits::{LIMITS, Limits, OBJECTS_VARIABLE, WAITS_VARIABLE, WaitRules};
 pub use queues::{
     CqAttributes, CqConfig, CqModeration, QpConfig, ScatterToCqe, SrqAttributes, SrqConfig, Transport,
     XrcConfig,
@@ -15,10 +14,10 @@ use gdsync_sys::verbs;
 use std::ffi::c_int;
 use std::time::Duration;
 
-/// Bytes of a packet's payload. It is larger than any path MTU, which programs cannot observe.
+/// Maximum payload of a packet in bytes. It is larger than any path MTU, which programs cannot observe.
 pub(crate) const MTU: u32 = MAX_PAYLOAD as u32;
 
-/// Packets of a message of `length` bytes. An empty message has one packet.
+/// Returns the number of packets of a message of `length` bytes. An empty message has one packet.
 pub(crate) fn packets_of(length: u32) -> u32 {
     length.div_ceil(MTU).max(1)
 }
@@ -34,7 +33,7 @@ pub struct InvalidValue {
     pub what: &'static str,
     /// Its value.
     pub value: u64,
-    /// The values that are allowed.
+    /// The allowed values.
     pub limit: &'static str,
 }
 
@@ -56,10 +55,9 @@ bitflags::bitflags! {
         const ZERO_BASED = 1 << 5;
         /// The memory need not be mapped until it is accessed.
         const ON_DEMAND = 1 << 6;
-        /// The memory has huge pages. A software card does not care.
+        /// The memory has huge pages. No effect on a software card.
         const HUGETLB = 1 << 7;
-        /// The card may reorder its writes on the bus. A software card does so with
-        /// [liberties](crate::liberties).
+        /// The card may reorder its writes on the bus. A software card does so with [liberties](crate::liberties).
         const RELAXED_ORDERING = 1 << 20;
     }
 }
@@ -77,12 +75,12 @@ pub struct RegionConfig {
     pub iova: u64,
     /// Access rights.
     pub access: Access,
-    /// Last 8 bits of the key; without it the card chooses them.
+    /// Last 8 bits of the key; the card chooses them if `None`.
     pub tag: Option<u8>,
 }
 
 impl RegionConfig {
-    /// A region that requests name by its own addresses.
+    /// Creates a region that requests name by its own addresses.
     pub fn new(pdn: u32, addr: u64, len: u64, access: Access) -> Self {
         RegionConfig { pdn, addr, len, iova: addr, access, tag: None }
     }
@@ -91,13 +89,13 @@ impl RegionConfig {
 /// Type of a memory window (InfiniBand specification, 10.6.7.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum WindowKind {
-    /// Bound by a verb; every queue pair of the domain may be asked for it.
+    /// Bound by a verb; usable through every queue pair of the domain.
     Type1,
-    /// Bound by a work request to the queue pair of that request, and invalidated by another one.
+    /// Bound by a work request to the queue pair of that request; another work request invalidates it.
     Type2,
 }
 
-/// The local key of the null region, in every domain: it reads as zeros, and forgets what is written.
+/// The local key of the null region, valid in every domain: it reads as zeros and ignores writes.
 pub const NULL_KEY: u32 = 0x8000_0000;
 
 /// A key that refers to ranges of other keys.
@@ -113,15 +111,15 @@ pub struct KeyConfig<'a> {
     pub start: u64,
     /// Length in bytes.
     pub len: u64,
-    /// Requests that name the key fail until a work request opens it.
+    /// True if requests that use the key fail until a work request opens it.
     pub closed: bool,
-    /// Work requests may change the key.
+    /// True if work requests may change the key.
     pub changeable: bool,
-    /// A send of the peer may invalidate the key.
+    /// True if a send of the peer may invalidate the key.
     pub remote_invalidate: bool,
-    /// Entries that the translation may have.
+    /// Maximum number of entries of the translation.
     pub room: u32,
-    /// All ranges have this many bytes, as a power of two; without it each says its length.
+    /// Size of all ranges as a power of two; if `None`, each has its own length.
     pub log_entity_size: Option<u32>,
     /// The ranges: data segments of 16 bytes (`struct mlx5_wqe_data_seg`).
     pub entries: &'a [u8],
@@ -144,13 +142,13 @@ pub enum QpState {
 }
 
 impl QpState {
-    /// The state of a code of `enum ibv_qp_state`; `None` for a state that the card does not have.
+    /// Returns the state of a code of `enum ibv_qp_state`; `None` for a state that the card does not have.
     pub fn from_ibv(code: c_int) -> Option<Self> {
         use QpState::{Err, Init, Reset, Rtr, Rts};
         [Reset, Init, Rtr, Rts, Err].into_iter().find(|state| state.to_ibv() == code)
     }
 
-    /// The code of `enum ibv_qp_state`.
+    /// Returns the code of `enum ibv_qp_state`.
     pub fn to_ibv(self) -> c_int {
         match self {
             QpState::Reset => verbs::IBV_QPS_RESET,
@@ -176,7 +174,7 @@ pub struct Address {
 pub struct QpChange {
     /// New state.
     pub state: Option<QpState>,
-    /// State that the caller expects it to be in.
+    /// State that the caller expects.
     pub current: Option<QpState>,
     /// Partition key index; only 0 exists.
     pub pkey_index: Option<u16>,
@@ -208,7 +206,7 @@ pub struct QpChange {
     pub rnr_retry: Option<u8>,
     /// Q_Key of datagrams.
     pub qkey: Option<u32>,
-    /// Path migration state: accepted and without effect.
+    /// Path migration state: accepted and ignored.
     pub path_migration: bool,
     /// An alternate path, which the card refuses.
     pub alternate_path: bool,
@@ -252,12 +250,12 @@ pub struct QpAttributes {
     pub rnr_retry: u8,
 }
 
-/// Local ACK timeout of a code: 4.096 µs * 2^code, none for 0 (IB specification, 9.7.6.1.3).
+/// Returns the local ACK timeout of a code: 4.096 µs * 2^code, none for 0 (IB specification, 9.7.6.1.3).
 pub(crate) fn ack_timeout(code: u8) -> Option<Duration> {
     (code != 0).then(|| Duration::from_nanos(4096 << u32::from(code & 31)))
 }
 
-/// RNR NAK timer of a code, in 10 µs units (IB specification, table 45); code 0 is the longest.
+/// Returns the RNR NAK timer of a code, in 10 µs units (IB specification, table 45); code 0 is the longest.
 pub(crate) fn rnr_timer(code: u8) -> Duration {
     const UNITS: [u32; 32] = [
         65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048,

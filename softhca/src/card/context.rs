@@ -1,27 +1,24 @@
-//! What all queue pairs of a card share: memory regions, completion queues, reports, buffers.
+//! The resources that all queue pairs of a card share: memory regions, completion queues, diagnostics, buffers.
 
-use super::config::Access;
+use super::config::{Access, WaitRules};
 use super::delayed::DelayedCompletions;
-use super::diagnostic::{Diagnostic, Diagnostics, Verdict};
-use super::event::Event;
+use super::listeners::AwaitedWords;
 use super::management::Inbox;
-use super::memory::awaited::Awaited;
 use super::memory::clock::Clock;
 use super::memory::copy::{self, Target};
+use super::memory::deferred::DeferredWrites;
 use super::memory::gather::Gather;
-use super::memory::parked::Parked;
 use super::memory::peer_copies::PeerCopies;
-use super::memory::pieces::Refusal;
 use super::memory::region::Regions;
 use super::memory::ring::{self, Entry};
-use super::multicast::Members;
-use super::port::Port;
+use super::memory::translation::Refusal;
+use super::port::{GroupMembers, Port};
 use super::queue::cq::{Cq, Fires, Progress};
-use super::queue::receive::{Home, Receive, Slot};
+use super::queue::receive::{Receive, ReceiveOwner, Slot};
 use super::queue::shared::{Broken, Srq, Taken};
 use super::queue::wqe::each_piece;
+use super::reports::{Diagnostic, Diagnostics, Event, Verdict};
 use super::trace;
-use super::waits::WaitRules;
 use crate::fabric::Part;
 use crate::faults::{Direction, Faults};
 use crate::liberties::{Dice, LibertyKinds};
@@ -34,7 +31,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Field of a diagnostic about a peer-memory client that failed.
+/// Field name of diagnostics about a failed peer-memory client.
 pub(crate) const PEER_MEMORY: &str = "peer memory";
 
 /// The shared objects of a card.
@@ -47,34 +44,31 @@ pub(crate) struct Resources {
     pub(crate) srqs: HashMap<u32, Srq>,
     pub(crate) events: Vec<Event>,
     pub(crate) diagnostics: Diagnostics,
-    /// Payload of the packet that is being made.
     pub(crate) payload: Gather,
-    /// Payload on its way to peer memory.
     pub(crate) peers: PeerCopies,
     pub(crate) faults: Faults,
     pub(crate) dice: Dice,
     /// Completion entries that faults or liberties delay.
     pub(crate) delayed: DelayedCompletions,
-    /// Completion queues whose event moderation holds back, by the time when it is due.
-    pub(crate) held: BTreeSet<(Instant, u32)>,
+    /// Completion queues with an event that moderation holds back, by its due time.
+    pub(crate) held_events: BTreeSet<(Instant, u32)>,
     pub(crate) waits: WaitRules,
-    /// Queue pairs that SEND_EN may release.
+    /// Queue pairs created with `cd_slave_send`.
     pub(crate) slaves: HashSet<u32>,
-    /// SEND_ENs that were executed, for the engine to pass on.
+    /// Executed SEND_ENs that the engine has not passed on yet.
     pub(crate) enables: Vec<Enable>,
     pub(crate) inbox: Inbox,
-    pub(crate) groups: Members,
-    pub(crate) awaited: Awaited,
+    pub(crate) groups: GroupMembers,
+    pub(crate) awaited: AwaitedWords,
 }
 
-/// A SEND_EN that was executed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Enable {
     pub(crate) slave: u32,
     /// One past the last block that the slave may execute, modulo 2^16.
     pub(crate) until: u16,
     pub(crate) master: u32,
-    /// Index of the work request.
+    /// WQE index of the SEND_EN.
     pub(crate) index: u16,
 }
 
@@ -100,17 +94,16 @@ impl Resources {
             faults,
             dice,
             delayed: DelayedCompletions::default(),
-            held: BTreeSet::new(),
+            held_events: BTreeSet::new(),
             waits,
             slaves: HashSet::new(),
             enables: Vec::new(),
             inbox: Inbox::default(),
-            groups: Members::default(),
-            awaited: Awaited::default(),
+            groups: GroupMembers::default(),
+            awaited: AwaitedWords::default(),
         }
     }
 
-    /// Borrows the resources for one step.
     #[inline]
     pub(crate) fn context(&mut self, now: Instant) -> Context<'_> {
         Context {
@@ -128,7 +121,7 @@ impl Resources {
             faults: &self.faults,
             dice: &mut self.dice,
             delayed: &mut self.delayed,
-            held: &mut self.held,
+            held_events: &mut self.held_events,
             waits: self.waits,
             slaves: &self.slaves,
             enables: &mut self.enables,
@@ -155,19 +148,19 @@ pub(crate) struct Context<'a> {
     pub(crate) faults: &'a Faults,
     pub(crate) dice: &'a mut Dice,
     delayed: &'a mut DelayedCompletions,
-    held: &'a mut BTreeSet<(Instant, u32)>,
+    held_events: &'a mut BTreeSet<(Instant, u32)>,
     pub(crate) waits: WaitRules,
     slaves: &'a HashSet<u32>,
     enables: &'a mut Vec<Enable>,
     pub(crate) inbox: &'a mut Inbox,
-    pub(crate) groups: &'a Members,
-    pub(crate) awaited: &'a mut Awaited,
+    pub(crate) groups: &'a GroupMembers,
+    pub(crate) awaited: &'a mut AwaitedWords,
 }
 
-/// A shared receive queue can give no receive, ever. A diagnostic says why.
+/// A shared receive queue is broken for good. A diagnostic gives the reason.
 pub(crate) struct SharedQueueBroken;
 
-/// Why payload cannot be copied to a list of segments.
+/// The reason why payload cannot be copied to a list of segments.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ScatterError {
     #[error(transparent)]
@@ -177,7 +170,7 @@ pub(crate) enum ScatterError {
 }
 
 impl ScatterError {
-    /// The field of its diagnostic: `key` for a segment that is refused.
+    /// Returns the field of its diagnostic: `key` for a refused segment.
     pub(crate) fn field(&self, key: &'static str) -> &'static str {
         match self {
             ScatterError::Refused(_) => key,
@@ -187,13 +180,13 @@ impl ScatterError {
 }
 
 impl Context<'_> {
-    /// Reports what a card would not accept.
+    /// Reports something that a card would not accept.
     pub(crate) fn report(&mut self, qpn: u32, index: Option<u16>, field: &'static str, message: String) {
         let (verdict, qpn) = (Verdict::Refused, Some(qpn));
         self.diagnostics.report(Diagnostic { verdict, qpn, index, field, message });
     }
 
-    /// Reports what a card would accept, but works by luck only or is unusual.
+    /// Reports something that a card would accept, but that works by luck only or is unusual.
     pub(crate) fn advise(&mut self, qpn: u32, index: Option<u16>, field: &'static str, message: String) {
         let (verdict, qpn) = (Verdict::Accepted, Some(qpn));
         self.diagnostics.report(Diagnostic { verdict, qpn, index, field, message });
@@ -203,31 +196,31 @@ impl Context<'_> {
         self.events.push(event);
     }
 
-    /// Reports that a queue pair takes no more of its shared receive queue, and that it has completed
-    /// what it took: an entry that is delayed comes first.
+    /// Reports that a queue pair takes no more from its shared receive queue and that all its receives have completed,
+    /// once no delayed entry of it is left.
     pub(crate) fn last_receive(&mut self, qpn: u32) {
         if self.delayed.last_receive(qpn) {
             self.emit(Event::LastReceive { qpn });
         }
     }
 
-    /// How far a completion queue is filled; `None` if it does not exist.
+    /// Returns the fill level of a completion queue; `None` if it does not exist.
     pub(crate) fn progress(&self, cqn: u32) -> Option<Progress> {
         self.cqs.get(&cqn).map(Cq::progress)
     }
 
-    /// Whether there are entries for a completion queue that its program has not taken yet.
+    /// Returns whether a completion queue has entries that its program has not consumed yet.
     pub(crate) fn has_unconsumed(&self, cqn: u32) -> bool {
         self.delayed.holds(cqn) || self.cqs.get(&cqn).is_some_and(Cq::has_unconsumed)
     }
 
-    /// Bytes between two entries of a completion queue, if data of so many bytes can be inside an entry.
+    /// Returns the stride of a completion queue, if its entries have room for `data` bytes inside.
     pub(crate) fn stride_for(&self, cqn: Option<u32>, data: usize) -> Option<u32> {
         let stride = self.cqs.get(&cqn?)?.ring.stride;
         (1..=ring::room(stride)).contains(&data).then_some(stride)
     }
 
-    /// Releases sends of another queue pair. False if it is none that may be released so.
+    /// Releases sends of another queue pair. Returns false if that is no slave.
     pub(crate) fn enable(&mut self, enable: Enable) -> bool {
         let is_slave = self.slaves.contains(&enable.slave);
         if is_slave {
@@ -236,34 +229,33 @@ impl Context<'_> {
         is_slave
     }
 
-    /// The protection domain of a shared receive queue of an XRC domain.
+    /// Returns the protection domain of a shared receive queue in an XRC domain.
     pub(crate) fn xrc_domain(&self, srqn: u32, xrcd: u32) -> Option<u32> {
         let srq = self.srqs.get(&srqn).filter(|srq| srq.xrc.is_some_and(|xrc| xrc.xrcd == xrcd))?;
         Some(srq.pdn)
     }
 
-    /// Whether a shared receive queue has a receive.
+    /// Returns whether a shared receive queue has a posted receive.
     pub(crate) fn has_shared(&mut self, srqn: u32) -> bool {
         self.srqs.get_mut(&srqn).is_some_and(Srq::has_receive)
     }
 
-    /// Takes a receive of a shared queue for a queue pair, whose receives complete at `home` unless the
-    /// queue is of XRC.
+    /// Takes a receive of a shared queue for a queue pair. It completes for `owner`, unless the queue is an XRC one.
     pub(crate) fn take_shared(
         &mut self,
         srqn: u32,
         qpn: u32,
-        home: Home,
+        owner: ReceiveOwner,
     ) -> Result<Option<Receive>, SharedQueueBroken> {
         let Some(srq) = self.srqs.get_mut(&srqn) else { return Ok(None) };
-        let home = srq.home(home);
+        let owner = srq.owner(owner);
         match srq.take() {
             Ok(None) => Ok(None),
             Ok(Some(Taken { index, segments, below_limit })) => {
                 if below_limit {
                     self.emit(Event::SrqLimit { srqn });
                 }
-                Ok(Some(Receive { slot: Slot { index, home }, segments, offset: 0 }))
+                Ok(Some(Receive { slot: Slot { index, owner }, segments, filled: 0 }))
             }
             Err(Broken { first, message }) => {
                 if first {
@@ -275,35 +267,35 @@ impl Context<'_> {
         }
     }
 
-    /// Copies payload to memory that keys name, all of them regions of relaxed ordering or not.
+    /// Copies payload to targets that `keys` name.
     ///
     /// # Errors
-    /// A client cannot write peer memory.
+    /// A peer-memory client cannot write.
     ///
     /// # Safety
-    /// The parts are the payload of a packet that is being handled. The targets were resolved just now to
-    /// registered memory with write access.
+    /// The parts are the payload of the packet that is being handled. The targets were resolved just now, to registered
+    /// memory with write access.
     pub(crate) unsafe fn write(
         &mut self,
-        parked: &mut Parked,
+        deferred: &mut DeferredWrites,
         payload: &[Part],
         targets: &[Target<'_>],
         keys: impl IntoIterator<Item = u32>,
     ) -> Result<(), PeerFailure> {
         if !self.dice.is_on() {
-            // SAFETY: the caller's; no region is removed while the engine is locked. The fabric keeps the
+            // SAFETY: the caller guarantees this; no region is removed while the engine is locked. The fabric keeps the
             // payload of a packet whose copies may end later.
             return unsafe { copy::copy(payload, targets, self.peers) };
         }
         let is_relaxed = keys.into_iter().all(|key| self.regions.is_relaxed(key));
-        // SAFETY: as above; and what is parked is written before a region is removed.
-        unsafe { parked.copy(payload, targets, is_relaxed, self.peers, (self.dice, self.now)) }
+        // SAFETY: as above; deferred writes are performed before a region is removed.
+        unsafe { deferred.copy(payload, targets, is_relaxed, self.peers, (self.dice, self.now)) }
     }
 
-    /// Copies payload to the bytes of a list of segments from `offset` on.
+    /// Copies payload to a list of segments, from byte `offset` on.
     pub(crate) fn scatter(
         &mut self,
-        parked: &mut Parked,
+        deferred: &mut DeferredWrites,
         pdn: u32,
         segments: &[DataSeg],
         offset: u32,
@@ -317,18 +309,18 @@ impl Context<'_> {
             Ok::<(), Refusal>(())
         })?;
         let keys = segments.iter().map(DataSeg::lkey);
-        // SAFETY: the caller's payload; the places were resolved just now with local write access.
-        Ok(unsafe { self.write(parked, payload, &places, keys) }?)
+        // SAFETY: the caller guarantees the payload; the places were resolved just now with local write access.
+        Ok(unsafe { self.write(deferred, payload, &places, keys) }?)
     }
 
-    /// Writes a completion entry, and before it what its queue pair has parked. Faults and liberties may
-    /// delay both. False if the queue has overrun.
-    pub(crate) fn complete(&mut self, cqn: u32, entry: Entry, parked: &mut Parked) -> bool {
+    /// Writes a completion entry, and before it the deferred writes of its queue pair. Faults and liberties may delay
+    /// both. Returns false if the queue has overrun.
+    pub(crate) fn complete(&mut self, cqn: u32, entry: Entry, deferred: &mut DeferredWrites) -> bool {
         let waits = self.delayed.holds(cqn);
         let fault = if self.faults.is_on() { self.completion_delay(&entry.cqe) } else { None };
         let delay = fault.or_else(|| self.dice.pause(LibertyKinds::COMPLETIONS));
         if !self.cqs.contains_key(&cqn) || delay.is_none() && !waits {
-            parked.write_all();
+            deferred.write_all();
             return self.write_completion(cqn, entry);
         }
         self.delayed.push(cqn, self.now + delay.unwrap_or_default(), entry);
@@ -350,7 +342,7 @@ impl Context<'_> {
         self.faults.completion_delay(direction, cqe.qpn(), kind)
     }
 
-    /// Writes a completion entry. False if the queue has overrun.
+    /// Writes a completion entry. Returns false if the queue has overrun.
     pub(crate) fn write_completion(&mut self, cqn: u32, entry: Entry) -> bool {
         let Some(cq) = self.cqs.get_mut(&cqn) else { return false };
         trace::completed(self.port, cqn, &entry.cqe);
@@ -358,7 +350,7 @@ impl Context<'_> {
         match cq.complete(entry.map(|cqe| cqe.with_timestamp(now)), self.now) {
             Ok(Fires(fires)) => {
                 if let Some(due) = cq.due() {
-                    self.held.insert((due, cqn));
+                    self.held_events.insert((due, cqn));
                 }
                 if fires {
                     self.emit(Event::Completion { cqn });
@@ -381,7 +373,6 @@ impl Context<'_> {
     }
 }
 
-/// Kind of the request packets of a work request.
 fn requested(wqe_opcode: u8) -> Option<PacketKind> {
     Some(match Opcode::try_from(wqe_opcode).ok()? {
         Opcode::Send | Opcode::SendImm | Opcode::SendInval => PacketKind::Send,

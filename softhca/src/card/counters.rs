@@ -1,5 +1,5 @@
-//! What a port counts. Several processes, each with a card of its own, may count in one file, so that
-//! together they look like one device.
+//! The counters of a port. Several processes, each with its own card, may share a file of counters, so that together
+//! they look like one device.
 
 use crate::os::memory::SharedMemory;
 use crate::packet::{Header, NakCode, PacketKind};
@@ -13,12 +13,11 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Octets of a packet beside its payload, as `PortXmitData` counts them: local route header, base
-/// transport header and invariant CRC (InfiniBand specification, 16.1.3.5 and chapter 5). The fabric
-/// has no extended headers.
+/// Octets of a packet besides its payload, as `PortXmitData` counts them: local route header, base transport header and
+/// invariant CRC (InfiniBand specification, 16.1.3.5 and chapter 5). The fabric has no extended headers.
 const HEADERS: u64 = 8 + 12 + 4;
 
-/// A counter of a port. The numbers are the places in the file.
+/// A counter of a port. The discriminant is its index in the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Counter {
     /// Octets sent, divided by 4.
@@ -35,18 +34,18 @@ pub enum Counter {
     ReadRequests,
     /// Atomic operations received.
     AtomicRequests,
-    /// Requests that arrived out of sequence: refusals sent for that.
+    /// Requests that arrived out of sequence: NAKs sent for that reason.
     OutOfSequence,
-    /// Refusals received for requests out of sequence.
+    /// NAKs received for requests out of sequence.
     PacketSequenceErrors,
-    /// Refusals received because no receive was posted.
+    /// RNR NAKs received.
     ReceiverNotReady,
-    /// Requests refused because no receive was posted.
+    /// Requests refused because no receive was posted: RNR NAKs sent.
     OutOfBuffer,
 }
 
 impl Counter {
-    /// All counters, each with its file in the folder of a port.
+    /// All counters, each with its sysfs file below the port's folder.
     pub const ALL: [(Counter, &'static str); 13] = [
         (Counter::XmitData, "counters/port_xmit_data"),
         (Counter::RcvData, "counters/port_rcv_data"),
@@ -62,7 +61,7 @@ impl Counter {
         (Counter::ReceiverNotReady, "hw_counters/rnr_nak_retry_err"),
         (Counter::OutOfBuffer, "hw_counters/out_of_buffer"),
     ];
-    /// Number of places.
+    /// Number of counters in the file.
     const COUNT: usize = Counter::OutOfBuffer as usize + 1;
 }
 
@@ -71,7 +70,7 @@ pub struct Counters {
     memory: SharedMemory,
 }
 
-// SAFETY: all uses of the memory are shared words, which any thread may access at any time.
+// SAFETY: all accesses to the memory are to shared words, which any thread may access at any time.
 unsafe impl Sync for Counters {}
 
 impl std::fmt::Debug for Counters {
@@ -82,16 +81,15 @@ impl std::fmt::Debug for Counters {
 }
 
 impl Counters {
-    /// Counters in a file, which is made, with all of them 0, unless it is there. No process may
-    /// shorten the file while one counts in it.
+    /// Opens a file of counters, or creates it with all counters 0. No process may shorten the file while one uses it.
     ///
     /// # Errors
-    /// The operating system's.
+    /// Those of the operating system.
     pub fn in_file(path: &Path) -> io::Result<Self> {
         let file =
             OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path)?;
         let len = Counter::COUNT * size_of::<u64>();
-        // Another process may do the same at the same time: the length only grows.
+        // Another process may do the same concurrently: the length only grows.
         if file.metadata()?.len() < len as u64 {
             file.set_len(len as u64)?;
         }
@@ -99,12 +97,12 @@ impl Counters {
     }
 
     fn word(&self, counter: Counter) -> &SharedU64 {
-        // SAFETY: the memory has a word for each counter, is aligned to a page, and is mapped as long
-        // as `self` lives; other processes change it as words, too.
+        // SAFETY: the memory has a word for each counter, is page-aligned, and is mapped as long as `self` lives; other
+        // processes also access it as words.
         unsafe { SharedU64::from_ptr(self.memory.base().cast::<u64>().add(counter as usize).cast()) }
     }
 
-    /// The value of a counter.
+    /// Returns the value of a counter.
     pub fn get(&self, counter: Counter) -> u64 {
         self.word(counter).load(Ordering::Relaxed)
     }
@@ -113,7 +111,6 @@ impl Counters {
         self.word(counter).fetch_add(count, Ordering::Relaxed);
     }
 
-    /// Counts a packet that leaves the card.
     fn sent(&self, header: &Header, payload: u64) {
         self.add(Counter::XmitPackets, 1);
         self.add(Counter::XmitData, (HEADERS + payload).div_ceil(4));
@@ -124,7 +121,6 @@ impl Counters {
         }
     }
 
-    /// Counts a packet that reaches the card.
     fn received(&self, header: &Header, payload: u64) {
         self.add(Counter::RcvPackets, 1);
         self.add(Counter::RcvData, (HEADERS + payload).div_ceil(4));
@@ -142,21 +138,20 @@ impl Counters {
     }
 }
 
-/// What a card counts: for itself, and in the file of its port if it has one.
+/// The counters of a card: its own, and those in the file of its port if it has one.
 #[derive(Debug, Default)]
-pub(crate) struct Port {
+pub(crate) struct CardCounters {
     pub(crate) file: Option<Arc<Counters>>,
     pub(crate) own: Own,
 }
 
-/// The card's own counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Own {
     pub(crate) sent: Traffic,
     pub(crate) received: Traffic,
-    /// Refusals received because no receive was posted.
+    /// RNR NAKs received.
     pub(crate) not_ready: u64,
-    /// Refusals received for requests out of sequence.
+    /// NAKs received for requests out of sequence.
     pub(crate) out_of_sequence: u64,
 }
 
@@ -165,8 +160,7 @@ fn add(traffic: &mut Traffic, payload: u64) {
     traffic.bytes += payload;
 }
 
-impl Port {
-    /// Counts a packet that leaves the card.
+impl CardCounters {
     pub(crate) fn sent(&mut self, header: &Header, payload: u64) {
         add(&mut self.own.sent, payload);
         if let Some(file) = &self.file {
@@ -174,7 +168,6 @@ impl Port {
         }
     }
 
-    /// Counts a packet that reaches the card.
     pub(crate) fn received(&mut self, header: &Header, payload: u64) {
         add(&mut self.own.received, payload);
         match nak_of(header) {
@@ -217,7 +210,7 @@ mod tests {
             assert_eq!((get(Counter::ReadRequests), get(Counter::OutOfSequence)), (0, 0));
         }
         std::fs::remove_file(&path).unwrap();
-        let mut port = Port { file: Some(Arc::new(one)), own: Own::default() };
+        let mut port = CardCounters { file: Some(Arc::new(one)), own: Own::default() };
         port.sent(&refused, 0);
         port.sent(&Header::new(PacketKind::Send, 1, 2, 3), 100);
         port.received(&refused, 0);

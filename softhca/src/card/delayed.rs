@@ -1,5 +1,5 @@
-//! Packets and completion entries that faults delay. Packets keep their order within a queue pair
-//! and a direction, completion entries within a queue.
+//! Packets and completion entries that faults delay. Packets keep their order within a queue pair and direction,
+//! completion entries within a queue.
 
 use crate::card::memory::ring::Entry;
 use crate::fabric::Node;
@@ -8,27 +8,25 @@ use crate::packet::Header;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Instant;
 
-/// Most delayed packets of a flow; a queue pair with more waits as for a full fabric. They take 4
-/// MiB at most.
+/// Maximum number of delayed packets of a flow (4 MiB); a queue pair with more waits as for a full fabric.
 const FULL: usize = 64;
-/// Most delayed incoming packets; with more, the card takes no packets from the fabric.
+/// Maximum number of delayed incoming packets; beyond it the card takes no packets from the fabric.
 const CONGESTED: usize = 1024;
 
 /// The packets of a queue pair in one direction. They keep their order.
 pub(crate) type Flow = (Direction, u32);
 
-/// A delayed packet.
 #[derive(Clone)]
 pub(crate) struct DelayedPacket {
     pub(crate) header: Header,
-    /// Its destination, or its source.
+    /// Destination of an outgoing, source of an incoming packet.
     pub(crate) node: Node,
     pub(crate) payload: Vec<u8>,
     /// When it is released.
     pub(crate) due: Instant,
-    /// It is released earlier when so many packets of other queue pairs have passed.
+    /// Release it earlier when this many packets of other queue pairs have passed.
     pub(crate) others: Option<u32>,
-    /// It was due, and the fabric had no room for it.
+    /// True if it was due and the fabric had no room for it.
     pub(crate) had_no_room: bool,
 }
 
@@ -38,10 +36,9 @@ impl DelayedPacket {
     }
 }
 
-/// All delayed packets.
 #[derive(Default)]
 pub(crate) struct DelayedPackets {
-    /// No queue is empty.
+    /// Queues by flow; none is empty.
     flows: BTreeMap<Flow, VecDeque<DelayedPacket>>,
 }
 
@@ -54,7 +51,7 @@ impl DelayedPackets {
         self.flows.contains_key(&flow)
     }
 
-    /// Whether the packets of a flow wait for room in the fabric.
+    /// Returns whether the packets of a flow wait for room in the fabric.
     pub(crate) fn has_no_room(&self, flow: Flow) -> bool {
         self.flows.get(&flow).and_then(VecDeque::front).is_some_and(|packet| packet.had_no_room)
     }
@@ -63,7 +60,6 @@ impl DelayedPackets {
         self.flows.get(&flow).is_some_and(|packets| packets.len() >= FULL)
     }
 
-    /// Whether too many incoming packets wait.
     pub(crate) fn is_congested(&self) -> bool {
         let incoming = self.flows.iter().filter(|((direction, _), _)| *direction == Direction::In);
         incoming.map(|(_, packets)| packets.len()).sum::<usize>() >= CONGESTED
@@ -77,7 +73,7 @@ impl DelayedPackets {
         self.flows.entry(flow).or_default().push_front(packet);
     }
 
-    /// Counts a packet of that flow, for the packets of other queue pairs that wait for it.
+    /// Counts a packet of `flow`, for the packets of other queue pairs that wait for it.
     pub(crate) fn count_passed(&mut self, flow: Flow) {
         for ((direction, qpn), packets) in &mut self.flows {
             if *direction == flow.0
@@ -89,7 +85,7 @@ impl DelayedPackets {
         }
     }
 
-    /// Flows whose first packet is ready.
+    /// Returns flows whose first packet is ready.
     pub(crate) fn ready(&self, now: Instant) -> Vec<Flow> {
         let is_ready = |packets: &VecDeque<DelayedPacket>| packets.front().is_some_and(|p| p.is_ready(now));
         self.flows.iter().filter(|(_, packets)| is_ready(packets)).map(|(flow, _)| *flow).collect()
@@ -106,7 +102,6 @@ impl DelayedPackets {
         packet
     }
 
-    /// When the next packet is due.
     pub(crate) fn next_due(&self) -> Option<Instant> {
         self.flows.values().filter_map(|packets| packets.front()).map(|packet| packet.due).min()
     }
@@ -116,7 +111,7 @@ impl DelayedPackets {
         self.flows.values_mut().flatten().for_each(|packet| packet.due = packet.due.min(now));
     }
 
-    /// Makes the packets of a flow due, as its queue pair is about to go.
+    /// Makes the packets of a flow due, as its queue pair is about to be destroyed.
     pub(crate) fn expire_flow(&mut self, flow: Flow, now: Instant) {
         self.flows.get_mut(&flow).into_iter().flatten().for_each(|packet| packet.due = packet.due.min(now));
     }
@@ -127,12 +122,11 @@ impl DelayedPackets {
     }
 }
 
-/// Delayed completion entries.
 #[derive(Default)]
 pub(crate) struct DelayedCompletions {
-    /// By completion queue; no list is empty.
+    /// Entries by completion queue; no list is empty.
     queues: BTreeMap<u32, VecDeque<(Instant, Entry)>>,
-    /// Queue pairs whose last receive is to be reported once none of their entries waits.
+    /// Queue pairs whose last-receive event is raised once none of their entries waits.
     last_receives: Vec<u32>,
 }
 
@@ -141,7 +135,7 @@ impl DelayedCompletions {
         self.queues.is_empty()
     }
 
-    /// Whether an entry of that queue waits. Then all later ones wait, too.
+    /// Returns whether an entry of this queue waits. Then all later ones wait, too.
     pub(crate) fn holds(&self, cqn: u32) -> bool {
         self.queues.contains_key(&cqn)
     }
@@ -150,7 +144,7 @@ impl DelayedCompletions {
         self.queues.entry(cqn).or_default().push_back((due, entry));
     }
 
-    /// Takes an entry that is due, or, without a time, any entry.
+    /// Takes an entry that is due or, without a time, any entry.
     pub(crate) fn pop(&mut self, now: Option<Instant>) -> Option<(u32, Entry)> {
         let is_due = |due: Instant| now.is_none_or(|now| due <= now);
         let mut queues = self.queues.iter();
@@ -171,15 +165,15 @@ impl DelayedCompletions {
         self.queues.remove(&cqn);
     }
 
-    /// Completion queues in which entries of this queue pair wait.
+    /// Returns completion queues in which entries of this queue pair wait.
     fn queues_of(&self, qpn: u32) -> impl Iterator<Item = u32> {
         let waits =
             move |queue: &VecDeque<(Instant, Entry)>| queue.iter().any(|(_, entry)| entry.cqe.qpn() == qpn);
         self.queues.iter().filter(move |(_, queue)| waits(queue)).map(|(cqn, _)| *cqn)
     }
 
-    /// The last receive of this queue pair is to be reported. True if that can be done at once, as none
-    /// of its entries waits; [`Self::take_last_receives`] returns it later otherwise.
+    /// Returns whether the last-receive event of this queue pair can be raised now, as none of its entries waits;
+    /// otherwise [`Self::take_last_receives`] returns it later.
     pub(crate) fn last_receive(&mut self, qpn: u32) -> bool {
         let waits = self.queues_of(qpn).next().is_some();
         if waits {
@@ -188,7 +182,7 @@ impl DelayedCompletions {
         !waits
     }
 
-    /// Takes the queue pairs whose last receive can be reported now.
+    /// Takes the queue pairs whose last-receive event can be raised now.
     pub(crate) fn take_last_receives(&mut self) -> Vec<u32> {
         if self.last_receives.is_empty() {
             return Vec::new();

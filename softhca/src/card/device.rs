@@ -1,89 +1,64 @@
-//! A running card: its port, its objects, and the thread that serves them.
+//! A running card: its port, its settings and its objects.
 
-use super::bell::{self, Served};
-use super::config::{LIMITS, Limits};
+use super::config::{LIMITS, Limits, NUMBERS, WaitRules};
 use super::counters::Counters;
-use super::diagnostic::Diagnostic;
-use super::engine::{self, Engine};
-use super::error::CardError;
-use super::event::Event;
-use super::naps::{self, Spin};
+use super::engine::Engine;
+use super::error::{CardError, invalid};
+use super::management::{MAX_MANAGEMENT, ManagementDatagram};
 use super::port::{GidEntry, LinkLayer, Port};
-use super::told::Told;
-use super::waits::WaitRules;
-use crate::fabric::{Fabric, Sleeper};
-use crate::faults::{self, FaultPlan, Faults, RuleCount};
-use crate::liberties::{self, Dice, Liberties};
+use super::reports::Diagnostic;
+use super::worker::{EventSink, Shared};
+use super::{capabilities, listeners};
+use crate::fabric::{Fabric, Node};
+use crate::faults::{FaultPlan, Faults, RuleCount};
+use crate::liberties::{Dice, Liberties};
 use crate::os::clock;
-use crate::peer_memory;
-use crate::setting;
 use crate::speed::Speed;
+use crate::{faults, liberties, peer_memory, setting};
 use gdsync_status::Published;
-use gdsync_sys::contain::contain;
-use gdsync_sys::{thread, wake};
-use parking_lot::{Mutex, MutexGuard};
+use gdsync_sys::thread;
+use parking_lot::Mutex;
 use std::fmt;
+use std::net::IpAddr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Weak};
 use std::thread::{Builder, JoinHandle};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-/// Object numbers start here: small numbers are special to hardware.
-pub(super) const FIRST_NUMBER: u32 = 0x40;
-
-/// How long the card's thread sleeps at a time while another thread does its work.
-const HELPED_NAP: Duration = Duration::from_micros(100);
-
-/// Receives asynchronous events. The engine's thread calls it, or the thread that caused the event,
-/// without holding a lock. If it panics, that is logged, and the event is lost.
-pub type EventSink = Box<dyn Fn(Event) + Send + Sync>;
+/// The first object number: hardware gives small numbers special meanings.
+const FIRST_NUMBER: u32 = 0x40;
 
 /// A UAR page of a card.
 #[derive(Clone, Copy, Debug)]
 pub struct UarHandle {
     /// Its number.
     pub id: u32,
-    /// Its first byte. The page belongs to the UAR until it is freed.
+    /// Its first byte. The page is valid until the UAR is freed.
     pub page: *mut u8,
-    /// Its place in the file of all pages ([`Card::uar_file`]).
+    /// Its offset in the file of all pages ([`Card::uar_file`]).
     pub offset: u64,
 }
 
-/// A software card: one port on the fabric, and a thread that serves it.
+/// A software card: one port on the fabric, and the thread that serves it.
 pub struct Card {
     pub(super) shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
-    pub(super) next_number: AtomicU32,
+    next_number: AtomicU32,
     pub(super) port: Port,
-    /// Until the card ends, it is asked what it does.
+    /// Registration with the status server of this process, until the card ends.
     published: Option<Published>,
     gids: Vec<GidEntry>,
     faults: Faults,
     limits: Limits,
 }
 
-/// The part of a card that its thread uses.
-pub(super) struct Shared {
-    pub(super) port: Port,
-    pub(super) engine: Mutex<Engine>,
-    pub(super) sleeper: Arc<Sleeper>,
-    sink: EventSink,
-    pub(super) stop: AtomicBool,
-    rests: AtomicBool,
-    /// Threads tell of all that they ring, as there are many pages.
-    is_always_told: AtomicBool,
-    /// The engine's.
-    pub(super) told: Arc<Told>,
-}
-
 impl Card {
-    /// Claims a LID and starts the card, its port on the given link layer. On the fabric of several
-    /// hosts ([`LISTEN_VARIABLE`](crate::fabric::LISTEN_VARIABLE)) it claims an IPv4 address
-    /// instead, and its port is Ethernet.
+    /// Claims a LID and starts a card whose port has the given link layer. On the fabric of several hosts
+    /// ([`LISTEN_VARIABLE`](crate::fabric::LISTEN_VARIABLE)) it claims an IPv4 address instead, and the port is
+    /// Ethernet.
     ///
     /// # Errors
-    /// [`CardError::Setting`] where the environment has a setting that is not understood,
-    /// [`CardError::Fabric`] or [`CardError::System`].
+    /// [`CardError::Setting`] for a malformed setting in the environment, [`CardError::Fabric`], [`CardError::System`].
     pub fn start(link: LinkLayer, sink: EventSink) -> Result<Card, CardError> {
         let mut card = Card::stopped(link, sink)?;
         let shared = card.shared.clone();
@@ -93,7 +68,7 @@ impl Card {
         Ok(card)
     }
 
-    /// A card without a thread. Its engine works only when it is stepped.
+    /// Creates a card without a thread. The caller steps its engine.
     pub(super) fn stopped(link: LinkLayer, sink: EventSink) -> Result<Card, CardError> {
         setting::check_names()?;
         faults::plan_from_environment()?;
@@ -115,13 +90,13 @@ impl Card {
         let engine = Engine::new(fabric, port, faults.clone(), dice, waits);
         let shared = Arc::new(Shared {
             port,
-            told: engine.told.clone(),
-            is_always_told: AtomicBool::new(false),
+            announced: engine.doorbells.announced.clone(),
+            wants_all_rings: AtomicBool::new(false),
             engine: Mutex::new(engine),
             sleeper,
             sink,
             stop: AtomicBool::new(false),
-            rests: AtomicBool::new(false),
+            sleeps: AtomicBool::new(false),
         });
         let next_number = AtomicU32::new(FIRST_NUMBER);
         Card {
@@ -136,97 +111,152 @@ impl Card {
         }
     }
 
-    /// Its LID, unique on the host while the card lives. A card with an Ethernet port has one, too:
-    /// it ends the GIDs, and fronts report LID 0. On the fabric of several hosts it is 0.
+    /// Returns its LID, unique on the host while the card lives. A card with an Ethernet port has one, too: its GIDs
+    /// end with it, and front ends report LID 0. 0 on the fabric of several hosts.
     pub fn lid(&self) -> u16 {
         self.port.lid
     }
 
-    /// Link layer of its port.
+    /// Returns the link layer of its port.
     pub fn link_layer(&self) -> LinkLayer {
         self.port.link
     }
 
-    /// Its GUID: an EUI-64 of the locally administered range that ends with the LID.
+    /// Returns its GUID: an EUI-64 of the locally administered range that ends with the LID.
     pub fn guid(&self) -> u64 {
         self.port.guid()
     }
 
-    /// Its GID table. InfiniBand: the link-local prefix with the GUID. Ethernet: the same GID as
-    /// RoCE v1 and as RoCE v2, then the IPv4-mapped address `::ffff:10.83.x.y` as both, where x.y
-    /// is the LID. On the fabric of several hosts that address is the card's own, and the GUID ends
-    /// with it, too.
+    /// Returns its GID table. InfiniBand: the link-local prefix with the GUID. Ethernet: the same GID as RoCE v1 and as
+    /// RoCE v2, then the IPv4-mapped address `::ffff:10.83.x.y` as both, where x.y is the LID. On the fabric of several
+    /// hosts the IPv4 address is the card's own, and the GUID ends with it, too.
     pub fn gids(&self) -> &[GidEntry] {
         &self.gids
     }
 
-    /// Its limits.
+    /// Returns its limits.
     pub fn limits(&self) -> &Limits {
         &self.limits
     }
 
-    /// How fast its timers run.
+    /// Returns the speed of its timers.
     pub fn speed(&self) -> Speed {
         self.shared.engine.lock().resources.speed
     }
 
-    /// How it treats work requests that wait.
+    /// Returns the answer to `QUERY_HCA_CAP` for a type of capabilities (`cap::TYPE_*`), the same for maximum and
+    /// current values; `None` for an unknown type. Fields of the device as a whole, such as its `vhca_id`, are 0.
+    pub fn capabilities(&self, kind: u64) -> Option<Vec<u8>> {
+        capabilities::query(kind, self.link_layer(), &self.limits, self.wait_rules())
+    }
+
+    /// Returns its rules for work requests that wait.
     pub fn wait_rules(&self) -> WaitRules {
         self.shared.engine.lock().resources.waits
     }
 
-    /// The page of doorbell registers of that number is mapped at another address, too ([`Self::uar_file`]): what this
-    /// process stores there wakes the card, where the storing thread says so ([`gdsync_sys::wake::rung`]).
+    /// Registers another mapping of the page of doorbell registers `id` ([`Self::uar_file`]): stores of this process
+    /// there wake the card, if the storing thread announces them ([`gdsync_sys::wake::rung`]).
     pub fn also_mapped_at(&self, id: u32, page: *mut u8) {
-        bell::hang(page as usize, self.shared.as_served(), Some(id));
+        listeners::register(page as usize, self.shared.as_listener(), Some(id));
     }
 
-    /// Changes how it treats work requests that wait, those that wait already included.
+    /// Changes its rules for work requests that wait, including those that wait already.
     pub fn set_wait_rules(&self, rules: WaitRules) {
         self.command(|engine| engine.resources.waits = rules);
     }
 
-    /// The time now of the clock that WAIT for a time compares: nanoseconds of `CLOCK_MONOTONIC`. The
-    /// card looks at it as it looks at doorbells, so an idle card is up to 1 ms late.
+    /// Returns the current time of the clock that WAIT for a time compares: nanoseconds of `CLOCK_MONOTONIC`. The card
+    /// polls it like doorbells, so an idle card is up to 1 ms late.
     pub fn ticks(&self) -> u64 {
         clock::nanoseconds()
     }
 
-    /// Counts the packets from here on.
+    /// Counts the packets from now on in `counters`, too.
     pub fn count_in(&self, counters: Arc<Counters>) {
         self.command(|engine| engine.counters.file = Some(counters));
     }
 
-    /// The strict checker's findings, oldest first. The last 256 are kept.
+    /// Returns the last 256 findings of the strict checker, oldest first.
     pub fn diagnostics(&self) -> Vec<Diagnostic> {
         self.shared.engine.lock().resources.diagnostics.all()
     }
 
-    /// Applies a plan to this card only, in place of the process's plan. `None` ends its faults.
-    /// Counting starts again.
+    /// Applies a plan to this card only, instead of the process's plan, and restarts its counts. `None` ends the card's
+    /// faults.
     pub fn set_faults(&self, plan: Option<&FaultPlan>) {
         self.faults.set(plan);
         self.shared.sleeper.wake();
     }
 
-    /// Takes these liberties in place of the process's, or none.
+    /// Takes these liberties, or none, instead of the process's.
     pub fn set_liberties(&self, liberties: Option<Liberties>) {
         self.command(|engine| engine.resources.dice = liberties::of_one_card(liberties));
     }
 
-    /// The rules in force for this card, with their counts.
+    /// Returns the fault rules of this card, with their counts.
     pub fn fault_counts(&self) -> Vec<RuleCount> {
         self.faults.counts()
     }
 
-    /// Runs a command, and wakes the engine for the work that it made.
+    /// Returns the card's node: its address in the fabric.
+    pub fn node(&self) -> Node {
+        self.port.node()
+    }
+
+    /// Returns the node whose card has an IP address, IPv4 as an IPv4-mapped one, among its GIDs.
+    pub fn node_at(&self, address: IpAddr) -> Option<Node> {
+        self.port.node_at(address)
+    }
+
+    /// Returns the GID by which connections reach the card at a node: on Ethernet the IPv4-mapped one.
+    pub fn gid_of(&self, node: Node) -> Option<[u8; 16]> {
+        self.port.gid_of(node)
+    }
+
+    /// Sends a management datagram to the card at a node, possibly this card. It may be lost.
+    ///
+    /// # Errors
+    /// [`CardError::Invalid`] if it has more than [`MAX_MANAGEMENT`] bytes.
+    pub fn send_management(&self, to: Node, bytes: &[u8]) -> Result<(), CardError> {
+        if bytes.len() > MAX_MANAGEMENT {
+            let limit = "at most 1024";
+            return Err(invalid("bytes of a management datagram", bytes.len() as u32, limit));
+        }
+        self.command(|engine| engine.send_management(to, bytes, Instant::now()));
+        Ok(())
+    }
+
+    /// Takes the management datagrams that have arrived, in order.
+    /// [`Event::Management`](super::reports::Event::Management) announces them.
+    pub fn take_management(&self) -> Vec<ManagementDatagram> {
+        self.command(|engine| engine.resources.inbox.take())
+    }
+
+    /// Returns whether the process of a node that this card has sent to is known to be alive. False if it has
+    /// ended, or if this card has sent nothing there.
+    pub fn is_linked(&self, node: Node) -> bool {
+        node == self.port.node() || self.command(|engine| engine.fabric.is_linked(node))
+    }
+
+    /// Runs a command, and wakes the engine for the resulting work.
     pub(super) fn command<R>(&self, command: impl FnOnce(&mut Engine) -> R) -> R {
         let mut engine = self.shared.engine.lock();
         let result = command(&mut engine);
-        engine.rest.own_thread_only |= peer_memory::take_claimed();
+        engine.workers.own_thread_only |= peer_memory::take_claimed();
         self.shared.deliver_events(engine);
         self.shared.sleeper.wake();
         result
+    }
+
+    /// Returns a number that was not used for long: a late packet or completion must not reach a new object.
+    pub(super) fn number(&self, taken: impl Fn(u32) -> bool) -> u32 {
+        loop {
+            let number = self.next_number.fetch_add(1, Ordering::Relaxed) & NUMBERS;
+            if number >= FIRST_NUMBER && !taken(number) {
+                return number;
+            }
+        }
     }
 }
 
@@ -238,7 +268,7 @@ impl fmt::Debug for Card {
 
 impl Drop for Card {
     fn drop(&mut self) {
-        // Nothing else keeps the engine from here on.
+        // From here on only `shared` keeps the engine alive.
         self.published = None;
         self.shared.stop.store(true, Ordering::Release);
         self.shared.sleeper.wake();
@@ -248,154 +278,11 @@ impl Drop for Card {
             tracing::error!("the software card's thread panicked");
         }
         let mut engine = self.shared.engine.lock();
-        engine.rest.own_thread_only = true;
+        engine.workers.own_thread_only = true;
         engine.flush_delayed_packets(Instant::now());
-        engine.write_parked();
+        engine.write_deferred();
         drop(engine);
-        self.shared.set_always_told(false);
+        self.shared.set_wants_all_rings(false);
         faults::leave(&self.faults);
     }
-}
-
-impl Shared {
-    /// One step of the engine, as [`Self::contain`] runs it.
-    pub(super) fn step(&self, engine: &mut Engine, now: Instant) -> bool {
-        self.contain(engine, |engine| engine.step(now))
-    }
-
-    /// As [`Engine::prepare_sleep`], with a step as above.
-    pub(super) fn prepare_sleep(&self, engine: &mut Engine, now: Instant) -> bool {
-        self.contain(engine, |engine| engine.prepare_sleep(now))
-    }
-
-    /// Runs `work`, false if it panics. Then the card serves nothing any more, and leaves the fabric: peers would wait
-    /// for as long as the process lives, as for one that is stopped.
-    pub(super) fn contain(&self, engine: &mut Engine, work: impl FnOnce(&mut Engine) -> bool) -> bool {
-        contain(|| work(engine)).unwrap_or_else(|panic| {
-            tracing::error!(panic, "the software card panicked: it serves nothing any more");
-            engine.rest.own_thread_only = true;
-            engine.end_copies();
-            engine.fabric.close();
-            self.stop.store(true, Ordering::Release);
-            false
-        })
-    }
-
-    /// Passes events to the sink, after releasing the lock.
-    pub(super) fn deliver_events(&self, mut engine: MutexGuard<'_, Engine>) {
-        let events = std::mem::take(&mut engine.resources.events);
-        drop(engine);
-        for event in events {
-            // A panic of the program's sink must not end the card's thread.
-            if let Err(panic) = contain(|| (self.sink)(event)) {
-                // Nor one of its subscriber, to which nothing can be said then.
-                let _ = contain(|| tracing::error!(panic, "what receives a card's events panicked"));
-            }
-        }
-    }
-
-    fn run(self: &Arc<Self>) {
-        use_fine_timers();
-        let mut spin = Spin::on_this_machine();
-        let mut idle_since: Option<Instant> = None;
-        let mut nap: Option<Duration> = None;
-        while !self.stop.load(Ordering::Acquire) {
-            let now = Instant::now();
-            let mut engine = self.engine.lock();
-            if engine.rest.helpers > 0 {
-                self.sleep(engine, HELPED_NAP);
-                continue;
-            }
-            let worked = self.step(&mut engine, now);
-            let has_events = !engine.resources.events.is_empty();
-            if has_events {
-                self.deliver_events(engine);
-            } else {
-                // A command that waits for the lock gets it first.
-                MutexGuard::unlock_fair(engine);
-            }
-            if let Some(nap) = nap.take().filter(|_| worked) {
-                naps::was_late(nap);
-                spin.was_too_short(idle_since.map_or(nap, |since| now.duration_since(since)));
-            }
-            if worked {
-                idle_since = None;
-                continue;
-            }
-            let idle = now.duration_since(*idle_since.get_or_insert(now));
-            if idle < spin.time() {
-                std::hint::spin_loop();
-                continue;
-            }
-            nap = self.nap(engine::nap(idle), now);
-        }
-    }
-
-    /// Sleeps until the fabric or a command wakes the card, or until the doorbell registers must be
-    /// polled again: a store to memory raises no wake-up, unless the storing thread says what it has done. Returns how
-    /// long it slept, if it was for the whole time.
-    fn nap(self: &Arc<Self>, longest: Duration, now: Instant) -> Option<Duration> {
-        let mut slept = None;
-        let mut engine = self.engine.lock();
-        // Before the last look at the registers.
-        self.set_rests(true);
-        if engine.rest.helpers == 0 && self.prepare_sleep(&mut engine, now) {
-            self.hang_words(&mut engine);
-            let timer = engine.next_timer().map_or(longest, |at| at.saturating_duration_since(now));
-            let start = Instant::now();
-            self.sleep(engine, timer.min(longest));
-            // A wake-up or a timer ended shorter ones: its work was not there before.
-            slept = Some(start.elapsed()).filter(|slept| timer > longest && *slept >= longest);
-        }
-        self.set_rests(false);
-        slept
-    }
-
-    /// Whether the card's thread sleeps, or is about to, and no thread has woken it: only then a ring asks whom it
-    /// concerns.
-    pub(super) fn set_rests(&self, rests: bool) {
-        if self.rests.swap(rests, Ordering::AcqRel) != rests {
-            wake::card_rests(rests);
-        }
-    }
-
-    /// Whether rings ask whom they concern even while the card's thread is awake.
-    pub(super) fn set_always_told(&self, told: bool) {
-        if self.is_always_told.swap(told, Ordering::AcqRel) != told {
-            wake::card_rests(told);
-        }
-    }
-
-    /// What threads of the process ring.
-    pub(super) fn as_served(self: &Arc<Self>) -> Weak<dyn Served> {
-        let this: Weak<Self> = Arc::downgrade(self);
-        this
-    }
-
-    /// Who stores to a word that a request of the card waits for finds the card from here on.
-    pub(super) fn hang_words(self: &Arc<Self>, engine: &mut Engine) {
-        for word in engine.resources.awaited.take_new() {
-            bell::hang(word, self.as_served(), None);
-        }
-    }
-
-    fn sleep(&self, mut engine: MutexGuard<'_, Engine>, longest: Duration) {
-        engine.rest.asleep = true;
-        drop(engine);
-        if !self.stop.load(Ordering::Acquire) {
-            self.sleeper.sleep(longest);
-        }
-        let mut engine = self.engine.lock();
-        engine.rest.asleep = false;
-        if engine.rest.helpers == 0 {
-            engine.fabric.finish_sleep();
-        }
-    }
-}
-
-/// Makes the calling thread's naps end in time: by default Linux extends them by up to 50 µs.
-fn use_fine_timers() {
-    // SAFETY: sets an attribute of the calling thread only; the argument is a number of
-    // nanoseconds.
-    unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1_000 as libc::c_ulong) };
 }

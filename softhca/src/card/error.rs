@@ -7,14 +7,14 @@ use crate::fabric::FabricError;
 use crate::setting::SettingError;
 use std::io;
 
-/// Why a command failed.
+/// The reason why a command failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CardError {
     /// The fabric cannot be set up.
     #[error(transparent)]
     Fabric(#[from] FabricError),
-    /// A setting in the environment is not understood.
+    /// A malformed setting in the environment.
     #[error(transparent)]
     Setting(#[from] SettingError),
     /// The system provides no memory or no thread.
@@ -61,7 +61,7 @@ pub enum CardError {
 }
 
 impl CardError {
-    /// The errno with which the kernel would answer the command.
+    /// Returns the errno that the kernel would return for the command.
     pub fn errno(&self) -> i32 {
         match self {
             CardError::Fabric(FabricError::Addresses(_)) | CardError::Setting(_) => libc::EINVAL,
@@ -77,4 +77,23 @@ impl CardError {
             | CardError::Modify(_) => libc::EINVAL,
         }
     }
+}
+
+// The kinds of objects in error texts.
+pub(super) const PD: &str = "protection domain";
+pub(super) const CQ: &str = "completion queue";
+pub(super) const QP: &str = "queue pair";
+pub(super) const SRQ: &str = "shared receive queue";
+pub(super) const XRCD: &str = "XRC domain";
+
+pub(super) fn missing(what: &'static str, number: u32) -> CardError {
+    CardError::NotFound { what, number }
+}
+
+pub(super) fn invalid(what: &'static str, value: u32, limit: &'static str) -> CardError {
+    CardError::Invalid(InvalidValue { what, value: value.into(), limit })
+}
+
+pub(super) fn within(what: &'static str, count: usize, limit: u32) -> Result<(), CardError> {
+    if count < limit as usize { Ok(()) } else { Err(CardError::TooMany { what, limit }) }
 }

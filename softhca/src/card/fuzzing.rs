@@ -1,4 +1,4 @@
-//! Entry points of fuzz targets, built only for them (`cfg(fuzzing)`, which cargo-fuzz sets).
+//! Entry points of fuzz targets, compiled only under `cfg(fuzzing)`, which cargo-fuzz sets.
 
 use super::config::Transport;
 use super::queue::wqe::{Payload, parse};

@@ -1,17 +1,15 @@
-//! Management datagrams: what a card's queue pair 1 carries.
-//!
-//! The card passes them between the management agents of two processes, and knows nothing of their
-//! content. As on a wire, they may be lost.
+//! Management datagrams of a card's queue pair 1. The card passes them between the management agents of two processes
+//! without interpreting them. As on a wire, they may be lost.
 
 use crate::card::memory::copy::collect;
 use crate::fabric::{Node, Part};
 use std::collections::VecDeque;
 
-/// Longest management datagram in bytes. (A MAD has 256; these have room for both ends' addresses.)
+/// Maximum length of a management datagram in bytes. (A MAD has 256; these also hold both ends' addresses.)
 pub const MAX_MANAGEMENT: usize = 1024;
 /// Queue pair number of the general services interface (IB specification, 3.9.5).
 pub(crate) const MANAGEMENT_QPN: u32 = 1;
-/// Most datagrams that wait for the agent.
+/// Maximum number of datagrams that wait for the agent.
 const WAITING: usize = 1024;
 
 /// A management datagram that has arrived.
@@ -23,12 +21,11 @@ pub struct ManagementDatagram {
     pub bytes: Vec<u8>,
 }
 
-/// The datagrams that wait for the agent.
 #[derive(Debug, Default)]
 pub(crate) struct Inbox(VecDeque<ManagementDatagram>);
 
 impl Inbox {
-    /// Adds a datagram. False if it is too long, or if too many wait: then it is lost.
+    /// Adds a datagram. Returns false if it is lost, because it is too long or too many wait.
     ///
     /// # Safety
     /// The parts are readable.
@@ -36,7 +33,7 @@ impl Inbox {
         let length: usize = payload.iter().map(|part| part.1).sum();
         let fits = length <= MAX_MANAGEMENT && self.0.len() < WAITING;
         if fits {
-            // SAFETY: the caller's.
+            // SAFETY: the caller guarantees this.
             let bytes = unsafe { collect(payload) };
             self.0.push_back(ManagementDatagram { source, bytes });
         }
@@ -56,7 +53,7 @@ mod tests {
     fn datagrams_keep_their_order_and_an_agent_that_does_not_look_loses_some() {
         let mut inbox = Inbox::default();
         let bytes = [7u8; MAX_MANAGEMENT + 1];
-        // SAFETY: the parts lie in `bytes`.
+        // SAFETY: the parts are in `bytes`.
         let mut push = |len| unsafe { inbox.push(3, &[(bytes.as_ptr(), len)]) };
         assert!(!push(MAX_MANAGEMENT + 1));
         assert!((0..WAITING).all(|i| push(i % MAX_MANAGEMENT)));

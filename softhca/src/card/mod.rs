@@ -1,19 +1,15 @@
-//! The device: protection domains, memory regions, UARs, completion queues, queue pairs, and the
-//! engine that serves them.
+//! The device model: protection domains, memory regions, UARs, completion queues, queue pairs, and the engine that
+//! serves them.
 //!
-//! There are no FFI types and no pointers to objects: objects are numbers, as they are to hardware.
-//! The card relies on the caller for one thing only: the addresses in [`CqConfig`] and [`QpConfig`]
-//! are valid.
+//! The model has no FFI types and no pointers to objects: objects are numbers, as in hardware. The caller guarantees
+//! only that the addresses in [`CqConfig`] and [`QpConfig`] are valid.
 //!
-//! If the process of a peer ends, a queue pair learns of it as with hardware. A reliable connection
-//! with something to send or to be acknowledged fails with *retry exceeded*: at once if the fabric
-//! can send nothing to that node any more, else after one timeout without further retries (never,
-//! with timeout 0). A connection that only waits for messages is not notified, as nothing probes
-//! its peer: programs that must know send a message from time to time. Unreliable connections and
-//! datagrams complete and are lost.
+//! When a peer's process ends, a queue pair notices as with hardware. A reliable connection with something to send or
+//! unacknowledged fails with *retry exceeded*: at once if the fabric can no longer send to that node, else after one
+//! timeout without further retries (never with timeout 0). A connection that only waits for messages is not notified,
+//! as nothing probes its peer: programs that need to know send a message from time to time. Sends on unreliable
+//! connections and datagrams complete, and the data is lost.
 
-#[deny(unsafe_code)]
-mod bell;
 #[deny(unsafe_code)]
 mod capabilities;
 mod commands;
@@ -22,67 +18,50 @@ mod context;
 mod counters;
 #[deny(unsafe_code)]
 mod delayed;
-mod device;
 #[deny(unsafe_code)]
-mod diagnostic;
+mod device;
 mod engine;
 #[deny(unsafe_code)]
 mod error;
-#[deny(unsafe_code)]
-mod event;
 #[cfg(fuzzing)]
 #[doc(hidden)]
 #[deny(unsafe_code)]
 pub mod fuzzing;
 #[deny(unsafe_code)]
-mod help;
+mod listeners;
 mod management;
 mod memory;
 #[deny(unsafe_code)]
-mod multicast;
-#[deny(unsafe_code)]
-mod naps;
-#[deny(unsafe_code)]
 mod port;
 mod queue;
-mod regions;
 #[deny(unsafe_code)]
-mod relations;
-mod shared_queues;
+mod reports;
 #[deny(unsafe_code)]
 mod status;
 #[deny(unsafe_code)]
-mod told;
-#[deny(unsafe_code)]
 mod trace;
 mod transport;
-#[deny(unsafe_code)]
-mod waits;
-#[deny(unsafe_code)]
-mod xrc;
+mod worker;
 
 pub use crate::os::memory::MEMORY_FILE;
 pub use crate::packet::MULTICAST_QPN;
 pub use capabilities::{CLOCK_KHZ, ODP, OdpTransports};
+pub use commands::memory::DeviceMemory;
 pub use config::{
     Access, Address, CqAttributes, CqConfig, CqModeration, InvalidValue, KeyConfig, LIMITS, Limits, NULL_KEY,
     OBJECTS_VARIABLE, QpAttributes, QpChange, QpConfig, QpState, RegionConfig, ScatterToCqe, SrqAttributes,
-    SrqConfig, Transport, WindowKind, XrcConfig,
+    SrqConfig, Transport, WAITS_VARIABLE, WaitRules, WindowKind, XrcConfig,
 };
 pub use counters::{Counter, Counters};
-pub use device::{Card, EventSink, UarHandle};
-pub use diagnostic::{Diagnostic, Verdict};
+pub use device::{Card, UarHandle};
 pub use error::CardError;
-pub use event::Event;
 pub use management::{MAX_MANAGEMENT, ManagementDatagram};
 pub use memory::clock::{CLOCK_INFO_PAGE, CLOCK_MASK, CLOCK_PAGE};
-pub use memory::mapped::{is_mapped, is_reachable};
-pub use memory::registered::RegionError;
-pub use naps::{Naps, naps};
+pub use memory::registered::{RegionError, is_mapped, is_reachable};
 pub use port::{GidEntry, GidKind, LinkLayer, MULTICAST_LIDS, is_multicast};
-pub use regions::DeviceMemory;
+pub use reports::{Diagnostic, Event, Verdict};
 pub use transport::transition::ModifyError;
-pub use waits::{WAITS_VARIABLE, WaitRules};
+pub use worker::{EventSink, Naps, naps};
 
 #[cfg(test)]
 mod tests;

@@ -1,6 +1,7 @@
-//! The port of a card: its link layer, its addresses and its table of GIDs.
+//! The port of a card: its link layer, its addresses and its GID table.
 
-use crate::fabric::{Node, node_of_address};
+use crate::fabric::{Group, Node, node_of_address};
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr};
 use std::ops::RangeInclusive;
 
@@ -17,7 +18,7 @@ pub enum LinkLayer {
 const IP_BASED_GIDS: u32 = 1 << 26;
 
 impl LinkLayer {
-    /// The capabilities of a port (`enum ib_uverbs_query_port_cap_flags`).
+    /// Returns the capabilities of a port (`enum ib_uverbs_query_port_cap_flags`).
     pub fn capability_flags(self) -> u32 {
         match self {
             LinkLayer::InfiniBand => 0,
@@ -40,14 +41,14 @@ pub enum GidKind {
 /// An entry of a port's GID table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GidEntry {
-    /// The GID. It ends with the port's LID, or its IPv4 address.
+    /// The GID. It ends with the port's LID or IPv4 address.
     pub gid: [u8; 16],
     /// Its kind.
     pub kind: GidKind,
 }
 
 impl GidEntry {
-    /// Whether packets with this source GID have an IPv4 header.
+    /// Returns whether packets with this source GID have an IPv4 header.
     pub(crate) fn is_ipv4(&self) -> bool {
         self.kind == GidKind::RoceV2 && self.gid.starts_with(&IPV4_MAPPED)
     }
@@ -59,7 +60,7 @@ pub(crate) const IPV4_MAPPED: [u8; 12] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0x
 /// LIDs of multicast groups (IB specification, 4.1.3).
 pub const MULTICAST_LIDS: RangeInclusive<u16> = 0xc000..=0xfffe;
 
-/// Whether a GID is that of a multicast group: an IPv6 multicast address, or an IPv4-mapped one.
+/// Returns whether a GID is a multicast GID: an IPv6 multicast address, or an IPv4-mapped one.
 pub fn is_multicast(gid: &[u8; 16]) -> bool {
     gid[0] == 0xff || gid.starts_with(&IPV4_MAPPED) && gid[12] >> 4 == 0xe
 }
@@ -69,19 +70,17 @@ const LINK_LOCAL: u64 = 0xfe80_0000_0000_0000;
 /// First bytes of interface identifiers made of IPv4 addresses.
 const ISATAP: u64 = 0x0200_5efe_0000_0000;
 
-/// A port's addresses.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Port {
     pub(crate) link: LinkLayer,
     /// Address in the fabric of one host, on either link layer; 0 on the fabric of several hosts.
     pub(crate) lid: u16,
-    /// Address in the fabric of several hosts.
     pub(crate) ipv4: Option<Ipv4Addr>,
 }
 
 impl Port {
-    /// An EUI-64 of the locally administered range that ends with the LID, or an interface
-    /// identifier of the IPv4 address (RFC 5214, 6.1).
+    /// Returns an EUI-64 of the locally administered range that ends with the LID, or an interface identifier of the
+    /// IPv4 address (RFC 5214, 6.1).
     pub(crate) fn guid(&self) -> u64 {
         match self.ipv4 {
             Some(address) => ISATAP | u64::from(u32::from(address)),
@@ -89,12 +88,11 @@ impl Port {
         }
     }
 
-    /// The card's own node.
     pub(crate) fn node(&self) -> Node {
         self.ipv4.map_or(self.lid.into(), node_of_address)
     }
 
-    /// The node that a GID ends with. On the fabric of several hosts, 0 for a GID that no card has.
+    /// Returns the node that a GID ends with. On the fabric of several hosts, 0 for a GID that is no card's.
     pub(crate) fn node_of(&self, gid: &[u8; 16]) -> Node {
         if self.ipv4.is_none() {
             return lid_of(gid).into();
@@ -105,7 +103,7 @@ impl Port {
         if is_card { node_of_address(Ipv4Addr::new(a, b, c, d)) } else { 0 }
     }
 
-    /// The node whose card has an IP address among its GIDs: an IPv4 address as IPv4-mapped one.
+    /// Returns the node whose card has an IP address, IPv4 as an IPv4-mapped one, among its GIDs.
     pub(crate) fn node_at(&self, address: IpAddr) -> Option<Node> {
         let gid = match address {
             IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
@@ -116,14 +114,14 @@ impl Port {
         port.gids().iter().any(|entry| entry.gid == gid).then_some(node)
     }
 
-    /// The GID by which a connection reaches the card at a node: as on real cards IPv4-mapped on
-    /// Ethernet, the port's GUID on InfiniBand.
+    /// Returns the GID by which a connection reaches the card at a node: as on real cards IPv4-mapped on Ethernet, the
+    /// port's GUID on InfiniBand.
     pub(crate) fn gid_of(&self, node: Node) -> Option<[u8; 16]> {
         let gids = self.of_node(self.link, node)?.gids();
         gids.last().map(|entry| entry.gid)
     }
 
-    /// The port of the card at a node of this fabric; `None` if no card is there.
+    /// Returns the port of the card at a node of this fabric; `None` if no card is there.
     fn of_node(&self, link: LinkLayer, node: Node) -> Option<Port> {
         let lid = u16::try_from(node);
         match self.ipv4 {
@@ -134,7 +132,7 @@ impl Port {
         }
     }
 
-    /// What a completion entry names the sender of a message by: on InfiniBand its LID, on Ethernet 0.
+    /// Returns the `slid` of completion entries for messages of a sender: its LID on InfiniBand, 0 on Ethernet.
     pub(crate) fn source_lid(&self, sender: Node) -> u16 {
         match self.link {
             LinkLayer::InfiniBand => sender as u16,
@@ -142,12 +140,10 @@ impl Port {
         }
     }
 
-    /// The GID table.
     pub(crate) fn gids(&self) -> Vec<GidEntry> {
         (0..).map_while(|index| self.gid(index)).collect()
     }
 
-    /// An entry of the GID table.
     pub(crate) fn gid(&self, index: u8) -> Option<GidEntry> {
         let local = (u128::from(LINK_LOCAL) << 64 | u128::from(self.guid())).to_be_bytes();
         let mut mapped = [0; 16];
@@ -167,9 +163,50 @@ impl Port {
     }
 }
 
-/// The LID that a card's GID ends with on the fabric of one host.
+/// Returns the LID that a card's GID ends with on the fabric of one host.
 pub(crate) fn lid_of(gid: &[u8; 16]) -> u16 {
     u16::from_be_bytes([gid[14], gid[15]])
+}
+
+/// Queue pairs by the group that they are attached to.
+#[derive(Debug, Default)]
+pub(crate) struct GroupMembers {
+    by_group: BTreeMap<Group, BTreeSet<u32>>,
+}
+
+impl GroupMembers {
+    pub(crate) fn groups(&self) -> usize {
+        self.by_group.len()
+    }
+
+    pub(crate) fn of(&self, group: &Group) -> impl ExactSizeIterator<Item = u32> {
+        static NONE: BTreeSet<u32> = BTreeSet::new();
+        self.by_group.get(group).unwrap_or(&NONE).iter().copied()
+    }
+
+    pub(crate) fn has(&self, group: &Group, qpn: u32) -> bool {
+        self.by_group.get(group).is_some_and(|members| members.contains(&qpn))
+    }
+
+    pub(crate) fn add(&mut self, group: &Group, qpn: u32) {
+        self.by_group.entry(*group).or_default().insert(qpn);
+    }
+
+    /// Detaches a queue pair. Returns true if the group has no member left.
+    pub(crate) fn remove(&mut self, group: &Group, qpn: u32) -> bool {
+        let Some(members) = self.by_group.get_mut(group) else { return false };
+        members.remove(&qpn);
+        let is_empty = members.is_empty();
+        if is_empty {
+            self.by_group.remove(group);
+        }
+        is_empty
+    }
+
+    pub(crate) fn groups_of(&self, qpn: u32) -> Vec<Group> {
+        let is_member = |members: &BTreeSet<u32>| members.contains(&qpn);
+        self.by_group.iter().filter(|(_, members)| is_member(members)).map(|(group, _)| *group).collect()
+    }
 }
 
 #[cfg(test)]

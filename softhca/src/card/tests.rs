@@ -1,18 +1,16 @@
-//! The card without its thread: the tests write work-queue entries and step the engine.
+//! Tests of the card without its thread: they write WQEs and step the engine.
 
 use super::config::{
     Access, Address, CqConfig, InvalidValue, QpChange, QpConfig, QpState, RegionConfig, ScatterToCqe,
-    Transport,
+    Transport, WaitRules,
 };
 use super::device::Card;
-use super::diagnostic::{Diagnostic, Verdict};
 use super::engine::Engine;
+use super::engine::arrivals::deliver;
 use super::error::CardError;
-use super::event::Event;
 use super::memory::registered::RegionError;
 use super::port::LinkLayer;
-use super::transport::deliver::deliver;
-use super::waits::WaitRules;
+use super::reports::{Diagnostic, Event, Verdict};
 use crate::Speed;
 use crate::fabric::{Fabric, Part};
 use crate::packet::Header;
@@ -55,7 +53,7 @@ mod transfers;
 mod waits;
 mod xrc;
 
-/// Memory that is never freed, aligned to a page.
+/// Returns page-aligned memory that is never freed.
 pub(super) fn memory(len: usize) -> *mut u8 {
     let layout = std::alloc::Layout::from_size_align(len.max(1), 4096).unwrap();
     // SAFETY: the size is not zero.
@@ -72,7 +70,6 @@ fn word<'a>(at: *mut u32, index: usize) -> &'a AtomicU32 {
     unsafe { AtomicU32::from_ptr(at.add(index)) }
 }
 
-/// A completion queue's memory.
 pub(super) struct TestCq {
     pub(super) cqn: u32,
     ring: *mut u8,
@@ -97,7 +94,7 @@ impl TestCq {
         TestCq { cqn, ring, entries, dbrec, consumed: 0 }
     }
 
-    /// The next entry, without consuming it.
+    /// Returns the next entry, without consuming it.
     pub(super) fn peek(&self) -> Option<Cqe64> {
         let offset = (self.consumed & (self.entries - 1)) as usize * CQE_SIZE;
         // The word with the owner bit is read first: an engine's thread may be writing the entry.
@@ -119,13 +116,12 @@ impl TestCq {
         Some(cqe)
     }
 
-    /// The next entry, written by the thread of a card.
+    /// Returns the next entry, written by the thread of a card.
     pub(super) fn wait(&mut self) -> Cqe64 {
         until("a completion", || self.poll())
     }
 }
 
-/// A queue pair's memory.
 pub(super) struct TestQp {
     pub(super) qpn: u32,
     pub(super) cq: TestCq,
@@ -153,7 +149,7 @@ impl TestQp {
         TestQp::with(card, pdn, sizes, |_| {})
     }
 
-    /// A queue pair with a configuration that `change` has changed.
+    /// Returns a queue pair whose configuration `change` has changed.
     pub(super) fn with(card: &Card, pdn: u32, sizes: &Sizes, change: impl FnOnce(&mut QpConfig)) -> Self {
         let cq = TestCq::new(card, sizes.cqes);
         let uar = card.alloc_uar(&[0x800]).unwrap();
@@ -212,8 +208,7 @@ impl TestQp {
         card.modify_qp(self.qpn, &rts).unwrap();
     }
 
-    /// Writes bytes to the send ring from the head on, without moving the head. Returns the number
-    /// of blocks.
+    /// Writes bytes to the send ring from the head on, without moving the head. Returns the number of blocks.
     pub(super) fn write(&self, wqe: &[u8]) -> u32 {
         for (i, piece) in wqe.chunks(BASIC_BLOCK).enumerate() {
             let block = (self.head + i as u32) & (self.blocks - 1);
@@ -223,7 +218,7 @@ impl TestQp {
         wqe.len().div_ceil(BASIC_BLOCK) as u32
     }
 
-    /// The bytes of a work-queue entry at the head of the ring.
+    /// Returns the bytes of the WQE at the head of the ring.
     pub(super) fn wqe(&self, opcode: Opcode, segments: &[&[u8]], flags: CtrlFlags, imm: [u8; 4]) -> Vec<u8> {
         let body = segments.concat();
         let ds = (SEGMENT + body.len()).div_ceil(SEGMENT) as u8;
@@ -359,8 +354,7 @@ impl Pair {
     }
 }
 
-/// Delivers a packet as if the card had sent it to itself. Returns the queue pair that it
-/// concerned.
+/// Delivers a packet as if the card had sent it to itself. Returns the queue pairs that it was delivered to.
 pub(super) fn inject(engine: &mut Engine, header: &Header, payload: &[Part]) -> Option<u32> {
     let node = engine.resources.port.node();
     let mut touched = Vec::new();
@@ -380,7 +374,7 @@ pub(super) fn run(card: &Card) {
     panic!("the card does not come to rest");
 }
 
-/// Opcode and counter of a requester's successful completion.
+/// Returns opcode and counter of a requester's successful completion.
 pub(super) fn success(cqe: Option<Cqe64>) -> (u8, u16) {
     let cqe = cqe.expect("a completion");
     assert_eq!(cqe.opcode(), Ok(CqeOpcode::Requester), "{cqe}");

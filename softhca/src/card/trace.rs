@@ -1,4 +1,4 @@
-//! What a card gives to the timeline ([`gdsync_trace`]): doorbells, messages, completions.
+//! Timeline events of a card ([`gdsync_trace`]): doorbells, messages, completions.
 
 use super::port::Port;
 use crate::packet::{Header, LAST, Packet, PacketKind};
@@ -6,29 +6,28 @@ use gdsync_sys::prm::cqe::Cqe64;
 use gdsync_sys::prm::doorbell::Doorbell;
 use gdsync_trace::{Kind, Span, event, span, span_since};
 
-/// A queue pair, as records name it.
+/// Returns a queue pair as timeline records identify it.
 fn queue(port: Port, qpn: u32) -> u64 {
     u64::from(port.node()) << 32 | u64::from(qpn)
 }
 
-/// Whether a packet is the last one of a message: a send, a write, a read, an atomic, a datagram.
+/// Returns whether a packet is the last of a message: a send, a write, a read, an atomic, a datagram.
 fn ends_message(kind: PacketKind, header: &Header) -> bool {
     let has_parts = matches!(kind, PacketKind::Send | PacketKind::Write | PacketKind::Datagram);
     kind.is_request() && (header.has(LAST) || !has_parts)
 }
 
-/// The PSN, and the bytes of the message.
+/// Returns PSN and message length.
 fn size(header: &Header) -> u64 {
     u64::from(header.psn.get()) << 32 | u64::from(header.length.get())
 }
 
-/// The card has seen a doorbell.
 #[inline(always)]
 pub(crate) fn rung(port: Port, bell: Doorbell) {
     event(Kind::DoorbellSeen, || [queue(port, bell.qpn()), bell.index().into(), 0]);
 }
 
-/// A request packet has left that was made `since`, of the WQE with this index and opcode.
+/// Records that a request packet made at `since` has left; `index` and `opcode` are its WQE's.
 #[inline(always)]
 pub(crate) fn sent(since: u64, port: Port, header: &Header, to: u32, (index, opcode): (u32, u8)) {
     if since != 0 && PacketKind::try_from(header.kind).is_ok_and(|kind| ends_message(kind, header)) {
@@ -38,7 +37,7 @@ pub(crate) fn sent(since: u64, port: Port, header: &Header, to: u32, (index, opc
     }
 }
 
-/// A packet is being delivered to a queue pair, until the answer is dropped.
+/// Starts the span of a packet's delivery to a queue pair.
 #[inline(always)]
 pub(crate) fn arriving(port: Port, qpn: u32, packet: Packet<'_>) -> Span {
     let Packet { source, kind, header, .. } = packet;
@@ -49,7 +48,6 @@ pub(crate) fn arriving(port: Port, qpn: u32, packet: Packet<'_>) -> Span {
     span(Kind::Arrived, || [queue(port, qpn), size(header), source])
 }
 
-/// A completion entry is being written.
 #[inline(always)]
 pub(crate) fn completed(port: Port, cqn: u32, cqe: &Cqe64) {
     event(Kind::Completed, || {

@@ -1,12 +1,13 @@
-//! Limits of a card.
+//! Limits of a card, and its rules for work requests that wait.
 
-use crate::setting::{self, SettingError};
+use crate::setting;
+use crate::setting::SettingError;
+use std::str::FromStr;
 
-/// Environment variable with the most objects of a kind that a card of this process has: queue pairs, completion
-/// queues, memory regions, protection domains, shared receive queues, XRC domains. A program that runs out of them on
-/// such a card does so soon.
+/// Environment variable that limits the objects of each kind of a card of this process: queue pairs, completion queues,
+/// memory regions, protection domains, shared receive queues, XRC domains. It lets a program run out of objects early.
 pub const OBJECTS_VARIABLE: &str = "SOFTHCA_OBJECTS";
-/// Programs need some before they begin.
+/// Minimum of the variable: programs need some objects to start.
 const FEWEST_OBJECTS: u32 = 16;
 
 /// Limits of a card.
@@ -29,11 +30,11 @@ pub struct Limits {
     pub device_memory: u64,
     /// Protection domains.
     pub max_pd: u32,
-    /// Scatter/gather elements of a send: 63 segments, less control and remote address.
+    /// Scatter/gather elements of a send: 63 segments minus control and remote address.
     pub max_send_sge: u32,
     /// Scatter/gather elements of a receive.
     pub max_recv_sge: u32,
-    /// RDMA reads and atomics that one queue pair may have in flight.
+    /// RDMA reads and atomics in flight per queue pair.
     pub max_rd_atomic: u8,
     /// Bytes of a message on a connection.
     pub max_message: u32,
@@ -51,12 +52,11 @@ pub struct Limits {
     pub max_groups: u32,
     /// Queue pairs of one multicast group.
     pub max_group_members: u32,
-    /// Scatter elements of a receive of a shared queue: as those of another, less the segment that links
-    /// the entries.
+    /// Scatter elements of a receive of a shared queue: one fewer than of other receives, for the linking segment.
     pub max_srq_sge: u32,
 }
 
-/// The limits of a software card that the environment does not lower.
+/// The default limits of a software card.
 pub const LIMITS: Limits = Limits {
     max_qp: 1 << 16,
     max_qp_wr: 1 << 15,
@@ -81,7 +81,7 @@ pub const LIMITS: Limits = Limits {
 };
 
 impl Limits {
-    /// At most so many objects of a kind.
+    /// Returns the default limits with at most `most` objects of each kind.
     pub fn of_objects(most: u32) -> Limits {
         Limits {
             max_qp: LIMITS.max_qp.min(most),
@@ -94,7 +94,7 @@ impl Limits {
         }
     }
 
-    /// Those that the environment gives.
+    /// Returns the limits from the environment.
     ///
     /// # Errors
     /// [`SettingError::Malformed`].
@@ -112,6 +112,77 @@ fn parse(text: &str) -> Result<Limits, SettingError> {
         );
         SettingError::malformed(OBJECTS_VARIABLE, text, allowed)
     })
+}
+
+/// Environment variable with the [`WaitRules`] of all cards of this process: words separated by `,` or spaces.
+///
+/// | word | rule |
+/// |---|---|
+/// | `off` | [`WaitRules::supported`] is false |
+/// | `no-cd` | [`WaitRules::cross_channel`] is false |
+/// | `errors-hold` | [`WaitRules::errors_count`] is false |
+pub const WAITS_VARIABLE: &str = "SOFTHCA_WAITS";
+
+/// How a card treats work requests that wait.
+///
+/// ```
+/// use softhca::card::WaitRules;
+/// assert_eq!("errors-hold".parse(), Ok(WaitRules { errors_count: false, ..WaitRules::default() }));
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WaitRules {
+    /// True if the card has WAIT and SEND_EN, and reports the capabilities. Otherwise such work requests fail, as on
+    /// cards before ConnectX-7. Default: true.
+    pub supported: bool,
+    /// True if the card has WAIT for completion queues and SEND_EN (capability `cd`), besides WAIT for words and times,
+    /// which have separate capabilities. Default: true.
+    pub cross_channel: bool,
+    /// True if an error entry satisfies a WAIT for a completion queue like any other. Otherwise no entry from the first
+    /// error entry on does. Default: true, because the modifier of that WAIT is named `CQ_PI` (DPDK's `mlx5_prm.h`)
+    /// after the producer index, which counts all entries; the behaviour of hardware is not published.
+    pub errors_count: bool,
+}
+
+impl Default for WaitRules {
+    fn default() -> Self {
+        WaitRules { supported: true, cross_channel: true, errors_count: true }
+    }
+}
+
+impl FromStr for WaitRules {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let mut rules = WaitRules::default();
+        for word in text.split([',', ' ']).filter(|word| !word.is_empty()) {
+            match word {
+                "off" => rules.supported = false,
+                "no-cd" => rules.cross_channel = false,
+                "errors-hold" => rules.errors_count = false,
+                _ => {
+                    return Err(format!(
+                        "`{word}` is none of its words, which are off, no-cd and errors-hold"
+                    ));
+                }
+            }
+        }
+        Ok(rules)
+    }
+}
+
+impl WaitRules {
+    /// Returns whether the card has WAIT for completion queues and SEND_EN.
+    pub fn has_cross_channel(&self) -> bool {
+        self.supported && self.cross_channel
+    }
+
+    /// Returns the rules from the environment.
+    ///
+    /// # Errors
+    /// [`SettingError::Malformed`].
+    pub(crate) fn from_environment() -> Result<WaitRules, SettingError> {
+        Ok(setting::parsed(WAITS_VARIABLE, str::parse)?.unwrap_or_default())
+    }
 }
 
 #[cfg(test)]
@@ -132,5 +203,21 @@ mod tests {
                 "{error}"
             );
         }
+    }
+
+    #[test]
+    fn words_switch_rules_off_and_others_are_refused() {
+        let parse = |text: &str| text.parse::<WaitRules>();
+        let all = WaitRules::default();
+        assert_eq!(parse(""), Ok(all));
+        assert_eq!(parse("off"), Ok(WaitRules { supported: false, ..all }));
+        assert_eq!(parse("no-cd"), Ok(WaitRules { cross_channel: false, ..all }));
+        assert_eq!(
+            parse(" errors-hold, off"),
+            Ok(WaitRules { supported: false, errors_count: false, ..all })
+        );
+        assert!(all.has_cross_channel());
+        assert!(!parse("no-cd").unwrap().has_cross_channel() && !parse("off").unwrap().has_cross_channel());
+        assert!(parse("on").unwrap_err().contains("`on` is none of its words"));
     }
 }

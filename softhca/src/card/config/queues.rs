@@ -1,8 +1,8 @@
-//! Configuration of queues: their memory, their relations, and what they ask for.
+//! Configuration of queues: memory, relations, options.
 
 use std::fmt;
 
-/// A completion queue's memory. The addresses stay valid until it is destroyed.
+/// Memory of a completion queue. The addresses stay valid until it is destroyed.
 #[derive(Clone, Copy, Debug)]
 pub struct CqConfig {
     /// First byte of the ring, aligned to 64.
@@ -13,14 +13,14 @@ pub struct CqConfig {
     pub stride: u32,
     /// Doorbell record: consumer index and arm word. The card writes the arm word.
     pub dbrec: *mut u32,
-    /// The card overwrites entries that are not consumed, and never overruns.
+    /// True if the card overwrites unconsumed entries, and never overruns.
     pub ignore_overrun: bool,
-    /// The card writes all entries to the first place of the ring.
+    /// True if the card writes all entries to the first place of the ring.
     pub collapsed: bool,
 }
 
-/// When the completion event of an armed queue is raised: after `count` entries, or `period` after the
-/// first, whichever is earlier. At once if one of them is 0.
+/// Moderation of a completion queue's events: the event of an armed queue is raised after `count` entries, or `period`
+/// after the first, whichever is earlier; at once if one of them is 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CqModeration {
     /// Entries.
@@ -41,9 +41,9 @@ pub struct CqAttributes {
     pub produced: u32,
     /// Consumer index of the doorbell record, modulo 2^24.
     pub consumed: u32,
-    /// `None` if it is not armed, else whether for solicited entries and errors only.
+    /// `None` if it is not armed, else whether only for solicited entries and errors.
     pub armed: Option<bool>,
-    /// It was full when the card wrote an entry, and takes no more.
+    /// True if it was full when the card wrote an entry; it takes no more.
     pub overrun: bool,
 }
 
@@ -59,8 +59,8 @@ pub enum Transport {
     Ud,
     /// Extended reliable connection, the side that sends requests.
     XrcInitiator,
-    /// Extended reliable connection, the side that executes requests. Each request names a shared
-    /// receive queue of the queue pair's XRC domain.
+    /// Extended reliable connection, the side that executes requests. Each request names a shared receive queue of the
+    /// queue pair's XRC domain.
     XrcTarget,
     /// Initiator of dynamically connected transport (DC). Each request names its target.
     DcInitiator,
@@ -69,7 +69,6 @@ pub enum Transport {
 }
 
 impl Transport {
-    /// Whether requests are acknowledged.
     pub(crate) fn is_reliable(self) -> bool {
         !matches!(self, Transport::Uc | Transport::Ud)
     }
@@ -87,20 +86,20 @@ impl fmt::Display for Transport {
     }
 }
 
-/// Which small data a queue pair's completion entries hold, in place of the memory that work requests
-/// name ([`scatter`](gdsync_sys::prm::scatter)).
+/// The small data that a queue pair's completion entries hold instead of the memory that work requests name
+/// ([`scatter`](gdsync_sys::prm::scatter)).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ScatterToCqe {
-    /// Results of reads and atomics that write an entry.
+    /// True for results of reads and atomics that write an entry.
     pub requests: bool,
-    /// Messages that fill receives.
+    /// True for messages that fill receives.
     pub receives: bool,
 }
 
 impl ScatterToCqe {
-    /// What the driver gives a queue pair of verbs that asks for small data in its entries
-    /// (`configure_requester_scat_cqe` and `create_user_qp` of the kernel's `qp.c`). `every_result`: each
-    /// read and atomic writes an entry, or results may be there although not each does.
+    /// Returns the driver's setting for a verbs queue pair that asks for small data in its entries
+    /// (`configure_requester_scat_cqe` and `create_user_qp` of the kernel's `qp.c`). `every_result`: every read and
+    /// atomic writes an entry, or results may be inside although not every one does.
     pub fn of_verbs(transport: Transport, every_result: bool) -> Self {
         ScatterToCqe {
             requests: transport == Transport::Rc && every_result,
@@ -109,24 +108,24 @@ impl ScatterToCqe {
     }
 }
 
-/// A queue pair's memory and relations. The addresses stay valid until it is destroyed.
+/// Memory and relations of a queue pair. The addresses stay valid until it is destroyed.
 #[derive(Clone, Copy, Debug)]
 pub struct QpConfig {
     /// Transport service.
     pub transport: Transport,
-    /// Protection domain; an XRC target has none.
+    /// Protection domain; `None` for an XRC target.
     pub pdn: Option<u32>,
-    /// Completion queue of sends; targets of XRC and DC have none.
+    /// Completion queue of sends; `None` for targets of XRC and DC.
     pub send_cq: Option<u32>,
-    /// Completion queue of receives; a queue pair of XRC and a DC initiator have none.
+    /// Completion queue of receives; `None` for XRC queue pairs and DC initiators.
     pub recv_cq: Option<u32>,
-    /// Shared queue that its receives come from; it has none of its own then. A DC target needs it.
+    /// Shared receive queue, which replaces its own receive queue. A DC target needs one.
     pub srq: Option<u32>,
-    /// XRC domain of an XRC target; others have none.
+    /// XRC domain of an XRC target; `None` for others.
     pub xrcd: Option<u32>,
-    /// Access key of a DC target, which the requests for it must have.
+    /// Access key that requests for a DC target must have.
     pub dc_key: u64,
-    /// UAR whose doorbells ring it; targets of XRC and DC have none.
+    /// UAR whose doorbells ring it; `None` for targets of XRC and DC.
     pub uar: Option<u32>,
     /// First byte of the send ring, aligned to 64; ignored without a send queue.
     pub sq: *mut u8,
@@ -138,29 +137,29 @@ pub struct QpConfig {
     pub rq_entries: u32,
     /// Bytes between two entries of the receive ring, a multiple of 16.
     pub rq_stride: u32,
-    /// Receive and send doorbell records; may be null without queues. The card writes that of sends at a reset.
+    /// Receive and send doorbell records; may be null without queues. The card writes the send record at a reset.
     pub dbrec: *mut u32,
-    /// Every send writes a completion entry.
+    /// True if every send writes a completion entry.
     pub signal_all: bool,
-    /// Value of `srqn_uidx` in completion entries of the queue pair, 24 bits; 0 without it. With
-    /// CQE version 1, libmlx5 finds the queue pair by it.
+    /// Value of `srqn_uidx` in completion entries of the queue pair, 24 bits; 0 if `None`. With CQE version 1, libmlx5
+    /// finds the queue pair by it.
     pub user_index: Option<u32>,
-    /// It may release the sends of other queue pairs (SEND_EN).
+    /// True if it may release the sends of other queue pairs (SEND_EN).
     pub master: bool,
-    /// Another queue pair's SEND_EN releases its sends; its own doorbell does, too, but no other one
+    /// True if its sends are released by another queue pair's SEND_EN or by its own doorbell, but by no other doorbell
     /// of its page.
     pub slave_send: bool,
-    /// Its sends have no doorbell record: it is rung at the register
+    /// True if its sends have no doorbell record: it is rung at the register
     /// [`UAR_NO_RECORD`](gdsync_sys::prm::doorbell::UAR_NO_RECORD) of its page, by the producer index.
     pub no_send_record: bool,
-    /// It gets no datagram that it has sent itself to a multicast group that it is attached to.
+    /// True if it does not receive its own datagrams to a multicast group that it is attached to.
     pub block_own_multicast: bool,
     /// Small data inside its completion entries.
     pub scatter: ScatterToCqe,
 }
 
 impl QpConfig {
-    /// A queue pair without queues and relations, which asks for nothing.
+    /// Creates a configuration without queues and relations.
     pub fn new(transport: Transport) -> Self {
         let nothing = std::ptr::null_mut();
         QpConfig {
@@ -189,7 +188,7 @@ impl QpConfig {
     }
 }
 
-/// A shared receive queue's memory and relations. The addresses stay valid until it is destroyed.
+/// Memory and relations of a shared receive queue. The addresses stay valid until it is destroyed.
 #[derive(Clone, Copy, Debug)]
 pub struct SrqConfig {
     /// Protection domain of its receives.
@@ -200,18 +199,18 @@ pub struct SrqConfig {
     pub entries: u32,
     /// Bytes between two entries: a power of two, at least 32.
     pub stride: u32,
-    /// Doorbell record: one word, the number of receives that were posted.
+    /// Doorbell record: one word, the number of posted receives.
     pub dbrec: *mut u32,
-    /// The entry after each is the next of the ring, whatever its link says.
+    /// True if entries are taken in ring order, without regard to their links.
     pub cyclic: bool,
-    /// What makes it a queue of XRC.
+    /// Relations of an XRC queue.
     pub xrc: Option<XrcConfig>,
 }
 
-/// Relations of a shared receive queue of XRC.
+/// Relations of an XRC shared receive queue.
 #[derive(Clone, Copy, Debug)]
 pub struct XrcConfig {
-    /// XRC domain, whose targets use it.
+    /// XRC domain whose targets use it.
     pub xrcd: u32,
     /// Completion queue of its receives.
     pub cqn: u32,
@@ -227,9 +226,9 @@ pub struct SrqAttributes {
     pub entries: u32,
     /// Bytes between two entries.
     pub stride: u32,
-    /// Number of receives below which it raises an event; 0 if it raises none.
+    /// Number of receives below which it raises an event; 0 for none.
     pub limit: u32,
-    /// Receives that are posted and not taken.
+    /// Number of posted receives that are not taken.
     pub posted: u32,
 }
 

@@ -1,67 +1,40 @@
-//! The packets that arrive in one step, and what faults do to them.
+//! Arriving packets: the faults that they meet, and their delivery to a queue pair or to the members of a multicast
+//! group.
 //!
-//! A client of peer memory may copy the payload of several packets at once, from where they lie in the fabric.
-//! Such are the packets before the last of a message: nothing shows a program that they have arrived, and
-//! their acknowledgements leave behind this. Everything is copied before another packet is handled, and
-//! before the fabric takes the payload back.
+//! A client of peer memory may copy the payload of several packets at once, straight from the fabric. This applies to
+//! all packets but the last of a message: nothing shows a program that they have arrived, and their acknowledgements
+//! leave after this step. All copies end before another packet is handled, and before the fabric takes the payload
+//! back.
 
-use super::state::Engine;
-use crate::card::config::Transport;
+use crate::card::config::{QpState, Transport};
 use crate::card::context::{Context, Resources};
-use crate::card::counters;
 use crate::card::delayed::{DelayedPacket, DelayedPackets};
-use crate::card::diagnostic::{Diagnostic, Verdict};
 use crate::card::memory::copy::collect;
 use crate::card::memory::peer_copies::PacketName;
-use crate::card::transport::deliver::deliver;
+use crate::card::port::Port;
+use crate::card::reports::Event;
 use crate::card::transport::qp::Qp;
+use crate::card::{counters, trace};
 use crate::fabric::{Node, Part, Sink, Use};
 use crate::faults::{Crossing, Direction, Fate};
-use crate::packet::{Header, LAST, PacketKind};
-use crate::speed::SPEED_VARIABLE;
+use crate::packet::{GLOBAL, Header, LAST, MULTICAST_QPN, Packet, PacketKind};
 use std::collections::HashMap;
 use std::time::Instant;
 use zerocopy::FromBytes;
 
-/// Packets that one step takes from the fabric.
-const RECEIVE_BUDGET: usize = 32;
-
-/// What handling a packet needs: all of the engine but the fabric, which hands the packet over.
-struct Arrivals<'a> {
-    now: Instant,
-    qps: &'a mut HashMap<u32, Qp>,
-    resources: &'a mut Resources,
-    delayed: &'a mut DelayedPackets,
-    counters: &'a mut counters::Port,
-    /// Queue pairs that packets have concerned.
-    touched: Vec<u32>,
-}
-
-impl Engine {
-    /// Takes packets from the fabric. Returns whether there were any.
-    pub(crate) fn take_packets(&mut self, now: Instant) -> bool {
-        if self.delayed.is_congested() {
-            return false;
-        }
-        let Engine { fabric, qps, resources, delayed, counters, .. } = self;
-        let mut touched = Vec::new();
-        let mut arrivals = Arrivals { now, qps, resources, delayed, counters, touched: Vec::new() };
-        let taken = fabric.poll(RECEIVE_BUDGET, &mut arrivals);
-        touched.append(&mut arrivals.touched);
-        for refused in fabric.take_refused() {
-            let (verdict, message) = (Verdict::Refused, refused.to_string());
-            let field = SPEED_VARIABLE;
-            resources.diagnostics.report(Diagnostic { verdict, qpn: None, index: None, field, message });
-        }
-        for qpn in touched {
-            self.touched(qpn);
-        }
-        taken > 0
-    }
+/// The parts of the engine that handle a packet: all but the fabric, which delivers it.
+pub(super) struct Arrivals<'a> {
+    pub(super) now: Instant,
+    pub(super) qps: &'a mut HashMap<u32, Qp>,
+    pub(super) resources: &'a mut Resources,
+    pub(super) delayed: &'a mut DelayedPackets,
+    pub(super) counters: &'a mut counters::CardCounters,
+    /// Queue pairs that packets were delivered to.
+    pub(super) touched: Vec<u32>,
 }
 
 impl Arrivals<'_> {
-    /// The name of a packet whose copies may end later.
+    /// Returns the name of a packet whose copies may end later.
     fn ends_later(&self, header: &Header) -> Option<PacketName> {
         let qpn = header.dest_qpn.get();
         let is_part = matches!(PacketKind::try_from(header.kind), Ok(PacketKind::Send | PacketKind::Write))
@@ -93,11 +66,11 @@ impl Sink for Arrivals<'_> {
         if self.resources.peers.is_full() {
             self.settle();
         }
-        if self.resources.peers.is_under_way() { Use::GoesOn } else { Use::Over }
+        if self.resources.peers.is_pending() { Use::GoesOn } else { Use::Over }
     }
 
     fn settle(&mut self) {
-        if !self.resources.peers.is_under_way() {
+        if !self.resources.peers.is_pending() {
             return;
         }
         for ((qpn, psn), failure) in self.resources.peers.finish() {
@@ -109,7 +82,7 @@ impl Sink for Arrivals<'_> {
     }
 }
 
-/// Handles a packet from the fabric, or from the card itself. Adds the queue pairs that it concerned to
+/// Handles a packet from the fabric or from the card itself. Adds the queue pairs that it was delivered to to
 /// `touched`.
 pub(super) fn arrive(
     delayed: &mut DelayedPackets,
@@ -142,7 +115,7 @@ pub(super) fn arrive(
     deliver(qps, source, &header, payload, context, touched);
 }
 
-/// A copy of a packet, delayed as its fate says.
+/// Returns a copy of a packet, delayed according to its fate.
 ///
 /// # Safety
 /// The parts are readable.
@@ -153,7 +126,7 @@ pub(super) unsafe fn delay(
     fate: Fate,
     now: Instant,
 ) -> DelayedPacket {
-    // SAFETY: the caller's.
+    // SAFETY: the caller guarantees this.
     let payload = unsafe { collect(parts) };
     let (due, others) = match fate {
         Fate::Delayed { at_most, others } => (now + at_most, others),
@@ -162,7 +135,7 @@ pub(super) unsafe fn delay(
     DelayedPacket { header: *header, node, payload, due, others, had_no_room: false }
 }
 
-/// The description of a packet that faults decide by.
+/// Returns the description of a packet by which faults decide.
 pub(super) fn crossing(direction: Direction, qpn: u32, header: &Header) -> Crossing {
     let kind = PacketKind::try_from(header.kind).ok();
     Crossing {
@@ -172,4 +145,84 @@ pub(super) fn crossing(direction: Direction, qpn: u32, header: &Header) -> Cross
         is_reliable: header.is_reliable(),
         is_request: kind.is_some_and(PacketKind::is_request),
     }
+}
+
+/// Handles a packet. Adds the queue pairs that it was delivered to to `touched`.
+pub(crate) fn deliver(
+    qps: &mut HashMap<u32, Qp>,
+    source: Node,
+    header: &Header,
+    payload: &[Part],
+    context: &mut Context<'_>,
+    touched: &mut Vec<u32>,
+) {
+    let Ok(kind) = PacketKind::try_from(header.kind) else {
+        tracing::debug!(source, kind = header.kind, "a packet of an unknown kind");
+        return;
+    };
+    if kind == PacketKind::Management {
+        // SAFETY: the payload is readable while this packet is handled.
+        if unsafe { context.inbox.push(source, payload) } {
+            context.emit(Event::Management);
+        } else {
+            tracing::debug!(source, "a management datagram is lost");
+        }
+        return;
+    }
+    let packet = Packet { source, kind, header, payload };
+    let qpn = header.dest_qpn.get();
+    if kind != PacketKind::Datagram || qpn != MULTICAST_QPN {
+        touched.extend(deliver_to(qps, qpn, packet, context));
+        return;
+    }
+    // A datagram without a network header names no group.
+    if header.has(GLOBAL) {
+        let groups = context.groups;
+        touched.extend(groups.of(&header.group()).filter_map(|qpn| deliver_to(qps, qpn, packet, context)));
+    }
+}
+
+/// Handles a packet for a queue pair. Returns its number if it accepts packets of the sender.
+fn deliver_to(
+    qps: &mut HashMap<u32, Qp>,
+    qpn: u32,
+    packet: Packet<'_>,
+    context: &mut Context<'_>,
+) -> Option<u32> {
+    let qp = qps.get_mut(&qpn)?;
+    if !listens_to(qp, context.port, packet) {
+        let Packet { source, kind, .. } = packet;
+        tracing::debug!(source, qpn, ?kind, "a packet for a queue pair that does not listen to its sender");
+        return None;
+    }
+    let _arriving = trace::arriving(context.port, qpn, packet);
+    qp.deliver(packet, context);
+    Some(qpn)
+}
+
+/// Returns whether a queue pair accepts a packet in its state. Connections accept only packets of their peer, and every
+/// transport only its own packets.
+fn listens_to(qp: &Qp, port: Port, packet: Packet<'_>) -> bool {
+    let (endpoint, Packet { source, kind, header, .. }) = (&qp.endpoint, packet);
+    let is_peer = || (endpoint.node(port), endpoint.attributes.dest_qpn) == (source, header.source_qpn.get());
+    let is_of_its_transport = match endpoint.config.transport {
+        Transport::Ud => {
+            let is_own = || (source, header.source_qpn.get()) == (port.node(), endpoint.qpn);
+            let is_blocked =
+                endpoint.config.block_own_multicast && header.dest_qpn.get() == MULTICAST_QPN && is_own();
+            kind == PacketKind::Datagram && !is_blocked
+        }
+        Transport::Uc => {
+            matches!(kind, PacketKind::Send | PacketKind::Write) && !header.is_reliable() && is_peer()
+        }
+        Transport::Rc => header.is_reliable() && is_peer(),
+        Transport::DcInitiator => {
+            let is_current = header.connection.get() == endpoint.connection();
+            header.is_reliable() && !kind.is_request() && is_peer() && is_current
+        }
+        Transport::DcTarget => header.is_reliable() && kind.is_request(),
+        Transport::XrcInitiator => header.is_reliable() && !kind.is_request() && is_peer(),
+        Transport::XrcTarget => header.is_reliable() && kind.is_request() && is_peer(),
+    };
+    matches!(endpoint.state(), QpState::Rtr | QpState::Rts) && is_of_its_transport
 }

@@ -1,35 +1,90 @@
-//! Doorbells of UAR pages.
+//! Doorbells: the pages of their registers, and how the card polls them.
 
-use super::state::{Engine, Uar};
-use crate::card::diagnostic::{Diagnostic, Verdict};
-use crate::card::event::Event;
-use crate::card::trace;
-use crate::liberties::LibertyKinds;
-use gdsync_sys::prm::doorbell::{self, CqArm, Doorbell};
+use crate::card::memory::clock::Clock;
+use crate::card::memory::uar::{Register, UarPage, UarPages};
+use gdsync_sys::prm::doorbell::Doorbell;
+use parking_lot::Mutex;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Pages that a step looks at, beside those of which it is told. A program with hundreds of connections has thousands of
-/// pages: looking at all of them takes as long as many messages. A card with more pages has threads of the process tell
-/// of each that they ring, whether it rests or not.
+/// Maximum number of pages that a step polls besides the announced ones. A program with hundreds of connections has
+/// thousands of pages, and polling all takes as long as many messages. Threads announce every doorbell to a card with
+/// more pages, even while its thread is awake.
 pub(super) const PAGES: usize = 256;
-/// Time between two such looks of a card that has more pages.
+
+/// Time between two such polls of a card with more pages.
 const TURN: Duration = Duration::from_micros(50);
-/// Pages that are looked at before the card's thread sleeps.
+
 pub(super) const PAGES_BEFORE_SLEEP: usize = 4096;
 
-impl Engine {
-    /// Handles doorbells that have rung: on the pages of which it is told, and on the next `pages` of all others in
-    /// turn. Or looks at none for a while: one look serves several.
-    pub(super) fn look_at_doorbells(&mut self, pages: usize, now: Instant) -> bool {
-        if self.look_at.is_some_and(|at| now < at) {
-            return false;
+/// A page of doorbell registers, and the queue pairs that it rings.
+pub(crate) struct Uar {
+    pub(crate) page: UarPage,
+    pub(crate) registers: Vec<Register>,
+    pub(crate) qps: BTreeSet<u32>,
+}
+
+impl Uar {
+    /// Adds a register to those that are polled.
+    pub(crate) fn poll_also(&mut self, register: Register) {
+        if !self.registers.contains(&register) {
+            self.registers.push(register);
         }
+    }
+}
+
+pub(super) struct Rung {
+    pub(super) page: u32,
+    /// Offset of its register.
+    pub(super) offset: usize,
+    pub(super) bell: Doorbell,
+}
+
+/// The pages of doorbell registers of a card, and the state of their polling.
+pub(crate) struct Doorbells {
+    pub(crate) uars: BTreeMap<u32, Uar>,
+    /// The memory of the pages in `uars`; declared after them, so that it is dropped later.
+    pub(crate) memory: UarPages,
+    /// Pages on which completion queues are armed.
+    pub(crate) arming: BTreeSet<u32>,
+    /// Pages that threads have announced as rung: the next poll begins with them.
+    pub(crate) announced: Arc<RungPages>,
+    /// Buffer for the pages taken from `announced`.
+    taken: Vec<u32>,
+    /// Time before which steps poll no doorbells, because of a liberty.
+    pub(super) next_poll: Option<Instant>,
+    /// The page at which the next poll in turn begins.
+    next_page: u32,
+    /// When a card with many pages next polls pages in turn.
+    next_turn: Option<Instant>,
+}
+
+impl Doorbells {
+    pub(super) fn new(clock: Arc<Clock>) -> Self {
+        Doorbells {
+            uars: BTreeMap::new(),
+            memory: UarPages::showing(clock),
+            arming: BTreeSet::new(),
+            announced: Arc::default(),
+            taken: RungPages::list(),
+            next_poll: None,
+            next_page: 0,
+            next_turn: None,
+        }
+    }
+
+    /// Returns the doorbells that have rung on announced pages, and on the next `pages` of all others in turn; none
+    /// before `next_poll`.
+    pub(super) fn poll(&mut self, pages: usize, now: Instant) -> Vec<Rung> {
         let mut rung = Vec::new();
-        self.told.take(&mut self.told_pages);
-        for id in &self.told_pages {
-            if let Some(uar) = self.uars.get(id) {
-                collect(*id, uar, &mut rung);
-            }
+        if self.next_poll.is_some_and(|at| now < at) {
+            return rung;
+        }
+        self.announced.take(&mut self.taken);
+        for id in &self.taken {
+            self.collect(*id, &mut rung);
         }
         if self.is_turn(pages, now) {
             let in_turn = self.uars.range(self.next_page..).chain(self.uars.range(..self.next_page));
@@ -40,19 +95,15 @@ impl Engine {
             }
             self.next_page = last.map_or(0, |id| id + 1);
         }
-        self.handle(&rung, now);
-        if !rung.is_empty() {
-            self.look_at = self.resources.dice.pause(LibertyKinds::DOORBELLS).map(|pause| now + pause);
-        }
-        !rung.is_empty()
+        rung
     }
 
-    /// Whether there are more pages of doorbell registers than one step looks at.
+    /// Returns whether there are more pages than one step polls.
     pub(crate) fn has_many_pages(&self) -> bool {
         self.uars.len() > PAGES
     }
 
-    /// Whether it is time to look at pages of which no thread has told.
+    /// Returns whether it is time to poll pages that were not announced.
     fn is_turn(&mut self, pages: usize, now: Instant) -> bool {
         let has_many = self.has_many_pages();
         let is_turn = !has_many || pages > PAGES || self.next_turn.is_none_or(|at| now >= at);
@@ -62,128 +113,94 @@ impl Engine {
         is_turn
     }
 
-    /// Handles every doorbell that has rung, on all pages where completion queues are armed.
-    pub(crate) fn take_arms(&mut self, now: Instant) {
-        let mut rung = Vec::new();
-        for id in &self.arming {
-            if let Some(uar) = self.uars.get(id) {
-                collect(*id, uar, &mut rung);
-            }
-        }
-        self.handle(&rung, now);
-    }
-
-    /// Handles every doorbell that has rung, on all pages.
-    #[cfg(test)]
-    pub(crate) fn take_doorbells(&mut self, now: Instant) {
-        let mut rung = Vec::new();
-        self.uars.iter().for_each(|(id, uar)| collect(*id, uar, &mut rung));
-        self.handle(&rung, now);
-    }
-
-    /// Handles every doorbell that has rung on the page of a queue pair.
-    pub(crate) fn take_doorbells_of(&mut self, qpn: u32, now: Instant) {
-        let mut rung = Vec::new();
-        let page = self.qps.get(&qpn).and_then(|qp| qp.endpoint.config.uar);
-        if let Some((id, uar)) = page.and_then(|id| self.uars.get_key_value(&id)) {
-            collect(*id, uar, &mut rung);
-        }
-        self.handle(&rung, now);
-    }
-
-    fn handle(&mut self, rung: &[Rung], now: Instant) {
-        for Rung { page, offset, bell } in rung {
-            if *offset != doorbell::UAR_CQ_ARM {
-                trace::rung(self.resources.port, *bell);
-            }
-            match *offset {
-                doorbell::UAR_CQ_ARM => self.arm(*bell, now),
-                doorbell::UAR_NO_RECORD => self.ring_without_record(*page, *bell, now),
-                _ => self.ring(*page, *bell, now),
-            }
+    /// Adds the doorbells that have rung on a page.
+    pub(super) fn collect(&self, page: u32, rung: &mut Vec<Rung>) {
+        if let Some(uar) = self.uars.get(&page) {
+            collect(page, uar, rung);
         }
     }
-
-    /// Arms a completion queue, and all others whose doorbells this one may have overwritten. They
-    /// may belong to any UAR: libmlx5 rings on the page of the context.
-    fn arm(&mut self, bell: Doorbell, now: Instant) {
-        let (arm, rung) = CqArm::from_doorbell(bell.raw());
-        let mut problem = (!self.resources.cqs.contains_key(&rung))
-            .then(|| (Verdict::Refused, format!("arms completion queue {rung:#x}, which does not exist")));
-        for (&cqn, cq) in &mut self.resources.cqs {
-            let fires = if cqn == rung { cq.rung(arm) } else { cq.poll_arm_record() };
-            if cqn == rung && !cq.has_record() {
-                // The doorbell has all that the record should have: only where another one overwrites it,
-                // the record is the sole trace of the arm.
-                let message = format!("arms completion queue {cqn:#x}, whose arm record was never written");
-                problem = Some((Verdict::Accepted, message));
-            }
-            let fires = cq.moderate(fires, now);
-            if let Some(due) = cq.due() {
-                self.resources.held.insert((due, cqn));
-            }
-            if fires.0 {
-                self.resources.events.push(Event::Completion { cqn });
-            }
-        }
-        if let Some((verdict, message)) = problem {
-            let diagnostic = Diagnostic { verdict, qpn: None, index: None, field: "arm doorbell", message };
-            self.resources.diagnostics.report(diagnostic);
-        }
-    }
-
-    /// Handles a doorbell of a page: every queue pair of the page is served up to its record.
-    fn ring(&mut self, uar: u32, bell: Doorbell, now: Instant) {
-        let Some(rung) = self.uars.get(&uar) else { return };
-        let is_known = rung.qps.contains(&bell.qpn());
-        let qps: Vec<u32> = rung.qps.iter().copied().collect();
-        if !is_known {
-            self.report_stranger(uar, bell);
-        }
-        for qpn in qps {
-            let is_own = qpn == bell.qpn();
-            self.with_qp(qpn, now, |qp, context| {
-                if is_own {
-                    qp.check_doorbell(bell, context);
-                }
-                qp.ring(is_own, context);
-            });
-            self.activate(qpn);
-        }
-    }
-
-    /// Handles a doorbell of queue pairs without a record: only the one that it names is served.
-    fn ring_without_record(&mut self, uar: u32, bell: Doorbell, now: Instant) {
-        let qpn = bell.qpn();
-        if self.uars.get(&uar).is_some_and(|uar| uar.qps.contains(&qpn)) {
-            self.with_qp(qpn, now, |qp, context| qp.ring_without_record(bell, context));
-            self.activate(qpn);
-        } else {
-            self.report_stranger(uar, bell);
-        }
-    }
-
-    fn report_stranger(&mut self, uar: u32, bell: Doorbell) {
-        let message = format!("names queue pair {:#x}, which is not on UAR {uar}", bell.qpn());
-        let index = Some(bell.index());
-        let diagnostic =
-            Diagnostic { verdict: Verdict::Refused, qpn: None, index, field: "doorbell", message };
-        self.resources.diagnostics.report(diagnostic);
-    }
-}
-
-/// A doorbell that has rung.
-struct Rung {
-    page: u32,
-    /// Of its register.
-    offset: usize,
-    bell: Doorbell,
 }
 
 fn collect(page: u32, uar: &Uar, rung: &mut Vec<Rung>) {
     for &register in &uar.registers {
         if let Some(raw) = uar.page.take(register) {
             rung.push(Rung { page, offset: register.offset(), bell: Doorbell::from_raw(raw) });
+        }
+    }
+}
+
+/// Maximum number of pages in the list. The engine finds others when it polls all pages in turn.
+const MOST: usize = 1 << 16;
+
+/// Pages for which memory is allocated in advance, so that a ringing thread rarely allocates.
+const USUAL: usize = 64;
+
+/// Announced pages. The list has its own lock, so that a ringing thread does not wait for the engine.
+#[derive(Debug)]
+pub(crate) struct RungPages {
+    pages: Mutex<Vec<u32>>,
+    /// True if the list is not empty.
+    any: AtomicBool,
+}
+
+impl Default for RungPages {
+    fn default() -> Self {
+        RungPages { pages: Mutex::new(Vec::with_capacity(USUAL)), any: AtomicBool::new(false) }
+    }
+}
+
+impl RungPages {
+    /// Returns an empty list for [`Self::take`].
+    pub(crate) fn list() -> Vec<u32> {
+        Vec::with_capacity(USUAL)
+    }
+
+    pub(crate) fn push(&self, page: u32) {
+        let mut pages = self.pages.lock();
+        if pages.len() < MOST {
+            pages.push(page);
+            self.any.store(true, Ordering::Release);
+        }
+    }
+
+    /// Replaces the contents of `list` by the announced pages, in order and possibly with duplicates. The allocations
+    /// of both lists are swapped, and so reused.
+    pub(crate) fn take(&self, list: &mut Vec<u32>) {
+        list.clear();
+        if self.any.load(Ordering::Acquire) {
+            let mut pages = self.pages.lock();
+            self.any.store(false, Ordering::Release);
+            std::mem::swap(&mut *pages, list);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_are_taken_once_and_the_list_has_an_end() {
+        let (rung, mut list) = (RungPages::default(), RungPages::list());
+        let mut take = || {
+            rung.take(&mut list);
+            list.clone()
+        };
+        assert!(take().is_empty());
+        [3, 1, 3].into_iter().for_each(|page| rung.push(page));
+        assert_eq!((take(), take()), (vec![3, 1, 3], vec![]));
+        (0..2 * MOST as u32).for_each(|page| rung.push(page));
+        assert_eq!(take().len(), MOST);
+        assert!(take().is_empty());
+    }
+
+    #[test]
+    fn memory_goes_to_and_fro() {
+        let (rung, mut list) = (RungPages::default(), RungPages::list());
+        for _ in 0..100 {
+            (0..USUAL as u32).for_each(|page| rung.push(page));
+            rung.take(&mut list);
+            assert_eq!((list.len(), list.capacity()), (USUAL, USUAL));
         }
     }
 }

@@ -1,16 +1,12 @@
-//! The engine: what the card does, step by step. It owns all state of the device and no memory of
-//! its users.
+//! The engine performs the card's work step by step. It owns all state of the device, and no memory of its users.
 
-mod ahead;
-mod arrivals;
-mod completions;
-mod depart;
+pub(crate) mod arrivals;
 mod doorbells;
-mod peer;
 mod schedule;
 mod send;
 mod state;
 mod step;
+mod timeouts;
 
-pub(crate) use state::{Engine, Uar, XrcDomain};
-pub(crate) use step::nap;
+pub(crate) use doorbells::{RungPages, Uar};
+pub(crate) use state::{Engine, XrcDomain};

@@ -1,49 +1,44 @@
-//! Which queue pairs have work, and when.
+//! Lists of queue pairs with work, and their timers.
 
 use crate::card::config::QpState;
 use crate::card::transport::qp::Qp;
 use std::collections::{BTreeSet, HashSet, VecDeque};
 use std::time::Instant;
 
-/// Lists of queue pairs with work.
 #[derive(Default)]
 pub(super) struct Schedule {
     /// Queue pairs with something to send.
     active: VecDeque<u32>,
-    /// Queue pairs of `active` that the current round has still to serve.
+    /// Number of queue pairs of `active` that the current round has not served yet.
     left_in_round: usize,
-    /// Rounds that have ended.
     pub(super) rounds: u64,
     /// Queue pairs that found the fabric full.
     blocked: Vec<u32>,
-    /// Queue pairs in ERR. Receives that are posted to them are flushed.
+    /// Queue pairs in ERR: receives posted to them are flushed.
     failed: HashSet<u32>,
-    /// Queue pairs whose next request is a WAIT that was not met when the card looked last.
+    /// Queue pairs whose next request is a WAIT that was not met at the last poll.
     waiting: HashSet<u32>,
     timers: BTreeSet<(Instant, u32)>,
 }
 
 impl Schedule {
-    /// Adds a queue pair to those with something to send.
     pub(super) fn activate(&mut self, qp: &mut Qp) {
         if !std::mem::replace(&mut qp.scheduled, true) {
             self.active.push_back(qp.endpoint.qpn);
         }
     }
 
-    /// Number of queue pairs with something to send.
     pub(super) fn active(&self) -> usize {
         self.active.len()
     }
 
-    /// The next queue pair with something to send.
     pub(super) fn next_active(&mut self) -> Option<u32> {
         self.left_in_round = self.left_in_round.saturating_sub(1);
         self.active.pop_front()
     }
 
-    /// Whether a round has ended: every queue pair was served that had something to send at the
-    /// round's begin. The next round begins.
+    /// Returns whether a round has ended, in which every queue pair was served that had something to send at its start.
+    /// If so, starts the next round.
     pub(super) fn ends_round(&mut self) -> bool {
         let ends = self.left_in_round == 0;
         if ends {
@@ -53,7 +48,6 @@ impl Schedule {
         ends
     }
 
-    /// Adds a queue pair to those that found the fabric full.
     pub(super) fn block(&mut self, qpn: u32) {
         self.blocked.push(qpn);
     }
@@ -62,22 +56,21 @@ impl Schedule {
         std::mem::take(&mut self.blocked)
     }
 
-    /// Queue pairs in ERR.
     pub(super) fn failed(&self) -> Vec<u32> {
         self.failed.iter().copied().collect()
     }
 
-    /// Updates the lists of failed queue pairs and of timers, after a step of a queue pair.
+    /// Updates the failed, waiting and timer lists after a step of a queue pair.
     pub(super) fn update(&mut self, qp: &mut Qp) {
         let qpn = qp.endpoint.qpn;
         if qp.endpoint.state() == QpState::Err {
             self.failed.insert(qpn);
         }
-        if qp.requester.is_held() {
+        if qp.requester.has_unmet_wait() {
             self.waiting.insert(qpn);
         }
-        // A timer that is set too early expires without effect and is set again. This costs less
-        // than moving it with every packet.
+        // A timer that is set too early expires without effect and is set again. This costs less than moving it with
+        // every packet.
         if let Some(wake) = qp.next_wake()
             && qp.timer.is_none_or(|timer| wake < timer)
         {
@@ -88,34 +81,28 @@ impl Schedule {
         }
     }
 
-    /// Queue pairs that wait; none in a card that no work request makes wait.
     pub(super) fn waiting(&self) -> Vec<u32> {
         self.waiting.iter().copied().collect()
     }
 
-    /// A queue pair waits no more.
-    pub(super) fn released(&mut self, qpn: u32) {
+    pub(super) fn stop_waiting(&mut self, qpn: u32) {
         self.waiting.remove(&qpn);
     }
 
-    /// The next queue pair whose timer has expired.
     pub(super) fn next_expired(&mut self, now: Instant) -> Option<u32> {
         let (_, qpn) = *self.timers.first().filter(|(at, _)| *at <= now)?;
         self.timers.pop_first();
         Some(qpn)
     }
 
-    /// When the next timer expires.
     pub(super) fn next_timer(&self) -> Option<Instant> {
         self.timers.first().map(|(at, _)| *at)
     }
 
-    /// A queue pair has left ERR.
-    pub(super) fn recovered(&mut self, qpn: u32) {
+    pub(super) fn clear_failed(&mut self, qpn: u32) {
         self.failed.remove(&qpn);
     }
 
-    /// Removes a queue pair that is destroyed.
     pub(super) fn remove(&mut self, qp: &Qp) {
         let qpn = qp.endpoint.qpn;
         self.failed.remove(&qpn);

@@ -1,25 +1,51 @@
-//! Sending the packets of a queue pair.
+//! Sending: the packets of queue pairs, management datagrams, and the faults that they meet.
+//!
+//! The payloads of several packets of a queue pair may form a batch: clients of peer memory copy them straight to the
+//! fabric, and the packets leave together, when the card has waited for the copies. They leave before the card does
+//! anything else: for the rest of the card, and for programs, they leave one by one, like others.
 
-use super::ahead::Made;
-use super::depart::Departure;
+use super::arrivals::{arrive, crossing, delay, deliver};
 use super::state::Engine;
+use super::timeouts::state_of_ended;
+use crate::card::config::Transport;
+use crate::card::delayed::{DelayedPacket, Flow};
+use crate::card::management::MANAGEMENT_QPN;
+use crate::card::memory::peer_copies::MIN_DIRECT;
 use crate::card::transport::qp::{Outgoing, Qp};
-use crate::packet::Header;
-use std::time::Instant;
+use crate::fabric::{MULTICAST, Node, Part, SendOutcome};
+use crate::faults::{Direction, Fate};
+use crate::packet::{GLOBAL, Header, MULTICAST_QPN, PacketKind, UNRELIABLE};
+use std::time::{Duration, Instant};
+use zerocopy::IntoBytes;
 
-/// Packets that one step sends for a queue pair, before it serves others and commands.
+/// Time after which a delayed packet is tried again for which the fabric had no room.
+const TRY_AGAIN: Duration = Duration::from_micros(100);
+/// Maximum number of delayed packets of a flow that one step releases.
+const RELEASE_BUDGET: usize = 32;
+
+/// Result of a departure for the packet's queue pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Departure {
+    Gone,
+    /// There is no room. The queue pair builds the packet again later.
+    NoRoom,
+}
+
+fn length_of(parts: &[Part]) -> usize {
+    parts.iter().map(|(_, len)| *len).sum()
+}
+
+/// Maximum number of packets that one step sends for a queue pair, before it serves others and commands.
 const SEND_BUDGET: usize = 16;
 
-/// Rounds of sending for a queue pair that is about to go.
+/// Maximum number of rounds of sending for a queue pair that is about to be destroyed.
 const LAST_ROUNDS: usize = 64;
 
-/// How serving a queue pair ended.
 pub(crate) enum Served {
-    /// It has nothing more to send now.
+    /// Nothing more to send now.
     All,
-    /// It has more to send.
+    /// More to send.
     Part,
-    /// The fabric is full.
     Blocked,
 }
 
@@ -27,16 +53,24 @@ pub(crate) enum Served {
 enum Fetch {
     Done,
     Failed,
-    /// The fabric has no room for it.
     Full,
 }
 
+/// Result of adding a packet to a batch.
+enum Batched {
+    Yes,
+    /// The packet leaves like others.
+    No,
+    /// The payload cannot be read, and the request or response is refused.
+    Refused,
+    NoRoom,
+}
+
 impl Engine {
-    /// Sends packets of a queue pair.
     pub(crate) fn serve(&mut self, qpn: u32, now: Instant) -> Served {
         let served = self.serve_up_to_budget(qpn, now);
-        match (self.settle(now), served) {
-            // What failed was a response, perhaps: its refusal is still to be sent.
+        match (self.finish_batch(now), served) {
+            // A response may have failed: its refusal has not been sent yet.
             (false, Served::All) => Served::Part,
             (_, served) => served,
         }
@@ -49,19 +83,19 @@ impl Engine {
             self.pass_on_enables(now);
             let Some(Some(packet)) = made else { return Served::All };
             if self.resources.payload.is_waiting() {
-                match self.make_ahead(&packet, now) {
-                    Made::Yes if !self.ahead.is_full() => continue,
-                    Made::Yes => {
-                        self.settle(now);
+                match self.add_to_batch(&packet, now) {
+                    Batched::Yes if !self.batch.is_full() => continue,
+                    Batched::Yes => {
+                        self.finish_batch(now);
                         continue;
                     }
-                    Made::No => {}
-                    Made::Refused => continue,
-                    Made::NoRoom => return Served::Blocked,
+                    Batched::No => {}
+                    Batched::Refused => continue,
+                    Batched::NoRoom => return Served::Blocked,
                 }
             }
-            if !self.settle(now) {
-                // The queue pair has failed, or will when its turn comes: the packet is not of it any more.
+            if !self.finish_batch(now) {
+                // The queue pair has failed, or will when its turn comes: the packet is no longer valid.
                 continue;
             }
             if self.resources.payload.is_waiting() {
@@ -78,10 +112,10 @@ impl Engine {
         Served::Part
     }
 
-    /// Sends what was posted to a queue pair of an unreliable transport that is about to go, and the answers that any
-    /// owes, unless that is much. On a card of hardware it has left: a command takes longer than a doorbell, and an
-    /// acknowledgement leaves before the program sees the receive. Programs count on that (`mckey`, `ibv_srq_pingpong`).
-    pub(crate) fn send_the_last(&mut self, qpn: u32) {
+    /// Sends the posted requests of an unreliable queue pair, and the outstanding answers of any queue pair, before it
+    /// is destroyed, within a limit. On hardware they have left by then: a command takes longer than a doorbell, and an
+    /// acknowledgement precedes its completion. Programs rely on that (`mckey`, `ibv_srq_pingpong`).
+    pub(crate) fn send_remaining(&mut self, qpn: u32) {
         self.take_doorbells_of(qpn, Instant::now());
         let goes_on = |qp: &Qp| !qp.endpoint.config.transport.is_reliable() || qp.owes_answers();
         for _ in 0..LAST_ROUNDS {
@@ -93,7 +127,7 @@ impl Engine {
         }
     }
 
-    /// Hands the SEND_ENs that were executed to the queue pairs that they release.
+    /// Passes executed SEND_ENs to the queue pairs that they release.
     fn pass_on_enables(&mut self, now: Instant) {
         for enable in std::mem::take(&mut self.resources.enables) {
             self.with_qp(enable.slave, now, |qp, context| qp.enable(enable, context));
@@ -101,11 +135,10 @@ impl Engine {
         }
     }
 
-    /// Reads the pieces of a packet's payload that are in peer memory. If that fails, the request
-    /// or the response is refused.
+    /// Reads the pieces of a packet's payload that are in peer memory. On failure the request or response is refused.
     fn fetch_payload(&mut self, packet: &Outgoing, now: Instant) -> Fetch {
         let payload = &mut self.resources.payload;
-        // Clients are slow: they are not asked repeatedly for a packet that has no room.
+        // Clients are slow: a packet without room must not make them read repeatedly.
         if packet.to != self.resources.port.node()
             && self.fabric.is_full(packet.to, size_of::<Header>(), payload.len())
         {
@@ -115,5 +148,299 @@ impl Engine {
         let Err(failure) = payload.fetch() else { return Fetch::Done };
         self.with_qp(packet.qpn, now, |qp, context| qp.payload_failed(packet, &failure, context));
         Fetch::Failed
+    }
+
+    /// Places a packet in the fabric, and starts copying its payload there. Clears the gathered payload, unless the
+    /// packet leaves like others.
+    fn add_to_batch(&mut self, packet: &Outgoing, now: Instant) -> Batched {
+        let made = self.place_in_batch(packet, now);
+        if !matches!(made, Batched::No) {
+            self.resources.payload.clear();
+        }
+        made
+    }
+
+    fn place_in_batch(&mut self, packet: &Outgoing, now: Instant) -> Batched {
+        if !self.may_batch(packet) {
+            return Batched::No;
+        }
+        let Engine { fabric, resources, batch, .. } = self;
+        let (payload, header) = (&resources.payload, packet.header.as_bytes());
+        batch.places.clear();
+        // SAFETY: the parts were resolved just now, to registered memory or to inline bytes that the request owns. The
+        // batch is finished before another packet is sent.
+        match unsafe { fabric.place(packet.to, header, payload.parts(), &mut batch.places) } {
+            SendOutcome::Sent => {}
+            SendOutcome::Full => return Batched::NoRoom,
+            SendOutcome::Unreachable => return Batched::No,
+        }
+        // SAFETY: the fabric has reserved the places for this packet, and does not pass them to its consumer before the
+        // copies were waited for, here or in `finish_batch`.
+        let begun = unsafe { payload.begin(&batch.places, &mut batch.reading) };
+        if matches!(begun, Ok(true)) {
+            let (bytes, left_at) = (payload.len(), fabric.position());
+            batch.packets.push((*packet, bytes));
+            batch.bytes += bytes;
+            self.with_qp(packet.qpn, now, |qp, context| {
+                qp.packet_sent(packet, context);
+                qp.note_position(&packet.header, Some(left_at));
+            });
+            return Batched::Yes;
+        }
+        batch.wait();
+        fabric.take_back(packet.to);
+        if batch.packets.is_empty() {
+            // Only this packet had copies. Its failure shows below, or when it is sent like others.
+            batch.failure = None;
+        }
+        let Err(failure) = begun else { return Batched::No };
+        // Packets added before this one leave before it fails.
+        if self.finish_batch(now) {
+            self.with_qp(packet.qpn, now, |qp, context| qp.payload_failed(packet, &failure, context));
+        }
+        Batched::Refused
+    }
+
+    /// Returns whether a packet may join a batch: a long one of a reliable connection, whose requests complete by an
+    /// answer only, to another card of this host, without delays.
+    fn may_batch(&self, packet: &Outgoing) -> bool {
+        let qp = self.qps.get(&packet.qpn);
+        self.resources.payload.len() >= MIN_DIRECT
+            && packet.to != self.resources.port.node()
+            && self.fabric.is_of_one_host()
+            && !self.resources.faults.is_on()
+            && self.delayed.is_empty()
+            && qp.is_some_and(|qp| qp.endpoint.config.transport == Transport::Rc)
+    }
+
+    /// Waits for the copies of the batch and lets its packets leave. Returns false if a copy has failed: then no packet
+    /// leaves, and the request or response of the first one is refused.
+    fn finish_batch(&mut self, now: Instant) -> bool {
+        self.batch.wait();
+        let failure = self.batch.failure.take();
+        self.batch.bytes = 0;
+        let mut packets = std::mem::take(&mut self.batch.packets);
+        let Some((first, _)) = packets.first() else { return failure.is_none() };
+        match &failure {
+            None => {
+                self.fabric.publish(first.to);
+                for (packet, bytes) in &packets {
+                    self.counters.sent(&packet.header, *bytes as u64);
+                }
+            }
+            Some(failure) => {
+                self.fabric.withdraw(first.to);
+                self.with_qp(first.qpn, now, |qp, context| qp.payload_failed(first, failure, context));
+            }
+        }
+        // Reuses the allocation.
+        packets.clear();
+        self.batch.packets = packets;
+        failure.is_none()
+    }
+
+    /// Waits for all copies in progress. After a panic the step that started them no longer does; then their source and
+    /// target may be freed.
+    pub(crate) fn end_copies(&mut self) {
+        self.batch.wait();
+        self.resources.peers.finish();
+    }
+
+    /// Sends the packet whose payload was gathered.
+    fn depart(&mut self, packet: &Outgoing, now: Instant) -> Departure {
+        let parts = self.resources.payload.take();
+        let departure = if self.resources.faults.is_on() || !self.delayed.is_empty() {
+            self.depart_with_faults(packet, &parts, now)
+        } else {
+            self.depart_without_faults(packet, &parts, now)
+        };
+        self.resources.payload.give_back(parts);
+        departure
+    }
+
+    fn depart_without_faults(&mut self, packet: &Outgoing, parts: &[Part], now: Instant) -> Departure {
+        // Loopback: the sending queue pair moves on before the packet is delivered, as both may be the same queue pair.
+        // Unreliable packets are delivered first: sending them completes the request, which may own the data.
+        let moves_on_first = packet.to == self.resources.port.node() && packet.header.is_reliable();
+        if moves_on_first {
+            self.sent(packet, now);
+        }
+        let outcome = self.transmit(&packet.header, packet.to, parts, now);
+        if outcome == SendOutcome::Full {
+            return Departure::NoRoom;
+        }
+        if !moves_on_first {
+            let left_at = (outcome == SendOutcome::Sent).then(|| self.fabric.position());
+            self.with_qp(packet.qpn, now, |qp, context| {
+                qp.note_position(&packet.header, left_at);
+                qp.packet_sent(packet, context);
+            });
+        }
+        self.note_unreachable(packet.qpn, packet.to, &packet.header, outcome, now);
+        Departure::Gone
+    }
+
+    /// Sends a packet while faults are on. They decide about it once.
+    fn depart_with_faults(&mut self, packet: &Outgoing, parts: &[Part], now: Instant) -> Departure {
+        let flow = (Direction::Out, packet.qpn);
+        if self.delayed.is_full(flow) {
+            return Departure::NoRoom;
+        }
+        let fate = self.resources.faults.crosses(&crossing(Direction::Out, packet.qpn, &packet.header));
+        let copies = match fate {
+            Fate::Fails(syndrome) => {
+                self.with_qp(packet.qpn, now, |qp, context| qp.fail_current(syndrome, context));
+                return Departure::Gone;
+            }
+            Fate::Lost => 0,
+            Fate::Passes | Fate::Delayed { .. } => 1,
+            Fate::Duplicated => 2,
+        };
+        // SAFETY: the parts are the packet's payload, readable while it is handled.
+        let copy = unsafe { delay(&packet.header, packet.to, parts, fate, now) };
+        self.sent(packet, now);
+        (0..copies).for_each(|_| self.delayed.push(flow, copy.clone()));
+        // A packet without delay leaves now, unless earlier ones of its queue pair wait.
+        self.release(flow, now);
+        Departure::Gone
+    }
+
+    fn sent(&mut self, packet: &Outgoing, now: Instant) {
+        self.with_qp(packet.qpn, now, |qp, context| qp.packet_sent(packet, context));
+    }
+
+    /// Passes a packet to the fabric, or to the card itself.
+    fn transmit(&mut self, header: &Header, to: Node, parts: &[Part], now: Instant) -> SendOutcome {
+        let outcome = match to {
+            MULTICAST => self.transmit_to_group(header, parts, now),
+            to => self.transmit_to(header, to, parts, now),
+        };
+        if outcome == SendOutcome::Sent {
+            self.counters.sent(header, length_of(parts) as u64);
+        }
+        outcome
+    }
+
+    /// Passes a datagram to all cards with members of its group. If one has no room, all wait; one that can no longer
+    /// be reached misses it.
+    fn transmit_to_group(&mut self, header: &Header, parts: &[Part], now: Instant) -> SendOutcome {
+        // No queue pair accepts a packet for a group that has another destination number.
+        let is_for_group = header.dest_qpn.get() == MULTICAST_QPN && header.has(GLOBAL);
+        let members = if is_for_group { self.fabric.members(&header.group()) } else { Vec::new() };
+        let (own, length) = (self.resources.port.node(), length_of(parts));
+        let is_full = |node: Node| node != own && self.fabric.is_full(node, size_of::<Header>(), length);
+        if members.iter().any(|node| is_full(*node)) {
+            return SendOutcome::Full;
+        }
+        for node in members {
+            if self.transmit_to(header, node, parts, now) != SendOutcome::Sent {
+                tracing::debug!(node, "a datagram misses a member of its group");
+            }
+        }
+        SendOutcome::Sent
+    }
+
+    fn transmit_to(&mut self, header: &Header, to: Node, parts: &[Part], now: Instant) -> SendOutcome {
+        if to != self.resources.port.node() {
+            // SAFETY: the parts were resolved just now to registered memory or to inline bytes that the request owns,
+            // or were read or copied into buffers of the card. None is freed while the engine is locked.
+            return unsafe { self.fabric.try_send(to, header.as_bytes(), parts) };
+        }
+        self.counters.received(header, length_of(parts) as u64);
+        let (mut context, mut touched) = (self.resources.context(now), Vec::new());
+        let bytes = header.as_bytes();
+        arrive(&mut self.delayed, &mut self.qps, to, bytes, parts, &mut context, &mut touched);
+        touched.into_iter().for_each(|qpn| self.reschedule(qpn));
+        SendOutcome::Sent
+    }
+
+    /// Fails a reliable connection whose peer's process has ended or never existed: no retry would reach it.
+    fn note_unreachable(&mut self, qpn: u32, to: Node, header: &Header, outcome: SendOutcome, now: Instant) {
+        let is_request = PacketKind::try_from(header.kind).is_ok_and(PacketKind::is_request);
+        if outcome == SendOutcome::Unreachable && is_request && header.is_reliable() {
+            let Some(qp) = self.qps.get_mut(&qpn) else { return };
+            let peer = state_of_ended(&mut self.fabric, to, (self.schedule.rounds, now), &mut qp.requester);
+            self.with_qp(qpn, now, |qp, context| qp.retry(peer, context));
+        }
+    }
+
+    /// Releases the delayed packets that are ready. Returns whether there were any.
+    pub(super) fn release_packets(&mut self, now: Instant) -> bool {
+        if self.delayed.is_empty() {
+            return false;
+        }
+        if !self.resources.faults.is_on() {
+            self.delayed.expire(now);
+        }
+        let mut released = false;
+        for flow in self.delayed.ready(now) {
+            released |= self.release(flow, now);
+        }
+        released
+    }
+
+    /// Releases the packets of a flow that are due. Returns whether there were any.
+    fn release(&mut self, flow: Flow, now: Instant) -> bool {
+        for count in 0..RELEASE_BUDGET {
+            let Some(packet) = self.delayed.pop(flow, now) else { return count > 0 };
+            let parts = [(packet.payload.as_ptr(), packet.payload.len())];
+            let outcome = match flow {
+                (Direction::Out, _) => self.transmit(&packet.header, packet.node, &parts, now),
+                (Direction::In, _) => {
+                    let (mut context, mut touched) = (self.resources.context(now), Vec::new());
+                    let DelayedPacket { node, header, .. } = &packet;
+                    deliver(&mut self.qps, *node, header, &parts, &mut context, &mut touched);
+                    touched.into_iter().for_each(|qpn| self.reschedule(qpn));
+                    SendOutcome::Sent
+                }
+            };
+            if outcome == SendOutcome::Full {
+                self.delayed
+                    .push_front(flow, DelayedPacket { due: now + TRY_AGAIN, had_no_room: true, ..packet });
+                return count > 0;
+            }
+            self.delayed.count_passed(flow);
+            if flow.0 == Direction::Out {
+                let left_at = (outcome == SendOutcome::Sent).then(|| self.fabric.position());
+                self.with_qp(flow.1, now, |qp, _| qp.note_position(&packet.header, left_at));
+                self.note_unreachable(flow.1, packet.node, &packet.header, outcome, now);
+            }
+        }
+        true
+    }
+
+    /// Sends the delayed packets of a queue pair before it is destroyed: for programs they have left already. They may
+    /// include the acknowledgement of a completed receive, which would be lost if the process ends soon.
+    pub(crate) fn flush_delayed_packets_of(&mut self, qpn: u32, now: Instant) {
+        let flow = (Direction::Out, qpn);
+        self.delayed.expire_flow(flow, now);
+        while self.release(flow, now) {}
+    }
+
+    /// Sends all delayed packets before the card ends: for programs they have left already.
+    pub(crate) fn flush_delayed_packets(&mut self, now: Instant) {
+        self.delayed.expire(now);
+        while self.release_packets(now) {}
+    }
+
+    /// Sends a management datagram. It is lost if there is no card at the node, if faults lose it, or if too many wait
+    /// for room in the fabric.
+    pub(crate) fn send_management(&mut self, to: Node, bytes: &[u8], now: Instant) {
+        let mut header = Header::new(PacketKind::Management, MANAGEMENT_QPN, MANAGEMENT_QPN, 0);
+        header.flags |= UNRELIABLE;
+        let flow = (Direction::Out, MANAGEMENT_QPN);
+        let fate = match self.resources.faults.is_on() {
+            true => self.resources.faults.crosses(&crossing(flow.0, flow.1, &header)),
+            false => Fate::Passes,
+        };
+        if fate == Fate::Lost || self.delayed.is_full(flow) {
+            tracing::debug!(to, "a management datagram is lost");
+            return;
+        }
+        // SAFETY: the part is the slice.
+        let packet = unsafe { delay(&header, to, &[(bytes.as_ptr(), bytes.len())], fate, now) };
+        // It leaves now, unless it is delayed or earlier ones wait.
+        self.delayed.push(flow, packet);
+        self.release(flow, now);
     }
 }

@@ -1,49 +1,61 @@
-//! The state of an engine.
+//! The state of an engine, and the operations that its steps and commands are built on.
 
-use super::ahead::Ahead;
+use super::doorbells::Doorbells;
 use super::schedule::Schedule;
+use crate::card::config::WaitRules;
 use crate::card::context::{Context, Resources};
 use crate::card::counters;
 use crate::card::delayed::DelayedPackets;
 use crate::card::memory::clock::Clock;
-use crate::card::memory::uar::{Register, UarPage, UarPages};
+use crate::card::memory::peer_copies::MAX_PENDING;
+use crate::card::memory::ring::Entry;
 use crate::card::port::Port;
-use crate::card::told::Told;
-use crate::card::transport::qp::Qp;
-use crate::card::waits::WaitRules;
-use crate::fabric::Fabric;
+use crate::card::reports::Event;
+use crate::card::transport::qp::{Outgoing, Qp};
+use crate::fabric::{Fabric, Hole};
 use crate::faults::Faults;
 use crate::liberties::Dice;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use crate::peer_memory::{PeerFailure, PeerMapping};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// A page of doorbell registers, and the queue pairs that it rings.
-pub(crate) struct Uar {
-    pub(crate) page: UarPage,
-    /// The registers that can be rung.
-    pub(crate) registers: Vec<Register>,
-    pub(crate) qps: BTreeSet<u32>,
-}
-
-impl Uar {
-    /// Polls another register of the page, too.
-    pub(crate) fn poll_also(&mut self, register: Register) {
-        if !self.registers.contains(&register) {
-            self.registers.push(register);
-        }
-    }
-}
-
-/// An XRC domain.
 #[derive(Debug)]
 pub(crate) struct XrcDomain {
     /// Device and inode of the file that names it.
     pub(crate) file: Option<(u64, u64)>,
-    /// How often it is open.
     pub(crate) openers: u32,
     /// Queue pairs and shared receive queues in it.
     pub(crate) users: u32,
+}
+
+/// Packets that have a place in the fabric and whose payload is still being copied there.
+#[derive(Default)]
+pub(super) struct PeerBatch {
+    /// The packets, each with its bytes of payload.
+    pub(super) packets: Vec<(Outgoing, usize)>,
+    pub(super) reading: Vec<Arc<PeerMapping>>,
+    pub(super) failure: Option<PeerFailure>,
+    pub(super) places: Vec<Hole>,
+    pub(super) bytes: usize,
+}
+
+// SAFETY: the places are used only while a batch is open, by the thread that holds the engine's lock.
+unsafe impl Send for PeerBatch {}
+
+impl PeerBatch {
+    /// Returns whether the batch is large enough to leave.
+    pub(super) fn is_full(&self) -> bool {
+        self.bytes >= MAX_PENDING
+    }
+
+    pub(super) fn wait(&mut self) {
+        for memory in self.reading.drain(..) {
+            if let Err(failure) = memory.finish() {
+                self.failure.get_or_insert(failure);
+            }
+        }
+    }
 }
 
 /// All state of a card.
@@ -52,41 +64,25 @@ pub(crate) struct Engine {
     /// Protection domains, each with the number of objects in it.
     pub(crate) pds: HashMap<u32, u32>,
     pub(crate) xrcds: HashMap<u32, XrcDomain>,
-    pub(crate) uars: BTreeMap<u32, Uar>,
-    /// The memory of the pages in `uars`, declared after them: it is dropped later.
-    pub(crate) uar_pages: UarPages,
+    pub(crate) doorbells: Doorbells,
     pub(crate) qps: HashMap<u32, Qp>,
     pub(crate) resources: Resources,
     pub(super) schedule: Schedule,
-    pub(super) ahead: Ahead,
-    /// Before this, a step looks at no doorbell.
-    pub(super) look_at: Option<Instant>,
-    /// The page at which the next look at doorbells begins.
-    pub(super) next_page: u32,
-    /// When a card with many pages looks at the next of them.
-    pub(super) next_turn: Option<Instant>,
-    /// Pages of which threads have said that they have rung: the next look begins with them.
-    pub(crate) told: Arc<Told>,
-    /// What it has taken of that.
-    pub(super) told_pages: Vec<u32>,
-    /// Pages on which completion queues are armed.
-    pub(crate) arming: BTreeSet<u32>,
-    /// Packets that faults delay.
+    pub(super) batch: PeerBatch,
     pub(crate) delayed: DelayedPackets,
-    /// Where packets are counted.
-    pub(crate) counters: counters::Port,
-    pub(crate) rest: Rest,
+    pub(crate) counters: counters::CardCounters,
+    pub(crate) workers: Workers,
 }
 
-/// Who does the card's work.
+/// The threads that do the card's work.
 #[derive(Debug, Default)]
-pub(crate) struct Rest {
-    /// The card's own thread sleeps.
+pub(crate) struct Workers {
+    /// True if the card's own thread sleeps.
     pub(crate) asleep: bool,
-    /// Threads that do the work in its place, while they wait for the card.
+    /// Number of other threads that do the work while they wait for the card.
     pub(crate) helpers: u32,
-    /// No other thread may do it: the card uses memory of a peer-memory client, which is called from the card's thread
-    /// only, or the card is dropped, and its memory may be gone.
+    /// True if no other thread may work: because the card uses memory of a peer-memory client, which is called from the
+    /// card's thread only, or because the card is dropped and its memory may be gone.
     pub(crate) own_thread_only: bool,
 }
 
@@ -94,28 +90,20 @@ impl Engine {
     pub(crate) fn new(fabric: Fabric, port: Port, faults: Faults, dice: Dice, waits: WaitRules) -> Self {
         let (clock, speed) = (Arc::<Clock>::default(), fabric.speed());
         Engine {
-            rest: Rest::default(),
-            next_page: 0,
-            next_turn: None,
-            told: Arc::default(),
-            told_pages: Told::list(),
-            arming: BTreeSet::new(),
+            workers: Workers::default(),
             fabric,
             pds: HashMap::new(),
             xrcds: HashMap::new(),
-            uars: BTreeMap::new(),
-            uar_pages: UarPages::showing(clock.clone()),
+            doorbells: Doorbells::new(clock.clone()),
             qps: HashMap::new(),
             resources: Resources::new((port, speed), clock, faults, dice, waits),
             schedule: Schedule::default(),
-            ahead: Ahead::default(),
-            look_at: None,
+            batch: PeerBatch::default(),
             delayed: DelayedPackets::default(),
-            counters: counters::Port::default(),
+            counters: counters::CardCounters::default(),
         }
     }
 
-    /// Runs `work` on a queue pair.
     pub(crate) fn with_qp<R>(
         &mut self,
         qpn: u32,
@@ -128,32 +116,103 @@ impl Engine {
         Some(result)
     }
 
-    /// Adds a queue pair to those with something to send.
+    pub(crate) fn leave_domain(&mut self, pdn: u32) {
+        self.pds.entry(pdn).and_modify(|users| *users -= 1);
+    }
+
     pub(crate) fn activate(&mut self, qpn: u32) {
         if let Some(qp) = self.qps.get_mut(&qpn) {
             self.schedule.activate(qp);
         }
     }
 
-    /// Handles a queue pair that a packet has reached.
-    pub(super) fn touched(&mut self, qpn: u32) {
+    /// Reschedules a queue pair that a packet was delivered to.
+    pub(super) fn reschedule(&mut self, qpn: u32) {
         if let Some(qp) = self.qps.get_mut(&qpn) {
             self.schedule.update(qp);
             self.schedule.activate(qp);
         }
     }
 
-    /// A queue pair has left ERR.
-    pub(crate) fn recovered(&mut self, qpn: u32) {
-        self.schedule.recovered(qpn);
+    pub(crate) fn clear_failed(&mut self, qpn: u32) {
+        self.schedule.clear_failed(qpn);
     }
 
-    /// Writes everything that was taken and not yet written: memory is about to be deregistered.
-    pub(crate) fn write_parked(&mut self) {
-        self.qps.values_mut().for_each(|qp| qp.endpoint.parked.write_all());
+    /// Performs all deferred writes, before memory is deregistered.
+    pub(crate) fn write_deferred(&mut self) {
+        self.qps.values_mut().for_each(|qp| qp.endpoint.deferred.write_all());
     }
 
-    /// Runs `work` on all queue pairs.
+    /// Writes the delayed completions of a queue pair before it is reset or destroyed, as programs rely on seeing them.
+    pub(crate) fn flush_delayed_completions(&mut self, qpn: u32, now: Instant) {
+        for (cqn, entry) in self.resources.delayed.take_of(qpn) {
+            self.write_completion(cqn, entry, now);
+        }
+        self.report_last_receives();
+    }
+
+    fn report_last_receives(&mut self) {
+        let last = self.resources.delayed.take_last_receives();
+        self.resources.events.extend(last.into_iter().map(|qpn| Event::LastReceive { qpn }));
+    }
+
+    fn write_completion(&mut self, cqn: u32, entry: Entry, now: Instant) {
+        let qpn = entry.cqe.qpn();
+        self.with_qp(qpn, now, |qp, _| qp.endpoint.deferred.write_all());
+        if !self.resources.context(now).write_completion(cqn, entry) {
+            self.with_qp(qpn, now, Qp::completion_lost);
+        }
+    }
+
+    /// Writes the delayed completions that are due. Returns whether there were any.
+    pub(super) fn release_completions(&mut self, now: Instant) -> bool {
+        if self.resources.delayed.is_empty() {
+            return false;
+        }
+        let delays = self.resources.faults.is_on() || self.resources.dice.is_on();
+        let due = if delays { Some(now) } else { None };
+        let mut released = false;
+        while let Some((cqn, entry)) = self.resources.delayed.pop(due) {
+            released = true;
+            self.write_completion(cqn, entry, now);
+        }
+        if released {
+            self.report_last_receives();
+        }
+        released
+    }
+
+    /// Raises the completion events whose moderation period is over. Returns whether there were any.
+    pub(super) fn raise_held_events(&mut self, now: Instant) -> bool {
+        let mut raised = false;
+        while let Some(&(due, cqn)) = self.resources.held_events.first().filter(|(due, _)| *due <= now) {
+            self.resources.held_events.pop_first();
+            // By now moderation may hold back another event, with a later due time.
+            if let Some(cq) = self.resources.cqs.get_mut(&cqn).filter(|cq| cq.due() == Some(due))
+                && cq.release()
+            {
+                self.resources.events.push(Event::Completion { cqn });
+                raised = true;
+            }
+        }
+        raised
+    }
+
+    pub(crate) fn remove_qp(&mut self, qpn: u32) -> Option<Qp> {
+        // Its last doorbell may still be in its register: the record was already written when an earlier doorbell was
+        // handled, and all work was done then. It must not count as a doorbell of an unknown queue pair.
+        self.take_doorbells_of(qpn, Instant::now());
+        self.flush_delayed_completions(qpn, Instant::now());
+        let mut qp = self.qps.remove(&qpn)?;
+        qp.endpoint.deferred.write_all();
+        self.schedule.remove(&qp);
+        self.resources.slaves.remove(&qpn);
+        if let Some(uar) = qp.endpoint.config.uar.and_then(|uar| self.doorbells.uars.get_mut(&uar)) {
+            uar.qps.remove(&qpn);
+        }
+        Some(qp)
+    }
+
     #[cfg(test)]
     pub(crate) fn with_qps<R>(
         &mut self,

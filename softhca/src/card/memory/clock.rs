@@ -1,9 +1,9 @@
-//! The card's clock, and the two pages by which programs read it without a command: the counter itself, and how
-//! its values become times of the system.
+//! The card's clock, and the two pages by which programs read it without a command: the counter itself, and the
+//! conversion of its values to system time.
 //!
-//! A counter of hardware changes when it is read. This one is memory, so it changes when the card writes it: with
-//! every step of the engine, and with every completion entry before that is visible. So it never goes back,
-//! and a program that has seen an entry reads no earlier time. While the card naps, the counter is up to 1 ms late.
+//! A hardware counter changes when it is read. This one is memory, so it changes when the card writes it: with every
+//! step of the engine, and with every completion entry before the entry is visible. So it never goes back, and a
+//! program that has seen an entry reads no earlier time. While the card naps, the counter is up to 1 ms late.
 
 use crate::os::clock;
 use crate::os::memory::SharedMemory;
@@ -12,41 +12,40 @@ use std::sync::OnceLock;
 use std::sync::atomic::Ordering;
 use zerocopy::{Immutable, IntoBytes};
 
-/// Pages by the offset in the file of a card's pages: `MLX5_IB_MMAP_CORE_CLOCK` and
-/// `MLX5_IB_MMAP_CLOCK_INFO` of `enum mlx5_ib_mmap_cmd`, each << 8.
+/// The page of the counter, as an offset in the file of a card's pages: `MLX5_IB_MMAP_CORE_CLOCK` of `enum
+/// mlx5_ib_mmap_cmd` << 8.
 pub const CLOCK_PAGE: usize = 5 << 8;
-/// The page of what the counter's values mean.
+/// The page that converts the counter's values: `MLX5_IB_MMAP_CLOCK_INFO` << 8.
 pub const CLOCK_INFO_PAGE: usize = 7 << 8;
 
-/// The significant bits of the clock's values, as the driver says (`mlx5_ib_query_device`).
+/// The significant bits of the clock's values, as the driver reports them (`mlx5_ib_query_device`).
 pub const CLOCK_MASK: u64 = u64::MAX >> 1;
 
-/// The clock of a card.
 #[derive(Default)]
 pub(crate) struct Clock {
     page: OnceLock<SharedMemory>,
 }
 
 impl Clock {
-    /// The time, which programs then read.
+    /// Reads the time, and shows it to programs.
     pub(crate) fn read(&self) -> u64 {
         let now = clock::nanoseconds();
         if let Some(page) = self.page.get() {
-            // SAFETY: aligned, and in the page, which is mapped as long as `self`; a program reads it meanwhile.
-            // What the card writes with Release later, an entry, is visible later.
+            // SAFETY: aligned, and in the page, which is mapped as long as `self`; programs only read it. An entry that
+            // the card writes later with Release is visible later.
             unsafe { SharedU64::from_ptr(page.base().cast()) }.store(now.to_be(), Ordering::Relaxed);
         }
         now
     }
 
-    /// Shows the time, if it is shown at all.
+    /// Updates the time shown to programs, if there is a page.
     pub(crate) fn tick(&self) {
         if self.page.get().is_some() {
             self.read();
         }
     }
 
-    /// Shows the time on a page from here on.
+    /// Shows the time on a page from now on.
     pub(crate) fn show(&self, page: SharedMemory) {
         if self.page.set(page).is_ok() {
             self.read();
@@ -58,7 +57,7 @@ impl Clock {
 #[derive(IntoBytes, Immutable)]
 #[repr(C)]
 struct Information {
-    /// Odd while an update is under way. Here one pair of times stays right, so there are none.
+    /// Odd during an update. There are none: one pair of times stays right.
     sign: u32,
     reserved: u32,
     nsec: u64,
@@ -70,8 +69,8 @@ struct Information {
     overflow_period: u64,
 }
 
-/// Fills the page of information: which time the system's clock (`CLOCK_REALTIME`) had at which value of the counter.
-/// A card's clock is not that of the system, either: it does not follow later changes.
+/// Fills the information page: the system time (`CLOCK_REALTIME`) at a value of the counter. Like hardware, the card's
+/// clock does not follow later changes of the system time.
 pub(crate) fn inform(page: &SharedMemory) {
     let (cycles, nsec) = clock::pair();
     let information = Information {
@@ -84,7 +83,7 @@ pub(crate) fn inform(page: &SharedMemory) {
         mult: 1,
         shift: 0,
         mask: CLOCK_MASK,
-        // The product of `mult` and half of `mask`, the largest difference, fits 64 bits.
+        // The product of `mult` and half of `mask`, the largest difference, fits in 64 bits.
         overflow_period: CLOCK_MASK >> 1,
     };
     let bytes = information.as_bytes();

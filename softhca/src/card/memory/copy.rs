@@ -4,25 +4,23 @@ use super::peer_copies::PeerCopies;
 use crate::fabric::{MAX_PAYLOAD, Part};
 use crate::os::memory::append;
 use crate::peer_memory::{PeerFailure, PeerMapping};
-use gdsync_sys::barrier;
 use gdsync_sys::shared::{self, SharedU32, SharedU64};
-use gdsync_sys::wake;
+use gdsync_sys::{barrier, wake};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// Location of registered memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Place<'a> {
-    /// At an address that the CPU dereferences.
+    /// An address that the CPU dereferences.
     Host(*mut u8),
-    /// At an address that only a peer-memory client reaches.
+    /// An address that only a peer-memory client reaches.
     Peer(&'a Arc<PeerMapping>, u64),
 }
 
-/// A piece of memory to copy payload to.
 pub(crate) type Target<'a> = (Place<'a>, usize);
 
-/// Parts, from the position up to which they are copied.
+/// Parts, and the position up to which they are copied.
 struct Source<'a> {
     parts: std::slice::Iter<'a, Part>,
     from: *const u8,
@@ -30,7 +28,7 @@ struct Source<'a> {
 }
 
 impl Source<'_> {
-    /// The next bytes that lie together, `room` at most. None are left where it is empty.
+    /// Returns the next contiguous bytes, `room` at most. Empty at the end.
     fn peek(&mut self, room: usize) -> Part {
         while self.left == 0 {
             let Some(&(from, left)) = self.parts.next() else { break };
@@ -39,7 +37,7 @@ impl Source<'_> {
         (self.from, self.left.min(room))
     }
 
-    /// Passes over bytes that [`Self::peek`] has returned.
+    /// Skips bytes that [`Self::peek`] has returned.
     fn skip(&mut self, count: usize) {
         (self.from, self.left) = (self.from.wrapping_add(count), self.left - count);
     }
@@ -55,7 +53,7 @@ impl Source<'_> {
             if count == 0 {
                 break;
             }
-            // SAFETY: the caller's; `count` stays inside both pieces.
+            // SAFETY: the caller guarantees this; `count` stays inside both pieces.
             unsafe { copy_piece(from, to, count) };
             self.skip(count);
             (to, copied) = (to.wrapping_add(count), copied + count);
@@ -64,16 +62,15 @@ impl Source<'_> {
     }
 }
 
-/// Copies a piece, while programs look at its words and write to them. A piece that is an aligned
-/// word is written at once, and becomes visible after what was copied earlier: programs poll such
-/// words, as cards write to memory in order.
+/// Copies a piece while programs read and write its words. A piece that is an aligned word is written at once, and
+/// becomes visible after everything copied earlier: programs poll such words, as hardware writes memory in order.
 ///
 /// # Safety
-/// `from` is readable, `to` is writable for `count` bytes, and programs access them as they access
-/// memory of a device ([`shared`]). They may overlap.
+/// `from` is readable and `to` is writable for `count` bytes, and programs access them like a device's memory
+/// ([`shared`]). They may overlap.
 pub(crate) unsafe fn copy_piece(from: *const u8, to: *mut u8, count: usize) {
     if count == size_of::<u32>() && to.cast::<u32>().is_aligned() {
-        // SAFETY: the caller's; aligned.
+        // SAFETY: the caller guarantees this; aligned.
         unsafe {
             let mut word = 0;
             shared::copy((&raw mut word).cast(), from, count);
@@ -87,7 +84,7 @@ pub(crate) unsafe fn copy_piece(from: *const u8, to: *mut u8, count: usize) {
             SharedU64::from_ptr(to.cast()).store(word, Ordering::Release);
         }
     } else {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees this.
         unsafe { shared::copy(to, from, count) }
     }
     wake::wrote(to as usize, count);
@@ -96,9 +93,8 @@ pub(crate) unsafe fn copy_piece(from: *const u8, to: *mut u8, count: usize) {
 /// Copies the concatenated parts to the concatenated targets, until either ends or a client fails.
 ///
 /// # Safety
-/// All parts and all host targets are mapped, with the right access. They may overlap (a message to
-/// oneself). Where `peers` lets copies end later ([`PeerCopies::end_later`]), the parts stay readable until
-/// [`PeerCopies::finish`].
+/// All parts and all host targets are mapped with the right access. They may overlap (a message to oneself). If `peers`
+/// lets copies end later ([`PeerCopies::end_later`]), the parts stay readable until [`PeerCopies::finish`].
 pub(crate) unsafe fn copy(
     parts: &[Part],
     targets: &[Target<'_>],
@@ -107,18 +103,18 @@ pub(crate) unsafe fn copy(
     let mut source = Source { parts: parts.iter(), from: std::ptr::null(), left: 0 };
     for &(place, room) in targets {
         match place {
-            // SAFETY: the caller's.
+            // SAFETY: the caller guarantees this.
             Place::Host(to) => _ = unsafe { source.copy_to(to, room) },
-            // SAFETY: the caller's.
+            // SAFETY: the caller guarantees this.
             Place::Peer(memory, addr) => unsafe { copy_to_peer(&mut source, memory, addr, room, peers) }?,
         }
     }
     Ok(())
 }
 
-/// Copies the next bytes, `room` at most, to peer memory. What the client does not copy without a detour
-/// is collected first, the bytes of one packet for one call: programs and other processes may write to
-/// the parts at any time, so a client cannot get them as a slice.
+/// Copies the next bytes, `room` at most, to peer memory. If the client does not copy directly, the bytes of one packet
+/// are collected for one call: programs and other processes may write to the parts at any time, so a client cannot get
+/// them as a slice.
 ///
 /// # Safety
 /// As [`copy`].
@@ -136,7 +132,7 @@ unsafe fn copy_to_peer(
         if count == 0 {
             break;
         }
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees this.
         directly = directly && unsafe { peers.write(memory, at, from, count) }?;
         if directly {
             source.skip(count);
@@ -145,7 +141,7 @@ unsafe fn copy_to_peer(
         }
         let bounce = &mut peers.bounce;
         bounce.resize(MAX_PAYLOAD, 0);
-        // SAFETY: the caller's; the buffer has room for that, and is no part.
+        // SAFETY: the caller guarantees this; the buffer has room for that, and is no part.
         let count = unsafe { source.copy_to(bounce.as_mut_ptr(), (room - done).min(MAX_PAYLOAD)) };
         memory.write(at, &bounce[..count])?;
         done += count;
@@ -153,19 +149,18 @@ unsafe fn copy_to_peer(
     Ok(())
 }
 
-/// Loads a word of 8 bytes of registered memory, as it lies there. `None` if it is not aligned.
-///
-/// What the card reads after this is at least as new as the word.
+/// Loads a word of 8 bytes of registered memory in native byte order. Returns `None` if it is not aligned. Everything
+/// that the card reads afterwards is at least as new as the word.
 ///
 /// # Errors
-/// The client of peer memory cannot read it.
+/// The client of peer memory cannot read.
 ///
 /// # Safety
 /// 8 bytes there are mapped readable.
 pub(crate) unsafe fn load_word(place: Place<'_>) -> Result<Option<u64>, PeerFailure> {
     let native = match place {
         Place::Host(at) if !at.cast::<u64>().is_aligned() => return Ok(None),
-        // SAFETY: the caller's, and aligned; programs change it concurrently, which a shared word
+        // SAFETY: guaranteed by the caller, and aligned; programs change it concurrently, which a shared word
         // tolerates.
         Place::Host(at) => unsafe { SharedU64::from_ptr(at.cast()) }.load(Ordering::Acquire),
         Place::Peer(memory, addr) => {
@@ -174,7 +169,7 @@ pub(crate) unsafe fn load_word(place: Place<'_>) -> Result<Option<u64>, PeerFail
             u64::from_ne_bytes(bytes)
         }
     };
-    // The word may lie in a GPU's memory that the CPU has mapped, from which it may load early.
+    // The word may be in a GPU's memory that the CPU has mapped, from which it may load early.
     barrier::from_device();
     Ok(Some(native))
 }
@@ -184,12 +179,12 @@ pub(crate) unsafe fn load_word(place: Place<'_>) -> Result<Option<u64>, PeerFail
 pub(crate) enum AtomicOperation {
     /// Swaps the bits of `swap_mask` if those of `compare_mask` are equal.
     CompareSwap { compare: u64, swap: u64, compare_mask: u64, swap_mask: u64 },
-    /// Adds fields, each of which ends with a bit of `boundaries`, without carries from one to the next.
+    /// Adds fields, each of which ends with a bit of `boundaries`, without carries between them.
     FetchAdd { add: u64, boundaries: u64 },
 }
 
 impl AtomicOperation {
-    /// The number that replaces `original`; `None` if it stays.
+    /// Returns the new number; `None` if `original` stays.
     fn apply(self, original: u64) -> Option<u64> {
         match self {
             AtomicOperation::CompareSwap { compare, swap, compare_mask, swap_mask } => {
@@ -211,13 +206,12 @@ impl AtomicOperation {
 pub(crate) unsafe fn collect(parts: &[Part]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(parts.iter().map(|part| part.1).sum());
     for &(from, count) in parts {
-        // SAFETY: the caller's; the buffer is new, so no part is in it.
+        // SAFETY: the caller guarantees this; the buffer is new, so no part is in it.
         unsafe { append(&mut bytes, from, count) };
     }
     bytes
 }
 
-/// Whether an atomic operation on that many bytes can be performed at a place.
 pub(crate) fn is_aligned(place: Place<'_>, bytes: u32) -> bool {
     let addr = match place {
         Place::Host(at) => at as u64,
@@ -226,13 +220,11 @@ pub(crate) fn is_aligned(place: Place<'_>, bytes: u32) -> bool {
     addr.is_multiple_of(bytes.into())
 }
 
-/// Performs an atomic operation on 4 or 8 bytes. Returns the original value.
-///
-/// In memory of the host it is one step for all CPUs, too. Peer memory has no such step: there the
-/// operation is one step among those of this card.
+/// Performs an atomic operation on 4 or 8 bytes. Returns the original value. In host memory it is atomic for all CPUs,
+/// too; in peer memory only among the operations of this card.
 ///
 /// # Errors
-/// The client of peer memory cannot read or write it.
+/// The client of peer memory cannot read or write.
 ///
 /// # Safety
 /// The place is aligned to `bytes`, and that many bytes there are mapped writable.
@@ -245,7 +237,8 @@ pub(crate) unsafe fn atomic(
         ($word:ty, $number:ty) => {
             match place {
                 Place::Host(at) => {
-                    // SAFETY: the caller's; programs change it concurrently, which a shared word tolerates.
+                    // SAFETY: the caller guarantees this; programs change it concurrently, which a shared word
+                    // tolerates.
                     let word = unsafe { <$word>::from_ptr(at.cast()) };
                     let mut original = word.load(Ordering::SeqCst);
                     while let Some(next) = operation.apply(u64::from(original)) {

@@ -1,24 +1,21 @@
-//! The payload of a packet that is being made.
+//! The payload of a packet that is being built.
 
 use super::copy::Place;
 use crate::fabric::{Hole, MAX_PAYLOAD, Part};
 use crate::peer_memory::{Begun, PeerFailure, PeerMapping};
 use std::sync::Arc;
 
-/// A piece that is not read from peer memory yet.
+/// A piece that has not been read from peer memory yet.
 #[derive(Debug)]
 struct Waiting {
-    /// Its index among the parts.
     index: usize,
     len: usize,
     memory: Arc<PeerMapping>,
     addr: u64,
 }
 
-/// Pieces of payload, in order. The pieces in peer memory are read into a buffer of the card when
-/// the packet can be sent, so that the CPU can read all of the payload.
-///
-/// Between packets no piece waits, so it keeps no region alive.
+/// Pieces of payload, in order. Pieces in peer memory are read into a buffer of the card when the packet can be sent,
+/// so that the CPU can read the whole payload. Between packets no piece waits, so it keeps no region alive.
 #[derive(Debug, Default)]
 pub(crate) struct Gather {
     parts: Vec<Part>,
@@ -29,8 +26,7 @@ pub(crate) struct Gather {
     prefix: Vec<u8>,
 }
 
-// SAFETY: its addresses are used only while a packet is made, by the thread that holds the engine's
-// lock.
+// SAFETY: its addresses are used only while a packet is built, by the thread that holds the engine's lock.
 unsafe impl Send for Gather {}
 
 impl Gather {
@@ -50,19 +46,18 @@ impl Gather {
         }
     }
 
-    /// Puts bytes of the card before the data, once per packet at most.
+    /// Puts bytes of the card before the data, at most once per packet.
     pub(crate) fn push_prefix(&mut self, bytes: &[u8]) {
         self.prefix.clear();
         self.prefix.extend_from_slice(bytes);
         self.parts.push((self.prefix.as_ptr(), bytes.len()));
     }
 
-    /// Whether pieces wait to be read from peer memory.
+    /// Returns whether pieces have not been read from peer memory yet.
     pub(crate) fn is_waiting(&self) -> bool {
         !self.waiting.is_empty()
     }
 
-    /// Bytes of all pieces.
     pub(crate) fn len(&self) -> usize {
         self.parts.iter().map(|part| part.1).sum()
     }
@@ -95,16 +90,15 @@ impl Gather {
         Ok(())
     }
 
-    /// Begins to read the pieces in peer memory to the places that the fabric has for them, one for each.
-    /// Adds the memory that is being read to `reading`. False if a client does not read without a detour;
-    /// others may have begun then.
+    /// Starts reading the pieces in peer memory to their places in the fabric. Adds the memory that is being read to
+    /// `reading`. Returns false if a client does not copy directly; other reads may have started then.
     ///
     /// # Errors
-    /// A client cannot read its memory. Others may have begun.
+    /// A client cannot read its memory. Other reads may have started.
     ///
     /// # Safety
-    /// The places are writable, and no other code uses them before [`PeerMapping::finish`] has returned for
-    /// all that was added.
+    /// The places are writable, and no other code uses them before [`PeerMapping::finish`] has returned for everything
+    /// added to `reading`.
     pub(crate) unsafe fn begin(
         &self,
         places: &[Hole],
@@ -113,7 +107,7 @@ impl Gather {
         for (piece, parts) in self.waiting.iter().zip(places) {
             let mut addr = piece.addr;
             for (into, len) in parts.iter().copied().filter(|part| part.1 > 0) {
-                // SAFETY: the caller's.
+                // SAFETY: the caller guarantees this.
                 if unsafe { piece.memory.begin_read(addr, into, len) }? == Begun::Not {
                     return Ok(false);
                 }
@@ -126,18 +120,18 @@ impl Gather {
         Ok(true)
     }
 
-    /// The list of pieces; those in peer memory are at the null address.
+    /// Returns the list of pieces; those in peer memory have the null address.
     pub(crate) fn parts(&self) -> &[Part] {
         &self.parts
     }
 
-    /// Takes the list of pieces, so that the rest of the card can be used while it is read. Pieces
-    /// from peer memory are valid until the next call of [`Self::fetch`].
+    /// Takes the list of pieces, so that the rest of the card can be used while it is read. Pieces from peer memory are
+    /// valid until the next call of [`Self::fetch`].
     pub(crate) fn take(&mut self) -> Vec<Part> {
         std::mem::take(&mut self.parts)
     }
 
-    /// Puts the list back, to reuse its allocation.
+    /// Returns the list to reuse its allocation.
     pub(crate) fn give_back(&mut self, parts: Vec<Part>) {
         self.parts = parts;
     }

@@ -1,23 +1,19 @@
-//! Keys that refer to other keys: memory windows, and indirect keys. Work requests change them.
+//! Keys that refer to other keys: memory windows and indirect keys. Work requests change them.
 
-use super::pieces::Refusal;
-use super::translation::Translation;
+use super::translation::{Refusal, Translation};
 use crate::card::config::{Access, KeyConfig, WindowKind};
 use gdsync_sys::prm::umr::{ANY_QP, KeyAccess, KeyFields, KeyMask, UmrFlags};
 use std::sync::Arc;
 
-/// A change of a key, as a work request asks for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct KeyChange {
     pub(crate) key: u32,
     pub(crate) flags: UmrFlags,
     pub(crate) mask: KeyMask,
     pub(crate) fields: KeyFields,
-    /// The new translation, if it changes.
     pub(crate) translation: Option<Translation>,
 }
 
-/// Why a key is not changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum ChangeError {
     #[error(transparent)]
@@ -36,7 +32,6 @@ pub(crate) enum ChangeError {
     Room { needed: usize, room: u32 },
 }
 
-/// What kind of key it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Window(WindowKind),
@@ -47,20 +42,17 @@ enum Kind {
 #[derive(Clone, Debug)]
 pub(crate) struct Indirect {
     kind: Kind,
-    /// The last 8 bits of its key.
+    /// The last 8 bits of the key.
     tag: u8,
-    /// Requests that name it fail.
     closed: bool,
-    /// Work requests may change it.
     changeable: bool,
-    /// A send of the peer may invalidate it.
     remote_invalidate: bool,
     /// The queue pair that may use it, or [`ANY_QP`].
     qpn: u32,
     access: Access,
     start: u64,
     len: u64,
-    /// Entries that the translation may have.
+    /// Maximum number of entries of the translation.
     room: u32,
     translation: Arc<Translation>,
 }
@@ -68,12 +60,11 @@ pub(crate) struct Indirect {
 /// A part of an indirect key that may be accessed.
 pub(crate) struct Opened {
     pub(crate) translation: Arc<Translation>,
-    /// Offset in the translation.
     pub(crate) offset: u64,
 }
 
 impl Indirect {
-    /// A window that is not bound.
+    /// Returns an unbound window.
     pub(crate) fn window(kind: WindowKind) -> Self {
         Indirect {
             kind: Kind::Window(kind),
@@ -119,7 +110,7 @@ impl Indirect {
         self.tag = tag;
     }
 
-    /// Checks an access, and opens the part that it names.
+    /// Checks an access, and returns the part that it covers.
     pub(crate) fn open(&self, key: u32, addr: u64, len: u64, wanted: Access) -> Result<Opened, Refusal> {
         if self.closed {
             return Err(Refusal::Closed { key });
@@ -144,7 +135,7 @@ impl Indirect {
         }
     }
 
-    /// Closes the key because a peer's send asks for it.
+    /// Closes the key on behalf of a peer's send.
     pub(crate) fn invalidate(&mut self, key: u32, qpn: u32) -> Result<(), ChangeError> {
         if !self.remote_invalidate {
             return Err(ChangeError::Fixed { key });
@@ -157,7 +148,7 @@ impl Indirect {
         Ok(())
     }
 
-    /// The key after a change by a queue pair; the key itself stays as it is.
+    /// Returns the key after a change by a queue pair, without changing the key itself.
     pub(crate) fn changed(&self, change: &KeyChange, qpn: u32) -> Result<Indirect, ChangeError> {
         let (key, has) = (change.key, |bit| change.mask.contains(bit));
         if !self.changeable {
@@ -211,7 +202,7 @@ impl Indirect {
         Ok(next)
     }
 
-    /// What a window that is bound needs of the region behind it: its rights there, and its ranges.
+    /// Returns the rights that a bound window needs of its region, and its ranges there.
     pub(crate) fn binding(&self) -> Option<(Access, &Translation, u64)> {
         let needs_write = self.access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
         let wanted = if needs_write { Access::LOCAL_WRITE } else { Access::empty() };
@@ -220,8 +211,8 @@ impl Indirect {
     }
 }
 
-/// The right that an access needs of the key behind an indirect one: those for remote access are the
-/// indirect key's own.
+/// Returns the right that an access needs of the key behind an indirect one; remote rights are checked at the indirect
+/// key itself.
 pub(crate) fn behind(wanted: Access) -> Access {
     let writes = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
     if wanted.intersects(writes) { Access::LOCAL_WRITE } else { Access::empty() }

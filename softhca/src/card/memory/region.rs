@@ -1,30 +1,28 @@
-//! The keys of a card, and what they name.
+//! The keys of a card, and their targets.
 
 use super::copy::{Place, Target};
 use super::indirect::{self, ChangeError, Indirect, KeyChange};
-use super::pieces::{KeyRange, Pieces, Refusal};
 use super::registered::Memory;
+use super::translation::{KeyRange, Pieces, Refusal};
 use crate::card::config::{Access, NULL_KEY};
 use crate::faults::{Faults, Side};
 use crate::peer_memory::{PeerMapping, PeerMemoryError, PeerRegion};
 use parking_lot::Mutex;
 use std::sync::Arc;
 
-/// The first index of keys: 0x100 is the key that ends scatter lists, and 0x400 marks a translation of
-/// blocks that repeat.
+/// The first index of keys: 0x100 is the key that ends scatter lists, and 0x400 marks a strided translation.
 const FIRST_INDEX: u32 = 8;
 
-/// What a key names.
 #[derive(Debug)]
 pub(crate) enum KeyTarget {
     Memory(Memory),
-    /// Work requests change it while others use the table.
+    /// In a lock, as work requests change it while others use the table.
     Indirect(Mutex<Indirect>),
 }
 
 #[derive(Debug)]
 struct Region {
-    /// An indirect key has its last 8 bits elsewhere.
+    /// The key as registered; an indirect key keeps its current last 8 bits elsewhere.
     key: u32,
     pdn: u32,
     target: KeyTarget,
@@ -39,11 +37,11 @@ impl Region {
     }
 }
 
-/// Keys that refer to keys, and so on.
+/// Maximum depth of keys that refer to keys.
 pub(crate) const MAX_DEPTH: usize = 4;
 
-/// All memory regions of a card. A key is an index and a tag that changes when the index is reused,
-/// so a stale key names no region.
+/// All memory regions of a card. A key consists of an index and a tag that changes when the index is reused, so a stale
+/// key names no region.
 #[derive(Debug)]
 pub(crate) struct Regions {
     table: Vec<Option<Region>>,
@@ -62,8 +60,8 @@ impl Default for Regions {
 }
 
 impl Regions {
-    /// Gives a key to what it names. Its last 8 bits are `tag`, if there is one. `None` if there are
-    /// `limit` already.
+    /// Registers a target. The last 8 bits of its key are `tag`, if given. Returns `None` if there are `limit` keys
+    /// already.
     pub(crate) fn register(
         &mut self,
         pdn: u32,
@@ -105,8 +103,8 @@ impl Regions {
         if region.pdn == pdn { Ok(region) } else { Err(Refusal::Domain { region: region.pdn, wanted: pdn }) }
     }
 
-    /// Removes a key. Returns its domain and what it names; `None` if there is no such key. The last 8
-    /// bits of an indirect key do not count: work requests change them.
+    /// Removes a key. Returns its domain and target; `None` if it does not exist. The last 8 bits of an indirect key
+    /// are ignored, as work requests change them.
     pub(crate) fn deregister(&mut self, key: u32) -> Option<(u32, KeyTarget)> {
         let index = Self::index_of(key)?;
         let is_it = |region: &mut Region| match region.target {
@@ -119,8 +117,7 @@ impl Regions {
         Some((region.pdn, region.target))
     }
 
-    /// Replaces the memory of a region, and its domain. Returns those that it had; `None` if the key
-    /// names no memory.
+    /// Replaces the memory and the domain of a region. Returns the former ones; `None` if the key names no memory.
     pub(crate) fn replace(&mut self, key: u32, pdn: u32, memory: Memory) -> Option<(u32, Memory)> {
         let region = self.table.get_mut(Self::index_of(key)?)?.as_mut()?;
         match &mut region.target {
@@ -132,12 +129,12 @@ impl Regions {
         }
     }
 
-    /// Regions of a card with these faults.
+    /// Creates the regions of a card with these faults.
     pub(crate) fn with(faults: Faults) -> Self {
         Regions { faults: Some(faults), ..Regions::default() }
     }
 
-    /// Refuses a key that faults let go.
+    /// Refuses a key that faults have removed.
     pub(crate) fn check_faults(&self, key: u32, wanted: Access) -> Result<(), Refusal> {
         let faults = self.faults.as_ref().filter(|faults| faults.is_on());
         match faults.is_some_and(|faults| faults.is_gone(key, side_of(wanted))) {
@@ -146,13 +143,13 @@ impl Regions {
         }
     }
 
-    /// The memory that a key of a domain names, if it allows that access.
+    /// Returns the memory that a key of a domain names, if the key allows that access.
     pub(crate) fn resolve(&self, range: KeyRange, pdn: u32, wanted: Access) -> Result<Pieces<'_>, Refusal> {
         self.check_faults(range.key, wanted)?;
         self.pieces(range, pdn, wanted)
     }
 
-    /// As [`Self::resolve`], of a key that faults have left.
+    /// As [`Self::resolve`], without asking faults.
     pub(crate) fn pieces(&self, range: KeyRange, pdn: u32, wanted: Access) -> Result<Pieces<'_>, Refusal> {
         let KeyRange { key, addr, len } = range;
         if key == NULL_KEY && side_of(wanted) == Side::Local {
@@ -192,8 +189,7 @@ impl Regions {
         if missing == 0 { Ok(()) } else { Err(Refusal::Translation { key, missing }) }
     }
 
-    /// Checks that a request of a peer, which arrives at a queue pair, may access a range; its pieces
-    /// may yet be refused.
+    /// Checks that a peer's request which arrives at a queue pair may access a range. Its pieces may still be refused.
     pub(crate) fn check_remote(
         &self,
         KeyRange { key, addr, len }: KeyRange,
@@ -210,7 +206,7 @@ impl Regions {
         }
     }
 
-    /// Changes a key as a work request of a queue pair asks.
+    /// Changes a key on behalf of a queue pair's work request.
     pub(crate) fn change(&self, change: &KeyChange, (pdn, qpn): (u32, u32)) -> Result<(), ChangeError> {
         let key = change.key;
         let region = Self::index_of(key).and_then(|index| self.table.get(index)?.as_ref());
@@ -226,7 +222,7 @@ impl Regions {
         Ok(())
     }
 
-    /// Checks that the region behind a bound window has its range, and its rights.
+    /// Checks that the region behind a bound window has its range and its rights.
     fn check_binding(&self, key: u32, window: &Indirect, pdn: u32) -> Result<(), ChangeError> {
         let Some((wanted, translation, len)) = window.binding() else { return Ok(()) };
         let missing = translation.each(0, len, |KeyRange { key, addr, len }| {
@@ -243,13 +239,13 @@ impl Regions {
         if missing == 0 { Ok(()) } else { Err(Refusal::Translation { key, missing }.into()) }
     }
 
-    /// Whether writes to a region may pass earlier ones. A key that refers to others orders them.
+    /// Returns whether writes to a region may pass earlier ones. An indirect key orders them.
     pub(crate) fn is_relaxed(&self, key: u32) -> bool {
         let target = self.find(key).map(|region| &region.target);
         matches!(target, Ok(KeyTarget::Memory(memory)) if memory.access.contains(Access::RELAXED_ORDERING))
     }
 
-    /// Closes a key because a send that arrives at a queue pair asks for it.
+    /// Closes a key on behalf of a send that arrives at a queue pair.
     pub(crate) fn invalidate(&self, key: u32, (pdn, qpn): (u32, u32)) -> Result<(), ChangeError> {
         match &self.find_in(key, pdn)?.target {
             KeyTarget::Memory(_) => Err(ChangeError::Fixed { key }),
@@ -258,7 +254,7 @@ impl Regions {
     }
 }
 
-/// The side that accesses: only requests of a peer need remote rights.
+/// Returns the accessing side: only requests of a peer need remote rights.
 fn side_of(wanted: Access) -> Side {
     let remote = Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
     if wanted.intersects(remote) { Side::Remote } else { Side::Local }

@@ -1,19 +1,20 @@
-//! Rings and doorbell records in a program's memory, or in a peer's, such as a GPU's: there each access
-//! is a copy by the peer-memory client. And completion entries, with the data that is inside.
+//! Rings and doorbell records in a program's memory or in a peer's, such as a GPU's, where each access is a copy by the
+//! peer-memory client; and completion entries with the data inside.
 
 use crate::peer_memory::{self, PeerFailure, PeerMapping};
 use gdsync_sys::prm::cqe::{CQE_SIZE, Cqe64};
+use gdsync_sys::prm::doorbell;
 use gdsync_sys::prm::scatter::{SCATTER_BYTES, SCATTER_LONG_BYTES};
-use gdsync_sys::shared::{self, SharedU32};
-use gdsync_sys::{barrier, wake};
+use gdsync_sys::shared::SharedU32;
+use gdsync_sys::{barrier, shared, wake};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use zerocopy::IntoBytes;
 
-/// The client that reaches the memory of a queue; `None` for memory of the host.
+/// The client that reaches the memory of a queue; `None` for host memory.
 type Peer = Option<Arc<PeerMapping>>;
 
-/// Asks the clients for the memory of a queue, of which the fronts have found all in one place.
+/// Asks the clients for the memory of a queue, which the front ends have checked to be in one place.
 fn peer_of(addr: *const u8, len: usize) -> Peer {
     peer_memory::acquire_queue(addr as u64, len as u64).map(Arc::new)
 }
@@ -23,7 +24,6 @@ fn unreachable(failure: &PeerFailure) {
     tracing::error!(%failure, "the memory of a queue cannot be reached");
 }
 
-/// A word of a doorbell record.
 #[derive(Clone, Debug)]
 pub(crate) struct Record {
     word: *mut u32,
@@ -35,15 +35,13 @@ unsafe impl Send for Record {}
 
 impl Record {
     /// # Safety
-    /// `word` is aligned and stays valid for as long as the record is used, for the CPU or for the
-    /// peer-memory client that it belongs to.
+    /// `word` is aligned and valid as long as the record is used, for the CPU or for its peer-memory client.
     pub(crate) unsafe fn new(word: *mut u32) -> Self {
         Record { word, peer: peer_of(word.cast(), size_of::<u32>()) }
     }
 
-    /// Replaces the value, and returns the former one.
     pub(crate) fn exchange(&self, value: u32) -> u32 {
-        // Mostly the value is there already: then a record in a GPU's memory costs only a load.
+        // Usually the value is there already: then a record in a GPU's memory costs only a load.
         let former = self.load();
         if former == value {
             return value;
@@ -58,8 +56,7 @@ impl Record {
         unsafe { SharedU32::from_ptr(self.word) }.swap(value, Ordering::AcqRel)
     }
 
-    /// Loads the word. Acquire: the entries that the record announces are visible. 0 if a peer-memory
-    /// client fails.
+    /// Loads the word. Acquire: the entries that the record announces are visible. 0 if a peer-memory client fails.
     pub(crate) fn load(&self) -> u32 {
         if let Some(peer) = &self.peer {
             let mut word = [0; size_of::<u32>()];
@@ -71,9 +68,61 @@ impl Record {
                 }
             };
         }
-        // SAFETY: valid and aligned (`new`); the program changes it concurrently, which a shared
-        // word tolerates.
+        // SAFETY: valid and aligned (`new`); the program changes it concurrently, which a shared word tolerates.
         unsafe { SharedU32::from_ptr(self.word) }.load(Ordering::Acquire)
+    }
+}
+
+/// The producer index of a work queue: the 16 bits of its doorbell record, extended to 32.
+#[derive(Debug)]
+pub(crate) struct Producer {
+    /// `None` for a queue pair without queues, and for sends without a record.
+    record: Option<Record>,
+    index: u32,
+}
+
+impl Producer {
+    /// Creates the index of one word of a queue pair's doorbell records.
+    ///
+    /// # Safety
+    /// The records are null; or the word is aligned, and stays valid as long as the value.
+    pub(crate) unsafe fn new(records: *mut u32, word: usize) -> Self {
+        // SAFETY: not null, hence valid by the caller's promise.
+        let record = (!records.is_null()).then(|| unsafe { Record::new(records.add(word)) });
+        Producer { record, index: 0 }
+    }
+
+    pub(crate) fn index(&self) -> u32 {
+        self.index
+    }
+
+    /// Resets the index and the record to 0. Hardware leaves the record alone, and a program need not zero it, as
+    /// hardware looks only at a queue pair that is rung. This card looks at the records of all queue pairs of a page
+    /// that is rung, and a record from before the reset would announce work that does not exist.
+    pub(crate) fn restart(&mut self) {
+        self.index = 0;
+        if let Some(record) = &self.record {
+            record.exchange(0);
+        }
+    }
+
+    /// Sets the index that the card knows, without regard to the record.
+    pub(crate) fn set(&mut self, index: u32) {
+        self.index = index;
+    }
+
+    pub(crate) fn load(&self) -> u16 {
+        self.record.as_ref().map_or(self.index as u16, |record| doorbell::record_value(record.load()))
+    }
+
+    /// Advances the index to a value of the doorbell record.
+    pub(crate) fn advance(&mut self, record: u16) {
+        let new = record.wrapping_sub(self.index as u16);
+        self.index = self.index.wrapping_add(new.into());
+        if new != 0 {
+            // Record and ring may be in a GPU's memory, from which the CPU may load early.
+            barrier::from_device();
+        }
     }
 }
 
@@ -91,14 +140,14 @@ unsafe impl Send for ReadRing {}
 
 impl ReadRing {
     /// # Safety
-    /// `base..base + entries * stride` is readable for as long as the ring is used, by the CPU or by the
-    /// peer-memory client that it belongs to; `entries` is a power of two, or 0 for no queue.
+    /// `base..base + entries * stride` is readable as long as the ring is used, by the CPU or by its peer-memory
+    /// client; `entries` is a power of two, or 0 for no queue.
     pub(crate) unsafe fn new(base: *const u8, entries: u32, stride: usize) -> Self {
         ReadRing { base, entries, stride, peer: peer_of(base, entries as usize * stride) }
     }
 
-    /// Appends a copy of entry `index` (modulo the ring's size); nothing, if the ring has no
-    /// entries. Of memory that a peer-memory client cannot read, the copy is zeros.
+    /// Appends a copy of entry `index` (modulo the ring's size), or nothing if the ring has no entries. The copy is
+    /// zeros if a peer-memory client cannot read.
     pub(crate) fn read(&self, index: u32, into: &mut Vec<u8>) {
         if self.entries == 0 {
             return;
@@ -113,9 +162,8 @@ impl ReadRing {
             }
             return;
         }
-        // SAFETY: the entry lies inside the ring (`new`), `into` has room for it. A program that
-        // writes an entry after announcing it meets this copy, which tolerates that as hardware does:
-        // the bytes are checked, not trusted.
+        // SAFETY: the entry is inside the ring (`new`), and `into` has room for it. A program may write an entry after
+        // announcing it; this copy tolerates that as hardware does: the bytes are checked, not trusted.
         unsafe { shared::copy(into.as_mut_ptr().add(start), self.base.add(offset), self.stride) };
     }
 }
@@ -125,9 +173,8 @@ impl ReadRing {
 pub(crate) struct CqRing {
     base: *mut u8,
     pub(crate) entries: u32,
-    /// Bytes between two entries.
     pub(crate) stride: u32,
-    /// All entries are written to the first place.
+    /// True if all entries are written to the first place.
     pub(crate) collapsed: bool,
     peer: Peer,
 }
@@ -137,23 +184,22 @@ unsafe impl Send for CqRing {}
 
 impl CqRing {
     /// # Safety
-    /// `base..base + entries * stride` is writable and aligned to 4 bytes for as long as the ring is
-    /// used, for the CPU or for the peer-memory client that it belongs to; `entries` is a power of two,
-    /// `stride` 64 or 128. Of 128 bytes the entry is the last 64.
+    /// `base..base + entries * stride` is writable and aligned to 4 bytes as long as the ring is used, for the CPU or
+    /// for its peer-memory client; `entries` is a power of two, `stride` 64 or 128. An entry takes the last 64 of 128
+    /// bytes.
     pub(crate) unsafe fn new(base: *mut u8, entries: u32, stride: u32, collapsed: bool) -> Self {
         let peer = peer_of(base, entries as usize * stride as usize);
         CqRing { base, entries, stride, collapsed, peer }
     }
 
-    /// Writes entry `index`. The last word, which has the owner bit, becomes visible after all
-    /// others.
+    /// Writes entry `index`. The last word, which has the owner bit, becomes visible after all others.
     pub(crate) fn write(&self, index: u32, entry: &Entry) {
-        /// Where the last word begins.
+        /// Offset of the last word.
         const LAST: usize = CQE_SIZE - size_of::<u32>();
         let place = if self.collapsed { 0 } else { index & (self.entries - 1) };
         let stride = self.stride as usize;
         let end = (place as usize + 1) * stride;
-        // Only an entry of a ring of 128 bytes has data before it.
+        // Only a ring with a stride of 128 bytes has data before its entries.
         if let Some(data) = entry.data_before().filter(|_| stride > CQE_SIZE) {
             self.put(end - stride, data);
         }
@@ -180,15 +226,14 @@ impl CqRing {
             return;
         }
         for (index, bytes) in bytes.as_chunks::<4>().0.iter().enumerate() {
-            // SAFETY: inside the ring and aligned (`new`); the program reads it concurrently, which
-            // shared words tolerate.
+            // SAFETY: inside the ring and aligned (`new`); the program reads it concurrently, which shared words
+            // tolerate.
             let word = unsafe { SharedU32::from_ptr(self.base.add(offset + index * 4).cast()) };
             word.store(u32::from_ne_bytes(*bytes), Ordering::Relaxed);
         }
     }
 }
 
-/// A completion entry.
 #[derive(Clone, Debug)]
 pub(crate) struct Entry {
     /// The entry; the second half of one of 128 bytes.
@@ -203,14 +248,13 @@ impl From<Cqe64> for Entry {
     }
 }
 
-/// Most bytes of data inside an entry, by the bytes between two entries.
+/// Returns the maximum number of data bytes inside an entry, by the stride.
 pub(crate) fn room(stride: u32) -> usize {
     if stride as usize == CQE_SIZE { SCATTER_BYTES } else { SCATTER_LONG_BYTES }
 }
 
 impl Entry {
-    /// An entry with data inside, for a queue with so many bytes between two entries. The data is at most
-    /// [`room`].
+    /// Returns an entry with data inside, at most [`room`] bytes, for a queue with this stride.
     pub(crate) fn with_data(cqe: Cqe64, data: &[u8], stride: u32) -> Self {
         if stride as usize == CQE_SIZE {
             return cqe.with_data(data).into();
@@ -221,12 +265,12 @@ impl Entry {
         Entry { cqe: cqe.with_data_before(), data: Some(half) }
     }
 
-    /// The first half of an entry of 128 bytes, if it has data.
+    /// Returns the first half of an entry of 128 bytes, if it has data.
     pub(crate) fn data_before(&self) -> Option<&[u8; SCATTER_LONG_BYTES]> {
         self.data.as_deref()
     }
 
-    /// The same entry with another second half.
+    /// Returns the same entry with a changed second half.
     pub(crate) fn map(self, change: impl FnOnce(Cqe64) -> Cqe64) -> Self {
         Entry { cqe: change(self.cqe), ..self }
     }

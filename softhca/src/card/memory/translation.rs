@@ -1,14 +1,78 @@
-//! How a key translates its addresses to those of other keys.
+//! Translation of keys and addresses to pieces of memory and to ranges of other keys, and the reasons to refuse an
+//! access by key.
 
-use super::pieces::KeyRange;
+use super::copy::{Place, Target};
+use crate::card::config::Access;
 use gdsync_sys::prm::umr::{StridedEntry, StridedHeader};
 use gdsync_sys::prm::wqe::{DataSeg, SEGMENT};
+use std::vec;
 use zerocopy::FromBytes;
+
+/// A range of memory as requests name it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct KeyRange {
+    pub(crate) key: u32,
+    /// First address, in the key's address space.
+    pub(crate) addr: u64,
+    pub(crate) len: u64,
+}
+
+/// Pieces of memory, in order. A region is one piece; an indirect key may have many.
+#[derive(Debug)]
+pub(crate) enum Pieces<'a> {
+    One(Option<Target<'a>>),
+    Many(vec::IntoIter<Target<'a>>),
+}
+
+impl<'a> Pieces<'a> {
+    pub(crate) fn one(place: Place<'a>, len: u64) -> Self {
+        Pieces::One(Some((place, len as usize)))
+    }
+
+    /// Returns the place, if there is exactly one piece.
+    pub(crate) fn single(mut self) -> Option<Place<'a>> {
+        let (place, _) = self.next()?;
+        self.next().is_none().then_some(place)
+    }
+}
+
+impl<'a> Iterator for Pieces<'a> {
+    type Item = Target<'a>;
+
+    fn next(&mut self) -> Option<Target<'a>> {
+        match self {
+            Pieces::One(piece) => piece.take(),
+            Pieces::Many(pieces) => pieces.next(),
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Refusal {
+    #[error("key {key:#x} names no memory region")]
+    Key { key: u32 },
+    #[error("the memory region belongs to another protection domain ({region:#x}, not {wanted:#x})")]
+    Domain { region: u32, wanted: u32 },
+    #[error("{len} bytes at {addr:#x} leave the memory region of {region_len} bytes at {region_addr:#x}")]
+    Bounds { addr: u64, len: u64, region_addr: u64, region_len: u64 },
+    #[error("the memory region allows {allowed:?}, not {wanted:?}")]
+    Access { allowed: Access, wanted: Access },
+    #[error("{len} bytes at {addr:#x} of an on-demand region are not mapped with the access asked for")]
+    Unmapped { addr: u64, len: u64 },
+    #[error("key {key:#x} is closed: it was invalidated, or never bound")]
+    Closed { key: u32 },
+    #[error("memory window {key:#x} is bound to queue pair {owner:#x}")]
+    Owner { key: u32, owner: u32 },
+    #[error("key {key:#x} refers to other keys, more than {limit} deep")]
+    Depth { key: u32, limit: usize },
+    #[error("the translation of key {key:#x} ends {missing} bytes early")]
+    Translation { key: u32, missing: u64 },
+}
 
 /// The memory of a key, as ranges of other keys.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Translation {
-    /// Ranges one after the other (KLM). Empty ones fill up a request.
+    /// Consecutive ranges (KLM). Empty ones pad a request.
     List(Vec<DataSeg>),
     /// Ranges of `2^log_size` bytes each (KSM): key and first address.
     Fixed { log_size: u32, entries: Vec<(u32, u64)> },
@@ -23,10 +87,10 @@ impl Default for Translation {
 }
 
 impl Translation {
-    /// The translation that a work request carries: entries of 16 bytes.
+    /// Parses the translation of a work request: entries of 16 bytes.
     ///
     /// # Errors
-    /// In words.
+    /// A message.
     pub(crate) fn parse(bytes: &[u8]) -> Result<Self, String> {
         match StridedHeader::read_from_prefix(bytes) {
             Ok((header, rest)) if header.is_header() => Self::parse_strided(&header, rest),
@@ -39,7 +103,7 @@ impl Translation {
         Translation::List(data_segments(bytes))
     }
 
-    /// Entries that a request needs for it, without those that fill it up.
+    /// Returns the number of entries that a request needs for it, without padding.
     pub(crate) fn entries(&self) -> usize {
         match self {
             Translation::List(entries) => entries.iter().filter(|entry| entry.byte_count() > 0).count(),
@@ -65,14 +129,14 @@ impl Translation {
         Ok(Translation::Strided { repeat: header.repeat(), entries })
     }
 
-    /// The ranges that command `CREATE_MKEY` carries, of `2^log_size` bytes each.
+    /// Returns the ranges of command `CREATE_MKEY`, of `2^log_size` bytes each.
     pub(crate) fn fixed(log_size: u32, bytes: &[u8]) -> Self {
         let entries = data_segments(bytes).iter().map(|entry| (entry.lkey(), entry.addr())).collect();
         Translation::Fixed { log_size, entries }
     }
 
-    /// Calls `piece` with each range that holds a part of
-    /// `offset..offset + len`. Returns how many bytes at the end have no range.
+    /// Calls `piece` with each range that holds a part of `offset..offset + len`. Returns how many bytes at the end
+    /// have no range.
     pub(crate) fn each<E>(
         &self,
         offset: u64,
@@ -119,14 +183,14 @@ fn data_segments(bytes: &[u8]) -> Vec<DataSeg> {
     bytes.chunks_exact(SEGMENT).filter_map(|bytes| DataSeg::read_from_bytes(bytes).ok()).collect()
 }
 
-/// A part of the ranges that are passed one after the other.
+/// A part of consecutive ranges: bytes to skip, then bytes that are left.
 pub(crate) struct Walk {
     pub(crate) skip: u64,
     pub(crate) left: u64,
 }
 
 impl Walk {
-    /// Calls `piece` with what the part has of the next range.
+    /// Calls `piece` with the part's share of the next range.
     pub(crate) fn take<E>(
         &mut self,
         size: u64,

@@ -1,8 +1,6 @@
-//! Pages of doorbell registers. All pages of a card lie in one file in memory, which grows.
-//!
-//! So a card with thousands of pages has one file descriptor, and a program can map any page a
-//! second time. The file also stands for the device where a program maps pages of a descriptor of
-//! `/dev/infiniband/uverbs*`: the system itself serves such a call.
+//! Pages of doorbell registers. All pages of a card are in one growing file in memory, so a card with thousands of
+//! pages has one file descriptor, and a program can map any page a second time. The file also stands for the device
+//! when a program maps pages of a descriptor of `/dev/infiniband/uverbs*`: the system itself serves such a call.
 
 use super::clock::{self, CLOCK_INFO_PAGE, CLOCK_PAGE, Clock};
 use crate::card::config::{InvalidValue, LIMITS};
@@ -16,16 +14,16 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Pages by which the file grows. Each such piece is one mapping.
+/// Number of pages by which the file grows. Each such piece is one mapping.
 const PIECE: usize = 256;
 
-/// The page of the file at which device memory begins: libmlx5 maps it by command 8
-/// (`MLX5_IB_MMAP_DEVICE_MEM`) and the index of a page.
+/// The first page of device memory in the file: libmlx5 maps it by command 8 (`MLX5_IB_MMAP_DEVICE_MEM`) and the index
+/// of a page.
 const DEVICE_MEMORY: usize = 8 << 8;
 
-/// The page of the file at which pages of registers begin, clear of the offsets that libmlx5 composes
-/// of a command and an index: command << 8 | index, in pages, with commands of `enum
-/// mlx5_ib_mmap_cmd`, of which 8 is the last. The file has holes between the pages of the clock and device memory.
+/// The first page of registers in the file, beyond the offsets that libmlx5 composes of a command and an index: command
+/// << 8 | index, in pages, with commands of `enum mlx5_ib_mmap_cmd`, of which 8 is the last. The file has holes between
+/// the clock pages and device memory.
 const FIRST: usize = 9 << 8;
 
 /// The memory of all pages of a card; allocated with the first page.
@@ -37,18 +35,17 @@ pub(crate) struct UarPages {
     device_memory: Option<SharedMemory>,
     device_pages: DevicePages,
     pieces: Vec<SharedMemory>,
-    /// Pages that are not in use, the longest free one first: a late doorbell of its former owner
-    /// should not ring a new one.
+    /// Unused pages, the longest unused first: a late doorbell of a page's former owner should not ring a new one.
     free: VecDeque<usize>,
 }
 
 impl UarPages {
-    /// No pages yet. The clock is shown on one of the first.
+    /// Creates an empty set of pages. The clock is shown on a page of the file.
     pub(crate) fn showing(clock: Arc<Clock>) -> Self {
         UarPages { clock, ..UarPages::default() }
     }
 
-    /// Takes a page; its registers are 0. [`Self::give_back`] frees it.
+    /// Takes a page with all registers 0. [`Self::give_back`] frees it.
     pub(crate) fn take(&mut self) -> io::Result<UarPage> {
         if self.free.is_empty() {
             self.grow()?;
@@ -89,8 +86,8 @@ impl UarPages {
         self.free.push_back(page.index);
     }
 
-    /// Takes pages of device memory beside each other, all zero: also their first byte, which is mapped
-    /// as long as these pages, and its offset in the file. `None` if there are none.
+    /// Takes adjacent pages of device memory, all zero; `None` if there are not enough. Also returns their first byte,
+    /// which is mapped as long as these pages, and its offset in the file.
     pub(crate) fn take_device_memory(
         &mut self,
         count: usize,
@@ -100,20 +97,20 @@ impl UarPages {
         let Some(pages) = self.device_pages.take(count) else { return Ok(None) };
         let base = memory.base().wrapping_add(pages.start * UAR_PAGE);
         for offset in (0..pages.len() * UAR_PAGE).step_by(REGISTER) {
-            // SAFETY: aligned, and inside the mapped device memory; a program that has freed it may yet
-            // store to it, which a shared word tolerates.
+            // SAFETY: aligned, and inside the mapped device memory; a program that has freed it may still store to it,
+            // which a shared word tolerates.
             unsafe { SharedU64::from_ptr(base.add(offset).cast()) }.store(0, Ordering::Relaxed);
         }
         let offset = ((DEVICE_MEMORY + pages.start) * UAR_PAGE) as u64;
         Ok(Some((pages, base, offset)))
     }
 
-    /// Gives back the pages of device memory from `first` on. False if they are not taken.
+    /// Frees the pages of device memory from `first` on. Returns false if they are not taken.
     pub(crate) fn give_back_device_memory(&mut self, first: usize) -> bool {
         self.device_pages.give_back(first)
     }
 
-    /// A descriptor of the file, which may have no page yet.
+    /// Returns a descriptor of the file, which may have no page yet.
     pub(crate) fn descriptor(&mut self) -> io::Result<OwnedFd> {
         self.file()?.descriptor()
     }
@@ -124,7 +121,6 @@ impl UarPages {
 pub(crate) struct Register(usize);
 
 impl Register {
-    /// Checks an offset.
     pub(crate) fn new(offset: usize) -> Result<Self, InvalidValue> {
         if offset.is_multiple_of(REGISTER) && offset <= UAR_PAGE - REGISTER {
             return Ok(Register(offset));
@@ -138,7 +134,6 @@ impl Register {
     }
 }
 
-/// Bytes of a register.
 const REGISTER: usize = size_of::<u64>();
 
 /// A page of doorbell registers. It is mapped as long as the [`UarPages`] that it was taken from.
@@ -151,19 +146,17 @@ pub(crate) struct UarPage {
 unsafe impl Send for UarPage {}
 
 impl UarPage {
-    /// Its first byte.
     pub(crate) fn base(&self) -> *mut u8 {
         self.base
     }
 
-    /// Its offset in the file of all pages.
     pub(crate) fn offset(&self) -> u64 {
         ((FIRST + self.index) * UAR_PAGE) as u64
     }
 
     fn register(&self, register: Register) -> &SharedU64 {
-        // SAFETY: aligned, and inside the page (`Register`), which is mapped for as long as the engine
-        // has pages; programs and streams store to it concurrently, which a shared word tolerates.
+        // SAFETY: aligned, and inside the page (`Register`), which is mapped as long as the engine has pages; programs
+        // and streams store to it concurrently, which a shared word tolerates.
         unsafe { SharedU64::from_ptr(self.base.add(register.offset()).cast()) }
     }
 
@@ -172,9 +165,8 @@ impl UarPage {
         all.for_each(|register| self.register(register).store(0, Ordering::Relaxed));
     }
 
-    /// Takes the value of a register and clears it, in one exchange, so that no doorbell is lost.
-    ///
-    /// Acquire: the records and entries that the doorbell announces are visible.
+    /// Takes the value of a register and clears it in one exchange, so that no doorbell is lost. Acquire: the records
+    /// and entries that the doorbell announces are visible.
     pub(crate) fn take(&self, register: Register) -> Option<u64> {
         let register = self.register(register);
         // A load is much cheaper than an exchange, and nearly always finds 0.
@@ -186,17 +178,16 @@ impl UarPage {
     }
 }
 
-/// Pages of device memory, which programs map and register.
+/// Number of pages of device memory, which programs map and register.
 pub(crate) const PAGES: usize = LIMITS.device_memory as usize / UAR_PAGE;
 
-/// The pages that are allocated.
 #[derive(Debug, Default)]
 pub(crate) struct DevicePages {
     taken: Vec<Range<usize>>,
 }
 
 impl DevicePages {
-    /// Takes pages beside each other, at least one. `None` if there are none.
+    /// Takes adjacent pages, at least one. Returns `None` if there are not enough.
     pub(crate) fn take(&mut self, count: usize) -> Option<Range<usize>> {
         let count = count.max(1);
         let last = PAGES.checked_sub(count)?;
@@ -208,7 +199,7 @@ impl DevicePages {
         Some(found)
     }
 
-    /// Gives back the pages from `first` on. False if they are not taken.
+    /// Frees the pages from `first` on. Returns false if they are not taken.
     pub(crate) fn give_back(&mut self, first: usize) -> bool {
         let place = self.taken.iter().position(|taken| taken.start == first);
         place.map(|place| self.taken.swap_remove(place)).is_some()

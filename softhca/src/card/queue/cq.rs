@@ -1,15 +1,13 @@
-//! Completion queues, the card's side.
+//! Completion queues of the card.
 //!
-//! To arm a queue, a program writes its arm record and then rings the register at 0x20. All queues
-//! of a program share that register, so a second doorbell may overwrite the first before the card
-//! polls it. Therefore the card takes the *records* of all queues when the register rings. It
-//! replaces each record by a value that no arm has: so it sees every arm once, even one that
-//! repeats the former.
+//! To arm a queue, a program writes its arm record and then rings the register at 0x20. All queues of a program share
+//! that register, so a second doorbell may overwrite the first before the card polls it. Therefore the card takes the
+//! *records* of all queues when the register rings. It replaces each record by a value that no arm has: so it sees
+//! every arm once, even one that repeats the former.
 //!
-//! So a doorbell may find its record taken: by the look that another queue's doorbell caused, or by an
-//! earlier doorbell of its own queue, as the program had already written its next record. Then the record
-//! that was taken last is that of this arm, or of one after it. A doorbell after that one arms by itself: its
-//! record was overwritten by another thread's.
+//! Hence a doorbell may find its record taken: because of another queue's doorbell, or of an earlier doorbell of this
+//! queue, if the program had already written its next record. Then the record taken last belongs to this arm or to a
+//! later one. A still later doorbell counts without a record: another thread has overwritten its record.
 
 use crate::card::config::{CqAttributes, CqModeration};
 use crate::card::memory::ring::{CqRing, Entry, Record};
@@ -20,64 +18,58 @@ use std::time::{Duration, Instant};
 /// The queue was full: the program has not consumed its entries in time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Overrun {
-    /// It is the first time. Only then the card raises an event.
+    /// True for the first overrun, the only one that raises an event.
     pub(crate) first: bool,
 }
 
-/// How far the card has filled a queue, for those who wait for it.
+/// Fill level of a queue, for WAITs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Progress {
-    /// Entries that it has written.
     pub(crate) produced: u32,
-    /// Index of the first entry that is an error.
+    /// Index of the first error entry.
     pub(crate) first_error: Option<u32>,
-    /// It takes no more entries.
     pub(crate) overrun: bool,
 }
 
-/// Whether the card raises a completion event.
+/// True if the card raises a completion event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub(crate) struct Fires(pub(crate) bool);
 
-/// Value of an arm record that the card has taken. No arm has it: of the highest 4 bits, an arm's
-/// sequence number uses 2.
+/// Value of an arm record that the card has taken. No arm has it: an arm's sequence number uses only 2 of the highest 4
+/// bits.
 const TAKEN: u32 = u32::MAX;
 
 /// An event that moderation holds back.
 #[derive(Clone, Copy, Debug)]
 struct Held {
-    /// Entries until it is raised.
+    /// Number of further entries after which it is raised.
     left: u16,
     /// When it is raised at the latest.
     due: Instant,
 }
 
-/// A completion queue.
 #[derive(Debug)]
 pub(crate) struct Cq {
     pub(crate) ring: CqRing,
     consumer: Record,
     arm_record: Record,
-    /// The arm that has not fired yet.
     armed: Option<CqArm>,
-    /// The last arm that was taken from the record.
+    /// The arm that was last taken from the record.
     taken: Option<CqArm>,
     produced: u32,
-    /// Producer index at the last event. The program polls those entries anyway, so the next arm
-    /// concerns later ones. (The field `last_notified_index` of mlx5's completion queue context
-    /// suggests this; how hardware uses it is not published.)
+    /// Producer index at the last event. The program polls the entries before it anyway, so the next arm concerns later
+    /// ones. (The field `last_notified_index` of mlx5's completion queue context suggests this; its use by hardware is
+    /// not published.)
     notified: u32,
-    /// Index of the last entry that is solicited or an error.
+    /// Index of the last solicited or error entry.
     last_solicited: Option<u32>,
-    /// Index of the first entry that is an error.
+    /// Index of the first error entry.
     first_error: Option<u32>,
     ignores_overrun: bool,
     overrun: bool,
     moderation: CqModeration,
-    /// The event that moderation holds back.
     held: Option<Held>,
-    /// Send and receive queues that complete here.
     pub(crate) users: u32,
 }
 
@@ -102,7 +94,6 @@ impl Cq {
         }
     }
 
-    /// Its state.
     pub(crate) fn attributes(&self) -> CqAttributes {
         CqAttributes {
             entries: self.ring.entries,
@@ -114,7 +105,6 @@ impl Cq {
         }
     }
 
-    /// How far it is filled.
     pub(crate) fn progress(&self) -> Progress {
         Progress { produced: self.produced, first_error: self.first_error, overrun: self.overrun }
     }
@@ -127,13 +117,12 @@ impl Cq {
         self.unconsumed() >= self.ring.entries
     }
 
-    /// Whether the program has entries that it has not taken. Nothing says that it has where it need not: in a queue
-    /// that may overrun, or that has one place for all.
+    /// Returns whether the program has unconsumed entries. False for queues whose program need not update its
+    /// consumer index: one that may overrun, or that has one place for all entries.
     pub(crate) fn has_unconsumed(&self) -> bool {
         !self.ignores_overrun && !self.ring.collapsed && self.unconsumed() > 0
     }
 
-    /// Writes the next entry.
     pub(crate) fn write(&mut self, entry: impl Into<Entry>) -> Result<Fires, Overrun> {
         if self.overrun || !self.ignores_overrun && self.is_full() {
             let first = !self.overrun;
@@ -165,7 +154,7 @@ impl Cq {
         Ok(Fires(held.left == 0 && self.release()))
     }
 
-    /// Holds an event back as the moderation says.
+    /// Holds an event back according to the moderation.
     pub(crate) fn moderate(&mut self, fires: Fires, now: Instant) -> Fires {
         let CqModeration { count, period } = self.moderation;
         if !fires.0 || count <= 1 || period == 0 {
@@ -176,7 +165,6 @@ impl Cq {
         Fires(false)
     }
 
-    /// When the event that is held back is due.
     pub(crate) fn due(&self) -> Option<Instant> {
         self.held.map(|held| held.due)
     }
@@ -190,14 +178,13 @@ impl Cq {
         is_held
     }
 
-    /// Changes the moderation. It concerns the next event.
     pub(crate) fn set_moderation(&mut self, moderation: CqModeration) {
         self.moderation = moderation;
     }
 
-    /// Moves on to another ring. The last entry in the old one says so; the next one is written to the
-    /// new one. The program copies what it has not consumed from place `i` of the old ring to place
-    /// `i + 1` of the new one. False if one of the rings has no room, or the queue has overrun.
+    /// Moves to another ring. The last entry in the old ring announces that; the next one is written to the new ring.
+    /// The program copies unconsumed entries from place `i` of the old ring to place `i + 1` of the new one. Returns
+    /// false if one of the rings has no room, or if the queue has overrun.
     pub(crate) fn resize(&mut self, ring: CqRing) -> bool {
         let unconsumed = self.unconsumed();
         if self.overrun || unconsumed >= self.ring.entries || unconsumed + 1 >= ring.entries {
@@ -213,14 +200,13 @@ impl Cq {
         true
     }
 
-    /// Writes an entry at the producer index.
     fn put(&mut self, entry: Entry) {
         let owner = (self.produced >> self.ring.entries.trailing_zeros()) & 1 == 1;
         self.ring.write(self.produced, &entry.map(|cqe| cqe.with_owner(owner)));
         self.produced = self.produced.wrapping_add(1);
     }
 
-    /// Handles the doorbell of this queue. Its own words count where no record has them or later ones.
+    /// Handles the doorbell of this queue. The doorbell's own words count if no record has them or later ones.
     pub(crate) fn rung(&mut self, arm: CqArm) -> Fires {
         match self.arm_record.exchange(TAKEN) {
             TAKEN if self.taken.is_some_and(|taken| !is_after(arm, taken)) => Fires(false),
@@ -229,14 +215,13 @@ impl Cq {
         }
     }
 
-    /// Whether its arm record was ever written. A program that rings without that is wrong. No more can be
-    /// said: threads that arm the queue at once may write their records in one order and ring in another.
+    /// Returns whether its arm record was ever written; a program that rings without that is wrong. Nothing stronger
+    /// holds: threads that arm the queue concurrently may write their records in one order and ring in another.
     pub(crate) fn has_record(&self) -> bool {
         self.taken.is_some()
     }
 
-    /// Polls the arm record, as another queue's doorbell may have overwritten the one of this
-    /// queue.
+    /// Polls the arm record, as another queue's doorbell may have overwritten this queue's.
     pub(crate) fn poll_arm_record(&mut self) -> Fires {
         match self.arm_record.exchange(TAKEN) {
             TAKEN => Fires(false),
@@ -250,22 +235,20 @@ impl Cq {
         self.arm(arm)
     }
 
-    /// Arms the queue. It fires at once if it has a matching entry that no event has covered and
-    /// that the program has not consumed.
+    /// Arms the queue. It fires at once if it has a matching entry that no event has covered and that the program has
+    /// not consumed.
     ///
-    /// A program that arms the queue and then empties it, as ibv_get_cq_event(3) asks, does not
-    /// sleep beside an entry. If the entry was written after the card took the arm, the arm fires.
-    /// If it was written before, it is not consumed. Either no event has covered it, and the arm
-    /// fires at once; or an event was raised after it. If the program read that event before it
-    /// armed the queue, it saw the entry when it emptied the queue; if not, that event wakes it.
+    /// A program that arms the queue and then empties it, as ibv_get_cq_event(3) asks, misses no entry. If the entry
+    /// was written after the card took the arm, the arm fires. If it was written before, it is not consumed. Either no
+    /// event has covered it, and the arm fires at once; or an event was raised after it. If the program read that event
+    /// before it armed the queue, it saw the entry when it emptied the queue; if not, that event wakes it.
     ///
-    /// A queue that is armed for every entry stays so when it is armed for solicited entries (IB
-    /// specification, 11.4.2.2).
+    /// A queue that is armed for every entry stays so when it is armed for solicited entries (IB specification,
+    /// 11.4.2.2).
     pub(crate) fn arm(&mut self, arm: CqArm) -> Fires {
         let unconsumed = self.produced.wrapping_sub(arm.consumer_index()) & 0xff_ffff;
         let unseen = unconsumed.min(self.produced.wrapping_sub(self.notified));
-        // More than the ring holds means an impossible index: more than a lap old, or ahead of the
-        // card.
+        // More than the ring holds means an impossible index: more than a lap old, or ahead of the card.
         let has_entry = 0 < unseen && unconsumed <= self.ring.entries;
         let matches = if arm.is_solicited_only() {
             self.last_solicited.is_some_and(|last| self.produced.wrapping_sub(last) <= unseen)
@@ -283,15 +266,14 @@ impl Cq {
     }
 }
 
-/// Whether a program arms so after it has armed as `earlier` says: it has got the next event, or it has
-/// consumed more entries.
+/// Returns whether a program arms so after `earlier`: because it got the next event, or consumed more entries.
 fn is_after(arm: CqArm, earlier: CqArm) -> bool {
     match arm.sequence().wrapping_sub(earlier.sequence()) & 3 {
         0 => {
             (1..1 << 23).contains(&(arm.consumer_index().wrapping_sub(earlier.consumer_index()) & 0xff_ffff))
         }
         1 => true,
-        // Not after it but before: the card cannot be two events behind.
+        // Before it, not after it: the card cannot be two events behind.
         _ => false,
     }
 }

@@ -1,28 +1,24 @@
 //! Receive queues.
 
-use super::producer::Producer;
 use crate::card::config::QpConfig;
-use crate::card::memory::ring::ReadRing;
-use gdsync_sys::prm::doorbell;
-use gdsync_sys::prm::recv;
+use crate::card::memory::ring::{Producer, ReadRing};
 use gdsync_sys::prm::wqe::DataSeg;
+use gdsync_sys::prm::{doorbell, recv};
 
-/// Where a receive belongs.
+/// The protection domain and the completion of a receive.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Home {
-    /// Protection domain of its memory.
+pub(crate) struct ReceiveOwner {
     pub(crate) pdn: u32,
-    /// Where it completes.
     pub(crate) cqn: u32,
-    /// What its completion entry names its queue by.
+    /// Value that identifies its queue in completion entries.
     pub(crate) user_index: u32,
 }
 
-/// A receive as its completion names it.
+/// Identification of a receive for its completion.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Slot {
     pub(crate) index: u16,
-    pub(crate) home: Home,
+    pub(crate) owner: ReceiveOwner,
 }
 
 /// A receive that a message fills.
@@ -30,12 +26,11 @@ pub(crate) struct Slot {
 pub(crate) struct Receive {
     pub(crate) slot: Slot,
     pub(crate) segments: Vec<DataSeg>,
-    /// Bytes that are filled.
-    pub(crate) offset: u32,
+    /// In bytes.
+    pub(crate) filled: u32,
 }
 
 impl Receive {
-    /// Bytes of all segments.
     pub(crate) fn room(&self) -> u64 {
         self.segments.iter().map(|segment| u64::from(segment.byte_count())).sum()
     }
@@ -44,11 +39,9 @@ impl Receive {
 /// A receive queue. Its indices are not reduced modulo the ring's size.
 #[derive(Debug)]
 pub(crate) struct ReceiveQueue {
-    /// Where its receives belong.
-    pub(crate) home: Home,
+    pub(crate) owner: ReceiveOwner,
     ring: ReadRing,
     producer: Producer,
-    /// Next receive to use.
     next: u32,
     /// The receive that a message has begun to fill.
     pub(crate) current: Option<Receive>,
@@ -58,20 +51,20 @@ impl ReceiveQueue {
     /// # Safety
     /// The addresses of `config` stay valid as long as the queue; counts are powers of two.
     pub(crate) unsafe fn new(config: &QpConfig) -> Self {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees this.
         let (ring, producer) = unsafe {
             let ring = ReadRing::new(config.rq, config.rq_entries, config.rq_stride as usize);
             (ring, Producer::new(config.dbrec, doorbell::DBR_RECV))
         };
-        let home = Home {
+        let owner = ReceiveOwner {
             pdn: config.pdn.unwrap_or(0),
             cqn: config.recv_cq.unwrap_or(0),
             user_index: config.user_index.unwrap_or(0),
         };
-        ReceiveQueue { home, ring, producer, next: 0, current: None }
+        ReceiveQueue { owner, ring, producer, next: 0, current: None }
     }
 
-    /// Empties the queue. The front zeroes the doorbell record.
+    /// Empties the queue. The front end zeroes the doorbell record.
     pub(crate) fn reset(&mut self) {
         self.producer.set(0);
         (self.next, self.current) = (0, None);
@@ -83,18 +76,16 @@ impl ReceiveQueue {
         }
     }
 
-    /// Whether a receive is posted.
     pub(crate) fn has_posted(&mut self) -> bool {
         self.poll_record();
         self.next != self.producer.index()
     }
 
-    /// Takes the receive that an aborted message of an unreliable connection has left.
-    pub(crate) fn take_left(&mut self) -> Option<Receive> {
-        self.current.take().map(|receive| Receive { offset: 0, ..receive })
+    /// Takes the receive of an aborted message of an unreliable connection.
+    pub(crate) fn take_aborted(&mut self) -> Option<Receive> {
+        self.current.take().map(|receive| Receive { filled: 0, ..receive })
     }
 
-    /// Takes the next posted receive.
     pub(crate) fn take_posted(&mut self) -> Option<Receive> {
         if !self.has_posted() {
             return None;
@@ -103,20 +94,20 @@ impl ReceiveQueue {
         self.next = index.wrapping_add(1);
         let mut bytes = Vec::with_capacity(64);
         self.ring.read(index, &mut bytes);
-        let slot = Slot { index: index as u16, home: self.home };
-        Some(Receive { slot, segments: recv::segments(&bytes).collect(), offset: 0 })
+        let slot = Slot { index: index as u16, owner: self.owner };
+        Some(Receive { slot, segments: recv::segments(&bytes).collect(), filled: 0 })
     }
 
-    /// Takes all receives, for flushing. Those of a shared queue stay there, but for the one that a
-    /// message has begun to fill.
+    /// Takes all receives to flush them. Those of a shared queue stay there, except for the one that a message has
+    /// begun to fill.
     pub(crate) fn take_all(&mut self) -> impl Iterator<Item = Slot> + use<> {
         let current = self.current.take().map(|receive| receive.slot);
         self.poll_record();
         // A broken record may announce more receives than the ring holds.
         let posted = self.producer.index().wrapping_sub(self.next).min(self.ring.entries);
-        let (first, home) = (self.next, self.home);
+        let (first, owner) = (self.next, self.owner);
         self.next = self.producer.index();
-        let slot = move |step| Slot { index: first.wrapping_add(step) as u16, home };
+        let slot = move |step| Slot { index: first.wrapping_add(step) as u16, owner };
         current.into_iter().chain((0..posted).map(slot))
     }
 }

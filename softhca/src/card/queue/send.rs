@@ -1,8 +1,7 @@
 //! Send queues.
 
-use super::producer::Producer;
 use crate::card::config::QpConfig;
-use crate::card::memory::ring::ReadRing;
+use crate::card::memory::ring::{Producer, ReadRing};
 use gdsync_sys::prm::doorbell::{self, Doorbell};
 use gdsync_sys::prm::wqe::{BASIC_BLOCK, CtrlSeg};
 use std::collections::VecDeque;
@@ -13,21 +12,17 @@ use zerocopy::FromBytes;
 pub(crate) struct SendQueue {
     ring: ReadRing,
     producer: Producer,
-    /// Next block to fetch.
     fetched: u32,
-    /// First block that is not completed.
+    /// Index of the first block that is not completed.
     completed: u32,
-    /// Copies of the next blocks, which were read early.
+    /// Copies of the next blocks that were read early.
     early: VecDeque<[u8; BASIC_BLOCK]>,
 }
 
-/// The first block of a work request.
 pub(crate) struct Entry {
     pub(crate) bytes: Vec<u8>,
     pub(crate) ctrl: CtrlSeg,
-    /// Index of the block.
     pub(crate) first: u32,
-    /// Blocks announced from it on.
     pub(crate) announced: u32,
 }
 
@@ -35,7 +30,7 @@ impl SendQueue {
     /// # Safety
     /// The addresses of `config` stay valid as long as the queue; counts are powers of two.
     pub(crate) unsafe fn new(config: &QpConfig) -> Self {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees this.
         let (ring, producer) = unsafe {
             let ring = ReadRing::new(config.sq, config.sq_blocks, BASIC_BLOCK);
             let records = if config.no_send_record { std::ptr::null_mut() } else { config.dbrec };
@@ -44,45 +39,42 @@ impl SendQueue {
         SendQueue { ring, producer, fetched: 0, completed: 0, early: VecDeque::new() }
     }
 
-    /// Empties the queue.
     pub(crate) fn reset(&mut self) {
         self.producer.restart();
         (self.fetched, self.completed) = (0, 0);
         self.early.clear();
     }
 
-    /// Blocks of the ring.
     pub(crate) fn blocks(&self) -> u32 {
         self.ring.entries
     }
 
-    /// The doorbell record now.
     pub(crate) fn record(&self) -> u16 {
         self.producer.load()
     }
 
-    /// Whether the card knows this value of the doorbell record.
+    /// Returns whether the card knows this value of the doorbell record.
     pub(crate) fn knows(&self, record: u16) -> bool {
         self.producer.index() as u16 == record
     }
 
-    /// Whether an index is behind the producer index that the card knows, by less than half a lap.
+    /// Returns whether an index is behind the producer index that the card knows, by less than half a lap.
     pub(crate) fn is_behind(&self, index: u16) -> bool {
         (index.wrapping_sub(self.producer.index() as u16) as i16) < 0
     }
 
-    /// Advances the producer index to a value of the doorbell record, or of a doorbell or a SEND_EN in
-    /// its place.
+    /// Advances the producer index to a value of the doorbell record, or to the index of a doorbell or SEND_EN that
+    /// replaces it.
     pub(crate) fn announce(&mut self, record: u16) {
         self.producer.advance(record);
     }
 
-    /// Blocks that are announced and not completed. More than the ring has is an overrun.
+    /// Returns the number of announced and not completed blocks. More than the ring has is an overrun.
     pub(crate) fn backlog(&self) -> u32 {
         self.producer.index().wrapping_sub(self.completed)
     }
 
-    /// Drops the announced blocks beyond the ring's size: the record is wrong, they do not exist.
+    /// Drops the announced blocks beyond the ring's size: the record is wrong, and they do not exist.
     pub(crate) fn limit_backlog(&mut self) {
         let excess = self.backlog().saturating_sub(self.blocks());
         self.producer.set(self.producer.index().wrapping_sub(excess));
@@ -91,16 +83,15 @@ impl SendQueue {
 
     /// Checks that the doorbell record is not behind a doorbell. On failure, returns the record.
     ///
-    /// A doorbell of libmlx5 is the start of the last WQE's control segment (`post_send_db`), so the record
-    /// is ahead of its index. Those of NVSHMEM's IBGDA and DOCA GPUNetIO have the index behind that WQE,
-    /// which is the record's.
+    /// A doorbell of libmlx5 is the start of the last WQE's control segment (`post_send_db`), so the record is ahead of
+    /// its index. Doorbells of NVSHMEM's IBGDA and DOCA GPUNetIO have the index after that WQE, which is the record's.
     pub(crate) fn check_doorbell(&self, bell: Doorbell) -> Result<(), u16> {
         let record = self.record();
         let ahead = record.wrapping_sub(bell.index());
         if u32::from(ahead) > self.blocks() { Err(record) } else { Ok(()) }
     }
 
-    /// Reads all announced blocks now. What the program changes in them later, the card does not see.
+    /// Reads all announced blocks now, so that the card does not see later changes.
     pub(crate) fn read_early(&mut self) {
         let announced = self.producer.index().wrapping_sub(self.fetched);
         for ahead in self.early.len() as u32..announced.min(self.blocks()) {
@@ -110,7 +101,7 @@ impl SendQueue {
         }
     }
 
-    /// Appends a copy of a block, from the fetched one on.
+    /// Appends a copy of a block at or after the fetched one.
     fn read(&self, index: u32, into: &mut Vec<u8>) {
         match self.early.get(index.wrapping_sub(self.fetched) as usize) {
             Some(block) => into.extend_from_slice(block),
@@ -118,7 +109,7 @@ impl SendQueue {
         }
     }
 
-    /// Reads the next announced work request's first block. `None` if there is no request.
+    /// Reads the first block of the next announced work request, if there is one.
     pub(crate) fn next(&self) -> Option<Entry> {
         let announced = self.producer.index().wrapping_sub(self.fetched);
         if announced == 0 {
@@ -131,18 +122,15 @@ impl SendQueue {
         Some(Entry { bytes, ctrl, first: self.fetched, announced })
     }
 
-    /// Appends the other blocks of a work request to its bytes.
     pub(crate) fn read_rest(&self, entry: &mut Entry, blocks: u32) {
         (1..blocks).for_each(|block| self.read(entry.first.wrapping_add(block), &mut entry.bytes));
     }
 
-    /// Moves past a work request that was fetched.
     pub(crate) fn advance(&mut self, blocks: u32) {
         self.early.drain(..self.early.len().min(blocks as usize));
         self.fetched = self.fetched.wrapping_add(blocks);
     }
 
-    /// Marks the blocks before `end` as completed.
     pub(crate) fn complete_until(&mut self, end: u32) {
         self.completed = end;
     }

@@ -1,51 +1,45 @@
 //! Shared receive queues.
 //!
-//! The entries of a shared queue are a list: each begins with the index of the next (`struct
-//! mlx5_wqe_srq_next_seg`), as receives complete in any order. The card starts at entry 0 and follows
-//! the list; the doorbell record counts the receives that were posted. A cyclic queue, which only commands
-//! of DEVX make, is taken in the order of its ring, and the links do not count.
+//! The entries of a shared queue form a list: each begins with the index of the next (`struct mlx5_wqe_srq_next_seg`),
+//! as receives complete in any order. The card starts at entry 0 and follows the list; the doorbell record counts the
+//! posted receives. A cyclic queue, which only DEVX commands create, is taken in ring order, without regard to the
+//! links.
 
-use super::producer::Producer;
-use super::receive::Home;
+use super::receive::ReceiveOwner;
 use crate::card::config::{SrqAttributes, SrqConfig, XrcConfig};
-use crate::card::memory::ring::ReadRing;
+use crate::card::memory::ring::{Producer, ReadRing};
 use gdsync_sys::prm::recv;
 use gdsync_sys::prm::wqe::DataSeg;
 
-/// A shared receive queue.
 #[derive(Debug)]
 pub(crate) struct Srq {
     ring: ReadRing,
     stride: u32,
     cyclic: bool,
     producer: Producer,
-    /// Receives that were taken; not reduced.
+    /// Number of receives taken; not reduced.
     taken: u32,
-    /// Index of the entry to take next.
     head: u16,
     limit: u32,
     broken: bool,
     pub(crate) pdn: u32,
     pub(crate) xrc: Option<XrcConfig>,
-    /// Queue pairs that take from it.
+    /// Number of queue pairs that take from it.
     pub(crate) users: u32,
 }
 
-/// The ring makes no sense.
+/// The ring is inconsistent.
 #[derive(Debug)]
 pub(crate) struct Broken {
-    /// It is the first time. Only then the card raises an event.
+    /// True for the first time, the only one that raises an event.
     pub(crate) first: bool,
     pub(crate) message: String,
 }
 
-/// A receive of a shared queue.
 #[derive(Debug)]
 pub(crate) struct Taken {
-    /// Index of its entry.
     pub(crate) index: u16,
     pub(crate) segments: Vec<DataSeg>,
-    /// The queue has fallen below its limit.
     pub(crate) below_limit: bool,
 }
 
@@ -53,7 +47,7 @@ impl Srq {
     /// # Safety
     /// The addresses of `config` stay valid as long as the queue; counts are powers of two.
     pub(crate) unsafe fn new(config: &SrqConfig) -> Self {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees this.
         let (ring, producer) = unsafe {
             (
                 ReadRing::new(config.ring, config.entries, config.stride as usize),
@@ -75,16 +69,15 @@ impl Srq {
         }
     }
 
-    /// Where a receive belongs that is taken for a queue pair: its completion is the queue pair's, unless
-    /// the queue is of XRC.
-    pub(crate) fn home(&self, of_queue_pair: Home) -> Home {
+    /// Returns the owner of a receive that is taken for a queue pair: it completes there, unless the queue is an XRC
+    /// one.
+    pub(crate) fn owner(&self, of_queue_pair: ReceiveOwner) -> ReceiveOwner {
         match self.xrc {
-            Some(XrcConfig { cqn, user_index, .. }) => Home { pdn: self.pdn, cqn, user_index },
-            None => Home { pdn: self.pdn, ..of_queue_pair },
+            Some(XrcConfig { cqn, user_index, .. }) => ReceiveOwner { pdn: self.pdn, cqn, user_index },
+            None => ReceiveOwner { pdn: self.pdn, ..of_queue_pair },
         }
     }
 
-    /// Its state.
     pub(crate) fn attributes(&mut self) -> SrqAttributes {
         SrqAttributes {
             entries: self.ring.entries,
@@ -94,19 +87,19 @@ impl Srq {
         }
     }
 
-    /// Receives that are posted and not taken.
+    /// Returns the number of posted receives that are not taken.
     fn posted(&mut self) -> u32 {
         self.producer.advance(self.producer.load());
         self.producer.index().wrapping_sub(self.taken)
     }
 
-    /// Arms the limit; 0 disarms it. True if the queue is below it already.
+    /// Arms the limit; 0 disarms it. Returns true if the queue is already below it.
     pub(crate) fn set_limit(&mut self, limit: u32) -> bool {
         self.limit = limit;
         self.passes_limit()
     }
 
-    /// Whether the queue is below its limit. If so, the limit is disarmed.
+    /// Returns whether the queue is below its limit. If so, disarms the limit.
     fn passes_limit(&mut self) -> bool {
         let passes = self.posted() < self.limit;
         if passes {
@@ -115,12 +108,10 @@ impl Srq {
         passes
     }
 
-    /// Whether a receive can be taken.
     pub(crate) fn has_receive(&mut self) -> bool {
         self.posted() > 0
     }
 
-    /// Takes the next receive, if there is one.
     pub(crate) fn take(&mut self) -> Result<Option<Taken>, Broken> {
         let (posted, entries) = (self.posted(), self.ring.entries);
         if posted == 0 {

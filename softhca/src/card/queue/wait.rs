@@ -1,28 +1,32 @@
 //! The parser of work requests that wait, or that release another queue.
 
-use super::wqe::WqeError;
-use crate::card::waits::WaitRules;
+use super::WqeError;
+use crate::card::config::WaitRules;
 use gdsync_sys::prm::UnknownCode;
 use gdsync_sys::prm::cqe::Syndrome;
 use gdsync_sys::prm::wait::{IndexSeg, Kind, WaitAction, WaitDataSeg, WaitOperation};
 use gdsync_sys::prm::wqe::CtrlSeg;
 use zerocopy::FromBytes;
 
-/// What a work request waits for, or releases.
+/// The condition of a work request that waits, or the queue that it releases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wait {
-    /// The entry `index` of a completion queue, and all before it.
-    Completions { cqn: u32, index: u32 },
-    /// A word of memory.
+    /// WAIT for entry `index` of a completion queue, and all before it.
+    Completions {
+        cqn: u32,
+        index: u32,
+    },
     Data(WaitDataSeg),
-    /// A time of the card's clock.
     Time(WaitDataSeg),
-    /// Nothing: it releases the blocks before `index` of a queue pair.
-    SendEnable { qpn: u32, index: u16 },
+    /// SEND_EN: releases the blocks before `index` of a queue pair.
+    SendEnable {
+        qpn: u32,
+        index: u16,
+    },
 }
 
 impl Wait {
-    /// Refuses what a card with these rules does not have.
+    /// Refuses work requests that a card with these rules does not have.
     pub(crate) fn check(&self, ctrl: &CtrlSeg, rules: WaitRules) -> Result<(), WqeError> {
         let has = match self {
             Wait::Data(_) | Wait::Time(_) => rules.supported,
@@ -38,7 +42,7 @@ fn malformed(field: &'static str, message: String) -> WqeError {
     WqeError { syndrome: Syndrome::LocalQpOperation, field, message }
 }
 
-/// Parses the segment behind the control segment; `None` for other opcodes.
+/// Parses the segment after the control segment; `None` for other opcodes.
 pub(super) fn parse(ctrl: &CtrlSeg, body: &[u8]) -> Result<Option<Wait>, WqeError> {
     let kind = Kind::of(ctrl).map_err(|unknown| malformed("opmod", unknown.to_string()))?;
     let Some(kind) = kind else { return Ok(None) };
@@ -85,7 +89,7 @@ fn check(segment: &WaitDataSeg, kind: Kind) -> Result<(), WqeError> {
     Ok(())
 }
 
-/// Why no number at all meets a condition; `None` if one does.
+/// Returns the reason why no number meets a condition; `None` if one does.
 pub(crate) fn never_met(segment: &WaitDataSeg) -> Option<&'static str> {
     let (operation, inverted) = segment.condition().ok()?;
     let mask = segment.mask();
@@ -105,13 +109,12 @@ pub(crate) fn never_met(segment: &WaitDataSeg) -> Option<&'static str> {
     }
 }
 
-/// Whether a WAIT is of the kind whose word only grows: then one that goes backwards is a mistake.
+/// Returns whether the word of a WAIT is expected only to grow, so that going backwards is a mistake.
 pub(crate) fn is_ordered(segment: &WaitDataSeg) -> bool {
     use WaitOperation::{Bigger, CyclicBigger, CyclicSmaller, Smaller};
     matches!(segment.condition(), Ok((Bigger | CyclicBigger, true) | (Smaller | CyclicSmaller, false)))
 }
 
-/// Whether an error entry is written if a WAIT is not met.
 pub(crate) fn fails_at_once(segment: &WaitDataSeg) -> bool {
     segment.action() == Ok(WaitAction::Fail)
 }

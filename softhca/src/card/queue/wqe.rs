@@ -1,48 +1,36 @@
-//! The strict parser of send work-queue entries, and the errors that it finds.
+//! The strict parser of send WQEs, and its errors.
 
-use super::atomic::{self, Operands};
-use super::umr;
+use super::WqeError;
+use super::segments::{Operands, is_atomic, parse_key_change, parse_operands};
 use super::wait::{self, Wait};
 use crate::card::config::{LIMITS, Transport};
 use crate::card::memory::indirect::KeyChange;
-use crate::card::memory::pieces::KeyRange;
-use crate::card::memory::translation::Walk;
+use crate::card::memory::translation::{KeyRange, Walk};
 use gdsync_sys::prm::cqe::Syndrome;
 use gdsync_sys::prm::wqe::{
     AddressVector, CtrlSeg, DataSeg, InlineSeg, Opcode, RemoteAddrSeg, SEGMENT, XrcSeg,
 };
 use zerocopy::FromBytes;
 
-/// An error in a work request: the syndrome of its completion, and the words of its diagnostic.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct WqeError {
-    pub(crate) syndrome: Syndrome,
-    pub(crate) field: &'static str,
-    pub(crate) message: String,
-}
-
-/// The data of a work request, or the places for it.
+/// The data of a work request, or the memory for its result.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Payload {
     Inline(Vec<u8>),
     Segments(Vec<DataSeg>),
-    /// Inline bytes, and the places of those that follow.
+    /// Inline bytes, and the segments after them.
     Mixed(Vec<u8>, Vec<DataSeg>),
 }
 
-/// A parsed work request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Work {
     pub(crate) opcode: Opcode,
     pub(crate) remote: Option<(u64, u32)>,
-    /// Of an atomic operation.
     pub(crate) operands: Option<Operands>,
-    /// The change of a memory key.
     pub(crate) change: Option<Box<KeyChange>>,
-    /// Destination of a datagram, or of a request of DC.
+    /// Destination of a datagram or a DC request.
     pub(crate) to: Option<Box<AddressVector>>,
     pub(crate) wait: Option<Wait>,
-    /// The remote shared receive queue of a request of XRC; else 0.
+    /// The remote shared receive queue of an XRC request; otherwise 0.
     pub(crate) srqn: u32,
     pub(crate) payload: Payload,
     pub(crate) length: u32,
@@ -53,7 +41,7 @@ fn error(syndrome: Syndrome, field: &'static str, message: String) -> WqeError {
 }
 
 impl Work {
-    /// Whether it has no packets, and does not wait.
+    /// Returns whether it has no packets and does not wait.
     pub(crate) fn is_local(&self) -> bool {
         matches!(self.opcode, Opcode::Nop | Opcode::Umr | Opcode::Dump)
     }
@@ -81,14 +69,14 @@ pub(crate) fn parse(ctrl: &CtrlSeg, body: &[u8], transport: Transport) -> Result
     let (has_remote, may_be_inline) = match (opcode, transport) {
         (Opcode::Nop, _) => return Ok(work),
         (Opcode::Umr, Rc | Uc | XrcInitiator | DcInitiator) => {
-            return Ok(Work { change: Some(Box::new(umr::parse(ctrl, body)?)), ..work });
+            return Ok(Work { change: Some(Box::new(parse_key_change(ctrl, body)?)), ..work });
         }
         (Opcode::Dump, Rc | Uc | XrcInitiator | DcInitiator) => (false, false),
         (Opcode::Send | Opcode::SendImm, Rc | Uc | Ud | XrcInitiator | DcInitiator) => (false, true),
         (Opcode::SendInval, Rc | XrcInitiator | DcInitiator) => (false, true),
         (Opcode::RdmaWrite | Opcode::RdmaWriteImm, Rc | Uc | XrcInitiator | DcInitiator) => (true, true),
         (Opcode::RdmaRead, Rc | XrcInitiator | DcInitiator) => (true, false),
-        (opcode, Rc | XrcInitiator | DcInitiator) if atomic::is_atomic(opcode) => (true, false),
+        (opcode, Rc | XrcInitiator | DcInitiator) if is_atomic(opcode) => (true, false),
         (other, transport) => {
             let message = format!("{other:?} is not supported on a {transport} queue pair of this card");
             return Err(malformed("opcode", message));
@@ -96,7 +84,7 @@ pub(crate) fn parse(ctrl: &CtrlSeg, body: &[u8], transport: Transport) -> Result
     };
     let missing = |segment| malformed("ds", format!("{opcode:?} with ds {} has no {segment}", ctrl.ds()));
     let mut rest = body;
-    // What has no packets has no destination.
+    // A request without packets has no destination.
     let is_local = work.is_local();
     if matches!(transport, Ud | DcInitiator) && !is_local {
         let (vector, behind) =
@@ -116,8 +104,8 @@ pub(crate) fn parse(ctrl: &CtrlSeg, body: &[u8], transport: Transport) -> Result
             RemoteAddrSeg::read_from_prefix(rest).map_err(|_| missing("remote address segment"))?;
         (work.remote, rest) = (Some((segment.addr(), segment.rkey())), behind);
     }
-    if atomic::is_atomic(opcode) {
-        let (operands, behind) = atomic::parse(ctrl, opcode, rest)?;
+    if is_atomic(opcode) {
+        let (operands, behind) = parse_operands(ctrl, opcode, rest)?;
         (work.operands, rest) = (Some(operands), behind);
     }
     let is_inline = rest.first_chunk().is_some_and(|first| InlineSeg::is_inline(*first));
@@ -151,7 +139,7 @@ fn total(segments: &[DataSeg]) -> u64 {
     segments.iter().map(|segment| u64::from(segment.byte_count())).sum()
 }
 
-/// Inline segments, each padded to 16 bytes, and data segments behind them.
+/// Parses inline segments, each padded to 16 bytes, and the data segments after them.
 fn parse_inline(mut rest: &[u8]) -> Result<Payload, WqeError> {
     let malformed = |message| error(Syndrome::LocalQpOperation, "inline segment", message);
     let mut bytes = Vec::new();
@@ -190,8 +178,7 @@ fn parse_segments(rest: &[u8]) -> Result<Vec<DataSeg>, WqeError> {
     Ok(segments)
 }
 
-/// Calls `piece` for each part of the segments that lies in `offset..offset + length` of the
-/// message, with the segment, the address and the number of bytes.
+/// Calls `piece` for each part of the segments that is in `offset..offset + length` of the message.
 pub(crate) fn each_piece<E>(
     segments: &[DataSeg],
     offset: u32,

@@ -1,10 +1,9 @@
-//! Completion queues that are armed.
+//! Arming of completion queues.
 
 use super::*;
 use gdsync_sys::prm::doorbell::CqArm;
 use std::sync::mpsc::{Receiver, channel};
 
-/// A pair, and the events of its card.
 fn pair() -> (Pair, Receiver<Event>) {
     let (sender, events) = channel();
     let sink = move |event| sender.send(event).unwrap();
@@ -27,14 +26,14 @@ fn arm(cq: &TestCq, page: *mut u8, arm: CqArm) {
 }
 
 fn ring(page: *mut u8, value: u64) {
-    // SAFETY: a register of a page that is mapped as long as its UAR is there.
+    // SAFETY: a register of a page that is mapped as long as its UAR exists.
     unsafe { AtomicU64::from_ptr(page.add(doorbell::UAR_CQ_ARM).cast()) }.store(value, Ordering::Release);
 }
 
 #[test]
 fn an_armed_queue_tells_of_the_next_entry_once() {
     let (mut pair, events) = pair();
-    // The page is of another UAR: the doorbell names the queue.
+    // The page belongs to another UAR: the doorbell names the queue.
     let page = pair.card.alloc_uar(&[doorbell::UAR_CQ_ARM]).unwrap().page;
     arm(&pair.left.cq, page, CqArm::new(0, false, 0));
     pair.run();
@@ -122,7 +121,7 @@ fn a_queue_that_is_destroyed_while_it_is_armed_is_no_mistake() {
 
 #[test]
 fn threads_that_arm_in_a_loop_make_no_mistake() {
-    /// Arms of each thread: more than the card looks at, so that most overwrite each other.
+    /// Number of arms per thread: more than the card polls, so that most overwrite each other.
     const ARMS: u32 = 20_000;
     let card = Card::start(LinkLayer::InfiniBand, Box::new(drop)).unwrap();
     let page = card.alloc_uar(&[doorbell::UAR_CQ_ARM]).unwrap().page as usize;
@@ -132,8 +131,7 @@ fn threads_that_arm_in_a_loop_make_no_mistake() {
         for _ in 0..2 {
             scope.spawn(|| {
                 for round in 0..ARMS {
-                    // As `ibv_req_notify_cq`: the numbers are read, then the record is written, and then
-                    // the register, without a lock.
+                    // Like `ibv_req_notify_cq`: read the numbers, write the record, then the register, without a lock.
                     let index = consumed.fetch_add(1, Ordering::Relaxed);
                     let next = CqArm::new((index / 7) as u8, false, index);
                     let (cqn, dbrec) = queues[round as usize % 2];
@@ -144,7 +142,7 @@ fn threads_that_arm_in_a_loop_make_no_mistake() {
             });
         }
     });
-    // After this the card has looked at all of them.
+    // Afterwards the card has handled all of them.
     cqs.iter().for_each(|cq| card.destroy_cq(cq.cqn).unwrap());
     assert_eq!(card.diagnostics(), []);
 }

@@ -9,7 +9,7 @@ fn atomic() -> Access {
     everything() | Access::REMOTE_ATOMIC
 }
 
-/// A pair that allows atomics, with 64 bytes on each side.
+/// Returns a pair that allows atomics, with 64 bytes on each side.
 fn pair() -> Pair {
     let change = QpChange { access: Some(everything() | Access::REMOTE_ATOMIC), ..QpChange::default() };
     let mut pair = Pair::with(&SIZES, 64, change);
@@ -25,8 +25,7 @@ fn set(region: &Region, index: usize, value: u64) {
     region.bytes()[index * 8..][..8].copy_from_slice(&value.to_ne_bytes());
 }
 
-/// Posts an operation on word `index` of the target, with the result in the same word of the
-/// source.
+/// Posts an operation on word `index` of the target, with the result in the same word of the source.
 fn post(pair: &mut Pair, opcode: Opcode, index: usize, operands: AtomicSeg) {
     let (remote, result) = (pair.target.remote(index * 8), pair.source.data(index * 8..index * 8 + 8));
     pair.left.post(opcode, &[remote.as_bytes(), operands.as_bytes(), result.as_bytes()]);
@@ -97,7 +96,7 @@ fn a_request_that_comes_again_is_answered_and_not_executed() {
     }
     header.psn = U32::new(1);
     assert_eq!(answer(&mut engine, &header), Some(8));
-    // The result of an older operation is not kept.
+    // The result of an older operation was dropped.
     header.psn = U32::new(0xff_ff00);
     assert_eq!(answer(&mut engine, &header), None);
     assert_eq!(value(&pair.target, 0), 11);
@@ -184,8 +183,8 @@ fn cpu_threads_and_the_card_add_to_the_same_word() {
     assert_eq!(value(&pair.target, 0), (500 << 32) + 100_000);
 }
 
-/// Posts a masked operation of `4 << size` bytes at `offset` of the target, with the result in the
-/// same place of the source.
+/// Posts a masked operation of `4 << size` bytes at `offset` of the target, with the result at the same offset of the
+/// source.
 fn post_masked(pair: &mut Pair, opcode: Opcode, size: u8, offset: usize, operands: &[u8]) {
     let bytes = 4 << size;
     let (remote, result) = (pair.target.remote(offset), pair.source.data(offset..offset + bytes));

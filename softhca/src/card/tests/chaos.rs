@@ -1,5 +1,5 @@
-//! Random faults of the network, on cards with liberties and without: no message is lost, duplicated or reordered, and every request
-//! completes.
+//! Random network faults, on cards with and without liberties: no message is lost, duplicated or reordered, and every
+//! request completes.
 
 use super::faults::{plan, run_until};
 use super::hosts::{address_of, card_at};
@@ -54,7 +54,6 @@ fn rules() -> impl Strategy<Value = FaultPlan> {
 }
 
 impl Card {
-    /// Whether nothing is delayed.
     fn is_quiet(&self) -> bool {
         let engine = self.shared.engine.lock();
         engine.delayed.is_empty() && engine.resources.delayed.is_empty()
@@ -199,7 +198,7 @@ proptest! {
 
 #[test]
 fn a_read_answered_late_and_a_write_behind_it_that_was_not_missed() {
-    // The read's answer is lost, the write behind it is acknowledged: only the read is sent again.
+    // The read's answer is lost, and the following write is acknowledged: only the read is sent again.
     let mut pair = super::faults::quick(64);
     pair.target.bytes()[0] = 42;
     pair.card.set_faults(Some(&plan("drop nth=1 kind=read-response")));

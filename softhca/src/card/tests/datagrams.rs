@@ -33,7 +33,7 @@ fn pair_on(link: LinkLayer) -> Pair {
     datagram_pair(card, pdn, |_| {})
 }
 
-/// Two queue pairs of datagrams, the right one with a configuration that `change` has changed.
+/// Returns two UD queue pairs. `change` has changed the configuration of the right one.
 pub(super) fn datagram_pair(card: Card, pdn: u32, change: impl FnOnce(&mut QpConfig)) -> Pair {
     let (left, right) = (datagram_qp(&card, pdn), datagram_qp_with(&card, pdn, change));
     let region = || Region::new(&card, pdn, 8192, everything());
@@ -46,7 +46,7 @@ fn pair() -> Pair {
     pair_on(LinkLayer::InfiniBand)
 }
 
-/// The right side's address, from the GID at an index. libmlx5 does not set the bit of the route on
+/// Returns the right side's address, with the source GID at an index. libmlx5 does not set the bit of the route on
 /// Ethernet.
 fn fields(pair: &Pair, source_gid: Option<u8>) -> AddressFields {
     let grh = source_gid.map(|gid_index| GrhFields {

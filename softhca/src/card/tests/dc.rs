@@ -10,7 +10,7 @@ use zerocopy::byteorder::big_endian::{U32, U64};
 
 const KEY: u64 = 0x1122_3344_5566_7788;
 
-/// A target, with a shared queue and a completion queue of its own.
+/// A target with its own shared queue and completion queue.
 struct Target {
     qpn: u32,
     srq: TestSrq,
@@ -90,7 +90,7 @@ impl Bed {
         self.initiators[from].post(opcode, &segments);
     }
 
-    /// Posts a request and waits for its end.
+    /// Posts a request and waits until it completes.
     fn post(&mut self, from: usize, target: usize, opcode: Opcode, segments: &[&[u8]]) -> Option<Cqe64> {
         self.queue(from, KEY, self.targets[target].qpn, opcode, segments);
         run(&self.card);
@@ -106,7 +106,7 @@ impl Bed {
 #[test]
 fn each_request_goes_to_the_target_that_it_names() {
     let mut bed = Bed::new();
-    // Posted at once: the initiator turns from one target to the other.
+    // Posted together: the initiator switches between the targets.
     for round in 0..3usize {
         for target in 0..2 {
             bed.receive(target, round * 1000..round * 1000 + 1000);
@@ -161,7 +161,7 @@ fn an_initiator_that_is_refused_ends_alone_and_may_come_again() {
     run(&bed.card);
     assert_eq!(error(bed.initiators[0].cq.poll()).1, Syndrome::RemoteAccess);
     assert!(bed.card.diagnostics().iter().any(|d| d.field == "DC access key"));
-    // The other is served, and the target has not failed.
+    // The other initiator is served, and the target has not failed.
     let entry = bed.receive(0, 0..64);
     success(bed.post(1, 0, Opcode::Send, &[data.as_bytes()]));
     assert_eq!(bed.targets[0].cq.poll().unwrap().wqe_counter(), entry);
@@ -195,7 +195,7 @@ fn a_receive_that_is_too_short_completes_with_an_error() {
     assert_eq!(bed.targets[0].cq.poll().unwrap().wqe_counter(), entry);
 }
 
-/// The first packet of a message of an initiator that is not there.
+/// Returns the first packet of a message of a nonexistent initiator.
 fn packet(target: u32, connection: u64, psn: u32) -> Header {
     let mut header = Header::new(PacketKind::Send, 0x7777, target, psn);
     (header.connection, header.dc_key) = (U64::new(connection), U64::new(KEY));
@@ -224,7 +224,7 @@ fn an_initiator_that_comes_again_gives_back_the_receive_that_it_had_begun() {
 #[test]
 fn a_connection_is_heard_of_by_any_of_its_packets() {
     let mut bed = Bed::new();
-    // The first packet was lost: nothing is executed, and it is asked for.
+    // The first packet was lost: nothing is executed, and a NAK asks for it.
     let entry = bed.receive(0, 0..64);
     let header = packet(bed.targets[0].qpn, 9, 1);
     let mut engine = bed.card.shared.engine.lock();
@@ -285,7 +285,7 @@ fn states_and_parts_are_those_of_the_driver() {
     assert_eq!(errno(bed.card.destroy_srq(target.srq.srqn)), Ok(()));
 }
 
-/// Answers that a card keeps back for a while go on when the time has come, long before the initiator's time-out.
+/// Answers that a card holds back continue when their time has come, long before the initiator's time-out.
 #[test]
 fn answers_that_are_kept_back_go_on() {
     for seed in 0..10 {

@@ -1,5 +1,5 @@
-//! Peers whose process ends or is stopped: how queue pairs notice, and when they do not. A card that
-//! is not stepped does what the card of a stopped process does: nothing.
+//! Peers whose process ends or is stopped: how queue pairs notice, and when they do not. A card that is not stepped
+//! behaves like that of a stopped process.
 
 use super::datagrams::{QKEY, datagram_qp};
 use super::*;
@@ -14,7 +14,7 @@ pub(super) fn with_speed(speed: Speed) -> Card {
     Card::on(fabric, LinkLayer::InfiniBand, Box::new(drop), Default::default(), Default::default())
 }
 
-/// Steps both cards until `done`, or until a minute is over.
+/// Steps both cards until `done`, for a minute at most.
 pub(super) fn run_both(one: &Card, other: Option<&Card>, mut done: impl FnMut() -> bool) {
     let end = Instant::now() + Duration::from_secs(60);
     while !done() {
@@ -31,7 +31,7 @@ fn a_sender_learns_of_a_death_and_a_receiver_does_not() {
     let [mut sender, mut receiver] = [(), ()].map(|()| TestQp::new(&alive, pdn, &SIZES));
     let other_pdn = dies.alloc_pd().unwrap();
     let [to, from] = [(), ()].map(|()| TestQp::new(&dies, other_pdn, &SIZES));
-    // A timeout of a quarter of a second. The end of the peer is noticed after the first one.
+    // A timeout of a quarter of a second. The peer's end is noticed after the first one.
     let patient = QpChange { timeout: Some(16), ..QpChange::default() };
     sender.connect(&alive, to.qpn, dies.lid(), patient);
     to.connect(&dies, sender.qpn, alive.lid(), patient);
@@ -51,13 +51,13 @@ fn a_sender_learns_of_a_death_and_a_receiver_does_not() {
     assert_eq!(alive.query_qp(receiver.qpn).unwrap().state, QpState::Rts);
 }
 
-/// With these attributes, the first time-out of 17 ms that counts fails a queue pair.
+/// Attributes with which the first time-out of 17 ms that counts fails a queue pair.
 pub(super) fn first_counts() -> QpChange {
     QpChange { timeout: Some(12), retry_cnt: Some(0), ..QpChange::default() }
 }
 
-/// A sender on a card, connected to a queue pair on another, whose memory takes writes. The first
-/// time-out that counts fails the sender.
+/// Returns a sender connected to a queue pair on another card, whose memory takes writes. The first time-out that
+/// counts fails the sender.
 pub(super) fn impatient(sends: &Card, receives: &Card) -> (TestQp, Region) {
     let sender = TestQp::new(sends, sends.alloc_pd().unwrap(), &SIZES);
     let pdn = receives.alloc_pd().unwrap();
@@ -147,7 +147,7 @@ fn a_receive_from_the_dead_completes_before_what_they_do_not_answer_fails() {
     let (cqn, mut from) = (receiver.cq.cqn, TestQp::new(&dies, other, &SIZES));
     receiver.connect(&stopped, from.qpn, dies.lid(), first_counts());
     from.connect(&dies, receiver.qpn, stopped.lid(), first_counts());
-    // They complete to the same queue. The peer of this one does not listen.
+    // Both complete to the same queue. The peer of this one does not listen.
     let mut sender = TestQp::with(&stopped, pdn, &SIZES, |config| config.send_cq = Some(cqn));
     let deaf = TestQp::new(&dies, other, &SIZES);
     sender.connect(&stopped, deaf.qpn, dies.lid(), first_counts());
@@ -166,7 +166,7 @@ fn a_receive_from_the_dead_completes_before_what_they_do_not_answer_fails() {
     assert_eq!(error(receiver.cq.poll()), (CqeOpcode::RequesterError, Syndrome::RetryExceeded, 0));
 }
 
-/// The peer is not ready for the message, and takes the duplicate of it behind.
+/// The peer is not ready for the message, and then takes its duplicate.
 #[test]
 fn what_a_peer_has_acknowledged_before_it_died_is_not_sent_again() {
     let (alive, dies) = (card(), card());
@@ -187,7 +187,7 @@ fn what_a_peer_has_acknowledged_before_it_died_is_not_sent_again() {
     success(sender.cq.poll());
 }
 
-/// A program that has everything may end before what its peer, which has ended, owes it fails.
+/// A program that has everything may end before its outstanding requests to an ended peer fail.
 #[test]
 fn what_a_dead_peer_owes_fails_when_the_program_has_had_time_to_end() {
     for times in [1, 20] {
@@ -199,7 +199,7 @@ fn owes(speed: Speed) {
     let (alive, dies) = (with_speed(speed), with_speed(speed));
     let mut sender = TestQp::new(&alive, alive.alloc_pd().unwrap(), &SIZES);
     let to = TestQp::new(&dies, dies.alloc_pd().unwrap(), &SIZES);
-    // All retries of this one take half a second.
+    // All retries of this queue pair take half a second.
     sender.connect(&alive, to.qpn, dies.lid(), QpChange { timeout: Some(14), ..QpChange::default() });
     sender.post(Opcode::Send, &[&inline(b"hello")]);
     run(&alive);
@@ -211,14 +211,14 @@ fn owes(speed: Speed) {
         assert!(from.elapsed() < Duration::from_secs(20), "its end is not noticed");
         engine.step(from);
     }
-    // The card's time, from then on for a millisecond of a card whose timers are those of hardware.
+    // The card's time, afterwards for a millisecond of a card with hardware's timers.
     let mut at = |milliseconds: u64| {
         for micros in 0..1000 {
             engine.step(from + speed.of(Duration::from_micros(milliseconds * 1000 + micros)));
         }
         sender.cq.peek().is_some()
     };
-    // The first time-out shows the end of the peer. Its end stays known, though the fabric tries its node again.
+    // The first time-out shows the peer's end, which stays known although the fabric tries its node again.
     assert_eq!([at(0), at(70)], [false; 2]);
     std::thread::sleep(Duration::from_millis(25));
     assert!(!at(165));
@@ -227,8 +227,8 @@ fn owes(speed: Speed) {
     assert_eq!(error(sender.cq.poll()).1, Syndrome::RetryExceeded);
 }
 
-/// A queue pair whose peer has answered its message before it ended, and one that completes to the same queue and whose
-/// peer has not. Steps the card until the end is known. Returns the time of the card then.
+/// Returns a queue pair whose peer answered its message before it ended, and one that completes to the same queue and
+/// whose peer did not. Steps the card until the end is known, and returns the card's time then.
 fn answered_and_owed() -> (Card, TestQp, Instant) {
     let (alive, dies) = (card(), card());
     let (pdn, other) = (alive.alloc_pd().unwrap(), dies.alloc_pd().unwrap());
@@ -277,7 +277,7 @@ fn until_it_fails(card: &Card, cqn: u32, from: Instant) {
     }
 }
 
-/// On a machine with much other load the card's thread may run when the program's does not.
+/// On a busy machine the card's thread may run while the program's does not.
 #[test]
 fn what_a_dead_peer_owes_fails_when_the_program_has_taken_what_came_before() {
     let (card, mut answered, from) = answered_and_owed();

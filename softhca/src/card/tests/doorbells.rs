@@ -1,4 +1,4 @@
-//! Doorbells of send queues, and the records behind them.
+//! Doorbells of send queues, and their records.
 
 use super::*;
 use std::time::Duration;
@@ -7,15 +7,15 @@ fn connect(card: &Card, qp: &TestQp) {
     qp.connect(card, qp.qpn, card.lid(), QpChange::default());
 }
 
-/// Posts a request that does nothing, and checks that the card completes it.
+/// Posts a NOP, and checks that the card completes it.
 fn performs(card: &Card, qp: &mut TestQp) {
     qp.post(Opcode::Nop, &[]);
     run(card);
     success(qp.cq.poll());
 }
 
-/// Two queue pairs, each connected to itself, that share a page, and so its register. What their doorbell
-/// records hold when they are made.
+/// Returns two queue pairs, each connected to itself, that share a page and so its register. Their doorbell records
+/// start with `found`.
 fn on_one_page(found: [u32; 2]) -> (Card, [TestQp; 2]) {
     let card = Card::stopped(LinkLayer::InfiniBand, Box::new(drop)).unwrap();
     let pdn = card.alloc_pd().unwrap();
@@ -60,7 +60,7 @@ fn doorbells_that_make_no_sense_are_diagnosed() {
 
 #[test]
 fn a_doorbell_may_name_the_index_behind_its_request() {
-    // As NVSHMEM's IBGDA rings.
+    // The way in which NVSHMEM's IBGDA rings.
     let mut pair = Pair::new(64);
     for round in 0..40 {
         let wqe = pair.left.wqe(Opcode::Nop, &[], CtrlFlags::CQ_UPDATE, [0; 4]);
@@ -106,13 +106,13 @@ fn a_record_from_before_a_reset_announces_nothing() {
     let (card, [mut failed, mut other]) = on_one_page([0, 0]);
     performs(&card, &mut failed);
     card.modify_qp(failed.qpn, &QpChange { state: Some(QpState::Reset), ..QpChange::default() }).unwrap();
-    // The program begins the ring anew, and leaves the record.
+    // The program restarts the ring, and leaves the record unchanged.
     failed.head = 0;
     bytes(failed.sq, failed.blocks as usize * BASIC_BLOCK).fill(0);
     connect(&card, &failed);
     performs(&card, &mut other);
     assert!(failed.cq.poll().is_none() && card.diagnostics().is_empty(), "{:?}", card.diagnostics());
-    // The record gets the value that it had before, and the other queue pair's doorbell overwrites this one's.
+    // The record gets its former value, and the other queue pair's doorbell overwrites this one's.
     failed.post(Opcode::Nop, &[]);
     other.post(Opcode::Nop, &[]);
     run(&card);
@@ -144,7 +144,7 @@ fn pages_are_looked_at_in_turn_and_those_that_are_told_at_once() {
     let mut late = TestQp::with(card, pair.pdn, &SIZES, |config| config.uar = Some(last.id));
     late.page = last.page;
     connect(card, &late);
-    // Two turns do not come at one time.
+    // Two polls in turn never happen at the same time.
     let (start, mut steps) = (Instant::now(), 0);
     let mut step = || {
         steps += 1;
@@ -162,13 +162,13 @@ fn pages_are_looked_at_in_turn_and_those_that_are_told_at_once() {
         success(late.cq.poll());
         success(pair.left.cq.poll());
         late.post(Opcode::Nop, &[]);
-        card.shared.told.push(last.id);
+        card.shared.announced.push(last.id);
         step();
         success(late.cq.poll());
     }
     assert!((2..=4).contains(&longest), "{longest} steps");
-    // A page that is gone is told in vain.
-    card.shared.told.push(pages[0].id);
+    // Announcing a freed page has no effect.
+    card.shared.announced.push(pages[0].id);
     card.free_uar(pages[0].id).unwrap();
     step();
     assert!(card.diagnostics().is_empty());

@@ -1,12 +1,11 @@
-//! Injected faults: reliable connections recover from those of the network, programs see the
-//! others.
+//! Injected faults: reliable connections recover from network faults, programs see the others.
 
 use super::*;
 use crate::card::config::MTU;
 use crate::faults::FaultPlan;
 use gdsync_sys::prm::wqe::AtomicSeg;
 
-/// A pair that allows every access, with a short timeout.
+/// Returns a pair that allows every access, with a short timeout.
 pub(super) fn quick(len: usize) -> Pair {
     let access = everything() | Access::REMOTE_ATOMIC;
     // 4.096 µs * 2^10: four milliseconds. A message takes less, even under a sanitizer.
@@ -20,7 +19,6 @@ pub(super) fn plan(text: &str) -> FaultPlan {
     text.parse().unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// Steps the card until `done`.
 pub(super) fn run_until(card: &Card, what: &str, mut done: impl FnMut() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(20);
     while !done() {
@@ -33,7 +31,7 @@ pub(super) fn injected(card: &Card) -> Vec<u64> {
     card.fault_counts().iter().map(|count| count.injected).collect()
 }
 
-/// One operation of every kind: two messages of three packets each, a read of three, two atomics.
+/// Performs one operation of every kind: two messages of three packets each, a read of three, two atomics.
 fn one_of_each(pair: &mut Pair, len: usize) {
     pair.source.fill(3);
     pair.right.post_recv(&[pair.target.data(0..len)]);
@@ -389,7 +387,7 @@ fn packets_of_a_former_life_are_forgotten() {
     assert_eq!(&pair.target.bytes()[..3], b"end", "delayed packets are released when faults end");
 }
 
-/// The program may find a receive before the card has come to its acknowledgement.
+/// The program may find a receive before the card has sent its acknowledgement.
 #[test]
 fn an_acknowledgement_leaves_before_its_queue_pair_goes() {
     for kind in [Opcode::Send, Opcode::RdmaWrite] {
@@ -410,7 +408,7 @@ fn an_acknowledgement_leaves_before_its_queue_pair_goes() {
     }
 }
 
-/// A delayed packet holds up the acknowledgement behind it, for which the program does not wait.
+/// A delayed packet holds up the acknowledgement after it, for which the program does not wait.
 #[test]
 fn what_a_queue_pair_owes_leaves_before_its_end() {
     let mut pair = quick(64);

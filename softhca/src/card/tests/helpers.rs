@@ -1,15 +1,15 @@
-//! Threads that do the card's work in the place of its own thread.
+//! Tests of threads that do the card's work for its own thread.
 
 use super::*;
 use gdsync_sys::prm::wait::{Kind, WaitDataSeg, word as number};
 use gdsync_sys::wake::{self, Helper};
 
-/// A page's register that [`TestQp`] rings.
+/// Returns the doorbell register that [`TestQp`] rings on a page.
 fn register(qp: &TestQp) -> usize {
     qp.page as usize + 0x800
 }
 
-/// Posts a send with its receive, whose completions nothing has written yet.
+/// Posts a send and its receive, which are not completed yet.
 fn post(pair: &mut Pair) {
     let to = pair.target.data(0..64);
     pair.right.post_recv(&[to]);
@@ -31,15 +31,15 @@ fn a_thread_that_lends_itself_does_the_work_that_it_has_rung_for() {
     for _ in 0..10 {
         post(&mut pair);
         wake::rung(register(&pair.left), true);
-        // What is more than a bounded amount of work is left to the helper.
+        // Everything beyond a bounded amount of work is left to the helper.
         let mut helper = Helper::default();
         while pair.left.cq.peek().is_none() {
             assert!(helper.serve());
         }
         assert!(helper.serve());
-        assert_eq!(pair.card.shared.engine.lock().rest.helpers, 1);
+        assert_eq!(pair.card.shared.engine.lock().workers.helpers, 1);
         drop(helper);
-        assert_eq!(pair.card.shared.engine.lock().rest.helpers, 0);
+        assert_eq!(pair.card.shared.engine.lock().workers.helpers, 0);
         check(&mut pair);
     }
 }
@@ -59,7 +59,7 @@ fn a_thread_that_does_not_lend_itself_leaves_the_work() {
 fn a_card_with_memory_of_clients_works_on_its_own_thread_only() {
     let mut pair = Pair::new(64);
     post(&mut pair);
-    pair.card.shared.engine.lock().rest.own_thread_only = true;
+    pair.card.shared.engine.lock().workers.own_thread_only = true;
     wake::rung(register(&pair.left), true);
     assert!(pair.left.cq.poll().is_none() && !Helper::default().serve());
     pair.run();
@@ -79,7 +79,7 @@ fn a_word_that_a_request_waits_for_rings_as_a_register_does() {
     unsafe { AtomicU64::from_ptr(region.at.cast()) }.store(number(5), Ordering::Release);
     wake::rung(region.at as usize, true);
     assert!(pair.left.cq.poll().is_none(), "the card's thread has not said which words there are");
-    pair.card.shared.hang_words(&mut pair.card.shared.engine.lock());
+    pair.card.shared.register_awaited_words(&mut pair.card.shared.engine.lock());
     wake::rung(region.at as usize, true);
     success(pair.left.cq.poll());
 }
@@ -96,10 +96,10 @@ fn a_card_that_is_gone_is_served_no_more() {
     let Pair { card, mut left, .. } = pair;
     let part = card.shared.clone();
     drop(card);
-    // The queue pair is there, but its memory might be gone.
+    // The queue pair exists, but its memory might be gone.
     wake::rung(register(&left), true);
     assert!(!helper.serve() && left.cq.poll().is_none());
-    assert_eq!(part.engine.lock().rest.helpers, 0);
+    assert_eq!(part.engine.lock().workers.helpers, 0);
 }
 
 #[test]

@@ -6,7 +6,7 @@ use gdsync_sys::prm::wqe::{AddressFields, AddressVector};
 use proptest::prelude::*;
 use zerocopy::byteorder::big_endian::U32;
 
-/// A queue pair of that transport in RTS, connected to itself.
+/// Returns a queue pair of that transport in RTS, connected to itself.
 fn qp_to_itself(card: &Card, pdn: u32, transport: Transport) -> TestQp {
     let qp = TestQp::with(card, pdn, &SIZES, |config| config.transport = transport);
     let change = |state| QpChange { state: Some(state), ..QpChange::default() };
@@ -29,7 +29,7 @@ fn qp_to_itself(card: &Card, pdn: u32, transport: Transport) -> TestQp {
         ..change(QpState::Rtr)
     };
     let rts = QpChange {
-        // Without timeout: packets are not sent again, and no test waits.
+        // No timeout: packets are not sent again, and no test waits.
         timeout: is_rc.then_some(0),
         retry_cnt: is_rc.then_some(7),
         rnr_retry: is_rc.then_some(0),
@@ -151,8 +151,8 @@ fn reads_that_come_again_are_not_too_many() {
     };
     {
         let mut engine = pair.card.shared.engine.lock();
-        // Four reads are allowed in flight. The requester sends them again; then it gets the first
-        // answers, and may send the next read.
+        // Four reads are allowed in flight. The requester sends them again; it then gets the first answers, and may
+        // send the next read.
         for psn in [0, 1, 2, 3, 0, 1, 2, 3] {
             inject(&mut engine, &header(psn), &[]);
         }

@@ -4,7 +4,7 @@ use super::faults::{plan, run_until};
 use super::*;
 use std::net::{Ipv4Addr, SocketAddrV4};
 
-/// A card at 127.83.100.`last`. Every test uses addresses of its own.
+/// Returns a card at 127.83.100.`last`. Every test uses its own addresses.
 pub(super) fn card_at(last: u8) -> Card {
     card_with(last, Speed::default())
 }
@@ -112,7 +112,7 @@ fn a_host_that_goes_ends_the_retries_and_so_does_one_that_falls_silent() {
     pair.run_until("the end of the retries", || pair.left.cq.peek().is_some());
     assert_eq!(error(pair.left.cq.poll()).1, Syndrome::RetryExceeded);
 
-    // Without timeout, only the end of the TCP connection shows that the peer has ended.
+    // Without timeout, only the end of the TCP connection reveals that the peer has ended.
     let Apart { near, far, mut left, target, .. } =
         Apart::new(6, QpChange { timeout: Some(0), ..QpChange::default() });
     left.post(Opcode::RdmaWrite, &[target.remote(0).as_bytes(), &data]);

@@ -1,5 +1,4 @@
-//! The interface for fronts: addressing, shared pages, queues without entries, user indices,
-//! attributes.
+//! The interface for front ends: addressing, shared pages, queues without entries, user indices, attributes.
 
 use super::*;
 use std::os::fd::AsRawFd;
@@ -77,7 +76,7 @@ fn a_register_outside_its_page_is_refused() {
             "{error}"
         );
     }
-    // The card's thread lives, and polls the registers of the pages that there are.
+    // The card's thread runs, and polls the registers of the existing pages.
     let uar = card.alloc_uar(&[0, 4088]).unwrap();
     // SAFETY: the last register of the page, which the card reads and clears as an atomic.
     let last = unsafe { AtomicU64::from_ptr(uar.page.add(4088).cast()) };
@@ -91,7 +90,7 @@ fn a_page_of_registers_can_be_mapped_again() {
     let mut pair = Pair::new(64);
     let uar = pair.card.shared.engine.lock().qps[&pair.left.qpn].endpoint.config.uar;
     let memory = pair.card.uar_file().unwrap();
-    let offset = pair.card.shared.engine.lock().uars[&uar.unwrap()].page.offset();
+    let offset = pair.card.shared.engine.lock().doorbells.uars[&uar.unwrap()].page.offset();
     let (file, place) = (memory.as_raw_fd(), offset as libc::off_t);
     // SAFETY: a new mapping of the page, write-only, as in libmlx5.
     let page =
@@ -103,7 +102,7 @@ fn a_page_of_registers_can_be_mapped_again() {
     pair.run();
     success(pair.left.cq.poll());
     assert!(pair.card.diagnostics().is_empty());
-    // SAFETY: mapped above, not used any more.
+    // SAFETY: mapped above, and no longer used.
     unsafe { libc::munmap(page, 4096) };
 }
 
@@ -168,9 +167,8 @@ fn a_queue_pair_without_queues_needs_no_record() {
     };
     let mut qp = TestQp::with(&card, pdn, &SIZES, without);
     qp.connect(&card, qp.qpn, card.lid(), QpChange::default());
-    // A doorbell of no queue pair, upon which the card looks at all of the page.
-    // SAFETY: a register of a page that is mapped as long as the card runs; the card accesses it
-    // atomically, too.
+    // A doorbell that names no queue pair, upon which the card serves the whole page.
+    // SAFETY: a register of a page that is mapped as long as the card runs; the card accesses it atomically, too.
     unsafe { AtomicU64::from_ptr(qp.page.add(0x800).cast()) }.store(1, Ordering::Release);
     run(&card);
     assert_eq!(card.diagnostics()[0].field, "doorbell");

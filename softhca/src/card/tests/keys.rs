@@ -8,7 +8,7 @@ use gdsync_sys::prm::umr::{
 
 mod regions;
 
-/// A pair whose target may be bound to windows, and has remote rights through them only.
+/// Returns a pair whose target allows windows, and remote rights only through them.
 fn pair() -> Pair {
     let change = QpChange { access: Some(everything()), ..QpChange::default() };
     let mut pair = Pair::with(&Sizes { blocks: 64, ..SIZES }, 256, change);
@@ -17,7 +17,7 @@ fn pair() -> Pair {
     pair
 }
 
-/// The bind of a window as libmlx5 posts it; no bytes close it.
+/// The bind of a window as libmlx5 posts it; zero bytes close the window.
 struct Bind {
     kind: WindowKind,
     /// The window's key, and the new one.
@@ -60,7 +60,6 @@ impl Bind {
     }
 }
 
-/// Posts the change of a key.
 fn change(qp: &mut TestQp, key: u32, flags: UmrFlags, mask: KeyMask, fields: &KeyFields, entries: &[u8]) {
     let umr = UmrCtrlSeg::new(flags, mask, (entries.len() / SEGMENT) as u16);
     let context = KeyContextSeg::new(fields);
@@ -228,7 +227,7 @@ fn a_send_closes_the_peers_window() {
     assert_eq!(cqe.opcode(), Ok(CqeOpcode::RespSendInval));
     assert_eq!(u32::from_be_bytes(cqe.imm()), bind.keys.1);
     assert_eq!(pair.target.bytes()[..8], pair.source.bytes()[..8]);
-    // It can be bound again, by a closed window's rules.
+    // It can be bound again, by the rules of a closed window.
     Bind { keys: (bind.keys.1, key), ..bind }.post(&mut pair.right);
     pair.run();
     success(pair.right.cq.poll());
@@ -250,7 +249,7 @@ fn a_region_is_not_invalidated() {
     assert!(pair.diagnosed("invalidate"));
 }
 
-/// A key that a work request may fill with 4 entries, as `mlx5dv_create_mkey` makes it.
+/// Returns a key that a work request may fill with 4 entries, as `mlx5dv_create_mkey` makes it.
 fn open_key(pair: &Pair) -> KeyConfig<'static> {
     KeyConfig {
         pdn: pair.pdn,

@@ -1,5 +1,5 @@
-//! Liberties: programs that rely on luck pass on a card without them and fail on a card with them, and
-//! right programs pass on both. Time is the tests' own, so a seed decides all.
+//! Liberties: programs that rely on luck pass on a card without them and fail on a card with them, and correct programs
+//! pass on both. The tests control the time, so a seed determines everything.
 
 use super::*;
 use crate::liberties::{Liberties, LibertyKinds};
@@ -10,10 +10,10 @@ mod payloads;
 
 /// Time between two steps of the card.
 const TICK: Duration = Duration::from_micros(5);
-/// Seeds of which each kind of liberty meets a program in some.
+/// Number of seeds; each kind of liberty affects a program for some of them.
 const SEEDS: u64 = 40;
 
-/// A pair on a card whose time the test decides.
+/// A pair on a card whose time the test controls.
 struct Bed {
     pair: Pair,
     now: Instant,
@@ -30,18 +30,17 @@ impl Bed {
         Bed { pair, now: Instant::now() }
     }
 
-    /// One step of the card.
     fn step(&mut self) {
         self.now += TICK;
         self.pair.card.shared.engine.lock().step(self.now);
     }
 
-    /// Steps for longer than any liberty takes.
+    /// Steps for longer than any liberty lasts.
     fn settle(&mut self) {
         (0..200).for_each(|_| self.step());
     }
 
-    /// Steps until something is there.
+    /// Steps until `found` returns something.
     fn wait<R>(&mut self, what: &str, mut found: impl FnMut(&mut Pair) -> Option<R>) -> R {
         for _ in 0..1000 {
             if let Some(found) = found(&mut self.pair) {
@@ -65,14 +64,14 @@ impl Bed {
         self.pair.left.post(Opcode::RdmaWrite, &[remote.as_bytes(), data.as_bytes()]);
     }
 
-    /// Whether a range of the target has what the source has.
+    /// Returns whether a range of the target equals the source's.
     fn has_arrived(&self, range: std::ops::Range<usize>) -> bool {
         self.pair.target.bytes()[range.clone()] == self.pair.source.bytes()[range]
     }
 }
 
-/// Checks that a program that relies on luck passes without liberties and fails with some, and that a
-/// right one passes with all.
+/// Checks that a program that relies on luck passes without liberties and fails with some, and that a correct one
+/// passes with all.
 fn luck_ends(kinds: LibertyKinds, lucky: impl Fn(&mut Bed) -> bool, right: impl Fn(&mut Bed) -> bool) {
     let run = |liberties, program: &dyn Fn(&mut Bed) -> bool| program(&mut Bed::new(liberties, 512));
     assert!(run(None, &lucky) && run(None, &right));

@@ -1,10 +1,10 @@
-//! Answers that are lost, of which a later one tells.
+//! Lost answers that a later answer reveals.
 
 use super::faults::{injected, plan, run_until};
 use super::*;
 use gdsync_sys::prm::wqe::AtomicSeg;
 
-/// A pair with room for 64 requests. It has no time-out, so that only later answers tell of one that is lost.
+/// Returns a pair with room for 64 requests. It has no time-out, so only later answers reveal a lost one.
 fn without_timeout(len: usize) -> Pair {
     let access = everything() | Access::REMOTE_ATOMIC;
     let change = QpChange { access: Some(access), timeout: Some(0), ..QpChange::default() };
@@ -15,7 +15,7 @@ fn without_timeout(len: usize) -> Pair {
 
 #[test]
 fn a_lost_result_is_asked_for_before_others_go_on() {
-    // More than the peer remembers.
+    // More than the peer keeps.
     const COUNT: usize = 40;
     for lost in [1, 2, 7, COUNT - 1] {
         let mut pair = without_timeout(8 * COUNT);
@@ -47,7 +47,7 @@ fn a_lost_result_is_asked_for_before_others_go_on() {
 #[test]
 fn a_lost_part_of_a_read_is_asked_for_when_the_next_comes() {
     let len = 3 * crate::fabric::MAX_PAYLOAD;
-    // The last part of all has none behind it.
+    // Nothing follows the last answer.
     for lost in 1..6 {
         let mut pair = without_timeout(2 * len);
         pair.card.set_faults(Some(&plan(&format!("drop nth={lost} kind=read-response"))));

@@ -5,7 +5,7 @@ use super::*;
 use crate::card::config::LIMITS;
 use gdsync_sys::prm::wqe::{AddressFields, AddressVector, GrhFields};
 
-/// A group of this process.
+/// Returns a group of this process.
 fn group(number: u8) -> [u8; 16] {
     let mut gid = [0; 16];
     (gid[0], gid[1], gid[15]) = (0xff, 0x12, number);
@@ -13,7 +13,7 @@ fn group(number: u8) -> [u8; 16] {
     gid
 }
 
-/// The address of a group, on either link layer.
+/// Returns the address of a group, on either link layer.
 fn to(gid: [u8; 16]) -> AddressFields {
     let grh = Some(GrhFields { gid, hop_limit: 1, ..GrhFields::default() });
     AddressFields { qkey: QKEY, qpn: 0xff_ffff, dlid: 0xc001, grh, ..AddressFields::default() }
@@ -23,13 +23,13 @@ fn post(qp: &mut TestQp, fields: &AddressFields, data: &[u8]) {
     qp.post(Opcode::Send, &[AddressVector::new(fields).as_bytes(), &inline(data)]);
 }
 
-/// The lengths of the messages that have arrived.
+/// Returns the lengths of the messages that have arrived.
 fn received(qp: &mut TestQp) -> Vec<u32> {
     let entries = std::iter::from_fn(|| qp.cq.poll());
     entries.filter(|cqe| cqe.opcode() == Ok(CqeOpcode::RespSend)).map(|cqe| cqe.byte_count()).collect()
 }
 
-/// A card, and queue pairs with two receives each.
+/// Returns a card, and queue pairs with two receives each.
 fn card_with(count: usize, config: impl Fn(usize, &mut QpConfig)) -> (Card, Vec<TestQp>, Region) {
     let card = Card::stopped(LinkLayer::InfiniBand, Box::new(drop)).unwrap();
     let pdn = card.alloc_pd().unwrap();
@@ -102,7 +102,7 @@ fn what_names_no_group_is_lost() {
         success(qps[0].cq.poll());
         assert!(received(&mut qps[1]).is_empty());
     }
-    // As a card would send it that breaks the rules.
+    // The datagram of a card that breaks the rules.
     let mut header = Header::new(crate::packet::PacketKind::Datagram, 0x77, 0xff_ffff, 0);
     header.set_group(gid);
     let mut engine = card.shared.engine.lock();

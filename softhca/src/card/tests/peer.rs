@@ -50,7 +50,7 @@ impl Memory {
         self.region.data(range)
     }
 
-    /// A list with all of it; empty if `len` is 0.
+    /// Returns a list of all its memory; empty if `len` is 0.
     fn all(&self, len: usize) -> Vec<DataSeg> {
         if len == 0 { Vec::new() } else { vec![self.data(0..len)] }
     }
@@ -60,7 +60,7 @@ impl Memory {
     }
 }
 
-/// Bytes without repetitions, different for every seed.
+/// Returns bytes without repetitions, different for every seed.
 fn pattern(len: usize, seed: usize) -> Vec<u8> {
     (0..len).map(|i| (i * 7 + i / 251 + i / 65_536 + seed) as u8).collect()
 }

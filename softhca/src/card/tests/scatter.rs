@@ -3,7 +3,7 @@
 use super::*;
 use gdsync_sys::prm::wqe::AtomicSeg;
 
-/// A pair whose queue pairs ask for it.
+/// Returns a pair whose queue pairs ask for small data in their entries.
 fn pair(scatter: ScatterToCqe, signal_all: bool) -> Pair {
     let access = everything() | Access::REMOTE_ATOMIC;
     let mut pair = Pair::new(256);
@@ -108,7 +108,6 @@ fn a_result_without_an_entry_goes_to_memory() {
     assert_eq!(pair.source.bytes()[..24], pair.target.bytes()[..24]);
 }
 
-/// A completion queue with entries of 128 bytes.
 fn long_cq(card: &Card) -> (u32, *mut u8) {
     let (ring, dbrec) = (memory(16 * 128), memory(8).cast());
     let config = CqConfig { ring, entries: 16, stride: 128, dbrec, ignore_overrun: false, collapsed: false };
@@ -116,7 +115,7 @@ fn long_cq(card: &Card) -> (u32, *mut u8) {
     (unsafe { card.create_cq(&config) }.unwrap(), ring)
 }
 
-/// An entry of 128 bytes: its data, if it has some, and its second half.
+/// Returns an entry of 128 bytes: its data, if any, and its second half.
 fn long_entry(ring: *mut u8, index: usize) -> (Option<Vec<u8>>, Cqe64) {
     let (data, cqe) = bytes(ring, 16 * 128)[index * 128..][..128].split_at(64);
     let cqe = Cqe64::read_from_bytes(cqe).unwrap();

@@ -8,8 +8,8 @@ use std::sync::mpsc;
 const ENTRIES: u32 = 8;
 const STRIDE: u32 = 64;
 
-/// A shared queue's memory, used as libmlx5 uses it: entries return to the end of the list in the order
-/// in which they complete.
+/// A shared queue's memory, used as libmlx5 uses it: entries return to the end of the list in the order in which they
+/// complete.
 pub(super) struct TestSrq {
     pub(super) srqn: u32,
     pub(super) config: SrqConfig,
@@ -39,7 +39,6 @@ impl TestSrq {
         &mut bytes(self.config.ring, (ENTRIES * STRIDE) as usize)[offset..][..STRIDE as usize]
     }
 
-    /// Posts a receive. Returns the index of its entry.
     pub(super) fn post(&mut self, segments: &[DataSeg]) -> u16 {
         let (index, next) = (self.head, self.free.remove(0));
         let entry = self.entry(index);
@@ -56,13 +55,12 @@ impl TestSrq {
         word(self.config.dbrec, 0).store(doorbell::record(posted), Ordering::Release);
     }
 
-    /// An entry has completed.
+    /// Returns a completed entry to the list.
     pub(super) fn release(&mut self, index: u16) {
         self.free.push(index);
     }
 }
 
-/// Events of a card.
 pub(super) fn card_with_events() -> (Card, mpsc::Receiver<Event>) {
     let (sender, events) = mpsc::channel();
     let sink = move |event| _ = sender.send(event);
@@ -73,7 +71,7 @@ fn shared(config: &mut QpConfig, srqn: u32) {
     (config.srq, config.rq_entries, config.user_index) = (Some(srqn), 0, Some(0x77));
 }
 
-/// Two queue pairs that send, each to one of two that share a queue.
+/// Two sending queue pairs, each connected to one of two that share a queue.
 struct Bed {
     card: Card,
     events: mpsc::Receiver<Event>,
@@ -126,7 +124,7 @@ impl Bed {
 #[test]
 fn queue_pairs_take_receives_in_the_order_of_their_messages() {
     let mut bed = Bed::new();
-    // Several laps, in which entries come back in another order.
+    // Several laps, in which entries return in another order.
     for round in 0..10usize {
         let places = [0usize, 20_000].map(|at| bed.target.data(at..at + 20_000));
         let entries = places.map(|place| bed.srq.post(&[place]));

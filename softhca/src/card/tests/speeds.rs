@@ -1,4 +1,4 @@
-//! Timers that run faster than those of hardware, by the time that the tests give the card.
+//! Timers that run faster than hardware's, in the time that the tests give the card.
 
 use super::dead_peers::{run_both, with_speed};
 use super::hosts::{address_of, card_with};
@@ -9,7 +9,7 @@ fn speeds() -> impl Iterator<Item = Speed> {
     [1, 2, 7, Speed::MAX].into_iter().map(|times| Speed::new(times).unwrap())
 }
 
-/// Steps a card at that time until it has nothing to do, and returns when the queue pair's timer expires.
+/// Steps a card at a time until it has nothing to do. Returns when the queue pair's timer expires.
 fn wake_of(card: &Card, qp: &TestQp, now: Instant) -> Option<Instant> {
     let mut engine = card.shared.engine.lock();
     while engine.step(now) {}
@@ -46,7 +46,7 @@ fn the_pause_for_a_receiver_that_is_not_ready_is_divided() {
     }
 }
 
-/// A sender on `near` fails, whose peer is on `far`, and both cards say why.
+/// Checks that a sender on `near` whose peer is on `far` fails, and that both cards report the reason.
 fn refuse(near: &Card, far: &Card, address: Option<Address>) {
     let mut sender = TestQp::new(near, near.alloc_pd().unwrap(), &SIZES);
     let to = TestQp::new(far, far.alloc_pd().unwrap(), &SIZES);

@@ -1,5 +1,5 @@
-//! Peers that stop at the worst moments: after they took a request and before they answered it, or
-//! between two packets of an answer. In all tests the first time-out that counts fails the sender.
+//! Peers that stop at the worst moments: after they took a request and before they answered it, or between two packets
+//! of an answer. In all tests the first time-out that counts fails the sender.
 
 use super::super::config::MTU;
 use super::dead_peers::{card, first_counts, impatient, run_both, run_for_a_while, write};
@@ -17,7 +17,7 @@ fn greet(sender: &mut TestQp, target: &Region, alive: &Card, other: &Card) {
     success(sender.cq.poll());
 }
 
-/// The first half of a step: the card takes doorbells and packets, and answers nothing.
+/// Performs the first half of a step: the card takes doorbells and packets, and answers nothing.
 fn take(card: &Card) {
     let mut engine = card.shared.engine.lock();
     engine.take_doorbells(Instant::now());
@@ -59,7 +59,7 @@ fn a_peer_that_stops_before_it_answers_and_dies_is_given_up() {
 
 #[test]
 fn a_peer_that_stops_in_the_middle_of_an_answer_is_waited_for() {
-    // One step sends less: it is more than a link holds.
+    // More than a link holds, so one step sends less.
     const LEN: usize = 20 * MTU as usize;
     let (alive, stopped) = (card(), card());
     let (mut sender, target) = impatient(&alive, &stopped);
@@ -79,7 +79,7 @@ fn a_peer_that_stops_in_the_middle_of_an_answer_is_waited_for() {
     assert_eq!(local.bytes(), remote.bytes());
 }
 
-/// As [`impatient`], in that protection domain of the sender, and with a region of so many bytes.
+/// Like [`impatient`], in a given protection domain of the sender, and with a region of `len` bytes.
 fn impatient_reader(reads: &Card, pdn: u32, answers: &Card, len: usize) -> (TestQp, Region) {
     let reader = TestQp::new(reads, pdn, &SIZES);
     let other = answers.alloc_pd().unwrap();
@@ -104,8 +104,7 @@ fn a_peer_that_stops_while_it_serves_others_is_waited_for() {
     }
     take(&stopped);
     run_for_a_while(&alive);
-    // One step serves 16 queue pairs. Those whose doorbells it took are served before the one
-    // whose packet it took.
+    // One step serves 16 queue pairs. Those whose doorbells it took are served before the one whose packet it took.
     for _ in 0..2 {
         assert!(stopped.shared.engine.lock().step(Instant::now()));
     }
@@ -115,8 +114,8 @@ fn a_peer_that_stops_while_it_serves_others_is_waited_for() {
     success(sender.cq.poll());
 }
 
-/// Hundreds of time-outs that expire again and again, as on a machine that is far too slow: those who go on waiting
-/// take no turn of those who send, and one step handles a part of them.
+/// Hundreds of time-outs that expire again and again, as on a far too slow machine: waiting queue pairs take no turn of
+/// sending ones, and one step handles some of the time-outs.
 #[test]
 fn time_outs_of_a_stopped_peer_do_not_hold_up_others() {
     const COUNT: usize = 200;
@@ -163,7 +162,7 @@ fn a_card_that_is_stopped_answers_itself_before_it_gives_up() {
         let [remote, data] = write(target);
         sender.post(Opcode::RdmaWrite, &[&remote, &data]);
     }
-    // One step serves 16 queue pairs: senders first, and those that answer behind them.
+    // One step serves 16 queue pairs: senders first, then those that answer.
     for _ in 0..8 {
         card.shared.engine.lock().step(Instant::now());
         std::thread::sleep(Duration::from_millis(20));
@@ -184,8 +183,7 @@ fn a_card_that_was_stopped_takes_the_answers_that_wait_before_it_retries() {
         let [remote, text] = write(&target);
         sender.post(Opcode::RdmaWrite, &[&remote, &text]);
         run(&stopped);
-        // The acknowledgement stands behind 16 packets of the other queue pair, and one step takes
-        // 16 packets of a link.
+        // The acknowledgement comes after 16 packets of the other queue pair, and one step takes 16 packets of a link.
         for _ in 0..16 {
             let [remote, text] = write(&into);
             writer.post(Opcode::RdmaWrite, &[&remote, &text]);
@@ -217,8 +215,8 @@ fn what_faults_drop_counts_although_the_peer_has_answered_before_it_stopped() {
     assert_eq!(error(sender.cq.poll()).1, Syndrome::RetryExceeded);
 }
 
-/// Two cards, of which the second is not stepped, and two queue pairs between them: one is to fill the link by a write of
-/// more than that holds, the other fails at the second time-out that counts.
+/// Two cards, the second of which is not stepped, and two queue pairs between them: one fills the link with a write
+/// larger than the link, the other fails at the second time-out that counts.
 struct Full {
     cards: [Card; 2],
     filler: TestQp,
@@ -252,7 +250,7 @@ impl Full {
         run(&self.cards[0]);
     }
 
-    /// Sends a packet as large as those that fill the link: it has no room where they have none.
+    /// Sends a packet as large as those that fill the link, so it has no room if they have none.
     fn send(&mut self) {
         let [from, to] = &self.memory;
         let data = from.data(0..MTU as usize);
@@ -260,7 +258,7 @@ impl Full {
         run(&self.cards[0]);
     }
 
-    /// The sender waits for the peer, which does not run, and succeeds once it does.
+    /// Checks that the sender waits for the peer, which does not run, and succeeds once it does.
     fn waits(mut self) {
         let [alive, stopped] = &self.cards;
         run_for_a_while(alive);
@@ -295,7 +293,7 @@ fn what_finds_no_room_behind_the_faults_costs_no_retry() {
 const OFFERED: usize = 40 * MTU as usize;
 const PEER: &str = "the peer is ";
 
-/// The peer's process: it serves until its parent ends it.
+/// The peer's process, which serves until its parent ends it.
 fn serve(parent: &str) {
     let [qpn, lid] = numbers(parent);
     let card = Card::start(LinkLayer::InfiniBand, Box::new(drop)).unwrap();
@@ -312,7 +310,7 @@ fn numbers<const COUNT: usize>(text: &str) -> [u64; COUNT] {
     all.try_into().unwrap()
 }
 
-/// A process that ends with the test.
+/// A process that is killed at the end of the test.
 struct Ended(Child);
 
 impl Drop for Ended {

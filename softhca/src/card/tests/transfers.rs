@@ -1,4 +1,4 @@
-//! Messages that arrive.
+//! Successful messages.
 
 use super::*;
 use crate::card::config::MTU;

@@ -1,4 +1,4 @@
-//! Work requests that wait, and those that release another queue.
+//! Work requests that wait, and SEND_EN.
 
 use super::*;
 use gdsync_sys::prm::wait::{IndexSeg, Kind, WaitAction, WaitDataSeg, WaitOperation, word as number};
@@ -10,13 +10,13 @@ mod luck;
 mod queues;
 mod registers;
 
-/// Writes an entry behind the head of a queue, without announcing it.
+/// Writes a WQE at the head of a queue without announcing it.
 fn push(qp: &mut TestQp, opcode: Opcode, segments: &[&[u8]]) {
     let wqe = qp.wqe(opcode, segments, CtrlFlags::CQ_UPDATE, [0; 4]);
     qp.head += qp.write(&wqe);
 }
 
-/// The same, of one that waits, or that releases another queue.
+/// Writes a WAIT or SEND_EN without announcing it.
 fn push_wait(qp: &mut TestQp, kind: Kind, segment: &[u8], flags: CtrlFlags) {
     let mut wqe = kind.control(qp.head as u16, qp.qpn, flags).as_bytes().to_vec();
     wqe.extend_from_slice(segment);
@@ -31,12 +31,12 @@ fn push_completions(qp: &mut TestQp, cqn: u32, index: u32) {
     push_wait(qp, Kind::Completions, IndexSeg::new(index, cqn).as_bytes(), CtrlFlags::empty());
 }
 
-/// Announces all of that, and rings.
+/// Announces all written WQEs, and rings.
 fn ring(qp: &TestQp) {
     qp.ring(qp.head - 1);
 }
 
-/// The word at the start of a region, which WAITs are for.
+/// Stores to the word at the start of a region, for which WAITs wait.
 fn set(region: &Region, value: u64) {
     // SAFETY: aligned, of 8 bytes, and never freed; the card looks at it as a shared word.
     unsafe { AtomicU64::from_ptr(region.at.cast()) }.store(number(value), Ordering::Release);
@@ -46,13 +46,12 @@ fn reached(region: &Region, ticket: u64) -> WaitDataSeg {
     WaitDataSeg::reached(region.key, region.at as u64, ticket)
 }
 
-/// Posts an RDMA write of 8 bytes to place `n` of the target.
 fn push_write(pair: &mut Pair, n: usize) {
     let (remote, source) = (pair.target.remote(n * 8), pair.source.data(n * 8..n * 8 + 8));
     push(&mut pair.left, Opcode::RdmaWrite, &[remote.as_bytes(), source.as_bytes()]);
 }
 
-/// Places of 8 bytes at the target that a write has reached.
+/// Returns the places of 8 bytes of the target that a write has reached.
 fn written(pair: &Pair) -> Vec<usize> {
     let places = pair.target.bytes().chunks(8).enumerate();
     places.filter(|(_, place)| place.iter().any(|byte| *byte != 0)).map(|(n, _)| n).collect()

@@ -6,8 +6,7 @@ use crate::card::config::XrcConfig;
 use gdsync_sys::prm::wqe::{AtomicSeg, XrcSeg};
 use std::sync::mpsc;
 
-/// An initiator and its target, and two shared queues of the target's domain, in protection domains of
-/// their own.
+/// An initiator and its target, and two shared queues of the target's domain, each in its own protection domain.
 struct Bed {
     card: Card,
     events: mpsc::Receiver<Event>,
@@ -71,7 +70,6 @@ impl Bed {
         Bed { card, events, xrcd, initiator: sender, target, queues, source }
     }
 
-    /// Posts a request for a shared queue.
     fn post(&mut self, opcode: Opcode, srqn: u32, segments: &[&[u8]]) -> Option<Cqe64> {
         let xrc = XrcSeg::new(srqn);
         let wqe = self.initiator.wqe(

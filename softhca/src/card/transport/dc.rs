@@ -1,7 +1,7 @@
 //! Targets of dynamically connected transport (DC): a responder for each initiator.
 //!
-//! A target serves requests that have its access key. One that must be refused ends the connection of its
-//! initiator; the target goes on serving others, and that initiator when it connects anew.
+//! A target serves requests with its access key. A refused request ends the connection of its initiator; the target
+//! keeps serving the others, and that initiator after it has reconnected.
 
 use super::endpoint::{Endpoint, Step};
 use super::responder::Responder;
@@ -14,37 +14,34 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 use zerocopy::byteorder::big_endian::U64;
 
-/// An initiator: its node, and the number of its queue pair.
+/// An initiator: its node and QPN.
 type Address = (Node, u32);
 
-/// An initiator, as a target knows it.
+/// The state that a target keeps for an initiator.
 #[derive(Debug)]
 struct Initiator {
     responder: Responder,
     connection: u64,
-    /// A request was refused: what follows on this connection is dropped.
+    /// True after a refused request: the rest of this connection is dropped.
     refused: bool,
 }
 
-/// The initiators of a target.
 #[derive(Debug, Default)]
 pub(super) struct Initiators {
     known: BTreeMap<Address, Initiator>,
-    /// Those that wait for an answer.
+    /// Initiators with pending answers.
     waiting: BTreeSet<Address>,
-    /// Those whose answers are kept back for a while.
+    /// Initiators whose answers are held back for a while.
     held: BTreeSet<Address>,
-    /// The one that was answered last: others come first.
+    /// The initiator that was answered last: others come first.
     last: Option<Address>,
 }
 
 impl Initiators {
-    /// Whether there are answers that have not left.
     pub(super) fn owe_answers(&self) -> bool {
         !self.waiting.is_empty()
     }
 
-    /// Handles a request.
     pub(super) fn request(&mut self, endpoint: &mut Endpoint, packet: Packet<'_>, context: &mut Context<'_>) {
         let header = packet.header;
         let (address, connection) = ((packet.source, header.source_qpn.get()), header.connection.get());
@@ -54,7 +51,7 @@ impl Initiators {
             tracing::debug!(qpn = endpoint.qpn, initiator = address.1, "a packet of a former connection");
             return;
         }
-        endpoint.turn_to(address.0, address.1, connection);
+        endpoint.set_peer(address.0, address.1, connection);
         let step = &mut Step { endpoint, context };
         if initiator.connection != connection {
             initiator.responder.abandon(step);
@@ -75,7 +72,7 @@ impl Initiators {
         self.waiting.insert(address);
     }
 
-    /// The next answer. Its payload is in the context.
+    /// Returns the next answer. Its payload is in the context.
     pub(super) fn next_response(
         &mut self,
         endpoint: &mut Endpoint,
@@ -107,18 +104,18 @@ impl Initiators {
         self.known.get(&address)?.responder.next_wake()
     }
 
-    /// When answers go on that are kept back.
+    /// Returns when answers that are held back continue.
     pub(super) fn next_wake(&self) -> Option<Instant> {
         self.held.iter().filter_map(|address| self.held_until(*address)).min()
     }
 
-    /// Whether the time of some answers has come. They go on.
-    pub(super) fn take_hold_over(&mut self, now: Instant) -> bool {
+    /// Releases the answers whose time has come. Returns whether there were any.
+    pub(super) fn end_hold(&mut self, now: Instant) -> bool {
         let Initiators { known, waiting, held, .. } = self;
         let before = held.len();
         held.retain(|address| {
             let Some(initiator) = known.get_mut(address) else { return false };
-            if initiator.responder.take_hold_over(now) {
+            if initiator.responder.end_hold(now) {
                 waiting.insert(*address);
             }
             initiator.responder.next_wake().is_some()
@@ -126,7 +123,7 @@ impl Initiators {
         held.len() < before
     }
 
-    /// An answer has left.
+    /// Handles the departure of an answer.
     pub(super) fn response_sent(
         &mut self,
         to: Node,
@@ -139,7 +136,7 @@ impl Initiators {
         });
     }
 
-    /// The payload of an answer cannot be read from peer memory.
+    /// Refuses a read whose payload cannot be read from peer memory.
     pub(super) fn refuse_read(
         &mut self,
         to: Node,
@@ -162,15 +159,15 @@ impl Initiators {
         work: impl FnOnce(&mut Initiator, &mut Step<'_, '_>) -> R,
     ) -> Option<R> {
         let initiator = self.known.get_mut(&address)?;
-        endpoint.turn_to(address.0, address.1, initiator.connection);
+        endpoint.set_peer(address.0, address.1, initiator.connection);
         Some(work(initiator, &mut Step { endpoint, context }))
     }
 }
 
 impl Initiator {
     fn new(config: &QpConfig, connection: u64) -> Self {
-        // SAFETY: `Qp::new` obliges its caller to keep the addresses of the configuration valid as long as
-        // the queue pair, which owns this; a target has no ring of receives.
+        // SAFETY: the caller of `Qp::new` keeps the addresses of the configuration valid as long as the queue pair,
+        // which owns this; a target has no ring of receives.
         let responder = unsafe { Responder::new(config) };
         Initiator { responder, connection, refused: false }
     }

@@ -1,25 +1,24 @@
-//! What both halves of a queue pair share: its identity, its attributes, its completion queues; and what a half uses for
-//! one step.
+//! The state that both halves of a queue pair share: identity, attributes, completion queues; and the handle that a
+//! half uses for one step.
 
 use crate::card::config::{QpAttributes, QpConfig, QpState, Transport, ack_timeout};
 use crate::card::context::Context;
-use crate::card::event::Event;
-use crate::card::memory::parked::Parked;
+use crate::card::memory::deferred::DeferredWrites;
 use crate::card::memory::ring::Entry;
 use crate::card::port::Port;
-use crate::card::queue::receive::{Home, Slot};
+use crate::card::queue::receive::{ReceiveOwner, Slot};
+use crate::card::reports::Event;
 use crate::fabric::Node;
 use gdsync_sys::prm::cqe::{Cqe64, CqeOpcode, Syndrome};
 use std::time::Duration;
 
-/// The other side of a connection of DC.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Peer {
     node: Node,
     connection: u64,
 }
 
-/// No protection domain has this number.
+/// A number that no protection domain has.
 pub(crate) const NO_DOMAIN: u32 = 0;
 
 /// Identity and state of a queue pair.
@@ -28,17 +27,17 @@ pub(crate) struct Endpoint {
     pub(crate) qpn: u32,
     pub(crate) config: QpConfig,
     pub(crate) attributes: QpAttributes,
-    /// Protection domain of the request that is handled. Only that of an XRC target changes.
+    /// Protection domain of the request that is being handled. Changes only for an XRC target.
     pub(crate) pdn: u32,
-    /// Shared receive queue of the request that is handled. Only that of an XRC target changes.
+    /// Shared receive queue of the request that is being handled. Changes only for an XRC target.
     pub(crate) srq: Option<u32>,
-    /// The other side of DC, while it is connected or served.
+    /// The other side of DC, while connected or served.
     pub(crate) peer: Option<Peer>,
     /// Payload that was taken and not yet written.
-    pub(crate) parked: Parked,
-    /// A half has failed, and both must be flushed.
+    pub(crate) deferred: DeferredWrites,
+    /// True if a half has failed, and both must be flushed.
     failed: bool,
-    /// A completion queue had no room for an entry: nothing more can be reported.
+    /// True if a completion queue had no room for an entry: nothing more can be reported.
     pub(super) overrun: bool,
 }
 
@@ -53,26 +52,24 @@ impl Endpoint {
             pdn,
             srq: config.srq,
             peer: None,
-            parked: Parked::default(),
+            deferred: DeferredWrites::default(),
             failed: false,
             overrun: false,
         }
     }
 
-    /// Returns to RESET.
     pub(crate) fn reset(&mut self) {
         self.attributes = QpAttributes::default();
-        self.parked.write_all();
+        self.deferred.write_all();
         (self.failed, self.overrun, self.peer) = (false, false, None);
     }
 
-    /// Turns to the other side of a connection of DC.
-    pub(crate) fn turn_to(&mut self, node: Node, qpn: u32, connection: u64) {
+    /// Sets the other side of a DC connection.
+    pub(crate) fn set_peer(&mut self, node: Node, qpn: u32, connection: u64) {
         self.peer = Some(Peer { node, connection });
         self.attributes.dest_qpn = qpn;
     }
 
-    /// The connection of DC that it has turned to; else 0.
     pub(crate) fn connection(&self) -> u64 {
         self.peer.map_or(0, |peer| peer.connection)
     }
@@ -81,7 +78,6 @@ impl Endpoint {
         self.attributes.state
     }
 
-    /// Destination of its packets.
     pub(crate) fn node(&self, port: Port) -> Node {
         if let Some(peer) = self.peer {
             return peer.node;
@@ -90,9 +86,8 @@ impl Endpoint {
         address.gid.map_or(address.dlid.into(), |gid| port.node_of(&gid))
     }
 
-    /// Moves to ERR. The queue pair flushes both halves before it does anything else.
-    ///
-    /// A DC target stays in its state: only the connection of the initiator that is served has failed.
+    /// Moves to ERR. The queue pair then flushes both halves before anything else. A DC target keeps its state: only
+    /// the connection of the initiator that is being served has failed.
     pub(crate) fn fail(&mut self) {
         if self.config.transport != Transport::DcTarget {
             self.attributes.state = QpState::Err;
@@ -100,34 +95,34 @@ impl Endpoint {
         self.failed = true;
     }
 
-    /// Whether a half has failed since the last call.
+    /// Returns whether a half has failed since the last call.
     #[inline]
     pub(crate) fn take_failure(&mut self) -> bool {
         std::mem::take(&mut self.failed)
     }
 }
 
-/// The vendor syndrome of every error entry: a software card has no further cause to report.
+/// The vendor syndrome of all error entries: a software card has no further cause to report.
 const VENDOR_SYNDROME: u8 = 0;
 
-/// What a half uses for one step: the endpoint of its queue pair, and the resources of the card.
+/// The context of one step of a half: the endpoint of its queue pair, and the resources of the card.
 pub(crate) struct Step<'a, 'c> {
     pub(crate) endpoint: &'a mut Endpoint,
     pub(crate) context: &'a mut Context<'c>,
 }
 
 impl Step<'_, '_> {
-    /// As [`Context::report`], for its queue pair.
+    /// Calls [`Context::report`] for the queue pair.
     pub(crate) fn report(&mut self, index: Option<u16>, field: &'static str, message: String) {
         self.context.report(self.endpoint.qpn, index, field, message);
     }
 
-    /// As [`Context::advise`], for its queue pair.
+    /// Calls [`Context::advise`] for the queue pair.
     pub(crate) fn advise(&mut self, index: Option<u16>, field: &'static str, message: String) {
         self.context.advise(self.endpoint.qpn, index, field, message);
     }
 
-    /// How long the queue pair waits for an acknowledgement, at the speed of the card; `None` without a limit.
+    /// Returns the time to wait for an acknowledgement, at the speed of the card; `None` without a limit.
     pub(crate) fn ack_timeout(&self) -> Option<Duration> {
         ack_timeout(self.endpoint.attributes.timeout).map(|time| self.context.speed.of(time))
     }
@@ -141,57 +136,54 @@ impl Step<'_, '_> {
     }
 
     /// Writes an entry to the completion queue of a receive.
-    pub(crate) fn complete_receive(&mut self, home: Home, entry: impl Into<Entry>) {
-        self.complete(home.cqn, home.user_index, entry.into());
+    pub(crate) fn complete_receive(&mut self, owner: ReceiveOwner, entry: impl Into<Entry>) {
+        self.complete(owner.cqn, owner.user_index, entry.into());
     }
 
     fn complete(&mut self, cqn: u32, user_index: u32, entry: Entry) {
         let entry = entry.map(|cqe| cqe.with_user_index(user_index));
-        if !self.context.complete(cqn, entry, &mut self.endpoint.parked) {
+        if !self.context.complete(cqn, entry, &mut self.endpoint.deferred) {
             self.completion_lost();
         }
     }
 
-    /// Raises the event of a responder that fails. A DC target does not fail with a connection.
+    /// Raises the event of a failed responder. A DC target does not fail with a connection.
     pub(crate) fn responder_failed(&mut self, event: Event) {
         if self.endpoint.config.transport != Transport::DcTarget {
             self.context.emit(event);
         }
     }
 
-    /// Turns to the shared receive queue that a request of XRC names. False if there is none in the
-    /// queue pair's domain.
-    pub(crate) fn use_shared(&mut self, srqn: u32) -> bool {
+    /// Selects the shared receive queue of an XRC request. Returns false if it is not in the queue pair's domain.
+    pub(crate) fn select_srq(&mut self, srqn: u32) -> bool {
         let domain = self.endpoint.config.xrcd.and_then(|xrcd| self.context.xrc_domain(srqn, xrcd));
         self.endpoint.pdn = domain.unwrap_or(NO_DOMAIN);
         self.endpoint.srq = domain.map(|_| srqn);
         domain.is_some()
     }
 
-    /// Whether the program has not taken all entries of a completion queue of this queue pair.
+    /// Returns whether a completion queue of this queue pair has entries that the program has not consumed.
     pub(crate) fn has_unconsumed(&self) -> bool {
         let config = &self.endpoint.config;
         [config.send_cq, config.recv_cq].into_iter().flatten().any(|cqn| self.context.has_unconsumed(cqn))
     }
 
-    /// Completes a send with an error.
     pub(crate) fn send_error(&mut self, index: u16, opcode: u8, syndrome: Syndrome) {
         let (error, qpn) = (CqeOpcode::RequesterError, self.endpoint.qpn);
         self.complete_send(Cqe64::error(error, opcode, qpn, index, syndrome, VENDOR_SYNDROME));
     }
 
-    /// Completes a receive with an error.
     pub(crate) fn receive_error(&mut self, slot: Slot, syndrome: Syndrome) {
         let (error, qpn) = (CqeOpcode::ResponderError, self.endpoint.qpn);
         let cqe = Cqe64::error(error, 0, qpn, slot.index, syndrome, VENDOR_SYNDROME);
-        self.complete_receive(slot.home, cqe);
+        self.complete_receive(slot.owner, cqe);
     }
 
-    /// Handles a completion queue that had no room for an entry.
+    /// Fails the queue pair, as a completion queue had no room for an entry.
     pub(crate) fn completion_lost(&mut self) {
         if !std::mem::replace(&mut self.endpoint.overrun, true) {
             self.context.emit(Event::QpFatal { qpn: self.endpoint.qpn });
-            // Flushing would find no room either: what is outstanding is dropped.
+            // Flushing would find no room either: outstanding work is dropped.
             self.endpoint.attributes.state = QpState::Err;
         }
     }

@@ -7,7 +7,7 @@ use super::responder::Responder;
 use super::transition;
 use crate::card::config::{LIMITS, QpAttributes, QpChange, QpConfig, QpState, Transport};
 use crate::card::context::{Context, Enable, PEER_MEMORY};
-use crate::card::event::Event;
+use crate::card::reports::Event;
 use crate::card::trace;
 use crate::fabric::Node;
 use crate::packet::{Header, NakCode, Packet, PacketKind};
@@ -27,39 +27,35 @@ pub(crate) struct Outgoing {
     pub(crate) made_at: u64,
 }
 
-/// A queue pair.
 #[derive(Debug)]
 pub(crate) struct Qp {
     pub(crate) endpoint: Endpoint,
     pub(crate) requester: Requester,
     pub(crate) responder: Responder,
-    /// It is on the list of queue pairs with work.
+    /// True if it is in the list of queue pairs with work.
     pub(crate) scheduled: bool,
     /// Its entry in the list of timers.
     pub(crate) timer: Option<Instant>,
     /// How often it is open. Only XRC targets are opened more than once.
     pub(crate) openers: u32,
-    /// Of a DC target: its initiators.
     initiators: Initiators,
-    /// The first packet has arrived.
     established: bool,
     /// The queue pair whose SEND_EN has released its sends.
     master: Option<u32>,
-    /// The event of the last receive of a shared queue was raised.
-    last_receive_said: bool,
+    /// True if the last-receive event of its shared queue was raised.
+    last_receive_reported: bool,
 }
 
-/// Fields of the diagnostics of an index of sends.
+/// Fields of diagnostics about indices of sends.
 const RECORD: &str = "send doorbell record";
 const DOORBELL: &str = "doorbell";
 const ENABLED: &str = "SEND_EN index";
 
 impl Qp {
     /// # Safety
-    /// The addresses of `config` stay valid until the queue pair is destroyed; counts are powers of
-    /// two.
+    /// The addresses of `config` stay valid until the queue pair is destroyed; counts are powers of two.
     pub(crate) unsafe fn new(qpn: u32, config: &QpConfig) -> Self {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees this.
         let (requester, responder) = unsafe { (Requester::new(config), Responder::new(config)) };
         Qp {
             endpoint: Endpoint::new(qpn, *config),
@@ -71,20 +67,20 @@ impl Qp {
             initiators: Initiators::default(),
             established: false,
             master: None,
-            last_receive_said: false,
+            last_receive_reported: false,
         }
     }
 
-    /// Returns to RESET. The rings are empty: the card zeroes the doorbell record of sends, the front that of
+    /// Returns to RESET. The rings are empty: the card zeroes the doorbell record of sends, the front end that of
     /// receives.
     pub(crate) fn reset(&mut self) {
         self.endpoint.reset();
         self.requester.restart(0, &self.endpoint.attributes);
         self.responder.restart(0);
-        (self.established, self.master, self.last_receive_said) = (false, None, false);
+        (self.established, self.master, self.last_receive_reported) = (false, None, false);
     }
 
-    /// Applies a change that [`transition::check`] has accepted, for every state but RESET and ERR.
+    /// Applies a change accepted by [`transition::check`], for all states but RESET and ERR.
     pub(crate) fn apply(&mut self, change: &QpChange, to: QpState) {
         let attributes = &mut self.endpoint.attributes;
         transition::apply(attributes, change);
@@ -92,7 +88,7 @@ impl Qp {
         match (from, to) {
             (QpState::Init, QpState::Rtr) => {
                 if self.endpoint.config.transport == Transport::DcTarget {
-                    // No attribute says it.
+                    // No attribute sets it.
                     attributes.max_dest_rd_atomic = LIMITS.max_rd_atomic;
                 }
                 self.responder.restart(attributes.rq_psn);
@@ -102,14 +98,12 @@ impl Qp {
         }
     }
 
-    /// Its attributes now.
     pub(crate) fn attributes(&self) -> QpAttributes {
         let (sq_psn, rq_psn) = (self.requester.next_psn, self.responder.expected_psn);
         QpAttributes { sq_psn, rq_psn, ..self.endpoint.attributes }
     }
 
-    /// Checks a doorbell against the doorbell record. Without a send queue there is nothing to
-    /// ring for: the queue pair fails.
+    /// Checks a doorbell against the doorbell record. A queue pair without a send queue fails.
     pub(crate) fn check_doorbell(&mut self, bell: Doorbell, context: &mut Context<'_>) {
         if self.requester.queue.blocks() == 0 && self.endpoint.state() == QpState::Rts {
             let qpn = self.endpoint.qpn;
@@ -128,8 +122,8 @@ impl Qp {
         }
     }
 
-    /// Handles a doorbell of its UAR: takes the work requests up to the doorbell record. `is_own`: the
-    /// doorbell names this queue pair. A slave takes none for another one's.
+    /// Handles a doorbell of its UAR: accepts the work requests up to the doorbell record. `is_own`: the doorbell names
+    /// this queue pair. A slave ignores doorbells of other queue pairs.
     pub(crate) fn ring(&mut self, is_own: bool, context: &mut Context<'_>) {
         let is_slave = self.endpoint.config.slave_send;
         let record = self.requester.queue.record();
@@ -152,7 +146,6 @@ impl Qp {
         self.announce(index, DOORBELL, context);
     }
 
-    /// Handles a SEND_EN for it.
     pub(crate) fn enable(&mut self, enable: Enable, context: &mut Context<'_>) {
         let Enable { slave, until, master, index } = enable;
         let other = self.master.replace(master).filter(|other| *other != master);
@@ -162,7 +155,7 @@ impl Qp {
             context.advise(master, Some(index), "SEND_EN queue pair", message);
         }
         if self.requester.queue.is_behind(until) || self.requester.queue.knows(until) {
-            // In ERR everything in its record was flushed, whatever its masters still have for it.
+            // In ERR everything in its record was flushed, whatever its masters still release.
             if self.endpoint.state() != QpState::Err {
                 let message = format!("{until} of queue pair {slave:#x} is behind: it releases nothing");
                 context.advise(master, Some(index), ENABLED, message);
@@ -172,7 +165,7 @@ impl Qp {
         }
     }
 
-    /// Takes the work requests before an index. `field` is where it comes from.
+    /// Accepts the work requests before an index. `field` is the source of the index.
     fn announce(&mut self, index: u16, field: &'static str, context: &mut Context<'_>) {
         let queue = &mut self.requester.queue;
         match self.endpoint.state() {
@@ -204,33 +197,31 @@ impl Qp {
         }
     }
 
-    /// When its timers expire.
     pub(crate) fn next_wake(&self) -> Option<Instant> {
         let answers = self.responder.next_wake().or_else(|| self.initiators.next_wake());
-        let wakes = [self.requester.next_wake(), answers, self.endpoint.parked.due()];
+        let wakes = [self.requester.next_wake(), answers, self.endpoint.deferred.due()];
         wakes.into_iter().flatten().min()
     }
 
     /// Ends the pauses that are over. Returns whether there was one.
-    pub(crate) fn take_pauses_over(&mut self, now: Instant) -> bool {
-        let fetches = self.requester.take_fetch_due(now);
-        // Only a target has initiators, and their responders in place of its own.
-        let answers = self.responder.take_hold_over(now) | self.initiators.take_hold_over(now);
-        let written = self.endpoint.parked.write_due(now);
-        self.requester.take_rnr_over(now) || fetches || answers || written
+    pub(crate) fn end_pauses(&mut self, now: Instant) -> bool {
+        let fetches = self.requester.end_fetch_pause(now);
+        // Only a DC target has initiators, whose responders replace its own.
+        let answers = self.responder.end_hold(now) | self.initiators.end_hold(now);
+        let written = self.endpoint.deferred.write_due(now);
+        self.requester.end_rnr_pause(now) || fetches || answers || written
     }
 
-    /// Looks again at what its requester waits for. Returns whether it may go on.
-    pub(crate) fn look(&mut self, context: &mut Context<'_>) -> bool {
-        self.requester.look(&mut Step { endpoint: &mut self.endpoint, context })
+    /// Polls the WAIT of its requester. Returns whether the requester may go on.
+    pub(crate) fn poll_wait(&mut self, context: &mut Context<'_>) -> bool {
+        self.requester.poll_wait(&mut Step { endpoint: &mut self.endpoint, context })
     }
 
-    /// Whether there are answers that have not left.
     pub(crate) fn owes_answers(&self) -> bool {
         self.responder.owes_answers() || self.initiators.owe_answers()
     }
 
-    /// The next packet to send. Its payload is in `context.payload`.
+    /// Returns the next packet to send. Its payload is in `context.payload`.
     pub(crate) fn next_packet(&mut self, context: &mut Context<'_>) -> Option<Outgoing> {
         let (qpn, port, made_at) = (self.endpoint.qpn, context.port, gdsync_trace::now());
         if self.endpoint.config.transport == Transport::DcTarget {
@@ -252,7 +243,7 @@ impl Qp {
         made
     }
 
-    /// A packet that [`Self::next_packet`] made has left.
+    /// Handles the departure of a packet made by [`Self::next_packet`].
     pub(crate) fn packet_sent(&mut self, packet: &Outgoing, context: &mut Context<'_>) {
         if self.endpoint.config.transport == Transport::DcTarget {
             return self.initiators.response_sent(packet.to, &packet.header, &mut self.endpoint, context);
@@ -266,7 +257,7 @@ impl Qp {
         }
     }
 
-    /// The fabric has taken a packet, which ends at `left_at`; `None` where it has not.
+    /// Records that the fabric has taken a packet, which ends at `left_at`; `None` if it has not.
     pub(crate) fn note_position(&mut self, header: &Header, left_at: Option<u64>) {
         if let Some(left_at) = left_at
             && PacketKind::try_from(header.kind).is_ok_and(PacketKind::is_request)
@@ -275,8 +266,8 @@ impl Qp {
         }
     }
 
-    /// The payload of a packet that [`Self::next_packet`] made cannot be read from peer memory. The packet
-    /// may count as sent, and others after it; none of them has left.
+    /// Fails the request or answer of a packet made by [`Self::next_packet`], as its payload cannot be read from peer
+    /// memory. This packet and later ones may count as sent, but none of them has left.
     pub(crate) fn payload_failed(
         &mut self,
         packet: &Outgoing,
@@ -297,7 +288,7 @@ impl Qp {
         self.flush_if_failed(context);
     }
 
-    /// The payload of packet `psn`, and perhaps of packets after it, was taken and could not be written to
+    /// Refuses packet `psn`: its payload, and perhaps that of later packets, was taken and could not be written to
     /// peer memory.
     pub(crate) fn copy_failed(&mut self, psn: u32, failure: &PeerFailure, context: &mut Context<'_>) {
         let step = &mut Step { endpoint: &mut self.endpoint, context };
@@ -311,7 +302,7 @@ impl Qp {
         self.flush_if_failed(context);
     }
 
-    /// Handles a packet that it listens to.
+    /// Handles a packet that it accepts.
     pub(crate) fn deliver(&mut self, packet: Packet<'_>, context: &mut Context<'_>) {
         if self.endpoint.config.transport == Transport::DcTarget {
             return self.initiators.request(&mut self.endpoint, packet, context);
@@ -342,19 +333,19 @@ impl Qp {
         self.flush_if_failed(context);
     }
 
-    /// The retransmission timer has expired, or the peer's process has ended.
+    /// Handles an expired retransmission timer, or the end of the peer's process.
     pub(crate) fn retry(&mut self, peer: PeerState, context: &mut Context<'_>) {
         self.requester.retry(peer, &mut Step { endpoint: &mut self.endpoint, context });
         self.flush_if_failed(context);
     }
 
-    /// In ERR: flushes receives posted since. Returns whether there were any.
+    /// Flushes receives posted in ERR. Returns whether there were any.
     pub(crate) fn flush_new_receives(&mut self, context: &mut Context<'_>) -> bool {
         self.endpoint.state() == QpState::Err
             && self.responder.flush(&mut Step { endpoint: &mut self.endpoint, context })
     }
 
-    /// Moves to ERR: completes everything outstanding as flushed.
+    /// Moves to ERR: completes all outstanding work as flushed.
     pub(crate) fn fail(&mut self, context: &mut Context<'_>) {
         self.endpoint.fail();
         self.flush_if_failed(context);
@@ -364,17 +355,18 @@ impl Qp {
     fn flush_if_failed(&mut self, context: &mut Context<'_>) {
         if self.endpoint.take_failure() {
             let step = &mut Step { endpoint: &mut self.endpoint, context };
-            step.endpoint.parked.write_all();
+            step.endpoint.deferred.write_all();
             self.responder.release_completions(step);
             self.requester.flush(step);
             self.responder.flush(step);
-            if step.endpoint.config.srq.is_some() && !std::mem::replace(&mut self.last_receive_said, true) {
+            if step.endpoint.config.srq.is_some() && !std::mem::replace(&mut self.last_receive_reported, true)
+            {
                 step.context.last_receive(step.endpoint.qpn);
             }
         }
     }
 
-    /// Handles a completion queue that had no room for a delayed entry.
+    /// Fails the queue pair, as a completion queue had no room for a delayed entry.
     pub(crate) fn completion_lost(&mut self, context: &mut Context<'_>) {
         Step { endpoint: &mut self.endpoint, context }.completion_lost();
     }

@@ -1,32 +1,30 @@
-//! Routes of datagrams: their destination, and the network header that precedes their payload.
+//! Routes of datagrams: their destination, and the network header before their payload.
 
 use crate::card::context::Context;
 use crate::card::port::{GidEntry, GidKind, LinkLayer, MULTICAST_LIDS, Port, is_multicast};
-use crate::card::queue::wqe::{Work, WqeError};
+use crate::card::queue::WqeError;
+use crate::card::queue::wqe::Work;
 use crate::fabric::{MULTICAST, Node};
 use crate::packet::{GLOBAL, Header};
 use gdsync_sys::prm::cqe::{L3_GRH, L3_IPV4, L3_IPV6, Syndrome};
 use gdsync_sys::prm::wqe::{AddressVector, GrhFields};
 use zerocopy::byteorder::big_endian::U32;
 
-/// Bytes of a receive that precede the datagram and hold the network header.
+/// Bytes at the start of a receive that hold a datagram's network header.
 pub(super) const GRH_BYTES: u32 = 40;
-/// Top bit of a Q_Key in a work request: the queue pair's own Q_Key is used (IB specification,
-/// 10.2.5).
+/// Top bit of a Q_Key in a work request: use the queue pair's own Q_Key (IB specification, 10.2.5).
 const OWN_QKEY: u32 = 1 << 31;
 /// Bytes of an IPv4 header: the last 20 of the 40.
 const IPV4_BYTES: usize = 20;
 /// Next header of a GRH: InfiniBand's transport (IB specification, 8.3.5).
 const NEXT_TRANSPORT: u8 = 0x1b;
-/// Protocol number of UDP.
 const NEXT_UDP: u8 = 17;
 /// Bytes around a datagram's data: base and datagram transport headers, and the invariant checksum.
 const TRANSPORT_BYTES: u16 = 12 + 8 + 4;
-/// Bytes of a UDP header.
 const UDP_BYTES: u16 = 8;
 
-/// The destination of a datagram: on InfiniBand the LID of its address vector, on Ethernet the node
-/// that the GID ends with, unless it is that of a multicast group.
+/// Returns the destination of a datagram: on InfiniBand the LID of its address vector, on Ethernet the node that the
+/// GID ends with, or the multicast node for a multicast address.
 pub(super) fn destination(vector: &AddressVector, port: Port) -> Node {
     match port.link {
         LinkLayer::InfiniBand => match vector.fields().dlid {
@@ -40,8 +38,8 @@ pub(super) fn destination(vector: &AddressVector, port: Port) -> Node {
     }
 }
 
-/// The global route of a datagram and its source. On InfiniBand it is optional, on Ethernet every
-/// datagram has one.
+/// Returns the global route of a datagram and its source GID. It is optional on InfiniBand; on Ethernet every datagram
+/// has one.
 ///
 /// # Errors
 /// The source is not in the port's GID table.
@@ -65,7 +63,7 @@ pub(super) fn check(work: Work, port: Port) -> Result<Work, WqeError> {
     Ok(work)
 }
 
-/// The network header as the receiver gets it: 40 bytes; an IPv4 header takes the last 20 of them.
+/// Returns the network header that the receiver gets: 40 bytes; an IPv4 header takes the last 20 of them.
 fn network_header(route: &GrhFields, source: &GidEntry, length: u32) -> [u8; GRH_BYTES as usize] {
     let mut header = [0; GRH_BYTES as usize];
     // A datagram has at most 4096 bytes.
@@ -107,8 +105,8 @@ fn ipv4_header(route: &GrhFields, source: &GidEntry, inside: u16, header: &mut [
     ip[10..12].copy_from_slice(&checksum.to_be_bytes());
 }
 
-/// A field of the completion entry: the type of the network header on Ethernet, the service level
-/// on InfiniBand.
+/// Returns a field of the completion entry: the type of the network header on Ethernet, the service level on
+/// InfiniBand.
 fn level_or_l3_type(vector: &AddressVector, source: Option<&GidEntry>) -> u8 {
     match source {
         Some(source) if source.is_ipv4() => L3_IPV4,
@@ -118,13 +116,13 @@ fn level_or_l3_type(vector: &AddressVector, source: Option<&GidEntry>) -> u8 {
     }
 }
 
-/// Addresses a datagram: fills in the header, and puts the network header before its payload.
+/// Fills in the header of a datagram, and puts the network header before its payload.
 pub(super) fn address(vector: &AddressVector, header: &mut Header, own_qkey: u32, context: &mut Context<'_>) {
     let fields = vector.fields();
     header.dest_qpn = U32::new(fields.qpn);
     let qkey = if fields.qkey & OWN_QKEY != 0 { own_qkey } else { fields.qkey };
     header.rkey = U32::new(qkey);
-    // A source that the port does not have was refused when the request was fetched.
+    // An unknown source was refused when the request was fetched.
     let route = route(vector, context.port).ok().flatten();
     header.timer_or_level = level_or_l3_type(vector, route.as_ref().map(|(_, source)| source));
     if let Some((route, source)) = route {
@@ -185,8 +183,8 @@ mod tests {
             let (route, source) = route(&vector(index, false), port).unwrap().unwrap();
             (network_header(&route, &source, 5), source)
         };
-        // IB specification, 8.3: version, class, flow; length behind this header; next header;
-        // hops; source; destination.
+        // IB specification, 8.3: version, class, flow; length after this header; next header; hops; source;
+        // destination.
         let (grh, source) = header(0);
         assert_eq!(grh[..8], [0x60, 0x31, 0x23, 0x45, 0, 32, 0x1b, 64]);
         assert_eq!((&grh[8..24], &grh[24..]), (&source.gid[..], &[9; 16][..]));

@@ -1,13 +1,13 @@
 //! The state machine of queue pairs: its transitions, and the attributes that each one needs.
 //!
-//! Source: the kernel's `ib_modify_qp_is_ok` table (`drivers/infiniband/core/verbs.c`), and the
-//! value ranges of the InfiniBand specification.
+//! Source: the kernel's `ib_modify_qp_is_ok` table (`drivers/infiniband/core/verbs.c`), and the value ranges of the
+//! InfiniBand specification.
 
 use crate::card::config::{InvalidValue, LIMITS, NUMBERS, QpAttributes, QpChange, QpState, Transport};
 use crate::packet::PSN_MASK;
 use Transport::{DcInitiator, DcTarget, Uc, Ud, XrcInitiator, XrcTarget};
 
-/// Why a queue pair cannot be changed as asked.
+/// The reason why a queue pair cannot be changed as asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ModifyError {
@@ -44,7 +44,7 @@ pub enum ModifyError {
     Invalid(#[from] InvalidValue),
 }
 
-/// The attributes that a change sets, by their names in `ibv_modify_qp`'s mask.
+/// Returns the attributes that a change sets, by their names in `ibv_modify_qp`'s mask.
 fn given(change: &QpChange) -> Vec<&'static str> {
     let all = [
         (change.current.is_some(), "IBV_QP_CUR_STATE"),
@@ -69,11 +69,10 @@ fn given(change: &QpChange) -> Vec<&'static str> {
     all.into_iter().filter_map(|(set, name)| set.then_some(name)).collect()
 }
 
-/// Names of attributes.
 type Names = &'static [&'static str];
 
-/// Attributes that a transition needs, and those that it allows besides. `None` if there is no such
-/// transition.
+/// Returns the attributes that a transition requires, and further ones that it allows. Returns `None` if the transition
+/// does not exist.
 fn rules(transport: Transport, from: QpState, to: QpState) -> Option<(Names, Names)> {
     use QpState::{Err, Init, Reset, Rtr, Rts};
     match transport {
@@ -100,7 +99,7 @@ const BASIC: Names = &["IBV_QP_PKEY_INDEX", "IBV_QP_PORT", "IBV_QP_ACCESS_FLAGS"
 const RUN: Names =
     &["IBV_QP_TIMEOUT", "IBV_QP_RETRY_CNT", "IBV_QP_RNR_RETRY", "IBV_QP_SQ_PSN", "IBV_QP_MAX_QP_RD_ATOMIC"];
 
-/// The driver's rules of DC initiators (`modify_dci_qp_is_ok`).
+/// Returns the driver's rules for DC initiators (`modify_dci_qp_is_ok`).
 fn dc_initiator_rules(from: QpState, to: QpState) -> Option<(Names, Names)> {
     use QpState::{Err, Init, Reset, Rtr, Rts};
     const PORT: Names = &["IBV_QP_PKEY_INDEX", "IBV_QP_PORT"];
@@ -116,7 +115,7 @@ fn dc_initiator_rules(from: QpState, to: QpState) -> Option<(Names, Names)> {
     })
 }
 
-/// The driver's rules of DC targets (`mlx5_ib_modify_dct`): there is only the way up.
+/// Returns the driver's rules for DC targets (`mlx5_ib_modify_dct`): only towards RTR.
 fn dc_target_rules(from: QpState, to: QpState) -> Option<(Names, Names)> {
     Some(match (from, to) {
         (QpState::Reset, QpState::Init) => (BASIC, &[]),
@@ -154,7 +153,7 @@ fn to_rts(transport: Transport) -> Names {
     }
 }
 
-/// Attributes that may change on the way to RTS and in RTS.
+/// Returns the attributes that may change on the way to RTS and in RTS.
 fn running(transport: Transport) -> Names {
     match transport {
         Uc | XrcInitiator => &["IBV_QP_CUR_STATE", "IBV_QP_ACCESS_FLAGS", "IBV_QP_PATH_MIG_STATE"],
@@ -195,7 +194,7 @@ fn check_values(change: &QpChange) -> Result<(), InvalidValue> {
     in_range("rnr_retry", change.rnr_retry.map(u32::from), 7, "at most 3 bits")
 }
 
-/// Checks a change of a queue pair in state `from`. Returns the state after it.
+/// Checks a change of a queue pair in state `from`. Returns the new state.
 pub(crate) fn check(transport: Transport, from: QpState, change: &QpChange) -> Result<QpState, ModifyError> {
     let to = change.state.unwrap_or(from);
     if let Some(current) = change.current.filter(|current| *current != from) {
@@ -214,7 +213,6 @@ pub(crate) fn check(transport: Transport, from: QpState, change: &QpChange) -> R
     Ok(to)
 }
 
-/// Copies the attributes of a change.
 pub(super) fn apply(attributes: &mut QpAttributes, change: &QpChange) {
     macro_rules! set {
         ($($field:ident)*) => { $(if let Some(value) = change.$field { attributes.$field = value; })* };

@@ -4,7 +4,6 @@ use super::*;
 use gdsync_sys::prm::cqe::{CqeOpcode, Syndrome};
 use gdsync_sys::prm::wqe::Opcode;
 
-/// Memory that outlives its queue.
 struct Memory {
     ring: Vec<u64>,
     record: [u32; 2],
@@ -18,8 +17,7 @@ impl Memory {
     fn queue(&mut self) -> Cq {
         let entries = (self.ring.len() / 8) as u32;
         let record = self.record.as_mut_ptr();
-        // SAFETY: the tests keep the memory longer than the queue, and use it through atomics
-        // or these pointers only.
+        // SAFETY: the tests keep the memory longer than the queue, and use it through atomics or these pointers only.
         unsafe {
             let ring = CqRing::new(self.ring.as_mut_ptr().cast(), entries, 64, false);
             Cq::new(ring, Record::new(record), Record::new(record.add(1)), false)
@@ -120,8 +118,8 @@ fn the_same_words_twice_before_the_card_looks_are_no_mistake() {
     let mut memory = Memory::new(8);
     let mut cq = memory.queue();
     let arm = CqArm::new(0, false, 0);
-    // The program has written its second record before the card takes the first doorbell, and its
-    // third before the card looks because of another queue: then the doorbells come.
+    // The program has written its second record before the card takes the first doorbell, and its third before another
+    // queue's doorbell makes the card poll; then the doorbells come.
     memory.write_arm(arm);
     assert_eq!(cq.rung(arm), Fires(false));
     assert_eq!(cq.rung(arm), Fires(false), "the second doorbell");
@@ -152,15 +150,14 @@ fn an_arm_for_everything_stays_one() {
 }
 
 proptest::proptest! {
-    /// The program of ibv_get_cq_event(3), in every order of its steps and the card's. It never
-    /// sleeps while the queue has an entry.
+    /// The program of ibv_get_cq_event(3), in every order of its steps and the card's. It never sleeps while the queue
+    /// has an entry.
     #[test]
     fn a_program_that_arms_and_then_empties_the_queue_sees_every_entry(steps in proptest::collection::vec(0u8..3, 1..200)) {
         let mut memory = Memory::new(256);
         let mut cq = memory.queue();
         let (mut produced, mut consumed, mut events, mut sequence) = (0u32, 0u32, 0u32, 0u8);
-        // The program has written the arm record and rung the doorbell; next it empties the
-        // queue.
+        // The program has written the arm record and rung the doorbell; next it empties the queue.
         let (mut bell, mut is_awake) = (Some(CqArm::new(0, false, 0)), true);
         memory.write_arm(CqArm::new(0, false, 0));
         for step in steps {
@@ -258,7 +255,7 @@ fn a_queue_moves_on_to_another_ring() {
         assert_eq!((now.entries, now.produced), (new as u32, 5));
         assert_eq!(cq.arm(CqArm::new(1, false, 2)), Fires(true), "the third and the fifth are not covered");
         assert_eq!(cq.arm(CqArm::new(2, true, 2)), Fires(false), "the solicited one was");
-        // The owner bit is that of the new ring's laps.
+        // The owner bit follows the laps of the new ring.
         // SAFETY: our own record.
         unsafe { memory.record.as_mut_ptr().write(doorbell::ci_record(5)) };
         for n in 5..5 + new {

@@ -1,4 +1,4 @@
-//! Regions: the null one, on-demand ones, those that are registered again, zero-based ones; and work requests that only read.
+//! Regions: null, on-demand, re-registered and zero-based ones; and work requests that only read.
 
 use super::*;
 
@@ -46,7 +46,7 @@ fn on_demand_regions_need_their_memory_only_when_it_is_accessed() {
     let at = map(std::ptr::null_mut(), 2 * PAGE, libc::PROT_NONE);
     let access = everything() | Access::ON_DEMAND;
     let explicit = RegionConfig::new(pair.pdn, at as u64, 2 * PAGE as u64, access);
-    // Everything that the process has, or will have.
+    // The whole address space of the process.
     let implicit = RegionConfig::new(pair.pdn, 0, u64::MAX, access);
     for (first, config) in [explicit, implicit].into_iter().enumerate() {
         // SAFETY: an on-demand region need not be mapped; the memory below is never unmapped.
@@ -73,7 +73,7 @@ fn a_region_is_registered_again_under_its_key() {
     let to = |pdn, at: *mut u8, access| RegionConfig::new(pdn, at as u64, 64, access);
     // SAFETY: the memory is never freed.
     let again = |key, config: &RegionConfig| unsafe { pair.card.reregister_memory(key, config) };
-    // Refused changes leave it as it is.
+    // Refused changes leave it unchanged.
     assert!(again(region.key, &to(pair.pdn, std::ptr::null_mut(), everything())).is_err());
     assert!(again(region.key, &to(0x4242, region.at, everything())).is_err());
     assert!(again(0x4242, &to(pair.pdn, region.at, everything())).is_err());

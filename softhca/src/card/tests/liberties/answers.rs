@@ -1,11 +1,11 @@
-//! When answers and completions come.
+//! Times when answers and completions arrive.
 
 use super::*;
 use crate::card::{Counter, Counters};
 use gdsync_sys::prm::wqe::AtomicSeg;
 
-/// A request and its reply, which complete in different queues of the left side. When the reply is there,
-/// the completion of the request is taken for granted, or waited for.
+/// Posts a request and its reply, which complete in different queues of the left side. When the reply has arrived, the
+/// completion of the request is taken for granted, or waited for.
 fn request_and_reply(bed: &mut Bed, waits: bool) -> bool {
     let Pair { card, pdn, .. } = &bed.pair;
     let mut replies = TestCq::new(card, 16);
@@ -35,8 +35,8 @@ fn a_reply_does_not_say_that_the_request_has_completed() {
     luck_ends(LibertyKinds::COMPLETIONS, lucky, right);
 }
 
-/// An atomic, and behind it a write of another queue pair; the result is looked at when the write has
-/// completed, or when the atomic has.
+/// Posts an atomic, then a write of another queue pair. The result is read when the write has completed, or when the
+/// atomic has.
 fn result(bed: &mut Bed, waits: bool) -> bool {
     let pair = &mut bed.pair;
     let target = Region::new(&pair.card, pair.pdn, 8, everything() | Access::REMOTE_ATOMIC);
@@ -60,8 +60,7 @@ fn an_atomic_has_its_result_when_it_has_completed() {
     luck_ends(LibertyKinds::ATOMICS, |bed| result(bed, false), |bed| result(bed, true));
 }
 
-/// Writes to a ring of 16 entries, one in two steps; the completions are waited for only by the right
-/// program.
+/// Writes to a ring of 16 entries, one every two steps. Only the correct program waits for the completions.
 fn paced(bed: &mut Bed, waits: bool) -> bool {
     for _ in 0..40 {
         let (remote, data) = (bed.pair.target.remote(0), bed.pair.source.data(0..8));
@@ -72,7 +71,7 @@ fn paced(bed: &mut Bed, waits: bool) -> bool {
         if waits {
             (0..2).for_each(|_| _ = bed.completion());
         } else {
-            // It takes what is there, and assumes that this is all.
+            // Takes the available completions, and assumes that they are all.
             while bed.pair.left.cq.poll().is_some() {}
         }
     }

@@ -1,10 +1,10 @@
-//! When work requests are fetched, and when doorbells are looked at.
+//! Times when work requests are fetched, and when doorbells are polled.
 
 use super::*;
 use gdsync_sys::prm::wait::{Kind, WaitDataSeg, word as number};
 
-/// Posts a WAIT for the word at the start of a region to reach 1, and a write of 8 bytes behind it;
-/// `patch` may change the write's data segment before or after the doorbell.
+/// Posts a WAIT for the word at the start of a region to reach 1, followed by a write of 8 bytes. `patch` may change
+/// the write's data segment before or after the doorbell.
 fn released_write(bed: &mut Bed, patches_after_doorbell: bool) -> bool {
     let word = Region::new(&bed.pair.card, bed.pair.pdn, 8, Access::empty());
     let segment = WaitDataSeg::reached(word.key, word.at as u64, 1);
@@ -39,7 +39,7 @@ fn a_request_that_is_changed_behind_its_doorbell_goes_as_it_was() {
     luck_ends(LibertyKinds::FETCH, |bed| released_write(bed, true), |bed| released_write(bed, false));
 }
 
-/// Posts a write, and reuses its place in the ring: after a step or two, or after its completion.
+/// Posts a write, and reuses its place in the ring after a step or two, or after its completion.
 fn reused_entry(bed: &mut Bed, waits: bool) -> bool {
     bed.write(0..8, bed.pair.target);
     bed.step();
@@ -58,7 +58,7 @@ fn a_place_in_the_ring_that_is_reused_before_the_completion_spoils_the_request()
     luck_ends(LibertyKinds::FETCH, |bed| reused_entry(bed, false), |bed| reused_entry(bed, true));
 }
 
-/// Posts three writes. For the last, the record comes before the entry, or after it.
+/// Posts three writes. The last one's record comes before the WQE, or after it.
 fn announced(bed: &mut Bed, record_first: bool) -> bool {
     for at in [0, 8] {
         bed.write(at..at + 8, bed.pair.target);
@@ -84,8 +84,8 @@ fn a_record_that_is_ahead_of_its_entry_meets_an_earlier_doorbell() {
 
 #[test]
 fn one_look_serves_several_doorbells() {
-    // Without the entries of the later doorbells, the looks could not be told apart: the record grows
-    // between the doorbells, and the card takes all at once.
+    // Without the WQEs of the later doorbells, polls could not be distinguished: the record grows between the
+    // doorbells, and the card takes all at once.
     let looks = |liberties| {
         let mut bed = Bed::new(liberties, 512);
         let mut looks = Vec::new();

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Writes a message, and looks at it when its last byte is there, or when it has completed.
+/// Writes a message, and reads it when its last byte has arrived, or when it has completed.
 fn message(bed: &mut Bed, polls_last_byte: bool) -> bool {
     bed.write(0..256, bed.pair.target);
     if polls_last_byte {
@@ -20,7 +20,7 @@ fn the_last_byte_of_a_message_says_nothing_of_the_others() {
     luck_ends(LibertyKinds::PIECES, |bed| message(bed, true), |bed| message(bed, false));
 }
 
-/// The same of a send.
+/// Sends a message, and reads it when its last byte has arrived, or when it has completed.
 fn received(bed: &mut Bed, polls_last_byte: bool) -> bool {
     bed.pair.right.post_recv(&[bed.pair.target.data(0..256)]);
     bed.pair.left.post(Opcode::Send, &[bed.pair.source.data(0..256).as_bytes()]);
@@ -39,8 +39,7 @@ fn a_receive_is_filled_when_it_has_completed() {
     luck_ends(LibertyKinds::PIECES, |bed| received(bed, true), |bed| received(bed, false));
 }
 
-/// Reads the target into the source, and looks at it when its last byte is there, or when it has
-/// completed.
+/// Reads the target into the source, and looks at it when its last byte has arrived, or when it has completed.
 fn read(bed: &mut Bed, polls_last_byte: bool) -> bool {
     bed.pair.target.bytes().fill(9);
     let (remote, data) = (bed.pair.target.remote(0), bed.pair.source.data(0..256));
@@ -59,8 +58,8 @@ fn a_read_is_there_when_it_has_completed() {
     luck_ends(kinds, |bed| read(bed, true), |bed| read(bed, false));
 }
 
-/// Writes data and then a flag to another region. The data is looked at when the flag is there. The
-/// right program sends the flag when the data has completed.
+/// Writes data and then a flag to another region. The data is read when the flag has arrived. The correct program sends
+/// the flag after the data has completed.
 fn flagged(bed: &mut Bed, access: Access, waits: bool) -> bool {
     let pair = &mut bed.pair;
     let data = Region::new(&pair.card, pair.pdn, 512, everything() | access);
@@ -131,17 +130,17 @@ fn reads_atomics_and_receives_order_relaxed_data() {
 
 #[test]
 fn memory_that_is_deregistered_is_not_written_any_more() {
-    let mut parked = 0;
+    let mut deferred = 0;
     for seed in 0..SEEDS {
         let mut bed = Bed::new(Some(Liberties { seed, kinds: LibertyKinds::PIECES }), 512);
         bed.write(0..256, bed.pair.target);
         bed.step();
-        parked += usize::from(!bed.has_arrived(0..256));
+        deferred += usize::from(!bed.has_arrived(0..256));
         bed.pair.card.deregister_memory(bed.pair.target.key).unwrap();
         assert!(bed.has_arrived(0..256), "what was taken is written before");
         bed.pair.target.bytes().fill(0);
         bed.settle();
         assert!(bed.pair.target.bytes().iter().all(|byte| *byte == 0), "seed {seed}");
     }
-    assert!(parked > 0);
+    assert!(deferred > 0);
 }

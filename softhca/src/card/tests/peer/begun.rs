@@ -1,8 +1,8 @@
-//! Copies that begin in one call of a client and end in another, between two cards.
+//! Asynchronous copies by a client, between two cards.
 
 use super::*;
 use crate::card::config::MTU;
-use crate::card::memory::peer_copies::{LEAST, MOST_UNDER_WAY};
+use crate::card::memory::peer_copies::{MAX_PENDING, MIN_DIRECT};
 use crate::card::tests::dead_peers::{card, run_both};
 use crate::peer_memory;
 use std::sync::atomic::Ordering::SeqCst;
@@ -13,7 +13,7 @@ const LONG: usize = 37 * MTU as usize + 20_000;
 struct Setting {
     near: Card,
     far: Card,
-    /// Protection domains of the two.
+    /// Protection domains of both cards.
     domains: [u32; 2],
     left: TestQp,
     right: TestQp,
@@ -50,7 +50,7 @@ impl Setting {
     fn run(&mut self) {
         let Setting { near, far, left, source, target, .. } = self;
         run_both(near, Some(far), || {
-            // Whatever a step leaves behind, no copy is under way.
+            // No copy is in progress after a step.
             assert_eq!((source.gpu().under_way(), target.gpu().under_way()), (0, 0));
             left.cq.peek().is_some()
         });
@@ -119,7 +119,7 @@ fn a_list_of_both_kinds_of_memory_arrives_in_order() {
     for (i, (memory, (len, _))) in memories.iter().zip(pieces).enumerate() {
         let bytes = pattern(len, i);
         memory.set(&bytes);
-        // The third client begins no copies: what was begun for a packet before it is taken back.
+        // The third client starts no copies: copies already started for the packet are withdrawn.
         if let Some(gpu) = &memory.gpu {
             gpu.begins.store(i != 2, SeqCst);
         }
@@ -142,7 +142,7 @@ fn a_source_that_fails_late_fails_its_own_request() {
         let mut setting = Setting::new();
         setting.source.gpu().finishes_left.store(good, SeqCst);
         let small = Memory::new(&setting.near, setting.domains[0], 64, false);
-        // An earlier request is under way, and has left.
+        // An earlier request is outstanding, and has left.
         let remote = setting.target.region.remote(0);
         for list in [&small.all(64), &setting.source.all(LONG), &small.all(64)] {
             let wqe = setting.left.wqe(
@@ -163,8 +163,8 @@ fn a_source_that_fails_late_fails_its_own_request() {
         assert_eq!(setting.states(), (QpState::Err, QpState::Rts));
         let all = setting.near.diagnostics();
         assert!(all.len() == 1 && all[0].message.contains("a copy has failed"), "{all:?}");
-        // What was withdrawn has not arrived. Of each lot before it, one packet may have lain in two pieces.
-        let lot = (MOST_UNDER_WAY / MTU as usize + 1) as i64;
+        // Withdrawn packets have not arrived. One packet of each earlier batch may have been in two pieces.
+        let lot = (MAX_PENDING / MTU as usize + 1) as i64;
         assert!(setting.target.gpu().writes.load(SeqCst) as i64 <= 1 + lot * good);
     }
 }
@@ -184,7 +184,7 @@ fn a_source_that_cannot_begin_fails_its_request() {
 
 #[test]
 fn a_packet_whose_own_copies_fail_is_not_made_for_ever() {
-    // The first piece's client begins a copy that fails; the other's begins none, or cannot.
+    // The first piece's client starts a copy that fails; the second piece's starts none, or cannot.
     for can_read in [true, false] {
         let mut setting = Setting::new();
         let [first, second] = [(); 2].map(|()| Memory::new(&setting.near, setting.domains[0], 20_000, true));
@@ -209,7 +209,7 @@ fn a_packet_whose_own_copies_fail_is_not_made_for_ever() {
 
 #[test]
 fn an_answer_that_fails_late_is_refused() {
-    // In the middle of the answer, and when all of it was made.
+    // In the middle of the answer, and after all of it was built.
     for (good, len) in [(1, LONG), (0, 2 * MTU as usize)] {
         let mut setting = Setting::new();
         setting.target.gpu().finishes_left.store(good, SeqCst);
@@ -261,15 +261,15 @@ fn requests_before_the_one_that_fails_late_complete() {
 
 #[test]
 fn a_card_that_panics_waits_for_copies_before_their_memory_goes() {
-    let (card, gpu, bytes) = (card(), fake_gpu::allocate(LEAST), vec![7; LEAST]);
+    let (card, gpu, bytes) = (card(), fake_gpu::allocate(MIN_DIRECT), vec![7; MIN_DIRECT]);
     gpu.begins.store(true, SeqCst);
-    let mapping = Arc::new(peer_memory::acquire(gpu.addr, LEAST as u64, true).unwrap().unwrap());
+    let mapping = Arc::new(peer_memory::acquire(gpu.addr, MIN_DIRECT as u64, true).unwrap().unwrap());
     let mut engine = card.shared.engine.lock();
     let goes_on = card.shared.contain(&mut engine, |engine| {
         let peers = &mut engine.resources.peers;
         peers.end_later(Some((1, 2)));
         // SAFETY: the bytes live to the end of the test.
-        assert!(unsafe { peers.write(&mapping, gpu.addr, bytes.as_ptr(), LEAST) }.unwrap());
+        assert!(unsafe { peers.write(&mapping, gpu.addr, bytes.as_ptr(), MIN_DIRECT) }.unwrap());
         assert_eq!(gpu.under_way(), 1);
         panic!("as a bug of the card would");
     });

@@ -37,14 +37,12 @@ impl Setting {
         }
     }
 
-    /// The requester's next completion.
     fn requester(&mut self) -> (Syndrome, u16) {
         let (opcode, syndrome, index) = error(self.pair.left.cq.poll());
         assert_eq!(opcode, CqeOpcode::RequesterError);
         (syndrome, index)
     }
 
-    /// The responder's completions.
     fn responder(&mut self) -> Vec<(CqeOpcode, Syndrome, u16)> {
         std::iter::from_fn(|| self.pair.right.cq.poll()).map(|cqe| error(Some(cqe))).collect()
     }

@@ -1,8 +1,8 @@
-//! A peer-memory client for tests: addresses at which nothing is mapped, so that the CPU faults
-//! when it dereferences one, and bytes kept elsewhere. Its regions count, and fail on demand.
+//! A peer-memory client for tests: its addresses are unmapped, so that the CPU faults when it dereferences one, and its
+//! bytes are kept elsewhere. Its regions count accesses, and fail on demand.
 //!
-//! It stands among the card's unit tests, which a packaged crate runs. `gdsync-test-support` offers
-//! the same file to integration tests.
+//! It is one of the card's unit tests, which a packaged crate runs. `gdsync-test-support` offers the same file to
+//! integration tests.
 
 #![allow(dead_code, unreachable_pub, reason = "the unit tests do not use the whole")]
 
@@ -23,7 +23,7 @@ struct FakeGpu {
     allocations: Mutex<Vec<Arc<Buffer>>>,
 }
 
-/// An allocation; never freed.
+/// An allocation that is never freed.
 #[derive(Debug)]
 pub struct Buffer {
     /// Its first address.
@@ -31,24 +31,24 @@ pub struct Buffer {
     /// Its size in bytes.
     pub len: usize,
     bytes: Mutex<Vec<u8>>,
-    /// Its registered regions.
+    /// Number of its registered regions.
     pub regions: AtomicUsize,
-    /// Reads by the card, failed ones included.
+    /// Number of reads by the card, including failed ones.
     pub reads: AtomicUsize,
-    /// Writes by the card, failed ones included.
+    /// Number of writes by the card, including failed ones.
     pub writes: AtomicUsize,
-    /// Reads that still succeed.
+    /// Number of reads that still succeed.
     pub reads_left: AtomicI64,
-    /// Writes that still succeed.
+    /// Number of writes that still succeed.
     pub writes_left: AtomicI64,
-    /// Whether copies begin in one call and end in another. They count as reads and writes when they begin.
+    /// True if copies start in one call and end in another. They count as reads and writes at the start.
     pub begins: AtomicBool,
-    /// Waits for copies that still succeed.
+    /// Number of waits for copies that still succeed.
     pub finishes_left: AtomicI64,
     under_way: Mutex<Vec<Copying>>,
 }
 
-/// A copy that was begun: between these bytes of the host and those from an index on.
+/// A copy in progress, between these bytes of the host and those from an index on.
 #[derive(Debug)]
 struct Copying {
     is_read: bool,
@@ -56,7 +56,7 @@ struct Copying {
     range: std::ops::Range<usize>,
 }
 
-// SAFETY: the card promises that the bytes stay usable until it has waited, from any thread.
+// SAFETY: the card keeps the bytes usable until it has waited, from any thread.
 unsafe impl Send for Copying {}
 
 fn gpu() -> &'static Arc<FakeGpu> {
@@ -72,7 +72,7 @@ fn gpu() -> &'static Arc<FakeGpu> {
     })
 }
 
-/// Allocates fake GPU memory, all zero. There is a gap behind it.
+/// Allocates fake GPU memory, all zero, with a gap after it.
 pub fn allocate(len: usize) -> Arc<Buffer> {
     let gpu = gpu();
     let mut allocations = gpu.allocations.lock();
@@ -97,7 +97,7 @@ pub fn allocate(len: usize) -> Arc<Buffer> {
 }
 
 impl Buffer {
-    /// A copy of its bytes.
+    /// Returns a copy of its bytes.
     pub fn get(&self) -> Vec<u8> {
         self.bytes.lock().clone()
     }
@@ -107,12 +107,12 @@ impl Buffer {
         self.bytes.lock().copy_from_slice(bytes);
     }
 
-    /// Calls of either kind.
+    /// Returns the number of calls of either kind.
     pub fn calls(&self) -> usize {
         self.reads.load(SeqCst) + self.writes.load(SeqCst)
     }
 
-    /// Copies that were begun, and not waited for.
+    /// Returns the number of copies in progress.
     pub fn under_way(&self) -> usize {
         self.under_way.lock().len()
     }
@@ -206,7 +206,7 @@ impl PeerRegion for FakeRegion {
         self.buffer.begin(false, addr, from.cast_mut(), len)
     }
 
-    /// Copies as late as it may, the last first.
+    /// Copies as late as allowed, the last first.
     fn finish(&self) -> Result<(), PeerMemoryError> {
         let copies: Vec<Copying> = self.buffer.under_way.lock().drain(..).rev().collect();
         if copies.is_empty() {
@@ -218,8 +218,7 @@ impl PeerRegion for FakeRegion {
         let mut bytes = self.buffer.bytes.lock();
         for Copying { is_read, host, range } in copies {
             let (place, len) = (bytes[range.clone()].as_mut_ptr(), range.len());
-            // SAFETY: the card keeps the bytes of the host usable until this returns; those of the buffer are
-            // locked.
+            // SAFETY: the card keeps the bytes of the host usable until this returns; those of the buffer are locked.
             unsafe {
                 if is_read {
                     place.copy_to_nonoverlapping(host, len);

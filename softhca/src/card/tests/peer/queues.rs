@@ -5,7 +5,7 @@ use crate::card::config::CqConfig;
 use gdsync_sys::prm::doorbell;
 use std::sync::atomic::Ordering::SeqCst;
 
-/// Where the parts of a queue pair and its completion queue lie in one allocation.
+/// Offsets of the parts of a queue pair and its completion queue in one allocation.
 const CQES: usize = 0;
 const CQ_RECORD: usize = 1024;
 const SEND_RING: usize = 2048;
@@ -74,7 +74,7 @@ impl GpuQp {
     }
 }
 
-/// A connected queue pair in peer memory.
+/// Returns a connected queue pair in peer memory.
 fn connected(collapsed: bool) -> (Pair, GpuQp) {
     let pair = Pair::new(64);
     pair.source.fill(3);

@@ -1,4 +1,4 @@
-//! Messages that arrive.
+//! Successful messages.
 
 use super::*;
 use crate::card::config::MTU;
@@ -8,16 +8,15 @@ use std::sync::atomic::Ordering::SeqCst;
 const OPCODES: [Opcode; 5] =
     [Opcode::Send, Opcode::SendImm, Opcode::RdmaWrite, Opcode::RdmaWriteImm, Opcode::RdmaRead];
 
-/// Which sides are peer memory: at least one.
+/// The sides in peer memory: at least one.
 const SIDES: [(bool, bool); 3] = [(true, false), (false, true), (true, true)];
 
-/// Calls that copy `size` contiguous bytes: one per packet.
+/// Returns the number of calls that copy `size` contiguous bytes: one per packet.
 fn packets(size: usize) -> usize {
     size.div_ceil(MTU as usize)
 }
 
-/// Moves `size` bytes from `source` to `target` with `left` as the requester: an RDMA read gets
-/// them from `right`.
+/// Moves `size` bytes from `source` to `target` with `left` as the requester: an RDMA read gets them from `right`.
 fn transfer(
     opcode: Opcode,
     left: &mut TestQp,
@@ -39,7 +38,6 @@ fn transfer(
     }
 }
 
-/// Whether the responder completes a receive.
 fn completes_a_receive(opcode: Opcode) -> bool {
     matches!(opcode, Opcode::Send | Opcode::SendImm | Opcode::RdmaWriteImm)
 }
@@ -134,7 +132,6 @@ fn a_receiver_that_is_not_ready_gets_it_later() {
     }
 }
 
-/// Two cards that communicate through the fabric.
 struct Cards {
     cards: [Card; 2],
     qps: [TestQp; 2],
@@ -178,7 +175,7 @@ fn every_operation_over_the_fabric() {
                 assert_eq!(right.cq.wait().byte_count() as usize, size);
             }
             assert!(target.get()[..size] == sent[..size], "{opcode:?} of {size} bytes");
-            // A write takes no receive: the next message does.
+            // A write takes no receive, but the next message does.
             if opcode == Opcode::RdmaWrite {
                 post(left, Opcode::SendImm, None, &[]);
                 success(Some(left.cq.wait()));
@@ -235,14 +232,14 @@ fn a_region_is_given_back_when_it_is_deregistered() {
     assert_eq!(target.gpu().regions.load(SeqCst), 0);
 }
 
-/// Cuts `0..total` into pieces, and says for each whether it is peer memory.
+/// Returns pieces of `0..total`, each with whether it is peer memory.
 fn cuts() -> impl Strategy<Value = Vec<(usize, bool)>> {
     let small = 1usize..300;
     let large = 1usize..MTU as usize * 2;
     proptest::collection::vec((prop_oneof![3 => small, 1 => large], any::<bool>()), 1..12)
 }
 
-/// A list of segments in two memories, and how it was cut.
+/// A list of segments in two memories, and its pieces.
 struct List {
     memories: [Memory; 2],
     segments: Vec<DataSeg>,
@@ -269,7 +266,7 @@ impl List {
         self.cuts.iter().map(|cut| cut.0).sum()
     }
 
-    /// Its bytes, in the order of the list.
+    /// Returns its bytes, in the order of the list.
     fn get(&self) -> Vec<u8> {
         let contents = [0, 1].map(|i: usize| self.memories[i].get());
         let mut at = [0; 2];

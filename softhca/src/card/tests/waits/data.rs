@@ -125,7 +125,7 @@ fn a_card_that_runs_sees_a_store_that_raises_no_event() {
         push_data(&mut pair.left, &reached(&word, round));
         push(&mut pair.left, Opcode::Nop, &[]);
         ring(&pair.left);
-        // Now and then, the card's thread is asleep.
+        // Sometimes the card's thread is asleep.
         if round % 5 == 0 {
             std::thread::sleep(Duration::from_millis(5));
         }
@@ -200,7 +200,7 @@ fn a_wait_for_a_time_ends_when_the_clock_is_past_it() {
     past(&mut pair, now - 1);
     pair.run();
     success(pair.left.cq.poll());
-    // Soon: whether the card looks before it or after it, the wait ends.
+    // Shortly afterwards, the WAIT ends whether the card polls before it or after it.
     past(&mut pair, now + 1_000_000);
     let card = &pair.card;
     let cq = &mut pair.left.cq;

@@ -8,7 +8,7 @@ struct Bed {
     slaves: Vec<TestQp>,
 }
 
-/// A master and slaves, each connected to itself, on a page of registers of its own.
+/// Returns a master and slaves, each connected to itself, on a shared page of registers.
 fn bed(slaves: usize) -> Bed {
     let card = Card::stopped(LinkLayer::InfiniBand, Box::new(drop)).unwrap();
     let pdn = card.alloc_pd().unwrap();
@@ -73,7 +73,7 @@ fn a_slaves_record_is_not_needed_and_its_own_doorbell_works() {
     ring(slave);
     run(&card);
     assert_eq!(done(slave), 1);
-    // 16 bits, on and on.
+    // Indices of 16 bits that wrap around repeatedly.
     for lap in 4..40_000 {
         push(slave, Opcode::Nop, &[]);
         push_enable(&mut master, slave.qpn, lap);
@@ -165,13 +165,13 @@ fn an_error_flushes_what_a_slave_has_in_its_record() {
     move_to(&card, &slaves[0], QpState::Err);
     let flushed: Vec<_> = std::iter::from_fn(|| slaves[0].cq.poll()).collect();
     assert_eq!(flushed.len(), 2);
-    // What is released after that is flushed, too.
+    // Sends that are released later are flushed, too.
     push(&mut slaves[0], Opcode::Nop, &[]);
     push_enable(&mut master, slaves[0].qpn, 4);
     ring(&master);
     run(&card);
     assert_eq!(error(slaves[0].cq.poll()).1, Syndrome::WrFlush);
-    // What the record had covered already is no mistake of the master's.
+    // Releasing sends that the record had covered already is no mistake of the master.
     push_enable(&mut master, slaves[0].qpn, 2);
     ring(&master);
     run(&card);

@@ -103,7 +103,7 @@ fn an_error_ends_a_wait_by_flushing_and_a_reset_silently() {
         assert_eq!(written(&pair), [], "{state:?}");
         assert!(pair.left.cq.poll().is_none());
         if state == QpState::Reset {
-            // The queue pair begins anew.
+            // The queue pair restarts.
             pair.left.head = 0;
             bytes(pair.left.dbrec.cast(), 8).fill(0);
             pair.left.connect(&pair.card, pair.right.qpn, pair.card.lid(), QpChange::default());
@@ -131,7 +131,7 @@ fn what_is_destroyed_while_a_queue_waits_is_not_touched() {
     pair.run();
     assert_eq!(error(pair.left.cq.poll()).1, Syndrome::LocalProtection);
     assert_eq!(error(pair.right.cq.poll()).1, Syndrome::LocalQpOperation);
-    // And one that is destroyed itself.
+    // One that is itself destroyed.
     let mut waiter = TestQp::new(&pair.card, pair.pdn, &SIZES);
     waiter.connect(&pair.card, pair.right.qpn, pair.card.lid(), QpChange::default());
     push_completions(&mut waiter, pair.left.cq.cqn, 100);

@@ -1,8 +1,8 @@
-//! The strict checker: programs that work by luck only, and those that wait for ever.
+//! The strict checker: programs that work by luck only, and programs that wait forever.
 
 use super::*;
 
-/// The card has accepted what it reports of a field.
+/// Returns whether a diagnostic of a field is an accepted one.
 fn advised(pair: &Pair, field: &str) -> bool {
     let accepted = |found: &Diagnostic| found.field == field && found.verdict == Verdict::Accepted;
     pair.card.diagnostics().iter().any(accepted)
@@ -72,7 +72,7 @@ fn a_wait_for_a_queue_that_has_overrun_is_reported_once() {
     run(&card);
     let hopeless = |found: &Diagnostic| found.field == "WAIT" && found.qpn == Some(waiter.qpn);
     assert_eq!(card.diagnostics().iter().filter(|found| hopeless(found)).count(), 1);
-    // What was written before the overrun counts.
+    // Entries written before the overrun count.
     let mut late = TestQp::new(&card, pdn, &SIZES);
     late.connect(&card, waiter.qpn, card.lid(), QpChange::default());
     push_completions(&mut late, sender.cq.cqn, 1);

@@ -1,20 +1,31 @@
-//! Answers of the responder: acknowledgements, results, refusals.
+//! Answers of the responder, their absence, and the completion of work requests.
 
-use super::state::Requester;
-use crate::card::config::{MTU, rnr_timer};
+use super::state::{PeerState, Request, Requester, Waits};
+use crate::card::config::{MTU, QpState, rnr_timer};
 use crate::card::memory::copy::collect;
+use crate::card::memory::ring::Entry;
 use crate::card::queue::wqe::Payload;
 use crate::card::transport::endpoint::Step;
 use crate::packet::{NakCode, PSN_MASK, Packet, psn_distance};
-use gdsync_sys::prm::cqe::Syndrome;
+use gdsync_sys::prm::cqe::{Cqe64, Syndrome};
+use std::time::Duration;
 
 /// RNR retry count that means "without limit".
 const UNLIMITED: u8 = 7;
 
+/// A time-out under check is checked again after its duration divided by this.
+const CHECKS: u32 = 16;
+/// Less than the time to the next step, in which this card handles more packets of an ended peer.
+const NEXT_STEP: Duration = Duration::from_nanos(1);
+/// Maximum time that a queue pair whose peer has ended keeps unacknowledged requests, if its retries take as long. On
+/// hardware the retries take half a second and more: a program that has its results ends before they are over, and
+/// must be able to do so here, even on a busy machine.
+const GRACE: Duration = Duration::from_millis(100);
+
 impl Requester {
-    /// Everything up to packet `psn` has arrived. That may be more than is to be sent again: the peer was not ready for
-    /// a packet, and has taken its duplicate, or an acknowledgement comes behind the time-out. It is the last one that
-    /// comes where the peer's process ends then.
+    /// Handles an acknowledgement of everything up to packet `psn`. It may cover packets that are about to be sent
+    /// again: because the peer was not ready for a packet and has taken its duplicate, or because the acknowledgement
+    /// comes after the time-out. If the peer's process then ends, it is the last acknowledgement.
     pub(crate) fn acknowledge(&mut self, psn: u32, step: &mut Step<'_, '_>) {
         let mut advanced = false;
         for request in &mut self.requests {
@@ -38,11 +49,10 @@ impl Requester {
         self.complete_done(step);
     }
 
-    /// The original value of an atomic operation has arrived.
     pub(crate) fn atomic_response(&mut self, packet: Packet<'_>, step: &mut Step<'_, '_>) {
         let original = packet.header.operands[0].get();
-        // The capability `atomic_req_8B_endianness_mode` is 1: results of 8 bytes are in host order,
-        // shorter ones are big endian.
+        // The capability `atomic_req_8B_endianness_mode` is 1: results of 8 bytes are in host order, shorter ones are
+        // big endian.
         let (word, half) = (original.to_ne_bytes(), (original as u32).to_be_bytes());
         let payload = match packet.header.length.get() as usize {
             4 => [(half.as_ptr(), half.len())],
@@ -51,7 +61,7 @@ impl Requester {
         self.read_response(Packet { payload: &payload, ..packet }, step);
     }
 
-    /// A part of an RDMA read has arrived, or the result of an atomic.
+    /// Handles a part of an RDMA read, or the result of an atomic.
     pub(crate) fn read_response(&mut self, packet: Packet<'_>, step: &mut Step<'_, '_>) {
         let psn = packet.header.psn.get();
         let Some(position) = self.requests.iter().position(|r| r.awaits_result() && r.contains(psn)) else {
@@ -70,9 +80,9 @@ impl Requester {
         self.answer_is_lost = false;
         let Ok(work) = &request.work else { return };
         if part == 0 {
-            // What is left of earlier answers is in memory before this one: both may be for the same place, and the completions
-            // between them may be late.
-            step.endpoint.parked.write_ordered();
+            // Deferred writes of earlier answers are performed first: both may be for the same place, and the
+            // completions between them may be late.
+            step.endpoint.deferred.write_ordered();
         }
         let offset = part * MTU;
         let length = (work.length - offset).min(MTU);
@@ -87,8 +97,8 @@ impl Requester {
         let scattered = match &work.payload {
             _ if result.is_some() => Ok(()),
             Payload::Segments(segments) => {
-                let (parked, pdn) = (&mut step.endpoint.parked, step.endpoint.pdn);
-                step.context.scatter(parked, pdn, segments, offset, packet.payload)
+                let (deferred, pdn) = (&mut step.endpoint.deferred, step.endpoint.pdn);
+                step.context.scatter(deferred, pdn, segments, offset, packet.payload)
             }
             Payload::Inline(_) | Payload::Mixed(..) => Ok(()),
         };
@@ -106,18 +116,17 @@ impl Requester {
         self.acknowledge(first_psn.wrapping_sub(1) & PSN_MASK, step);
     }
 
-    /// Answers come in order, and one before that which has come is missing: what it answers is sent again,
-    /// and that which has come is not taken (IB specification, 9.9.2: an implied NAK). The peer keeps the
-    /// results of as many atomic operations as may be in flight; if later ones went on meanwhile, it would
-    /// have forgotten the one that is asked for again.
+    /// Handles an answer that arrives while an earlier one is missing: the requests are sent again from the missing one
+    /// on, and this answer is dropped (IB specification, 9.9.2: an implied NAK). The peer keeps the results of only as
+    /// many atomic operations as may be in flight; if later ones continued, it would have forgotten the missing one.
     fn answer_lost(&mut self) {
-        // Others that have left before the requests were sent again come, too.
+        // Further answers to requests that left before the rewind will arrive, too.
         if !std::mem::replace(&mut self.answer_is_lost, true) {
             self.rewind();
         }
     }
 
-    /// The remote side refused packet `psn`; everything before it has arrived.
+    /// Handles a NAK of packet `psn`; everything before it has arrived.
     pub(crate) fn refused(&mut self, psn: u32, code: NakCode, timer: u8, step: &mut Step<'_, '_>) {
         self.acknowledge(psn.wrapping_sub(1) & PSN_MASK, step);
         let syndrome = match code {
@@ -146,5 +155,158 @@ impl Requester {
         self.rnr_until = Some(step.context.now + step.context.speed.of(rnr_timer(timer)));
         self.set_timer(None);
         self.rewind();
+    }
+
+    /// Handles an expired retransmission timer, or the end of the peer's process.
+    ///
+    /// Hardware acknowledges without its host's CPU. A software card stops with its process, so a time-out counts only
+    /// if the peer's card has run since it took the packets. Until then nothing is lost, and nothing has to be sent
+    /// again.
+    pub(crate) fn retry(&mut self, peer: PeerState, step: &mut Step<'_, '_>) {
+        if step.endpoint.state() != QpState::Rts {
+            return self.set_timer(None);
+        }
+        match peer {
+            PeerState::Busy => return self.wait_again(step),
+            PeerState::Responding => return self.check_again(step),
+            PeerState::Ending => {
+                self.deadline = Some(step.context.now + NEXT_STEP);
+                return;
+            }
+            PeerState::Ended { since } if step.context.now < since + Self::grace(step) => {
+                self.deadline = Some(since + Self::grace(step));
+                return;
+            }
+            PeerState::Silent if self.retries_left > 0 => {}
+            PeerState::Silent | PeerState::Ended { .. } if self.waits_for_program(step) => return,
+            PeerState::Silent | PeerState::Ended { .. } => {
+                self.set_timer(None);
+                let position = self.requests.iter().position(|request| !request.done && request.packets > 0);
+                if let Some(position) = position {
+                    self.fail_at(position, Syndrome::RetryExceeded, step);
+                }
+                return;
+            }
+        }
+        self.retries_left -= 1;
+        tracing::debug!(
+            qpn = step.endpoint.qpn,
+            left = self.retries_left,
+            "nothing was acknowledged in time"
+        );
+        self.rewind();
+        self.wait_again(step);
+    }
+
+    /// Returns whether the failure waits for the program, which has not consumed all its completions yet. The program
+    /// may end with them, and must not find a failure after the last one only because it did not run for a while: on
+    /// hardware the retries take half a second and more, and the card does not compete with the program for a
+    /// processor.
+    ///
+    /// The failure waits for as many checks of the program as take the time of all retries once more (the specification
+    /// lets a time-out last four times its configured value). Counting checks instead of time also gives the program
+    /// its turn after the whole process was stopped.
+    fn waits_for_program(&mut self, step: &Step<'_, '_>) -> bool {
+        let Some(timeout) = step.ack_timeout() else { return false };
+        let checks = CHECKS * Self::transmissions(step);
+        let waits = self.program_checks < checks && step.has_unconsumed();
+        if waits {
+            self.program_checks += 1;
+            self.deadline = Some(step.context.now + timeout / CHECKS);
+        }
+        waits
+    }
+
+    fn transmissions(step: &Step<'_, '_>) -> u32 {
+        u32::from(step.endpoint.attributes.retry_cnt) + 1
+    }
+
+    /// Returns how long the requests of an ended peer are kept. Zero without a time-out: hardware would wait forever,
+    /// and only the peer's end fails the queue pair.
+    fn grace(step: &Step<'_, '_>) -> Duration {
+        step.ack_timeout().map_or(Duration::ZERO, |timeout| {
+            step.context.speed.of(GRACE).min(timeout * Self::transmissions(step))
+        })
+    }
+
+    fn wait_again(&mut self, step: &Step<'_, '_>) {
+        self.set_timer(step.ack_timeout().map(|timeout| step.context.now + timeout));
+    }
+
+    /// Checks the peer again soon, and continues the check of the time-out.
+    fn check_again(&mut self, step: &Step<'_, '_>) {
+        self.deadline = step.ack_timeout().map(|timeout| step.context.now + timeout / CHECKS);
+    }
+
+    pub(super) fn complete_done(&mut self, step: &mut Step<'_, '_>) {
+        while self.requests.front().is_some_and(|request| request.done) {
+            let Some(request) = self.requests.pop_front() else { return };
+            self.cursor = self.cursor.saturating_sub(1);
+            self.queue.complete_until(request.end());
+            if let Ok(work) = &request.work
+                && request.signaled
+            {
+                let count = if request.awaits_result() { request.length() } else { 0 };
+                let cqe = Cqe64::requester(work.opcode, step.endpoint.qpn, request.first as u16, count);
+                step.complete_send(match &request.result {
+                    Some((data, stride)) => Entry::with_data(cqe, data, *stride),
+                    None => cqe.into(),
+                });
+            }
+        }
+    }
+
+    pub(super) fn fail_at(&mut self, position: usize, syndrome: Syndrome, step: &mut Step<'_, '_>) {
+        // Either the requests before it have arrived, or the transport is broken: both end them.
+        for request in self.requests.iter_mut().take(position) {
+            request.done = request.work.is_ok() && !request.awaits_result();
+        }
+        self.complete_done(step);
+        self.fail_front(syndrome, step);
+    }
+
+    /// Fails the oldest request, and with it the queue pair.
+    pub(super) fn fail_front(&mut self, syndrome: Syndrome, step: &mut Step<'_, '_>) {
+        if let Some(request) = self.requests.pop_front() {
+            // A malformed request has its own syndrome.
+            let syndrome = request.work.as_ref().err().copied().unwrap_or(syndrome);
+            self.complete_with_error(&request, syndrome, step);
+        }
+        step.endpoint.fail();
+    }
+
+    fn complete_with_error(&mut self, request: &Request, syndrome: Syndrome, step: &mut Step<'_, '_>) {
+        self.queue.complete_until(request.end());
+        step.send_error(request.first as u16, request.opcode_byte, syndrome);
+    }
+
+    /// Fails the request under the cursor, once it is the oldest. The rest of it is not sent.
+    pub(crate) fn fail_current(&mut self, syndrome: Syndrome, step: &mut Step<'_, '_>) {
+        step.context.payload.clear();
+        let Some(request) = self.requests.get_mut(self.cursor) else { return };
+        request.work = Err(syndrome);
+        if self.cursor == 0 {
+            self.fail_front(syndrome, step);
+        }
+    }
+
+    /// Fails the request under the cursor because its local memory cannot be used.
+    pub(crate) fn refuse_locally(&mut self, field: &'static str, message: String, step: &mut Step<'_, '_>) {
+        let Some(request) = self.requests.get(self.cursor) else { return };
+        step.report(Some(request.first as u16), field, message);
+        self.fail_current(Syndrome::LocalProtection, step);
+    }
+
+    /// Completes all announced work requests as flushed, in ERR.
+    pub(crate) fn flush(&mut self, step: &mut Step<'_, '_>) {
+        self.set_timer(None);
+        self.rnr_until = None;
+        loop {
+            let next = self.requests.pop_front();
+            let Some(request) = next.or_else(|| self.fetch_to_flush()) else { break };
+            self.complete_with_error(&request, Syndrome::WrFlush, step);
+        }
+        self.cursor = 0;
+        self.waits = Waits::default();
     }
 }

@@ -1,14 +1,8 @@
-//! The requester half of a queue pair: fetches work requests, sends and retries them, completes
-//! them.
+//! The requester half of a queue pair: fetches, sends, retries and completes work requests.
 
 mod answer;
-mod complete;
-mod dc;
-mod fetch;
 mod send;
 mod state;
-mod status;
-mod timeout;
 mod wait;
 
-pub(crate) use state::{Examination, PeerState, Requester};
+pub(crate) use state::{PeerState, Requester, TimeoutCheck};

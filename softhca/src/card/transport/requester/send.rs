@@ -1,26 +1,147 @@
-//! The packets of requests.
+//! Fetching of work requests, and their packets.
+//!
+//! An initiator of dynamically connected transport (DC) is connected to one target at a time. It connects to the target
+//! of its next request when all requests for the previous target have completed. Connections are numbered, and the PSNs
+//! of each start at 0; so a target, which may learn of a connection by any of its packets, distinguishes a new
+//! connection from an old one.
 
-use super::state::Requester;
-use crate::card::config::{Access, MTU, QpState, Transport};
+use super::state::{DcTarget, Request, Requester};
+use crate::card::config::{Access, MTU, QpState, Transport, packets_of};
 use crate::card::memory::copy::Place;
-use crate::card::memory::pieces::Refusal;
+use crate::card::memory::translation::Refusal;
 use crate::card::port::Port;
-use crate::card::queue::wqe::{Payload, Work, each_piece};
+use crate::card::queue::wqe::{self, Payload, Work, each_piece};
 use crate::card::transport::endpoint::{Endpoint, Step};
 use crate::card::transport::route;
 use crate::fabric::Node;
-use crate::packet::{FIRST, Header, IMMEDIATE, INVALIDATE, LAST, PacketKind, SOLICITED, UNRELIABLE};
-use gdsync_sys::prm::wqe::{DataSeg, Opcode};
+use crate::packet::{
+    FIRST, Header, IMMEDIATE, INVALIDATE, LAST, PSN_MASK, PacketKind, SOLICITED, UNRELIABLE,
+};
+use gdsync_sys::prm::cqe::Syndrome;
+use gdsync_sys::prm::wqe::{CtrlFlags, CtrlSeg, DataSeg, Opcode, SEGMENT};
 use zerocopy::IntoBytes;
 use zerocopy::byteorder::big_endian::{U32, U64};
 
-/// Most work requests that are fetched and not completed.
+/// Maximum number of work requests that are fetched and not completed.
 const WINDOW: usize = 64;
 
 impl Requester {
-    /// The next request packet, if one can be sent now. Its payload is in the context.
+    /// Makes the request of a WQE, and moves past its blocks.
+    fn take(&mut self, first: u32, ctrl: &CtrlSeg, blocks: u32, work: Result<Work, Syndrome>) -> Request {
+        let packets = match &work {
+            Ok(work) if !work.is_local() && work.wait.is_none() => packets_of(work.length),
+            _ => 0,
+        };
+        let first_psn = self.next_psn;
+        self.next_psn = first_psn.wrapping_add(packets) & PSN_MASK;
+        self.queue.advance(blocks);
+        Request {
+            first,
+            blocks,
+            opcode_byte: ctrl.raw_opcode(),
+            signaled: self.signal_all || ctrl.completion_mode() >= 2,
+            fenced: ctrl.fence_mode() != 0,
+            solicited: ctrl.flags().contains(CtrlFlags::SOLICITED),
+            imm: ctrl.imm(),
+            work,
+            first_psn,
+            packets,
+            sent: 0,
+            left: 0,
+            acked: 0,
+            done: false,
+            result: None,
+        }
+    }
+
+    /// Reads the next announced work request, and checks it strictly. Returns `None` if there is none.
+    pub(super) fn fetch(&mut self, step: &mut Step<'_, '_>) -> Option<Request> {
+        let mut entry = self.queue.next()?;
+        let (ctrl, announced) = (entry.ctrl, entry.announced);
+        let index = entry.first as u16;
+        let blocks = u32::from(ctrl.ds()).div_ceil(4);
+        let qpn = step.endpoint.qpn;
+        let mut broken = |field, message| {
+            step.report(Some(index), field, message);
+            Err(Syndrome::LocalQpOperation)
+        };
+        let size_is_right = blocks > 0 && blocks <= announced;
+        let work = if !size_is_right {
+            broken(
+                "ds",
+                format!(
+                    "{} segments, but {announced} blocks are announced and a WQE has at least one",
+                    ctrl.ds()
+                ),
+            )
+        } else if ctrl.index() != index {
+            broken(
+                "index",
+                format!("the control segment says {}, its place in the ring is {index}", ctrl.index()),
+            )
+        } else if ctrl.qpn() != qpn {
+            broken("qpn", format!("the control segment says {:#x}", ctrl.qpn()))
+        } else {
+            self.queue.read_rest(&mut entry, blocks);
+            let body = &entry.bytes[size_of::<CtrlSeg>()..usize::from(ctrl.ds()) * SEGMENT];
+            let parsed = wqe::parse(&ctrl, body, step.endpoint.config.transport);
+            let had = parsed.and_then(|work| match &work.wait {
+                Some(wait) => wait.check(&ctrl, step.context.waits).map(|()| work),
+                None => Ok(work),
+            });
+            had.and_then(|work| route::check(work, step.context.port)).map_err(|error| {
+                step.report(Some(index), error.field, error.message);
+                error.syndrome
+            })
+        };
+        // An entry of wrong size is skipped block by block.
+        Some(self.take(entry.first, &ctrl, if size_is_right { blocks } else { 1 }, work))
+    }
+
+    /// Takes the next announced work request without checking it, to flush it: only its index and opcode matter.
+    pub(super) fn fetch_to_flush(&mut self) -> Option<Request> {
+        let entry = self.queue.next()?;
+        let blocks = u32::from(entry.ctrl.ds()).div_ceil(4).clamp(1, entry.announced);
+        Some(self.take(entry.first, &entry.ctrl, blocks, Err(Syndrome::WrFlush)))
+    }
+
+    fn next_target(&self, step: &Step<'_, '_>) -> Option<DcTarget> {
+        if step.endpoint.config.transport != Transport::DcInitiator {
+            return None;
+        }
+        let work = self.requests.get(self.cursor)?.work.as_ref().ok()?;
+        let vector = work.to.as_deref()?;
+        let node = route::destination(vector, step.context.port);
+        Some(DcTarget { node, number: vector.fields().qpn, key: vector.dc_key() })
+    }
+
+    /// Returns whether the request under the cursor can be sent on the current connection.
+    pub(super) fn is_connected(&self, step: &Step<'_, '_>) -> bool {
+        self.next_target(step).is_none_or(|target| self.target == Some(target))
+    }
+
+    /// Connects to the target of the oldest request, of which nothing was sent.
+    pub(super) fn connect(&mut self, step: &mut Step<'_, '_>) {
+        let Some(target) = self.next_target(step) else { return };
+        self.target = Some(target);
+        self.connection += 1;
+        step.endpoint.set_peer(target.node, target.number, self.connection);
+        self.reached = None;
+        self.next_psn = 0;
+        for request in &mut self.requests {
+            request.first_psn = self.next_psn;
+            self.next_psn = self.next_psn.wrapping_add(request.packets) & PSN_MASK;
+        }
+    }
+
+    /// Forgets the target: nothing is in flight to it, and the next request may have a different target.
+    pub(super) fn disconnect(&mut self) {
+        self.target = None;
+    }
+
+    /// Returns the next request packet, if one can be sent now. Its payload is in the context.
     pub(crate) fn next_request(&mut self, step: &mut Step<'_, '_>) -> Option<Header> {
-        self.waits.held = false;
+        self.waits.unmet = false;
         if step.endpoint.state() != QpState::Rts || self.rnr_until.is_some() {
             return None;
         }
@@ -38,7 +159,7 @@ impl Requester {
             }
             if !self.is_connected(step) {
                 if self.cursor > 0 {
-                    // The target before has still to answer.
+                    // The previous target has not answered yet.
                     return None;
                 }
                 self.connect(step);
@@ -52,7 +173,7 @@ impl Requester {
             }
             let reads = || self.requests.iter().take(cursor).filter(|r| r.awaits_result() && !r.done).count();
             match &request.work {
-                // A request fails when it is the oldest, not before.
+                // A request fails only when it is the oldest.
                 Err(syndrome) if cursor == 0 => {
                     let syndrome = *syndrome;
                     self.fail_front(syndrome, step);
@@ -81,9 +202,9 @@ impl Requester {
         }
     }
 
-    /// The next packet of the request under the cursor, a send or a write.
+    /// Returns the next packet of the send or write under the cursor.
     fn data_packet(&mut self, step: &mut Step<'_, '_>) -> Option<Header> {
-        step.endpoint.parked.write_all();
+        step.endpoint.deferred.write_all();
         let request = &self.requests[self.cursor];
         let work = request.work.as_ref().ok()?;
         let offset = request.sent * MTU;
@@ -107,7 +228,7 @@ impl Requester {
             Payload::Mixed(bytes, segments) => (bytes, segments),
         };
         let (gather, regions) = (&mut *step.context.payload, step.context.regions);
-        // The inline bytes of this packet, and then its places.
+        // The inline bytes of this packet, and then its segments.
         let before = offset.saturating_sub(inline.len() as u32);
         let inline = inline.get(offset as usize..).unwrap_or_default();
         let inline = &inline[..inline.len().min(length as usize)];
@@ -148,7 +269,7 @@ impl Requester {
         Some(header)
     }
 
-    /// Names what a request of XRC or DC is for.
+    /// Sets the fields that only XRC and DC requests have.
     fn name_target(&self, work: &Work, header: &mut Header) {
         header.srqn = U32::new(work.srqn);
         if let Some(target) = self.target {
@@ -157,7 +278,7 @@ impl Requester {
         }
     }
 
-    /// Destination of the packet that [`Self::next_request`] made.
+    /// Returns the destination of the packet that [`Self::next_request`] made.
     pub(crate) fn node(&self, endpoint: &Endpoint, port: Port) -> Node {
         let request = self.requests.get(self.cursor);
         let work = request.and_then(|request| request.work.as_ref().ok());
@@ -167,8 +288,7 @@ impl Requester {
         }
     }
 
-    /// The packet of the request under the cursor, a read or an atomic. It asks for what has not
-    /// arrived yet.
+    /// Returns the packet of the read or atomic under the cursor. It asks for the part that has not arrived yet.
     fn result_packet(&mut self, step: &mut Step<'_, '_>) -> Option<Header> {
         let request = &self.requests[self.cursor];
         let work = request.work.as_ref().ok()?;
@@ -204,12 +324,12 @@ impl Requester {
         Some(header)
     }
 
-    /// The index of the request that is being sent, and its opcode.
+    /// Returns the index and the opcode of the request that is being sent.
     pub(crate) fn place(&self) -> (u32, u8) {
         self.requests.get(self.cursor).map_or((0, 0), |request| (request.first, request.opcode_byte))
     }
 
-    /// The packet that [`Self::next_request`] made has left.
+    /// Handles the departure of the packet made by [`Self::next_request`].
     pub(crate) fn request_sent(&mut self, step: &mut Step<'_, '_>) {
         let Some(request) = self.requests.get_mut(self.cursor) else { return };
         if request.awaits_result() {

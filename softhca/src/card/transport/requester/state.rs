@@ -1,25 +1,25 @@
-//! The state of a requester: the work requests that it has fetched, and its timers.
+//! The state of a requester: its fetched work requests, its timers, and its status.
 
 use crate::card::config::{QpAttributes, QpConfig};
 use crate::card::queue::send::SendQueue;
+use crate::card::queue::wait::Wait;
 use crate::card::queue::wqe::Work;
 use crate::card::transport::endpoint::Step;
 use crate::fabric::Node;
 use crate::liberties::LibertyKinds;
+use crate::os::clock;
 use crate::packet::{PSN_MASK, psn_distance};
 use gdsync_sys::prm::cqe::Syndrome;
 use gdsync_sys::prm::wqe::Opcode;
 use std::collections::VecDeque;
-use std::time::{Instant, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
-/// The state of the requester.
 #[derive(Debug)]
 pub(crate) struct Requester {
     pub(crate) queue: SendQueue,
     pub(super) signal_all: bool,
     /// Work requests that are fetched and not completed.
     pub(super) requests: VecDeque<Request>,
-    /// Index of the request that is being sent.
     pub(super) cursor: usize,
     pub(crate) next_psn: u32,
     pub(super) retries_left: u8,
@@ -28,26 +28,24 @@ pub(crate) struct Requester {
     pub(super) deadline: Option<Instant>,
     /// End of the pause that the peer asked for.
     pub(super) rnr_until: Option<Instant>,
-    /// Before this, no work request is fetched.
+    /// Time before which no work request is fetched.
     pub(super) fetch_at: Option<Instant>,
-    /// The last packet that the fabric took on its way to the peer: its number, and where it ends.
+    /// The last packet to the peer that the fabric has taken: its PSN, and its end position.
     pub(super) reached: Option<(u32, u64)>,
-    /// How far the examination of the current time-out has come.
-    pub(crate) examination: Option<Examination>,
+    /// Progress of the check of the current time-out.
+    pub(crate) timeout_check: Option<TimeoutCheck>,
     /// How often its failure has waited for the program ([`Requester::retry`]).
-    pub(super) looks_at_program: u32,
-    /// An answer was found missing, and has not come since.
+    pub(super) program_checks: u32,
+    /// True if an answer was found missing and has not come since.
     pub(super) answer_is_lost: bool,
-    /// How often it has gone back to send again.
     pub(crate) resends: u64,
     pub(super) waits: Waits,
-    /// The target of DC that it is connected to.
     pub(super) target: Option<DcTarget>,
-    /// Number of its last connection of DC.
+    /// Number of its last DC connection.
     pub(super) connection: u64,
 }
 
-/// A target of DC, as a work request names it.
+/// A DC target, as a work request names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct DcTarget {
     pub(super) node: Node,
@@ -55,56 +53,53 @@ pub(super) struct DcTarget {
     pub(super) key: u64,
 }
 
-/// What a requester knows of its work requests that wait.
 #[derive(Debug, Default)]
 pub(super) struct Waits {
-    /// The next request is a WAIT that was not met when the card looked last.
-    pub(super) held: bool,
-    /// Since when the request under the cursor, a WAIT, was found not met.
+    /// True if the next request is a WAIT that was not met at the last poll.
+    pub(super) unmet: bool,
+    /// When the WAIT under the cursor was first found unmet.
     pub(super) since: Option<Instant>,
-    /// Before this, a word in peer memory is not looked at again.
-    pub(super) look_at: Option<Instant>,
-    /// The word that was looked at last, by key and address, and its number then.
+    /// Time before which a word in peer memory is not polled again.
+    pub(super) next_poll: Option<Instant>,
+    /// The word polled last, by key and address, and its value then.
     pub(super) word: Option<((u32, u64), u64)>,
-    /// The completion queue that was waited for last, and the index.
+    /// The completion queue and index of the last met WAIT for one.
     pub(super) entry: Option<(u32, u32)>,
-    /// The WAIT at this block was found to be hopeless, and that is reported.
+    /// The block of a WAIT that was reported as hopeless.
     pub(super) hopeless: Option<u32>,
 }
 
-/// What a time-out that may not count still waits for.
+/// The condition that the check of a time-out waits for, before the time-out counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Examination {
-    /// For the peer's card, which has taken the packets. `since` is the number of its rounds when
-    /// the examination began.
-    Answering { since: u64 },
-    /// For this card, which has to take what the peer's card has sent.
-    Arriving { until: u64 },
-    /// For this card, which has taken everything that the peer had sent before its process ended, and has
-    /// to serve all its queue pairs. `since` is its round then.
-    Parting { since: u64 },
-    /// For the program, which has to find what follows. `since` is when that was there.
-    Parted { since: Instant },
+pub(crate) enum TimeoutCheck {
+    /// The peer's card has taken the packets, and must serve its queue pairs. `since`: its round when the check began.
+    PeerRounds { since: u64 },
+    /// This card must take the packets of the peer's card up to this position.
+    Arrival { until: u64 },
+    /// The peer's process has ended, and this card has taken everything that it sent. This card must serve all its
+    /// queue pairs. `since`: its round then.
+    OwnRounds { since: u64 },
+    /// That is done at `since`, and the program must see the consequences.
+    Program { since: Instant },
 }
 
-/// What the fabric knows of a peer when the retransmission timer expires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PeerState {
-    /// Its process has ended, and what follows from everything that it had sent was done at `since`.
+    /// Its process has ended, and everything that it had sent was handled by `since`.
     Ended { since: Instant },
-    /// Its process has ended, and this card has still to take what it sent before, or to do what follows.
-    Leaving,
+    /// Its process has ended, and this card has not handled everything yet that it sent before.
+    Ending,
     /// Its process lives, and has not taken what was sent to it: it is busy or stopped.
-    Behind,
-    /// Its process lives and has taken what was sent to it. It may not have had the chance to
-    /// answer, or its answer may not have been taken.
-    Answering,
-    /// It has answered everything that it will answer, or the fabric does not know.
-    Answered,
+    Busy,
+    /// Its process lives and has taken what was sent to it. It may not have been able to answer yet, or its answer may
+    /// not have been taken.
+    Responding,
+    /// No further answers come from it, or the fabric does not know.
+    Silent,
 }
 
-/// Number of the connection before the first of a queue pair. A target may still know the connections of
-/// an initiator that had the same number, in a process that has ended: those of this one come after them.
+/// Returns the number of the connection before a queue pair's first. Increases over time: a target may still know
+/// connections of an earlier process's initiator with the same QPN, and these must compare as older.
 fn first_connection() -> u64 {
     SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_micros() as u64)
 }
@@ -114,7 +109,7 @@ impl Requester {
     /// As [`SendQueue::new`].
     pub(crate) unsafe fn new(config: &QpConfig) -> Self {
         Requester {
-            // SAFETY: the caller's.
+            // SAFETY: the caller guarantees this.
             queue: unsafe { SendQueue::new(config) },
             signal_all: config.signal_all,
             requests: VecDeque::new(),
@@ -126,8 +121,8 @@ impl Requester {
             rnr_until: None,
             fetch_at: None,
             reached: None,
-            examination: None,
-            looks_at_program: 0,
+            timeout_check: None,
+            program_checks: 0,
             answer_is_lost: false,
             resends: 0,
             waits: Waits::default(),
@@ -136,7 +131,7 @@ impl Requester {
         }
     }
 
-    /// Starts anew: with an empty queue, at a packet sequence number.
+    /// Restarts with an empty queue, at a packet sequence number.
     pub(crate) fn restart(&mut self, psn: u32, attributes: &QpAttributes) {
         self.queue.reset();
         self.requests.clear();
@@ -150,28 +145,27 @@ impl Requester {
         self.refill_retries(attributes);
     }
 
-    /// When its timer expires.
     pub(crate) fn next_wake(&self) -> Option<Instant> {
         [self.rnr_until.or(self.deadline), self.fetch_at].into_iter().flatten().min()
     }
 
-    /// Whether packets are to be sent again now.
+    /// Returns whether packets have to be sent again now.
     pub(crate) fn is_expired(&self, now: Instant) -> bool {
         self.deadline.is_some_and(|deadline| deadline <= now)
     }
 
-    /// Whether the pause that the peer asked for has ended. Ends it.
-    pub(crate) fn take_rnr_over(&mut self, now: Instant) -> bool {
+    /// Returns whether the pause that the peer asked for has ended. Ends it.
+    pub(crate) fn end_rnr_pause(&mut self, now: Instant) -> bool {
         self.rnr_until.take_if(|until| *until <= now).is_some()
     }
 
-    /// Whether the time has come to fetch what was announced. Forgets it.
-    pub(crate) fn take_fetch_due(&mut self, now: Instant) -> bool {
+    /// Returns whether the time has come to fetch announced work requests. Clears it.
+    pub(crate) fn end_fetch_pause(&mut self, now: Instant) -> bool {
         self.fetch_at.take_if(|at| *at <= now).is_some()
     }
 
-    /// Work requests were announced: a card with that liberty reads them at once, though it executes them
-    /// later, or does not look at them for a while.
+    /// Takes a liberty with newly announced work requests: reads them at once, though they are executed later, or
+    /// delays fetching them.
     pub(crate) fn take_liberty(&mut self, step: &mut Step<'_, '_>) {
         if step.context.dice.takes(LibertyKinds::FETCH) {
             self.queue.read_early();
@@ -180,34 +174,33 @@ impl Requester {
         }
     }
 
-    /// The fabric has taken packet `psn`, which ends at `position`.
+    /// Records that the fabric has taken packet `psn`, which ends at `position`.
     pub(crate) fn reached(&mut self, psn: u32, position: u64) {
         self.reached = Some((psn, position));
     }
 
-    /// Where the last packet ends that the fabric has taken, if the peer has still to answer a
-    /// packet up to it.
+    /// Returns the end position of the last packet that the fabric has taken, if the peer has not answered all packets
+    /// up to it.
     pub(crate) fn reached_at(&self) -> Option<u64> {
         let oldest = self.oldest()?;
-        // A read is one packet, whatever part of its result has arrived.
+        // A read is one packet, however much of its result has arrived.
         let answered = if oldest.awaits_result() { 0 } else { oldest.acked };
         let psn = oldest.first_psn.wrapping_add(answered) & PSN_MASK;
         self.reached.filter(|(reached, _)| psn_distance(*reached, psn) >= 0).map(|(_, position)| position)
     }
 
-    /// The oldest request that the peer has still to answer.
     fn oldest(&self) -> Option<&Request> {
         self.requests.iter().find(|request| !request.done && request.packets > 0)
     }
 
-    /// Whether the oldest packet that is not answered was sent, and not only is to be sent again.
+    /// Returns whether the oldest unanswered packet was sent, and is not only about to be sent again.
     pub(crate) fn has_sent_oldest(&self) -> bool {
         self.oldest().is_none_or(|request| request.sent > request.acked)
     }
 
-    /// Sets or stops the retransmission timer. A time-out that was examined is forgotten.
+    /// Sets or stops the retransmission timer, and resets the check of a time-out.
     pub(super) fn set_timer(&mut self, deadline: Option<Instant>) {
-        (self.deadline, self.examination, self.looks_at_program) = (deadline, None, 0);
+        (self.deadline, self.timeout_check, self.program_checks) = (deadline, None, 0);
     }
 
     fn refill_retries(&mut self, attributes: &QpAttributes) {
@@ -222,13 +215,13 @@ impl Requester {
         self.set_timer(timeout.map(|timeout| step.context.now + timeout));
     }
 
-    /// An acknowledgement has advanced: the retry counters and the timer start again.
+    /// Resets the retry counters and the timer after an acknowledgement has advanced.
     pub(super) fn progressed(&mut self, step: &Step<'_, '_>) {
         self.refill_retries(&step.endpoint.attributes);
         self.arm(step);
     }
 
-    /// Moves back to the request of a packet, if one has it: neither the packet nor those after it have left.
+    /// Moves back to the request of a packet, if any: neither the packet nor later ones have left.
     pub(crate) fn return_to(&mut self, psn: u32) {
         let Some(position) = self.requests.iter().position(|request| request.contains(psn)) else { return };
         self.cursor = position;
@@ -238,7 +231,7 @@ impl Requester {
         self.requests.iter_mut().skip(position).for_each(|request| request.left = request.sent);
     }
 
-    /// Moves back to the oldest packet that is not acknowledged. It is to reach the peer once more.
+    /// Moves back to the oldest unacknowledged packet, to send it again.
     pub(super) fn rewind(&mut self) {
         self.resends += 1;
         self.reached = None;
@@ -248,9 +241,52 @@ impl Requester {
             request.sent = if request.done { request.packets } else { request.acked };
         }
     }
+
+    /// Returns the number of work requests that were read and are not completed.
+    pub(crate) fn outstanding(&self) -> usize {
+        self.requests.iter().filter(|request| !request.done).count()
+    }
+
+    /// Returns what it waits for now, if anything: a WAIT first, as it blocks everything after it.
+    pub(crate) fn pending(&self, now: Instant) -> Option<Pending> {
+        self.unmet_wait(now).or_else(|| self.answer())
+    }
+
+    fn unmet_wait(&self, now: Instant) -> Option<Pending> {
+        let request = self.requests.get(self.cursor).filter(|_| self.waits.unmet)?;
+        let wait = request.work.as_ref().ok()?.wait?;
+        let (what, cqn) = match wait {
+            Wait::Completions { cqn, index } => {
+                (format!("WAIT for entry {index} of completion queue {cqn:#x}"), Some(cqn))
+            }
+            Wait::Data(segment) => (format!("WAIT for a word: {segment}"), None),
+            Wait::Time(segment) => {
+                let left = segment.value().saturating_sub(clock::nanoseconds());
+                (format!("WAIT for a time, {} ms from now", left / 1_000_000), None)
+            }
+            // It is executed at once.
+            Wait::SendEnable { .. } => return None,
+        };
+        let time = self.waits.since.map(|since| now.saturating_duration_since(since));
+        Some(Pending { what, mark: request.first.into(), time, cqn })
+    }
+
+    fn answer(&self) -> Option<Pending> {
+        let oldest = self.requests.iter().find(|request| !request.done && request.packets > 0)?;
+        let what = if self.rnr_until.is_some() {
+            "a receive of the peer (RNR)"
+        } else if oldest.sent <= oldest.acked && !oldest.awaits_result() || oldest.sent == 0 {
+            return None;
+        } else if oldest.awaits_result() {
+            "the result of a read or an atomic"
+        } else {
+            "an acknowledgement"
+        };
+        let psn = oldest.first_psn.wrapping_add(oldest.acked) & PSN_MASK;
+        Some(Pending { what: what.to_owned(), mark: psn.into(), time: None, cqn: None })
+    }
 }
 
-/// A work request that the card has fetched.
 #[derive(Debug)]
 pub(super) struct Request {
     /// Index of its first basic block, not reduced modulo the ring's size.
@@ -264,20 +300,19 @@ pub(super) struct Request {
     pub(super) work: Result<Work, Syndrome>,
     pub(super) first_psn: u32,
     pub(super) packets: u32,
-    /// Packets of this round: fewer again where some are to be sent again.
+    /// Number of packets sent in this round; reset when some are sent again.
     pub(super) sent: u32,
-    /// Packets that have left, in whichever round: the peer may acknowledge them.
+    /// Number of packets that have left in any round: the peer may acknowledge them.
     pub(super) left: u32,
     /// Packets acknowledged, or responses received.
     pub(super) acked: u32,
     pub(super) done: bool,
-    /// The result, if it goes into the completion entry in place of the memory that the request names, and the
-    /// bytes between two entries of the completion queue.
+    /// The result, if it goes into the completion entry instead of memory, and the stride of the completion queue.
     pub(super) result: Option<(Vec<u8>, u32)>,
 }
 
 impl Request {
-    /// Whether it is a read or an atomic: its result completes it, not an acknowledgement.
+    /// Returns whether it is a read or an atomic, which its result completes instead of an acknowledgement.
     pub(super) fn awaits_result(&self) -> bool {
         matches!(&self.work, Ok(work) if work.opcode == Opcode::RdmaRead || work.operands.is_some())
     }
@@ -291,8 +326,18 @@ impl Request {
         self.work.as_ref().map_or(0, |work| work.length)
     }
 
-    /// Index of the block after its last one.
     pub(super) fn end(&self) -> u32 {
         self.first.wrapping_add(self.blocks)
     }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Pending {
+    pub(crate) what: String,
+    /// Distinguishes it from a later one with the same text.
+    pub(crate) mark: u64,
+    /// Known for a WAIT only.
+    pub(crate) time: Option<Duration>,
+    /// The completion queue of a WAIT for one.
+    pub(crate) cqn: Option<u32>,
 }

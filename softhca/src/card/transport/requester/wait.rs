@@ -1,74 +1,72 @@
-//! Work requests without packets: those that wait for a completion queue, a word or a time, those that release another
-//! queue, changes of memory keys, and reads of local memory.
+//! Work requests without packets: WAITs for a completion queue, a word or a time, SEND_ENs, changes of memory keys, and
+//! reads of local memory.
 
 use super::state::Requester;
 use crate::card::config::{Access, QpState};
 use crate::card::context::{Enable, PEER_MEMORY};
 use crate::card::memory::copy::{Place, load_word};
-use crate::card::memory::pieces::KeyRange;
+use crate::card::memory::translation::KeyRange;
+use crate::card::queue::WqeError;
 use crate::card::queue::cq::Progress;
 use crate::card::queue::wait::{self, Wait};
-use crate::card::queue::wqe::{Payload, WqeError, each_piece};
+use crate::card::queue::wqe::{Payload, each_piece};
 use crate::card::transport::endpoint::Step;
 use crate::os::clock;
 use gdsync_sys::prm::cqe::Syndrome;
 use gdsync_sys::prm::wait::{CQ_INDEX, WaitDataSeg, has_entry, word};
 use std::time::Duration;
 
-/// Time between two looks at a word in peer memory: its clients are slow, and the card does nothing
-/// else while one copies.
+/// Time between two polls of a word in peer memory: its clients are slow, and the card does nothing else while one
+/// copies.
 const PEER_PERIOD: Duration = Duration::from_micros(50);
 
-/// What a look has found.
-enum Look {
+enum WaitState {
     Met,
     NotYet,
     Refused(WqeError),
 }
 
-fn refused(syndrome: Syndrome, field: &'static str, message: String) -> Look {
-    Look::Refused(WqeError { syndrome, field, message })
+fn refused(syndrome: Syndrome, field: &'static str, message: String) -> WaitState {
+    WaitState::Refused(WqeError { syndrome, field, message })
 }
 
 impl Requester {
-    /// Whether its next request is a WAIT that was not met.
     #[inline]
-    pub(crate) fn is_held(&self) -> bool {
-        self.waits.held
+    pub(crate) fn has_unmet_wait(&self) -> bool {
+        self.waits.unmet
     }
 
-    /// Looks again at what it waits for. Returns whether it may go on, be it with an error.
-    pub(crate) fn look(&mut self, step: &mut Step<'_, '_>) -> bool {
+    /// Polls the WAIT under the cursor. Returns whether the requester may go on, possibly with an error.
+    pub(crate) fn poll_wait(&mut self, step: &mut Step<'_, '_>) -> bool {
         let next = self.requests.get(self.cursor).and_then(|request| request.work.as_ref().ok()?.wait);
         let waits = match next {
-            Some(next) if self.waits.held => matches!(self.look_at(next, step), Look::NotYet),
+            Some(next) if self.waits.unmet => matches!(self.poll(next, step), WaitState::NotYet),
             _ => false,
         };
-        self.waits.held = waits;
+        self.waits.unmet = waits;
         !waits
     }
 
-    /// Executes the request under the cursor, one that waits or that releases another queue. Returns
-    /// whether the next one's turn has come.
+    /// Executes the WAIT or SEND_EN under the cursor. Returns whether the next request may follow.
     pub(super) fn pass_wait(&mut self, step: &mut Step<'_, '_>) -> bool {
         let Some(request) = self.requests.get(self.cursor) else { return false };
         let Some(next) = request.work.as_ref().ok().and_then(|work| work.wait) else { return false };
         let index = request.first as u16;
         self.check_luck(next, step);
-        match self.look_at(next, step) {
-            Look::NotYet => {
-                self.waits.held = true;
+        match self.poll(next, step) {
+            WaitState::NotYet => {
+                self.waits.unmet = true;
                 self.waits.since.get_or_insert(step.context.now);
                 return false;
             }
-            Look::Refused(error) => {
+            WaitState::Refused(error) => {
                 step.report(Some(index), error.field, error.message);
                 self.fail_current(error.syndrome, step);
                 return false;
             }
-            Look::Met => {}
+            WaitState::Met => {}
         }
-        (self.waits.look_at, self.waits.since) = (None, None);
+        (self.waits.next_poll, self.waits.since) = (None, None);
         if let Wait::Completions { cqn, index } = next {
             self.waits.entry = Some((cqn, index));
         }
@@ -78,17 +76,16 @@ impl Requester {
         step.endpoint.state() == QpState::Rts
     }
 
-    /// Looks once.
-    fn look_at(&mut self, next: Wait, step: &mut Step<'_, '_>) -> Look {
+    fn poll(&mut self, next: Wait, step: &mut Step<'_, '_>) -> WaitState {
         match next {
-            Wait::Completions { cqn, index } => self.look_at_queue(cqn, index, step),
-            Wait::Data(segment) => self.look_at_word(&segment, step),
+            Wait::Completions { cqn, index } => self.poll_queue(cqn, index, step),
+            Wait::Data(segment) => self.poll_word(&segment, step),
             Wait::Time(segment) => compare(&segment, clock::nanoseconds()),
             Wait::SendEnable { qpn, index } => self.enable(qpn, index, step),
         }
     }
 
-    fn look_at_queue(&mut self, cqn: u32, index: u32, step: &mut Step<'_, '_>) -> Look {
+    fn poll_queue(&mut self, cqn: u32, index: u32, step: &mut Step<'_, '_>) -> WaitState {
         let Some(Progress { produced, first_error, overrun }) = step.context.progress(cqn) else {
             let message = format!("waits for completion queue {cqn:#x}, which does not exist");
             return refused(Syndrome::LocalQpOperation, "cqn", message);
@@ -97,16 +94,16 @@ impl Requester {
         let is_spoilt = !step.context.waits.errors_count
             && first_error.is_some_and(|error| has_entry(index.wrapping_add(1), error));
         if has_entry(produced, index) && !is_spoilt {
-            return Look::Met;
+            return WaitState::Met;
         }
         if is_spoilt || overrun {
             let cause = if overrun { "has overrun" } else { "has an error entry, which does not count here" };
             self.report_hopeless(format!("entry {index} of completion queue {cqn:#x}, which {cause}"), step);
         }
-        Look::NotYet
+        WaitState::NotYet
     }
 
-    fn look_at_word(&mut self, segment: &WaitDataSeg, step: &mut Step<'_, '_>) -> Look {
+    fn poll_word(&mut self, segment: &WaitDataSeg, step: &mut Step<'_, '_>) -> WaitState {
         let (key, addr) = (segment.lkey(), segment.addr());
         let range = KeyRange { key, addr, len: size_of::<u64>() as u64 };
         let place = match step.context.regions.resolve(range, step.endpoint.pdn, Access::empty()) {
@@ -119,13 +116,13 @@ impl Requester {
         };
         if let Place::Peer(..) = place {
             let now = step.context.now;
-            if self.waits.look_at.is_some_and(|at| now < at) {
-                return Look::NotYet;
+            if self.waits.next_poll.is_some_and(|at| now < at) {
+                return WaitState::NotYet;
             }
-            self.waits.look_at = Some(now + PEER_PERIOD);
+            self.waits.next_poll = Some(now + PEER_PERIOD);
         }
-        // SAFETY: resolved just now, to registered memory of that many bytes, which stays registered
-        // while the engine is locked.
+        // SAFETY: resolved just now, to registered memory of that many bytes, which stays registered while the engine
+        // is locked.
         let number = match unsafe { load_word(place) } {
             Ok(Some(native)) => word(native),
             Ok(None) => {
@@ -136,38 +133,38 @@ impl Requester {
         };
         self.check_word(segment, number, step);
         match compare(segment, number) {
-            Look::NotYet if wait::fails_at_once(segment) => {
+            WaitState::NotYet if wait::fails_at_once(segment) => {
                 let message = format!("{segment}: the word is {number:#x}, and action 1 asks for an error");
                 refused(Syndrome::LocalQpOperation, "action", message)
             }
-            Look::Met => {
-                self.waits.look_at = None;
-                Look::Met
+            WaitState::Met => {
+                self.waits.next_poll = None;
+                WaitState::Met
             }
-            Look::NotYet => {
+            WaitState::NotYet => {
                 if let Place::Host(word) = place {
                     step.context.awaited.add(word as usize);
                 }
-                Look::NotYet
+                WaitState::NotYet
             }
             other => other,
         }
     }
 
-    fn enable(&mut self, slave: u32, until: u16, step: &mut Step<'_, '_>) -> Look {
+    fn enable(&mut self, slave: u32, until: u16, step: &mut Step<'_, '_>) -> WaitState {
         if !step.endpoint.config.master {
             let message = "SEND_EN on a queue pair that was not created with cd_master".to_owned();
             return refused(Syndrome::LocalQpOperation, "cd_master", message);
         }
         let index = self.requests.get(self.cursor).map_or(0, |request| request.first as u16);
         if step.context.enable(Enable { slave, until, master: step.endpoint.qpn, index }) {
-            return Look::Met;
+            return WaitState::Met;
         }
         let message = format!("{slave:#x} is no queue pair that was created with cd_slave_send");
         refused(Syndrome::LocalQpOperation, "qpn", message)
     }
 
-    /// Reports what works by luck only, before the first look.
+    /// Reports WAITs that work by luck only, before the first poll.
     fn check_luck(&mut self, next: Wait, step: &mut Step<'_, '_>) {
         match next {
             Wait::Data(segment) => {
@@ -186,7 +183,7 @@ impl Requester {
         }
     }
 
-    /// Reports a word that goes backwards while a WAIT is for it to grow.
+    /// Reports a word that goes backwards while a WAIT expects it to grow.
     fn check_word(&mut self, segment: &WaitDataSeg, number: u64, step: &mut Step<'_, '_>) {
         let name = (segment.lkey(), segment.addr());
         let last = self.waits.word.replace((name, number)).filter(|(last, _)| *last == name);
@@ -207,28 +204,12 @@ impl Requester {
         }
     }
 
-    /// Index of the request under the cursor.
     fn current_index(&self) -> Option<u16> {
         self.requests.get(self.cursor).map(|request| request.first as u16)
     }
-}
 
-/// Whether an entry comes not after the one that was awaited last in the same queue.
-fn is_stale((queue, last): (u32, u32), cqn: u32, index: u32) -> bool {
-    queue == cqn && last.wrapping_sub(index) & CQ_INDEX <= CQ_INDEX / 2
-}
-
-fn compare(segment: &WaitDataSeg, number: u64) -> Look {
-    match segment.is_met(number) {
-        Ok(true) => Look::Met,
-        Ok(false) => Look::NotYet,
-        Err(unknown) => refused(Syndrome::LocalQpOperation, "operation", unknown.to_string()),
-    }
-}
-
-impl Requester {
-    /// Executes the request under the cursor, which has no packets, and moves past it. False if it
-    /// fails, or if the queue pair can send no more.
+    /// Executes the request under the cursor, which has no packets, and moves past it. Returns false if it fails, or if
+    /// the queue pair can send no more.
     pub(super) fn pass_local(&mut self, step: &mut Step<'_, '_>) -> bool {
         let request = &self.requests[self.cursor];
         let Ok(work) = &request.work else { return false };
@@ -238,7 +219,7 @@ impl Requester {
                 Ok(()) => None,
                 Err(error) => Some((Syndrome::MwBind, "mkey", error.to_string())),
             },
-            // The bytes that DUMP reads go nowhere.
+            // DUMP reads its bytes and drops them.
             (None, Payload::Segments(segments) | Payload::Mixed(_, segments)) => {
                 let regions = step.context.regions;
                 let read = each_piece(segments, 0, work.length, |range| {
@@ -258,5 +239,18 @@ impl Requester {
         self.cursor += 1;
         self.complete_done(step);
         step.endpoint.state() == QpState::Rts
+    }
+}
+
+/// Returns whether an entry is not after the one that was last awaited in the same queue.
+fn is_stale((queue, last): (u32, u32), cqn: u32, index: u32) -> bool {
+    queue == cqn && last.wrapping_sub(index) & CQ_INDEX <= CQ_INDEX / 2
+}
+
+fn compare(segment: &WaitDataSeg, number: u64) -> WaitState {
+    match segment.is_met(number) {
+        Ok(true) => WaitState::Met,
+        Ok(false) => WaitState::NotYet,
+        Err(unknown) => refused(Syndrome::LocalQpOperation, "operation", unknown.to_string()),
     }
 }

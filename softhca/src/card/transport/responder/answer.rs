@@ -1,13 +1,12 @@
-//! The packets of answers, the answers to duplicate requests, and the answers that a card with liberties keeps back
-//! for a while.
+//! The packets of answers, answers to duplicate requests, and the liberty to hold answers back for a while.
 
 use super::state::{Hold, Responder, Response};
 use crate::card::config::{Access, MTU, packets_of};
 use crate::card::context::PEER_MEMORY;
-use crate::card::event::Event;
-use crate::card::memory::pieces::KeyRange;
 use crate::card::memory::ring::Entry;
-use crate::card::queue::receive::Home;
+use crate::card::memory::translation::KeyRange;
+use crate::card::queue::receive::ReceiveOwner;
+use crate::card::reports::Event;
 use crate::card::transport::endpoint::Step;
 use crate::liberties::{LONGEST_PAUSE, LibertyKinds};
 use crate::packet::{Header, NakCode, PSN_MASK, PacketKind, psn_distance};
@@ -15,12 +14,11 @@ use crate::peer_memory::PeerFailure;
 use std::time::Instant;
 use zerocopy::byteorder::big_endian::{U32, U64};
 
-/// Most answers that wait for room in the fabric. Requests that are no duplicates need fewer.
+/// Maximum number of answers that wait for room in the fabric. Requests that are no duplicates need fewer.
 const MAX_RESPONSES: usize = 256;
 
 impl Responder {
-    /// A request that arrived before: it is acknowledged again; a read or an atomic is answered
-    /// again.
+    /// Handles a duplicate request: acknowledges it again, or answers a read or an atomic again.
     pub(super) fn duplicate(&mut self, kind: PacketKind, header: &Header, step: &Step<'_, '_>) {
         if self.responses.len() >= MAX_RESPONSES {
             // The peer does not take its answers; it will send the request again.
@@ -64,13 +62,13 @@ impl Responder {
         });
     }
 
-    /// Refuses a request that does not have the access key of a DC target.
+    /// Refuses a request without the access key of a DC target.
     pub(crate) fn refuse_key(&mut self, psn: u32, step: &mut Step<'_, '_>) {
         self.responses.push_back(Response::Nak { psn, code: NakCode::RemoteAccess });
         step.endpoint.fail();
     }
 
-    /// The payload of packet `psn`, which [`Self::next_response`] made for a read, cannot be read.
+    /// Refuses the read of packet `psn`, made by [`Self::next_response`], as its payload cannot be read.
     pub(crate) fn refuse_read(&mut self, psn: u32, failure: &PeerFailure, step: &mut Step<'_, '_>) {
         step.report(None, PEER_MEMORY, failure.to_string());
         self.release_completions(step);
@@ -81,12 +79,11 @@ impl Responder {
         step.endpoint.fail();
     }
 
-    /// Whether there are answers that have not left.
     pub(crate) fn owes_answers(&self) -> bool {
         !self.responses.is_empty()
     }
 
-    /// The next response packet, if there is one. Its payload is in the context.
+    /// Returns the next response packet, if there is one. Its payload is in the context.
     pub(crate) fn next_response(&mut self, step: &mut Step<'_, '_>) -> Option<Header> {
         if self.responses.is_empty() || self.is_held(step) {
             return None;
@@ -136,7 +133,7 @@ impl Responder {
         }
     }
 
-    /// The packet that [`Self::next_response`] made has left (or its destination has ended).
+    /// Handles the departure of the packet made by [`Self::next_response`] (or the end of its destination).
     pub(crate) fn response_sent(&mut self, header: &Header, step: &mut Step<'_, '_>) {
         let refused = header.kind == PacketKind::Nak as u8;
         match self.responses.front_mut() {
@@ -148,15 +145,15 @@ impl Responder {
         }
     }
 
-    /// The acknowledgement of everything up to packet `last` has left: completions become visible.
+    /// Makes completions visible after the acknowledgement of everything up to packet `last` has left.
     fn acknowledged(&mut self, last: u32, step: &mut Step<'_, '_>) {
         while let Some(Response::Ack { psn, completion }) = self.responses.front_mut()
             && psn_distance(*psn, last) <= 0
         {
             let completion = completion.take();
             self.responses.pop_front();
-            if let Some((home, entry)) = completion {
-                step.complete_receive(home, entry);
+            if let Some((owner, entry)) = completion {
+                step.complete_receive(owner, entry);
             }
         }
     }
@@ -167,49 +164,49 @@ impl Responder {
             Response::Ack { completion, .. } => completion.take(),
             _ => None,
         });
-        let waiting: Vec<(Home, Entry)> = waiting.collect();
-        for (home, entry) in waiting {
-            step.complete_receive(home, entry);
+        let waiting: Vec<(ReceiveOwner, Entry)> = waiting.collect();
+        for (owner, entry) in waiting {
+            step.complete_receive(owner, entry);
         }
     }
 
-    /// Keeps all answers back for a while, if the card takes that liberty now.
+    /// Holds all answers back for a while, if the card takes that liberty now.
     pub(super) fn hold(&mut self, kind: LibertyKinds, step: &mut Step<'_, '_>) {
         if let Some(pause) = step.context.dice.pause(kind) {
             self.held.until = self.held.until.max(Some(step.context.now + pause));
         }
     }
 
-    /// Whether answers wait: for the liberty of another moment, or for payload that is parked. An answer
-    /// says that the payload before it is written, so if not, everything is.
+    /// Returns whether answers are held back, by a liberty or because of deferred writes. If not, all deferred writes
+    /// are performed: an answer says that the payload before it is written.
     pub(super) fn is_held(&mut self, step: &mut Step<'_, '_>) -> bool {
         let now = step.context.now;
-        if let Some(until) = self.held.until.max(step.endpoint.parked.due()) {
+        if let Some(until) = self.held.until.max(step.endpoint.deferred.due()) {
             let since = *self.held.since.get_or_insert(now);
             let until = until.min(since + LONGEST_PAUSE);
             if now < until {
-                // What is parked may be written before.
+                // Deferred writes may be performed earlier.
                 self.held.until = Some(until);
                 return true;
             }
             self.held = Hold::default();
         }
-        step.endpoint.parked.write_all();
+        step.endpoint.deferred.write_all();
         false
     }
 
-    /// When answers go on that are kept back.
+    /// Returns when answers that are held back continue.
     pub(crate) fn next_wake(&self) -> Option<Instant> {
         self.held.until
     }
 
-    /// Whether the time has come. Forgets it.
-    pub(crate) fn take_hold_over(&mut self, now: Instant) -> bool {
+    /// Returns whether that time has come. Clears it.
+    pub(crate) fn end_hold(&mut self, now: Instant) -> bool {
         self.held.until.take_if(|until| *until <= now).is_some()
     }
 
-    /// The number of the packet up to which the acknowledgement in front is one for all: with that
-    /// liberty, of all acknowledgements that wait beside each other.
+    /// Returns the PSN of an acknowledgement for `psn`: with that liberty, one acknowledgement covers all adjacent
+    /// ones.
     pub(super) fn acknowledged_at_once(&self, psn: u32, step: &Step<'_, '_>) -> u32 {
         if !step.context.dice.has(LibertyKinds::ACKNOWLEDGEMENTS) {
             return psn;

@@ -1,8 +1,7 @@
 //! The responder half of a queue pair: executes requests, fills receives, answers.
 
 mod answer;
-mod receive;
-mod remote;
+mod execute;
 mod request;
 mod state;
 

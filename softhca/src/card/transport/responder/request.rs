@@ -1,11 +1,11 @@
-//! Requests of connections, and datagrams. Requests of reliable connections: in order, acknowledged, refused with a NAK.
-//! Those of unreliable ones: not acknowledged, and dropped if they cannot be executed.
+//! Requests of reliable connections, which are executed in order, acknowledged, or refused with a NAK; requests of
+//! unreliable ones, which are not acknowledged, and dropped if they cannot be executed; and datagrams.
 
-use super::receive::{completion, scatter, send_opcode};
+use super::execute::{completion, scatter, send_opcode};
 use super::state::{Failure, Responder, Response, Stop};
 use crate::card::config::{LIMITS, Transport};
 use crate::card::context::PEER_MEMORY;
-use crate::card::event::Event;
+use crate::card::reports::Event;
 use crate::card::transport::endpoint::Step;
 use crate::card::transport::route::GRH_BYTES;
 use crate::faults::Refused;
@@ -13,7 +13,7 @@ use crate::packet::{FIRST, GLOBAL, NakCode, PSN_MASK, Packet, PacketKind, psn_di
 use crate::peer_memory::PeerFailure;
 use gdsync_sys::prm::cqe::{PathFields, Syndrome};
 
-/// A refusal that faults inject.
+/// Returns a refusal that faults inject.
 fn injected(refused: Refused, step: &Step<'_, '_>) -> Stop {
     match refused {
         Refused::NotReady => Stop::Nak(NakCode::ReceiverNotReady),
@@ -27,12 +27,11 @@ fn injected(refused: Refused, step: &Step<'_, '_>) -> Stop {
 }
 
 impl Responder {
-    /// Handles a request.
     pub(crate) fn request(&mut self, packet: Packet<'_>, step: &mut Step<'_, '_>) {
         let Packet { kind, header, .. } = packet;
         let psn = header.psn.get();
         let names_queue =
-            step.endpoint.config.transport != Transport::XrcTarget || step.use_shared(header.srqn.get());
+            step.endpoint.config.transport != Transport::XrcTarget || step.select_srq(header.srqn.get());
         let ahead = psn_distance(psn, self.expected_psn);
         if ahead > 0 {
             if !self.nak_sent {
@@ -79,12 +78,11 @@ impl Responder {
             Failure::Event(event) => step.responder_failed(event),
             Failure::Completion(slot, syndrome) => step.receive_error(slot, syndrome),
         }
-        // The flush includes a receive that a message has begun to fill, unless it is the
-        // one that failed.
+        // The flush includes a receive that a message has begun to fill, unless it is the one that failed.
         step.endpoint.fail();
     }
 
-    /// The payload of packet `psn`, and perhaps of packets after it, was taken and could not be written to
+    /// Refuses packet `psn`: its payload, and perhaps that of later packets, was taken and could not be written to
     /// peer memory. None of them was the last of its message, and no acknowledgement of them has left.
     pub(crate) fn copy_failed(&mut self, psn: u32, failure: &PeerFailure, step: &mut Step<'_, '_>) {
         step.report(None, PEER_MEMORY, failure.to_string());
@@ -103,9 +101,9 @@ impl Responder {
         self.refuse(psn, refusal, step);
     }
 
-    /// Handles a request. The rest of a message is dropped if one of its packets is missing, if it
-    /// finds no receive, or if it may not write to its target. A receive that it had begun to fill
-    /// is used for the next message (IB specification, 9.8.2).
+    /// Handles a request of an unreliable connection. The rest of a message is dropped if one of its packets is
+    /// missing, if it finds no receive, or if it may not write to its target. A receive that it had begun to fill is
+    /// used for the next message (IB specification, 9.8.2).
     pub(crate) fn unreliable_request(&mut self, packet: Packet<'_>, step: &mut Step<'_, '_>) {
         let Packet { kind, header, .. } = packet;
         let psn = header.psn.get();
@@ -137,8 +135,7 @@ impl Responder {
         }
     }
 
-    /// Handles a datagram. It is dropped if its Q_Key is not the queue pair's, or if no receive is
-    /// posted.
+    /// Handles a datagram. It is dropped if its Q_Key is not the queue pair's, or if no receive is posted.
     pub(crate) fn datagram(&mut self, packet: Packet<'_>, step: &mut Step<'_, '_>) {
         let Packet { source, header, payload, .. } = packet;
         let (qkey, own) = (header.rkey.get(), step.endpoint.attributes.qkey);
@@ -183,8 +180,8 @@ impl Responder {
             return step.endpoint.fail();
         }
         if !has_grh {
-            // Without a network header, the bytes in its place stay as they are.
-            receive.offset = GRH_BYTES;
+            // Without a network header, its bytes in the receive are left unchanged.
+            receive.filled = GRH_BYTES;
         }
         if scatter(&mut receive, payload, step).is_err() {
             step.receive_error(slot, Syndrome::LocalProtection);
@@ -194,6 +191,6 @@ impl Responder {
         let cqe = completion(send_opcode(header), slot.index, remote, total, header, step);
         let slid = step.context.port.source_lid(source);
         let cqe = cqe.with_path(PathFields { slid, level_or_l3_type: header.timer_or_level, has_grh });
-        step.complete_receive(slot.home, cqe);
+        step.complete_receive(slot.owner, cqe);
     }
 }

@@ -1,64 +1,62 @@
-//! The state of a responder: answers that wait to be sent, results that may be asked for again; and how
-//! handling a request can fail.
+//! The state of a responder: answers to send and results kept for duplicates; and the ways in which a request fails.
 
 use crate::card::config::{LIMITS, QpConfig};
 use crate::card::context::SharedQueueBroken;
-use crate::card::event::Event;
 use crate::card::memory::ring::Entry;
-use crate::card::queue::receive::{Home, Receive, ReceiveQueue, Slot};
+use crate::card::queue::receive::{Receive, ReceiveOwner, ReceiveQueue, Slot};
+use crate::card::reports::Event;
 use crate::card::transport::endpoint::Step;
 use crate::packet::NakCode;
 use gdsync_sys::prm::cqe::Syndrome;
 use std::collections::VecDeque;
 use std::time::Instant;
 
-/// The state of the responder.
 #[derive(Debug)]
 pub(crate) struct Responder {
     pub(super) queue: ReceiveQueue,
-    /// The packet that is expected next.
+    /// The PSN that is expected next.
     pub(crate) expected_psn: u32,
     pub(super) nak_sent: bool,
-    /// Packets that arrived since the last acknowledgement.
+    /// Number of packets that arrived since the last acknowledgement.
     pub(super) unacknowledged: u32,
     pub(super) responses: VecDeque<Response>,
     pub(super) results: Results,
-    /// The rest of a message of an unreliable connection is dropped.
+    /// True if the rest of a message of an unreliable connection is dropped.
     pub(super) dropping: bool,
     pub(super) held: Hold,
 }
 
-/// Until when answers are kept back.
+/// Times of answers that are held back.
 #[derive(Debug, Default)]
 pub(super) struct Hold {
     pub(super) until: Option<Instant>,
-    /// Since when one has waited.
+    /// When the first of them was held back.
     pub(super) since: Option<Instant>,
 }
 
-/// Why a request is not executed.
+/// The reason why a request is not executed.
 pub(super) enum Stop {
-    /// It is refused, and the queue pair stays in its state.
+    /// It is refused, and the queue pair keeps its state.
     Nak(NakCode),
     /// It is refused, and the queue pair fails.
     Fatal(NakCode, Failure),
 }
 
-/// How a responder reports that it failed.
+/// How a failed responder reports its failure.
 pub(super) enum Failure {
-    /// By a completion of this receive.
+    /// By the completion of this receive.
     Completion(Slot, Syndrome),
     Event(Event),
 }
 
 impl Stop {
-    /// A request that violates the transport's rules.
+    /// Returns a request that violates the transport's rules.
     pub(super) fn invalid_request(step: &Step<'_, '_>) -> Self {
         let event = Event::QpRequestError { qpn: step.endpoint.qpn };
         Stop::Fatal(NakCode::InvalidRequest, Failure::Event(event))
     }
 
-    /// A request that may not access the memory that it names.
+    /// Returns a request that may not access the memory that it names.
     pub(super) fn no_access(step: &Step<'_, '_>) -> Self {
         let event = Event::QpAccessError { qpn: step.endpoint.qpn };
         Stop::Fatal(NakCode::RemoteAccess, Failure::Event(event))
@@ -70,7 +68,7 @@ impl Responder {
     /// As [`ReceiveQueue::new`].
     pub(crate) unsafe fn new(config: &QpConfig) -> Self {
         Responder {
-            // SAFETY: the caller's.
+            // SAFETY: the caller guarantees this.
             queue: unsafe { ReceiveQueue::new(config) },
             expected_psn: 0,
             nak_sent: false,
@@ -82,7 +80,7 @@ impl Responder {
         }
     }
 
-    /// Starts anew: with an empty queue, at a packet sequence number.
+    /// Restarts with an empty queue, at a packet sequence number.
     pub(crate) fn restart(&mut self, psn: u32) {
         self.queue.reset();
         self.expected_psn = psn;
@@ -92,7 +90,7 @@ impl Responder {
         self.held = Hold::default();
     }
 
-    /// Whether a message finds a receive.
+    /// Returns whether a message finds a receive.
     pub(super) fn has_receive(&mut self, step: &mut Step<'_, '_>) -> bool {
         self.queue.current.is_some()
             || match step.endpoint.srq {
@@ -101,14 +99,14 @@ impl Responder {
             }
     }
 
-    /// Takes a receive, of the shared queue if the queue pair uses one.
+    /// Takes a receive, from the shared queue if the queue pair uses one.
     pub(super) fn take_receive(&mut self, step: &mut Step<'_, '_>) -> Result<Option<Receive>, Stop> {
-        if let Some(left) = self.queue.take_left() {
+        if let Some(left) = self.queue.take_aborted() {
             return Ok(Some(left));
         }
         let Some(srqn) = step.endpoint.srq else { return Ok(self.queue.take_posted()) };
         let qpn = step.endpoint.qpn;
-        let taken = step.context.take_shared(srqn, qpn, self.queue.home);
+        let taken = step.context.take_shared(srqn, qpn, self.queue.owner);
         taken.map_err(|SharedQueueBroken| {
             Stop::Fatal(NakCode::RemoteOperation, Failure::Event(Event::QpFatal { qpn }))
         })
@@ -126,15 +124,13 @@ impl Responder {
     }
 }
 
-/// An answer that waits to be sent.
 #[derive(Debug)]
 pub(super) enum Response {
-    /// Everything up to this packet has arrived. The completion of a receive becomes visible when
-    /// the acknowledgement has left: a peer that exits after that completion must not leave the
-    /// requester without its acknowledgement.
+    /// Acknowledges everything up to this packet. The completion of a receive becomes visible when the acknowledgement
+    /// has left: a peer that exits after that completion must not leave the requester without its acknowledgement.
     Ack {
         psn: u32,
-        completion: Option<(Home, Entry)>,
+        completion: Option<(ReceiveOwner, Entry)>,
     },
     Nak {
         psn: u32,
@@ -148,21 +144,20 @@ pub(super) enum Response {
         rkey: u32,
         length: u32,
         sent: u32,
-        /// The request is a duplicate.
+        /// True if the request is a duplicate.
         again: bool,
     },
-    /// The result of an atomic operation.
     Atomic {
         psn: u32,
         original: Original,
-        /// The request is a duplicate.
+        /// True if the request is a duplicate.
         again: bool,
     },
 }
 
 impl Response {
-    /// Whether it counts against `max_dest_rd_atomic`. Answers to duplicates do not: a requester
-    /// that sends its requests again has no more of them in flight.
+    /// Returns whether it counts against `max_dest_rd_atomic`. Answers to duplicates do not: a requester that repeats
+    /// its requests has no more of them in flight.
     pub(super) fn is_counted(&self) -> bool {
         matches!(self, Response::Read { again: false, .. } | Response::Atomic { again: false, .. })
     }
@@ -176,15 +171,14 @@ pub(super) struct Original {
     pub(super) bytes: u32,
 }
 
-/// Results of the last atomic operations, by packet number. A duplicate request is answered from
-/// them and not executed again.
+/// Results of the last atomic operations, by PSN. A duplicate request is answered from them and not executed again.
 #[derive(Debug, Default)]
 pub(super) struct Results {
     kept: VecDeque<(u32, Original)>,
 }
 
 impl Results {
-    /// Keeps a result. As many are kept as a requester may have in flight.
+    /// Keeps a result, up to as many as a requester may have in flight.
     pub(super) fn remember(&mut self, psn: u32, original: Original) {
         if self.kept.len() >= usize::from(LIMITS.max_rd_atomic) {
             self.kept.pop_front();
@@ -192,7 +186,7 @@ impl Results {
         self.kept.push_back((psn, original));
     }
 
-    /// The newest result with that packet number; numbers repeat after 2^24 packets.
+    /// Returns the newest result with that PSN; PSNs repeat after 2^24 packets.
     pub(super) fn find(&self, psn: u32) -> Option<Original> {
         self.kept.iter().rev().find(|(known, _)| *known == psn).map(|(_, original)| *original)
     }

@@ -1,5 +1,5 @@
-//! Payload that the card has taken and not yet written: bytes reach memory in any order, and not all at
-//! once, where nothing orders them. What orders them is in docs/liberties.md.
+//! Payload that the card has taken and not yet written: a liberty lets bytes reach memory in any order, and not all at
+//! once, where nothing orders them. docs/liberties.md lists what orders them.
 
 use super::copy::{Place, Target, collect, copy, copy_piece};
 use super::peer_copies::PeerCopies;
@@ -8,41 +8,41 @@ use crate::liberties::{Dice, LibertyKinds};
 use crate::peer_memory::PeerFailure;
 use std::time::Instant;
 
-/// Most bytes that a queue pair parks.
+/// Maximum number of deferred bytes of a queue pair.
 const MOST: usize = 1 << 20;
-/// Most pieces of a range.
+/// Maximum number of pieces of a range.
 const PIECES: usize = 8;
-/// Pieces begin at multiples of this, so that a word stays one: it is written at once by every card.
+/// Pieces begin at multiples of this, so that words stay whole: every card writes a word at once.
 const WORD: usize = 8;
 
-/// Bytes for a piece of memory of the host.
+/// Bytes for a piece of host memory.
 #[derive(Debug)]
 struct Piece {
     to: *mut u8,
     bytes: Vec<u8>,
-    /// Later messages do not wait for it.
+    /// True if later messages do not wait for it.
     relaxed: bool,
 }
 
-// SAFETY: its address is used only by `Parked`, by the thread that holds the engine's lock.
+// SAFETY: its address is used only by `DeferredWrites`, by the thread that holds the engine's lock.
 unsafe impl Send for Piece {}
 
-/// What a queue pair has taken and not yet written; empty on a card without liberties.
+/// The deferred writes of a queue pair; none on a card without liberties.
 #[derive(Debug, Default)]
-pub(crate) struct Parked {
+pub(crate) struct DeferredWrites {
     pieces: Vec<Piece>,
     bytes: usize,
-    /// When it is written at the latest.
+    /// When they are performed at the latest.
     due: Option<Instant>,
 }
 
-impl Parked {
-    /// When all is written at the latest; `None` if all is.
+impl DeferredWrites {
+    /// Returns when all writes are performed at the latest; `None` if there are none.
     pub(crate) fn due(&self) -> Option<Instant> {
         self.due
     }
 
-    /// Writes everything: something visible comes after it.
+    /// Performs all writes, before something that is ordered after them becomes visible.
     #[inline]
     pub(crate) fn write_all(&mut self) {
         if self.due.take().is_some() {
@@ -51,7 +51,7 @@ impl Parked {
         }
     }
 
-    /// Writes all but what is for regions of relaxed ordering: another message begins.
+    /// Performs all writes except to regions of relaxed ordering, before another message begins.
     #[inline]
     pub(crate) fn write_ordered(&mut self) {
         if self.due.is_some() {
@@ -61,7 +61,7 @@ impl Parked {
         }
     }
 
-    /// Writes everything that is due. Returns whether there was something.
+    /// Performs all writes if they are due. Returns whether they were.
     pub(crate) fn write_due(&mut self, now: Instant) -> bool {
         let is_due = self.due.is_some_and(|due| due <= now);
         if is_due {
@@ -70,15 +70,15 @@ impl Parked {
         is_due
     }
 
-    /// Copies the concatenated parts to the concatenated targets, as [`copy`] does, but takes the
-    /// liberty to write pieces in any order, and some of them later. Those of peer memory are written at
-    /// once. `is_relaxed`: the targets are in regions of relaxed ordering.
+    /// Copies the concatenated parts to the concatenated targets like [`copy`], but takes the liberty to write pieces
+    /// in any order, and some later. Peer memory is written at once. `is_relaxed`: all targets are in regions of
+    /// relaxed ordering.
     ///
     /// # Errors
-    /// A client cannot write peer memory.
+    /// A peer-memory client cannot write.
     ///
     /// # Safety
-    /// As [`copy`]; and the targets stay mapped until [`Self::write_all`] has been called.
+    /// As [`copy`]; and the targets stay mapped until [`Self::write_all`] is called.
     pub(crate) unsafe fn copy(
         &mut self,
         parts: &[Part],
@@ -89,17 +89,17 @@ impl Parked {
     ) -> Result<(), PeerFailure> {
         let relaxed = is_relaxed && dice.takes(LibertyKinds::RELAXED);
         if !relaxed && !dice.takes(LibertyKinds::PIECES) {
-            // SAFETY: the caller's.
+            // SAFETY: the caller guarantees this.
             return unsafe { copy(parts, targets, peers) };
         }
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees this.
         let bytes = unsafe { collect(parts) };
         let (mut rest, mut pieces) = (&bytes[..], Vec::new());
         for &(place, room) in targets {
             let (mine, behind) = rest.split_at(room.min(rest.len()));
             match place {
                 Place::Host(to) => cut(to, mine, relaxed, dice, &mut pieces),
-                // SAFETY: the caller's; the bytes are ours.
+                // SAFETY: the caller guarantees this; the bytes are ours.
                 Place::Peer(..) => unsafe { copy(&[(mine.as_ptr(), mine.len())], &[(place, room)], peers) }?,
             }
             rest = behind;
@@ -126,12 +126,11 @@ impl Parked {
 
 impl Piece {
     fn write(self) {
-        // SAFETY: `Parked::copy` was promised that the target stays mapped until now; the bytes are ours.
+        // SAFETY: the caller of `DeferredWrites::copy` guarantees that the target is still mapped; the bytes are ours.
         unsafe { copy_piece(self.bytes.as_ptr(), self.to, self.bytes.len()) };
     }
 }
 
-/// Cuts a range into pieces.
 fn cut(to: *mut u8, bytes: &[u8], relaxed: bool, dice: &mut Dice, pieces: &mut Vec<Piece>) {
     let lead = (to as usize).next_multiple_of(WORD) - to as usize;
     let words = bytes.len().saturating_sub(lead).div_ceil(WORD);
@@ -177,13 +176,13 @@ mod tests {
                     (Place::Host(base.wrapping_add(at - size)), *size)
                 })
                 .collect();
-            let (mut parked, mut dice) = (Parked::default(), dice(seed, LibertyKinds::PIECES));
+            let (mut deferred, mut dice) = (DeferredWrites::default(), dice(seed, LibertyKinds::PIECES));
             let parts = [(bytes.as_ptr(), bytes.len())];
             let count = bytes.len().min(at);
             let now = Instant::now();
-            // SAFETY: at most 420 bytes from the start, inside the vector, which outlives `parked`.
-            unsafe { parked.copy(&parts, &targets, false, &mut PeerCopies::default(), (&mut dice, now)) }.unwrap();
-            for piece in &parked.pieces {
+            // SAFETY: at most 420 bytes from the start, inside the vector, which outlives `deferred`.
+            unsafe { deferred.copy(&parts, &targets, false, &mut PeerCopies::default(), (&mut dice, now)) }.unwrap();
+            for piece in &deferred.pieces {
                 let (first, last) = (piece.to as usize, piece.to as usize + piece.bytes.len());
                 let is_edge = |at: usize| targets.iter().any(|(place, size)| {
                     matches!(place, Place::Host(to) if *to as usize == at || *to as usize + size == at)
@@ -191,8 +190,8 @@ mod tests {
                 prop_assert!(first.is_multiple_of(WORD) || is_edge(first));
                 prop_assert!(last.is_multiple_of(WORD) || is_edge(last));
             }
-            prop_assert_eq!(parked.due().is_some(), !parked.pieces.is_empty());
-            parked.write_all();
+            prop_assert_eq!(deferred.due().is_some(), !deferred.pieces.is_empty());
+            deferred.write_all();
             // SAFETY: 560 bytes from the vector's start.
             let written = unsafe { std::slice::from_raw_parts(target.as_ptr().cast::<u8>(), 560) };
             prop_assert_eq!(&written[start..start + count], &bytes[..count]);
@@ -208,25 +207,25 @@ mod tests {
         let bytes = [7u8; 512];
         let (mut relaxed, mut ordered) = (0, 0);
         for seed in 0..64 {
-            let (mut parked, mut dice) = (Parked::default(), dice(seed, LibertyKinds::all()));
+            let (mut deferred, mut dice) = (DeferredWrites::default(), dice(seed, LibertyKinds::all()));
             let now = Instant::now();
             let mut copy = |is_relaxed| {
                 let (parts, targets) = ([(bytes.as_ptr(), 512)], [(place, 512)]);
-                // SAFETY: the array outlives `parked`; nothing reads it meanwhile.
+                // SAFETY: the array outlives `deferred`; nothing reads it meanwhile.
                 unsafe {
-                    parked.copy(&parts, &targets, is_relaxed, &mut PeerCopies::default(), (&mut dice, now))
+                    deferred.copy(&parts, &targets, is_relaxed, &mut PeerCopies::default(), (&mut dice, now))
                 }
                 .unwrap();
             };
             copy(false);
             copy(true);
-            ordered += parked.pieces.iter().filter(|piece| !piece.relaxed).count();
-            parked.write_ordered();
-            assert!(parked.pieces.iter().all(|piece| piece.relaxed));
-            relaxed += parked.pieces.len();
-            assert!(!parked.write_due(now));
-            let was_due = parked.due().is_some_and(|due| parked.write_due(due));
-            assert!(parked.pieces.is_empty() && parked.due().is_none(), "{was_due}");
+            ordered += deferred.pieces.iter().filter(|piece| !piece.relaxed).count();
+            deferred.write_ordered();
+            assert!(deferred.pieces.iter().all(|piece| piece.relaxed));
+            relaxed += deferred.pieces.len();
+            assert!(!deferred.write_due(now));
+            let was_due = deferred.due().is_some_and(|due| deferred.write_due(due));
+            assert!(deferred.pieces.is_empty() && deferred.due().is_none(), "{was_due}");
         }
         assert!(relaxed > 0 && ordered > 0, "{relaxed} {ordered}");
     }
@@ -237,14 +236,14 @@ mod tests {
         let place = Place::Host(target.as_mut_ptr().cast());
         let bytes = vec![7u8; 2 * MOST];
         for seed in 0..32 {
-            let (mut parked, mut dice) = (Parked::default(), dice(seed, LibertyKinds::PIECES));
+            let (mut deferred, mut dice) = (DeferredWrites::default(), dice(seed, LibertyKinds::PIECES));
             let (parts, targets) = ([(bytes.as_ptr(), bytes.len())], [(place, bytes.len())]);
             let now = Instant::now();
-            // SAFETY: the vectors have that many bytes and outlive `parked`.
-            unsafe { parked.copy(&parts, &targets, false, &mut PeerCopies::default(), (&mut dice, now)) }
+            // SAFETY: the vectors have that many bytes and outlive `deferred`.
+            unsafe { deferred.copy(&parts, &targets, false, &mut PeerCopies::default(), (&mut dice, now)) }
                 .unwrap();
-            assert!(parked.pieces.iter().map(|piece| piece.bytes.len()).sum::<usize>() <= MOST);
-            parked.write_all();
+            assert!(deferred.pieces.iter().map(|piece| piece.bytes.len()).sum::<usize>() <= MOST);
+            deferred.write_all();
         }
         assert!(target.iter().all(|word| *word == 0x0707_0707_0707_0707));
     }

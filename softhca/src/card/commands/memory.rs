@@ -1,0 +1,223 @@
+//! Commands for protection domains, doorbell pages, memory regions, memory windows, indirect keys and device memory.
+
+use crate::card::config::{KeyConfig, LIMITS, RegionConfig, WindowKind};
+use crate::card::device::{Card, UarHandle};
+use crate::card::engine::Uar;
+use crate::card::error::{CardError, PD, missing, within};
+use crate::card::listeners;
+use crate::card::memory::indirect::Indirect;
+use crate::card::memory::region::KeyTarget;
+use crate::card::memory::registered::Memory;
+use crate::card::memory::uar::Register;
+use gdsync_sys::prm::doorbell::{self, UAR_PAGE};
+use parking_lot::Mutex;
+use std::collections::BTreeSet;
+use std::os::fd::OwnedFd;
+
+const REGION: &str = "memory region";
+
+/// Allocated device memory: whole pages.
+#[derive(Clone, Copy, Debug)]
+pub struct DeviceMemory {
+    /// Its first byte. It is mapped until it is freed.
+    pub base: *mut u8,
+    /// Index of its first page, by which libmlx5 maps it.
+    pub page: u16,
+    /// Its offset in the file of the card's pages ([`Card::uar_file`]).
+    pub offset: u64,
+}
+
+// SAFETY: an address; the card accesses the memory like other registered memory.
+unsafe impl Send for DeviceMemory {}
+
+impl Card {
+    /// Allocates a protection domain.
+    ///
+    /// # Errors
+    /// [`CardError::TooMany`].
+    pub fn alloc_pd(&self) -> Result<u32, CardError> {
+        self.command(|engine| {
+            within("protection domains", engine.pds.len(), self.limits().max_pd)?;
+            let pdn = self.number(|number| engine.pds.contains_key(&number));
+            engine.pds.insert(pdn, 0);
+            Ok(pdn)
+        })
+    }
+
+    /// Frees a protection domain.
+    ///
+    /// # Errors
+    /// [`CardError::NotFound`], or [`CardError::Busy`] while regions or queue pairs are in it.
+    pub fn dealloc_pd(&self, pdn: u32) -> Result<(), CardError> {
+        self.command(|engine| match engine.pds.get(&pdn) {
+            None => Err(missing(PD, pdn)),
+            Some(0) => {
+                engine.pds.remove(&pdn);
+                Ok(())
+            }
+            Some(&users) => Err(CardError::Busy { what: PD, number: pdn, users }),
+        })
+    }
+
+    /// Allocates a page of doorbell registers. The registers at the offsets `registers` can be rung: multiples of 8
+    /// inside the page of 4096 bytes.
+    ///
+    /// # Errors
+    /// [`CardError::Invalid`] for an offset that is no register's, [`CardError::TooMany`], [`CardError::System`].
+    pub fn alloc_uar(&self, registers: &[usize]) -> Result<UarHandle, CardError> {
+        let registers = registers.iter().copied().map(Register::new).collect::<Result<Vec<_>, _>>()?;
+        self.command(|engine| {
+            // A queue pair needs one at most.
+            within("UARs", engine.doorbells.uars.len(), self.limits().max_qp)?;
+            let page = engine.doorbells.memory.take()?;
+            let id = self.number(|number| engine.doorbells.uars.contains_key(&number));
+            let handle = UarHandle { id, page: page.base(), offset: page.offset() };
+            listeners::register(handle.page as usize, self.shared.as_listener(), Some(id));
+            if registers.contains(&Register::new(doorbell::UAR_CQ_ARM)?) {
+                engine.doorbells.arming.insert(id);
+            }
+            engine.doorbells.uars.insert(handle.id, Uar { page, registers, qps: BTreeSet::new() });
+            self.shared.set_wants_all_rings(engine.doorbells.has_many_pages());
+            Ok(handle)
+        })
+    }
+
+    /// Returns a descriptor of the file that holds the card's pages of doorbell registers, even before the first page
+    /// exists. A program can map a page again with it (shared, 4096 bytes, at [`UarHandle::offset`]), and ring through
+    /// either mapping.
+    ///
+    /// # Errors
+    /// [`CardError::System`].
+    pub fn uar_file(&self) -> Result<OwnedFd, CardError> {
+        Ok(self.shared.engine.lock().doorbells.memory.descriptor()?)
+    }
+
+    /// Frees a page of doorbell registers.
+    ///
+    /// # Errors
+    /// [`CardError::NotFound`], or [`CardError::Busy`] while queue pairs use it.
+    pub fn free_uar(&self, id: u32) -> Result<(), CardError> {
+        self.command(|engine| {
+            let uar = engine.doorbells.uars.get(&id).ok_or(missing("UAR", id))?;
+            if !uar.qps.is_empty() {
+                return Err(CardError::Busy { what: "UAR", number: id, users: uar.qps.len() as u32 });
+            }
+            if let Some(uar) = engine.doorbells.uars.remove(&id) {
+                engine.doorbells.memory.give_back(uar.page);
+                engine.doorbells.arming.remove(&id);
+                self.shared.set_wants_all_rings(engine.doorbells.has_many_pages());
+            }
+            Ok(())
+        })
+    }
+
+    /// Registers memory of this process or of a peer-memory client. Returns its local and remote key.
+    ///
+    /// # Errors
+    /// [`CardError::Region`], [`CardError::NotFound`], [`CardError::TooMany`].
+    ///
+    /// # Safety
+    /// Until it is deregistered, the range stays mapped (peer memory: allocated). Other accesses to it tolerate a
+    /// device's concurrent reads, and its writes if the access rights allow them.
+    pub unsafe fn register_memory(&self, config: &RegionConfig) -> Result<u32, CardError> {
+        // Without the lock: populating pages takes time.
+        let memory = Memory::acquire(config)?;
+        self.add_key(config.pdn, KeyTarget::Memory(memory), config.tag)
+    }
+
+    fn add_key(&self, pdn: u32, target: KeyTarget, tag: Option<u8>) -> Result<u32, CardError> {
+        self.command(|engine| {
+            let users = engine.pds.get_mut(&pdn).ok_or(missing(PD, pdn))?;
+            let limit = self.limits().max_mr;
+            let key = engine.resources.regions.register(pdn, target, tag, limit);
+            let key = key.ok_or(CardError::TooMany { what: "memory regions", limit })?;
+            *users += 1;
+            Ok(key)
+        })
+    }
+
+    /// Registers other memory, another domain or other rights under the key of a region. The card does not touch the
+    /// former memory after this returns. The tag of `config` is ignored.
+    ///
+    /// # Errors
+    /// As [`Self::register_memory`]; nothing has changed then.
+    ///
+    /// # Safety
+    /// As [`Self::register_memory`].
+    pub unsafe fn reregister_memory(&self, key: u32, config: &RegionConfig) -> Result<(), CardError> {
+        let memory = Memory::acquire(config)?;
+        let former = self.command(|engine| {
+            engine.write_deferred();
+            engine.pds.get(&config.pdn).ok_or(missing(PD, config.pdn))?;
+            let replaced = engine.resources.regions.replace(key, config.pdn, memory);
+            let (pdn, former) = replaced.ok_or(missing(REGION, key))?;
+            engine.leave_domain(pdn);
+            engine.pds.entry(config.pdn).and_modify(|users| *users += 1);
+            Ok::<_, CardError>(former)
+        })?;
+        // Without the lock: a peer-memory client releases its region.
+        drop(former);
+        Ok(())
+    }
+
+    /// Allocates an unbound memory window. Returns its remote key.
+    ///
+    /// # Errors
+    /// [`CardError::NotFound`], [`CardError::TooMany`].
+    pub fn alloc_window(&self, pdn: u32, kind: WindowKind) -> Result<u32, CardError> {
+        self.add_key(pdn, KeyTarget::Indirect(Mutex::new(Indirect::window(kind))), None)
+    }
+
+    /// Creates a key that refers to ranges of other keys. Returns it.
+    ///
+    /// # Errors
+    /// [`CardError::NotFound`], [`CardError::TooMany`].
+    pub fn create_key(&self, config: &KeyConfig<'_>) -> Result<u32, CardError> {
+        let indirect = KeyTarget::Indirect(Mutex::new(Indirect::key(config)));
+        self.add_key(config.pdn, indirect, Some(config.tag))
+    }
+
+    /// Deregisters memory, frees a memory window, or destroys an indirect key. After this returns, the card does not
+    /// touch it.
+    ///
+    /// # Errors
+    /// [`CardError::NotFound`].
+    pub fn deregister_memory(&self, key: u32) -> Result<(), CardError> {
+        let memory = self.command(|engine| {
+            engine.write_deferred();
+            let found = engine.resources.regions.deregister(key);
+            let (pdn, memory) = found.ok_or(missing(REGION, key))?;
+            engine.leave_domain(pdn);
+            Ok::<_, CardError>(memory)
+        })?;
+        // Without the lock: a peer-memory client releases its region.
+        drop(memory);
+        Ok(())
+    }
+
+    /// Allocates device memory of at least `len` bytes, all zero.
+    ///
+    /// # Errors
+    /// [`CardError::TooMany`] if the card has not that many adjacent free pages, [`CardError::System`].
+    pub fn alloc_device_memory(&self, len: u64) -> Result<DeviceMemory, CardError> {
+        let count = usize::try_from(len.div_ceil(UAR_PAGE as u64)).unwrap_or(usize::MAX);
+        self.command(|engine| {
+            let taken = engine.doorbells.memory.take_device_memory(count)?;
+            let limit = (LIMITS.device_memory / UAR_PAGE as u64) as u32;
+            let (pages, base, offset) =
+                taken.ok_or(CardError::TooMany { what: "pages of device memory", limit })?;
+            Ok(DeviceMemory { base, page: pages.start as u16, offset })
+        })
+    }
+
+    /// Frees the device memory that begins at a page. It must no longer be registered.
+    ///
+    /// # Errors
+    /// [`CardError::NotFound`].
+    pub fn free_device_memory(&self, page: u32) -> Result<(), CardError> {
+        self.command(|engine| match engine.doorbells.memory.give_back_device_memory(page as usize) {
+            true => Ok(()),
+            false => Err(missing("device memory", page)),
+        })
+    }
+}

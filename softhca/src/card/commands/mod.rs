@@ -1,0 +1,5 @@
+//! Commands that create, change and destroy a card's objects.
+
+pub(super) mod memory;
+mod queue_pairs;
+mod queues;
