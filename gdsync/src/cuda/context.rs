@@ -2,8 +2,9 @@
 //! forget it.
 
 use crate::cuda::copier::Copier;
-use crate::cuda::gate::{Busy, Gate, Submitting};
-use crate::cuda::peers::{Peers, not_enabled};
+use crate::cuda::gate::{Busy, Gate, Submitting, is_held_back};
+#[cfg(feature = "software-card")]
+use crate::cuda::peer_copies::PendingCopies;
 use crate::cuda::{CudaError, GpuCapabilities, RelaxedCapture, StreamHandle, check};
 use crate::memory::peer_map::{MapError, PeerMap, Registered, Registrar};
 use crate::memory::spans::Kind;
@@ -11,15 +12,35 @@ use crate::memory::{HostAddr, StreamAddr, is_left_behind};
 use cudarc::driver::{CudaContext, sys};
 use gdsync_gdr::driver::{self, DriverError};
 use gdsync_gdr::{Context, Entered, Gpu};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 use std::any::Any;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
-#[cfg(feature = "software-card")]
-use super::peer_memory::Noted;
+/// The error of what names memory of a peer to which a GPU was given no access.
+pub(super) fn not_enabled(gpu: i32, peer: i32) -> CudaError {
+    let reason = "it was not enabled (gdsync::cuda::enable_peer_access)".to_owned();
+    CudaError::NoPeerAccess { gpu, peer, reason }
+}
+
+/// What a context has been given access to, and who has been given access to its memory.
+#[derive(Default)]
+pub(super) struct Peers {
+    /// Numbers of the contexts whose memory it reaches.
+    pub(super) reached: RwLock<BTreeSet<u64>>,
+    /// The GPUs that reach the physical memory of this context. Its lock is held while such memory is
+    /// made, and while a GPU is added: each of them finds what the other has done. The list of all
+    /// GPU memory is locked inside.
+    pub(super) readers: Mutex<BTreeSet<i32>>,
+}
+
+impl Peers {
+    /// Whether the memory of that context is reached.
+    pub(super) fn reaches(&self, context: u64) -> bool {
+        self.reached.read().contains(&context)
+    }
+}
 
 /// Host pages in a context's address space.
 struct Pages {
@@ -150,7 +171,7 @@ pub(crate) struct GpuContext {
     copier: Mutex<Option<Copier>>,
     /// Copies for software cards. Its lock is taken after the copier's.
     #[cfg(feature = "software-card")]
-    pub(super) noted: Mutex<Noted>,
+    pub(super) peer_copies: Mutex<PendingCopies>,
     /// What its first stream has had the driver load ([`Self::at_first_stream`]), with the memory
     /// that this took.
     loaded: OnceLock<Box<dyn Any + Send + Sync>>,
@@ -203,7 +224,7 @@ impl GpuContext {
             deferred: Mutex::default(),
             copier: Mutex::default(),
             #[cfg(feature = "software-card")]
-            noted: Mutex::default(),
+            peer_copies: Mutex::default(),
             loaded: OnceLock::new(),
             _owner: owner.cloned(),
         });
@@ -300,7 +321,7 @@ impl GpuContext {
         let mut place = self.copier.lock();
         let mut copier = match place.take() {
             Some(copier) => copier,
-            None => Copier::new(self)?,
+            None => Copier::new(|addr, len| self.translate(addr, len))?,
         };
         let result = copy(&mut copier);
         *place = Some(copier);
@@ -402,45 +423,5 @@ fn keep_primary(raw: Context, device: sys::CUdevice) -> Result<(), CudaError> {
 impl fmt::Debug for GpuContext {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("GpuContext").field("ordinal", &self.ordinal).field("map", &self.map).finish()
-    }
-}
-
-static HELD: AtomicUsize = AtomicUsize::new(0);
-
-/// While one lives, gdsync gives back no memory that a GPU knows. Giving it back waits for the GPU, and gdsync does so while
-/// the streams that it knows are idle: a wait of another stream, of a graph that the program launches say, would block the
-/// thread that does it. Dropping one calls no function of CUDA.
-#[derive(Debug)]
-pub struct HeldBack(());
-
-/// Has gdsync hold back what waits for the GPU: see [`HeldBack`].
-pub fn hold_back() -> HeldBack {
-    // AcqRel, as in `is_held_back`: what is launched after this is not overtaken by what looks before it.
-    HELD.fetch_add(1, Ordering::AcqRel);
-    HeldBack(())
-}
-
-impl Drop for HeldBack {
-    fn drop(&mut self) {
-        HELD.fetch_sub(1, Ordering::AcqRel);
-    }
-}
-
-/// Whether one lives.
-fn is_held_back() -> bool {
-    HELD.load(Ordering::Acquire) > 0
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn each_counts_until_it_is_dropped() {
-        let (one, other) = (hold_back(), hold_back());
-        drop(one);
-        assert!(is_held_back());
-        drop(other);
-        assert!(!is_held_back());
     }
 }

@@ -5,11 +5,10 @@
 //! buffer of its own.
 
 #[cfg(feature = "software-card")]
-use super::peer_memory::Rows;
-use crate::cuda::{CudaError, GpuContext, check};
-use crate::memory::PinnedMemory;
+use crate::cuda::peer_copies::StridedCopy;
+use crate::cuda::{CudaError, check};
+use crate::memory::{HostAddr, PinnedMemory, StreamAddr};
 use cudarc::driver::sys;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Bytes of the pinned buffer: one copy of the software card fits in.
@@ -30,14 +29,16 @@ pub(crate) struct Copier {
 unsafe impl Send for Copier {}
 
 impl Copier {
-    /// Where the context is current.
-    pub(super) fn new(context: &Arc<GpuContext>) -> Result<Self, CudaError> {
+    /// `translate` returns the GPU's address of host memory. The context is current (the caller's).
+    pub(super) fn new(
+        translate: impl Fn(HostAddr, usize) -> Result<StreamAddr, CudaError>,
+    ) -> Result<Self, CudaError> {
         let no_memory =
             |len| move |error: std::io::Error| CudaError::NoHostMemory { len, reason: error.to_string() };
         let staging = PinnedMemory::allocate_whole(STAGING).map_err(no_memory(STAGING))?;
-        context.translate(staging.addr(), 1)?;
+        translate(staging.addr(), 1)?;
         let word = PinnedMemory::allocate(size_of::<u32>()).map_err(no_memory(size_of::<u32>()))?;
-        let scratch = context.translate(word.addr(), word.len())?.get();
+        let scratch = translate(word.addr(), word.len())?.get();
         let mut stream = std::ptr::null_mut();
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
         // SAFETY: `stream` is a valid place; the context is current (the caller's). It lives as
@@ -129,7 +130,7 @@ impl Copier {
         Ok(())
     }
 
-    /// Copies rows between GPU memory and pinned memory, and waits for them.
+    /// Copies between GPU memory and pinned memory, and waits for the copies.
     ///
     /// # Errors
     /// The driver's first. The other copies are performed where it lets them.
@@ -138,11 +139,11 @@ impl Copier {
     /// The GPU's side is memory of a GPU that this context reaches. Until this returns, the pinned side stays
     /// pinned, and readable; where it is written to, it is writable, and no other code reads or writes it.
     #[cfg(feature = "software-card")]
-    pub(super) unsafe fn copy_rows(&mut self, all: &[Rows]) -> Result<(), CudaError> {
+    pub(super) unsafe fn copy_strided(&mut self, copies: &[StridedCopy]) -> Result<(), CudaError> {
         let mut outcome = Ok(());
-        for rows in all {
-            let copy = rows.copy();
-            // SAFETY: the caller's, for each row; the description lives through the call.
+        for copy in copies {
+            let copy = copy.description();
+            // SAFETY: the caller's; the description lives through the call.
             let begun = check("cuMemcpy2DAsync", unsafe { sys::cuMemcpy2DAsync_v2(&copy, self.stream) });
             outcome = outcome.and(begun);
         }

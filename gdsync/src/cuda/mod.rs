@@ -72,6 +72,8 @@
 
 #[deny(unsafe_code)]
 mod capabilities;
+#[cfg(feature = "software-card")]
+mod card_region;
 mod context;
 mod copier;
 #[deny(unsafe_code)]
@@ -84,15 +86,16 @@ mod list;
 pub mod mapped;
 mod memory;
 #[cfg(feature = "software-card")]
-mod peer_memory;
+#[deny(unsafe_code)]
+mod peer_copies;
 mod peers;
 mod placement;
 
 pub use capabilities::{
     Consistency, GpuCapabilities, GpuDescription, WritesOrdering, describe, driver_version,
 };
-pub use context::{HeldBack, hold_back};
 pub use error::CudaError;
+pub use gate::{HeldBack, hold_back};
 pub use gdsync_gdr::Gpu;
 pub use gdsync_gdr::driver::DriverError;
 pub use handle::RelaxedCapture;
@@ -102,6 +105,8 @@ pub use peers::{PeerCapabilities, enable_peer_access, peer_capabilities};
 pub use placement::{Placement, PlacementError, QueuePlacement};
 pub(crate) use placement::{QueueArenas, arena_of, gpu};
 
+#[cfg(feature = "software-card")]
+pub(crate) use card_region::{CardBuffer, CardRegion};
 pub(crate) use context::{GpuContext, collect_all};
 pub(crate) use error::check;
 pub(crate) use handle::StreamHandle;

@@ -24,6 +24,7 @@ pub use timeline::{Blocked, TimelinePoint};
 
 use parking_lot::Mutex;
 use std::fmt;
+use std::ops::{Bound, Range, RangeBounds};
 use std::sync::Arc;
 
 /// An address in this process, as the CPU sees it.
@@ -45,6 +46,21 @@ pub struct OutOfBounds {
     pub end: u64,
     /// Length of the region.
     pub len: u64,
+}
+
+/// A range within `len` bytes, as numbers.
+pub(crate) fn resolve(range: impl RangeBounds<usize>, len: u64) -> Result<Range<u64>, OutOfBounds> {
+    let start = match range.start_bound() {
+        Bound::Included(&start) => start as u64,
+        Bound::Excluded(&start) => (start as u64).saturating_add(1),
+        Bound::Unbounded => 0,
+    };
+    let end = match range.end_bound() {
+        Bound::Included(&end) => (end as u64).saturating_add(1),
+        Bound::Excluded(&end) => end as u64,
+        Bound::Unbounded => len,
+    };
+    if start > end || end > len { Err(OutOfBounds { start, end, len }) } else { Ok(start..end) }
 }
 
 impl HostAddr {

@@ -174,8 +174,7 @@ impl DcAddress {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::verbs::device::Mtu;
-    use crate::verbs::gid::{Gid, GidKind};
+    use crate::verbs::{Gid, GidKind, Mtu};
 
     fn entry(kind: GidKind, index: u32, prefix: u8) -> GidEntry {
         GidEntry { index, gid: Gid([prefix, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1]), kind }

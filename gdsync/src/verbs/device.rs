@@ -2,18 +2,18 @@
 
 use crate::memory::arena::Arena;
 use crate::verbs::events::EventSinks;
-use crate::verbs::{Error, GidEntry, LinkLayer, OpenError, Owned, PortError, call, provider};
+use crate::verbs::{
+    Error, GidEntry, LinkLayer, Mtu, OpenError, Owned, PortAttributes, PortError, PortState, QueuePairError,
+    call, provider,
+};
 use gdsync_sys::VerbsApi;
 use gdsync_sys::api::Provider;
-use gdsync_sys::verbs::{self, ibv_context, ibv_device, ibv_device_attr};
+use gdsync_sys::verbs::{self, ibv_context, ibv_device, ibv_device_attr, ibv_port_attr};
 use parking_lot::Mutex;
 use std::ffi::CStr;
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
-
-/// Port of a device that is used by default. Ports are counted from 1.
-pub const DEFAULT_PORT: u8 = 1;
 
 /// An open card.
 ///
@@ -66,11 +66,20 @@ impl DeviceInner {
         Ok(PortAttributes {
             port,
             state: PortState::from_raw(attr.state),
-            link: LinkLayer::from_raw(attr.link_layer)?,
+            link: link_layer(attr.link_layer)?,
             lid: attr.lid,
             mtu: Mtu::from_raw(attr.active_mtu),
             max_message: attr.max_msg_sz,
         })
+    }
+
+    /// A port's attributes as the provider reports them.
+    pub(crate) fn port_attr(&self, port: u8) -> Result<ibv_port_attr, Error> {
+        let mut attr = ibv_port_attr::default();
+        // SAFETY: the context is open; the place is valid for the struct.
+        let rc = unsafe { (self.api.query_port)(self.context(), port, &mut attr) };
+        call::status("ibv_query_port", rc, || format!("port {port}"))?;
+        Ok(attr)
     }
 
     pub(crate) fn attributes(&self) -> Result<DeviceAttributes, Error> {
@@ -98,6 +107,19 @@ impl DeviceInner {
 impl fmt::Debug for DeviceInner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Device").field("name", &self.name).field("provider", &self.api.provider).finish()
+    }
+}
+
+/// The link layer of a port.
+///
+/// # Errors
+/// [`QueuePairError::Layout`] for an unknown code.
+pub(super) fn link_layer(raw: u8) -> Result<LinkLayer, Error> {
+    match raw {
+        // Kernels before 2.6.37 knew InfiniBand only, and did not report it.
+        verbs::IBV_LINK_LAYER_UNSPECIFIED | verbs::IBV_LINK_LAYER_INFINIBAND => Ok(LinkLayer::InfiniBand),
+        verbs::IBV_LINK_LAYER_ETHERNET => Ok(LinkLayer::Ethernet),
+        other => Err(QueuePairError::layout("port link layer", other)),
     }
 }
 
@@ -232,6 +254,7 @@ impl Device {
     }
 
     fn of(raw: Owned<ibv_context>, api: &'static VerbsApi, name: String) -> Self {
+        provider::share_gpu_memory(api.provider);
         let (arena, queue_pairs, reader) = Default::default();
         Device { inner: Arc::new(DeviceInner { raw, api, name, arena, queue_pairs, reader }) }
     }
@@ -312,92 +335,4 @@ pub struct DeviceAttributes {
     pub max_reads: u32,
     /// Compare-and-swap and fetch-and-add of 8 bytes.
     pub atomics: bool,
-}
-
-/// State and address of a port.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct PortAttributes {
-    /// Its number, from 1 on.
-    pub port: u8,
-    /// Logical state.
-    pub state: PortState,
-    /// What its link speaks.
-    pub link: LinkLayer,
-    /// Local identifier; 0 on Ethernet.
-    pub lid: u16,
-    /// Path MTU in use, where its code is known.
-    pub mtu: Option<Mtu>,
-    /// Longest message in bytes.
-    pub max_message: u32,
-}
-
-/// Logical state of a port (`enum ibv_port_state`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum PortState {
-    /// No link.
-    Down,
-    /// Link, not configured.
-    Init,
-    /// Configured, not in use.
-    Armed,
-    /// In use.
-    Active,
-    /// Some other code.
-    Other(i32),
-}
-
-impl PortState {
-    fn from_raw(raw: i32) -> Self {
-        match raw {
-            verbs::IBV_PORT_DOWN => PortState::Down,
-            verbs::IBV_PORT_INIT => PortState::Init,
-            verbs::IBV_PORT_ARMED => PortState::Armed,
-            verbs::IBV_PORT_ACTIVE => PortState::Active,
-            other => PortState::Other(other),
-        }
-    }
-}
-
-impl fmt::Display for PortState {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            PortState::Down => f.pad("DOWN"),
-            PortState::Init => f.pad("INIT"),
-            PortState::Armed => f.pad("ARMED"),
-            PortState::Active => f.pad("ACTIVE"),
-            PortState::Other(code) => f.pad(&format!("state {code}")),
-        }
-    }
-}
-
-/// A path MTU.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[repr(i32)]
-#[allow(missing_docs, reason = "the names say it: bytes")]
-pub enum Mtu {
-    Bytes256 = verbs::IBV_MTU_256,
-    Bytes512 = verbs::IBV_MTU_512,
-    Bytes1024 = verbs::IBV_MTU_1024,
-    Bytes2048 = verbs::IBV_MTU_2048,
-    Bytes4096 = verbs::IBV_MTU_4096,
-}
-
-impl Mtu {
-    /// In bytes.
-    pub fn bytes(self) -> u32 {
-        128 << self as u32
-    }
-
-    /// The MTU of that number of bytes, if there is one.
-    pub fn from_bytes(bytes: u32) -> Option<Self> {
-        Self::ALL.into_iter().find(|mtu| mtu.bytes() == bytes)
-    }
-
-    const ALL: [Mtu; 5] = [Mtu::Bytes256, Mtu::Bytes512, Mtu::Bytes1024, Mtu::Bytes2048, Mtu::Bytes4096];
-
-    pub(crate) fn from_raw(raw: i32) -> Option<Self> {
-        Self::ALL.into_iter().find(|mtu| *mtu as i32 == raw)
-    }
 }

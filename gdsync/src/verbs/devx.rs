@@ -1,102 +1,10 @@
 //! Commands in the device's own language: their errors, and what a device says that it can do.
 
-use crate::verbs::{Device, DeviceInner, Error, call};
+use crate::verbs::{Device, DeviceInner, DevxError, DevxStatus, Error, call};
 use gdsync_sys::prm::command::encode::{self, CAPABILITIES};
 use gdsync_sys::prm::command::{cap, header};
 use libc::c_int;
-use std::{fmt, io};
-
-/// Why queues could not be made, or changed, by commands of the device
-/// ([`crate::verbs::QueueApi::Devx`]).
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum DevxError {
-    /// The device refused a command.
-    #[error("the device refused {command} ({detail}): {status}, syndrome {syndrome:#010x}: {}", .status.remedy())]
-    Refused {
-        /// Name of the command, as in the device's manual.
-        command: &'static str,
-        /// What it was asked for.
-        detail: String,
-        /// What kind of refusal it is.
-        status: DevxStatus,
-        /// Where in the firmware it was refused: a number that means something to the vendor.
-        syndrome: u32,
-    },
-    /// The device takes no commands from programs.
-    #[error(
-        "device {device} takes no commands from programs ({reason}): make its queues by verbs (QueueApi::Verbs)"
-    )]
-    Unavailable {
-        /// Name of the device.
-        device: String,
-        /// Why not.
-        reason: &'static str,
-    },
-    /// A queue pair of verbs cannot complete in a queue that verbs do not know.
-    #[error(
-        "completion queue {cqn:#x} was made by commands, where a queue pair of verbs cannot complete: make both by commands, or both by verbs"
-    )]
-    OtherMaker {
-        /// Number of the completion queue.
-        cqn: u32,
-    },
-    /// A completion queue that commands make has no completion channel.
-    #[error(
-        "a completion queue that is made by commands, or lies in a GPU's memory, has no completion channel: have verbs make it in the host's memory, where queue pairs that commands make complete, too"
-    )]
-    NoChannel,
-    /// Commands make queue pairs with receive queues of their own.
-    #[error(
-        "a queue pair that is made by commands has a receive queue of its own: have verbs make one that takes from a shared receive queue"
-    )]
-    NoSharedReceives,
-    /// Commands make queue pairs of RC, UC and UD.
-    #[error(
-        "commands make no DC queue pairs here: have verbs make it (QueueApi::Verbs), in the host's memory"
-    )]
-    NoDc,
-}
-
-/// Status of a command that the device has refused (`MLX5_CMD_STAT_*` of `mlx5_ifc.h`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct DevxStatus(pub u8);
-
-/// Status, name, remedy.
-const KNOWN: &[(u8, &str, &str)] = &[
-    (0x01, "internal error", "look into the kernel's log"),
-    (0x02, "bad operation", "this firmware does not have the command: make the queues by verbs"),
-    (0x03, "bad parameter", "ask for smaller queues, or other attributes"),
-    (0x04, "bad system state", "look into the kernel's log"),
-    (0x05, "bad resource", "an object that the command names is not there"),
-    (0x06, "resource busy", "destroy what uses it first"),
-    (0x08, "limit exceeded", "the device has no more of them: destroy some"),
-    (0x09, "bad resource state", "the object is in another state than the command needs"),
-    (0x0a, "bad index", "an object that the command names is not there"),
-    (0x0f, "no resources", "the device has no more of them: destroy some"),
-    (0x10, "bad queue pair state", "the queue pair is in another state than the command needs"),
-    (0x50, "bad input length", "this firmware has another layout of the command: make the queues by verbs"),
-    (0x51, "bad output length", "this firmware has another layout of the command: make the queues by verbs"),
-];
-
-impl DevxStatus {
-    fn known(self) -> Option<&'static (u8, &'static str, &'static str)> {
-        KNOWN.iter().find(|(code, ..)| *code == self.0)
-    }
-
-    fn remedy(self) -> &'static str {
-        self.known().map_or("look into the kernel's log", |(.., remedy)| remedy)
-    }
-}
-
-impl fmt::Display for DevxStatus {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.known() {
-            Some((code, name, _)) => write!(f, "{name} (status {code:#04x})"),
-            None => write!(f, "status {:#04x}", self.0),
-        }
-    }
-}
+use std::io;
 
 /// What a call that failed, with `errno` or its result, has said in its answer. An answer with a
 /// status is the device's, whichever number the kernel makes of it.
@@ -201,7 +109,7 @@ impl DeviceInner {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::verbs::{DevxStatus, provider};
+    use crate::verbs::provider;
     use gdsync_sys::prm::command::encode::ANSWER;
 
     #[test]

@@ -1,140 +1,12 @@
-//! Global identifiers: which a port has, and which one a connection uses.
+//! The GID table of a port, and the entry of it that a connection uses.
 
-use crate::verbs::{DeviceInner, Error, PortError, QueuePairError, call};
-use gdsync_sys::verbs::{self, ibv_gid, ibv_gid_entry, ibv_port_attr};
+use crate::verbs::device::link_layer;
+use crate::verbs::{DeviceInner, Error, Gid, GidEntry, GidKind, LinkLayer, PortError, call};
+use gdsync_sys::verbs::{ibv_gid, ibv_gid_entry};
 use std::ffi::CStr;
+use std::io;
 use std::net::Ipv6Addr;
 use std::path::PathBuf;
-use std::{fmt, io};
-
-/// A global identifier; printed like the IPv6 address that it is.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Gid(pub [u8; 16]);
-
-impl fmt::Display for Gid {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(&std::net::Ipv6Addr::from(self.0).to_string())
-    }
-}
-
-impl Gid {
-    /// Whether it is an IPv4 address in IPv6's clothes, `::ffff:a.b.c.d`.
-    /// The first half: its subnet.
-    pub(crate) fn subnet_prefix(self) -> [u8; 8] {
-        let [a, b, c, d, e, f, g, h, ..] = self.0;
-        [a, b, c, d, e, f, g, h]
-    }
-}
-
-/// What packets with a GID look like on the wire (`enum ibv_gid_type`). Two sides must use the same
-/// kind.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum GidKind {
-    /// InfiniBand.
-    InfiniBand,
-    /// RoCE version 1: Ethernet frames of their own type, which no router forwards.
-    RoceV1,
-    /// RoCE version 2: UDP.
-    RoceV2,
-}
-
-impl GidKind {
-    /// Every kind.
-    pub(crate) const ALL: [GidKind; 3] = [GidKind::InfiniBand, GidKind::RoceV1, GidKind::RoceV2];
-
-    fn from_raw(raw: u32) -> Option<Self> {
-        match raw {
-            verbs::IBV_GID_TYPE_IB => Some(GidKind::InfiniBand),
-            verbs::IBV_GID_TYPE_ROCE_V1 => Some(GidKind::RoceV1),
-            verbs::IBV_GID_TYPE_ROCE_V2 => Some(GidKind::RoceV2),
-            _ => None,
-        }
-    }
-
-    /// As the kernel spells it in sysfs (`drivers/infiniband/core/cache.c`,
-    /// `ib_cache_gid_type_str`): version 1 shares its name with InfiniBand.
-    fn from_sysfs(text: &str, link: LinkLayer) -> Option<Self> {
-        match (text.trim(), link) {
-            ("IB/RoCE v1", LinkLayer::InfiniBand) => Some(GidKind::InfiniBand),
-            ("IB/RoCE v1", LinkLayer::Ethernet) => Some(GidKind::RoceV1),
-            ("RoCE v2", _) => Some(GidKind::RoceV2),
-            _ => None,
-        }
-    }
-
-    /// The link layer that such packets travel on.
-    pub fn link(self) -> LinkLayer {
-        match self {
-            GidKind::InfiniBand => LinkLayer::InfiniBand,
-            GidKind::RoceV1 | GidKind::RoceV2 => LinkLayer::Ethernet,
-        }
-    }
-
-    /// Its name in an endpoint's text form.
-    pub(crate) fn short(self) -> &'static str {
-        match self {
-            GidKind::InfiniBand => "ib",
-            GidKind::RoceV1 => "roce1",
-            GidKind::RoceV2 => "roce2",
-        }
-    }
-}
-
-impl fmt::Display for GidKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            GidKind::InfiniBand => "InfiniBand",
-            GidKind::RoceV1 => "RoCE v1",
-            GidKind::RoceV2 => "RoCE v2",
-        })
-    }
-}
-
-/// What a port's link speaks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum LinkLayer {
-    /// InfiniBand: a subnet manager gives ports local identifiers (LIDs), which address them.
-    InfiniBand,
-    /// Ethernet (RoCE): GIDs address ports.
-    Ethernet,
-}
-
-impl LinkLayer {
-    /// # Errors
-    /// [`QueuePairError::Layout`](crate::verbs::QueuePairError::Layout) for a code that is not
-    /// known.
-    pub(crate) fn from_raw(raw: u8) -> Result<Self, Error> {
-        match raw {
-            // Kernels before 2.6.37 knew InfiniBand only, and did not say so.
-            verbs::IBV_LINK_LAYER_UNSPECIFIED | verbs::IBV_LINK_LAYER_INFINIBAND => Ok(LinkLayer::InfiniBand),
-            verbs::IBV_LINK_LAYER_ETHERNET => Ok(LinkLayer::Ethernet),
-            other => Err(QueuePairError::layout("port link layer", other)),
-        }
-    }
-}
-
-impl fmt::Display for LinkLayer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            LinkLayer::InfiniBand => "InfiniBand",
-            LinkLayer::Ethernet => "Ethernet",
-        })
-    }
-}
-
-/// An entry of a port's GID table.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub struct GidEntry {
-    /// Its index in the table, for [`crate::QueuePairConfig::gid_index`].
-    pub index: u32,
-    /// The identifier.
-    pub gid: Gid,
-    /// What packets with it look like.
-    pub kind: GidKind,
-}
 
 /// The entry that a connection uses: the one asked for, or
 /// - on InfiniBand the first;
@@ -187,7 +59,7 @@ impl DeviceInner {
             },
             None => tracing::debug!("libibverbs has no GID table query (rdma-core 32): reading sysfs"),
         }
-        let link = LinkLayer::from_raw(attr.link_layer)?;
+        let link = link_layer(attr.link_layer)?;
         (0..len).filter_map(|index| self.gid_by_sysfs(port, index, link).transpose()).collect()
     }
 
@@ -262,15 +134,6 @@ impl DeviceInner {
         // path.
         let path = unsafe { CStr::from_ptr((*(*self.context()).device).ibdev_path.as_ptr()) };
         PathBuf::from(path.to_string_lossy().into_owned())
-    }
-
-    /// A port's attributes as the provider reports them.
-    pub(crate) fn port_attr(&self, port: u8) -> Result<ibv_port_attr, Error> {
-        let mut attr = ibv_port_attr::default();
-        // SAFETY: the context is open; the place is valid for the struct.
-        let rc = unsafe { (self.api.query_port)(self.context(), port, &mut attr) };
-        call::status("ibv_query_port", rc, || format!("port {port}"))?;
-        Ok(attr)
     }
 }
 

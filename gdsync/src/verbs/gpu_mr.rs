@@ -1,8 +1,10 @@
 //! GPU memory registered with a card.
 
-use crate::cuda::{Consistency, CudaError, Gpu, GpuMemory};
+use crate::cuda::{Consistency, CudaError, GpuMemory};
 use crate::verbs::mr::Backing;
-use crate::verbs::{Access, Error, MemoryRegionInner, ProtectionDomain, Region};
+use crate::verbs::{
+    Access, Error, MemoryRegionInner, ProtectionDomain, Region, RegistrationError, RegistrationPath,
+};
 use gdsync_sys::api::Provider;
 use gdsync_sys::verbs::ibv_mr;
 use std::io;
@@ -62,48 +64,6 @@ impl GpuMemoryRegion {
         // Regions of this kind have one.
         self.inner.path().unwrap_or(RegistrationPath::PeerMemory)
     }
-}
-
-/// Why GPU memory cannot be registered with a card.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum RegistrationError {
-    /// GPU memory could not be registered with the card.
-    #[error(
-        "{len} bytes of {} cannot be registered: as a dma-buf: {dma_buf}; through peer memory (modprobe nvidia-peermem): {peer_memory}",
-        Gpu::from_device(*.gpu)
-    )]
-    Refused {
-        /// The GPU of the memory.
-        gpu: i32,
-        /// Bytes asked for.
-        len: usize,
-        /// Why not as a dma-buf.
-        dma_buf: String,
-        /// Why not through peer memory.
-        peer_memory: String,
-    },
-    /// Streams of the GPU could not be sure to see what a card writes.
-    #[error(
-        "{} shows a card's writes in no order and has no flush: let cards write into host memory, and copy in stream order",
-        Gpu::from_device(*.gpu)
-    )]
-    NoOrder {
-        /// The GPU.
-        gpu: i32,
-    },
-}
-
-/// How a card gets to GPU memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum RegistrationPath {
-    /// The driver made a dma-buf of it, which the kernel gave to the card (`ibv_reg_dmabuf_mr`).
-    DmaBuf,
-    /// A module that knows GPU memory (nvidia-peermem, nv_peer_mem) answered for it (`ibv_reg_mr`).
-    PeerMemory,
-    /// A software card, which copies from it and to it.
-    SoftwareCard,
 }
 
 /// The ways to give GPU memory to a card, the best first.

@@ -2,17 +2,13 @@
 
 use crate::cuda::GpuMemory;
 use crate::memop::{Word32, Word64, WordError};
-use crate::memory::{OutOfBounds, PinnedMemory};
+use crate::memory::{OutOfBounds, PinnedMemory, resolve};
 use crate::verbs::keeper::Keeper;
-use crate::verbs::{
-    Error, Owned, ParseError, ProtectionDomain, ProtectionDomainInner, RegistrationPath, call,
-};
+use crate::verbs::{Error, Owned, ProtectionDomain, ProtectionDomainInner, RemoteMemory, call};
 use gdsync_sys::verbs::{self, ibv_mr};
 use parking_lot::Mutex;
-use std::fmt;
-use std::ops::{Bound, Range, RangeBounds};
+use std::ops::{Range, RangeBounds};
 use std::ptr::{self, NonNull};
-use std::str::FromStr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
@@ -114,6 +110,18 @@ pub(crate) enum Backing {
     },
     /// The program's.
     Foreign,
+}
+
+/// How a card gets to GPU memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum RegistrationPath {
+    /// The driver made a dma-buf of it, which the kernel gave to the card (`ibv_reg_dmabuf_mr`).
+    DmaBuf,
+    /// A module that knows GPU memory (nvidia-peermem, nv_peer_mem) answered for it (`ibv_reg_mr`).
+    PeerMemory,
+    /// A software card, which copies from it and to it.
+    SoftwareCard,
 }
 
 impl MemoryRegion {
@@ -301,20 +309,6 @@ impl Drop for MemoryRegionInner {
     }
 }
 
-fn resolve(range: impl RangeBounds<usize>, len: u64) -> Result<Range<u64>, OutOfBounds> {
-    let start = match range.start_bound() {
-        Bound::Included(&start) => start as u64,
-        Bound::Excluded(&start) => (start as u64).saturating_add(1),
-        Bound::Unbounded => 0,
-    };
-    let end = match range.end_bound() {
-        Bound::Included(&end) => (end as u64).saturating_add(1),
-        Bound::Excluded(&end) => end as u64,
-        Bound::Unbounded => len,
-    };
-    if start > end || end > len { Err(OutOfBounds { start, end, len }) } else { Ok(start..end) }
-}
-
 /// A part of a [`MemoryRegion`]; holds the region.
 ///
 /// ```
@@ -368,86 +362,5 @@ impl Slice {
 
     pub(crate) fn lkey(&self) -> u32 {
         self.lkey
-    }
-}
-
-/// Memory of the remote side: an address there, a length, and the key that opens it.
-///
-/// Plain data, to be sent by whatever channel the program has; its text form is `addr:len:rkey` in
-/// hexadecimal.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct RemoteMemory {
-    /// First address, in the remote side's space.
-    pub addr: u64,
-    /// Length in bytes.
-    pub len: u64,
-    /// Remote key.
-    pub rkey: u32,
-}
-
-impl RemoteMemory {
-    /// A part of it.
-    ///
-    /// # Errors
-    /// [`OutOfBounds`](crate::memory::OutOfBounds).
-    pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<RemoteMemory, OutOfBounds> {
-        let Range { start, end } = resolve(range, self.len)?;
-        Ok(RemoteMemory { addr: self.addr.wrapping_add(start), len: end - start, rkey: self.rkey })
-    }
-}
-
-impl fmt::Display for RemoteMemory {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:x}:{:x}:{:x}", self.addr, self.len, self.rkey)
-    }
-}
-
-impl FromStr for RemoteMemory {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Self, Error> {
-        let bad = |reason: String| Error::Parse(ParseError { what: "remote memory", reason });
-        let parts: Vec<&str> = text.trim().split(':').collect();
-        let [addr, len, rkey] = parts[..] else {
-            return Err(bad(format!("{text:?} has {} fields, not the 3 of addr:len:rkey", parts.len())));
-        };
-        let number = |field: &str| u64::from_str_radix(field, 16).map_err(|e| bad(format!("{field:?}: {e}")));
-        let rkey = u32::try_from(number(rkey)?).map_err(|e| bad(format!("rkey {rkey:?}: {e}")))?;
-        Ok(RemoteMemory { addr: number(addr)?, len: number(len)?, rkey })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    #[test]
-    fn remote_memory_is_cut_within_bounds() {
-        let whole = RemoteMemory { addr: 0x1000, len: 16, rkey: 7 };
-        assert_eq!(whole.slice(4..).unwrap(), RemoteMemory { addr: 0x1004, len: 12, rkey: 7 });
-        assert_eq!(whole.slice(..=15).unwrap(), whole);
-        assert_eq!(whole.slice(16..).unwrap().len, 0);
-        assert!(matches!(whole.slice(8..17), Err(OutOfBounds { start: 8, end: 17, len: 16 })));
-        #[expect(clippy::reversed_empty_ranges, reason = "this is the mistake under test")]
-        let reversed = whole.slice(9..8);
-        assert!(reversed.is_err());
-    }
-
-    #[test]
-    fn malformed_text_is_refused_with_the_field() {
-        for text in ["", "1:2", "1:2:3:4", "x:2:3", "1:2:100000000", "-1:2:3"] {
-            assert!(text.parse::<RemoteMemory>().is_err(), "{text}");
-        }
-        let error = "1:zz:3".parse::<RemoteMemory>().unwrap_err().to_string();
-        assert!(error.contains("\"zz\""), "{error}");
-    }
-
-    proptest! {
-        #[test]
-        fn text_form_round_trips(addr: u64, len: u64, rkey: u32) {
-            let memory = RemoteMemory { addr, len, rkey };
-            prop_assert_eq!(memory.to_string().parse::<RemoteMemory>().unwrap(), memory);
-        }
     }
 }

@@ -5,9 +5,9 @@ use crate::batch::Batch;
 use crate::queue::error::{OrderError, StateError};
 use crate::queue::request::WorkRequest;
 use crate::stream::{SoftStream, Stream};
+use crate::verbs::ConnectOptions;
 use crate::verbs::device::Device;
 use crate::verbs::mr::{Access, MemoryRegion};
-use crate::verbs::transport::ConnectOptions;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// A queue pair connected to itself, with receives posted.
