@@ -8,7 +8,7 @@ use crate::cuda::peer_copies::PendingCopies;
 use crate::cuda::{CudaError, GpuCapabilities, RelaxedCapture, StreamHandle, check};
 use crate::memory::peer_map::{MapError, PeerMap, Registered, Registrar};
 use crate::memory::spans::Kind;
-use crate::memory::{HostAddr, StreamAddr, is_left_behind};
+use crate::memory::{HostAddr, StreamAddr, has_unfinished};
 use cudarc::driver::{CudaContext, sys};
 use gdsync_gdr::driver::{self, DriverError};
 use gdsync_gdr::{Context, Entered, Gpu};
@@ -368,7 +368,7 @@ impl GpuContext {
         let streams = self.streams.lock();
         let idle =
             streams.iter().filter_map(Weak::upgrade).all(|stream| !stream.busy.is_set() && stream.is_idle());
-        idle && !is_left_behind(self.id) && !is_held_back()
+        idle && !has_unfinished(self.id) && !is_held_back()
     }
 
     /// Gives back what GPUs need not know any more, where that does not have to wait: while all

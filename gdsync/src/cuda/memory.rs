@@ -235,7 +235,7 @@ impl GpuMemory {
     }
 
     /// A handle that keeps the memory without counting as a user of it.
-    pub(crate) fn keeper(&self) -> Self {
+    pub(crate) fn uncounted(&self) -> Self {
         Self::of(self.inner.clone())
     }
 

@@ -101,9 +101,9 @@ impl Place {
     }
 
     /// Operations may name the bytes from now on.
-    pub(crate) fn make(&self, len: usize) {
+    pub(crate) fn expose(&self, len: usize) {
         if let Memory::Host(memory) = &self.memory {
-            memory.make(self.offset, len);
+            memory.expose(self.offset, len);
         }
     }
 
@@ -210,7 +210,7 @@ macro_rules! word {
             /// aligned to the word's size or lies outside.
             pub fn new(memory: &PinnedMemory, offset: usize) -> Result<Self, WordError> {
                 let word = Self::seen_by_cpu(memory, offset)?;
-                memory.make(offset, size_of::<$value>());
+                memory.expose(offset, size_of::<$value>());
                 Ok(word)
             }
 

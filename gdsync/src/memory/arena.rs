@@ -28,13 +28,13 @@ pub(crate) struct Arena {
 type Source = Box<dyn Fn(usize) -> io::Result<ChunkMemory> + Send + Sync>;
 
 /// What keeps memory, and may know more of it.
-pub(crate) type Keeper = Arc<dyn Any + Send + Sync>;
+pub(crate) type Owner = Arc<dyn Any + Send + Sync>;
 
 /// Memory that an arena cuts into blocks.
 pub(crate) struct ChunkMemory {
     base: *mut u8,
     len: usize,
-    keep: Keeper,
+    owner: Owner,
 }
 
 // SAFETY: an address, and what keeps its memory; only the owner of a block accesses the block.
@@ -44,8 +44,8 @@ impl ChunkMemory {
     /// # Safety
     /// `base..base + len` can be read and written until `keep` is dropped, and is given to no other
     /// user.
-    pub(crate) unsafe fn new(base: *mut u8, len: usize, keep: Keeper) -> Self {
-        ChunkMemory { base, len, keep }
+    pub(crate) unsafe fn new(base: *mut u8, len: usize, owner: Owner) -> Self {
+        ChunkMemory { base, len, owner }
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -121,10 +121,10 @@ impl Arena {
     }
 
     /// What keeps the memory of a live block.
-    pub(crate) fn keeper(&self, block: *mut u8) -> Option<Keeper> {
+    pub(crate) fn owner(&self, block: *mut u8) -> Option<Owner> {
         let state = self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let (chunk, ..) = state.live.get(&(block as usize))?;
-        Some(state.chunks[*chunk].memory.keep.clone())
+        Some(state.chunks[*chunk].memory.owner.clone())
     }
 
     /// Whether the address lies in a live block.

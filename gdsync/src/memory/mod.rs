@@ -97,18 +97,18 @@ impl fmt::Debug for StreamAddr {
 
 /// Timelines of streams that were dropped before they had passed their last submission, with the
 /// point that ends it.
-static LEFT_BEHIND: Mutex<Vec<(Arc<Timeline>, TimelinePoint)>> = Mutex::new(Vec::new());
+static UNFINISHED: Mutex<Vec<(Arc<Timeline>, TimelinePoint)>> = Mutex::new(Vec::new());
 
 /// Remembers that a stream was dropped with work outstanding, up to a point.
-pub(crate) fn leave_behind(timeline: &Arc<Timeline>, end: TimelinePoint) {
-    let mut left = LEFT_BEHIND.lock();
-    left.retain(|(timeline, end)| !timeline.has_passed(*end));
-    left.push((timeline.clone(), end));
+pub(crate) fn add_unfinished(timeline: &Arc<Timeline>, end: TimelinePoint) {
+    let mut unfinished = UNFINISHED.lock();
+    unfinished.retain(|(timeline, end)| !timeline.has_passed(*end));
+    unfinished.push((timeline.clone(), end));
 }
 
 /// True where a stream of that device was dropped with work that it has not passed yet.
-pub(crate) fn is_left_behind(device: u64) -> bool {
-    let mut left = LEFT_BEHIND.lock();
-    left.retain(|(timeline, end)| !timeline.has_passed(*end));
-    left.iter().any(|(timeline, _)| timeline.device() == device)
+pub(crate) fn has_unfinished(device: u64) -> bool {
+    let mut unfinished = UNFINISHED.lock();
+    unfinished.retain(|(timeline, end)| !timeline.has_passed(*end));
+    unfinished.iter().any(|(timeline, _)| timeline.device() == device)
 }

@@ -7,7 +7,7 @@
 //! until the device is idle, so they are *retired* first, with what keeps their memory mapped. What a device answers is kept,
 //! refusals too: asking it costs a system call.
 
-use crate::memory::spans::{Gone, Kind, Span, Watcher};
+use crate::memory::spans::{AddressSpace, DroppedSpan, Kind, Span};
 use crate::memory::{HostAddr, StreamAddr};
 use gdsync_sys::host::page_size;
 use parking_lot::{Mutex, RwLock};
@@ -72,7 +72,7 @@ struct Run {
     /// Spans that hold it.
     holders: u32,
     /// What keeps the memory of dropped spans that held it.
-    gone: Vec<Arc<Gone>>,
+    gone: Vec<Arc<DroppedSpan>>,
 }
 
 impl Runs {
@@ -136,7 +136,7 @@ impl<R: Registrar> PeerMap<R> {
             if let Some(run) = runs.by_base.get_mut(&base) {
                 run.holders += 1;
             }
-            span.watch(self.this.clone() as Weak<dyn Watcher>);
+            span.notify(self.this.clone() as Weak<dyn AddressSpace>);
         }
     }
 
@@ -157,7 +157,7 @@ impl<R: Registrar> PeerMap<R> {
         let mut streams = self.streams.lock();
         *streams -= 1;
         if *streams == 0 {
-            Span::end_use(&(self.this.clone() as Weak<dyn Watcher>));
+            Span::end_use(&(self.this.clone() as Weak<dyn AddressSpace>));
         }
     }
 
@@ -202,8 +202,8 @@ impl<R: Registrar> PeerMap<R> {
     }
 }
 
-impl<R: Registrar> Watcher for PeerMap<R> {
-    fn made(&self, span: &Span, addr: u64) {
+impl<R: Registrar> AddressSpace for PeerMap<R> {
+    fn exposed(&self, span: &Span, addr: u64) {
         let mut runs = self.runs.write();
         // An operation that names a page that was refused asks again, but for registers, and gets the reason.
         if runs.around(addr, 1).is_none() && self.add_run(&mut runs, span, addr).is_err() {
@@ -213,7 +213,7 @@ impl<R: Registrar> Watcher for PeerMap<R> {
         base.into_iter().for_each(|base| self.hold(&mut runs, span, base));
     }
 
-    fn gone(&self, span: u64, gone: &Arc<Gone>) {
+    fn dropped(&self, span: u64, gone: &Arc<DroppedSpan>) {
         // Dropped after the lock is released: the drop may take other locks.
         let mut forgotten = Vec::new();
         let mut runs = self.runs.write();

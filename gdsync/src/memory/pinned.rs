@@ -111,7 +111,7 @@ impl PinnedMemory {
     }
 
     /// A handle that keeps the memory without counting as a user of it.
-    pub(crate) fn keeper(&self) -> Self {
+    pub(crate) fn uncounted(&self) -> Self {
         Self::of(self.handle.pages.clone())
     }
 
@@ -131,11 +131,11 @@ impl PinnedMemory {
 
     /// Operations may name the bytes from now on, which lie in one page or in two: streams' GPUs get to
     /// know these.
-    pub(crate) fn make(&self, offset: usize, len: usize) {
+    pub(crate) fn expose(&self, offset: usize, len: usize) {
         let (span, first) = (&self.handle.pages.span, self.addr().get() + offset as u64);
         if len > 0 {
-            span.make(first);
-            span.make(first + len as u64 - 1);
+            span.expose(first);
+            span.expose(first + len as u64 - 1);
         }
     }
 
@@ -264,13 +264,13 @@ mod tests {
         let base = NonNull::new(words.as_ptr().cast_mut().cast()).unwrap();
         // SAFETY: the owner keeps the words, which are shared.
         let memory = unsafe { PinnedMemory::from_raw(base, 16, words.clone()) };
-        let (clone, keeper) = (memory.clone(), memory.keeper());
+        let (clone, uncounted) = (memory.clone(), memory.uncounted());
         drop(memory);
         assert_eq!(Arc::strong_count(&words), 2);
         drop(clone);
         assert_eq!(Arc::strong_count(&words), 2);
-        assert_eq!(keeper.words32().len(), 4);
-        drop(keeper);
+        assert_eq!(uncounted.words32().len(), 4);
+        drop(uncounted);
         assert_eq!(Arc::strong_count(&words), 1);
     }
 }

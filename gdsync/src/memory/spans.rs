@@ -6,7 +6,7 @@
 //! To map a granule may take most of a millisecond. So an address space that has streams
 //! ([`Span::begin_use`]) maps each granule when it is made, and not when an operation first names it:
 //! the library's own memory when that is announced; the program's, of which most is payload that no
-//! operation names, when a word there is made ([`Span::make`]). An address space that gets its first
+//! operation names, when a word there is made ([`Span::expose`]). An address space that gets its first
 //! stream maps every granule that is there.
 //!
 //! Lock order: the list of the address spaces in use, then an address space's own locks; the list of
@@ -42,25 +42,25 @@ pub(crate) type Release = Box<dyn FnOnce() + Send + Sync>;
 
 /// A dropped span that devices may still have in their address spaces. The last device to drop this
 /// value releases the memory.
-pub(crate) struct Gone {
+pub(crate) struct DroppedSpan {
     releases: Vec<Release>,
 }
 
-impl Drop for Gone {
+impl Drop for DroppedSpan {
     fn drop(&mut self) {
         self.releases.drain(..).for_each(|release| release());
     }
 }
 
 /// What maps spans into another address space.
-pub(crate) trait Watcher: Send + Sync {
+pub(crate) trait AddressSpace: Send + Sync {
     /// The granule around `addr` of a span can be named from now on. May be called more than once for
-    /// one granule. May be called with any lock held but those of a watcher.
-    fn made(&self, span: &Span, addr: u64);
+    /// one granule. May be called with any lock held but those of a space.
+    fn exposed(&self, span: &Span, addr: u64);
 
-    /// The span was dropped; its memory is released when every watcher has dropped `gone`. May be
+    /// The span was dropped; its memory is released when every space has dropped `gone`. May be
     /// called with any lock held.
-    fn gone(&self, span: u64, gone: &Arc<Gone>);
+    fn dropped(&self, span: u64, gone: &Arc<DroppedSpan>);
 }
 
 /// A span that is there. Goes with its last handle.
@@ -70,9 +70,9 @@ pub(crate) struct Span {
     len: u64,
     pub(crate) kind: Kind,
     /// Of a span that is mapped page by page, a bit for each [`PAGE`] that has a word.
-    made: OnceLock<Box<[AtomicU64]>>,
+    exposed: OnceLock<Box<[AtomicU64]>>,
     releases: Mutex<Vec<Release>>,
-    watchers: Mutex<Vec<Weak<dyn Watcher>>>,
+    spaces: Mutex<Vec<Weak<dyn AddressSpace>>>,
 }
 
 /// What the list of all spans says of one. A handle is made of it only to be given away: were it
@@ -88,7 +88,7 @@ static SPANS: Mutex<BTreeMap<u64, Vec<Known>>> = Mutex::new(BTreeMap::new());
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
 /// Address spaces that have streams.
-static IN_USE: RwLock<Vec<Weak<dyn Watcher>>> = RwLock::new(Vec::new());
+static IN_USE: RwLock<Vec<Weak<dyn AddressSpace>>> = RwLock::new(Vec::new());
 
 impl Span {
     /// Announces `len` bytes from `base` on. A page of registers that is announced already is
@@ -104,15 +104,15 @@ impl Span {
         let known = shared.find_map(|known| known.span.upgrade());
         let span = known.unwrap_or_else(|| {
             let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
-            let (made, releases, watchers) = Default::default();
-            let span = Arc::new(Span { id, base, len, kind, made, releases, watchers });
+            let (exposed, releases, spaces) = Default::default();
+            let span = Arc::new(Span { id, base, len, kind, exposed, releases, spaces });
             here.push(Known { len, kind, span: Arc::downgrade(&span) });
             span
         });
         span.releases.lock().push(release);
         drop(spans);
         if kind != Kind::Pages {
-            span.tell(base);
+            span.announce_exposed(base);
         }
         span
     }
@@ -120,32 +120,32 @@ impl Span {
     /// A word, or some other place that operations may name, was made in the page around `addr`, which
     /// is of this span. The caller holds the span.
     #[inline]
-    pub(crate) fn make(&self, addr: u64) {
+    pub(crate) fn expose(&self, addr: u64) {
         if self.kind == Kind::Pages {
-            self.make_page(addr);
+            self.expose_page(addr);
         }
     }
 
-    fn make_page(&self, addr: u64) {
+    fn expose_page(&self, addr: u64) {
         let first = self.base / PAGE;
-        let made = self.made.get_or_init(|| {
+        let exposed = self.exposed.get_or_init(|| {
             let pages = (self.base + self.len).div_ceil(PAGE) - first;
             (0..pages.div_ceil(64)).map(|_| AtomicU64::new(0)).collect()
         });
         let at = addr / PAGE - first;
-        let (Some(bits), bit) = (made.get((at / 64) as usize), 1 << (at % 64)) else { return };
-        // Relaxed: a watcher that `tell` finds hears of the page there. Another one begins its use after
+        let (Some(bits), bit) = (exposed.get((at / 64) as usize), 1 << (at % 64)) else { return };
+        // Relaxed: a space that `tell` finds hears of the page there. Another one begins its use after
         // `tell` has released the lock, and so looks at the bits after this store. An operation that names
         // the page before it is mapped maps it.
         if bits.load(Ordering::Relaxed) & bit == 0 && bits.fetch_or(bit, Ordering::Relaxed) & bit == 0 {
-            self.tell(addr);
+            self.announce_exposed(addr);
         }
     }
 
-    /// Under the lock: after [`Self::end_use`], a watcher is not told any more.
-    fn tell(&self, addr: u64) {
+    /// Under the lock: after [`Self::end_use`], a space is not told any more.
+    fn announce_exposed(&self, addr: u64) {
         let in_use = IN_USE.read();
-        in_use.iter().filter_map(Weak::upgrade).for_each(|watcher| watcher.made(self, addr));
+        in_use.iter().filter_map(Weak::upgrade).for_each(|space| space.exposed(self, addr));
     }
 
     /// An address in each granule that can be named.
@@ -153,7 +153,7 @@ impl Span {
         if self.kind != Kind::Pages {
             return vec![self.base];
         }
-        let words = self.made.get().map_or(&[][..], |made| made);
+        let words = self.exposed.get().map_or(&[][..], |exposed| exposed);
         let bits = words.iter().zip(0..).map(|(bits, at)| (bits.load(Ordering::Relaxed), at));
         let pages = bits.filter(|(bits, _)| *bits != 0).flat_map(|(bits, at)| {
             (0..64).filter(move |bit| bits >> bit & 1 == 1).map(move |bit| at * 64 + bit)
@@ -161,21 +161,21 @@ impl Span {
         pages.map(|at| (self.base / PAGE + at) * PAGE).map(|start| start.max(self.base)).collect()
     }
 
-    /// The watcher's address space has a stream now: calls [`Watcher::made`] for every granule that is
+    /// The space's address space has a stream now: calls [`AddressSpace::exposed`] for every granule that is
     /// there, and from now on for each that is made.
-    pub(crate) fn begin_use(watcher: &Arc<impl Watcher + 'static>) {
-        let weak: Weak<dyn Watcher> = Arc::downgrade(watcher) as _;
+    pub(crate) fn begin_use(space: &Arc<impl AddressSpace + 'static>) {
+        let weak: Weak<dyn AddressSpace> = Arc::downgrade(space) as _;
         IN_USE.write().push(weak);
         let all: Vec<_> = SPANS.lock().values().flatten().map(|known| known.span.clone()).collect();
         // One at a time: a span whose owner drops it meanwhile goes when it has been looked at.
         for span in all.iter().filter_map(Weak::upgrade) {
-            span.granules().into_iter().for_each(|addr| watcher.made(&span, addr));
+            span.granules().into_iter().for_each(|addr| space.exposed(&span, addr));
         }
     }
 
-    /// Counterpart. [`Watcher::made`] is not called after it has returned.
-    pub(crate) fn end_use(watcher: &Weak<dyn Watcher>) {
-        IN_USE.write().retain(|known| !known.ptr_eq(watcher));
+    /// Counterpart. [`AddressSpace::exposed`] is not called after it has returned.
+    pub(crate) fn end_use(space: &Weak<dyn AddressSpace>) {
+        IN_USE.write().retain(|known| !known.ptr_eq(space));
     }
 
     /// The spans that hold `len` bytes from `addr` on: several where the program has named its
@@ -201,11 +201,11 @@ impl Span {
         }
     }
 
-    /// From now on, `watcher` is notified when the span is dropped.
-    pub(crate) fn watch(&self, watcher: Weak<dyn Watcher>) {
-        let mut watchers = self.watchers.lock();
-        watchers.retain(|known| known.strong_count() > 0 && !known.ptr_eq(&watcher));
-        watchers.push(watcher);
+    /// From now on, `space` is notified when the span is dropped.
+    pub(crate) fn notify(&self, space: Weak<dyn AddressSpace>) {
+        let mut spaces = self.spaces.lock();
+        spaces.retain(|known| known.strong_count() > 0 && !known.ptr_eq(&space));
+        spaces.push(space);
     }
 }
 
@@ -225,11 +225,11 @@ impl Drop for Span {
             }
         }
         drop(spans);
-        let watchers = std::mem::take(self.watchers.get_mut());
+        let spaces = std::mem::take(self.spaces.get_mut());
         let releases = std::mem::take(self.releases.get_mut());
-        let gone = Arc::new(Gone { releases });
-        for watcher in watchers.iter().filter_map(Weak::upgrade) {
-            watcher.gone(self.id, &gone);
+        let gone = Arc::new(DroppedSpan { releases });
+        for space in spaces.iter().filter_map(Weak::upgrade) {
+            space.dropped(self.id, &gone);
         }
     }
 }
@@ -247,12 +247,12 @@ mod tests {
     const BASE: u64 = 0xffff_0000_0000_0000;
 
     #[derive(Default)]
-    struct Told(Mutex<Vec<(u64, Arc<Gone>)>>);
+    struct Told(Mutex<Vec<(u64, Arc<DroppedSpan>)>>);
 
-    impl Watcher for Told {
-        fn made(&self, _span: &Span, _addr: u64) {}
+    impl AddressSpace for Told {
+        fn exposed(&self, _span: &Span, _addr: u64) {}
 
-        fn gone(&self, span: u64, gone: &Arc<Gone>) {
+        fn dropped(&self, span: u64, gone: &Arc<DroppedSpan>) {
             self.0.lock().push((span, gone.clone()));
         }
     }
@@ -310,7 +310,7 @@ mod tests {
         let span = Span::announce(BASE + 0x20_0000, 4096, Kind::Whole, counting(&released));
         let id = span.id;
         for told in [&one, &two, &one] {
-            span.watch(Arc::downgrade(told) as Weak<dyn Watcher>);
+            span.notify(Arc::downgrade(told) as Weak<dyn AddressSpace>);
         }
         drop(span.clone());
         assert!(one.0.lock().is_empty());

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// A cache that keeps something of the memory until its last user drops it.
 pub(crate) trait Watcher: Send + Sync {
     /// Memory of that number has no user left. Called with any lock held.
-    fn gone(&self, memory: u64);
+    fn unused(&self, memory: u64);
 }
 
 /// Shared by the handles of some memory. What keeps the memory but does not use it has a life of
@@ -38,7 +38,7 @@ impl Drop for UseCount {
     fn drop(&mut self) {
         for watcher in self.watchers.get_mut().drain(..) {
             if let Some(watcher) = watcher.upgrade() {
-                watcher.gone(self.id);
+                watcher.unused(self.id);
             }
         }
     }

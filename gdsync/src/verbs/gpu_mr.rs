@@ -55,7 +55,7 @@ impl GpuMemoryRegion {
         let (raw, path) = register(pd, memory, access)?;
         let access = if path == RegistrationPath::DmaBuf { access - Access::MW_BIND } else { access };
         tracing::debug!(?memory, ?path, "GPU memory is registered");
-        let backing = Backing::Gpu { _memory: memory.keeper(), path };
+        let backing = Backing::Gpu { _memory: memory.uncounted(), path };
         Ok(MemoryRegionInner::new(raw, pd.inner.clone(), access, backing))
     }
 

@@ -3,6 +3,8 @@
 
 pub(crate) mod ah;
 pub(crate) mod call;
+#[deny(unsafe_code)]
+mod deferred_release;
 pub(crate) mod device;
 pub(crate) mod devx;
 #[deny(unsafe_code)]
@@ -15,8 +17,6 @@ mod gid;
 pub(crate) mod gpu_mr;
 #[cfg(feature = "ibverbs")]
 pub mod ibverbs;
-#[deny(unsafe_code)]
-pub(crate) mod keeper;
 pub(crate) mod mr;
 pub(crate) mod pd;
 #[deny(unsafe_code)]
@@ -28,7 +28,7 @@ mod transport;
 
 pub(crate) use call::Owned;
 pub(crate) use device::DeviceInner;
-pub(crate) use mr::{MemoryRegionInner, RegionKeeper};
+pub(crate) use mr::{DeferredDeregistration, MemoryRegionInner};
 pub(crate) use pd::ProtectionDomainInner;
 
 pub use ah::{AddressHandle, DcAddress};

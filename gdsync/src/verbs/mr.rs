@@ -3,7 +3,7 @@
 use crate::cuda::GpuMemory;
 use crate::memop::{Word32, Word64, WordError};
 use crate::memory::{OutOfBounds, PinnedMemory, resolve};
-use crate::verbs::keeper::Keeper;
+use crate::verbs::deferred_release::DeferredRelease;
 use crate::verbs::{Error, Owned, ProtectionDomain, ProtectionDomainInner, RemoteMemory, call};
 use gdsync_sys::verbs::{self, ibv_mr};
 use parking_lot::Mutex;
@@ -80,7 +80,7 @@ pub(crate) struct MemoryRegionInner {
 /// A queue that a region was posted to.
 #[derive(Debug)]
 struct User {
-    keeper: Weak<RegionKeeper>,
+    queue: Weak<DeferredDeregistration>,
     /// Number of the last post there that names it.
     last: Arc<AtomicU64>,
 }
@@ -96,7 +96,7 @@ pub(crate) struct Registration {
 }
 
 /// Keeps the regions of what the CPU has posted to a queue.
-pub(crate) type RegionKeeper = Keeper<Arc<Registration>>;
+pub(crate) type DeferredDeregistration = DeferredRelease<Arc<Registration>>;
 
 /// What keeps the memory of a region: keepers, which do not count as users of it.
 #[derive(Debug)]
@@ -163,7 +163,7 @@ impl MemoryRegion {
         // `memory` lives, and both are kept until the region is deregistered.
         let raw = unsafe { (pd.device.api.reg_mr)(pd.raw(), memory.as_ptr().cast(), len, flags) };
         let raw = call::pointer("ibv_reg_mr", raw, || format!("{len} bytes, {access:?}"))?;
-        let backing = Backing::Host { _memory: memory.keeper() };
+        let backing = Backing::Host { _memory: memory.uncounted() };
         Ok(MemoryRegionInner::new(raw, pd, access, backing))
     }
 
@@ -274,14 +274,14 @@ impl MemoryRegionInner {
 
     /// It is about to be posted to a queue, which keeps it registered for that. Returns where the number of its last
     /// post there is written.
-    pub(crate) fn used_by(&self, keeper: &Arc<RegionKeeper>) -> Arc<AtomicU64> {
+    pub(crate) fn used_by(&self, queue: &Arc<DeferredDeregistration>) -> Arc<AtomicU64> {
         let mut users = self.users.lock();
-        if let Some(known) = users.iter().find(|user| ptr::eq(user.keeper.as_ptr(), Arc::as_ptr(keeper))) {
+        if let Some(known) = users.iter().find(|user| ptr::eq(user.queue.as_ptr(), Arc::as_ptr(queue))) {
             return known.last.clone();
         }
-        users.retain(|user| user.keeper.strong_count() > 0);
+        users.retain(|user| user.queue.strong_count() > 0);
         let last = Arc::<AtomicU64>::default();
-        users.push(User { keeper: Arc::downgrade(keeper), last: last.clone() });
+        users.push(User { queue: Arc::downgrade(queue), last: last.clone() });
         last
     }
 
@@ -300,10 +300,10 @@ impl MemoryRegionInner {
 
 impl Drop for MemoryRegionInner {
     fn drop(&mut self) {
-        for User { keeper, last } in self.users.get_mut() {
-            if let Some(keeper) = keeper.upgrade() {
+        for User { queue, last } in self.users.get_mut() {
+            if let Some(queue) = queue.upgrade() {
                 // Written before the handle was dropped that the post had borrowed.
-                keeper.keep(last.load(Ordering::Relaxed), || self.registration.clone());
+                queue.keep(last.load(Ordering::Relaxed), || self.registration.clone());
             }
         }
     }

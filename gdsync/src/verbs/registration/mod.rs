@@ -63,7 +63,7 @@ struct Inner {
 }
 
 impl Watcher for Inner {
-    fn gone(&self, memory: u64) {
+    fn unused(&self, memory: u64) {
         let gone = self.table.lock().forget(memory);
         // Deregistering calls the provider: without the lock.
         drop(gone);

@@ -13,7 +13,7 @@ use crate::util::sync::{Mutex, MutexGuard};
 
 /// How much was posted to a queue, how much of that has retired, and what is kept until more has.
 #[derive(Debug)]
-pub(crate) struct Keeper<T> {
+pub(crate) struct DeferredRelease<T> {
     /// Written under the lock of the queue.
     posted: AtomicU64,
     /// Written under the lock of the queue.
@@ -24,9 +24,9 @@ pub(crate) struct Keeper<T> {
     keeps: AtomicBool,
 }
 
-impl<T> Keeper<T> {
+impl<T> DeferredRelease<T> {
     pub(crate) fn new() -> Self {
-        Keeper {
+        DeferredRelease {
             posted: AtomicU64::new(0),
             retired: AtomicU64::new(0),
             kept: Mutex::new(Vec::new()),
@@ -110,22 +110,22 @@ mod tests {
         /// Each thing goes when the last post that names it has retired, and no later.
         #[test]
         fn things_go_with_their_last_posts(steps in prop::collection::vec((0u64..4, 0u64..4, any::<Option<u64>>()), 1..40)) {
-            let (keeper, mut posted, mut retired, mut things) = (Keeper::new(), 0, 0, Vec::new());
+            let (deferred, mut posted, mut retired, mut things) = (DeferredRelease::new(), 0, 0, Vec::new());
             for (posts, retires, gives) in steps {
                 posted += posts;
-                keeper.post(posted);
-                prop_assert_eq!(keeper.next(), posted + 1);
+                deferred.post(posted);
+                prop_assert_eq!(deferred.next(), posted + 1);
                 if let Some(last) = gives {
                     // Up to the number of a post that was refused.
                     let last = last % (posted + 2);
                     let thing = Arc::new(());
                     let kept = thing.clone();
-                    keeper.keep(last, move || kept);
+                    deferred.keep(last, move || kept);
                     things.push((last.min(posted), thing));
                 }
                 let retires = retires.min(posted - retired);
                 retired += retires;
-                keeper.retire(retires);
+                deferred.retire(retires);
                 for (until, thing) in &things {
                     prop_assert_eq!(Arc::strong_count(thing) > 1, *until > retired);
                 }
