@@ -1,5 +1,4 @@
-//! How a card that copies with the CPU's or the driver's help reaches GPU memory: the software cards of this process,
-//! through the adapter in `verbs/provider.rs`.
+//! GPU memory as the payload of a card that is software in this process. The adapter is in `verbs/provider.rs`.
 
 use crate::cuda::peer_copies::PeerCopy;
 use crate::cuda::{CudaError, GpuContext, GpuMemory};
@@ -14,22 +13,22 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Host memory that a card copies payload from and to. It stays mapped while the value lives.
 pub(crate) trait CardBuffer: Send + Sync {
-    /// Its addresses: whole pages.
+    /// Its addresses, in whole pages.
     fn addresses(&self) -> Range<usize>;
 
     /// True while the card uses it.
     fn is_in_use(&self) -> bool;
 }
 
-/// From this many bytes on, the driver reads GPU memory faster than the CPU does through a mapping, which takes a
-/// microsecond for about 780 bytes (docs/gpu-results.md); the driver takes six to begin with. The CPU's stores are
-/// always faster.
+/// From this many bytes on, the driver reads GPU memory faster than the CPU through a mapping. The CPU reads about
+/// 780 bytes a microsecond, and the driver takes six microseconds to begin with (docs/gpu-results.md). The CPU's
+/// stores are always faster.
 const READ_BY_DRIVER: usize = 4096;
 
-/// GPU memory that a card has registered, kept until the card drops this.
+/// GPU memory that a card has registered. It is kept until the card drops this.
 #[derive(Debug)]
 pub(crate) struct CardRegion {
-    /// Unique: other cards and regions copy on the same context.
+    /// Unique, as the regions of all cards copy on the same context.
     number: u64,
     // Dropped in this order.
     mapping: Option<Arc<Mapping>>,
@@ -77,12 +76,12 @@ impl CardRegion {
         }
     }
 
-    /// Adds a copy of `len` bytes, which [`Self::finish`] performs. Returns false if the host's side lies in none of
+    /// Adds a copy of `len` bytes, which [`Self::finish`] performs. Returns false if the host memory is in none of
     /// the card's buffers, or cannot be pinned.
     ///
     /// # Safety
-    /// The bytes at `gpu` lie in this region. Until [`Self::finish`] has returned or this is dropped, the `len` bytes
-    /// at `host` are readable; if `is_read`, they are writable, and no other code reads or writes them.
+    /// The bytes at `gpu` are in this region. Until [`Self::finish`] has returned or this is dropped, the `len` bytes
+    /// at `host` are readable; if `is_read`, they are writable, and no other code accesses them.
     pub(crate) unsafe fn begin<B: CardBuffer + Clone + 'static>(
         &self,
         gpu: u64,
@@ -100,20 +99,20 @@ impl CardRegion {
     /// Performs the copies that all regions have begun on the context: together, they take the driver less time.
     ///
     /// # Errors
-    /// One of this region's has failed, or may have.
+    /// A copy of this region has failed, or may have.
     pub(crate) fn finish(&self) -> Result<(), CudaError> {
         let context = self.memory.context();
         if !context.peer_copies.lock().concerns(self.number) {
             return Ok(());
         }
         let performed = context.with_copier(|copier| {
-            // SAFETY: each region has added copies of its own memory, which lives until the region is dropped, and
-            // removes them before it reports that they have ended: until then, its card keeps the host's side usable
-            // (`begin`). A buffer stays pinned while a card uses it.
+            // SAFETY: each region adds copies of the memory that it keeps, and removes them before
+            // it reports their end; until then, its card keeps the host memory usable (`begin`). A buffer stays
+            // pinned while its card uses it.
             context.peer_copies.lock().perform(|copies| unsafe { copier.copy_strided(copies) });
             Ok(())
         });
-        // If the context does not answer, none of the copies is performed later: the card reuses their memory.
+        // If the context does not answer, the copies must not run later, when the card has reused their memory.
         let outcome = context.peer_copies.lock().remove(self.number);
         performed.and(outcome)
     }
@@ -121,22 +120,22 @@ impl CardRegion {
 
 impl Drop for CardRegion {
     fn drop(&mut self) {
-        // The card has dropped the region, and takes no outcome.
+        // The card dropped the region, and needs no outcome.
         let _ = self.memory.context().peer_copies.lock().remove(self.number);
     }
 }
 
-/// A buffer, and its place in the address spaces of GPUs, which unpin it when they forget it.
+/// A buffer, and its span in the address spaces of GPUs, which unpin it when they forget the span.
 struct Pinned {
     buffer: Box<dyn CardBuffer>,
     _span: Arc<Span>,
 }
 
-/// By first address.
+/// All pinned buffers, by first address.
 static PINNED: Mutex<BTreeMap<usize, Pinned>> = Mutex::new(BTreeMap::new());
 
-/// The first address of the buffer that holds `len` bytes at `address`, if a card uses one there and it is pinned for
-/// the context. Pins it if it was not, which takes most of a millisecond.
+/// Returns the first address of the buffer that holds `len` bytes at `address`, if a card uses it and it is pinned
+/// for the context. Pins it if necessary, which takes most of a millisecond.
 fn pinned<B: CardBuffer + Clone + 'static>(
     context: &GpuContext,
     address: usize,
@@ -150,7 +149,7 @@ fn pinned<B: CardBuffer + Clone + 'static>(
         Some((base, _)) => *base,
         None => {
             let buffer = find(address, len)?;
-            // Buffers of cards that are gone need not be pinned.
+            // Buffers of cards that are gone need not stay pinned.
             pinned.retain(|_, known| known.buffer.is_in_use());
             let (Range { start, end }, keep) = (buffer.addresses(), buffer.clone());
             let unpinned = Box::new(move || drop(keep));

@@ -5,11 +5,11 @@ use crate::cuda::CudaError;
 use cudarc::driver::sys;
 use std::collections::BTreeMap;
 
-/// The copies of a context, and those that have failed.
+/// The copies that the cards have begun on a context, and failures of earlier ones.
 #[derive(Debug, Default)]
 pub(super) struct PendingCopies {
     copies: Vec<PeerCopy>,
-    /// By the number of a region of which a copy has failed: why. It stays until the region asks.
+    /// The first failure of each region, by the region's number, until the region takes it.
     failed: BTreeMap<u64, CudaError>,
 }
 
@@ -18,13 +18,13 @@ impl PendingCopies {
         self.copies.push(copy);
     }
 
-    /// Whether a region has copies here, or one of its own has failed.
+    /// Returns whether a region has copies here, or a copy of it has failed.
     pub(super) fn concerns(&self, region: u64) -> bool {
         self.failed.contains_key(&region) || self.copies.iter().any(|piece| piece.region == region)
     }
 
-    /// Has all copies performed. If that fails, nothing says which of them: all regions that have copies here hear of
-    /// it.
+    /// Performs all copies by `perform`. If that fails, it is unknown which copy failed: all regions with copies here
+    /// get the error.
     pub(super) fn perform(&mut self, perform: impl FnOnce(&[StridedCopy]) -> Result<(), CudaError>) {
         if self.copies.is_empty() {
             return;
@@ -37,10 +37,10 @@ impl PendingCopies {
         }
     }
 
-    /// Forgets a region's copies, which are not performed any more.
+    /// Removes a region's copies, and takes its failure.
     ///
     /// # Errors
-    /// One that was performed has failed.
+    /// A copy that was performed has failed.
     pub(super) fn remove(&mut self, region: u64) -> Result<(), CudaError> {
         self.copies.retain(|piece| piece.region != region);
         self.failed.remove(&region).map_or(Ok(()), Err)
@@ -50,31 +50,31 @@ impl PendingCopies {
 /// A copy between GPU memory and pinned memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PeerCopy {
-    /// Number of the region of a software card whose copy it is: its GPU's side is of one allocation.
+    /// Number of the card's region; its memory is part of one allocation.
     pub(super) region: u64,
-    /// Address of the GPU's side.
+    /// Address in GPU memory.
     pub(super) gpu: u64,
-    /// First address of the range that the pinned side is of: what was pinned in one.
+    /// First address of the pinned range that holds `host`.
     pub(super) range: usize,
-    /// Address of the pinned side.
+    /// Address in pinned memory.
     pub(super) host: usize,
     /// Bytes, not 0.
     pub(super) len: usize,
-    /// Whether it is out of GPU memory.
+    /// True for a copy out of GPU memory.
     pub(super) is_read: bool,
 }
 
-/// Pieces at even distances.
+/// Copies of equal length at equal distances.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct StridedCopy {
     pub(super) first: PeerCopy,
     pub(super) count: usize,
-    /// Bytes from one to the next: of the GPU's side, and of the pinned side. At least a piece's.
+    /// Bytes from one copy to the next, at least their length: in GPU memory, and in pinned memory.
     pub(super) pitches: (usize, usize),
 }
 
-/// Largest distance that is used (`CU_DEVICE_ATTRIBUTE_MAX_PITCH` is 2 GiB - 1 on every GPU so far). Packets lie
-/// much closer.
+/// Largest distance that is used (`CU_DEVICE_ATTRIBUTE_MAX_PITCH` is 2 GiB - 1 on every GPU so far). Packets are much
+/// closer together.
 const MOST: u64 = 1 << 24;
 
 impl StridedCopy {
@@ -82,8 +82,8 @@ impl StridedCopy {
         StridedCopy { first, count: 1, pitches: (first.len, first.len) }
     }
 
-    /// Takes a piece as the next row, if it is one. The driver need not take rows of several allocations, nor of
-    /// several ranges that were pinned one by one.
+    /// Adds a copy as the next row, if it is one. The driver need not accept rows of several allocations, nor of
+    /// several ranges that were pinned separately.
     fn take(&mut self, piece: &PeerCopy) -> bool {
         let (first, rows) = (&self.first, self.count as u64);
         let kind = |piece: &PeerCopy| (piece.region, piece.range, piece.len, piece.is_read);
@@ -105,7 +105,7 @@ impl StridedCopy {
         true
     }
 
-    /// The copy, as the driver takes it.
+    /// The arguments for the driver.
     pub(super) fn description(&self) -> sys::CUDA_MEMCPY2D {
         use sys::CUmemorytype::{CU_MEMORYTYPE_DEVICE as DEVICE, CU_MEMORYTYPE_HOST as HOST};
         let StridedCopy {
@@ -115,7 +115,7 @@ impl StridedCopy {
         } = *self;
         let (from, to) = if is_read { (DEVICE, HOST) } else { (HOST, DEVICE) };
         let (src_pitch, dst_pitch) = if is_read { (gpu_pitch, host_pitch) } else { (host_pitch, gpu_pitch) };
-        // Of the addresses of a side, the driver reads that of its kind of memory.
+        // On each side, the driver reads the address for that kind of memory.
         sys::CUDA_MEMCPY2D {
             srcXInBytes: 0,
             srcY: 0,
@@ -137,7 +137,7 @@ impl StridedCopy {
     }
 }
 
-/// The pieces, in order, as few copies of rows.
+/// Combines copies into few strided ones, in order.
 pub(super) fn combined(pieces: &[PeerCopy]) -> Vec<StridedCopy> {
     let mut all: Vec<StridedCopy> = Vec::new();
     for piece in pieces {
@@ -169,7 +169,7 @@ mod tests {
             assert_eq!(copies.len(), 3);
             Err(lost())
         });
-        // Others' copies are none of theirs.
+        // Copies of another region.
         pending.add(piece(3));
         pending.perform(|copies| {
             assert_eq!(copies.len(), 1);
@@ -220,7 +220,7 @@ mod tests {
         let all = combined(&pieces)[0].description();
         assert_eq!((all.srcDevice, all.srcPitch, all.dstPitch), (0x7f00_0000_0000, 65_536, 65_632));
         assert_eq!((all.WidthInBytes, all.Height), (65_536, 4));
-        // Behind the end of a ring, and in the other direction.
+        // After the wrap-around of a ring, and in the other direction.
         let broken = [piece(0), PeerCopy { host: 4096, ..piece(1) }, PeerCopy { is_read: false, ..piece(2) }];
         assert_eq!(combined(&broken).len(), 3);
         let into = combined(&broken[2..])[0].description();

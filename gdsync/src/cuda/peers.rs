@@ -1,26 +1,21 @@
 //! Access of one GPU's streams and kernels to the memory of another GPU.
 //!
-//! The driver grants it to a context at a time, for the memory of another context, and by three calls: for ordinary
-//! allocations, for physical memory that was mapped, which queues and CPU mappings have, and for the
-//! pool that stream-ordered allocations come from.
-//!
-//! And GPU memory that can be exported: physical memory with an address range of its own
-//! (`cuMemCreate`, `cuMemMap`).
+//! The driver grants access to one context, for the memory of another context, by three calls: for ordinary allocations,
+//! for mapped physical memory (queues and CPU mappings), and for the pool of stream-ordered allocations.
 
 use crate::cuda::memory::{self, access};
 use crate::cuda::{CudaError, Gpu, GpuContext, GpuMemory, RelaxedCapture, check};
 use cudarc::driver::{CudaContext, sys};
 use std::sync::Arc;
 
-/// Lets streams and kernels of `gpu` reach the memory of `peer`, by NVLink or over PCI Express. From
-/// then on, a stream of `gpu` waits for words in that memory ([`GpuWord32`](crate::memop::GpuWord32)),
-/// writes them and copies bytes there; queues that lie there
-/// ([`Placement::Gpu`](super::Placement::Gpu)) are rung and waited for by it. The other direction
-/// takes a call of its own.
+/// Lets streams and kernels of `gpu` reach the memory of `peer`, by NVLink or over PCI Express. Streams of `gpu` can
+/// then wait for words in that memory ([`GpuWord32`](crate::memop::GpuWord32)), write them, copy bytes there, and
+/// ring and wait for queues in it ([`Placement::Gpu`](super::Placement::Gpu)). The other direction takes a separate
+/// call.
 ///
-/// Nothing does that by itself: the driver takes its time for it, and keeps it for the life of the
-/// process. A program calls this before its streams wait for anything. Undoing it
-/// (`cuCtxDisablePeerAccess`) while streams use such memory loses the context.
+/// The library never does this implicitly: it takes the driver time, and stays for the life of the process. A program
+/// calls this before its streams wait for anything. Undoing it (`cuCtxDisablePeerAccess`) while streams use such
+/// memory loses the context.
 ///
 /// # Errors
 /// [`CudaError::NoPeerAccess`] names both GPUs.
@@ -47,30 +42,28 @@ pub fn enable_peer_access(gpu: &Arc<CudaContext>, peer: &Arc<CudaContext>) -> Re
     GpuContext::of(gpu)?.enable_access(&peer)
 }
 
-/// Whether streams of one GPU can be given access to the memory of another, and by what way.
+/// The operations that streams of one GPU can perform on the memory of another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PeerCapabilities {
     /// [`enable_peer_access`] succeeds.
     pub access: bool,
-    /// Atomic operations on the peer's memory are one step: so over NVLink, and not over PCI Express
+    /// True if atomic operations on the peer's memory are atomic: over NVLink, not over PCI Express
     /// (`CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED`).
     pub atomics: bool,
-    /// The driver's grade of the way, 0 for the best
-    /// (`CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK`).
+    /// The driver's rank of the link, 0 for the fastest (`CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK`).
     pub rank: i32,
 }
 
-/// Asks what streams of GPU `from` can do with the memory of GPU `to`. Makes no context.
+/// Returns what streams of GPU `from` can do with the memory of GPU `to`. Creates no context.
 ///
 /// # Errors
-/// As [`device_count`](super::device_count), and
-/// [`DriverError::NoDevice`](super::DriverError::NoDevice).
+/// As [`device_count`](super::device_count), and [`DriverError::NoDevice`](super::DriverError::NoDevice).
 pub fn peer_capabilities(from: u32, to: u32) -> Result<PeerCapabilities, CudaError> {
     use sys::CUdevice_P2PAttribute as A;
     let (from, to) = (Gpu::new(from)?, Gpu::new(to)?);
     let access = from.can_access(to)?;
-    // A GPU is no peer of itself, and of some pairs the driver grades nothing.
+    // A GPU is no peer of itself, and the driver does not rank some pairs.
     let attribute = |attribute| if access { from.peer_attribute(to, attribute) } else { Ok(0) };
     Ok(PeerCapabilities {
         access,
@@ -92,7 +85,7 @@ impl GpuContext {
         }
         let _entered = self.enter()?;
         let _mode = RelaxedCapture::new();
-        // SAFETY: contexts that gdsync knows stay; that of this GPU is current.
+        // SAFETY: contexts are never destroyed; that of this GPU is current.
         match unsafe { sys::cuCtxEnablePeerAccess(peer.raw.as_raw(), 0) } {
             sys::CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED => Ok(()),
             result => check("cuCtxEnablePeerAccess", result).map_err(|error| refused(error.to_string())),
@@ -109,14 +102,14 @@ impl GpuContext {
         Ok(())
     }
 
-    /// Whether operations of this context may name memory of another one.
+    /// Returns whether operations of this context may name the memory.
     pub(crate) fn reaches(&self, memory: &GpuMemory) -> bool {
         let owner = memory.context();
-        // Of memory that the program made, only the driver knows of what kind it is.
+        // Only the driver knows the kind of memory that the program allocated.
         self.id == owner.id || self.peers.reaches(owner.id) && (memory.is_own() || self.knows(memory))
     }
 
-    /// Whether the driver says that this context's kernels reach all of the memory by its address.
+    /// Returns whether the driver says that this context's kernels reach all of the memory by its address.
     fn knows(&self, memory: &GpuMemory) -> bool {
         let Ok(_entered) = self.enter() else { return false };
         let (first, last) = (memory.address(), memory.address() + memory.len().max(1) as u64 - 1);
@@ -130,7 +123,7 @@ impl GpuContext {
     }
 }
 
-/// Gives a GPU access to what a context allocates in stream order.
+/// Gives a GPU access to the stream-ordered allocations of a context.
 fn share_pool(peer: &GpuContext, reader: i32) {
     let access = access(reader);
     let mut pool = std::ptr::null_mut();
@@ -141,7 +134,7 @@ fn share_pool(peer: &GpuContext, reader: i32) {
         check("cuMemPoolSetAccess", unsafe { sys::cuMemPoolSetAccess(pool, &access, 1) })
     });
     if let Err(error) = shared {
-        // `GpuContext::knows` finds such memory out of reach.
+        // `GpuContext::knows` finds such memory unreachable.
         tracing::debug!(%error, "a peer does not reach what is allocated in stream order");
     }
 }
