@@ -78,7 +78,7 @@ impl GpuList {
     /// The GPUs of this machine that the list names. Creates no context.
     ///
     /// # Errors
-    /// As [`device_count`](super::device_count), and [`DriverError::NoDevice`] for a number that this machine does
+    /// As [`device_count`], and [`DriverError::NoDevice`] for a number that this machine does
     /// not have, or for `all` on a machine without GPUs.
     pub fn resolve(&self) -> Result<Gpus, CudaError> {
         self.among(device_count()?)

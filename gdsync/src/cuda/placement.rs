@@ -95,7 +95,7 @@ impl QueueArenas {
     /// `host`: the arena of host memory.
     ///
     /// # Errors
-    /// [`PlacementError`](crate::cuda::PlacementError) if a GPU's memory cannot be allocated.
+    /// [`PlacementError`] if a GPU's memory cannot be allocated.
     pub(crate) fn new(placement: QueuePlacement, host: &Arc<Arena>) -> Result<Self, PlacementError> {
         let arena = |part| Ok::<_, PlacementError>(arena_of(part)?.unwrap_or_else(|| host.clone()));
         Ok(QueueArenas {
@@ -128,7 +128,7 @@ impl QueueArenas {
 /// The arena of a GPU's memory; `None` for host memory.
 ///
 /// # Errors
-/// [`PlacementError`](crate::cuda::PlacementError).
+/// [`PlacementError`].
 pub(crate) fn arena_of(placement: Placement) -> Result<Option<Arc<Arena>>, PlacementError> {
     match placement {
         Placement::Host | Placement::StandIn => Ok(None),

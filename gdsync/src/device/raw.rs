@@ -310,8 +310,8 @@ impl PreparedWait {
     /// back to the card.
     ///
     /// # Errors
-    /// [`QueueFull::NoMemory`](crate::queue::QueueFull::NoMemory);
-    /// [`OrderError::NothingToWaitFor`](crate::queue::OrderError::NothingToWaitFor) if the
+    /// [`QueueFull::NoMemory`];
+    /// [`OrderError::NothingToWaitFor`] if the
     /// completion has been polled and the card owns the CQE again. The wait is dropped then.
     pub fn give_to_kernel(mut self) -> Result<KernelWait, QueueError> {
         let (timeline, point) = kernel_timeline()?;

@@ -206,7 +206,7 @@ macro_rules! word {
             /// that the first post does not.
             ///
             /// # Errors
-            /// [`WordError::Outside`](crate::memop::WordError::Outside) where the offset is not
+            /// [`WordError::Outside`] where the offset is not
             /// aligned to the word's size or lies outside.
             pub fn new(memory: &PinnedMemory, offset: usize) -> Result<Self, WordError> {
                 let word = Self::seen_by_cpu(memory, offset)?;
@@ -297,7 +297,7 @@ macro_rules! gpu_word {
             /// The word at a byte offset of some GPU memory.
             ///
             /// # Errors
-            /// [`WordError::Outside`](crate::memop::WordError::Outside) where its address is not
+            /// [`WordError::Outside`] where its address is not
             /// aligned to the word's size or it lies outside.
             pub fn new(memory: &GpuMemory, offset: usize) -> Result<Self, WordError> {
                 let size = size_of::<$value>();

@@ -17,8 +17,8 @@ use std::sync::Arc;
 
 /// An open card.
 ///
-/// A cheap handle; clones name the same device, which closes with the last object made on it. A thread of the library
-/// may hold the last one, for a moment: that of checked waits drops a wait after it has told its outcome.
+/// A cheap handle; clones name the same device, which closes with the last object made on it. That may be a moment
+/// later than the program's last drop: the thread of checked waits drops a wait after it has reported its outcome.
 ///
 /// ```
 /// use gdsync::{Device, verbs::DEFAULT_PORT};
@@ -38,16 +38,16 @@ pub(crate) struct DeviceInner {
     raw: Owned<ibv_context>,
     pub(crate) api: &'static VerbsApi,
     pub(crate) name: String,
-    /// Where the rings of this device's queues live.
+    /// The memory of this device's rings.
     pub(crate) arena: Arc<Arena>,
-    /// Whom asynchronous events concern.
+    /// The objects that asynchronous events concern.
     pub(crate) queue_pairs: EventSinks,
     /// Held by the thread that reads an event.
     pub(crate) reader: Mutex<()>,
 }
 
 impl DeviceInner {
-    /// A port that carries traffic.
+    /// A port's attributes, if it is active.
     pub(crate) fn active_port(&self, number: u8) -> Result<PortAttributes, Error> {
         let port = self.port(number)?;
         if port.state == PortState::Active {
@@ -147,7 +147,7 @@ impl DeviceList {
         let list = unsafe { (api.get_device_list)(&mut num) };
         let list = match call::pointer("ibv_get_device_list", list, String::new) {
             Ok(list) => list.as_ptr(),
-            // The manual page's word for it.
+            // As the manual page says.
             Err(Error::Verbs { source, .. }) if source.raw_os_error() == Some(libc::ENOSYS) => {
                 return Err(Error::Open(OpenError::NoKernelSupport));
             }
@@ -178,17 +178,16 @@ impl Device {
     /// Names of a provider's devices.
     ///
     /// # Errors
-    /// [`OpenError::Setting`](crate::verbs::OpenError::Setting) where the environment has a setting
-    /// of the software card that is not understood, [`Error::Verbs`] where the provider cannot list
-    /// them.
+    /// [`OpenError::Setting`] if the environment has an invalid setting of the software card, [`Error::Verbs`] if the
+    /// provider cannot list them.
     pub fn names(api: &'static VerbsApi) -> Result<Vec<String>, Error> {
         Ok(DeviceList::get(api)?.devices().map(|(_, name)| name).collect())
     }
 
-    /// Opens a provider's device: the one named, or the first that is driven by mlx5.
+    /// Opens a provider's device: the one named, or the first mlx5 device.
     ///
-    /// A provider is a table of entry points that its maker vouches for, such as those of
-    /// [`provider`](crate::verbs::provider). A plain table is none:
+    /// A provider is a table of entry points whose author vouches for them, such as those of [`provider`]. A plain
+    /// table is not a provider:
     ///
     /// ```compile_fail,E0308
     /// use gdsync::{Device, verbs::provider};
@@ -203,10 +202,8 @@ impl Device {
     /// ```
     ///
     /// # Errors
-    /// [`OpenError::NoDevice`](crate::verbs::OpenError::NoDevice),
-    /// [`OpenError::NotMlx5`](crate::verbs::OpenError::NotMlx5),
-    /// [`OpenError::Setting`](crate::verbs::OpenError::Setting), or [`Error::Verbs`] where it
-    /// cannot be opened.
+    /// [`OpenError::NoDevice`], [`OpenError::NotMlx5`], [`OpenError::Setting`], or [`Error::Verbs`] if it cannot be
+    /// opened.
     pub fn open(api: &'static VerbsApi, name: Option<&str>) -> Result<Self, Error> {
         let list = DeviceList::get(api)?;
         let candidates: Vec<_> =
@@ -226,20 +223,19 @@ impl Device {
         // SAFETY: as above.
         let raw = unsafe { (api.open_device)(*device) };
         let raw = call::pointer("ibv_open_device", raw, || found.clone())?;
-        // SAFETY: every object made on it holds an `Arc` of what holds it.
+        // SAFETY: every object made on the context holds an `Arc` of its owner.
         let raw = unsafe { Owned::new(raw, api.close_device, "ibv_close_device") };
         Ok(Self::of(raw, api, found.clone()))
     }
 
-    /// Uses a context that the program has opened itself. gdsync does not close it.
+    /// Uses a context that the program has opened. gdsync does not close it.
     ///
     /// # Errors
-    /// [`OpenError::NotMlx5`](crate::verbs::OpenError::NotMlx5).
+    /// [`OpenError::NotMlx5`].
     ///
     /// # Safety
-    /// The context was opened by the library whose entry points `api` holds, and stays open until
-    /// the returned handle, its clones and everything made on them are dropped; streams must have
-    /// passed what they were given by then, too.
+    /// The context was opened by the library whose entry points `api` holds. It stays open until the returned handle,
+    /// its clones and everything made on them are dropped, and streams have passed all work that names them.
     pub unsafe fn from_raw(api: &'static VerbsApi, context: NonNull<ibv_context>) -> Result<Self, Error> {
         // SAFETY: an open context, as the caller promises, names its device.
         let device = unsafe { (*context.as_ptr()).device };
@@ -289,7 +285,7 @@ impl Device {
     /// State and address of a port.
     ///
     /// # Errors
-    /// [`Error::Verbs`], for example where there is no such port.
+    /// [`Error::Verbs`], for example if there is no such port.
     pub fn port(&self, port: u8) -> Result<PortAttributes, Error> {
         self.inner.port(port)
     }
@@ -297,17 +293,17 @@ impl Device {
     /// The global identifiers of a port: the valid entries of its table.
     ///
     /// # Errors
-    /// [`Error::Verbs`], for example where there is no such port.
+    /// [`Error::Verbs`], for example if there is no such port.
     pub fn gids(&self, port: u8) -> Result<Vec<GidEntry>, Error> {
         self.inner.gids(port)
     }
 
-    /// The entry of [`Device::gids`] that a connection uses: the one at `index`, or by a rule. On
-    /// InfiniBand the first; on Ethernet RoCE v2 before v1, and within a version an IPv4 address
-    /// before a global IPv6 one before a link-local one.
+    /// The entry of [`Device::gids`] that a connection uses: the one at `index`, or the first by preference. On
+    /// InfiniBand the first entry; on Ethernet RoCE v2 before v1, and within a version IPv4 before global IPv6 before
+    /// link-local addresses.
     ///
     /// # Errors
-    /// [`PortError::NoGid`](crate::verbs::PortError::NoGid) where there is none, [`Error::Verbs`].
+    /// [`PortError::NoGid`] if there is none, [`Error::Verbs`].
     pub fn choose_gid(&self, port: u8, index: Option<u32>) -> Result<GidEntry, Error> {
         self.inner.choose_gid(port, index)
     }
@@ -331,7 +327,7 @@ pub struct DeviceAttributes {
     pub max_segments: u32,
     /// Entries of one completion queue.
     pub max_completions: u32,
-    /// RDMA reads and atomics in flight of one queue pair, in the direction that allows fewer.
+    /// RDMA reads and atomics in flight of one queue pair, the smaller limit of both directions.
     pub max_reads: u32,
     /// Compare-and-swap and fetch-and-add of 8 bytes.
     pub atomics: bool,

@@ -1,4 +1,4 @@
-//! Commands in the device's own language: their errors, and what a device says that it can do.
+//! DEVX: device commands from programs, and the waits that a card supports.
 
 use crate::verbs::{Device, DeviceInner, DevxError, DevxStatus, Error, call};
 use gdsync_sys::prm::command::encode::{self, CAPABILITIES};
@@ -6,8 +6,8 @@ use gdsync_sys::prm::command::{cap, header};
 use libc::c_int;
 use std::io;
 
-/// What a call that failed, with `errno` or its result, has said in its answer. An answer with a
-/// status is the device's, whichever number the kernel makes of it.
+/// The error of a call that failed with `source`. A status in the answer is the device's, whatever errno the kernel
+/// returns for it.
 pub(crate) fn failure(command: &'static str, detail: String, answer: &[u8], source: io::Error) -> Error {
     let status = header::STATUS.get8(answer);
     if status == 0 {
@@ -17,7 +17,7 @@ pub(crate) fn failure(command: &'static str, detail: String, answer: &[u8], sour
     DevxError::Refused { command, detail, status: DevxStatus(status), syndrome }.into()
 }
 
-/// The outcome of a call with the result `rc`. The device may have written its own answer.
+/// The result of a call that returned `rc`. The device may have written an answer.
 pub(crate) fn check(
     command: &'static str,
     rc: c_int,
@@ -30,8 +30,7 @@ pub(crate) fn check(
     }
 }
 
-/// What a card can wait for by itself, and how its queues release each other
-/// ([`gdsync_sys::prm::wait`]).
+/// The waits that a card performs, and how its queues release each other ([`gdsync_sys::prm::wait`]).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CardWaits {
@@ -39,18 +38,17 @@ pub struct CardWaits {
     pub data: bool,
     /// WAIT for a time of the card's clock (`wait_on_time`).
     pub time: bool,
-    /// WAIT for a completion queue, and SEND_EN for queue pairs that commands make (`cd`).
+    /// WAIT for a completion queue, and SEND_EN for queue pairs that DEVX commands make (`cd`).
     pub queues: bool,
     /// Completion queues that ignore overruns (`cq_oi`).
     pub ignore_overrun: bool,
-    /// Most queue pairs without a doorbell record of sends, which one store rings
-    /// (`send_dbr_mode_no_dbr_ext`; ConnectX-8); 0 where there are none.
+    /// Most queue pairs whose sends have no doorbell record, and which one store rings (`send_dbr_mode_no_dbr_ext`;
+    /// ConnectX-8); 0 if there are none.
     pub recordless: u32,
 }
 
 impl Device {
-    /// What the card can wait for by itself. A provider that cannot be asked, a libmlx5 before
-    /// rdma-core 21, has nothing of it.
+    /// The waits that the card performs: none if the provider cannot be asked (libmlx5 before rdma-core 21).
     ///
     /// ```
     /// use gdsync::Device;
@@ -62,7 +60,7 @@ impl Device {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Devx`] or [`Error::Verbs`], where the device or the kernel does not answer.
+    /// [`Error::Devx`] or [`Error::Verbs`], if the device or the kernel does not answer.
     pub fn card_waits(&self) -> Result<CardWaits, Error> {
         self.inner.card_waits()
     }
@@ -75,7 +73,7 @@ impl DeviceInner {
         }
         let general = self.capabilities(cap::TYPE_GENERAL)?;
         let more = match self.capabilities(cap::TYPE_GENERAL_2) {
-            // Firmware that does not know the second part has nothing of it.
+            // Firmware that does not know the second part supports none of it.
             Err(Error::Devx(DevxError::Refused { .. })) => vec![0; CAPABILITIES],
             answer => answer?,
         };
@@ -89,8 +87,7 @@ impl DeviceInner {
         })
     }
 
-    /// The answer to QUERY_HCA_CAP: what the device is set to, of a type of capabilities
-    /// (`cap::TYPE_*`).
+    /// The answer to QUERY_HCA_CAP for a type of capabilities (`cap::TYPE_*`): the current settings of the device.
     pub(crate) fn capabilities(&self, kind: u64) -> Result<Vec<u8>, Error> {
         let input = encode::query_capabilities(kind);
         let mut answer = vec![0u8; CAPABILITIES];
@@ -99,7 +96,7 @@ impl DeviceInner {
             reason: "its libmlx5 is older than rdma-core 21",
         })?;
         let (asked, told) = (input.as_ptr().cast(), answer.as_mut_ptr().cast());
-        // SAFETY: the context is open; both buffers have the lengths that are given.
+        // SAFETY: the context is open; both buffers have the given lengths.
         let rc = unsafe { general_cmd(self.context(), asked, input.len(), told, answer.len()) };
         check("QUERY_HCA_CAP", rc, &answer, || format!("capabilities of type {kind:#x}"))?;
         Ok(answer)
@@ -137,7 +134,7 @@ mod tests {
         let mut answer = [0; ANSWER];
         header::STATUS.put(&mut answer, 3u8);
         header::SYNDROME.put(&mut answer, 0x1234_5678u32);
-        // EREMOTEIO of newer kernels, others of older ones.
+        // EREMOTEIO of newer kernels, other codes of older ones.
         for errno in [libc::EREMOTEIO, libc::EINVAL] {
             let Error::Devx(DevxError::Refused { command: "CREATE_CQ", detail, status, syndrome }) =
                 refused(&answer, errno)

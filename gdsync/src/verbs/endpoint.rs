@@ -13,8 +13,8 @@ options! {
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     #[non_exhaustive]
     pub struct ConnectOptions
-    /// 268 ms and 7 retries (a silent peer is given up after about 2 s), unlimited RNR retries at 0.64 ms,
-    /// 16 reads (what mlx5 cards allow); service level and traffic class 0, 64 hops.
+    /// 268 ms and 7 retries (a silent peer fails after about 2 s), unlimited RNR retries at 0.64 ms, 16 reads (the
+    /// limit of mlx5 cards); service level and traffic class 0, 64 hops.
     default {
         /// Local ACK timeout code: 4.096 µs * 2^timeout; 0 never times out.
         timeout: u8 = 16,
@@ -22,32 +22,31 @@ options! {
         retry_count: u8 = 7,
         /// Receiver-not-ready retries before an error, 0 to 6; 7 sets no limit.
         rnr_retry: u8 = 7,
-        /// Pause that this side asks for when it has no receive posted: code of the IB
-        /// specification's RNR timer table.
+        /// Pause that this side asks for when it has no receive posted: a code of the IB specification's RNR timer
+        /// table.
         min_rnr_timer: u8 = 12,
-        /// RDMA reads in flight, each way.
+        /// RDMA reads in flight, in each direction.
         max_reads: u8 = 16,
         /// Service level: the virtual lane on InfiniBand, the VLAN priority on Ethernet.
         service_level: u8 = 0,
         /// Path MTU, at most the smaller of the two ports' active MTUs, which is the default. Both
         /// sides must use the same.
         mtu: Option<Mtu> = None,
-        /// On InfiniBand, address the remote port by its GID, too, as a router between subnets
-        /// needs it. Done in any case where the two ports' subnet prefixes differ. Ethernet knows
-        /// nothing else.
+        /// On InfiniBand, also address the remote port by its GID, as a router between subnets needs it. Implied if
+        /// the subnet prefixes of the two ports differ. On Ethernet, GIDs are the only addresses.
         global: bool = false,
-        /// Of the global route: traffic class. On RoCE v2 it is the IP header's, whose upper 6 bits
-        /// (DSCP) switches sort by.
+        /// Traffic class of the global route. On RoCE v2 it is in the IP header, and switches classify by its upper 6
+        /// bits (DSCP).
         traffic_class: u8 = 0,
-        /// Of the global route: flow label, 20 bits.
+        /// Flow label of the global route, 20 bits.
         flow_label: u32 = 0,
-        /// Of the global route: how many routers a packet may pass.
+        /// Hop limit of the global route: the number of routers that a packet may pass.
         hop_limit: u8 = 64,
     }
 }
 
 impl ConnectOptions {
-    /// `max_reads`: what the device allows.
+    /// `max_reads`: the limit of the device.
     pub(crate) fn check(&self, max_reads: u32) -> Result<(), Error> {
         let remedy = "choose a smaller value";
         for (what, value, limit) in [
@@ -78,7 +77,7 @@ pub struct Endpoint {
     pub qpn: u32,
     /// Sequence number of the first packet that it will send, 24 bits.
     pub psn: u32,
-    /// What its packets look like on the wire; the remote side's have to look the same.
+    /// Packet format on the wire; both sides must use the same.
     pub kind: GidKind,
     /// Local identifier of its port; 0 on Ethernet.
     pub lid: u16,
@@ -137,13 +136,12 @@ impl FromStr for Endpoint {
     }
 }
 
-/// Memory of the remote side: an address there, a length, and the key that opens it.
+/// Memory of the remote side: an address there, a length, and its remote key.
 ///
-/// Plain data, to be sent by whatever channel the program has; its text form is `addr:len:rkey` in
-/// hexadecimal.
+/// Plain data, to be sent over a channel of the program's choice; its text form is `addr:len:rkey` in hexadecimal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RemoteMemory {
-    /// First address, in the remote side's space.
+    /// First address, in the remote side's address space.
     pub addr: u64,
     /// Length in bytes.
     pub len: u64,
@@ -155,7 +153,7 @@ impl RemoteMemory {
     /// A part of it.
     ///
     /// # Errors
-    /// [`OutOfBounds`](crate::memory::OutOfBounds).
+    /// [`OutOfBounds`].
     pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<RemoteMemory, OutOfBounds> {
         let Range { start, end } = resolve(range, self.len)?;
         Ok(RemoteMemory { addr: self.addr.wrapping_add(start), len: end - start, rkey: self.rkey })

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 const NAME: &str = "gdsync-events";
 
-/// Reads asynchronous events until it is dropped; see [`Device::watch_events`].
+/// A thread that reads asynchronous events until this is dropped; see [`Device::watch_events`].
 #[derive(Debug)]
 pub struct EventWatch {
     stop: File,
@@ -22,7 +22,7 @@ pub struct EventWatch {
 }
 
 impl Drop for EventWatch {
-    /// Ends the thread, and waits for a callback that is running, unless that callback drops this.
+    /// Ends the thread, and waits for a running callback, unless the callback itself drops this.
     fn drop(&mut self) {
         if let Err(error) = self.stop.write_all(&1u64.to_ne_bytes()) {
             tracing::error!(%error, "the thread that reads events cannot be told to end");
@@ -38,12 +38,11 @@ impl Drop for EventWatch {
 }
 
 impl Device {
-    /// Takes the next asynchronous event of the card, if one comes within `timeout`. When it returns a
-    /// fatal one, the queue pairs that the event concerns have failed, and whatever waits for them wakes.
+    /// Takes the next asynchronous event of the card, if one comes within `timeout`. Before it returns a fatal event,
+    /// it fails the queue pairs that the event concerns, and wakes their waits.
     ///
-    /// Events are read only if the program calls this, or [`Device::watch_events`]. Of a device
-    /// made by [`Device::from_raw`], the program reads them either through this library or itself:
-    /// each reader takes events away from the other.
+    /// Events are read only by this call or by [`Device::watch_events`]. The program reads the events of a device of
+    /// [`Device::from_raw`] either through this library or itself, as every event reaches only one reader.
     ///
     /// # Errors
     /// [`Error::Verbs`].
@@ -51,10 +50,9 @@ impl Device {
         self.inner.next_event(timeout, None)
     }
 
-    /// Starts a thread that reads the card's asynchronous events as [`Device::next_event`] does, so
-    /// that the queue pairs concerned fail at once. It passes each event to `callback`, sleeps
-    /// while there is none, and keeps the device open. A callback that panics is logged, and called
-    /// again for the next event.
+    /// Starts a thread that reads the card's asynchronous events as [`Device::next_event`] does, so that the affected
+    /// queue pairs fail at once. It passes each event to `callback`, and keeps the device open. If the callback
+    /// panics, the thread logs it, and calls it again for the next event.
     ///
     /// # Errors
     /// [`Error::Thread`]; [`Error::Verbs`] if the process has no file descriptor left.
@@ -94,7 +92,7 @@ impl DeviceInner {
         unsafe { (*self.context()).async_fd }
     }
 
-    /// `stop`: another descriptor that ends the wait when it becomes readable.
+    /// `stop`: another descriptor, which ends the wait when it becomes readable.
     pub(super) fn next_event(
         &self,
         timeout: Duration,
@@ -103,7 +101,7 @@ impl DeviceInner {
         if !poll(self.event_fd(), stop, timeout)? {
             return Ok(None);
         }
-        // One reader at a time: a reader that finds the descriptor readable finds an event.
+        // One reader at a time: the event that makes the descriptor readable is this reader's.
         let _reader = self.reader.lock();
         if !poll(self.event_fd(), None, Duration::ZERO)? {
             return Ok(None);
@@ -114,8 +112,8 @@ impl DeviceInner {
         call::status("ibv_get_async_event", rc, String::new)?;
         let concerned = self.queue_pairs.concerned(Element::of(&event));
         let told = self.take_event(&event, &concerned);
-        // SAFETY: as it was filled above, and not acknowledged yet. Acknowledged before the queue
-        // pairs are dropped: destroying one waits for the acknowledgement.
+        // SAFETY: filled above, and not acknowledged yet. Acknowledged before the queue pairs are dropped: destroying
+        // one waits for the acknowledgement.
         unsafe { (self.api.ack_async_event)(&mut event) };
         Ok(Some(told))
     }

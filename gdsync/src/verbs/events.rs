@@ -1,5 +1,4 @@
-//! Asynchronous events: what the card reports that belongs to no work request
-//! (`ibv_get_async_event`).
+//! Asynchronous events: a card's reports that belong to no work request (`ibv_get_async_event`).
 
 use crate::verbs::{Error, call};
 use gdsync_sys::verbs::{self, ibv_async_event};
@@ -10,29 +9,29 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 use std::{fmt, io};
 
-/// What happened (`enum ibv_event_type` of `infiniband/verbs.h`).
+/// The kind of an event (`enum ibv_event_type` of `infiniband/verbs.h`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum AsyncEventKind {
     /// A completion queue overran or failed.
     CompletionQueueError,
-    /// A queue pair failed and could not say so in a completion.
+    /// A queue pair failed and could not report it in a completion.
     QueuePairFatal,
-    /// A remote request broke the transport's rules.
+    /// A remote request violated the transport's rules.
     QueuePairRequestError,
-    /// A remote request broke this side's access rights.
+    /// A remote request violated this side's access rights.
     QueuePairAccessError,
     /// The first packet arrived before the queue pair was moved to RTR.
     CommunicationEstablished,
-    /// A queue pair that has failed takes no more receives from its shared receive queue.
+    /// A failed queue pair takes no more receives from its shared receive queue.
     LastReceive,
     /// A shared receive queue failed.
     SharedReceivesError,
-    /// The device failed for good.
+    /// The device failed permanently.
     DeviceFatal,
     /// A port carries traffic.
     PortActive,
-    /// A port carries no traffic any more.
+    /// A port no longer carries traffic.
     PortError,
     /// Some other code.
     Other(i32),
@@ -62,7 +61,7 @@ impl AsyncEventKind {
         }
     }
 
-    /// True where the queue pairs that it concerns do not work any more.
+    /// True if the affected queue pairs no longer work.
     pub(crate) fn is_fatal(self) -> bool {
         matches!(
             self,
@@ -95,18 +94,18 @@ impl fmt::Display for AsyncEventKind {
     }
 }
 
-/// An asynchronous event, and what it concerns.
+/// An asynchronous event, and the objects that it concerns.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct AsyncEvent {
-    /// What happened.
+    /// Its kind.
     pub kind: AsyncEventKind,
-    /// Numbers of the queue pairs of this library that it concerns: the one that it names, those of
-    /// the completion queue, the shared receive queue or the port that it names, or all of the device.
+    /// Numbers of the library's queue pairs that it concerns: the one that it names, those of the completion queue,
+    /// shared receive queue or port that it names, or all of the device.
     pub queue_pairs: Vec<u32>,
-    /// Number of the shared receive queue, where it names one.
+    /// Number of the shared receive queue that it names, if any.
     pub shared_receives: Option<u32>,
-    /// The port, where it names one.
+    /// The port that it names, if any.
     pub port: Option<u8>,
 }
 
@@ -119,7 +118,7 @@ impl fmt::Display for AsyncEvent {
     }
 }
 
-/// What an event names, by the addresses of verbs objects, which are compared only.
+/// The object that an event names. Addresses of verbs objects are only compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Element {
     Cq(usize),
@@ -133,8 +132,7 @@ impl Element {
     pub(super) fn of(event: &ibv_async_event) -> Self {
         let code = event.event_type;
         if code == verbs::IBV_EVENT_CQ_ERR {
-            // SAFETY: the type says that this field holds; any bits are a valid pointer, which is
-            // not dereferenced.
+            // SAFETY: the type selects this field; any bits are a valid pointer, which is not dereferenced.
             Element::Cq(unsafe { event.element.cq } as usize)
         } else if OF_QUEUE_PAIRS.contains(&code) {
             // SAFETY: as above.
@@ -151,8 +149,7 @@ impl Element {
     }
 }
 
-/// What asynchronous events concern: queue pairs and shared receive queues, which stand in a layer
-/// above the device.
+/// An object that asynchronous events concern: a queue pair or a shared receive queue, of a layer above the device.
 pub(crate) trait EventSink: fmt::Debug + Send + Sync {
     /// Its number.
     fn number(&self) -> u32;
@@ -162,14 +159,14 @@ pub(crate) trait EventSink: fmt::Debug + Send + Sync {
         true
     }
 
-    /// True where an event that names `element` concerns it.
+    /// True if an event that names `element` concerns it.
     fn is_concerned(&self, element: Element) -> bool;
 
-    /// Fails for good because of an event.
+    /// Fails the object permanently because of an event.
     fn fail_by_event(&self, kind: AsyncEventKind, element: Element);
 }
 
-/// What the events of a device may concern.
+/// The objects that a device's events may concern.
 #[derive(Debug, Default)]
 pub(crate) struct EventSinks {
     known: Mutex<Vec<Weak<dyn EventSink>>>,
@@ -183,17 +180,17 @@ impl EventSinks {
     }
 
     pub(super) fn concerned(&self, element: Element) -> Vec<Arc<dyn EventSink>> {
-        // Collected before any is dropped: dropping the last handle of one takes other locks.
+        // Collected before any is dropped: dropping the last handle of an object takes other locks.
         let alive: Vec<_> = self.known.lock().iter().filter_map(Weak::upgrade).collect();
         alive.into_iter().filter(|sink| sink.is_concerned(element)).collect()
     }
 }
 
-/// Waits until `fd` is readable; false after `timeout`, or when `stop` is readable.
+/// Waits until `fd` is readable. Returns false after `timeout`, or when `stop` is readable.
 pub(crate) fn poll(fd: RawFd, stop: Option<RawFd>, timeout: Duration) -> Result<bool, Error> {
     let entry = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
     let mut fds = [entry(fd), entry(stop.unwrap_or(-1))];
-    // Rounded up: a wait for less than a millisecond is one.
+    // Rounded up: a shorter wait takes a millisecond.
     let millis = i32::try_from(timeout.as_micros().div_ceil(1000)).unwrap_or(i32::MAX);
     // SAFETY: two valid entries; a descriptor of -1 is ignored (poll(2)).
     let rc = unsafe { libc::poll(fds.as_mut_ptr(), 2, millis) };
@@ -207,7 +204,7 @@ pub(crate) fn poll(fd: RawFd, stop: Option<RawFd>, timeout: Duration) -> Result<
     Ok(fds[0].revents & libc::POLLIN != 0)
 }
 
-/// A new eventfd. The error says what it is for.
+/// Creates an eventfd. `detail` goes into the error.
 pub(crate) fn event_fd(detail: &str) -> Result<File, Error> {
     // SAFETY: no memory is involved.
     let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };

@@ -10,8 +10,8 @@ use std::path::PathBuf;
 
 /// The entry that a connection uses: the one asked for, or
 /// - on InfiniBand the first;
-/// - on Ethernet the first of the best kind: RoCE v2 before v1, as it can be routed; within a
-///   version an IPv4 address before a global IPv6 address, and that before a link-local one.
+/// - on Ethernet the first of the best kind: RoCE v2 before v1, as it can be routed; within a version IPv4 before
+///   global IPv6 before link-local addresses.
 pub(crate) fn choose(
     table: &[GidEntry],
     device: &str,
@@ -69,7 +69,7 @@ impl DeviceInner {
 
     fn gids_by_table(&self, port: u8) -> Result<Vec<GidEntry>, Error> {
         let Some(query) = self.api.query_gid_table else { return Ok(Vec::new()) };
-        // The answer is about all ports.
+        // The query covers all ports.
         let mut room = 0;
         for port in 1..=self.attributes()?.ports {
             room += usize::try_from(self.port_attr(port)?.gid_tbl_len).unwrap_or(0);
@@ -86,7 +86,7 @@ impl DeviceInner {
         Ok(entries
             .into_iter()
             .filter(|entry| entry.port_num == u32::from(port))
-            // Of a kind that came after this was written: not usable, and no reason to fail.
+            // A kind that is unknown here is not usable, but no error.
             .filter_map(|entry| {
                 let (kind, gid) = (GidKind::from_raw(entry.gid_type)?, Gid(entry.gid.raw));
                 Some(GidEntry { index: entry.gid_index, gid, kind })
@@ -94,14 +94,14 @@ impl DeviceInner {
             .collect())
     }
 
-    /// One entry, by the interface that predates the query of the table: `None` where it is empty.
+    /// An entry, by the interface that predates the table query: `None` if it is empty.
     fn gid_by_sysfs(&self, port: u8, index: u32, link: LinkLayer) -> Result<Option<GidEntry>, Error> {
         let file = self.sysfs_folder().join(format!("ports/{port}/gid_attrs/types/{index}"));
         let kind = match std::fs::read_to_string(&file) {
             Ok(text) => GidKind::from_sysfs(&text, link),
-            // The kernel says EINVAL of an empty entry.
+            // The kernel returns EINVAL for an empty entry.
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => None,
-            // Kernels before 4.5 have no such files, and RoCE v1 only.
+            // Kernels before 4.5 have no such files, and support RoCE v1 only.
             Err(error) if error.kind() == io::ErrorKind::NotFound => Some(match link {
                 LinkLayer::InfiniBand => GidKind::InfiniBand,
                 LinkLayer::Ethernet => GidKind::RoceV1,
@@ -130,8 +130,7 @@ impl DeviceInner {
 
     /// The device's folder in sysfs.
     fn sysfs_folder(&self) -> PathBuf {
-        // SAFETY: an open context names its device, which lives as long, with a zero-terminated
-        // path.
+        // SAFETY: an open context names its device, which lives as long, with a zero-terminated path.
         let path = unsafe { CStr::from_ptr((*(*self.context()).device).ibdev_path.as_ptr()) };
         PathBuf::from(path.to_string_lossy().into_owned())
     }

@@ -16,27 +16,25 @@ use std::sync::Arc;
 ///
 /// A cheap handle; clones name the same region. Work requests in flight hold it.
 ///
-/// A software card reaches it through a CPU mapping where there is one when it is registered
-/// ([`crate::mapped::MappedMemory`]), else by copies on a stream of its own. A real card reaches it
-/// over PCIe: through a dma-buf (rdma-core 34, Linux 5.12 and the open NVIDIA kernel modules) or,
-/// failing that, through the `nvidia-peermem` module.
+/// A software card reaches it through a CPU mapping that exists when it is registered
+/// ([`crate::mapped::MappedMemory`]), or else by copies on gdsync's stream. A real card reaches it over PCIe: through
+/// a dma-buf (rdma-core 34, Linux 5.12 and the open NVIDIA kernel modules) or, failing that, through the
+/// `nvidia-peermem` module.
 pub type GpuMemoryRegion = Region<GpuMemory>;
 
 impl GpuMemoryRegion {
     /// Registers GPU memory.
     ///
     /// # Errors
-    /// [`RegistrationError::Refused`](crate::verbs::RegistrationError::Refused) where the card
-    /// cannot have it, with the reason of each way that was tried;
-    /// [`RegistrationError::NoOrder`](crate::verbs::RegistrationError::NoOrder) where a real card
-    /// would write into memory of a GPU that shows writes in no order and cannot flush them: a
-    /// stream that has waited for the completion could still see old data.
+    /// [`RegistrationError::Refused`] if every way to register it failed, with each reason;
+    /// [`RegistrationError::NoOrder`] if a real card would write into memory of a GPU that shows writes in no order
+    /// and cannot flush them: a stream that has waited for the completion could still see old data.
     pub fn register(pd: &ProtectionDomain, memory: GpuMemory, access: Access) -> Result<Self, Error> {
         let inner = Arc::new(Self::register_inner(pd, &memory, access)?);
         Ok(Self::of(inner, memory))
     }
 
-    /// Memory whose bytes the registration has, and perhaps more.
+    /// A region of `memory`, which the registration covers.
     pub(crate) fn of(inner: Arc<MemoryRegionInner>, memory: GpuMemory) -> Self {
         let start = memory.address();
         Self::part(inner, start..start + memory.len() as u64, memory)
@@ -59,14 +57,14 @@ impl GpuMemoryRegion {
         Ok(MemoryRegionInner::new(raw, pd.inner.clone(), access, backing))
     }
 
-    /// How the card gets to the memory.
+    /// The way in which the card reaches the memory.
     pub fn path(&self) -> RegistrationPath {
-        // Regions of this kind have one.
+        // Regions of GPU memory have one.
         self.inner.path().unwrap_or(RegistrationPath::PeerMemory)
     }
 }
 
-/// The ways to give GPU memory to a card, the best first.
+/// Registers the memory by the best way that works.
 fn register(
     pd: &ProtectionDomain,
     memory: &GpuMemory,
@@ -78,8 +76,8 @@ fn register(
     };
     let (pd, len) = (&pd.inner, memory.registered_len());
     let (address, flags) = (memory.address() as *mut libc::c_void, access.bits() as libc::c_int);
-    // SAFETY: the domain is allocated as long as `pd` lives; the memory is kept until the region is
-    // deregistered. The address is a GPU's, which the provider's peer memory takes, or refuses.
+    // SAFETY: the domain is allocated as long as `pd` lives; the memory is kept until the region is deregistered. The
+    // provider's peer memory takes or refuses the address, which is a GPU's.
     let raw = unsafe { (pd.device.api.reg_mr)(pd.raw(), address, len, flags) };
     let path = match pd.device.api.provider {
         Provider::Software => RegistrationPath::SoftwareCard,
@@ -109,8 +107,7 @@ fn dma_buf(pd: &ProtectionDomain, memory: &GpuMemory, access: Access) -> Result<
     let (fd, offset) = memory.dma_buf().map_err(|error: CudaError| error.to_string())?;
     // The kernel's `UVERBS_METHOD_REG_DMABUF_MR` refuses the right to bind windows.
     let (len, flags) = (memory.registered_len(), (access - Access::MW_BIND).bits() as libc::c_int);
-    // SAFETY: the domain is allocated as long as `pd` lives; the kernel takes a reference of its
-    // own to the dma-buf.
+    // SAFETY: the domain is allocated as long as `pd` lives; the kernel takes a reference to the dma-buf.
     let raw = unsafe { reg_dmabuf_mr(pd.inner.raw(), offset, len, memory.address(), fd.as_raw_fd(), flags) };
     NonNull::new(raw).ok_or_else(|| io::Error::last_os_error().to_string())
 }

@@ -1,5 +1,4 @@
-//! The verbs objects below a queue pair: devices, protection domains, memory regions, address
-//! handles, and what describes them.
+//! The verbs objects below a queue pair: devices, protection domains, memory regions and address handles.
 
 pub(crate) mod ah;
 pub(crate) mod call;

@@ -1,4 +1,4 @@
-//! Memory regions: pinned memory that a card may reach, and slices of it.
+//! Memory regions, and slices of them.
 
 use crate::cuda::GpuMemory;
 use crate::memop::{Word32, Word64, WordError};
@@ -13,11 +13,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 bitflags::bitflags! {
-    /// What a card may do with a memory region, or a remote side with a queue pair. Reading locally
-    /// is always allowed.
+    /// Access rights of a card to a memory region, or of a remote side to a queue pair. Local reads are always
+    /// allowed.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub struct Access: u32 {
-        /// The local card may write: receives and reads land there.
+        /// The local card may write: receives and reads need it.
         const LOCAL_WRITE = verbs::IBV_ACCESS_LOCAL_WRITE;
         /// Remote RDMA writes; needs `LOCAL_WRITE`.
         const REMOTE_WRITE = verbs::IBV_ACCESS_REMOTE_WRITE;
@@ -25,20 +25,20 @@ bitflags::bitflags! {
         const REMOTE_READ = verbs::IBV_ACCESS_REMOTE_READ;
         /// Remote atomics; needs `LOCAL_WRITE`.
         const REMOTE_ATOMIC = verbs::IBV_ACCESS_REMOTE_ATOMIC;
-        /// A memory window may be bound to a part of the region, by a program that binds windows itself:
-        /// this library has none. Queue pairs ignore the right, and so does GPU memory that is registered
-        /// as a dma-buf: the kernel takes no such right there.
+        /// A memory window may be bound to a part of the region, by a program that binds windows itself, as this
+        /// library has none. Queue pairs ignore the right, and so does GPU memory that is registered as a dma-buf,
+        /// for which the kernel refuses it.
         const MW_BIND = verbs::IBV_ACCESS_MW_BIND;
     }
 }
 
 /// Memory registered with a card.
 ///
-/// A cheap handle; clones name the same region. Work requests in flight hold it, so the memory
-/// stays registered and mapped until the card has finished with it, whatever the program drops.
+/// A cheap handle; clones name the same region. Work requests in flight hold it, so the memory stays registered and
+/// mapped until the card has finished with it.
 ///
-/// The memory is shared with hardware, so it is read and written through [`PinnedMemory`]'s copies
-/// and words; the region dereferences to it.
+/// The memory is shared with hardware, so it is read and written through [`PinnedMemory`]'s copies and words; the
+/// region dereferences to it.
 ///
 /// ```
 /// use gdsync::{Access, Device, MemoryRegion, ProtectionDomain};
@@ -55,13 +55,12 @@ bitflags::bitflags! {
 /// ```
 pub type MemoryRegion = Region<PinnedMemory>;
 
-/// Memory registered with a card: a [`MemoryRegion`], a
-/// [`GpuMemoryRegion`](crate::verbs::GpuMemoryRegion), or what a
-/// [`RegistrationCache`](crate::verbs::RegistrationCache) has handed out.
+/// Memory registered with a card: a [`MemoryRegion`], a [`GpuMemoryRegion`](crate::verbs::GpuMemoryRegion), or a
+/// region of a [`RegistrationCache`](crate::verbs::RegistrationCache).
 #[derive(Clone, Debug)]
 pub struct Region<M> {
     pub(crate) inner: Arc<MemoryRegionInner>,
-    /// Those of the memory. The registration has them, and perhaps more.
+    /// Addresses of the memory, which the registration covers.
     addresses: Range<u64>,
     memory: M,
 }
@@ -73,7 +72,7 @@ pub(crate) struct MemoryRegionInner {
     pub(crate) rkey: u32,
     access: Access,
     pub(crate) pd: Arc<ProtectionDomainInner>,
-    /// Queues that it was posted to by posts that do not hold it.
+    /// Queues with posts that name the region and do not hold it.
     users: Mutex<Vec<User>>,
 }
 
@@ -88,17 +87,17 @@ struct User {
 /// A region as the provider knows it, and its memory. Deregistered when dropped.
 #[derive(Debug)]
 pub(crate) struct Registration {
-    // In this order: the memory is registered no more when it goes.
-    /// None where the program registered the memory itself.
+    // Dropped in this order: deregistered before the memory is released.
+    /// `None` if the program registered the memory.
     _raw: Option<Owned<ibv_mr>>,
     memory: Backing,
     _pd: Arc<ProtectionDomainInner>,
 }
 
-/// Keeps the regions of what the CPU has posted to a queue.
+/// Keeps the regions of a queue's posts registered.
 pub(crate) type DeferredDeregistration = DeferredRelease<Arc<Registration>>;
 
-/// What keeps the memory of a region: keepers, which do not count as users of it.
+/// Keeps the memory of a region, without counting as a user of it.
 #[derive(Debug)]
 pub(crate) enum Backing {
     Host {
@@ -108,29 +107,28 @@ pub(crate) enum Backing {
         _memory: GpuMemory,
         path: RegistrationPath,
     },
-    /// The program's.
+    /// Memory that the program registered.
     Foreign,
 }
 
-/// How a card gets to GPU memory.
+/// The way in which a card reaches GPU memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum RegistrationPath {
-    /// The driver made a dma-buf of it, which the kernel gave to the card (`ibv_reg_dmabuf_mr`).
+    /// A dma-buf, which the driver exported and the kernel gave to the card (`ibv_reg_dmabuf_mr`).
     DmaBuf,
-    /// A module that knows GPU memory (nvidia-peermem, nv_peer_mem) answered for it (`ibv_reg_mr`).
+    /// A kernel module for GPU memory, nvidia-peermem or nv_peer_mem (`ibv_reg_mr`).
     PeerMemory,
-    /// A software card, which copies from it and to it.
+    /// The copies of a software card.
     SoftwareCard,
 }
 
 impl MemoryRegion {
-    /// Allocates `len` zeroed bytes and registers them. A length of 0 registers one page of which 0
-    /// bytes are usable.
+    /// Allocates `len` zeroed bytes and registers them. A length of 0 registers one page of which 0 bytes are usable.
     ///
     /// # Errors
-    /// [`Error::Memory`] where the memory cannot be had, [`Error::Verbs`] where the provider
-    /// refuses to register it (the locked-memory limit is the usual reason: `ulimit -l`).
+    /// [`Error::Memory`] if the memory cannot be allocated, [`Error::Verbs`] if the provider refuses to register it
+    /// (usually because of the locked-memory limit: `ulimit -l`).
     pub fn allocate(pd: &ProtectionDomain, len: usize, access: Access) -> Result<Self, Error> {
         let memory = PinnedMemory::allocate(len).map_err(|source| Error::Memory { len, source })?;
         Self::register(pd, memory, access)
@@ -139,14 +137,14 @@ impl MemoryRegion {
     /// Registers pinned memory.
     ///
     /// # Errors
-    /// [`Error::Verbs`] where the provider refuses. No provider takes 0 bytes of
-    /// [`PinnedMemory::from_raw`], where the next byte is not this memory's.
+    /// [`Error::Verbs`] if the provider refuses. No provider takes 0 bytes of [`PinnedMemory::from_raw`], where the
+    /// next byte is not this memory's.
     pub fn register(pd: &ProtectionDomain, memory: PinnedMemory, access: Access) -> Result<Self, Error> {
         let inner = Arc::new(Self::register_inner(pd, &memory, access)?);
         Ok(Self::of(inner, memory))
     }
 
-    /// Memory whose bytes the registration has, and perhaps more.
+    /// A region of `memory`, which the registration covers.
     pub(crate) fn of(inner: Arc<MemoryRegionInner>, memory: PinnedMemory) -> Self {
         let start = memory.addr().get();
         Self::part(inner, start..start + memory.len() as u64, memory)
@@ -170,7 +168,7 @@ impl MemoryRegion {
     /// The 32-bit word at a byte offset, for a stream to wait on or to write.
     ///
     /// # Errors
-    /// [`WordError::Outside`](crate::memop::WordError::Outside).
+    /// [`WordError::Outside`].
     pub fn word32(&self, offset: usize) -> Result<Word32, WordError> {
         Word32::new(&self.memory, offset)
     }
@@ -178,14 +176,14 @@ impl MemoryRegion {
     /// The 64-bit word at a byte offset, for a stream to wait on or to write.
     ///
     /// # Errors
-    /// [`WordError::Outside`](crate::memop::WordError::Outside).
+    /// [`WordError::Outside`].
     pub fn word64(&self, offset: usize) -> Result<Word64, WordError> {
         Word64::new(&self.memory, offset)
     }
 }
 
 impl<M> Region<M> {
-    /// Memory that other memory may be a part of, as `inner` has registered it.
+    /// A region of `memory` at these addresses, which the registration `inner` covers.
     pub(crate) fn part(inner: Arc<MemoryRegionInner>, addresses: Range<u64>, memory: M) -> Self {
         Region { inner, addresses, memory }
     }
@@ -195,12 +193,12 @@ impl<M> Region<M> {
         &self.memory
     }
 
-    /// The key that work requests of this side name it by.
+    /// The local key, for work requests of this side.
     pub fn lkey(&self) -> u32 {
         self.inner.lkey
     }
 
-    /// The key that the remote side needs.
+    /// The remote key, for the remote side.
     pub fn rkey(&self) -> u32 {
         self.inner.rkey
     }
@@ -208,7 +206,7 @@ impl<M> Region<M> {
     /// A part of the region, for a work request: `region.slice(..)`, `region.slice(16..32)`.
     ///
     /// # Errors
-    /// [`OutOfBounds`](crate::memory::OutOfBounds).
+    /// [`OutOfBounds`].
     pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<Slice, OutOfBounds> {
         let Range { start, end } = resolve(range, self.addresses.end - self.addresses.start)?;
         let (addr, len) = (self.addresses.start + start, (end - start) as usize);
@@ -220,12 +218,12 @@ impl<M> Region<M> {
         (self.addresses.end - self.addresses.start) as usize
     }
 
-    /// True where the length is 0.
+    /// True if the length is 0.
     pub fn is_empty(&self) -> bool {
         self.addresses.is_empty()
     }
 
-    /// What a remote side has to know to reach the whole region.
+    /// The description of the whole region for a remote side.
     pub fn remote(&self) -> RemoteMemory {
         let Range { start, end } = self.addresses;
         RemoteMemory { addr: start, len: end - start, rkey: self.rkey() }
@@ -241,39 +239,37 @@ impl std::ops::Deref for MemoryRegion {
 }
 
 impl MemoryRegionInner {
-    /// A region that the provider has just registered, whose bytes `memory` keeps.
+    /// A region that the provider has just registered. `memory` keeps its bytes.
     pub(crate) fn new(
         raw: NonNull<ibv_mr>,
         pd: Arc<ProtectionDomainInner>,
         access: Access,
         memory: Backing,
     ) -> Self {
-        // SAFETY: a region just returned by the provider is a valid `ibv_mr`; its keys never
-        // change.
+        // SAFETY: a region just returned by the provider is a valid `ibv_mr`; its keys never change.
         let (lkey, rkey) = unsafe { ((*raw.as_ptr()).lkey, (*raw.as_ptr()).rkey) };
-        // SAFETY: work requests that name it hold the region, or their queue keeps the registration, which
-        // holds the domain.
+        // SAFETY: work requests that name it hold the region, or their queue keeps the registration, which holds the
+        // domain.
         let raw = unsafe { Owned::new(raw, pd.device.api.dereg_mr, "ibv_dereg_mr") };
         let registration = Arc::new(Registration { _raw: Some(raw), memory, _pd: pd.clone() });
         MemoryRegionInner { registration, lkey, rkey, access, pd, users: Mutex::default() }
     }
 
-    /// Whatever memory the program has registered in a domain itself: only its slices know their
-    /// keys.
+    /// Stands for all memory that the program has registered in a domain: only its slices know their keys.
     pub(crate) fn foreign(pd: Arc<ProtectionDomainInner>) -> Self {
         let registration = Arc::new(Registration { _raw: None, memory: Backing::Foreign, _pd: pd.clone() });
         let (access, users) = (Access::all(), Mutex::default());
         MemoryRegionInner { registration, lkey: 0, rkey: 0, access, pd, users }
     }
 
-    /// What is there as long as the region is registered.
+    /// Alive while the region is registered.
     #[cfg(test)]
     pub(crate) fn registration(&self) -> Weak<Registration> {
         Arc::downgrade(&self.registration)
     }
 
-    /// It is about to be posted to a queue, which keeps it registered for that. Returns where the number of its last
-    /// post there is written.
+    /// Makes `queue` keep the region registered for a post that is about to be made there. Returns the place for the
+    /// number of the region's last post there.
     pub(crate) fn used_by(&self, queue: &Arc<DeferredDeregistration>) -> Arc<AtomicU64> {
         let mut users = self.users.lock();
         if let Some(known) = users.iter().find(|user| ptr::eq(user.queue.as_ptr(), Arc::as_ptr(queue))) {
@@ -285,7 +281,7 @@ impl MemoryRegionInner {
         last
     }
 
-    /// How the card gets to GPU memory; none for host memory.
+    /// How the card reaches GPU memory; `None` for host memory.
     pub(crate) fn path(&self) -> Option<RegistrationPath> {
         match self.registration.memory {
             Backing::Host { .. } | Backing::Foreign => None,
@@ -302,7 +298,7 @@ impl Drop for MemoryRegionInner {
     fn drop(&mut self) {
         for User { queue, last } in self.users.get_mut() {
             if let Some(queue) = queue.upgrade() {
-                // Written before the handle was dropped that the post had borrowed.
+                // Written before the drop of the handle that the post borrowed.
                 queue.keep(last.load(Ordering::Relaxed), || self.registration.clone());
             }
         }
@@ -336,7 +332,7 @@ pub struct Slice {
 }
 
 impl Slice {
-    /// Memory that the program registered itself, in the domain of `region`.
+    /// Memory that the program registered, in the domain of `region`.
     #[inline(always)]
     pub(crate) fn foreign(region: Arc<MemoryRegionInner>, addr: u64, len: usize, lkey: u32) -> Self {
         Slice { region, addr, len, lkey }
@@ -347,7 +343,7 @@ impl Slice {
         self.len
     }
 
-    /// True where the length is 0.
+    /// True if the length is 0.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }

@@ -1,24 +1,24 @@
-//! What describes a port: its state, its MTU, its link layer and its global identifiers.
+//! Attributes of a port: its state, MTU, link layer and global identifiers.
 
 use gdsync_sys::verbs;
 use std::fmt;
 
-/// Port of a device that is used by default. Ports are counted from 1.
+/// The default port. Ports are counted from 1.
 pub const DEFAULT_PORT: u8 = 1;
 
 /// State and address of a port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PortAttributes {
-    /// Its number, from 1 on.
+    /// Its number, from 1.
     pub port: u8,
     /// Logical state.
     pub state: PortState,
-    /// What its link speaks.
+    /// Its link layer.
     pub link: LinkLayer,
     /// Local identifier; 0 on Ethernet.
     pub lid: u16,
-    /// Path MTU in use, where its code is known.
+    /// Active path MTU, if its code is known.
     pub mtu: Option<Mtu>,
     /// Longest message in bytes.
     pub max_message: u32,
@@ -36,7 +36,7 @@ pub enum PortState {
     Armed,
     /// In use.
     Active,
-    /// Some other code.
+    /// Another code.
     Other(i32),
 }
 
@@ -82,7 +82,7 @@ impl Mtu {
         128 << self as u32
     }
 
-    /// The MTU of that number of bytes, if there is one.
+    /// The MTU of that number of bytes, if any.
     pub fn from_bytes(bytes: u32) -> Option<Self> {
         Self::ALL.into_iter().find(|mtu| mtu.bytes() == bytes)
     }
@@ -94,7 +94,7 @@ impl Mtu {
     }
 }
 
-/// A global identifier; printed like the IPv6 address that it is.
+/// A global identifier, displayed as an IPv6 address.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Gid(pub [u8; 16]);
 
@@ -105,21 +105,20 @@ impl fmt::Display for Gid {
 }
 
 impl Gid {
-    /// The first half: its subnet.
+    /// The first half, which identifies the subnet.
     pub(crate) fn subnet_prefix(self) -> [u8; 8] {
         let [a, b, c, d, e, f, g, h, ..] = self.0;
         [a, b, c, d, e, f, g, h]
     }
 }
 
-/// What packets with a GID look like on the wire (`enum ibv_gid_type`). Two sides must use the same
-/// kind.
+/// The packet format of a GID (`enum ibv_gid_type`). Both sides must use the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum GidKind {
     /// InfiniBand.
     InfiniBand,
-    /// RoCE version 1: Ethernet frames of their own type, which no router forwards.
+    /// RoCE version 1: Ethernet frames with their own type, which routers do not forward.
     RoceV1,
     /// RoCE version 2: UDP.
     RoceV2,
@@ -138,8 +137,8 @@ impl GidKind {
         }
     }
 
-    /// As the kernel spells it in sysfs (`drivers/infiniband/core/cache.c`,
-    /// `ib_cache_gid_type_str`): version 1 shares its name with InfiniBand.
+    /// Parses the kernel's name in sysfs (`drivers/infiniband/core/cache.c`, `ib_cache_gid_type_str`): RoCE version 1
+    /// shares its name with InfiniBand.
     pub(super) fn from_sysfs(text: &str, link: LinkLayer) -> Option<Self> {
         match (text.trim(), link) {
             ("IB/RoCE v1", LinkLayer::InfiniBand) => Some(GidKind::InfiniBand),
@@ -149,7 +148,7 @@ impl GidKind {
         }
     }
 
-    /// The link layer that such packets travel on.
+    /// The link layer of such packets.
     pub fn link(self) -> LinkLayer {
         match self {
             GidKind::InfiniBand => LinkLayer::InfiniBand,
@@ -177,11 +176,11 @@ impl fmt::Display for GidKind {
     }
 }
 
-/// What a port's link speaks.
+/// The link layer of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum LinkLayer {
-    /// InfiniBand: a subnet manager gives ports local identifiers (LIDs), which address them.
+    /// InfiniBand: a subnet manager assigns local identifiers (LIDs), which address ports.
     InfiniBand,
     /// Ethernet (RoCE): GIDs address ports.
     Ethernet,
@@ -204,6 +203,6 @@ pub struct GidEntry {
     pub index: u32,
     /// The identifier.
     pub gid: Gid,
-    /// What packets with it look like.
+    /// Its packet format.
     pub kind: GidKind,
 }

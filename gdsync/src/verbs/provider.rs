@@ -5,7 +5,7 @@ use crate::verbs::{Error, OpenError};
 use gdsync_sys::VerbsApi;
 use gdsync_sys::api::Provider;
 
-/// The software card of this process: always there, needs nothing installed.
+/// The software card of this process: always available, with nothing to install.
 #[cfg(feature = "software-card")]
 pub fn software() -> &'static VerbsApi {
     softhca::verbs_api()
@@ -14,7 +14,7 @@ pub fn software() -> &'static VerbsApi {
 /// The system's libibverbs and libmlx5, loaded at the first call.
 ///
 /// # Errors
-/// [`OpenError::Load`] where a library or a symbol is missing; it says which package brings it.
+/// [`OpenError::Load`] if a library or a symbol is missing; it names the package to install.
 pub fn system() -> Result<&'static VerbsApi, Error> {
     Ok(gdsync_sys::system::load().map_err(OpenError::from)?)
 }
@@ -33,7 +33,7 @@ pub(crate) fn check_settings(provider: Provider) -> Result<(), OpenError> {
     }
 }
 
-/// Lets the provider's cards reach GPU memory, where that takes the library's help.
+/// Gives the provider's cards access to GPU memory, if they need the library's help.
 pub(crate) fn share_gpu_memory(provider: Provider) {
     match provider {
         #[cfg(feature = "software-card")]
@@ -42,7 +42,7 @@ pub(crate) fn share_gpu_memory(provider: Provider) {
     }
 }
 
-/// GPU memory for software cards: their peer-memory client, in terms of [`CardRegion`](crate::cuda::CardRegion).
+/// The software cards' peer-memory client, on top of [`CardRegion`](crate::cuda::CardRegion).
 #[cfg(feature = "software-card")]
 mod gpu_memory {
     use crate::cuda::{CardBuffer, CardRegion};
@@ -86,7 +86,7 @@ mod gpu_memory {
         }
 
         unsafe fn begin_read(&self, addr: u64, into: *mut u8, len: usize) -> Result<Begun, PeerMemoryError> {
-            // SAFETY: the card's, which has checked that the address lies in this region.
+            // SAFETY: the card has checked that the address is in this region, and keeps the buffer usable.
             Ok(begun(unsafe { self.0.begin(addr, into as usize, len, true, HostRange::of) }))
         }
 

@@ -8,20 +8,18 @@ use std::fmt;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Transport {
-    /// Reliable connection: every operation; nothing is lost, everything is in order.
+    /// Reliable connection: every operation, without loss and in order.
     #[default]
     Rc,
-    /// Unreliable connection: sends and RDMA writes, with and without immediate. A message that loses a
-    /// packet is lost, and the sender gets no error.
+    /// Unreliable connection: sends and RDMA writes, with and without immediate. A message that loses a packet is
+    /// lost, and the sender gets no error.
     Uc,
-    /// Unreliable datagrams: sends, with and without immediate, of at most the port's MTU. Each
-    /// names its destination ([`crate::WorkRequest::to`]); what finds no receive is lost, and the
-    /// sender gets no error.
+    /// Unreliable datagrams: sends, with and without immediate, of at most the port's MTU. Each names its destination
+    /// ([`crate::WorkRequest::to`]). A message that finds no receive is lost, and the sender gets no error.
     Ud,
-    /// Dynamically connected transport, the side that sends (an initiator): every operation, as
-    /// reliable as [`Self::Rc`]. Each request names its target ([`crate::WorkRequest::to_target`]), to
-    /// which the card connects by itself: one queue pair reaches any number of targets
-    /// ([`crate::qp::DcTarget`]), and takes no receives.
+    /// Dynamically connected transport, the sending side (an initiator): every operation, as reliable as
+    /// [`Self::Rc`]. Each request names its target ([`crate::WorkRequest::to_target`]), to which the card connects
+    /// itself: one queue pair reaches any number of targets ([`crate::qp::DcTarget`]), and takes no receives.
     Dc,
 }
 
@@ -36,13 +34,13 @@ impl Transport {
         }
     }
 
-    /// Each request says where it goes, and the queue pair is ready as soon as it is made.
+    /// True if each request names its destination; the queue pair is then ready once it is created.
     pub(crate) fn is_addressed(self) -> bool {
         matches!(self, Transport::Ud | Transport::Dc)
     }
 
-    /// IB specification, 9.1 (table 35, which operations each service has); an initiator of DC has
-    /// those of RC (libmlx5's `MLX5_SUPPORTED_SEND_OPS_FLAGS_DCI`).
+    /// IB specification, 9.1 (table 35, operations of each service); a DC initiator has those of RC (libmlx5's
+    /// `MLX5_SUPPORTED_SEND_OPS_FLAGS_DCI`).
     fn has(self, opcode: Opcode) -> bool {
         match opcode {
             Opcode::Nop | Opcode::Send | Opcode::SendImm => true,
@@ -51,10 +49,10 @@ impl Transport {
         }
     }
 
-    /// Checks that queue pairs of this transport have an operation.
+    /// Checks that queue pairs of this transport support an operation.
     ///
     /// # Errors
-    /// The operation in words, where they do not.
+    /// The operation in words, if they do not.
     pub(crate) fn check(self, opcode: Opcode) -> Result<(), &'static str> {
         if self.has(opcode) {
             return Ok(());
@@ -79,16 +77,16 @@ impl fmt::Display for Transport {
     }
 }
 
-/// The interface that makes queues.
+/// The interface that creates queues.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum QueueApi {
-    /// Verbs (`mlx5dv_create_qp`, `mlx5dv_create_cq`). Their memory is the host's.
+    /// Verbs (`mlx5dv_create_qp`, `mlx5dv_create_cq`), in host memory.
     #[default]
     Verbs,
-    /// Commands in the device's own language (DEVX). They need a device that takes commands from
-    /// programs: mlx5 on the system's libraries. Asynchronous events that name such queues do not
-    /// come (those of ports and devices do): a completion queue never overruns here, and what else
-    /// fails a queue pair shows in a completion or, for the responder's side, in the other's.
+    /// Device commands (DEVX). They need a device that takes commands from programs: mlx5 on the system's libraries.
+    /// Asynchronous events that name such queues are not delivered (those of ports and devices are): a completion
+    /// queue never overruns here, and other failures of a queue pair show in a completion or, on the responder's
+    /// side, in a completion of the requester.
     Devx,
 }
