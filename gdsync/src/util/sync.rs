@@ -1,5 +1,4 @@
-//! Locks and atomics of the modules whose interleavings are explored: `model/` compiles them with
-//! loom's in this place.
+//! Locks and atomics of the modules whose interleavings are explored: `model/` compiles them with loom's instead.
 
 pub(crate) use std::sync::{Mutex, MutexGuard};
 pub(crate) use std::thread::yield_now;

@@ -4,7 +4,7 @@ use parking_lot::Mutex;
 use proptest::prelude::*;
 use std::collections::HashSet;
 
-/// A device that sees host pages `SHIFT` higher, and counts.
+/// A device that maps host pages `SHIFT` higher, and counts calls.
 #[derive(Default)]
 struct Device {
     registered: Mutex<HashSet<u64>>,
@@ -35,7 +35,7 @@ impl Registrar for Device {
     }
 }
 
-/// Addresses that no mapping has, different ones in each test.
+/// Addresses that no mapping has, different in each test.
 fn base(test: u64) -> u64 {
     0xfffe_0000_0000_0000 + (test << 32)
 }
@@ -187,8 +187,8 @@ fn retired_pages_stay_mapped_until_they_are_unregistered() {
 }
 
 proptest! {
-    /// Any order of announcing, naming and dropping: what is registered is what live spans around
-    /// named words cover.
+    /// For any order of announcing, naming and dropping spans: the registered pages are those of live spans around
+    /// named words.
     #[test]
     fn registrations_follow_the_spans(
         steps in proptest::collection::vec((0u8..4, 0u64..16, 1u64..5, any::<prop::sample::Index>()), 1..60)
@@ -228,7 +228,7 @@ proptest! {
     }
 }
 
-/// A device that the spans offer all memory of the process, other tests' too. It takes this test's only.
+/// A device that the spans offer all memory of the process, that of other tests too. It accepts this test's only.
 struct InUse {
     device: Device,
     own: std::ops::Range<u64>,
