@@ -50,10 +50,7 @@ impl CardRegion {
         address.wrapping_sub(self.memory.address()) as usize
     }
 
-    /// Copies from the GPU memory at `address`.
-    ///
-    /// # Errors
-    /// The reason, in words.
+    /// Copies from the GPU memory at `address`. The error is the reason, in words.
     pub(crate) fn read(&self, address: u64, into: &mut [u8]) -> Result<(), String> {
         let at = self.offset(address);
         match &self.mapping {
@@ -64,10 +61,7 @@ impl CardRegion {
         }
     }
 
-    /// Copies to the GPU memory at `address`.
-    ///
-    /// # Errors
-    /// The reason, in words.
+    /// Copies to the GPU memory at `address`. The error is the reason, in words.
     pub(crate) fn write(&self, address: u64, from: &[u8]) -> Result<(), String> {
         let at = self.offset(address);
         match &self.mapping {
@@ -131,7 +125,6 @@ struct Pinned {
     _span: Arc<Span>,
 }
 
-/// All pinned buffers, by first address.
 static PINNED: Mutex<BTreeMap<usize, Pinned>> = Mutex::new(BTreeMap::new());
 
 /// Returns the first address of the buffer that holds `len` bytes at `address`, if a card uses it and it is pinned

@@ -17,7 +17,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::{Arc, OnceLock, Weak};
 
-/// The error for an operation on a peer's memory to which the GPU has no access.
 pub(super) fn not_enabled(gpu: i32, peer: i32) -> CudaError {
     let reason = "it was not enabled (gdsync::cuda::enable_peer_access)".to_owned();
     CudaError::NoPeerAccess { gpu, peer, reason }
@@ -34,7 +33,6 @@ pub(super) struct Peers {
 }
 
 impl Peers {
-    /// Returns whether the memory of the context `context` is reached.
     pub(super) fn reaches(&self, context: u64) -> bool {
         self.reached.read().contains(&context)
     }
@@ -51,7 +49,6 @@ struct Pages {
 /// in every context (`PORTABLE`): the first context registers them, and the last unregisters them.
 static REGISTERED: Mutex<BTreeMap<u64, u32>> = Mutex::new(BTreeMap::new());
 
-/// Returns whether gdsync has registered the pages that begin at an address.
 pub(super) fn is_registered_by_us(base: u64) -> bool {
     REGISTERED.lock().contains_key(&base)
 }
@@ -123,7 +120,6 @@ impl Registrar for Pages {
     }
 }
 
-/// Unregisters pages, through a context that has them.
 fn unregister_pages(context: Context, base: u64) -> Result<(), CudaError> {
     let _entered = context.enter()?;
     let _mode = RelaxedCapture::new();
@@ -229,12 +225,10 @@ impl GpuContext {
         Ok(made)
     }
 
-    /// All contexts that gdsync knows.
     fn all() -> Vec<Arc<GpuContext>> {
         CONTEXTS.lock().values().cloned().collect()
     }
 
-    /// The context's GPU.
     pub(crate) fn gpu(&self) -> Gpu {
         Gpu::from_device(self.ordinal)
     }
@@ -247,7 +241,6 @@ impl GpuContext {
         })
     }
 
-    /// Makes the context current for the calling thread.
     pub(crate) fn enter(&self) -> Result<Entered, CudaError> {
         self.named(self.raw.enter().map_err(CudaError::from))
     }
@@ -392,7 +385,6 @@ impl GpuContext {
     }
 }
 
-/// Calls [`GpuContext::collect`] on every context.
 pub(crate) fn collect_all() {
     GpuContext::all().iter().for_each(|context| context.collect());
 }

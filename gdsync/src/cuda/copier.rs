@@ -15,7 +15,6 @@ const STAGING: usize = 1 << 20;
 /// How long a new stream may take to write one word ([`Copier::claim_channel`]).
 const CLAIM: Duration = Duration::from_millis(100);
 
-/// The stream and its buffer.
 pub(crate) struct Copier {
     stream: sys::CUstream,
     staging: PinnedMemory,

@@ -114,7 +114,6 @@ impl CudaError {
     }
 }
 
-/// Returns an error unless the call succeeded.
 pub(crate) fn check(call: &'static str, result: sys::CUresult) -> Result<(), CudaError> {
     Ok(driver::check(call, result)?)
 }

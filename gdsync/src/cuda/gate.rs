@@ -26,7 +26,6 @@ fn membarrier(command: libc::c_int) -> bool {
 /// True if `membarrier(2)` is available. It registers the process once, before the first gate is used.
 static FENCED_BY_SYSTEM: LazyLock<bool> = LazyLock::new(|| membarrier(REGISTER_PRIVATE_EXPEDITED));
 
-/// A context's gate.
 #[derive(Debug)]
 pub(crate) struct Gate {
     closed: AtomicBool,
@@ -130,7 +129,6 @@ impl Drop for HeldBack {
     }
 }
 
-/// Returns whether a [`HeldBack`] lives.
 pub(super) fn is_held_back() -> bool {
     HELD.load(Ordering::Acquire) > 0
 }

@@ -13,7 +13,6 @@ use std::thread::{self, ThreadId};
 /// `CU_STREAM_PER_THREAD`.
 const PER_THREAD: usize = 2;
 
-/// A CUDA stream.
 #[derive(Debug)]
 pub(crate) struct StreamHandle {
     pub(crate) raw: sys::CUstream,
@@ -21,7 +20,6 @@ pub(crate) struct StreamHandle {
     thread: Option<ThreadId>,
     /// Keeps the stream alive.
     owner: Box<dyn Any + Send + Sync>,
-    /// Set while a thread submits.
     pub(crate) busy: Busy,
     /// Answers [`Self::is_idle`] if the driver cannot be asked.
     idle_probe: OnceLock<IdleProbe>,

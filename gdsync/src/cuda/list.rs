@@ -53,7 +53,6 @@ impl From<u32> for GpuList {
     }
 }
 
-/// The text that it is parsed from.
 impl fmt::Display for GpuList {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.numbers {

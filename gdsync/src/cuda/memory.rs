@@ -49,7 +49,6 @@ impl Drop for Allocated {
     }
 }
 
-/// Read and write access of a GPU.
 pub(super) fn access(gpu: i32) -> sys::CUmemAccessDesc {
     let location = sys::CUmemLocation { type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: gpu };
     sys::CUmemAccessDesc { location, flags: sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE }
@@ -113,7 +112,6 @@ impl Exportable {
         Ok(memory)
     }
 
-    /// Gives a GPU access.
     fn share(&self, gpu: i32) -> Result<(), CudaError> {
         let access = access(gpu);
         // SAFETY: mapped as long as `self`; one entry.
@@ -297,12 +295,10 @@ impl GpuMemory {
         Ok(own && gpu_at(&context, self.address())? == context.ordinal)
     }
 
-    /// True if gdsync allocated it.
     pub(super) fn is_own(&self) -> bool {
         self.inner.own
     }
 
-    /// Remembers a mapping of this memory.
     pub(crate) fn set_mapping(&self, mapping: Weak<Mapping>) {
         *self.inner.mapping.lock() = mapping;
     }
@@ -363,7 +359,7 @@ impl GpuMemory {
     }
 }
 
-/// Gives a GPU access to the physical memory that gdsync has made in a context.
+/// Gives a GPU access to the exportable memory of a context.
 pub(super) fn share_mapped(context: &GpuContext, reader: i32) -> Result<(), CudaError> {
     // Dropped after the list is unlocked: their drops lock it.
     let all: Vec<Arc<Inner>> = KNOWN.lock().values().filter_map(|(_, weak)| weak.upgrade()).collect();

@@ -37,26 +37,20 @@ impl PendingCopies {
         }
     }
 
-    /// Removes a region's copies, and takes its failure.
-    ///
-    /// # Errors
-    /// A copy that was performed has failed.
+    /// Removes a region's copies. Returns its failure as an error.
     pub(super) fn remove(&mut self, region: u64) -> Result<(), CudaError> {
         self.copies.retain(|piece| piece.region != region);
         self.failed.remove(&region).map_or(Ok(()), Err)
     }
 }
 
-/// A copy between GPU memory and pinned memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PeerCopy {
     /// Number of the card's region; its memory is part of one allocation.
     pub(super) region: u64,
-    /// Address in GPU memory.
     pub(super) gpu: u64,
     /// First address of the pinned range that holds `host`.
     pub(super) range: usize,
-    /// Address in pinned memory.
     pub(super) host: usize,
     /// Bytes, not 0.
     pub(super) len: usize,

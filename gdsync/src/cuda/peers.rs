@@ -73,7 +73,6 @@ pub fn peer_capabilities(from: u32, to: u32) -> Result<PeerCapabilities, CudaErr
 }
 
 impl GpuContext {
-    /// See [`enable_peer_access`].
     fn enable_access(&self, peer: &GpuContext) -> Result<(), CudaError> {
         if self.id == peer.id || self.peers.reaches(peer.id) {
             return Ok(());

@@ -93,9 +93,6 @@ pub(crate) struct QueueArenas {
 
 impl QueueArenas {
     /// `host`: the arena of host memory.
-    ///
-    /// # Errors
-    /// [`PlacementError`] if a GPU's memory cannot be allocated.
     pub(crate) fn new(placement: QueuePlacement, host: &Arc<Arena>) -> Result<Self, PlacementError> {
         let arena = |part| Ok::<_, PlacementError>(arena_of(part)?.unwrap_or_else(|| host.clone()));
         Ok(QueueArenas {
@@ -114,7 +111,6 @@ impl QueueArenas {
         }
     }
 
-    /// Allocates memory for a part of a queue.
     pub(crate) fn allocate(&self, size: usize, alignment: usize, resource_type: u64) -> io::Result<*mut u8> {
         self.of(resource_type).allocate(size, alignment)
     }
@@ -126,9 +122,6 @@ impl QueueArenas {
 }
 
 /// The arena of a GPU's memory; `None` for host memory.
-///
-/// # Errors
-/// [`PlacementError`].
 pub(crate) fn arena_of(placement: Placement) -> Result<Option<Arc<Arena>>, PlacementError> {
     match placement {
         Placement::Host | Placement::StandIn => Ok(None),
@@ -138,7 +131,6 @@ pub(crate) fn arena_of(placement: Placement) -> Result<Option<Arc<Arena>>, Place
     }
 }
 
-/// Memory of GPUs for queues.
 pub(crate) mod gpu {
     use super::*;
     use crate::cuda::GpuMemory;

@@ -76,7 +76,6 @@ pub(super) struct Progress {
     pub(super) error: u64,
 }
 
-// Positions of the fields of `Progress`, in 64-bit words.
 const RESERVED: usize = 0;
 const READY: usize = 8;
 const POSTED: usize = 16;
@@ -96,7 +95,6 @@ impl Progress {
         }
     }
 
-    /// Each word, with its position.
     pub(super) fn words(&self) -> [(usize, u64); 6] {
         [
             (RESERVED, self.reserved),
@@ -159,7 +157,6 @@ impl Collector {
     }
 }
 
-/// The device's address of a word.
 fn address(place: &Place, device: &impl MemOpStream) -> Result<u64, StreamError> {
     if let Some(memory) = place.gpu_memory() {
         device.owns(memory)?;
@@ -190,7 +187,6 @@ impl State {
         }
     }
 
-    /// The address for kernels.
     pub(super) fn address(&self, device: &impl MemOpStream) -> Result<u64, DeviceQpError> {
         match self {
             State::Pinned(memory) => Ok(device.translate(memory.addr(), STATE_BYTES)?.get()),

@@ -20,7 +20,6 @@ use std::time::Duration;
 
 static FORWARDER: Poller = Poller::new("gdsync-mailboxes");
 
-/// The mailbox of one queue pair.
 #[derive(Debug)]
 pub(super) struct Mailbox {
     /// The first word is the index of the first block that the kernel has not posted.

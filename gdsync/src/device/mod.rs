@@ -149,7 +149,6 @@ impl DeviceQp {
         Ok(device_qp)
     }
 
-    /// Translates the host's addresses into the device's.
     fn translate(
         &mut self,
         sends: &BorrowedSends,

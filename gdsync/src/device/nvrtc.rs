@@ -215,13 +215,11 @@ fn said(error: &libloading::Error) -> String {
     error.source().map_or_else(|| error.to_string(), ToString::to_string)
 }
 
-/// The library.
 struct Nvrtc {
     functions: Functions,
     version: (i32, i32),
     /// The architectures that it compiles for: 90 is `compute_90`.
     architectures: Vec<i32>,
-    /// Keeps the functions loaded.
     _library: Library,
 }
 

@@ -81,7 +81,6 @@ impl Place {
         Place { memory: Memory::Stream { address, len }, offset: 0, name: None }
     }
 
-    /// The same place, with a name.
     pub(crate) fn named(self, name: Option<&Arc<str>>) -> Self {
         Place { name: name.cloned(), ..self }
     }
@@ -113,7 +112,6 @@ impl Place {
         }
     }
 
-    /// Length of the memory in bytes.
     pub(crate) fn len(&self) -> usize {
         match &self.memory {
             Memory::Host(memory) => memory.len(),

@@ -24,7 +24,6 @@ pub(crate) struct Arena {
 /// Allocates memory for an arena: a function of the minimum number of bytes.
 type Source = Box<dyn Fn(usize) -> io::Result<ChunkMemory> + Send + Sync>;
 
-/// The owner of memory, which keeps it.
 pub(crate) type Owner = Arc<dyn Any + Send + Sync>;
 
 /// Memory that an arena divides into blocks.
@@ -56,7 +55,6 @@ impl ChunkMemory {
 }
 
 impl Default for Arena {
-    /// An arena of pinned memory.
     fn default() -> Self {
         Arena::of(ChunkMemory::pinned)
     }
@@ -115,14 +113,12 @@ impl Arena {
         Ok(address)
     }
 
-    /// The owner of a live block's memory.
     pub(crate) fn owner(&self, block: *mut u8) -> Option<Owner> {
         let state = self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let (chunk, ..) = state.live.get(&(block as usize))?;
         Some(state.chunks[*chunk].memory.owner.clone())
     }
 
-    /// Returns whether the address is in a live block.
     #[cfg(test)]
     pub(crate) fn owns(&self, address: *mut u8) -> bool {
         let state = self.state.lock().unwrap();
@@ -181,7 +177,6 @@ impl Block {
         Ok(block)
     }
 
-    /// Its first byte.
     pub(crate) fn start(&self) -> NonNull<u8> {
         self.at
     }

@@ -17,7 +17,6 @@ use std::sync::{Arc, Weak};
 
 /// Registers pages in a device's address space.
 pub(crate) trait Registrar: Send + Sync + 'static {
-    /// Registers whole pages.
     fn register(&self, base: u64, len: u64, kind: Kind) -> Result<Registered, String>;
     /// Unregisters pages whose registration was `owned`. May block while the device is busy.
     fn unregister(&self, base: u64);
@@ -193,7 +192,6 @@ impl<R: Registrar> PeerMap<R> {
         drop(retired);
     }
 
-    /// True if [`Self::collect`] has something to do.
     pub(crate) fn has_retired(&self) -> bool {
         !self.runs.read().retired.is_empty()
     }

@@ -19,7 +19,6 @@ use std::sync::{Arc, OnceLock, Weak};
 /// The smallest page of any system, in bytes.
 const PAGE: u64 = 4096;
 
-/// The kind of a span.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// Pages of this span alone, mapped as a whole.
@@ -193,7 +192,6 @@ impl Span {
         }
     }
 
-    /// Notifies `space` when the span is dropped.
     pub(crate) fn notify(&self, space: Weak<dyn AddressSpace>) {
         let mut spaces = self.spaces.lock();
         spaces.retain(|known| known.strong_count() > 0 && !known.ptr_eq(&space));

@@ -35,7 +35,6 @@ impl TimelinePoint {
     }
 }
 
-/// The progress word of one stream.
 #[derive(Debug)]
 pub(crate) struct Timeline {
     id: u64,
@@ -127,7 +126,6 @@ impl Timeline {
         self.dead.store(true, Ordering::Release);
     }
 
-    /// True if the stream will never access memory again.
     pub(crate) fn is_dead(&self) -> bool {
         self.dead.load(Ordering::Acquire)
     }

@@ -13,11 +13,10 @@ use std::{io, thread};
 
 /// Something to poll until it is done.
 pub(crate) trait Task: Send + Sync {
-    /// Reads the memory once, and acts on what it finds. The poller's thread calls it, and holds no lock.
+    /// Reads the memory once, and acts on a change. The poller's thread calls it, and holds no lock.
     fn poll(&self) -> Polled;
 }
 
-/// The result of a look at the memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Polled {
     /// Nothing new.

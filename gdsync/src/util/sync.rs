@@ -3,7 +3,6 @@
 pub(crate) use std::sync::{Mutex, MutexGuard};
 pub(crate) use std::thread::yield_now;
 
-/// As `std::sync::atomic`.
 pub(crate) mod atomic {
     pub(crate) use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, compiler_fence, fence};
 }

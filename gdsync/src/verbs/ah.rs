@@ -44,7 +44,6 @@ impl AddressHandle {
         Ok(AddressHandle { inner: Arc::new(made) })
     }
 
-    /// Wraps an address handle of the program.
     pub(crate) fn borrowed(
         raw: NonNull<ibv_ah>,
         port: u8,
@@ -146,7 +145,6 @@ impl AddressHandleInner {
 #[derive(Clone, Debug)]
 pub struct DcAddress {
     pub(crate) handle: AddressHandle,
-    /// In the card's format.
     pub(crate) vector: AddressVector,
 }
 

@@ -14,9 +14,8 @@ use crate::util::sync::{Mutex, MutexGuard};
 /// The numbers of posted and retired posts of a queue, and the values that it keeps until more have retired.
 #[derive(Debug)]
 pub(crate) struct DeferredRelease<T> {
-    /// Written under the lock of the queue.
+    /// Both are written under the lock of the queue.
     posted: AtomicU64,
-    /// Written under the lock of the queue.
     retired: AtomicU64,
     /// Each value, with the number of the post that releases it. The innermost lock.
     kept: Mutex<Vec<(u64, T)>>,
@@ -34,13 +33,12 @@ impl<T> DeferredRelease<T> {
         }
     }
 
-    /// Number of posts so far. Acquire: writes before them are visible.
+    /// Acquire: writes before the last post are visible.
     #[inline(always)]
     pub(crate) fn posted(&self) -> u64 {
         self.posted.load(Ordering::Acquire)
     }
 
-    /// Stores the number of posts so far.
     #[inline(always)]
     pub(crate) fn post(&self, posted: u64) {
         self.posted.store(posted, Ordering::Release);

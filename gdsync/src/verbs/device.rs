@@ -73,7 +73,6 @@ impl DeviceInner {
         })
     }
 
-    /// A port's attributes as the provider reports them.
     pub(crate) fn port_attr(&self, port: u8) -> Result<ibv_port_attr, Error> {
         let mut attr = ibv_port_attr::default();
         // SAFETY: the context is open; the place is valid for the struct.
@@ -110,10 +109,7 @@ impl fmt::Debug for DeviceInner {
     }
 }
 
-/// The link layer of a port.
-///
-/// # Errors
-/// [`QueuePairError::Layout`] for an unknown code.
+/// The link layer of a port, or [`QueuePairError::Layout`] for an unknown code.
 pub(super) fn link_layer(raw: u8) -> Result<LinkLayer, Error> {
     match raw {
         // Kernels before 2.6.37 knew InfiniBand only, and did not report it.
@@ -123,7 +119,6 @@ pub(super) fn link_layer(raw: u8) -> Result<LinkLayer, Error> {
     }
 }
 
-/// Name of a provider, for messages.
 pub(crate) fn provider_name(provider: Provider) -> &'static str {
     match provider {
         Provider::Software => "software",

@@ -46,7 +46,6 @@ options! {
 }
 
 impl ConnectOptions {
-    /// `max_reads`: the limit of the device.
     pub(crate) fn check(&self, max_reads: u32) -> Result<(), Error> {
         let remedy = "choose a smaller value";
         for (what, value, limit) in [

@@ -286,7 +286,6 @@ pub enum QueuePairError {
 }
 
 impl QueuePairError {
-    /// A [`QueuePairError::Layout`].
     pub(crate) fn layout(what: &'static str, value: impl Into<u64>) -> Error {
         QueuePairError::Layout { what, value: value.into() }.into()
     }

@@ -151,7 +151,6 @@ impl Element {
 
 /// An object that asynchronous events concern: a queue pair or a shared receive queue, of a layer above the device.
 pub(crate) trait EventSink: fmt::Debug + Send + Sync {
-    /// Its number.
     fn number(&self) -> u32;
 
     /// False for a shared receive queue.

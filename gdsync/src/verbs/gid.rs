@@ -48,7 +48,6 @@ fn preference(entry: &GidEntry) -> (u8, u8) {
 }
 
 impl DeviceInner {
-    /// The valid entries of a port's table.
     pub(crate) fn gids(&self, port: u8) -> Result<Vec<GidEntry>, Error> {
         let attr = self.port_attr(port)?;
         let len = u32::try_from(attr.gid_tbl_len).unwrap_or(0);
@@ -128,7 +127,6 @@ impl DeviceInner {
         Ok(Gid(gid.raw))
     }
 
-    /// The device's folder in sysfs.
     fn sysfs_folder(&self) -> PathBuf {
         // SAFETY: an open context names its device, which lives as long, with a zero-terminated path.
         let path = unsafe { CStr::from_ptr((*(*self.context()).device).ibdev_path.as_ptr()) };

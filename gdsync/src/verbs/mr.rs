@@ -76,7 +76,6 @@ pub(crate) struct MemoryRegionInner {
     users: Mutex<Vec<User>>,
 }
 
-/// A queue that a region was posted to.
 #[derive(Debug)]
 struct User {
     queue: Weak<DeferredDeregistration>,

@@ -125,7 +125,6 @@ pub enum GidKind {
 }
 
 impl GidKind {
-    /// Every kind.
     pub(crate) const ALL: [GidKind; 3] = [GidKind::InfiniBand, GidKind::RoceV1, GidKind::RoceV2];
 
     pub(super) fn from_raw(raw: u32) -> Option<Self> {

@@ -20,9 +20,6 @@ pub fn system() -> Result<&'static VerbsApi, Error> {
 }
 
 /// Checks the provider's settings in the environment: its calls return error numbers only.
-///
-/// # Errors
-/// [`OpenError::Setting`].
 pub(crate) fn check_settings(provider: Provider) -> Result<(), OpenError> {
     match provider {
         #[cfg(feature = "software-card")]

@@ -24,7 +24,6 @@ pub enum Transport {
 }
 
 impl Transport {
-    /// `IBV_QPT_*`.
     pub(crate) fn code(self) -> libc::c_int {
         match self {
             Transport::Rc => verbs::IBV_QPT_RC,
@@ -49,10 +48,7 @@ impl Transport {
         }
     }
 
-    /// Checks that queue pairs of this transport support an operation.
-    ///
-    /// # Errors
-    /// The operation in words, if they do not.
+    /// Checks that queue pairs of this transport support an operation. The error is the operation, in words.
     pub(crate) fn check(self, opcode: Opcode) -> Result<(), &'static str> {
         if self.has(opcode) {
             return Ok(());

@@ -28,7 +28,6 @@ impl Bed {
         Bed { device, pd, channel }
     }
 
-    /// A queue of the channel.
     fn queue(&self) -> CompletionQueue {
         CompletionQueue::new(&self.device, CompletionQueueConfig::from(256).channel(&self.channel)).unwrap()
     }

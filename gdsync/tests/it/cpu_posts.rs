@@ -33,7 +33,6 @@ impl Bed {
         MemoryRegion::allocate(&self.pd, len, Access::all()).unwrap()
     }
 
-    /// A message from left to right.
     fn exchange(&self, seed: usize) {
         let (source, target) = (self.region(300), self.region(300));
         let bytes = fill(&source, seed);

@@ -71,7 +71,6 @@ impl Target {
         from.dc_address(&endpoint, self.dct.key(), ConnectOptions::default()).unwrap()
     }
 
-    /// Posts a receive of 8 bytes.
     fn post(&self, slot: usize) {
         let slice = self.region.slice(slot * 8..slot * 8 + 8).unwrap();
         self.receives.post_recv(&[slice], slot as u64).unwrap();
@@ -129,7 +128,6 @@ fn every_operation_of_a_connection_works_with_every_target() {
             assert_eq!(done.status, Ok(()));
             (done.kind, done.byte_len)
         };
-        // Over several packets.
         let sent = fill(&source, round);
         assert_eq!(done(WorkRequest::write(&whole, remote)), (WorkKind::RdmaWrite, 0));
         assert_eq!(content(&target.region)[..sent.len()], sent);

@@ -197,7 +197,6 @@ fn failed_pairs_start_anew_where_their_rings_are() {
     let stream = soft();
     let target = pair.region(8);
     for round in 0..30u64 {
-        // From another position of the rings each time.
         for _ in 0..round % 5 {
             pair.right.post_recv(&[], 0).unwrap();
             pair.left.post_send(WorkRequest::send(&[])).unwrap();

@@ -6,7 +6,7 @@ use gdsync_test_support::pair::{LONG, Pair, poll, soft, synchronize};
 use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
 
-/// A kernel that runs until its flag is set.
+/// A kernel that runs until the returned sender sends.
 fn gate(stream: &Stream<SoftStream>) -> Sender<()> {
     let (tell, told) = channel();
     stream.launch(move || told.recv().unwrap_or_default()).unwrap();

@@ -34,7 +34,6 @@ fn connect(one: &Side, other: &Side) {
     }
 }
 
-/// A message, rung and awaited by streams.
 fn exchange(from: &Side, to: &Side, byte: u8) {
     let stream = soft();
     assert_eq!(from.region.write(0, &[byte; 64]), 64);

@@ -20,7 +20,6 @@ fn a_request_is_started_again_and_again_on_a_stream_without_the_cpu() {
     let gate = pair.region(8).word32(0).unwrap();
     sender.post(Batch::new().wait_value32(&gate, Condition::Eq, 1)).unwrap();
     receiver.post(Batch::new().wait_value32(&gate, Condition::Eq, 1)).unwrap();
-    // All of it is enqueued before any of it happens.
     for round in 0..20u8 {
         let memory = source.clone();
         sender.launch(move || assert_eq!(memory.write(0, &[round; 8]), 8)).unwrap();

@@ -13,7 +13,6 @@ use gdsync_test_support::pair::{
     self, LONG, Pair, content, cpu, drain_and_reconnect, fill, poll, ring, soft, synchronize,
 };
 
-/// A message from left to right, rung and awaited by streams.
 fn exchange(pair: &Pair, seed: usize) {
     let (source, target) = (pair.region(3000), pair.region(3000));
     let bytes = fill(&source, seed);

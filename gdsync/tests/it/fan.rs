@@ -42,7 +42,6 @@ impl Fan {
         fan
     }
 
-    /// A queue pair that the trigger releases, and its remote side.
     pub(crate) fn pair(&self) -> (QueuePair, QueuePair) {
         let config = QueuePairConfig::default().send_depth(16).recv_depth(16);
         let left = pair::queue_pair(&self.pd, config.trigger(&self.trigger)).unwrap();

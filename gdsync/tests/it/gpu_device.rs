@@ -62,7 +62,6 @@ macro_rules! run {
 
 struct Bench {
     rig: Rig,
-    /// Shared with `gdsync bench device`.
     module: Arc<CudaModule>,
     pair: Pair,
     local: MemoryRegion,
@@ -124,7 +123,6 @@ impl Bench {
         queue_pair.attach_device(&*self.rig.stream(), &options).unwrap()
     }
 
-    /// Checks that no call of a kernel has failed.
     fn all_well(&self) {
         let last = self.result(1);
         assert_eq!(self.result(0), 0, "calls failed, the last with status {}, error {:#x}", last >> 56, last);
@@ -139,7 +137,6 @@ impl Bench {
         self.remote.words64().iter().for_each(|word| word.store(0, Ordering::Relaxed));
         let device_qps: Vec<DeviceQp> = pairs.iter().map(|pair| self.hand_over(&pair.left, way)).collect();
         let completed = || device_qps.iter().map(|qp| qp.progress().unwrap().completed).sum::<u64>();
-        // Those of earlier turns.
         let before = completed();
         let list = described(&device_qps);
         let (address, queues) = (cuda::pin(&self.rig.context, &list).unwrap(), pairs.len() as u32);
@@ -237,7 +234,6 @@ fn the_cpu_kernels_and_streams_take_turns_in_every_placement() {
                 pair.left.post_send(WorkRequest::write(&source, bench.remote.remote())).unwrap();
                 assert_eq!(poll(&pair.left.send_cq()).status, Ok(()));
                 assert_eq!(output.load(Ordering::Acquire), round);
-                // The prepared send was taken back.
                 drop(pair.left.prepare(WorkRequest::write(&source, bench.remote.remote())).unwrap());
             }
             bench.storm(&pairs, way, (messages(1_000_000) / 40_000).clamp(1, 7 * round));

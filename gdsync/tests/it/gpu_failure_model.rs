@@ -37,7 +37,6 @@ const PTX: &str = r"
 }
 ";
 
-/// The kernel, and the words that it writes.
 struct Reader {
     copy: CudaFunction,
     seen: GpuMemory,
@@ -157,7 +156,6 @@ fn persistent_requests_are_started_again_and_again_without_the_cpu() {
         for stream in [&sender, &receiver] {
             stream.post(Batch::new().wait_value32(&gate, Condition::Eq, 1)).unwrap();
         }
-        // All of it is enqueued before any of it happens.
         for round in 0..ROUNDS {
             rig.launch(&sender, &rig.fill, source.memory(), 100 * round + lap);
             send.start(&sender).unwrap();

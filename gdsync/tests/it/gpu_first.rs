@@ -72,7 +72,6 @@ fn first_posts(rig: &Rig, stream_is_first: bool) {
         let (short, long) = (Word32::new(&memory, 0).unwrap(), Word64::new(&memory, 4096).unwrap());
         let bytes = MemoryWrite::new(&memory, 8000, &[7; 1000]).unwrap();
         let stream = early.unwrap_or_else(|| rig.stream());
-        // The three pages that are named.
         assert!(registrations.count() >= 3, "{}", registrations.count());
         let region = pair.open_region(8);
         let write = || WorkRequest::write_inline(b"12345678", region.remote());

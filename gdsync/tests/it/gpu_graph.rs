@@ -77,7 +77,6 @@ fn a_captured_exchange_is_launched_again_and_again() {
                 assert_eq!(words(exchange.target.memory()), expected, "launch {launch}");
             }
         }
-        // Posting and launching may be mixed.
         exchange.stream.post(exchange.batch()).unwrap();
         synchronize(&exchange.stream);
         exchange.collect();

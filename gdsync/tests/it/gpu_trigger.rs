@@ -121,7 +121,6 @@ impl Bench {
         self.trigger.for_kernels(&*self.stream).unwrap()
     }
 
-    /// A trigger that releases nothing.
     pub(crate) fn no_trigger(&self) -> TriggerData {
         TriggerData { word: self.scratch.address() }
     }
@@ -167,7 +166,6 @@ impl Bench {
         }
     }
 
-    /// No call of a kernel has failed, and no message was missing for a kernel.
     pub(crate) fn all_well(&self) {
         let result = |at: usize| self.results.words64()[at].load(Ordering::Acquire);
         let status = result(1) >> 56;

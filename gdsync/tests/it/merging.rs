@@ -235,7 +235,6 @@ fn an_idle_stream_lets_go_of_what_it_was_not_told_to_say_it_has_passed() {
     while stream.outstanding() > 0 {
         assert!(start.elapsed() < LONG, "{stream:?}");
     }
-    // And it continues counting from there.
     let (go, done) = words();
     stream.post(Batch::new().wait_value32(&go, Condition::Eq, 1).write_value32(&done, 1)).unwrap();
     assert_eq!(stream.outstanding(), 1);

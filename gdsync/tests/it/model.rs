@@ -299,7 +299,7 @@ fn atomic(model: &mut [Vec<u8>; 2], at: (usize, usize), to: (usize, usize), chan
     model[to.0][to.1..to.1 + 8].copy_from_slice(&was.to_ne_bytes());
 }
 
-/// Applies a message to the model: from and to are side and offset.
+/// Applies a message to the model; `from` and `to` are side and offset.
 fn transfer(model: &mut [Vec<u8>; 2], from: (usize, usize), to: (usize, usize), len: usize) {
     let bytes = model[from.0][from.1..from.1 + len].to_vec();
     model[to.0][to.1..to.1 + len].copy_from_slice(&bytes);

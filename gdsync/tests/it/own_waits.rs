@@ -33,7 +33,6 @@ impl<'a> Writer<'a> {
         self.queue_pair.send_cq().prepare_wait().unwrap()
     }
 
-    /// A send and its wait, in this order.
     fn exchange(&self) -> Batch {
         let send = self.send();
         Batch::new().send(send).wait(self.wait())
@@ -55,7 +54,6 @@ fn refused(error: &PostError, index: u32) {
     assert_eq!(found, index, "{error}");
 }
 
-/// A word that a stream waits for.
 fn gate() -> Word32 {
     Word32::new(&PinnedMemory::allocate(4).unwrap(), 0).unwrap()
 }
@@ -73,7 +71,6 @@ fn a_send_behind_its_wait_in_one_batch_is_refused() {
     refused(&error, 0);
     assert_eq!((error.posted, error.batch.len()), (0, 2));
     drop(error);
-    // Nothing of it is left.
     stream.post(writer.exchange()).unwrap();
     synchronize(&stream);
     writer.polls(1);

@@ -10,7 +10,6 @@ use gdsync_test_support::pair::{LONG, Pair, content, drain_and_reconnect, soft, 
 use gdsync_test_support::process::alone;
 use gdsync_test_support::{on_system, skipped};
 
-/// Runs the test in a separate process.
 fn runs(test: &str) -> bool {
     if on_system() {
         skipped(test, "faults are injected into the software card of this process");

@@ -51,7 +51,6 @@ impl Both {
         Both { pair, source, target, sends, receives }
     }
 
-    /// Sends and receives alternately.
     pub(crate) fn list(&mut self) -> Vec<&mut dyn Request> {
         let pairs = self.sends.iter_mut().zip(&mut self.receives);
         pairs.flat_map(|(send, recv)| [send as &mut dyn Request, recv]).collect()
@@ -395,7 +394,6 @@ fn a_thread_writes_the_word_of_a_status_that_somebody_has_asked_for() {
     // No other thread polls.
     assert!(reader.synchronize_timeout(LONG).unwrap());
     assert_eq!(word.load(), Status::OK);
-    // Twice for the same start: by two streams.
     recv.wait_on(&stream).unwrap();
     send.wait_on(&stream).unwrap();
     send.wait_on(&reader).unwrap();

@@ -72,7 +72,6 @@ enum Poster {
 enum Action {
     /// Posts on one of the streams, by one thread of several or by the stream's owner.
     One(usize, Poster),
-    /// Prepared and posted in one call.
     Queued(usize, Poster),
     Batched(usize),
     Refused(usize),
@@ -161,7 +160,6 @@ impl Sender {
         (self.next, self.open) = (self.next + 1, self.open + 1);
     }
 
-    /// Everything that was sent arrives, in order.
     fn settle(&mut self) {
         self.streams.iter().for_each(synchronize);
         for number in self.next - self.open..self.next {

@@ -29,7 +29,6 @@ impl Bytes {
     }
 }
 
-/// Writes from the one memory to the other.
 fn write(pair: &Pair, cache: &RegistrationCache, from: &PinnedMemory, to: &PinnedMemory) {
     let (source, target) = (cache.host(from, Access::empty()).unwrap(), cache.host(to, ALL).unwrap());
     let slices = [source.slice(..).unwrap()];

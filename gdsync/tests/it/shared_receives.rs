@@ -57,7 +57,6 @@ impl Bed {
         pair
     }
 
-    /// Posts a receive into slot `slot`.
     fn post(&self, slot: u64) -> Result<(), QueueError> {
         let at = slot as usize % 256 * 8;
         self.receives.post_recv(&[self.region.slice(at..at + 8).unwrap()], slot)
@@ -143,7 +142,6 @@ fn receives_have_room_in_every_completion_queue() {
     let seen: Vec<_> = (0..room).map(|_| poll(&small).wr_id).collect();
     assert_eq!(seen, (1..u64::from(room)).chain([100]).collect::<Vec<_>>());
     drop(first);
-    // The queue's limit still applies.
     (0..depth).for_each(|slot| bed.post(slot.into()).unwrap());
     assert_eq!(bed.post(0), Err(QueueError::Full(QueueFull::ReceiveQueue { capacity: depth })));
 

@@ -179,7 +179,6 @@ fn inline_data_up_to_the_queues_limit() {
 fn unreliable_connections_send_and_write() {
     let pair = uc();
     assert_eq!(pair.left.transport(), Transport::Uc);
-    // Over several packets.
     let (source, target) = (pair.region(10_000), pair.region(10_000));
     let (slices, places) = ([source.slice(..).unwrap()], [target.slice(..).unwrap()]);
     let sent = fill(&source, 1);
@@ -216,7 +215,6 @@ fn unreliable_connections_lose_what_finds_no_receive_and_refuse_what_they_lack()
     // No receive is posted: the sender gets no error.
     pair.left.post_send(WorkRequest::send_inline(b"lost").wr_id(1)).unwrap();
     assert_eq!(poll(&pair.left.send_cq()).status, Ok(()));
-    // A key that does not exist.
     let wrong = RemoteMemory { rkey: target.rkey() ^ 0x100, ..target.remote() };
     pair.left.post_send(WorkRequest::write_inline(b"lost", wrong)).unwrap();
     assert_eq!(poll(&pair.left.send_cq()).status, Ok(()));

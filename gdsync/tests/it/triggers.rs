@@ -222,7 +222,6 @@ fn an_abort_ends_waits_for_sends_that_nothing_releases() {
         let flushed = poll(&fan.left(0).send_cq());
         assert!(flushed.wr_id == 1 && flushed.status.unwrap_err().is_flush());
         assert_eq!(fan.value(0), 0);
-        // And it is used again.
         fan.pairs[0].1.abort().unwrap();
         drain(fan.left(0));
         drain(&fan.pairs[0].1);
@@ -289,7 +288,6 @@ fn the_program_releases_what_it_took_the_ticket_of() {
         std::thread::sleep(SHORT);
         assert_eq!(content(&fan.target), [0; 24]);
         fan.trigger.release(tickets[1]).unwrap();
-        // Never backwards.
         fan.trigger.release(tickets[0]).unwrap();
         fan.completes(0, 5);
         fan.completes(1, 5);

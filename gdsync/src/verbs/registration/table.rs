@@ -75,7 +75,6 @@ struct Entry<T> {
 /// Registrations by address. Its methods return removed registrations, so that the caller can drop them without the
 /// table's lock.
 pub(super) struct Table<T> {
-    /// By first address and a number.
     entries: BTreeMap<(u64, u64), Entry<T>>,
     limits: CacheLimits,
     pub(super) statistics: CacheStatistics,
@@ -179,7 +178,6 @@ impl<T> Table<T> {
         gone
     }
 
-    /// Removes everything.
     pub(super) fn clear(&mut self) -> Vec<Arc<T>> {
         self.invalidate(&(0..u64::MAX))
     }
