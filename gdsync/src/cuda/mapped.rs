@@ -52,7 +52,7 @@ impl MappedMemory {
     /// allocated.
     pub fn allocate(context: &Arc<CudaContext>, len: usize) -> Result<Self, MappingError> {
         let context = GpuContext::of(context)?;
-        MappingBackend::first(|backend, by_name| Self::fresh(backend, by_name, &context, len))
+        MappingBackend::first(|backend, by_name| Self::verified(backend, by_name, &context, len))
     }
 
     /// As [`MappedMemory::allocate`], by this backend.
@@ -64,7 +64,7 @@ impl MappedMemory {
         context: &Arc<CudaContext>,
         len: usize,
     ) -> Result<Self, MappingError> {
-        Self::fresh(backend, true, &GpuContext::of(context)?, len)
+        Self::verified(backend, true, &GpuContext::of(context)?, len)
     }
 
     /// Maps existing GPU memory, by the first backend that can: see [`Mapping::pin`], which also says what happens if
@@ -100,7 +100,7 @@ impl MappedMemory {
         MappedMemory { mapping, gpu }
     }
 
-    fn fresh(
+    fn verified(
         backend: MappingBackend,
         by_name: bool,
         context: &Arc<GpuContext>,
@@ -186,7 +186,7 @@ pub struct Availability {
 pub fn available(context: &Arc<CudaContext>) -> Result<Vec<Availability>, MappingError> {
     let context = GpuContext::of(context)?;
     let asked_for = MappingBackend::asked_for()?;
-    let attempt = |backend| match MappedMemory::fresh(backend, asked_for == Some(backend), &context, 1) {
+    let attempt = |backend| match MappedMemory::verified(backend, asked_for == Some(backend), &context, 1) {
         Ok(_) => Ok(Availability { backend, refusal: None }),
         Err(MappingError::Refused { refusal, .. }) => Ok(Availability { backend, refusal: Some(refusal) }),
         Err(error) => Err(error),

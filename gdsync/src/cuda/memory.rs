@@ -165,7 +165,7 @@ impl GpuMemory {
         // SAFETY: `address` is a valid place; the context is current.
         let made = check("cuMemAlloc", unsafe { sys::cuMemAlloc_v2(&mut address, len.max(1)) });
         context.named(made)?;
-        Ok(Self::known(address, len, true, context.clone(), Box::new(Allocated(address))))
+        Ok(Self::new(address, len, true, context.clone(), Box::new(Allocated(address))))
     }
 
     /// As [`Self::allocate`], for memory that can be exported: whole pieces of the GPU, typically 2 MiB.
@@ -177,7 +177,7 @@ impl GpuMemory {
         let mode = super::RelaxedCapture::new();
         let memory = context.named(Exportable::allocate(context, len, &readers))?;
         let (address, size) = (memory.address, memory.size);
-        let memory = Self::known(address, len, true, context.clone(), Box::new(memory));
+        let memory = Self::new(address, len, true, context.clone(), Box::new(memory));
         drop((mode, entered, readers));
         // SAFETY: allocated just now, `size` bytes long.
         context.with_copier(|copier| unsafe { copier.zero(address, size) })?;
@@ -210,10 +210,10 @@ impl GpuMemory {
         len: usize,
         owner: impl Send + Sync + 'static,
     ) -> Result<Self, CudaError> {
-        Ok(Self::known(address, len, false, GpuContext::of(context)?, Box::new(owner)))
+        Ok(Self::new(address, len, false, GpuContext::of(context)?, Box::new(owner)))
     }
 
-    fn known(address: u64, len: usize, own: bool, context: Arc<GpuContext>, owner: Owner) -> Self {
+    fn new(address: u64, len: usize, own: bool, context: Arc<GpuContext>, owner: Owner) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let inner = Arc::new(Inner { address, number, len, own, context, mapping: Mutex::default(), owner });

@@ -105,11 +105,12 @@ impl GpuContext {
     pub(crate) fn reaches(&self, memory: &GpuMemory) -> bool {
         let owner = memory.context();
         // Only the driver knows the kind of memory that the program allocated.
-        self.id == owner.id || self.peers.reaches(owner.id) && (memory.is_own() || self.knows(memory))
+        self.id == owner.id
+            || self.peers.reaches(owner.id) && (memory.is_own() || self.driver_reaches(memory))
     }
 
     /// Returns whether the driver says that this context's kernels reach all of the memory by its address.
-    fn knows(&self, memory: &GpuMemory) -> bool {
+    fn driver_reaches(&self, memory: &GpuMemory) -> bool {
         let Ok(_entered) = self.enter() else { return false };
         let (first, last) = (memory.address(), memory.address() + memory.len().max(1) as u64 - 1);
         let attribute = sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_POINTER;
@@ -133,7 +134,7 @@ fn share_pool(peer: &GpuContext, reader: i32) {
         check("cuMemPoolSetAccess", unsafe { sys::cuMemPoolSetAccess(pool, &access, 1) })
     });
     if let Err(error) = shared {
-        // `GpuContext::knows` finds such memory unreachable.
+        // `GpuContext::driver_reaches` finds such memory unreachable.
         tracing::debug!(%error, "a peer does not reach what is allocated in stream order");
     }
 }

@@ -73,11 +73,11 @@ pub(crate) struct MemoryRegionInner {
     access: Access,
     pub(crate) pd: Arc<ProtectionDomainInner>,
     /// Queues with posts that name the region and do not hold it.
-    users: Mutex<Vec<User>>,
+    uses: Mutex<Vec<QueueUse>>,
 }
 
 #[derive(Debug)]
-struct User {
+struct QueueUse {
     queue: Weak<DeferredDeregistration>,
     /// Number of the last post there that names it.
     last: Arc<AtomicU64>,
@@ -251,14 +251,14 @@ impl MemoryRegionInner {
         // domain.
         let raw = unsafe { Owned::new(raw, pd.device.api.dereg_mr, "ibv_dereg_mr") };
         let registration = Arc::new(Registration { _raw: Some(raw), memory, _pd: pd.clone() });
-        MemoryRegionInner { registration, lkey, rkey, access, pd, users: Mutex::default() }
+        MemoryRegionInner { registration, lkey, rkey, access, pd, uses: Mutex::default() }
     }
 
     /// Stands for all memory that the program has registered in a domain: only its slices know their keys.
     pub(crate) fn foreign(pd: Arc<ProtectionDomainInner>) -> Self {
         let registration = Arc::new(Registration { _raw: None, memory: Backing::Foreign, _pd: pd.clone() });
-        let (access, users) = (Access::all(), Mutex::default());
-        MemoryRegionInner { registration, lkey: 0, rkey: 0, access, pd, users }
+        let (access, uses) = (Access::all(), Mutex::default());
+        MemoryRegionInner { registration, lkey: 0, rkey: 0, access, pd, uses }
     }
 
     /// Alive while the region is registered.
@@ -270,13 +270,13 @@ impl MemoryRegionInner {
     /// Makes `queue` keep the region registered for a post that is about to be made there. Returns the place for the
     /// number of the region's last post there.
     pub(crate) fn used_by(&self, queue: &Arc<DeferredDeregistration>) -> Arc<AtomicU64> {
-        let mut users = self.users.lock();
-        if let Some(known) = users.iter().find(|user| ptr::eq(user.queue.as_ptr(), Arc::as_ptr(queue))) {
+        let mut uses = self.uses.lock();
+        if let Some(known) = uses.iter().find(|one| ptr::eq(one.queue.as_ptr(), Arc::as_ptr(queue))) {
             return known.last.clone();
         }
-        users.retain(|user| user.queue.strong_count() > 0);
+        uses.retain(|one| one.queue.strong_count() > 0);
         let last = Arc::<AtomicU64>::default();
-        users.push(User { queue: Arc::downgrade(queue), last: last.clone() });
+        uses.push(QueueUse { queue: Arc::downgrade(queue), last: last.clone() });
         last
     }
 
@@ -295,7 +295,7 @@ impl MemoryRegionInner {
 
 impl Drop for MemoryRegionInner {
     fn drop(&mut self) {
-        for User { queue, last } in self.users.get_mut() {
+        for QueueUse { queue, last } in self.uses.get_mut() {
             if let Some(queue) = queue.upgrade() {
                 // Written before the drop of the handle that the post borrowed.
                 queue.keep(last.load(Ordering::Relaxed), || self.registration.clone());
