@@ -44,9 +44,8 @@ pub struct GpuCapabilities {
     /// True if kernels' atomic operations on host memory are atomic for the CPU and for cards, which they mostly are
     /// not over PCIe (`CU_DEVICE_ATTRIBUTE_HOST_NATIVE_ATOMIC_SUPPORTED`).
     pub host_atomics: bool,
-    /// True if processes share one context of the Multi-Process Service (`CU_DEVICE_ATTRIBUTE_MPS_ENABLED`), so that
-    /// their streams run concurrently; otherwise the GPU serves one process per time slice. `None` if the driver does
-    /// not know the attribute.
+    /// True if processes share a context of the Multi-Process Service (`CU_DEVICE_ATTRIBUTE_MPS_ENABLED`) and run
+    /// concurrently; otherwise the GPU time-slices them. `None` if the driver does not know the attribute.
     pub mps: Option<bool>,
 }
 

@@ -20,9 +20,8 @@ pub(crate) trait CardBuffer: Send + Sync {
     fn is_in_use(&self) -> bool;
 }
 
-/// From this many bytes on, the driver reads GPU memory faster than the CPU through a mapping. The CPU reads about
-/// 780 bytes a microsecond, and the driver takes six microseconds to begin with (docs/gpu-results.md). The CPU's
-/// stores are always faster.
+/// From here on, the driver reads GPU memory faster than the CPU does through a mapping: 780 bytes a microsecond,
+/// against six to begin with (docs/gpu-results.md). The CPU's stores are always faster.
 const READ_BY_DRIVER: usize = 4096;
 
 /// GPU memory that a card has registered. It is kept until the card drops this.
@@ -100,9 +99,8 @@ impl CardRegion {
             return Ok(());
         }
         let performed = context.with_copier(|copier| {
-            // SAFETY: each region adds copies of the memory that it keeps, and removes them before
-            // it reports their end; until then, its card keeps the host memory usable (`begin`). A buffer stays
-            // pinned while its card uses it.
+            // SAFETY: a region adds copies of the memory that it keeps, and removes them before it reports their end;
+            // until then, its card keeps the host memory usable (`begin`). A buffer stays pinned while in use.
             context.peer_copies.lock().perform(|copies| unsafe { copier.copy_strided(copies) });
             Ok(())
         });

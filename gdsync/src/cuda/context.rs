@@ -272,8 +272,7 @@ impl GpuContext {
         self.map.translate(addr, len)
     }
 
-    /// Adds a stream, whose work must be done before the GPU counts as idle. The first stream registers all pages
-    /// that operations can name.
+    /// Adds a stream, whose work keeps the GPU from counting as idle. The first one registers all exposed pages.
     pub(crate) fn add_stream(&self, stream: &Arc<StreamHandle>) {
         let mut streams = self.streams.lock();
         streams.retain(|known| known.strong_count() > 0);
@@ -282,8 +281,8 @@ impl GpuContext {
         self.map.add_stream();
     }
 
-    /// Calls `load` once in the context's life, with gdsync's own stream and the context current. The context keeps
-    /// the result.
+    /// Calls `load` once in the context's life, on gdsync's stream, with the context current. The context keeps the
+    /// result.
     pub(crate) fn at_first_stream<T: Send + Sync + 'static>(
         self: &Arc<Self>,
         load: impl FnOnce(sys::CUstream) -> Result<T, CudaError>,
@@ -369,8 +368,8 @@ impl GpuContext {
             return;
         }
         let contexts = Self::all();
-        // No stream can submit while the gates are closed. `try_close` never waits, as the calling thread may itself
-        // be submitting.
+        // No stream can submit while the gates are closed. `try_close` never waits: this thread may itself be
+        // submitting.
         let gates: Vec<_> = contexts.iter().filter_map(|context| context.gate.try_close()).collect();
         if gates.len() < contexts.len() || !contexts.iter().all(|context| context.is_idle()) {
             return;

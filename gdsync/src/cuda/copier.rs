@@ -27,8 +27,7 @@ pub(crate) struct Copier {
 unsafe impl Send for Copier {}
 
 impl Copier {
-    /// Creates the stream and its buffer. `translate` returns the GPU's address of host memory. The context is
-    /// current (the caller's).
+    /// `translate` returns the GPU's address of host memory. The context is current (the caller's).
     pub(super) fn new(
         translate: impl Fn(HostAddr, usize) -> Result<StreamAddr, CudaError>,
     ) -> Result<Self, CudaError> {
@@ -40,8 +39,7 @@ impl Copier {
         let scratch = translate(word.addr(), word.len())?.get();
         let mut stream = std::ptr::null_mut();
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
-        // SAFETY: `stream` is a valid place; the context is current (the caller's). The stream lives as long as the
-        // context.
+        // SAFETY: `stream` is a valid place; the context is current (the caller's), and the stream lives as long.
         check("cuStreamCreate", unsafe { sys::cuStreamCreate(&mut stream, flags) })?;
         let copier = Copier { stream, staging, scratch, _scratch: word };
         // SAFETY: the stream is the copier's own.
@@ -60,8 +58,8 @@ impl Copier {
     /// # Safety
     /// The stream is alive, and not being captured.
     pub(super) unsafe fn claim_channel(&self, stream: sys::CUstream) {
-        // SAFETY: the stream is alive (the caller's); the word is pinned, lives as long as the context, and has no
-        // reader.
+        // SAFETY: the stream is alive (the caller's); the word is pinned, lives as long as the context, and is not
+        // read.
         let written = check("cuStreamWriteValue32", unsafe {
             sys::cuStreamWriteValue32_v2(stream, self.scratch, 0, 0)
         });
@@ -98,8 +96,8 @@ impl Copier {
         for (i, chunk) in into.chunks_mut(STAGING).enumerate() {
             let at = from + (i * STAGING) as u64;
             let staging = self.staging.as_ptr();
-            // SAFETY: the caller vouches for the GPU memory; the buffer is pinned, long enough, and ours until the
-            // copy is done.
+            // SAFETY: the GPU memory is the caller's; the buffer is pinned, long enough, and ours until the copy is
+            // done.
             check("cuMemcpyDtoHAsync", unsafe {
                 sys::cuMemcpyDtoHAsync_v2(staging.cast(), at, chunk.len(), self.stream)
             })?;
@@ -118,8 +116,7 @@ impl Copier {
         for (i, chunk) in from.chunks(STAGING).enumerate() {
             let at = to + (i * STAGING) as u64;
             let staging = self.staging.as_ptr();
-            // SAFETY: the last copy is done, so nothing else accesses the buffer, which is at least as long as the
-            // chunk.
+            // SAFETY: the last copy is done, so nothing else uses the buffer, which is as long as the chunk.
             unsafe { staging.copy_from_nonoverlapping(chunk.as_ptr(), chunk.len()) };
             // SAFETY: as in `read`.
             check("cuMemcpyHtoDAsync", unsafe {

@@ -74,8 +74,8 @@ impl Gate {
         }
     }
 
-    /// Closes the gate, unless another thread has closed it. The caller then checks which streams are still
-    /// submitting ([`Busy::is_set`]).
+    /// Closes the gate, unless it is closed. The caller then checks which streams are still submitting
+    /// ([`Busy::is_set`]).
     pub(crate) fn try_close(&self) -> Option<Closed<'_>> {
         if self.closed.swap(true, Ordering::Acquire) {
             return None;

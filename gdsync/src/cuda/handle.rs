@@ -54,8 +54,8 @@ impl StreamHandle {
         })
     }
 
-    /// Sets the probe that answers [`Self::is_idle`] instead of the driver. A stream has one backend: the first probe
-    /// stays.
+    /// Sets the probe that answers [`Self::is_idle`] instead of the driver. The first stays, as a stream has one
+    /// backend.
     pub(crate) fn set_idle_probe(&self, probe: Arc<dyn Fn() -> bool + Send + Sync>) {
         let _ = self.idle_probe.set(IdleProbe(probe));
     }

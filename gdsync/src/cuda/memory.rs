@@ -54,8 +54,7 @@ pub(super) fn access(gpu: i32) -> sys::CUmemAccessDesc {
     sys::CUmemAccessDesc { location, flags: sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE }
 }
 
-/// Memory that can be exported: physical memory with an address range (`cuMemCreate`, `cuMemMap`). Its drop frees it,
-/// which may wait for the GPU.
+/// Exportable physical memory with an address range (`cuMemCreate`, `cuMemMap`). Its drop frees it, which may wait.
 struct Exportable {
     address: u64,
     size: usize,
@@ -234,8 +233,8 @@ impl GpuMemory {
         &self.use_count
     }
 
-    /// An uncounted handle of the memory that holds `len` bytes from `address` on: `Some(Err)` if it holds only some
-    /// of them.
+    /// An uncounted handle of the memory with `len` bytes from `address` on: `Some(Err)` if it holds only some of
+    /// them.
     #[cfg(feature = "software-card")]
     pub(super) fn find(address: u64, len: u64) -> Option<Result<GpuMemory, String>> {
         let end = address.checked_add(len)?;
@@ -342,8 +341,8 @@ impl GpuMemory {
     /// The memory, for mappings.
     pub(super) fn range(&self) -> GpuRange {
         let gpu = Gpu::from_device(self.inner.context.ordinal);
-        // SAFETY: this context reaches the memory, as long as `self` or the program keeps it; contexts are never
-        // destroyed.
+        // SAFETY: this context, which is never destroyed, reaches the memory as long as `self` or the program keeps
+        // it.
         let range = unsafe { GpuRange::new(self.inner.context.raw, gpu, self.address(), self.len()) };
         // With `()` for an owner, only the program's promise keeps the memory ([`Self::from_raw`]).
         range.kept(!self.inner.owner.is::<()>())

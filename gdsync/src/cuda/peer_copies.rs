@@ -1,5 +1,4 @@
-//! Copies between GPU memory and pinned memory that the cards of this process have begun, combined into few calls of
-//! the driver.
+//! Combines the copies between GPU memory and pinned memory that cards have begun into few calls of the driver.
 
 use crate::cuda::CudaError;
 use cudarc::driver::sys;
@@ -23,8 +22,7 @@ impl PendingCopies {
         self.failed.contains_key(&region) || self.copies.iter().any(|piece| piece.region == region)
     }
 
-    /// Performs all copies by `perform`. If that fails, it is unknown which copy failed: all regions with copies here
-    /// get the error.
+    /// Performs all copies by `perform`. As its error does not name a copy, all regions with copies here get it.
     pub(super) fn perform(&mut self, perform: impl FnOnce(&[StridedCopy]) -> Result<(), CudaError>) {
         if self.copies.is_empty() {
             return;
@@ -67,8 +65,8 @@ pub(super) struct StridedCopy {
     pub(super) pitches: (usize, usize),
 }
 
-/// Largest distance that is used (`CU_DEVICE_ATTRIBUTE_MAX_PITCH` is 2 GiB - 1 on every GPU so far). Packets are much
-/// closer together.
+/// Largest distance (`CU_DEVICE_ATTRIBUTE_MAX_PITCH` is 2 GiB - 1 on every GPU so far). Packets are much closer
+/// together.
 const MOST: u64 = 1 << 24;
 
 impl StridedCopy {

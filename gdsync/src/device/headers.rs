@@ -1,5 +1,4 @@
-//! The device header as text: a program that compiles kernels at run time embeds it, so that nothing has to be
-//! installed.
+//! The device header as text, which programs that compile kernels at run time embed: nothing has to be installed.
 
 macro_rules! headers {
     ($($path:literal),+ $(,)?) => {

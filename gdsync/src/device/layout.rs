@@ -60,12 +60,10 @@ pub struct DeviceQpData {
 // SAFETY: plain integers, in the layout that kernels expect, which a test compares.
 unsafe impl cudarc::driver::DeviceRepr for DeviceQpData {}
 
-/// Size of the memory for [`DeviceQpOptions::state`](super::DeviceQpOptions::state) in bytes: `struct
-/// gdsync_device_state`.
+/// Bytes of memory for [`DeviceQpOptions::state`](super::DeviceQpOptions::state): `struct gdsync_device_state`.
 pub const STATE_BYTES: usize = 5 * BASIC_BLOCK;
 
-/// The words of `gdsync_device_state` that the CPU reads and writes. It writes them only while no
-/// kernel posts or polls.
+/// The words of `gdsync_device_state` that the CPU uses. It writes them only while no kernel posts or polls.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Progress {
     pub(super) reserved: u64,
@@ -119,9 +117,7 @@ pub struct TriggerData {
     pub word: u64,
 }
 
-/// A collector for kernels, passed by value or by address: `struct gdsync_collector` of `gdsync/device/trigger.cuh`.
-///
-/// As [`TriggerData`], for a [`Collector`].
+/// A [`Collector`] for kernels, as [`TriggerData`]: `struct gdsync_collector` of `gdsync/device/trigger.cuh`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, IntoBytes, Immutable)]
 pub struct CollectorData {

@@ -39,14 +39,13 @@ options! {
     default {
         /// How kernels ring the card.
         doorbells: DoorbellPath = DoorbellPath::Auto,
-        /// How long a thread of a kernel waits for another thread in the middle of a call, before
-        /// the queue pair counts as failed.
+        /// How long a kernel's thread waits for another in the middle of a call before the queue pair counts as
+        /// failed.
         stall: Duration = Duration::from_secs(1),
     }
     no setters {
         /// GPU memory for the indices that the threads of kernels share: at least [`STATE_BYTES`], for this queue
-        /// pair alone. Without it, the indices are in pinned memory, which every device reaches, and each atomic
-        /// operation of a kernel crosses PCIe.
+        /// pair alone. By default, they are in pinned memory, and each atomic operation of a kernel crosses PCIe.
         state: Option<crate::cuda::GpuMemory> = None,
     }
 }

@@ -150,8 +150,7 @@ fn newest_of(architectures: &[i32], (major, minor): (i32, i32)) -> Option<i32> {
     architectures.iter().copied().filter(|architecture| *architecture <= major * 10 + minor).max()
 }
 
-/// The header's files, each under every name by which it is included: NVRTC compares the text between the quotes,
-/// without folders.
+/// The header's files, under every name by which they are included: NVRTC compares the text between the quotes.
 fn included() -> impl Iterator<Item = (&'static str, &'static str)> {
     headers().iter().flat_map(|(path, text)| {
         let names = path.match_indices('/').map(|(at, _)| &path[at + 1..]).chain([*path]);
@@ -159,8 +158,7 @@ fn included() -> impl Iterator<Item = (&'static str, &'static str)> {
     })
 }
 
-/// The library's file names. The older one is tried first, as more drivers accept its PTX; the last is in the
-/// toolkit's development files.
+/// The library's file names: first the older, whose PTX more drivers accept, last that of the development files.
 const NAMES: [&str; 3] = ["libnvrtc.so.12", "libnvrtc.so.13", "libnvrtc.so"];
 
 /// `nvrtcProgram`.
@@ -237,8 +235,8 @@ impl Nvrtc {
     fn find() -> Result<Self, CompileError> {
         let mut reason = None;
         for name in NAMES {
-            // SAFETY: NVRTC's initialisers have no preconditions; a user who puts another library of that name on the
-            // search path has replaced it knowingly.
+            // SAFETY: NVRTC's initialisers have no preconditions; users replace a library on the search path
+            // knowingly.
             let library = match unsafe { Library::new(name) } {
                 Ok(library) => library,
                 Err(error) => {
@@ -285,8 +283,7 @@ impl<'a> Program<'a> {
         let pointers = |of: &[CString]| of.iter().map(|one| one.as_ptr()).collect::<Vec<_>>();
         let (names_at, texts_at) = (pointers(&names), pointers(&texts));
         let (functions, mut raw) = (&nvrtc.functions, null_mut());
-        // SAFETY: both lists have the given number of strings, which live until the call, which copies them, has
-        // returned.
+        // SAFETY: both lists have the given number of strings, which live until the call has returned.
         let code = unsafe {
             (functions.nvrtcCreateProgram)(
                 &mut raw,
@@ -319,8 +316,7 @@ impl<'a> Program<'a> {
         )
     }
 
-    /// Reads a text of the program, by the function that returns its size, including the final zero, and the one that
-    /// copies it.
+    /// Reads a text by the function that returns its size, with the final zero, and the one that copies it.
     fn text(
         &self,
         (size_call, size_of): (&'static str, unsafe extern "C" fn(Raw, *mut usize) -> c_int),

@@ -74,8 +74,8 @@ impl QueuePair {
         }
     }
 
-    /// The provider's object, valid as long as the queue pair. The program may change only the state through it. Null
-    /// if DEVX commands created the queue pair.
+    /// The provider's object, valid as long as the queue pair, or null if DEVX commands created it. The program may
+    /// change only the state through it.
     pub fn as_raw(&self) -> *mut ibv_qp {
         self.inner.object.verbs().map_or(std::ptr::null_mut(), NonNull::as_ptr)
     }
@@ -156,8 +156,7 @@ impl AddressHandle {
     }
 }
 
-/// Memory at a stream address: GPU memory, or host memory as the GPU addresses it. For a stream of the CPU, host
-/// memory.
+/// Memory at a stream address: GPU memory, or host memory as the GPU addresses it; for the CPU, host memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceRange {
     address: u64,
@@ -215,8 +214,7 @@ impl Named for DeviceWord32 {
 
 impl StreamWord<u32> for DeviceWord32 {}
 
-/// The stores by which a kernel rings the card for a send: the record, then, after a system-wide fence, the doorbell
-/// in one store.
+/// The stores by which a kernel rings the card: the record, then, after a system-wide fence, the doorbell at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KernelSend {
     /// The doorbell record.
@@ -244,8 +242,7 @@ pub struct KernelWait {
     pub flag: u32,
 }
 
-/// Timelines of kernels' waits, oldest first, with the last point of each. They are never freed, as it is unknown
-/// when a kernel with such an address ends.
+/// Timelines of kernels' waits, oldest first, with their last points. Never freed, as a kernel's end is unknown.
 static TIMELINES: Mutex<VecDeque<(Arc<Timeline>, TimelinePoint)>> = Mutex::new(VecDeque::new());
 /// The timeline of kernels' sends, which counts as having passed everything.
 static PASSED: Mutex<Option<Arc<Timeline>>> = Mutex::new(None);

@@ -1,5 +1,4 @@
-//! Memory operations of streams: the operations, the memory that they can name, and the trait of the backends that
-//! perform them.
+//! Memory operations of streams, the memory that they can name, and the trait of the backends that perform them.
 
 #[deny(unsafe_code)]
 mod place;
@@ -186,9 +185,8 @@ pub unsafe trait MemOpStream: Send + Sync {
         let _ = quiet;
     }
 
-    /// True if [`Self::submit`] performs the operations before it returns, and so may block as long as they do.
-    /// [`crate::Stream`] serves other threads meanwhile: [`Self::wait_idle`] must then report that the backend is not
-    /// idle.
+    /// True if [`Self::submit`] performs the operations before it returns, and so may block. [`crate::Stream`] serves
+    /// other threads meanwhile, and [`Self::wait_idle`] must then report that the backend is not idle.
     fn is_synchronous(&self) -> bool {
         false
     }

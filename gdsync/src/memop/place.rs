@@ -25,8 +25,7 @@ pub enum MemoryKind {
 /// CPU can store to an mlx5 card's memory but not load from it, so that no stream could wait there.
 pub trait StreamWord<V>: sealed::Named {}
 
-/// Memory that streams can write bytes into: [`PinnedMemory`], [`GpuMemory`], and
-/// [`crate::device::raw::DeviceRange`].
+/// Memory into which streams can write bytes: [`PinnedMemory`], [`GpuMemory`], [`crate::device::raw::DeviceRange`].
 pub trait StreamMemory: sealed::Named {}
 
 pub(super) mod sealed {

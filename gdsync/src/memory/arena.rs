@@ -84,8 +84,8 @@ impl Arena {
         Arena { source: Box::new(source), state: Mutex::default() }
     }
 
-    /// Allocates a zeroed block of at least `size` bytes. libmlx5 asks for alignments of up to a 64th of a large
-    /// queue's size.
+    /// Allocates a zeroed block of at least `size` bytes. libmlx5 asks for alignments up to 1/64 of a large queue's
+    /// size.
     pub(crate) fn allocate(&self, size: usize, alignment: usize) -> io::Result<*mut u8> {
         if !alignment.is_power_of_two() {
             return Err(io::Error::from(io::ErrorKind::InvalidInput));
@@ -137,8 +137,7 @@ impl Arena {
 /// The arena of words that belong to no device: timelines, and mailboxes of doorbells.
 static SHARED: LazyLock<Arena> = LazyLock::new(Arena::default);
 
-/// A zeroed block of at least a cache line, for words that streams write and the CPU reads, or for bytes that a
-/// device fetches. Its drop releases it.
+/// A zeroed block of at least a cache line: words that streams write and the CPU reads, or bytes for a device.
 #[derive(Debug)]
 pub(crate) struct Block {
     at: NonNull<u8>,

@@ -38,8 +38,7 @@ struct Pages {
     span: Arc<Span>,
 }
 
-// SAFETY: an address and a length; the memory is accessed by the words and copies of `gdsync_sys::shared`, which
-// allow concurrent use.
+// SAFETY: an address and a length; all access is by `gdsync_sys::shared`, which allows concurrent use.
 unsafe impl Send for Pages {}
 // SAFETY: as above.
 unsafe impl Sync for Pages {}
@@ -147,8 +146,8 @@ impl PinnedMemory {
 
     /// The memory as bytes that may change at any time.
     pub fn bytes(&self) -> &[SharedU8] {
-        // SAFETY: the range is mapped as long as `self` lives (`Pages` keeps it), and all others access it as
-        // `shared` demands (`from_raw`).
+        // SAFETY: mapped as long as `self` lives (`Pages` keeps it); all others access it as `shared` demands
+        // (`from_raw`).
         unsafe { std::slice::from_raw_parts(self.as_ptr().cast(), self.len()) }
     }
 
@@ -172,8 +171,7 @@ impl PinnedMemory {
         unsafe { std::slice::from_raw_parts(self.as_ptr().cast(), self.len() / 8) }
     }
 
-    /// Copies bytes out, from `offset` on. Returns their number, which is smaller than requested only at the end of
-    /// the memory.
+    /// Copies bytes out, from `offset` on. Returns their number: fewer than requested only at the end of the memory.
     pub fn read(&self, offset: usize, into: &mut [u8]) -> usize {
         let range = self.clip(offset, into.len());
         // SAFETY: the bytes are in this memory (`clip`), and in the caller's buffer.
@@ -181,8 +179,7 @@ impl PinnedMemory {
         range.len()
     }
 
-    /// Copies bytes in, from `offset` on. Returns their number, which is smaller than given only at the end of the
-    /// memory.
+    /// Copies bytes in, from `offset` on. Returns their number: fewer than given only at the end of the memory.
     pub fn write(&self, offset: usize, from: &[u8]) -> usize {
         let range = self.clip(offset, from.len());
         // SAFETY: as in `read`.

@@ -48,12 +48,12 @@ impl Drop for DroppedSpan {
 
 /// An address space into which spans are mapped.
 pub(crate) trait AddressSpace: Send + Sync {
-    /// The granule around `addr` has been exposed. May be called repeatedly for one granule, and with any lock held
-    /// except those of an address space.
+    /// The granule around `addr` is exposed. May be called repeatedly, and with any lock held except an address
+    /// space's.
     fn exposed(&self, span: &Span, addr: u64);
 
-    /// The span was dropped. Its memory is released when every address space has dropped `gone`. May be called with
-    /// any lock held.
+    /// The span was dropped; memory is released when every address space has dropped `gone`. Called with any lock
+    /// held.
     fn dropped(&self, span: u64, gone: &Arc<DroppedSpan>);
 }
 
@@ -127,8 +127,8 @@ impl Span {
         let at = addr / PAGE - first;
         let (Some(bits), bit) = (exposed.get((at / 64) as usize), 1 << (at % 64)) else { return };
         // Relaxed: an address space that `announce_exposed` finds is notified there. Another one begins its use after
-        // `announce_exposed` has released the lock, and so reads the bits after this store. An operation that names
-        // the page before it is mapped maps it.
+        // that has released the lock, and so reads the bits after this store. An operation that names the page maps
+        // it anyway.
         if bits.load(Ordering::Relaxed) & bit == 0 && bits.fetch_or(bit, Ordering::Relaxed) & bit == 0 {
             self.announce_exposed(addr);
         }

@@ -102,8 +102,7 @@ impl Timeline {
 
     /// True once the stream has passed the point, and from then on.
     pub(crate) fn has_passed(&self, point: TimelinePoint) -> bool {
-        // Acquire: as in `progress`. A point that was seen before needs no read of the word, which may be in GPU
-        // memory.
+        // Acquire: as in `progress`. A point seen before needs no read of the word, which may be in GPU memory.
         point.0 <= self.seen.load(Ordering::Acquire) || point.0 <= self.progress().0 || self.is_dead()
     }
 

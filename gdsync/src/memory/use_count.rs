@@ -11,8 +11,7 @@ pub(crate) trait Watcher: Send + Sync {
     fn unused(&self, memory: u64);
 }
 
-/// Shared by the counted handles of some memory. Uncounted handles, which keep the memory without using it, do not
-/// share it.
+/// Shared by the counted handles of some memory, and not by the uncounted ones, which keep it without using it.
 pub(crate) struct UseCount {
     pub(crate) id: u64,
     watchers: Mutex<Vec<Weak<dyn Watcher>>>,

@@ -1,5 +1,4 @@
-//! Utilities of every layer: structs of options, locks and atomics, the polling thread, and the containment of
-//! panics.
+//! Utilities of every layer: options, locks and atomics, the polling thread, and the containment of panics.
 
 #[deny(unsafe_code)]
 pub(crate) mod contain;

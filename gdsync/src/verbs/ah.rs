@@ -91,8 +91,7 @@ pub(crate) fn path(
     Ok(attr)
 }
 
-/// Resolves a path into the card's format, including what only the operating system knows: the Ethernet address of
-/// the remote port.
+/// Resolves a path into the card's format, with the remote port's Ethernet address, which only the system knows.
 pub(crate) fn resolve(pd: &Arc<ProtectionDomainInner>, attr: &ibv_ah_attr) -> Result<AddressVector, Error> {
     Ok(AddressHandleInner::new(pd.clone(), *attr, || "the path of a connection".to_owned())?.vector)
 }
@@ -130,8 +129,8 @@ impl AddressHandleInner {
         if out.av.is_null() {
             return Err(QueuePairError::layout("an address vector", 0u32));
         }
-        // SAFETY: the provider describes a vector of 48 bytes (mlx5dv.h, `struct mlx5_wqe_av`) that
-        // is valid as long as the handle.
+        // SAFETY: the provider describes a vector of 48 bytes (mlx5dv.h, `struct mlx5_wqe_av`), valid as long as the
+        // handle.
         let bytes = unsafe { out.av.cast::<[u8; size_of::<AddressVector>()]>().read_unaligned() };
         Ok(zerocopy::transmute!(bytes))
     }

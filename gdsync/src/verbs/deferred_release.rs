@@ -44,8 +44,7 @@ impl<T> DeferredRelease<T> {
         self.posted.store(posted, Ordering::Release);
     }
 
-    /// Counts `posts` more as retired: the card no longer accesses their memory. The caller holds the lock of the
-    /// queue.
+    /// Counts `posts` more as retired: the card no longer uses their memory. The caller holds the lock of the queue.
     pub(crate) fn retire(&self, posts: u64) {
         let retired = self.retired.load(Ordering::Relaxed) + posts;
         self.retired.store(retired, Ordering::Release);
@@ -63,8 +62,7 @@ impl<T> DeferredRelease<T> {
         self.posted.load(Ordering::Relaxed) + 1
     }
 
-    /// Keeps a value until post number `last` has retired. If that post was refused, keeps it until the posts so far
-    /// have.
+    /// Keeps a value until post `last` has retired, or the posts so far have, if `last` was refused.
     pub(crate) fn keep(&self, last: u64, thing: impl FnOnce() -> T) {
         let until = last.min(self.posted());
         if self.retired.load(Ordering::Acquire) >= until {

@@ -6,8 +6,7 @@ use gdsync_sys::prm::command::{cap, header};
 use libc::c_int;
 use std::io;
 
-/// The error of a call that failed with `source`. A status in the answer is the device's, whatever errno the kernel
-/// returns for it.
+/// The error of a call that failed with `source`. A status in the answer is the device's, whatever the errno.
 pub(crate) fn failure(command: &'static str, detail: String, answer: &[u8], source: io::Error) -> Error {
     let status = header::STATUS.get8(answer);
     if status == 0 {
@@ -42,7 +41,7 @@ pub struct CardWaits {
     pub queues: bool,
     /// Completion queues that ignore overruns (`cq_oi`).
     pub ignore_overrun: bool,
-    /// Most queue pairs whose sends have no doorbell record, and which one store rings (`send_dbr_mode_no_dbr_ext`;
+    /// Most queue pairs without a doorbell record of sends, which one store rings (`send_dbr_mode_no_dbr_ext`;
     /// ConnectX-8); 0 if there are none.
     pub recordless: u32,
 }

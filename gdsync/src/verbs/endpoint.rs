@@ -1,5 +1,4 @@
-//! Plain data that the two sides of a connection exchange over a channel of the program's choice, and the attributes of
-//! a connection.
+//! The attributes of a connection, and the plain data that its two sides exchange over a channel of the program.
 
 use crate::memory::{OutOfBounds, resolve};
 use crate::util::options::options;
@@ -22,21 +21,19 @@ options! {
         retry_count: u8 = 7,
         /// Receiver-not-ready retries before an error, 0 to 6; 7 sets no limit.
         rnr_retry: u8 = 7,
-        /// Pause that this side asks for when it has no receive posted: a code of the IB specification's RNR timer
-        /// table.
+        /// Pause that this side asks for when it has no receive posted: a code of the IB specification's RNR table.
         min_rnr_timer: u8 = 12,
         /// RDMA reads in flight, in each direction.
         max_reads: u8 = 16,
         /// Service level: the virtual lane on InfiniBand, the VLAN priority on Ethernet.
         service_level: u8 = 0,
-        /// Path MTU, at most the smaller of the two ports' active MTUs, which is the default. Both
-        /// sides must use the same.
+        /// Path MTU, by default and at most the smaller active MTU of the two ports. Both sides must use the same.
         mtu: Option<Mtu> = None,
         /// On InfiniBand, also address the remote port by its GID, as a router between subnets needs it. Implied if
         /// the subnet prefixes of the two ports differ. On Ethernet, GIDs are the only addresses.
         global: bool = false,
-        /// Traffic class of the global route. On RoCE v2 it is in the IP header, and switches classify by its upper 6
-        /// bits (DSCP).
+        /// Traffic class of the global route. On RoCE v2, switches classify by its upper 6 bits (DSCP) in the IP
+        /// header.
         traffic_class: u8 = 0,
         /// Flow label of the global route, 20 bits.
         flow_label: u32 = 0,

@@ -112,8 +112,8 @@ impl DeviceInner {
         call::status("ibv_get_async_event", rc, String::new)?;
         let concerned = self.queue_pairs.concerned(Element::of(&event));
         let told = self.take_event(&event, &concerned);
-        // SAFETY: filled above, and not acknowledged yet. Acknowledged before the queue pairs are dropped: destroying
-        // one waits for the acknowledgement.
+        // SAFETY: filled above, and acknowledged once: before the queue pairs are dropped, whose destruction waits
+        // for it.
         unsafe { (self.api.ack_async_event)(&mut event) };
         Ok(Some(told))
     }

@@ -13,8 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 bitflags::bitflags! {
-    /// Access rights of a card to a memory region, or of a remote side to a queue pair. Local reads are always
-    /// allowed.
+    /// Access rights of a card to a region, or of a remote side to a queue pair. Local reads are always allowed.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub struct Access: u32 {
         /// The local card may write: receives and reads need it.
@@ -25,9 +24,8 @@ bitflags::bitflags! {
         const REMOTE_READ = verbs::IBV_ACCESS_REMOTE_READ;
         /// Remote atomics; needs `LOCAL_WRITE`.
         const REMOTE_ATOMIC = verbs::IBV_ACCESS_REMOTE_ATOMIC;
-        /// A memory window may be bound to a part of the region, by a program that binds windows itself, as this
-        /// library has none. Queue pairs ignore the right, and so does GPU memory that is registered as a dma-buf,
-        /// for which the kernel refuses it.
+        /// The program may bind memory windows to the region; this library has none. Queue pairs ignore the right,
+        /// and so does GPU memory that is registered as a dma-buf, for which the kernel refuses it.
         const MW_BIND = verbs::IBV_ACCESS_MW_BIND;
     }
 }
@@ -247,7 +245,7 @@ impl MemoryRegionInner {
     ) -> Self {
         // SAFETY: a region just returned by the provider is a valid `ibv_mr`; its keys never change.
         let (lkey, rkey) = unsafe { ((*raw.as_ptr()).lkey, (*raw.as_ptr()).rkey) };
-        // SAFETY: work requests that name it hold the region, or their queue keeps the registration, which holds the
+        // SAFETY: work requests that name it hold the region, or their queue the registration, which holds the
         // domain.
         let raw = unsafe { Owned::new(raw, pd.device.api.dereg_mr, "ibv_dereg_mr") };
         let registration = Arc::new(Registration { _raw: Some(raw), memory, _pd: pd.clone() });

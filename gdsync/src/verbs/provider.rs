@@ -1,5 +1,4 @@
-//! Providers, which drive the card: the software card, or the system's libraries. No other file of the library names
-//! the software card's crate.
+//! The software card, and the system's libraries. No other file of the library names the software card's crate.
 
 use crate::verbs::{Error, OpenError};
 use gdsync_sys::VerbsApi;

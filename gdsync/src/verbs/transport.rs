@@ -11,8 +11,8 @@ pub enum Transport {
     /// Reliable connection: every operation, without loss and in order.
     #[default]
     Rc,
-    /// Unreliable connection: sends and RDMA writes, with and without immediate. A message that loses a packet is
-    /// lost, and the sender gets no error.
+    /// Unreliable connection: sends and RDMA writes, with and without immediate. If a packet is lost, so is the
+    /// message, without an error for the sender.
     Uc,
     /// Unreliable datagrams: sends, with and without immediate, of at most the port's MTU. Each names its destination
     /// ([`crate::WorkRequest::to`]). A message that finds no receive is lost, and the sender gets no error.

@@ -187,8 +187,7 @@ fn retired_pages_stay_mapped_until_they_are_unregistered() {
 }
 
 proptest! {
-    /// For any order of announcing, naming and dropping spans: the registered pages are those of live spans around
-    /// named words.
+    /// In any order of announcing, naming and dropping spans, the registered pages are those of live, named spans.
     #[test]
     fn registrations_follow_the_spans(
         steps in proptest::collection::vec((0u8..4, 0u64..16, 1u64..5, any::<prop::sample::Index>()), 1..60)

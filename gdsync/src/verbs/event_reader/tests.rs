@@ -51,8 +51,7 @@ fn an_overrun_completion_queue_fails_the_queue_pair_and_wakes_its_streams() {
     let waits = [right.recv_cq().prepare_wait().unwrap(), right.recv_cq().prepare_wait().unwrap()];
     let [first, second] = waits;
     stream.post(Batch::new().wait(first)).unwrap();
-    // The library never lets a queue overrun: the consumer index is corrupted here, so that the card finds the queue
-    // full.
+    // The library never lets a queue overrun: a corrupted consumer index makes the card find the queue full.
     right.recv_cq().inner.lock().spoil_consumer_index();
     left.post_send(WorkRequest::send(&[])).unwrap();
     let mut seen = Vec::new();

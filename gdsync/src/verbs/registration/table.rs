@@ -72,8 +72,7 @@ struct Entry<T> {
     used: u64,
 }
 
-/// Registrations by address. Its methods return removed registrations, so that the caller can drop them without the
-/// table's lock.
+/// Registrations by address. Methods return removed ones, so that the caller drops them without the table's lock.
 pub(super) struct Table<T> {
     entries: BTreeMap<(u64, u64), Entry<T>>,
     limits: CacheLimits,
