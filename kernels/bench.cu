@@ -1,11 +1,11 @@
-// Kernels that post by themselves, for `gdsync bench device` and the library's tests on a GPU.
+// Kernels that post, for `gdsync bench device` and the library's tests on a GPU.
 #include "gdsync/device_verbs.cuh"
 
 using namespace gdsync;
 
 static const u64 LONG = 20000000000ull;
 
-// Where a kernel's requests are sent, and where it writes its results: addresses that are the same for the card and the GPU.
+// The destination of a kernel's requests, and the place of its results: addresses that are the same for the card and the GPU.
 struct places {
     u64 local;
     u64 remote;
@@ -17,8 +17,8 @@ struct places {
 
 __device__ u32 thread_of_grid() { return blockIdx.x * blockDim.x + threadIdx.x; }
 
-// The first words of the results: calls that failed, and what the last of them ended with: the status in the highest byte, the error
-// of the queue pair in the others.
+// The first words of the results: the number of failed calls, and the result of the last of them: the status in the highest byte,
+// the error of the queue pair in the others.
 __device__ void tell(const gdsync_device_qp &qp, const places &at, status result) {
     if (result != status::ok) {
         atomicAdd(&at.results[0], 1ull);
@@ -26,14 +26,15 @@ __device__ void tell(const gdsync_device_qp &qp, const places &at, status result
     }
 }
 
-// Every kind of request, by one thread, each waited for. Words at `remote`: 0 put, 1 put inline, 2 and 3
-// put with signal, 4 and 5 put with an added signal, 6 is got, 7 added to, 8 swapped. At `local`: 0 is put, 1 to 4 are results.
+// Every kind of request, by one thread, each waited for. Words at `remote`: 0 put, 1 put inline, 2 and 3 put with signal, 4 and 5
+// put with an added signal, 6 read by get, 7 target of additions, 8 target of swaps. At `local`: 0 is the source, 1 to 4 are
+// results.
 extern "C" __global__ void operations(gdsync_device_qp qp, places at) {
     u64 inlined = 0x1122334455667788ull;
     const local_memory from = {at.local, at.lkey};
     GDSYNC_DEVICE_LOOP
     for (u32 step = 0; step < 7; step++) {
-        // Each word of the remote side that a step is about, and the step's place for what it brings.
+        // For each word of the remote side, the place of the step's result.
         const u32 word = step < 3 ? step : step == 3 ? 4 : step + 2;
         const remote_memory to = {at.remote + 8 * word, at.rkey}, behind = {to.address + 8, at.rkey};
         const local_memory place = {at.local + 8 * (step < 3 ? 0 : step - 2), at.lkey};
@@ -49,12 +50,12 @@ extern "C" __global__ void operations(gdsync_device_qp qp, places at) {
         }
         tell(qp, at, result == status::ok ? quiet(qp, LONG) : result);
     }
-    // The kernel sees its own puts arrive, as the memory is the host's.
+    // The kernel sees its puts arrive, as the memory is the host's.
     at.results[2] = (u64)wait_signal((const u64 *)(at.remote + 24), 33, LONG);
     at.results[3] = crc32((const void *)at.local, 8);
 }
 
-// Every thread of the grid posts `count` words into `slots` slots of its own, every fifth with an addition behind it to the word at
+// Every thread of the grid posts `count` words into its `slots` slots, every fifth with an addition after it to the word at
 // `remote`; every third is not rung at once. Thread n uses queue n modulo `queues`.
 extern "C" __global__ void storm(const gdsync_device_qp *qps, u32 queues, u64 count, u32 slots, places at) {
     const u32 thread = thread_of_grid();
@@ -91,12 +92,12 @@ template <scope S> __device__ status puts(const gdsync_device_qp &qp, u64 rounds
     return result == status::ok ? quiet<S>(qp, LONG) : result;
 }
 
-// Every thread posts to a word of its own, together with its warp (1) or its block (2).
+// Every thread posts to a separate word, together with its warp (1) or its block (2).
 extern "C" __global__ void together(gdsync_device_qp qp, u32 which, u64 rounds, places at) {
     tell(qp, at, which == 1 ? puts<scope::warp>(qp, rounds, at) : puts<scope::block>(qp, rounds, at));
 }
 
-// Writes the words at `local` (GPU memory, for the card as for the kernel), puts them, and waits for the signal behind them.
+// Writes the words at `local` (GPU memory, for the card as for the kernel), puts them, and waits for the signal after them.
 extern "C" __global__ void exchange(gdsync_device_qp qp, u64 words, u64 round, remote_memory signal, places at) {
     for (u64 i = threadIdx.x; i < words; i += blockDim.x) {
         ((u64 *)at.local)[i] = round << 32 | i;
@@ -108,7 +109,7 @@ extern "C" __global__ void exchange(gdsync_device_qp qp, u64 words, u64 round, r
     }
 }
 
-// Puts once, and waits `timeout` at most: status, error, and nanoseconds.
+// Puts once, and waits at most `timeout`: status, error, and nanoseconds.
 extern "C" __global__ void attempt(gdsync_device_qp qp, u64 timeout, places at) {
     const u64 start = detail::now_ns();
     const status posted = put(qp, {at.remote, at.rkey}, {at.local, at.lkey}, 8);
@@ -117,8 +118,8 @@ extern "C" __global__ void attempt(gdsync_device_qp qp, u64 timeout, places at) 
     at.results[2] = detail::now_ns() - start;
 }
 
-// What a call takes of the GPU's clock: `results[round]`, as the first thread sees it. 0: one thread, one put. 1: one thread, 32 puts, a
-// doorbell for each. 2: one thread, 32 puts, one doorbell. 3: a warp. 4: a block.
+// The GPU's clock cycles of a call: `results[round]`, as the first thread measures them. 0: one thread, one put. 1: one thread, 32
+// puts, a doorbell for each. 2: one thread, 32 puts, one doorbell. 3: a warp. 4: a block.
 extern "C" __global__ void cycles(gdsync_device_qp qp, u32 which, u32 rounds, places at) {
     const remote_memory to = {at.remote + 8 * threadIdx.x, at.rkey};
     const local_memory from = {at.local + 8 * threadIdx.x, at.lkey};
@@ -156,8 +157,8 @@ extern "C" __global__ void cycles(gdsync_device_qp qp, u32 which, u32 rounds, pl
     }
 }
 
-// What the steps of a put take, one after the other as `detail::publish` and `detail::ring_card` have them for a thread that is alone:
-// `results[6 * round]` and after it. The clock is read only after what each step waits for, so the next one has none of it.
+// The cycles of the steps of a put, in order, as `detail::publish` and `detail::ring_card` perform them for a single thread: from
+// `results[6 * round]`. Each read of the clock waits for its step, so that the next step does not include it.
 extern "C" __global__ void steps(gdsync_device_qp qp, u32 rounds, places at) {
     gdsync_device_state *state = detail::state_of(qp);
     const bool mailbox = (qp.flags & GDSYNC_DEVICE_QP_MAILBOX) != 0;
@@ -194,8 +195,8 @@ extern "C" __global__ void steps(gdsync_device_qp qp, u32 rounds, places at) {
     }
 }
 
-// Every thread puts `count` words, and waits after each, or at the end. Thread n of block b uses queue n / `sharers` + b * `of_block`.
-// The third and fourth results are when the first began and the last ended, in nanoseconds.
+// Every thread puts `count` words, and waits after each, or at the end. Thread n of block b uses queue n / `sharers` + b *
+// `of_block`. The third and fourth results are the first start and the last end, in nanoseconds.
 extern "C" __global__ void rate(const gdsync_device_qp *qps, u32 sharers, u32 of_block, u64 count, u32 wait_each, places at) {
     const gdsync_device_qp qp = qps[threadIdx.x / sharers + blockIdx.x * of_block];
     const u32 thread = thread_of_grid();

@@ -1,13 +1,14 @@
-// The body of a graph's WHILE node, in which a kernel decides how often to send. A module of its own: it needs a driver of CUDA 12.4.
+// The body of a graph's WHILE node, in which a kernel decides how often to send. A separate module, as it needs a driver of CUDA
+// 12.4.
 #include "gdsync/device_verbs.cuh"
 
 using namespace gdsync;
 
-// CUDA Runtime API, "Graph Management": the driver has it when it loads the module.
+// CUDA Runtime API, "Graph Management": the driver provides it when it loads the module.
 extern "C" __device__ void cudaGraphSetConditional(unsigned long long handle, unsigned int value);
 
-// Sends the next message by its ticket, and decides by its content whether another round is to follow.
-// `ticket` counts over all launches, to `end` at most. Message n is in place n modulo `places` of `source`. With handle 0 it does nothing.
+// Sends the next message by its ticket, and decides by its content whether another round follows. `ticket` counts over all
+// launches, up to `end`. Message n is in place n modulo `places` of `source`. With handle 0 it does nothing.
 extern "C" __global__ void send_while(unsigned long long handle, gdsync_trigger trigger, u64 *ticket, const u64 *end, u64 *source, u64 places) {
     if (handle == 0) {
         return;

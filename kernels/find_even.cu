@@ -1,4 +1,4 @@
-// Threads look for even numbers, and send each that they find. One source for threads of a GPU and of the CPU.
+// Threads search for even numbers, and send each one. One source for threads of a GPU and of the CPU.
 #include "gdsync/device_verbs.cuh"
 
 using namespace gdsync;
@@ -9,17 +9,17 @@ static const u64 LONG = 20000000000ull;
 struct task {
     const u64 *numbers;
     u64 count;
-    // Words that the threads share: results found, threads that are done, and of the first call that failed how it did, and the error of
-    // the queue pair.
+    // Words that the threads share: results found, threads that are done, and the status and the queue pair's error of the first
+    // failed call.
     u64 *shared;
-    // The receiver's: a slot of 8 bytes for each result, and the word that says how many there are, plus one.
+    // Memory of the receiver: a slot of 8 bytes for each result, and a word with their number plus one.
     u64 slots;
     u64 signal;
     u32 rkey;
     u32 unused;
 };
 
-// Adds to a word of this side, in the order of all that the threads do around it.
+// Adds to a local word, ordered with everything around it.
 GDSYNC_DEVICE u64 add(u64 *word, u64 value) {
 #if defined(__CUDACC__)
     __threadfence();
@@ -47,13 +47,13 @@ GDSYNC_DEVICE void look(const gdsync_device_qp &qp, const task &work, u64 thread
         const u64 number = work.numbers[i];
         if (number % 2 == 0) {
             const u64 slot = add(&work.shared[0], 1);
-            // Whichever threads of the warp have found something, too, post together.
+            // All threads of the warp that have found a result post together.
             result = put_inline<scope::warp>(qp, {work.slots + 8 * slot, work.rkey}, &number, 8, patient);
         }
     }
     tell(qp, work, result);
     if (add(&work.shared[1], 1) + 1 == threads) {
-        // The last one: everything is posted, and a connection keeps its order.
+        // The last thread: everything is posted, and a connection keeps its order.
         const u64 signal = add(&work.shared[0], 0) + 1;
         result = put_inline(qp, {work.signal, work.rkey}, &signal, 8, patient);
         tell(qp, work, result == status::ok ? quiet(qp, LONG) : result);

@@ -1,5 +1,6 @@
-// Vectors of 32 times a matrix of 32 by 32: launched for a whole batch, or as a kernel that stays, whose blocks wait for their pieces of
-// each batch, multiply, and send the results themselves. One source for a GPU's blocks and, of the latter, for the CPU's threads.
+// Vectors of 32 times a matrix of 32 by 32: launched for a whole batch, or as a persistent kernel, whose blocks wait for their
+// pieces of each batch, multiply, and send the results. One source for a GPU's blocks and, for the persistent kernel, the CPU's
+// threads.
 #include "gdsync/device_verbs.cuh"
 
 using namespace gdsync;
@@ -7,19 +8,19 @@ using namespace gdsync;
 static const u64 LONG = 20000000000ull;
 static const u32 SIDE = 32;
 
-// As `Service` of matvec/work.rs: what a kernel serves that stays: each block has a piece of every batch, or shares one.
+// As `Service` of matvec/work.rs, the arguments of the persistent kernel: each block has a piece of every batch, or shares one.
 struct service {
     const float *matrix;
     const float *inputs;
     float *results;
-    // A word for each piece: the last round whose inputs have arrived.
+    // For each piece, a word with the last round whose inputs have arrived.
     const u64 *arrived;
-    // The client's: its results, and a word for each piece like those of `arrived`.
+    // Memory of the client: its results, and a word for each piece like those of `arrived`.
     u64 client_results;
     u64 client_arrived;
     // First failure of a call: its status, and the error of the queue pair.
     u64 *failure;
-    // A word for each piece, 0 at first: counts blocks that have multiplied.
+    // For each piece, a word that counts blocks that have multiplied, initially 0.
     u64 *joined;
     u64 first_round;
     u64 rounds;
@@ -35,8 +36,8 @@ struct service {
 
 #if defined(__CUDACC__)
 
-// A warp takes a vector at a time; lane n has the n-th row of the matrix. `inputs` is what a card writes while the kernel runs: these are
-// ordinary loads, never those of read-only memory.
+// A warp takes a vector at a time; lane n has the n-th row of the matrix. A card writes `inputs` while the kernel runs: these are
+// ordinary loads, never loads of read-only memory.
 __device__ void multiply_part(const float (&row)[SIDE], const float *inputs, float *results, u32 vectors, u32 warp, u32 warps) {
     const u32 lane = threadIdx.x % SIDE;
     for (u32 vector = warp; vector < vectors; vector += warps) {
@@ -80,7 +81,7 @@ static void multiply_part(const float *matrix, const float *inputs, float *resul
 
 #endif
 
-// What the first thread of a block does before and after the block multiplies.
+// The work of a block's first thread before and after the block multiplies.
 GDSYNC_DEVICE status await_piece(const service &work, u32 piece, u64 round) {
     return wait_signal(work.arrived + piece, round, LONG);
 }
@@ -89,8 +90,8 @@ GDSYNC_DEVICE status send_piece(const gdsync_device_qp &qp, const service &work,
     const u64 bytes = (u64)work.vectors * SIDE * sizeof(float), at = bytes * piece;
     post_options patient;
     patient.timeout(LONG);
-    // A reader that sees the round in the word sees the results. The card has read what was sent before: the client asks for
-    // another round only after it has got this one.
+    // A reader that sees the round in the word sees the results. The card has read the previous ones: the client asks for another
+    // round only after it has received this one.
     return put_signal(qp, {work.client_results + at, work.results_rkey}, {(u64)work.results + at, work.lkey}, bytes,
                       {work.client_arrived + 8 * piece, work.arrived_rkey}, round, patient);
 }
@@ -104,13 +105,13 @@ GDSYNC_DEVICE void finish(const gdsync_device_qp &qp, const service &work, statu
 
 #if defined(__CUDACC__)
 
-// Whether this block is the last of its piece to have multiplied.
+// Returns true if this block is the last of its piece to have multiplied.
 __device__ bool is_last(const service &work, u32 piece) {
     if (work.sharers == 1) {
         return true;
     }
-    // What this block has written (its threads', by the barrier before) is before the count; what the others have written is
-    // before what this block does next, if it is the last: to the card, too, as posting releases all that was acquired.
+    // The writes of this block (of all its threads, by the barrier before) precede the count; the writes of the others precede the
+    // further work of this block, if it is the last: for the card, too, as posting releases all acquired writes.
     __threadfence();
     const u64 before = atomicAdd(&work.joined[piece], 1ull);
     __threadfence();
@@ -130,14 +131,14 @@ extern "C" __global__ void serve(const gdsync_device_qp *qps, service work) {
         if (threadIdx.x == 0) {
             said = result = result == status::ok ? await_piece(work, piece, round) : result;
         }
-        // What the first thread has acquired is before what the others read.
+        // The writes that the first thread has acquired precede the reads of the others.
         __syncthreads();
         if (said != status::ok) {
             break;
         }
         multiply_part(row, work.inputs + begin, work.results + begin, work.vectors, part * warps + threadIdx.x / SIDE,
                       work.sharers * warps);
-        // What the others have written is before what the first thread releases.
+        // The writes of the others precede the release of the first thread.
         __syncthreads();
         if (threadIdx.x == 0 && is_last(work, piece)) {
             result = send_piece(qp, work, piece, round);

@@ -3,7 +3,7 @@
 
 using namespace gdsync;
 
-// What one rank does. The outbox has a slot for each rank, and so has the inbox; this has three notifications of each rank.
+// The arguments of one rank. The outbox and the inbox have a slot for each rank; each rank sets three notifications.
 struct job {
     gdsync_queue queue;
     gdsync_segment outbox;
@@ -12,7 +12,7 @@ struct job {
     // Bytes of a slot.
     u64 slot;
     u64 timeout_ns;
-    // 0, or the line of this file where something went wrong.
+    // 0, or the line of this file where an error was found.
     u64 failed;
 };
 
@@ -24,9 +24,9 @@ GDSYNC_DEVICE u8 byte_of(u32 from, u32 to, u64 round, u64 at) { return (u8)(from
 
 GDSYNC_DEVICE u64 length_of(u32 from, u32 to, u64 round, u64 slot) { return (from * 5 + to * 3 + round * 11) % (slot + 1); }
 
-// Every rank sends to every rank, itself among them, and the next round begins when all have said that they have read. The threads of the
-// group fill and compare, the leader posts. A rank may begin the next round while another one still reads messages of this one: so
-// the notifications of even and odd rounds differ. Returns the line of the first mistake.
+// Every rank sends to every rank including itself, and the next round begins when all have reported that they have read. The
+// threads of the group fill and compare, the leader posts. A rank may begin the next round while another rank still reads messages
+// of this one: so the notifications of even and odd rounds differ. Returns the line of the first error.
 template <scope S> GDSYNC_DEVICE u32 all_to_all(const job &j) {
     const detail::Group<S> group;
     const u32 own = j.queue.rank, size = j.queue.size;
@@ -53,7 +53,7 @@ template <scope S> GDSYNC_DEVICE u32 all_to_all(const job &j) {
         for (u32 n = 0; n < size; n++) {
             u32 id = 0, value = 0;
             status came = notify_waitsome<S>(j.inbox, first, first + size, &id, j.timeout_ns);
-            // Diverged threads of a warp may have found different ones: all take the leader's.
+            // Diverged threads of a warp may have found different values: all take the leader's.
             u64 of_leader = id;
             group.share(came, of_leader);
             if (came != status::ok) {
@@ -61,7 +61,7 @@ template <scope S> GDSYNC_DEVICE u32 all_to_all(const job &j) {
             }
             id = (u32)of_leader;
             const u32 from = id - first;
-            // All see what the leader has seen.
+            // All see the writes that the leader has seen.
             group.sync();
             const u64 bytes = length_of(from, own, round, j.slot);
             bool right = !group.leads() || (notify_reset(j.inbox, id, &value) == status::ok && value == bytes + 1);
@@ -83,7 +83,7 @@ template <scope S> GDSYNC_DEVICE u32 all_to_all(const job &j) {
             u32 id = 0, value = 0;
             const u32 expected = acknowledged + to;
             bool right = notify_waitsome<S>(j.inbox, expected, expected + 1, &id, j.timeout_ns) == status::ok && id == expected;
-            // No thread takes it before all have seen it.
+            // No thread takes the notification before all have seen it.
             if (group.any(!right)) {
                 return __LINE__;
             }
@@ -115,7 +115,7 @@ template <scope S> GDSYNC_DEVICE u32 together(const job &j) {
         if (group.any(!right)) {
             return __LINE__;
         }
-        // That it was read.
+        // Confirms that it was read.
         right = notify<S>(j.queue, before, j.inbox, threads + thread, 1, options) == status::ok;
         right = right && notify_waitsome(j.inbox, threads + thread, threads + thread + 1, &id, j.timeout_ns) == status::ok;
         right = right && notify_reset(j.inbox, id, &value) == status::ok && value == 1;
@@ -187,7 +187,7 @@ u64 call_error(const job *j, u32 rank) {
     return qp == nullptr ? ~0ull : error(*qp);
 }
 
-// The byte offsets that the library's half of the layout has to have: of the queue, of a rank's part, of the segment.
+// The byte offsets that the Rust layout must have: of the queue, of a rank's part, of the segment.
 int layout(u64 *into) {
     const u64 offsets[] = {
         offsetof(gdsync_queue, queue_pairs),     offsetof(gdsync_queue, size),          offsetof(gdsync_queue, rank),

@@ -1,17 +1,17 @@
 // The kernels of `gdsync pingpong`.
 //
-// A message is 64-bit words of the sequence of pattern.rs, then the first bytes of the next word. Buffers are GPU
-// allocations, so words are aligned. Every thread takes every stride-th word: neighbours in a warp are neighbours in memory.
+// A message is 64-bit words of the sequence of pattern.rs, then the first bytes of the next word. Buffers are GPU allocations, so
+// words are aligned. Every thread takes every stride-th word: neighbours in a warp are neighbours in memory.
 
 typedef unsigned long long u64;
 
 #define STEP 0x9e3779b97f4a7c15ull
 #define NONE 0xffffffffffffffffull
 
-// Both belong to the module, which one stream uses: kernels that change them follow one another.
-// Blocks of the check that have ended; back at 0 when the last has.
+// Both belong to the module, which one stream uses: kernels that change them follow one another. The number of blocks of the check
+// that have ended; reset to 0 by the last.
 __device__ unsigned int blocks_done = 0;
-// The least offset of what is wrong. Never set back: the first wrong message ends the run.
+// The smallest offset of a wrong word. Never reset: the first wrong message ends the run.
 __device__ u64 first_wrong = NONE;
 
 static __device__ u64 word_at(u64 seed, u64 index) {
@@ -41,16 +41,16 @@ extern "C" __global__ void fill(u64 *words, u64 len, u64 seed) {
     }
 }
 
-// Compares message `sequence` with what it should be. Where it is the first that is wrong, `mismatch`, two words of pinned host
-// memory, becomes {sequence + 1, offset of the first wrong word, or byte of the tail}. When the last block has looked, `time`, a
-// word of pinned host memory, gets the time, unless it is null.
+// Compares message `sequence` with the expected one. If it is the first wrong message, `mismatch`, two words of pinned host memory,
+// becomes {sequence + 1, offset of the first wrong word, or byte of the tail}. When the last block has finished, `time`, a word of
+// pinned host memory, gets the time, unless it is null.
 //
 // The card or the CPU has written the message, during an earlier operation of the stream. Plain loads see it: a kernel begins with
 // empty L1 caches, and such writes pass through the L2 cache.
 extern "C" __global__ void check(const u64 *words, u64 len, u64 seed, u64 sequence, volatile u64 *mismatch, volatile u64 *time) {
     const u64 count = len / 8, stride = (u64)gridDim.x * blockDim.x;
     const u64 first = (u64)blockIdx.x * blockDim.x + threadIdx.x;
-    // A thread keeps the first wrong offset, and four loads on their way: what is done about a wrong word waits for the end.
+    // A thread keeps the first wrong offset, and four loads in flight: wrong words are handled at the end.
     u64 wrong = NONE, i = first;
     for (; i + 3 * stride < count; i += 4 * stride) {
         u64 found[4];

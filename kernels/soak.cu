@@ -7,13 +7,13 @@ static const u64 LONG = 20000000000ull;
 
 // A message to send, or a word to put.
 struct request {
-    // This side's memory with the message; or the remote word.
+    // The local memory with the message, or the remote word.
     u64 address;
-    // The word that is put.
+    // The word to put.
     u64 value;
-    // Of the address.
+    // Key of the address.
     u32 key;
-    // Of the message.
+    // Length of the message.
     u32 bytes;
     // 0: a message. 1: a word.
     u32 is_word;
@@ -22,7 +22,7 @@ struct request {
 
 static_assert(sizeof(request) == 32, "as the command's");
 
-// Words of pinned host memory: how it ended, the error of the queue pair, and, once both are there, the number of the round.
+// Words of pinned host memory: the result, the error of the queue pair, and, once both are there, the number of the round.
 struct outcome {
     u64 status;
     u64 error;

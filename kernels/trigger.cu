@@ -6,19 +6,19 @@ using namespace gdsync;
 
 static const u64 LONG = 20000000000ull;
 
-// Messages of 8 bytes, each in a place of its own. Memory of the host, at the GPU's addresses.
+// Messages of 8 bytes, each in a separate place. Memory of the host, at the GPU's addresses.
 struct messages {
-    // What is sent: message n is in place n modulo `places`.
+    // The source: message n is in place n modulo `places`.
     u64 *source;
-    // Where it arrives.
+    // The destination.
     const u64 *target;
     u64 places;
-    // Words that the kernels write: 0 calls that failed, 1 in its highest byte the status of the last of them, 2 messages that were not there,
-    // from 8 on times.
+    // Words that the kernels write: 0 number of failed calls, 1 in its highest byte the status of the last of them, 2 missing
+    // messages, from 8 on times.
     u64 *results;
 };
 
-// What a message says: never 0, and another in each lap of the places.
+// The content of a message: never 0, and different in each lap of the places.
 __device__ u64 content(u64 message) { return message * 0x9e3779b97f4a7c15ull | 1; }
 
 __device__ void tell(const messages &all, status result) {
@@ -30,7 +30,7 @@ __device__ void tell(const messages &all, status result) {
 
 __device__ void write_message(const messages &all, u64 message) { all.source[message % all.places] = content(message); }
 
-// Counts what has not arrived. The caller has waited for it.
+// Counts missing messages. The caller has waited for all.
 __device__ void check_messages(const messages &all, u64 first, u64 count) {
     GDSYNC_DEVICE_LOOP
     for (u64 message = first; message < first + count; message++) {
@@ -40,8 +40,8 @@ __device__ void check_messages(const messages &all, u64 first, u64 count) {
     }
 }
 
-// One thread; each round it writes `each` messages, releases them by the ticket of the last, waits until the arrival word says that all
-// have arrived, and compares. Messages are tickets, and rounds are the collector's numbers, from `first` on.
+// One thread; each round it writes `each` messages, releases them by the ticket of the last, waits until the arrival word shows
+// that all have arrived, and compares. Messages are tickets, and rounds are the collector's numbers, from `first` on.
 extern "C" __global__ void release_rounds(gdsync_trigger trigger, gdsync_collector collector, u64 first, u64 number, u32 rounds, u32 each,
                                           messages all) {
     status result = status::ok;
@@ -59,13 +59,13 @@ extern "C" __global__ void release_rounds(gdsync_trigger trigger, gdsync_collect
     tell(all, result);
 }
 
-// A thread for each message, in as many blocks: the last one to have written its message releases all of them. `arrived` counts the
-// threads that were there, over all launches.
+// A thread for each message, in as many blocks: the last one to write its message releases all of them. `arrived` counts the
+// threads over all launches.
 extern "C" __global__ void release_together(gdsync_trigger trigger, gdsync_collector collector, u64 first, u64 number, u64 *arrived,
                                             messages all) {
     const u32 threads = gridDim.x * blockDim.x;
     write_message(all, first + blockIdx.x * blockDim.x + threadIdx.x);
-    // Release, and acquire: what the others wrote is before the last one's release of the trigger.
+    // Release, and acquire: the writes of the others precede the last one's release of the trigger.
     __threadfence();
     const bool last = atomicAdd(arrived, 1ull) % threads == threads - 1;
     __threadfence();
@@ -76,8 +76,8 @@ extern "C" __global__ void release_together(gdsync_trigger trigger, gdsync_colle
     }
 }
 
-// What a step takes of the GPU's clock: `results[8 + round]`, each behind a store to the host's memory. 0: a fence of the system's scope
-// and a store, by hand. 1: a trigger, behind which the card writes the message to its place, where the kernel waits for it.
+// The GPU's clock cycles of a step: `results[8 + round]`, each after a store to the host's memory. 0: a fence of system scope and a
+// store, by hand. 1: a trigger, after which the card writes the message to its place, where the kernel waits for it.
 extern "C" __global__ void release_cycles(gdsync_trigger trigger, u32 which, u64 first, u32 rounds, messages all) {
     GDSYNC_DEVICE_LOOP
     for (u32 round = 0; round < rounds; round++) {
@@ -106,14 +106,14 @@ extern "C" __global__ void release_cycles(gdsync_trigger trigger, u32 which, u64
     }
 }
 
-// The node of a graph: counts in `ticket`, a word of the GPU's memory, writes the message of that number, and releases it.
+// The node of a graph: counts in `ticket`, a word of GPU memory, writes the message of that number, and releases it.
 extern "C" __global__ void release_next(gdsync_trigger trigger, u64 *ticket, messages all) {
     const u64 next = ++*ticket;
     write_message(all, next);
     release(trigger, next);
 }
 
-// The same for a node behind it that copies the 8 bytes at `big_endian` to the trigger.
+// The same for a graph in which the next node copies the 8 bytes at `big_endian` to the trigger.
 extern "C" __global__ void prepare_next(u64 *big_endian, u64 *ticket, messages all) {
     const u64 next = ++*ticket;
     write_message(all, next);

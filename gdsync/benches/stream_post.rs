@@ -1,8 +1,8 @@
-//! What of a send's post on a stream is gdsync's: `cargo bench -p gdsync`. The backend under the streams performs
-//! nothing, so that a post is checks, the order of sends, translations and the list of what is in flight.
+//! The library's part of a send's post on a stream: `cargo bench -p gdsync`. The backend under the streams performs
+//! nothing, so that a post consists of checks, the order of sends, translations and the list of work in flight.
 //! `scripts/bench/stream-instructions` counts the instructions of the four functions that are not inlined.
 //!
-//! Sends are posted in bursts. Behind each burst the backend performs the last doorbell, which hands all of them to
+//! Sends are posted in bursts. After each burst the backend performs the last doorbell, which gives all of them to
 //! the card.
 
 #![allow(clippy::unwrap_used, reason = "a benchmark fails by panicking")]
@@ -26,8 +26,8 @@ const BURSTS: usize = 20_000;
 #[derive(Default)]
 struct Later([AtomicU64; 4]);
 
-// SAFETY: what it is given it performs never, or once and in order (`Later::perform`, before anything else is submitted);
-// addresses are the host's.
+// SAFETY: it performs its operations never, or once and in order (`Later::perform`, before anything else is
+// submitted); addresses are the host's.
 unsafe impl MemOpStream for Later {
     fn caps(&self) -> MemOpCaps {
         MemOpCaps::FULL
@@ -64,7 +64,7 @@ impl Later {
             MemOp::Write32 { addr: StreamAddr::new(record), value: to_record as u32 },
             MemOp::Write64 { addr: StreamAddr::new(register), value: to_register },
         ];
-        // SAFETY: record and register of the bench's queue pair, which is alive, as `submit` was given them.
+        // SAFETY: record and register of the bench's queue pair, which is alive, as `submit` received them.
         unsafe { Cpu::new().submit(&ops) }.unwrap();
     }
 }
@@ -88,7 +88,7 @@ impl Bench {
         Bench { stream, left, _right: right, target, sends: Vec::with_capacity(BURST) }
     }
 
-    /// Nanoseconds of a post: the median over the bursts.
+    /// Nanoseconds per post: the median over the bursts.
     fn measure(&mut self, bursts: usize, prepared: bool, burst: impl Fn(&mut Self, RemoteMemory)) -> f64 {
         let remote = self.target.remote();
         let mut times: Vec<f64> = (0..bursts)
@@ -153,7 +153,7 @@ fn queue_send_mut(bench: &mut Bench, remote: RemoteMemory) {
 }
 
 fn main() {
-    // An argument that is a number says how many bursts there are; cargo passes `--bench`.
+    // A numeric argument is the number of bursts; cargo passes `--bench`.
     let bursts = std::env::args().find_map(|argument| argument.parse().ok()).unwrap_or(BURSTS);
     let mut bench = Bench::new();
     let mut out = std::io::stdout();

@@ -2,7 +2,7 @@
 """Whether cuMemcpy2DAsync copies rows that lie in two allocations of GPU memory, or in two pinned ranges of the host.
 
 It does not: CUDA_ERROR_INVALID_VALUE (1), whatever lies between them. So gdsync makes one copy of rows of one allocation and
-one pinned range only (gdsync/src/cuda/peer_memory.rs). Needs a GPU and its driver; takes a second.
+one pinned range only (gdsync/src/cuda/peer_copies.rs). Needs a GPU and its driver; takes a second.
 """
 import ctypes as C
 

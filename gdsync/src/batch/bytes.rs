@@ -60,7 +60,7 @@ impl MemoryWrite {
             return Err(OutOfBounds { start, end, len }.into());
         }
         let place = place.at(offset);
-        place.make(given);
+        place.expose(given);
         Ok(MemoryWrite { place, bytes: bytes.to_vec() })
     }
 

@@ -1,53 +1,51 @@
-//! What a GPU is, and what it can do for gdsync.
+//! The capabilities of a GPU that gdsync uses.
 
 use crate::cuda::CudaError;
 use cudarc::driver::sys;
 use gdsync_gdr::{Gpu, driver};
 
-/// In what order a GPU shows what a card wrote into its memory
+/// The order in which a GPU shows a card's writes into its memory
 /// (`CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum WritesOrdering {
-    /// In no order: a flag may be seen before the data that were written earlier.
+    /// No order: a flag may become visible before data that were written earlier.
     None,
-    /// In order to the GPU that the memory belongs to.
+    /// In order to the GPU that owns the memory.
     Owner,
     /// In order to every GPU.
     AllDevices,
 }
 
-/// How data that a card wrote into GPU memory become visible to what follows a wait for their
-/// completion.
+/// How data that a card wrote into GPU memory become visible to a stream after it has waited for their completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Consistency {
-    /// The GPU keeps the order without help.
+    /// The GPU keeps the order.
     Ordered,
     /// Every wait is followed by a flush.
     Flushed,
-    /// There is no way: a card must not write into this GPU's memory for its streams.
+    /// Not at all: a card must not write into this GPU's memory for its streams.
     Impossible,
 }
 
-/// What a GPU can do for gdsync, read once.
+/// The capabilities of a GPU, read once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct GpuCapabilities {
-    /// 64-bit stream memory operations. A doorbell needs one.
+    /// 64-bit stream memory operations, which doorbells need.
     pub ops_64_bit: bool,
-    /// Waiting for NOR. Every other lap of a completion queue needs it.
+    /// Waits with NOR, which every other lap of a completion queue needs.
     pub wait_nor: bool,
-    /// `CU_STREAM_WAIT_VALUE_FLUSH`, and the operation of its own.
+    /// `CU_STREAM_WAIT_VALUE_FLUSH`, and the flush as a separate operation.
     pub flush_remote_writes: bool,
-    /// In what order a card's writes into GPU memory are seen.
+    /// The order in which a card's writes into GPU memory become visible.
     pub writes_ordering: WritesOrdering,
-    /// GPU memory can be given to a card as a dma-buf.
+    /// True if GPU memory can be exported to a card as a dma-buf.
     pub dma_buf: bool,
-    /// Atomic operations of kernels on host memory are one step for the CPU and for cards, too:
-    /// mostly not so over PCIe (`CU_DEVICE_ATTRIBUTE_HOST_NATIVE_ATOMIC_SUPPORTED`).
+    /// True if kernels' atomic operations on host memory are atomic for the CPU and for cards, which they mostly are
+    /// not over PCIe (`CU_DEVICE_ATTRIBUTE_HOST_NATIVE_ATOMIC_SUPPORTED`).
     pub host_atomics: bool,
-    /// Processes that use the GPU share one context of the Multi-Process Service
-    /// (`CU_DEVICE_ATTRIBUTE_MPS_ENABLED`), so that their streams run side by side. Without it the GPU
-    /// serves one process at a time, for a time slice. `None` where the driver does not know the attribute.
+    /// True if processes share a context of the Multi-Process Service (`CU_DEVICE_ATTRIBUTE_MPS_ENABLED`) and run
+    /// concurrently; otherwise the GPU time-slices them. `None` if the driver does not know the attribute.
     pub mps: Option<bool>,
 }
 
@@ -72,10 +70,10 @@ impl GpuCapabilities {
         })
     }
 
-    /// How streams of this GPU see what a card wrote into its memory.
+    /// How this GPU's streams see a card's writes into its memory.
     pub fn consistency(&self) -> Consistency {
         match self.writes_ordering {
-            // A flush costs nothing where the GPU has it, and covers memory of other GPUs, too.
+            // If the GPU has a flush, it costs nothing, and it covers memory of other GPUs.
             WritesOrdering::None | WritesOrdering::Owner if self.flush_remote_writes => Consistency::Flushed,
             WritesOrdering::None => Consistency::Impossible,
             WritesOrdering::Owner | WritesOrdering::AllDevices => Consistency::Ordered,
@@ -91,11 +89,11 @@ pub struct GpuDescription {
     pub name: String,
     /// Its PCI address as Linux writes it: `0000:3b:00.0`, lower case.
     pub pci_address: String,
-    /// What it can do for streams.
+    /// Its capabilities.
     pub capabilities: GpuCapabilities,
 }
 
-/// The newest CUDA that the driver serves, as `cuDriverGetVersion` counts: 13.0 is 13000.
+/// The newest CUDA version that the driver supports, in the format of `cuDriverGetVersion`: 13000 is 13.0.
 ///
 /// # Errors
 /// As [`device_count`](super::device_count).
@@ -103,11 +101,10 @@ pub fn driver_version() -> Result<u32, CudaError> {
     Ok(driver::version()?)
 }
 
-/// Describes a GPU. Makes no context, and so takes no memory of it.
+/// Describes a GPU. Creates no context, and so uses none of its memory.
 ///
 /// # Errors
-/// As [`device_count`](super::device_count), and
-/// [`DriverError::NoDevice`](super::DriverError::NoDevice).
+/// As [`device_count`](super::device_count), and [`DriverError::NoDevice`](super::DriverError::NoDevice).
 pub fn describe(ordinal: u32) -> Result<GpuDescription, CudaError> {
     let gpu = Gpu::new(ordinal)?;
     Ok(GpuDescription {
@@ -132,7 +129,7 @@ mod tests {
             host_atomics: false,
             mps: None,
         };
-        // An H200: no flush, ordered for its owner.
+        // An H200 has no flush, and orders writes for its owner.
         assert_eq!(caps(false, WritesOrdering::Owner).consistency(), Consistency::Ordered);
         assert_eq!(caps(false, WritesOrdering::AllDevices).consistency(), Consistency::Ordered);
         assert_eq!(caps(true, WritesOrdering::AllDevices).consistency(), Consistency::Ordered);

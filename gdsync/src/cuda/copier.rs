@@ -1,47 +1,45 @@
-//! Copies between GPU memory and the CPU, on a stream of gdsync's own.
+//! Copies between GPU memory and the CPU, on gdsync's own stream.
 //!
-//! The stream is non-blocking, so that it never waits for the program's work, nor that for it; and
-//! what it copies passes through pinned memory, so that no copy waits for the driver to find a
-//! buffer of its own.
+//! The stream is non-blocking, so that neither it nor the program's streams wait for each other. The copies use
+//! pinned memory, so that none waits until the driver finds a staging buffer.
 
 #[cfg(feature = "software-card")]
-use super::peer_memory::Rows;
-use crate::cuda::{CudaError, GpuContext, check};
-use crate::memory::PinnedMemory;
+use crate::cuda::peer_copies::StridedCopy;
+use crate::cuda::{CudaError, check};
+use crate::memory::{HostAddr, PinnedMemory, StreamAddr};
 use cudarc::driver::sys;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Bytes of the pinned buffer: one copy of the software card fits in.
+/// Size of the pinned buffer in bytes: room for one copy of the software card.
 const STAGING: usize = 1 << 20;
 /// How long a new stream may take to write one word ([`Copier::claim_channel`]).
 const CLAIM: Duration = Duration::from_millis(100);
 
-/// The stream and its buffer.
 pub(crate) struct Copier {
     stream: sys::CUstream,
     staging: PinnedMemory,
-    /// The GPU's address of the word that new streams write, and which has no reader.
+    /// The GPU's address of the word that new streams write. Nothing reads it.
     scratch: u64,
     _scratch: PinnedMemory,
 }
 
-// SAFETY: a stream may be used from any thread; one at a time has it, under the context's lock.
+// SAFETY: a stream may be used from any thread, and the context's lock admits one at a time.
 unsafe impl Send for Copier {}
 
 impl Copier {
-    /// Where the context is current.
-    pub(super) fn new(context: &Arc<GpuContext>) -> Result<Self, CudaError> {
+    /// `translate` returns the GPU's address of host memory. The context is current (the caller's).
+    pub(super) fn new(
+        translate: impl Fn(HostAddr, usize) -> Result<StreamAddr, CudaError>,
+    ) -> Result<Self, CudaError> {
         let no_memory =
             |len| move |error: std::io::Error| CudaError::NoHostMemory { len, reason: error.to_string() };
         let staging = PinnedMemory::allocate_whole(STAGING).map_err(no_memory(STAGING))?;
-        context.translate(staging.addr(), 1)?;
+        translate(staging.addr(), 1)?;
         let word = PinnedMemory::allocate(size_of::<u32>()).map_err(no_memory(size_of::<u32>()))?;
-        let scratch = context.translate(word.addr(), word.len())?.get();
+        let scratch = translate(word.addr(), word.len())?.get();
         let mut stream = std::ptr::null_mut();
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
-        // SAFETY: `stream` is a valid place; the context is current (the caller's). It lives as
-        // long as the context.
+        // SAFETY: `stream` is a valid place; the context is current (the caller's), and the stream lives as long.
         check("cuStreamCreate", unsafe { sys::cuStreamCreate(&mut stream, flags) })?;
         let copier = Copier { stream, staging, scratch, _scratch: word };
         // SAFETY: the stream is the copier's own.
@@ -49,22 +47,24 @@ impl Copier {
         Ok(copier)
     }
 
-    /// Has the driver give an idle stream its channel of the GPU, by writing one word in its order, and waits for that.
+    /// Makes the driver assign a channel of the GPU to an idle stream: enqueues the write of one word, and waits for
+    /// it.
     ///
-    /// A stream gets its channel with its first work. Threads that give several streams their first work at the same time
-    /// may have them all put on one channel, although others are free (`scripts/gpu/channels.cu`): then a stream that waits
-    /// for another one that shares its channel waits for ever. So streams do their first work here, one after the other:
-    /// the caller holds the lock of the context's copier.
+    /// The driver assigns the channel with the first work. If several threads give several streams their first work
+    /// at the same time, the driver may put them all on one channel although others are free
+    /// (`scripts/gpu/channels.cu`), and a stream that waits for another stream on its channel then waits forever. The
+    /// caller holds the lock of the context's copier, so that streams do their first work one after the other.
     ///
     /// # Safety
     /// The stream is alive, and not being captured.
     pub(super) unsafe fn claim_channel(&self, stream: sys::CUstream) {
-        // SAFETY: the stream is the caller's; the word is pinned, kept as long as the context, and has no reader.
+        // SAFETY: the stream is alive (the caller's); the word is pinned, lives as long as the context, and is not
+        // read.
         let written = check("cuStreamWriteValue32", unsafe {
             sys::cuStreamWriteValue32_v2(stream, self.scratch, 0, 0)
         });
         if let Err(error) = written {
-            // The stream's first post says what is wrong.
+            // The stream's first post reports the error.
             return tracing::debug!(%error, "a new stream writes no word");
         }
         let begun = Instant::now();
@@ -88,37 +88,35 @@ impl Copier {
         check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(self.stream) })
     }
 
-    /// Copies out of GPU memory.
+    /// Copies from GPU memory.
     ///
     /// # Safety
-    /// `from..from + into.len()` is memory of a GPU that this context reaches.
+    /// The context reaches the GPU memory `from..from + into.len()`.
     pub(super) unsafe fn read(&mut self, from: u64, into: &mut [u8]) -> Result<(), CudaError> {
         for (i, chunk) in into.chunks_mut(STAGING).enumerate() {
             let at = from + (i * STAGING) as u64;
             let staging = self.staging.as_ptr();
-            // SAFETY: the GPU's side is the caller's; the buffer is pinned, long enough, and ours
-            // until we have waited.
+            // SAFETY: the GPU memory is the caller's; the buffer is pinned, long enough, and ours until the copy is
+            // done.
             check("cuMemcpyDtoHAsync", unsafe {
                 sys::cuMemcpyDtoHAsync_v2(staging.cast(), at, chunk.len(), self.stream)
             })?;
             self.synchronize()?;
-            // SAFETY: the copy is done: nothing else touches the buffer, which is as long as the
-            // chunk at least.
+            // SAFETY: the copy is done, so nothing else accesses the buffer, which is at least as long as the chunk.
             unsafe { staging.copy_to_nonoverlapping(chunk.as_mut_ptr(), chunk.len()) };
         }
         Ok(())
     }
 
-    /// Copies into GPU memory.
+    /// Copies to GPU memory.
     ///
     /// # Safety
-    /// `to..to + from.len()` is memory of a GPU that this context reaches.
+    /// The context reaches the GPU memory `to..to + from.len()`.
     pub(super) unsafe fn write(&mut self, to: u64, from: &[u8]) -> Result<(), CudaError> {
         for (i, chunk) in from.chunks(STAGING).enumerate() {
             let at = to + (i * STAGING) as u64;
             let staging = self.staging.as_ptr();
-            // SAFETY: the last copy is done: nothing else touches the buffer, which is as long as
-            // the chunk at least.
+            // SAFETY: the last copy is done, so nothing else uses the buffer, which is as long as the chunk.
             unsafe { staging.copy_from_nonoverlapping(chunk.as_ptr(), chunk.len()) };
             // SAFETY: as in `read`.
             check("cuMemcpyHtoDAsync", unsafe {
@@ -129,20 +127,20 @@ impl Copier {
         Ok(())
     }
 
-    /// Copies rows between GPU memory and pinned memory, and waits for them.
+    /// Copies between GPU memory and pinned memory, and waits for the copies.
     ///
     /// # Errors
-    /// The driver's first. The other copies are performed where it lets them.
+    /// The driver's first error. The other copies are performed if the driver allows it.
     ///
     /// # Safety
-    /// The GPU's side is memory of a GPU that this context reaches. Until this returns, the pinned side stays
-    /// pinned, and readable; where it is written to, it is writable, and no other code reads or writes it.
+    /// The context reaches the GPU memory. Until this returns, the host memory stays pinned and readable; a
+    /// destination is writable, and no other code accesses it.
     #[cfg(feature = "software-card")]
-    pub(super) unsafe fn copy_rows(&mut self, all: &[Rows]) -> Result<(), CudaError> {
+    pub(super) unsafe fn copy_strided(&mut self, copies: &[StridedCopy]) -> Result<(), CudaError> {
         let mut outcome = Ok(());
-        for rows in all {
-            let copy = rows.copy();
-            // SAFETY: the caller's, for each row; the description lives through the call.
+        for copy in copies {
+            let copy = copy.description();
+            // SAFETY: the caller's; the description lives through the call.
             let begun = check("cuMemcpy2DAsync", unsafe { sys::cuMemcpy2DAsync_v2(&copy, self.stream) });
             outcome = outcome.and(begun);
         }
@@ -152,7 +150,7 @@ impl Copier {
     /// Fills GPU memory with zeroes.
     ///
     /// # Safety
-    /// `at..at + len` is memory of a GPU that this context reaches.
+    /// The context reaches the GPU memory `at..at + len`.
     pub(super) unsafe fn zero(&mut self, at: u64, len: usize) -> Result<(), CudaError> {
         // SAFETY: the caller's.
         check("cuMemsetD8Async", unsafe { sys::cuMemsetD8Async(at, 0, len, self.stream) })?;

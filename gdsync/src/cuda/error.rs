@@ -9,10 +9,10 @@ use gdsync_gdr::driver::{self, DriverError};
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CudaError {
-    /// The driver's own, or of loading it.
+    /// The driver could not be loaded, or reported an error.
     #[error(transparent)]
     Driver(#[from] DriverError),
-    /// A call of the driver failed for a GPU.
+    /// A driver call failed for a GPU.
     #[error("{}: {error}", Gpu::from_device(*.gpu))]
     OnGpu {
         /// The GPU's number.
@@ -20,7 +20,7 @@ pub enum CudaError {
         /// The driver's error.
         error: DriverError,
     },
-    /// Streams of a GPU cannot have access to the memory of another.
+    /// Streams of a GPU cannot access the memory of another GPU.
     #[error(
         "{} has no access to the memory of {}: {reason}; `gdsync doctor` lists which GPUs have: use host memory, or a stream of the memory's GPU",
         Gpu::from_device(*.gpu), Gpu::from_device(*.peer)
@@ -30,7 +30,7 @@ pub enum CudaError {
         gpu: i32,
         /// The GPU of the memory.
         peer: i32,
-        /// Why not.
+        /// The reason.
         reason: String,
     },
     /// A GPU cannot reach host memory.
@@ -40,18 +40,18 @@ pub enum CudaError {
         gpu: i32,
         /// The address.
         addr: HostAddr,
-        /// Why not.
+        /// The reason.
         reason: String,
     },
-    /// Host memory for copies could not be had.
+    /// Host memory for copies could not be allocated.
     #[error("cannot map {len} bytes of host memory for copies: {reason}")]
     NoHostMemory {
-        /// Bytes asked for.
+        /// The requested length in bytes.
         len: usize,
         /// The operating system's error.
         reason: String,
     },
-    /// A range lies outside its memory.
+    /// A range is outside its memory.
     #[error("bytes {start}..{end} lie outside the {len} bytes of GPU memory")]
     OutOfBounds {
         /// First byte.
@@ -66,11 +66,11 @@ pub enum CudaError {
         "the stream is being captured: batches posted now would be replayed with old doorbells; use Stream::capture"
     )]
     Capturing,
-    /// The program has promised that the stream is never captured
+    /// The program promised never to capture the stream
     /// ([`CudaStream::never_captured`](crate::CudaStream::never_captured)).
     #[error("the stream is one that is never captured, as its program has promised: capture another one")]
     NeverCaptured,
-    /// The per-thread default stream is another stream in every thread.
+    /// The per-thread default stream is a different stream in every thread.
     #[error(
         "this is the per-thread default stream of another thread: post from the thread that wrapped it, or use a stream of your own"
     )]
@@ -78,12 +78,12 @@ pub enum CudaError {
 }
 
 impl CudaError {
-    /// The error of a call of the driver that returned `result`.
+    /// The error of a driver call that returned `result`.
     pub fn call(call: &'static str, result: sys::CUresult) -> Self {
         DriverError::call(call, result).into()
     }
 
-    /// True where the context is lost: the GPU touches nothing any more for its sake.
+    /// True if the context is lost: the GPU no longer accesses memory for it.
     pub(crate) fn is_fatal(&self) -> bool {
         use sys::CUresult as R;
         const FATAL: [R; 18] = [
@@ -114,7 +114,6 @@ impl CudaError {
     }
 }
 
-/// An error, unless the call succeeded.
 pub(crate) fn check(call: &'static str, result: sys::CUresult) -> Result<(), CudaError> {
     Ok(driver::check(call, result)?)
 }

@@ -1,15 +1,14 @@
-//! The gate between submitting operations and calls that wait for the GPU.
+//! A gate between submitting operations and calls that wait for the GPU.
 //!
-//! Submitting happens all the time and must cost next to nothing; the other calls are rare and may
-//! be put off. So the cost lies with them: a submitting thread only writes a flag of its stream and
-//! reads one of its context, with no read-modify-write and no fence, and the thread that closes the
-//! gate makes all other threads pass a fence first (`membarrier(2)`).
+//! Submitting is frequent and must cost next to nothing; the other calls are rare and can be deferred, so they bear
+//! the cost. A submitting thread only writes a flag of its stream and reads one of its context, without a
+//! read-modify-write or a fence. The thread that closes the gate makes all other threads execute a fence
+//! (`membarrier(2)`).
 //!
-//! The argument: submitting stores `busy` and then loads `closed`; closing stores `closed`, has
-//! every thread pass a full fence, and then loads every `busy`. If that fence falls, in the
-//! submitting thread, before its load of `closed`, the load sees the store and the thread steps
-//! back; if it falls after it, it falls after the store of `busy`, too, which the closing thread
-//! then sees. Both cannot miss each other. Without the system call, both sides fence themselves.
+//! Correctness: a submitter stores `busy`, then loads `closed`. The closer stores `closed`, has every thread execute
+//! a full fence, then loads every `busy`. If the fence falls before the submitter's load of `closed`, that load sees
+//! the store, and the submitter backs off. If it falls after that load, it also falls after the store of `busy`,
+//! which the closer then sees. They cannot miss each other. Without the system call, both sides execute a fence.
 
 use crate::util::sync::atomic::{AtomicBool, Ordering, compiler_fence, fence};
 use crate::util::sync::yield_now;
@@ -20,30 +19,28 @@ const PRIVATE_EXPEDITED: libc::c_int = 1 << 3;
 const REGISTER_PRIVATE_EXPEDITED: libc::c_int = 1 << 4;
 
 fn membarrier(command: libc::c_int) -> bool {
-    // SAFETY: the call has no pointers, and does nothing but fence.
+    // SAFETY: the call takes no pointers, and only executes fences.
     unsafe { libc::syscall(libc::SYS_membarrier, command, 0, 0) == 0 }
 }
 
-/// True where the system fences for us. Registered once, and asked for before the first gate is
-/// used.
+/// True if `membarrier(2)` is available. It registers the process once, before the first gate is used.
 static FENCED_BY_SYSTEM: LazyLock<bool> = LazyLock::new(|| membarrier(REGISTER_PRIVATE_EXPEDITED));
 
-/// A context's gate.
 #[derive(Debug)]
 pub(crate) struct Gate {
     closed: AtomicBool,
     fenced_by_system: bool,
 }
 
-/// A stream's part of the gate: set while a thread submits there. One thread at a time.
+/// A stream's flag of the gate, set while a thread submits there. One thread at a time sets it.
 #[derive(Debug, Default)]
 pub(crate) struct Busy(AtomicBool);
 
-/// Submitting; the gate stays open until it is dropped.
+/// Keeps the gate open until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Submitting<'a>(&'a Busy);
 
-/// The gate is closed until it is dropped.
+/// Keeps the gate closed until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Closed<'a>(&'a Gate);
 
@@ -52,12 +49,12 @@ impl Gate {
         Self::fenced(*FENCED_BY_SYSTEM)
     }
 
-    /// With the system's fences, where it has them, or with its own.
+    /// `fenced_by_system`: the closer calls `membarrier(2)`; otherwise both sides execute fences.
     pub(crate) fn fenced(fenced_by_system: bool) -> Self {
         Gate { closed: AtomicBool::new(false), fenced_by_system }
     }
 
-    /// Goes through, as soon as the gate is open. `busy` is that of the stream submitted to.
+    /// Passes the gate, as soon as it is open. `busy` is the flag of the stream.
     #[inline]
     pub(crate) fn enter<'a>(&self, busy: &'a Busy) -> Submitting<'a> {
         loop {
@@ -77,8 +74,8 @@ impl Gate {
         }
     }
 
-    /// Closes the gate, unless another thread has. The caller then asks which streams are still
-    /// submitting ([`Busy::is_set`]).
+    /// Closes the gate, unless it is closed. The caller then checks which streams are still submitting
+    /// ([`Busy::is_set`]).
     pub(crate) fn try_close(&self) -> Option<Closed<'_>> {
         if self.closed.swap(true, Ordering::Acquire) {
             return None;
@@ -92,8 +89,7 @@ impl Gate {
 }
 
 impl Busy {
-    /// True while a thread submits. Acquire: if it is false, every earlier submission has reached
-    /// the driver.
+    /// True while a thread submits. Acquire: if it is false, every earlier submission has reached the driver.
     pub(crate) fn is_set(&self) -> bool {
         self.0.load(Ordering::Acquire)
     }
@@ -112,14 +108,38 @@ impl Drop for Closed<'_> {
     }
 }
 
+static HELD: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
+
+/// While a value lives, gdsync does not unregister or free memory that a GPU knows. Doing so waits for the GPU, and
+/// gdsync does it while the streams that it knows are idle: a wait on another stream, for example in a graph that the
+/// program launches, would block the calling thread. Dropping a value calls no CUDA function.
+#[derive(Debug)]
+pub struct HeldBack(());
+
+/// Suspends calls that wait for the GPU: see [`HeldBack`].
+pub fn hold_back() -> HeldBack {
+    // AcqRel, as in `is_held_back`: later launches are not reordered before this, nor the check after it.
+    HELD.fetch_add(1, Ordering::AcqRel);
+    HeldBack(())
+}
+
+impl Drop for HeldBack {
+    fn drop(&mut self) {
+        HELD.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+pub(super) fn is_held_back() -> bool {
+    HELD.load(Ordering::Acquire) > 0
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::sync::atomic::AtomicU64;
     use std::thread;
 
-    /// Submitters add to a counter that only they may touch while the gate is open; the closer
-    /// reads it twice.
+    /// Submitters change a variable that only they may change while the gate is open; the closer reads it repeatedly.
     fn exclude(fenced_by_system: bool) {
         let gate = Gate::fenced(fenced_by_system);
         let (busy, inside, stop) = (Busy::default(), AtomicU64::new(0), AtomicBool::new(false));
@@ -166,5 +186,14 @@ mod tests {
         assert!(busy.is_set() && gate.try_close().is_some());
         drop(submitting);
         assert!(!busy.is_set());
+    }
+
+    #[test]
+    fn each_counts_until_it_is_dropped() {
+        let (one, other) = (hold_back(), hold_back());
+        drop(one);
+        assert!(is_held_back());
+        drop(other);
+        assert!(!is_held_back());
     }
 }

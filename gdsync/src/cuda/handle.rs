@@ -1,4 +1,4 @@
-//! A CUDA stream's handle: the calls that gdsync makes on it besides submitting, of captures too.
+//! The handle of a CUDA stream, and the calls on it other than submitting.
 
 use crate::cuda::gate::Busy;
 use crate::cuda::{CudaError, check};
@@ -13,19 +13,17 @@ use std::thread::{self, ThreadId};
 /// `CU_STREAM_PER_THREAD`.
 const PER_THREAD: usize = 2;
 
-/// The stream itself.
 #[derive(Debug)]
 pub(crate) struct StreamHandle {
     pub(crate) raw: sys::CUstream,
-    /// The per-thread default stream is another stream in every thread.
+    /// The thread of a per-thread default stream, which is a different stream in every thread.
     thread: Option<ThreadId>,
     /// Keeps the stream alive.
     owner: Box<dyn Any + Send + Sync>,
-    /// Set while a thread submits.
     pub(crate) busy: Busy,
-    /// Tells whether everything posted has been performed, where the driver cannot be asked.
+    /// Answers [`Self::is_idle`] if the driver cannot be asked.
     idle_probe: OnceLock<IdleProbe>,
-    /// The program has promised never to capture it.
+    /// True if the program promised never to capture the stream.
     never_captured: AtomicBool,
 }
 
@@ -37,8 +35,7 @@ impl fmt::Debug for IdleProbe {
     }
 }
 
-// SAFETY: the driver allows a stream to be used from any thread; the one that differs by thread is
-// checked.
+// SAFETY: the driver allows a stream to be used from any thread; the per-thread stream is checked.
 unsafe impl Send for StreamHandle {}
 // SAFETY: as above.
 unsafe impl Sync for StreamHandle {}
@@ -57,16 +54,16 @@ impl StreamHandle {
         })
     }
 
-    /// Sets what answers [`Self::is_idle`] in the driver's place. One stream has one backend: the
-    /// first probe stays.
+    /// Sets the probe that answers [`Self::is_idle`] instead of the driver. The first stays, as a stream has one
+    /// backend.
     pub(crate) fn set_idle_probe(&self, probe: Arc<dyn Fn() -> bool + Send + Sync>) {
         let _ = self.idle_probe.set(IdleProbe(probe));
     }
 
-    /// The stream of cudarc, if the handle was made from one.
+    /// The stream of cudarc from which the handle was made, if any.
     pub(crate) fn cudarc(&self) -> Option<&Arc<CudarcStream>> {
         let stream = self.owner.downcast_ref::<Arc<CudarcStream>>();
-        // A raw stream may be kept by another one of cudarc.
+        // A stream of cudarc may also be the owner of another, raw stream.
         stream.filter(|stream| stream.cu_stream() == self.raw)
     }
 
@@ -83,21 +80,21 @@ impl StreamHandle {
         }
     }
 
-    /// From now on the driver is not asked any more whether the stream is being captured. A default stream
-    /// is another one in each context or thread: there the promise has no effect.
+    /// Stops asking the driver whether the stream is being captured. On a default stream, which is a different stream
+    /// in each context or thread, the promise has no effect.
     ///
     /// # Safety
-    /// It never is.
+    /// The stream is never captured.
     pub(crate) unsafe fn promise_no_capture(&self) {
         self.never_captured.store(!self.is_default(), Ordering::Relaxed);
     }
 
-    /// Refuses to capture a stream of which the opposite was promised.
+    /// Returns an error if the program promised never to capture the stream.
     pub(crate) fn check_may_be_captured(&self) -> Result<(), CudaError> {
         if self.never_captured.load(Ordering::Relaxed) { Err(CudaError::NeverCaptured) } else { Ok(()) }
     }
 
-    /// Refuses a stream that is being captured: what would be recorded then is not what is meant.
+    /// Returns an error if the stream is being captured: work submitted now would be recorded instead.
     #[inline]
     pub(crate) fn check_not_capturing(&self) -> Result<(), CudaError> {
         if self.never_captured.load(Ordering::Relaxed) {
@@ -106,7 +103,7 @@ impl StreamHandle {
         let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
         // SAFETY: the stream is alive (`CudaStream`'s promise), `status` a valid place.
         match unsafe { sys::cuStreamIsCapturing(self.raw, &mut status) } {
-            // The legacy stream, while another of the context is captured.
+            // The legacy stream, while another stream of the context is captured.
             sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT => Err(CudaError::Capturing),
             result => {
                 check("cuStreamIsCapturing", result)?;
@@ -116,7 +113,7 @@ impl StreamHandle {
         }
     }
 
-    /// Whether everything enqueued is done. With the stream's context current.
+    /// Returns whether all enqueued work is done. The stream's context is current.
     pub(crate) fn query(&self) -> Result<bool, CudaError> {
         self.check_thread()?;
         let _mode = RelaxedCapture::new();
@@ -128,7 +125,7 @@ impl StreamHandle {
         }
     }
 
-    /// True where nothing is enqueued that the GPU has not done yet.
+    /// True if the GPU has done all enqueued work.
     pub(crate) fn is_idle(&self) -> bool {
         if let Some(probe) = self.idle_probe.get() {
             return (probe.0)();
@@ -137,21 +134,21 @@ impl StreamHandle {
     }
 }
 
-/// While it lives, the calling thread may make calls that a capture elsewhere in the program would forbid it, such as
-/// registering memory (`cuThreadExchangeStreamCaptureMode`).
+/// While a value lives, the calling thread may make calls that a capture elsewhere in the program would forbid, such
+/// as registering memory (`cuThreadExchangeStreamCaptureMode`).
 #[derive(Debug)]
 pub struct RelaxedCapture {
     before: sys::CUstreamCaptureMode,
-    /// The mode is the thread's.
+    /// The capture mode is per thread.
     _not_send: PhantomData<*mut ()>,
 }
 
 impl RelaxedCapture {
-    /// Sets the calling thread's mode. Where the driver refuses, nothing changes: it says why with the next call.
+    /// Sets the calling thread's mode. If the driver refuses, nothing changes, and its next call reports the reason.
     #[expect(clippy::new_without_default, reason = "it changes the thread's mode")]
     pub fn new() -> Self {
         let mut before = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-        // SAFETY: `before` is a valid place, which receives the mode before.
+        // SAFETY: `before` is a valid place, which receives the previous mode.
         unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut before) };
         RelaxedCapture { before, _not_send: PhantomData }
     }
@@ -168,7 +165,7 @@ impl Drop for RelaxedCapture {
 mod tests {
     use super::*;
 
-    /// A handle that the driver does not know: where there is no driver, asking it panics.
+    /// A handle that the driver does not know. Without a driver, calling it panics.
     fn handle(raw: usize) -> Arc<StreamHandle> {
         StreamHandle::new(raw as sys::CUstream, ())
     }
@@ -187,7 +184,7 @@ mod tests {
     fn of_a_default_stream_the_promise_has_no_effect() {
         for raw in 0..=PER_THREAD {
             let stream = handle(raw);
-            // SAFETY: nothing here captures one.
+            // SAFETY: nothing here captures a stream.
             unsafe { stream.promise_no_capture() };
             assert_eq!(stream.check_may_be_captured(), Ok(()));
         }

@@ -1,11 +1,10 @@
-//! GPUs as programs name them on their command lines, and which of them a rank has.
+//! Lists of GPUs on command lines, and the assignment of GPUs to ranks.
 
 use crate::cuda::{CudaError, DriverError, Gpu, device_count};
 use std::fmt;
 use std::str::FromStr;
 
-/// GPUs by number, as text: `all`, `0`, or `0,1`. A GPU may be named several times: `0,0` gives it to
-/// two ranks of a program that runs a rank to a GPU.
+/// GPUs by number, as text: `all`, `0`, or `0,1`. A list may repeat a GPU: `0,0` gives it to two ranks of a program.
 ///
 /// # Example
 /// ```
@@ -21,18 +20,18 @@ use std::str::FromStr;
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct GpuList {
-    /// At least one; `None` stands for all of the machine.
+    /// At least one; `None` stands for all GPUs of the machine.
     numbers: Option<Vec<u32>>,
 }
 
-/// A text that is no [`GpuList`].
+/// A text that is not a [`GpuList`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{} is not the number of a GPU, counted from 0: give a number, several with commas between such as 0,1, or all",
     if .item.is_empty() { "an empty text" } else { .item }
 )]
 pub struct GpuListError {
-    /// The part that is no number.
+    /// The item that is not a number.
     pub item: String,
 }
 
@@ -54,7 +53,6 @@ impl From<u32> for GpuList {
     }
 }
 
-/// The text that it is parsed from.
 impl fmt::Display for GpuList {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.numbers {
@@ -68,7 +66,7 @@ impl fmt::Display for GpuList {
 }
 
 impl GpuList {
-    /// The number, where the list is a single one.
+    /// The number, if the list is a single one.
     pub fn single(&self) -> Option<u32> {
         match self.numbers.as_deref() {
             Some([number]) => Some(*number),
@@ -76,16 +74,16 @@ impl GpuList {
         }
     }
 
-    /// The GPUs of this machine that the list names. Makes no context.
+    /// The GPUs of this machine that the list names. Creates no context.
     ///
     /// # Errors
-    /// As [`device_count`](super::device_count), and [`DriverError::NoDevice`] for a number that this
-    /// machine does not have, or for `all` where it has none.
+    /// As [`device_count`], and [`DriverError::NoDevice`] for a number that this machine does
+    /// not have, or for `all` on a machine without GPUs.
     pub fn resolve(&self) -> Result<Gpus, CudaError> {
         self.among(device_count()?)
     }
 
-    /// The GPUs of a machine with `count` of them that the list names.
+    /// The GPUs that the list names on a machine with `count` of them.
     ///
     /// # Errors
     /// [`DriverError::NoDevice`].
@@ -98,7 +96,7 @@ impl GpuList {
     }
 }
 
-/// GPUs that a machine has, in the order of a [`GpuList`]: at least one.
+/// GPUs of a machine, in the order of a [`GpuList`]: at least one.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Gpus {
     numbers: Vec<u32>,
@@ -115,7 +113,7 @@ impl Gpus {
         self.numbers[rank as usize % self.numbers.len()]
     }
 
-    /// Every two of the list, by their places in it; a single GPU with itself.
+    /// All pairs of GPUs, in the order of the list; a single GPU is paired with itself.
     pub fn pairs(&self) -> Vec<[u32; 2]> {
         let [first, rest @ ..] = &self.numbers[..] else { return Vec::new() };
         if rest.is_empty() {
@@ -128,7 +126,7 @@ impl Gpus {
         self.numbers.iter().enumerate().flat_map(from).collect()
     }
 
-    /// Each GPU once, in the order of the list, and how often the list names it.
+    /// Each GPU once, in the order of the list, with its number of occurrences.
     fn counted(&self) -> Vec<(u32, usize)> {
         let mut counted: Vec<(u32, usize)> = Vec::new();
         for number in &self.numbers {
@@ -141,12 +139,12 @@ impl Gpus {
     }
 }
 
-/// `GPU 0 (NVIDIA H200), GPU 1 (NVIDIA H200)`. One that is named several times says so.
+/// `GPU 0 (NVIDIA H200), GPU 1 (NVIDIA H200)`, with a note on a repeated GPU.
 impl fmt::Display for Gpus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (at, (number, times)) in self.counted().into_iter().enumerate() {
             let comma = if at > 0 { ", " } else { "" };
-            // The driver counts no further than a handle's type does.
+            // The driver's ordinals fit a handle's type.
             write!(f, "{comma}{}", Gpu::from_device(number.cast_signed()))?;
             if times > 1 {
                 write!(f, ", which the list names {times} times")?;

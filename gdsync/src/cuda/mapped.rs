@@ -13,12 +13,10 @@ use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
 
-/// GPU memory that the CPU, too, loads from and stores to. Clones name the same memory and the same
-/// mapping.
+/// GPU memory that the CPU can load from and store to. Clones name the same memory and the same mapping.
 ///
-/// The last clone undoes the mapping. The memory is kept by every clone, also of
-/// [`MappedMemory::gpu`]; memory that gdsync allocated is freed when the GPU is idle, so that
-/// dropping never waits for a stream.
+/// The drop of the last clone removes the mapping. Every clone, and every clone of [`MappedMemory::gpu`], keeps the
+/// memory. Memory that gdsync allocated is freed when the GPU is idle, so that dropping never waits for a stream.
 ///
 /// # Example
 /// ```no_run
@@ -39,23 +37,22 @@ use std::sync::Arc;
 /// ```
 #[derive(Clone)]
 pub struct MappedMemory {
-    // In the order of their drops.
+    // Dropped in this order.
     mapping: Arc<Mapping>,
     gpu: GpuMemory,
 }
 
 impl MappedMemory {
-    /// Allocates `len` zeroed bytes of GPU memory, and maps them by the first backend that works
-    /// (or the one that `GDSYNC_MAPPING` names). GPUs give such memory in large pieces, 2 MiB as a
-    /// rule, of which each allocation takes at least one.
+    /// Allocates `len` zeroed bytes of GPU memory, and maps them by the first backend that works (or the one that
+    /// `GDSYNC_MAPPING` names). Each allocation takes at least one of the GPU's pieces, typically 2 MiB.
     ///
     /// # Errors
-    /// [`MappingError::Unavailable`] with the reason of each backend that was tried,
-    /// [`MappingError::Refused`] where the environment names one, [`MappingError::Driver`] or
-    /// [`MappingError::Allocation`] where the memory cannot be had.
+    /// [`MappingError::Unavailable`] with the reason of each backend that was tried, [`MappingError::Refused`] if the
+    /// environment names a backend, [`MappingError::Driver`] or [`MappingError::Allocation`] if the memory cannot be
+    /// allocated.
     pub fn allocate(context: &Arc<CudaContext>, len: usize) -> Result<Self, MappingError> {
         let context = GpuContext::of(context)?;
-        MappingBackend::first(|backend, by_name| Self::fresh(backend, by_name, &context, len))
+        MappingBackend::first(|backend, by_name| Self::verified(backend, by_name, &context, len))
     }
 
     /// As [`MappedMemory::allocate`], by this backend.
@@ -67,13 +64,11 @@ impl MappedMemory {
         context: &Arc<CudaContext>,
         len: usize,
     ) -> Result<Self, MappingError> {
-        Self::fresh(backend, true, &GpuContext::of(context)?, len)
+        Self::verified(backend, true, &GpuContext::of(context)?, len)
     }
 
-    /// Maps GPU memory that exists, by the first backend that can: see [`Mapping::pin`].
-    ///
-    /// The memory is kept. If it is of [`GpuMemory::from_raw`], and its owner frees it all the
-    /// same, [`Mapping::pin`] says what happens.
+    /// Maps existing GPU memory, by the first backend that can: see [`Mapping::pin`], which also says what happens if
+    /// the owner of memory of [`GpuMemory::from_raw`] frees it although this keeps it.
     ///
     /// # Errors
     /// As [`Mapping::pin`].
@@ -105,21 +100,21 @@ impl MappedMemory {
         MappedMemory { mapping, gpu }
     }
 
-    fn fresh(
+    fn verified(
         backend: MappingBackend,
         by_name: bool,
         context: &Arc<GpuContext>,
         len: usize,
     ) -> Result<Self, MappingError> {
         let refused = |refusal| MappingError::Refused { backend, refusal };
-        // Before any memory is taken.
+        // Before memory is allocated.
         backend.offered_on(Gpu::from_device(context.ordinal), by_name).map_err(refused)?;
         let memory = Self::pin_by(backend, &GpuMemory::allocate_exportable(context, len)?)?;
         memory.verify().map_err(refused)?;
         Ok(memory)
     }
 
-    /// Whether the mapping is of this memory at all: both ends, both ways. Leaves zeroes.
+    /// Checks that the mapping is of this memory, at both ends and in both directions. Leaves zeroes.
     fn verify(&self) -> Result<(), Refusal> {
         let (gpu, mapping) = (self.gpu(), &self.mapping);
         let odd = |what: &str| {
@@ -172,26 +167,26 @@ impl From<CudaError> for MappingError {
     }
 }
 
-/// A backend, and why it does not work on a GPU, if it does not.
+/// A backend, and the reason if it does not work on a GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Availability {
     /// The backend.
     pub backend: MappingBackend,
-    /// Why it does not work.
+    /// The reason why it does not work.
     pub refusal: Option<Refusal>,
 }
 
-/// Tries each backend on a GPU, with a small allocation that is mapped, checked and dropped. nvrm
-/// is refused on drivers on which it is not known to work, unless `GDSYNC_MAPPING` asks for it.
+/// Tries each backend on a GPU, with a small allocation that is mapped, checked and dropped. Refuses nvrm on untested
+/// drivers, unless `GDSYNC_MAPPING` asks for it.
 ///
 /// # Errors
-/// [`MappingError::Driver`] or [`MappingError::Allocation`] where the GPU has no memory to try it
-/// with; [`MappingError::UnknownBackend`].
+/// [`MappingError::Driver`] or [`MappingError::Allocation`] if the GPU has no memory for the test;
+/// [`MappingError::UnknownBackend`].
 pub fn available(context: &Arc<CudaContext>) -> Result<Vec<Availability>, MappingError> {
     let context = GpuContext::of(context)?;
     let asked_for = MappingBackend::asked_for()?;
-    let attempt = |backend| match MappedMemory::fresh(backend, asked_for == Some(backend), &context, 1) {
+    let attempt = |backend| match MappedMemory::verified(backend, asked_for == Some(backend), &context, 1) {
         Ok(_) => Ok(Availability { backend, refusal: None }),
         Err(MappingError::Refused { refusal, .. }) => Ok(Availability { backend, refusal: Some(refusal) }),
         Err(error) => Err(error),

@@ -1,37 +1,34 @@
 //! CUDA: devices, memory, and streams of a GPU as a backend.
 //!
-//! The driver is loaded at run time. Where there is none, or too old a one, every function here
-//! says so; nothing panics.
+//! The driver is loaded at run time. Without a driver, or with too old a one, every function here returns an error;
+//! nothing panics.
 //!
-//! # What may hang, and what does not
-//! As measured on an H200 with driver 580 (`scripts/gpu/driver_facts.cu`): while any stream of a
-//! context is blocked in a wait, `cuMemFree`, `cuMemHostUnregister`, loading a module and the first
-//! launch of a kernel that is loaded lazily wait for it, and kernel launches of *other* threads
-//! wait behind them. Posting batches, launching loaded kernels, allocating, registering and copying
-//! do not. So a program loads its modules, and launches each kernel once, before it waits for
-//! anything that needs its own help; and gdsync gives back memory that a GPU knows only while all
-//! streams that gdsync knows are idle: when one is synchronized, made or dropped, or GPU memory is
-//! allocated. (A stream of the program's own that waits, or a kernel that never ends, is waited for
-//! even so, unless the program says that there may be one: [`hold_back`].)
+//! # Blocking calls
+//! As measured on an H200 with driver 580 (`scripts/gpu/driver_facts.cu`): while any stream of a context is blocked
+//! in a wait, `cuMemFree`, `cuMemHostUnregister`, loading a module and the first launch of a lazily loaded kernel
+//! wait for it, and kernel launches of *other* threads wait for them. Posting batches, launching loaded kernels,
+//! allocating, registering and copying do not wait. So a program loads its modules, and launches each kernel once,
+//! before it waits for anything that needs its own help. gdsync frees and unregisters memory that a GPU knows only
+//! while all streams that gdsync knows are idle: when a stream is synchronized, made or dropped, or GPU memory is
+//! allocated. (It still waits for another stream of the program, or for a kernel that never ends, unless the program
+//! calls [`hold_back`].)
 //!
-//! Streams of one context that wait for each other need a channel each: the driver has 8 by default, and what
-//! shares one is done in the order of its submission, whatever stream it is of. Where as many streams wait as there are
-//! channels, all others stand still, short copies included. Set `CUDA_DEVICE_MAX_CONNECTIONS=32` before the process uses CUDA.
+//! Streams of one context that wait for each other need a channel each. The driver has 8 by default, and executes the
+//! work of streams that share a channel in the order of submission. While as many streams wait as there are channels,
+//! all others are blocked, even for short copies. Set `CUDA_DEVICE_MAX_CONNECTIONS=32` before the process uses CUDA.
 //!
-//! A stream gets its channel with its first work. Streams that several threads give their first work at the same time may share
-//! one, although others are free (measured: `scripts/gpu/channels.cu`). [`CudaStream::new`](crate::CudaStream::new) does that
-//! first work, so that streams of gdsync have their own; [`claim_channel`] does it for streams on which a program launches
-//! kernels alone.
-
-//! # What a stream sees of what a card wrote
-//! After a wait for a completion (or for a word that a card writes), whatever follows on the stream
-//! sees everything that the card wrote before it. For messages in host memory that always holds.
-//! For messages in GPU memory it depends on the GPU ([`GpuCapabilities::consistency`]): one that
-//! shows a card's writes in their order needs nothing (for memory of another GPU, the order must
-//! hold for all devices); else every wait is followed by a flush, where the GPU has that; where it
-//! has neither, [`GpuMemoryRegion::register`](crate::verbs::GpuMemoryRegion::register) refuses
-//! memory that a real card may write. The software card has finished its copies before it completes
-//! anything.
+//! The driver assigns a stream's channel with its first work. Streams that get their first work from several threads
+//! at the same time may share a channel although others are free (measured: `scripts/gpu/channels.cu`).
+//! [`CudaStream::new`](crate::CudaStream::new) does that first work; [`claim_channel`] does it for streams on which a
+//! program only launches kernels.
+//!
+//! # Visibility of a card's writes
+//! After a wait for a completion (or for a word that a card writes), later work on the stream sees everything that
+//! the card wrote before it. For messages in host memory that always holds. For messages in GPU memory it depends on
+//! the GPU ([`GpuCapabilities::consistency`]). A GPU that shows a card's writes in order needs nothing (for memory of
+//! another GPU, the order must hold for all devices). Otherwise, every wait is followed by a flush, if the GPU has
+//! one; if it has none, [`GpuMemoryRegion::register`](crate::verbs::GpuMemoryRegion::register) refuses memory that a
+//! real card may write. The software card finishes its copies before it completes a request.
 //!
 //! # Example
 //! ```no_run
@@ -72,6 +69,8 @@
 
 #[deny(unsafe_code)]
 mod capabilities;
+#[cfg(feature = "software-card")]
+mod card_region;
 mod context;
 mod copier;
 #[deny(unsafe_code)]
@@ -84,15 +83,16 @@ mod list;
 pub mod mapped;
 mod memory;
 #[cfg(feature = "software-card")]
-mod peer_memory;
+#[deny(unsafe_code)]
+mod peer_copies;
 mod peers;
 mod placement;
 
 pub use capabilities::{
     Consistency, GpuCapabilities, GpuDescription, WritesOrdering, describe, driver_version,
 };
-pub use context::{HeldBack, hold_back};
 pub use error::CudaError;
+pub use gate::{HeldBack, hold_back};
 pub use gdsync_gdr::Gpu;
 pub use gdsync_gdr::driver::DriverError;
 pub use handle::RelaxedCapture;
@@ -102,6 +102,8 @@ pub use peers::{PeerCapabilities, enable_peer_access, peer_capabilities};
 pub use placement::{Placement, PlacementError, QueuePlacement};
 pub(crate) use placement::{QueueArenas, arena_of, gpu};
 
+#[cfg(feature = "software-card")]
+pub(crate) use card_region::{CardBuffer, CardRegion};
 pub(crate) use context::{GpuContext, collect_all};
 pub(crate) use error::check;
 pub(crate) use handle::StreamHandle;
@@ -129,7 +131,7 @@ pub fn context(ordinal: u32) -> Result<Arc<CudaContext>, CudaError> {
     CudaContext::new(ordinal as usize).map_err(|error| CudaError::call("cuDevicePrimaryCtxRetain", error.0))
 }
 
-/// What a GPU can do.
+/// The capabilities of a GPU.
 ///
 /// # Errors
 /// [`DriverError::Call`].
@@ -137,9 +139,10 @@ pub fn capabilities(context: &Arc<CudaContext>) -> Result<GpuCapabilities, CudaE
     Ok(GpuContext::of(context)?.capabilities)
 }
 
-/// Has the driver give a new stream a channel of the GPU of its own, if one is free: before a program's threads launch kernels on
-/// streams that wait for each other by other means than [`CudaStream`](crate::CudaStream), which does this itself (module documentation).
-/// Takes some microseconds. A stream that has work, or is being captured, is left alone.
+/// Makes the driver assign a channel to a new stream, if one is free. A program calls this before its threads launch
+/// kernels on streams that wait for each other by other means than [`CudaStream`](crate::CudaStream), which does it
+/// itself (module documentation). Takes some microseconds. Does nothing for a stream that has work or is being
+/// captured.
 ///
 /// # Errors
 /// [`CudaError`], if gdsync cannot use the stream's context.
@@ -149,11 +152,11 @@ pub fn claim_channel(stream: &Arc<cudarc::driver::CudaStream>) -> Result<(), Cud
     Ok(())
 }
 
-/// Maps pinned memory for kernels: the GPU's address of its first byte, valid as long as the memory
-/// lives. (Of memory with no bytes, an address that must not be used.)
+/// Maps pinned memory for kernels: returns the GPU's address of its first byte, valid as long as the memory lives.
+/// (For empty memory, an address that must not be used.)
 ///
 /// # Errors
-/// [`CudaError::Unreachable`] where the GPU refuses.
+/// [`CudaError::Unreachable`] if the GPU refuses.
 pub fn pin(context: &Arc<CudaContext>, memory: &PinnedMemory) -> Result<u64, CudaError> {
     let gpu = GpuContext::of(context)?;
     let first = memory.addr();
@@ -163,7 +166,7 @@ pub fn pin(context: &Arc<CudaContext>, memory: &PinnedMemory) -> Result<u64, Cud
     let mut expected = gpu.translate(first, 1)?.get();
     let page = gdsync_sys::host::page_size() as u64;
     let base = expected;
-    // Page by page, as streams get to know them. A kernel needs them in a row.
+    // Page by page, as for streams; a kernel needs them contiguous.
     let mut at = (first.get() & !(page - 1)) + page;
     while at < first.get() + memory.len() as u64 {
         expected = (expected & !(page - 1)) + page;

@@ -1,51 +1,21 @@
 //! Access of one GPU's streams and kernels to the memory of another GPU.
 //!
-//! The driver grants it to a context at a time, for the memory of another context, and by three calls: for ordinary
-//! allocations, for physical memory that was mapped, which queues and CPU mappings have, and for the
-//! pool that stream-ordered allocations come from.
-//!
-//! And GPU memory that can be exported: physical memory with an address range of its own
-//! (`cuMemCreate`, `cuMemMap`).
+//! The driver grants access to one context, for the memory of another context, by three calls: for ordinary allocations,
+//! for mapped physical memory (queues and CPU mappings), and for the pool of stream-ordered allocations.
 
-use crate::cuda::{CudaError, Gpu, GpuContext, GpuMemory, RelaxedCapture, check, memory};
+use crate::cuda::memory::{self, access};
+use crate::cuda::{CudaError, Gpu, GpuContext, GpuMemory, RelaxedCapture, check};
 use cudarc::driver::{CudaContext, sys};
-use parking_lot::{Mutex, RwLock};
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// The error of what names memory of a peer to which a GPU was given no access.
-pub(super) fn not_enabled(gpu: i32, peer: i32) -> CudaError {
-    let reason = "it was not enabled (gdsync::cuda::enable_peer_access)".to_owned();
-    CudaError::NoPeerAccess { gpu, peer, reason }
-}
-
-/// What a context has been given access to, and who has been given access to its memory.
-#[derive(Default)]
-pub(super) struct Peers {
-    /// Numbers of the contexts whose memory it reaches.
-    reached: RwLock<BTreeSet<u64>>,
-    /// The GPUs that reach the physical memory of this context. Its lock is held while such memory is
-    /// made, and while a GPU is added: each of them finds what the other has done. The list of all
-    /// GPU memory is locked inside.
-    pub(super) readers: Mutex<BTreeSet<i32>>,
-}
-
-impl Peers {
-    /// Whether the memory of that context is reached.
-    pub(super) fn reaches(&self, context: u64) -> bool {
-        self.reached.read().contains(&context)
-    }
-}
-
-/// Lets streams and kernels of `gpu` reach the memory of `peer`, by NVLink or over PCI Express. From
-/// then on, a stream of `gpu` waits for words in that memory ([`GpuWord32`](crate::memop::GpuWord32)),
-/// writes them and copies bytes there; queues that lie there
-/// ([`Placement::Gpu`](super::Placement::Gpu)) are rung and waited for by it. The other direction
-/// takes a call of its own.
+/// Lets streams and kernels of `gpu` reach the memory of `peer`, by NVLink or over PCI Express. Streams of `gpu` can
+/// then wait for words in that memory ([`GpuWord32`](crate::memop::GpuWord32)), write them, copy bytes there, and
+/// ring and wait for queues in it ([`Placement::Gpu`](super::Placement::Gpu)). The other direction takes a separate
+/// call.
 ///
-/// Nothing does that by itself: the driver takes its time for it, and keeps it for the life of the
-/// process. A program calls this before its streams wait for anything. Undoing it
-/// (`cuCtxDisablePeerAccess`) while streams use such memory loses the context.
+/// The library never does this implicitly: it takes the driver time, and stays for the life of the process. A program
+/// calls this before its streams wait for anything. Undoing it (`cuCtxDisablePeerAccess`) while streams use such
+/// memory loses the context.
 ///
 /// # Errors
 /// [`CudaError::NoPeerAccess`] names both GPUs.
@@ -72,30 +42,28 @@ pub fn enable_peer_access(gpu: &Arc<CudaContext>, peer: &Arc<CudaContext>) -> Re
     GpuContext::of(gpu)?.enable_access(&peer)
 }
 
-/// Whether streams of one GPU can be given access to the memory of another, and by what way.
+/// The operations that streams of one GPU can perform on the memory of another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PeerCapabilities {
     /// [`enable_peer_access`] succeeds.
     pub access: bool,
-    /// Atomic operations on the peer's memory are one step: so over NVLink, and not over PCI Express
+    /// True if atomic operations on the peer's memory are atomic: over NVLink, not over PCI Express
     /// (`CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED`).
     pub atomics: bool,
-    /// The driver's grade of the way, 0 for the best
-    /// (`CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK`).
+    /// The driver's rank of the link, 0 for the fastest (`CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK`).
     pub rank: i32,
 }
 
-/// Asks what streams of GPU `from` can do with the memory of GPU `to`. Makes no context.
+/// Returns what streams of GPU `from` can do with the memory of GPU `to`. Creates no context.
 ///
 /// # Errors
-/// As [`device_count`](super::device_count), and
-/// [`DriverError::NoDevice`](super::DriverError::NoDevice).
+/// As [`device_count`](super::device_count), and [`DriverError::NoDevice`](super::DriverError::NoDevice).
 pub fn peer_capabilities(from: u32, to: u32) -> Result<PeerCapabilities, CudaError> {
     use sys::CUdevice_P2PAttribute as A;
     let (from, to) = (Gpu::new(from)?, Gpu::new(to)?);
     let access = from.can_access(to)?;
-    // A GPU is no peer of itself, and of some pairs the driver grades nothing.
+    // A GPU is no peer of itself, and the driver does not rank some pairs.
     let attribute = |attribute| if access { from.peer_attribute(to, attribute) } else { Ok(0) };
     Ok(PeerCapabilities {
         access,
@@ -105,7 +73,6 @@ pub fn peer_capabilities(from: u32, to: u32) -> Result<PeerCapabilities, CudaErr
 }
 
 impl GpuContext {
-    /// See [`enable_peer_access`].
     fn enable_access(&self, peer: &GpuContext) -> Result<(), CudaError> {
         if self.id == peer.id || self.peers.reaches(peer.id) {
             return Ok(());
@@ -117,7 +84,7 @@ impl GpuContext {
         }
         let _entered = self.enter()?;
         let _mode = RelaxedCapture::new();
-        // SAFETY: contexts that gdsync knows stay; that of this GPU is current.
+        // SAFETY: contexts are never destroyed; that of this GPU is current.
         match unsafe { sys::cuCtxEnablePeerAccess(peer.raw.as_raw(), 0) } {
             sys::CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED => Ok(()),
             result => check("cuCtxEnablePeerAccess", result).map_err(|error| refused(error.to_string())),
@@ -134,15 +101,16 @@ impl GpuContext {
         Ok(())
     }
 
-    /// Whether operations of this context may name memory of another one.
+    /// Returns whether operations of this context may name the memory.
     pub(crate) fn reaches(&self, memory: &GpuMemory) -> bool {
         let owner = memory.context();
-        // Of memory that the program made, only the driver knows of what kind it is.
-        self.id == owner.id || self.peers.reaches(owner.id) && (memory.is_own() || self.knows(memory))
+        // Only the driver knows the kind of memory that the program allocated.
+        self.id == owner.id
+            || self.peers.reaches(owner.id) && (memory.is_own() || self.driver_reaches(memory))
     }
 
-    /// Whether the driver says that this context's kernels reach all of the memory by its address.
-    fn knows(&self, memory: &GpuMemory) -> bool {
+    /// Returns whether the driver says that this context's kernels reach all of the memory by its address.
+    fn driver_reaches(&self, memory: &GpuMemory) -> bool {
         let Ok(_entered) = self.enter() else { return false };
         let (first, last) = (memory.address(), memory.address() + memory.len().max(1) as u64 - 1);
         let attribute = sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_POINTER;
@@ -155,7 +123,7 @@ impl GpuContext {
     }
 }
 
-/// Gives a GPU access to what a context allocates in stream order.
+/// Gives a GPU access to the stream-ordered allocations of a context.
 fn share_pool(peer: &GpuContext, reader: i32) {
     let access = access(reader);
     let mut pool = std::ptr::null_mut();
@@ -166,98 +134,7 @@ fn share_pool(peer: &GpuContext, reader: i32) {
         check("cuMemPoolSetAccess", unsafe { sys::cuMemPoolSetAccess(pool, &access, 1) })
     });
     if let Err(error) = shared {
-        // `GpuContext::knows` finds such memory out of reach.
+        // `GpuContext::driver_reaches` finds such memory unreachable.
         tracing::debug!(%error, "a peer does not reach what is allocated in stream order");
-    }
-}
-
-/// Access of a GPU to such memory.
-pub(super) fn access(gpu: i32) -> sys::CUmemAccessDesc {
-    let location = sys::CUmemLocation { type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: gpu };
-    sys::CUmemAccessDesc { location, flags: sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE }
-}
-
-/// Such memory. Freed when dropped, which may wait for the GPU.
-pub(super) struct Exportable {
-    pub(super) address: u64,
-    pub(super) size: usize,
-    mapped: bool,
-}
-
-impl Exportable {
-    /// At least `len` bytes, which `readers` reach, too. The context is current (the caller's).
-    pub(super) fn allocate(
-        context: &GpuContext,
-        len: usize,
-        readers: &BTreeSet<i32>,
-    ) -> Result<Self, CudaError> {
-        let location = access(context.ordinal).location;
-        let properties = sys::CUmemAllocationProp {
-            type_: sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
-            requestedHandleTypes: sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
-            location,
-            win32HandleMetaData: std::ptr::null_mut(),
-            allocFlags: sys::CUmemAllocationProp_st__bindgen_ty_1 {
-                compressionType: 0,
-                // So that gdrdrv and cards may have it.
-                gpuDirectRDMACapable: 1,
-                usage: 0,
-                reserved: [0; 4],
-            },
-        };
-        let mut granularity = 0;
-        let least = sys::CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
-        // SAFETY: valid places.
-        check("cuMemGetAllocationGranularity", unsafe {
-            sys::cuMemGetAllocationGranularity(&mut granularity, &properties, least)
-        })?;
-        let too_much = || CudaError::call("cuMemCreate", sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY);
-        let size = len.max(1).checked_next_multiple_of(granularity.max(1)).ok_or_else(too_much)?;
-
-        let mut handle = 0;
-        // SAFETY: valid places.
-        check("cuMemCreate", unsafe { sys::cuMemCreate(&mut handle, size, &properties, 0) })?;
-        let mapped = Self::map(handle, size);
-        // SAFETY: made just now. What is mapped keeps the memory from here on.
-        let released = check("cuMemRelease", unsafe { sys::cuMemRelease(handle) });
-        let mapped = mapped?;
-        released?;
-        [context.ordinal].iter().chain(readers).try_for_each(|gpu| mapped.share(*gpu))?;
-        Ok(mapped)
-    }
-
-    fn map(handle: sys::CUmemGenericAllocationHandle, size: usize) -> Result<Self, CudaError> {
-        let mut address = 0;
-        // SAFETY: a valid place; an address of the driver's choice.
-        check("cuMemAddressReserve", unsafe { sys::cuMemAddressReserve(&mut address, size, 0, 0, 0) })?;
-        // From here on, dropping it undoes what was done.
-        let mut memory = Exportable { address, size, mapped: false };
-        // SAFETY: the range is reserved, and as large as the memory.
-        check("cuMemMap", unsafe { sys::cuMemMap(address, size, 0, handle, 0) })?;
-        memory.mapped = true;
-        Ok(memory)
-    }
-
-    /// Gives a GPU access.
-    pub(super) fn share(&self, gpu: i32) -> Result<(), CudaError> {
-        let access = access(gpu);
-        // SAFETY: mapped as long as `self`, and one entry.
-        check("cuMemSetAccess", unsafe { sys::cuMemSetAccess(self.address, self.size, &access, 1) })
-    }
-}
-
-impl Drop for Exportable {
-    fn drop(&mut self) {
-        let undo = || -> Result<(), CudaError> {
-            if self.mapped {
-                // SAFETY: mapped by this value, which is being dropped: nothing uses it.
-                check("cuMemUnmap", unsafe { sys::cuMemUnmap(self.address, self.size) })?;
-            }
-            // SAFETY: reserved by us, and nothing is mapped there.
-            check("cuMemAddressFree", unsafe { sys::cuMemAddressFree(self.address, self.size) })
-        };
-        if let Err(error) = undo() {
-            tracing::debug!(%error, "GPU memory was not freed");
-        }
     }
 }

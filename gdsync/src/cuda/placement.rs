@@ -1,4 +1,4 @@
-//! Whose memory a queue's rings, doorbell records and progress words lie in.
+//! The memory of a queue's rings, doorbell records and progress words: the host's, or a GPU's.
 
 use crate::memory::arena::Arena;
 use crate::util::options::options;
@@ -8,24 +8,22 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 use std::{fmt, io};
 
-/// Whose memory something that a card and a stream share lies in.
+/// The location of memory that a card and a stream share.
 ///
-/// A GPU waits for a word of its own memory in a fifth of the time that one of the host's takes
-/// ([docs/gpu-results.md](https://github.com/gdsync/gdsync/blob/main/docs/gpu-results.md)), but a
-/// CPU needs about two microseconds to read one. So a completion queue that mostly streams look at
-/// belongs into the GPU's memory, and one that the CPU polls does not.
+/// A GPU waits for a word in its memory in a fifth of the time that it takes for a word of the host's
+/// ([docs/gpu-results.md](https://github.com/gdsync/gdsync/blob/main/docs/gpu-results.md)), but a CPU takes about two
+/// microseconds to read one. So put a completion queue into GPU memory if mostly streams wait for it, and into host
+/// memory if the CPU polls it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Placement {
     /// Pinned memory of the host.
     #[default]
     Host,
-    /// Memory of the GPU of that number, mapped for the CPU ([`crate::mapped`]). Streams of that
-    /// GPU reach it, and those of a GPU that was given access
-    /// ([`enable_peer_access`](super::enable_peer_access)).
+    /// Memory of the GPU of that number, mapped for the CPU ([`crate::mapped`]). Streams of that GPU reach it, and
+    /// those of a GPU with access ([`enable_peer_access`](super::enable_peer_access)).
     Gpu(u32),
-    /// Memory of the host that is treated as a GPU's, with all the barriers that such memory needs:
-    /// for tests where there is no GPU.
+    /// Host memory that is treated as a GPU's, with all the barriers that such memory needs: for tests without a GPU.
     StandIn,
 }
 
@@ -39,18 +37,18 @@ impl fmt::Display for Placement {
     }
 }
 
-/// A queue's memory cannot lie where it was asked for.
+/// A queue's memory cannot be allocated in the requested place.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a queue cannot have memory of the {placement}: {reason}")]
 pub struct PlacementError {
-    /// Where.
+    /// The place.
     pub placement: Placement,
-    /// Why.
+    /// The reason.
     pub reason: String,
 }
 
 options! {
-    /// Where the parts of a queue lie.
+    /// The places of a queue's parts.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub struct QueuePlacement
     /// As [`QueuePlacement::HOST`].
@@ -59,33 +57,33 @@ options! {
         work: Placement = Placement::Host,
         /// The ring of a completion queue.
         completions: Placement = Placement::Host,
-        /// Doorbell records, of both.
+        /// The doorbell records of both.
         records: Placement = Placement::Host,
     }
 }
 
 impl QueuePlacement {
-    /// Everything in the host's memory.
+    /// Everything in host memory.
     pub const HOST: QueuePlacement =
         QueuePlacement { work: Placement::Host, completions: Placement::Host, records: Placement::Host };
 
-    /// Something is to lie in a GPU's memory.
+    /// True if a part goes into a GPU's memory.
     pub(crate) fn wants_gpu(&self) -> bool {
         [self.work, self.completions, self.records].iter().any(|part| matches!(part, Placement::Gpu(_)))
     }
 
-    /// Stores to a work queue, or to its record, are write-combined.
+    /// True if stores to a work queue, or to its record, are write-combined.
     pub(crate) fn work_is_combined(&self) -> bool {
         self.work != Placement::Host || self.records != Placement::Host
     }
 
-    /// Stores to a completion queue, or to its record, are write-combined.
+    /// True if stores to a completion queue, or to its record, are write-combined.
     pub(crate) fn completions_are_combined(&self) -> bool {
         self.completions != Placement::Host || self.records != Placement::Host
     }
 }
 
-/// The arenas that the parts of a queue come from.
+/// The arenas of a queue's parts.
 #[derive(Debug)]
 pub(crate) struct QueueArenas {
     work: Arc<Arena>,
@@ -94,10 +92,7 @@ pub(crate) struct QueueArenas {
 }
 
 impl QueueArenas {
-    /// `host`: the arena of the host's memory.
-    ///
-    /// # Errors
-    /// [`PlacementError`](crate::cuda::PlacementError) where a GPU's memory cannot be had.
+    /// `host`: the arena of host memory.
     pub(crate) fn new(placement: QueuePlacement, host: &Arc<Arena>) -> Result<Self, PlacementError> {
         let arena = |part| Ok::<_, PlacementError>(arena_of(part)?.unwrap_or_else(|| host.clone()));
         Ok(QueueArenas {
@@ -116,21 +111,17 @@ impl QueueArenas {
         }
     }
 
-    /// Memory for a part of a queue.
     pub(crate) fn allocate(&self, size: usize, alignment: usize, resource_type: u64) -> io::Result<*mut u8> {
         self.of(resource_type).allocate(size, alignment)
     }
 
-    /// Counterpart. False where it is not memory of these arenas.
+    /// Releases memory. Returns false if it is not memory of these arenas.
     pub(crate) fn release(&self, block: *mut u8, resource_type: u64) -> bool {
         self.of(resource_type).release(block)
     }
 }
 
-/// The arena of a placement in a GPU's memory; `None` for the host's.
-///
-/// # Errors
-/// [`PlacementError`](crate::cuda::PlacementError).
+/// The arena of a GPU's memory; `None` for host memory.
 pub(crate) fn arena_of(placement: Placement) -> Result<Option<Arc<Arena>>, PlacementError> {
     match placement {
         Placement::Host | Placement::StandIn => Ok(None),
@@ -140,7 +131,6 @@ pub(crate) fn arena_of(placement: Placement) -> Result<Option<Arc<Arena>>, Place
     }
 }
 
-/// Memory of GPUs for queues.
 pub(crate) mod gpu {
     use super::*;
     use crate::cuda::GpuMemory;
@@ -150,10 +140,10 @@ pub(crate) mod gpu {
     use cudarc::driver::CudaContext;
     use gdsync_gdr::MappingError;
 
-    /// Bytes that GPUs give mapped memory in: less takes as much.
+    /// Granularity of mapped GPU memory in bytes: smaller allocations take as much.
     const PIECE: usize = 2 << 20;
 
-    /// The arena of each GPU, as long as something lies in it.
+    /// The arena of each GPU, while it is in use.
     static ARENAS: Mutex<BTreeMap<u32, Weak<Arena>>> = Mutex::new(BTreeMap::new());
 
     pub(super) fn arena(ordinal: u32) -> Result<Arc<Arena>, String> {
@@ -163,8 +153,7 @@ pub(crate) mod gpu {
         }
         let context = crate::cuda::context(ordinal).map_err(|error| error.to_string())?;
         let more = move |len| chunk(&context, ordinal, len).map_err(io::Error::other);
-        // Allocated now, to report its error: a provider's allocation callback can only return
-        // null.
+        // Allocated now, to report its error: a provider's allocation callback can only return null.
         let first = Mutex::new(Some(more(1).map_err(|error| error.to_string())?));
         let made = Arc::new(Arena::of(move |len| {
             let first = first.lock().take();
@@ -174,16 +163,16 @@ pub(crate) mod gpu {
         Ok(made)
     }
 
-    /// A piece of a GPU's memory that an arena cuts up.
+    /// A piece of GPU memory that an arena divides.
     #[derive(Debug)]
     pub(crate) struct Chunk {
         pub(crate) base: u64,
         pub(crate) memory: GpuMemory,
-        /// Tells streams of it, and keeps the mapping.
+        /// Announces the memory to streams, and keeps the mapping.
         _span: Arc<Span>,
     }
 
-    /// Memory of the GPU, mapped for the CPU and known to streams.
+    /// GPU memory that is mapped for the CPU and announced to streams.
     fn chunk(context: &Arc<CudaContext>, ordinal: u32, len: usize) -> Result<ChunkMemory, MappingError> {
         let memory = MappedMemory::allocate(context, len.next_multiple_of(PIECE))?;
         let (base, len, address) = (memory.as_ptr(), memory.len(), memory.gpu().address());
@@ -191,8 +180,7 @@ pub(crate) mod gpu {
         let gpu = memory.gpu().clone();
         let span = Span::announce(base as u64, len as u64, kind, Box::new(move || drop(memory)));
         let chunk = Chunk { base: base as u64, memory: gpu, _span: span };
-        // SAFETY: mapped until the memory is dropped, which the span holds until its own release;
-        // made for this chunk alone.
+        // SAFETY: mapped until the span's release drops the memory; used by this chunk alone.
         Ok(unsafe { ChunkMemory::new(base, len, Arc::new(chunk)) })
     }
 }

@@ -1,5 +1,4 @@
-//! The device header as text: a program that compiles kernels at run time carries it, so nothing
-//! has to be installed.
+//! The device header as text, which programs that compile kernels at run time embed: nothing has to be installed.
 
 macro_rules! headers {
     ($($path:literal),+ $(,)?) => {
@@ -7,10 +6,9 @@ macro_rules! headers {
     };
 }
 
-/// The files of the device header: of each, its path below the include folder and its text.
+/// The files of the device header, each with its path below the include folder and its text.
 ///
-/// `gdsync/device_verbs.cuh` comes first. It is the file that kernels include, and includes the
-/// others.
+/// `gdsync/device_verbs.cuh`, which kernels include and which includes the others, is first.
 ///
 /// # Examples
 ///

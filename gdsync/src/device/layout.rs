@@ -1,4 +1,4 @@
-//! The structures of `gdsync/device/queue.cuh`, of which these are the other half.
+//! The structures of `gdsync/device/queue.cuh`, for the host.
 
 use crate::cuda::GpuMemory;
 use crate::device::DeviceQpError;
@@ -15,39 +15,37 @@ pub(super) const VERSION: u32 = 1;
 pub(super) const MAILBOX: u32 = 1;
 /// `GDSYNC_DEVICE_RINGING`, in the word [`READY`].
 const RINGING: u64 = 1 << 63;
-/// `GDSYNC_DEVICE_ERROR_WORK`, with the card's syndrome in the low byte and the vendor's in the
-/// next.
+/// `GDSYNC_DEVICE_ERROR_WORK`, with the card's syndrome in the low byte and the vendor's in the next byte.
 pub(super) const ERROR_WORK: u64 = 0x1_0000;
 /// `GDSYNC_DEVICE_ERROR_RETURNED`.
 pub(super) const ERROR_RETURNED: u64 = 0x8_0000;
 
-/// A queue pair as kernels know it: `struct gdsync_device_qp` of `gdsync/device_verbs.cuh`, passed
-/// to them by value or by address.
+/// A queue pair for kernels: `struct gdsync_device_qp` of `gdsync/device_verbs.cuh`, passed by value or by address.
 ///
-/// Plain data with addresses of the device that the queue pair is attached to. It is invalid once
-/// its [`super::DeviceQp`] was detached or dropped.
+/// Plain data with addresses of the device that the queue pair is attached to. It is invalid once its
+/// [`super::DeviceQp`] was detached or dropped.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, IntoBytes, Immutable)]
 pub struct DeviceQpData {
-    /// Ring of the send queue, 64 bytes a block.
+    /// Ring of the send queue, 64 bytes per block.
     pub send_ring: u64,
     /// Word of the doorbell record that counts send blocks.
     pub send_record: u64,
     /// Doorbell register, or mailbox.
     pub doorbell: u64,
-    /// Ring of the send completion queue, 64 bytes an entry.
+    /// Ring of the send completion queue, 64 bytes per entry.
     pub completion_ring: u64,
     /// Word of its doorbell record with the consumer index.
     pub completion_record: u64,
     /// The indices that the threads of kernels share: 320 bytes.
     pub state: u64,
-    /// Blocks of the send ring less one.
+    /// Number of blocks of the send ring, minus one.
     pub send_mask: u32,
-    /// Entries of the completion ring less one.
+    /// Number of entries of the completion ring, minus one.
     pub completion_mask: u32,
     /// Number of the queue pair.
     pub qpn: u32,
-    /// Blocks that may be outstanding at a time.
+    /// Maximum number of outstanding blocks.
     pub limit: u32,
     /// Bit 0: the doorbell is a mailbox.
     pub flags: u32,
@@ -62,12 +60,10 @@ pub struct DeviceQpData {
 // SAFETY: plain integers, in the layout that kernels expect, which a test compares.
 unsafe impl cudarc::driver::DeviceRepr for DeviceQpData {}
 
-/// Bytes of the memory that [`DeviceQpOptions::state`](super::DeviceQpOptions::state) needs:
-/// `struct gdsync_device_state`.
+/// Bytes of memory for [`DeviceQpOptions::state`](super::DeviceQpOptions::state): `struct gdsync_device_state`.
 pub const STATE_BYTES: usize = 5 * BASIC_BLOCK;
 
-/// The words of `gdsync_device_state` that the CPU reads and writes. It writes them only while no
-/// kernel posts or polls.
+/// The words of `gdsync_device_state` that the CPU uses. It writes them only while no kernel posts or polls.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Progress {
     pub(super) reserved: u64,
@@ -78,7 +74,6 @@ pub(super) struct Progress {
     pub(super) error: u64,
 }
 
-// Where the fields of `Progress` are, in 64-bit words.
 const RESERVED: usize = 0;
 const READY: usize = 8;
 const POSTED: usize = 16;
@@ -98,7 +93,6 @@ impl Progress {
         }
     }
 
-    /// Each word, with its position.
     pub(super) fn words(&self) -> [(usize, u64); 6] {
         [
             (RESERVED, self.reserved),
@@ -111,27 +105,23 @@ impl Progress {
     }
 }
 
-/// A trigger as kernels take it, by value or by address: `struct gdsync_trigger` of
-/// `gdsync/device/trigger.cuh`.
+/// A trigger for kernels, passed by value or by address: `struct gdsync_trigger` of `gdsync/device/trigger.cuh`.
 ///
-/// Plain data with an address of the device that it was made for. It holds as long as the
-/// [`Trigger`] or a clone of it lives. The code that launches kernels (which is `unsafe`) promises
-/// that they have ended before the last is dropped.
+/// Plain data with an address of the device that it was made for, valid as long as the [`Trigger`] or a clone of it
+/// lives. The code that launches kernels (which is `unsafe`) promises that they have ended before the last is
+/// dropped.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, IntoBytes, Immutable)]
 pub struct TriggerData {
-    /// The word: 64 bits, which hold [`Trigger::word_of`] the newest ticket.
+    /// The word: 64 bits with [`Trigger::word_of`] the newest ticket.
     pub word: u64,
 }
 
-/// A collector as kernels take it, by value or by address: `struct gdsync_collector` of
-/// `gdsync/device/trigger.cuh`.
-///
-/// As [`TriggerData`], for a [`Collector`].
+/// A [`Collector`] for kernels, as [`TriggerData`]: `struct gdsync_collector` of `gdsync/device/trigger.cuh`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, IntoBytes, Immutable)]
 pub struct CollectorData {
-    /// The arrival word: 64 bits, a native number.
+    /// The arrival word: 64 bits, in native byte order.
     pub word: u64,
 }
 
@@ -141,30 +131,28 @@ unsafe impl cudarc::driver::DeviceRepr for TriggerData {}
 unsafe impl cudarc::driver::DeviceRepr for CollectorData {}
 
 impl Trigger {
-    /// The trigger for kernels of a device: of the GPU of a CUDA stream, or for threads of this
-    /// process ([`crate::stream::Cpu`]). They release what the program has prepared and taken the
-    /// ticket of ([`crate::PreparedSend::into_ticket`]), each ticket when its turn has come.
+    /// The trigger for kernels of a device: the GPU of a CUDA stream, or threads of this process
+    /// ([`crate::stream::Cpu`]). They release work that the program has prepared and whose ticket it has taken
+    /// ([`crate::PreparedSend::into_ticket`]), each ticket in its turn.
     ///
     /// # Errors
-    /// [`StreamError`] where the device cannot reach the word: one in the memory of another GPU, or
-    /// of a GPU for threads of the CPU.
+    /// [`StreamError`] if the device cannot reach the word: it is in the memory of another GPU, or of a GPU for
+    /// threads of the CPU.
     pub fn for_kernels(&self, device: &impl MemOpStream) -> Result<TriggerData, StreamError> {
         Ok(TriggerData { word: address(&self.inner.place(), device)? })
     }
 }
 
 impl Collector {
-    /// The collector for kernels of a device, which wait for the numbers of
-    /// [`Collector::collect`].
+    /// The collector for kernels of a device, which wait for the numbers of [`Collector::collect`].
     ///
     /// # Errors
-    /// [`StreamError`] where the device cannot reach the arrival word.
+    /// [`StreamError`] if the device cannot reach the arrival word.
     pub fn for_kernels(&self, device: &impl MemOpStream) -> Result<CollectorData, StreamError> {
         Ok(CollectorData { word: address(&self.inner.place(), device)? })
     }
 }
 
-/// The device's address of a word.
 fn address(place: &Place, device: &impl MemOpStream) -> Result<u64, StreamError> {
     if let Some(memory) = place.gpu_memory() {
         device.owns(memory)?;
@@ -178,9 +166,9 @@ fn address(place: &Place, device: &impl MemOpStream) -> Result<u64, StreamError>
 /// The memory of the indices that the threads of kernels share.
 #[derive(Debug)]
 pub(super) enum State {
-    /// Every device reaches it.
+    /// Memory that every device reaches.
     Pinned(PinnedMemory),
-    /// On the GPU that runs the kernels: their atomics do not cross PCIe.
+    /// Memory of the GPU that runs the kernels: their atomics do not cross PCIe.
     Gpu(GpuMemory),
 }
 
@@ -195,7 +183,6 @@ impl State {
         }
     }
 
-    /// The address for kernels.
     pub(super) fn address(&self, device: &impl MemOpStream) -> Result<u64, DeviceQpError> {
         match self {
             State::Pinned(memory) => Ok(device.translate(memory.addr(), STATE_BYTES)?.get()),
@@ -206,7 +193,7 @@ impl State {
         }
     }
 
-    /// Writes the first indices, and zeroes everywhere else.
+    /// Writes the initial indices, and zeroes everywhere else.
     pub(super) fn start(&self, progress: &Progress) -> Result<(), DeviceQpError> {
         let zeroes = [0u8; STATE_BYTES];
         match self {

@@ -1,11 +1,9 @@
-//! Doorbells of kernels that cannot reach the card's register: the kernel writes how far it has
-//! posted into a word of pinned memory, and a thread of the process rings.
+//! Mailboxes for kernels that cannot reach the card's doorbell register: the kernel writes its posted index into a
+//! word of pinned memory, and a thread of the process rings the card. Also detaches queue pairs from their devices.
 //!
-//! This thread is not that of `stream/proxy.rs`, which knows how many doorbells are to come, and
-//! sleeps once all of them have rung. A kernel may ring at any time, so this thread polls as long
-//! as a queue pair with a mailbox is attached to a device.
-//!
-//! And detaching a queue pair from a device.
+//! This is not the thread of `stream/proxy.rs`, which knows the number of doorbells to come, and sleeps once all of
+//! them have rung. A kernel may ring at any time, so this thread polls as long as a queue pair with a mailbox is
+//! attached.
 
 use crate::device::layout::{ERROR_RETURNED, Progress};
 use crate::device::{DeviceQp, DeviceQpError, work_error};
@@ -22,14 +20,12 @@ use std::time::Duration;
 
 static FORWARDER: Poller = Poller::new("gdsync-mailboxes");
 
-/// The mailbox of one queue pair.
 #[derive(Debug)]
 pub(super) struct Mailbox {
     /// The first word is the index of the first block that the kernel has not posted.
     memory: PinnedMemory,
     queue_pair: Arc<QueuePairInner>,
-    /// The index up to which the card was rung; `None` once the mailbox is closed. Locked before
-    /// the send queue.
+    /// The index up to which the card was rung; `None` once the mailbox is closed. Locked before the send queue.
     forwarded: Mutex<Option<u64>>,
 }
 
@@ -49,7 +45,7 @@ impl Mailbox {
         self.memory.addr()
     }
 
-    /// Closes the mailbox: once this returns, the card is not rung for it any more.
+    /// Closes the mailbox: once this returns, it no longer rings the card.
     pub(super) fn close(&self) {
         *self.forwarded.lock() = None;
     }
@@ -74,17 +70,17 @@ impl Task for Mailbox {
 }
 
 impl DeviceQp {
-    /// Detaches the queue pair from its device, whose kernels have all ended. It rings for blocks
-    /// that they have written and not rung for, waits until everything has completed, and lets the
-    /// CPU and streams continue from there. A failure that kernels have seen is the queue pair's
-    /// from then on ([`crate::QueuePair::failure`]), and no error of this call.
+    /// Detaches the queue pair from its device, whose kernels have all ended. Rings for blocks that they have written
+    /// without ringing, waits until everything has completed, and returns the queues to the CPU and streams. A
+    /// failure that kernels have seen becomes the queue pair's ([`crate::QueuePair::failure`]), and is no error of
+    /// this call.
     ///
-    /// A kernel that uses [`DeviceQp::data`] afterwards gets an error (`status::failed`), as long
-    /// as this lives. A second call does nothing.
+    /// A kernel that uses [`DeviceQp::data`] afterwards gets an error (`status::failed`), as long as this lives. A
+    /// second call does nothing.
     ///
     /// # Errors
-    /// [`DeviceQpError::KernelActive`], [`DeviceQpError::Outstanding`], [`DeviceQpError::Cuda`]:
-    /// nothing is lost, and the call can be repeated.
+    /// [`DeviceQpError::KernelActive`], [`DeviceQpError::Outstanding`], [`DeviceQpError::Cuda`]: nothing is lost, and
+    /// the call can be repeated.
     pub fn detach_device(&self, timeout: Duration) -> Result<(), DeviceQpError> {
         let mut detached = self.detached.lock();
         if *detached {
@@ -93,8 +89,7 @@ impl DeviceQp {
         let mut progress = self.state.read()?;
         let (inner, qpn) = (&self.queue_pair, self.qp_num());
         if progress.error != 0 && work_error(progress.error).is_none() {
-            // A thread of a kernel stood still, or a CQE makes no sense: what is in the queue may
-            // never complete.
+            // A kernel's thread stalled, or a CQE is invalid: the work in the queue may never complete.
             if let Err(error) = inner.abort() {
                 tracing::error!(%error, qpn, "a queue pair that kernels have given up could not be aborted");
             }
@@ -104,7 +99,7 @@ impl DeviceQp {
             return Err(DeviceQpError::KernelActive { qpn, unpublished });
         }
         if let Some(mailbox) = &self.mailbox {
-            // For what was posted after the forwarding thread's last look.
+            // For blocks that were posted after the forwarding thread's last look.
             mailbox.poll();
         }
         if progress.posted != progress.ready {
@@ -132,8 +127,7 @@ impl DeviceQp {
             while let Some(raw) = completions.read_attached(progress.consumed as u32) {
                 failure = failure.or(outcome(&raw.cqe).err());
                 let retired = raw.cqe.wqe_counter().wrapping_add(1).wrapping_sub(progress.completed as u16);
-                // A CQE that makes no sense retires nothing. Its queue pair was aborted above, or
-                // the time-out ends this.
+                // An invalid CQE retires nothing. The queue pair was aborted above, or the time-out ends this.
                 if u64::from(retired) <= progress.posted - progress.completed {
                     progress.completed += u64::from(retired);
                 }

@@ -1,5 +1,4 @@
-//! What kernels take as plain data: queue pairs, which are attached to a device and detached again,
-//! triggers, and collectors; and the compiler of kernels that use it.
+//! Queue pairs, triggers and collectors for kernels, as plain data, and the run-time compiler of kernels.
 
 #[deny(unsafe_code)]
 mod headers;
@@ -32,23 +31,21 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 options! {
-    /// How a queue pair is attached to a device.
+    /// Options for attaching a queue pair to a device.
     #[derive(Clone, Debug)]
     #[non_exhaustive]
     pub struct DeviceQpOptions
-    /// Doorbells through the register if kernels reach it, else through a mailbox; one second;
-    /// pinned memory.
+    /// Doorbells through the register if kernels reach it, else through a mailbox; one second; pinned memory.
     default {
         /// How kernels ring the card.
         doorbells: DoorbellPath = DoorbellPath::Auto,
-        /// How long a thread of a kernel waits for another thread in the middle of a call, before
-        /// the queue pair counts as failed.
+        /// How long a kernel's thread waits for another in the middle of a call before the queue pair counts as
+        /// failed.
         stall: Duration = Duration::from_secs(1),
     }
     no setters {
-        /// GPU memory for the indices that the threads of kernels share: at least [`STATE_BYTES`],
-        /// for this queue pair alone. Without it, the indices are in pinned memory, which every
-        /// device reaches, and each atomic operation of a kernel crosses PCIe.
+        /// GPU memory for the indices that the threads of kernels share: at least [`STATE_BYTES`], for this queue
+        /// pair alone. By default, they are in pinned memory, and each atomic operation of a kernel crosses PCIe.
         state: Option<crate::cuda::GpuMemory> = None,
     }
 }
@@ -61,35 +58,33 @@ impl DeviceQpOptions {
     }
 }
 
-/// The progress of kernels, counted in 64-byte blocks. Each request takes one (`put_signal` makes
-/// two requests).
+/// The progress of kernels in 64-byte blocks. Each request takes one block (`put_signal` makes two requests).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DeviceQpProgress {
     /// Blocks that callers have reserved.
     pub reserved: u64,
-    /// Blocks that the card was rung for.
+    /// Blocks for which the card was rung.
     pub posted: u64,
-    /// Blocks that have completed, as far as a kernel has polled.
+    /// Completed blocks, as far as a kernel has polled.
     pub completed: u64,
     /// The first failure that the card has reported, as far as a kernel has polled.
     pub error: Option<WorkError>,
 }
 
-/// A queue pair whose send queue and send completion queue are driven by kernels, through
-/// `gdsync/device_verbs.cuh`.
+/// A queue pair whose send queue and send completion queue are driven by kernels, through `gdsync/device_verbs.cuh`.
 ///
-/// Receives stay with the CPU and with streams. The program keeps the memory regions that kernels
-/// name alive until the requests have completed.
+/// The CPU and streams keep the receives. The program keeps the memory regions that kernels name alive until the
+/// requests have completed.
 ///
 /// While this lives, the CPU and streams can neither post sends nor poll the send completion queue
-/// ([`StateError::DeviceAttached`](crate::queue::StateError::DeviceAttached)).
-/// [`DeviceQp::detach_device`] ends that. So does dropping this, if nothing is outstanding; else
-/// the drop aborts the queue pair, which can only be dropped then.
+/// ([`StateError::DeviceAttached`](crate::queue::StateError::DeviceAttached)). [`DeviceQp::detach_device`] ends that,
+/// and so does the drop of this, if nothing is outstanding; otherwise the drop aborts the queue pair, which can then
+/// only be dropped.
 ///
 /// # Kernels
-/// [`DeviceQp::data`] is for kernels of the device that the queue pair is attached to. The code
-/// that launches them (which is `unsafe`) promises that they have ended before this is dropped.
+/// [`DeviceQp::data`] is for kernels of the device that the queue pair is attached to. The code that launches them
+/// (which is `unsafe`) promises that they have ended before this is dropped.
 #[derive(Debug)]
 pub struct DeviceQp {
     queue_pair: Arc<QueuePairInner>,
@@ -101,12 +96,11 @@ pub struct DeviceQp {
 }
 
 impl QueuePair {
-    /// Attaches the queue pair to a device, whose kernels then drive it: to the GPU of a CUDA
-    /// stream, or to threads of this process ([`crate::stream::Cpu`]), which can use the same
-    /// header.
+    /// Attaches the queue pair to a device, whose kernels then drive it: to the GPU of a CUDA stream, or to threads
+    /// of this process ([`crate::stream::Cpu`]), which can use the same header.
     ///
-    /// The queue pair must be connected and quiet: nothing prepared or in flight, and all
-    /// completions polled. No other queue may complete in its send completion queue.
+    /// The queue pair must be connected and idle: nothing prepared or in flight, and all completions polled. No other
+    /// queue may complete in its send completion queue.
     ///
     /// # Errors
     /// [`DeviceQpError`] names the obstacle. Nothing has changed then.
@@ -131,7 +125,7 @@ impl DeviceQp {
         }
         let state = State::new(options.state.as_ref())?;
         let (sends, completions) = queue_pair.attach()?;
-        // From here on, dropping it detaches the queues if anything fails.
+        // From here on, its drop detaches the queues if anything fails.
         let mut device_qp = DeviceQp {
             queue_pair: queue_pair.clone(),
             data: data(qpn, &sends, &completions, options.stall),
@@ -154,7 +148,6 @@ impl DeviceQp {
         Ok(device_qp)
     }
 
-    /// Translates the host's addresses into the device's.
     fn translate(
         &mut self,
         sends: &BorrowedSends,
@@ -203,7 +196,7 @@ impl DeviceQp {
         self.queue_pair.number
     }
 
-    /// The progress of kernels. While they run, the numbers are of slightly different times.
+    /// The progress of kernels. While they run, the numbers are read at slightly different times.
     ///
     /// # Errors
     /// [`DeviceQpError::Cuda`] if they are in GPU memory and cannot be read.
@@ -213,13 +206,13 @@ impl DeviceQp {
     }
 }
 
-/// The failure that the card reported, from the word that kernels keep of it.
+/// The failure in the error word of kernels, if the card reported one.
 fn work_error(error: u64) -> Option<WorkError> {
     let [syndrome, vendor, ..] = error.to_le_bytes();
     (error & ERROR_WORK != 0).then_some(WorkError { syndrome, vendor })
 }
 
-/// All but the addresses.
+/// All fields except the addresses.
 fn data(qpn: u32, sends: &BorrowedSends, completions: &BorrowedCompletions, stall: Duration) -> DeviceQpData {
     DeviceQpData {
         send_mask: sends.blocks - 1,
@@ -259,7 +252,7 @@ impl QueuePairInner {
             }
         })?;
         let status = self.status();
-        // If the queue pair has failed meanwhile, the kernel learns that from the card.
+        // If the queue pair has failed meanwhile, the card reports that to the kernel.
         self.is_ready.store(false, Ordering::Release);
         drop(status);
         Ok((sends, attached))
@@ -269,8 +262,7 @@ impl QueuePairInner {
     fn ring_attached(&self, end: u32) {
         let send = self.send();
         if let Some(doorbell) = send.attached_doorbell(end) {
-            // SAFETY: record and register belong to this queue pair, which is alive; the lock keeps
-            // stores in order.
+            // SAFETY: record and register belong to this queue pair, which is alive; the lock orders the stores.
             unsafe { doorbell.ring() };
         }
     }
@@ -281,7 +273,7 @@ impl QueuePairInner {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeviceQpError {
-    /// The queue pair is no reliable connection: kernels post to those only.
+    /// The queue pair is not RC, the only transport to which kernels post.
     #[error("queue pair {qpn:#x} is {transport}, and kernels drive RC ones: make it with Transport::Rc")]
     Transport {
         /// Its number.
@@ -299,7 +291,7 @@ pub enum DeviceQpError {
     Sends {
         /// Its number.
         qpn: u32,
-        /// How many.
+        /// Their number.
         sends: u32,
     },
     /// Completions are outstanding, or were not polled.
@@ -309,7 +301,7 @@ pub enum DeviceQpError {
     Completions {
         /// Its number.
         qpn: u32,
-        /// How many.
+        /// Their number.
         completions: u32,
     },
     /// Waits for its completions are prepared, or streams have not passed them.
@@ -319,7 +311,7 @@ pub enum DeviceQpError {
     Waits {
         /// Its number.
         qpn: u32,
-        /// How many.
+        /// Their number.
         waits: u32,
     },
     /// Another queue completes in its send completion queue.
@@ -338,7 +330,7 @@ pub enum DeviceQpError {
         /// Its number.
         qpn: u32,
     },
-    /// The device cannot reach its memory; or its register, if the options ask for that.
+    /// The device cannot reach its memory, or its register if the options ask for that.
     #[error("kernels cannot reach the queue pair: {0}")]
     Unreachable(#[from] StreamError),
     /// The memory for the kernels' indices is too short.
@@ -358,14 +350,14 @@ pub enum DeviceQpError {
     /// The GPU's memory cannot be read or written.
     #[error(transparent)]
     Cuda(#[from] CudaError),
-    /// A kernel is in the middle of a call, or was ended there.
+    /// A kernel is in the middle of a call, or was terminated there.
     #[error(
         "{unpublished} blocks of queue pair {qpn:#x} are reserved and not written: a kernel still posts, so wait for it; if it has died, abort() the queue pair, and detach it then"
     )]
     KernelActive {
         /// Its number.
         qpn: u32,
-        /// How many.
+        /// Their number.
         unpublished: u64,
     },
     /// The card has not completed everything. The call can be repeated.
@@ -375,7 +367,7 @@ pub enum DeviceQpError {
     Outstanding {
         /// Its number.
         qpn: u32,
-        /// How many.
+        /// Their number.
         outstanding: u64,
         /// How long the call has waited.
         waited: Duration,

@@ -1,11 +1,9 @@
-//! Compiles kernels that include the device header, at run time, by NVRTC: CUDA's compiler as a
-//! library.
+//! Compiles kernels that include the device header, at run time, by NVRTC: CUDA's compiler as a library.
 //!
-//! NVRTC is looked for at the first call, as `libnvrtc.so.12`, `libnvrtc.so.13` and `libnvrtc.so`,
-//! where the dynamic linker looks: in `LD_LIBRARY_PATH` and in the folders that `ldconfig` knows.
-//! CUDA's toolkit has it, and so has PyPI's package `nvidia-cuda-nvrtc-cu12`, which needs no GPU.
-//! No compiler, toolkit or header has to be installed besides, as the program carries the header
-//! ([`headers()`]).
+//! The first call loads `libnvrtc.so.12`, `libnvrtc.so.13` or `libnvrtc.so` from the dynamic linker's search path:
+//! `LD_LIBRARY_PATH` and the folders that `ldconfig` knows. CUDA's toolkit contains it, and so does PyPI's package
+//! `nvidia-cuda-nvrtc-cu12`, which needs no GPU. No other compiler, toolkit or header is needed, as the program
+//! embeds the header ([`headers()`]).
 //!
 //! ```no_run
 //! use gdsync::cuda;
@@ -40,15 +38,15 @@ use std::sync::{Arc, OnceLock};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CompileError {
-    /// NVRTC is not there, or is older than CUDA 12.
+    /// NVRTC is missing, or older than CUDA 12.
     #[error(
         "libnvrtc, which compiles kernels at run time, cannot be loaded ({reason}): run `pip install nvidia-cuda-nvrtc-cu12`, or install CUDA's toolkit, and put the library's folder into LD_LIBRARY_PATH"
     )]
     Library {
-        /// What the dynamic linker says.
+        /// The dynamic linker's reason.
         reason: String,
     },
-    /// NVRTC no longer compiles for so old a GPU.
+    /// NVRTC does not compile for so old a GPU.
     #[error(
         "NVRTC {}.{} compiles for GPUs of compute capability {}.{} or newer, and this one has {}.{}: run `pip install nvidia-cuda-nvrtc-cu12`, and put its folder first into LD_LIBRARY_PATH",
         .version.0, .version.1, .oldest.0, .oldest.1, .capability.0, .capability.1
@@ -56,36 +54,36 @@ pub enum CompileError {
     Capability {
         /// NVRTC's version.
         version: (i32, i32),
-        /// The oldest compute capability that it compiles for.
+        /// The oldest supported compute capability.
         oldest: (i32, i32),
-        /// The one that was asked for.
+        /// The requested one.
         capability: (i32, i32),
     },
-    /// The source is wrong.
+    /// The source does not compile.
     #[error("NVRTC refuses {name}: {log}")]
     Source {
         /// The source's name.
         name: String,
-        /// What NVRTC says, with the numbers of lines.
+        /// NVRTC's messages, with line numbers.
         log: String,
     },
-    /// A text ends early for NVRTC.
+    /// A text contains a zero byte.
     #[error("{name} has a zero byte at {at}, where it ends for NVRTC: remove it")]
     ZeroByte {
         /// The source's name.
         name: String,
-        /// Where the byte is.
+        /// Offset of the byte.
         at: usize,
     },
-    /// A call of NVRTC's failed.
+    /// A call of NVRTC failed.
     #[error("{call} failed: nvrtcResult {code}")]
     Call {
         /// The function.
         call: &'static str,
-        /// What it returned.
+        /// Its result.
         code: i32,
     },
-    /// The driver is older than NVRTC, and does not know its PTX.
+    /// The driver is older than NVRTC, and does not accept its PTX.
     #[error(
         "NVRTC {}.{} writes PTX that the driver, which is of CUDA {}.{}, does not know: run `pip install nvidia-cuda-nvrtc-cu12==12.0.*` and put its folder first into LD_LIBRARY_PATH, or update the driver",
         .version.0, .version.1, .driver / 1000, .driver % 1000 / 10
@@ -96,7 +94,7 @@ pub enum CompileError {
         /// The driver's, as [`cuda::driver_version`].
         driver: u32,
     },
-    /// The driver does not load what was compiled.
+    /// The driver does not load the compiled module.
     #[error(transparent)]
     Cuda(#[from] CudaError),
 }
@@ -104,18 +102,18 @@ pub enum CompileError {
 /// NVRTC's version, such as (12, 9).
 ///
 /// # Errors
-/// [`CompileError::Library`] where there is none.
+/// [`CompileError::Library`] if it cannot be loaded.
 pub fn version() -> Result<(i32, i32), CompileError> {
     Ok(nvrtc()?.version)
 }
 
-/// Compiles a source to PTX for GPUs of that compute capability and newer ones. `name` stands in the
-/// compiler's messages.
+/// Compiles a source to PTX for GPUs of that compute capability and newer ones. The compiler's messages call it
+/// `name`.
 ///
-/// Where NVRTC is older than the GPU, the PTX is for the newest GPU that it knows.
+/// If NVRTC is older than the GPU, the PTX is for the newest GPU that it knows.
 ///
 /// # Errors
-/// All of [`CompileError`] but those of the driver.
+/// All of [`CompileError`] except those of the driver.
 pub fn compile(name: &str, source: &str, capability: (i32, i32)) -> Result<String, CompileError> {
     let nvrtc = nvrtc()?;
     let architecture = newest_of(&nvrtc.architectures, capability).ok_or_else(|| {
@@ -152,8 +150,7 @@ fn newest_of(architectures: &[i32], (major, minor): (i32, i32)) -> Option<i32> {
     architectures.iter().copied().filter(|architecture| *architecture <= major * 10 + minor).max()
 }
 
-/// The header's files, each under every name by which it is included: NVRTC compares the text
-/// between the quotes, and knows no folders.
+/// The header's files, under every name by which they are included: NVRTC compares the text between the quotes.
 fn included() -> impl Iterator<Item = (&'static str, &'static str)> {
     headers().iter().flat_map(|(path, text)| {
         let names = path.match_indices('/').map(|(at, _)| &path[at + 1..]).chain([*path]);
@@ -161,8 +158,7 @@ fn included() -> impl Iterator<Item = (&'static str, &'static str)> {
     })
 }
 
-/// The library's file names. The older one is tried first, as more drivers know its PTX; the last
-/// is that of the toolkit's development files.
+/// The library's file names: first the older, whose PTX more drivers accept, last that of the development files.
 const NAMES: [&str; 3] = ["libnvrtc.so.12", "libnvrtc.so.13", "libnvrtc.so"];
 
 /// `nvrtcProgram`.
@@ -212,22 +208,20 @@ fn c_string(name: &str, text: &str) -> Result<CString, CompileError> {
         .map_err(|error| CompileError::ZeroByte { name: name.to_owned(), at: error.nul_position() })
 }
 
-/// What the dynamic linker says, which names the file.
+/// The dynamic linker's message, which names the file.
 fn said(error: &libloading::Error) -> String {
     error.source().map_or_else(|| error.to_string(), ToString::to_string)
 }
 
-/// The library.
 struct Nvrtc {
     functions: Functions,
     version: (i32, i32),
-    /// That it compiles for: 90 is `compute_90`.
+    /// The architectures that it compiles for: 90 is `compute_90`.
     architectures: Vec<i32>,
-    /// Keeps the functions loaded.
     _library: Library,
 }
 
-/// The library, loaded at the first call that succeeds. A later call tries again after a failure.
+/// The library, loaded at the first call that succeeds. After a failure, the next call tries again.
 fn nvrtc() -> Result<&'static Nvrtc, CompileError> {
     static NVRTC: OnceLock<Nvrtc> = OnceLock::new();
     if let Some(nvrtc) = NVRTC.get() {
@@ -241,8 +235,8 @@ impl Nvrtc {
     fn find() -> Result<Self, CompileError> {
         let mut reason = None;
         for name in NAMES {
-            // SAFETY: NVRTC's initialisers have no preconditions; a user who puts another library of
-            // that name on the search path has replaced it knowingly.
+            // SAFETY: NVRTC's initialisers have no preconditions; users replace a library on the search path
+            // knowingly.
             let library = match unsafe { Library::new(name) } {
                 Ok(library) => library,
                 Err(error) => {
@@ -250,7 +244,7 @@ impl Nvrtc {
                     continue;
                 }
             };
-            // SAFETY: it has NVRTC's name; it goes into the struct with the functions.
+            // SAFETY: it has NVRTC's name; the struct keeps it with the functions.
             match unsafe { Functions::of(&library) } {
                 Ok(functions) => return Self::new(functions, library),
                 Err(error) => reason = Some(format!("{name} is older than CUDA 12: {}", said(&error))),
@@ -289,8 +283,7 @@ impl<'a> Program<'a> {
         let pointers = |of: &[CString]| of.iter().map(|one| one.as_ptr()).collect::<Vec<_>>();
         let (names_at, texts_at) = (pointers(&names), pointers(&texts));
         let (functions, mut raw) = (&nvrtc.functions, null_mut());
-        // SAFETY: as many strings in both lists as are said, all of which live until the call has
-        // returned, which copies them.
+        // SAFETY: both lists have the given number of strings, which live until the call has returned.
         let code = unsafe {
             (functions.nvrtcCreateProgram)(
                 &mut raw,
@@ -307,7 +300,7 @@ impl<'a> Program<'a> {
 
     fn compile(&self, name: &str, architecture: i32) -> Result<String, CompileError> {
         let option = c_string(name, &format!("--gpu-architecture=compute_{architecture}"))?;
-        // SAFETY: the program is there until it is dropped; one option.
+        // SAFETY: the program lives until it is dropped; one option.
         let code = unsafe { (self.functions.nvrtcCompileProgram)(self.raw, 1, &option.as_ptr()) };
         if code == COMPILATION {
             let log = self.text(
@@ -323,18 +316,17 @@ impl<'a> Program<'a> {
         )
     }
 
-    /// Reads a text of the program, by the function that says its size, with the zero at its end, and
-    /// the one that copies it.
+    /// Reads a text by the function that returns its size, with the final zero, and the one that copies it.
     fn text(
         &self,
         (size_call, size_of): (&'static str, unsafe extern "C" fn(Raw, *mut usize) -> c_int),
         (call, copy): (&'static str, unsafe extern "C" fn(Raw, *mut c_char) -> c_int),
     ) -> Result<String, CompileError> {
         let mut size = 0;
-        // SAFETY: a valid place; the program is there until it is dropped.
+        // SAFETY: a valid place; the program lives until it is dropped.
         check(size_call, unsafe { size_of(self.raw, &mut size) })?;
         let mut bytes = vec![0u8; size];
-        // SAFETY: as above, with room for the size that was said.
+        // SAFETY: as above, with room for the returned size.
         check(call, unsafe { copy(self.raw, bytes.as_mut_ptr().cast()) })?;
         let text = CStr::from_bytes_until_nul(&bytes).unwrap_or_default();
         Ok(text.to_string_lossy().into_owned())
@@ -343,7 +335,7 @@ impl<'a> Program<'a> {
 
 impl Drop for Program<'_> {
     fn drop(&mut self) {
-        // SAFETY: made by `new`, and not used after. An error here has no remedy.
+        // SAFETY: created by `new`, and not used afterwards. An error here has no remedy.
         _ = unsafe { (self.functions.nvrtcDestroyProgram)(&mut self.raw) };
     }
 }

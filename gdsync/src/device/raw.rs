@@ -1,9 +1,7 @@
-//! Raw objects of the program, for bindings of other languages: queue pairs that the program moves
-//! through their states, memory that it has registered, addresses of its streams, and its kernels
-//! that ring and wait.
+//! The program's raw objects, for bindings of other languages: queue pairs that the program moves through their
+//! states, memory that it has registered, addresses of its streams, and its kernels that ring and wait.
 //!
-//! The C library `libgdsync` is built on this. Nothing here keeps the program's objects alive: the
-//! program does, hence `unsafe`.
+//! The C library `libgdsync` uses this. The program keeps its objects alive, and nothing here does, hence `unsafe`.
 
 use crate::memop::{Condition, Named, Place, StreamMemory, StreamWord, WordError};
 use crate::memory::{HostAddr, Timeline, TimelinePoint};
@@ -22,9 +20,9 @@ use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::Duration;
 
 impl QueuePair {
-    /// Makes a queue pair in RESET, which the program moves through its states by calls of
-    /// `ibv_modify_qp` on [`Self::as_raw`]. After them, it calls [`Self::adopt_state`]. Of the
-    /// configuration, `access`, `qkey` and `pkey_index` are not used.
+    /// Creates a queue pair in RESET, which the program moves through its states by calls of `ibv_modify_qp` on
+    /// [`Self::as_raw`]. After them, it calls [`Self::adopt_state`]. `access`, `qkey` and `pkey_index` of the
+    /// configuration are not used.
     ///
     /// # Errors
     /// As [`QueuePair::new`].
@@ -32,17 +30,16 @@ impl QueuePair {
         Self::in_reset(pd, config)
     }
 
-    /// Reads the state into which the program has moved the queue pair: sends may be prepared once
-    /// it is RTS.
+    /// Reads the state into which the program has moved the queue pair: sends may be prepared once it is RTS.
     ///
-    /// A queue pair that has failed stays failed, even if the program moves it through RESET. Of one
-    /// that DEVX commands have made, verbs know no state: nothing is read.
+    /// A queue pair that has failed stays failed, even if the program moves it through RESET. Verbs have no state of
+    /// a queue pair that DEVX commands created: nothing is read.
     pub fn adopt_state(&self) {
         let inner = &self.inner;
         let Some(raw) = inner.object.verbs() else { return };
         let mut status = inner.status();
-        // SAFETY: the queue pair is alive. The provider writes the field after each transition, perhaps
-        // on another thread that aborts it now, which an atomic tolerates.
+        // SAFETY: the queue pair is alive. The provider writes the field after each transition, perhaps on another
+        // thread that aborts it now, which an atomic tolerates.
         let state = unsafe { AtomicI32::from_ptr(&raw mut (*raw.as_ptr()).state) }.load(Ordering::Relaxed);
         if matches!(*status, QpState::Initialised) && state == verbs::IBV_QPS_RTS {
             *status = QpState::Connected;
@@ -50,11 +47,11 @@ impl QueuePair {
         }
     }
 
-    /// Drops the queue pair, and waits until it is destroyed: work in flight is aborted, and
-    /// streams have to pass it. Meanwhile it calls `look` repeatedly, which can retire the work of
-    /// streams. No other queue pair may use its completion queues: they are destroyed, too, as is
-    /// what GPUs know of them, so that the protection domain can be deallocated afterwards. False
-    /// if that takes longer than `timeout`: the queue pair is destroyed later then.
+    /// Drops the queue pair, and waits until it is destroyed: aborts the work in flight, which streams must pass.
+    /// Meanwhile, calls `look` repeatedly, which can retire the work of streams. No other queue pair may use its
+    /// completion queues: they are destroyed too, and unregistered from GPUs, so that the protection domain can be
+    /// deallocated afterwards. Returns false if that takes longer than `timeout`: the queue pair is then destroyed
+    /// later.
     pub fn drop_within(self, timeout: Duration, mut look: impl FnMut()) -> bool {
         let inner = Arc::downgrade(&self.inner);
         let queues = [&self.inner.send_cq, &self.inner.recv_cq];
@@ -64,7 +61,7 @@ impl QueuePair {
         loop {
             look();
             if inner.strong_count() == 0 {
-                // A GPU that knows the doorbell register keeps it, and with it the domain.
+                // A GPU that has the doorbell register mapped keeps it, and with it the domain.
                 crate::cuda::collect_all();
                 if domains.iter().all(|domain| domain.strong_count() == 0) {
                     return true;
@@ -77,8 +74,8 @@ impl QueuePair {
         }
     }
 
-    /// The provider's object, valid as long as the queue pair. The program may change only the
-    /// state through it. Null if the queue pair was made by DEVX commands.
+    /// The provider's object, valid as long as the queue pair, or null if DEVX commands created it. The program may
+    /// change only the state through it.
     pub fn as_raw(&self) -> *mut ibv_qp {
         self.inner.object.verbs().map_or(std::ptr::null_mut(), NonNull::as_ptr)
     }
@@ -91,27 +88,25 @@ impl QueuePair {
 }
 
 impl CompletionQueue {
-    /// The provider's object, valid as long as the queue. The program may poll only by
-    /// [`CompletionQueue::poll`]. Null if the queue was made by DEVX commands.
+    /// The provider's object, valid as long as the queue. The program may poll only by [`CompletionQueue::poll`].
+    /// Null if DEVX commands created the queue.
     pub fn as_raw(&self) -> *mut ibv_cq {
         self.inner.verbs().map_or(std::ptr::null_mut(), NonNull::as_ptr)
     }
 }
 
-/// Memory that the program has registered in a protection domain by its own calls. It gives
-/// [`Slice`]s, by address and key.
+/// Memory that the program has registered in a protection domain. It makes [`Slice`]s by address and key.
 #[derive(Clone, Debug)]
 pub struct RegisteredMemory {
     region: Arc<MemoryRegionInner>,
 }
 
 impl RegisteredMemory {
-    /// `len` bytes from `addr` on, with the region's `lkey`. Only the card knows the region's
-    /// access rights, and checks them.
+    /// `len` bytes from `addr` on, with the region's `lkey`. Only the card knows the region's access rights, and
+    /// checks them.
     ///
     /// # Safety
-    /// The memory stays registered, and mapped, until every work request that names it has
-    /// completed.
+    /// The memory stays registered and mapped until every work request that names it has completed.
     #[inline]
     pub unsafe fn slice(&self, addr: u64, len: usize, lkey: u32) -> Slice {
         Slice::foreign(self.region.clone(), addr, len, lkey)
@@ -123,16 +118,14 @@ impl RegisteredMemory {
     /// As [`Self::slice`].
     #[inline(always)]
     pub unsafe fn borrow(&self, addr: u64, len: usize, lkey: u32) -> BorrowedSlice<'_> {
-        // SAFETY: the copy of the `Arc` is never dropped, nor moved out of, and is not used after
-        // `self`: the borrow sees to that. Callers only get a reference to it, of which they may
-        // make clones.
+        // SAFETY: the copy of the `Arc` is never dropped or moved out of, and the borrow prevents its use after
+        // `self`. Callers only get a reference to it, which they may clone.
         let slice = Slice::foreign(unsafe { std::ptr::read(&self.region) }, addr, len, lkey);
         BorrowedSlice { slice: ManuallyDrop::new(slice), owner: PhantomData }
     }
 }
 
-/// As the slice of [`RegisteredMemory::slice`], without the cost of counting a reference: it
-/// borrows the memory.
+/// A slice as of [`RegisteredMemory::slice`], which borrows the memory instead of counting a reference.
 #[derive(Debug)]
 pub struct BorrowedSlice<'a> {
     slice: ManuallyDrop<Slice>,
@@ -148,23 +141,22 @@ impl BorrowedSlice<'_> {
 }
 
 impl AddressHandle {
-    /// Wraps an address handle of the program, for datagrams of `queue_pair`. Dropping the last
-    /// clone does not destroy it.
+    /// Wraps an address handle of the program, for datagrams of `queue_pair`. Dropping the last clone does not
+    /// destroy it.
     ///
     /// # Errors
     /// [`Error::Verbs`] if the provider cannot describe it.
     ///
     /// # Safety
-    /// The handle is of the protection domain and the port of `queue_pair`, and valid until the
-    /// last clone is dropped.
+    /// The handle is of the protection domain and the port of `queue_pair`, and valid until the last clone is
+    /// dropped.
     pub unsafe fn from_raw(queue_pair: &QueuePair, raw: NonNull<ibv_ah>) -> Result<Self, Error> {
         let inner = &queue_pair.inner;
         Self::borrowed(raw, inner.config.port, inner.domain.pd.clone())
     }
 }
 
-/// Memory at an address of a stream: GPU memory, or host memory as the GPU addresses it. For a
-/// stream of the CPU, host memory.
+/// Memory at a stream address: GPU memory, or host memory as the GPU addresses it; for the CPU, host memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceRange {
     address: u64,
@@ -179,8 +171,8 @@ impl DeviceRange {
     /// `len` bytes from `address` on.
     ///
     /// # Safety
-    /// Every stream that a batch with the range is posted on reaches it at these addresses, until
-    /// the stream has passed the batch.
+    /// Every stream that a batch with the range is posted on reaches it at these addresses, until the stream has
+    /// passed the batch.
     pub unsafe fn new(address: u64, len: usize) -> Self {
         DeviceRange { address, len }
     }
@@ -190,8 +182,7 @@ impl DeviceWord32 {
     /// The word at `address`.
     ///
     /// # Errors
-    /// [`WordError::Outside`] if the address is not aligned to 4
-    /// bytes.
+    /// [`WordError::Outside`] if the address is not aligned to 4 bytes.
     ///
     /// # Safety
     /// As [`DeviceRange::new`].
@@ -223,21 +214,20 @@ impl Named for DeviceWord32 {
 
 impl StreamWord<u32> for DeviceWord32 {}
 
-/// What a kernel stores to ring the card for a send: the record, then, after a system-wide fence,
-/// the doorbell in one store.
+/// The stores by which a kernel rings the card: the record, then, after a system-wide fence, the doorbell at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KernelSend {
     /// The doorbell record.
     pub record_at: HostAddr,
-    /// The record's value, in the byte order of memory.
+    /// The record's value, in memory byte order.
     pub record: u32,
     /// The doorbell register.
     pub register: HostAddr,
-    /// The register's value, in the byte order of memory.
+    /// The register's value, in memory byte order.
     pub doorbell: u64,
 }
 
-/// What a kernel waits for. When it has seen the completion, it stores `flag`.
+/// A wait that a kernel performs. When it has seen the completion, it stores `flag`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KernelWait {
     /// The word of the CQE that the kernel polls.
@@ -246,15 +236,13 @@ pub struct KernelWait {
     pub condition: Condition,
     /// The condition's value.
     pub value: u32,
-    /// Where the kernel stores that it needs the CQE no more. The word stays for the life of the
-    /// process.
+    /// The word into which the kernel stores that it no longer needs the CQE. It stays for the life of the process.
     pub flag_at: HostAddr,
-    /// What it stores there.
+    /// The value to store there.
     pub flag: u32,
 }
 
-/// Timelines of kernels' waits, oldest first, with the last point of each. They are never freed, as
-/// when a kernel that has the address of one ends is unknown.
+/// Timelines of kernels' waits, oldest first, with their last points. Never freed, as a kernel's end is unknown.
 static TIMELINES: Mutex<VecDeque<(Arc<Timeline>, TimelinePoint)>> = Mutex::new(VecDeque::new());
 /// The timeline of kernels' sends, which counts as having passed everything.
 static PASSED: Mutex<Option<Arc<Timeline>>> = Mutex::new(None);
@@ -286,13 +274,12 @@ fn passed_timeline() -> Result<Arc<Timeline>, QueueError> {
 }
 
 impl PreparedSend {
-    /// Gives the send to a kernel, which rings the card for it. gdsync treats it as posted from now
-    /// on. It cannot see when the kernel rings, so it lets later sends of the queue pair be posted
-    /// elsewhere at once: the program keeps their order.
+    /// Gives the send to a kernel, which rings the card for it. gdsync treats it as posted from now on. It cannot see
+    /// when the kernel rings, so it lets later sends of the queue pair be posted elsewhere at once: the program keeps
+    /// their order.
     ///
     /// # Errors
-    /// [`QueueError`]: an earlier send is not posted, or the queue pair has failed. The send is
-    /// dropped then.
+    /// [`QueueError`]: an earlier send is not posted, or the queue pair has failed. The send is dropped then.
     pub fn give_to_kernel(mut self) -> Result<KernelSend, QueueError> {
         let Release::Ring(Doorbell { record_at, record, register, value }) = self.place().1 else {
             return Err(QueueError::State(StateError::Triggered { qpn: self.qp_num() }));
@@ -305,14 +292,12 @@ impl PreparedSend {
 }
 
 impl PreparedWait {
-    /// Gives the wait to a kernel. Until the kernel has stored its flag,
-    /// [`CompletionQueue::poll_unawaited`] does not return the completion, and its CQE is not given
-    /// back to the card.
+    /// Gives the wait to a kernel. Until the kernel has stored its flag, [`CompletionQueue::poll_unawaited`] does not
+    /// return the completion, and its CQE is not returned to the card.
     ///
     /// # Errors
-    /// [`QueueFull::NoMemory`](crate::queue::QueueFull::NoMemory);
-    /// [`OrderError::NothingToWaitFor`](crate::queue::OrderError::NothingToWaitFor) if the
-    /// completion has been polled and the card owns the CQE again. The wait is dropped then.
+    /// [`QueueFull::NoMemory`]; [`OrderError::NothingToWaitFor`] if the completion has been polled and the card owns
+    /// the CQE again. The wait is dropped then.
     pub fn give_to_kernel(mut self) -> Result<KernelWait, QueueError> {
         let (timeline, point) = kernel_timeline()?;
         let (word_at, condition, value) = match self.commit(&timeline, point) {
@@ -326,9 +311,8 @@ impl PreparedWait {
         Ok(KernelWait { word_at, condition, value, flag_at: timeline.word(), flag: point.get() })
     }
 
-    /// Gives the wait up, and leaves its completion to the CPU: the next wait is for the completion
-    /// after it. (If the wait is dropped instead, the next one is prepared for the same
-    /// completion.)
+    /// Abandons the wait, and leaves its completion to the CPU: the next wait is for the completion after it. (If the
+    /// wait is dropped instead, the next one is prepared for the same completion.)
     pub fn leave_to_cpu(self) {
         self.give_up();
     }

@@ -1,4 +1,4 @@
-//! Memory operations: what a stream can do, what it can name, and the trait of what performs them.
+//! Memory operations of streams, the memory that they can name, and the trait of the backends that perform them.
 
 #[deny(unsafe_code)]
 mod place;
@@ -12,7 +12,7 @@ use std::any::Any;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// When a wait is satisfied, as CUDA defines it (`CUstreamWaitValue_flags`).
+/// The condition of a wait, as CUDA defines it (`CUstreamWaitValue_flags`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Condition {
     /// Cyclic "greater or equal": the signed difference `word - value` is not negative.
@@ -25,11 +25,11 @@ pub enum Condition {
     Nor,
 }
 
-/// What a condition says of words of one width.
+/// Methods for words of one width.
 macro_rules! of_width {
     ($word:ty, $signed:ty, $satisfier:ident, $holds:ident) => {
         impl Condition {
-            /// A value of the word that meets the condition; `None` where no value does.
+            /// A value of the word that meets the condition; `None` if no value does.
             pub fn $satisfier(self, value: $word) -> Option<$word> {
                 match self {
                     Condition::Geq | Condition::Eq => Some(value),
@@ -54,45 +54,45 @@ macro_rules! of_width {
 of_width!(u32, i32, satisfier32, holds32);
 of_width!(u64, i64, satisfier64, holds64);
 
-/// One operation of a stream.
+/// An operation of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum MemOp {
     /// Writes 32 bits.
     Write32 {
-        /// Where, aligned to 4 bytes.
+        /// The address, aligned to 4 bytes.
         addr: StreamAddr,
-        /// What.
+        /// The value.
         value: u32,
     },
-    /// Writes 64 bits, in one piece.
+    /// Writes 64 bits at once.
     Write64 {
-        /// Where, aligned to 8 bytes.
+        /// The address, aligned to 8 bytes.
         addr: StreamAddr,
-        /// What.
+        /// The value.
         value: u64,
     },
     /// Waits for a 32-bit word.
     Wait32 {
-        /// Where, aligned to 4 bytes.
+        /// The address, aligned to 4 bytes.
         addr: StreamAddr,
-        /// When it is satisfied.
+        /// The condition.
         condition: Condition,
         /// The value compared with.
         value: u32,
     },
     /// Waits for a 64-bit word.
     Wait64 {
-        /// Where, aligned to 8 bytes.
+        /// The address, aligned to 8 bytes.
         addr: StreamAddr,
-        /// When it is satisfied.
+        /// The condition.
         condition: Condition,
         /// The value compared with.
         value: u64,
     },
-    /// Everything before is visible to everybody before anything after.
+    /// Makes everything before visible to all observers before anything after.
     Barrier,
-    /// What cards wrote before the last wait was satisfied is visible to whatever comes after.
+    /// Makes everything that cards wrote before the last wait was satisfied visible to everything after.
     FlushRemote,
 }
 
@@ -102,30 +102,29 @@ impl MemOp {
     }
 }
 
-/// What a backend can do.
+/// The capabilities of a backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemOpCaps {
-    /// Most operations of one submission.
+    /// Maximum number of operations in a submission.
     pub max_ops: usize,
-    /// Most submissions that may be outstanding: one more could block the submitting thread.
+    /// Maximum number of outstanding submissions: one more could block the submitting thread.
     pub max_outstanding: usize,
     /// 64-bit writes and waits.
     pub ops_64_bit: bool,
     /// [`Condition::Nor`].
     pub wait_nor: bool,
-    /// Every write is visible no earlier than everything before it, without a barrier.
+    /// Every write becomes visible after everything before it, without a barrier.
     pub writes_are_fenced: bool,
     /// Waits need [`MemOp::FlushRemote`] after them, and the backend has it.
     pub flush_after_wait: bool,
-    /// [`MemOp::FlushRemote`], asked for by [`crate::Batch::flush`].
+    /// [`MemOp::FlushRemote`], for [`crate::Batch::flush`].
     pub flush_remote: bool,
-    /// Atomic operations of kernels beside it, on host memory, are one step for the CPU and for
-    /// cards, too.
+    /// Atomic operations of the GPU's kernels on host memory are atomic for the CPU and for cards.
     pub host_atomics: bool,
 }
 
 impl MemOpCaps {
-    /// Everything, within the limits measured on an H200 with CUDA 13 (255 operations, 1021 blocked
+    /// All capabilities, within the limits measured on an H200 with CUDA 13 (255 operations, 1021 blocked
     /// submissions), so that a program that runs on a software stream runs on a GPU.
     pub const FULL: MemOpCaps = MemOpCaps {
         max_ops: 255,
@@ -139,10 +138,10 @@ impl MemOpCaps {
     };
 }
 
-/// What a backend keeps bytes in until it has copied them; nothing, where it needs nothing.
+/// Memory with bytes that a backend has yet to copy, if it needs any.
 pub type Staged = Option<Box<dyn Any + Send + Sync>>;
 
-/// A backend: something that performs memory operations in the order of submission.
+/// A backend, which performs memory operations in the order of submission.
 ///
 /// A [`Stream`](crate::Stream) owns its backend, or owns it in a `Box`: no other stream submits to it.
 ///
@@ -155,46 +154,44 @@ pub type Staged = Option<Box<dyn Any + Send + Sync>>;
 /// ```
 ///
 /// # Safety
-/// Streams give memory back because of what a backend says. So an implementation keeps what its
-/// methods promise, the safe ones too:
-/// - An address of [`Self::translate`] is where the backend reaches that host memory, until
-///   [`Self::epoch`] changes; [`Self::reaches`] and [`Self::owns`] are true of its GPU memory.
-/// - Operations are performed in the order of their submission, each once, and not at all after an
-///   error as [`Self::submit`] says.
+/// Streams release memory because of a backend's answers. So an implementation keeps the promises of its methods,
+/// including the safe ones:
+/// - At the address that [`Self::translate`] returns, the backend reaches that host memory until [`Self::epoch`]
+///   changes; [`Self::reaches`] and [`Self::owns`] are right about GPU memory.
+/// - Operations are performed in the order of their submission, each once, and not at all after an error, as
+///   [`Self::submit`] says.
 /// - After [`Self::wait_idle`] has returned true, nothing that was submitted before is performed.
-/// - What [`Self::caps`] says of fences, it does.
+/// - It fences as [`Self::caps`] says.
 pub unsafe trait MemOpStream: Send + Sync {
-    /// What it can do. Constant for one backend.
+    /// The capabilities, constant for a backend.
     fn caps(&self) -> MemOpCaps;
 
-    /// The stream's address of host memory, `len` bytes from `addr` on.
+    /// Returns the stream's address of host memory, `len` bytes from `addr` on.
     ///
     /// # Errors
-    /// [`StreamError::Unregistered`] where the stream cannot reach it.
+    /// [`StreamError::Unregistered`] if the stream cannot reach it.
     fn translate(&self, addr: HostAddr, len: usize) -> Result<StreamAddr, StreamError>;
 
-    /// A number that has changed whenever a translation given earlier may not hold any more, so
-    /// that a cache of translations can be checked. Constant for a backend that reaches everything
-    /// always.
+    /// A number that changes whenever an earlier translation may have become invalid, to check caches of
+    /// translations. Constant for a backend that reaches everything always.
     fn epoch(&self) -> u64 {
         0
     }
 
-    /// The stream signals after every submission ([`crate::stream::StreamOptions::always_signal`]):
-    /// `probe` says whether it has performed all. A backend that does not own its stream asks this
-    /// in the stream's place, as the program may have destroyed it.
+    /// Called if the stream signals after every submission ([`crate::stream::StreamOptions::always_signal`]). `probe`
+    /// returns whether the stream has performed everything. A backend that does not own its stream calls it instead
+    /// of asking the stream, which the program may have destroyed.
     fn idle_probe(&self, quiet: Arc<dyn Fn() -> bool + Send + Sync>) {
         let _ = quiet;
     }
 
-    /// True where [`Self::submit`] performs the operations before it returns, and so may wait as
-    /// long as they do. [`crate::Stream`] answers other threads meanwhile, which takes
-    /// [`Self::wait_idle`] to say that the backend is not idle.
+    /// True if [`Self::submit`] performs the operations before it returns, and so may block. [`crate::Stream`] serves
+    /// other threads meanwhile, and [`Self::wait_idle`] must then report that the backend is not idle.
     fn is_synchronous(&self) -> bool {
         false
     }
 
-    /// Number of the device context that performs, 0 for the CPU.
+    /// Id of the device context that performs the operations, 0 for the CPU.
     fn device(&self) -> u64 {
         0
     }
@@ -202,30 +199,29 @@ pub unsafe trait MemOpStream: Send + Sync {
     /// Submits operations, at most [`MemOpCaps::max_ops`].
     ///
     /// # Errors
-    /// After [`StreamError::Failed`] the backend touches no memory any more, and it is not known
-    /// which of the operations it performed. After any other error it has performed, and will
-    /// perform, none of them.
+    /// After [`StreamError::Failed`] the backend accesses no memory any more, and it is unknown which of the
+    /// operations it performed. After any other error it has performed, and will perform, none of them.
     ///
     /// # Safety
-    /// Every address comes from [`Self::translate`] of this backend, is aligned to its operation,
-    /// and stays valid until the operation has been performed or the backend has failed. No other
-    /// thread submits to this backend during the call.
+    /// Every address comes from [`Self::translate`] of this backend, is aligned to its operation, and stays valid
+    /// until the operation has been performed or the backend has failed. No other thread submits to this backend
+    /// during the call.
     unsafe fn submit(&self, ops: &[MemOp]) -> Result<(), StreamError>;
 
-    /// Whether the stream reaches memory of a GPU, by the address that
-    /// [`crate::cuda::GpuMemory::address`] says.
+    /// Checks that the stream reaches memory of a GPU, by the address that [`crate::cuda::GpuMemory::address`]
+    /// returns.
     ///
     /// # Errors
-    /// [`StreamError::Unsupported`] where it performs on the CPU, [`StreamError::OtherGpu`] where
-    /// on another GPU that was given no access ([`crate::cuda::enable_peer_access`]).
+    /// [`StreamError::Unsupported`] if the CPU performs the operations, [`StreamError::OtherGpu`] if another GPU
+    /// does, without access ([`crate::cuda::enable_peer_access`]).
     fn reaches(&self, memory: &GpuMemory) -> Result<(), StreamError> {
         let _ = memory;
         Err(StreamError::Unsupported { what: "GPU memory: only streams of that GPU do" })
     }
 
-    /// Whether memory of a GPU is the stream's own GPU's: kernels there perform atomic operations on it
-    /// in one step, and see what cards write into it in the order that its owner sees. Of a peer's
-    /// memory that it reaches, neither need be true.
+    /// Checks that GPU memory is on the stream's GPU: kernels there perform atomic operations on it atomically, and
+    /// see a card's writes into it in the owner's order. A peer's memory that the stream reaches need not have these
+    /// properties.
     ///
     /// # Errors
     /// As [`Self::reaches`].
@@ -233,18 +229,17 @@ pub unsafe trait MemOpStream: Send + Sync {
         self.reaches(memory)
     }
 
-    /// Writes bytes in stream order: a submission of its own, after all that was submitted before.
-    /// Takes a copy of the bytes before it returns. `to..to + bytes.len()` is of the given kind and
-    /// lies, where that is the host's, within one page.
+    /// Writes bytes in stream order, as a separate submission after all earlier ones. Copies the bytes before it
+    /// returns. `to..to + bytes.len()` is of the given kind; host memory is within one page.
     ///
-    /// Returns what has to stay alive until it has been performed: where the stream finds the copy.
+    /// Returns the copy if the stream reads it later: it must stay alive until the write has been performed.
     ///
     /// # Errors
     /// As [`Self::submit`]; [`StreamError::Unsupported`] for a backend that cannot.
     ///
     /// # Safety
-    /// As [`Self::submit`], but for the alignment; and the returned value stays alive as long as
-    /// the addresses stay valid.
+    /// As [`Self::submit`], except for the alignment; and the returned value stays alive as long as the addresses
+    /// stay valid.
     unsafe fn write_bytes(
         &self,
         to: StreamAddr,
@@ -255,8 +250,7 @@ pub unsafe trait MemOpStream: Send + Sync {
         Err(StreamError::Unsupported { what: "copying bytes" })
     }
 
-    /// Waits until everything submitted has been performed; false where that took longer than
-    /// `timeout`.
+    /// Waits until everything submitted has been performed. Returns false if that takes longer than `timeout`.
     ///
     /// # Errors
     /// [`StreamError::Failed`].
@@ -285,10 +279,10 @@ pub enum StreamError {
     Unreachable {
         /// The address.
         addr: HostAddr,
-        /// What the device said.
+        /// The device's reason.
         reason: String,
     },
-    /// GPU memory of another context.
+    /// The GPU memory is of another context.
     #[error(
         "the memory is of {}, and the stream of {} or of another context on it: use a stream of the memory's context; words, bytes and queues may lie in a peer's memory after gdsync::cuda::enable_peer_access",
         Gpu::from_device(*.memory), Gpu::from_device(*.stream)
@@ -296,7 +290,7 @@ pub enum StreamError {
     OtherGpu {
         /// The stream's GPU.
         stream: i32,
-        /// The memory's.
+        /// The memory's GPU.
         memory: i32,
     },
     /// The stream lacks a capability.
@@ -305,19 +299,19 @@ pub enum StreamError {
         /// The capability.
         what: &'static str,
     },
-    /// The stream has failed for good.
+    /// The stream has failed permanently.
     #[error("the stream has failed: {reason}")]
     Failed {
-        /// Why.
+        /// The reason.
         reason: String,
     },
-    /// Pinned memory for the stream's own words could not be had.
+    /// Pinned memory for the stream's words could not be allocated.
     #[error("no memory for a mailbox: {reason}")]
     NoMemory {
         /// The operating system's error.
         reason: String,
     },
-    /// The system has no room for another stream.
+    /// The system cannot start another stream's thread.
     #[error("cannot start the stream's thread: {reason}")]
     NoThread {
         /// The operating system's error.
@@ -325,11 +319,11 @@ pub enum StreamError {
     },
 }
 
-/// Why a word is none that a stream can name, or wait for.
+/// The reason why a stream cannot name, or wait for, a word.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum WordError {
-    /// A word lies outside its memory or is not aligned.
+    /// The word is outside its memory or not aligned.
     #[error("offset {offset} is no aligned {size}-byte word within {len} bytes")]
     Outside {
         /// Byte offset.
@@ -339,7 +333,7 @@ pub enum WordError {
         /// Length of the memory.
         len: usize,
     },
-    /// A wait that no value of the word satisfies.
+    /// No value of the word satisfies the wait.
     #[error("no word is {condition:?} {value:#x}: a stream that waits for it never goes on")]
     NeverSatisfied {
         /// The condition.
@@ -349,7 +343,7 @@ pub enum WordError {
     },
 }
 
-/// Methods that are those of the backend in the box.
+/// Forwards methods to the boxed backend.
 macro_rules! forwarded {
     ($(fn $method:ident($($argument:ident: $type:ty),*) $(-> $answer:ty)?;)+) => {
         $(
@@ -360,10 +354,11 @@ macro_rules! forwarded {
     };
 }
 
-/// Backends in boxes, so that streams of different kinds fit one type.
+/// Boxed backends, so that streams of different kinds have one type.
 ///
-/// Not behind shared pointers: two streams could then submit to one backend at the same time.
-// SAFETY: every method is that of the backend in the box.
+/// There is no such implementation for shared pointers, through which two streams could submit to one backend at the
+/// same time.
+// SAFETY: every method forwards to the boxed backend.
 unsafe impl<B: MemOpStream + ?Sized> MemOpStream for Box<B> {
     forwarded! {
         fn caps() -> MemOpCaps;

@@ -1,5 +1,4 @@
-//! What a stream's operations can name: words and ranges of pinned host memory, and of GPU memory; and
-//! handles to single words, for streams to wait on and to write.
+//! The memory that a stream's operations can name: words and ranges of pinned host memory and of GPU memory.
 
 use crate::cuda::{CudaError, GpuMemory};
 use crate::memop::WordError;
@@ -9,43 +8,41 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Whose memory something is.
+/// The owner of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum MemoryKind {
-    /// The host's: pinned pages, or whatever else this process has mapped.
+    /// The host: pinned pages, or other memory mapped in this process.
     Host,
-    /// A GPU's.
+    /// A GPU.
     Gpu,
 }
 
-/// A word that streams can wait for and write: [`crate::memop::Word32`] and
-/// [`crate::memop::Word64`] in pinned memory (of a program's own, too: [`PinnedMemory::from_raw`]),
-/// [`crate::memop::GpuWord32`] and [`crate::memop::GpuWord64`] in GPU memory. `V` is its value.
+/// A word that streams can wait for and write: [`crate::memop::Word32`] and [`crate::memop::Word64`] in pinned memory
+/// (including a program's: [`PinnedMemory::from_raw`]), [`crate::memop::GpuWord32`] and [`crate::memop::GpuWord64`]
+/// in GPU memory. `V` is its value.
 ///
-/// There are no words in a card's own memory: gdsync allocates none (`ibv_alloc_dm`), the software
-/// card has none, and an mlx5 card's can be stored to by the CPU but not loaded, so that no stream
-/// could wait there.
+/// There are no words in a card's memory: gdsync allocates none (`ibv_alloc_dm`), the software card has none, and the
+/// CPU can store to an mlx5 card's memory but not load from it, so that no stream could wait there.
 pub trait StreamWord<V>: sealed::Named {}
 
-/// Memory that streams can write bytes into: [`PinnedMemory`], [`GpuMemory`], and
-/// [`crate::device::raw::DeviceRange`].
+/// Memory into which streams can write bytes: [`PinnedMemory`], [`GpuMemory`], [`crate::device::raw::DeviceRange`].
 pub trait StreamMemory: sealed::Named {}
 
 pub(super) mod sealed {
-    /// Says where it is.
+    /// Memory with a place.
     pub trait Named {
         #[doc(hidden)]
         fn place(&self) -> super::Place;
     }
 }
 
-/// Some memory, kept alive, and an offset into it.
+/// A memory handle, and an offset into the memory.
 #[doc(hidden)]
 #[derive(Clone, Debug)]
 pub struct Place {
     memory: Memory,
     offset: usize,
-    /// What the program calls the word: descriptions say this in the place of the address.
+    /// The program's name for the word, which descriptions use instead of the address.
     name: Option<Arc<str>>,
 }
 
@@ -53,7 +50,7 @@ pub struct Place {
 enum Memory {
     Host(PinnedMemory),
     Gpu(GpuMemory),
-    /// Wherever the program says, in the stream's own address space.
+    /// Memory of the program, by its address in the stream's address space.
     Stream {
         address: u64,
         len: usize,
@@ -63,9 +60,9 @@ enum Memory {
 /// An address, in the host's or the stream's address space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Site {
-    /// This process'.
+    /// An address in this process.
     Host(HostAddr),
-    /// The stream's own: GPU memory that it reaches.
+    /// An address of the stream: GPU memory that it reaches.
     Stream(StreamAddr),
 }
 
@@ -78,17 +75,16 @@ impl Place {
         Place { memory: Memory::Gpu(memory.clone()), offset, name: None }
     }
 
-    /// Memory that is the program's, at an address of the stream's.
+    /// Memory of the program, at a stream address.
     pub(crate) fn stream(address: u64, len: usize) -> Self {
         Place { memory: Memory::Stream { address, len }, offset: 0, name: None }
     }
 
-    /// The same place, with that name.
     pub(crate) fn named(self, name: Option<&Arc<str>>) -> Self {
         Place { name: name.cloned(), ..self }
     }
 
-    /// The place `bytes` further on.
+    /// The place `offset` bytes further on.
     pub(crate) fn at(&self, offset: usize) -> Self {
         Place { memory: self.memory.clone(), offset: self.offset.saturating_add(offset), name: None }
     }
@@ -100,14 +96,14 @@ impl Place {
         }
     }
 
-    /// Operations may name the bytes from now on.
-    pub(crate) fn make(&self, len: usize) {
+    /// Exposes the bytes to operations.
+    pub(crate) fn expose(&self, len: usize) {
         if let Memory::Host(memory) = &self.memory {
-            memory.make(self.offset, len);
+            memory.expose(self.offset, len);
         }
     }
 
-    /// The GPU memory, where it is that.
+    /// The GPU memory, if the place is in GPU memory.
     pub(crate) fn gpu_memory(&self) -> Option<&GpuMemory> {
         match &self.memory {
             Memory::Host(_) | Memory::Stream { .. } => None,
@@ -115,7 +111,6 @@ impl Place {
         }
     }
 
-    /// Bytes of the memory.
     pub(crate) fn len(&self) -> usize {
         match &self.memory {
             Memory::Host(memory) => memory.len(),
@@ -134,7 +129,7 @@ impl Place {
         base + self.offset as u64
     }
 
-    /// The 32-bit word there now; `None` in GPU memory, which the CPU does not look at.
+    /// The current 32-bit word; `None` in GPU memory, which the CPU does not read.
     pub(crate) fn load32(&self) -> Option<u32> {
         match &self.memory {
             Memory::Host(memory) => Word32::seen_by_cpu(memory, self.offset).ok().map(|word| word.load()),
@@ -142,7 +137,7 @@ impl Place {
         }
     }
 
-    /// The 64-bit word there now; `None` in GPU memory.
+    /// The current 64-bit word; `None` in GPU memory.
     pub(crate) fn load64(&self) -> Option<u64> {
         match &self.memory {
             Memory::Host(memory) => Word64::seen_by_cpu(memory, self.offset).ok().map(|word| word.load()),
@@ -187,7 +182,7 @@ impl sealed::Named for GpuMemory {
 
 impl StreamMemory for GpuMemory {}
 
-/// How `cuda::word` names its words.
+/// Implemented by the words of other modules.
 pub(crate) use sealed::Named;
 
 macro_rules! word {
@@ -201,20 +196,18 @@ macro_rules! word {
         }
 
         impl $name {
-            /// The word at a byte offset of some pinned memory. The GPUs that have streams get to
-            /// know its page now, which takes most of a millisecond for the first word there, so
-            /// that the first post does not.
+            /// The word at a byte offset of pinned memory. GPUs with streams map its page now, which takes most of a
+            /// millisecond for the first word there, rather than at the first post.
             ///
             /// # Errors
-            /// [`WordError::Outside`](crate::memop::WordError::Outside) where the offset is not
-            /// aligned to the word's size or lies outside.
+            /// [`WordError::Outside`] if the offset is not aligned to the word's size or outside the memory.
             pub fn new(memory: &PinnedMemory, offset: usize) -> Result<Self, WordError> {
                 let word = Self::seen_by_cpu(memory, offset)?;
-                memory.make(offset, size_of::<$value>());
+                memory.expose(offset, size_of::<$value>());
                 Ok(word)
             }
 
-            /// The word, for the CPU alone.
+            /// The word, without mapping it for streams.
             fn seen_by_cpu(memory: &PinnedMemory, offset: usize) -> Result<Self, WordError> {
                 let size = size_of::<$value>();
                 if !offset.is_multiple_of(size) || offset / size >= memory.$words().len() {
@@ -223,26 +216,24 @@ macro_rules! word {
                 Ok($name { memory: memory.clone(), index: offset / size, name: None })
             }
 
-            /// The same word with a name: what describes a stream that waits for it
-            /// ([`crate::Stream::oldest_wait`], the watchdog) says the name, and not the address.
+            /// Names the word: descriptions of a stream that waits for it ([`crate::Stream::oldest_wait`], the
+            /// watchdog) show the name instead of the address.
             #[must_use]
             pub fn named(self, name: impl Into<Arc<str>>) -> Self {
                 $name { name: Some(name.into()), ..self }
             }
 
-            /// Its value now, with acquire ordering: what was written before the word was is
-            /// visible after.
+            /// Its current value, with acquire ordering: writes before the word's are visible after.
             pub fn load(&self) -> $value {
                 self.word().load(Ordering::Acquire)
             }
 
-            /// Sets its value, with release ordering: earlier writes are visible to every observer
-            /// of the value.
+            /// Sets its value, with release ordering: earlier writes are visible to every observer of the value.
             pub fn store(&self, value: $value) {
                 self.word().store(value, Ordering::Release);
             }
 
-            /// Sets its value, and returns what it was, as one step; with the orderings of both.
+            /// Replaces its value atomically, and returns the previous one; with the orderings of both.
             pub fn swap(&self, value: $value) -> $value {
                 self.word().swap(value, Ordering::AcqRel)
             }
@@ -294,11 +285,10 @@ macro_rules! gpu_word {
         }
 
         impl $name {
-            /// The word at a byte offset of some GPU memory.
+            /// The word at a byte offset of GPU memory.
             ///
             /// # Errors
-            /// [`WordError::Outside`](crate::memop::WordError::Outside) where its address is not
-            /// aligned to the word's size or it lies outside.
+            /// [`WordError::Outside`] if its address is not aligned to the word's size or it is outside the memory.
             pub fn new(memory: &GpuMemory, offset: usize) -> Result<Self, WordError> {
                 let size = size_of::<$value>();
                 let inside = offset.checked_add(size).is_some_and(|end| end <= memory.len());
@@ -308,15 +298,15 @@ macro_rules! gpu_word {
                 Ok($name { memory: memory.clone(), offset, name: None })
             }
 
-            /// The same word with a name: what describes a stream that waits for it
-            /// ([`crate::Stream::oldest_wait`], the watchdog) says the name, and not the address.
+            /// Names the word: descriptions of a stream that waits for it ([`crate::Stream::oldest_wait`], the
+            /// watchdog) show the name instead of the address.
             #[must_use]
             pub fn named(self, name: impl Into<Arc<str>>) -> Self {
                 $name { name: Some(name.into()), ..self }
             }
 
-            /// Its value now: a copy by the driver, which takes some microseconds. Not in the order
-            /// of any stream.
+            /// Its current value: a copy by the driver, which takes some microseconds. The copy is not ordered with
+            /// any stream.
             ///
             /// # Errors
             /// [`CudaError::Driver`].
@@ -326,8 +316,8 @@ macro_rules! gpu_word {
                 Ok(<$value>::from_ne_bytes(bytes))
             }
 
-            /// Sets its value: a copy by the driver, which takes some microseconds. Not in the
-            /// order of any stream; one that waits for the value continues.
+            /// Sets its value: a copy by the driver, which takes some microseconds. The copy is not ordered with any
+            /// stream; a stream that waits for the value continues.
             ///
             /// # Errors
             /// [`CudaError::Driver`].
@@ -352,10 +342,9 @@ macro_rules! gpu_word {
 }
 
 gpu_word! {
-    /// A 32-bit word of GPU memory. Clones name the same word and keep its memory alive. A wait for
-    /// it takes the GPU a fifth of the time of one for a word of the host, and only streams of the
-    /// memory's context can name it, and those of a context that was given access
-    /// ([`crate::cuda::enable_peer_access`]).
+    /// A 32-bit word of GPU memory. Clones name the same word and keep its memory alive. A GPU's wait for it takes a
+    /// fifth of the time of a wait for a word in host memory. Only streams of the memory's context can name it, and
+    /// those of a context with access ([`crate::cuda::enable_peer_access`]).
     GpuWord32, u32
 }
 gpu_word! {

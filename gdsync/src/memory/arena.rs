@@ -1,6 +1,5 @@
-//! The pinned arena: where queue rings, doorbell records and timeline words live, so that a
-//! stream's address space needs to learn of a few large ranges instead of many small ones. An arena
-//! may also cut up memory of a GPU that the CPU has mapped.
+//! The arena of queue rings, doorbell records and timeline words, so that a stream's address space needs a few large
+//! ranges instead of many small ones. Its memory is pinned, or GPU memory that is mapped for the CPU.
 
 use super::{HostAddr, PinnedMemory};
 use crate::util::sync::Mutex;
@@ -11,41 +10,37 @@ use std::ptr::NonNull;
 use std::sync::{Arc, LazyLock};
 use std::{fmt, io};
 
-/// Smallest chunk that an arena asks for, in bytes.
+/// Smallest chunk that an arena allocates, in bytes.
 const CHUNK: usize = 1 << 20;
-/// Every block starts on a cache line of its own: a doorbell record must not share one with a word
-/// that others poll.
+/// Every block starts on its own cache line: a doorbell record must not share one with a word that others poll.
 const LINE: usize = 64;
 
-/// Hands out zeroed, aligned blocks of memory, by raw address (as libmlx5's allocator callbacks
-/// want them).
+/// Hands out zeroed, aligned blocks of memory, by raw address as libmlx5's allocator callbacks need them.
 pub(crate) struct Arena {
     source: Source,
     state: Mutex<State>,
 }
 
-/// Where an arena's memory comes from: a function of the least number of bytes.
+/// Allocates memory for an arena: a function of the minimum number of bytes.
 type Source = Box<dyn Fn(usize) -> io::Result<ChunkMemory> + Send + Sync>;
 
-/// What keeps memory, and may know more of it.
-pub(crate) type Keeper = Arc<dyn Any + Send + Sync>;
+pub(crate) type Owner = Arc<dyn Any + Send + Sync>;
 
-/// Memory that an arena cuts into blocks.
+/// Memory that an arena divides into blocks.
 pub(crate) struct ChunkMemory {
     base: *mut u8,
     len: usize,
-    keep: Keeper,
+    owner: Owner,
 }
 
-// SAFETY: an address, and what keeps its memory; only the owner of a block accesses the block.
+// SAFETY: an address and the owner of its memory; only the user of a block accesses the block.
 unsafe impl Send for ChunkMemory {}
 
 impl ChunkMemory {
     /// # Safety
-    /// `base..base + len` can be read and written until `keep` is dropped, and is given to no other
-    /// user.
-    pub(crate) unsafe fn new(base: *mut u8, len: usize, keep: Keeper) -> Self {
-        ChunkMemory { base, len, keep }
+    /// `base..base + len` can be read and written until `owner` is dropped, and has no other user.
+    pub(crate) unsafe fn new(base: *mut u8, len: usize, owner: Owner) -> Self {
+        ChunkMemory { base, len, owner }
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -54,13 +49,12 @@ impl ChunkMemory {
 
     fn pinned(len: usize) -> io::Result<Self> {
         let memory = PinnedMemory::allocate_whole(len)?;
-        // SAFETY: allocated just now, and given to this arena alone.
+        // SAFETY: allocated just now, and used by this arena alone.
         Ok(unsafe { ChunkMemory::new(memory.as_ptr(), memory.len(), Arc::new(memory)) })
     }
 }
 
 impl Default for Arena {
-    /// Of pinned memory.
     fn default() -> Self {
         Arena::of(ChunkMemory::pinned)
     }
@@ -85,13 +79,13 @@ struct Chunk {
 }
 
 impl Arena {
-    /// An arena of other memory than pinned.
+    /// An arena of memory from `source`.
     pub(crate) fn of(source: impl Fn(usize) -> io::Result<ChunkMemory> + Send + Sync + 'static) -> Self {
         Arena { source: Box::new(source), state: Mutex::default() }
     }
 
-    /// A zeroed block of at least `size` bytes. libmlx5 asks for alignments of up to a 64th of a
-    /// large queue's size.
+    /// Allocates a zeroed block of at least `size` bytes. libmlx5 asks for alignments up to 1/64 of a large queue's
+    /// size.
     pub(crate) fn allocate(&self, size: usize, alignment: usize) -> io::Result<*mut u8> {
         if !alignment.is_power_of_two() {
             return Err(io::Error::from(io::ErrorKind::InvalidInput));
@@ -113,29 +107,25 @@ impl Arena {
             }
         };
         let address = state.chunks[chunk].memory.base.wrapping_add(offset);
-        // SAFETY: the free list says that `offset..offset + size` of this chunk is given to no
-        // other user.
+        // SAFETY: the free list gives `offset..offset + size` of this chunk to no other user.
         unsafe { address.write_bytes(0, size) };
         state.live.insert(address as usize, (chunk, offset, size));
         Ok(address)
     }
 
-    /// What keeps the memory of a live block.
-    pub(crate) fn keeper(&self, block: *mut u8) -> Option<Keeper> {
+    pub(crate) fn owner(&self, block: *mut u8) -> Option<Owner> {
         let state = self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let (chunk, ..) = state.live.get(&(block as usize))?;
-        Some(state.chunks[*chunk].memory.keep.clone())
+        Some(state.chunks[*chunk].memory.owner.clone())
     }
 
-    /// Whether the address lies in a live block.
     #[cfg(test)]
     pub(crate) fn owns(&self, address: *mut u8) -> bool {
         let state = self.state.lock().unwrap();
         state.live.iter().any(|(start, (_, _, len))| (*start..start + len).contains(&(address as usize)))
     }
 
-    /// Takes a block back. False where `address` is not a live block of this arena (nothing happens
-    /// then).
+    /// Releases a block. Returns false, and does nothing, if `address` is not a live block of this arena.
     pub(crate) fn release(&self, address: *mut u8) -> bool {
         let mut state = self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let Some((chunk, offset, size)) = state.live.remove(&(address as usize)) else { return false };
@@ -144,25 +134,24 @@ impl Arena {
     }
 }
 
-/// Where words live that belong to no device: timelines, and mailboxes of doorbells.
+/// The arena of words that belong to no device: timelines, and mailboxes of doorbells.
 static SHARED: LazyLock<Arena> = LazyLock::new(Arena::default);
 
-/// A zeroed block of at least a cache line: words that streams write and the CPU reads, or bytes where a device
-/// can fetch them. Given back when dropped.
+/// A zeroed block of at least a cache line: words that streams write and the CPU reads, or bytes for a device.
 #[derive(Debug)]
 pub(crate) struct Block {
     at: NonNull<u8>,
-    /// Where it comes from, if not pinned memory.
+    /// The arena of the block, if not the shared one.
     arena: Option<Arc<Arena>>,
 }
 
-// SAFETY: an address; all access to the memory is by shared words, but for what `holding` writes first.
+// SAFETY: an address; the memory is accessed by shared words only, after `holding` has filled it.
 unsafe impl Send for Block {}
 // SAFETY: as above.
 unsafe impl Sync for Block {}
 
 impl Block {
-    /// A cache line.
+    /// A cache line of pinned memory.
     pub(crate) fn new() -> io::Result<Self> {
         Self::cut(None, LINE, LINE)
     }
@@ -179,15 +168,14 @@ impl Block {
         Ok(Block { at, arena: arena.cloned() })
     }
 
-    /// A copy of some bytes, in pinned memory.
+    /// A copy of `bytes`, in pinned memory.
     pub(crate) fn holding(bytes: &[u8]) -> io::Result<Self> {
         let block = Self::cut(None, bytes.len(), LINE)?;
-        // SAFETY: the block is ours, and so long.
+        // SAFETY: the block is ours, and long enough.
         unsafe { block.at.as_ptr().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
         Ok(block)
     }
 
-    /// Its first byte.
     pub(crate) fn start(&self) -> NonNull<u8> {
         self.at
     }
@@ -204,7 +192,7 @@ impl Block {
 
     /// Bytes 8 to 16.
     pub(crate) fn word64(&self) -> &SharedU64 {
-        // SAFETY: as above; no block is shorter than a line, which is 64 bytes long.
+        // SAFETY: as above; every block has at least the 64 bytes of a line.
         unsafe { SharedU64::from_ptr(self.at.as_ptr().add(8).cast()) }
     }
 }
@@ -218,7 +206,7 @@ impl Drop for Block {
 /// Free ranges of one chunk by start, never adjacent to each other.
 #[derive(Debug)]
 struct FreeList {
-    /// Address of offset 0: blocks are aligned in the address space, not in the chunk.
+    /// Address of offset 0: alignment is by address, not by offset.
     base: usize,
     ranges: BTreeMap<usize, usize>,
 }
@@ -228,7 +216,7 @@ impl FreeList {
         FreeList { base, ranges: BTreeMap::from([(0, len)]) }
     }
 
-    /// First fit.
+    /// Takes the first range that fits.
     fn take(&mut self, size: usize, alignment: usize) -> Option<usize> {
         let (start, len, at) = self.ranges.iter().find_map(|(&start, &len)| {
             let at = (self.base + start).next_multiple_of(alignment) - self.base;

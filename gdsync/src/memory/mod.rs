@@ -1,10 +1,9 @@
-//! Memory that a card and a stream may touch: pinned pages, the arena that queues live in, and how
-//! far streams have come.
+//! Memory that a card and a stream may access: pinned pages, the arena of queues, and the progress of streams.
 //!
 //! Three kinds of addresses never mix: [`HostAddr`], [`StreamAddr`], and the remote addresses of
-//! [`crate::RemoteMemory`]. Owners and users of memory are counted separately (`use_count.rs`):
-//! regions hold keepers of their memory, everything else holds handles. With the last handle,
-//! caches drop the registration; the keeper in a work request's region still holds the memory.
+//! [`crate::RemoteMemory`]. Owners and users of memory are counted separately (`use_count.rs`): regions hold
+//! uncounted handles of their memory, everything else holds counted ones. When the last counted handle is dropped,
+//! caches drop the registration; the uncounted handle in a work request's region still keeps the memory.
 
 pub(crate) mod arena;
 #[deny(unsafe_code)]
@@ -24,18 +23,18 @@ pub use timeline::{Blocked, TimelinePoint};
 
 use parking_lot::Mutex;
 use std::fmt;
+use std::ops::{Bound, Range, RangeBounds};
 use std::sync::Arc;
 
-/// An address in this process, as the CPU sees it.
+/// An address in this process.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct HostAddr(pub(crate) u64);
 
-/// An address as a stream sees it. Never the same type as [`HostAddr`]: on a GPU the two spaces
-/// differ.
+/// An address in a stream's address space, which on a GPU differs from that of [`HostAddr`].
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct StreamAddr(u64);
 
-/// A range that lies outside its memory.
+/// A range is outside its memory.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("bytes {start}..{end} lie outside the {len} bytes of the memory region")]
 pub struct OutOfBounds {
@@ -47,6 +46,21 @@ pub struct OutOfBounds {
     pub len: u64,
 }
 
+/// Converts a range within `len` bytes to numbers.
+pub(crate) fn resolve(range: impl RangeBounds<usize>, len: u64) -> Result<Range<u64>, OutOfBounds> {
+    let start = match range.start_bound() {
+        Bound::Included(&start) => start as u64,
+        Bound::Excluded(&start) => (start as u64).saturating_add(1),
+        Bound::Unbounded => 0,
+    };
+    let end = match range.end_bound() {
+        Bound::Included(&end) => (end as u64).saturating_add(1),
+        Bound::Excluded(&end) => end as u64,
+        Bound::Unbounded => len,
+    };
+    if start > end || end > len { Err(OutOfBounds { start, end, len }) } else { Ok(start..end) }
+}
+
 impl HostAddr {
     /// The address as a number.
     pub fn get(self) -> u64 {
@@ -55,8 +69,7 @@ impl HostAddr {
 }
 
 impl StreamAddr {
-    /// A stream address from its number; only a stream's own `translate` knows which numbers are
-    /// right.
+    /// A stream address from its number. Only the stream's `translate` knows which numbers are valid.
     pub fn new(address: u64) -> Self {
         StreamAddr(address)
     }
@@ -79,20 +92,19 @@ impl fmt::Debug for StreamAddr {
     }
 }
 
-/// Timelines of streams that were dropped before they had passed their last submission, with the
-/// point that ends it.
-static LEFT_BEHIND: Mutex<Vec<(Arc<Timeline>, TimelinePoint)>> = Mutex::new(Vec::new());
+/// Timelines of dropped streams that had not passed their last submission, with its point.
+static UNFINISHED: Mutex<Vec<(Arc<Timeline>, TimelinePoint)>> = Mutex::new(Vec::new());
 
-/// Remembers that a stream was dropped with work outstanding, up to a point.
-pub(crate) fn leave_behind(timeline: &Arc<Timeline>, end: TimelinePoint) {
-    let mut left = LEFT_BEHIND.lock();
-    left.retain(|(timeline, end)| !timeline.has_passed(*end));
-    left.push((timeline.clone(), end));
+/// Records that a stream was dropped with work outstanding, up to a point.
+pub(crate) fn add_unfinished(timeline: &Arc<Timeline>, end: TimelinePoint) {
+    let mut unfinished = UNFINISHED.lock();
+    unfinished.retain(|(timeline, end)| !timeline.has_passed(*end));
+    unfinished.push((timeline.clone(), end));
 }
 
-/// True where a stream of that device was dropped with work that it has not passed yet.
-pub(crate) fn is_left_behind(device: u64) -> bool {
-    let mut left = LEFT_BEHIND.lock();
-    left.retain(|(timeline, end)| !timeline.has_passed(*end));
-    left.iter().any(|(timeline, _)| timeline.device() == device)
+/// Returns whether a dropped stream of that device has not passed all of its work.
+pub(crate) fn has_unfinished(device: u64) -> bool {
+    let mut unfinished = UNFINISHED.lock();
+    unfinished.retain(|(timeline, end)| !timeline.has_passed(*end));
+    unfinished.iter().any(|(timeline, _)| timeline.device() == device)
 }

@@ -1,13 +1,12 @@
-//! The peer address map: which of this process' pages a device's address space has, and where.
+//! The peer address map: the pages of this process that are in a device's address space, and their addresses there.
 //!
-//! While the address space has streams, pages are registered when they are made ([`super::spans`]),
-//! and with its first stream all that are there. What cannot be registered then, or is made without
-//! that module's knowing, is registered when an operation names it, and that says why if it fails.
-//! Pages are unregistered after the last span that holds them is dropped. To unregister them may have to wait
-//! until the device is idle, so they are *retired* first, with what keeps their memory mapped. What a device answers is kept,
-//! refusals too: asking it costs a system call.
+//! With the address space's first stream, all exposed pages are registered, and from then on each page when it is
+//! exposed ([`super::spans`]). If that fails, or the page was not exposed, an operation that names the page registers
+//! it, or reports the error. Pages are unregistered after the last span that holds them is dropped. Unregistering may
+//! have to wait until the device is idle, so the pages are *retired* first, together with the owner of their memory.
+//! The map caches the device's answers, refusals too, as a query is a system call.
 
-use crate::memory::spans::{Gone, Kind, Span, Watcher};
+use crate::memory::spans::{AddressSpace, DroppedSpan, Kind, Span};
 use crate::memory::{HostAddr, StreamAddr};
 use gdsync_sys::host::page_size;
 use parking_lot::{Mutex, RwLock};
@@ -16,24 +15,23 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-/// How a device's address space takes pages in.
+/// Registers pages in a device's address space.
 pub(crate) trait Registrar: Send + Sync + 'static {
-    /// Maps whole pages.
     fn register(&self, base: u64, len: u64, kind: Kind) -> Result<Registered, String>;
-    /// Counterpart, for pages whose registration said `owned`. May block while the device is busy.
+    /// Unregisters pages whose registration was `owned`. May block while the device is busy.
     fn unregister(&self, base: u64);
 }
 
-/// Pages that a device can reach.
+/// Pages in a device's address space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Registered {
     /// The device's address of the first byte.
     pub(crate) device: u64,
-    /// Registered by us, not by the program before.
+    /// True if gdsync registered them; false if the program had.
     pub(crate) owned: bool,
 }
 
-/// Why an address cannot be translated.
+/// The reason why an address cannot be translated.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum MapError {
     /// No span holds it.
@@ -46,9 +44,9 @@ pub(crate) enum MapError {
 pub(crate) struct PeerMap<R: Registrar> {
     registrar: R,
     runs: RwLock<Runs>,
-    /// Counts runs that went: what was translated before may not hold any more.
+    /// Counts removed runs: earlier translations may be invalid after a change.
     epoch: AtomicU64,
-    /// Streams that operations may come from.
+    /// Number of the device's streams.
     streams: Mutex<u32>,
     this: Weak<PeerMap<R>>,
 }
@@ -57,22 +55,21 @@ pub(crate) struct PeerMap<R: Registrar> {
 struct Runs {
     /// By first address; runs do not overlap.
     by_base: BTreeMap<u64, Run>,
-    /// Runs that no span holds any more, and that are still registered. Their memory is kept until
-    /// they are not.
+    /// Runs that no span holds any more, but that are still registered. They keep their memory.
     retired: BTreeMap<u64, Run>,
-    /// Which runs each span holds, by the span's number.
+    /// The runs that each span holds, by the span's id.
     held: HashMap<u64, HashSet<u64>>,
 }
 
 struct Run {
     len: u64,
     answer: Result<Registered, String>,
-    /// Only one span can hold it, so that an operation that names an address in it holds that span.
+    /// True if only one span can hold it: an operation that names an address in it then holds that span.
     exclusive: bool,
-    /// Spans that hold it.
+    /// Number of spans that hold it.
     holders: u32,
-    /// What keeps the memory of dropped spans that held it.
-    gone: Vec<Arc<Gone>>,
+    /// Dropped spans that held it, which keep the memory.
+    gone: Vec<Arc<DroppedSpan>>,
 }
 
 impl Runs {
@@ -102,12 +99,12 @@ impl<R: Registrar> PeerMap<R> {
         })
     }
 
-    /// Changes before translated memory is released.
+    /// A number that changes before translated memory is released.
     pub(crate) fn epoch(&self) -> u64 {
         self.epoch.load(Ordering::Acquire)
     }
 
-    /// The device's address of `len` bytes, which lie within one page.
+    /// Returns the device's address of `len` bytes within one page.
     pub(crate) fn translate(&self, addr: HostAddr, len: usize) -> Result<StreamAddr, MapError> {
         let (addr, len) = (addr.get(), len as u64);
         if let Some((base, run)) = self.runs.read().around(addr, len)
@@ -123,7 +120,7 @@ impl<R: Registrar> PeerMap<R> {
         }
         let Some((base, run)) = runs.around(addr, len) else { return Err(MapError::Unknown) };
         let translated = run.translate(base, addr);
-        // It is not known which of them the operation means, so each holds the run.
+        // The operation may mean any of the spans, so each holds the run.
         for span in &spans {
             self.hold(&mut runs, span, base);
         }
@@ -136,12 +133,11 @@ impl<R: Registrar> PeerMap<R> {
             if let Some(run) = runs.by_base.get_mut(&base) {
                 run.holders += 1;
             }
-            span.watch(self.this.clone() as Weak<dyn Watcher>);
+            span.notify(self.this.clone() as Weak<dyn AddressSpace>);
         }
     }
 
-    /// A stream is there from now on: with the first, all pages that operations can name are
-    /// registered.
+    /// Adds a stream. The first stream registers all exposed pages.
     pub(crate) fn add_stream(&self) {
         let mut streams = self.streams.lock();
         *streams += 1;
@@ -152,16 +148,16 @@ impl<R: Registrar> PeerMap<R> {
         }
     }
 
-    /// Counterpart: after the last stream, no page is registered until there is one again.
+    /// Removes a stream. Without a stream, no page is registered.
     pub(crate) fn remove_stream(&self) {
         let mut streams = self.streams.lock();
         *streams -= 1;
         if *streams == 0 {
-            Span::end_use(&(self.this.clone() as Weak<dyn Watcher>));
+            Span::end_use(&(self.this.clone() as Weak<dyn AddressSpace>));
         }
     }
 
-    /// Asks the device to take in the part of a span around an address.
+    /// Registers the part of a span around an address.
     fn add_run(&self, runs: &mut Runs, span: &Span, addr: u64) -> Result<(), MapError> {
         let (base, len) = span.granule(addr, page_size() as u64);
         if runs.retired.get(&base).is_some_and(|run| run.len == len) {
@@ -173,7 +169,7 @@ impl<R: Registrar> PeerMap<R> {
         let answer = self.registrar.register(base, len, span.kind);
         if let Err(reason) = &answer {
             tracing::debug!(?span, reason, "a device cannot reach pages");
-            // Registers stay out of reach. Memory may be refused for the moment only.
+            // A refusal of registers is permanent; one of memory may be temporary.
             if !matches!(span.kind, Kind::Registers { .. }) {
                 return Err(MapError::Refused(reason.clone()));
             }
@@ -183,7 +179,7 @@ impl<R: Registrar> PeerMap<R> {
         Ok(())
     }
 
-    /// Unregisters what was retired. May block while the device is busy.
+    /// Unregisters retired pages. May block while the device is busy.
     pub(crate) fn collect(&self) {
         let retired = {
             let mut runs = self.runs.write();
@@ -192,20 +188,19 @@ impl<R: Registrar> PeerMap<R> {
             retired.keys().for_each(|base| self.registrar.unregister(*base));
             retired
         };
-        // The memory is released outside the lock: its drop may take other locks.
+        // Dropped outside the lock: the drop releases memory, and may take other locks.
         drop(retired);
     }
 
-    /// True where [`Self::collect`] has something to do.
     pub(crate) fn has_retired(&self) -> bool {
         !self.runs.read().retired.is_empty()
     }
 }
 
-impl<R: Registrar> Watcher for PeerMap<R> {
-    fn made(&self, span: &Span, addr: u64) {
+impl<R: Registrar> AddressSpace for PeerMap<R> {
+    fn exposed(&self, span: &Span, addr: u64) {
         let mut runs = self.runs.write();
-        // An operation that names a page that was refused asks again, but for registers, and gets the reason.
+        // On a refusal, an operation that names the page asks again (except for registers), and gets the reason.
         if runs.around(addr, 1).is_none() && self.add_run(&mut runs, span, addr).is_err() {
             return;
         }
@@ -213,7 +208,7 @@ impl<R: Registrar> Watcher for PeerMap<R> {
         base.into_iter().for_each(|base| self.hold(&mut runs, span, base));
     }
 
-    fn gone(&self, span: u64, gone: &Arc<Gone>) {
+    fn dropped(&self, span: u64, gone: &Arc<DroppedSpan>) {
         // Dropped after the lock is released: the drop may take other locks.
         let mut forgotten = Vec::new();
         let mut runs = self.runs.write();

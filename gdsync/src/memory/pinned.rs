@@ -1,4 +1,4 @@
-//! Page-aligned memory that stays where it is, shared between the CPU, a card and a stream.
+//! Page-aligned memory at a fixed address, shared between the CPU, a card and a stream.
 
 use crate::memory::HostAddr;
 use crate::memory::spans::{Kind, Release, Span};
@@ -12,20 +12,18 @@ use std::sync::Arc;
 
 /// Shared, zero-initialised, page-aligned memory.
 ///
-/// A card and a stream read and write it at any time, so it is never lent as `&[u8]` or `&mut
-/// [u8]`: the CPU reaches it by copies and by words ([`gdsync_sys::shared`]), of any size at any
-/// time. Clones name the same memory, which is released with the last of them; queues and batches in
-/// flight hold clones of what they name.
+/// A card and a stream read and write it at any time, so it is never borrowed as `&[u8]` or `&mut [u8]`: the CPU
+/// accesses it by copies and by words of any size ([`gdsync_sys::shared`]). Clones name the same memory, which is
+/// released with the last of them; queues and batches in flight hold clones of the memory that they name.
 #[derive(Clone, Debug)]
 pub struct PinnedMemory {
     handle: Arc<Handle>,
 }
 
-/// Shared by all clones. A memory region keeps the pages without it: users and keepers of the pages
-/// are counted separately.
+/// Shared by all counted clones. A memory region holds the pages without it.
 #[derive(Debug)]
 struct Handle {
-    // Dropped before the pages: watchers of the use count are notified while the pages still exist.
+    // Dropped first: caches are notified while the pages still exist.
     use_count: UseCount,
     pages: Arc<Pages>,
 }
@@ -34,15 +32,13 @@ struct Handle {
 struct Pages {
     base: NonNull<u8>,
     len: usize,
-    /// Whole pages, which belong to nothing else.
+    /// True for whole pages, which nothing else shares.
     own: bool,
-    /// Tells streams of the memory, and unmaps it, where it is ours, when all of them have
-    /// forgotten it.
+    /// Announces the memory to streams. When all of them have forgotten it, unmaps it, or drops its owner.
     span: Arc<Span>,
 }
 
-// SAFETY: `Pages` is only an address and a length; all access to the memory goes through the words
-// and copies of `gdsync_sys::shared`, which are made for concurrent use.
+// SAFETY: an address and a length; all access is by `gdsync_sys::shared`, which allows concurrent use.
 unsafe impl Send for Pages {}
 // SAFETY: as above.
 unsafe impl Sync for Pages {}
@@ -51,12 +47,12 @@ impl PinnedMemory {
     /// Maps `len` bytes of zeroes, rounded up to whole pages; at least one page.
     ///
     /// # Errors
-    /// The operating system's error when the pages cannot be had.
+    /// The operating system's error if the pages cannot be mapped.
     pub fn allocate(len: usize) -> io::Result<Self> {
         Self::map(len, Kind::Pages)
     }
 
-    /// As [`Self::allocate`], for memory that streams get to know as a whole.
+    /// As [`Self::allocate`], for memory that streams map as a whole.
     pub(crate) fn allocate_whole(len: usize) -> io::Result<Self> {
         Self::map(len, Kind::Whole)
     }
@@ -65,8 +61,7 @@ impl PinnedMemory {
         let page = page_size();
         let mapped = len.max(1).checked_next_multiple_of(page).ok_or(io::ErrorKind::OutOfMemory)?;
         let (access, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-        // SAFETY: an anonymous private mapping at an address of the kernel's choice touches no
-        // existing memory.
+        // SAFETY: an anonymous private mapping at an address of the kernel's choice affects no existing memory.
         let base = unsafe { libc::mmap(std::ptr::null_mut(), mapped, access, flags, -1, 0) };
         if base == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
@@ -74,32 +69,29 @@ impl PinnedMemory {
         let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
         let address = base.as_ptr() as usize;
         let unmap: Release = Box::new(move || {
-            // SAFETY: we mapped exactly this range; the last handle to it was dropped, and no
-            // stream has it mapped.
+            // SAFETY: mapped above, with this range; the last handle was dropped, and no stream has it mapped.
             unsafe { libc::munmap(address as *mut libc::c_void, mapped) };
         });
-        // All of its pages, also those behind `len`: no other memory shares them.
+        // The span has all pages, also those after `len`, which no other memory shares.
         let span = Span::announce(address as u64, mapped as u64, kind, unmap);
         Ok(Self::of(Arc::new(Pages { base, len, own: true, span })))
     }
 
     /// Wraps memory of the program.
     ///
-    /// `owner` keeps the memory alive. It is dropped after the last clone of the returned value and
-    /// everything made from it. If the memory is registered with a GPU, it is unregistered first,
-    /// when the GPU's streams are next found idle. The drop must not call this library. Pass `()`
-    /// where nothing has to be dropped, as the program keeps the memory by other means, for example
-    /// for the life of the process.
+    /// `owner` keeps the memory alive. It is dropped after the last clone of the returned value and everything made
+    /// from it. If the memory is registered with a GPU, it is unregistered first, when the GPU's streams are next
+    /// found idle. The drop must not call this library. Pass `()` if the program keeps the memory by other means, for
+    /// example for the life of the process.
     ///
     /// # Safety
-    /// `base..base + len` must be readable and writable, must stay mapped (and registered with
-    /// CUDA, if the program did that) until `owner` is dropped. Until then, other code must access
-    /// it by [`gdsync_sys::shared`], or by a device or a language that such accesses concern as little
-    /// as those of a device; or by atomics of which each has the size of every other access to its
-    /// bytes, the card's and the streams' among them; or in any way, where that is ordered with what
-    /// the card, the streams and the safe methods of this type do. With `()` for an owner, the memory
-    /// must stay until this library has dropped and unregistered it, at a time that the program cannot
-    /// observe.
+    /// `base..base + len` must be readable and writable, and must stay mapped (and registered with CUDA, if the
+    /// program registered it) until `owner` is dropped. Until then, other code must access it in one of these ways:
+    /// by [`gdsync_sys::shared`]; by a device, or in a language to whose memory model such accesses are like those of
+    /// a device; by atomics whose size equals that of every other access to the same bytes, including those of the
+    /// card and the streams; or in any way, if the access is ordered with the accesses of the card, the streams and
+    /// the safe methods of this type. With `()` for an owner, the memory must stay until this library has dropped and
+    /// unregistered it, at a time that the program cannot observe.
     pub unsafe fn from_raw(base: NonNull<u8>, len: usize, owner: impl Send + Sync + 'static) -> Self {
         let release: Release = Box::new(move || drop(owner));
         let span = Span::announce(base.as_ptr() as u64, len as u64, Kind::Pages, release);
@@ -111,7 +103,7 @@ impl PinnedMemory {
     }
 
     /// A handle that keeps the memory without counting as a user of it.
-    pub(crate) fn keeper(&self) -> Self {
+    pub(crate) fn uncounted(&self) -> Self {
         Self::of(self.handle.pages.clone())
     }
 
@@ -119,27 +111,26 @@ impl PinnedMemory {
         &self.handle.use_count
     }
 
-    /// Length in bytes, as asked for.
+    /// The requested length in bytes.
     pub fn len(&self) -> usize {
         self.handle.pages.len
     }
 
-    /// True where the length is 0.
+    /// True if the length is 0.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Operations may name the bytes from now on, which lie in one page or in two: streams' GPUs get to
-    /// know these.
-    pub(crate) fn make(&self, offset: usize, len: usize) {
+    /// Exposes bytes to operations: GPUs with streams map their page, or both pages if they cross a boundary.
+    pub(crate) fn expose(&self, offset: usize, len: usize) {
         let (span, first) = (&self.handle.pages.span, self.addr().get() + offset as u64);
         if len > 0 {
-            span.make(first);
-            span.make(first + len as u64 - 1);
+            span.expose(first);
+            span.expose(first + len as u64 - 1);
         }
     }
 
-    /// Bytes that a card registers for it: one at least of own pages, as there is no region of none.
+    /// The length that a card registers: at least one byte of whole pages, as no region is empty.
     pub(crate) fn registered_len(&self) -> usize {
         if self.handle.pages.own { self.len().max(1) } else { self.len() }
     }
@@ -155,42 +146,40 @@ impl PinnedMemory {
 
     /// The memory as bytes that may change at any time.
     pub fn bytes(&self) -> &[SharedU8] {
-        // SAFETY: the range is mapped as long as `self` lives (`Pages` keeps it); others may change a
-        // shared word, and all of them do it as `shared` demands (`from_raw`).
+        // SAFETY: mapped as long as `self` lives (`Pages` keeps it); all others access it as `shared` demands
+        // (`from_raw`).
         unsafe { std::slice::from_raw_parts(self.as_ptr().cast(), self.len()) }
     }
 
-    /// The memory as 32-bit words; a tail of fewer than 4 bytes is left out, and so is everything
-    /// where memory given to [`PinnedMemory::from_raw`] is not aligned to 4 bytes.
+    /// The memory as 32-bit words, without a tail of fewer than 4 bytes. Empty if memory of
+    /// [`PinnedMemory::from_raw`] is not aligned to 4 bytes.
     pub fn words32(&self) -> &[SharedU32] {
         if !(self.as_ptr() as usize).is_multiple_of(4) {
             return &[];
         }
-        // SAFETY: as in `bytes`; aligned (checked).
+        // SAFETY: as in `bytes`; the alignment was checked.
         unsafe { std::slice::from_raw_parts(self.as_ptr().cast(), self.len() / 4) }
     }
 
-    /// The memory as 64-bit words; a tail of fewer than 8 bytes is left out, and so is everything
-    /// where memory given to [`PinnedMemory::from_raw`] is not aligned to 8 bytes.
+    /// The memory as 64-bit words, without a tail of fewer than 8 bytes. Empty if memory of
+    /// [`PinnedMemory::from_raw`] is not aligned to 8 bytes.
     pub fn words64(&self) -> &[SharedU64] {
         if !(self.as_ptr() as usize).is_multiple_of(8) {
             return &[];
         }
-        // SAFETY: as in `bytes`; aligned (checked).
+        // SAFETY: as in `bytes`; the alignment was checked.
         unsafe { std::slice::from_raw_parts(self.as_ptr().cast(), self.len() / 8) }
     }
 
-    /// Copies bytes out, from `offset` on. Returns how many: fewer than asked for only at the end
-    /// of the memory.
+    /// Copies bytes out, from `offset` on. Returns their number: fewer than requested only at the end of the memory.
     pub fn read(&self, offset: usize, into: &mut [u8]) -> usize {
         let range = self.clip(offset, into.len());
-        // SAFETY: the bytes are of this memory (`clip`), and of the caller's buffer.
+        // SAFETY: the bytes are in this memory (`clip`), and in the caller's buffer.
         unsafe { shared::copy(into.as_mut_ptr(), self.as_ptr().add(range.start), range.len()) };
         range.len()
     }
 
-    /// Copies bytes in, from `offset` on. Returns how many: fewer than given only at the end of the
-    /// memory.
+    /// Copies bytes in, from `offset` on. Returns their number: fewer than given only at the end of the memory.
     pub fn write(&self, offset: usize, from: &[u8]) -> usize {
         let range = self.clip(offset, from.len());
         // SAFETY: as in `read`.
@@ -264,13 +253,13 @@ mod tests {
         let base = NonNull::new(words.as_ptr().cast_mut().cast()).unwrap();
         // SAFETY: the owner keeps the words, which are shared.
         let memory = unsafe { PinnedMemory::from_raw(base, 16, words.clone()) };
-        let (clone, keeper) = (memory.clone(), memory.keeper());
+        let (clone, uncounted) = (memory.clone(), memory.uncounted());
         drop(memory);
         assert_eq!(Arc::strong_count(&words), 2);
         drop(clone);
         assert_eq!(Arc::strong_count(&words), 2);
-        assert_eq!(keeper.words32().len(), 4);
-        drop(keeper);
+        assert_eq!(uncounted.words32().len(), 4);
+        drop(uncounted);
         assert_eq!(Arc::strong_count(&words), 1);
     }
 }

@@ -1,16 +1,14 @@
-//! Spans of this process' memory that streams may be asked to reach.
+//! Spans of this process' memory that operations of streams can name.
 //!
-//! A stream with an address space of its own maps memory a *granule* at a time, and has to unmap it
-//! before it is released. So everything that operations can name announces itself here.
+//! A stream with a separate address space maps memory a *granule* at a time, and must unmap it before it is released.
+//! So everything that operations can name is announced here as a span.
 //!
-//! To map a granule may take most of a millisecond. So an address space that has streams
-//! ([`Span::begin_use`]) maps each granule when it is made, and not when an operation first names it:
-//! the library's own memory when that is announced; the program's, of which most is payload that no
-//! operation names, when a word there is made ([`Span::make`]). An address space that gets its first
-//! stream maps every granule that is there.
+//! Mapping a granule may take most of a millisecond. So an address space with streams ([`Span::begin_use`]) maps each
+//! granule when it is exposed, before an operation names it. The library's memory is exposed when it is announced.
+//! The program's memory, most of which is payload that no operation names, is exposed when a word in it is made
+//! ([`Span::expose`]). The first stream of an address space maps every exposed granule.
 //!
-//! Lock order: the list of the address spaces in use, then an address space's own locks; the list of
-//! spans is locked alone.
+//! Lock order: the list of address spaces in use, then an address space's locks; the list of spans is locked alone.
 
 use parking_lot::{Mutex, RwLock};
 use std::collections::BTreeMap;
@@ -21,78 +19,73 @@ use std::sync::{Arc, OnceLock, Weak};
 /// The smallest page of any system, in bytes.
 const PAGE: u64 = 4096;
 
-/// What a span is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// Pages that only this span has. Mapped as a whole.
+    /// Pages of this span alone, mapped as a whole.
     Whole,
-    /// Pages that belong to the program, or are many: mapped one by one.
+    /// Pages of the program, or very many pages: mapped one by one.
     Pages,
-    /// Memory of a GPU that the CPU has mapped, made in the context of that number. Streams of that
-    /// GPU name it by the GPU's own address, and so do those of a peer that has access.
+    /// GPU memory that is mapped for the CPU, allocated in the context of that id. Streams of that GPU, and of peers
+    /// with access, name it by the GPU's address.
     Gpu { ordinal: i32, context: u64, address: u64 },
-    /// A page of a card's doorbell registers: memory-mapped input and output, or ordinary memory of
-    /// a software card.
+    /// A page of a card's doorbell registers: MMIO, or ordinary memory of a software card.
     Registers { mmio: bool },
 }
 
-/// What to do when a span was dropped and every device has unmapped it: release its memory, for
-/// example.
+/// Called when a span was dropped and every device has unmapped it, for example to release its memory.
 pub(crate) type Release = Box<dyn FnOnce() + Send + Sync>;
 
-/// A dropped span that devices may still have in their address spaces. The last device to drop this
-/// value releases the memory.
-pub(crate) struct Gone {
+/// A dropped span that devices may still have mapped. The last device to drop this value releases the memory.
+pub(crate) struct DroppedSpan {
     releases: Vec<Release>,
 }
 
-impl Drop for Gone {
+impl Drop for DroppedSpan {
     fn drop(&mut self) {
         self.releases.drain(..).for_each(|release| release());
     }
 }
 
-/// What maps spans into another address space.
-pub(crate) trait Watcher: Send + Sync {
-    /// The granule around `addr` of a span can be named from now on. May be called more than once for
-    /// one granule. May be called with any lock held but those of a watcher.
-    fn made(&self, span: &Span, addr: u64);
+/// An address space into which spans are mapped.
+pub(crate) trait AddressSpace: Send + Sync {
+    /// The granule around `addr` is exposed. May be called repeatedly, and with any lock held except an address
+    /// space's.
+    fn exposed(&self, span: &Span, addr: u64);
 
-    /// The span was dropped; its memory is released when every watcher has dropped `gone`. May be
-    /// called with any lock held.
-    fn gone(&self, span: u64, gone: &Arc<Gone>);
+    /// The span was dropped; memory is released when every address space has dropped `gone`. Called with any lock
+    /// held.
+    fn dropped(&self, span: u64, gone: &Arc<DroppedSpan>);
 }
 
-/// A span that is there. Goes with its last handle.
+/// A span, which is dropped with its last handle.
 pub(crate) struct Span {
     pub(crate) id: u64,
     base: u64,
     len: u64,
     pub(crate) kind: Kind,
-    /// Of a span that is mapped page by page, a bit for each [`PAGE`] that has a word.
-    made: OnceLock<Box<[AtomicU64]>>,
+    /// The exposed pages of a span that is mapped page by page: a bit for each [`PAGE`].
+    exposed: OnceLock<Box<[AtomicU64]>>,
     releases: Mutex<Vec<Release>>,
-    watchers: Mutex<Vec<Weak<dyn Watcher>>>,
+    spaces: Mutex<Vec<Weak<dyn AddressSpace>>>,
 }
 
-/// What the list of all spans says of one. A handle is made of it only to be given away: were it
-/// the last one, its drop would take the list's lock again.
+/// An entry of the list of all spans. A handle is upgraded only to be returned to the caller: the drop of the last
+/// one would take the list's lock again.
 struct Known {
     len: u64,
     kind: Kind,
     span: Weak<Span>,
 }
 
-/// All spans by their first address; several may start at one.
+/// All spans by first address; several may start at one.
 static SPANS: Mutex<BTreeMap<u64, Vec<Known>>> = Mutex::new(BTreeMap::new());
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
-/// Address spaces that have streams.
-static IN_USE: RwLock<Vec<Weak<dyn Watcher>>> = RwLock::new(Vec::new());
+/// Address spaces with streams.
+static IN_USE: RwLock<Vec<Weak<dyn AddressSpace>>> = RwLock::new(Vec::new());
 
 impl Span {
-    /// Announces `len` bytes from `base` on. A page of registers that is announced already is
-    /// shared.
+    /// Announces `len` bytes from `base` on. A page of registers that is already announced is shared.
     ///
     /// `release` is called when the span was dropped and no device has it mapped.
     pub(crate) fn announce(base: u64, len: u64, kind: Kind, release: Release) -> Arc<Span> {
@@ -104,56 +97,55 @@ impl Span {
         let known = shared.find_map(|known| known.span.upgrade());
         let span = known.unwrap_or_else(|| {
             let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
-            let (made, releases, watchers) = Default::default();
-            let span = Arc::new(Span { id, base, len, kind, made, releases, watchers });
+            let (exposed, releases, spaces) = Default::default();
+            let span = Arc::new(Span { id, base, len, kind, exposed, releases, spaces });
             here.push(Known { len, kind, span: Arc::downgrade(&span) });
             span
         });
         span.releases.lock().push(release);
         drop(spans);
         if kind != Kind::Pages {
-            span.tell(base);
+            span.announce_exposed(base);
         }
         span
     }
 
-    /// A word, or some other place that operations may name, was made in the page around `addr`, which
-    /// is of this span. The caller holds the span.
+    /// Exposes the page around `addr`, which is in this span: operations may now name a word there.
     #[inline]
-    pub(crate) fn make(&self, addr: u64) {
+    pub(crate) fn expose(&self, addr: u64) {
         if self.kind == Kind::Pages {
-            self.make_page(addr);
+            self.expose_page(addr);
         }
     }
 
-    fn make_page(&self, addr: u64) {
+    fn expose_page(&self, addr: u64) {
         let first = self.base / PAGE;
-        let made = self.made.get_or_init(|| {
+        let exposed = self.exposed.get_or_init(|| {
             let pages = (self.base + self.len).div_ceil(PAGE) - first;
             (0..pages.div_ceil(64)).map(|_| AtomicU64::new(0)).collect()
         });
         let at = addr / PAGE - first;
-        let (Some(bits), bit) = (made.get((at / 64) as usize), 1 << (at % 64)) else { return };
-        // Relaxed: a watcher that `tell` finds hears of the page there. Another one begins its use after
-        // `tell` has released the lock, and so looks at the bits after this store. An operation that names
-        // the page before it is mapped maps it.
+        let (Some(bits), bit) = (exposed.get((at / 64) as usize), 1 << (at % 64)) else { return };
+        // Relaxed: an address space that `announce_exposed` finds is notified there. Another one begins its use after
+        // that has released the lock, and so reads the bits after this store. An operation that names the page maps
+        // it anyway.
         if bits.load(Ordering::Relaxed) & bit == 0 && bits.fetch_or(bit, Ordering::Relaxed) & bit == 0 {
-            self.tell(addr);
+            self.announce_exposed(addr);
         }
     }
 
-    /// Under the lock: after [`Self::end_use`], a watcher is not told any more.
-    fn tell(&self, addr: u64) {
+    /// Under the lock: after [`Self::end_use`], an address space is not notified.
+    fn announce_exposed(&self, addr: u64) {
         let in_use = IN_USE.read();
-        in_use.iter().filter_map(Weak::upgrade).for_each(|watcher| watcher.made(self, addr));
+        in_use.iter().filter_map(Weak::upgrade).for_each(|space| space.exposed(self, addr));
     }
 
-    /// An address in each granule that can be named.
+    /// An address in each exposed granule.
     fn granules(&self) -> Vec<u64> {
         if self.kind != Kind::Pages {
             return vec![self.base];
         }
-        let words = self.made.get().map_or(&[][..], |made| made);
+        let words = self.exposed.get().map_or(&[][..], |exposed| exposed);
         let bits = words.iter().zip(0..).map(|(bits, at)| (bits.load(Ordering::Relaxed), at));
         let pages = bits.filter(|(bits, _)| *bits != 0).flat_map(|(bits, at)| {
             (0..64).filter(move |bit| bits >> bit & 1 == 1).map(move |bit| at * 64 + bit)
@@ -161,25 +153,24 @@ impl Span {
         pages.map(|at| (self.base / PAGE + at) * PAGE).map(|start| start.max(self.base)).collect()
     }
 
-    /// The watcher's address space has a stream now: calls [`Watcher::made`] for every granule that is
-    /// there, and from now on for each that is made.
-    pub(crate) fn begin_use(watcher: &Arc<impl Watcher + 'static>) {
-        let weak: Weak<dyn Watcher> = Arc::downgrade(watcher) as _;
+    /// The address space has its first stream: calls [`AddressSpace::exposed`] for every exposed granule, and from
+    /// now on for each that is exposed.
+    pub(crate) fn begin_use(space: &Arc<impl AddressSpace + 'static>) {
+        let weak: Weak<dyn AddressSpace> = Arc::downgrade(space) as _;
         IN_USE.write().push(weak);
         let all: Vec<_> = SPANS.lock().values().flatten().map(|known| known.span.clone()).collect();
-        // One at a time: a span whose owner drops it meanwhile goes when it has been looked at.
+        // One at a time: a span that its owner drops meanwhile is dropped after its turn.
         for span in all.iter().filter_map(Weak::upgrade) {
-            span.granules().into_iter().for_each(|addr| watcher.made(&span, addr));
+            span.granules().into_iter().for_each(|addr| space.exposed(&span, addr));
         }
     }
 
-    /// Counterpart. [`Watcher::made`] is not called after it has returned.
-    pub(crate) fn end_use(watcher: &Weak<dyn Watcher>) {
-        IN_USE.write().retain(|known| !known.ptr_eq(watcher));
+    /// Ends the use: [`AddressSpace::exposed`] is not called after this returns.
+    pub(crate) fn end_use(space: &Weak<dyn AddressSpace>) {
+        IN_USE.write().retain(|known| !known.ptr_eq(space));
     }
 
-    /// The spans that hold `len` bytes from `addr` on: several where the program has named its
-    /// memory more than once.
+    /// The spans that hold `len` bytes from `addr` on: several if the program has wrapped its memory more than once.
     pub(crate) fn find(addr: u64, len: u64) -> Vec<Arc<Span>> {
         let Some(end) = addr.checked_add(len) else { return Vec::new() };
         let spans = SPANS.lock();
@@ -190,7 +181,7 @@ impl Span {
         before.filter_map(|(_, known)| known.span.upgrade()).collect()
     }
 
-    /// The part around `addr` that is mapped in one go: base and length, in whole pages.
+    /// The part around `addr` that is mapped at once: base and length, in whole pages.
     pub(crate) fn granule(&self, addr: u64, page: u64) -> (u64, u64) {
         match self.kind {
             Kind::Pages => (addr & !(page - 1), page),
@@ -201,11 +192,10 @@ impl Span {
         }
     }
 
-    /// From now on, `watcher` is notified when the span is dropped.
-    pub(crate) fn watch(&self, watcher: Weak<dyn Watcher>) {
-        let mut watchers = self.watchers.lock();
-        watchers.retain(|known| known.strong_count() > 0 && !known.ptr_eq(&watcher));
-        watchers.push(watcher);
+    pub(crate) fn notify(&self, space: Weak<dyn AddressSpace>) {
+        let mut spaces = self.spaces.lock();
+        spaces.retain(|known| known.strong_count() > 0 && !known.ptr_eq(&space));
+        spaces.push(space);
     }
 }
 
@@ -225,17 +215,17 @@ impl Drop for Span {
             }
         }
         drop(spans);
-        let watchers = std::mem::take(self.watchers.get_mut());
+        let spaces = std::mem::take(self.spaces.get_mut());
         let releases = std::mem::take(self.releases.get_mut());
-        let gone = Arc::new(Gone { releases });
-        for watcher in watchers.iter().filter_map(Weak::upgrade) {
-            watcher.gone(self.id, &gone);
+        let gone = Arc::new(DroppedSpan { releases });
+        for space in spaces.iter().filter_map(Weak::upgrade) {
+            space.dropped(self.id, &gone);
         }
     }
 }
 
-/// For tests. One that begins a use writes: it looks at the spans of all others, and may be the last to
-/// hold one. One that says when a span goes reads.
+/// For tests: one that begins a use takes the write lock, as it upgrades the spans of other tests and may drop the
+/// last handle. One that observes the drop of a span takes the read lock.
 #[cfg(test)]
 pub(crate) static BEGINS_USE: RwLock<()> = RwLock::new(());
 
@@ -247,12 +237,12 @@ mod tests {
     const BASE: u64 = 0xffff_0000_0000_0000;
 
     #[derive(Default)]
-    struct Told(Mutex<Vec<(u64, Arc<Gone>)>>);
+    struct Told(Mutex<Vec<(u64, Arc<DroppedSpan>)>>);
 
-    impl Watcher for Told {
-        fn made(&self, _span: &Span, _addr: u64) {}
+    impl AddressSpace for Told {
+        fn exposed(&self, _span: &Span, _addr: u64) {}
 
-        fn gone(&self, span: u64, gone: &Arc<Gone>) {
+        fn dropped(&self, span: u64, gone: &Arc<DroppedSpan>) {
             self.0.lock().push((span, gone.clone()));
         }
     }
@@ -310,7 +300,7 @@ mod tests {
         let span = Span::announce(BASE + 0x20_0000, 4096, Kind::Whole, counting(&released));
         let id = span.id;
         for told in [&one, &two, &one] {
-            span.watch(Arc::downgrade(told) as Weak<dyn Watcher>);
+            span.notify(Arc::downgrade(told) as Weak<dyn AddressSpace>);
         }
         drop(span.clone());
         assert!(one.0.lock().is_empty());

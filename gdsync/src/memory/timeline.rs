@@ -1,14 +1,13 @@
-//! Timelines: how the CPU learns what a stream has passed.
+//! Timelines: how the CPU learns of a stream's progress.
 //!
-//! Every stream has a timeline, one 32-bit progress word in pinned memory. Each wait that is posted
-//! on the stream takes a *point*, the timeline's next number, and the stream writes a point into
-//! the word after the waits it covers. Points are handed out and written in stream order, so a word
-//! that has reached a point proves that everything posted up to that point is past.
+//! A timeline is one 32-bit progress word in pinned memory. Each wait that is posted on the stream takes a *point*,
+//! the timeline's next number, and the stream writes a point into the word after the waits that it covers. Points are
+//! assigned and written in stream order, so a word that has reached a point proves that the stream has passed
+//! everything posted up to that point.
 //!
-//! The CPU counts points in 64 bits: a point that was passed stays passed, however many follow. The
-//! word has the lowest 32 of them. The rest is what the CPU has seen before: each
-//! look at the word moves that on, and a stream looks at least once in 2^31 points, as it retires
-//! its submissions in flight.
+//! The CPU counts points in 64 bits, so that a passed point stays passed, however many follow. The word has the
+//! lowest 32 bits. The upper bits come from the last value that the CPU has read: each read of the word advances it,
+//! and a stream reads at least once in 2^31 points, as it retires its submissions in flight.
 
 use crate::memory::HostAddr;
 use crate::memory::arena::{Arena, Block};
@@ -30,31 +29,30 @@ impl TimelinePoint {
         self.after(1)
     }
 
-    /// The point that many after this one. 2^64 points take a stream longer than any machine runs.
+    /// The point `points` after this one. 2^64 points take a stream longer than any machine runs.
     pub(crate) fn after(self, points: u32) -> TimelinePoint {
         TimelinePoint(self.0.wrapping_add(points.into()))
     }
 }
 
-/// The progress word of one stream.
 #[derive(Debug)]
 pub(crate) struct Timeline {
     id: u64,
-    /// Number of the device context that the stream belongs to.
+    /// Id of the stream's device context.
     device: u64,
     line: Block,
-    /// Set when the stream will never touch memory again, whatever the word says.
+    /// True if the stream will never access memory again, whatever the word says.
     dead: AtomicBool,
     /// The last point that the stream was given to write, or is about to be.
     expected: AtomicU64,
-    /// The furthest point that a look at the word has found.
+    /// The furthest point that a read of the word has found.
     seen: AtomicU64,
 }
 
 static NEXT_ID: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(1);
 
 impl Timeline {
-    /// The timeline of a stream of that device.
+    /// A timeline for a stream of that device.
     pub(crate) fn new(device: u64) -> io::Result<Arc<Timeline>> {
         Self::of(device, None)
     }
@@ -86,44 +84,39 @@ impl Timeline {
 
     /// The last point that the stream wrote.
     ///
-    /// Acquire: a thread that reuses memory because of this value must not have its writes seen by
-    /// the stream's earlier operations, nor miss their effects.
+    /// Acquire: if a thread reuses memory because of this value, the stream's earlier operations must not see its
+    /// writes, and it must see their effects.
     pub(crate) fn progress(&self) -> TimelinePoint {
-        // Before the word: the thread that stored this has read the word at that point or later, so
-        // the word is not behind it. If the stream goes on meanwhile, less is found than it has
-        // passed, never more.
+        // Before the word: the thread that stored this had read the word at that point or later, so the word is not
+        // older. If the stream advances meanwhile, the result is too small, never too large.
         let seen = self.seen.load(Ordering::Acquire);
         let further = self.line.word32().load(Ordering::Acquire).wrapping_sub(seen as u32);
         if further == 0 || further > i32::MAX as u32 {
             return TimelinePoint(seen);
         }
         let now = TimelinePoint(seen).after(further);
-        // Release: a thread that trusts this in the place of the word has what this thread got from
-        // the word.
+        // Release: a thread that reads this instead of the word synchronizes with the stream as this thread did.
         self.seen.fetch_max(now.0, Ordering::Release);
         now
     }
 
-    /// True once the stream has passed the point; true for ever then.
+    /// True once the stream has passed the point, and from then on.
     pub(crate) fn has_passed(&self, point: TimelinePoint) -> bool {
-        // Acquire: as in `progress`. A point that was seen before costs no look at the word, which
-        // may lie in a GPU's memory.
+        // Acquire: as in `progress`. A point seen before needs no read of the word, which may be in GPU memory.
         point.0 <= self.seen.load(Ordering::Acquire) || point.0 <= self.progress().0 || self.is_dead()
     }
 
-    /// Says that a point is about to be posted, before it is.
+    /// Announces a point before it is posted.
     pub(crate) fn expect(&self, point: TimelinePoint) {
         self.expected.store(point.0, Ordering::Release);
     }
 
-    /// The stream has passed all that was posted: to be asked where each submission writes its
-    /// point.
+    /// True if the stream has passed everything posted, provided that each submission writes its point.
     pub(crate) fn is_quiet(&self) -> bool {
         self.has_passed(TimelinePoint(self.expected.load(Ordering::Acquire)))
     }
 
-    /// Declares everything passed. For a stream that has drained, or that failed and will touch
-    /// nothing any more.
+    /// Declares a point passed, for a stream that has drained, or that failed and will access nothing any more.
     pub(crate) fn declare_passed(&self, point: TimelinePoint) {
         self.line.word32().store(point.get(), Ordering::Release);
     }
@@ -132,7 +125,6 @@ impl Timeline {
         self.dead.store(true, Ordering::Release);
     }
 
-    /// The stream will never touch memory again.
     pub(crate) fn is_dead(&self) -> bool {
         self.dead.load(Ordering::Acquire)
     }
@@ -142,7 +134,7 @@ impl Timeline {
     }
 }
 
-/// What stands in the way: a stream that has not reached a point yet.
+/// An obstacle: a stream that has not reached a point yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Blocked {
     /// Number of the stream's timeline, unique in the process.
@@ -172,7 +164,7 @@ mod tests {
     fn a_point_stays_passed_however_many_follow() {
         let timeline = Timeline::new(0).unwrap();
         assert!(timeline.has_passed(TimelinePoint(0)) && !timeline.has_passed(TimelinePoint(1)));
-        // A quarter of the word at a time: four times around.
+        // The word wraps around four times, a quarter at a time.
         for quarter in 1..=16u64 {
             let at = quarter << 30;
             timeline.declare_passed(TimelinePoint(at));
@@ -187,7 +179,7 @@ mod tests {
     }
 
     proptest! {
-        /// As a counter of 64 bits that is written whole.
+        /// Compares with a 64-bit counter that is written whole.
         #[test]
         fn a_word_of_32_bits_counts_as_one_of_64(
             start in prop::sample::select(vec![0u64, (1 << 31) - 3, (1 << 32) - 3, u64::MAX / 2]),

@@ -1,18 +1,17 @@
-//! When memory has no user left: how caches of registrations learn of it.
+//! Notifies registration caches when memory has no user left.
 
 use parking_lot::Mutex;
 use std::fmt;
 use std::sync::Weak;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A cache that keeps something of the memory until its last user drops it.
+/// A cache that keeps an object for the memory until its last user drops it.
 pub(crate) trait Watcher: Send + Sync {
-    /// Memory of that number has no user left. Called with any lock held.
-    fn gone(&self, memory: u64);
+    /// The memory with that id has no user left. Called with any lock held.
+    fn unused(&self, memory: u64);
 }
 
-/// Shared by the handles of some memory. What keeps the memory but does not use it has a life of
-/// its own.
+/// Shared by the counted handles of some memory, and not by the uncounted ones, which keep it without using it.
 pub(crate) struct UseCount {
     pub(crate) id: u64,
     watchers: Mutex<Vec<Weak<dyn Watcher>>>,
@@ -24,7 +23,7 @@ impl UseCount {
         UseCount { id: NEXT.fetch_add(1, Ordering::Relaxed), watchers: Mutex::default() }
     }
 
-    /// Tells `watcher`, too, when there is no user left.
+    /// Notifies `watcher` when there is no user left.
     pub(crate) fn watch(&self, watcher: Weak<dyn Watcher>) {
         let mut watchers = self.watchers.lock();
         watchers.retain(|known| known.strong_count() > 0);
@@ -38,7 +37,7 @@ impl Drop for UseCount {
     fn drop(&mut self) {
         for watcher in self.watchers.get_mut().drain(..) {
             if let Some(watcher) = watcher.upgrade() {
-                watcher.gone(self.id);
+                watcher.unused(self.id);
             }
         }
     }

@@ -295,8 +295,7 @@ fn ipv4_source(header: &[u8; GRH_BYTES]) -> Gid {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::verbs::device::Mtu;
-    use crate::verbs::gid::GidKind;
+    use crate::verbs::{GidKind, Mtu};
     use gdsync_sys::prm::cqe::{CqeOpcode, PathFields};
 
     fn source(link: LinkLayer, level_or_l3_type: u8, has_grh: bool) -> DatagramSource {

@@ -1,6 +1,6 @@
 //! The memory regions and the address that a work request in flight keeps.
 
-use crate::verbs::{AddressHandle, MemoryRegionInner, RegionKeeper, Slice};
+use crate::verbs::{AddressHandle, DeferredDeregistration, MemoryRegionInner, Slice};
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
@@ -50,7 +50,7 @@ impl Regions {
 /// Used under the queue's lock.
 #[derive(Debug)]
 pub(crate) struct KnownRegions {
-    keeper: Arc<RegionKeeper>,
+    keeper: Arc<DeferredDeregistration>,
     /// Address of the last one; 0 before the first.
     newest: AtomicUsize,
     /// Where the number of its last post is written, which is in `all`; null before the first.
@@ -70,7 +70,7 @@ struct Known {
 const MOST_KNOWN: usize = 16;
 
 impl KnownRegions {
-    pub(crate) fn new(keeper: &Arc<RegionKeeper>) -> Self {
+    pub(crate) fn new(keeper: &Arc<DeferredDeregistration>) -> Self {
         KnownRegions {
             keeper: keeper.clone(),
             newest: AtomicUsize::new(0),

@@ -21,7 +21,7 @@ use crate::queue::regions::Regions;
 use crate::queue::request::Rules;
 use crate::queue::status::Claims;
 use crate::queue::{Claim, Copy, Doorbell, QueueError, QueueFull, Ring, SegmentWriter, WorkRequest};
-use crate::verbs::RegionKeeper;
+use crate::verbs::DeferredDeregistration;
 use gdsync_sys::prm::doorbell;
 use gdsync_sys::prm::wqe::{BASIC_BLOCK, SEGMENT};
 use std::collections::VecDeque;
@@ -190,7 +190,7 @@ pub(crate) struct SendState {
     /// A master has released, or will, what has not retired.
     is_released: bool,
     /// Keeps the regions of posts that do not hold them.
-    keeper: Arc<RegionKeeper>,
+    keeper: Arc<DeferredDeregistration>,
     /// How many such posts there were.
     kept: u64,
 }
@@ -214,13 +214,13 @@ impl SendState {
             attached: false,
             handover: Handover::Doorbells,
             is_released: false,
-            keeper: Arc::new(RegionKeeper::new()),
+            keeper: Arc::new(DeferredDeregistration::new()),
             kept: 0,
         }
     }
 
     /// What keeps the regions of posts that do not hold them.
-    pub(crate) fn keeper(&self) -> &Arc<RegionKeeper> {
+    pub(crate) fn keeper(&self) -> &Arc<DeferredDeregistration> {
         &self.keeper
     }
 

@@ -144,7 +144,7 @@ pub(super) fn abort<'a>(queue_pairs: impl Iterator<Item = &'a Arc<QueuePairInner
 /// Keeps the submissions of a stream that is being dropped, until its timeline has passed them.
 pub(super) fn leave_behind(timeline: &Arc<Timeline>, in_flight: VecDeque<InFlight>) {
     if let Some(last) = in_flight.back() {
-        crate::memory::leave_behind(timeline, last.end);
+        crate::memory::add_unfinished(timeline, last.end);
     }
     let orphans = in_flight.into_iter().map(|submission| (timeline.clone(), submission));
     ORPHANS.lock().extend(orphans);

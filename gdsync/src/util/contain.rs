@@ -1,17 +1,17 @@
-//! What the library's threads do with values of the program, and with its log.
+//! Contains panics of the program's values and of its log subscriber on the library's threads.
 
 use gdsync_sys::contain::contain;
 
-/// Drops a value of the program. `what` names it in the log, if its drop panics.
+/// Drops a value of the program. `what` names it in the log if its drop panics.
 pub(crate) fn drop_contained<T>(value: T, what: &'static str) {
     if let Err(panic) = contain(|| drop(value)) {
         log(|| tracing::error!(panic, "the drop of {what} panicked"));
     }
 }
 
-/// Writes to the log, whose subscriber is code of the program, too.
+/// Writes to the log, whose subscriber is the program's code.
 pub(crate) fn log(write: impl FnOnce()) {
-    // There is no other place to say that it has panicked.
+    // A panic here cannot be reported anywhere.
     let _ = contain(write);
 }
 
@@ -20,7 +20,7 @@ pub(crate) mod tests {
     use super::*;
     use std::panic::panic_any;
 
-    /// Panics when it is dropped, with another of its kind for the payload.
+    /// Panics when it is dropped, with another bomb for the payload.
     pub(crate) struct Bomb;
 
     impl Drop for Bomb {

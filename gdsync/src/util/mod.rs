@@ -1,5 +1,4 @@
-//! What every layer may use: structs of options, locks and atomics, the polling thread, and what
-//! contains panics of the program's values.
+//! Utilities of every layer: options, locks and atomics, the polling thread, and the containment of panics.
 
 #[deny(unsafe_code)]
 pub(crate) mod contain;

@@ -1,7 +1,6 @@
 //! Structs of options.
 
-/// Defines a struct of options. Each field names its default; each, but those of `no setters`, has
-/// a setter of its name.
+/// Defines a struct of options with a default for each field, and a setter for each, except those of `no setters`.
 macro_rules! options {
     (
         $(#[$meta:meta])*

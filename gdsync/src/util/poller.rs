@@ -1,9 +1,8 @@
-//! A thread that polls memory on behalf of streams and kernels.
+//! Threads that poll memory on behalf of streams and kernels.
 //!
-//! Some events reach the process only as a changed word of memory: a completion entry that the card
-//! writes, a doorbell that a stream writes into a mailbox. A [`Poller`] is a thread that polls such
-//! words. Each purpose has a poller of its own, with a name of its own, so that one purpose does
-//! not delay another.
+//! Some events reach the process only as a changed word of memory: a completion entry that the card writes, a
+//! doorbell that a stream writes into a mailbox. A [`Poller`] is a thread that polls such words. Each purpose has a
+//! separate poller with its name, so that purposes do not delay each other.
 
 use crate::util::contain::{drop_contained, log};
 use gdsync_sys::contain::contain;
@@ -14,27 +13,24 @@ use std::{io, thread};
 
 /// Something to poll until it is done.
 pub(crate) trait Task: Send + Sync {
-    /// Looks at the memory once, and acts on what it finds. The poller's thread calls it, and holds
-    /// no lock.
+    /// Reads the memory once, and acts on a change. The poller's thread calls it, and holds no lock.
     fn poll(&self) -> Polled;
 }
 
-/// What a look at the memory has found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Polled {
     /// Nothing new.
     Nothing,
     /// Something new, and more may follow.
     Progress,
-    /// The task needs no further look. The poller drops it.
+    /// The task is complete. The poller drops it.
     Done,
 }
 
 /// A polling thread, and its tasks.
 ///
-/// The thread starts when it is first needed, and then lasts as long as the process. It sleeps
-/// while it has no task. Otherwise it polls all tasks in turn, with pauses that grow while none
-/// makes progress.
+/// The thread starts when it is first needed, and then lasts as long as the process. It sleeps while it has no task.
+/// Otherwise it polls all tasks in turn, with pauses that grow while none makes progress.
 pub(crate) struct Poller {
     pub(crate) name: &'static str,
     state: Mutex<State>,
@@ -68,7 +64,7 @@ impl Poller {
         Ok(())
     }
 
-    /// Has the thread poll a task. Its memory is polled only once [`Self::start`] has succeeded.
+    /// Makes the thread poll a task. Polling begins once [`Self::start`] has succeeded.
     pub(crate) fn add(&self, task: Arc<dyn Task>) {
         self.state.lock().new.push(task);
         self.added.notify_one();
@@ -85,15 +81,14 @@ impl Poller {
             }
             let mut progress = !state.new.is_empty();
             tasks.append(&mut state.new);
-            // Tasks take locks, and may hold the last handle of a queue pair, whose drop takes
-            // locks.
+            // Unlocked: tasks take locks, and may hold the last handle of a queue pair, whose drop takes locks.
             drop(state);
             let mut next = 0;
             while let Some(task) = tasks.get(next) {
                 let polled = self.poll(&**task);
                 progress |= polled != Polled::Nothing;
                 if polled == Polled::Done {
-                    // It may hold the last handle of memory of the program.
+                    // It may hold the last handle of the program's memory.
                     drop_contained(tasks.swap_remove(next), "what a polling task held");
                 } else {
                     next += 1;
@@ -107,7 +102,7 @@ impl Poller {
         }
     }
 
-    /// One look. A task that panics ends, and the thread goes on with the others.
+    /// Polls once. A task that panics ends, and the thread goes on with the others.
     fn poll(&self, task: &dyn Task) -> Polled {
         contain(|| task.poll()).unwrap_or_else(|panic| {
             let thread = self.name;

@@ -1,4 +1,4 @@
-//! Address handles: where datagrams go.
+//! Address handles: the destinations of datagrams and of DC requests.
 
 use crate::verbs::{
     ConnectOptions, Endpoint, Error, GidEntry, LinkLayer, OutOfRange, Owned, PortError,
@@ -10,12 +10,11 @@ use gdsync_sys::verbs::{ibv_ah, ibv_ah_attr, ibv_gid, ibv_global_route};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// The path to a remote port, for the datagrams of UD queue pairs ([`crate::WorkRequest::to`]).
-/// Made by [`crate::QueuePair::address_handle`].
+/// The path to a remote port, for the datagrams of UD queue pairs ([`crate::WorkRequest::to`]). Made by
+/// [`crate::QueuePair::address_handle`].
 ///
-/// A cheap handle; clones name the same address. It belongs to a protection domain and a port, and
-/// serves every UD queue pair of both. Work requests in flight hold it, and it holds its protection
-/// domain.
+/// A cheap handle; clones name the same address. It serves every UD queue pair of its protection domain and port.
+/// Work requests in flight hold it, and it holds its protection domain.
 #[derive(Clone, Debug)]
 pub struct AddressHandle {
     pub(crate) inner: Arc<AddressHandleInner>,
@@ -24,14 +23,14 @@ pub struct AddressHandle {
 #[derive(Debug)]
 pub(crate) struct AddressHandleInner {
     raw: Owned<ibv_ah>,
-    /// As the card has it, without queue pair and Q_Key.
+    /// In the card's format, without queue pair number and Q_Key.
     pub(crate) vector: AddressVector,
     pub(crate) port: u8,
     pub(crate) pd: Arc<ProtectionDomainInner>,
 }
 
 impl AddressHandle {
-    /// The address of a remote port, reached from a port and one of its global identifiers.
+    /// The address of a remote port, reached from a port and one of its GIDs.
     pub(crate) fn new(
         pd: &Arc<ProtectionDomainInner>,
         port: u8,
@@ -45,7 +44,6 @@ impl AddressHandle {
         Ok(AddressHandle { inner: Arc::new(made) })
     }
 
-    /// One that the program has made, of that domain and port.
     pub(crate) fn borrowed(
         raw: NonNull<ibv_ah>,
         port: u8,
@@ -56,10 +54,8 @@ impl AddressHandle {
     }
 }
 
-/// The path to the remote port.
-///
-/// On Ethernet that is a global route from the chosen GID. On InfiniBand it is the remote LID, with
-/// a global route where that is asked for, or the remote port lies in another subnet.
+/// The path to the remote port: on Ethernet, a global route from the chosen GID. On InfiniBand, the remote LID, with
+/// a global route if `options` ask for it or the remote port is in another subnet.
 pub(crate) fn path(
     port: u8,
     own: &GidEntry,
@@ -95,8 +91,7 @@ pub(crate) fn path(
     Ok(attr)
 }
 
-/// A path in the card's format, with all that the operating system knows of it: on Ethernet, the
-/// remote port's address there.
+/// Resolves a path into the card's format, with the remote port's Ethernet address, which only the system knows.
 pub(crate) fn resolve(pd: &Arc<ProtectionDomainInner>, attr: &ibv_ah_attr) -> Result<AddressVector, Error> {
     Ok(AddressHandleInner::new(pd.clone(), *attr, || "the path of a connection".to_owned())?.vector)
 }
@@ -110,7 +105,7 @@ impl AddressHandleInner {
         // SAFETY: the domain is allocated as long as `pd` lives; `attr` is valid.
         let raw = unsafe { (pd.device.api.create_ah)(pd.raw(), &mut attr) };
         let raw = call::pointer("ibv_create_ah", raw, detail)?;
-        // SAFETY: work requests that name it hold an `Arc` of what holds it, and that holds the domain.
+        // SAFETY: work requests that name the handle hold an `Arc` of its owner, which holds the domain.
         let raw = unsafe { Owned::new(raw, pd.device.api.destroy_ah, "ibv_destroy_ah") };
         Self::described(raw, attr.port_num, pd)
     }
@@ -134,23 +129,21 @@ impl AddressHandleInner {
         if out.av.is_null() {
             return Err(QueuePairError::layout("an address vector", 0u32));
         }
-        // SAFETY: the provider describes a vector of 48 bytes (mlx5dv.h, `struct mlx5_wqe_av`) that
-        // is valid as long as the handle.
+        // SAFETY: the provider describes a vector of 48 bytes (mlx5dv.h, `struct mlx5_wqe_av`), valid as long as the
+        // handle.
         let bytes = unsafe { out.av.cast::<[u8; size_of::<AddressVector>()]>().read_unaligned() };
         Ok(zerocopy::transmute!(bytes))
     }
 }
 
-/// The address of a DC target: the path to its port, its number and its access key, for the requests of
-/// DC queue pairs ([`crate::WorkRequest::to_target`]). Made by [`crate::QueuePair::dc_address`].
+/// The address of a DC target: the path to its port, its number and its access key, for the requests of DC queue
+/// pairs ([`crate::WorkRequest::to_target`]). Made by [`crate::QueuePair::dc_address`].
 ///
-/// A cheap handle; it belongs to a protection domain and a port, and serves every DC queue pair of both.
-/// It needs neither the card's nor the target's consent: what is wrong with it, the request tells that is
-/// sent there.
+/// A cheap handle, which serves every DC queue pair of its protection domain and port. Neither the card nor the
+/// target checks it before a request is sent there: the request reports what is wrong.
 #[derive(Clone, Debug)]
 pub struct DcAddress {
     pub(crate) handle: AddressHandle,
-    /// As the card has it.
     pub(crate) vector: AddressVector,
 }
 
@@ -174,8 +167,7 @@ impl DcAddress {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::verbs::device::Mtu;
-    use crate::verbs::gid::{Gid, GidKind};
+    use crate::verbs::{Gid, GidKind, Mtu};
 
     fn entry(kind: GidKind, index: u32, prefix: u8) -> GidEntry {
         GidEntry { index, gid: Gid([prefix, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1]), kind }

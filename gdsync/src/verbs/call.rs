@@ -1,12 +1,11 @@
-//! The calling conventions of libibverbs and libmlx5, turned into `Result`s, and handles of the objects that they
-//! make.
+//! Converts the error conventions of libibverbs and libmlx5 to `Result`s, and owns their objects.
 
 use crate::verbs::Error;
 use libc::c_int;
 use std::ptr::NonNull;
 use std::{fmt, io};
 
-/// A call that returns a pointer, or null and `errno`.
+/// The result of a call that returns a pointer, or null and `errno`.
 pub(crate) fn pointer<T>(
     call: &'static str,
     raw: *mut T,
@@ -19,7 +18,7 @@ pub(crate) fn pointer<T>(
     })
 }
 
-/// A call that returns 0, a positive errno, or -1 and `errno`.
+/// The result of a call that returns 0, a positive errno, or -1 and `errno`.
 pub(crate) fn status(call: &'static str, rc: c_int, detail: impl FnOnce() -> String) -> Result<(), Error> {
     let source = match rc {
         0 => return Ok(()),
@@ -29,7 +28,7 @@ pub(crate) fn status(call: &'static str, rc: c_int, detail: impl FnOnce() -> Str
     Err(Error::Verbs { call, detail: detail(), source })
 }
 
-/// A call made by a destructor, which cannot return an error: it is logged.
+/// Logs the error of a call made by a destructor.
 pub(crate) fn on_drop(call: &'static str, rc: c_int) {
     if let Err(error) = status(call, rc, String::new) {
         tracing::error!(%error, "an object could not be released and leaks");
@@ -39,28 +38,28 @@ pub(crate) fn on_drop(call: &'static str, rc: c_int) {
 /// An object of libibverbs or libmlx5, destroyed when dropped.
 pub(crate) struct Owned<T> {
     raw: NonNull<T>,
-    /// The call that destroys it, and its name. None where the object is the program's.
+    /// The call that destroys it, and the call's name. `None` if the program owns the object.
     destroy: Option<(Destroy<T>, &'static str)>,
 }
 
 type Destroy<T> = unsafe extern "C" fn(*mut T) -> c_int;
 
-// SAFETY: libibverbs and libmlx5 allow their objects to be used, changed and destroyed from any thread.
+// SAFETY: libibverbs and libmlx5 allow any thread to use, change and destroy their objects.
 unsafe impl<T> Send for Owned<T> {}
 // SAFETY: as above.
 unsafe impl<T> Sync for Owned<T> {}
 
 impl<T> Owned<T> {
-    /// What the counterpart of `destroy` has just made. `name` is that of `destroy`.
+    /// Owns an object that the counterpart of `destroy` has just created. `name` is the name of `destroy`.
     ///
     /// # Safety
-    /// Nothing else destroys it. When this is dropped, what it was made in is still there, and what was made
-    /// in it or uses it is not.
+    /// Nothing else destroys the object. When this is dropped, its parent objects still exist, and objects that were
+    /// made in it or use it do not.
     pub(crate) unsafe fn new(raw: NonNull<T>, destroy: Destroy<T>, name: &'static str) -> Self {
         Owned { raw, destroy: Some((destroy, name)) }
     }
 
-    /// One of the program's, which destroys it.
+    /// An object of the program, which destroys it.
     pub(crate) fn borrowed(raw: NonNull<T>) -> Self {
         Owned { raw, destroy: None }
     }
@@ -83,7 +82,7 @@ impl<T> fmt::Debug for Owned<T> {
 impl<T> Drop for Owned<T> {
     fn drop(&mut self) {
         if let Some((destroy, name)) = self.destroy {
-            // SAFETY: as `new` was promised.
+            // SAFETY: the caller of `new` promised it.
             on_drop(name, unsafe { destroy(self.raw.as_ptr()) });
         }
     }

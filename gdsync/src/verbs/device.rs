@@ -2,23 +2,23 @@
 
 use crate::memory::arena::Arena;
 use crate::verbs::events::EventSinks;
-use crate::verbs::{Error, GidEntry, LinkLayer, OpenError, Owned, PortError, call, provider};
+use crate::verbs::{
+    Error, GidEntry, LinkLayer, Mtu, OpenError, Owned, PortAttributes, PortError, PortState, QueuePairError,
+    call, provider,
+};
 use gdsync_sys::VerbsApi;
 use gdsync_sys::api::Provider;
-use gdsync_sys::verbs::{self, ibv_context, ibv_device, ibv_device_attr};
+use gdsync_sys::verbs::{self, ibv_context, ibv_device, ibv_device_attr, ibv_port_attr};
 use parking_lot::Mutex;
 use std::ffi::CStr;
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// Port of a device that is used by default. Ports are counted from 1.
-pub const DEFAULT_PORT: u8 = 1;
-
 /// An open card.
 ///
-/// A cheap handle; clones name the same device, which closes with the last object made on it. A thread of the library
-/// may hold the last one, for a moment: that of checked waits drops a wait after it has told its outcome.
+/// A cheap handle; clones name the same device, which closes with the last object made on it. That may be a moment
+/// later than the program's last drop: the thread of checked waits drops a wait after it has reported its outcome.
 ///
 /// ```
 /// use gdsync::{Device, verbs::DEFAULT_PORT};
@@ -38,16 +38,16 @@ pub(crate) struct DeviceInner {
     raw: Owned<ibv_context>,
     pub(crate) api: &'static VerbsApi,
     pub(crate) name: String,
-    /// Where the rings of this device's queues live.
+    /// The memory of this device's rings.
     pub(crate) arena: Arc<Arena>,
-    /// Whom asynchronous events concern.
+    /// The objects that asynchronous events concern.
     pub(crate) queue_pairs: EventSinks,
     /// Held by the thread that reads an event.
     pub(crate) reader: Mutex<()>,
 }
 
 impl DeviceInner {
-    /// A port that carries traffic.
+    /// A port's attributes, if it is active.
     pub(crate) fn active_port(&self, number: u8) -> Result<PortAttributes, Error> {
         let port = self.port(number)?;
         if port.state == PortState::Active {
@@ -66,11 +66,19 @@ impl DeviceInner {
         Ok(PortAttributes {
             port,
             state: PortState::from_raw(attr.state),
-            link: LinkLayer::from_raw(attr.link_layer)?,
+            link: link_layer(attr.link_layer)?,
             lid: attr.lid,
             mtu: Mtu::from_raw(attr.active_mtu),
             max_message: attr.max_msg_sz,
         })
+    }
+
+    pub(crate) fn port_attr(&self, port: u8) -> Result<ibv_port_attr, Error> {
+        let mut attr = ibv_port_attr::default();
+        // SAFETY: the context is open; the place is valid for the struct.
+        let rc = unsafe { (self.api.query_port)(self.context(), port, &mut attr) };
+        call::status("ibv_query_port", rc, || format!("port {port}"))?;
+        Ok(attr)
     }
 
     pub(crate) fn attributes(&self) -> Result<DeviceAttributes, Error> {
@@ -101,7 +109,16 @@ impl fmt::Debug for DeviceInner {
     }
 }
 
-/// Name of a provider, for messages.
+/// The link layer of a port, or [`QueuePairError::Layout`] for an unknown code.
+pub(super) fn link_layer(raw: u8) -> Result<LinkLayer, Error> {
+    match raw {
+        // Kernels before 2.6.37 knew InfiniBand only, and did not report it.
+        verbs::IBV_LINK_LAYER_UNSPECIFIED | verbs::IBV_LINK_LAYER_INFINIBAND => Ok(LinkLayer::InfiniBand),
+        verbs::IBV_LINK_LAYER_ETHERNET => Ok(LinkLayer::Ethernet),
+        other => Err(QueuePairError::layout("port link layer", other)),
+    }
+}
+
 pub(crate) fn provider_name(provider: Provider) -> &'static str {
     match provider {
         Provider::Software => "software",
@@ -125,7 +142,7 @@ impl DeviceList {
         let list = unsafe { (api.get_device_list)(&mut num) };
         let list = match call::pointer("ibv_get_device_list", list, String::new) {
             Ok(list) => list.as_ptr(),
-            // The manual page's word for it.
+            // As the manual page says.
             Err(Error::Verbs { source, .. }) if source.raw_os_error() == Some(libc::ENOSYS) => {
                 return Err(Error::Open(OpenError::NoKernelSupport));
             }
@@ -156,17 +173,16 @@ impl Device {
     /// Names of a provider's devices.
     ///
     /// # Errors
-    /// [`OpenError::Setting`](crate::verbs::OpenError::Setting) where the environment has a setting
-    /// of the software card that is not understood, [`Error::Verbs`] where the provider cannot list
-    /// them.
+    /// [`OpenError::Setting`] if the environment has an invalid setting of the software card, [`Error::Verbs`] if the
+    /// provider cannot list them.
     pub fn names(api: &'static VerbsApi) -> Result<Vec<String>, Error> {
         Ok(DeviceList::get(api)?.devices().map(|(_, name)| name).collect())
     }
 
-    /// Opens a provider's device: the one named, or the first that is driven by mlx5.
+    /// Opens a provider's device: the one named, or the first mlx5 device.
     ///
-    /// A provider is a table of entry points that its maker vouches for, such as those of
-    /// [`provider`](crate::verbs::provider). A plain table is none:
+    /// A provider is a table of entry points whose author vouches for them, such as those of [`provider`]. A plain
+    /// table is not a provider:
     ///
     /// ```compile_fail,E0308
     /// use gdsync::{Device, verbs::provider};
@@ -181,10 +197,8 @@ impl Device {
     /// ```
     ///
     /// # Errors
-    /// [`OpenError::NoDevice`](crate::verbs::OpenError::NoDevice),
-    /// [`OpenError::NotMlx5`](crate::verbs::OpenError::NotMlx5),
-    /// [`OpenError::Setting`](crate::verbs::OpenError::Setting), or [`Error::Verbs`] where it
-    /// cannot be opened.
+    /// [`OpenError::NoDevice`], [`OpenError::NotMlx5`], [`OpenError::Setting`], or [`Error::Verbs`] if it cannot be
+    /// opened.
     pub fn open(api: &'static VerbsApi, name: Option<&str>) -> Result<Self, Error> {
         let list = DeviceList::get(api)?;
         let candidates: Vec<_> =
@@ -204,20 +218,19 @@ impl Device {
         // SAFETY: as above.
         let raw = unsafe { (api.open_device)(*device) };
         let raw = call::pointer("ibv_open_device", raw, || found.clone())?;
-        // SAFETY: every object made on it holds an `Arc` of what holds it.
+        // SAFETY: every object made on the context holds an `Arc` of its owner.
         let raw = unsafe { Owned::new(raw, api.close_device, "ibv_close_device") };
         Ok(Self::of(raw, api, found.clone()))
     }
 
-    /// Uses a context that the program has opened itself. gdsync does not close it.
+    /// Uses a context that the program has opened. gdsync does not close it.
     ///
     /// # Errors
-    /// [`OpenError::NotMlx5`](crate::verbs::OpenError::NotMlx5).
+    /// [`OpenError::NotMlx5`].
     ///
     /// # Safety
-    /// The context was opened by the library whose entry points `api` holds, and stays open until
-    /// the returned handle, its clones and everything made on them are dropped; streams must have
-    /// passed what they were given by then, too.
+    /// The context was opened by the library whose entry points `api` holds. It stays open until the returned handle,
+    /// its clones and everything made on them are dropped, and streams have passed all work that names them.
     pub unsafe fn from_raw(api: &'static VerbsApi, context: NonNull<ibv_context>) -> Result<Self, Error> {
         // SAFETY: an open context, as the caller promises, names its device.
         let device = unsafe { (*context.as_ptr()).device };
@@ -232,6 +245,7 @@ impl Device {
     }
 
     fn of(raw: Owned<ibv_context>, api: &'static VerbsApi, name: String) -> Self {
+        provider::share_gpu_memory(api.provider);
         let (arena, queue_pairs, reader) = Default::default();
         Device { inner: Arc::new(DeviceInner { raw, api, name, arena, queue_pairs, reader }) }
     }
@@ -266,7 +280,7 @@ impl Device {
     /// State and address of a port.
     ///
     /// # Errors
-    /// [`Error::Verbs`], for example where there is no such port.
+    /// [`Error::Verbs`], for example if there is no such port.
     pub fn port(&self, port: u8) -> Result<PortAttributes, Error> {
         self.inner.port(port)
     }
@@ -274,17 +288,17 @@ impl Device {
     /// The global identifiers of a port: the valid entries of its table.
     ///
     /// # Errors
-    /// [`Error::Verbs`], for example where there is no such port.
+    /// [`Error::Verbs`], for example if there is no such port.
     pub fn gids(&self, port: u8) -> Result<Vec<GidEntry>, Error> {
         self.inner.gids(port)
     }
 
-    /// The entry of [`Device::gids`] that a connection uses: the one at `index`, or by a rule. On
-    /// InfiniBand the first; on Ethernet RoCE v2 before v1, and within a version an IPv4 address
-    /// before a global IPv6 one before a link-local one.
+    /// The entry of [`Device::gids`] that a connection uses: the one at `index`, or the first by preference. On
+    /// InfiniBand the first entry; on Ethernet RoCE v2 before v1, and within a version IPv4 before global IPv6 before
+    /// link-local addresses.
     ///
     /// # Errors
-    /// [`PortError::NoGid`](crate::verbs::PortError::NoGid) where there is none, [`Error::Verbs`].
+    /// [`PortError::NoGid`] if there is none, [`Error::Verbs`].
     pub fn choose_gid(&self, port: u8, index: Option<u32>) -> Result<GidEntry, Error> {
         self.inner.choose_gid(port, index)
     }
@@ -308,96 +322,8 @@ pub struct DeviceAttributes {
     pub max_segments: u32,
     /// Entries of one completion queue.
     pub max_completions: u32,
-    /// RDMA reads and atomics in flight of one queue pair, in the direction that allows fewer.
+    /// RDMA reads and atomics in flight of one queue pair, the smaller limit of both directions.
     pub max_reads: u32,
     /// Compare-and-swap and fetch-and-add of 8 bytes.
     pub atomics: bool,
-}
-
-/// State and address of a port.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct PortAttributes {
-    /// Its number, from 1 on.
-    pub port: u8,
-    /// Logical state.
-    pub state: PortState,
-    /// What its link speaks.
-    pub link: LinkLayer,
-    /// Local identifier; 0 on Ethernet.
-    pub lid: u16,
-    /// Path MTU in use, where its code is known.
-    pub mtu: Option<Mtu>,
-    /// Longest message in bytes.
-    pub max_message: u32,
-}
-
-/// Logical state of a port (`enum ibv_port_state`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum PortState {
-    /// No link.
-    Down,
-    /// Link, not configured.
-    Init,
-    /// Configured, not in use.
-    Armed,
-    /// In use.
-    Active,
-    /// Some other code.
-    Other(i32),
-}
-
-impl PortState {
-    fn from_raw(raw: i32) -> Self {
-        match raw {
-            verbs::IBV_PORT_DOWN => PortState::Down,
-            verbs::IBV_PORT_INIT => PortState::Init,
-            verbs::IBV_PORT_ARMED => PortState::Armed,
-            verbs::IBV_PORT_ACTIVE => PortState::Active,
-            other => PortState::Other(other),
-        }
-    }
-}
-
-impl fmt::Display for PortState {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            PortState::Down => f.pad("DOWN"),
-            PortState::Init => f.pad("INIT"),
-            PortState::Armed => f.pad("ARMED"),
-            PortState::Active => f.pad("ACTIVE"),
-            PortState::Other(code) => f.pad(&format!("state {code}")),
-        }
-    }
-}
-
-/// A path MTU.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[repr(i32)]
-#[allow(missing_docs, reason = "the names say it: bytes")]
-pub enum Mtu {
-    Bytes256 = verbs::IBV_MTU_256,
-    Bytes512 = verbs::IBV_MTU_512,
-    Bytes1024 = verbs::IBV_MTU_1024,
-    Bytes2048 = verbs::IBV_MTU_2048,
-    Bytes4096 = verbs::IBV_MTU_4096,
-}
-
-impl Mtu {
-    /// In bytes.
-    pub fn bytes(self) -> u32 {
-        128 << self as u32
-    }
-
-    /// The MTU of that number of bytes, if there is one.
-    pub fn from_bytes(bytes: u32) -> Option<Self> {
-        Self::ALL.into_iter().find(|mtu| mtu.bytes() == bytes)
-    }
-
-    const ALL: [Mtu; 5] = [Mtu::Bytes256, Mtu::Bytes512, Mtu::Bytes1024, Mtu::Bytes2048, Mtu::Bytes4096];
-
-    pub(crate) fn from_raw(raw: i32) -> Option<Self> {
-        Self::ALL.into_iter().find(|mtu| *mtu as i32 == raw)
-    }
 }

@@ -1,105 +1,12 @@
-//! Commands in the device's own language: their errors, and what a device says that it can do.
+//! DEVX: device commands from programs, and the waits that a card supports.
 
-use crate::verbs::{Device, DeviceInner, Error, call};
+use crate::verbs::{Device, DeviceInner, DevxError, DevxStatus, Error, call};
 use gdsync_sys::prm::command::encode::{self, CAPABILITIES};
 use gdsync_sys::prm::command::{cap, header};
 use libc::c_int;
-use std::{fmt, io};
+use std::io;
 
-/// Why queues could not be made, or changed, by commands of the device
-/// ([`crate::verbs::QueueApi::Devx`]).
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum DevxError {
-    /// The device refused a command.
-    #[error("the device refused {command} ({detail}): {status}, syndrome {syndrome:#010x}: {}", .status.remedy())]
-    Refused {
-        /// Name of the command, as in the device's manual.
-        command: &'static str,
-        /// What it was asked for.
-        detail: String,
-        /// What kind of refusal it is.
-        status: DevxStatus,
-        /// Where in the firmware it was refused: a number that means something to the vendor.
-        syndrome: u32,
-    },
-    /// The device takes no commands from programs.
-    #[error(
-        "device {device} takes no commands from programs ({reason}): make its queues by verbs (QueueApi::Verbs)"
-    )]
-    Unavailable {
-        /// Name of the device.
-        device: String,
-        /// Why not.
-        reason: &'static str,
-    },
-    /// A queue pair of verbs cannot complete in a queue that verbs do not know.
-    #[error(
-        "completion queue {cqn:#x} was made by commands, where a queue pair of verbs cannot complete: make both by commands, or both by verbs"
-    )]
-    OtherMaker {
-        /// Number of the completion queue.
-        cqn: u32,
-    },
-    /// A completion queue that commands make has no completion channel.
-    #[error(
-        "a completion queue that is made by commands, or lies in a GPU's memory, has no completion channel: have verbs make it in the host's memory, where queue pairs that commands make complete, too"
-    )]
-    NoChannel,
-    /// Commands make queue pairs with receive queues of their own.
-    #[error(
-        "a queue pair that is made by commands has a receive queue of its own: have verbs make one that takes from a shared receive queue"
-    )]
-    NoSharedReceives,
-    /// Commands make queue pairs of RC, UC and UD.
-    #[error(
-        "commands make no DC queue pairs here: have verbs make it (QueueApi::Verbs), in the host's memory"
-    )]
-    NoDc,
-}
-
-/// Status of a command that the device has refused (`MLX5_CMD_STAT_*` of `mlx5_ifc.h`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct DevxStatus(pub u8);
-
-/// Status, name, remedy.
-const KNOWN: &[(u8, &str, &str)] = &[
-    (0x01, "internal error", "look into the kernel's log"),
-    (0x02, "bad operation", "this firmware does not have the command: make the queues by verbs"),
-    (0x03, "bad parameter", "ask for smaller queues, or other attributes"),
-    (0x04, "bad system state", "look into the kernel's log"),
-    (0x05, "bad resource", "an object that the command names is not there"),
-    (0x06, "resource busy", "destroy what uses it first"),
-    (0x08, "limit exceeded", "the device has no more of them: destroy some"),
-    (0x09, "bad resource state", "the object is in another state than the command needs"),
-    (0x0a, "bad index", "an object that the command names is not there"),
-    (0x0f, "no resources", "the device has no more of them: destroy some"),
-    (0x10, "bad queue pair state", "the queue pair is in another state than the command needs"),
-    (0x50, "bad input length", "this firmware has another layout of the command: make the queues by verbs"),
-    (0x51, "bad output length", "this firmware has another layout of the command: make the queues by verbs"),
-];
-
-impl DevxStatus {
-    fn known(self) -> Option<&'static (u8, &'static str, &'static str)> {
-        KNOWN.iter().find(|(code, ..)| *code == self.0)
-    }
-
-    fn remedy(self) -> &'static str {
-        self.known().map_or("look into the kernel's log", |(.., remedy)| remedy)
-    }
-}
-
-impl fmt::Display for DevxStatus {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.known() {
-            Some((code, name, _)) => write!(f, "{name} (status {code:#04x})"),
-            None => write!(f, "status {:#04x}", self.0),
-        }
-    }
-}
-
-/// What a call that failed, with `errno` or its result, has said in its answer. An answer with a
-/// status is the device's, whichever number the kernel makes of it.
+/// The error of a call that failed with `source`. A status in the answer is the device's, whatever the errno.
 pub(crate) fn failure(command: &'static str, detail: String, answer: &[u8], source: io::Error) -> Error {
     let status = header::STATUS.get8(answer);
     if status == 0 {
@@ -109,7 +16,7 @@ pub(crate) fn failure(command: &'static str, detail: String, answer: &[u8], sour
     DevxError::Refused { command, detail, status: DevxStatus(status), syndrome }.into()
 }
 
-/// The outcome of a call with the result `rc`. The device may have written its own answer.
+/// The result of a call that returned `rc`. The device may have written an answer.
 pub(crate) fn check(
     command: &'static str,
     rc: c_int,
@@ -122,8 +29,7 @@ pub(crate) fn check(
     }
 }
 
-/// What a card can wait for by itself, and how its queues release each other
-/// ([`gdsync_sys::prm::wait`]).
+/// The waits that a card performs, and how its queues release each other ([`gdsync_sys::prm::wait`]).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CardWaits {
@@ -131,18 +37,17 @@ pub struct CardWaits {
     pub data: bool,
     /// WAIT for a time of the card's clock (`wait_on_time`).
     pub time: bool,
-    /// WAIT for a completion queue, and SEND_EN for queue pairs that commands make (`cd`).
+    /// WAIT for a completion queue, and SEND_EN for queue pairs that DEVX commands make (`cd`).
     pub queues: bool,
     /// Completion queues that ignore overruns (`cq_oi`).
     pub ignore_overrun: bool,
-    /// Most queue pairs without a doorbell record of sends, which one store rings
-    /// (`send_dbr_mode_no_dbr_ext`; ConnectX-8); 0 where there are none.
+    /// Most queue pairs without a doorbell record of sends, which one store rings (`send_dbr_mode_no_dbr_ext`;
+    /// ConnectX-8); 0 if there are none.
     pub recordless: u32,
 }
 
 impl Device {
-    /// What the card can wait for by itself. A provider that cannot be asked, a libmlx5 before
-    /// rdma-core 21, has nothing of it.
+    /// The waits that the card performs: none if the provider cannot be asked (libmlx5 before rdma-core 21).
     ///
     /// ```
     /// use gdsync::Device;
@@ -154,7 +59,7 @@ impl Device {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Devx`] or [`Error::Verbs`], where the device or the kernel does not answer.
+    /// [`Error::Devx`] or [`Error::Verbs`], if the device or the kernel does not answer.
     pub fn card_waits(&self) -> Result<CardWaits, Error> {
         self.inner.card_waits()
     }
@@ -167,7 +72,7 @@ impl DeviceInner {
         }
         let general = self.capabilities(cap::TYPE_GENERAL)?;
         let more = match self.capabilities(cap::TYPE_GENERAL_2) {
-            // Firmware that does not know the second part has nothing of it.
+            // Firmware that does not know the second part supports none of it.
             Err(Error::Devx(DevxError::Refused { .. })) => vec![0; CAPABILITIES],
             answer => answer?,
         };
@@ -181,8 +86,7 @@ impl DeviceInner {
         })
     }
 
-    /// The answer to QUERY_HCA_CAP: what the device is set to, of a type of capabilities
-    /// (`cap::TYPE_*`).
+    /// The answer to QUERY_HCA_CAP for a type of capabilities (`cap::TYPE_*`): the current settings of the device.
     pub(crate) fn capabilities(&self, kind: u64) -> Result<Vec<u8>, Error> {
         let input = encode::query_capabilities(kind);
         let mut answer = vec![0u8; CAPABILITIES];
@@ -191,7 +95,7 @@ impl DeviceInner {
             reason: "its libmlx5 is older than rdma-core 21",
         })?;
         let (asked, told) = (input.as_ptr().cast(), answer.as_mut_ptr().cast());
-        // SAFETY: the context is open; both buffers have the lengths that are given.
+        // SAFETY: the context is open; both buffers have the given lengths.
         let rc = unsafe { general_cmd(self.context(), asked, input.len(), told, answer.len()) };
         check("QUERY_HCA_CAP", rc, &answer, || format!("capabilities of type {kind:#x}"))?;
         Ok(answer)
@@ -201,7 +105,7 @@ impl DeviceInner {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::verbs::{DevxStatus, provider};
+    use crate::verbs::provider;
     use gdsync_sys::prm::command::encode::ANSWER;
 
     #[test]
@@ -229,7 +133,7 @@ mod tests {
         let mut answer = [0; ANSWER];
         header::STATUS.put(&mut answer, 3u8);
         header::SYNDROME.put(&mut answer, 0x1234_5678u32);
-        // EREMOTEIO of newer kernels, others of older ones.
+        // EREMOTEIO of newer kernels, other codes of older ones.
         for errno in [libc::EREMOTEIO, libc::EINVAL] {
             let Error::Devx(DevxError::Refused { command: "CREATE_CQ", detail, status, syndrome }) =
                 refused(&answer, errno)

@@ -1,42 +1,37 @@
-//! Asynchronous events: what the card reports that belongs to no work request
-//! (`ibv_get_async_event`).
+//! Asynchronous events: a card's reports that belong to no work request (`ibv_get_async_event`).
 
-use crate::util::contain::{drop_contained, log};
-use crate::verbs::{Device, DeviceInner, Error, call};
-use gdsync_sys::contain::contain;
-use gdsync_sys::verbs::{self, ibv_async_element, ibv_async_event};
+use crate::verbs::{Error, call};
+use gdsync_sys::verbs::{self, ibv_async_event};
 use parking_lot::Mutex;
 use std::fs::File;
-use std::io::Write;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::sync::{Arc, Weak};
-use std::thread::JoinHandle;
 use std::time::Duration;
 use std::{fmt, io};
 
-/// What happened (`enum ibv_event_type` of `infiniband/verbs.h`).
+/// The kind of an event (`enum ibv_event_type` of `infiniband/verbs.h`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum AsyncEventKind {
     /// A completion queue overran or failed.
     CompletionQueueError,
-    /// A queue pair failed and could not say so in a completion.
+    /// A queue pair failed and could not report it in a completion.
     QueuePairFatal,
-    /// A remote request broke the transport's rules.
+    /// A remote request violated the transport's rules.
     QueuePairRequestError,
-    /// A remote request broke this side's access rights.
+    /// A remote request violated this side's access rights.
     QueuePairAccessError,
     /// The first packet arrived before the queue pair was moved to RTR.
     CommunicationEstablished,
-    /// A queue pair that has failed takes no more receives from its shared receive queue.
+    /// A failed queue pair takes no more receives from its shared receive queue.
     LastReceive,
     /// A shared receive queue failed.
     SharedReceivesError,
-    /// The device failed for good.
+    /// The device failed permanently.
     DeviceFatal,
     /// A port carries traffic.
     PortActive,
-    /// A port carries no traffic any more.
+    /// A port no longer carries traffic.
     PortError,
     /// Some other code.
     Other(i32),
@@ -50,7 +45,7 @@ const OF_SHARED_RECEIVES: [i32; 2] = [verbs::IBV_EVENT_SRQ_ERR, verbs::IBV_EVENT
 const OF_PORTS: [i32; 7] = [PORT_ACTIVE, PORT_ERROR, 11, 12, 13, 17, 18];
 
 impl AsyncEventKind {
-    fn from_raw(code: i32) -> Self {
+    pub(super) fn from_raw(code: i32) -> Self {
         match code {
             verbs::IBV_EVENT_CQ_ERR => AsyncEventKind::CompletionQueueError,
             verbs::IBV_EVENT_QP_FATAL => AsyncEventKind::QueuePairFatal,
@@ -66,7 +61,7 @@ impl AsyncEventKind {
         }
     }
 
-    /// True where the queue pairs that it concerns do not work any more.
+    /// True if the affected queue pairs no longer work.
     pub(crate) fn is_fatal(self) -> bool {
         matches!(
             self,
@@ -99,18 +94,18 @@ impl fmt::Display for AsyncEventKind {
     }
 }
 
-/// An asynchronous event, and what it concerns.
+/// An asynchronous event, and the objects that it concerns.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct AsyncEvent {
-    /// What happened.
+    /// Its kind.
     pub kind: AsyncEventKind,
-    /// Numbers of the queue pairs of this library that it concerns: the one that it names, those of
-    /// the completion queue, the shared receive queue or the port that it names, or all of the device.
+    /// Numbers of the library's queue pairs that it concerns: the one that it names, those of the completion queue,
+    /// shared receive queue or port that it names, or all of the device.
     pub queue_pairs: Vec<u32>,
-    /// Number of the shared receive queue, where it names one.
+    /// Number of the shared receive queue that it names, if any.
     pub shared_receives: Option<u32>,
-    /// The port, where it names one.
+    /// The port that it names, if any.
     pub port: Option<u8>,
 }
 
@@ -123,7 +118,7 @@ impl fmt::Display for AsyncEvent {
     }
 }
 
-/// What an event names, by the addresses of verbs objects, which are compared only.
+/// The object that an event names. Addresses of verbs objects are only compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Element {
     Cq(usize),
@@ -134,11 +129,10 @@ pub(crate) enum Element {
 }
 
 impl Element {
-    fn of(event: &ibv_async_event) -> Self {
+    pub(super) fn of(event: &ibv_async_event) -> Self {
         let code = event.event_type;
         if code == verbs::IBV_EVENT_CQ_ERR {
-            // SAFETY: the type says that this field holds; any bits are a valid pointer, which is
-            // not dereferenced.
+            // SAFETY: the type selects this field; any bits are a valid pointer, which is not dereferenced.
             Element::Cq(unsafe { event.element.cq } as usize)
         } else if OF_QUEUE_PAIRS.contains(&code) {
             // SAFETY: as above.
@@ -155,10 +149,8 @@ impl Element {
     }
 }
 
-/// What asynchronous events concern: queue pairs and shared receive queues, which stand in a layer
-/// above the device.
+/// An object that asynchronous events concern: a queue pair or a shared receive queue, of a layer above the device.
 pub(crate) trait EventSink: fmt::Debug + Send + Sync {
-    /// Its number.
     fn number(&self) -> u32;
 
     /// False for a shared receive queue.
@@ -166,14 +158,14 @@ pub(crate) trait EventSink: fmt::Debug + Send + Sync {
         true
     }
 
-    /// True where an event that names `element` concerns it.
+    /// True if an event that names `element` concerns it.
     fn is_concerned(&self, element: Element) -> bool;
 
-    /// Fails for good because of an event.
+    /// Fails the object permanently because of an event.
     fn fail_by_event(&self, kind: AsyncEventKind, element: Element);
 }
 
-/// What the events of a device may concern.
+/// The objects that a device's events may concern.
 #[derive(Debug, Default)]
 pub(crate) struct EventSinks {
     known: Mutex<Vec<Weak<dyn EventSink>>>,
@@ -186,121 +178,18 @@ impl EventSinks {
         known.push(sink);
     }
 
-    fn concerned(&self, element: Element) -> Vec<Arc<dyn EventSink>> {
-        // Collected before any is dropped: dropping the last handle of one takes other locks.
+    pub(super) fn concerned(&self, element: Element) -> Vec<Arc<dyn EventSink>> {
+        // Collected before any is dropped: dropping the last handle of an object takes other locks.
         let alive: Vec<_> = self.known.lock().iter().filter_map(Weak::upgrade).collect();
         alive.into_iter().filter(|sink| sink.is_concerned(element)).collect()
     }
 }
 
-impl Device {
-    /// Takes the next asynchronous event of the card, if one comes within `timeout`. When it returns a
-    /// fatal one, the queue pairs that the event concerns have failed, and whatever waits for them wakes.
-    ///
-    /// Events are read only if the program calls this, or [`Device::watch_events`]. Of a device
-    /// made by [`Device::from_raw`], the program reads them either through this library or itself:
-    /// each reader takes events away from the other.
-    ///
-    /// # Errors
-    /// [`Error::Verbs`].
-    pub fn next_event(&self, timeout: Duration) -> Result<Option<AsyncEvent>, Error> {
-        self.inner.next_event(timeout, None)
-    }
-
-    /// Starts a thread that reads the card's asynchronous events as [`Device::next_event`] does, so
-    /// that the queue pairs concerned fail at once. It passes each event to `callback`, sleeps
-    /// while there is none, and keeps the device open. A callback that panics is logged, and called
-    /// again for the next event.
-    ///
-    /// # Errors
-    /// [`Error::Thread`]; [`Error::Verbs`] if the process has no file descriptor left.
-    pub fn watch_events(
-        &self,
-        mut callback: impl FnMut(&AsyncEvent) + Send + 'static,
-    ) -> Result<EventWatch, Error> {
-        let stop = event_fd("")?;
-        let no_thread = |source| Error::Thread { name: NAME, source };
-        let stopped = stop.try_clone().map_err(no_thread)?;
-        let device = self.clone();
-        let read = move || {
-            while !poll(stopped.as_raw_fd(), None, Duration::ZERO).unwrap_or(false) {
-                match device.inner.next_event(Duration::MAX, Some(stopped.as_raw_fd())) {
-                    Ok(Some(event)) => {
-                        if let Err(panic) = contain(|| callback(&event)) {
-                            log(|| tracing::error!(panic, "a callback for asynchronous events panicked"));
-                        }
-                    }
-                    Ok(None) => {}
-                    Err(error) => {
-                        log(|| tracing::error!(%error, "asynchronous events cannot be read any more"));
-                        break;
-                    }
-                }
-            }
-            drop_contained(callback, "a callback for asynchronous events");
-        };
-        let thread = std::thread::Builder::new().name(NAME.to_owned()).spawn(read).map_err(no_thread)?;
-        Ok(EventWatch { stop, thread: Some(thread) })
-    }
-}
-
-impl DeviceInner {
-    fn event_fd(&self) -> RawFd {
-        // SAFETY: the context is open as long as `self`.
-        unsafe { (*self.context()).async_fd }
-    }
-
-    /// `stop`: another descriptor that ends the wait when it becomes readable.
-    pub(super) fn next_event(
-        &self,
-        timeout: Duration,
-        stop: Option<RawFd>,
-    ) -> Result<Option<AsyncEvent>, Error> {
-        if !poll(self.event_fd(), stop, timeout)? {
-            return Ok(None);
-        }
-        // One reader at a time: a reader that finds the descriptor readable finds an event.
-        let _reader = self.reader.lock();
-        if !poll(self.event_fd(), None, Duration::ZERO)? {
-            return Ok(None);
-        }
-        let mut event = ibv_async_event { element: ibv_async_element { port_num: 0 }, event_type: -1 };
-        // SAFETY: the context is open, and the place is valid.
-        let rc = unsafe { (self.api.get_async_event)(self.context(), &mut event) };
-        call::status("ibv_get_async_event", rc, String::new)?;
-        let concerned = self.queue_pairs.concerned(Element::of(&event));
-        let told = self.take_event(&event, &concerned);
-        // SAFETY: as it was filled above, and not acknowledged yet. Acknowledged before the queue
-        // pairs are dropped: destroying one waits for the acknowledgement.
-        unsafe { (self.api.ack_async_event)(&mut event) };
-        Ok(Some(told))
-    }
-
-    fn take_event(&self, event: &ibv_async_event, concerned: &[Arc<dyn EventSink>]) -> AsyncEvent {
-        let kind = AsyncEventKind::from_raw(event.event_type);
-        let element = Element::of(event);
-        let port = if let Element::Port(port) = element { Some(port) } else { None };
-        let of = |queue_pairs| {
-            concerned.iter().filter(move |sink| sink.is_queue_pair() == queue_pairs).map(|sink| sink.number())
-        };
-        let named = matches!(element, Element::Srq(_));
-        let shared_receives = of(false).next().filter(|_| named);
-        let told = AsyncEvent { kind, queue_pairs: of(true).collect(), shared_receives, port };
-        if kind.is_fatal() {
-            tracing::warn!(device = &self.name, event = %told, "the card reported an asynchronous event");
-            concerned.iter().for_each(|sink| sink.fail_by_event(kind, element));
-        } else {
-            tracing::info!(device = &self.name, event = %told, "the card reported an asynchronous event");
-        }
-        told
-    }
-}
-
-/// Waits until `fd` is readable; false after `timeout`, or when `stop` is readable.
+/// Waits until `fd` is readable. Returns false after `timeout`, or when `stop` is readable.
 pub(crate) fn poll(fd: RawFd, stop: Option<RawFd>, timeout: Duration) -> Result<bool, Error> {
     let entry = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
     let mut fds = [entry(fd), entry(stop.unwrap_or(-1))];
-    // Rounded up: a wait for less than a millisecond is one.
+    // Rounded up: a shorter wait takes a millisecond.
     let millis = i32::try_from(timeout.as_micros().div_ceil(1000)).unwrap_or(i32::MAX);
     // SAFETY: two valid entries; a descriptor of -1 is ignored (poll(2)).
     let rc = unsafe { libc::poll(fds.as_mut_ptr(), 2, millis) };
@@ -314,7 +203,7 @@ pub(crate) fn poll(fd: RawFd, stop: Option<RawFd>, timeout: Duration) -> Result<
     Ok(fds[0].revents & libc::POLLIN != 0)
 }
 
-/// A new eventfd. The error says what it is for.
+/// Creates an eventfd. `detail` goes into the error.
 pub(crate) fn event_fd(detail: &str) -> Result<File, Error> {
     // SAFETY: no memory is involved.
     let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
@@ -322,31 +211,3 @@ pub(crate) fn event_fd(detail: &str) -> Result<File, Error> {
     // SAFETY: just opened, and it has no other owner.
     Ok(File::from(unsafe { OwnedFd::from_raw_fd(fd) }))
 }
-
-const NAME: &str = "gdsync-events";
-
-/// Reads asynchronous events until it is dropped; see [`Device::watch_events`].
-#[derive(Debug)]
-pub struct EventWatch {
-    stop: File,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Drop for EventWatch {
-    /// Ends the thread, and waits for a callback that is running, unless that callback drops this.
-    fn drop(&mut self) {
-        if let Err(error) = self.stop.write_all(&1u64.to_ne_bytes()) {
-            tracing::error!(%error, "the thread that reads events cannot be told to end");
-            return;
-        }
-        if let Some(thread) =
-            self.thread.take().filter(|thread| thread.thread().id() != std::thread::current().id())
-            && thread.join().is_err()
-        {
-            tracing::error!("the thread that reads asynchronous events panicked");
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests;

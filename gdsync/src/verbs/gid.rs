@@ -1,145 +1,17 @@
-//! Global identifiers: which a port has, and which one a connection uses.
+//! The GID table of a port, and the entry of it that a connection uses.
 
-use crate::verbs::{DeviceInner, Error, PortError, QueuePairError, call};
-use gdsync_sys::verbs::{self, ibv_gid, ibv_gid_entry, ibv_port_attr};
+use crate::verbs::device::link_layer;
+use crate::verbs::{DeviceInner, Error, Gid, GidEntry, GidKind, LinkLayer, PortError, call};
+use gdsync_sys::verbs::{ibv_gid, ibv_gid_entry};
 use std::ffi::CStr;
+use std::io;
 use std::net::Ipv6Addr;
 use std::path::PathBuf;
-use std::{fmt, io};
-
-/// A global identifier; printed like the IPv6 address that it is.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Gid(pub [u8; 16]);
-
-impl fmt::Display for Gid {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(&std::net::Ipv6Addr::from(self.0).to_string())
-    }
-}
-
-impl Gid {
-    /// Whether it is an IPv4 address in IPv6's clothes, `::ffff:a.b.c.d`.
-    /// The first half: its subnet.
-    pub(crate) fn subnet_prefix(self) -> [u8; 8] {
-        let [a, b, c, d, e, f, g, h, ..] = self.0;
-        [a, b, c, d, e, f, g, h]
-    }
-}
-
-/// What packets with a GID look like on the wire (`enum ibv_gid_type`). Two sides must use the same
-/// kind.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum GidKind {
-    /// InfiniBand.
-    InfiniBand,
-    /// RoCE version 1: Ethernet frames of their own type, which no router forwards.
-    RoceV1,
-    /// RoCE version 2: UDP.
-    RoceV2,
-}
-
-impl GidKind {
-    /// Every kind.
-    pub(crate) const ALL: [GidKind; 3] = [GidKind::InfiniBand, GidKind::RoceV1, GidKind::RoceV2];
-
-    fn from_raw(raw: u32) -> Option<Self> {
-        match raw {
-            verbs::IBV_GID_TYPE_IB => Some(GidKind::InfiniBand),
-            verbs::IBV_GID_TYPE_ROCE_V1 => Some(GidKind::RoceV1),
-            verbs::IBV_GID_TYPE_ROCE_V2 => Some(GidKind::RoceV2),
-            _ => None,
-        }
-    }
-
-    /// As the kernel spells it in sysfs (`drivers/infiniband/core/cache.c`,
-    /// `ib_cache_gid_type_str`): version 1 shares its name with InfiniBand.
-    fn from_sysfs(text: &str, link: LinkLayer) -> Option<Self> {
-        match (text.trim(), link) {
-            ("IB/RoCE v1", LinkLayer::InfiniBand) => Some(GidKind::InfiniBand),
-            ("IB/RoCE v1", LinkLayer::Ethernet) => Some(GidKind::RoceV1),
-            ("RoCE v2", _) => Some(GidKind::RoceV2),
-            _ => None,
-        }
-    }
-
-    /// The link layer that such packets travel on.
-    pub fn link(self) -> LinkLayer {
-        match self {
-            GidKind::InfiniBand => LinkLayer::InfiniBand,
-            GidKind::RoceV1 | GidKind::RoceV2 => LinkLayer::Ethernet,
-        }
-    }
-
-    /// Its name in an endpoint's text form.
-    pub(crate) fn short(self) -> &'static str {
-        match self {
-            GidKind::InfiniBand => "ib",
-            GidKind::RoceV1 => "roce1",
-            GidKind::RoceV2 => "roce2",
-        }
-    }
-}
-
-impl fmt::Display for GidKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            GidKind::InfiniBand => "InfiniBand",
-            GidKind::RoceV1 => "RoCE v1",
-            GidKind::RoceV2 => "RoCE v2",
-        })
-    }
-}
-
-/// What a port's link speaks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum LinkLayer {
-    /// InfiniBand: a subnet manager gives ports local identifiers (LIDs), which address them.
-    InfiniBand,
-    /// Ethernet (RoCE): GIDs address ports.
-    Ethernet,
-}
-
-impl LinkLayer {
-    /// # Errors
-    /// [`QueuePairError::Layout`](crate::verbs::QueuePairError::Layout) for a code that is not
-    /// known.
-    pub(crate) fn from_raw(raw: u8) -> Result<Self, Error> {
-        match raw {
-            // Kernels before 2.6.37 knew InfiniBand only, and did not say so.
-            verbs::IBV_LINK_LAYER_UNSPECIFIED | verbs::IBV_LINK_LAYER_INFINIBAND => Ok(LinkLayer::InfiniBand),
-            verbs::IBV_LINK_LAYER_ETHERNET => Ok(LinkLayer::Ethernet),
-            other => Err(QueuePairError::layout("port link layer", other)),
-        }
-    }
-}
-
-impl fmt::Display for LinkLayer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            LinkLayer::InfiniBand => "InfiniBand",
-            LinkLayer::Ethernet => "Ethernet",
-        })
-    }
-}
-
-/// An entry of a port's GID table.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub struct GidEntry {
-    /// Its index in the table, for [`crate::QueuePairConfig::gid_index`].
-    pub index: u32,
-    /// The identifier.
-    pub gid: Gid,
-    /// What packets with it look like.
-    pub kind: GidKind,
-}
 
 /// The entry that a connection uses: the one asked for, or
 /// - on InfiniBand the first;
-/// - on Ethernet the first of the best kind: RoCE v2 before v1, as it can be routed; within a
-///   version an IPv4 address before a global IPv6 address, and that before a link-local one.
+/// - on Ethernet the first of the best kind: RoCE v2 before v1, as it can be routed; within a version IPv4 before
+///   global IPv6 before link-local addresses.
 pub(crate) fn choose(
     table: &[GidEntry],
     device: &str,
@@ -176,7 +48,6 @@ fn preference(entry: &GidEntry) -> (u8, u8) {
 }
 
 impl DeviceInner {
-    /// The valid entries of a port's table.
     pub(crate) fn gids(&self, port: u8) -> Result<Vec<GidEntry>, Error> {
         let attr = self.port_attr(port)?;
         let len = u32::try_from(attr.gid_tbl_len).unwrap_or(0);
@@ -187,7 +58,7 @@ impl DeviceInner {
             },
             None => tracing::debug!("libibverbs has no GID table query (rdma-core 32): reading sysfs"),
         }
-        let link = LinkLayer::from_raw(attr.link_layer)?;
+        let link = link_layer(attr.link_layer)?;
         (0..len).filter_map(|index| self.gid_by_sysfs(port, index, link).transpose()).collect()
     }
 
@@ -197,7 +68,7 @@ impl DeviceInner {
 
     fn gids_by_table(&self, port: u8) -> Result<Vec<GidEntry>, Error> {
         let Some(query) = self.api.query_gid_table else { return Ok(Vec::new()) };
-        // The answer is about all ports.
+        // The query covers all ports.
         let mut room = 0;
         for port in 1..=self.attributes()?.ports {
             room += usize::try_from(self.port_attr(port)?.gid_tbl_len).unwrap_or(0);
@@ -214,7 +85,7 @@ impl DeviceInner {
         Ok(entries
             .into_iter()
             .filter(|entry| entry.port_num == u32::from(port))
-            // Of a kind that came after this was written: not usable, and no reason to fail.
+            // A kind that is unknown here is not usable, but no error.
             .filter_map(|entry| {
                 let (kind, gid) = (GidKind::from_raw(entry.gid_type)?, Gid(entry.gid.raw));
                 Some(GidEntry { index: entry.gid_index, gid, kind })
@@ -222,14 +93,14 @@ impl DeviceInner {
             .collect())
     }
 
-    /// One entry, by the interface that predates the query of the table: `None` where it is empty.
+    /// An entry, by the interface that predates the table query: `None` if it is empty.
     fn gid_by_sysfs(&self, port: u8, index: u32, link: LinkLayer) -> Result<Option<GidEntry>, Error> {
         let file = self.sysfs_folder().join(format!("ports/{port}/gid_attrs/types/{index}"));
         let kind = match std::fs::read_to_string(&file) {
             Ok(text) => GidKind::from_sysfs(&text, link),
-            // The kernel says EINVAL of an empty entry.
+            // The kernel returns EINVAL for an empty entry.
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => None,
-            // Kernels before 4.5 have no such files, and RoCE v1 only.
+            // Kernels before 4.5 have no such files, and support RoCE v1 only.
             Err(error) if error.kind() == io::ErrorKind::NotFound => Some(match link {
                 LinkLayer::InfiniBand => GidKind::InfiniBand,
                 LinkLayer::Ethernet => GidKind::RoceV1,
@@ -256,21 +127,10 @@ impl DeviceInner {
         Ok(Gid(gid.raw))
     }
 
-    /// The device's folder in sysfs.
     fn sysfs_folder(&self) -> PathBuf {
-        // SAFETY: an open context names its device, which lives as long, with a zero-terminated
-        // path.
+        // SAFETY: an open context names its device, which lives as long, with a zero-terminated path.
         let path = unsafe { CStr::from_ptr((*(*self.context()).device).ibdev_path.as_ptr()) };
         PathBuf::from(path.to_string_lossy().into_owned())
-    }
-
-    /// A port's attributes as the provider reports them.
-    pub(crate) fn port_attr(&self, port: u8) -> Result<ibv_port_attr, Error> {
-        let mut attr = ibv_port_attr::default();
-        // SAFETY: the context is open; the place is valid for the struct.
-        let rc = unsafe { (self.api.query_port)(self.context(), port, &mut attr) };
-        call::status("ibv_query_port", rc, || format!("port {port}"))?;
-        Ok(attr)
     }
 }
 

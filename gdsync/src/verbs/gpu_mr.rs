@@ -1,8 +1,10 @@
 //! GPU memory registered with a card.
 
-use crate::cuda::{Consistency, CudaError, Gpu, GpuMemory};
+use crate::cuda::{Consistency, CudaError, GpuMemory};
 use crate::verbs::mr::Backing;
-use crate::verbs::{Access, Error, MemoryRegionInner, ProtectionDomain, Region};
+use crate::verbs::{
+    Access, Error, MemoryRegionInner, ProtectionDomain, Region, RegistrationError, RegistrationPath,
+};
 use gdsync_sys::api::Provider;
 use gdsync_sys::verbs::ibv_mr;
 use std::io;
@@ -14,27 +16,25 @@ use std::sync::Arc;
 ///
 /// A cheap handle; clones name the same region. Work requests in flight hold it.
 ///
-/// A software card reaches it through a CPU mapping where there is one when it is registered
-/// ([`crate::mapped::MappedMemory`]), else by copies on a stream of its own. A real card reaches it
-/// over PCIe: through a dma-buf (rdma-core 34, Linux 5.12 and the open NVIDIA kernel modules) or,
-/// failing that, through the `nvidia-peermem` module.
+/// A software card reaches it through a CPU mapping that exists when it is registered
+/// ([`crate::mapped::MappedMemory`]), or else by copies on gdsync's stream. A real card reaches it over PCIe: through
+/// a dma-buf (rdma-core 34, Linux 5.12 and the open NVIDIA kernel modules) or, failing that, through the
+/// `nvidia-peermem` module.
 pub type GpuMemoryRegion = Region<GpuMemory>;
 
 impl GpuMemoryRegion {
     /// Registers GPU memory.
     ///
     /// # Errors
-    /// [`RegistrationError::Refused`](crate::verbs::RegistrationError::Refused) where the card
-    /// cannot have it, with the reason of each way that was tried;
-    /// [`RegistrationError::NoOrder`](crate::verbs::RegistrationError::NoOrder) where a real card
-    /// would write into memory of a GPU that shows writes in no order and cannot flush them: a
-    /// stream that has waited for the completion could still see old data.
+    /// [`RegistrationError::Refused`] if every way to register it failed, with each reason;
+    /// [`RegistrationError::NoOrder`] if a real card would write into memory of a GPU that shows writes in no order
+    /// and cannot flush them: a stream that has waited for the completion could still see old data.
     pub fn register(pd: &ProtectionDomain, memory: GpuMemory, access: Access) -> Result<Self, Error> {
         let inner = Arc::new(Self::register_inner(pd, &memory, access)?);
         Ok(Self::of(inner, memory))
     }
 
-    /// Memory whose bytes the registration has, and perhaps more.
+    /// A region of `memory`, which the registration covers.
     pub(crate) fn of(inner: Arc<MemoryRegionInner>, memory: GpuMemory) -> Self {
         let start = memory.address();
         Self::part(inner, start..start + memory.len() as u64, memory)
@@ -53,60 +53,18 @@ impl GpuMemoryRegion {
         let (raw, path) = register(pd, memory, access)?;
         let access = if path == RegistrationPath::DmaBuf { access - Access::MW_BIND } else { access };
         tracing::debug!(?memory, ?path, "GPU memory is registered");
-        let backing = Backing::Gpu { _memory: memory.keeper(), path };
+        let backing = Backing::Gpu { _memory: memory.uncounted(), path };
         Ok(MemoryRegionInner::new(raw, pd.inner.clone(), access, backing))
     }
 
-    /// How the card gets to the memory.
+    /// The way in which the card reaches the memory.
     pub fn path(&self) -> RegistrationPath {
-        // Regions of this kind have one.
+        // Regions of GPU memory have one.
         self.inner.path().unwrap_or(RegistrationPath::PeerMemory)
     }
 }
 
-/// Why GPU memory cannot be registered with a card.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum RegistrationError {
-    /// GPU memory could not be registered with the card.
-    #[error(
-        "{len} bytes of {} cannot be registered: as a dma-buf: {dma_buf}; through peer memory (modprobe nvidia-peermem): {peer_memory}",
-        Gpu::from_device(*.gpu)
-    )]
-    Refused {
-        /// The GPU of the memory.
-        gpu: i32,
-        /// Bytes asked for.
-        len: usize,
-        /// Why not as a dma-buf.
-        dma_buf: String,
-        /// Why not through peer memory.
-        peer_memory: String,
-    },
-    /// Streams of the GPU could not be sure to see what a card writes.
-    #[error(
-        "{} shows a card's writes in no order and has no flush: let cards write into host memory, and copy in stream order",
-        Gpu::from_device(*.gpu)
-    )]
-    NoOrder {
-        /// The GPU.
-        gpu: i32,
-    },
-}
-
-/// How a card gets to GPU memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum RegistrationPath {
-    /// The driver made a dma-buf of it, which the kernel gave to the card (`ibv_reg_dmabuf_mr`).
-    DmaBuf,
-    /// A module that knows GPU memory (nvidia-peermem, nv_peer_mem) answered for it (`ibv_reg_mr`).
-    PeerMemory,
-    /// A software card, which copies from it and to it.
-    SoftwareCard,
-}
-
-/// The ways to give GPU memory to a card, the best first.
+/// Registers the memory by the best way that works.
 fn register(
     pd: &ProtectionDomain,
     memory: &GpuMemory,
@@ -118,8 +76,8 @@ fn register(
     };
     let (pd, len) = (&pd.inner, memory.registered_len());
     let (address, flags) = (memory.address() as *mut libc::c_void, access.bits() as libc::c_int);
-    // SAFETY: the domain is allocated as long as `pd` lives; the memory is kept until the region is
-    // deregistered. The address is a GPU's, which the provider's peer memory takes, or refuses.
+    // SAFETY: the domain is allocated as long as `pd` lives; the memory is kept until the region is deregistered. The
+    // provider's peer memory takes or refuses the address, which is a GPU's.
     let raw = unsafe { (pd.device.api.reg_mr)(pd.raw(), address, len, flags) };
     let path = match pd.device.api.provider {
         Provider::Software => RegistrationPath::SoftwareCard,
@@ -149,8 +107,7 @@ fn dma_buf(pd: &ProtectionDomain, memory: &GpuMemory, access: Access) -> Result<
     let (fd, offset) = memory.dma_buf().map_err(|error: CudaError| error.to_string())?;
     // The kernel's `UVERBS_METHOD_REG_DMABUF_MR` refuses the right to bind windows.
     let (len, flags) = (memory.registered_len(), (access - Access::MW_BIND).bits() as libc::c_int);
-    // SAFETY: the domain is allocated as long as `pd` lives; the kernel takes a reference of its
-    // own to the dma-buf.
+    // SAFETY: the domain is allocated as long as `pd` lives; the kernel takes a reference to the dma-buf.
     let raw = unsafe { reg_dmabuf_mr(pd.inner.raw(), offset, len, memory.address(), fd.as_raw_fd(), flags) };
     NonNull::new(raw).ok_or_else(|| io::Error::last_os_error().to_string())
 }

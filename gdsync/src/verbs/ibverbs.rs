@@ -1,9 +1,8 @@
-//! For programs that use the crate `ibverbs` (feature `ibverbs`): gdsync on a context and a
-//! protection domain that are the program's own, given as pointers of that crate's C types,
-//! [`ffi`].
+//! For programs that use the crate `ibverbs` (feature `ibverbs`): gdsync on the program's context and protection
+//! domain, given as pointers of that crate's C types, [`ffi`].
 //!
-//! gdsync destroys what it makes on them, and never them. Both crates must have the same
-//! libibverbs: `ibverbs` links the system's, and gdsync loads it by its name, `libibverbs.so.1`.
+//! gdsync destroys the objects that it makes on them, but never the context or the domain. Both crates must use the
+//! same libibverbs: `ibverbs` links the system's, and gdsync loads `libibverbs.so.1`.
 
 use crate::verbs::{Device, Error, OpenError, ProtectionDomain, provider};
 use std::ptr::NonNull;
@@ -14,31 +13,27 @@ pub use ibverbs_sys as ffi;
 /// A device on an open context.
 ///
 /// # Errors
-/// [`OpenError::Null`](crate::verbs::OpenError::Null),
-/// [`OpenError::NotMlx5`](crate::verbs::OpenError::NotMlx5),
-/// [`OpenError::Load`](crate::verbs::OpenError::Load) where libmlx5 cannot be loaded.
+/// [`OpenError::Null`], [`OpenError::NotMlx5`], [`OpenError::Load`] if libmlx5 cannot be loaded.
 ///
 /// # Safety
-/// The context is null, or was opened by the system's libibverbs and stays open until the device,
-/// its clones and everything made on them are dropped, and streams have passed what they were
-/// given.
+/// The context is null, or was opened by the system's libibverbs and stays open until the device, its clones and
+/// everything made on them are dropped, and streams have passed all work that names them.
 pub unsafe fn device(context: *mut ffi::ibv_context) -> Result<Device, Error> {
     let context = NonNull::new(context.cast()).ok_or(Error::Open(OpenError::Null { what: "ibv_context" }))?;
-    // SAFETY: the caller's; both names are of the same C struct.
+    // SAFETY: the caller's; both types are the same C struct.
     unsafe { Device::from_raw(provider::system()?, context) }
 }
 
 /// A protection domain that the program has allocated on the context of `device`.
 ///
 /// # Errors
-/// [`OpenError::Null`](crate::verbs::OpenError::Null),
-/// [`OpenError::OtherContext`](crate::verbs::OpenError::OtherContext).
+/// [`OpenError::Null`], [`OpenError::OtherContext`].
 ///
 /// # Safety
-/// The domain is null, or valid, and stays so until the returned one, its clones and everything
-/// made in them are dropped.
+/// The domain is null, or valid, and stays so until the returned one, its clones and everything made in them are
+/// dropped.
 pub unsafe fn protection_domain(device: &Device, pd: *mut ffi::ibv_pd) -> Result<ProtectionDomain, Error> {
     let pd = NonNull::new(pd.cast()).ok_or(Error::Open(OpenError::Null { what: "ibv_pd" }))?;
-    // SAFETY: the caller's; both names are of the same C struct.
+    // SAFETY: the caller's; both types are the same C struct.
     unsafe { ProtectionDomain::from_raw(device, pd) }
 }

@@ -1,41 +1,49 @@
-//! The verbs objects below a queue pair: devices, protection domains, memory regions, address
-//! handles, and what describes them.
+//! The verbs objects below a queue pair: devices, protection domains, memory regions and address handles.
 
 pub(crate) mod ah;
 pub(crate) mod call;
+#[deny(unsafe_code)]
+mod deferred_release;
 pub(crate) mod device;
 pub(crate) mod devx;
 #[deny(unsafe_code)]
+pub(crate) mod endpoint;
+#[deny(unsafe_code)]
 pub(crate) mod error;
+mod event_reader;
 pub(crate) mod events;
-pub(crate) mod gid;
+mod gid;
 pub(crate) mod gpu_mr;
 #[cfg(feature = "ibverbs")]
 pub mod ibverbs;
-#[deny(unsafe_code)]
-pub(crate) mod keeper;
 pub(crate) mod mr;
 pub(crate) mod pd;
 #[deny(unsafe_code)]
+mod port;
 pub mod provider;
 pub(crate) mod registration;
 #[deny(unsafe_code)]
-pub(crate) mod transport;
+mod transport;
 
 pub(crate) use call::Owned;
 pub(crate) use device::DeviceInner;
-pub(crate) use mr::{MemoryRegionInner, RegionKeeper};
+pub(crate) use mr::{DeferredDeregistration, MemoryRegionInner};
 pub(crate) use pd::ProtectionDomainInner;
 
 pub use ah::{AddressHandle, DcAddress};
-pub use device::{DEFAULT_PORT, Device, DeviceAttributes, Mtu, PortAttributes, PortState};
-pub use devx::{CardWaits, DevxError, DevxStatus};
-pub use error::{Error, OpenError, OutOfRange, ParseError, PortError, QueuePairError};
-pub use events::{AsyncEvent, AsyncEventKind, EventWatch};
+pub use device::{Device, DeviceAttributes};
+pub use devx::CardWaits;
+pub use endpoint::{ConnectOptions, Endpoint, RemoteMemory};
+pub use error::{
+    DevxError, DevxStatus, Error, OpenError, OutOfRange, ParseError, PortError, QueuePairError,
+    RegistrationError,
+};
+pub use event_reader::EventWatch;
+pub use events::{AsyncEvent, AsyncEventKind};
 pub use gdsync_sys::api::Provider;
-pub use gid::{Gid, GidEntry, GidKind, LinkLayer};
-pub use gpu_mr::{GpuMemoryRegion, RegistrationError, RegistrationPath};
-pub use mr::{Access, MemoryRegion, Region, RemoteMemory, Slice};
+pub use gpu_mr::GpuMemoryRegion;
+pub use mr::{Access, MemoryRegion, Region, RegistrationPath, Slice};
 pub use pd::ProtectionDomain;
+pub use port::{DEFAULT_PORT, Gid, GidEntry, GidKind, LinkLayer, Mtu, PortAttributes, PortState};
 pub use registration::{CacheLimits, CacheStatistics, CachedMemory, CachedRegion, RegistrationCache};
-pub use transport::{ConnectOptions, Endpoint, QueueApi, Transport};
+pub use transport::{QueueApi, Transport};

@@ -1,27 +1,22 @@
-//! Memory regions: pinned memory that a card may reach, and slices of it.
+//! Memory regions, and slices of them.
 
 use crate::cuda::GpuMemory;
 use crate::memop::{Word32, Word64, WordError};
-use crate::memory::{OutOfBounds, PinnedMemory};
-use crate::verbs::keeper::Keeper;
-use crate::verbs::{
-    Error, Owned, ParseError, ProtectionDomain, ProtectionDomainInner, RegistrationPath, call,
-};
+use crate::memory::{OutOfBounds, PinnedMemory, resolve};
+use crate::verbs::deferred_release::DeferredRelease;
+use crate::verbs::{Error, Owned, ProtectionDomain, ProtectionDomainInner, RemoteMemory, call};
 use gdsync_sys::verbs::{self, ibv_mr};
 use parking_lot::Mutex;
-use std::fmt;
-use std::ops::{Bound, Range, RangeBounds};
+use std::ops::{Range, RangeBounds};
 use std::ptr::{self, NonNull};
-use std::str::FromStr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 bitflags::bitflags! {
-    /// What a card may do with a memory region, or a remote side with a queue pair. Reading locally
-    /// is always allowed.
+    /// Access rights of a card to a region, or of a remote side to a queue pair. Local reads are always allowed.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub struct Access: u32 {
-        /// The local card may write: receives and reads land there.
+        /// The local card may write: receives and reads need it.
         const LOCAL_WRITE = verbs::IBV_ACCESS_LOCAL_WRITE;
         /// Remote RDMA writes; needs `LOCAL_WRITE`.
         const REMOTE_WRITE = verbs::IBV_ACCESS_REMOTE_WRITE;
@@ -29,20 +24,19 @@ bitflags::bitflags! {
         const REMOTE_READ = verbs::IBV_ACCESS_REMOTE_READ;
         /// Remote atomics; needs `LOCAL_WRITE`.
         const REMOTE_ATOMIC = verbs::IBV_ACCESS_REMOTE_ATOMIC;
-        /// A memory window may be bound to a part of the region, by a program that binds windows itself:
-        /// this library has none. Queue pairs ignore the right, and so does GPU memory that is registered
-        /// as a dma-buf: the kernel takes no such right there.
+        /// The program may bind memory windows to the region; this library has none. Queue pairs ignore the right,
+        /// and so does GPU memory that is registered as a dma-buf, for which the kernel refuses it.
         const MW_BIND = verbs::IBV_ACCESS_MW_BIND;
     }
 }
 
 /// Memory registered with a card.
 ///
-/// A cheap handle; clones name the same region. Work requests in flight hold it, so the memory
-/// stays registered and mapped until the card has finished with it, whatever the program drops.
+/// A cheap handle; clones name the same region. Work requests in flight hold it, so the memory stays registered and
+/// mapped until the card has finished with it.
 ///
-/// The memory is shared with hardware, so it is read and written through [`PinnedMemory`]'s copies
-/// and words; the region dereferences to it.
+/// The memory is shared with hardware, so it is read and written through [`PinnedMemory`]'s copies and words; the
+/// region dereferences to it.
 ///
 /// ```
 /// use gdsync::{Access, Device, MemoryRegion, ProtectionDomain};
@@ -59,13 +53,12 @@ bitflags::bitflags! {
 /// ```
 pub type MemoryRegion = Region<PinnedMemory>;
 
-/// Memory registered with a card: a [`MemoryRegion`], a
-/// [`GpuMemoryRegion`](crate::verbs::GpuMemoryRegion), or what a
-/// [`RegistrationCache`](crate::verbs::RegistrationCache) has handed out.
+/// Memory registered with a card: a [`MemoryRegion`], a [`GpuMemoryRegion`](crate::verbs::GpuMemoryRegion), or a
+/// region of a [`RegistrationCache`](crate::verbs::RegistrationCache).
 #[derive(Clone, Debug)]
 pub struct Region<M> {
     pub(crate) inner: Arc<MemoryRegionInner>,
-    /// Those of the memory. The registration has them, and perhaps more.
+    /// Addresses of the memory, which the registration covers.
     addresses: Range<u64>,
     memory: M,
 }
@@ -77,14 +70,13 @@ pub(crate) struct MemoryRegionInner {
     pub(crate) rkey: u32,
     access: Access,
     pub(crate) pd: Arc<ProtectionDomainInner>,
-    /// Queues that it was posted to by posts that do not hold it.
-    users: Mutex<Vec<User>>,
+    /// Queues with posts that name the region and do not hold it.
+    uses: Mutex<Vec<QueueUse>>,
 }
 
-/// A queue that a region was posted to.
 #[derive(Debug)]
-struct User {
-    keeper: Weak<RegionKeeper>,
+struct QueueUse {
+    queue: Weak<DeferredDeregistration>,
     /// Number of the last post there that names it.
     last: Arc<AtomicU64>,
 }
@@ -92,17 +84,17 @@ struct User {
 /// A region as the provider knows it, and its memory. Deregistered when dropped.
 #[derive(Debug)]
 pub(crate) struct Registration {
-    // In this order: the memory is registered no more when it goes.
-    /// None where the program registered the memory itself.
+    // Dropped in this order: deregistered before the memory is released.
+    /// `None` if the program registered the memory.
     _raw: Option<Owned<ibv_mr>>,
     memory: Backing,
     _pd: Arc<ProtectionDomainInner>,
 }
 
-/// Keeps the regions of what the CPU has posted to a queue.
-pub(crate) type RegionKeeper = Keeper<Arc<Registration>>;
+/// Keeps the regions of a queue's posts registered.
+pub(crate) type DeferredDeregistration = DeferredRelease<Arc<Registration>>;
 
-/// What keeps the memory of a region: keepers, which do not count as users of it.
+/// Keeps the memory of a region, without counting as a user of it.
 #[derive(Debug)]
 pub(crate) enum Backing {
     Host {
@@ -112,17 +104,28 @@ pub(crate) enum Backing {
         _memory: GpuMemory,
         path: RegistrationPath,
     },
-    /// The program's.
+    /// Memory that the program registered.
     Foreign,
 }
 
+/// The way in which a card reaches GPU memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum RegistrationPath {
+    /// A dma-buf, which the driver exported and the kernel gave to the card (`ibv_reg_dmabuf_mr`).
+    DmaBuf,
+    /// A kernel module for GPU memory, nvidia-peermem or nv_peer_mem (`ibv_reg_mr`).
+    PeerMemory,
+    /// The copies of a software card.
+    SoftwareCard,
+}
+
 impl MemoryRegion {
-    /// Allocates `len` zeroed bytes and registers them. A length of 0 registers one page of which 0
-    /// bytes are usable.
+    /// Allocates `len` zeroed bytes and registers them. A length of 0 registers one page of which 0 bytes are usable.
     ///
     /// # Errors
-    /// [`Error::Memory`] where the memory cannot be had, [`Error::Verbs`] where the provider
-    /// refuses to register it (the locked-memory limit is the usual reason: `ulimit -l`).
+    /// [`Error::Memory`] if the memory cannot be allocated, [`Error::Verbs`] if the provider refuses to register it
+    /// (usually because of the locked-memory limit: `ulimit -l`).
     pub fn allocate(pd: &ProtectionDomain, len: usize, access: Access) -> Result<Self, Error> {
         let memory = PinnedMemory::allocate(len).map_err(|source| Error::Memory { len, source })?;
         Self::register(pd, memory, access)
@@ -131,14 +134,14 @@ impl MemoryRegion {
     /// Registers pinned memory.
     ///
     /// # Errors
-    /// [`Error::Verbs`] where the provider refuses. No provider takes 0 bytes of
-    /// [`PinnedMemory::from_raw`], where the next byte is not this memory's.
+    /// [`Error::Verbs`] if the provider refuses. No provider takes 0 bytes of [`PinnedMemory::from_raw`], where the
+    /// next byte is not this memory's.
     pub fn register(pd: &ProtectionDomain, memory: PinnedMemory, access: Access) -> Result<Self, Error> {
         let inner = Arc::new(Self::register_inner(pd, &memory, access)?);
         Ok(Self::of(inner, memory))
     }
 
-    /// Memory whose bytes the registration has, and perhaps more.
+    /// A region of `memory`, which the registration covers.
     pub(crate) fn of(inner: Arc<MemoryRegionInner>, memory: PinnedMemory) -> Self {
         let start = memory.addr().get();
         Self::part(inner, start..start + memory.len() as u64, memory)
@@ -155,14 +158,14 @@ impl MemoryRegion {
         // `memory` lives, and both are kept until the region is deregistered.
         let raw = unsafe { (pd.device.api.reg_mr)(pd.raw(), memory.as_ptr().cast(), len, flags) };
         let raw = call::pointer("ibv_reg_mr", raw, || format!("{len} bytes, {access:?}"))?;
-        let backing = Backing::Host { _memory: memory.keeper() };
+        let backing = Backing::Host { _memory: memory.uncounted() };
         Ok(MemoryRegionInner::new(raw, pd, access, backing))
     }
 
     /// The 32-bit word at a byte offset, for a stream to wait on or to write.
     ///
     /// # Errors
-    /// [`WordError::Outside`](crate::memop::WordError::Outside).
+    /// [`WordError::Outside`].
     pub fn word32(&self, offset: usize) -> Result<Word32, WordError> {
         Word32::new(&self.memory, offset)
     }
@@ -170,14 +173,14 @@ impl MemoryRegion {
     /// The 64-bit word at a byte offset, for a stream to wait on or to write.
     ///
     /// # Errors
-    /// [`WordError::Outside`](crate::memop::WordError::Outside).
+    /// [`WordError::Outside`].
     pub fn word64(&self, offset: usize) -> Result<Word64, WordError> {
         Word64::new(&self.memory, offset)
     }
 }
 
 impl<M> Region<M> {
-    /// Memory that other memory may be a part of, as `inner` has registered it.
+    /// A region of `memory` at these addresses, which the registration `inner` covers.
     pub(crate) fn part(inner: Arc<MemoryRegionInner>, addresses: Range<u64>, memory: M) -> Self {
         Region { inner, addresses, memory }
     }
@@ -187,12 +190,12 @@ impl<M> Region<M> {
         &self.memory
     }
 
-    /// The key that work requests of this side name it by.
+    /// The local key, for work requests of this side.
     pub fn lkey(&self) -> u32 {
         self.inner.lkey
     }
 
-    /// The key that the remote side needs.
+    /// The remote key, for the remote side.
     pub fn rkey(&self) -> u32 {
         self.inner.rkey
     }
@@ -200,7 +203,7 @@ impl<M> Region<M> {
     /// A part of the region, for a work request: `region.slice(..)`, `region.slice(16..32)`.
     ///
     /// # Errors
-    /// [`OutOfBounds`](crate::memory::OutOfBounds).
+    /// [`OutOfBounds`].
     pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<Slice, OutOfBounds> {
         let Range { start, end } = resolve(range, self.addresses.end - self.addresses.start)?;
         let (addr, len) = (self.addresses.start + start, (end - start) as usize);
@@ -212,12 +215,12 @@ impl<M> Region<M> {
         (self.addresses.end - self.addresses.start) as usize
     }
 
-    /// True where the length is 0.
+    /// True if the length is 0.
     pub fn is_empty(&self) -> bool {
         self.addresses.is_empty()
     }
 
-    /// What a remote side has to know to reach the whole region.
+    /// The description of the whole region for a remote side.
     pub fn remote(&self) -> RemoteMemory {
         let Range { start, end } = self.addresses;
         RemoteMemory { addr: start, len: end - start, rkey: self.rkey() }
@@ -233,51 +236,49 @@ impl std::ops::Deref for MemoryRegion {
 }
 
 impl MemoryRegionInner {
-    /// A region that the provider has just registered, whose bytes `memory` keeps.
+    /// A region that the provider has just registered. `memory` keeps its bytes.
     pub(crate) fn new(
         raw: NonNull<ibv_mr>,
         pd: Arc<ProtectionDomainInner>,
         access: Access,
         memory: Backing,
     ) -> Self {
-        // SAFETY: a region just returned by the provider is a valid `ibv_mr`; its keys never
-        // change.
+        // SAFETY: a region just returned by the provider is a valid `ibv_mr`; its keys never change.
         let (lkey, rkey) = unsafe { ((*raw.as_ptr()).lkey, (*raw.as_ptr()).rkey) };
-        // SAFETY: work requests that name it hold the region, or their queue keeps the registration, which
-        // holds the domain.
+        // SAFETY: work requests that name it hold the region, or their queue the registration, which holds the
+        // domain.
         let raw = unsafe { Owned::new(raw, pd.device.api.dereg_mr, "ibv_dereg_mr") };
         let registration = Arc::new(Registration { _raw: Some(raw), memory, _pd: pd.clone() });
-        MemoryRegionInner { registration, lkey, rkey, access, pd, users: Mutex::default() }
+        MemoryRegionInner { registration, lkey, rkey, access, pd, uses: Mutex::default() }
     }
 
-    /// Whatever memory the program has registered in a domain itself: only its slices know their
-    /// keys.
+    /// Stands for all memory that the program has registered in a domain: only its slices know their keys.
     pub(crate) fn foreign(pd: Arc<ProtectionDomainInner>) -> Self {
         let registration = Arc::new(Registration { _raw: None, memory: Backing::Foreign, _pd: pd.clone() });
-        let (access, users) = (Access::all(), Mutex::default());
-        MemoryRegionInner { registration, lkey: 0, rkey: 0, access, pd, users }
+        let (access, uses) = (Access::all(), Mutex::default());
+        MemoryRegionInner { registration, lkey: 0, rkey: 0, access, pd, uses }
     }
 
-    /// What is there as long as the region is registered.
+    /// Alive while the region is registered.
     #[cfg(test)]
     pub(crate) fn registration(&self) -> Weak<Registration> {
         Arc::downgrade(&self.registration)
     }
 
-    /// It is about to be posted to a queue, which keeps it registered for that. Returns where the number of its last
-    /// post there is written.
-    pub(crate) fn used_by(&self, keeper: &Arc<RegionKeeper>) -> Arc<AtomicU64> {
-        let mut users = self.users.lock();
-        if let Some(known) = users.iter().find(|user| ptr::eq(user.keeper.as_ptr(), Arc::as_ptr(keeper))) {
+    /// Makes `queue` keep the region registered for a post that is about to be made there. Returns the place for the
+    /// number of the region's last post there.
+    pub(crate) fn used_by(&self, queue: &Arc<DeferredDeregistration>) -> Arc<AtomicU64> {
+        let mut uses = self.uses.lock();
+        if let Some(known) = uses.iter().find(|one| ptr::eq(one.queue.as_ptr(), Arc::as_ptr(queue))) {
             return known.last.clone();
         }
-        users.retain(|user| user.keeper.strong_count() > 0);
+        uses.retain(|one| one.queue.strong_count() > 0);
         let last = Arc::<AtomicU64>::default();
-        users.push(User { keeper: Arc::downgrade(keeper), last: last.clone() });
+        uses.push(QueueUse { queue: Arc::downgrade(queue), last: last.clone() });
         last
     }
 
-    /// How the card gets to GPU memory; none for host memory.
+    /// How the card reaches GPU memory; `None` for host memory.
     pub(crate) fn path(&self) -> Option<RegistrationPath> {
         match self.registration.memory {
             Backing::Host { .. } | Backing::Foreign => None,
@@ -292,27 +293,13 @@ impl MemoryRegionInner {
 
 impl Drop for MemoryRegionInner {
     fn drop(&mut self) {
-        for User { keeper, last } in self.users.get_mut() {
-            if let Some(keeper) = keeper.upgrade() {
-                // Written before the handle was dropped that the post had borrowed.
-                keeper.keep(last.load(Ordering::Relaxed), || self.registration.clone());
+        for QueueUse { queue, last } in self.uses.get_mut() {
+            if let Some(queue) = queue.upgrade() {
+                // Written before the drop of the handle that the post borrowed.
+                queue.keep(last.load(Ordering::Relaxed), || self.registration.clone());
             }
         }
     }
-}
-
-fn resolve(range: impl RangeBounds<usize>, len: u64) -> Result<Range<u64>, OutOfBounds> {
-    let start = match range.start_bound() {
-        Bound::Included(&start) => start as u64,
-        Bound::Excluded(&start) => (start as u64).saturating_add(1),
-        Bound::Unbounded => 0,
-    };
-    let end = match range.end_bound() {
-        Bound::Included(&end) => (end as u64).saturating_add(1),
-        Bound::Excluded(&end) => end as u64,
-        Bound::Unbounded => len,
-    };
-    if start > end || end > len { Err(OutOfBounds { start, end, len }) } else { Ok(start..end) }
 }
 
 /// A part of a [`MemoryRegion`]; holds the region.
@@ -342,7 +329,7 @@ pub struct Slice {
 }
 
 impl Slice {
-    /// Memory that the program registered itself, in the domain of `region`.
+    /// Memory that the program registered, in the domain of `region`.
     #[inline(always)]
     pub(crate) fn foreign(region: Arc<MemoryRegionInner>, addr: u64, len: usize, lkey: u32) -> Self {
         Slice { region, addr, len, lkey }
@@ -353,7 +340,7 @@ impl Slice {
         self.len
     }
 
-    /// True where the length is 0.
+    /// True if the length is 0.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -368,86 +355,5 @@ impl Slice {
 
     pub(crate) fn lkey(&self) -> u32 {
         self.lkey
-    }
-}
-
-/// Memory of the remote side: an address there, a length, and the key that opens it.
-///
-/// Plain data, to be sent by whatever channel the program has; its text form is `addr:len:rkey` in
-/// hexadecimal.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct RemoteMemory {
-    /// First address, in the remote side's space.
-    pub addr: u64,
-    /// Length in bytes.
-    pub len: u64,
-    /// Remote key.
-    pub rkey: u32,
-}
-
-impl RemoteMemory {
-    /// A part of it.
-    ///
-    /// # Errors
-    /// [`OutOfBounds`](crate::memory::OutOfBounds).
-    pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<RemoteMemory, OutOfBounds> {
-        let Range { start, end } = resolve(range, self.len)?;
-        Ok(RemoteMemory { addr: self.addr.wrapping_add(start), len: end - start, rkey: self.rkey })
-    }
-}
-
-impl fmt::Display for RemoteMemory {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:x}:{:x}:{:x}", self.addr, self.len, self.rkey)
-    }
-}
-
-impl FromStr for RemoteMemory {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Self, Error> {
-        let bad = |reason: String| Error::Parse(ParseError { what: "remote memory", reason });
-        let parts: Vec<&str> = text.trim().split(':').collect();
-        let [addr, len, rkey] = parts[..] else {
-            return Err(bad(format!("{text:?} has {} fields, not the 3 of addr:len:rkey", parts.len())));
-        };
-        let number = |field: &str| u64::from_str_radix(field, 16).map_err(|e| bad(format!("{field:?}: {e}")));
-        let rkey = u32::try_from(number(rkey)?).map_err(|e| bad(format!("rkey {rkey:?}: {e}")))?;
-        Ok(RemoteMemory { addr: number(addr)?, len: number(len)?, rkey })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    #[test]
-    fn remote_memory_is_cut_within_bounds() {
-        let whole = RemoteMemory { addr: 0x1000, len: 16, rkey: 7 };
-        assert_eq!(whole.slice(4..).unwrap(), RemoteMemory { addr: 0x1004, len: 12, rkey: 7 });
-        assert_eq!(whole.slice(..=15).unwrap(), whole);
-        assert_eq!(whole.slice(16..).unwrap().len, 0);
-        assert!(matches!(whole.slice(8..17), Err(OutOfBounds { start: 8, end: 17, len: 16 })));
-        #[expect(clippy::reversed_empty_ranges, reason = "this is the mistake under test")]
-        let reversed = whole.slice(9..8);
-        assert!(reversed.is_err());
-    }
-
-    #[test]
-    fn malformed_text_is_refused_with_the_field() {
-        for text in ["", "1:2", "1:2:3:4", "x:2:3", "1:2:100000000", "-1:2:3"] {
-            assert!(text.parse::<RemoteMemory>().is_err(), "{text}");
-        }
-        let error = "1:zz:3".parse::<RemoteMemory>().unwrap_err().to_string();
-        assert!(error.contains("\"zz\""), "{error}");
-    }
-
-    proptest! {
-        #[test]
-        fn text_form_round_trips(addr: u64, len: u64, rkey: u32) {
-            let memory = RemoteMemory { addr, len, rkey };
-            prop_assert_eq!(memory.to_string().parse::<RemoteMemory>().unwrap(), memory);
-        }
     }
 }

@@ -7,14 +7,13 @@ use std::sync::Arc;
 
 /// A protection domain: memory regions and queue pairs work together only within one.
 ///
-/// A cheap handle; clones name the same domain, which is deallocated after the last object made in
-/// it.
+/// A cheap handle; clones name the same domain, which is deallocated after the last object made in it.
 ///
 /// ```
 /// use gdsync::{Access, Device, MemoryRegion, ProtectionDomain, QueuePair};
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let pd = ProtectionDomain::new(&Device::software()?)?;
-/// // What is made in one domain works together, and keeps the domain.
+/// // Objects of one domain work together, and keep the domain.
 /// let queue_pair = QueuePair::new(&pd, Default::default())?;
 /// let region = MemoryRegion::allocate(&pd, 4096, Access::LOCAL_WRITE)?;
 /// drop(pd);
@@ -37,28 +36,26 @@ impl ProtectionDomain {
     /// Allocates a protection domain on a device.
     ///
     /// # Errors
-    /// [`Error::Verbs`] where the provider refuses, for example because there are too many.
+    /// [`Error::Verbs`] if the provider refuses, for example because there are too many.
     pub fn new(device: &Device) -> Result<Self, Error> {
         let device = device.inner.clone();
         // SAFETY: the context is open as long as `device` lives.
         let raw = unsafe { (device.api.alloc_pd)(device.context()) };
         let raw = call::pointer("ibv_alloc_pd", raw, String::new)?;
-        // SAFETY: everything made in it holds an `Arc` of what holds it, and that holds the device.
+        // SAFETY: every object made in the domain holds an `Arc` of its owner, which holds the device.
         let raw = unsafe { Owned::new(raw, device.api.dealloc_pd, "ibv_dealloc_pd") };
         Ok(ProtectionDomain { inner: Arc::new(ProtectionDomainInner { raw, device }) })
     }
 
-    /// Uses a protection domain that the program has allocated itself. It is not deallocated when
-    /// the last object made in it goes. What is made in one handle of a domain works together with what is made in
-    /// another.
+    /// Uses a protection domain that the program has allocated. gdsync does not deallocate it. Objects made through
+    /// different handles of a domain work together.
     ///
     /// # Errors
-    /// [`OpenError::OtherContext`](crate::verbs::OpenError::OtherContext) where it belongs to
-    /// another context than the device.
+    /// [`OpenError::OtherContext`] if it belongs to another context than the device.
     ///
     /// # Safety
-    /// The domain is valid, and stays so until the returned handle, its clones and everything made
-    /// in them are dropped.
+    /// The domain is valid, and stays so until the returned handle, its clones and everything made in them are
+    /// dropped.
     pub unsafe fn from_raw(device: &Device, pd: NonNull<ibv_pd>) -> Result<Self, Error> {
         let device = device.inner.clone();
         // SAFETY: valid, as the caller promises; its context never changes.
@@ -69,14 +66,14 @@ impl ProtectionDomain {
         Ok(ProtectionDomain { inner: Arc::new(ProtectionDomainInner { raw, device }) })
     }
 
-    /// The device that the domain is on.
+    /// The device of the domain.
     pub fn device(&self) -> Device {
         Device { inner: self.inner.device.clone() }
     }
 }
 
 impl ProtectionDomainInner {
-    /// Whether both are handles of one domain: the program may have several of its own.
+    /// Returns whether both are handles of one domain: the program may have several.
     #[inline]
     pub(crate) fn is(self: &Arc<Self>, other: &Arc<Self>) -> bool {
         Arc::ptr_eq(self, other) || self.raw() == other.raw()

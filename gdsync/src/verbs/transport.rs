@@ -1,36 +1,29 @@
-//! Transport services, and which requests each of them takes. And what one side of a connection sends to
-//! the other. The program chooses the channel.
+//! Transport services, and the requests that each of them takes.
 
-use crate::util::options::options;
-use crate::verbs::{Error, Gid, GidKind, Mtu, OutOfRange, ParseError};
 use gdsync_sys::prm::wqe::Opcode;
 use gdsync_sys::verbs;
 use std::fmt;
-use std::str::FromStr;
 
 /// Transport service of a queue pair.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Transport {
-    /// Reliable connection: every operation; nothing is lost, everything is in order.
+    /// Reliable connection: every operation, without loss and in order.
     #[default]
     Rc,
-    /// Unreliable connection: sends and RDMA writes, with and without immediate. A message that loses a
-    /// packet is lost, and the sender gets no error.
+    /// Unreliable connection: sends and RDMA writes, with and without immediate. If a packet is lost, so is the
+    /// message, without an error for the sender.
     Uc,
-    /// Unreliable datagrams: sends, with and without immediate, of at most the port's MTU. Each
-    /// names its destination ([`crate::WorkRequest::to`]); what finds no receive is lost, and the
-    /// sender gets no error.
+    /// Unreliable datagrams: sends, with and without immediate, of at most the port's MTU. Each names its destination
+    /// ([`crate::WorkRequest::to`]). A message that finds no receive is lost, and the sender gets no error.
     Ud,
-    /// Dynamically connected transport, the side that sends (an initiator): every operation, as
-    /// reliable as [`Self::Rc`]. Each request names its target ([`crate::WorkRequest::to_target`]), to
-    /// which the card connects by itself: one queue pair reaches any number of targets
-    /// ([`crate::qp::DcTarget`]), and takes no receives.
+    /// Dynamically connected transport, the sending side (an initiator): every operation, as reliable as
+    /// [`Self::Rc`]. Each request names its target ([`crate::WorkRequest::to_target`]), to which the card connects
+    /// itself: one queue pair reaches any number of targets ([`crate::qp::DcTarget`]), and takes no receives.
     Dc,
 }
 
 impl Transport {
-    /// `IBV_QPT_*`.
     pub(crate) fn code(self) -> libc::c_int {
         match self {
             Transport::Rc => verbs::IBV_QPT_RC,
@@ -40,13 +33,13 @@ impl Transport {
         }
     }
 
-    /// Each request says where it goes, and the queue pair is ready as soon as it is made.
+    /// True if each request names its destination; the queue pair is then ready once it is created.
     pub(crate) fn is_addressed(self) -> bool {
         matches!(self, Transport::Ud | Transport::Dc)
     }
 
-    /// IB specification, 9.1 (table 35, which operations each service has); an initiator of DC has
-    /// those of RC (libmlx5's `MLX5_SUPPORTED_SEND_OPS_FLAGS_DCI`).
+    /// IB specification, 9.1 (table 35, operations of each service); a DC initiator has those of RC (libmlx5's
+    /// `MLX5_SUPPORTED_SEND_OPS_FLAGS_DCI`).
     fn has(self, opcode: Opcode) -> bool {
         match opcode {
             Opcode::Nop | Opcode::Send | Opcode::SendImm => true,
@@ -55,10 +48,7 @@ impl Transport {
         }
     }
 
-    /// Checks that queue pairs of this transport have an operation.
-    ///
-    /// # Errors
-    /// The operation in words, where they do not.
+    /// Checks that queue pairs of this transport support an operation. The error is the operation, in words.
     pub(crate) fn check(self, opcode: Opcode) -> Result<(), &'static str> {
         if self.has(opcode) {
             return Ok(());
@@ -83,183 +73,16 @@ impl fmt::Display for Transport {
     }
 }
 
-/// The interface that makes queues.
+/// The interface that creates queues.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum QueueApi {
-    /// Verbs (`mlx5dv_create_qp`, `mlx5dv_create_cq`). Their memory is the host's.
+    /// Verbs (`mlx5dv_create_qp`, `mlx5dv_create_cq`), in host memory.
     #[default]
     Verbs,
-    /// Commands in the device's own language (DEVX). They need a device that takes commands from
-    /// programs: mlx5 on the system's libraries. Asynchronous events that name such queues do not
-    /// come (those of ports and devices do): a completion queue never overruns here, and what else
-    /// fails a queue pair shows in a completion or, for the responder's side, in the other's.
+    /// Device commands (DEVX). They need a device that takes commands from programs: mlx5 on the system's libraries.
+    /// Asynchronous events that name such queues are not delivered (those of ports and devices are): a completion
+    /// queue never overruns here, and other failures of a queue pair show in a completion or, on the responder's
+    /// side, in a completion of the requester.
     Devx,
-}
-
-options! {
-    /// Attributes of a connection. The defaults suit a switched fabric of one site.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-    #[non_exhaustive]
-    pub struct ConnectOptions
-    /// 268 ms and 7 retries (a silent peer is given up after about 2 s), unlimited RNR retries at 0.64 ms,
-    /// 16 reads (what mlx5 cards allow); service level and traffic class 0, 64 hops.
-    default {
-        /// Local ACK timeout code: 4.096 µs * 2^timeout; 0 never times out.
-        timeout: u8 = 16,
-        /// Transport retries before an error, 0 to 7.
-        retry_count: u8 = 7,
-        /// Receiver-not-ready retries before an error, 0 to 6; 7 sets no limit.
-        rnr_retry: u8 = 7,
-        /// Pause that this side asks for when it has no receive posted: code of the IB
-        /// specification's RNR timer table.
-        min_rnr_timer: u8 = 12,
-        /// RDMA reads in flight, each way.
-        max_reads: u8 = 16,
-        /// Service level: the virtual lane on InfiniBand, the VLAN priority on Ethernet.
-        service_level: u8 = 0,
-        /// Path MTU, at most the smaller of the two ports' active MTUs, which is the default. Both
-        /// sides must use the same.
-        mtu: Option<Mtu> = None,
-        /// On InfiniBand, address the remote port by its GID, too, as a router between subnets
-        /// needs it. Done in any case where the two ports' subnet prefixes differ. Ethernet knows
-        /// nothing else.
-        global: bool = false,
-        /// Of the global route: traffic class. On RoCE v2 it is the IP header's, whose upper 6 bits
-        /// (DSCP) switches sort by.
-        traffic_class: u8 = 0,
-        /// Of the global route: flow label, 20 bits.
-        flow_label: u32 = 0,
-        /// Of the global route: how many routers a packet may pass.
-        hop_limit: u8 = 64,
-    }
-}
-
-impl ConnectOptions {
-    /// `max_reads`: what the device allows.
-    pub(crate) fn check(&self, max_reads: u32) -> Result<(), Error> {
-        let remedy = "choose a smaller value";
-        for (what, value, limit) in [
-            ("timeout", self.timeout.into(), 31),
-            ("retry_count", self.retry_count.into(), 7),
-            ("rnr_retry", self.rnr_retry.into(), 7),
-            ("min_rnr_timer", self.min_rnr_timer.into(), 31),
-            ("service_level", self.service_level.into(), 15),
-            ("flow_label", self.flow_label, (1 << 20) - 1),
-            ("max_reads", self.max_reads.into(), max_reads),
-        ] {
-            if value > limit {
-                let limit = format!("at most {limit} is possible");
-                return Err(Error::OutOfRange(OutOfRange { what, value: value.into(), limit, remedy }));
-            }
-        }
-        Ok(())
-    }
-}
-
-/// Address of a queue pair, for the remote side's [`crate::QueuePair::connect`].
-///
-/// Its text form is `kind:lid:qpn:psn:mtu:gid`: the kind is `ib`, `roce1` or `roce2`, the numbers
-/// are hexadecimal, with 32 digits for the GID.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Endpoint {
-    /// Queue pair number, 24 bits.
-    pub qpn: u32,
-    /// Sequence number of the first packet that it will send, 24 bits.
-    pub psn: u32,
-    /// What its packets look like on the wire; the remote side's have to look the same.
-    pub kind: GidKind,
-    /// Local identifier of its port; 0 on Ethernet.
-    pub lid: u16,
-    /// Global identifier of its port.
-    pub gid: Gid,
-    /// Largest path MTU of its port.
-    pub mtu: Mtu,
-}
-
-impl fmt::Display for Endpoint {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{}:{:x}:{:x}:{:x}:{:x}:",
-            self.kind.short(),
-            self.lid,
-            self.qpn,
-            self.psn,
-            self.mtu as i32
-        )?;
-        self.gid.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
-    }
-}
-
-impl FromStr for Endpoint {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Self, Error> {
-        let bad = |reason: String| Error::Parse(ParseError { what: "endpoint", reason });
-        let parts: Vec<&str> = text.trim().split(':').collect();
-        let [kind, lid, qpn, psn, mtu, gid] = parts[..] else {
-            return Err(bad(format!(
-                "{text:?} has {} fields, not the 6 of kind:lid:qpn:psn:mtu:gid",
-                parts.len()
-            )));
-        };
-        let number = |name: &str, field: &str, max: u32| match u32::from_str_radix(field, 16) {
-            Ok(value) if value <= max => Ok(value),
-            Ok(value) => Err(bad(format!("{name} {value:#x} is over {max:#x}"))),
-            Err(error) => Err(bad(format!("{name} {field:?}: {error}"))),
-        };
-        let mtu = number("mtu", mtu, 0xff)?;
-        let gid =
-            (gid.len() == 32 && !gid.starts_with('+')).then(|| u128::from_str_radix(gid, 16).ok()).flatten();
-        let known = GidKind::ALL.into_iter().find(|known| known.short() == kind);
-        Ok(Endpoint {
-            kind: known.ok_or_else(|| bad(format!("kind {kind:?} is none of ib, roce1, roce2")))?,
-            lid: number("lid", lid, 0xffff)? as u16,
-            qpn: number("qpn", qpn, 0xff_ffff)?,
-            psn: number("psn", psn, 0xff_ffff)?,
-            mtu: Mtu::from_raw(mtu as i32).ok_or_else(|| bad(format!("mtu code {mtu}")))?,
-            gid: Gid(gid
-                .ok_or_else(|| bad(format!("the gid is not 32 hexadecimal digits in {text:?}")))?
-                .to_be_bytes()),
-        })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    proptest! {
-        #[test]
-        fn text_form_round_trips(qpn in 0u32..1 << 24, psn in 0u32..1 << 24, lid: u16, gid: [u8; 16], mtu in 1i32..6, kind in 0usize..3) {
-            let (kind, mtu) = (GidKind::ALL[kind], Mtu::from_raw(mtu).unwrap());
-            let endpoint = Endpoint { qpn, psn, kind, lid, gid: Gid(gid), mtu };
-            prop_assert_eq!(endpoint.to_string().parse::<Endpoint>().unwrap(), endpoint);
-        }
-
-        #[test]
-        fn no_text_makes_it_panic(text in ".{0,80}") {
-            let _ = text.parse::<Endpoint>();
-        }
-    }
-
-    #[test]
-    fn each_bad_field_is_named() {
-        let gid = "00112233445566778899aabbccddeeff";
-        for (text, word) in [
-            ("ib:1:2:3".to_owned(), "4 fields"),
-            (format!("roce2:10000:2:3:4:{gid}"), "lid"),
-            (format!("roce2:1:1000000:3:4:{gid}"), "qpn"),
-            (format!("roce2:1:2:x:4:{gid}"), "psn"),
-            (format!("roce2:1:2:3:9:{gid}"), "mtu code 9"),
-            (format!("roce2:1:2:3:4:+{}", &gid[1..]), "gid"),
-            (format!("roce3:1:2:3:4:{gid}"), "kind"),
-            ("roce2:1:2:3:4:ff".to_owned(), "gid"),
-        ] {
-            let error = text.parse::<Endpoint>().unwrap_err().to_string();
-            assert!(error.contains(word), "{text}: {error}");
-        }
-    }
 }

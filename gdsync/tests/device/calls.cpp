@@ -1,4 +1,5 @@
-// The device header as host C++, for the tests in Rust to call: each function of a kernel, and many threads at a time.
+// The device header as host C++, called from the tests in Rust: each function of a kernel, and many threads at a
+// time.
 #include "gdsync/device_verbs.cuh"
 
 #include <atomic>
@@ -24,7 +25,7 @@ struct request {
     u32 more;
 };
 
-// The byte offsets that the library's half of the layout has to have: of the queue pair, then of its state.
+// The byte offsets that the Rust layout must have: of the queue pair, then of its state.
 int layout(u64 *into) {
     const u64 offsets[] = {
         offsetof(gdsync_device_qp, send_ring),       offsetof(gdsync_device_qp, send_record),
@@ -59,7 +60,7 @@ int call(const gdsync_device_qp *qp, const request *r, u64 *ticket) {
     case 0: result = put(*qp, remote, local, r->bytes, options); break;
     case 1: result = put_inline(*qp, remote, bytes, r->bytes, options); break;
     case 2: result = put_signal(*qp, remote, local, r->bytes, signal, r->value, options); break;
-    // The word before the addition goes behind the bytes.
+    // The word before the addition is stored after the bytes.
     case 3: result = put_signal_add(*qp, remote, local, r->bytes, signal, r->value, {r->local + r->bytes, r->lkey}, options); break;
     case 4: result = get(*qp, remote, local, r->bytes, options); break;
     case 5: result = send(*qp, local, r->bytes, options); break;
@@ -86,8 +87,8 @@ u64 call_error(const gdsync_device_qp *qp) { return error(*qp); }
 u32 call_syndrome(const gdsync_device_qp *qp) { return syndrome(*qp); }
 u32 call_crc32(const void *data, u64 bytes, u32 before) { return crc32(data, bytes, before); }
 
-// Leaves the queue as a thread does that is stopped in the middle of a call: 0 holding the doorbell, 1 holding a block, 2 having ended
-// neither.
+// Leaves the queue in the state of a thread that was stopped in the middle of a call: 0 takes the doorbell, 1 takes a
+// block, 2 releases the doorbell.
 void stop_inside(const gdsync_device_qp *qp, int where) {
     gdsync_device_state *state = detail::state_of(*qp);
     if (where == 0) {
@@ -100,8 +101,8 @@ void stop_inside(const gdsync_device_qp *qp, int where) {
     }
 }
 
-// `threads` threads post `count` requests each: words into a slot of their own of `slots` words, every fifth with a signal that is added
-// to, every seventh an addition, every third not rung at once. Returns how many calls failed.
+// `threads` threads post `count` requests each: words into one of their `slots` slots, every fifth with an added
+// signal, every seventh an addition, every third not rung at once. Returns the number of failed calls.
 u64 storm(const gdsync_device_qp *qp, u32 threads, u64 count, u32 slots, u64 remote, u32 rkey, u64 counters, u64 local, u32 lkey) {
     std::atomic<u64> failures(0);
     std::vector<std::thread> all;

@@ -1,11 +1,11 @@
-// Warps and blocks of the device header, whose threads are here those of the host. Under ThreadSanitizer, with the model's card.
+// Warps and blocks of the device header on host threads, under ThreadSanitizer, with the model's card.
 #include "host_groups.hpp"
 #include "model_card.hpp"
 
 #include <thread>
 #include <vector>
 
-// One thread of the block: every other call with a signal behind the word, every third not rung at once.
+// One thread of the block: every other call with a signal after the word, every third not rung at once.
 template <scope S> static void post_in_group(const gdsync_device_qp &qp, Card &card, u32 thread, u64 count) {
     for (u64 i = 0; i < count; i++) {
         const u64 value = (u64)thread << 32 | i;
@@ -18,14 +18,14 @@ template <scope S> static void post_in_group(const gdsync_device_qp &qp, Card &c
         }
         check(put_inline<S>(qp, slot, &value, 8, options) == status::ok, "a put failed", error(qp));
         check(ticket % 8 == 0, "a ticket that is none of the group's", ticket);
-        // One of the group gives a request that cannot be: nobody posts.
+        // One of the group has an invalid request: nobody posts.
         const u64 length = thread == 3 || thread == 20 ? 100 : 8;
         const status refused = put_inline<S>(qp, slot, &value, length, options);
         check(refused == status::invalid, "a request that cannot be was posted", (u64)refused);
         if (i % 5 == 0) {
             const u64 before = ticket;
             check(fetch_add<S>(qp, {(u64)&card.counter, 1}, 1, {0x1000, 2}, options) == status::ok, "an addition failed", error(qp));
-            // The leader has an earlier ticket than the others, as where a warp has come apart in its posts.
+            // The leader has an earlier ticket than the others, as if a warp had diverged in its posts.
             const u64 own = detail::Group<S>().leads() ? before : ticket;
             check(wait<S>(qp, own, LONG) == status::ok, "a wait failed", error(qp));
             check(detail::load_acquire_gpu(&card.state.completed) >= own, "a wait has not waited", own);

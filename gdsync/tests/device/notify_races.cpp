@@ -1,4 +1,5 @@
-// Notified writes under ThreadSanitizer, each queue pair with a card of its own: ranks that are threads, a warp, and a block.
+// Notified writes under ThreadSanitizer, each queue pair with a separate card: ranks that are threads, a warp, and a
+// block.
 #include "host_groups.hpp"
 
 #include "model_card.hpp"
@@ -49,7 +50,7 @@ struct Ranks {
     std::vector<gdsync_segment_part> outboxes, inboxes;
 };
 
-// Runs `act(thread)` in so many threads beside the cards.
+// Runs `act(thread)` in that many threads beside the cards.
 template <class Act> static void with_cards(Ranks &ranks, u32 count, const Act &act) {
     std::vector<std::thread> running, threads;
     for (Card &card : ranks.cards) {

@@ -6,7 +6,7 @@
 
 static const u32 THREADS = 8;
 
-// All threads post until the end or the first failure; returns how many met one.
+// All threads post until the end or the first failure; returns the number of threads that met one.
 static u32 drive(const gdsync_device_qp &qp, Card &card, u64 count) {
     std::vector<std::thread> threads;
     u32 failed = 0;

@@ -1,5 +1,6 @@
-// Triggers and arrival words under ThreadSanitizer: threads that write their parts of a step, the last of which releases it, and a card that
-// is a thread of the same program. It copies by plain loads and stores, so that every order that the header leaves open is a race.
+// Triggers and arrival words under ThreadSanitizer: threads that write their parts of a step, the last of which
+// releases it, and a card that is a thread of the same program. It copies by plain loads and stores, so that every
+// order that the header leaves open is a race.
 #include "gdsync/device_verbs.cuh"
 
 #include <cstdio>
@@ -13,7 +14,7 @@ static const u32 THREADS = 8;
 static const u64 LONG = 60000000000ull;
 
 static u64 source[THREADS], target[THREADS];
-// The trigger's word, the arrival word, and how many parts of steps are written.
+// The trigger's word, the arrival word, and the number of written parts of steps.
 static u64 word = 0, arrived = 0, written = 0;
 
 static void check(bool right, const char *what, u64 value) {
@@ -23,7 +24,7 @@ static void check(bool right, const char *what, u64 value) {
     }
 }
 
-// Waits for each ticket as WAIT does, carries what it releases, and counts.
+// Waits for each ticket as WAIT does, performs the released work, and counts.
 static void run(u64 steps) {
     for (u64 step = 1; step <= steps; step++) {
         // The bytes of the word are those of a big-endian number.
@@ -48,7 +49,7 @@ int main(int, char **arguments) {
         threads.emplace_back([&, thread] {
             for (u64 step = 1; step <= steps; step++) {
                 source[thread] = step << 32 | thread;
-                // Acquire: the last one's release is behind what all have written, and behind their looks at the step before.
+                // Acquire: the last one's release follows the writes of all, and their reads of the previous step.
                 if (__atomic_add_fetch(&written, 1, __ATOMIC_ACQ_REL) == step * THREADS) {
                     release(trigger, step);
                 }

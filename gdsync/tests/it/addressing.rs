@@ -10,8 +10,8 @@ use gdsync::{
 use gdsync_test_support::pair::*;
 use gdsync_test_support::process::alone;
 
-/// Runs the test in a process that has an InfiniBand and a RoCE card: the first use of a card
-/// settles which cards a process has.
+/// Runs the test in a process that has an InfiniBand and a RoCE card: the first use of a card determines the cards of
+/// a process.
 fn with_both_cards(test: &str, body: fn()) {
     if alone(module_path!(), test, &[("SOFTHCA_DEVICES", "ib,roce")]) {
         body();
@@ -79,7 +79,7 @@ fn sides_that_do_not_understand_each_other_are_told_so() {
             let error = own.connect(&remote, ConnectOptions::default()).unwrap_err();
             assert!(matches!(error, Error::Port(PortError::OtherWire { .. })), "{error}");
         }
-        // Nothing has happened to them.
+        // They are unaffected.
         exchange(&roce, &v2, &side(1), ConnectOptions::default());
     });
 }

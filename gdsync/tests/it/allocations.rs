@@ -1,7 +1,7 @@
-//! Posting takes no memory of the heap once a stream is warm.
+//! Posting does not allocate once a stream is warm.
 //!
-//! The allocator here is that of the whole test binary, as a program has one. It counts by thread,
-//! and so the other tests do not disturb the count.
+//! The allocator here is that of the whole test binary. It counts by thread, so that the other tests do not disturb
+//! the count.
 
 use gdsync::memop::{MemOpCaps, Word32};
 use gdsync::outline::{Descriptor, PaperSend, PaperWait, Program};
@@ -10,17 +10,17 @@ use gdsync_test_support::pair::{Pair, cpu, poll};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-/// Counts what the calling thread allocates: a software card's thread has its own needs.
+/// Counts the allocations of the calling thread: a software card's thread may allocate.
 struct Counting;
 
 thread_local! {
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
 }
 
-// SAFETY: the system's allocator does it all; counting allocates nothing.
+// SAFETY: forwards to the system's allocator; counting allocates nothing.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        // A thread that ends may have no counter any more.
+        // A thread that ends may have dropped its counter.
         let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
         // SAFETY: the caller's.
         unsafe { System.alloc(layout) }
@@ -78,7 +78,7 @@ fn posting_allocates_nothing_once_a_stream_is_warm() {
                     assert_eq!(poll(&queue).status, Ok(()));
                 }
             }
-            // Otherwise more is in flight at once wherever the card is late, be it after so many rounds.
+            // Otherwise more work is in flight whenever the card is late, even after that many rounds.
             stream.synchronize().unwrap();
         }
     }

@@ -61,7 +61,7 @@ fn tasks_of_one_channel_pass_a_message_on() {
             }));
         }
         post(&bed.echoes[0].1, 0);
-        // Each is polled only when the runtime is woken for any of them: tasks in one.
+        // Tasks of one `join`: each is polled when the runtime is woken for any of them.
         let mut open = tasks;
         std::future::poll_fn(|context| {
             open.retain_mut(|task| task.as_mut().poll(context).is_pending());

@@ -1,5 +1,4 @@
-//! Contexts and protection domains that the program has made itself, through the table of entry
-//! points.
+//! Contexts and protection domains that the program has made, through the table of entry points.
 
 #![cfg(feature = "software-card")]
 use gdsync::persistent::{PersistentRecv, PersistentSend, start_all_by_trigger};
@@ -39,15 +38,14 @@ fn what_is_borrowed_is_left_to_its_owner() {
     // SAFETY: the domain is valid; in use, it is not deallocated.
     assert_eq!(unsafe { (api.dealloc_pd)(raw_pd.as_ptr()) }, libc::EBUSY);
     drop((queue_pair, region, pd, device));
-    // SAFETY: nothing is left on either, and gdsync has destroyed neither: that would be EINVAL, or
-    // worse.
+    // SAFETY: no object is left on either, and gdsync has destroyed neither: the calls would return EINVAL, or worse.
     unsafe {
         assert_eq!((api.dealloc_pd)(raw_pd.as_ptr()), 0);
         assert_eq!((api.close_device)(context.as_ptr()), 0);
     }
 }
 
-/// A program that has its domain from C may make a handle of it for each thing that it makes there.
+/// A program with a domain from C may make several handles of it.
 #[test]
 fn handles_of_one_domain_work_together() {
     let (api, context) = (provider::software(), open());
@@ -88,7 +86,7 @@ fn handles_of_one_domain_work_together() {
     synchronize(&stream);
     drop((send, receive, ready, pair, trigger, foreign));
     drop((from, to, words, word, other, stream, device));
-    // SAFETY: nothing is left on them.
+    // SAFETY: no object is left on them.
     unsafe {
         raw_pds.iter().for_each(|raw_pd| assert_eq!((api.dealloc_pd)(raw_pd.as_ptr()), 0));
         assert_eq!((api.close_device)(context.as_ptr()), 0);
@@ -98,8 +96,7 @@ fn handles_of_one_domain_work_together() {
 #[test]
 fn a_domain_of_another_context_is_refused() {
     let (api, context) = (provider::software(), open());
-    // SAFETY: the context is open; the domain goes before it, and after the failed attempt to use
-    // it.
+    // SAFETY: the context is open; the domain is deallocated before it, after the failed attempt to use it.
     unsafe {
         let raw_pd = NonNull::new((api.alloc_pd)(context.as_ptr())).unwrap();
         let error = ProtectionDomain::from_raw(&Device::software().unwrap(), raw_pd).unwrap_err();

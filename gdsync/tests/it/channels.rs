@@ -1,4 +1,4 @@
-//! Completion channels: who sleeps until a queue has an entry, and what wakes it.
+//! Completion channels: sleeping until a queue has an entry.
 
 use gdsync::qp::{ArmFor, CompletionChannel, WaitError};
 use gdsync::queue::{QueueError, StateError};
@@ -28,12 +28,11 @@ impl Bed {
         Bed { device, pd, channel }
     }
 
-    /// A queue of the channel.
     fn queue(&self) -> CompletionQueue {
         CompletionQueue::new(&self.device, CompletionQueueConfig::from(256).channel(&self.channel)).unwrap()
     }
 
-    /// A queue pair that completes there, with itself for a peer.
+    /// A queue pair that completes there and is connected to itself.
     fn echo(&self, queue: &CompletionQueue) -> QueuePair {
         let made = pair::sharing(&self.pd, QueuePairConfig::default(), queue, queue).unwrap();
         made.connect(&made.endpoint().unwrap(), ConnectOptions::default()).unwrap();
@@ -41,7 +40,7 @@ impl Bed {
     }
 }
 
-/// The next completion, slept for.
+/// Sleeps until the next completion.
 fn wait(queue: &CompletionQueue) -> Completion {
     queue.wait(LONG).unwrap().expect("a completion within the time")
 }
@@ -196,7 +195,7 @@ fn queues_and_channels_are_dropped_in_any_order() {
         if round & 2 != 0 {
             drop(other);
             drop((queue, echo));
-            // What was not read has gone with the queue, or is passed over.
+            // Unread entries are gone with the queue, or are skipped.
             assert!(channel.next_event(Duration::ZERO).unwrap().is_none());
         } else {
             drop(channel);

@@ -1,5 +1,4 @@
-//! Waits that a collector takes over: one word for the completions of any number of queues, and what
-//! releases it where work fails.
+//! Collected waits: one word for the completions of any number of queues, and its release when work fails.
 
 use crate::fan::{Fan, connect};
 use gdsync::cuda::Placement;
@@ -71,7 +70,7 @@ fn short_runs_and_unmerged_batches_are_the_streams() {
 #[test]
 fn a_stream_that_cannot_have_a_collector_waits_for_each_queue() {
     let peers = Fan::new(3, None);
-    // There is no such GPU; or a software stream does not reach its memory.
+    // There is no such GPU, or a software stream does not reach its memory.
     for ordinal in [0, 1000] {
         let options = StreamOptions::default().collect_from(Some(2)).collect_in(Placement::Gpu(ordinal));
         let stream = Stream::with_options(SoftStream::new().unwrap(), options).unwrap();
@@ -138,7 +137,7 @@ fn the_word_outlives_the_stream_and_its_collector() {
         let waits = (0..3).map(|peer| peers.left(peer).send_cq().prepare_wait().unwrap());
         let batch = Batch::new().wait_value32(&gate, Condition::Eq, 1);
         stream.post(waits.fold(batch, Batch::wait).write_value32(&done, 1)).unwrap();
-        // The card has counted all of them, and the stream still stands in front of the word.
+        // The card has counted all of them, and the stream is still blocked before the word.
         peers.trigger.release(last).unwrap();
         (0..3).for_each(|peer| assert_eq!(poll(&peers.left(peer).send_cq()).wr_id, number));
         std::thread::sleep(SHORT);
@@ -160,7 +159,7 @@ fn failures_count_as_arrivals_and_the_others_go_on() {
     for number in 1..=3u64 {
         let failing = number as usize % 5;
         let receive = peers.pairs[failing].1.recv_cq();
-        // One that nothing ends but the failure.
+        // A wait that only the failure ends.
         peers.pairs[failing].1.post_recv(&[], 0).unwrap();
         let batch = peers.step(number).wait(receive.prepare_wait().unwrap());
         stream.post(batch).unwrap();
@@ -182,7 +181,7 @@ fn waits_that_the_cpu_ends_release_the_word_and_the_card_counts_again() {
     let peers = Fan::new(3, None);
     let stream = collecting(2);
     for number in 1..=5 {
-        // Receives of a queue pair that is dropped: no entry ever comes for the wait that is behind.
+        // Receives of a queue pair that is dropped: the later wait never gets an entry.
         let (left, right) = (
             pair::queue_pair(&peers.pd, QueuePairConfig::default()).unwrap(),
             pair::queue_pair(&peers.pd, QueuePairConfig::default()).unwrap(),
@@ -206,10 +205,10 @@ fn what_a_collector_cannot_wait_for_is_refused() {
     let wait = other.pairs[0].1.recv_cq().prepare_wait().unwrap();
     let error = collector.collect([wait]).unwrap_err();
     assert!(matches!(error, QueueError::Request(RequestError::OtherDevice { .. })), "{error}");
-    // It gave the wait back.
+    // The wait was returned.
     drop(other.pairs[0].1.recv_cq().prepare_wait().unwrap());
 
-    // As many as its queue holds, and then it is full.
+    // As many as its queue holds; then it is full.
     let config = QueuePairConfig::default().recv_depth(8192);
     let (left, right) = (
         pair::queue_pair(&peers.pd, config).unwrap(),
@@ -230,7 +229,7 @@ fn what_a_collector_cannot_wait_for_is_refused() {
     reaches(&collector, collected);
 }
 
-/// Whether this is the process with that setting of the software card; else runs it.
+/// Returns true in the process with that setting of the software card; otherwise runs that process.
 fn with_waits(test: &str, setting: &str) -> bool {
     if on_system() {
         skipped(test, "settings of the software provider");
@@ -305,7 +304,7 @@ fn entries_that_the_card_does_not_count_are_counted_by_the_cpu() {
         stream.post(Batch::new().wait(receive)).unwrap();
         right.abort().unwrap();
         synchronize(&stream);
-        // One behind the other: the second is posted while the CPU counts.
+        // The second is posted while the CPU counts.
         let waits = [0, 1].map(|_| {
             left.post_recv(&[], 0).unwrap();
             left.recv_cq().prepare_wait().unwrap()

@@ -1,4 +1,4 @@
-//! Posts of the CPU beside other threads that poll and abort, and beside streams that wait for them.
+//! Posts of the CPU, concurrent with threads that poll and abort, and with streams that wait for them.
 
 use gdsync::memop::Condition;
 use gdsync::qp::ResetError;
@@ -33,7 +33,6 @@ impl Bed {
         MemoryRegion::allocate(&self.pd, len, Access::all()).unwrap()
     }
 
-    /// A message from left to right.
     fn exchange(&self, seed: usize) {
         let (source, target) = (self.region(300), self.region(300));
         let bytes = fill(&source, seed);
@@ -45,7 +44,7 @@ impl Bed {
     }
 }
 
-/// Remote memory that is nobody's.
+/// Remote memory that does not exist.
 const BAD: RemoteMemory = RemoteMemory { addr: 0, len: 8, rkey: 1 };
 
 #[test]
@@ -93,7 +92,7 @@ fn what_cannot_be_posted_is_refused_and_nothing_changes() {
     }
     let long = bed.left.post_send(WorkRequest::write(&own, remote.slice(1..).unwrap())).unwrap_err();
     assert!(matches!(long, QueueError::Bounds(_)), "{long}");
-    // Until it is full, and then again and again.
+    // Until it is full, and then repeatedly.
     for round in 0..20u64 {
         let mut posted = 0;
         let full = loop {
@@ -117,7 +116,7 @@ fn a_failed_queue_pair_starts_anew_again_and_again() {
     for round in 0..20 {
         (0..round % 4).for_each(|turn| bed.exchange(round + turn));
         bed.left.post_send(WorkRequest::write_inline(&[1], BAD)).unwrap();
-        // Behind it: flushed, if it is posted at all.
+        // After it: flushed, if it is posted at all.
         let behind = bed.left.post_send(WorkRequest::nop());
         let failed = |error: &QueueError| matches!(error, QueueError::State(StateError::Failed { .. }));
         assert!(behind.as_ref().err().is_none_or(failed), "{behind:?}");
@@ -199,7 +198,7 @@ fn another_thread_aborts_while_one_posts() {
                 }
                 assert!(start.elapsed() < LONG, "the abort is not seen after {posted} posts");
             }
-            // All that was posted completes, well or flushed: only then can it be reset.
+            // All posted work completes, successfully or flushed: only then can it be reset.
             while let Err(error) = bed.left.reset() {
                 assert!(matches!(error, ResetError::Blocked { .. }), "{error}");
                 assert!(start.elapsed() < LONG, "{posted} posts: {error}");
@@ -252,7 +251,7 @@ fn a_completion_queue_that_streams_hold_is_not_overrun() {
     let gate = bed.region(8).word32(0).unwrap();
     let stream = soft();
     stream.post(Batch::new().wait_value32(&gate, Condition::Eq, 1)).unwrap();
-    // Each entry is polled, but a stream has still to look at it.
+    // Each entry is polled, but a stream has yet to read it.
     for number in 0..u64::from(entries) {
         own.post_send(WorkRequest::nop().wr_id(number)).unwrap();
         stream.post(Batch::new().wait(queue.prepare_wait().unwrap())).unwrap();

@@ -1,4 +1,4 @@
-//! While a stream of the CPU waits in a post, every other call on it answers.
+//! While a stream of the CPU waits in a post, every other call on it returns.
 
 use gdsync::memop::{Condition, Word32};
 use gdsync::stream::Cpu;
@@ -19,14 +19,14 @@ fn eventually(what: &str, holds: impl Fn() -> bool) {
     }
 }
 
-/// Runs something on another thread: a call that blocks fails the test.
+/// Runs a call on another thread: one that blocks fails the test.
 fn within<T: Send + 'static>(what: &str, call: impl FnOnce() -> T + Send + 'static) -> T {
     let (sender, receiver) = mpsc::channel();
     thread::spawn(move || sender.send(call()));
     receiver.recv_timeout(LONG).unwrap_or_else(|_| panic!("{what} does not return"))
 }
 
-/// A stream of the CPU on which a thread posts a wait for a word, and a write behind it.
+/// A stream of the CPU on which a thread posts a wait for a word, followed by a write.
 struct Waiting {
     stream: Arc<Stream<Cpu>>,
     gate: Word32,

@@ -1,5 +1,4 @@
-//! Datagrams: where they go, what their receiver is told, and what becomes of those that cannot
-//! arrive.
+//! Datagrams: their destinations, their receive completions, and those that cannot arrive.
 
 use gdsync::queue::{GRH_BYTES, RequestError, Syndrome, WorkKind};
 use gdsync::verbs::{AddressHandle, LinkLayer, QueuePairError, Transport};
@@ -165,11 +164,11 @@ fn datagrams_with_another_q_key_or_without_a_receive_are_dropped_in_silence() {
     // No receive.
     post.left.post_send(post.to_right(WorkRequest::send_inline(b"none"))).unwrap();
     assert_eq!(poll(&post.left.send_cq()).status, Ok(()));
-    // What comes in its turn behind them tells that the others were dropped.
+    // Later datagrams arrive in order, which proves that the others were dropped.
     post.receive(&target, 1);
     let wrong = WorkRequest::send_inline(b"wrong").to(&post.to_right, post.right.number(), QKEY + 1);
     post.left.post_send(wrong).unwrap();
-    // Nor where no queue pair has that number.
+    // The same if no queue pair has that number.
     post.left.post_send(WorkRequest::send_inline(b"nobody").to(&post.to_right, 0xff_fff0, QKEY)).unwrap();
     post.left.post_send(post.to_right(WorkRequest::send_inline(b"right"))).unwrap();
     (0..3).for_each(|_| assert_eq!(poll(&post.left.send_cq()).status, Ok(())));
@@ -221,10 +220,10 @@ fn what_datagrams_cannot_do_is_refused() {
     assert!(matches!(error, QueueError::Request(RequestError::OtherAddress { .. })), "{error}");
     let error = post.left.connect(&post.right.endpoint().unwrap(), ConnectOptions::default()).unwrap_err();
     assert!(matches!(error, Error::QueuePair(QueuePairError::Connectionless { .. })), "{error}");
-    // Nothing of that failed the queue pair.
+    // None of that failed the queue pair.
     post.left.post_send(WorkRequest::nop().wr_id(4)).unwrap();
     assert_eq!((poll(&post.left.send_cq()).wr_id, post.left.failure()), (4, None));
-    // A connection has one address, its own.
+    // A connection has a fixed address.
     let pair = pair::Pair::new();
     let to = pair.left.address_handle(&pair.right.endpoint().unwrap(), ConnectOptions::default()).unwrap();
     let error = pair.left.prepare(WorkRequest::send(&[]).to(&to, 1, QKEY)).unwrap_err();

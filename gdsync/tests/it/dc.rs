@@ -1,4 +1,4 @@
-//! Dynamically connected transport: where requests go, what arrives, and what is refused.
+//! Dynamically connected transport: destinations, arrivals, and refusals.
 
 mod failures;
 
@@ -15,7 +15,7 @@ use std::sync::atomic::Ordering;
 
 const KEY: u64 = 0x1122_3344_5566_7788;
 
-/// What an initiator tries before it gives up: not long.
+/// A short time-out for initiators.
 fn patience() -> ConnectOptions {
     ConnectOptions::default().timeout(12).retry_count(3)
 }
@@ -24,13 +24,13 @@ fn config() -> QueuePairConfig<'static> {
     QueuePairConfig::default().transport(Transport::Dc).connections(patience())
 }
 
-/// Where initiators and targets are made.
+/// The domain of initiators and targets.
 struct Bed {
     device: Device,
     pd: ProtectionDomain,
 }
 
-/// A target, with memory that it serves.
+/// A target, with the memory that it serves.
 struct Target {
     dct: DcTarget,
     receives: SharedReceiveQueue,
@@ -66,12 +66,11 @@ impl Bed {
 
 impl Target {
     fn address(&self, from: &QueuePair) -> DcAddress {
-        // As another process is told it.
+        // As another process receives it.
         let endpoint = self.dct.endpoint().unwrap().to_string().parse().unwrap();
         from.dc_address(&endpoint, self.dct.key(), ConnectOptions::default()).unwrap()
     }
 
-    /// Posts a receive of 8 bytes.
     fn post(&self, slot: usize) {
         let slice = self.region.slice(slot * 8..slot * 8 + 8).unwrap();
         self.receives.post_recv(&[slice], slot as u64).unwrap();
@@ -89,7 +88,7 @@ fn each_request_goes_to_the_target_that_it_names() {
     let addresses = targets.each_ref().map(|target| target.address(&left));
     assert_eq!(left.transport(), Transport::Dc);
     assert_eq!((addresses[1].number(), addresses[1].key()), (targets[1].dct.number(), KEY));
-    // Posted at once: the card turns from one target to the other.
+    // Posted at once: the card switches from one target to the other.
     for round in 0..8usize {
         for (number, (target, address)) in targets.iter().zip(&addresses).enumerate() {
             target.post(round);
@@ -129,7 +128,6 @@ fn every_operation_of_a_connection_works_with_every_target() {
             assert_eq!(done.status, Ok(()));
             (done.kind, done.byte_len)
         };
-        // Over several packets.
         let sent = fill(&source, round);
         assert_eq!(done(WorkRequest::write(&whole, remote)), (WorkKind::RdmaWrite, 0));
         assert_eq!(content(&target.region)[..sent.len()], sent);
@@ -146,7 +144,7 @@ fn every_operation_of_a_connection_works_with_every_target() {
         let arrived = poll(&target.dct.recv_cq());
         assert_eq!((arrived.kind, arrived.immediate), (WorkKind::ReceiveRdmaWithImmediate, Some(77)));
     }
-    // What goes nowhere needs no target.
+    // A request without a destination needs no target.
     left.post_send(WorkRequest::nop().fence().wr_id(9)).unwrap();
     assert_eq!(poll(&left.send_cq()).wr_id, 9);
 }

@@ -1,5 +1,4 @@
-//! The device header's calls, from Rust as kernels call them: the library of
-//! `tests/device/calls.cpp`.
+//! The device header's calls from Rust, through the library of `tests/device/calls.cpp`.
 
 use gdsync::device::{CollectorData, DeviceQpData, TriggerData};
 use gdsync_test_support::device::{self, Ended};
@@ -22,7 +21,7 @@ pub(crate) const COMPARE_SWAP: u32 = 8;
 pub(crate) const PUT_WARP: u32 = 9;
 pub(crate) const PUT_BLOCK: u32 = 10;
 
-/// Arguments of a call, as `calls.cpp` has them.
+/// Arguments of a call, in the layout of `calls.cpp`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Request {
@@ -39,7 +38,7 @@ pub(crate) struct Request {
     pub(crate) more: u32,
 }
 
-/// What `storm` does.
+/// Arguments of `storm`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Storm {
     pub(crate) threads: u32,
@@ -68,19 +67,19 @@ fn ns(time: Duration) -> u64 {
 
 macro_rules! symbol {
     ($self:ident, $name:literal, $type:ty) => {{
-        // SAFETY: `calls.cpp` defines the function so.
+        // SAFETY: the function has the type of `calls.cpp`.
         let function: libloading::Symbol<'_, $type> = unsafe { $self.0.get($name) }.unwrap();
         function
     }};
 }
 
-/// Every call takes a queue pair that is handed over to this process's threads, and not dropped
-/// meanwhile: the tests see to that.
+/// Every call takes a queue pair that is attached to this process's threads, and is not dropped meanwhile, as the
+/// tests ensure.
 impl Calls {
     pub(crate) fn layout(&self) -> Vec<u64> {
         let mut offsets = [0u64; 64];
         let function = symbol!(self, b"layout", unsafe extern "C" fn(*mut u64) -> i32);
-        // SAFETY: room for more than the function writes.
+        // SAFETY: there is enough room for the function's results.
         let count = unsafe { function(offsets.as_mut_ptr()) };
         offsets[..count as usize].to_vec()
     }
@@ -89,7 +88,7 @@ impl Calls {
         type Call = unsafe extern "C" fn(*const DeviceQpData, *const Request, *mut u64) -> i32;
         let function = symbol!(self, b"call", Call);
         let mut ticket = 0;
-        // SAFETY: as the block's comment says; the memory that is named is registered.
+        // SAFETY: as the block's comment says; the named memory is registered.
         let code = unsafe { function(qp, request, &mut ticket) };
         (Ended::new(code), ticket)
     }
@@ -124,7 +123,7 @@ impl Calls {
     pub(crate) fn wait_signal(&self, word: u64, value: u64, timeout: Duration) -> Ended {
         let function =
             symbol!(self, b"call_wait_signal", unsafe extern "C" fn(*const c_void, u64, u64) -> i32);
-        // SAFETY: the tests give aligned words of live regions.
+        // SAFETY: the tests pass aligned words of live regions.
         Ended::new(unsafe { function(word as *const c_void, value, ns(timeout)) })
     }
 
@@ -155,7 +154,7 @@ impl Calls {
 
     pub(crate) fn crc32(&self, bytes: &[u8], before: u32) -> u32 {
         let function = symbol!(self, b"call_crc32", unsafe extern "C" fn(*const u8, u64, u32) -> u32);
-        // SAFETY: so many bytes are there.
+        // SAFETY: that many bytes are there.
         unsafe { function(bytes.as_ptr(), bytes.len() as u64, before) }
     }
 

@@ -1,5 +1,5 @@
-//! Queue pairs driven through the device header, here by threads of the CPU: every operation, laps,
-//! many threads, and handing over.
+//! Queue pairs driven through the device header by threads of the CPU: every operation, laps, many threads, and
+//! attaching.
 
 use crate::device_calls::{
     COMPARE_SWAP, Calls, FETCH_ADD, GET, PUT, PUT_BLOCK, PUT_INLINE, PUT_SIGNAL, PUT_SIGNAL_ADD, PUT_WARP,
@@ -38,7 +38,7 @@ fn between(operation: u32, local: &MemoryRegion, remote: &MemoryRegion, bytes: u
     }
 }
 
-/// A software card in this process has had nothing to complain of.
+/// Checks that a software card in this process has reported no diagnostics.
 fn no_complaints(pair: &Pair) {
     if pair.device.provider() == Provider::Software {
         let of_pair = [Some(pair.left.number()), Some(pair.right.number())];
@@ -48,7 +48,7 @@ fn no_complaints(pair: &Pair) {
     }
 }
 
-/// Posts, and waits for it.
+/// Posts, and waits for the completion.
 fn perform(calls: &Calls, qp: &DeviceQpData, request: Request) {
     let (ended, ticket) = calls.call(qp, &request);
     assert_eq!((ended, calls.wait(qp, ticket, LONG)), (Ended::Ok, Ended::Ok), "{request:?}");
@@ -269,7 +269,7 @@ fn take_turns(calls: &Calls, placement: QueuePlacement) {
         pair.left.post_send(WorkRequest::write(&slices, remote.remote()).wr_id(round)).unwrap();
         assert_eq!(poll(&pair.left.send_cq()).wr_id, round);
         assert_eq!(output.load(), round);
-        // What was prepared was taken back.
+        // The prepared send was taken back.
         drop(pair.left.prepare(WorkRequest::write(&slices, remote.remote())).unwrap());
 
         let device_qp = hand_over(&pair.left, PATHS[round as usize % 2]);

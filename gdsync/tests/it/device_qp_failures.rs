@@ -1,5 +1,4 @@
-//! What goes wrong with queue pairs that kernels drive: no room, time-outs, failed requests,
-//! threads that stop, and refused turns.
+//! Failures of queue pairs that kernels drive: no room, time-outs, failed requests, stopped threads, and refusals.
 
 use crate::device_calls::{PUT, Request, SEND_INLINE, calls};
 use gdsync::device::{DeviceQp, DeviceQpError, DeviceQpOptions};
@@ -75,7 +74,7 @@ fn a_full_queue_says_so_and_goes_on() {
         assert_eq!(calls.quiet(&qp, LONG), Ended::Ok);
         assert_eq!(calls.poll(&qp), (Ended::Ok, sends));
         (0..sends).for_each(|_| assert_eq!(poll(&pair.right.recv_cq()).byte_len, 8));
-        // Also what a kernel has left behind, not rung and not waited for, is finished.
+        // Work that a kernel has left, not rung and not waited for, is also finished.
         let more = Request { more: 1, ..put(&region, region.rkey()) };
         region.word64(0).unwrap().store(77);
         assert_eq!(calls.call(&qp, &more).0, Ended::Ok);
@@ -131,7 +130,7 @@ fn a_failed_request_tells_its_syndrome_and_the_queue_pair_begins_anew() {
             assert_eq!(calls.call(&qp, &put(&region, region.rkey())).0, Ended::Ok);
         }
         assert_eq!(calls.quiet(&qp, LONG), Ended::Ok);
-        // An unknown key, and what is posted behind it.
+        // An unknown key, and later posts.
         assert_eq!(calls.call(&qp, &put(&region, 0xdead_0000)).0, Ended::Ok);
         let behind = calls.call(&qp, &put(&region, region.rkey())).0;
         assert!(behind == Ended::Ok || behind == Ended::Failed);
@@ -194,7 +193,7 @@ fn a_thread_that_stops_inside_a_call_fails_the_others_in_time() {
     let name = "a_thread_that_stops_inside_a_call_fails_the_others_in_time";
     let Some(calls) = calls(name) else { return };
     const STALLED: u64 = 0x2_0000;
-    // Holding the doorbell: what is published cannot be rung.
+    // Holding the doorbell: the card cannot be rung for published blocks.
     let pair = Pair::new();
     let region = pair.open_region(64);
     let device_qp = hand_over(&pair.left);
@@ -206,7 +205,7 @@ fn a_thread_that_stops_inside_a_call_fails_the_others_in_time() {
     assert_eq!(pair.left.failure(), Some(FailureCause::Aborted));
     pair.left.reset().unwrap();
 
-    // Holding a block: nothing behind it can be published.
+    // Holding a block: later blocks cannot be published.
     let pair = Pair::new();
     let device_qp = hand_over(&pair.left);
     let qp = device_qp.data();
@@ -216,7 +215,7 @@ fn a_thread_that_stops_inside_a_call_fails_the_others_in_time() {
     let (ended, ticket) = calls.call(&qp, &put(&region, region.rkey()));
     assert_eq!((ended, ticket), (Ended::Failed, 2));
     assert_eq!(calls.error(&qp), STALLED);
-    // The ticket is one that was never published, and yet of this queue.
+    // The ticket was never published, but belongs to this queue.
     assert_eq!(calls.wait(&qp, ticket, LONG), Ended::Failed);
     device_qp.detach_device(LONG).unwrap();
     assert_eq!(pair.left.failure(), Some(FailureCause::Aborted));
@@ -257,12 +256,12 @@ fn only_kernels_drive_an_attached_queue_pair() {
         DeviceQpError::NotReady(QueueError::State(StateError::DeviceAttached { .. }))
     ));
     assert_eq!(pair.left.failure(), None);
-    // Nor does anybody else complete in its queue.
+    // No other queue may complete in its queue.
     let queue = pair.left.send_cq();
     let other = sharing(&pair.pd, QueuePairConfig::default(), &queue, &queue).unwrap();
     handed_over(other.post_recv(&[], 1).unwrap_err());
     drop(other);
-    // Receives stay with the CPU.
+    // The CPU keeps the receives.
     pair.left.post_recv(&[region.slice(8..16).unwrap()], 4).unwrap();
     pair.right.post_send(WorkRequest::send_inline(b"received")).unwrap();
     assert_eq!(poll(&pair.left.recv_cq()).wr_id, 4);
@@ -272,7 +271,7 @@ fn only_kernels_drive_an_attached_queue_pair() {
     assert_eq!(poll(&pair.left.send_cq()).status, Ok(()));
 }
 
-/// A device that does not reach pieces of so many bytes: once only, or never.
+/// A device that does not reach pieces of that many bytes: once, or never.
 struct Short {
     cpu: Cpu,
     len: usize,
@@ -286,7 +285,7 @@ impl Short {
     }
 }
 
-// SAFETY: it does what the stream inside does; an address that it refuses is not given out.
+// SAFETY: forwards to the inner stream; a refused address is not returned.
 unsafe impl MemOpStream for Short {
     fn caps(&self) -> MemOpCaps {
         self.cpu.caps()
@@ -316,7 +315,7 @@ fn a_register_out_of_reach_becomes_a_mailbox() {
     let Some(calls) = calls("a_register_out_of_reach_becomes_a_mailbox") else { return };
     let pair = Pair::new();
     let region = pair.open_region(64);
-    // The register is what has 8 bytes; and then the mailbox.
+    // The register has 8 bytes, and so has the mailbox after it.
     let device_qp = pair.left.attach_device(&Short::new(8, true), &options()).unwrap();
     let expected = Doorbells::Proxy { reason: "not on this device".to_owned() };
     assert_eq!(device_qp.doorbells(), &expected);
@@ -327,7 +326,7 @@ fn a_register_out_of_reach_becomes_a_mailbox() {
     device_qp.detach_device(LONG).unwrap();
     drop(device_qp);
 
-    // Whatever cannot be reached, the queue pair is as it was.
+    // Whatever cannot be reached, the queue pair is unchanged.
     for (len, once, path) in [
         (8, true, DoorbellPath::Direct),
         (8, false, DoorbellPath::Auto),
@@ -358,7 +357,7 @@ fn only_a_quiet_queue_pair_is_handed_over() {
     poll(&pair.left.send_cq());
     assert!(matches!(refused(&pair.left), DeviceQpError::Waits { waits: 1, .. }));
     drop(wait);
-    // An unsignaled send is done only when one behind it is.
+    // An unsignaled send is done only when a later one is.
     pair.left.post_send(request().unsignaled()).unwrap();
     assert!(matches!(refused(&pair.left), DeviceQpError::Sends { sends: 1, .. }));
     pair.left.post_send(request()).unwrap();
@@ -398,7 +397,7 @@ fn what_is_dropped_in_the_middle_is_aborted() {
     assert_eq!(pair.left.failure(), Some(FailureCause::Aborted));
     assert!(matches!(pair.left.reset(), Err(ResetError::Blocked { blocker: ResetBlocker::Kernel, .. })));
 
-    // The other way round: the queue pair's handle goes first, and the kernel hears of it.
+    // The other way round: the queue pair's handle is dropped first, and the kernel gets an error.
     let Pair { left, right: _right, pd: _pd, device: _device } = Pair::new();
     let device_qp = hand_over(&left);
     assert_eq!(calls.call(&device_qp.data(), &send(&region)).0, Ended::Ok);

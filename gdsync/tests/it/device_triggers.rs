@@ -1,4 +1,4 @@
-//! Triggers and collectors through the device header, here by threads of the CPU.
+//! Triggers and collectors through the device header, by threads of the CPU.
 
 use crate::device_calls::calls;
 use gdsync::device::{CollectorData, TriggerData};
@@ -12,7 +12,7 @@ use gdsync_test_support::device::{Ended, run_sanitized};
 use gdsync_test_support::pair::{self, LONG, poll};
 use std::time::Duration;
 
-/// Peers of a step, each with a queue pair of its own.
+/// Peers of a step, each with a queue pair.
 const PEERS: usize = 4;
 
 /// Queue pairs that one trigger releases, and a collector of their completions.
@@ -44,8 +44,8 @@ impl Steps {
         Steps { device, trigger, collector, pairs, source, target }
     }
 
-    /// Prepares a write to each peer, and has the card wait for all. Returns the ticket that releases
-    /// them, and the number of their arrival.
+    /// Prepares a write to each peer, and makes the card wait for all. Returns the ticket that releases them, and the
+    /// number of their arrival.
     fn prepare(&self) -> (u64, u64) {
         let write = |(peer, (left, _)): (usize, &(QueuePair, QueuePair))| {
             let range = 8 * peer..8 * peer + 8;

@@ -1,6 +1,5 @@
-//! Queues made by DEVX commands, on the system's libmlx5 (`GDSYNC_TEST_PROVIDER=system`): what they
-//! take, what they refuse, and that nothing of them stays. `GDSYNC_TEST_QUEUES=devx` runs the
-//! traffic of the other files on such queues.
+//! Queues made by DEVX commands, on the system's libmlx5 (`GDSYNC_TEST_PROVIDER=system`): operations, refusals, and
+//! leaks. `GDSYNC_TEST_QUEUES=devx` runs the traffic of the other files on such queues.
 
 use gdsync::memop::Condition;
 use gdsync::queue::{StateError, Syndrome, WorkKind};
@@ -18,8 +17,8 @@ fn config() -> QueuePairConfig<'static> {
     QueuePairConfig::default().queues(QueueApi::Devx)
 }
 
-/// Two connected queue pairs, whatever `GDSYNC_TEST_QUEUES` says. `None` on the software card of
-/// this process: the test is skipped.
+/// Two connected queue pairs, whatever `GDSYNC_TEST_QUEUES` says. `None` on the software card of this process: the
+/// test is skipped.
 fn pair(test: &str, config: QueuePairConfig<'_>) -> Option<Pair> {
     let device = device();
     if device.provider() == Provider::Software {
@@ -139,7 +138,7 @@ fn queue_pairs_of_verbs_do_not_complete_where_verbs_know_nothing() {
         let error = QueuePair::new(&pair.pd, by_verbs.completion_queues(send, recv)).unwrap_err();
         assert!(matches!(error, Error::Devx(DevxError::OtherMaker { .. })), "{error}");
     }
-    // The other way round they do.
+    // In the opposite order they do.
     let config = config().send_depth(8).recv_depth(8);
     let left = QueuePair::new(&pair.pd, config.completion_queues(&verbs, &devx)).unwrap();
     let right = QueuePair::new(&pair.pd, config.completion_queues(&devx, &verbs)).unwrap();
@@ -156,7 +155,7 @@ fn queue_pairs_of_verbs_do_not_complete_where_verbs_know_nothing() {
     }
 }
 
-/// Queues of 4 requests: each ring goes round thousands of times, and every index wraps at 16 bits.
+/// Queues of 4 requests: each ring wraps around thousands of times, and every index wraps at 16 bits.
 #[test]
 fn a_hundred_thousand_messages_over_thousands_of_laps() {
     let small = config().send_depth(4).recv_depth(4).send_segments(1).recv_segments(1);
@@ -198,7 +197,6 @@ fn failed_pairs_start_anew_where_their_rings_are() {
     let stream = soft();
     let target = pair.region(8);
     for round in 0..30u64 {
-        // From another place of the rings each time.
         for _ in 0..round % 5 {
             pair.right.post_recv(&[], 0).unwrap();
             pair.left.post_send(WorkRequest::send(&[])).unwrap();
@@ -230,7 +228,7 @@ fn files() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
 }
 
-/// Mappings of the card's registers, and all.
+/// Everything, including mappings of the card's registers.
 fn mappings() -> usize {
     std::fs::read_to_string("/proc/self/maps").unwrap().lines().count()
 }
@@ -263,7 +261,7 @@ fn queues_come_and_go_with_work_in_flight_and_leave_nothing() {
         let word = gate.word32(0).unwrap();
         let batch = Batch::new().wait_value32(&word, Condition::Eq, cycle + 1).send(send).wait(wait);
         stream.post(batch).unwrap();
-        // All goes while the stream has not come to it, in one order and the other.
+        // All is dropped before the stream has reached it, in both orders.
         if cycle % 2 == 0 {
             drop((never, left, region, shared, right));
         } else {
@@ -277,7 +275,7 @@ fn queues_come_and_go_with_work_in_flight_and_leave_nothing() {
     }
     let (files_then, mappings_then) = first.unwrap();
     let deadline = std::time::Instant::now() + LONG;
-    // The card's thread may still be giving back the last ones.
+    // The card's thread may still be releasing the last ones.
     while files() > files_then + 20 || mappings() > mappings_then + 60 {
         let now = (files(), mappings());
         assert!(std::time::Instant::now() < deadline, "{now:?} from {files_then}, {mappings_then}");

@@ -1,4 +1,4 @@
-//! Streams that go before their work is done, or fail: what they leave behind.
+//! Streams that are dropped before their work is done, or fail.
 
 use gdsync::memop::{Condition, Word32};
 use gdsync::{Batch, PinnedMemory, SoftStream, Stream, WorkRequest};
@@ -6,7 +6,7 @@ use gdsync_test_support::pair::{LONG, Pair, poll, soft, synchronize};
 use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
 
-/// A kernel that takes until it is told.
+/// A kernel that runs until the returned sender sends.
 fn gate(stream: &Stream<SoftStream>) -> Sender<()> {
     let (tell, told) = channel();
     stream.launch(move || told.recv().unwrap_or_default()).unwrap();
@@ -26,7 +26,7 @@ fn the_last_word_of_a_dropped_stream_is_not_written_to_somebody_elses_lane() {
     let word = Word32::new(&PinnedMemory::allocate(8).unwrap(), 0).unwrap();
     let (dropped, bystander) = (soft(), soft());
     let first = gate(&dropped);
-    // The 64th writes its own progress.
+    // The 64th writes its progress.
     for i in 1..=64 {
         dropped.post(Batch::new().write_value32(&word, i)).unwrap();
     }
@@ -34,8 +34,8 @@ fn the_last_word_of_a_dropped_stream_is_not_written_to_somebody_elses_lane() {
     drop(dropped);
     first.send(()).unwrap();
     until(|| word.load() == 64);
-    // What the dropped stream has passed goes, its lane perhaps too. A new stream may get the same
-    // place.
+    // The work that the dropped stream has passed is released, and perhaps its lane. A new stream may get the same
+    // lane.
     bystander.outstanding();
     let stream = soft();
     let third = gate(&stream);
@@ -65,8 +65,7 @@ fn a_full_stream_can_be_dropped() {
     until(|| done.load() == 1);
 }
 
-/// Whatever the program does next with a stream that has failed, the queue pairs of what it had
-/// accepted fail.
+/// A failed stream fails the queue pairs of its accepted work, whatever the program does next with the stream.
 #[test]
 fn what_a_failed_stream_had_accepted_is_aborted() {
     for next in 0..4 {

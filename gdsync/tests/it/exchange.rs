@@ -1,4 +1,4 @@
-//! Messages that arrive: every operation, every size, over ring ends and laps.
+//! Messages: every operation, every size, across ring ends and laps.
 
 use gdsync::memop::Condition;
 use gdsync::queue::{OrderError, QueueFull, RequestError, StateError, WorkKind};
@@ -93,8 +93,8 @@ fn large_messages_arrive() {
 
 #[test]
 fn as_many_slices_as_a_work_request_holds() {
-    // A send's entry has 63 units: one for control, 61 promised for elements. A receive may have 64. libmlx5 keeps some room, and
-    // cards promise 30.
+    // A send's entry has 63 units: one for control, and 61 guaranteed for elements. A receive may have 64. libmlx5
+    // reserves some, and cards report 30.
     let (sends, receives) = if device().provider() == Provider::Software { (61, 64) } else { (30, 30) };
     let config = QueuePairConfig::default().send_segments(sends as u32).recv_segments(receives as u32);
     let pair = Pair::with(config, ConnectOptions::default());
@@ -121,7 +121,7 @@ fn requests_of_every_size_wrap_around_the_send_queue_at_every_block() {
         let target = pair.region(256);
         for round in 0..600u32 {
             let data: Vec<u8> = (0..size).map(|i| (i as u32 * 7 + round) as u8).collect();
-            // A small one in between shifts the next by one block, so that all offsets come.
+            // A small send between shifts the next by one block, so that all offsets occur.
             for bytes in [&data[..], &data[..1]] {
                 ring(pair.left.prepare(WorkRequest::write_inline(bytes, target.remote())).unwrap());
                 assert_eq!(poll(&pair.left.send_cq()).status, Ok(()));
@@ -258,8 +258,7 @@ fn threads_share_a_queue_pair() {
                     assert!(Instant::now() < deadline);
                     let value = done.to_le_bytes();
                     let request = WorkRequest::write_inline(&value, remote).wr_id(thread as u64);
-                    // Another thread may have prepared and not posted yet, or the queue may be
-                    // full.
+                    // Another thread may have prepared and not posted yet, or the queue may be full.
                     let posted = pair
                         .left
                         .prepare(request)
@@ -317,7 +316,7 @@ fn posting_at_once_is_refused_where_it_would_overtake_or_cannot_be() {
     let error = pair.left.post_send(WorkRequest::send(&[foreign.slice(..).unwrap()])).unwrap_err();
     assert!(matches!(error, QueueError::Request(RequestError::WrongDomain { .. })), "{error}");
     let room = (0..1000).find_map(|_| pair.left.post_send(WorkRequest::send_inline(b"x").unsignaled()).err());
-    // A provider may grant a longer send queue than was asked for.
+    // A provider may grant a longer send queue than requested.
     let full = matches!(
         room,
         Some(

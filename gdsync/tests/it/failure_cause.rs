@@ -1,5 +1,5 @@
-//! What `QueuePair::failure()` says when both queues of a queue pair hold errors, whichever the
-//! program polls first.
+//! The result of `QueuePair::failure()` when both queues of a queue pair hold errors, whichever the program polls
+//! first.
 
 use gdsync::persistent::PersistentRecv;
 use gdsync::queue::{FailureCause, Syndrome, WorkError};
@@ -17,7 +17,7 @@ fn cause(queue_pair: &QueuePair) -> Option<Syndrome> {
     }
 }
 
-/// The cause, once the card has written its entry: the flush of another queue may be there before.
+/// The cause, once the card has written its entry: the flush of another queue may come earlier.
 fn cause_in_time(queue_pair: &QueuePair) -> Option<Syndrome> {
     let deadline = Instant::now() + LONG;
     while cause(queue_pair) == Some(Syndrome::WrFlush) && Instant::now() < deadline {
@@ -50,7 +50,7 @@ fn a_failed_receive_is_the_cause_though_flushed_sends_are_polled_first() {
     let slices = [region.slice(..).unwrap()];
     for round in 0..50 {
         pair.right.post_recv(&[region.slice(..8).unwrap()], 0).unwrap();
-        // Rung for and not answered, as the left side has no receive.
+        // Rung and not answered, as the left side has no receive.
         ring(pair.right.prepare(WorkRequest::send(&[])).unwrap());
         ring(pair.left.prepare(WorkRequest::send(&slices)).unwrap());
         let flushed = poll(&pair.right.send_cq());

@@ -1,4 +1,4 @@
-//! Waits that know about errors, and the watchdog: what `docs/failure-model.md` says of them.
+//! Checked waits and the watchdog, as documented in `docs/failure-model.md`.
 
 use gdsync::batch::BatchShape;
 use gdsync::memop::{Condition, Word32};
@@ -26,7 +26,7 @@ fn a_checked_wait_tells_success_from_failure_to_what_comes_next_on_the_stream() 
         let (seen, word) = (mpsc::channel(), status.word().clone());
         stream.post(Batch::new().send(send).wait_checked(wait)).unwrap();
         stream.launch(move || seen.0.send(word.load()).unwrap()).unwrap();
-        // Another descriptor that depends on it: goes on for this outcome only.
+        // Another descriptor that depends on it: continues for this outcome only.
         let bit = if expected.is_some() { Status::FAILED } else { Status::OK };
         stream
             .post(Batch::new().wait_value32(status.word(), Condition::And, bit).write_value32(&done, 1))
@@ -174,8 +174,7 @@ fn the_watchdog_names_the_wait_that_a_stream_stands_at_once() {
     }
     let waits = [pair.left.recv_cq().prepare_wait().unwrap(), pair.left.recv_cq().prepare_wait().unwrap()];
     let [first, second] = waits;
-    // A wait that is satisfied comes before, one that is not reached after: neither is what it
-    // stands at.
+    // A satisfied wait precedes, and an unreached one follows: the stream is blocked at neither.
     stream.post(Batch::new().wait_value32(&word, Condition::Eq, 1)).unwrap();
     stream.post(Batch::new().wait(first).wait(second)).unwrap();
     for index in 0..2 {

@@ -1,5 +1,4 @@
-//! A card that goes silent while its process lives: what both sides see, and that a new device
-//! takes its place.
+//! A card that goes silent while its process lives: the view of both sides, and the new device that takes its place.
 
 #![cfg(feature = "software-card")]
 
@@ -28,15 +27,13 @@ fn side(card: &str) -> Side {
 }
 
 fn connect(one: &Side, other: &Side) {
-    // 4.096 µs * 2^13, eight times: a quarter of a second, which a living card on a busy machine
-    // keeps to.
+    // 4.096 µs * 2^13, eight times: a quarter of a second, in which a living card answers even on a busy machine.
     let options = ConnectOptions::default().timeout(13).retry_count(7);
     for (own, remote) in [(one, other), (other, one)] {
         own.queue_pair.connect(&remote.queue_pair.endpoint().unwrap(), options).unwrap();
     }
 }
 
-/// A message, rung and awaited by streams.
 fn exchange(from: &Side, to: &Side, byte: u8) {
     let stream = soft();
     assert_eq!(from.region.write(0, &[byte; 64]), 64);
@@ -54,7 +51,7 @@ fn exchange(from: &Side, to: &Side, byte: u8) {
     assert_eq!(pair::content(&to.region), [byte; 64]);
 }
 
-/// Sends something to a side that does not answer any more, and says how it ended.
+/// Sends to a side that no longer answers, and returns the result.
 fn unanswered(queue_pair: &QueuePair, request: WorkRequest<'_>) {
     let stream = soft();
     let send = queue_pair.prepare(request).unwrap();
@@ -69,8 +66,8 @@ fn unanswered(queue_pair: &QueuePair, request: WorkRequest<'_>) {
     assert_eq!(stream.outstanding(), 0);
 }
 
-/// The same after the card is gone, on the card that takes its place. The library's threads may hold the old one for a
-/// moment longer than the program: that of checked waits drops a wait after it has told its outcome.
+/// The same on the card that replaces the dead one. The library's threads may hold the old card a moment longer than
+/// the program: the thread of checked waits drops a wait after it has reported its outcome.
 fn reborn(mortal: Side) -> Side {
     let gone = mortal.queue_pair.endpoint().unwrap().gid;
     drop(mortal);
@@ -111,8 +108,7 @@ fn a_card_that_dies_is_given_up_by_both_sides_and_replaced() {
     unanswered(&mortal.queue_pair, WorkRequest::write_inline(&[9], target));
     assert_eq!(softhca::fault_counts()[0].injected, 1);
     assert_eq!(pair::content(&other.region), [1; 64], "the write was not heard");
-    // The dead card's own work is flushed; the other side has heard nothing, and waits until it
-    // sends something itself.
+    // The dead card's work is flushed; the other side learns nothing, and waits until it sends something itself.
     synchronize(&waiting[0]);
     assert!(poll(&mortal.queue_pair.recv_cq()).status.unwrap_err().is_flush());
     assert!(!waiting[1].query().unwrap());
@@ -121,15 +117,14 @@ fn a_card_that_dies_is_given_up_by_both_sides_and_replaced() {
     synchronize(&waiting[1]);
     assert!(poll(&other.queue_pair.recv_cq()).status.unwrap_err().is_flush());
 
-    // The same queue pair on the dead card starts anew and is as deaf as before.
+    // The same queue pair on the dead card, connected again, remains deaf.
     for one in [&mortal, &other] {
         drain(&one.queue_pair);
     }
     connect(&mortal, &other);
     unanswered(&mortal.queue_pair, WorkRequest::send(&[]));
     drain(&other.queue_pair);
-    // A new opening of the device, after the last handle of the old one, is another card. The plan
-    // is still in force.
+    // A new opening of the device, after the last handle of the old one, is another card. The plan is still in force.
     let born = reborn(mortal);
     connect(&born, &other);
     exchange(&born, &other, 2);

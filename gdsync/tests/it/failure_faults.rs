@@ -1,6 +1,5 @@
-//! What a program on a stream sees of each fault that the software card injects: the rows of
-//! "Injected faults" in `docs/failure-model.md`. Faults are of the whole process, so the tests take
-//! turns.
+//! The effects on a stream's program of each fault that the software card injects: the rows of "Injected faults" in
+//! `docs/failure-model.md`. Faults concern the whole process, so the tests take turns.
 
 #![cfg(feature = "software-card")]
 
@@ -19,8 +18,7 @@ use gdsync_test_support::{on_system, skipped};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-/// Two connected queue pairs, whose packets are missed soon, and a plan in force until this is
-/// dropped.
+/// Two connected queue pairs with short time-outs, and a plan in force until this is dropped.
 struct Rig {
     pair: Pair,
     source: MemoryRegion,
@@ -28,8 +26,8 @@ struct Rig {
 }
 
 impl Rig {
-    /// In a process of the test's own. `None` elsewhere, and on the system's libraries, whose card
-    /// takes the faults of its environment.
+    /// Runs the test in a separate process. `None` elsewhere, and on the system's libraries, whose card takes the
+    /// faults from its environment.
     fn new(test: &str) -> Option<Rig> {
         Rig::with(test, QueuePairConfig::default())
     }
@@ -39,7 +37,7 @@ impl Rig {
             skipped(test, "faults are injected into the software card of this process");
             return None;
         }
-        // A plan is for every card of a process.
+        // A plan applies to every card of a process.
         if !alone(module_path!(), test, &[]) {
             return None;
         }
@@ -52,8 +50,7 @@ impl Rig {
         [self.source.slice(..).unwrap()]
     }
 
-    /// Messages from left to right that must come through, by streams that wait; the first of them
-    /// `checked`.
+    /// Messages from left to right that must arrive, awaited by streams; the first of them `checked`.
     fn exchange(&self, count: usize) {
         let (sender, receiver) = (soft(), soft());
         for round in 0..count {
@@ -77,7 +74,7 @@ impl Rig {
         assert_eq!((self.pair.left.failure(), self.pair.right.failure()), (None, None));
     }
 
-    /// The faults end, both sides start anew, and messages come through.
+    /// Ends the faults, reconnects both sides, and sends messages, which must arrive.
     fn recover(&self) {
         softhca::set_faults(None);
         drain_and_reconnect(&self.pair);
@@ -104,7 +101,7 @@ fn injected() -> Vec<u64> {
     softhca::fault_counts().iter().map(|count| count.injected).collect()
 }
 
-/// What the other side sees.
+/// The effect on the other side.
 enum Remote {
     /// Nothing.
     Nothing,
@@ -113,8 +110,8 @@ enum Remote {
     Receive(Syndrome),
 }
 
-/// Posts a request that is to fail, and one behind it, on a stream with a checked and a plain wait;
-/// then looks at everything that the failure model says of both sides.
+/// Posts a request that is to fail, and a later one, on a stream with a checked and a plain wait; then checks
+/// everything that the failure model says about both sides.
 fn fails(rig: &Rig, request: WorkRequest<'_>, expected: Syndrome, remote: Remote) {
     let (left, right) = (&rig.pair.left, &rig.pair.right);
     let (stream, theirs, ours) = (soft(), soft(), soft());
@@ -297,7 +294,7 @@ fn a_late_completion_is_waited_for() {
         inject(plan);
         let start = Instant::now();
         rig.exchange(3);
-        // Of what was to be waited for, so that no busy machine can make it less.
+        // A lower bound that no busy machine can violate.
         assert!(start.elapsed() >= late, "{plan}");
         assert_eq!(injected(), [1], "{plan}");
     }
@@ -325,7 +322,7 @@ fn memory_lost_under_the_card_fails_requests_that_name_it() {
     inject("gone access=local nth=1");
     fails(&rig, WorkRequest::send(&rig.message()), Syndrome::LocalProtection, Remote::Nothing);
     rig.recover();
-    // The second access by a key of the card's own is the receive's.
+    // The second access by one of the card's keys is the receive's.
     inject("gone access=local nth=2");
     let remote = Remote::Receive(Syndrome::LocalProtection);
     fails(&rig, WorkRequest::send(&rig.message()), Syndrome::RemoteOperation, remote);

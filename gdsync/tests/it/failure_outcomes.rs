@@ -1,4 +1,4 @@
-//! What a program on a stream sees of each failure: the rows of `docs/failure-model.md`.
+//! The effects of each failure on a stream's program: the rows of `docs/failure-model.md`.
 
 use gdsync::memop::Condition;
 use gdsync::queue::{FailureCause, Status, Syndrome, WorkError};
@@ -11,7 +11,7 @@ use std::process::Stdio;
 use std::sync::mpsc;
 use std::time::Duration;
 
-/// Posts a request with a checked wait, and says how it ended after the stream went on.
+/// Posts a request with a checked wait, and returns its outcome after the stream has continued.
 fn outcome(queue_pair: &QueuePair, request: WorkRequest<'_>) -> Option<Syndrome> {
     let stream = soft();
     let send = queue_pair.prepare(request).unwrap();
@@ -103,7 +103,7 @@ fn a_stream_that_never_comes_to_its_operations_is_named_and_called_off() {
         pair.left.prepare(WorkRequest::write_inline(&[1], target.remote().slice(4..).unwrap())).unwrap();
     let sent = pair.left.send_cq().prepare_wait().unwrap();
     stream.post(Batch::new().wait_value32(&gate, Condition::Eq, 7).send(send).wait(sent)).unwrap();
-    // Nothing of the card's stands in the way, so failing the queue pair does not help.
+    // The obstacle is not the card's, so failing the queue pair does not help.
     pair.left.abort().unwrap();
     assert!(!stream.synchronize_timeout(Duration::from_millis(20)).unwrap());
     assert!(stream.oldest_wait().unwrap().contains("Eq 0x7"));
@@ -114,7 +114,7 @@ fn a_stream_that_never_comes_to_its_operations_is_named_and_called_off() {
     pair.left.reset().unwrap();
 }
 
-/// The peer is this test again, in a process of its own, which is killed.
+/// The peer is this test again, in a separate process, which is killed.
 #[test]
 fn a_dead_peer_is_given_up() {
     let options = ConnectOptions::default().timeout(10).retry_count(3);
@@ -144,14 +144,14 @@ fn a_dead_peer_is_given_up() {
         .expect("the peer says where it is");
     own.connect(&endpoint, options).unwrap();
     assert_eq!(outcome(&own, WorkRequest::send(&[])), None, "while it lives");
-    // A stream that waits for the peer learns nothing from its death...
+    // A stream that waits for the peer learns nothing of its death...
     own.post_recv(&[], 1).unwrap();
     let stream = soft();
     stream.post(Batch::new().wait(own.recv_cq().prepare_wait().unwrap())).unwrap();
     peer.kill().unwrap();
     peer.wait().unwrap();
     assert!(!stream.synchronize_timeout(Duration::from_millis(20)).unwrap());
-    // ...until something is sent to it.
+    // ...until it sends something to the peer.
     assert_eq!(outcome(&own, WorkRequest::send(&[])), Some(Syndrome::RetryExceeded));
     synchronize(&stream);
     assert!(poll(&own.recv_cq()).status.unwrap_err().is_flush());

@@ -20,7 +20,6 @@ fn a_request_is_started_again_and_again_on_a_stream_without_the_cpu() {
     let gate = pair.region(8).word32(0).unwrap();
     sender.post(Batch::new().wait_value32(&gate, Condition::Eq, 1)).unwrap();
     receiver.post(Batch::new().wait_value32(&gate, Condition::Eq, 1)).unwrap();
-    // All of it is enqueued before any of it happens.
     for round in 0..20u8 {
         let memory = source.clone();
         sender.launch(move || assert_eq!(memory.write(0, &[round; 8]), 8)).unwrap();
@@ -71,7 +70,7 @@ fn an_active_request_is_not_started() {
     assert_eq!(send.complete(LONG).unwrap().unwrap().status, Ok(()));
     synchronize(&stream);
     assert!(!send.is_active() && send.status().is_none());
-    // Dropped while active: what was started goes on.
+    // Dropped while active: started work continues.
     send.start(&other).unwrap();
     drop(send);
     drop(source);
@@ -101,7 +100,7 @@ fn an_error_in_the_middle_ends_the_rest_and_the_request_works_again_after_recove
                 send.wait_on(&stream).unwrap();
                 outcomes.push(send.status().unwrap());
             }
-            // The stream may have come to the failure already.
+            // The stream may have reached the failure already.
             Err(error) => {
                 assert!(
                     matches!(error, PersistentError::Queue(QueueError::State(StateError::Failed { .. }))),
@@ -151,8 +150,7 @@ fn a_failed_queue_pair_ends_receives_that_the_stream_has_not_come_to() {
     synchronize(&stream);
 }
 
-/// Only the drop can end the wait: its receive is not posted yet, and the handle to abort it
-/// by is gone.
+/// Only the drop can end the wait: its receive is not posted yet, and the handle for an abort is gone.
 #[test]
 fn a_queue_pair_dropped_before_the_stream_comes_to_a_start_is_aborted() {
     let pair = Pair::new();
@@ -215,7 +213,7 @@ fn what_the_queue_pair_would_refuse_is_refused_at_the_beginning() {
         PersistentRecv::new(&pair.left, &many),
         Err(QueueError::Request(RequestError::TooManySegments { .. }))
     ));
-    // A full send queue says so, and nothing was started.
+    // A full send queue is reported, and nothing was started.
     let small = Pair::with(QueuePairConfig::default().send_depth(2), ConnectOptions::default());
     let gate = small.region(8).word32(0).unwrap();
     let stream = soft();

@@ -1,5 +1,4 @@
-//! From failure to a new connection, with the same queue pairs: what `docs/failure-model.md` says
-//! under "Recovery".
+//! From failure to a new connection, with the same queue pairs: "Recovery" in `docs/failure-model.md`.
 
 use gdsync::memop::Condition;
 use gdsync::qp::ResetError;
@@ -14,7 +13,6 @@ use gdsync_test_support::pair::{
     self, LONG, Pair, content, cpu, drain_and_reconnect, fill, poll, ring, soft, synchronize,
 };
 
-/// A message from left to right, rung and awaited by streams.
 fn exchange(pair: &Pair, seed: usize) {
     let (source, target) = (pair.region(3000), pair.region(3000));
     let bytes = fill(&source, seed);
@@ -33,7 +31,7 @@ fn exchange(pair: &Pair, seed: usize) {
 
 #[test]
 fn a_failed_pair_starts_anew_again_and_again() {
-    // Few entries, so that rings and completion queues are at another place each time.
+    // Few entries, so that rings and completion queues are at another position each time.
     let config = QueuePairConfig::default().send_depth(5).recv_depth(3);
     let pair = Pair::with(config, ConnectOptions::default());
     let numbers = [pair.left.number(), pair.right.number()];
@@ -120,7 +118,7 @@ fn waits_that_a_stream_has_not_come_to_survive_a_reset() {
     pair.right.post_recv(&[], 1).unwrap();
     stream.post(Batch::new().wait(pair.right.recv_cq().prepare_wait().unwrap())).unwrap();
     drain_and_reconnect(&pair);
-    // The entry of the old connection stays where it is until the stream has seen it.
+    // The entry of the old connection stays in place until the stream has seen it.
     exchange(&pair, 3);
     assert!(!stream.synchronize_timeout(std::time::Duration::from_millis(5)).unwrap());
     word.store(1);
@@ -132,7 +130,7 @@ fn unsignaled_sends_that_are_done_do_not_stand_in_the_way() {
     let pair = Pair::new();
     let target = pair.region(8);
     for round in 1..4u8 {
-        // Known to be done, as its effect is there; no completion will ever tell.
+        // Known to be done, as its effect is visible; no completion will ever report it.
         let remote = target.remote();
         pair.left.post_send(WorkRequest::write_inline(&[round], remote).unsignaled()).unwrap();
         let deadline = std::time::Instant::now() + LONG;

@@ -1,4 +1,4 @@
-//! What goes wrong, and what a program sees of it. No stream may hang because a send failed.
+//! Failures as a program sees them. No stream may hang because a send failed.
 
 use gdsync::memop::{Condition, StreamError};
 use gdsync::memory::OutOfBounds;
@@ -279,7 +279,7 @@ fn a_failed_send_wakes_the_stream_that_waits_for_it() {
     let bad = RemoteMemory { addr: 0, len: 8, rkey: 1 };
     let stream = soft();
     for _ in 0..2 {
-        // The second fails because the first did: that wakes, too.
+        // The second fails because the first did: that wakes the stream, too.
         let Ok(send) = pair.left.prepare(WorkRequest::write_inline(&[1], bad)) else { break };
         let wait = pair.left.send_cq().prepare_wait().unwrap();
         stream.post(Batch::new().send(send).wait(wait)).unwrap();

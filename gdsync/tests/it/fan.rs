@@ -1,4 +1,4 @@
-//! Queue pairs that one trigger releases: what the tests of triggers and of their masters share.
+//! Queue pairs that one trigger releases, shared by the tests of triggers and of their masters.
 
 use gdsync::memop::{Condition, Word32};
 use gdsync::qp::MasterConfig;
@@ -42,7 +42,6 @@ impl Fan {
         fan
     }
 
-    /// A queue pair that the trigger releases, and its remote side.
     pub(crate) fn pair(&self) -> (QueuePair, QueuePair) {
         let config = QueuePairConfig::default().send_depth(16).recv_depth(16);
         let left = pair::queue_pair(&self.pd, config.trigger(&self.trigger)).unwrap();
@@ -55,8 +54,8 @@ impl Fan {
         &self.pairs[peer].0
     }
 
-    /// A write of a number to a peer's place. A master has room again when its card has said that it has released
-    /// enough, which may be after the sends have completed.
+    /// A write of a number to a peer's place. A master has room again when its card has reported enough releases,
+    /// which may be after the sends have completed.
     pub(crate) fn send(&self, peer: usize, number: u64) -> PreparedSend {
         let deadline = Instant::now() + LONG;
         loop {
@@ -98,7 +97,7 @@ pub(crate) fn connect(left: &QueuePair, right: &QueuePair) {
     right.connect(&left.endpoint().unwrap(), ConnectOptions::default()).unwrap();
 }
 
-/// A stream that stands at a word, and the word.
+/// A stream that waits for a word, and the word.
 pub(crate) fn gated() -> (gdsync::Stream<gdsync::SoftStream>, Word32) {
     let stream = soft();
     let gate = Word32::new(&PinnedMemory::allocate(4).unwrap(), 0).unwrap();

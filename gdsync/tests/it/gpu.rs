@@ -1,4 +1,4 @@
-//! The main job on a real GPU. Skipped, and said so, where there is none.
+//! The basic operations on a real GPU. Reported as skipped without one.
 
 use gdsync::cuda::{self, Consistency, CudaError, DriverError, GpuMemory};
 use gdsync::cudarc::driver::{DevicePtr, sys};
@@ -137,7 +137,7 @@ fn rights_and_bounds_of_gpu_regions_are_the_cards() {
     stream.post(Batch::new().send(send).wait(done)).unwrap();
     synchronize(&stream);
     assert!(poll(&rig.pair.left.send_cq()).status.is_err());
-    // A region whose memory is gone is no region, and nothing hangs because of it.
+    // The region of freed memory is invalid, and nothing hangs because of it.
     let refused = GpuMemoryRegion::register(&rig.pair.pd, rig.memory(64), Access::REMOTE_WRITE).unwrap_err();
     assert!(matches!(refused, Error::Registration(RegistrationError::Refused { .. })), "{refused}");
 }

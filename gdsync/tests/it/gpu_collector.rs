@@ -1,4 +1,4 @@
-//! Collectors whose word lies in the memory of a real GPU. Skipped, and said so, where there is no GPU.
+//! Collectors whose word is in the memory of a real GPU. Reported as skipped without a GPU.
 
 use crate::fan::{Fan, connect};
 use crate::gpu_trigger::grid;
@@ -45,7 +45,7 @@ fn failures_count_in_a_word_of_the_gpus_memory() {
     for number in 1..=20u64 {
         let failing = number as usize % 5;
         let (left, right) = &fan.pairs[failing];
-        // A receive that nothing ends but the failure.
+        // A receive that only the failure ends.
         right.post_recv(&[], 0).unwrap();
         let receive = right.recv_cq().prepare_wait().unwrap();
         stream.post(fan.step(number).wait(receive)).unwrap();
@@ -85,7 +85,7 @@ fn the_cpu_and_a_stream_look_at_a_word_of_the_gpus_memory() {
     }
 }
 
-/// In a process of its own: a context that is lost does not come back.
+/// In a separate process: a lost context does not come back.
 #[test]
 fn a_trigger_that_the_driver_cannot_write_says_so() {
     let test = "a_trigger_that_the_driver_cannot_write_says_so";

@@ -1,5 +1,4 @@
-//! Queue pairs driven by kernels of a real GPU, on the card under test. Skipped, and said so, where
-//! there is no GPU.
+//! Queue pairs driven by kernels of a real GPU, on the card under test. Reported as skipped without a GPU.
 
 use gdsync::cuda::{self, GpuMemory, Placement};
 use gdsync::cudarc::driver::{CudaFunction, CudaModule, DeviceRepr, LaunchConfig, PushKernelArg};
@@ -30,7 +29,7 @@ struct Places {
     rkey: u32,
 }
 
-// SAFETY: plain integers, laid out as the kernels have them.
+// SAFETY: plain integers, in the layout of the kernels.
 unsafe impl DeviceRepr for Places {}
 
 /// `gdsync::remote_memory`.
@@ -46,8 +45,8 @@ unsafe impl DeviceRepr for Remote {}
 
 /// Launches and waits.
 ///
-/// SAFETY of the launch inside: each caller gives the kernel's own parameters, with memory that
-/// lives until this returns.
+/// SAFETY of the launch inside: each caller passes the kernel's parameters, with memory that lives until this
+/// returns.
 macro_rules! run {
     ($bench:expr, $kernel:expr, $config:expr, $($arg:expr),+) => {{
         let (stream, kernel) = ($bench.rig.stream(), $bench.kernel($kernel));
@@ -63,7 +62,6 @@ macro_rules! run {
 
 struct Bench {
     rig: Rig,
-    /// Shared with `gdsync bench device`.
     module: Arc<CudaModule>,
     pair: Pair,
     local: MemoryRegion,
@@ -88,7 +86,7 @@ impl Bench {
             lkey: local.lkey(),
             rkey: remote.rkey(),
         };
-        // The card and the kernels name the same memory by one number each.
+        // One memory has one address for the card and for the kernels.
         assert_eq!(places.local, local.memory().addr().get());
         assert_eq!(places.remote, remote.memory().addr().get());
         Some(Bench { rig, module, pair, local, remote, results, places })
@@ -125,23 +123,20 @@ impl Bench {
         queue_pair.attach_device(&*self.rig.stream(), &options).unwrap()
     }
 
-    /// No call of a kernel has failed.
     fn all_well(&self) {
         let last = self.result(1);
         assert_eq!(self.result(0), 0, "calls failed, the last with status {}, error {:#x}", last >> 56, last);
     }
 
-    /// Each of 256 threads posts `count` words, and additions besides, to one of the queue pairs:
-    /// everything arrives.
+    /// Each of 256 threads posts `count` words, and additions besides, to one of the queue pairs: everything arrives.
     fn storm(&self, pairs: &[Pair], way: (DoorbellPath, bool), count: u64) {
-        // Under memcheck dozens of threads of a warp that wait for one of them keep it from its
-        // turn: there each has a warp of its own.
+        // Under memcheck dozens of threads of a warp that wait for one of them keep it from its turn: there each has
+        // a separate warp.
         let (blocks, threads) = if is_sanitized() { (256u32, 1u32) } else { (4, 64) };
         let slots = 8u32;
         self.remote.words64().iter().for_each(|word| word.store(0, Ordering::Relaxed));
         let device_qps: Vec<DeviceQp> = pairs.iter().map(|pair| self.hand_over(&pair.left, way)).collect();
         let completed = || device_qps.iter().map(|qp| qp.progress().unwrap().completed).sum::<u64>();
-        // Of earlier turns.
         let before = completed();
         let list = described(&device_qps);
         let (address, queues) = (cuda::pin(&self.rig.context, &list).unwrap(), pairs.len() as u32);
@@ -166,7 +161,7 @@ fn grid(blocks: u32, threads: u32) -> LaunchConfig {
     LaunchConfig { grid_dim: (blocks, 1, 1), block_dim: (threads, 1, 1), shared_mem_bytes: 0 }
 }
 
-/// Ways to the card, and whether the indices are in GPU memory.
+/// Paths to the card, and whether the indices are in GPU memory.
 const WAYS: [(DoorbellPath, bool); 3] =
     [(DoorbellPath::Auto, false), (DoorbellPath::Auto, true), (DoorbellPath::Proxy, true)];
 
@@ -200,7 +195,7 @@ fn crc32(bytes: &[u8]) -> u32 {
     !bytes.iter().fold(!0u32, |crc, byte| (0..8).fold(crc ^ u32::from(*byte), |crc, _| step(crc)))
 }
 
-/// Requests of a test: `most`, or what a run under a tool that takes its time asks for.
+/// The number of requests of a test: `most`, or fewer under a slow tool.
 fn messages(most: u64) -> u64 {
     std::env::var("GDSYNC_DEVICE_MESSAGES").map_or(most, |text| most.min(text.parse().unwrap()))
 }
@@ -220,7 +215,7 @@ fn ten_million_messages_of_one_kernel_arrive() {
     let test = "ten_million_messages_of_one_kernel_arrive";
     let Some(bench) = Bench::new(test, 64, ConnectOptions::default()) else { return };
     let pairs = bench.pairs(4, QueuePairConfig::default().send_depth(256).access(Access::all()));
-    // Of six requests five are the threads' and one is an addition.
+    // Five of six requests are the threads' and one is an addition.
     bench.storm(&pairs, WAYS[1], (messages(10_000_000) * 5 / 6).div_ceil(256));
 }
 
@@ -239,7 +234,6 @@ fn the_cpu_kernels_and_streams_take_turns_in_every_placement() {
                 pair.left.post_send(WorkRequest::write(&source, bench.remote.remote())).unwrap();
                 assert_eq!(poll(&pair.left.send_cq()).status, Ok(()));
                 assert_eq!(output.load(Ordering::Acquire), round);
-                // What was prepared was taken back.
                 drop(pair.left.prepare(WorkRequest::write(&source, bench.remote.remote())).unwrap());
             }
             bench.storm(&pairs, way, (messages(1_000_000) / 40_000).clamp(1, 7 * round));
@@ -261,7 +255,7 @@ fn a_kernel_that_polls_is_told_of_an_abort_in_every_placement() {
     let test = "a_kernel_that_polls_is_told_of_an_abort_in_every_placement";
     let limit = 15_000_000_000u64;
     for placement in layouts(Placement::Gpu(0)) {
-        // A request to a peer that is gone is tried again for longer than the kernel waits.
+        // A request to a dead peer is retried for longer than the kernel waits.
         let patient = ConnectOptions::default().timeout(20).retry_count(7);
         let Some(bench) = Bench::new(test, 64, patient) else { return };
         let config = QueuePairConfig::default().send_depth(32).access(Access::all()).placement(placement);
@@ -276,12 +270,12 @@ fn a_kernel_that_polls_is_told_of_an_abort_in_every_placement() {
             ..bench.places
         };
         pair.right.abort().unwrap();
-        // Indices in host memory: they are looked at while the kernel runs.
+        // Indices in host memory, which the CPU reads while the kernel runs.
         let device_qp = bench.hand_over(&pair.left, WAYS[0]);
         let (stream, kernel, data) = (bench.rig.stream(), bench.kernel("attempt"), device_qp.data());
         let mut launch = stream.cudarc().unwrap().launch_builder(&kernel);
         launch.arg(&data).arg(&limit).arg(&places);
-        // SAFETY: the kernel's parameters; what they name lives until the stream is synchronized.
+        // SAFETY: the kernel's parameters; the memory that they name lives until the stream is synchronized.
         unsafe { launch.launch(grid(1, 1)) }.unwrap();
         drop(launch);
         // The kernel has posted, and polls.
@@ -297,7 +291,7 @@ fn a_kernel_that_polls_is_told_of_an_abort_in_every_placement() {
     }
 }
 
-/// The descriptions of queue pairs one after the other, where a kernel can read them.
+/// An array of queue-pair descriptions that a kernel can read.
 fn described(device_qps: &[DeviceQp]) -> PinnedMemory {
     let list = PinnedMemory::allocate(device_qps.len() * size_of::<DeviceQpData>()).unwrap();
     for (i, device_qp) in device_qps.iter().enumerate() {

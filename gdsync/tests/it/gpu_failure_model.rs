@@ -1,5 +1,5 @@
-//! The failure model on a real GPU: what kernels learn of failed work, persistent requests, the
-//! watchdog, recovery, graphs. Skipped, and said so, where there is none.
+//! The failure model on a real GPU: status words in kernels, persistent requests, the watchdog, recovery, graphs.
+//! Reported as skipped without one.
 
 use gdsync::batch::BatchShape;
 use gdsync::cuda::{CudaError, GpuMemory};
@@ -20,11 +20,11 @@ use gdsync_test_support::pair::{Pair, drain_and_reconnect, poll};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-/// Nothing here takes longer.
+/// A limit that no wait here exceeds.
 const LONG: Duration = Duration::from_secs(10);
 const BAD: RemoteMemory = RemoteMemory { addr: 0, len: 8, rkey: 1 };
 
-/// `copy(from, to)`: one 32-bit word, read where it is and not from a cache.
+/// `copy(from, to)`: one 32-bit word, read from memory and not from a cache.
 const PTX: &str = r"
 .version 7.0
 .target sm_70
@@ -37,7 +37,6 @@ const PTX: &str = r"
 }
 ";
 
-/// The kernel, and the words that it writes.
 struct Reader {
     copy: CudaFunction,
     seen: GpuMemory,
@@ -55,14 +54,14 @@ impl Reader {
         reader
     }
 
-    /// Has the stream copy a word that it can reach to the `index`-th word of `seen`.
+    /// Makes the stream copy a reachable word to the `index`-th word of `seen`.
     fn launch(&self, stream: &CudaStream, from: StreamAddr, index: usize) {
         let (from, to) = (from.get(), self.seen.address() + 4 * index as u64);
         let config = LaunchConfig { grid_dim: (1, 1, 1), block_dim: (1, 1, 1), shared_mem_bytes: 0 };
         let mut launch = stream.cudarc().unwrap().launch_builder(&self.copy);
         launch.arg(&from).arg(&to);
-        // SAFETY: the arguments are the kernel's. Both words are there until the stream was
-        // synchronized: every test keeps the status and the reader until then.
+        // SAFETY: the arguments are the kernel's. Both words live until the stream was synchronized: every test keeps
+        // the status and the reader until then.
         unsafe { launch.launch(config) }.unwrap();
     }
 }
@@ -76,8 +75,7 @@ fn synchronize(stream: &Stream<CudaStream>) {
     assert!(done, "the stream is stuck: {stream:?}, {:?}", stream.oldest_wait());
 }
 
-/// Has a kernel behind a checked wait read the status, lets `happen` what ends the wait, and
-/// compares.
+/// Makes a kernel after a checked wait read the status, lets `happen` end the wait, and compares.
 fn check(
     stream: &Stream<CudaStream>,
     reader: &Reader,
@@ -158,15 +156,13 @@ fn persistent_requests_are_started_again_and_again_without_the_cpu() {
         for stream in [&sender, &receiver] {
             stream.post(Batch::new().wait_value32(&gate, Condition::Eq, 1)).unwrap();
         }
-        // All of it is enqueued before any of it happens.
         for round in 0..ROUNDS {
             rig.launch(&sender, &rig.fill, source.memory(), 100 * round + lap);
             send.start(&sender).unwrap();
             send.wait_on(&sender).unwrap();
             recv.start(&receiver).unwrap();
             recv.wait_on(&receiver).unwrap();
-            // The buffer is read before the next message may overwrite it: its receive is posted
-            // behind this kernel.
+            // The buffer is read before the next message may overwrite it: its receive is posted after this kernel.
             reader.launch(&receiver, StreamAddr::new(target.memory().address()), round as usize);
         }
         assert_eq!(send.status().unwrap().get(), None);
@@ -205,7 +201,7 @@ fn the_watchdog_names_the_wait_of_a_gpu_stream() {
     let (told, heard) = mpsc::channel();
     let watchdog = stream
         .watchdog(Duration::from_millis(20), move |wait, stood| {
-            // The test may have gone.
+            // The test may have ended.
             told.send((wait.clone(), stood)).unwrap_or_default();
         })
         .unwrap();
@@ -302,7 +298,7 @@ fn a_persistent_request_is_not_captured() {
     });
     assert_eq!(graph.unwrap().batches(), 0);
     assert!(!send.is_active() && !recv.is_active() && sent.is_active());
-    // Nothing was started, and nothing is in the way of a start.
+    // Nothing was started, and nothing prevents a start.
     recv.start(&stream).unwrap();
     recv.wait_on(&stream).unwrap();
     synchronize(&stream);

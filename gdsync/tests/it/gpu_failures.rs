@@ -1,5 +1,4 @@
-//! What goes wrong on a GPU. No stream may hang, and no call, because something failed or went
-//! early.
+//! Failures on a GPU. No stream and no call may hang because an operation failed or an object was dropped early.
 
 use gdsync::cuda::{CudaError, DriverError, GpuMemory};
 use gdsync::cudarc::driver::{LaunchConfig, sys};
@@ -16,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// A stream that stands still until the word is set.
+/// A stream that is blocked until the word is set.
 fn hold(stream: &Stream<CudaStream>) -> Word32 {
     let word = Word32::new(&PinnedMemory::allocate(4).unwrap(), 0).unwrap();
     stream.post(Batch::new().wait_value32(&word, Condition::Eq, 1)).unwrap();
@@ -117,8 +116,7 @@ fn memory_of_the_program_is_kept_until_the_gpu_has_forgotten_it() {
     let base = NonNull::new(words.as_ptr().cast_mut().cast()).unwrap();
     // SAFETY: the owner keeps the words, which are atomic.
     let memory = unsafe { PinnedMemory::from_raw(base, 4 * words.len(), words.clone()) };
-    // The same memory a second time, as another part of a program may do.
-    // SAFETY: as above.
+    // The same memory a second time, as another part of a program may do. SAFETY: as above.
     let again = unsafe { PinnedMemory::from_raw(base, 64, words.clone()) };
     let held = hold(&waiting);
     for (i, memory) in [&memory, &again].into_iter().enumerate() {
@@ -143,7 +141,7 @@ fn owners_are_dropped_after_the_last_handle_of_what_they_keep() {
     let token = Arc::new(());
     let whole = rig.memory(64);
     let owner = (whole.clone(), token.clone());
-    // SAFETY: a part of what the owner keeps.
+    // SAFETY: a part of the owner's memory.
     let part = unsafe { GpuMemory::from_raw(&rig.context, whole.address() + 8, 8, owner) }.unwrap();
     drop(whole);
     let clone = part.clone();
@@ -155,7 +153,7 @@ fn owners_are_dropped_after_the_last_handle_of_what_they_keep() {
     assert_eq!(Arc::strong_count(&token), 2, "another stream waits: to free memory would have to wait, too");
     held.store(1);
     synchronize(&waiting);
-    // What allocates frees first.
+    // Allocating frees first.
     drop(rig.memory(64));
     assert_eq!(Arc::strong_count(&token), 1);
 
@@ -193,7 +191,7 @@ fn a_capture_is_not_posted_to() {
     assert_eq!(poll(&rig.pair.left.send_cq()).status, Ok(()));
 }
 
-/// In a process of its own: a context that is lost does not come back.
+/// In a separate process: a lost context does not come back.
 #[test]
 fn a_lost_context_fails_the_stream_and_its_queue_pairs() {
     let test = "a_lost_context_fails_the_stream_and_its_queue_pairs";

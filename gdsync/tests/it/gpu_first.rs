@@ -1,5 +1,5 @@
-//! First posts on a real GPU register nothing: what they name was registered when it was made. Skipped,
-//! and said so, where there is none. (`gdsync/src/stream/first_post_tests.rs` has a device without a GPU.)
+//! First posts on a real GPU register nothing: the memory that they name was registered when it was made. Reported as
+//! skipped without a GPU. (`gdsync/src/stream/first_post_tests.rs` has a device without a GPU.)
 
 use gdsync::batch::MemoryWrite;
 use gdsync::memop::{Condition, Word32, Word64};
@@ -14,7 +14,7 @@ use tracing::level_filters::LevelFilter;
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
 
-/// Counts the registrations of one thread, by what the library says of them.
+/// Counts the registrations of one thread, by the library's log.
 #[derive(Clone, Default)]
 struct Registrations(Arc<AtomicUsize>);
 
@@ -62,7 +62,7 @@ fn post(stream: &Stream<CudaStream>, batch: Batch) {
     stream.post(batch).unwrap();
 }
 
-/// First posts of each kind, with the pair and the memory made before the stream or behind it.
+/// First posts of each kind, with the pair and the memory made before or after the stream.
 fn first_posts(rig: &Rig, stream_is_first: bool) {
     let registrations = Registrations::default();
     tracing::subscriber::with_default(registrations.clone(), || {
@@ -72,7 +72,6 @@ fn first_posts(rig: &Rig, stream_is_first: bool) {
         let (short, long) = (Word32::new(&memory, 0).unwrap(), Word64::new(&memory, 4096).unwrap());
         let bytes = MemoryWrite::new(&memory, 8000, &[7; 1000]).unwrap();
         let stream = early.unwrap_or_else(|| rig.stream());
-        // The three pages that are named.
         assert!(registrations.count() >= 3, "{}", registrations.count());
         let region = pair.open_region(8);
         let write = || WorkRequest::write_inline(b"12345678", region.remote());

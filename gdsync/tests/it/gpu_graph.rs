@@ -77,7 +77,6 @@ fn a_captured_exchange_is_launched_again_and_again() {
                 assert_eq!(words(exchange.target.memory()), expected, "launch {launch}");
             }
         }
-        // Posting and launching may be mixed.
         exchange.stream.post(exchange.batch()).unwrap();
         synchronize(&exchange.stream);
         exchange.collect();
@@ -98,7 +97,7 @@ fn a_stale_launch_is_refused_and_nothing_is_rung() {
     let error = exchange.stream.launch(&mut graph, [exchange.batch(), Batch::new()]).unwrap_err();
     assert_eq!(error.batches.len(), 2);
     let batch = error.batches.into_iter().next().unwrap();
-    // What was refused can still be launched.
+    // A graph can still be launched after a refusal.
     exchange.stream.launch(&mut graph, [batch]).unwrap();
     synchronize(&exchange.stream);
     exchange.collect();

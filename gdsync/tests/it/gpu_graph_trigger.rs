@@ -1,5 +1,5 @@
-//! Graphs that release sends by triggers: their nodes are kernels, copies, memsets and batches, and
-//! no launch updates any of them but the batches. Skipped, and said so, where there is no GPU.
+//! Graphs that release sends by triggers: their nodes are kernels, copies, memsets and batches, and launches update
+//! only the batches. Reported as skipped without a GPU.
 
 use crate::gpu_trigger::{Bench, PEERS, PLACES, grid, launch, place, rounds, said};
 use gdsync::batch::BatchShape;
@@ -14,7 +14,7 @@ use gdsync_test_support::skipped;
 use std::ffi::c_void;
 use std::ptr::{null, null_mut};
 
-/// Launches between two looks at what has arrived.
+/// Launches between two checks for arrivals.
 const BURST: u64 = 16;
 
 /// Launches the graph once for each message from 1 to `most`, prepared ahead, and verifies all.
@@ -87,7 +87,7 @@ fn memsets_release_tickets_that_the_graph_holds() {
             messages.clone().for_each(|message| bench.write(message));
             let graph = bench.stream.capture(|capture| {
                 for ticket in messages.clone() {
-                    // The second half of the word, big endian as all of it: the lower half of the number.
+                    // The second half of the word, which is big endian: the lower half of the number.
                     let low = (Trigger::word_of(ticket) >> 32) as u32;
                     // SAFETY: 4 bytes of the word, which lives until the launch has ended.
                     unsafe { sys::cuMemsetD32Async(word + 4, low, 1, capture.stream().raw()) }.result()?;
@@ -121,7 +121,7 @@ fn a_batch_node_takes_triggered_sends() {
     }
 }
 
-/// A message of two sides: the ticket that releases it is its number.
+/// A message between two sides: the ticket that releases it is its number.
 fn prepare_send(bench: &Bench, message: u64) {
     let (left, right) = &bench.pairs[message as usize % PEERS];
     right.post_recv(&[bench.target.slice(place(message)).unwrap()], message).unwrap();
@@ -134,7 +134,7 @@ fn prepare_send(bench: &Bench, message: u64) {
 fn captured_graph(stream: &CudaStream) -> sys::CUgraph {
     let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
     let (mut id, mut graph) = (0, null_mut());
-    // SAFETY: valid places, or null where nothing is asked for; the stream is alive.
+    // SAFETY: valid places, or null for values that are not needed; the stream is alive.
     unsafe {
         sys::cuStreamGetCaptureInfo_v2(stream.raw(), &mut status, &mut id, &mut graph, null_mut(), null_mut())
     }
@@ -143,11 +143,10 @@ fn captured_graph(stream: &CudaStream) -> sys::CUgraph {
     graph
 }
 
-/// Adds a WHILE node to a graph, which runs at least once. Returns the handle of its condition, and
-/// its body.
+/// Adds a WHILE node to a graph, which runs at least once. Returns the handle of its condition, and its body.
 ///
 /// # Safety
-/// The graph is alive, and has nothing but this node. The context is current.
+/// The graph is alive, and has no other node. The context is current.
 unsafe fn while_node(
     graph: sys::CUgraph,
     context: sys::CUcontext,
@@ -158,7 +157,7 @@ unsafe fn while_node(
     unsafe { sys::cuGraphConditionalHandleCreate(&mut handle, graph, context, 1, at_launch) }
         .result()
         .unwrap();
-    // SAFETY: integers, pointers and enumerations of which 0 is a value.
+    // SAFETY: integers, pointers and enumerations, for which 0 is valid.
     let mut params: sys::CUgraphNodeParams = unsafe { std::mem::zeroed() };
     params.type_ = sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_CONDITIONAL;
     params.__bindgen_anon_1.conditional = sys::CUDA_CONDITIONAL_NODE_PARAMS {
@@ -171,7 +170,7 @@ unsafe fn while_node(
     let mut node = null_mut();
     // SAFETY: valid places, no dependencies; the rest is the caller's.
     unsafe { sys::cuGraphAddNode(&mut node, graph, null(), 0, &mut params) }.result().unwrap();
-    // SAFETY: the node was made with one body, which the driver has put there.
+    // SAFETY: the node has one body, which the driver has put there.
     (handle, unsafe { *params.__bindgen_anon_1.conditional.phGraph_out })
 }
 
@@ -191,7 +190,7 @@ fn the_body_of_a_while_node_sends_as_often_as_its_kernel_decides() {
     let end = Word64::new(&pinned, 0).unwrap();
     let (ticket, end_at) = (counter.address(), cuda::pin(&bench.rig.context, &pinned).unwrap());
     let (source, places) = (cuda::pin(&bench.rig.context, bench.source.memory()).unwrap(), PLACES);
-    // Loaded before it is a part of a graph; without a handle it does nothing.
+    // Loaded before it becomes part of a graph; without a handle it does nothing.
     launch!(bench.stream, kernel, grid(1, 1), 0u64, trigger, ticket, end_at, source, places);
     synchronize(&bench.stream);
 
@@ -223,8 +222,7 @@ fn the_body_of_a_while_node_sends_as_often_as_its_kernel_decides() {
             ctx: null_mut(),
         };
         let mut node = null_mut();
-        // SAFETY: the body is alive as its graph is; the driver copies the kernel's parameters, which
-        // are those that the kernel has.
+        // SAFETY: the body is alive with its graph; the driver copies the parameters, which match the kernel's.
         unsafe { sys::cuGraphAddKernelNode_v2(&mut node, body, null(), 0, &node_params) }.result().unwrap();
         Ok(())
     });
@@ -243,7 +241,7 @@ fn the_body_of_a_while_node_sends_as_often_as_its_kernel_decides() {
         let mut bytes = [0; 8];
         counter.read(0, &mut bytes).unwrap();
         let now = u64::from_ne_bytes(bytes);
-        // The kernel has sent as many as it was to, and the CPU did not know how many.
+        // The kernel has sent the requested number, which the CPU did not know.
         let decided = (sent + 1..prepared).find(|message| said(*message) >> 62 == 0).unwrap_or(prepared);
         assert_eq!(now, decided);
         for message in sent + 1..=now {
@@ -251,12 +249,12 @@ fn the_body_of_a_while_node_sends_as_often_as_its_kernel_decides() {
             assert_eq!((receipt.wr_id, receipt.status), (message, Ok(())));
             bench.arrived(message..message + 1);
         }
-        // No more has come.
+        // No further message has arrived.
         assert!(bench.pairs.iter().all(|(_, right)| right.recv_cq().poll().unwrap().is_none()));
         sent = now;
     }
     assert!(launches < sent, "{launches} launches sent {sent} messages");
-    // What was prepared and never decided on.
+    // Prepared work that was never released.
     bench.trigger.release(prepared).unwrap();
     for message in sent + 1..=prepared {
         assert_eq!(poll(&bench.pairs[message as usize % PEERS].0.send_cq()).wr_id, message);

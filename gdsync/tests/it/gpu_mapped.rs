@@ -10,7 +10,7 @@ use gdsync_test_support::process::alone;
 use gdsync_test_support::skipped;
 use std::time::Instant;
 
-/// A GPU, and each backend that works on it. `None` where there is none.
+/// A GPU, and each backend that works on it. `None` without a GPU.
 fn rig(test: &str) -> Option<(Rig, Vec<MappingBackend>)> {
     let rig = Rig::new(test)?;
     let found = mapped::available(&rig.context).unwrap();
@@ -77,7 +77,7 @@ fn memory_that_was_there_before_is_mapped_or_refused_with_the_reason() {
             }
             Err(error) => panic!("{error}"),
         }
-        // A part of what was allocated exportable, by its address alone.
+        // A part of an exportable allocation, by its address alone.
         let memory = MappedMemory::allocate_by(backend, &rig.context, 1 << 20).unwrap();
         // SAFETY: `memory` outlives it.
         let part = unsafe { GpuMemory::from_raw(&rig.context, memory.address() + 12_345, 1000, ()) }.unwrap();
@@ -105,7 +105,7 @@ fn dropping_while_a_stream_waits_does_not_wait() {
             })
             .collect();
         stream.post(Batch::new().wait_value32(&gate, Condition::Eq, 1).write_value32(&answer, 2)).unwrap();
-        // What would wait for the stream would wait for ever.
+        // A call that waits for the stream would wait forever.
         drop(others);
         assert_eq!(load(&keep, 64), 0);
         keep.copy_to(0, &1u32.to_ne_bytes()).unwrap();
@@ -123,7 +123,7 @@ fn memory_is_mapped_while_a_stream_waits() {
         stream
             .post(Batch::new().wait_value32(&GpuWord32::new(keep.gpu(), 0).unwrap(), Condition::Eq, 1))
             .unwrap();
-        // Somebody else ends the wait, should mapping wait for it.
+        // Another thread ends the wait, should mapping wait for it.
         let (done, is_done) = std::sync::mpsc::channel();
         let other = keep.clone();
         let helper = std::thread::spawn(move || {
@@ -163,7 +163,7 @@ fn kernels_and_streams_and_the_cpu_share_words() {
         for round in 1..=200u32 {
             memory.copy_to(0, &[0; 64]).unwrap();
             stream.post(Batch::new().wait_value32(&gate, Condition::Eq, round)).unwrap();
-            // The kernel adds to what the CPU stores before the flag.
+            // The kernel adds to the value that the CPU stores before the flag.
             rig.launch(&stream, &rig.add, memory.gpu(), 7);
             let words: Vec<u8> = (0..16u32).flat_map(|i| (round * 100 + i).to_ne_bytes()).collect();
             memory.copy_to(0, &words).unwrap();

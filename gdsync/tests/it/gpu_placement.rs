@@ -1,4 +1,4 @@
-//! Queues in the memory of a real GPU. Skipped, and said so, where there is none.
+//! Queues in the memory of a real GPU. Reported as skipped without one.
 
 use gdsync::cuda::{Placement, QueuePlacement};
 use gdsync::stream::{Posted, StreamOptions};
@@ -14,7 +14,7 @@ fn pair(placement: QueuePlacement) -> Pair {
     Pair::with(config.placement(placement), ConnectOptions::default())
 }
 
-/// Sends over several laps of all rings, enqueued several at a time.
+/// Sends over several laps of all rings, several enqueued at a time.
 fn laps(pair: &Pair, post: impl Fn(Batch) -> Posted, wait: impl Fn()) {
     let (source, target) = (pair.region(800), pair.region(800));
     for round in 0..60usize {
@@ -74,7 +74,7 @@ fn failures_wake_streams_that_wait_in_a_gpus_memory() {
         let pair = pair(placement);
         let stream = rig.stream();
         fail_on(&pair, &stream, || synchronize(&stream));
-        // A wait that nothing will satisfy, until the queue pair is aborted.
+        // A wait that is never satisfied, until the queue pair is aborted.
         pair::drain_and_reconnect(&pair);
         pair.right.post_recv(&[], 0).unwrap();
         stream.post(Batch::new().wait(pair.right.recv_cq().prepare_wait().unwrap())).unwrap();
@@ -98,7 +98,7 @@ fn queues_that_go_while_a_stream_waits_in_them_leave_it_whole() {
         let stream = rig.stream();
         pair.right.post_recv(&[], 0).unwrap();
         stream.post(Batch::new().wait(pair.right.recv_cq().prepare_wait().unwrap())).unwrap();
-        // The batch holds the queue, dropping everything else fails the queue pair: the wait ends.
+        // The batch holds the queue, and the drop of everything else fails the queue pair: the wait ends.
         drop(pair);
         synchronize(&stream);
     }

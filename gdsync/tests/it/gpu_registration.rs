@@ -1,5 +1,4 @@
-//! GPU memory registered with a card, once for many messages, on a real GPU. Skipped, and said so,
-//! where there is none.
+//! GPU memory registered once for many messages, on a real GPU. Reported as skipped without one.
 
 use gdsync::cuda::{self, GpuMemory};
 use gdsync::cudarc::driver::sys;
@@ -12,7 +11,7 @@ use std::os::fd::AsRawFd;
 
 const ALL: Access = Access::LOCAL_WRITE.union(Access::REMOTE_READ).union(Access::REMOTE_WRITE);
 
-/// Memory as a program allocates it itself.
+/// Memory that the program allocates.
 struct Raw {
     address: u64,
 }
@@ -28,7 +27,7 @@ impl Raw {
     }
 
     fn fill(&self, value: u8, len: usize) {
-        // SAFETY: allocated by us, so many bytes long.
+        // SAFETY: allocated by us, that many bytes long.
         let result = unsafe { sys::cuMemsetD8_v2(self.address, value, len) };
         assert_eq!(result, sys::CUresult::CUDA_SUCCESS);
         // SAFETY: no preconditions.
@@ -116,8 +115,8 @@ fn an_address_that_became_another_allocation_is_registered_anew() {
     const LEN: usize = 2 << 20;
     let cache = RegistrationCache::new(&rig.pair.pd);
     let target = rig.memory(LEN);
-    // SAFETY: allocated as long as what is made of it: what the cache keeps after that is never
-    // used again, which is under test.
+    // SAFETY: allocated as long as its regions: later registrations in the cache are never used again, which is under
+    // test.
     let register = |raw: &Raw| unsafe { cache.gpu_raw(&rig.context, raw.address, LEN, ALL) }.unwrap();
     let (mut reused, mut last) = (0, None);
     for value in 1..=8u8 {
@@ -181,11 +180,11 @@ fn pinned_memory_of_the_program_is_registered_once_for_each_allocation() {
     let (mut reused, mut last) = (0, None);
     for value in 1..=8u8 {
         let pinned = Pinned::allocate(&rig, LEN);
-        // SAFETY: so many bytes long; no work names them yet.
+        // SAFETY: that many bytes long; no work names them yet.
         unsafe { pinned.base.write_bytes(value, LEN) };
         reused += u32::from(last == Some(pinned.address()));
         last = Some(pinned.address());
-        // SAFETY: the memory stays as long as what is made of it: what the cache keeps after that is never used again,
+        // SAFETY: the memory lives as long as its regions: later registrations in the cache are never used again,
         // which is under test.
         let register = || unsafe { cache.cuda_host_raw(&rig.context, pinned.address(), LEN, ALL) }.unwrap();
         let before = cache.statistics();
@@ -211,12 +210,12 @@ fn memory_that_the_program_registers_is_known_by_each_registration() {
     let memory = PinnedMemory::allocate(LEN).unwrap();
     let address = memory.addr().get();
     rig.context.bind_to_thread().unwrap();
-    // SAFETY: the memory is there until the end.
+    // SAFETY: the memory lives until the end.
     let registered = |address| unsafe { cache.cuda_host_raw(&rig.context, address, LEN, ALL) }.unwrap();
     assert!(registered(address).is_none(), "the driver does not know it");
     assert!(registered(0).is_none(), "the null pointer");
     for misses in 1..=3 {
-        // SAFETY: whole pages of ours.
+        // SAFETY: our whole pages.
         let result = unsafe { sys::cuMemHostRegister_v2(address as *mut _, LEN, 0) };
         assert_eq!(result, sys::CUresult::CUDA_SUCCESS);
         let first = registered(address).unwrap();
@@ -235,7 +234,7 @@ fn memory_that_the_library_registers_is_not_kept() {
     let cache = RegistrationCache::new(&rig.pair.pd);
     let memory = PinnedMemory::allocate(LEN).unwrap();
     cuda::pin(&rig.context, &memory).unwrap();
-    // SAFETY: the memory is there until the end.
+    // SAFETY: the memory lives until the end.
     let region = unsafe { cache.cuda_host_raw(&rig.context, memory.addr().get(), LEN, ALL) }.unwrap();
     assert!(region.is_none(), "the library may unregister it later than the program frees it");
     assert_eq!(cache.statistics().entries, 0);

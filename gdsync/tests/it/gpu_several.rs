@@ -1,5 +1,5 @@
-//! Streams, memory and queues of two GPUs in one process. Where there is one GPU, what makes sense
-//! there runs on streams of that one. Skipped, and said so, where there is none.
+//! Streams, memory and queues of two GPUs in one process. With one GPU, the applicable tests run on two streams of
+//! it. Reported as skipped without a GPU.
 
 use gdsync::batch::MemoryWrite;
 use gdsync::cuda::{self, CudaError, GpuMemory, Placement, QueuePlacement};
@@ -18,8 +18,8 @@ use gdsync_test_support::process::alone;
 use gdsync_test_support::skipped;
 use std::time::Duration;
 
-/// Messages to and fro: one stream sends the request and waits for the answer, the other waits for the
-/// request and answers. Both may be the same stream.
+/// Messages to and fro: one stream sends the request and waits for the answer, the other waits for the request and
+/// answers. Both may be the same stream.
 fn rounds(pair: &Pair, streams: [&Stream<CudaStream>; 2], count: usize) {
     let (source, target) = (pair.region(64), pair.region(64));
     for round in 0..count {
@@ -41,7 +41,7 @@ fn rounds(pair: &Pair, streams: [&Stream<CudaStream>; 2], count: usize) {
     }
 }
 
-/// A queue's pages, and a word's, are registered once and known to both contexts.
+/// The pages of a queue and of a word are registered once, and known to both contexts.
 #[test]
 fn streams_of_two_gpus_use_the_same_queues_and_words() {
     let Some(rigs) = Rig::two("streams_of_two_gpus_use_the_same_queues_and_words") else { return };
@@ -50,7 +50,7 @@ fn streams_of_two_gpus_use_the_same_queues_and_words() {
     let config = QueuePairConfig::default().send_depth(16).recv_depth(16);
     let pair = Pair::with(config, ConnectOptions::default());
     rounds(&pair, both, 40);
-    // The other way round: the queue pairs' sides change their GPUs.
+    // The other way round: the queue pairs' sides swap their GPUs.
     rounds(&pair, [both[1], both[0]], 40);
     // Words, too.
     let memory = PinnedMemory::allocate(8).unwrap();
@@ -89,8 +89,7 @@ fn kernels_of_two_gpus_pass_data_to_and_fro() {
     rigs[0].launch(&streams[0], &rigs[0].fill, regions[0].memory(), 0);
     for round in 0..ROUNDS {
         for (from, to) in [(0, 1), (1, 0)] {
-            // What is sent was computed by the sender's GPU, and what came is computed on by the
-            // receiver's.
+            // The sender's GPU computed the sent data, and the receiver's computes on the received data.
             rigs[from].launch(&streams[from], &rigs[from].add, regions[from].memory(), 1 + from as u32);
             let whole = [regions[to].slice(..).unwrap()];
             ends[to].post_recv(&whole, 0).unwrap();
@@ -175,7 +174,7 @@ fn refused(stream: &Stream<CudaStream>, word: &impl StreamWord<u32>) -> StreamEr
     }
 }
 
-/// In a process of its own: access stays.
+/// In a separate process: access stays.
 #[test]
 fn a_peers_memory_is_refused_until_access_is_enabled() {
     let test = "a_peers_memory_is_refused_until_access_is_enabled";
@@ -210,12 +209,11 @@ fn a_peers_memory_is_refused_until_access_is_enabled() {
         }
         (Err(error), _) | (_, Err(error)) => skipped(test, &format!("queues in GPU memory: {error}")),
     }
-    // Memory that the program made: the driver knows.
-    // SAFETY: `memory` is dropped later.
+    // The program's memory: the driver knows it. SAFETY: `memory` is dropped later.
     let part = unsafe { GpuMemory::from_raw(&peer.context, memory.address(), 64, ()) }.unwrap();
     waits_and_writes(&stream, &part);
     tickets(&stream, &peer);
-    // The other direction is another matter.
+    // The other direction needs another call.
     let own = GpuWord32::new(&one.memory(64), 0).unwrap();
     assert!(matches!(refused(&peer.stream(), &own), StreamError::OtherGpu { stream: 1, memory: 0 }));
 }
@@ -241,7 +239,7 @@ fn waits_and_writes(stream: &Stream<CudaStream>, memory: &GpuMemory) {
     }
 }
 
-/// Messages through queues that lie in that GPU's memory, in every layout.
+/// Messages through queues in that GPU's memory, in every layout.
 fn queues_in_its_memory(streams: &[&Stream<CudaStream>; 2], gpu: u32) {
     for placement in layouts(Placement::Gpu(gpu)).filter(|layout| *layout != QueuePlacement::HOST) {
         let config = QueuePairConfig::default().send_depth(16).recv_depth(16).placement(placement);
@@ -249,7 +247,7 @@ fn queues_in_its_memory(streams: &[&Stream<CudaStream>; 2], gpu: u32) {
     }
 }
 
-/// Sends that a stream releases by a trigger whose word lies in a peer's memory.
+/// Sends that a stream releases by a trigger whose word is in a peer's memory.
 fn tickets(stream: &Stream<CudaStream>, peer: &Rig) {
     let pd = ProtectionDomain::new(&pair::device()).unwrap();
     let word = GpuMemoryRegion::register(&pd, peer.memory(8), Access::empty()).unwrap();
@@ -272,17 +270,17 @@ fn tickets(stream: &Stream<CudaStream>, peer: &Rig) {
     }
 }
 
-/// A context of the program's own on a GPU whose primary context gdsync uses. It stays, as gdsync
-/// keeps contexts that it has met.
+/// A context of the program on a GPU whose primary context gdsync uses. It stays, as gdsync keeps contexts that it
+/// has seen.
 struct OtherContext(sys::CUcontext);
 
 impl OtherContext {
     fn new(gpu: u32) -> Self {
         let (mut context, mut popped) = (std::ptr::null_mut(), std::ptr::null_mut());
-        // SAFETY: valid places; the device is there, as a rig has it.
+        // SAFETY: valid places; the device exists, as the rig has it.
         let made = unsafe { sys::cuCtxCreate_v2(&mut context, 0, gpu as i32) };
         assert_eq!(made, sys::CUresult::CUDA_SUCCESS);
-        // SAFETY: a valid place; what was made is current.
+        // SAFETY: a valid place; the new context is current.
         assert_eq!(unsafe { sys::cuCtxPopCurrent_v2(&mut popped) }, sys::CUresult::CUDA_SUCCESS);
         OtherContext(context)
     }
@@ -293,8 +291,8 @@ impl OtherContext {
     }
 }
 
-/// Of two contexts on one GPU, each has its memory to itself, unless the driver says otherwise. In a
-/// process of its own: if the driver is wrong, the context is lost.
+/// Two contexts on one GPU do not share memory, unless the driver says otherwise. In a separate process: if the
+/// driver is wrong, the context is lost.
 #[test]
 fn memory_of_another_context_on_the_gpu_is_refused_or_reached() {
     let test = "memory_of_another_context_on_the_gpu_is_refused_or_reached";
@@ -320,7 +318,7 @@ fn memory_of_another_context_on_the_gpu_is_refused_or_reached() {
     cuda::enable_peer_access(&rig.context, &rig.context).unwrap();
 }
 
-/// In a process of its own: a context that is lost does not come back.
+/// In a separate process: a lost context does not come back.
 #[test]
 fn a_lost_context_leaves_the_other_gpu_working_or_says_that_it_does_not() {
     let test = "a_lost_context_leaves_the_other_gpu_working_or_says_that_it_does_not";
@@ -336,7 +334,7 @@ fn a_lost_context_leaves_the_other_gpu_working_or_says_that_it_does_not() {
     assert!(matches!(&error, StreamError::Failed { reason } if reason.contains("GPU 1 (")), "{error}");
     let fresh = || Pair::with(QueuePairConfig::default(), ConnectOptions::default());
     match streams[0].synchronize_timeout(LONG) {
-        // Pages that both knew go, and their addresses come again, as those of other memory.
+        // Pages that both knew are unmapped, and other memory gets their addresses.
         Ok(idle) => {
             assert!(idle);
             drop(pair);
@@ -345,7 +343,7 @@ fn a_lost_context_leaves_the_other_gpu_working_or_says_that_it_does_not() {
                 drop(one.memory(64));
             }
         }
-        // Driver 580 gives up all contexts of the process: what is posted comes back, with the reason.
+        // Driver 580 abandons all contexts of the process: posted work is returned, with the reason.
         Err(error) => {
             let names_gpu = |error: &dyn std::fmt::Display| error.to_string().contains("GPU 0 (");
             assert!(matches!(&error, StreamError::Failed { .. }) && names_gpu(&error), "{error}");

@@ -1,5 +1,5 @@
-//! Sends that kernels of a real GPU release by triggers, and arrivals that they wait for. Skipped,
-//! and said so, where there is no GPU.
+//! Sends that kernels of a real GPU release by triggers, and arrivals for which they wait. Reported as skipped
+//! without a GPU.
 
 use gdsync::cuda::{self, GpuMemory};
 use gdsync::cudarc::driver::{CudaFunction, CudaModule, DeviceRepr, LaunchConfig};
@@ -28,11 +28,10 @@ pub(crate) struct Messages {
     results: u64,
 }
 
-// SAFETY: plain integers, laid out as the kernels have them.
+// SAFETY: plain integers, in the layout of the kernels.
 unsafe impl DeviceRepr for Messages {}
 
-/// Messages of 8 bytes: ticket `n` of the trigger releases message `n`, which queue pair
-/// `n % PEERS` sends.
+/// Messages of 8 bytes: ticket `n` of the trigger releases message `n`, which queue pair `n % PEERS` sends.
 pub(crate) struct Bench {
     pub(crate) rig: Rig,
     /// Shared with `gdsync bench`.
@@ -48,12 +47,12 @@ pub(crate) struct Bench {
     pub(crate) scratch: GpuMemory,
 }
 
-/// What message `n` says; the kernels compute it, too.
+/// The content of message `n`, which the kernels compute, too.
 pub(crate) fn said(message: u64) -> u64 {
     message.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1
 }
 
-/// The bytes of a message's place.
+/// The byte range of a message's place.
 pub(crate) fn place(message: u64) -> std::ops::Range<usize> {
     let at = 8 * (message % PLACES) as usize;
     at..at + 8
@@ -65,8 +64,8 @@ pub(crate) fn grid(blocks: u32, threads: u32) -> LaunchConfig {
 
 /// Launches a kernel.
 ///
-/// SAFETY of the launch inside: each caller gives the kernel's own parameters, with memory that
-/// lives until the stream is synchronized.
+/// SAFETY of the launch inside: each caller passes the kernel's parameters, with memory that lives until the stream
+/// is synchronized.
 macro_rules! launch {
     ($stream:expr, $kernel:expr, $config:expr, $($arg:expr),+) => {{
         use gdsync::cudarc::driver::PushKernelArg as _;
@@ -79,7 +78,7 @@ macro_rules! launch {
 pub(crate) use launch;
 
 impl Bench {
-    /// The word is in the host's memory, or in the GPU's.
+    /// The word is in host memory, or in GPU memory.
     pub(crate) fn new(test: &str, in_gpu: bool) -> Option<Bench> {
         let rig = Rig::new(test)?;
         let module = rig.compile(test, "trigger.cu")?;
@@ -117,12 +116,11 @@ impl Bench {
         self.module.load_function(name).unwrap()
     }
 
-    /// What a kernel releases, which is the trigger.
+    /// The trigger for kernels.
     pub(crate) fn trigger_data(&self) -> TriggerData {
         self.trigger.for_kernels(&*self.stream).unwrap()
     }
 
-    /// A trigger that releases nothing.
     pub(crate) fn no_trigger(&self) -> TriggerData {
         TriggerData { word: self.scratch.address() }
     }
@@ -133,7 +131,7 @@ impl Bench {
         Messages { source: nowhere, target: nowhere, places: 1, ..self.messages }
     }
 
-    /// A counter in the GPU's memory, at 0.
+    /// A counter in GPU memory, initially 0.
     pub(crate) fn counter(&self) -> GpuMemory {
         let counter = self.rig.memory(8);
         counter.write(0, &[0; 8]).unwrap();
@@ -158,7 +156,7 @@ impl Bench {
         self.source.word64(place(message).start).unwrap().store(said(message));
     }
 
-    /// Each message has been sent and has arrived, as it was written.
+    /// Each message has been sent and has arrived intact.
     pub(crate) fn arrived(&self, messages: std::ops::Range<u64>) {
         for message in messages {
             let completion = poll(&self.pairs[message as usize % PEERS].0.send_cq());
@@ -168,7 +166,6 @@ impl Bench {
         }
     }
 
-    /// No call of a kernel has failed, and no message was missing that a kernel looked for.
     pub(crate) fn all_well(&self) {
         let result = |at: usize| self.results.words64()[at].load(Ordering::Acquire);
         let status = result(1) >> 56;
@@ -176,7 +173,7 @@ impl Bench {
     }
 }
 
-/// `most`, or fewer under a tool that takes its time.
+/// `most`, or fewer under a slow tool.
 pub(crate) fn rounds(most: u64) -> u64 {
     if is_sanitized() { most.min(40) } else { most }
 }

@@ -1,5 +1,4 @@
-//! Words and bytes in GPU memory, and bytes in host memory, written by a real GPU. Skipped, and
-//! said so, where there is none.
+//! Words and bytes in GPU memory, and bytes in host memory, written by a real GPU. Reported as skipped without one.
 
 use gdsync::batch::{BatchShape, MemoryWrite};
 use gdsync::cuda::GpuMemory;
@@ -57,7 +56,7 @@ fn gpu_words_are_bounds_and_alignment_checked() {
         assert!(matches!(error, WordError::Outside { size: 4, len: 16, .. }), "{error}");
     }
     assert!(GpuWord64::new(&memory, 12).is_err());
-    // A stream of the CPU's does not reach it.
+    // A stream of the CPU does not reach it.
     let word = GpuWord32::new(&memory, 0).unwrap();
     let error = pair::cpu().post(Batch::new().write_value32(&word, 1)).unwrap_err();
     assert!(matches!(error.source, PostFailure::Stream(StreamError::Unsupported { .. })), "{error}");

@@ -1,5 +1,4 @@
-//! gdsync on a context and a protection domain of the crate `ibverbs`: needs a card, or `gdsync
-//! soft --`.
+//! gdsync on a context and a protection domain of the crate `ibverbs`: needs a card, or `gdsync soft --`.
 
 #![cfg(feature = "ibverbs")]
 
@@ -11,8 +10,8 @@ use gdsync_test_support::skipped_unless_required;
 
 /// The first mlx5 device of libibverbs, opened.
 fn open() -> Option<*mut ffi::ibv_context> {
-    // SAFETY: null stands for no count; the list ends with a null pointer and is freed once, its
-    // devices being used before.
+    // SAFETY: null means that no count is needed; the list ends with a null pointer and is freed once, after its last
+    // use.
     unsafe {
         let list = ffi::ibv_get_device_list(std::ptr::null_mut());
         if list.is_null() {
@@ -34,8 +33,7 @@ fn a_programs_own_context_and_domain_are_used_and_left_alone() {
     // SAFETY: the context is open.
     let raw_pd = unsafe { ffi::ibv_alloc_pd(context) };
     {
-        // SAFETY: context and domain outlive everything in this block, which ends with no work in
-        // flight.
+        // SAFETY: context and domain outlive everything in this block, which ends with no work in flight.
         let (device, pd) = unsafe {
             let device = gdsync::verbs::ibverbs::device(context).unwrap();
             let pd = gdsync::verbs::ibverbs::protection_domain(&device, raw_pd).unwrap();
@@ -54,7 +52,7 @@ fn a_programs_own_context_and_domain_are_used_and_left_alone() {
         assert_eq!(poll(&pair[0].send_cq()).status, Ok(()));
         assert_eq!(content(&target), bytes);
     }
-    // SAFETY: nothing is left on either; gdsync has destroyed neither.
+    // SAFETY: no object is left on either; gdsync has destroyed neither.
     unsafe {
         assert_eq!(ffi::ibv_dealloc_pd(raw_pd), 0);
         assert_eq!(ffi::ibv_close_device(context), 0);

@@ -1,9 +1,8 @@
-//! Nothing is left behind: objects are made, used, failed and dropped in any order, thousands of
-//! times, with work in flight; then the process has the files, mappings, threads and memory that it
-//! had after the first few hundred.
+//! No leaks: objects are made, used, failed and dropped in any order, thousands of times, with work in flight; then
+//! the process has the files, mappings, threads and memory that it had after the first few hundred cycles.
 //!
-//! `GDSYNC_LEAK_CYCLES` says how many (10,000 without it): fewer than 500 for a tool under which
-//! everything is slow, and which keeps memory of its own: then only files and threads are compared.
+//! `GDSYNC_LEAK_CYCLES` is the number of cycles (default 10,000). With fewer than 500, for slow tools that keep
+//! memory themselves, only files and threads are compared.
 
 #![cfg(feature = "software-card")]
 
@@ -24,16 +23,16 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 const CYCLES: usize = 10_000;
-/// After so many, whatever the library and the allocator keep for good is there.
+/// After this many cycles, everything that the library and the allocator keep permanently is there.
 const WARM_UP: usize = 500;
-/// The device, and with it the software card, is closed and opened again after so many.
+/// The device, and with it the software card, is closed and opened again after this many cycles.
 const DEVICE_LIVES: usize = 50;
-/// What the mappings may differ by: the kernel joins neighbours, and the C library keeps the stacks
-/// of threads that ended last.
+/// Allowed difference in mappings: the kernel joins neighbours, and the C library keeps the stacks of threads that
+/// ended last.
 const MAPPINGS: usize = 16;
-/// What resident memory may grow by: the allocator's fragmentation, and pages of the library's own
-/// arenas that were not touched before. In 10,000 cycles that is a hundred bytes each: a handle
-/// that is lost now and then is seen, a lost queue at once.
+/// Allowed growth of resident memory: the allocator's fragmentation, and pages of the library's arenas that were not
+/// touched before. In 10,000 cycles that is a hundred bytes each: an occasional lost handle is found, a lost queue at
+/// once.
 const RESIDENT_KIB: usize = 1024;
 
 /// xorshift64*: the same cycles in every run.
@@ -70,22 +69,21 @@ impl Figures {
     }
 }
 
-/// Threads but the one of the library that lives as long as the process: those of streams, cards
-/// and watchdogs end with them. (A thread that has just started still bears the name of its
-/// parent.)
+/// Threads other than the library's permanent one: those of streams, cards and watchdogs end with their objects. (A
+/// thread that has just started still bears the name of its parent.)
 fn threads() -> usize {
     let all = std::fs::read_dir("/proc/self/task").unwrap();
-    // A thread may end between the listing and the look.
+    // A thread may end after it was listed.
     let names = all.filter_map(|task| std::fs::read_to_string(task.unwrap().path().join("comm")).ok());
     names.filter(|name| name.trim() != "gdsync-checked").count()
 }
 
-/// Waits until the library's threads have ended everything that was dropped in flight. No stream and
-/// no card lives after that.
+/// Waits until the library's threads have finished everything that was dropped in flight. No stream and no card lives
+/// after that.
 fn settle(own_threads: usize) {
     let deadline = Instant::now() + LONG;
     loop {
-        // Any stream reaps what dropped streams have left.
+        // Any stream reaps the work of dropped streams.
         assert_eq!(soft().outstanding(), 0);
         std::thread::sleep(Duration::from_millis(2));
         if threads() == own_threads {
@@ -95,7 +93,7 @@ fn settle(own_threads: usize) {
     }
 }
 
-/// What happened, so that a test which does nothing is seen.
+/// Counts of events, to detect a test that does nothing.
 #[derive(Debug, Default)]
 struct Tally {
     good: usize,
@@ -219,8 +217,8 @@ fn cycle(device: &Device, random: &mut Random, tally: &mut Tally) {
             tally.persistent += 1;
         }
         _ => {
-            // Everything is dropped with this under way: work prepared, posted, and waited for. The
-            // test polls none of its completions.
+            // Everything is dropped with this in progress: prepared, posted and awaited work. The test polls none of
+            // its completions.
             left_over.push(Box::new(exchange(&two, &stream, &slices, &target)));
             let request = two.request(WorkRequest::send(&slices));
             left_over.push(Box::new(two.left.prepare(request).unwrap()));
@@ -243,8 +241,7 @@ fn cycle(device: &Device, random: &mut Random, tally: &mut Tally) {
     gate.store(1);
 }
 
-/// A message with a checked wait for its sending and a plain one for its arrival, and a receive
-/// that nothing fills.
+/// A message with a checked wait for its sending and a plain one for its arrival, and a receive that stays empty.
 fn exchange(
     two: &Two,
     stream: &Stream<SoftStream>,
@@ -288,7 +285,7 @@ fn nothing_is_left_behind() {
     let text = format!("{cycles} cycles, {tally:?}\nbefore {before:?}\nafter  {after:?}\n");
     std::io::stderr().write_all(text.as_bytes()).unwrap();
     assert_eq!((after.files, after.threads), (before.files, before.threads));
-    // So few cycles are for a tool which counts memory itself, and keeps some.
+    // Few cycles are for a tool which counts memory itself, and keeps some.
     if cycles >= WARM_UP {
         assert!(after.mappings <= before.mappings + MAPPINGS, "mappings are left");
         assert!(after.resident_kib <= before.resident_kib + RESIDENT_KIB, "memory is left");

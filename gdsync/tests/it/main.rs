@@ -1,6 +1,6 @@
 //! The tests of the library, as one program: linking one takes less time than linking forty.
 //!
-//! A test that needs the process for itself runs in another one (`gdsync_test_support::process`).
+//! A test that needs an exclusive process runs again in a separate one (`gdsync_test_support::process`).
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, its helpers too")]
 

@@ -1,5 +1,5 @@
-//! Sends that a trigger's master releases. What they have in common with those of a trigger without
-//! one, `triggers` tests on both.
+//! Sends that a trigger's master releases. `triggers` tests the common behaviour of triggers with and without a
+//! master.
 
 use crate::fan::{Fan, connect, gated};
 use gdsync::memop::Condition;
@@ -26,7 +26,7 @@ fn batch(sends: impl IntoIterator<Item = PreparedSend>) -> Batch {
     sends.into_iter().fold(Batch::new(), Batch::send)
 }
 
-/// The strict card has found no release that is late, or of two masters.
+/// The strict card has found no release that is late, or by two masters.
 fn no_release_was_wrong() {
     if !on_system() {
         let found = softhca::verbs::diagnostics();
@@ -35,7 +35,7 @@ fn no_release_was_wrong() {
     }
 }
 
-/// Brings both sides of a pair back to work, whatever streams have still to do for them.
+/// Brings both sides of a pair back to work, whatever their streams have outstanding.
 fn reuse((left, right): &(QueuePair, QueuePair)) {
     let deadline = Instant::now() + LONG;
     [left, right].iter().for_each(|side| side.abort().unwrap());
@@ -84,7 +84,7 @@ fn a_master_that_is_full_says_so_and_loses_nothing() {
             let mut prepared = Vec::new();
             let first = number;
             let deadline = Instant::now() + LONG;
-            // Released sends give their places back when the card has said so.
+            // Released sends free their places when the card has reported them.
             while prepared.len() < sends as usize {
                 match fan.try_send(number as usize % 3, number) {
                     Ok(send) => {
@@ -111,7 +111,7 @@ fn a_master_that_is_full_says_so_and_loses_nothing() {
             stream.post(batch(prepared)).unwrap();
             (first..number).for_each(|number| fan.completes(number as usize % 3, number));
         }
-        // What was refused left no place behind.
+        // The refused work left no place occupied.
         assert!((0..3).all(|peer| fan.left(peer).send_cq().poll().unwrap().is_none()));
     }
 }
@@ -123,7 +123,7 @@ fn a_slave_starts_anew_while_others_have_tickets_outstanding() {
     for round in 0..20u64 {
         let (stream, gate) = gated();
         let number = 100 * round;
-        // From another place of the rings each time, and with more blocks than the new life has.
+        // From another position of the rings each time, and with more blocks than the new life has.
         for ahead in 0..round % 4 {
             before_them.post_send(fan.send(0, number + ahead)).unwrap();
             fan.completes(0, number + ahead);
@@ -165,7 +165,7 @@ fn a_slave_is_destroyed_while_it_and_others_have_tickets_outstanding() {
         let gone = fan.send(round as usize % 3, 9999);
         stream.post(batch(sends)).unwrap();
         drop(gone);
-        // Once the batch has passed, its queue pair goes, with what it has in the master's queue.
+        // Once the batch has passed, its queue pair is dropped, together with its blocks in the master's queue.
         let victim = round as usize % 3;
         let pair = fan.pair();
         drop(std::mem::replace(&mut fan.pairs[victim], pair));
@@ -241,7 +241,7 @@ fn the_cpu_posts_on_a_slave_while_nothing_of_the_masters_is_outstanding() {
         fan.completes(0, number + 1);
         let ticket = fan.send(0, number + 2).into_ticket().unwrap();
         other(post(number + 3).unwrap_err());
-        // Other queue pairs are not concerned.
+        // Other queue pairs are unaffected.
         let next = fan.send(1, number).into_ticket().unwrap();
         assert_eq!(fan.value(0), number + 1, "neither has released the send");
         fan.trigger.release(ticket).unwrap();
@@ -266,7 +266,7 @@ fn a_kernel_would_release_what_it_has_the_ticket_of() {
     }
 }
 
-/// Random work, in which every send that is released arrives, in order, and no other one.
+/// Random work, in which every send that is released arrives, in order, and no other send does.
 #[test]
 fn random_steps_of_many_slaves_release_what_is_posted_and_nothing_else() {
     let mut fan = Fan::new(5, Some(MasterConfig::default().sends(24)));
@@ -279,7 +279,7 @@ fn random_steps_of_many_slaves_release_what_is_posted_and_nothing_else() {
         seed % below
     };
     let mut prepared: Vec<(usize, u64, PreparedSend)> = Vec::new();
-    // What each place has to hold.
+    // The expected content of each place.
     let mut values = [0; 5];
     let mut number = 0;
     for _ in 0..1500 {
@@ -336,7 +336,7 @@ fn masters_that_cannot_be_are_refused() {
     let error = trigger.with_master(MasterConfig::default()).unwrap_err();
     assert!(matches!(error, Error::QueuePair(QueuePairError::TriggerInUse)), "{error}");
     drop(queue_pair);
-    // The largest and the smallest that can be.
+    // The largest and the smallest possible.
     for sends in [1, 3072] {
         let fan = Fan::new(1, Some(MasterConfig::default().sends(sends)));
         soft().post_send(fan.send(0, 5)).unwrap();

@@ -1,5 +1,4 @@
-//! Merged batches on the software card: how many operations they take, and that nothing else
-//! changes.
+//! Merged batches on the software card: their number of operations, and otherwise unchanged behaviour.
 
 use gdsync::memop::{Condition, Word32};
 use gdsync::queue::QueueFull;
@@ -11,7 +10,7 @@ use gdsync::{
 use gdsync_test_support::pair::{self, LONG, Pair, content, cpu, device, poll, soft, synchronize};
 use std::time::Instant;
 
-/// Sends of 8 bytes each to places of their own, and waits for them.
+/// Sends of 8 bytes each to separate places, and waits for them.
 fn sends_and_waits(pair: &Pair, target: &MemoryRegion, count: usize, seed: u64) -> (Batch, Vec<u8>) {
     let mut batch = Batch::with_capacity(2 * count);
     let mut expected = Vec::new();
@@ -80,7 +79,7 @@ impl Everybody {
         Everybody { pairs, received: MemoryRegion::allocate(&pd, 8 * PEERS, Access::LOCAL_WRITE).unwrap() }
     }
 
-    /// Sends to every peer, and waits for what each of them sends.
+    /// Sends to every peer, and waits for a message from each.
     fn step(&self, round: u64) -> Batch {
         let mut batch = Batch::with_capacity(2 * PEERS);
         for (i, (here, there)) in self.pairs.iter().enumerate() {
@@ -147,7 +146,7 @@ fn a_covered_wait_holds_no_entry() {
     let (first, second) = (prepare(), prepare());
     let waits = [queue.prepare_wait().unwrap(), queue.prepare_wait().unwrap()];
     let batch = waits.into_iter().fold(Batch::new(), Batch::wait);
-    // A stream that waits for the second completion, and never looks at the first.
+    // A stream that waits for the second completion, and never reads the first.
     stream.post(batch).unwrap();
     pair::ring(first);
     let receive = || assert_eq!(poll(&pair.right.recv_cq()).status, Ok(()));
@@ -185,7 +184,7 @@ fn a_refused_batch_can_be_posted_again_after_its_completions_were_polled() {
                 assert_eq!(poll(side).status, Ok(()));
             }
         }
-        // The waits are still good, and satisfied: alone, or again with what the stream refuses.
+        // The waits are still valid, and satisfied: alone, or again with the refused work.
         let error = cpu().post(error.batch.merged(round % 2 == 0)).unwrap_err();
         assert!(error.to_string().contains("never goes on"), "{error}");
     }
@@ -205,7 +204,7 @@ fn tickets_are_written_before_a_stream_waits_for_the_program() {
     stream.post(batch.wait_value32(&go, Condition::Eq, 1)).unwrap();
     await_word(&seen, 1);
     assert_eq!((poll(&queue).status, poll(&pair.right.recv_cq()).status), (Ok(()), Ok(())));
-    // The stream has passed the wait, and says so: its entry comes round again.
+    // The stream has passed the wait, and reports it: its entry is reused.
     for _ in 0..3 * depth {
         let start = Instant::now();
         pair.right.post_recv(&[], 0).unwrap();
@@ -236,7 +235,6 @@ fn an_idle_stream_lets_go_of_what_it_was_not_told_to_say_it_has_passed() {
     while stream.outstanding() > 0 {
         assert!(start.elapsed() < LONG, "{stream:?}");
     }
-    // And it counts on from there.
     let (go, done) = words();
     stream.post(Batch::new().wait_value32(&go, Condition::Eq, 1).write_value32(&done, 1)).unwrap();
     assert_eq!(stream.outstanding(), 1);

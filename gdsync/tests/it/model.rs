@@ -14,7 +14,7 @@ const SIZE: usize = 512;
 
 #[derive(Clone, Debug)]
 enum Operation {
-    /// Cut into so many slices.
+    /// Cut into that many slices.
     Send {
         from: usize,
         to: usize,
@@ -43,7 +43,7 @@ enum Operation {
         len: usize,
         cuts: usize,
     },
-    /// Of the remote number at a multiple of 8.
+    /// The remote number is at a multiple of 8.
     FetchAdd {
         word: usize,
         to: usize,
@@ -52,7 +52,7 @@ enum Operation {
     CompareSwap {
         word: usize,
         to: usize,
-        /// Compared with what is there, or with something else.
+        /// True to compare with the current value, false for another value.
         equal: bool,
         swap: u64,
     },
@@ -64,10 +64,10 @@ enum Operation {
 
 #[derive(Clone, Debug)]
 struct Step {
-    /// Which side acts.
+    /// The side that acts: right or left.
     right: bool,
     operation: Operation,
-    /// Posted together with the next one of the same side.
+    /// Posted together with the next operation of the same side.
     batched: bool,
     /// Performed by a software stream, not by the CPU.
     streamed: bool,
@@ -114,8 +114,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     proptest::collection::vec(step, 1..12)
 }
 
-/// Queue pairs and memory are made once for all cases: their indices run on, over ring ends and
-/// laps.
+/// Queue pairs and memory are made once for all cases: their indices continue, over ring ends and laps.
 struct World {
     pair: Pair,
     memory: [MemoryRegion; 2],
@@ -138,8 +137,8 @@ impl World {
         starts.map(|at| self.memory[side].slice(from + at..from + (at + piece).min(len)).unwrap()).collect()
     }
 
-    /// Prepares a step of side `me`, does it to the model, and says whether the other side will see
-    /// a completion.
+    /// Prepares a step of side `me`, applies it to the model, and returns whether the other side will see a
+    /// completion.
     fn prepare(
         &self,
         me: usize,
@@ -190,7 +189,7 @@ impl World {
             }
             Operation::Read { from, to, len, cuts } => {
                 let slices = self.slices(me, *to, *len, *cuts);
-                // A read takes effect when its answer comes: what follows it must wait for it.
+                // A read takes effect when its answer comes: later work must wait for it.
                 let send = queue_pair.prepare(WorkRequest::read(&slices, remote(*from, *len))).unwrap();
                 transfer(model, (other, *from), (me, *to), *len);
                 (Some(send), false)
@@ -234,8 +233,8 @@ impl World {
                 let (send, seen) = self.prepare(me, &step.operation, &mut model);
                 sends.extend(send);
                 receives += usize::from(seen);
-                // What is posted together runs together: the effect of a read or an atomic comes
-                // late, so it ends its batch.
+                // Operations that are posted together run together: the effect of a read or an atomic comes late, so
+                // it ends its batch.
                 let late = matches!(
                     step.operation,
                     Operation::Read { .. } | Operation::FetchAdd { .. } | Operation::CompareSwap { .. }
@@ -293,14 +292,14 @@ fn number(memory: &[u8], at: usize) -> u64 {
     u64::from_ne_bytes(bytes)
 }
 
-/// What an atomic operation does to the model.
+/// Applies an atomic operation to the model.
 fn atomic(model: &mut [Vec<u8>; 2], at: (usize, usize), to: (usize, usize), change: impl Fn(u64) -> u64) {
     let was = number(&model[at.0], at.1);
     model[at.0][at.1..at.1 + 8].copy_from_slice(&change(was).to_ne_bytes());
     model[to.0][to.1..to.1 + 8].copy_from_slice(&was.to_ne_bytes());
 }
 
-/// What a message does to the model: from and to are side and offset.
+/// Applies a message to the model; `from` and `to` are side and offset.
 fn transfer(model: &mut [Vec<u8>; 2], from: (usize, usize), to: (usize, usize), len: usize) {
     let bytes = model[from.0][from.1..from.1 + len].to_vec();
     model[to.0][to.1..to.1 + len].copy_from_slice(&bytes);

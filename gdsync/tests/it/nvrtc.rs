@@ -1,11 +1,9 @@
-//! Kernels compiled at run time. Skipped, and said so, where there is no NVRTC (`scripts/nvrtc` takes
-//! it from PyPI).
+//! Kernels compiled at run time. Reported as skipped without NVRTC (`scripts/nvrtc` takes it from PyPI).
 
 use gdsync::device::nvrtc::{self, CompileError};
 use gdsync_test_support::skipped_unless_required;
 
-/// The oldest GPUs that the header is for, or that this NVRTC compiles for. `None` without NVRTC: the
-/// test is skipped.
+/// The oldest GPUs that the header, or this NVRTC, supports. `None` without NVRTC: the test is skipped.
 fn oldest(test: &str) -> Option<(i32, i32)> {
     match nvrtc::compile("empty.cu", "", (7, 0)) {
         Ok(_) => Some((7, 0)),

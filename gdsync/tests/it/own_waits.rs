@@ -1,5 +1,4 @@
-//! Waits for sends that are posted behind them: refused where that is certain, ended by an abort
-//! where it is not.
+//! Waits for sends that are posted after them: refused if that is certain, ended by an abort if it is not.
 
 use gdsync::memop::{Condition, Word32};
 use gdsync::queue::{OrderError, StateError};
@@ -34,7 +33,6 @@ impl<'a> Writer<'a> {
         self.queue_pair.send_cq().prepare_wait().unwrap()
     }
 
-    /// A send and its wait, in their order.
     fn exchange(&self) -> Batch {
         let send = self.send();
         Batch::new().send(send).wait(self.wait())
@@ -56,7 +54,6 @@ fn refused(error: &PostError, index: u32) {
     assert_eq!(found, index, "{error}");
 }
 
-/// A word that a stream waits for.
 fn gate() -> Word32 {
     Word32::new(&PinnedMemory::allocate(4).unwrap(), 0).unwrap()
 }
@@ -74,7 +71,6 @@ fn a_send_behind_its_wait_in_one_batch_is_refused() {
     refused(&error, 0);
     assert_eq!((error.posted, error.batch.len()), (0, 2));
     drop(error);
-    // Nothing of it is left.
     stream.post(writer.exchange()).unwrap();
     synchronize(&stream);
     writer.polls(1);
@@ -122,7 +118,7 @@ fn a_wait_for_a_dropped_send_cannot_count_on_one_behind_it() {
     let wait = writer.wait();
     drop(dropped);
     stream.post(Batch::new().wait(wait)).unwrap();
-    // It would take the dropped one, which is a NOP, to the card.
+    // It would give the dropped one, which is a NOP, to the card.
     let error = stream.post_send(writer.send()).unwrap_err();
     refused(&error, 0);
     cpu().post(error.batch).unwrap();
@@ -170,7 +166,7 @@ fn where_other_work_may_end_the_wait_it_is_not_refused() {
     assert_eq!(numbers, [right.number(), left.number()]);
 }
 
-/// Whether the CPU can end waits. If not, skips the test.
+/// Returns whether the CPU can end waits. If not, reports the test as skipped.
 fn waits_can_be_ended(test: &str) -> bool {
     let host = matches!(std::env::var("GDSYNC_TEST_PLACEMENT").as_deref(), Err(_) | Ok("host"));
     if !host {
@@ -179,7 +175,7 @@ fn waits_can_be_ended(test: &str) -> bool {
     host
 }
 
-/// A stream that waits for a send, and another that has to ring for it behind a word.
+/// A stream that waits for a send, and another that has to ring for it after a word.
 struct Crossed {
     waiting: Stream<SoftStream>,
     ringing: Stream<SoftStream>,
@@ -195,7 +191,7 @@ impl Crossed {
         Crossed { waiting, ringing, word }
     }
 
-    /// The wait is over, though nothing was rung; then it is.
+    /// The wait is over, although the card was not rung for the send; then the send is over.
     fn ends(self) {
         assert!(self.waiting.synchronize_timeout(LONG).unwrap(), "{:?}", self.waiting.oldest_wait());
         assert_eq!(self.waiting.oldest_wait(), None);
@@ -213,7 +209,7 @@ fn an_abort_ends_waits_for_what_another_stream_has_still_to_ring_for() {
     let pair = Pair::new();
     let writer = Writer::new(&pair);
     for round in 0..20 {
-        // Some that the card was rung for go before it.
+        // Some for which the card was rung go before it.
         let stream = soft();
         for _ in 0..round % 3 {
             stream.post(writer.exchange()).unwrap();
@@ -228,7 +224,7 @@ fn an_abort_ends_waits_for_what_another_stream_has_still_to_ring_for() {
             Err(QueueError::State(StateError::Failed { .. }))
         ));
         crossed.ends();
-        // Each completes once, and well unless it was flushed.
+        // Each completes once, and successfully unless it was flushed.
         for _ in 0..round % 3 {
             assert_eq!(poll(&pair.left.send_cq()).status, Ok(()));
         }
@@ -241,13 +237,13 @@ fn an_abort_ends_waits_for_what_another_stream_has_still_to_ring_for() {
     }
 }
 
-/// The program does not ask the library for the stream, as where it waits for an event.
+/// The program does not ask the library for the stream, as when it waits for an event.
 #[test]
 fn an_abort_ends_the_wait_when_the_card_has_flushed_what_it_was_rung_for() {
     if !waits_can_be_ended("an_abort_ends_the_wait_when_the_card_has_flushed_what_it_was_rung_for") {
         return;
     }
-    // The first is not received, and tried again for ever.
+    // The first is not received, and retried forever.
     let pair = Pair::with(QueuePairConfig::default(), ConnectOptions::default().rnr_retry(7));
     let writer = Writer::new(&pair);
     pair.left.post_send(WorkRequest::send(&[])).unwrap();
@@ -311,7 +307,7 @@ fn an_abort_ends_a_wait_before_its_own_send_in_a_shared_queue() {
     let config = QueuePairConfig::default();
     let queue_pair = pair::sharing(&pair.pd, config, &shared, &shared).unwrap();
     queue_pair.connect(&queue_pair.endpoint().unwrap(), ConnectOptions::default()).unwrap();
-    // A receive that nothing fills could end the wait, too.
+    // A receive that stays empty could end the wait, too.
     queue_pair.post_recv(&[], 9).unwrap();
     let target = pair.region(8);
     let send = queue_pair.prepare(WorkRequest::write_inline(b"x", target.remote()).wr_id(5)).unwrap();

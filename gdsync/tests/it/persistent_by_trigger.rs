@@ -17,7 +17,7 @@ use std::time::Duration;
 const SHORT: Duration = Duration::from_millis(20);
 const PEERS: usize = 12;
 
-/// A message to each of several peers, whose receives say when they may be written.
+/// A message to each of several peers, whose receives announce when they may be written.
 struct Peer {
     pair: Pair,
     source: MemoryRegion,
@@ -28,7 +28,7 @@ struct Peer {
 }
 
 impl Peer {
-    /// A card that repeats no message which finds no receive: all go when their receives are there.
+    /// A card that does not retry messages without a receive: all arrive when their receives are there.
     fn new(pd: &ProtectionDomain, config: QueuePairConfig<'_>) -> Self {
         let queue_pair = || pair::queue_pair(pd, config).unwrap();
         let (left, right) = (queue_pair(), queue_pair());
@@ -44,12 +44,12 @@ impl Peer {
         Peer { pair, source, target, send, receive, ready }
     }
 
-    /// What its sending and its receiving side start.
+    /// The requests that its sending and its receiving side start.
     fn both(&mut self) -> [&mut dyn Request; 3] {
         [&mut self.send, &mut self.receive, &mut self.ready]
     }
 
-    /// What streams wait for.
+    /// The requests for which streams wait.
     fn awaited(&mut self) -> [&mut dyn Request; 2] {
         [&mut self.send, &mut self.receive]
     }
@@ -84,8 +84,8 @@ fn queue_error(result: Result<Posted, ListError>) -> (Option<usize>, QueueError)
     }
 }
 
-/// With the card's waits, a start and a wait of many peers are a memory operation each, and no message comes before the
-/// stream has started its receive.
+/// With the card's waits, a start and a wait of many peers are a memory operation each, and no message comes before
+/// the stream has started its receive.
 #[test]
 fn one_write_starts_a_list_and_one_wait_ends_it() {
     let pd = domain();
@@ -120,7 +120,7 @@ fn one_write_starts_a_list_and_one_wait_ends_it() {
     peers.iter_mut().for_each(Peer::complete);
 }
 
-/// Both sides start many rounds before either stream has come to the first one.
+/// Both sides start many rounds before either stream has reached the first one.
 #[test]
 fn rounds_wait_behind_each_other() {
     let (_pd, trigger, mut peer) = one();
@@ -186,7 +186,7 @@ fn what_another_stream_has_still_to_do_is_not_overtaken() {
     let (_, error) = queue_error(start_all_by_trigger(&mut [&mut again], &other, &free, LONG));
     assert!(matches!(error, QueueError::Order(OrderError::OutOfOrder { .. })), "{error}");
     drop(prepared);
-    // Receives that a stream has still to announce.
+    // Receives that a stream has yet to announce.
     let mut announced = recv_of(&third.pair.right, &third.target, 0);
     announced.start(&stream).unwrap();
     let mut again = recv_of(&third.pair.right, &third.target, 0);
@@ -248,7 +248,7 @@ fn an_active_request_is_refused() {
     peer.complete();
 }
 
-/// What a stream that has failed will not release, nothing else would: it fails, too.
+/// Work that a failed stream will not release can never be released: it fails, too.
 #[test]
 fn a_stream_that_fails_ends_what_waits_for_its_ticket() {
     let (_pd, trigger, mut peer) = one();
@@ -284,7 +284,7 @@ fn threads_share_a_trigger() {
     });
 }
 
-/// The stream goes on where work of a list fails before its ticket is written, and after.
+/// The stream continues if work of a list fails before its ticket is written, and after.
 #[test]
 fn an_abort_flushes_what_waits_for_a_ticket() {
     let (_pd, trigger, mut peer) = one();

@@ -1,4 +1,4 @@
-//! How lists of persistent requests end otherwise: failures of a queue pair or a stream, and dropped lists.
+//! Other ends of lists of persistent requests: failures of a queue pair or a stream, and dropped lists.
 
 use crate::persistent_lists::{Both, gate, recv_of, send_of};
 use gdsync::persistent::{PersistentError, PersistentSend, Request, start_all, wait_all};
@@ -81,7 +81,7 @@ fn an_active_list_may_be_dropped() {
     assert_eq!(content(&target), [7; 32]);
     // The program's polls return no completions, and the queues are free again.
     assert!(pair.left.send_cq().poll().unwrap().is_none() && pair.right.recv_cq().poll().unwrap().is_none());
-    // Queue pairs go away while a stream has still to come to the starts.
+    // Queue pairs are dropped while a stream has yet to reach the starts.
     let gate = self::gate(&stream);
     let mut receive = recv_of(&pair.right, &target, 0);
     let mut send = send_of(&pair.left, &source, 0);

@@ -1,5 +1,5 @@
-//! Lists of persistent requests under the faults of the software card. Faults are of the whole process, so
-//! each test has one of its own.
+//! Lists of persistent requests under the faults of the software card. Faults concern the whole process, so each test
+//! has a separate one.
 
 #![cfg(feature = "software-card")]
 
@@ -10,7 +10,6 @@ use gdsync_test_support::pair::{LONG, Pair, content, drain_and_reconnect, soft, 
 use gdsync_test_support::process::alone;
 use gdsync_test_support::{on_system, skipped};
 
-/// In a process of the test's own.
 fn runs(test: &str) -> bool {
     if on_system() {
         skipped(test, "faults are injected into the software card of this process");

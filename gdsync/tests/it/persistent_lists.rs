@@ -1,4 +1,4 @@
-//! Lists of persistent requests: started in one batch, waited for in one, and refused whole.
+//! Lists of persistent requests: started in one batch, waited for in one, and refused as a whole.
 
 use gdsync::memop::{Condition, Word32};
 use gdsync::persistent::{
@@ -16,7 +16,7 @@ use gdsync_test_support::pair::{
 };
 use std::time::{Duration, Instant};
 
-/// A word behind which a stream stands.
+/// A word that blocks a stream.
 pub(crate) fn gate(stream: &Stream<SoftStream>) -> Word32 {
     let word = Word32::new(&PinnedMemory::allocate(4).unwrap(), 0).unwrap();
     stream.post(Batch::new().wait_value32(&word, Condition::Eq, 1)).unwrap();
@@ -51,7 +51,6 @@ impl Both {
         Both { pair, source, target, sends, receives }
     }
 
-    /// Sends and receives by turns.
     pub(crate) fn list(&mut self) -> Vec<&mut dyn Request> {
         let pairs = self.sends.iter_mut().zip(&mut self.receives);
         pairs.flat_map(|(send, recv)| [send as &mut dyn Request, recv]).collect()
@@ -128,7 +127,7 @@ fn streams_announce_receives_in_order_and_nothing_gets_in_between() {
     gates[1].store(1);
     assert_eq!(receives[1].complete(LONG).unwrap().unwrap().status, Ok(()));
     assert_eq!(content(&target), b"the onethe other");
-    // Once the stream has announced all, everybody may post.
+    // Once the stream has announced all, anyone may post.
     pair.right.post_recv(&[], 1).unwrap();
     third.start(&other).unwrap();
 }
@@ -150,7 +149,7 @@ fn a_list_with_one_that_cannot_be_started_is_refused_whole() {
     both.sends[1].start(&stream).unwrap();
     assert_eq!(both.receives[1].complete(LONG).unwrap().unwrap().status, Ok(()));
     assert_eq!(both.sends[1].complete(LONG).unwrap().unwrap().status, Ok(()));
-    // A queue pair has failed: those before it in the list leave their queues again.
+    // A queue pair has failed: earlier requests of the list leave their queues again.
     let broken = Pair::new();
     let mut bad = send_of(&broken.left, &broken.region(8), 0);
     broken.left.abort().unwrap();
@@ -177,7 +176,7 @@ fn a_list_with_one_that_cannot_be_started_is_refused_whole() {
     assert_eq!(index, Some(1), "the first request of the queue pair");
     assert!(both.nothing_is_started());
     drop(early);
-    // Nothing of all that is in the way.
+    // None of this blocks later work.
     for _ in 0..40 {
         start_all(&mut both.list(), &stream, LONG).unwrap();
         wait_all(&mut both.list(), &stream, LONG).unwrap();
@@ -205,7 +204,7 @@ fn a_list_waits_for_room_in_queues() {
     let full = |error: &ListError, queue: fn(&QueueFull) -> bool| matches!(&error.source, PersistentError::Queue(QueueError::Full(full)) if queue(full));
     assert!(full(&error, |full| matches!(full, QueueFull::ReceiveQueue { capacity: 2 })), "{error}");
     pair.right.post_recv(&[], 0).unwrap();
-    // Until the stream goes on.
+    // Until the stream continues.
     let mut list: Vec<&mut dyn Request> = writes.iter_mut().map(|one| one as _).collect();
     let error = loop {
         match start_all(&mut list, &stream, Duration::ZERO) {
@@ -213,7 +212,7 @@ fn a_list_waits_for_room_in_queues() {
             Err(error) => break error,
         };
     };
-    // Which of them is full first depends on how long a work request is.
+    // The length of a work request determines which of them is full first.
     let is_either =
         |full: &QueueFull| matches!(full, QueueFull::SendQueue { .. } | QueueFull::CompletionQueue { .. });
     assert!(full(&error, is_either), "{error}");
@@ -258,7 +257,7 @@ fn a_list_waits_for_room_in_the_stream() {
     both.complete();
 }
 
-/// Queue pairs that are connected with themselves: enough of them that a list needs two submissions.
+/// Queue pairs that are connected to themselves: enough of them that a list needs two submissions.
 fn many(pair: &Pair) -> Vec<QueuePair> {
     let config = QueuePairConfig::default().send_depth(4).recv_depth(4);
     let new = |_| {
@@ -329,13 +328,13 @@ fn requests_of_shared_completion_queues_are_waited_for_by_their_statuses() {
     for one in [&mut send, &mut own_send] {
         assert_eq!(one.complete(LONG).unwrap().unwrap().status, Ok(()));
     }
-    // Where streams count on a queue pair's own queue being its alone, it is not shared any more.
+    // Once streams rely on a queue pair's exclusive queue, it cannot be shared.
     let queues = [pair.left.send_cq(), pair.left.recv_cq()];
     let shared = sharing(&pair.pd, QueuePairConfig::default(), &queues[0], &queues[1]);
     assert!(matches!(shared, Err(Error::QueuePair(QueuePairError::AwaitedAlone { .. }))), "{shared:?}");
     let shared = sharing(&pair.pd, QueuePairConfig::default(), &queues[1], &queues[1]).unwrap();
     drop(shared);
-    // And one that is shared is waited for by statuses from then on.
+    // And a shared one is waited for by statuses from then on.
     let mut answer = recv_of(&pair.left, &target, 0);
     let mut question = send_of(&pair.right, &source, 0);
     answer.start(&stream).unwrap();
@@ -354,20 +353,20 @@ fn the_programs_own_waits_are_for_its_own_work() {
     let mut write = PersistentSend::write(&pair.left, &slices, target.remote()).unwrap();
     for wr_id in 0..4 {
         let request = || WorkRequest::write(&slices, target.remote()).wr_id(wr_id);
-        // In front of the request: its entry stays for the program's wait.
+        // Before the request: its entry stays for the program's wait.
         pair.left.post_send(request()).unwrap();
         write.start(&stream).unwrap();
         write.wait_on(&stream).unwrap();
         synchronize(&stream);
         let own = pair.left.send_cq().prepare_wait();
-        // Unless the thread that looks for the request has taken it out meanwhile.
+        // Unless the polling thread has taken it out meanwhile.
         if let Ok(own) = own {
             stream.post(Batch::new().wait(own)).unwrap();
         }
         synchronize(&stream);
         assert_eq!(poll(&pair.left.send_cq()).wr_id, wr_id);
         assert_eq!(write.complete(LONG).unwrap().unwrap().status, Ok(()));
-        // Behind it.
+        // After it.
         write.start(&stream).unwrap();
         write.wait_on(&stream).unwrap();
         let send = pair.left.prepare(request()).unwrap();
@@ -392,10 +391,9 @@ fn a_thread_writes_the_word_of_a_status_that_somebody_has_asked_for() {
     reader.post(Batch::new().wait_value32(&word, Condition::And, Status::OK | Status::FAILED)).unwrap();
     assert!(!reader.synchronize_timeout(Duration::from_millis(10)).unwrap());
     gate.store(1);
-    // Nobody else looks.
+    // No other thread polls.
     assert!(reader.synchronize_timeout(LONG).unwrap());
     assert_eq!(word.load(), Status::OK);
-    // Twice for the same start: by two streams.
     recv.wait_on(&stream).unwrap();
     send.wait_on(&stream).unwrap();
     send.wait_on(&reader).unwrap();

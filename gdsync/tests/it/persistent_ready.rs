@@ -1,4 +1,4 @@
-//! Sends that the card holds back until the other side has posted their receives.
+//! Sends that the card delays until the other side has posted their receives.
 
 use crate::persistent_lists::{gate, recv_of, send_of};
 use gdsync::persistent::{PersistentError, PersistentRecv, PersistentSend, Request, start_all, wait_all};
@@ -16,7 +16,8 @@ use std::time::Duration;
 
 const SHORT: Duration = Duration::from_millis(20);
 
-/// A message, its receive, and what tells of that, where a card repeats no message that finds no receive.
+/// A message, its receive, and the announcement of the receive, on a card that does not retry messages without a
+/// receive.
 struct Ready {
     pair: Pair,
     source: MemoryRegion,
@@ -83,8 +84,8 @@ fn a_message_goes_when_its_receive_is_there_and_not_before() {
     both.complete();
 }
 
-/// The stream of the one side performs several starts before the other one begins, and no start waits for what tells of the
-/// receives.
+/// One side's stream performs several starts before the other one begins, and no start waits for the announcements of
+/// the receives.
 #[test]
 fn many_starts_are_outstanding() {
     let mut both = Ready::with(QueuePairConfig::default().send_depth(64).recv_depth(64));
@@ -133,7 +134,7 @@ fn a_trigger_and_the_other_side_both_release_a_send() {
     both.complete();
 }
 
-/// A list that is refused takes its sends back, with what the card would have waited for.
+/// A refused list takes its sends back, together with the card's waits.
 #[test]
 fn a_refused_list_leaves_nothing_that_waits() {
     let mut both = Ready::with(QueuePairConfig::default().send_depth(2).recv_depth(4));
@@ -153,7 +154,7 @@ fn a_refused_list_leaves_nothing_that_waits() {
     both.complete();
 }
 
-/// What is held back asks the other side nothing. Where the program lets it go, the card does.
+/// A delayed message sends nothing to the other side. When the program releases it, the card sends it.
 #[test]
 fn a_program_that_has_waited_long_enough_lets_a_message_go() {
     let mut both = Ready::with(QueuePairConfig::default());
@@ -166,7 +167,7 @@ fn a_program_that_has_waited_long_enough_lets_a_message_go() {
     synchronize(&sender);
     let done = both.send.complete(LONG).unwrap().unwrap();
     assert_eq!(done.status.unwrap_err().kind(), Some(Syndrome::RnrRetryExceeded));
-    // A word goes forward only.
+    // A word only grows.
     both.word.raise(0).unwrap();
     assert_eq!(both.number(), 1);
 }
@@ -182,7 +183,7 @@ fn an_abort_flushes_what_is_held_back() {
     assert!(both.send.complete(LONG).unwrap().unwrap().status.is_err());
 }
 
-/// The card goes on waiting for the word of a request that is dropped, and performs the send.
+/// The card continues to wait for the word of a dropped request, and performs the send.
 #[test]
 fn the_word_stays_as_long_as_the_card_waits_for_it() {
     let mut both = Ready::with(QueuePairConfig::default());

@@ -1,5 +1,4 @@
-//! Queues whose memory lies elsewhere: here, in memory of the host that is treated as a GPU's.
-//! `gpu_placement.rs` has the GPU.
+//! Queues with other placements: here, in host memory that is treated as a GPU's. `gpu_placement.rs` has the GPU.
 
 use gdsync::cuda::{Placement, PlacementError, QueuePlacement};
 use gdsync::memop::MemOpStream;
@@ -20,7 +19,7 @@ fn pair(placement: QueuePlacement) -> Pair {
     )
 }
 
-/// Sends over several laps of all rings, each of them another size.
+/// Sends over several laps of all rings, each of a different size.
 fn laps<B: MemOpStream>(pair: &Pair, stream: &Stream<B>, wait: impl Fn()) {
     let (source, target) = (pair.region(200), pair.region(200));
     for i in 0..200usize {

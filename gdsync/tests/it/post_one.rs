@@ -1,4 +1,4 @@
-//! Single sends, posted by themselves: the short way does what the long one does.
+//! Single sends, posted alone: the fast path behaves as the general one.
 
 use gdsync::memop::{Condition, MemOp, MemOpCaps, MemOpStream, StreamError};
 use gdsync::memory::{HostAddr, StreamAddr};
@@ -15,17 +15,17 @@ use std::time::{Duration, Instant};
 const WELL: u8 = 0;
 const REFUSES_ONCE: u8 = 1;
 const FAILS: u8 = 2;
-/// Performs, and does not say when it has.
+/// Performs operations, but does not report it.
 const MUTE: u8 = 3;
 
-/// A software stream that takes less, and says no when it is told to.
+/// A software stream that takes fewer operations, and refuses some on demand.
 struct Fickle {
     inner: SoftStream,
     mood: AtomicU8,
     most: usize,
 }
 
-// SAFETY: it does what the stream inside does; what it refuses is not performed.
+// SAFETY: forwards to the inner stream; refused operations are not performed.
 unsafe impl MemOpStream for Fickle {
     fn caps(&self) -> MemOpCaps {
         MemOpCaps { max_outstanding: self.most, ..self.inner.caps() }
@@ -70,9 +70,8 @@ enum Poster {
 
 #[derive(Clone, Copy, Debug)]
 enum Action {
-    /// On one of the streams, by a thread among others or by the stream's owner.
+    /// Posts on one of the streams, by one thread of several or by the stream's owner.
     One(usize, Poster),
-    /// Prepared and posted in one call.
     Queued(usize, Poster),
     Batched(usize),
     Refused(usize),
@@ -84,7 +83,7 @@ enum Action {
 }
 
 fn action() -> impl Strategy<Value = Action> {
-    // Mostly on one stream: a change waits until the other has passed what it had.
+    // Mostly on one stream: a change waits until the other has passed its work.
     let stream = || prop_oneof![6 => Just(0usize), 1 => Just(1), 1 => Just(PROXIED), 3 => Just(SIGNALLING)];
     let poster = || prop_oneof![Just(Poster::Any), Just(Poster::Owner)];
     prop_oneof![
@@ -109,13 +108,13 @@ struct Sender {
     pair: Pair,
     streams: [Stream<Fickle>; STREAMS],
     next: u32,
-    /// Sent, not polled: `next` minus it is the oldest.
+    /// Sent, not polled: the oldest is `next` minus this.
     open: u32,
 }
 
 const DEPTH: u32 = 16;
 
-/// Streams get over it.
+/// The streams survive it.
 fn in_the_way(failure: &PostFailure) -> bool {
     matches!(
         failure,
@@ -145,7 +144,7 @@ impl Sender {
         self.pair.left.prepare(WorkRequest::send(&[]).immediate(number)).unwrap()
     }
 
-    /// Prepares and posts in one call, again after whatever stood in its way has passed.
+    /// Prepares and posts in one call, again after the obstacle has passed.
     fn queue(&mut self, at: usize, by: Poster) {
         self.pair.right.post_recv(&[], 0).unwrap();
         let (queue_pair, number) = (&self.pair.left, self.next);
@@ -161,7 +160,6 @@ impl Sender {
         (self.next, self.open) = (self.next + 1, self.open + 1);
     }
 
-    /// Everything that was sent arrives, in its order.
     fn settle(&mut self) {
         self.streams.iter().for_each(synchronize);
         for number in self.next - self.open..self.next {
@@ -172,7 +170,7 @@ impl Sender {
         self.open = 0;
     }
 
-    /// Posts what was refused, after whatever stood in its way has passed.
+    /// Posts refused sends, after the obstacle has passed.
     fn insist(&self, at: usize, mut result: Result<Posted, PostError>) {
         while let Err(error) = result {
             assert!(in_the_way(&error.source), "{error}");
@@ -210,7 +208,7 @@ impl Sender {
                     "{error}"
                 );
                 assert_eq!((error.posted, error.batch.len()), (0, 1));
-                // As good as before, on any stream.
+                // As valid as before, on any stream.
                 let other = (at + 1) % STREAMS;
                 self.insist(other, self.streams[other].post(error.batch));
             }
@@ -220,11 +218,11 @@ impl Sender {
                 let failure =
                     self.streams[at].queue_send(&self.pair.left, WorkRequest::send(&[])).unwrap_err();
                 assert!(matches!(failure, PostFailure::Stream(StreamError::Unsupported { .. })), "{failure}");
-                // Nothing of it is left in the way of the next.
+                // Nothing of it blocks the next.
                 self.queue((at + 1) % STREAMS, Poster::Any);
             }
             Action::Swapped(at) => {
-                // With room for it, so that its order is what is wrong.
+                // With room for it, so that only its order is wrong.
                 synchronize(&self.streams[at]);
                 let (first, second) = (self.prepare(), self.prepare());
                 let error = self.streams[at].post_send(second).unwrap_err();
@@ -287,7 +285,7 @@ fn a_full_stream_says_so_and_loses_nothing() {
     let (posted, batch) = refused.unwrap();
     assert_eq!(posted, 4, "the wait is one of the five");
     word.store(1);
-    // The last that was let in tells how far the stream has come.
+    // The last accepted one shows the stream's progress.
     let posted = sender.streams[0].post_timeout(batch, LONG).unwrap();
     assert!(posted.submissions == 1);
     sender.settle();
@@ -313,8 +311,8 @@ fn a_stream_that_fails_fails_the_queue_pairs_of_what_it_has() {
     for _ in 0..2 {
         assert!(poll(&sender.pair.left.send_cq()).status.unwrap_err().is_flush());
     }
-    // Unlike a backend that has truly failed, this one goes on with what it had: not with queues
-    // that are gone.
+    // Unlike a backend that has truly failed, this one continues with its operations, but not with queues that are
+    // gone.
     word.store(1);
     assert!(sender.streams[0].wait_idle(LONG).unwrap());
 }

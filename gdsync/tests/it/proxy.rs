@@ -16,7 +16,7 @@ fn proxied() -> Stream<SoftStream> {
     Stream::with_options(SoftStream::new().unwrap(), options).unwrap()
 }
 
-/// Lets a stream stand still until told.
+/// Blocks a stream until it is released.
 fn hold<B: MemOpStream>(stream: &Stream<B>, pair: &Pair) -> gdsync::memop::Word32 {
     let word = pair.region(8).word32(0).unwrap();
     stream.post(Batch::new().wait_value32(&word, gdsync::memop::Condition::Eq, 1)).unwrap();
@@ -85,7 +85,7 @@ fn a_queue_pair_that_fails_is_flushed_although_doorbells_are_still_in_mailboxes(
         let done = pair.left.send_cq().prepare_wait().unwrap();
         stream.post(Batch::new().send(send).wait(done)).unwrap();
     }
-    // What is only prepared is flushed with the rest, by the CPU.
+    // Prepared work is flushed with the rest, by the CPU.
     let _unposted = pair.left.prepare(WorkRequest::send(&[]).wr_id(3)).unwrap();
     pair.left.abort().unwrap();
     assert!(!stream.synchronize_timeout(Duration::from_millis(50)).unwrap());
@@ -168,7 +168,7 @@ struct Refusing {
     register: AtomicU64,
 }
 
-// SAFETY: it does what the stream inside does; an address that it refuses is not given out.
+// SAFETY: forwards to the inner stream; a refused address is not returned.
 unsafe impl MemOpStream for Refusing {
     fn caps(&self) -> MemOpCaps {
         self.inner.caps()

@@ -1,5 +1,5 @@
-//! A stream's end is quiet: behind what a program writes last, the library has the stream do nothing more. A
-//! program that has seen that write finds the stream idle.
+//! After a program's last write, the library submits nothing more to the stream. A program that has seen that write
+//! finds the stream idle.
 
 use gdsync::batch::MemoryWrite;
 use gdsync::memop::{MemOp, MemOpCaps, MemOpStream, StreamError, Word32, Word64};
@@ -9,14 +9,14 @@ use gdsync_test_support::pair::{LONG, Pair, poll};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// A software stream that remembers the last operation of each submission, and takes so many at a time.
+/// A software stream that records the last operation of each submission, and takes a limited number at a time.
 struct Recording {
     inner: SoftStream,
     last: Arc<Mutex<Vec<MemOp>>>,
     most: usize,
 }
 
-// SAFETY: it does what the stream inside does.
+// SAFETY: forwards to the inner stream.
 unsafe impl MemOpStream for Recording {
     fn caps(&self) -> MemOpCaps {
         MemOpCaps { max_outstanding: self.most, ..self.inner.caps() }
@@ -43,7 +43,7 @@ fn recording(most: usize) -> (Stream<Recording>, Arc<Mutex<Vec<MemOp>>>) {
     (Stream::new(backend).unwrap(), last)
 }
 
-/// What programs end with: writes of words of both lengths, and of bytes.
+/// Last operations of programs: writes of words of both lengths, and of bytes.
 struct Ends {
     short: Word32,
     long: Word64,
@@ -86,7 +86,7 @@ fn nothing_follows_what_a_program_writes_last() {
         let waits = [&pair.left.send_cq(), &pair.right.recv_cq()].map(|queue| queue.prepare_wait().unwrap());
         waits.into_iter().fold(batch.send(send), Batch::wait)
     };
-    // More than the submissions of which one writes a point, whatever it has itself.
+    // More than the submissions of which one writes a point, whatever else it has.
     for number in 1000..1400 {
         let (batch, completes) = match number % 5 {
             0 => (exchange(Batch::new()), true),

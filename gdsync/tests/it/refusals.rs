@@ -1,5 +1,5 @@
-//! Devices and ports that gdsync cannot use, and GID tables that are told in other ways: the
-//! software card's table of entry points, with one entry replaced.
+//! Devices and ports that gdsync cannot use, and other sources of GID tables: the software card's table of entry
+//! points, with one entry replaced.
 
 #![cfg(feature = "software-card")]
 
@@ -21,8 +21,8 @@ use libc::{c_int, size_t, ssize_t};
 fn table(change: impl FnOnce(&mut VerbsTable)) -> &'static VerbsApi {
     let mut table = **provider::software();
     change(&mut table);
-    // SAFETY: the software card's entries, but for one or two of this file's, each of which does what
-    // its manual page says, or fails as that page allows.
+    // SAFETY: the software card's entries, except for one or two of this file, each of which behaves, or fails, as
+    // its manual page says.
     Box::leak(Box::new(unsafe { VerbsApi::new(table) }))
 }
 
@@ -50,7 +50,7 @@ unsafe extern "C" fn port_that_is_down(
     port: u8,
     attr: *mut ibv_port_attr,
 ) -> c_int {
-    // SAFETY: the caller's arguments, handed on; the struct is valid.
+    // SAFETY: the caller's arguments, passed on; the struct is valid.
     unsafe {
         let rc = (provider::software().query_port)(context, port, attr);
         (*attr).state = verbs::IBV_PORT_DOWN;
@@ -78,7 +78,7 @@ fn a_transport_that_the_device_lacks_is_named() {
         attr: *mut ibv_qp_init_attr_ex,
         mlx5_attr: *mut mlx5dv_qp_init_attr,
     ) -> *mut ibv_qp {
-        // SAFETY: the caller's arguments are valid, and handed on; errno is the thread's own.
+        // SAFETY: the caller's arguments are valid, and passed on; errno is the thread's.
         unsafe {
             if [verbs::IBV_QPT_UD, verbs::IBV_QPT_DRIVER].contains(&(*attr).qp_type) {
                 *libc::__errno_location() = libc::EOPNOTSUPP;
@@ -111,7 +111,7 @@ fn a_transport_that_the_device_lacks_is_named() {
 #[test]
 fn a_device_without_atomics_is_not_asked_for_them() {
     unsafe extern "C" fn without(context: *mut ibv_context, attr: *mut ibv_device_attr) -> c_int {
-        // SAFETY: the caller's arguments, handed on; the struct is valid.
+        // SAFETY: the caller's arguments, passed on; the struct is valid.
         unsafe {
             let rc = (provider::software().query_device)(context, attr);
             (*attr).atomic_cap = verbs::IBV_ATOMIC_NONE;
@@ -155,7 +155,7 @@ unsafe extern "C" fn no_query(
 
 #[test]
 fn without_the_table_query_the_gids_are_found_one_by_one() {
-    // Open throughout: a card that is started anew has another address.
+    // Open throughout: a card that is started again has another address.
     let device = Device::software().unwrap();
     let expected = device.gids(1).unwrap();
     assert!(!expected.is_empty());
@@ -212,7 +212,7 @@ fn only_the_ports_own_gids_of_known_kinds_are_used() {
         port: u8,
         attr: *mut ibv_port_attr,
     ) -> c_int {
-        // SAFETY: the caller's arguments, handed on; the struct is valid.
+        // SAFETY: the caller's arguments, passed on; the struct is valid.
         unsafe {
             let rc = (provider::software().query_port)(context, port, attr);
             (*attr).gid_tbl_len = 3;

@@ -1,5 +1,4 @@
-//! Registrations that outlast a request: found again, bounded, gone with their memory, kept while a
-//! work request names them.
+//! Cached registrations: found again, bounded, dropped with their memory, kept while a work request names them.
 
 use gdsync::memory::OutOfBounds;
 use gdsync::verbs::{CacheLimits, RegistrationCache};
@@ -11,7 +10,7 @@ use std::sync::atomic::AtomicU8;
 
 const ALL: Access = Access::LOCAL_WRITE.union(Access::REMOTE_READ).union(Access::REMOTE_WRITE);
 
-/// Bytes of the program, whose count of owners says whether anybody still needs them.
+/// The program's bytes; the number of owners shows whether anyone still needs them.
 struct Bytes(Arc<[AtomicU8]>);
 
 impl Bytes {
@@ -30,7 +29,6 @@ impl Bytes {
     }
 }
 
-/// Writes from the one memory to the other.
 fn write(pair: &Pair, cache: &RegistrationCache, from: &PinnedMemory, to: &PinnedMemory) {
     let (source, target) = (cache.host(from, Access::empty()).unwrap(), cache.host(to, ALL).unwrap());
     let slices = [source.slice(..).unwrap()];
@@ -74,10 +72,10 @@ fn a_part_is_served_by_the_registration_of_the_whole() {
     let mut got = [0; 100];
     to.read(0, &mut got);
     assert_eq!(got, [7; 100]);
-    // More access than there is: registered anew.
+    // More access than registered: registered again.
     let small = cache.host(&to, Access::LOCAL_WRITE).unwrap();
     assert_ne!(small.lkey(), cache.host(&to, ALL | Access::REMOTE_ATOMIC).unwrap().lkey());
-    // A part keeps the whole that it is served by.
+    // A part keeps the whole whose registration serves it.
     drop((region, whole));
     assert_eq!(part_region.slice(..).unwrap().len(), 100);
     assert!(bytes.needed());
@@ -93,7 +91,7 @@ fn a_region_of_a_part_is_the_part() {
     assert_eq!((part.lkey(), part.len()), (whole.lkey(), 100));
     assert_eq!((part.remote().addr, part.remote().len), (whole.remote().addr + 300, 100));
     assert!(matches!(part.slice(90..101), Err(OutOfBounds { end: 101, len: 100, .. })));
-    // A word of it, and what the card writes, are those of the part.
+    // Its words, and the card's writes, are those of the part.
     whole.write(300, &[7; 100]);
     let (slices, target) = ([part.slice(..8).unwrap()], part.remote().slice(92..).unwrap());
     part.write(0, &[9; 8]);
@@ -179,7 +177,7 @@ fn limits_hold_and_what_is_in_use_is_never_evicted() {
     }
     assert_eq!((cache.statistics().evictions, cache.statistics().entries), (3, 3));
     assert_eq!(cache.host(&memory[0], ALL).unwrap().lkey(), used.lkey());
-    // Too large for the limit, and usable all the same.
+    // Too large for the limit, and nevertheless usable.
     let large = PinnedMemory::allocate(4 << 12).unwrap();
     write(&pair, &cache, &large, &large);
     assert_eq!(cache.statistics().not_kept, 2);

@@ -1,5 +1,4 @@
-//! Cached registrations of memory that only a peer-memory client knows, which counts them: on the
-//! software card.
+//! Cached registrations of memory that only a peer-memory client knows, which counts them: on the software card.
 
 use gdsync::verbs::RegistrationCache;
 use gdsync::{
@@ -15,8 +14,8 @@ const ALL: Access = Access::LOCAL_WRITE.union(Access::REMOTE_READ).union(Access:
 /// A handle of the fake GPU's memory.
 fn handle(buffer: &fake_gpu::Buffer) -> PinnedMemory {
     let base = NonNull::new(buffer.addr as *mut u8).unwrap();
-    // SAFETY: the addresses are reserved for the life of the process. Nothing is read or written
-    // through the handle here, and the card reaches the bytes through their client.
+    // SAFETY: the addresses are reserved for the life of the process. Nothing is read or written through the handle
+    // here, and the card reaches the bytes through their client.
     unsafe { PinnedMemory::from_raw(base, buffer.len, ()) }
 }
 
@@ -41,7 +40,7 @@ fn the_card_lets_go_of_peer_memory_when_its_last_user_and_its_last_request_are_g
     }
     assert_eq!(target.get(), pattern);
     assert_eq!(registered(), (1, 1), "once, for three messages");
-    // A receive is still to come: the cache lets go, the card does not.
+    // A receive is outstanding: the cache drops the registration, the card does not.
     right.post_recv(&[cache.host(&to, ALL).unwrap().slice(..).unwrap()], 0).unwrap();
     drop(to);
     assert_eq!((cache.statistics().entries, registered()), (1, (1, 1)));
@@ -51,7 +50,7 @@ fn the_card_lets_go_of_peer_memory_when_its_last_user_and_its_last_request_are_g
     poll(&left.send_cq()).status.unwrap();
     drop((left, right));
     assert_eq!(registered(), (1, 0));
-    // What is handed out stays registered, whatever the cache forgets.
+    // A region in use stays registered, whatever the cache forgets.
     assert_eq!((cache.clear(), registered()), (1, (1, 0)));
     drop(near);
     assert_eq!(registered(), (0, 0));
@@ -64,7 +63,7 @@ fn memory_that_its_client_refuses_is_an_error_each_time() {
     let pd = ProtectionDomain::new(&Device::software().unwrap()).unwrap();
     let cache = RegistrationCache::new(&pd);
     let base = NonNull::new(buffer.addr as *mut u8).unwrap();
-    // SAFETY: as in `handle`; the gap behind the allocation is reserved, too.
+    // SAFETY: as in `handle`; the gap after the allocation is reserved, too.
     let beyond = unsafe { PinnedMemory::from_raw(base, buffer.len + 1, ()) };
     for _ in 0..2 {
         let error = cache.host(&beyond, Access::empty()).unwrap_err().to_string();

@@ -1,5 +1,5 @@
-//! Memory that a card reads and writes while safe code looks at it, and writes to it, in pieces of
-//! every size. Under `scripts/sanitize thread` this finds accesses that race.
+//! Memory that a card reads and writes while safe code reads and writes it, in pieces of every size. Under
+//! `scripts/sanitize thread` this finds accesses that race.
 
 #![forbid(unsafe_code)]
 
@@ -9,7 +9,7 @@ use gdsync_test_support::pair::{Pair, poll};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-/// Bytes of a message: several lines, and a rest that is no word.
+/// Bytes of a message: several lines, and a rest that is not a word.
 const LEN: usize = 4096 + 13;
 /// The word of each message that the program's other threads write to.
 const OURS: usize = 17;
@@ -26,7 +26,7 @@ fn payloads_are_copied_while_the_program_looks_in_pieces_of_every_size() {
     let done = AtomicBool::new(false);
     thread::scope(|scope| {
         let _end = OnDrop(|| done.store(true, Ordering::Relaxed));
-        // A word is whole, whatever the card does with it at that time.
+        // A word is never torn, whatever the card does with it at that time.
         scope.spawn(|| {
             while !done.load(Ordering::Relaxed) {
                 for (i, word) in target.words64().iter().enumerate().filter(|(i, _)| *i != OURS) {

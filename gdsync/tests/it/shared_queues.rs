@@ -1,5 +1,5 @@
-//! Completion queues that several queue pairs share, or both directions of one: who completed, what
-//! waits wake, what is left behind.
+//! Completion queues that several queue pairs, or both directions of one, share: attribution of completions, wake-ups
+//! of waits, leftovers.
 
 use gdsync::queue::{OrderError, QueueFull, Syndrome, WorkKind};
 use gdsync::verbs::QueuePairError;
@@ -129,7 +129,7 @@ fn a_wait_for_any_queue_pair_that_fails_wakes() {
     for which in 0..3 {
         let crowd = Crowd::new(3, 128);
         let stream = soft();
-        // Receives that nothing comes into: six waits count on them.
+        // Receives that stay empty: six waits count on them.
         for (left, right) in &crowd.pairs {
             left.post_recv(&[], 0).unwrap();
             right.post_recv(&[], 0).unwrap();
@@ -162,8 +162,8 @@ fn a_wait_keeps_what_it_counts_on_and_wakes_though_the_program_has_dropped_it() 
     assert_eq!(numbers, [7, 8]);
 }
 
-/// A wait that another holds keeps a dropped queue pair: the card still flushes its work into the
-/// shared queue.
+/// A wait that another object holds keeps a dropped queue pair: the card still flushes its work into the shared
+/// queue.
 #[test]
 fn polling_returns_nothing_of_a_queue_pair_that_was_dropped() {
     for polled_before in [false, true] {
@@ -173,7 +173,7 @@ fn polling_returns_nothing_of_a_queue_pair_that_was_dropped() {
         dropped.post_recv(&[], 2).unwrap();
         let wait = crowd.queue.prepare_wait().unwrap();
         if polled_before {
-            // What is flushed now is polled in part, and the rest stands in the queue.
+            // Some of the flushed entries are polled, and the rest stay in the queue.
             dropped.abort().unwrap();
             assert_eq!(poll(&crowd.queue).wr_id, 1);
         }
@@ -195,8 +195,8 @@ fn polling_returns_nothing_of_a_queue_pair_that_was_dropped() {
 fn queue_pairs_come_and_go_and_the_queue_stays_usable() {
     let crowd = Crowd::new(1, 64);
     let target = crowd.region(8);
-    // Each round leaves completions that the test does not poll, and outstanding work. The card may
-    // give a queue pair's number out again.
+    // Each round leaves completions that the test does not poll, and outstanding work. The card may reuse a queue
+    // pair's number.
     for round in 0..300u64 {
         let (left, right) = crowd.pair();
         right.post_recv(&[], 1000).unwrap();

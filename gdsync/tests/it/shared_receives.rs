@@ -1,5 +1,4 @@
-//! Shared receive queues: who takes from them, what room their receives need, and what is left when a
-//! queue pair fails.
+//! Shared receive queues: their users, the room for their receives, and the remains of a failed queue pair.
 
 mod model;
 
@@ -16,8 +15,8 @@ use gdsync::{
 use gdsync_test_support::pair::{LONG, content, device, poll, soft, synchronize};
 use std::time::Duration;
 
-/// A shared queue, with queue pairs that take from it, each connected to one that sends. They are made
-/// by verbs, as a queue pair with a shared queue is.
+/// A shared queue, with queue pairs that take from it, each connected to one that sends. They are made by verbs, as a
+/// queue pair with a shared queue is.
 struct Bed {
     device: Device,
     pd: ProtectionDomain,
@@ -58,7 +57,6 @@ impl Bed {
         pair
     }
 
-    /// Posts a receive into slot `slot`.
     fn post(&self, slot: u64) -> Result<(), QueueError> {
         let at = slot as usize % 256 * 8;
         self.receives.post_recv(&[self.region.slice(at..at + 8).unwrap()], slot)
@@ -122,7 +120,7 @@ fn messages_of_all_queue_pairs_take_receives_in_their_order() {
 #[test]
 fn receives_have_room_in_every_completion_queue() {
     let bed = Bed::new(63);
-    // Of at least as many entries; the provider may have rounded up.
+    // At least as many entries; the provider may have rounded up.
     let (small, large) = (bed.queue(8), bed.queue(64));
     let (room, depth) = (small.entries(), bed.receives.depth());
     assert!(room < depth);
@@ -144,7 +142,6 @@ fn receives_have_room_in_every_completion_queue() {
     let seen: Vec<_> = (0..room).map(|_| poll(&small).wr_id).collect();
     assert_eq!(seen, (1..u64::from(room)).chain([100]).collect::<Vec<_>>());
     drop(first);
-    // What remains is the queue's own limit.
     (0..depth).for_each(|slot| bed.post(slot.into()).unwrap());
     assert_eq!(bed.post(0), Err(QueueError::Full(QueueFull::ReceiveQueue { capacity: depth })));
 
@@ -256,7 +253,7 @@ fn waits_end_where_all_queue_pairs_have_failed() {
         );
         assert_eq!(poll(&queue).status, Ok(()));
         pairs.iter().for_each(Pair::renew);
-        // The waits that were ended are none for what comes now.
+        // The ended waits do not take the completions that come now.
         stream.post(Batch::new().wait(queue.prepare_wait().unwrap())).unwrap();
         assert!(!stream.synchronize_timeout(Duration::from_millis(10)).unwrap(), "nothing has come");
         for pair in &pairs {
@@ -276,7 +273,7 @@ fn waits_end_where_a_failure_is_polled() {
     let stream = soft();
     bed.post(0).unwrap();
     stream.post(Batch::new().wait(queue.prepare_wait().unwrap())).unwrap();
-    // It fails by a send of its own: nothing flushes the receive.
+    // It fails by one of its sends: nothing flushes the receive.
     let mut nowhere = bed.region.remote();
     nowhere.rkey ^= 0x55;
     pair.taker.post_send(WorkRequest::write_inline(b"x", nowhere)).unwrap();

@@ -1,4 +1,4 @@
-//! Every operation of every connected transport: what arrives, what completes, and what is refused.
+//! Every operation of every connected transport: arrivals, completions, and refusals.
 
 use gdsync::memory::OutOfBounds;
 use gdsync::queue::{RequestError, Syndrome, WorkKind};
@@ -30,7 +30,7 @@ fn atomics_change_remote_memory_and_fetch_what_was_there() {
     let (result, target) = (pair.open_region(16), pair.open_region(16));
     target.words64()[1].store(40, Ordering::Relaxed);
     let remote = target.remote().slice(8..).unwrap();
-    // The result has no alignment.
+    // The result is not aligned.
     let place = result.slice(3..11).unwrap();
     let fetched = || {
         let mut bytes = [0; 8];
@@ -78,7 +78,7 @@ fn atomics_that_cannot_be_are_refused_here_or_there() {
     let error = pair.left.prepare(WorkRequest::fetch_add(&place, whole, 1)).unwrap_err();
     assert!(matches!(error, QueueError::Request(RequestError::NotWritable { .. })), "{error}");
 
-    // Without the right: of the region, and of the queue pair.
+    // Without the access right: of the region, and of the queue pair.
     let closed = Pair::new();
     let all = closed.open_region(8);
     let cases = [(open(), false), (closed, true)];
@@ -179,7 +179,6 @@ fn inline_data_up_to_the_queues_limit() {
 fn unreliable_connections_send_and_write() {
     let pair = uc();
     assert_eq!(pair.left.transport(), Transport::Uc);
-    // Over several packets.
     let (source, target) = (pair.region(10_000), pair.region(10_000));
     let (slices, places) = ([source.slice(..).unwrap()], [target.slice(..).unwrap()]);
     let sent = fill(&source, 1);
@@ -213,10 +212,9 @@ fn unreliable_connections_lose_what_finds_no_receive_and_refuse_what_they_lack()
     let pair = uc();
     let (source, target) = (pair.open_region(8), pair.open_region(8));
     let (slices, place) = ([source.slice(..).unwrap()], source.slice(..).unwrap());
-    // No receive is posted: the sender is not told.
+    // No receive is posted: the sender gets no error.
     pair.left.post_send(WorkRequest::send_inline(b"lost").wr_id(1)).unwrap();
     assert_eq!(poll(&pair.left.send_cq()).status, Ok(()));
-    // A key that there is not.
     let wrong = RemoteMemory { rkey: target.rkey() ^ 0x100, ..target.remote() };
     pair.left.post_send(WorkRequest::write_inline(b"lost", wrong)).unwrap();
     assert_eq!(poll(&pair.left.send_cq()).status, Ok(()));

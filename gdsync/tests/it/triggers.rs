@@ -1,5 +1,5 @@
-//! Sends that a trigger releases: one word for any number of queue pairs, its order, and what becomes
-//! of sends that are dropped, refused, aborted or given to the program.
+//! Sends that a trigger releases: one word for any number of queue pairs, its order, and sends that are dropped,
+//! refused, aborted or given to the program.
 
 use crate::fan::{Fan, connect, gated};
 use gdsync::batch::BatchShape;
@@ -91,7 +91,7 @@ fn tickets_are_released_in_their_order() {
         else {
             panic!("{error}")
         };
-        // Nothing is lost: behind the first it goes.
+        // Nothing is lost: it goes after the first.
         let batch = error.batch;
         stream.post_send(first).unwrap();
         stream.post(batch).unwrap();
@@ -126,7 +126,7 @@ fn a_trigger_is_one_streams_at_a_time() {
 fn another_stream_may_follow_once_the_word_is_written() {
     for fan in Fan::both(2) {
         let (stream, other) = (soft(), soft());
-        // Neither says that it has passed what it wrote.
+        // Neither reports that it has passed its write.
         for number in 1..100 {
             for (peer, stream) in [(0, &stream), (1, &other)] {
                 stream.post_send(fan.send(peer, number)).unwrap();
@@ -156,7 +156,7 @@ fn a_dropped_send_does_nothing_and_the_others_go() {
 #[test]
 fn dropped_sends_leave_their_queue_though_nothing_is_posted_after_them() {
     for fan in Fan::both(2) {
-        // Once the card has done NOPs in front of it, there is room.
+        // Once the card has executed the NOPs before it, there is room.
         let prepare = |peer: usize, number: u64| {
             let deadline = std::time::Instant::now() + LONG;
             loop {
@@ -174,7 +174,7 @@ fn dropped_sends_leave_their_queue_though_nothing_is_posted_after_them() {
             drop(prepare(number as usize % 2, number));
         }
         // A card that fetches ahead of a WAIT has performed some of them (docs/card-trigger.md): the last send
-        // is behind all.
+        // follows all.
         soft().post_send(prepare(1, 7)).unwrap();
         fan.completes(1, 7);
     }
@@ -185,12 +185,12 @@ fn a_batch_that_is_refused_can_be_dropped() {
     for fan in Fan::both(2) {
         let stream = soft();
         let (first, second, third) = (fan.send(0, 1), fan.send(0, 2), fan.send(1, 3));
-        // The third is out of order behind the first.
+        // The third, directly after the first, is out of order.
         let error = stream.post(Batch::new().send(first).send(third)).unwrap_err();
         assert_eq!(error.posted, 0);
         std::thread::sleep(SHORT);
         assert_eq!(content(&fan.target), [0; 16]);
-        // Dropped, both are NOPs, and their tickets are in no one's way.
+        // Dropped, both are NOPs, and their tickets block no other queue pair.
         drop(error);
         stream.post_send(second).unwrap();
         fan.completes(0, 2);
@@ -216,13 +216,12 @@ fn an_abort_ends_waits_for_sends_that_nothing_releases() {
             PostFailure::Queue(QueueError::State(StateError::Failed { cause: FailureCause::Aborted, .. }))
         ));
         drop(error);
-        // Its ticket is in no one's way.
+        // Its ticket blocks no other queue pair.
         stream.post_send(other).unwrap();
         fan.completes(1, 2);
         let flushed = poll(&fan.left(0).send_cq());
         assert!(flushed.wr_id == 1 && flushed.status.unwrap_err().is_flush());
         assert_eq!(fan.value(0), 0);
-        // And it is used again.
         fan.pairs[0].1.abort().unwrap();
         drain(fan.left(0));
         drain(&fan.pairs[0].1);
@@ -289,7 +288,6 @@ fn the_program_releases_what_it_took_the_ticket_of() {
         std::thread::sleep(SHORT);
         assert_eq!(content(&fan.target), [0; 24]);
         fan.trigger.release(tickets[1]).unwrap();
-        // Never backwards.
         fan.trigger.release(tickets[0]).unwrap();
         fan.completes(0, 5);
         fan.completes(1, 5);
@@ -336,7 +334,7 @@ fn an_error_behind_a_trigger_is_the_completions() {
         fan.completes(1, 3);
         let failed = poll(&fan.left(0).send_cq());
         assert!(failed.wr_id == 1 && !failed.status.unwrap_err().is_flush());
-        // The WAIT in front of it is flushed, too, and is no completion of the program's.
+        // The WAIT before it is flushed, too, and is not a completion of the program.
         let flushed = poll(&fan.left(0).send_cq());
         assert!(flushed.wr_id == 2 && flushed.status.unwrap_err().is_flush());
         assert!(fan.left(0).send_cq().poll().unwrap().is_none());

@@ -1,5 +1,5 @@
-//! Sequences of word writes, waits and byte writes do to memory what a plain model says, on every
-//! backend of the CPU's.
+//! Sequences of word writes, waits and byte writes have the effect of a simple model on memory, on every backend of
+//! the CPU.
 
 use gdsync::batch::MemoryWrite;
 use gdsync::memop::{Condition, MemOpStream, StreamError, Word32, Word64};
@@ -20,7 +20,7 @@ enum Operation {
     Write32(usize, u32),
     Write64(usize, u64),
     Bytes(usize, Vec<u8>),
-    /// Waits for what the word holds by then.
+    /// Waits for the value that the word has by then.
     Wait32(usize, Condition),
     Wait64(usize, Condition),
     Barrier,
@@ -57,7 +57,7 @@ fn operations() -> impl Strategy<Value = Vec<Operation>> {
     proptest::collection::vec(operation, 1..60)
 }
 
-/// What to compare a word with so that it meets the condition; none where no value does.
+/// A value with which a word meets the condition; `None` if there is none.
 fn met(condition: Condition, word: u64, bits: u32) -> Option<u64> {
     let ones = if bits == 32 { u64::from(u32::MAX) } else { u64::MAX };
     match condition {
@@ -68,7 +68,7 @@ fn met(condition: Condition, word: u64, bits: u32) -> Option<u64> {
     }
 }
 
-/// A batch of the operations, with the model brought up to date.
+/// A batch of the operations, which also updates the model.
 fn build(memory: &PinnedMemory, model: &mut [u8], operations: &[Operation]) -> Batch {
     let mut batch = Batch::new();
     for operation in operations {

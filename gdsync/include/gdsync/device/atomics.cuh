@@ -1,11 +1,11 @@
-// Memory order, by scope: `gpu` for words that only threads of one GPU touch while a kernel drives the queue, `system` for what
-// the card or the CPU reads or writes. On the host there is one scope.
+// Memory order, by scope: `gpu` for words that only threads of one GPU access while a kernel drives the queue, `system` for words
+// that the card or the CPU reads or writes. On the host there is one scope.
 //
-// PTX ISA, "Memory Consistency Model": a release pattern orders everything before it, including what the thread has itself
-// acquired from others (causality order is transitive). It is a fence and a relaxed store: `st.release` is no more than that.
+// PTX ISA, "Memory Consistency Model": a release pattern orders everything before it, including writes that the thread has acquired
+// from others (causality order is transitive). It is a fence and a relaxed store: `st.release` is the same.
 //
-// All of it is global memory, whose generic addresses are its own (PTX ISA, "Generic Addressing"); atomic operations on
-// addresses that might be shared memory would be followed by a branch for that.
+// All of it is global memory, where generic addresses equal global ones (PTX ISA, "Generic Addressing"). After an atomic operation
+// on an address that might be in shared memory, the compiler would insert a branch.
 #ifndef GDSYNC_DEVICE_ATOMICS_CUH
 #define GDSYNC_DEVICE_ATOMICS_CUH
 
@@ -32,7 +32,7 @@ GDSYNC_DEVICE void store_relaxed_gpu(u64 *at, u64 value) {
     asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
 }
 
-// Returns the old value. If that is `expected`, the word is `desired` now.
+// Returns the old value. If that is `expected`, the word is now `desired`.
 GDSYNC_DEVICE u64 exchange_relaxed_gpu(u64 *at, u64 expected, u64 desired) {
     u64 found;
     asm volatile("atom.relaxed.gpu.global.cas.b64 %0, [%1], %2, %3;" : "=l"(found) : "l"(at), "l"(expected), "l"(desired) : "memory");
@@ -51,21 +51,21 @@ GDSYNC_DEVICE u64 exchange_acquire_gpu(u64 *at, u64 expected, u64 desired) {
     return found;
 }
 
-// A fence that only releases, where there is one (PTX ISA 8.6): the other half of `acq_rel` throws away the L1 cache.
+// A release-only fence, if there is one (PTX ISA 8.6): the acquire half of `acq_rel` invalidates the L1 cache.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900 && defined(__CUDACC_VER_MAJOR__) && __CUDACC_VER_MAJOR__ * 100 + __CUDACC_VER_MINOR__ >= 1208
 #define GDSYNC_DEVICE_RELEASE "fence.release"
 #else
 #define GDSYNC_DEVICE_RELEASE "fence.acq_rel"
 #endif
 
-// The release half of what the functions ..._behind_release_... do, so that one fence serves several of them.
+// The release half of the ..._behind_release_... functions, so that one fence serves several of them.
 GDSYNC_DEVICE void release_to_gpu() { asm volatile(GDSYNC_DEVICE_RELEASE ".gpu;" ::: "memory"); }
 
 GDSYNC_DEVICE void release_to_system() { asm volatile(GDSYNC_DEVICE_RELEASE ".sys;" ::: "memory"); }
 
 #undef GDSYNC_DEVICE_RELEASE
 
-// `release_to_system`, and acquire of what relaxed loads have read before.
+// `release_to_system`, plus acquire of the values of earlier relaxed loads.
 GDSYNC_DEVICE void acquire_and_release_to_system() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
 
 GDSYNC_DEVICE void store_release_gpu(u64 *at, u64 value) {
@@ -76,18 +76,18 @@ GDSYNC_DEVICE void store_release_gpu(u64 *at, u64 value) {
 // Before an `acquire_and_release_to_system`, which makes it an acquire: the latencies of the access and of the fence overlap.
 GDSYNC_DEVICE u64 exchange_before_acquire_gpu(u64 *at, u64 expected, u64 desired) { return exchange_relaxed_gpu(at, expected, desired); }
 
-// The same value, which the compiler cannot use before this place. Otherwise it would wait for the result of an atomic operation in
-// front of a fence, and the two latencies would add up. The highest bit of the clock is 0, which the compiler does not know.
+// The same value, which the compiler cannot use before this point. Otherwise it would wait for the result of an atomic operation
+// before a fence, and the two latencies would add up. The highest bit of the clock is 0, which the compiler does not know.
 GDSYNC_DEVICE u64 not_before_here(u64 value) {
     u64 clock;
     asm volatile("mov.u64 %0, %%clock64;" : "=l"(clock)::"memory");
     return value + (clock >> 63);
 }
 
-// Releases what was before the last `release_to_...`.
+// Releases the writes before the last `release_to_...`.
 GDSYNC_DEVICE void store_behind_release_gpu(u64 *at, u64 value) { store_relaxed_gpu(at, value); }
 
-// Acquire, and release of what was before the last `release_to_...`.
+// Acquire, and release of the writes before the last `release_to_...`.
 GDSYNC_DEVICE u64 exchange_behind_release_gpu(u64 *at, u64 expected, u64 desired) { return exchange_acquire_gpu(at, expected, desired); }
 
 // Clears bits of a word, without waiting for its old value.
@@ -126,7 +126,7 @@ GDSYNC_DEVICE u8 load_relaxed_system(const u8 *at) {
     return (u8)value;
 }
 
-// Releases what was before the last `release_to_system`.
+// Releases the writes before the last `release_to_system`.
 GDSYNC_DEVICE void store_behind_release_system(u32 *at, u32 value) {
     asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(at), "r"(value) : "memory");
 }
@@ -147,8 +147,8 @@ GDSYNC_DEVICE u32 exchange_system(u32 *at, u32 value) {
     return found;
 }
 
-// A store that must not overtake the loads before it, every one of which was an acquire: these keep what comes after them
-// behind, so the store needs no fence of its own (which would wait for every store of the thread to arrive).
+// A store that must not overtake the loads before it, all of which were acquires: these order it, so the store needs
+// no fence (which would wait for every store of the thread to arrive).
 GDSYNC_DEVICE void store_behind_acquires_system(u32 *at, u32 value) {
     asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(at), "r"(value) : "memory");
 }
@@ -173,7 +173,7 @@ GDSYNC_DEVICE u64 exchange_relaxed_gpu(u64 *at, u64 expected, u64 desired) {
     return expected;
 }
 
-// Between fences that order it, which ThreadSanitizer does not know.
+// Between fences that order it, which ThreadSanitizer does not model.
 GDSYNC_DEVICE u32 exchange_relaxed_gpu(u32 *at, u32 expected, u32 desired) {
     __atomic_compare_exchange_n(at, &expected, desired, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
     return expected;
@@ -184,7 +184,7 @@ GDSYNC_DEVICE u64 exchange_acquire_gpu(u64 *at, u64 expected, u64 desired) {
     return expected;
 }
 
-// ThreadSanitizer knows no fences: here each operation before or behind one acquires or releases by itself.
+// ThreadSanitizer does not model fences: here each operation before or after one acquires or releases itself.
 GDSYNC_DEVICE void release_to_gpu() {}
 
 GDSYNC_DEVICE void release_to_system() {}
@@ -218,7 +218,7 @@ template <class Word> GDSYNC_DEVICE void store_release_system(Word *at, Word val
 
 GDSYNC_DEVICE u32 exchange_system(u32 *at, u32 value) { return __atomic_exchange_n(at, value, __ATOMIC_ACQ_REL); }
 
-// The C++ model knows no store that acquires alone keep behind: a release.
+// The C++ model has no store that only acquires order: a release.
 GDSYNC_DEVICE void store_behind_acquires_system(u32 *at, u32 value) { __atomic_store_n(at, value, __ATOMIC_RELEASE); }
 
 // Plain stores, so that ThreadSanitizer sees whether they are ordered.
@@ -229,12 +229,12 @@ GDSYNC_DEVICE void store_16_bytes(void *at, u32 a, u32 b, u32 c, u32 d) {
 
 #endif
 
-// A lock that is only ever tried. Acquire: what its last holder did is seen.
+// A lock that is only tried. Acquire: sees the writes of its last holder.
 GDSYNC_DEVICE bool try_lock(u64 *lock) {
     return load_relaxed_gpu(lock) == 0 && exchange_acquire_gpu(lock, 0, 1) == 0;
 }
 
-// Release: what the holder did is seen by the next one.
+// Release: the next holder sees the writes of this one.
 GDSYNC_DEVICE void unlock(u64 *lock) { store_release_gpu(lock, 0); }
 
 } // namespace detail

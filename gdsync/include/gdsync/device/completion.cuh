@@ -1,4 +1,4 @@
-// Completions: any thread may read them; a lock lets one thread at a time do so.
+// Completions: any thread may read them; a lock admits one thread at a time.
 #ifndef GDSYNC_DEVICE_COMPLETION_CUH
 #define GDSYNC_DEVICE_COMPLETION_CUH
 
@@ -7,11 +7,11 @@
 
 namespace gdsync {
 
-// The first failure of the queue pair, which stays; 0 while there is none: GDSYNC_DEVICE_ERROR_*, with the card's syndrome in the low
-// 8 bits (mlx5dv.h, `MLX5_CQE_SYNDROME_*`) and the vendor's in the next 8. After one the card flushes what is outstanding.
+// The first failure of the queue pair, which stays; 0 if there is none: GDSYNC_DEVICE_ERROR_*, with the card's syndrome in the low
+// 8 bits (mlx5dv.h, `MLX5_CQE_SYNDROME_*`) and the vendor's in the next 8. After a failure the card flushes all outstanding work.
 GDSYNC_DEVICE u64 error(const gdsync_device_qp &qp) { return detail::load_relaxed_gpu(&detail::state_of(qp)->error); }
 
-// The card's syndrome of the first failure, 0 where no request has failed.
+// The card's syndrome of the first failure, 0 if no request has failed.
 GDSYNC_DEVICE u32 syndrome(const gdsync_device_qp &qp) {
     const u64 found = error(qp);
     return (found & GDSYNC_DEVICE_ERROR_WORK) != 0 ? (u32)found & 0xff : 0;
@@ -19,21 +19,22 @@ GDSYNC_DEVICE u32 syndrome(const gdsync_device_qp &qp) {
 
 namespace detail {
 
-// `op_own`, the entry's last byte: opcode, and in the lowest bit the owner, which changes with each lap (mlx5dv.h, `mlx5_cqe64`).
+// `op_own`, the entry's last byte: the opcode, and in the lowest bit the owner, which changes with each lap
+// (mlx5dv.h, `mlx5_cqe64`).
 static const u32 CQE_REQUESTER = 0x0;
 static const u32 CQE_REQUESTER_ERROR = 0xd;
 static const u32 CQE_RESPONDER_ERROR = 0xe;
 static const u32 CQE_INVALID = 0xf;
-// Entries that are read under one hold of the lock, so that others get their turn.
+// Entries that are read under one hold of the lock, so that other threads get their turn.
 static const u32 POLL_AT_MOST = 64;
 
 GDSYNC_DEVICE void fail(gdsync_device_state *state, u64 error) {
-    // The first one stays.
+    // The first error stays.
     exchange_relaxed_gpu(&state->error, 0, error);
 }
 
-// A completion queue, by value: a function that is not inlined and takes the queue pair's description by address would force that into
-// memory.
+// A completion queue, by value: a function that is not inlined and takes the queue pair's description by address
+// would force the description into memory.
 struct completions {
     u8 *ring;
     u32 *record;
@@ -41,26 +42,26 @@ struct completions {
     u32 mask;
 };
 
-// Entries that are read together: each read takes a round trip to the ring, which may be in host memory.
+// Entries that are read together, as each read takes a round trip to the ring, which may be in host memory.
 static const u32 LOOK_AT_ONCE = 8;
 
 GDSYNC_DEVICE const u32 *last_word(const completions &queue, u64 index) {
     return (const u32 *)(queue.ring + (index & queue.mask) * 64 + 60);
 }
 
-// Whether the last 4 bytes of an entry are those of a completion that the card has written in this lap.
+// True if the last 4 bytes of an entry are those of a completion that the card has written in this lap.
 GDSYNC_DEVICE bool is_written(const completions &queue, u64 index, u32 word) {
-    // In the first lap the card writes owner 0, in the second 1, and so on. The entry of the lap before has the other owner bit, and
-    // that of two laps before is overwritten by then.
+    // The card writes owner 0 in the first lap, 1 in the second, and so on. An entry of the previous lap has the
+    // other owner bit, and one of two laps before has been overwritten.
     const u32 owner = (index & ((u64)queue.mask + 1)) != 0 ? 1 : 0;
     return (word >> 24 & 1) == owner && word >> 28 != CQE_INVALID;
 }
 
-// Processes an entry: `done` becomes the count of completed blocks. False if the entry is not valid.
+// Processes an entry: `done` becomes the number of completed blocks. Returns false if the entry is invalid.
 GDSYNC_DEVICE bool take_entry(const completions &queue, u64 index, u32 word, u64 &done) {
     gdsync_device_state *state = queue.state;
     const u32 opcode = word >> 28;
-    // Bytes 60 and 61, big endian: the block of the request. It retires all before it, too.
+    // Bytes 60 and 61, big endian: the block of the request, which also retires all before it.
     const u16 counter = (u16)(big_endian(word) >> 16);
     const u16 advance = (u16)(counter + 1 - (u16)done);
     // The request was reserved before the card was rung for it, and the card was rung before it wrote the entry (acquire).
@@ -79,10 +80,10 @@ GDSYNC_DEVICE bool take_entry(const completions &queue, u64 index, u32 word, u64
     return true;
 }
 
-// Reads the entries that the card has written, unless another thread is doing so.
+// Reads the entries that the card has written, unless another thread does.
 GDSYNC_DEVICE_RARE void reap(completions queue) {
     gdsync_device_state *state = queue.state;
-    // Acquire: the indices are those that the last holder left.
+    // Acquire: the indices are those of the last holder.
     if (!try_lock(&state->poll_lock)) {
         return;
     }
@@ -93,7 +94,8 @@ GDSYNC_DEVICE_RARE void reap(completions queue) {
     GDSYNC_DEVICE_LOOP
     while (sound && index - first < POLL_AT_MOST) {
         u32 words[LOOK_AT_ONCE];
-        // Acquire: what the card wrote before this word (the rest of the entry, and before it the data of a read) is seen after it.
+        // Acquire: the card's writes before this word (the rest of the entry, and before it the data of a read) are
+        // visible after it.
         words[0] = load_acquire_system(last_word(queue, index));
         if (!is_written(queue, index, words[0])) {
             break;
@@ -106,7 +108,7 @@ GDSYNC_DEVICE_RARE void reap(completions queue) {
             count++;
         }
         if (count > 1) {
-            // Acquire: the card writes entries in their order, so what is before the last of them is before all.
+            // Acquire: the card writes entries in order, so its writes before the last one precede all.
             load_acquire_system(last_word(queue, index + count - 1));
         }
         for (u32 i = 0; i < count && sound; i++) {
@@ -119,11 +121,11 @@ GDSYNC_DEVICE_RARE void reap(completions queue) {
     }
     if (index != first) {
         // Returns the entries to the card, before `completed` lets any thread post requests that might need their places. Acquire
-        // loads read them and keep this store behind them, or their values decided that there is this store.
+        // loads read the entries and order this store after them, or their values decided that there is this store.
         store_behind_acquires_system(queue.record, big_endian((u32)index & 0xffffff));
         store_relaxed_gpu(&state->consumed, index);
-        // Release: a thread that sees the count sees the error, and may overwrite the blocks, which the card has read before it wrote
-        // the entries.
+        // Release: a thread that sees the count sees the error, and may overwrite the blocks, which the card read
+        // before it wrote the entries.
         store_release_gpu(&state->completed, done);
     }
     unlock(&state->poll_lock);
@@ -137,7 +139,7 @@ GDSYNC_DEVICE completions completions_of(const gdsync_device_qp &qp) {
 GDSYNC_DEVICE_RARE status wait_completed(completions queue, u64 ticket, u64 timeout_ns) {
     Waited waited;
     for (;;) {
-        // Acquire: the caller sees what the card wrote for these requests, whichever thread has read the entries.
+        // Acquire: the caller sees the card's writes for these requests, whichever thread has read the entries.
         const bool done = load_acquire_gpu(&queue.state->completed) >= ticket;
         if (load_relaxed_gpu(&queue.state->error) != 0) {
             return status::failed;

@@ -1,4 +1,4 @@
-// The checksum that GPUrdma proposed for messages whose arrival no other signal shows.
+// The checksum that GPUrdma proposed for messages whose arrival nothing else signals.
 #ifndef GDSYNC_DEVICE_CRC32_CUH
 #define GDSYNC_DEVICE_CRC32_CUH
 
@@ -6,10 +6,10 @@
 
 namespace gdsync {
 
-// CRC-32 of IEEE 802.3 (reflected, polynomial 0xedb88320; "123456789" gives 0xcbf43926) of bytes that a card may be writing: they are
-// read anew each time. To go on with a second part, give the first one's as `before`.
+// CRC-32 of IEEE 802.3 (reflected, polynomial 0xedb88320; "123456789" gives 0xcbf43926) of bytes that a card may be writing: they
+// are read again each time. To continue with a second part, pass the result of the first as `before`.
 //
-// Without a table, 8 steps a byte: for messages of some dozens of bytes. Threads may each take a part that has a checksum of its own.
+// Without a table, 8 steps per byte: for messages of some dozens of bytes. Each thread may take a part with a separate checksum.
 GDSYNC_DEVICE u32 crc32(const void *data, u64 bytes, u32 before = 0) {
     u32 crc = ~before;
     GDSYNC_DEVICE_LOOP

@@ -6,12 +6,12 @@
 
 namespace gdsync {
 
-// Which threads make a call together. On the host every thread calls alone.
+// The group of threads that make a call together. On the host every thread calls alone.
 enum class scope {
     // The calling thread.
     thread,
-    // The threads of a warp that make the call at the same time: any of them may be missing. Threads that have diverged form several
-    // groups, which is slower and correct. All name the same queue pair: calls to different ones are made at thread scope.
+    // The threads of a warp that make the call at the same time: any of them may be missing. Diverged threads form several groups,
+    // which is slower and correct. All name the same queue pair: calls to different ones are made at thread scope.
     warp,
     // All threads of a block: every one of them makes the call.
     block,
@@ -31,7 +31,7 @@ template <scope S> class Group {
     template <class How> GDSYNC_DEVICE void share(How &) const {}
 };
 
-// GDSYNC_DEVICE_GROUPS: a test of the host brings the functions of CUDA that are called here, and `lanes_before`.
+// GDSYNC_DEVICE_GROUPS: a test on the host provides the CUDA functions that are called here, and `lanes_before`.
 #if defined(__CUDACC__) || defined(GDSYNC_DEVICE_GROUPS)
 
 #if defined(__CUDACC__)
@@ -57,9 +57,9 @@ template <> class Group<scope::warp> {
 
     // Gives all threads the leader's values. Orders memory as `sync` does.
     //
-    // While the leader waits in code of its own, other threads of the warp run, so threads of several groups may arrive here converged.
-    // A compiler that does not know that uses one thread's mask for all of them before a shuffle, but not before `__syncwarp`, which
-    // each thread calls with its own mask: behind it all threads of a group are together.
+    // While the leader waits in divergent code, other threads of the warp run, so threads of several groups may arrive here
+    // converged. A compiler that does not know that uses one thread's mask for all of them before a shuffle, but not before
+    // `__syncwarp`, which each thread calls with its mask: after it all threads of a group are together.
     template <class How> GDSYNC_DEVICE void share(How &how, u64 &value) const {
         share(how);
         value = __shfl_sync(mask_, value, leader());

@@ -1,6 +1,7 @@
-// Notified writes: a kernel writes into the memory of another rank, then sets a word there; a reader that sees the word sees the data.
+// Notified writes: a kernel writes into the memory of another rank, then sets a word there; a reader that sees the word sees the
+// data.
 //
-// The host connects the ranks (`gdsync_notify::Team` in Rust), hands all queue pairs of one of its queues to kernels
+// The host connects the ranks (`gdsync_notify::Team` in Rust), gives all queue pairs of one of its queues to kernels
 // (`Queue::attach_device`), and describes segments to them (`Segment::describe_to_device`). Kernels, streams and CPUs of different
 // ranks write to each other in any mixture.
 //
@@ -18,27 +19,26 @@
 //
 // # Why a reader that sees the notification sees the data
 //
-// Sender: both are writes of one reliable queue pair, posted in this order, and the post releases at system scope what the calling threads
-// have written. The card performs them in that order, into memory that is registered without relaxed ordering, and the word, which is
-// aligned and travels in the request itself, as one.
-// Receiver: `notify_waitsome` reads the word by an acquire load at system scope; what the caller reads after it, it reads after the word. With
-// host memory that is all. With GPU memory the GPU must keep the order of the card's writes for running kernels: see "What a kernel may
-// see of what a card writes" in device_verbs.cuh. `Segment::describe_to_device` refuses GPUs that do not.
-// Back: a kernel that has read the data, and then notifies the sender that it may write again, does so by a release, which keeps
-// the reads before it.
+// Sender: both are writes of one reliable queue pair, posted in this order, and the post releases the calling threads' writes at
+// system scope. The card performs them in that order, into memory that is registered without relaxed ordering, and the word, which
+// is aligned and inline in the request, atomically. Receiver: `notify_waitsome` reads the word by an acquire load at system scope,
+// which orders the caller's later reads after it. With host memory that is all. With GPU memory the GPU must keep the order of the
+// card's writes for running kernels: see "Visibility of a card's writes to kernels" in device_verbs.cuh.
+// `Segment::describe_to_device` refuses GPUs that do not. Reverse direction: a kernel that has read the data notifies the sender
+// that it may write again by a release, which orders the reads before it.
 #ifndef GDSYNC_DEVICE_NOTIFY_CUH
 #define GDSYNC_DEVICE_NOTIFY_CUH
 
 #include "ops.cuh"
 
-// The version of the structures below. Calls with others are refused (`status::invalid`).
+// The version of the structures below. Calls with other versions are refused (`status::invalid`).
 #define GDSYNC_NOTIFY_VERSION 1u
 
-// The queue pairs of one of a team's queues, one to every rank, itself among them: plain data, which the library fills in.
+// The queue pairs of one of a team's queues, one to every rank including itself: plain data, which the library fills in.
 struct gdsync_queue {
-    // gdsync_device_qp of each rank, one after the other.
+    // An array with the gdsync_device_qp of each rank.
     unsigned long long queue_pairs;
-    // Ranks.
+    // Number of ranks.
     unsigned int size;
     // This rank.
     unsigned int rank;
@@ -48,58 +48,58 @@ struct gdsync_queue {
     unsigned long long reserved;
 };
 
-// Where the part of one rank is, as cards name it.
+// The part of one rank, as cards name it.
 struct gdsync_segment_part {
-    // The data, and its bytes.
+    // The data, and their length in bytes.
     unsigned long long data;
     unsigned long long bytes;
-    // The notifications, 32-bit words, and how many they are.
+    // The notifications, 32-bit words, and their number.
     unsigned long long words;
     unsigned int count;
-    // The key, as the remote side gave it.
+    // The key from the remote side.
     unsigned int rkey;
 };
 
-// `flags` of gdsync_segment: the own notifications are in host memory, in which atomic operations of the GPU are one step for its own
-// threads alone (CU_DEVICE_ATTRIBUTE_HOST_NATIVE_ATOMIC_SUPPORTED is 0, as mostly over PCIe).
+// `flags` of gdsync_segment: the local notifications are in host memory, where the GPU's atomic operations are atomic
+// only for its threads (CU_DEVICE_ATTRIBUTE_HOST_NATIVE_ATOMIC_SUPPORTED is 0, as mostly over PCIe).
 #define GDSYNC_SEGMENT_ATOMIC_IN_GPU 1u
 
-// A status of a notification that is not 0: waits for it are released, as the rank in the low bits is dead, and might set it. The second
-// bit says that the team has dropped that rank (`Team::shrink`).
+// A nonzero status of a notification: waits for it are released, as the rank in the low bits is dead, and might have
+// set it. The second bit says that the team has dropped that rank (`Team::shrink`).
 #define GDSYNC_NOTIFY_PEER_DEAD 0x80000000u
 #define GDSYNC_NOTIFY_DROPPED 0x40000000u
 #define GDSYNC_NOTIFY_RANK 0x3fffffffu
-// What a notification is set to when waits for it are released. It is a notification's value, as any other, where the status is 0.
+// The value of a notification whose waits are released. If the status is 0, it is an ordinary value.
 #define GDSYNC_NOTIFY_RELEASED 0x9d5dead1u
 
-// Behind the last part of a segment that is `watched`.
+// Follows the last part of a segment that is `watched`.
 struct gdsync_segment_watch {
-    // A status of each own notification, 32-bit words: host memory.
+    // The status of each local notification, 32-bit words in host memory.
     unsigned long long statuses;
     unsigned long long reserved[3];
 };
 
-// Memory that every rank has a part of: plain data, which the library fills in.
+// Memory of which every rank has a part: plain data, which the library fills in.
 struct gdsync_segment {
-    // gdsync_segment_part of each rank, one after the other.
+    // An array with the gdsync_segment_part of each rank.
     unsigned long long parts;
-    // The own part as kernels name it: data and notifications.
+    // The local part as kernels name it: data and notifications.
     unsigned long long data;
     unsigned long long words;
-    // The own data as the card names it, and its bytes.
+    // The local data as the card names them, and their length in bytes.
     unsigned long long card_data;
     unsigned long long bytes;
-    // The card's key of the own part.
+    // The card's key of the local part.
     unsigned int lkey;
-    // Own notifications.
+    // Number of local notifications.
     unsigned int count;
-    // Ranks.
+    // Number of ranks.
     unsigned int size;
     // GDSYNC_NOTIFY_VERSION.
     unsigned int version;
     // GDSYNC_SEGMENT_*.
     unsigned int flags;
-    // 1: behind the parts stands a gdsync_segment_watch.
+    // 1: a gdsync_segment_watch follows the parts.
     unsigned int watched;
 };
 
@@ -115,7 +115,7 @@ GDSYNC_DEVICE bool is_known(const gdsync_queue &queue) { return queue.version ==
 
 GDSYNC_DEVICE bool is_known(const gdsync_segment &segment) { return segment.version == GDSYNC_NOTIFY_VERSION; }
 
-// The data of the own part, from `offset` on. False where `bytes` do not fit.
+// The data of the local part, from `offset` on. False if `bytes` do not fit.
 GDSYNC_DEVICE bool own_part(const gdsync_segment &segment, u64 offset, u64 bytes, local_memory &found) {
     found = {segment.card_data + offset, segment.lkey};
     return is_known(segment) && bytes <= MAX_BYTES && offset <= segment.bytes && bytes <= segment.bytes - offset;
@@ -138,11 +138,11 @@ GDSYNC_DEVICE bool word_of(const gdsync_segment &segment, u32 rank, u32 id, u32 
     }
     const gdsync_segment_part *part = (const gdsync_segment_part *)segment.parts + rank;
     found = {part->words + 4ull * id, part->rkey};
-    // 0 would be none.
+    // 0 would be no notification.
     return id < part->count && value != 0;
 }
 
-// Posts for a group, whose threads name the same rank: `valid` becomes false for a thread that names another one than the leader.
+// Posts for a group, whose threads name the same rank: `valid` becomes false for a thread that names another rank than the leader.
 template <scope S, u32 BLOCKS, class Build>
 GDSYNC_DEVICE status post_to(const gdsync_queue &queue, u32 rank, bool valid, const post_options &options, const Build &build) {
     if (!is_known(queue)) {
@@ -151,15 +151,15 @@ GDSYNC_DEVICE status post_to(const gdsync_queue &queue, u32 rank, bool valid, co
     u32 of_leader = rank;
     const Group<S> group;
     group.share(of_leader);
-    // By value, so that it can be in registers. If there is no such rank, nothing is posted, and any rank's will do.
+    // By value, so that it can be in registers. If there is no such rank, nothing is posted, and any rank's queue pair will do.
     const gdsync_device_qp qp = ((const gdsync_device_qp *)queue.queue_pairs)[of_leader < queue.size ? of_leader : 0];
     const bool right = valid && rank < queue.size && rank == of_leader;
     return post<S, BLOCKS>(group, qp, right, options.ring_now, options.timeout_ns, options.ticket,
                            [&](u64 index, bool signaled) { return build(qp, index, signaled); });
 }
 
-// The status of an own notification that was found to be GDSYNC_NOTIFY_RELEASED: 0 where that is a value as any other. The library
-// writes the status before the word, and clears it after the word.
+// The status of a local notification with the value GDSYNC_NOTIFY_RELEASED: 0 if that is an ordinary value. The
+// library writes the status before the word, and clears it after the word.
 GDSYNC_DEVICE u32 released_status(const gdsync_segment &segment, u32 id) {
     if (segment.watched == 0) {
         return 0;
@@ -168,17 +168,17 @@ GDSYNC_DEVICE u32 released_status(const gdsync_segment &segment, u32 id) {
     return load_acquire_system((const u32 *)watch->statuses + id);
 }
 
-// What a thread has found in one pass over a range of notifications.
+// The result of one pass over a range of notifications.
 struct notified {
-    // The first that is set; the range's end where none is.
+    // The first that is set; the range's end if none is.
     u32 id;
-    // The status of the first that is released; a rank that the team has not dropped comes first. 0 where none is.
+    // The status of the first that is released, preferably of a rank that the team has not dropped; 0 if none is.
     u32 status;
-    // Those of ranks that the team has dropped.
+    // For ranks that the team has dropped.
     u32 dropped;
 };
 
-// Adds a notification that is GDSYNC_NOTIFY_RELEASED. True where it is set to that value, as to any other.
+// Adds a notification that is GDSYNC_NOTIFY_RELEASED. Returns true if that is its ordinary value.
 GDSYNC_DEVICE_RARE bool add_released(const gdsync_segment &segment, u32 id, notified *found) {
     const u32 *word = (const u32 *)segment.words + id;
     // Acquire: the status is read after the word.
@@ -187,7 +187,7 @@ GDSYNC_DEVICE_RARE bool add_released(const gdsync_segment &segment, u32 id, noti
     }
     const u32 status = released_status(segment, id);
     if (status == 0) {
-        // Perhaps the release was taken back between the two loads.
+        // The release may have been revoked between the two loads.
         return load_acquire_system(word) == GDSYNC_NOTIFY_RELEASED;
     }
     const bool is_dropped = (status & GDSYNC_NOTIFY_DROPPED) != 0;
@@ -198,7 +198,7 @@ GDSYNC_DEVICE_RARE bool add_released(const gdsync_segment &segment, u32 id, noti
     return false;
 }
 
-// Looks at a range of own notifications once.
+// Checks a range of local notifications once.
 GDSYNC_DEVICE notified look(const gdsync_segment &segment, u32 begin, u32 end) {
     const u32 *words = (const u32 *)segment.words;
     notified found = {end, 0, 0};
@@ -214,14 +214,14 @@ GDSYNC_DEVICE notified look(const gdsync_segment &segment, u32 begin, u32 end) {
     return found;
 }
 
-// Takes a notification. Acquire: the thread sees the data written before it. Release: reads of this thread stay before writes that
-// a sender makes once the word is free.
+// Takes a notification. Acquire: the thread sees the data written before it. Release: this thread's reads precede the
+// writes of a sender after the word is free.
 GDSYNC_DEVICE u32 take_word(const gdsync_segment &segment, u32 *at) {
     if ((segment.flags & GDSYNC_SEGMENT_ATOMIC_IN_GPU) == 0) {
         return exchange_system(at, 0);
     }
-    // Nothing performs an atomic operation of system scope here; the fences have that scope. The exchange takes only the value that was
-    // seen, so that a late thread does not take a later notification.
+    // No atomic operation has system scope here; the fences have. The exchange takes only the value that was seen, so
+    // that a late thread does not take a later notification.
     u32 seen = load_relaxed_system(at);
     while (seen != 0) {
         acquire_and_release_to_system();
@@ -237,18 +237,18 @@ GDSYNC_DEVICE u32 take_word(const gdsync_segment &segment, u32 *at) {
 
 } // namespace detail
 
-// The queue pair to a rank, for `error`, `syndrome`, `poll`, `wait` and every other call; null where there is no such rank, or the team
-// had dropped it when the queue was attached.
+// The queue pair to a rank, for `error`, `syndrome`, `poll`, `wait` and every other call; null if there is no such
+// rank, or the team had dropped it when the queue was attached.
 GDSYNC_DEVICE const gdsync_device_qp *queue_pair(const gdsync_queue &queue, u32 rank) {
     const gdsync_device_qp *at = (const gdsync_device_qp *)queue.queue_pairs + rank;
     return detail::is_known(queue) && rank < queue.size && at->version != 0 ? at : nullptr;
 }
 
-// Writes `bytes` (at most MAX_BYTES) of the own part of `from`, from `from_offset` on, into the part of `to` of a rank, without a
-// notification. The source must not change before `quiet`.
+// Writes `bytes` (at most MAX_BYTES) of the local part of `from`, from `from_offset` on, into a rank's part of `to`,
+// without a notification. The source must not change before `quiet`.
 //
-// At warp and block scope every thread has a write of its own, all of them to the same rank: if threads name different ranks, none of
-// them posts (`status::invalid`). The same holds for all calls that post.
+// At warp and block scope every thread posts its write, all of them to the same rank: if threads name different
+// ranks, none of them posts (`status::invalid`). The same holds for all calls that post.
 template <scope S = scope::thread>
 GDSYNC_DEVICE status write(const gdsync_queue &queue, const gdsync_segment &from, u64 from_offset, u32 rank, const gdsync_segment &to,
                            u64 to_offset, u64 bytes, const post_options &options = post_options()) {
@@ -260,7 +260,8 @@ GDSYNC_DEVICE status write(const gdsync_queue &queue, const gdsync_segment &from
     });
 }
 
-// Sets a notification of a rank's part to `value`, which is not 0, after everything that was posted before to that rank through this queue.
+// Sets a notification of a rank's part to `value`, which is not 0, after everything that was posted before to that
+// rank through this queue.
 template <scope S = scope::thread>
 GDSYNC_DEVICE status notify(const gdsync_queue &queue, u32 rank, const gdsync_segment &to, u32 id, u32 value,
                             const post_options &options = post_options()) {
@@ -271,7 +272,7 @@ GDSYNC_DEVICE status notify(const gdsync_queue &queue, u32 rank, const gdsync_se
     });
 }
 
-// `write`, then `notify`, with one reservation and one doorbell: two blocks. Nothing is posted where either cannot be.
+// `write`, then `notify`, with one reservation and one doorbell: two blocks. Nothing is posted if either cannot be.
 template <scope S = scope::thread>
 GDSYNC_DEVICE status write_notify(const gdsync_queue &queue, const gdsync_segment &from, u64 from_offset, u32 rank,
                                   const gdsync_segment &to, u64 to_offset, u64 bytes, u32 id, u32 value,
@@ -286,15 +287,15 @@ GDSYNC_DEVICE status write_notify(const gdsync_queue &queue, const gdsync_segmen
     });
 }
 
-// Waits until one of the own notifications from `begin` to before `end` is there; `id` becomes its number, the lowest that is. With a
-// time of 0, and with an empty range, it checks once: `status::timed_out` if there is none. It stays until `notify_reset`.
+// Waits until one of the local notifications from `begin` to before `end` is set; `id` becomes the lowest that is. With a time of
+// 0, and with an empty range, it checks once: `status::timed_out` if none is set. The notification stays until `notify_reset`.
 //
-// `status::peer_dead`: none is there, and a rank that might set one of them is dead; `id` becomes that rank. Which rank may set a
-// notification is what the host has said (`Segment::expect_from` in Rust), else any rank. Those of ranks that the team has dropped end
-// the wait only if there are no others in the range.
+// `status::peer_dead`: none is set, and a rank that might set one of them is dead; `id` becomes that rank. The host says which rank
+// may set a notification (`Segment::expect_from` in Rust); otherwise any rank may. Notifications of ranks that the team has dropped
+// end the wait only if there are no others in the range.
 //
-// At warp and block scope the leader waits, for the range that it gives; all threads get its result and see the data. Diverged threads of
-// a warp are several groups, which may find different ones.
+// At warp and block scope the leader waits, for the range that it gives; all threads get its result and see the data. Diverged
+// threads of a warp are several groups, which may find different notifications.
 template <scope S = scope::thread>
 GDSYNC_DEVICE status notify_waitsome(const gdsync_segment &segment, u32 begin, u32 end, u32 *id, u64 timeout_ns) {
     const detail::Group<S> group;
@@ -326,7 +327,7 @@ GDSYNC_DEVICE status notify_waitsome(const gdsync_segment &segment, u32 begin, u
             }
         }
     }
-    // The leader's acquire is before what the others read.
+    // The leader's acquire precedes the reads of the others.
     group.share(result, found);
     if (result == status::ok || result == status::peer_dead) {
         *id = (u32)found;
@@ -334,12 +335,13 @@ GDSYNC_DEVICE status notify_waitsome(const gdsync_segment &segment, u32 begin, u
     return result;
 }
 
-// Takes one of the own notifications: `value` becomes its value, 0 if there was none, or if waits for it are released. If several threads of the GPU take it, one gets it.
+// Takes one of the local notifications: `value` becomes its value, 0 if it was not set, or if waits for it are released. If several
+// threads of the GPU take it, one gets it.
 //
-// In GPU memory that is atomic for the card, too: a notification that arrives at the same time is either taken or stays. In host memory
-// it is atomic only if the GPU's atomics on host memory are (GDSYNC_SEGMENT_ATOMIC_IN_GPU is set if not): otherwise a notification of the same
-// number that arrives during the call may be lost. So the sender must wait for an answer that the last one was taken, as with streams,
-// and one thread should take all notifications of a number.
+// In GPU memory that is atomic for the card, too: a notification that arrives at the same time is either taken or stays. In host
+// memory it is atomic only if the GPU's atomics on host memory are (GDSYNC_SEGMENT_ATOMIC_IN_GPU is set if not): otherwise a
+// notification of the same number that arrives during the call may be lost. So the sender must wait for an answer that the last one
+// was taken, as with streams, and one thread should take all notifications of a number.
 GDSYNC_DEVICE status notify_reset(const gdsync_segment &segment, u32 id, u32 *value) {
     if (!detail::is_known(segment) || id >= segment.count) {
         return status::invalid;
@@ -350,8 +352,8 @@ GDSYNC_DEVICE status notify_reset(const gdsync_segment &segment, u32 id, u32 *va
     return status::ok;
 }
 
-// Waits until all earlier requests to a rank have arrived: their sources may change then. As `quiet` of its queue pair; at warp and block
-// scope for the rank that the leader names.
+// Waits until all earlier requests to a rank have arrived: their sources may change then. As `quiet` of its queue
+// pair; at warp and block scope for the rank that the leader names.
 template <scope S = scope::thread> GDSYNC_DEVICE status quiet(const gdsync_queue &queue, u32 rank, u64 timeout_ns) {
     u32 of_leader = rank;
     const detail::Group<S> group;
@@ -360,8 +362,8 @@ template <scope S = scope::thread> GDSYNC_DEVICE status quiet(const gdsync_queue
     return at == nullptr ? status::invalid : detail::quiet_as(group, *at, timeout_ns);
 }
 
-// The same for all ranks of the team, within one time. It waits for ranks behind a failed one, too; it returns the first status that is not `ok`, and
-// `quiet` of each rank says which rank that was.
+// The same for all ranks of the team, within one time limit. It waits for ranks after a failed one, too, and returns
+// the first status that is not `ok`; `quiet` of each rank says which rank that was.
 template <scope S = scope::thread> GDSYNC_DEVICE status quiet(const gdsync_queue &queue, u64 timeout_ns) {
     if (!detail::is_known(queue)) {
         return status::invalid;

@@ -6,7 +6,7 @@
 
 namespace gdsync {
 
-// Memory of the remote side: its address there, and the key that the remote side gave.
+// Memory of the remote side: its address there, and the key from the remote side.
 struct remote_memory {
     u64 address;
     u32 rkey;
@@ -18,13 +18,14 @@ struct local_memory {
     u32 lkey;
 };
 
-// How a request is posted.
+// Options of a post.
 struct post_options {
-    // Whether the post rings the card. If not, the next post that does, or `ring`, rings for this request, too.
+    // True if the post rings the card. If not, the next post that does, or `ring`, also rings for this request.
     bool ring_now;
-    // How long to wait for room, in nanoseconds; 0 reads completions once. A thread that others outrun tries for `stall_ns` at least.
+    // How long to wait for room, in nanoseconds; 0 reads completions once. A thread that loses races to others tries
+    // for at least `stall_ns`.
     u64 timeout_ns;
-    // Where the ticket for `wait` goes; may be null.
+    // The place for the ticket for `wait`; may be null.
     u64 *ticket;
 
     GDSYNC_DEVICE post_options() : ring_now(true), timeout_ns(0), ticket(nullptr) {}
@@ -87,7 +88,7 @@ GDSYNC_DEVICE status put(const gdsync_device_qp &qp, remote_memory to, local_mem
     });
 }
 
-// Writes up to MAX_INLINE_PUT bytes, which are taken before the call returns.
+// Writes up to MAX_INLINE_PUT bytes, which are copied before the call returns.
 template <scope S = scope::thread>
 GDSYNC_DEVICE status put_inline(const gdsync_device_qp &qp, remote_memory to, const void *from, u64 bytes,
                                 const post_options &options = post_options()) {
@@ -96,8 +97,8 @@ GDSYNC_DEVICE status put_inline(const gdsync_device_qp &qp, remote_memory to, co
     });
 }
 
-// Writes `bytes` of this side's memory, and after them the 64-bit word `value` to `signal`: a reader that sees the word sees
-// the bytes (device_verbs.cuh says where). Two blocks.
+// Writes `bytes` of this side's memory, and after them the 64-bit word `value` to `signal`: a reader that sees the
+// word sees the bytes (device_verbs.cuh says where). Two blocks.
 template <scope S = scope::thread>
 GDSYNC_DEVICE status put_signal(const gdsync_device_qp &qp, remote_memory to, local_memory from, u64 bytes, remote_memory signal, u64 value,
                                 const post_options &options = post_options()) {
@@ -108,8 +109,8 @@ GDSYNC_DEVICE status put_signal(const gdsync_device_qp &qp, remote_memory to, lo
     });
 }
 
-// As `put_signal`, but adds `value` to the 64-bit word, so that many senders can share it. The card writes the word's old value to
-// `before`, 8 bytes of this side's memory that it may write.
+// As `put_signal`, but adds `value` to the 64-bit word, so that many senders can share it. The card writes the word's
+// old value to `before`, 8 writable bytes of this side's memory.
 template <scope S = scope::thread>
 GDSYNC_DEVICE status put_signal_add(const gdsync_device_qp &qp, remote_memory to, local_memory from, u64 bytes, remote_memory signal,
                                     u64 value, local_memory before, const post_options &options = post_options()) {
@@ -142,7 +143,7 @@ GDSYNC_DEVICE status send(const gdsync_device_qp &qp, local_memory from, u64 byt
     });
 }
 
-// Sends up to MAX_INLINE_SEND bytes, which are taken before the call returns.
+// Sends up to MAX_INLINE_SEND bytes, which are copied before the call returns.
 template <scope S = scope::thread>
 GDSYNC_DEVICE status send_inline(const gdsync_device_qp &qp, const void *from, u64 bytes, const post_options &options = post_options()) {
     return detail::post_blocks<S, 1>(qp, bytes <= MAX_INLINE_SEND, options, [&](u64 index, bool signaled) {
@@ -175,8 +176,8 @@ GDSYNC_DEVICE status ring(const gdsync_device_qp &qp) {
     return detail::ring_what_waits(detail::doorbells_of(qp), detail::load_published(detail::state_of(qp)));
 }
 
-// Checks once for completions and does not wait: `ok`, or `failed`. `completed` (may be null) becomes the count of completed
-// blocks: a request has completed where its ticket is no greater.
+// Checks once for completions and does not wait: `ok`, or `failed`. `completed` (may be null) becomes the number of
+// completed blocks: a request has completed if its ticket is not greater.
 GDSYNC_DEVICE status poll(const gdsync_device_qp &qp, u64 *completed = nullptr) {
     detail::reap(detail::completions_of(qp));
     // Acquire: as in `detail::wait_completed`.
@@ -207,7 +208,7 @@ template <scope S> GDSYNC_DEVICE status wait_as(const Group<S> &group, const gds
     if (group.leads()) {
         result = wait_alone(qp, ticket, timeout_ns);
     }
-    // All threads see what the leader has acquired.
+    // All threads see the writes that the leader has acquired.
     group.share(result, of_leader);
     // Threads of a warp that diverged in their posts have several tickets.
     return result == status::ok && ticket > of_leader ? wait_alone(qp, ticket, timeout_ns) : result;
@@ -215,28 +216,28 @@ template <scope S> GDSYNC_DEVICE status wait_as(const Group<S> &group, const gds
 
 // `quiet` of a group.
 template <scope S> GDSYNC_DEVICE status quiet_as(const Group<S> &group, const gdsync_device_qp &qp, u64 timeout_ns) {
-    // The leader sees what the other threads of the group have published.
+    // The leader sees the publications of the other threads of the group.
     group.sync();
     return wait_as(group, qp, group.leads() ? load_published(state_of(qp)) : 0, timeout_ns);
 }
 
 } // namespace detail
 
-// Waits until the request with this ticket has completed, and all before it. At warp and block scope each thread gives the ticket that its
-// post returned: the leader waits for all, and a thread with a later ticket (from a post in which the warp diverged) waits for itself,
-// again no longer than the time. Requests that were posted with `more` and not rung are rung first.
+// Waits until the request with this ticket, and all before it, have completed. At warp and block scope each thread gives the ticket
+// that its post returned: the leader waits for all, and a thread with a later ticket (from a post in which the warp diverged) waits
+// separately, again within the time limit. Rings first for requests that were posted with `more`.
 template <scope S = scope::thread> GDSYNC_DEVICE status wait(const gdsync_device_qp &qp, u64 ticket, u64 timeout_ns) {
     return detail::wait_as(detail::Group<S>(), qp, ticket, timeout_ns);
 }
 
-// Waits until all requests have completed that this thread (at warp and block scope, any thread of the group) has posted before, and
-// all that other threads had posted by then.
+// Waits until all requests have completed that this thread (at warp and block scope, any thread of the group) has
+// posted before, and all that other threads had posted by then.
 template <scope S = scope::thread> GDSYNC_DEVICE status quiet(const gdsync_device_qp &qp, u64 timeout_ns) {
     return detail::quiet_as(detail::Group<S>(), qp, timeout_ns);
 }
 
-// Waits until a word that a remote side writes (`put_signal`) is at least `value`, as unsigned numbers. The caller then sees what
-// was written before the word (device_verbs.cuh says where).
+// Waits until a word that a remote side writes (`put_signal`) is at least `value`, as unsigned numbers. The caller
+// then sees the writes before the word (device_verbs.cuh says where).
 GDSYNC_DEVICE status wait_signal(const u64 *word, u64 value, u64 timeout_ns) {
     detail::Waited waited;
     // Relaxed until the value is there; then one acquire.

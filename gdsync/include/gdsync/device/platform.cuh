@@ -1,11 +1,11 @@
-// What the rest needs of the machine that it runs on: a GPU's threads (nvcc, NVRTC, clang), or those of a host program, where
-// the header is tested without a GPU. No header of the C++ library is needed: NVRTC has none.
+// The platform: threads of a GPU (nvcc, NVRTC, clang), or of a host program, where the header is tested without a
+// GPU. Uses no header of the C++ library, as NVRTC has none.
 #ifndef GDSYNC_DEVICE_PLATFORM_CUH
 #define GDSYNC_DEVICE_PLATFORM_CUH
 
 #if defined(__CUDACC__)
 #define GDSYNC_DEVICE __device__ __forceinline__
-// For functions that are called from many places, and not on the fast path of a post.
+// For functions that are called from many places, outside the fast path of a post.
 #define GDSYNC_DEVICE_RARE inline __device__ __noinline__
 // Before a loop that is not to be unrolled.
 #define GDSYNC_DEVICE_LOOP _Pragma("unroll 1")
@@ -31,7 +31,7 @@ static_assert(sizeof(u16) == 2 && sizeof(u32) == 4 && sizeof(u64) == 8, "the wid
 
 namespace detail {
 
-// Nanoseconds of a clock that only goes forward.
+// Nanoseconds of a monotonic clock.
 GDSYNC_DEVICE u64 now_ns() {
 #if defined(__CUDACC__)
     u64 now;
@@ -54,15 +54,17 @@ GDSYNC_DEVICE void relax(u32 nanoseconds) {
 #endif
 }
 
-// How long a loop has waited. The first check reads the clock for the first time: a loop that does not wait does not pay for it.
+// Measures how long a loop has waited. The first check reads the clock for the first time: a loop that does not wait does not pay
+// for it.
 //
-// Each rest is a 16th of the time waited so far: the rests add little to the wait, and long waits check rarely. Many threads of one warp
-// that check all the time would keep the thread that they wait for from running, at least under a sanitizer.
+// Each pause is a 16th of the time waited so far: the pauses add little to the wait, and long waits check rarely. If many threads
+// of one warp checked all the time, they would keep the thread that they wait for from running, at least under a sanitizer.
 class Waited {
   public:
     GDSYNC_DEVICE Waited() : start_(0), looked_again_(false) {}
 
-    // Rests a moment. True once the time is over and the caller has checked again since: this thread may itself have been suspended.
+    // Pauses a moment. Returns true once the time is over and the caller has checked again since: this thread may
+    // itself have been suspended.
     GDSYNC_DEVICE bool longer_than(u64 nanoseconds) {
         const u64 now = now_ns();
         if (start_ == 0) {

@@ -1,4 +1,4 @@
-// How requests get to the card: threads reserve blocks, write them in parallel, publish them in order, and one thread at a time rings.
+// Posting: threads reserve blocks, write them in parallel, publish them in order, and one thread at a time rings.
 #ifndef GDSYNC_DEVICE_POST_CUH
 #define GDSYNC_DEVICE_POST_CUH
 
@@ -9,10 +9,10 @@
 namespace gdsync {
 namespace detail {
 
-// Blocks whose requests are written.
+// The number of written blocks, without a gap.
 GDSYNC_DEVICE u64 published(u64 ready) { return ready & ~GDSYNC_DEVICE_RINGING; }
 
-// The same, by an acquire: the caller sees what was written to them.
+// The same, by an acquire: the caller sees the writes to them.
 GDSYNC_DEVICE u64 load_published(const gdsync_device_state *state) { return published(load_acquire_gpu(&state->ready)); }
 
 // The fields that ringing needs, by value: see `completions`.
@@ -31,9 +31,9 @@ GDSYNC_DEVICE doorbells doorbells_of(const gdsync_device_qp &qp) {
                      qp.stall_ns,  qp.send_mask,             qp.flags};
 }
 
-// Rings the card for the blocks before `end`, of which the last begins with `value`, and lets the next thread ring. The caller has set
-// GDSYNC_DEVICE_RINGING (by an acquire: neither record nor register ever steps backwards), `end` is greater than `posted`, and the
-// caller has written the blocks itself or seen them written before its last `release_to_system`.
+// Rings the card for the blocks before `end`, of which the last begins with `value`, and lets the next thread ring. The caller has
+// set GDSYNC_DEVICE_RINGING (by an acquire: neither record nor register ever goes backwards), `end` is greater than `posted`, and
+// the caller has written the blocks itself or seen them written before its last `release_to_system`.
 GDSYNC_DEVICE void ring_card(const doorbells &card, u64 end, u64 value) {
     if ((card.flags & GDSYNC_DEVICE_QP_MAILBOX) != 0) {
         // The CPU thread that forwards the mailbox sees the blocks, and orders them before the record and the register.
@@ -41,7 +41,7 @@ GDSYNC_DEVICE void ring_card(const doorbells &card, u64 end, u64 value) {
     } else {
         // The card sees the blocks before it sees the record.
         store_behind_release_system(card.record, big_endian((u32)end & 0xffff));
-        // Release: the record before the register, whose store makes the card look at the record.
+        // Release: the record before the register, whose store makes the card read the record.
         store_release_system(card.reg, value);
     }
     store_relaxed_gpu(&card.state->posted, end);
@@ -49,9 +49,9 @@ GDSYNC_DEVICE void ring_card(const doorbells &card, u64 end, u64 value) {
     clear_release_gpu(&card.state->ready, GDSYNC_DEVICE_RINGING);
 }
 
-// Makes sure that the card is rung for the blocks before `end`, which are published: by this thread, or by one that is ringing already.
-// The thread that rings does so for all blocks published by then. `value` is what the last of them begins with; 0: read it from the
-// ring, which may be in host memory.
+// Makes sure that the card is rung for the blocks before `end`, which are published: by this thread, or by one that
+// is already ringing. The thread that rings does so for all blocks published by then. `value` is the beginning of the
+// last of them; 0: read it from the ring, which may be in host memory.
 GDSYNC_DEVICE_RARE status ring(doorbells card, u64 end, u64 value) {
     gdsync_device_state *state = card.state;
     Waited waited;
@@ -71,7 +71,7 @@ GDSYNC_DEVICE_RARE status ring(doorbells card, u64 end, u64 value) {
             } else {
                 clear_release_gpu(&state->ready, GDSYNC_DEVICE_RINGING);
             }
-            // `end` was published before this call: it is among them.
+            // `end` was published before this call, so this covers it.
             return status::ok;
         }
         if (waited.longer_than(card.stall_ns)) {
@@ -81,22 +81,22 @@ GDSYNC_DEVICE_RARE status ring(doorbells card, u64 end, u64 value) {
     }
 }
 
-// The same, for blocks that the card has mostly been rung for already.
+// The same, for blocks for which the card has usually been rung already.
 GDSYNC_DEVICE status ring_what_waits(const doorbells &card, u64 end) {
     return load_relaxed_gpu(&card.state->posted) >= end ? status::ok : ring(card, end, 0);
 }
 
-// Publishes the blocks from `first` to `end` once all before them are published, and with `ring_now` makes sure that the card is rung for
-// them. The caller has released the blocks. `found` is the value that it has seen in `ready`.
+// Publishes the blocks from `first` to `end` once all before them are published, and with `ring_now` makes sure that
+// the card is rung for them. The caller has released the blocks. `found` is the value that it has seen in `ready`.
 GDSYNC_DEVICE_RARE status publish_in_turn(doorbells card, u64 first, u64 end, bool ring_now, u64 value, u64 found) {
     gdsync_device_state *state = card.state;
     Waited waited;
     bool is_published = false, is_over = false;
-    // One loop with the same steps for all threads: if threads of a warp waited for each other in nested loops, the thread whose turn it
-    // is might run late.
+    // One loop with the same steps for all threads: if threads of a warp waited for each other in nested loops, the
+    // thread whose turn it is might run late.
     while (!is_published && !is_over) {
         if (published(found) == first) {
-            // Usually another thread has begun or ended ringing. Acquire: the next release also orders what was published before.
+            // Usually another thread has begun or ended ringing. Acquire: the next release also orders the blocks published before.
             const u64 expected = found;
             found = exchange_behind_release_gpu(&state->ready, expected, end | (expected & GDSYNC_DEVICE_RINGING));
             is_published = found == expected;
@@ -107,7 +107,7 @@ GDSYNC_DEVICE_RARE status publish_in_turn(doorbells card, u64 first, u64 end, bo
         }
     }
     if (!is_published) {
-        // A thread was stopped between reservation and publication: the queue cannot go on.
+        // A thread was stopped between reservation and publication: the queue cannot continue.
         fail(state, GDSYNC_DEVICE_ERROR_STALLED);
         return status::failed;
     }
@@ -119,17 +119,17 @@ GDSYNC_DEVICE_RARE status publish_in_turn(doorbells card, u64 first, u64 end, bo
 GDSYNC_DEVICE status publish(const gdsync_device_qp &qp, u64 first, u64 end, bool ring_now, u64 value) {
     gdsync_device_state *state = state_of(qp);
     if (!ring_now) {
-        // Release: the blocks are before the exchange, for threads that publish or ring behind it.
+        // Release: the blocks are before the exchange, for threads that publish or ring after it.
         release_to_gpu();
         // Acquire: as in `publish_in_turn`.
         const u64 found = exchange_behind_release_gpu(&state->ready, first, end);
         return found == first ? status::ok : publish_in_turn(doorbells_of(qp), first, end, false, value, found);
     }
-    // If all blocks before are published and no thread rings, this one does, and `ready` is its own until it publishes: no other thread
+    // If all blocks before are published and no thread rings, this one does, and owns `ready` until it publishes: no other thread
     // publishes from `first` on, and no other rings. It takes the doorbell before the fence, so that both latencies overlap.
     u64 found = exchange_before_acquire_gpu(&state->ready, first, first | GDSYNC_DEVICE_RINGING);
-    // Release of the blocks: to the card, and to threads that publish or ring later. Acquire of the exchange: the card sees the blocks of
-    // other threads, too, and record and register do not step backwards.
+    // Release of the blocks: to the card, and to threads that publish or ring later. Acquire of the exchange: the
+    // card sees the blocks of other threads, too, and record and register do not go backwards.
     acquire_and_release_to_system();
     found = not_before_here(found);
     if (found != first) {
@@ -140,7 +140,7 @@ GDSYNC_DEVICE status publish(const gdsync_device_qp &qp, u64 first, u64 end, boo
     return status::ok;
 }
 
-// How an attempt to take blocks has ended.
+// The result of an attempt to take blocks.
 enum class attempt : int { taken, failed, full, outrun };
 
 // Takes `count` blocks if it can at once.
@@ -148,22 +148,22 @@ GDSYNC_DEVICE attempt take(gdsync_device_state *state, u32 count, u32 limit, u64
     // Three loads at a time: each takes a round trip to the L2 cache, or to the host.
     const u64 failure = load_relaxed_gpu(&state->error);
     first = load_relaxed_gpu(&state->reserved);
-    // Acquire: the blocks are written only after the card has read what stood in them (see `reap`).
+    // Acquire: the blocks are written only after the card has read their old content (see `reap`).
     const u64 completed = load_acquire_gpu(&state->completed);
     if (failure != 0) {
         return attempt::failed;
     }
-    // Signed: other threads may have reserved, posted and completed since `first` was read; then there is room, but not for these
-    // blocks. If the exchange succeeds, no thread has, and `completed` never decreases.
+    // Signed: other threads may have reserved, posted and completed since `first` was read; then there is room, but
+    // not for these blocks. If the exchange succeeds, no thread has, and `completed` never decreases.
     if ((long long)(first + count - completed) > (long long)limit) {
         return attempt::full;
     }
-    // Relaxed: publication orders what is written to the blocks.
+    // Relaxed: publication orders the writes to the blocks.
     return exchange_relaxed_gpu(&state->reserved, first, first + count) == first ? attempt::taken : attempt::outrun;
 }
 
-// Makes room in a full queue: rings for requests that were posted with `more` (no later post can do so while the queue is full), and
-// reads completions.
+// Makes room in a full queue: rings for requests that were posted with `more` (no later post can do so while the
+// queue is full), and reads completions.
 GDSYNC_DEVICE_RARE void make_room(doorbells card, completions queue) {
     ring_what_waits(card, load_published(card.state));
     reap(queue);
@@ -174,10 +174,10 @@ class Patience {
   public:
     GDSYNC_DEVICE Patience(u64 timeout_ns, u64 stall_ns) : timeout_ns_(timeout_ns), stall_ns_(stall_ns), looked_(false) {}
 
-    // Whether to try again. A full queue is checked at least once more.
+    // True if the call is to try again. A full queue is checked at least once more.
     GDSYNC_DEVICE bool lasts(const gdsync_device_qp &qp, attempt last) {
         if (last == attempt::outrun) {
-            // Faster threads win again and again: retry for at least as long as a thread may pause in the middle of a call.
+            // Faster threads may win repeatedly: retry for at least as long as a thread may pause in the middle of a call.
             return !waited_.longer_than(timeout_ns_ > stall_ns_ ? timeout_ns_ : stall_ns_);
         }
         if (last != attempt::full || (looked_ && waited_.longer_than(timeout_ns_))) {
@@ -195,8 +195,8 @@ class Patience {
     bool looked_;
 };
 
-// One call of a group: every thread of it has one request of `BLOCKS` blocks, which `build(index, signaled)` writes. `build` returns
-// what the last block begins with.
+// One call of a group: every thread of it has one request of `BLOCKS` blocks, which `build(index, signaled)` writes.
+// `build` returns the beginning of the last block.
 template <scope S, u32 BLOCKS, class Build>
 GDSYNC_DEVICE status post(const Group<S> &group, const gdsync_device_qp &qp, bool valid, bool ring_now, u64 timeout_ns, u64 *ticket,
                           const Build &build) {
@@ -210,8 +210,8 @@ GDSYNC_DEVICE status post(const Group<S> &group, const gdsync_device_qp &qp, boo
     Patience patience(timeout_ns, qp.stall_ns);
     status result = status::no_room;
     bool again = true;
-    // A thread that has taken blocks posts them inside the loop: threads of a warp that leave a loop may wait behind it for those that do
-    // not, which would wait for blocks that are not posted.
+    // A thread that has taken blocks posts them inside the loop: threads of a warp that leave a loop may wait after
+    // it for those that do not, which would wait for blocks that are not posted.
     GDSYNC_DEVICE_LOOP
     while (again) {
         attempt ended = attempt::failed;

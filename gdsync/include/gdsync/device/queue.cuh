@@ -1,7 +1,7 @@
-// A queue pair as kernels see it: plain data, which the library fills in (`gdsync::device::DeviceQp` in Rust).
+// A queue pair for kernels: plain data, which the library fills in (`gdsync::device::DeviceQp` in Rust).
 //
-// All work requests of kernels are one 64-byte block long, so blocks and requests are counted alike, from the queue pair's
-// connection on, in 64 bits: nothing wraps. The card's formats hold the low 16 bits.
+// All work requests of kernels are one 64-byte block long, so blocks and requests are counted alike, from the queue
+// pair's connection on, in 64 bits: nothing wraps. The card's formats hold the low 16 bits.
 #ifndef GDSYNC_DEVICE_QUEUE_CUH
 #define GDSYNC_DEVICE_QUEUE_CUH
 
@@ -10,10 +10,10 @@
 // The version of the two structures below. Posts of a kernel compiled for another version are refused (`status::invalid`).
 #define GDSYNC_DEVICE_QP_VERSION 1u
 
-// `flags` of gdsync_device_qp: the doorbell is a mailbox, whose content, the count of posted blocks, the CPU forwards.
+// `flags` of gdsync_device_qp: the doorbell is a mailbox, whose content, the number of posted blocks, the CPU forwards.
 #define GDSYNC_DEVICE_QP_MAILBOX 1u
 
-// State shared by all threads that use a queue. 64 bytes between words that different threads write.
+// State shared by all threads that use a queue. Words that different threads write are 64 bytes apart.
 struct gdsync_device_state {
     // Blocks that callers have reserved.
     unsigned long long reserved;
@@ -21,7 +21,7 @@ struct gdsync_device_state {
     // Blocks whose requests are written, without a gap; never more than `reserved`. The highest bit is GDSYNC_DEVICE_RINGING.
     unsigned long long ready;
     unsigned long long pad1[7];
-    // Blocks that the card was rung for. Written behind `ready`, but other threads may see it first.
+    // Blocks for which the card was rung. Written after `ready`, but other threads may see it first.
     unsigned long long posted;
     unsigned long long pad2[7];
     // Blocks whose requests have completed, and are free again.
@@ -43,38 +43,38 @@ struct gdsync_device_state {
 #define GDSYNC_DEVICE_ERROR_WORK 0x10000ull
 // A thread of this queue has made no progress inside a call for longer than `stall_ns`.
 #define GDSYNC_DEVICE_ERROR_STALLED 0x20000ull
-// The card wrote a completion entry that is not valid.
+// The card wrote an invalid completion entry.
 #define GDSYNC_DEVICE_ERROR_COMPLETION 0x40000ull
 // The host has taken the queue pair back.
 #define GDSYNC_DEVICE_ERROR_RETURNED 0x80000ull
 
-// Addresses are those that the kernel's device uses.
+// Addresses are those of the kernel's device.
 struct gdsync_device_qp {
-    // Ring of the send queue, 64 bytes a block.
+    // Ring of the send queue, 64 bytes per block.
     unsigned long long send_ring;
     // Word of the doorbell record that counts send blocks: 32 bits, big endian.
     unsigned long long send_record;
     // Doorbell register, or mailbox: 64 bits.
     unsigned long long doorbell;
-    // Ring of the send completion queue, 64 bytes an entry.
+    // Ring of the send completion queue, 64 bytes per entry.
     unsigned long long completion_ring;
     // Word of its doorbell record with the consumer index: 32 bits, big endian.
     unsigned long long completion_record;
     // gdsync_device_state, in memory of the GPU or of the host.
     unsigned long long state;
-    // Blocks of the ring less one.
+    // Number of blocks of the ring, minus one.
     unsigned int send_mask;
-    // Entries of the completion ring less one.
+    // Number of entries of the completion ring, minus one.
     unsigned int completion_mask;
     // Number of the queue pair.
     unsigned int qpn;
-    // Blocks that may be outstanding at a time: what both rings hold.
+    // Maximum number of outstanding blocks, for which both rings have room.
     unsigned int limit;
     // GDSYNC_DEVICE_QP_*.
     unsigned int flags;
     // GDSYNC_DEVICE_QP_VERSION.
     unsigned int version;
-    // How long a thread waits for another one that is in the middle of a call, in nanoseconds.
+    // How long a thread waits for another thread in the middle of a call, in nanoseconds.
     unsigned long long stall_ns;
     unsigned long long reserved[6];
 };
@@ -84,16 +84,16 @@ static_assert(sizeof(gdsync_device_state) == 320, "as the library's");
 
 namespace gdsync {
 
-// How a call ended.
+// The result of a call.
 enum class status : int {
     ok = 0,
     // The send queue is full. Nothing was posted.
     no_room = 1,
-    // The time is over. Nothing is lost: wait again.
+    // The time limit was reached. Nothing is lost: wait again.
     timed_out = 2,
     // The queue pair has failed: see `error`.
     failed = 3,
-    // The request, or the queue pair's description, is not one that can be posted. Nothing was posted.
+    // The request, or the queue pair's description, is invalid. Nothing was posted.
     invalid = 4,
     // A rank is dead that might set the notification that the call waits for: see `notify_waitsome`.
     peer_dead = 5,

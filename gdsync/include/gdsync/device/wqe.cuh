@@ -1,4 +1,4 @@
-// Work requests as the card reads them (mlx5dv.h: `mlx5_wqe_ctrl_seg`, `_raddr_seg`, `_data_seg`, `_atomic_seg`,
+// Work requests in the card's format (mlx5dv.h: `mlx5_wqe_ctrl_seg`, `_raddr_seg`, `_data_seg`, `_atomic_seg`,
 // `_inl_data_seg`): segments of 16 bytes, big endian, each written by one store. None is longer than a 64-byte block.
 #ifndef GDSYNC_DEVICE_WQE_CUH
 #define GDSYNC_DEVICE_WQE_CUH
@@ -8,10 +8,10 @@
 
 namespace gdsync {
 
-// Bytes that one request carries inline.
+// Maximum inline bytes of one request.
 static const u32 MAX_INLINE_PUT = 28;
 static const u32 MAX_INLINE_SEND = 44;
-// Bytes of one request from or to memory. (A count of 0 would mean 2^31 to the card, so an empty request has no data segment.)
+// Maximum bytes of one request from or to memory. (The card reads a count of 0 as 2^31, so an empty request has no data segment.)
 static const u32 MAX_BYTES = 0x7fffffff;
 
 namespace detail {
@@ -21,13 +21,13 @@ static const u32 OPCODE_SEND = 0x0a;
 static const u32 OPCODE_READ = 0x10;
 static const u32 OPCODE_COMPARE_SWAP = 0x11;
 static const u32 OPCODE_FETCH_ADD = 0x12;
-// The byte `fm_ce_se` of the control segment: write a completion entry (`MLX5_WQE_CTRL_CQ_UPDATE`). Without it the card writes
-// one only where the request fails.
+// The byte `fm_ce_se` of the control segment: write a completion entry (`MLX5_WQE_CTRL_CQ_UPDATE`). Without it the
+// card writes one only if the request fails.
 static const u32 SIGNALED = 8;
-// The highest bit of a data segment's count: the bytes follow.
+// The highest bit of a data segment's count: the data are inline.
 static const u32 INLINE = 0x80000000;
 
-// Writes the segments of one block, one after the other; the control segment, which holds their number, last.
+// Writes the segments of one block in order; the control segment, which holds their number, last.
 class Block {
   public:
     GDSYNC_DEVICE Block(const gdsync_device_qp &qp, u64 index)
@@ -53,7 +53,7 @@ class Block {
             big_endian((u32)compare));
     }
 
-    // The count, and the bytes behind it, in as many segments as that takes.
+    // The count, followed by the bytes, in as many segments as needed.
     GDSYNC_DEVICE void put_inline(const u8 *bytes, u32 count) {
         put(big_endian(INLINE | count), word(bytes, count, 0), word(bytes, count, 4), word(bytes, count, 8));
         GDSYNC_DEVICE_LOOP
@@ -62,7 +62,7 @@ class Block {
         }
     }
 
-    // Writes the control segment. Returns its first 8 bytes: what goes into the doorbell register, if this is the last block.
+    // Writes the control segment. Returns its first 8 bytes: the value for the doorbell register, if this is the last block.
     GDSYNC_DEVICE u64 finish(u32 opcode, bool signaled) {
         const u32 low = big_endian((index_ & 0xffff) << 8 | opcode);
         const u32 high = big_endian(qpn_ << 8 | units_);
@@ -71,7 +71,7 @@ class Block {
     }
 
   private:
-    // Four bytes, zeroes behind the end. Read one by one: they may have any alignment.
+    // Four bytes, with zeroes after the end. Read one by one: they may have any alignment.
     static GDSYNC_DEVICE u32 word(const u8 *bytes, u32 count, u32 at) {
         u32 value = 0;
         for (u32 i = 0; i < 4 && at + i < count; i++) {
@@ -83,7 +83,7 @@ class Block {
     u8 *at_;
     u32 index_;
     u32 qpn_;
-    // Segments, with the control segment.
+    // Number of segments, including the control segment.
     u32 units_;
 };
 

@@ -5,9 +5,9 @@ use crate::batch::Batch;
 use crate::queue::error::{OrderError, StateError};
 use crate::queue::request::WorkRequest;
 use crate::stream::{SoftStream, Stream};
+use crate::verbs::ConnectOptions;
 use crate::verbs::device::Device;
 use crate::verbs::mr::{Access, MemoryRegion};
-use crate::verbs::transport::ConnectOptions;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// A queue pair connected to itself, with receives posted.
@@ -43,7 +43,7 @@ impl Loop {
 }
 
 fn word32(addr: HostAddr) -> &'static AtomicU32 {
-    // SAFETY: a word of a queue that the test keeps, or of a timeline, which stays.
+    // SAFETY: a word of a queue that the test keeps, or of a timeline, which is never freed.
     unsafe { AtomicU32::from_ptr(addr.get() as *mut u32) }
 }
 
@@ -54,7 +54,7 @@ fn a_kernel_rings_and_waits() {
     for round in 0..3 {
         let ring = side.send(round).give_to_kernel().unwrap();
         let wait = send_cq.prepare_wait().unwrap().give_to_kernel().unwrap();
-        // The kernel's part.
+        // As the kernel does.
         word32(ring.record_at).store(ring.record, Ordering::SeqCst);
         // SAFETY: the register of a queue pair that is alive.
         unsafe { AtomicU64::from_ptr(ring.register.get() as *mut u64) }
@@ -86,7 +86,7 @@ fn what_a_wait_is_prepared_for_is_not_polled_behind_streams() {
     stream.post_send(side.send(0)).unwrap();
     assert_eq!(side.poll_until(&side.queue_pair.send_cq()), 0);
     assert!(queue.poll_unawaited().unwrap().is_none());
-    // Given up, the completion is the CPU's, and the next wait is for the next completion.
+    // After the wait was abandoned, the completion is the CPU's, and the next wait is for the next completion.
     let index = wait.index();
     wait.leave_to_cpu();
     assert_eq!(queue.prepare_wait().unwrap().index(), index + 1);
@@ -109,7 +109,7 @@ fn a_wait_that_the_stream_has_not_passed_is_in_the_way() {
     assert!(queue.poll_unawaited().unwrap().is_none());
     gate.store(7);
     assert_eq!(side.poll_until(&queue), 0);
-    // SAFETY: refused.
+    // SAFETY: the call is refused.
     assert!(unsafe { DeviceWord32::new(2) }.is_err());
 }
 
@@ -124,7 +124,7 @@ fn the_program_moves_its_queue_pair() {
     queue_pair.adopt_state();
     let refused = queue_pair.prepare(WorkRequest::send(&[slice(0)])).unwrap_err();
     assert!(matches!(refused, QueueError::State(StateError::NotConnected { .. })));
-    // The program's part, by its own calls.
+    // As the program does, by its calls.
     queue_pair.inner.to_init().unwrap();
     queue_pair.inner.connect(&queue_pair.endpoint().unwrap(), ConnectOptions::default()).unwrap();
     *queue_pair.inner.status() = crate::qp::QpState::Initialised;

@@ -4,7 +4,7 @@ use parking_lot::Mutex;
 use proptest::prelude::*;
 use std::collections::HashSet;
 
-/// A device that sees host pages `SHIFT` higher, and counts.
+/// A device that maps host pages `SHIFT` higher, and counts calls.
 #[derive(Default)]
 struct Device {
     registered: Mutex<HashSet<u64>>,
@@ -35,7 +35,7 @@ impl Registrar for Device {
     }
 }
 
-/// Addresses that no mapping has, different ones in each test.
+/// Addresses that no mapping has, different in each test.
 fn base(test: u64) -> u64 {
     0xfffe_0000_0000_0000 + (test << 32)
 }
@@ -187,8 +187,7 @@ fn retired_pages_stay_mapped_until_they_are_unregistered() {
 }
 
 proptest! {
-    /// Any order of announcing, naming and dropping: what is registered is what live spans around
-    /// named words cover.
+    /// In any order of announcing, naming and dropping spans, the registered pages are those of live, named spans.
     #[test]
     fn registrations_follow_the_spans(
         steps in proptest::collection::vec((0u8..4, 0u64..16, 1u64..5, any::<prop::sample::Index>()), 1..60)
@@ -228,7 +227,7 @@ proptest! {
     }
 }
 
-/// A device that the spans offer all memory of the process, other tests' too. It takes this test's only.
+/// A device that the spans offer all memory of the process, that of other tests too. It accepts this test's only.
 struct InUse {
     device: Device,
     own: std::ops::Range<u64>,
@@ -293,7 +292,7 @@ fn what_is_made_while_there_is_a_stream_is_registered_then() {
     let words = used.announce(0x1_0010, 0x80_0000, Kind::Pages);
     // Two words of one page, the last page but one, and the last.
     for offset in [0x1_0010, 0x1_0ff8, 0x80_f008, 0x81_0000] {
-        words.make(used.at + offset);
+        words.expose(used.at + offset);
     }
     assert!(used.registered().is_empty(), "there is no stream");
     used.map.add_stream();
@@ -301,13 +300,13 @@ fn what_is_made_while_there_is_a_stream_is_registered_then() {
     let after = used.announce(0x4000, 0x1000, Kind::Whole);
     let registers = used.announce(0x6000, 0x1000, Kind::Registers { mmio: true });
     let payload = used.announce(0x8000, 0x4000, Kind::Pages);
-    words.make(used.at + 0x1_1000);
+    words.expose(used.at + 0x1_1000);
     assert_eq!(used.registered(), [0, 0x4000, 0x6000, 0x1_0000, 0x1_1000, 0x80_f000, 0x81_0000]);
     let calls = used.calls();
     for offset in [8, 0x4008, 0x6800, 0x1_0ff8, 0x1_1000, 0x80_fff8, 0x81_0008] {
         let addr = HostAddr(used.at + offset);
         assert_eq!(used.map.translate(addr, 8), Ok(StreamAddr::new(addr.get() + SHIFT)));
-        words.make(addr.get().max(used.at + 0x1_0010));
+        words.expose(addr.get().max(used.at + 0x1_0010));
     }
     assert_eq!(used.calls(), calls, "named for the first time, and known");
     used.map.translate(HostAddr(used.at + 0x9000), 8).unwrap();
@@ -329,7 +328,7 @@ fn without_a_stream_nothing_is_registered_until_it_is_named() {
     used.map.remove_stream();
     let two = used.announce(0x2000, 0x1000, Kind::Whole);
     let words = used.announce(0x4000, 0x1000, Kind::Pages);
-    words.make(used.at + 0x4000);
+    words.expose(used.at + 0x4000);
     assert_eq!(used.registered(), [0]);
     used.map.translate(HostAddr(used.at + 0x2000), 8).unwrap();
     assert_eq!(used.registered(), [0, 0x2000]);
@@ -345,8 +344,8 @@ fn what_is_refused_when_it_is_made_is_asked_for_again_when_it_is_named() {
     used.map.add_stream();
     *used.map.registrar.refuses.lock() = true;
     let words = used.announce(0, 0x1000, Kind::Pages);
-    words.make(used.at);
-    words.make(used.at + 8);
+    words.expose(used.at);
+    words.expose(used.at + 8);
     let registers = used.announce(0x2000, 0x1000, Kind::Registers { mmio: true });
     assert_eq!(used.calls(), 2, "a refusal is no reason to ask for each word");
     let refused = Err(MapError::Refused("not now".to_owned()));
@@ -384,7 +383,7 @@ fn threads_that_make_words_and_streams_at_once_miss_none() {
             let (words, used) = (&words, &used);
             for thread in 0..2 {
                 scope.spawn(move || {
-                    (0..8).for_each(|page| words.make(used.at + (page * 2 + thread) * 0x1000))
+                    (0..8).for_each(|page| words.expose(used.at + (page * 2 + thread) * 0x1000))
                 });
             }
             scope.spawn(|| used.map.add_stream());

@@ -80,7 +80,7 @@ impl MemorySource for ArenaSource {
 impl ArenaSource {
     /// The dma-buf of a block of GPU memory.
     fn dma_buf(&self, block: *mut u8) -> io::Result<UmemSource> {
-        let chunk = self.arena.keeper(block).and_then(|keeper| keeper.downcast::<gpu::Chunk>().ok());
+        let chunk = self.arena.owner(block).and_then(|owner| owner.downcast::<gpu::Chunk>().ok());
         let chunk = chunk.ok_or_else(|| io::Error::other("its arena does not know whose it is"))?;
         let (fd, offset) = chunk.memory.dma_buf().map_err(io::Error::other)?;
         Ok(UmemSource::DmaBuf { fd, offset: offset + (block as u64 - chunk.base) })

@@ -66,7 +66,7 @@ fn the_thread_has_the_name_and_sleeps_while_there_is_no_task() {
         eventually("the task ends", || ended(&task));
         let thread = format!("/proc/self/task/{}", task.thread.load(Ordering::Relaxed));
         assert_eq!(std::fs::read_to_string(format!("{thread}/comm")).unwrap().trim(), POLLER.name);
-        // A thread that naps between two looks gives up the core at least every 500 µs.
+        // A thread that pauses between two looks gives up the core at least every 500 µs.
         let switches = || {
             let status = std::fs::read_to_string(format!("{thread}/status")).unwrap();
             status.lines().find(|line| line.starts_with("voluntary_ctxt_switches")).unwrap().to_owned()

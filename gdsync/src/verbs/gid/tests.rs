@@ -52,8 +52,8 @@ fn kinds_are_read_as_the_kernel_spells_them() {
 
 #[test]
 fn an_unknown_link_layer_is_named() {
-    assert_eq!(LinkLayer::from_raw(0).unwrap(), LinkLayer::InfiniBand);
-    assert_eq!(LinkLayer::from_raw(2).unwrap(), LinkLayer::Ethernet);
-    let text = LinkLayer::from_raw(7).unwrap_err().to_string();
+    assert_eq!(link_layer(0).unwrap(), LinkLayer::InfiniBand);
+    assert_eq!(link_layer(2).unwrap(), LinkLayer::Ethernet);
+    let text = link_layer(7).unwrap_err().to_string();
     assert!(text.contains("port link layer as 7"), "{text}");
 }

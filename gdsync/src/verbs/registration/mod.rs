@@ -1,4 +1,4 @@
-//! Registrations that outlast a request, for programs that name their memory with each message.
+//! A cache of registrations, for programs that name their memory with each message.
 
 #[deny(unsafe_code)]
 mod table;
@@ -20,20 +20,17 @@ use std::ptr::NonNull;
 use std::sync::{Arc, Weak};
 use table::{Extent, Table};
 
-/// Registered memory of one protection domain, looked up by address and access: to register takes a
-/// system call and time for every page, to look up neither.
+/// Registered memory of one protection domain, looked up by address and access: registering takes a system call and
+/// time for every page, and a look-up neither.
 ///
-/// A cheap handle; clones name the same cache. It holds at most what its [`CacheLimits`] say:
-/// registrations that nothing uses make way for new ones, the longest unused first; what is in use
-/// stays, and where there is no room beside it, a new registration is handed out without being
-/// kept. What the CPU has posted uses none: its registrations may make way, and the card forgets them
-/// when it has completed. A request is served by any registration that has all of its bytes, and all of
-/// the access asked for, or more.
+/// A cheap handle; clones name the same cache. It keeps its [`CacheLimits`] by evicting unused registrations, the
+/// least recently used first. Registrations in use stay; if they leave no room, a new one is returned without being
+/// cached. Work that the CPU has posted does not count as a use: its registrations may be evicted, and are
+/// deregistered when it has completed. Any registration that covers the requested bytes and access serves a request.
 ///
-/// A registration leaves the cache with its memory: when the last handle of a [`PinnedMemory`] or
-/// [`GpuMemory`] that the program or a stream has is dropped, or when
-/// [`RegistrationCache::invalidate`] names its addresses. The card forgets it when the last work
-/// request that uses it has completed; until then the memory is kept, too.
+/// A registration leaves the cache when the program and streams have dropped the last handle of its [`PinnedMemory`]
+/// or [`GpuMemory`], or when [`RegistrationCache::invalidate`] names its addresses. It is deregistered when the last
+/// work request that uses it has completed; until then the memory is kept.
 ///
 /// ```
 /// use gdsync::{Access, Device, PinnedMemory, ProtectionDomain};
@@ -63,19 +60,17 @@ struct Inner {
 }
 
 impl Watcher for Inner {
-    fn gone(&self, memory: u64) {
+    fn unused(&self, memory: u64) {
         let gone = self.table.lock().forget(memory);
-        // Deregistering calls the provider: without the lock.
+        // Dropped without the lock: deregistering calls the provider.
         drop(gone);
     }
 }
 
-/// Registered memory that a cache has handed out. Holding it, or a work request that names it,
-/// keeps it registered.
+/// Registered memory from a cache. It stays registered while this, or a work request that names it, exists.
 pub type CachedRegion = Region<CachedMemory>;
 
-/// The memory of a [`CachedRegion`]. The registration may be that of other memory, which this is a
-/// part of: this counts as a user of its own, too.
+/// The memory of a [`CachedRegion`]. It counts as a user of its memory, even if the registration covers more.
 #[derive(Clone, Debug)]
 pub struct CachedMemory(#[expect(dead_code, reason = "held, not looked at")] Handle);
 
@@ -116,7 +111,7 @@ impl RegistrationCache {
         })
     }
 
-    /// As [`Self::host`], as a region: with the memory's words and copies.
+    /// As [`Self::host`], as a [`MemoryRegion`], with the memory's words and copies.
     ///
     /// ```
     /// use gdsync::{Access, Device, PinnedMemory, ProtectionDomain};
@@ -138,7 +133,7 @@ impl RegistrationCache {
         Ok(MemoryRegion::of(self.host(memory, access)?.inner, memory.clone()))
     }
 
-    /// As [`Self::gpu`], as a region: with the memory's copies.
+    /// As [`Self::gpu`], as a [`GpuMemoryRegion`].
     ///
     /// # Errors
     /// As [`Self::gpu`].
@@ -149,8 +144,7 @@ impl RegistrationCache {
     /// GPU memory, registered as a whole with at least that access.
     ///
     /// # Errors
-    /// As [`GpuMemoryRegion::register`], and [`Error::Cuda`] where the driver does not know the
-    /// memory.
+    /// As [`GpuMemoryRegion::register`], and [`Error::Cuda`] if the driver does not know the memory.
     pub fn gpu(&self, memory: &GpuMemory, access: Access) -> Result<CachedRegion, Error> {
         let identity = Some(buffer_id(memory.context(), memory.address())?);
         let extent = Extent { addresses: addresses(memory.address(), memory.len())?, access, identity };
@@ -160,19 +154,18 @@ impl RegistrationCache {
         })
     }
 
-    /// GPU memory that the program owns and names by its address, registered with at least that
-    /// access. The driver says with each request which allocation is at the address: where the
-    /// program has freed the memory and the address has become another's, the old registration is
-    /// dropped, and the memory is registered again.
+    /// The program's GPU memory at an address, registered with at least that access. Each request asks the driver
+    /// which allocation is there: if the program has freed the memory and the address has been reused, the old
+    /// registration is dropped, and the memory is registered again.
     ///
     /// # Errors
     /// As [`RegistrationCache::gpu`].
     ///
     /// # Safety
-    /// `address..address + len` is memory of a GPU that the context reaches, and stays so as long
-    /// as the returned region and what is made from it. Before the program frees it, it calls
-    /// [`RegistrationCache::invalidate`], or else takes care that no remote side uses a key to it
-    /// any more: as long as the registration is in the cache, its key stays valid.
+    /// `address..address + len` is memory of a GPU that the context reaches, and stays so as long as the returned
+    /// region and everything made from it. Before the program frees it, it calls [`RegistrationCache::invalidate`],
+    /// or else ensures that no remote side uses a key to it any more: as long as the registration is in the cache,
+    /// its key stays valid.
     pub unsafe fn gpu_raw(
         &self,
         context: &Arc<CudaContext>,
@@ -189,18 +182,17 @@ impl RegistrationCache {
         })
     }
 
-    /// Host memory that the program names by its address, registered with at least that access, where the
-    /// program has it from the CUDA driver (`cudaMallocHost`), or has registered it there
-    /// (`cudaHostRegister`): as with [`RegistrationCache::gpu_raw`], the driver says with each request
-    /// which of them is at the address. `None` for other host memory, of which nothing says so: it has to
-    /// be a [`PinnedMemory`] ([`RegistrationCache::host`]).
+    /// The program's host memory at an address, registered with at least that access, if the CUDA driver allocated it
+    /// (`cudaMallocHost`) or registered it (`cudaHostRegister`). As with [`RegistrationCache::gpu_raw`], each request
+    /// asks the driver which memory is there. `None` for other host memory, which must be a [`PinnedMemory`]
+    /// ([`RegistrationCache::host`]).
     ///
     /// # Errors
-    /// As [`MemoryRegion::register`], and [`Error::Cuda`] where the driver fails.
+    /// As [`MemoryRegion::register`], and [`Error::Cuda`] if the driver fails.
     ///
     /// # Safety
-    /// As [`RegistrationCache::gpu_raw`], and as [`PinnedMemory::from_raw`], but for the end of the
-    /// memory. The program unregisters memory before it frees it, as CUDA asks for.
+    /// As [`RegistrationCache::gpu_raw`], and as [`PinnedMemory::from_raw`], except for the end of the memory. The
+    /// program unregisters memory before it frees it, as CUDA demands.
     pub unsafe fn cuda_host_raw(
         &self,
         context: &Arc<CudaContext>,
@@ -216,8 +208,8 @@ impl RegistrationCache {
         }
         let extent = Extent { addresses: addresses(address, len)?, access, identity };
         let region = self.get(extent, None, Handle::Raw, len, || {
-            // SAFETY: the caller's. Only the card names the memory by this registration, for work requests of
-            // the caller.
+            // SAFETY: the caller's. Only the card uses the memory by this registration, for the caller's work
+            // requests.
             let memory = unsafe { PinnedMemory::from_raw(base, len, ()) };
             MemoryRegion::register_inner(&self.inner.pd, &memory, access)
         })?;
@@ -239,11 +231,10 @@ impl RegistrationCache {
         if let Some(region) = found {
             return Ok(handed_out(region));
         }
-        // Without the lock: others look up meanwhile. Two that miss together both register, and
-        // both are kept.
+        // Registered without the lock, so that other threads can look up. Two threads that miss at the same time both
+        // register, and both registrations are kept.
         let region = Arc::new(register()?);
-        // Counted memory is watched, and its registration is dropped with its last user; of other
-        // memory no end is reported.
+        // The last user of counted memory drops its registration; nothing reports the end of other memory.
         let extent = if use_count.is_some() { Extent { identity: None, ..extent } } else { extent };
         if let Some(use_count) = use_count {
             let watcher: Weak<Inner> = Arc::downgrade(&self.inner);
@@ -254,26 +245,26 @@ impl RegistrationCache {
         Ok(handed_out(region))
     }
 
-    /// Removes every registration that has one of these addresses, as before memory is unmapped or
-    /// freed. Returns how many. Those in use stay registered until they are not.
+    /// Removes every registration that covers one of these addresses, before memory is unmapped or freed. Returns
+    /// their number. Those in use stay registered until they are not.
     pub fn invalidate(&self, addresses: Range<u64>) -> usize {
         let gone = self.inner.table.lock().invalidate(&addresses);
         gone.len()
     }
 
-    /// Removes every registration. Returns how many.
+    /// Removes every registration. Returns their number.
     pub fn clear(&self) -> usize {
         let gone = self.inner.table.lock().clear();
         gone.len()
     }
 
-    /// What it holds, and what it has done.
+    /// Counters of the cache.
     pub fn statistics(&self) -> CacheStatistics {
         self.inner.table.lock().statistics
     }
 }
 
-/// The addresses of registered memory: of no bytes, one is registered.
+/// The addresses of registered memory. For empty memory, one byte is registered.
 fn addresses(start: u64, len: usize) -> Result<Range<u64>, Error> {
     let end = start.checked_add(len.max(1) as u64).ok_or(Error::OutOfRange(OutOfRange {
         what: "the length of memory to register",
@@ -285,7 +276,7 @@ fn addresses(start: u64, len: usize) -> Result<Range<u64>, Error> {
 }
 
 impl CachedRegion {
-    /// How the card gets to GPU memory; none for host memory.
+    /// How the card reaches GPU memory; `None` for host memory.
     pub fn path(&self) -> Option<RegistrationPath> {
         self.inner.path()
     }

@@ -1,11 +1,11 @@
-//! Which registrations are kept, and which go: bookkeeping only.
+//! The table of a registration cache: look-up and eviction.
 
 use crate::verbs::Access;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// How much a cache keeps.
+/// The limits of a cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CacheLimits {
     /// Bytes of registered memory.
@@ -21,35 +21,33 @@ impl Default for CacheLimits {
     }
 }
 
-/// What a cache holds, and what it has done since it was made.
+/// Counters of a cache since it was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CacheStatistics {
-    /// Requests that a registration which was there has served.
+    /// Requests that an existing registration served.
     pub hits: u64,
-    /// Requests that had to register.
+    /// Requests that needed a new registration.
     pub misses: u64,
-    /// Registrations that made way for others.
+    /// Registrations that were evicted.
     pub evictions: u64,
-    /// Registrations that went because their memory did, or might have.
+    /// Registrations that were removed because their memory was, or might have been, released.
     pub invalidations: u64,
-    /// Registrations that were handed out without being kept: they, or what is in use, fill the
-    /// limits.
+    /// Registrations that were returned without being cached, as they, or those in use, fill the limits.
     pub not_kept: u64,
-    /// Registrations held now.
+    /// Current registrations.
     pub entries: usize,
-    /// Bytes that they have.
+    /// Their bytes.
     pub bytes: u64,
 }
 
-/// What is asked for, or what is registered.
+/// A request, or a registration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Extent {
     /// Not empty.
     pub(super) addresses: Range<u64>,
     pub(super) access: Access,
-    /// The driver's number of the allocation, where nothing else says that the memory at an address
-    /// is still the same.
+    /// The driver's id of the allocation, if nothing else tells whether the memory at an address is still the same.
     pub(super) identity: Option<u64>,
 }
 
@@ -67,21 +65,19 @@ impl Extent {
 
 struct Entry<T> {
     extent: Extent,
-    /// Number of the memory: the entry is dropped when its last user is.
+    /// Id of the memory's use count: the entry is dropped with its last user.
     memory: Option<u64>,
     region: Arc<T>,
-    /// When it was last asked for.
+    /// Time of the last request for it.
     used: u64,
 }
 
-/// Registrations by address. Whatever leaves it is returned, for the caller to drop without the
-/// lock that guards the table.
+/// Registrations by address. Methods return removed ones, so that the caller drops them without the table's lock.
 pub(super) struct Table<T> {
-    /// By first address and a number.
     entries: BTreeMap<(u64, u64), Entry<T>>,
     limits: CacheLimits,
     pub(super) statistics: CacheStatistics,
-    /// No entry is longer.
+    /// Upper bound of the entries' lengths.
     longest: u64,
     clock: u64,
 }
@@ -97,8 +93,7 @@ impl<T> Table<T> {
         }
     }
 
-    /// The registration that serves a request, if there is one. The second: registrations found to
-    /// be of released memory.
+    /// Returns the registration that serves a request, if any, and registrations found to be of released memory.
     pub(super) fn find(&mut self, wanted: &Extent) -> (Option<Arc<T>>, Vec<Arc<T>>) {
         let gone = self.take(&wanted.addresses, |entry| {
             entry.extent.identity.is_some() && entry.extent.identity != wanted.identity
@@ -110,8 +105,7 @@ impl<T> Table<T> {
     fn look_up(&mut self, wanted: &Extent) -> Option<Arc<T>> {
         self.clock += 1;
         let clock = self.clock;
-        // Nothing that begins before this reaches the end; nothing that begins behind the beginning
-        // has that.
+        // An entry before `from` does not reach the end, and one after the start does not cover it.
         let from = wanted.addresses.end.saturating_sub(self.longest).min(wanted.addresses.start);
         let found = self
             .entries
@@ -130,8 +124,7 @@ impl<T> Table<T> {
         region
     }
 
-    /// Keeps a registration, where that fits beside those that are in use; others make way, the
-    /// longest unused first.
+    /// Adds a registration, if it fits beside those in use; evicts others, the least recently used first.
     pub(super) fn insert(&mut self, extent: Extent, memory: Option<u64>, region: Arc<T>) -> Vec<Arc<T>> {
         let len = extent.len();
         let (busy_bytes, busy_entries) = self
@@ -151,7 +144,7 @@ impl<T> Table<T> {
         {
             let idle = self.entries.iter().filter(|(_, entry)| !in_use(entry));
             let Some(key) = idle.min_by_key(|(_, entry)| entry.used).map(|(key, _)| *key) else {
-                // A program has begun to use one meanwhile.
+                // The program has begun to use the registration meanwhile.
                 self.statistics.not_kept += 1;
                 return gone;
             };
@@ -167,14 +160,14 @@ impl<T> Table<T> {
         gone
     }
 
-    /// Removes what overlaps these addresses.
+    /// Removes registrations that overlap these addresses.
     pub(super) fn invalidate(&mut self, addresses: &Range<u64>) -> Vec<Arc<T>> {
         let gone = self.take(addresses, |_| true);
         self.statistics.invalidations += gone.len() as u64;
         gone
     }
 
-    /// Removes what was registered of a memory that has no user left.
+    /// Removes registrations of memory that has no user left.
     pub(super) fn forget(&mut self, memory: u64) -> Vec<Arc<T>> {
         let of_memory =
             |(key, entry): (&(u64, u64), &Entry<T>)| (entry.memory == Some(memory)).then_some(*key);
@@ -184,7 +177,6 @@ impl<T> Table<T> {
         gone
     }
 
-    /// Removes everything.
     pub(super) fn clear(&mut self) -> Vec<Arc<T>> {
         self.invalidate(&(0..u64::MAX))
     }
@@ -211,7 +203,7 @@ impl<T> Table<T> {
     }
 }
 
-/// Whether a work request or the program holds the region besides the table.
+/// Returns whether a work request or the program holds the region besides the table.
 fn in_use<T>(entry: &Entry<T>) -> bool {
     Arc::strong_count(&entry.region) > 1
 }

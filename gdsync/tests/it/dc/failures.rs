@@ -1,4 +1,4 @@
-//! What fails with a request that is refused or not answered, and what goes on.
+//! Failures of requests that are refused or not answered, and the recovery.
 
 use super::*;
 use gdsync::device::{DeviceQpError, DeviceQpOptions};
@@ -48,7 +48,7 @@ fn a_wrong_key_fails_the_initiator_alone() {
     drain_one(&left, &target);
 }
 
-/// The same target, too, after another one.
+/// The same target again, after another target.
 fn drain_one(queue_pair: &QueuePair, target: &Target) {
     let address = target.address(queue_pair);
     target.post(1);
@@ -78,7 +78,7 @@ fn what_a_target_refuses_costs_it_nothing() {
     left.post_send(WorkRequest::write_inline(b"wrong", wrong).to_target(&address)).unwrap();
     assert_eq!(failed(&left), Some(Syndrome::RemoteAccess));
     carry_on(&left, &target);
-    // A receive that is too short completes, with an error.
+    // A receive that is too short completes with an error.
     target.receives.post_recv(&[target.region.slice(..4).unwrap()], 4).unwrap();
     left.post_send(WorkRequest::send_inline(b"too long").to_target(&address)).unwrap();
     assert_eq!(failed(&left), Some(Syndrome::RemoteInvalidRequest));
@@ -124,7 +124,7 @@ fn waits_for_receives_of_a_target_end_with_it() {
             synchronize(&stream);
             assert_eq!(target.dct.failure(), Some(FailureCause::Aborted));
             assert_eq!(target.dct.recv_cq().poll().unwrap(), None, "what had arrived is dropped");
-            // Its receives are those of the shared queue still.
+            // Its receives are still those of the shared queue.
             let next = DcTarget::new(&bed.pd, &target.receives, DcTargetConfig::default()).unwrap();
             let address = left.dc_address(&next.endpoint().unwrap(), 0, ConnectOptions::default()).unwrap();
             left.post_send(WorkRequest::send_inline(&2u64.to_ne_bytes()).to_target(&address)).unwrap();

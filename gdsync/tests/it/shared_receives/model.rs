@@ -1,4 +1,4 @@
-//! Any sequence of receives, messages and failures, against a model of what the queues hold.
+//! Any sequence of receives, messages and failures, against a model of the queues' content.
 
 use super::Bed;
 use gdsync::Completion;
@@ -15,7 +15,7 @@ enum Step {
     Poll(usize),
     /// Fails both sides of a pair, polls, and connects them again.
     Renew(usize),
-    /// Drops a pair, and makes another in its place.
+    /// Drops a pair, and replaces it by another.
     Replace(usize),
 }
 
@@ -32,7 +32,7 @@ fn step() -> impl Strategy<Value = Step> {
 const PAIRS: usize = 3;
 const QUEUES: usize = 2;
 
-/// What the queue pairs, the shared queue and the completion queues must hold.
+/// The expected content of the queue pairs, the shared queue and the completion queues.
 #[derive(Default)]
 struct Model {
     /// Receives that no message has taken, by number.
@@ -97,7 +97,7 @@ proptest! {
                     model.arrived[home(pair)].retain(|(_, owner, _)| *owner != number);
                     let gone = pairs.remove(pair);
                     drop(gone);
-                    // Its entries stand in the ring until they are polled past.
+                    // Its entries stay in the ring until they are polled.
                     for expected in model.arrived[home(pair)].drain(..) {
                         check(&bed, &poll(&queues[home(pair)]), expected);
                     }

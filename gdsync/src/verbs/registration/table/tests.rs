@@ -43,7 +43,7 @@ fn what_is_in_use_stays_and_what_does_not_fit_beside_it_is_not_kept() {
     assert_eq!(table.insert(plain(300, 10), None, Arc::new(4)), [Arc::new(2)]);
     drop(busy);
     assert_eq!(table.insert(plain(400, 25), None, Arc::new(5)), [Arc::new(1), Arc::new(4)]);
-    // No limit lets more in than it says.
+    // The limits are never exceeded.
     let mut none = Table::new(CacheLimits { bytes: 30, entries: 0 });
     assert!(none.insert(plain(0, 1), None, Arc::new(0)).is_empty());
     assert_eq!(none.statistics.not_kept, 1);
@@ -58,10 +58,10 @@ fn an_address_that_became_anothers_is_registered_anew() {
     assert_eq!((table.statistics.invalidations, table.statistics.entries), (1, 0));
 }
 
-/// What happens to a cache. Addresses and lengths are small, so that ranges meet.
+/// An operation on a cache. Addresses and lengths are small, so that ranges overlap.
 #[derive(Clone, Debug)]
 enum Event {
-    /// A request; on a miss, what is registered is kept in use for as long as `hold` says.
+    /// A request; on a miss, `hold` says whether the new registration stays in use.
     Request {
         start: u64,
         len: u64,
@@ -93,14 +93,14 @@ fn event() -> impl Strategy<Value = Event> {
     ]
 }
 
-/// An entry of the naive cache, which is a list, the longest unused first.
+/// An entry of the reference cache: a list, the least recently used first.
 struct Naive {
     extent: Extent,
     memory: Option<u64>,
     region: u64,
 }
 
-/// The same cache as a list that is searched from end to end.
+/// A reference cache: a list that is searched from end to end.
 struct Model {
     limits: CacheLimits,
     list: Vec<Naive>,
@@ -183,7 +183,7 @@ proptest! {
                     prop_assert_eq!(found.is_some(), !candidates.is_empty());
                     match found {
                         Some(region) => {
-                            // Which of several serves is not promised.
+                            // The choice among several that serve is unspecified.
                             prop_assert!(candidates.contains(&region));
                             model.touch(*region);
                             model.statistics.hits += 1;

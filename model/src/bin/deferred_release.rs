@@ -2,14 +2,14 @@
 
 #![allow(dead_code, reason = "the library uses more of its files than the models do")]
 
-#[path = "../../../gdsync/src/verbs/keeper.rs"]
-mod keeper;
+#[path = "../../../gdsync/src/verbs/deferred_release.rs"]
+mod deferred_release;
 pub(crate) mod util {
     pub(crate) use gdsync_model::sync;
 }
 
 use gdsync_model::{breaks, holds};
-use keeper::Keeper;
+use deferred_release::DeferredRelease;
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::thread;
@@ -27,24 +27,24 @@ impl Drop for Memory {
 /// One thread posts a region and drops its handle, while the card reads the region, and another polls the
 /// completion.
 fn a_region_stays_until_its_post_has_retired(keeps: bool) {
-    let (keeper, memory) = (Arc::new(Keeper::new()), Arc::new(UnsafeCell::new(true)));
+    let (deferred, memory) = (Arc::new(DeferredRelease::new()), Arc::new(UnsafeCell::new(true)));
     let poster = {
-        let (keeper, memory) = (keeper.clone(), Memory(memory.clone()));
+        let (deferred, memory) = (deferred.clone(), Memory(memory.clone()));
         thread::spawn(move || {
-            keeper.post(1);
+            deferred.post(1);
             if keeps {
                 // Not dropped where it is not taken.
                 let mut memory = Some(memory);
-                keeper.keep(1, || memory.take());
+                deferred.keep(1, || memory.take());
             }
         })
     };
-    while keeper.posted() == 0 {
+    while deferred.posted() == 0 {
         thread::yield_now();
     }
     // SAFETY: as above.
     assert!(memory.with(|there| unsafe { *there }), "the card reads memory that is gone");
-    keeper.retire(1);
+    deferred.retire(1);
     poster.join().unwrap();
     // SAFETY: as above.
     assert!(memory.with(|there| unsafe { !*there }), "it is kept after its post has retired");

@@ -7,7 +7,7 @@ use crate::{
     Stream, WorkRequest,
 };
 
-/// Nothing here takes longer, however busy the machine is.
+/// A limit that no wait exceeds, however busy the machine is.
 const LONG: Duration = Duration::from_secs(30);
 
 fn pair(config: QueuePairConfig<'_>) -> (Device, QueuePair, QueuePair) {
@@ -19,7 +19,7 @@ fn pair(config: QueuePairConfig<'_>) -> (Device, QueuePair, QueuePair) {
     (device, left, right)
 }
 
-/// What the card would say.
+/// An event as the card reports it.
 fn event(code: i32, element: ibv_async_element) -> ibv_async_event {
     ibv_async_event { element, event_type: code }
 }
@@ -51,8 +51,7 @@ fn an_overrun_completion_queue_fails_the_queue_pair_and_wakes_its_streams() {
     let waits = [right.recv_cq().prepare_wait().unwrap(), right.recv_cq().prepare_wait().unwrap()];
     let [first, second] = waits;
     stream.post(Batch::new().wait(first)).unwrap();
-    // The library never lets a queue overrun: its consumer index is spoilt here, so that the card
-    // finds the queue full.
+    // The library never lets a queue overrun: a corrupted consumer index makes the card find the queue full.
     right.recv_cq().inner.lock().spoil_consumer_index();
     left.post_send(WorkRequest::send(&[])).unwrap();
     let mut seen = Vec::new();

@@ -1,0 +1,160 @@
+//! GPU memory as the payload of a card that is software in this process. The adapter is in `verbs/provider.rs`.
+
+use crate::cuda::peer_copies::PeerCopy;
+use crate::cuda::{CudaError, GpuContext, GpuMemory};
+use crate::memory::HostAddr;
+use crate::memory::spans::{Kind, Span};
+use gdsync_gdr::Mapping;
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Host memory that a card copies payload from and to. It stays mapped while the value lives.
+pub(crate) trait CardBuffer: Send + Sync {
+    /// Its addresses, in whole pages.
+    fn addresses(&self) -> Range<usize>;
+
+    /// True while the card uses it.
+    fn is_in_use(&self) -> bool;
+}
+
+/// From here on, the driver reads GPU memory faster than the CPU does through a mapping: 780 bytes a microsecond,
+/// against six to begin with (docs/gpu-results.md). The CPU's stores are always faster.
+const READ_BY_DRIVER: usize = 4096;
+
+/// GPU memory that a card has registered. It is kept until the card drops this.
+#[derive(Debug)]
+pub(crate) struct CardRegion {
+    /// Unique, as the regions of all cards copy on the same context.
+    number: u64,
+    // Dropped in this order.
+    mapping: Option<Arc<Mapping>>,
+    memory: GpuMemory,
+}
+
+impl CardRegion {
+    /// The GPU memory that holds `len` bytes from `address` on: `Some(Err)` if it holds only some of them.
+    pub(crate) fn find(address: u64, len: u64) -> Option<Result<Self, String>> {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let region = |memory: GpuMemory| {
+            let number = NEXT.fetch_add(1, Ordering::Relaxed);
+            CardRegion { number, mapping: memory.mapping(), memory }
+        };
+        GpuMemory::find(address, len).map(|found| found.map(region))
+    }
+
+    fn offset(&self, address: u64) -> usize {
+        address.wrapping_sub(self.memory.address()) as usize
+    }
+
+    /// Copies from the GPU memory at `address`. The error is the reason, in words.
+    pub(crate) fn read(&self, address: u64, into: &mut [u8]) -> Result<(), String> {
+        let at = self.offset(address);
+        match &self.mapping {
+            Some(mapping) if into.len() < READ_BY_DRIVER => {
+                mapping.copy_from(at, into).map_err(|error| error.to_string())
+            }
+            _ => self.memory.read(at, into).map_err(|error| error.to_string()),
+        }
+    }
+
+    /// Copies to the GPU memory at `address`. The error is the reason, in words.
+    pub(crate) fn write(&self, address: u64, from: &[u8]) -> Result<(), String> {
+        let at = self.offset(address);
+        match &self.mapping {
+            Some(mapping) => mapping.copy_to(at, from).map_err(|error| error.to_string()),
+            None => self.memory.write(at, from).map_err(|error| error.to_string()),
+        }
+    }
+
+    /// Adds a copy of `len` bytes, which [`Self::finish`] performs. Returns false if the host memory is in none of
+    /// the card's buffers, or cannot be pinned.
+    ///
+    /// # Safety
+    /// The bytes at `gpu` are in this region. Until [`Self::finish`] has returned or this is dropped, the `len` bytes
+    /// at `host` are readable; if `is_read`, they are writable, and no other code accesses them.
+    pub(crate) unsafe fn begin<B: CardBuffer + Clone + 'static>(
+        &self,
+        gpu: u64,
+        host: usize,
+        len: usize,
+        is_read: bool,
+        buffer: impl FnOnce(usize, usize) -> Option<B>,
+    ) -> bool {
+        let context = self.memory.context();
+        let Some(range) = pinned(context, host, len, buffer) else { return false };
+        context.peer_copies.lock().add(PeerCopy { region: self.number, gpu, range, host, len, is_read });
+        true
+    }
+
+    /// Performs the copies that all regions have begun on the context: together, they take the driver less time.
+    ///
+    /// # Errors
+    /// A copy of this region has failed, or may have.
+    pub(crate) fn finish(&self) -> Result<(), CudaError> {
+        let context = self.memory.context();
+        if !context.peer_copies.lock().concerns(self.number) {
+            return Ok(());
+        }
+        let performed = context.with_copier(|copier| {
+            // SAFETY: a region adds copies of the memory that it keeps, and removes them before it reports their end;
+            // until then, its card keeps the host memory usable (`begin`). A buffer stays pinned while in use.
+            context.peer_copies.lock().perform(|copies| unsafe { copier.copy_strided(copies) });
+            Ok(())
+        });
+        // If the context does not answer, the copies must not run later, when the card has reused their memory.
+        let outcome = context.peer_copies.lock().remove(self.number);
+        performed.and(outcome)
+    }
+}
+
+impl Drop for CardRegion {
+    fn drop(&mut self) {
+        // The card dropped the region, and needs no outcome.
+        let _ = self.memory.context().peer_copies.lock().remove(self.number);
+    }
+}
+
+/// A buffer, and its span in the address spaces of GPUs, which unpin it when they forget the span.
+struct Pinned {
+    buffer: Box<dyn CardBuffer>,
+    _span: Arc<Span>,
+}
+
+static PINNED: Mutex<BTreeMap<usize, Pinned>> = Mutex::new(BTreeMap::new());
+
+/// Returns the first address of the buffer that holds `len` bytes at `address`, if a card uses it and it is pinned
+/// for the context. Pins it if necessary, which takes most of a millisecond.
+fn pinned<B: CardBuffer + Clone + 'static>(
+    context: &GpuContext,
+    address: usize,
+    len: usize,
+    find: impl FnOnce(usize, usize) -> Option<B>,
+) -> Option<usize> {
+    let mut pinned = PINNED.lock();
+    let known = pinned.range(..=address).next_back();
+    let holds = |buffer: &dyn CardBuffer| address + len <= buffer.addresses().end && buffer.is_in_use();
+    let base = match known.filter(|(_, known)| holds(&*known.buffer)) {
+        Some((base, _)) => *base,
+        None => {
+            let buffer = find(address, len)?;
+            // Buffers of cards that are gone need not stay pinned.
+            pinned.retain(|_, known| known.buffer.is_in_use());
+            let (Range { start, end }, keep) = (buffer.addresses(), buffer.clone());
+            let unpinned = Box::new(move || drop(keep));
+            let span = Span::announce(start as u64, (end - start) as u64, Kind::Whole, unpinned);
+            pinned.insert(start, Pinned { buffer: Box::new(buffer), _span: span });
+            start
+        }
+    };
+    drop(pinned);
+    match context.look_up(HostAddr(address as u64), 1) {
+        Ok(_) => Some(base),
+        Err(error) => {
+            tracing::debug!(?error, address, len, "memory of a card is not pinned");
+            None
+        }
+    }
+}

@@ -1,0 +1,262 @@
+//! Combines the copies between GPU memory and pinned memory that cards have begun into few calls of the driver.
+
+use crate::cuda::CudaError;
+use cudarc::driver::sys;
+use std::collections::BTreeMap;
+
+/// The copies that the cards have begun on a context, and failures of earlier ones.
+#[derive(Debug, Default)]
+pub(super) struct PendingCopies {
+    copies: Vec<PeerCopy>,
+    /// The first failure of each region, by the region's number, until the region takes it.
+    failed: BTreeMap<u64, CudaError>,
+}
+
+impl PendingCopies {
+    pub(super) fn add(&mut self, copy: PeerCopy) {
+        self.copies.push(copy);
+    }
+
+    /// Returns whether a region has copies here, or a copy of it has failed.
+    pub(super) fn concerns(&self, region: u64) -> bool {
+        self.failed.contains_key(&region) || self.copies.iter().any(|piece| piece.region == region)
+    }
+
+    /// Performs all copies by `perform`. As its error does not name a copy, all regions with copies here get it.
+    pub(super) fn perform(&mut self, perform: impl FnOnce(&[StridedCopy]) -> Result<(), CudaError>) {
+        if self.copies.is_empty() {
+            return;
+        }
+        let outcome = perform(&combined(&self.copies));
+        for piece in self.copies.drain(..) {
+            if let Err(error) = &outcome {
+                self.failed.entry(piece.region).or_insert_with(|| error.clone());
+            }
+        }
+    }
+
+    /// Removes a region's copies. Returns its failure as an error.
+    pub(super) fn remove(&mut self, region: u64) -> Result<(), CudaError> {
+        self.copies.retain(|piece| piece.region != region);
+        self.failed.remove(&region).map_or(Ok(()), Err)
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct PeerCopy {
+    /// Number of the card's region; its memory is part of one allocation.
+    pub(super) region: u64,
+    pub(super) gpu: u64,
+    /// First address of the pinned range that holds `host`.
+    pub(super) range: usize,
+    pub(super) host: usize,
+    /// Bytes, not 0.
+    pub(super) len: usize,
+    /// True for a copy out of GPU memory.
+    pub(super) is_read: bool,
+}
+
+/// Copies of equal length at equal distances.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct StridedCopy {
+    pub(super) first: PeerCopy,
+    pub(super) count: usize,
+    /// Bytes from one copy to the next, at least their length: in GPU memory, and in pinned memory.
+    pub(super) pitches: (usize, usize),
+}
+
+/// Largest distance (`CU_DEVICE_ATTRIBUTE_MAX_PITCH` is 2 GiB - 1 on every GPU so far). Packets are much closer
+/// together.
+const MOST: u64 = 1 << 24;
+
+impl StridedCopy {
+    fn of(first: PeerCopy) -> Self {
+        StridedCopy { first, count: 1, pitches: (first.len, first.len) }
+    }
+
+    /// Adds a copy as the next row, if it is one. The driver need not accept rows of several allocations, nor of
+    /// several ranges that were pinned separately.
+    fn take(&mut self, piece: &PeerCopy) -> bool {
+        let (first, rows) = (&self.first, self.count as u64);
+        let kind = |piece: &PeerCopy| (piece.region, piece.range, piece.len, piece.is_read);
+        if kind(piece) != kind(first) {
+            return false;
+        }
+        let distances = (piece.gpu.checked_sub(first.gpu), piece.host.checked_sub(first.host));
+        let (Some(gpu), Some(host)) = distances else { return false };
+        let pitch = |distance: u64| {
+            let pitch = distance / rows;
+            (distance.is_multiple_of(rows) && (first.len as u64..=MOST).contains(&pitch))
+                .then_some(pitch as usize)
+        };
+        let (Some(gpu), Some(host)) = (pitch(gpu), pitch(host as u64)) else { return false };
+        if self.count > 1 && (gpu, host) != self.pitches {
+            return false;
+        }
+        (self.count, self.pitches) = (self.count + 1, (gpu, host));
+        true
+    }
+
+    /// The arguments for the driver.
+    pub(super) fn description(&self) -> sys::CUDA_MEMCPY2D {
+        use sys::CUmemorytype::{CU_MEMORYTYPE_DEVICE as DEVICE, CU_MEMORYTYPE_HOST as HOST};
+        let StridedCopy {
+            first: PeerCopy { gpu, host, len, is_read, .. },
+            count,
+            pitches: (gpu_pitch, host_pitch),
+        } = *self;
+        let (from, to) = if is_read { (DEVICE, HOST) } else { (HOST, DEVICE) };
+        let (src_pitch, dst_pitch) = if is_read { (gpu_pitch, host_pitch) } else { (host_pitch, gpu_pitch) };
+        // On each side, the driver reads the address for that kind of memory.
+        sys::CUDA_MEMCPY2D {
+            srcXInBytes: 0,
+            srcY: 0,
+            srcMemoryType: from,
+            srcHost: host as *const _,
+            srcDevice: gpu,
+            srcArray: std::ptr::null_mut(),
+            srcPitch: src_pitch,
+            dstXInBytes: 0,
+            dstY: 0,
+            dstMemoryType: to,
+            dstHost: host as *mut _,
+            dstDevice: gpu,
+            dstArray: std::ptr::null_mut(),
+            dstPitch: dst_pitch,
+            WidthInBytes: len,
+            Height: count,
+        }
+    }
+}
+
+/// Combines copies into few strided ones, in order.
+pub(super) fn combined(pieces: &[PeerCopy]) -> Vec<StridedCopy> {
+    let mut all: Vec<StridedCopy> = Vec::new();
+    for piece in pieces {
+        if !all.last_mut().is_some_and(|copies| copies.take(piece)) {
+            all.push(StridedCopy::of(*piece));
+        }
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn piece(region: u64) -> PeerCopy {
+        PeerCopy { region, gpu: 1 << 30, range: 4096, host: 4096, len: 4096, is_read: true }
+    }
+
+    fn lost() -> CudaError {
+        CudaError::NoHostMemory { len: 1, reason: "lost".to_owned() }
+    }
+
+    #[test]
+    fn a_failure_is_told_to_every_region_that_it_may_concern_and_once() {
+        let mut pending = PendingCopies::default();
+        [1, 2, 1].into_iter().for_each(|region| pending.add(piece(region)));
+        pending.perform(|copies| {
+            assert_eq!(copies.len(), 3);
+            Err(lost())
+        });
+        // Copies of another region.
+        pending.add(piece(3));
+        pending.perform(|copies| {
+            assert_eq!(copies.len(), 1);
+            Ok(())
+        });
+        assert!(pending.concerns(1) && pending.concerns(2) && !pending.concerns(3));
+        for region in [1, 2] {
+            assert!(matches!(pending.remove(region), Err(CudaError::NoHostMemory { .. })));
+            assert!(pending.remove(region).is_ok() && !pending.concerns(region));
+        }
+        assert!(pending.remove(3).is_ok());
+    }
+
+    #[test]
+    fn a_failure_stays_although_later_copies_succeed() {
+        let mut pending = PendingCopies::default();
+        for outcome in [Err(lost()), Ok(())] {
+            pending.add(piece(1));
+            pending.perform(|_| outcome);
+        }
+        assert!(pending.remove(1).is_err());
+    }
+
+    #[test]
+    fn what_a_region_has_forgotten_is_not_performed() {
+        let mut pending = PendingCopies::default();
+        [1, 2].into_iter().for_each(|region| pending.add(piece(region)));
+        assert!(pending.remove(1).is_ok() && !pending.concerns(1) && pending.concerns(2));
+        pending.perform(|copies| {
+            assert_eq!(copies.iter().map(|copy| copy.first.region).collect::<Vec<_>>(), [2]);
+            Ok(())
+        });
+        pending.perform(|_| unreachable!("nothing is left"));
+    }
+
+    #[test]
+    fn the_payloads_of_packets_are_rows_of_one_copy() {
+        let piece = |i: usize| PeerCopy {
+            region: 1,
+            gpu: 0x7f00_0000_0000 + i as u64 * 65_536,
+            range: 4096,
+            host: 4096 + 96 + i * 65_632,
+            len: 65_536,
+            is_read: true,
+        };
+        let pieces: Vec<PeerCopy> = (0..4).map(piece).collect();
+        assert_eq!(combined(&pieces), [StridedCopy { first: piece(0), count: 4, pitches: (65_536, 65_632) }]);
+        let all = combined(&pieces)[0].description();
+        assert_eq!((all.srcDevice, all.srcPitch, all.dstPitch), (0x7f00_0000_0000, 65_536, 65_632));
+        assert_eq!((all.WidthInBytes, all.Height), (65_536, 4));
+        // After the wrap-around of a ring, and in the other direction.
+        let broken = [piece(0), PeerCopy { host: 4096, ..piece(1) }, PeerCopy { is_read: false, ..piece(2) }];
+        assert_eq!(combined(&broken).len(), 3);
+        let into = combined(&broken[2..])[0].description();
+        assert_eq!((into.dstDevice, into.srcHost as usize), (piece(2).gpu, piece(2).host));
+    }
+
+    #[test]
+    fn rows_are_of_one_allocation_and_of_one_pinned_range() {
+        let piece = |(region, range), i: usize| {
+            let at = (i + 1) << 16;
+            PeerCopy { region, gpu: at as u64, range, host: range + at, len: 4096, is_read: true }
+        };
+        let kinds = [(1, 0), (2, 0), (2, 1 << 16), (2, 1 << 16)];
+        let pieces: Vec<PeerCopy> = kinds.into_iter().enumerate().map(|(i, kind)| piece(kind, i)).collect();
+        let counts: Vec<usize> = combined(&pieces).iter().map(|copies| copies.count).collect();
+        assert_eq!(counts, [1, 1, 2]);
+    }
+
+    proptest! {
+        #[test]
+        fn rows_are_the_pieces(
+            steps in proptest::collection::vec((0u64..3, 0usize..3, 1usize..3, any::<bool>()), 0..30),
+        ) {
+            let (mut gpu, mut host) = (1 << 20, 1 << 20);
+            let pieces: Vec<PeerCopy> = steps
+                .into_iter()
+                .map(|(a, b, len, is_read)| {
+                    let piece = PeerCopy { region: 1, gpu, range: 1 << 20, host, len: len * 100, is_read };
+                    (gpu, host) = (gpu + a * 100, host + b * 100);
+                    piece
+                })
+                .collect();
+            let again: Vec<PeerCopy> = combined(&pieces)
+                .into_iter()
+                .flat_map(|StridedCopy { first, count, pitches }| {
+                    assert!(pitches.0 >= first.len && pitches.1 >= first.len);
+                    (0..count).map(move |row| PeerCopy {
+                        gpu: first.gpu + (row * pitches.0) as u64,
+                        host: first.host + row * pitches.1,
+                        ..first
+                    })
+                })
+                .collect();
+            prop_assert_eq!(again, pieces);
+        }
+    }
+}
