@@ -176,7 +176,7 @@ impl PeerMapping {
         into: *mut u8,
         len: usize,
     ) -> Result<Begun, PeerFailure> {
-        // SAFETY: the caller keeps it.
+        // SAFETY: guaranteed by the caller.
         self.copy(|region| unsafe { region.begin_read(addr, into, len) })
     }
 
@@ -188,7 +188,7 @@ impl PeerMapping {
         from: *const u8,
         len: usize,
     ) -> Result<Begun, PeerFailure> {
-        // SAFETY: the caller keeps it.
+        // SAFETY: guaranteed by the caller.
         self.copy(|region| unsafe { region.begin_write(addr, from, len) })
     }
 

@@ -1,22 +1,21 @@
-//! The addresses that cards of this process may have on the fabric of several hosts.
+//! The addresses of this process's cards on the fabric of several hosts.
 
 use crate::setting::{self, SettingError};
 use std::net::{Ipv4Addr, SocketAddrV4};
 
-/// Environment variable with the IPv4 addresses that cards of this process may have:
-/// `ADDRESS[:PORT]`, separated by `,`. Each card takes the first that is free, and speaks TCP.
-/// Without the variable, cards reach only others of their host.
+/// Environment variable with the IPv4 addresses for cards of this process: `ADDRESS[:PORT]`, separated by
+/// `,`. Each card takes the first free one, and uses TCP. If it is unset, cards reach only others of their
+/// host.
 pub const LISTEN_VARIABLE: &str = "SOFTHCA_LISTEN";
-/// TCP port of an address without one: the number of RoCE v2 among the ports of UDP. Cards that
-/// communicate use the same port.
+/// TCP port of an address without one: RoCE v2's UDP port. Cards that communicate use the same port.
 pub const DEFAULT_PORT: u16 = 4791;
 
-/// Whether the environment asks for TCP.
+/// Returns whether the environment asks for TCP.
 pub fn is_tcp() -> bool {
     setting::value(LISTEN_VARIABLE).is_some()
 }
 
-/// The addresses in [`LISTEN_VARIABLE`]; empty if it is not set.
+/// Returns the addresses in [`LISTEN_VARIABLE`]; none if it is not set.
 ///
 /// # Errors
 /// The address that is wrong, and why.
@@ -45,7 +44,7 @@ fn one(text: &str) -> Result<SocketAddrV4, String> {
     Ok(address)
 }
 
-/// Whether packets to that address reach exactly one host. No host has an address of 0.0.0.0/8.
+/// Returns whether packets to that address reach exactly one host. No host has an address of 0.0.0.0/8.
 fn is_of_one_host(address: Ipv4Addr) -> bool {
     address.octets()[0] != 0 && !address.is_multicast() && !address.is_broadcast()
 }

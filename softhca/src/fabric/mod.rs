@@ -1,10 +1,9 @@
-//! The fabric: packets between software cards, in order and without loss as long as both processes
-//! live.
+//! The fabric: packets between software cards, in order and without loss while both processes live.
 //!
-//! On one host, cards find each other by LID, and packets pass through shared memory (`shared.rs`).
-//! This is the default. Between hosts, cards find each other by IPv4 address, which ends their
-//! GIDs, and packets pass through TCP (`tcp.rs`). [`LISTEN_VARIABLE`] selects that fabric and names
-//! the addresses of the process; [`KEY_VARIABLES`] give the key that its cards share.
+//! On one host, the default, cards find each other by LID, and packets pass through shared memory
+//! (`shared.rs`). Between hosts, cards find each other by IPv4 address, the last bytes of their GIDs, and
+//! packets pass through TCP (`tcp.rs`). [`LISTEN_VARIABLE`] selects that fabric and names the addresses of
+//! the process; [`KEY_VARIABLES`] give the key that its cards share.
 
 mod error;
 mod frame;

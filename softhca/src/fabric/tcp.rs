@@ -1,13 +1,13 @@
 //! The fabric of several hosts: TCP connections between cards that know each other by IPv4 address.
 //!
-//! Every card listens at an address of its own. It sends to a peer through one connection, which it
-//! makes from that address for the first packet. So a link carries packets one way, and the kernel
-//! says where it comes from. The end of a connection means that the peer has ended.
+//! Every card listens at its own address. It sends to a peer through one connection, which it makes from that
+//! address for the first packet. A link therefore carries packets one way, and the kernel reports its source.
+//! The end of a connection means that the peer has ended.
 //!
-//! Addresses do not say whose process is there: any user of a host can connect from its addresses.
-//! So both cards prove a key that the job shares before any packet passes ([`gdsync_auth`], which
-//! says what that promises), for these two addresses. Connections that have not done so are few,
-//! and do not live long. Packets themselves are neither authenticated nor encrypted.
+//! Addresses do not identify a process: any user of a host can connect from its addresses. Both cards
+//! therefore prove a key that the job shares, for these two addresses, before any packet passes
+//! ([`gdsync_auth`] documents its guarantees). Connections without a proof are few and short-lived. Packets
+//! themselves are neither authenticated nor encrypted.
 
 use super::error::FabricError;
 use super::frame::Greeting;
@@ -28,20 +28,20 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Most incoming links of a card. Each takes a receive buffer.
+/// Maximum number of incoming links of a card. Each has a receive buffer.
 const MAX_INCOMING: usize = 1024;
 
-/// A card's access to the fabric. Used by one thread at a time.
+/// A card's access to the fabric, used by one thread at a time.
 pub(super) struct Tcp {
     address: SocketAddrV4,
     listener: TcpListener,
     key: Key,
     outgoing: Peers<Outgoing>,
-    /// Destinations of the outgoing links that do not take packets yet.
+    /// Destinations of the outgoing links that cannot take packets yet.
     joining: Vec<Node>,
     /// Connections that have not proven the key.
     unproven: Unproven<Node, Entering>,
-    /// A connection was refused: further ones are logged more quietly, as any host can make them.
+    /// True if a connection was refused: further ones are logged at a lower level, as any host can make them.
     refused: bool,
     incoming: Vec<Option<Incoming>>,
     turn: Turn,
@@ -50,7 +50,6 @@ pub(super) struct Tcp {
 }
 
 impl Tcp {
-    /// Listens at the first address that is free.
     pub(super) fn bind(
         addresses: &[SocketAddrV4],
         key: Key,
@@ -89,7 +88,7 @@ impl Tcp {
         Greeting { node: node_of_address(*self.address.ip()), speed: self.speeds.own }
     }
 
-    /// Starts to connect. False if no card can be at that node.
+    /// Begins to connect. Returns false if no card can have that node.
     fn connect(&mut self, node: Node) -> bool {
         let address = Ipv4Addr::from(node);
         let greeting = self.greeting();
@@ -132,7 +131,6 @@ impl Tcp {
         }
     }
 
-    /// Reads what has arrived on an incoming link.
     fn read(&mut self, index: usize) {
         let greeting = self.greeting();
         let Some(place) = self.incoming.get_mut(index) else { return };
@@ -154,7 +152,7 @@ impl Tcp {
         self.outgoing.mark_dead(node);
     }
 
-    /// Does what no socket announces: makes connections again, and ends those that take too long.
+    /// Does the work that no socket announces: retries connections, and ends those that take too long.
     fn tend(&mut self, now: Instant) {
         let late = self.unproven.expire(now);
         if late > 0 {
@@ -190,7 +188,7 @@ impl Tcp {
         }
     }
 
-    /// Takes a connection, which has to prove the key.
+    /// Accepts a connection, which must prove the key.
     fn admit(&mut self, socket: TcpStream, from: SocketAddr) -> io::Result<()> {
         let entering = Entering::new(socket, from, self.address, &self.key, self.speeds.own)?;
         let admitted = self.unproven.admit(entering.from, entering, Instant::now());
@@ -202,7 +200,7 @@ impl Tcp {
         })
     }
 
-    /// Goes on with a connection that has not proven the key.
+    /// Advances a connection that has not proven the key.
     fn enter(&mut self, number: u64) {
         let Some(entering) = self.unproven.get_mut(number) else { return };
         let proven = entering.advance();
@@ -260,7 +258,7 @@ impl Network for Tcp {
             return SendOutcome::Unreachable;
         }
         let Some(link) = self.outgoing.links.get_mut(&node) else { return SendOutcome::Unreachable };
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         match unsafe { link.push(header, payload) } {
             Ok(()) => SendOutcome::Sent,
             Err(PushError::Full) => SendOutcome::Full,
@@ -323,7 +321,7 @@ impl Network for Tcp {
 
     fn prepare_sleep(&mut self) -> bool {
         self.sleeper.announce();
-        // Data on a socket ends the sleep by itself.
+        // Data on a socket ends the sleep anyway.
         let empty = !self.incoming.iter().flatten().any(Incoming::has_packet);
         if !empty {
             self.finish_sleep();

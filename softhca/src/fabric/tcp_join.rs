@@ -9,17 +9,17 @@ use std::net::{SocketAddr, SocketAddrV4, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
-/// Longest time until a connection is established.
+/// Time limit for establishing a connection.
 const CONNECT_TIME: Duration = Duration::from_secs(2);
-/// Longest time without an answer of the other host while data is in flight, where timers run at hardware's speed.
+/// Time limit without an answer of the other host while data is in flight, at hardware's timer speed.
 const SILENCE: Duration = Duration::from_secs(10);
-/// Longest time until a peer has proven the key: its process may have much to do.
+/// Time limit for a peer's proof of the key: its process may be busy.
 const PROOF_TIME: Duration = Duration::from_secs(10);
-/// Time after which a connection is made again that the peer has closed: it had no place for it.
+/// Time before a connection that the peer closed for lack of room is retried.
 const AGAIN: Duration = Duration::from_millis(20);
 
-/// What a proof is for: packets from one card to another. Both cards know the addresses from the
-/// connection, so a proof for one card is of no use with another.
+/// The purpose of a proof: packets from one card to another. Both cards know the addresses from the
+/// connection, so a proof for one card is useless with another.
 pub(super) fn context(connector: Node, listener: Node, port: u16) -> Vec<u8> {
     let mut context = b"packets of software cards 1".to_vec();
     context.extend(connector.to_be_bytes());
@@ -38,7 +38,7 @@ pub(super) struct Route {
 }
 
 impl Route {
-    /// Starts to connect from the card's own address, by which the peer identifies the card.
+    /// Begins to connect from the card's own address, by which the peer identifies the card.
     fn connect(&self) -> io::Result<(TcpStream, Exchange)> {
         let socket = socket::connect_tcp(*self.own.ip(), self.peer)?;
         socket.set_nodelay(true)?;
@@ -54,9 +54,9 @@ impl Route {
 pub(super) enum Progress {
     /// Both cards have proven the key.
     Proven,
-    /// Events of the socket say when there is more to do.
+    /// Events of the socket announce further work.
     Waiting,
-    /// The connection is to be made again, after a while.
+    /// The connection is to be retried after a while.
     Closed,
 }
 
@@ -65,7 +65,7 @@ pub(super) struct Joining {
     route: Route,
     exchange: Exchange,
     since: Instant,
-    /// When the connection is made again.
+    /// Time of the next attempt.
     again: Option<Instant>,
 }
 
@@ -103,7 +103,7 @@ impl Joining {
         }
     }
 
-    /// Makes the connection again, if it is time.
+    /// Retries the connection if it is time.
     pub(super) fn connect_again(&mut self, now: Instant) -> io::Result<Option<TcpStream>> {
         if self.again.is_none_or(|again| now < again) {
             return Ok(None);
@@ -138,7 +138,7 @@ impl Entering {
         Ok(Entering { socket, from, exchange })
     }
 
-    /// Whether the connection is proven.
+    /// Returns whether the connection is proven.
     pub(super) fn advance(&mut self) -> Result<bool, ExchangeError> {
         self.exchange.advance(&mut self.socket)
     }

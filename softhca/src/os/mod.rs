@@ -18,6 +18,6 @@ fn check(rc: libc::c_int) -> io::Result<libc::c_int> {
 /// # Safety
 /// `rc` is -1, or a descriptor that was just opened and that nothing else owns.
 unsafe fn owned(rc: libc::c_int) -> io::Result<OwnedFd> {
-    // SAFETY: the caller keeps it.
+    // SAFETY: guaranteed by the caller.
     check(rc).map(|fd| unsafe { OwnedFd::from_raw_fd(fd) })
 }

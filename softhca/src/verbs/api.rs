@@ -49,7 +49,7 @@ const TABLE: VerbsTable = VerbsTable {
     devx: None,
 };
 
-// SAFETY: the entries are this module's, which do what the manual pages of their names say, from any
+// SAFETY: the entries are this module's, which behave as the manual pages of their names require, from any
 // thread; C functions of Rust do not unwind.
 static API: VerbsApi = unsafe { VerbsApi::new(TABLE) };
 

@@ -1,5 +1,5 @@
-//! Entry points of events: of completion channels, and asynchronous ones. Programs arm queues by the record and the
-//! register; the card's events come here.
+//! Entry points for asynchronous events and for those of completion channels. Programs arm queues by the
+//! record and the register; the card's events arrive here.
 
 use super::context::Context;
 use super::cq::Cq;
@@ -13,7 +13,6 @@ use libc::{c_int, c_void};
 use std::sync::Arc;
 
 object! {
-    /// A completion channel.
     Channel: ibv_comp_channel {
         pub(super) events: Arc<EventQueue>,
         pub(super) context: Arc<Context>,
@@ -26,10 +25,10 @@ object! {
 /// `context` is null or open.
 pub(super) unsafe extern "C" fn create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_channel {
     errno::pointer(|| {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         let context = unsafe { object::share::<Context>(context) }?;
         let events = Arc::new(EventQueue::new()?);
-        // libibverbs counts queues in `refcnt` for itself; here the references of the object do.
+        // libibverbs counts queues in `refcnt`; here the object's references do.
         let ibv = ibv_comp_channel { context: object::handle(&context), fd: events.fd(), refcnt: 0 };
         Ok(object::into_raw(Arc::new(Channel { ibv: CStruct::new(ibv), events, context })))
     })
@@ -40,12 +39,11 @@ pub(super) unsafe extern "C" fn create_comp_channel(context: *mut ibv_context) -
 /// # Safety
 /// `channel` is null or created.
 pub(super) unsafe extern "C" fn destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     errno::status(|| unsafe { object::destroy::<Channel>(channel, |_| Ok(())) })
 }
 
-/// `ibv_get_cq_event`: 0, or -1 with `errno` set; EAGAIN where the channel is non-blocking and has no
-/// event.
+/// `ibv_get_cq_event`: 0, or -1 with `errno` set; EAGAIN if the channel is non-blocking and has no event.
 ///
 /// # Safety
 /// `channel` is null or created; the other two are null or valid.
@@ -55,11 +53,11 @@ pub(super) unsafe extern "C" fn get_cq_event(
     cq_context: *mut *mut c_void,
 ) -> c_int {
     errno::minus_one(|| {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         let channel = unsafe { object::borrow::<Channel>(channel) }?;
         // SAFETY: as above.
         let (cq, cq_context) = unsafe { (object::attributes(cq)?, object::attributes(cq_context)?) };
-        // Nothing but completion queues has events here.
+        // Only completion queues have events here.
         let ObjectPointer::Cq(found) = channel.events.next()?.object else { return Err(Errno::INVALID) };
         // SAFETY: the queue lives until its events are acknowledged.
         (*cq, *cq_context) = (found, unsafe { (*found).cq_context });
@@ -76,7 +74,7 @@ pub(super) unsafe extern "C" fn get_async_event(
     event: *mut ibv_async_event,
 ) -> c_int {
     errno::minus_one(|| {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         let (context, event) = unsafe { (object::borrow::<Context>(context)?, object::attributes(event)?) };
         let pending = context.events.next()?;
         // A context's queue has no completions.
@@ -95,12 +93,11 @@ pub(super) unsafe extern "C" fn get_async_event(
 /// # Safety
 /// `event` is null, or as [`get_async_event`] filled it, and not acknowledged yet.
 pub(super) unsafe extern "C" fn ack_async_event(event: *mut ibv_async_event) {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     let Some(event) = (unsafe { event.as_ref() }) else { return };
     let source = match event.event_type {
         verbs::IBV_EVENT_CQ_ERR => {
-            // SAFETY: the type says which field holds; the queue lives until its events are
-            // acknowledged.
+            // SAFETY: the type selects the valid field; the queue lives until its events are acknowledged.
             unsafe { object::borrow::<Cq>(event.element.cq) }.map(|cq| &cq.events)
         }
         verbs::IBV_EVENT_QP_FATAL
@@ -118,8 +115,8 @@ pub(super) unsafe extern "C" fn ack_async_event(event: *mut ibv_async_event) {
         _ => return,
     };
     if let Ok(source) = source {
-        // Through a reference of its own: the object may be destroyed, and freed, once its last
-        // event is acknowledged.
+        // Through another reference: the object may be destroyed, and freed, once its last event is
+        // acknowledged.
         source.clone().acknowledge(1);
     }
 }

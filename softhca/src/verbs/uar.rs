@@ -9,13 +9,12 @@ use std::sync::Arc;
 const DOORBELL: usize = UAR_DOORBELLS[0];
 /// Registers of a thread domain's page.
 static OF_DOMAIN: [usize; 1] = [DOORBELL];
-/// Registers of a context's page, on which its completion queues are armed, too.
+/// Registers of a context's page, which also arms its completion queues.
 static OF_CONTEXT: [usize; 2] = [DOORBELL, UAR_CQ_ARM];
 
 /// A UAR. Dropping it frees it.
 pub(super) struct OwnUar {
     open: Arc<OpenCard>,
-    /// Number of the page.
     pub(super) id: u32,
     /// First byte of the page.
     pub(super) page: *mut u8,
@@ -27,12 +26,12 @@ unsafe impl Send for OwnUar {}
 unsafe impl Sync for OwnUar {}
 
 impl OwnUar {
-    /// The page of a thread domain.
+    /// Allocates the page of a thread domain.
     pub(super) fn of_domain(open: &Arc<OpenCard>) -> Result<Self> {
         Self::new(open, &OF_DOMAIN)
     }
 
-    /// The page of a context.
+    /// Allocates the page of a context.
     pub(super) fn of_context(open: &Arc<OpenCard>) -> Result<Self> {
         Self::new(open, &OF_CONTEXT)
     }
@@ -42,7 +41,6 @@ impl OwnUar {
         Ok(OwnUar { open: open.clone(), id: uar.id, page: uar.page })
     }
 
-    /// The doorbell register.
     pub(super) fn register(&self) -> *mut u8 {
         self.page.wrapping_add(DOORBELL)
     }

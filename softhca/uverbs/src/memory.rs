@@ -171,7 +171,7 @@ unsafe impl GlobalAlloc for Memory {
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         let block = unsafe { self.alloc(layout) };
         // Mapped memory has zeros.
         if class(layout).is_some() && !block.is_null() {
@@ -187,7 +187,7 @@ unsafe impl GlobalAlloc for Memory {
         if class(layout).is_some() && class(layout) == class(wanted) {
             return block;
         }
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         let moved = unsafe { self.alloc(wanted) };
         if !moved.is_null() {
             // SAFETY: two blocks of these sizes, the first of which is the caller's.

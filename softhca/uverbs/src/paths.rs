@@ -102,7 +102,7 @@ unsafe fn owned<'a>(path: *const libc::c_char) -> Option<&'a [u8]> {
 /// # Safety
 /// As [`private`].
 pub(crate) unsafe fn device(path: *const libc::c_char) -> Option<usize> {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     device_of(unsafe { owned(path) }?)
 }
 
@@ -111,7 +111,7 @@ pub(crate) unsafe fn device(path: *const libc::c_char) -> Option<usize> {
 /// # Safety
 /// As [`private`].
 pub(crate) unsafe fn is_cm(path: *const libc::c_char) -> bool {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     (unsafe { owned(path) }) == Some(CM)
 }
 
@@ -120,7 +120,7 @@ pub(crate) unsafe fn is_cm(path: *const libc::c_char) -> bool {
 /// # Safety
 /// `path` must be null or a C string.
 pub(crate) unsafe fn private(path: *const libc::c_char) -> Option<Private> {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     let path = unsafe { owned(path) }?;
     Private::new(folder()?.as_os_str().as_bytes(), path)
 }

@@ -117,11 +117,11 @@ unsafe extern "C" fn choose(handle: *mut c_void, name: *const c_char) -> *mut c_
     if name.is_null() || handle == libc::RTLD_NEXT || handle == libc::RTLD_DEFAULT {
         return ptr::null_mut();
     }
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     let Some((function, ours)) = stand_in(unsafe { CStr::from_ptr(name) }, None) else {
         return ptr::null_mut();
     };
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     let found = unsafe { real(handle, name) };
     if found.is_null() || found == ours {
         return ptr::null_mut();
@@ -201,13 +201,13 @@ macro_rules! call {
 /// # Safety
 /// `symbol` is null or a C string, `found` null or valid.
 unsafe fn replace(symbol: *const c_char, found: *mut *mut c_void, version: c_int) {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     if symbol.is_null() || found.is_null() || unsafe { (*found).is_null() } {
         return;
     }
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     if let Some((function, ours)) = stand_in(unsafe { CStr::from_ptr(symbol) }, Some(version)) {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             if *found != ours {
                 function.note(*found);
@@ -305,7 +305,7 @@ pub unsafe extern "C" fn cuMemHostRegister_v2(at: *mut c_void, len: usize, flags
 #[cfg_attr(not(any(test, fuzzing)), unsafe(no_mangle))]
 #[allow(non_snake_case, reason = "the driver's name")]
 pub unsafe extern "C" fn cuMemHostRegister(at: *mut c_void, len: usize, flags: c_uint) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     unsafe { cuMemHostRegister_v2(at, len, flags) }
 }
 

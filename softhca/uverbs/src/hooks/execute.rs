@@ -43,7 +43,7 @@ fn is_new(program: &Path, folder: &Path) -> bool {
 /// `name` is null or a C string.
 unsafe fn tell(name: *const c_char, is_searched: bool) {
     let Some(folder) = paths::folder().filter(|_| !name.is_null()) else { return };
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     let name = OsStr::from_bytes(unsafe { CStr::from_ptr(name) }.to_bytes());
     preserving(|| {
         let file = if is_searched { program::find(name, search_path()) } else { Some(PathBuf::from(name)) };
@@ -75,7 +75,7 @@ unsafe fn execute(path: *const c_char, arguments: Strings, environment: Strings)
 /// # Safety
 /// As [`tell`].
 unsafe fn start(name: *const c_char, is_searched: bool, call: impl FnOnce() -> c_int) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     unsafe { tell(name, is_searched) };
     call()
 }

@@ -25,7 +25,7 @@ impl Passed {
     /// # Safety
     /// `path` must be null or a C string.
     pub(super) unsafe fn of(path: *const c_char) -> Self {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         Passed { private: unsafe { paths::private(path) }, path }
     }
 

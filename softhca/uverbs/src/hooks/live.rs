@@ -36,7 +36,7 @@ fn file_with(content: &[u8], close_on_exec: bool) -> Result<OwnedFd> {
 /// # Safety
 /// `path` is null or a C string.
 pub(super) unsafe fn is_relative(path: *const c_char) -> bool {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     !path.is_null() && !matches!(unsafe { *path } as u8, b'/' | 0)
 }
 

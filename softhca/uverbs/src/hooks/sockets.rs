@@ -87,7 +87,7 @@ unsafe fn answer_bytes(fd: RawFd, bytes: *const c_void, len: size_t) -> ssize_t 
     }
     let request = match len {
         0 => &[],
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         _ => unsafe { std::slice::from_raw_parts(bytes.cast::<u8>(), len) },
     };
     returned(preserving(|| answer(fd, request)))

@@ -18,7 +18,7 @@ type Glob = unsafe fn(*const c_char, c_int, Unreadable, *mut libc::glob_t) -> c_
 /// # Safety
 /// A C string that no other thread reads or writes.
 unsafe fn shorten(path: *mut c_char) {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     let whole = unsafe { CStr::from_ptr(path) }.to_bytes_with_nul();
     let len = whole.len();
     let public = paths::public(&whole[..len - 1]).len();
@@ -117,7 +117,7 @@ unsafe fn walk(
     visitor: Visitor,
     walk: impl FnOnce(*const c_char, bool) -> c_int,
 ) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     let Some(private) = (unsafe { paths::private(path) }) else { return walk(path, false) };
     let lead = paths::folder().map_or(0, |folder| folder.as_os_str().len());
     let before = WALK.replace(Some((visitor, lead)));
