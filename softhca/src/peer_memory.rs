@@ -214,7 +214,7 @@ fn failure(client: &str, error: PeerMemoryError) -> PeerFailure {
 
 /// Asks the clients for a range; `None` if none claims it.
 pub(crate) fn acquire(addr: u64, len: u64, writable: bool) -> Result<Option<PeerMapping>, PeerFailure> {
-    // A copy of the list, as a client may be slow or register another one.
+    // A copy of the list, as a client may be slow or register a further client.
     let clients = CLIENTS.read().clone();
     for client in clients {
         let acquired = client.acquire(addr, len, writable).map_err(|error| failure(client.name(), error))?;

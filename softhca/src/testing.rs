@@ -4,7 +4,7 @@ use std::io::Write;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// Environment variable with the role of a test in a process of its own.
+/// Environment variable with the role of a test's child process.
 const ROLE: &str = "GDSYNC_TEST_ROLE";
 
 /// Returns the role of this process, if a test has started it.

@@ -1,5 +1,5 @@
 //! Attacks by another user of the host: holding the names of cards, and connecting to them. Root can become
-//! another user, so these tests run as root, in a network namespace of their own.
+//! another user, so these tests run as root, in a separate network namespace.
 
 use super::network::Network;
 use super::packet::{LIDS, SendOutcome};
@@ -69,7 +69,7 @@ impl Drop for Folder {
     }
 }
 
-/// Runs in a process of its own: another user, who holds the names of LIDs, or connects to a card.
+/// The body of the child process: another user, who holds the names of LIDs, or connects to a card.
 #[test]
 fn other_user() {
     let Some(role) = role() else { return };

@@ -30,7 +30,7 @@ pub(crate) type Part = (*const u8, usize);
 /// The place of a payload piece still to be filled: in two parts, each an address and a length in bytes.
 pub(crate) type Hole = [(*mut u8, usize); 2];
 
-/// Whether a sink still uses the payload of a packet.
+/// A sink's further use of a packet's payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Use {
     /// This payload, and that of every packet taken before it, is no longer used.

@@ -1,7 +1,7 @@
 //! Bookkeeping of links for both fabrics, and refusals of cards with another timer speed.
 //!
 //! The two cards of a link exchange their speeds. A link between different speeds is refused: one card would
-//! declare the other dead within the other's time-outs.
+//! declare its peer dead while the peer is still within its time-outs.
 
 use super::packet::Node;
 use crate::speed::{SPEED_VARIABLE, Speed};

@@ -26,7 +26,7 @@ impl FaultPlan {
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Rule {
-    /// What happens.
+    /// The fault.
     pub action: Action,
     /// Selection among the events that meet the conditions below.
     pub which: Which,
@@ -120,7 +120,7 @@ pub enum Direction {
 /// The side that accesses memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
-    /// The card itself, by a key of its own work request.
+    /// The card itself, by a key in its work request.
     Local,
     /// A peer, by a key in its request.
     Remote,

@@ -199,7 +199,7 @@ pub(super) unsafe extern "C" fn mlx5dv_create_qp(
         }
         let mut cap = attr.cap;
         if srq.is_some() || transport == Transport::DcInitiator {
-            // As in libmlx5: the queue pair has no receive queue of its own.
+            // As in libmlx5: with an SRQ, the queue pair has no receive queue.
             (cap.max_recv_wr, cap.max_recv_sge) = (0, 0);
         }
         let signal_all = attr.sq_sig_all != 0;

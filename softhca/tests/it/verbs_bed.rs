@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use zerocopy::FromBytes;
 
-/// The longest that anything may take. Only a failing test waits so long.
+/// Time limit of any wait. Only a failing test reaches it.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
 /// The software card's table of entry points.
@@ -179,9 +179,9 @@ pub(crate) fn query(qp: *mut ibv_qp) -> (ibv_qp_attr, ibv_qp_init_attr) {
     (attr, init)
 }
 
-/// What RESET to INIT takes.
+/// The attributes for RESET to INIT.
 pub(crate) const INIT_MASK: u32 = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
-/// What INIT to RTR takes.
+/// The attributes for INIT to RTR.
 pub(crate) const RTR_MASK: u32 = IBV_QP_STATE
     | IBV_QP_AV
     | IBV_QP_PATH_MTU
@@ -189,7 +189,7 @@ pub(crate) const RTR_MASK: u32 = IBV_QP_STATE
     | IBV_QP_RQ_PSN
     | IBV_QP_MAX_DEST_RD_ATOMIC
     | IBV_QP_MIN_RNR_TIMER;
-/// What RTR to RTS takes.
+/// The attributes for RTR to RTS.
 pub(crate) const RTS_MASK: u32 = IBV_QP_STATE
     | IBV_QP_TIMEOUT
     | IBV_QP_RETRY_CNT
@@ -233,8 +233,7 @@ pub(crate) fn send(qp: &mlx5dv_qp, index: u32, ctrl: CtrlSeg, segments: &[u8]) {
     block[..16].copy_from_slice(ctrl.as_bytes());
     block[16..16 + segments.len()].copy_from_slice(segments);
     let slot = (index & (qp.sq.wqe_cnt - 1)) as usize * BASIC_BLOCK;
-    // SAFETY: inside the queue's ring, its record and its register, which live as long as the queue
-    // pair.
+    // SAFETY: inside the queue's ring, its record and its register, which live as long as the queue pair.
     unsafe {
         qp.sq.buf.cast::<u8>().add(slot).copy_from_nonoverlapping(block.as_ptr(), BASIC_BLOCK);
         let record = AtomicU32::from_ptr(qp.dbrec.add(doorbell::DBR_SEND));
@@ -265,8 +264,7 @@ pub(crate) fn completion(cq: &mlx5dv_cq, index: u32) -> Cqe64 {
         let last = unsafe { AtomicU32::from_ptr(cq.buf.cast::<u8>().add(slot + 60).cast()) };
         let op_own = last.load(Ordering::Acquire).to_ne_bytes()[3];
         if op_own >> 4 != 0xf && op_own & 1 == lap {
-            // SAFETY: the card has written the whole entry and does not write it again before it is
-            // consumed.
+            // SAFETY: the card has written the whole entry and does not write it again before it is consumed.
             let bytes = unsafe { cq.buf.cast::<[u8; CQE_SIZE]>().byte_add(slot).read_volatile() };
             return Cqe64::read_from_bytes(&bytes).expect("64 bytes are an entry");
         }

@@ -1,4 +1,4 @@
-//! Completion channels: which queue has an entry, told by a file descriptor.
+//! Completion channels: notification of completions by a file descriptor.
 
 use crate::verbs_bed::*;
 use gdsync_sys::prm::doorbell::{CqArm, DBR_CQ_ARM, UAR_CQ_ARM};
@@ -35,7 +35,7 @@ impl Told {
         unsafe { (*self.channel).fd }
     }
 
-    /// Has the card write an entry.
+    /// Makes the card write an entry.
     fn complete(&mut self) {
         let ctrl = CtrlSeg::new(Opcode::Nop, self.sent as u16, qpn(self.qp), 1, CtrlFlags::CQ_UPDATE, [0; 4]);
         send(&describe_qp(self.qp), self.sent, ctrl, &[]);
@@ -144,7 +144,7 @@ fn destroying_a_queue_waits_for_acknowledgements_and_drops_what_was_not_fetched(
             destroy_cq(cq as *mut ibv_cq);
             acknowledged.load(Ordering::SeqCst)
         });
-        // Time for a destroyer that does not wait to pass.
+        // Time enough for a destroyer that does not wait.
         std::thread::sleep(Duration::from_millis(20));
         acknowledged.store(true, Ordering::SeqCst);
         acknowledge(told.cq, 1);

@@ -1,4 +1,4 @@
-//! Dispatch: from the numbers of a command to the function that performs it.
+//! Dispatch: from a command's numbers to its function.
 
 use crate::attributes::Request;
 use crate::calls;
@@ -63,7 +63,7 @@ pub(crate) fn perform(context: &Context, request: &Request) -> Result<()> {
     }
 }
 
-/// `INVOKE_WRITE`: the commands of the older write(2) interface that have no method of their own.
+/// `INVOKE_WRITE`: commands of the older write(2) interface without their own method.
 fn invoke_write(context: &Context, request: &Request) -> Result<()> {
     let number = request.number32(attr::WRITE_CMD)?;
     let (number, is_extended) = (number & !EXTENDED, number & EXTENDED != 0);

@@ -1,8 +1,8 @@
-//! The C functions that the library puts before those of the C library.
+//! The C functions that the library interposes on the C library.
 //!
-//! They make system calls directly: the C library's functions of these names would lead back here.
-//! This library calls them, too, when it closes a file or maps memory of a card, possibly with a
-//! lock held. So a call for any file that is not a device or a channel takes no lock.
+//! They make system calls directly: the C library's functions of these names would lead back here. This
+//! library calls them as well when it closes a file or maps memory of a card, possibly with a lock held, so a
+//! call for any file other than a device or a channel takes no lock.
 
 use crate::attributes::Request;
 use crate::commands;
@@ -70,8 +70,8 @@ unsafe fn write_any(fd: c_int, bytes: *const c_void, count: size_t) -> ssize_t {
     }
 }
 
-/// Threads that wait beside memory, and cards that sleep, of all copies of gdsync in the process: the program's own
-/// copy finds this one by its name ([`gdsync_sys::wake::EXPORTED`]).
+/// Sleeping threads and cards of all copies of gdsync in the process: the program's copy finds this table by
+/// its name ([`gdsync_sys::wake::EXPORTED`]).
 #[cfg_attr(not(any(test, fuzzing)), unsafe(no_mangle))]
 pub static GDSYNC_WAKE_2: Table = Table::new();
 
@@ -111,8 +111,8 @@ unsafe fn map_any(
 }
 
 c_functions! {
-    /// `open(2)`. A variadic call passes `mode` in the register of this parameter. Without a mode
-    /// the value is arbitrary, and the kernel ignores it.
+    /// `open(2)`. A variadic call passes `mode` in the register of this parameter. Without a mode the value
+    /// is arbitrary, and the kernel ignores it.
     open(path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
         open_any(libc::AT_FDCWD, path, flags, mode)
     }
@@ -157,8 +157,8 @@ c_functions! {
         write_any(fd, bytes, count)
     }
 
-    /// `mmap(2)`. The system maps a device's pages; the library refuses what a kernel refuses. Programs
-    /// that replace this function by their own lose only that.
+    /// `mmap(2)`. The system maps a device's pages; the library refuses mappings that a kernel refuses. A
+    /// program with its own function of this name loses only these checks.
     mmap(at: *mut c_void, len: size_t, protection: c_int, flags: c_int, fd: c_int, offset: off_t) -> *mut c_void {
         map_any(at, len, protection, flags, fd, offset)
     }

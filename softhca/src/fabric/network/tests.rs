@@ -8,7 +8,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-/// A card's fabric at a loopback address. Every test has addresses of its own.
+/// A card's fabric at a loopback address. No two tests share one.
 fn at(last: [u8; 2], port: u16) -> (Fabric, Node) {
     with_speed(last, port, Speed::default())
 }

@@ -1,4 +1,4 @@
-//! The agent of the connection manager: the thread that receives what peers send, and keeps the time.
+//! The agent of the connection manager: the thread that receives the peers' messages and runs the timers.
 
 use super::host;
 use super::id::State;
@@ -16,12 +16,12 @@ use std::sync::Arc;
 use std::thread::Builder;
 use std::time::{Duration, Instant};
 
-/// Time between two looks at whether the processes of peers live.
+/// Interval of the check that the peers' processes live.
 const LOOK_FOR_PEERS: Duration = Duration::from_millis(50);
 
 impl Manager {
-    /// Opens a file, and starts the agent if it does not run. Returns the descriptor that the program
-    /// polls, too.
+    /// Opens a file, and starts the agent if it does not run. Also returns the descriptor that the program
+    /// polls.
     ///
     /// # Errors
     /// The system's, if it gives no descriptor or thread.
@@ -40,12 +40,12 @@ impl Manager {
     }
 }
 
-/// Time between two looks of an idle agent at whether anything else has the manager.
+/// Interval at which an idle agent checks whether anything else uses the manager.
 const LOOK_FOR_OWNERS: Duration = Duration::from_secs(1);
 
-/// Starts the agent's thread, which ends when nothing else has the manager any more. That of a process
-/// never ends, and its cards stay: a thread that ended would free memory while the program ends, when
-/// libraries such as libfabric take back what they have changed of the C library's `munmap`.
+/// Starts the agent's thread, which ends when nothing else uses the manager. The process's own manager never
+/// ends, and its cards stay: a thread that ended would free memory while the program ends, when libraries
+/// such as libfabric restore the C library's `munmap`.
 fn start(manager: &Arc<Manager>) -> Result<()> {
     let manager = manager.clone();
     thread::start(Builder::new().name("softhca-cm".to_owned()), move || run(&manager))?;
@@ -70,16 +70,16 @@ fn run(manager: &Arc<Manager>) {
         drop(inner);
         let mut fds = vec![wake.as_fd()];
         fds.extend(services.iter().map(|(service, _)| service.as_fd()));
-        // Fails only where a signal ends it: the loop begins anew.
+        // Fails only if a signal ends it; the loop repeats.
         let _ = readable(&fds, longest);
-        // Before the look at what has arrived: what arrives later raises it again.
+        // Before receiving: a later arrival raises it again.
         wake.drain();
         manager.lock().work(&services, Instant::now());
     }
 }
 
 impl Inner {
-    /// The claims on port numbers, and for each whether an identifier listens there.
+    /// Returns the claims on port numbers, each with whether an identifier listens there.
     fn services(&self) -> Vec<(Arc<Service>, bool)> {
         let mut services: Vec<(Arc<Service>, bool)> = Vec::new();
         for id in self.ids.values() {
@@ -99,7 +99,7 @@ impl Inner {
         timers.chain(peers.then(|| Instant::now() + LOOK_FOR_PEERS)).min()
     }
 
-    /// Does everything that is to do now.
+    /// Does all work that is due.
     fn work(&mut self, services: &[(Arc<Service>, bool)], now: Instant) {
         let cards = host::as_services(&self.cards);
         for (service, listens) in services {
@@ -143,8 +143,8 @@ impl Inner {
         }
     }
 
-    /// The connection that a message is for: by its own id, or, where the sender does not know that, by
-    /// the sender's.
+    /// Returns the connection of a message: by its own ID, or by the sender's if the sender does not know
+    /// that.
     fn receiver(&self, open: &Arc<OpenCard>, source: Node, message: &Message) -> u32 {
         if message.remote_id != 0 || message.kind != Kind::Rej {
             return message.remote_id;

@@ -1,4 +1,4 @@
-//! Connecting and disconnecting: what programs ask for, and what they learn.
+//! Connecting and disconnecting: the programs' commands, and their events.
 
 use super::connection::{Connection, Happened, answer_to_stranger};
 use super::event::{Event, EventKind};
@@ -15,10 +15,10 @@ use std::time::Instant;
 
 /// `IB_EVENT_COMM_EST`: a queue pair has received a message before its connection was established.
 const COMMUNICATION_ESTABLISHED: u32 = 4;
-/// Largest retry count: a field of three bits.
+/// Maximum retry count: a field of three bits.
 const MAX_RETRY: u8 = 7;
 
-/// The private data of a command, if a message of this kind has room for them.
+/// Returns the private data of a command, if a message of this kind has room for them.
 fn private(bytes: &[u8], length: u8, kind: Kind, has_ip: bool) -> Result<Vec<u8>> {
     let length = usize::from(length);
     if length > kind.room(has_ip) {
@@ -28,7 +28,7 @@ fn private(bytes: &[u8], length: u8, kind: Kind, has_ip: bool) -> Result<Vec<u8>
     bytes.get(..length).map(<[u8]>::to_vec).ok_or(Errno::INVALID)
 }
 
-/// This end of a connection, as a command describes it.
+/// Returns this end of a connection, from a command's parameter.
 fn end_of(id: &Id, param: &ConnParam, ece: Ece) -> End {
     // The kernel takes a Q_Key from programs with InfiniBand addresses only.
     let own_qkey = id.source.is_some_and(|source| source.ip().is_none()) && param.qkey != 0;
@@ -96,7 +96,7 @@ impl Inner {
         Ok(())
     }
 
-    /// `ACCEPT`: of a request, or, without a parameter, of the peer's reply.
+    /// `ACCEPT` of a request, or, without a parameter, of the peer's reply.
     ///
     /// # Errors
     /// EINVAL if there is nothing to accept, or for too many private data.
@@ -165,7 +165,7 @@ impl Inner {
         Ok(())
     }
 
-    /// `NOTIFY`: an asynchronous event of the identifier's queue pair. Only one means something here.
+    /// `NOTIFY`: an asynchronous event of the identifier's queue pair. Only one has an effect here.
     ///
     /// # Errors
     /// EINVAL if the identifier was never connected, EISCONN if it is established already.
@@ -179,7 +179,7 @@ impl Inner {
         Ok(())
     }
 
-    /// A request has arrived for a listener. Makes an identifier, and tells the program. False if no
+    /// Handles a request for a listener: makes an identifier, and tells the program. Returns false if no
     /// identifier listens at the service.
     pub(crate) fn requested(&mut self, open: &Arc<OpenCard>, node: Node, request: &Message) -> bool {
         let Some((source, destination)) = request.addresses else { return false };
@@ -191,7 +191,7 @@ impl Inner {
         };
         let Some((&owner, listener)) = self.ids.iter_mut().find(|(_, id)| is_asked(id)) else { return false };
         if listener.backlog == 0 {
-            // As the kernel does: the peer asks again.
+            // As in the kernel: the peer asks again.
             tracing::debug!(owner, "a connection request finds the backlog full");
             return true;
         }
@@ -231,19 +231,19 @@ impl Inner {
         true
     }
 
-    /// The connection to a peer that has this communication id there.
+    /// Returns the connection whose peer has this communication ID.
     pub(crate) fn of_peer(&self, open: &Arc<OpenCard>, node: Node, remote_id: u32) -> Option<u32> {
         let is_it = |link: &Link| {
             link.node == node && Arc::ptr_eq(&link.card, open) && link.connection.remote_id == remote_id
         };
-        // 0 is no connection's.
+        // No connection has ID 0.
         self.connections.iter().find(|(_, link)| remote_id != 0 && is_it(link)).map(|(local, _)| *local)
     }
 
-    /// A message for no connection has arrived.
+    /// Handles a message for no connection.
     pub(crate) fn stranger(&mut self, open: &Arc<OpenCard>, node: Node, message: &Message) {
         let is_request = matches!(message.kind, Kind::Req | Kind::SidrReq);
-        // A request that comes again.
+        // A repeated request.
         let known = self.of_peer(open, node, message.local_id);
         if is_request && let Some(link) = known.and_then(|local| self.connections.get_mut(&local)) {
             if let Some(acknowledgement) = link.connection.acknowledgement() {
@@ -259,7 +259,7 @@ impl Inner {
         }
     }
 
-    /// Something has happened to the connection of an identifier.
+    /// Handles an event of an identifier's connection.
     pub(crate) fn happened(&mut self, number: u32, happened: Happened) {
         let Some(id) = self.ids.get_mut(&number) else { return };
         let is_over = happened == Happened::TimeWaitOver;

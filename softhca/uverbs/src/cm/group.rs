@@ -1,4 +1,4 @@
-//! Multicast groups: the GID and the LID of an address.
+//! GIDs and LIDs of multicast groups.
 
 use super::address::Address;
 use super::path::{PKEY, address_handle};
@@ -6,17 +6,17 @@ use crate::card::OpenCard;
 use crate::uapi::ucm::{AhAttr, space};
 use softhca::card::{LinkLayer, MULTICAST_LIDS};
 
-/// Beginnings of IPv6 addresses that are GIDs of groups as a subnet administrator chooses them: `ff1x:a01b`, x any.
+/// Returns whether an IPv6 address is a group GID as a subnet administrator chooses it: `ff1x:a01b`, x any.
 fn is_chosen_gid(ip: [u8; 16]) -> bool {
     ip[0] == 0xff && ip[1] & 0xf0 == 0x10 && ip[2..4] == [0xa0, 0x1b]
 }
 
-/// The GID of the group of an address, as the kernel makes it of the address: on InfiniBand as IPoIB does (RFC 4391, 4),
-/// with a signature of its own for programs of the port space UDP (`cma_set_mgid`), on Ethernet the IP
+/// Returns the GID of an address's group, as the kernel derives it: on InfiniBand as IPoIB does (RFC 4391,
+/// 4), with a separate signature for programs of the port space UDP (`cma_set_mgid`), on Ethernet the IP
 /// address itself (`cma_iboe_set_mgid`).
 pub(crate) fn gid(link: LinkLayer, port_space: u16, address: &Address) -> [u8; 16] {
     let [high, low] = PKEY.to_be_bytes();
-    // Of the scope of the link.
+    // Link-local scope.
     let of_ip = |signature: [u8; 2]| {
         let mut gid = [0; 16];
         gid[..6].copy_from_slice(&[0xff, 0x12, signature[0], signature[1], high, low]);
@@ -46,14 +46,15 @@ pub(crate) fn gid(link: LinkLayer, port_space: u16, address: &Address) -> [u8; 1
     }
 }
 
-/// The LID of a group. A subnet manager chooses one; here it follows from the GID, so that all cards agree.
+/// Returns the LID of a group. A subnet manager chooses one; here it is derived from the GID, so that all
+/// cards agree.
 fn lid(gid: &[u8; 16]) -> u16 {
     let sum = gid.iter().fold(0u32, |sum, byte| sum.wrapping_mul(31).wrapping_add((*byte).into()));
     let (first, last) = (*MULTICAST_LIDS.start(), *MULTICAST_LIDS.end());
     first + (sum % u32::from(last - first + 1)) as u16
 }
 
-/// The address of a group, for address handles. `None` for a card without a GID.
+/// Returns the address of a group, for address handles; `None` for a card without a GID.
 pub(crate) fn handle(open: &OpenCard, gid: [u8; 16]) -> Option<AhAttr> {
     let node = open.card.node();
     let gids = super::message::Gids { source: open.card.gid_of(node)?, destination: gid };

@@ -1,5 +1,5 @@
-//! Identifiers as members of multicast groups. The program attaches its queue pair itself, by verbs: here it learns the
-//! address of the group.
+//! Identifiers as members of multicast groups. The program learns the address of the group here, and attaches
+//! its queue pair by verbs.
 
 use super::address::Address;
 use super::event::Event;
@@ -9,11 +9,12 @@ use super::manager::{Inner, Membership};
 use crate::errno::{Errno, Result};
 
 impl Inner {
-    /// `JOIN_MCAST`, `JOIN_IP_MCAST`. `answer` gives the program the number of the membership. An event has the address.
+    /// `JOIN_MCAST`, `JOIN_IP_MCAST`. `answer` gives the program the number of the membership. An event has
+    /// the address.
     ///
     /// # Errors
-    /// EINVAL if the identifier is bound to no card, or is not of datagrams, or for the address that names no group;
-    /// ENOSYS on a fabric without groups; and those of [`Inner::id`] and `answer`.
+    /// EINVAL if the identifier is bound to no card or is not for datagrams, or for the address that names no
+    /// group; ENOSYS on a fabric without groups; and those of [`Inner::id`] and `answer`.
     pub(crate) fn join(
         &mut self,
         file: u32,
@@ -40,10 +41,10 @@ impl Inner {
         Ok(())
     }
 
-    /// `LEAVE_MCAST`. Returns how many events of the membership the program has had.
+    /// `LEAVE_MCAST`. Returns how many events of the membership the program has received.
     ///
     /// # Errors
-    /// ENOENT if there is no such membership, EINVAL if it is of another file.
+    /// ENOENT if there is no such membership, EINVAL if it belongs to another file.
     pub(crate) fn leave(&mut self, file: u32, member: u32) -> Result<u32> {
         let number = self.memberships.get(&member).ok_or(Errno::NO_ENTRY)?.id;
         self.id(file, number)?;

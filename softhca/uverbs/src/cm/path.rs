@@ -29,13 +29,12 @@ fn is_ethernet(open: &OpenCard) -> bool {
     open.card.link_layer() == LinkLayer::Ethernet
 }
 
-/// LID of a node on InfiniBand; 0 on Ethernet.
+/// Returns the LID of a node on InfiniBand; 0 on Ethernet.
 fn lid(open: &OpenCard, node: Node) -> u16 {
     if is_ethernet(open) { 0 } else { node as u16 }
 }
 
-/// The address of a peer, as queue pairs and address handles take it. `None` for a source that is not
-/// the card's.
+/// Returns the address of a peer for queue pairs and address handles; `None` if the source is not the card's.
 pub(crate) fn address_handle(open: &OpenCard, node: Node, gids: &Gids) -> Option<AhAttr> {
     let is_source = |entry: &GidEntry| {
         entry.gid == gids.source && matches!(entry.kind, GidKind::RoceV2 | GidKind::InfiniBand)
@@ -52,7 +51,7 @@ pub(crate) fn address_handle(open: &OpenCard, node: Node, gids: &Gids) -> Option
     })
 }
 
-/// The path to the identifier's peer.
+/// Returns the path to the identifier's peer.
 pub(crate) fn path(id: &Id) -> Option<UserPathRec> {
     let route = id.route.as_ref()?;
     let open = &route.card;
@@ -76,7 +75,7 @@ pub(crate) fn path(id: &Id) -> Option<UserPathRec> {
     })
 }
 
-/// Checks paths that a program sets: one of them leads there and back.
+/// Checks that one of a program's paths leads there and back.
 ///
 /// # Errors
 /// EINVAL.

@@ -10,7 +10,7 @@ use crate::uapi::devx::{EVENTS_OMIT_DATA, attr, object};
 use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd};
 use std::sync::Arc;
 
-/// Most events that one command subscribes to.
+/// Maximum number of events that one command subscribes to.
 const MAX_EVENTS: usize = 16;
 
 /// `MLX5_IB_METHOD_DEVX_ASYNC_CMD_FD_ALLOC`.
@@ -41,7 +41,7 @@ fn alloc(context: &Context, request: &Request, content: Content) -> Result<()> {
     Ok(())
 }
 
-/// The file of a descriptor: one of asynchronous commands, or one of events.
+/// Returns the file of a descriptor: one of asynchronous commands, or one of events.
 pub(super) fn file(
     context: &Context,
     request: &Request,
@@ -72,8 +72,8 @@ pub(super) fn subscribe(context: &Context, request: &Request) -> Result<()> {
         (true, Some(_)) => return Err(Errno::INVALID),
         (true, None) => {
             let fd = i32::try_from(request.number32(attr::SUBSCRIBE_EVENTFD)?).map_err(|_| Errno::BAD_FD)?;
-            // SAFETY: a descriptor of the program, which keeps it open during the command. One that is
-            // not open is EBADF.
+            // SAFETY: a descriptor of the program, which keeps it open during the command. One that is not
+            // open is EBADF.
             Sink::Counter(unsafe { BorrowedFd::borrow_raw(fd) }.try_clone_to_owned()?.into())
         }
         (false, cookie) => Sink::File { file: Arc::downgrade(&file), cookie: cookie.unwrap_or(0) },
@@ -89,7 +89,7 @@ pub(super) fn subscribe(context: &Context, request: &Request) -> Result<()> {
     }
     // The port never changes.
     let Some(handle) = object else { return Ok(()) };
-    // The lock keeps the object until the subscription is there.
+    // The lock keeps the object until it has the subscription.
     let objects = context.objects.lock();
     let resource = objects.resource(object::DEVX_OBJ, handle)?;
     context.open.routes.subscriptions.add(resource, &kinds, &Arc::new(sink));

@@ -23,8 +23,8 @@ pub(super) fn query_event_queue(request: &Request) -> Result<()> {
     request.answer_with(attr::EQN_NUMBER, &u32::from(EVENT_QUEUE))
 }
 
-/// `MLX5_IB_METHOD_DEVX_OTHER`. Opcodes that a kernel does not pass to the device are EINVAL,
-/// without an answer.
+/// `MLX5_IB_METHOD_DEVX_OTHER`. Opcodes that a kernel does not pass to the device are EINVAL, without an
+/// answer.
 pub(super) fn perform(context: &Context, request: &Request) -> Result<()> {
     request.knows(&[attr::OTHER_IN, attr::OTHER_OUT])?;
     let input = input(request, attr::OTHER_IN, attr::OTHER_OUT)?;
@@ -35,7 +35,7 @@ fn command(context: &Context, input: &[u8]) -> std::result::Result<Vec<u8>, Fail
     match opcode_of(input) {
         opcode::QUERY_HCA_CAP => Ok(capabilities::query(context, input)?),
         opcode::QUERY_HCA_VPORT_CONTEXT => Ok(query_vport(context)),
-        // A LAG context of zeros: the port is bonded with no other.
+        // A LAG context of zeros: the port is not bonded.
         opcode::NOP | opcode::QUERY_LAG => Ok(done()),
         opcode if opcode::GENERAL.contains(&opcode) || opcode::GENERAL_RANGE.contains(&opcode) => {
             let limit = "QUERY_HCA_CAP, QUERY_HCA_VPORT_CONTEXT, QUERY_LAG or NOP";
@@ -48,10 +48,9 @@ fn command(context: &Context, input: &[u8]) -> std::result::Result<Vec<u8>, Fail
     }
 }
 
-/// The port: its state and its GUIDs. On Ethernet the LID is 0.
+/// Returns the state and the GUIDs of the port. On Ethernet the LID is 0.
 fn query_vport(context: &Context) -> Vec<u8> {
-    /// `LinkUp` of the physical state, and `Active` of the logical one (InfiniBand specification,
-    /// 14.2.5.6).
+    /// `LinkUp` of the physical state, and `Active` of the logical one (InfiniBand specification, 14.2.5.6).
     const LINK_UP: u8 = 5;
     const ACTIVE: u8 = 4;
     let card = context.card();

@@ -1,5 +1,5 @@
-//! Objects of the device: creation, transitions and queries by handle. A command may also name an
-//! object of verbs, because all objects share one space of handles.
+//! Objects of the device: creation, transitions and queries by handle. A command may also name an object of
+//! verbs, because all objects share one space of handles.
 
 use super::message::{answer, created, input, opcode_of};
 use super::status::{Failure, Refusal, Status, Syndrome};
@@ -26,7 +26,7 @@ pub(super) fn create(context: &Context, request: &Request) -> Result<()> {
     answer(request, attr::OBJ_OUT, outcome.map(|(_, output)| output))
 }
 
-/// Creates an object. Returns its answer, too.
+/// Creates an object. Also returns its answer.
 fn make(
     context: &Context,
     objects: &Objects,
@@ -59,14 +59,14 @@ fn misplaced(opcode: u16) -> Failure {
     Errno::INVALID.into()
 }
 
-/// The object that a command changes or queries, and its DEVX state if a command has created it.
+/// The object of a command, and its DEVX state if a command has created it.
 enum Target<'a> {
     Cq(u32, Option<&'a cq::Cq>),
     Qp(u32, QpConfig, Option<&'a qp::Qp>),
 }
 
 impl Target<'_> {
-    /// The object of a handle. The command must name the same object by number.
+    /// Returns the object of a handle. The command must name the same object by number.
     fn find<'a>(objects: &'a Objects, handle: u32, input: &[u8]) -> Result<Target<'a>> {
         let object = objects.get(handle)?;
         let resource = object.resource.ok_or(Errno::INVALID)?;
@@ -123,8 +123,8 @@ pub(super) fn query(context: &Context, request: &Request) -> Result<()> {
     answer(request, attr::OBJ_OUT, outcome)
 }
 
-/// `MLX5_IB_METHOD_DEVX_OBJ_ASYNC_QUERY`: the answer, also that of a refused command, goes to a file.
-/// It is there before the command returns.
+/// `MLX5_IB_METHOD_DEVX_OBJ_ASYNC_QUERY`: the answer, also that of a refused command, goes to a file before
+/// the command returns.
 pub(super) fn query_async(context: &Context, request: &Request) -> Result<()> {
     request.knows(&[
         attr::HANDLE,

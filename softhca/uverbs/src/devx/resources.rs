@@ -1,12 +1,11 @@
-//! Checks of the objects that a command names by number: they must belong to its context, created
-//! by verbs or by a command.
+//! Checks of the objects that a command names by number: they must belong to its context, created by verbs or
+//! by a command.
 
 use super::status::{Refusal, Syndrome};
 use crate::context::Objects;
 use crate::resource::Resource;
 
-/// The event queue of every completion vector. The card has none; programs pass the number back in
-/// `c_eqn`.
+/// The event queue of every completion vector. The card has none; programs pass the number back in `c_eqn`.
 pub(super) const EVENT_QUEUE: u8 = 5;
 
 pub(super) fn check_pd(objects: &Objects, number: u32) -> Result<(), Refusal> {

@@ -60,9 +60,9 @@ pub(super) fn create(
         cyclic: kind == wq::CYCLIC,
         xrc: None,
     };
-    // SAFETY: `Part::address` found ring and record inside registered user memory, aligned and mapped.
-    // The program keeps that memory mapped while it is registered, and the context keeps it registered
-    // while the queue `uses` it.
+    // SAFETY: `Part::address` found ring and record inside registered user memory, aligned and mapped. The
+    // program keeps that memory mapped while it is registered, and the context keeps it registered while the
+    // queue `uses` it.
     let number = unsafe { context.card().create_srq(&config) }?;
     let object = Object::new(object::DEVX_OBJ, Resource::Srq(number)).using([ring.id, record.id]);
     Ok((object, created(number)))

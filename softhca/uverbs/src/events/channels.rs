@@ -30,8 +30,7 @@ impl<T> Files<T> {
 
     fn insert(&self, fd: RawFd, file: Arc<T>) {
         let stale = self.by_fd.lock().insert(fd, file);
-        // A file whose close the hooks did not see. Dropped after the lock is released, because it
-        // closes files.
+        // A file whose close the hooks missed. Dropped after the lock is released, because it closes files.
         drop(stale);
     }
 
@@ -47,12 +46,9 @@ impl<T> Files<T> {
     }
 }
 
-/// All event files.
 #[derive(Debug, Default)]
 pub(crate) struct Channels {
-    /// Completion channels.
     pub(crate) completions: Files<EventPipe>,
-    /// Files of DEVX.
     pub(crate) devx: Files<PacketFile>,
 }
 
@@ -63,8 +59,8 @@ impl Channels {
         self.devx.duplicate(from, to);
     }
 
-    /// Removes a file that the program is about to close. Completion queues keep their own reference
-    /// to a channel.
+    /// Removes a file that the program is about to close. Completion queues keep their own reference to a
+    /// channel.
     pub(crate) fn remove(&self, fd: RawFd) {
         self.completions.remove(fd);
         self.devx.remove(fd);

@@ -1,4 +1,4 @@
-//! Events of the card, on their way to the program.
+//! Delivery of the card's events to the program.
 
 pub(crate) mod channels;
 pub(crate) mod packets;

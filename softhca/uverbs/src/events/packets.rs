@@ -1,16 +1,16 @@
-//! Sockets that stand in for the event files of DEVX: each read gets one event, whatever its size.
+//! Sockets that stand in for the event files of DEVX: each read gets one event, regardless of its size.
 
 use crate::errno::{Errno, Result};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
-/// What a file of DEVX delivers.
+/// Content of a DEVX file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Content {
     /// Answers of asynchronous commands.
     Answers,
-    /// Events with the device's entry for each.
+    /// Events, each with the device's event queue entry.
     Entries,
-    /// Events, each only by the cookie of its subscription.
+    /// Events, each as the cookie of its subscription.
     Cookies,
 }
 
@@ -22,7 +22,7 @@ pub(crate) struct PacketFile {
 }
 
 impl PacketFile {
-    /// Creates a file. Returns the program's end, too.
+    /// Creates a file. Also returns the program's end.
     pub(crate) fn new(content: Content) -> Result<(Self, OwnedFd)> {
         let mut fds = [0; 2];
         let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC;
@@ -35,11 +35,11 @@ impl PacketFile {
         Ok((PacketFile { content, socket }, theirs))
     }
 
-    /// Adds an event. EAGAIN if the program has not read as many as there is room for.
+    /// Adds an event. EAGAIN if there is no room for unread events.
     pub(crate) fn push(&self, event: &[u8]) -> Result<()> {
         let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-        // SAFETY: the slice keeps the bytes readable. A system call, as the hook of send(2) is for
-        // the program's sockets.
+        // SAFETY: the slice keeps the bytes readable. A system call, as the hook of send(2) serves the
+        // program's sockets.
         let sent = unsafe {
             libc::syscall(
                 libc::SYS_sendto,

@@ -13,8 +13,8 @@ pub(crate) struct EventPipe {
     ends: Mutex<Ends>,
 }
 
-/// Both ends are non-blocking. The library's read end is an open file of its own, so that the
-/// program's read end keeps the mode that the program sets.
+/// Both ends are non-blocking. The library's read end is a separate open file, so that the program's read end
+/// keeps the mode that the program sets.
 #[derive(Debug)]
 struct Ends {
     write: File,
@@ -22,7 +22,7 @@ struct Ends {
 }
 
 impl EventPipe {
-    /// Creates a pipe. Returns the program's read end, too.
+    /// Creates a pipe. Also returns the program's read end.
     pub(crate) fn new() -> Result<(EventPipe, OwnedFd)> {
         let mut fds = [0; 2];
         // SAFETY: `fds` has room for two descriptors.
@@ -39,7 +39,7 @@ impl EventPipe {
         Ok((EventPipe { ends: Mutex::new(Ends { write, read }) }, theirs))
     }
 
-    /// Adds an event. False if the pipe is full.
+    /// Adds an event. Returns false if the pipe is full.
     pub(super) fn push(&self, event: &[u8]) -> bool {
         // A write of at most 4 KiB is atomic (pipe(7)).
         let pushed = self.ends.lock().write.write_all(event);

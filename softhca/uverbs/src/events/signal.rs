@@ -5,10 +5,10 @@ use crate::errno::{Errno, Result};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// What a ready file's pipe contains.
+/// The content of a ready file's pipe.
 const READY: u64 = 1;
 
-/// A pipe that is readable while the file is ready, and a count of the moments at which it became so.
+/// A pipe that is readable while the file is ready, and a count of the times at which it became ready.
 #[derive(Debug)]
 pub(crate) struct Signal {
     pipe: EventPipe,
@@ -16,20 +16,20 @@ pub(crate) struct Signal {
 }
 
 impl Signal {
-    /// Returns the descriptor that the program polls, too. Nothing can be written to it: a forked
-    /// child, which the library does not serve there, gets EBADF.
+    /// Also returns the descriptor that the program polls. Nothing can be written to it: a forked child,
+    /// which the library does not serve there, gets EBADF.
     pub(crate) fn new() -> Result<(Signal, OwnedFd)> {
         let (pipe, theirs) = EventPipe::new()?;
         Ok((Signal { pipe, raised: AtomicU32::new(0) }, theirs))
     }
 
-    /// The file is ready. Called when it was not.
+    /// Marks the file as ready, which it must not be yet.
     pub(crate) fn raise(&self) {
         self.pipe.push(&READY.to_ne_bytes());
         self.wake();
     }
 
-    /// The file is not ready any more.
+    /// Marks the file as not ready.
     pub(crate) fn lower(&self) {
         self.pipe.take_back(size_of::<u64>(), READY);
     }
@@ -49,14 +49,13 @@ impl Signal {
         };
     }
 
-    /// The number for [`Self::wait`]: taken before the look at what is waited for.
+    /// Returns the argument of [`Self::wait`], to be taken before checking for readiness.
     pub(crate) fn seen(&self) -> u32 {
         self.raised.load(Ordering::Acquire)
     }
 
-    /// Waits until [`Self::raise`] or [`Self::wake`] is called after `seen` was taken, as a system call
-    /// does: after a signal the kernel goes on with the wait, or it ends with EINTR, as the program has
-    /// asked for with `SA_RESTART`.
+    /// Waits until [`Self::raise`] or [`Self::wake`] is called after `seen` was taken. After a signal it
+    /// continues or ends with EINTR, as the program has chosen with `SA_RESTART`, like a system call.
     pub(crate) fn wait(&self, seen: u32) -> Result<()> {
         let none = std::ptr::null::<libc::timespec>();
         // SAFETY: the word is an aligned `u32`, which lives during the call; there is no timeout.
@@ -71,7 +70,7 @@ impl Signal {
         };
         match Errno::last() {
             error if rc < 0 && error.0 == libc::EINTR => Err(error),
-            // Raised, or raised before the wait began.
+            // Raised, possibly before the wait began.
             _ => Ok(()),
         }
     }

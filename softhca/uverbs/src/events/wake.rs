@@ -6,7 +6,7 @@ use std::io::{Read, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd};
 use std::time::Duration;
 
-/// An eventfd. Any thread may raise it.
+/// An eventfd that any thread may raise.
 #[derive(Debug)]
 pub(crate) struct Wake(File);
 
@@ -21,15 +21,13 @@ impl Wake {
         Ok(Wake(unsafe { File::from_raw_fd(fd) }))
     }
 
-    /// Makes the descriptor readable.
     pub(crate) fn raise(&self) {
-        // Fails only where the count is at its limit: then it is readable anyway.
+        // Fails only if the count is at its limit; the descriptor is readable then.
         let _ = (&self.0).write(&1u64.to_ne_bytes());
     }
 
-    /// Makes the descriptor not readable.
     pub(crate) fn drain(&self) {
-        // Fails where it was not raised.
+        // Fails if it was not raised.
         let _ = (&self.0).read(&mut [0; 8]);
     }
 }
@@ -40,12 +38,12 @@ impl AsFd for Wake {
     }
 }
 
-/// Waits until one of the descriptors is readable or closed, or the time is over; without a time, for
-/// ever. Says which are.
+/// Waits until one of the descriptors is readable or closed, or the time is over; forever without a time.
+/// Returns which are.
 pub(crate) fn readable(fds: &[BorrowedFd<'_>], longest: Option<Duration>) -> Result<Vec<bool>> {
     let entry = |fd: &BorrowedFd<'_>| libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
     let mut polled: Vec<libc::pollfd> = fds.iter().map(entry).collect();
-    // Rounded up: a wait that ends early would be begun again at once.
+    // Rounded up: a wait that ends early would be repeated at once.
     let millis =
         longest.map_or(-1, |time| i32::try_from(time.as_micros().div_ceil(1000)).unwrap_or(i32::MAX));
     // SAFETY: as many valid entries as the count says.

@@ -1,8 +1,8 @@
-//! What the modules of hooks are made with.
+//! Helpers to define hooks.
 
 use crate::errno::Result;
 
-/// The value, or -1 with `errno` set.
+/// Returns the value, or -1 with `errno` set.
 pub(super) fn returned<T: From<i8>>(result: Result<T>) -> T {
     result.unwrap_or_else(|errno| {
         errno.set();
@@ -10,7 +10,7 @@ pub(super) fn returned<T: From<i8>>(result: Result<T>) -> T {
     })
 }
 
-/// Defines C functions whose safety is that of the C library's function of the same name.
+/// Defines C functions whose safety contract is that of the C library's function of the same name.
 macro_rules! c_functions {
     ($($(#[$doc:meta])+ $name:ident($($argument:ident: $type:ty),+) -> $result:ty { $call:expr })+) => {
         $(

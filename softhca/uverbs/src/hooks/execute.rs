@@ -1,5 +1,5 @@
-//! Programs that a program starts. The loader preloads no library into some; of these stderr says that they
-//! see no card. `gdsync soft` itself says it of its command.
+//! Programs started by a program. The loader preloads no library into some of them; for these, stderr reports
+//! that they see no card. `gdsync soft` itself reports it for its command.
 
 use super::next;
 use crate::errno::preserving;
@@ -16,11 +16,11 @@ use std::path::{Path, PathBuf};
 
 type Strings = *const *const c_char;
 
-/// Where commands are without `PATH`, as execvp(3) says.
+/// The default of `PATH`, as in execvp(3).
 const DEFAULT_PATH: &CStr = c"/bin:/usr/bin";
 
-/// The folders of commands. (The standard library would take a lock, which may be held for ever in the child
-/// of a fork.)
+/// Returns the folders of commands. (The standard library would take a lock, which may be held forever in the
+/// child of a fork.)
 fn search_path() -> &'static OsStr {
     // SAFETY: a C string; as for any reader of the environment, the program must not change it meanwhile.
     let value = unsafe { libc::getenv(c"PATH".as_ptr()) };
@@ -29,7 +29,8 @@ fn search_path() -> &'static OsStr {
     OsStr::from_bytes(value.to_bytes())
 }
 
-/// Whether nothing was said of a program in this run: a file in the private folder says so to all processes.
+/// Returns whether a program was not reported in this run yet: a file in the private folder marks it for all
+/// processes.
 fn is_new(program: &Path, folder: &Path) -> bool {
     let Ok(facts) = program.metadata() else { return true };
     let mark = folder.join(format!("said-{:x}-{:x}", facts.dev(), facts.ino()));
@@ -37,7 +38,7 @@ fn is_new(program: &Path, folder: &Path) -> bool {
     !made.is_err_and(|error| error.kind() == ErrorKind::AlreadyExists)
 }
 
-/// Says that a program sees no card, if that is so. `is_searched`: it is a command, not a path.
+/// Reports a program that sees no card. `is_searched`: the name is a command, not a path.
 ///
 /// # Safety
 /// `name` is null or a C string.
@@ -118,8 +119,8 @@ c_functions! {
     }
 }
 
-/// The functions with a list of arguments, which only the C library can read: what they name is looked at, and
-/// the C library's function goes on with the caller's registers and stack.
+/// The functions with a list of arguments, which only the C library can read: the program's name is checked,
+/// and then the C library's function continues with the caller's registers and stack.
 #[cfg(not(any(test, fuzzing)))]
 pub mod lists {
     use super::super::next::Next;
@@ -131,7 +132,7 @@ pub mod lists {
         -1
     }
 
-    /// Defines a function, and the one that is called before the C library's, whose address it returns.
+    /// Defines a function, and the one called before the C library's, whose address it returns.
     macro_rules! lists {
         ($($(#[$doc:meta])+ $name:ident, $before:ident, $is_searched:expr;)+) => {
             $(

@@ -1,4 +1,4 @@
-//! Files that programs name: those of devices are found in the private folder.
+//! Calls with paths: those of device files lead to the private folder.
 
 use super::define::returned;
 use super::live::{enliven, is_relative, live};
@@ -11,11 +11,11 @@ use std::ffi::CStr;
 use std::os::fd::{AsRawFd, IntoRawFd, RawFd};
 use std::ptr;
 
-/// The file that stands for an open device: its attributes are those of what stat(2) finds at the
-/// device's path, a character device, as libibverbs requires.
+/// The file whose attributes an open device has: those that stat(2) finds at the device's path, a character
+/// device, as libibverbs requires.
 const STAND_IN: &CStr = c"/dev/null";
 
-/// The path to pass on for one that a program has named: in the private folder, or as it is.
+/// The path to pass on: in the private folder, or the program's.
 pub(super) struct Passed {
     private: Option<Private>,
     path: *const c_char,
@@ -47,9 +47,8 @@ unsafe fn stat_any(directory: c_int, path: *const c_char, buffer: *mut libc::sta
     unsafe { libc::syscall(libc::SYS_newfstatat, directory, passed.as_ptr(), buffer, flags) as c_int }
 }
 
-/// Whether the file of a descriptor is an open device, or the connection manager's. The descriptor may
-/// be another file's by now,
-/// if the program has closed the device in a way that the hooks do not see; that has a name.
+/// Returns whether a descriptor's file is an open device or a file of the connection manager. If the program
+/// has closed the device unnoticed by the hooks, the descriptor may be another file by now, which has links.
 fn is_device(fd: RawFd, links: impl Into<u64>) -> bool {
     preserving(|| match links.into() {
         0 => process::context(fd).is_some(),
@@ -152,15 +151,15 @@ unsafe fn realpath_any(path: *const c_char, resolved: *mut c_char) -> *mut c_cha
     let device = passed.private.as_ref().filter(|private| private.is_device());
     let public = device.map_or_else(|| paths::public(whole), Private::named);
     if public.len() <= whole.len() {
-        // SAFETY: the place has the bytes of the longer path and its zero; the shorter may be part
-        // of it, which `copy` allows.
+        // SAFETY: the place has room for the longer path and its zero; the shorter may be part of it, which
+        // `copy` allows.
         unsafe {
             ptr::copy(public.as_ptr(), found.cast(), public.len());
             *found.add(public.len()) = 0;
         }
         return found;
     }
-    // A device, whose stand-in has a shorter path.
+    // A device's stand-in has a shorter path.
     if resolved.is_null() {
         // SAFETY: the C library has allocated it for the caller, who gets another.
         unsafe {
@@ -342,7 +341,7 @@ c_functions! {
         readlink_any(directory, path, buffer, len)
     }
 
-    /// `realpath(3)`. The path that is found is one of the system, too.
+    /// `realpath(3)`. The result is also a path of the system.
     realpath(path: *const c_char, resolved: *mut c_char) -> *mut c_char {
         realpath_any(path, resolved)
     }

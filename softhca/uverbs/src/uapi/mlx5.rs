@@ -1,4 +1,4 @@
-//! The part of each command that only libmlx5 and the mlx5 driver know: `mlx5-abi.h`.
+//! The parts of commands between libmlx5 and the mlx5 driver: `mlx5-abi.h`.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
@@ -8,17 +8,17 @@ pub(crate) const SUPPORTED_UHW: u8 = 3;
 pub(crate) const INLINE_MODE_NONE: u8 = 1;
 /// `MLX5_QP_FLAG_SCATTER_CQE`: small data inside completion entries.
 pub(crate) const QP_SCATTER_CQE: u32 = 1 << 1;
-/// `MLX5_QP_FLAG_ALLOW_SCATTER_CQE`: results, too, although not every send writes an entry.
+/// `MLX5_QP_FLAG_ALLOW_SCATTER_CQE`: also results, although not every send writes an entry.
 pub(crate) const QP_ALLOW_SCATTER_CQE: u32 = 1 << 8;
-/// The flags that the card knows: those, and two that ask for nothing more, `MLX5_QP_FLAG_UAR_PAGE_INDEX`
-/// and the older `_BFREG_INDEX`.
+/// The flags that the card supports: those, and two without a request, `MLX5_QP_FLAG_UAR_PAGE_INDEX` and the
+/// older `_BFREG_INDEX`.
 pub(crate) const QP_SUPPORTED: u32 = QP_SCATTER_CQE | QP_ALLOW_SCATTER_CQE | 1 << 3 | 1 << 10;
 /// Fields of [`AllocUcontextResp`] that are valid: `MLX5_IB_ALLOC_UCONTEXT_RESP_MASK_CORE_CLOCK_OFFSET`,
 /// `_DUMP_FILL_MKEY`, and work requests that change the tag of a key (`_MKEY_UPDATE_TAG`).
 pub(crate) const CONTEXT_CLOCK_OFFSET: u32 = 1 << 0;
 pub(crate) const CONTEXT_DUMP_FILL_MKEY: u32 = 1 << 1;
 pub(crate) const CONTEXT_MKEY_UPDATE_TAG: u32 = 1 << 5;
-/// `MLX5_QP_FLAG_TYPE_DCT` and `_DCI`: what a queue pair of the driver's own type is.
+/// `MLX5_QP_FLAG_TYPE_DCT` and `_DCI`: the side of a queue pair of the driver's own type.
 pub(crate) const QP_DC_TARGET: u32 = 1 << 4;
 pub(crate) const QP_DC_INITIATOR: u32 = 1 << 5;
 /// `MLX5_IB_CREATE_CQ_FLAGS_UAR_PAGE_INDEX`.
@@ -129,7 +129,7 @@ pub(crate) struct CreateQp {
     pub(crate) flags: u32,
     pub(crate) uidx: u32,
     pub(crate) bfreg_index: u32,
-    /// Of a DC target, its access key.
+    /// For a DC target, its access key.
     pub(crate) sq_buf_addr: u64,
     pub(crate) ece_options: u32,
     pub(crate) dci_streams: u16,

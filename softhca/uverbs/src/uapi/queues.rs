@@ -6,17 +6,17 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 pub(crate) const QPT_RC: u64 = 2;
 pub(crate) const QPT_UC: u64 = 3;
 pub(crate) const QPT_UD: u64 = 4;
-/// A type of the driver's own.
+/// The driver's own type.
 pub(crate) const QPT_DRIVER: u64 = 0xff;
 pub(crate) const QPT_XRC_INI: u64 = 9;
 pub(crate) const QPT_XRC_TGT: u64 = 10;
-/// `IB_SRQ_MAX_WR` and `IB_SRQ_LIMIT`: what a change of a shared receive queue changes.
+/// `IB_SRQ_MAX_WR` and `IB_SRQ_LIMIT`: the attributes that a change of a shared receive queue changes.
 pub(crate) const SRQ_MAX_WR: u32 = 1 << 0;
 pub(crate) const SRQ_LIMIT: u32 = 1 << 1;
 /// `IB_UVERBS_SRQT_*`.
 pub(crate) const SRQT_BASIC: u64 = 0;
 pub(crate) const SRQT_XRC: u64 = 1;
-/// Matching of tags.
+/// Tag matching.
 pub(crate) const SRQT_TM: u64 = 2;
 /// `IB_CQ_MODERATE`.
 pub(crate) const CQ_MODERATE: u32 = 1 << 0;
@@ -175,7 +175,7 @@ pub(crate) struct OpenQp {
     pub(crate) reserved: [u8; 7],
 }
 
-/// `struct ib_uverbs_create_qp_resp`, which answers the opening of a queue pair, too.
+/// `struct ib_uverbs_create_qp_resp`, which also answers the opening of a queue pair.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 pub(crate) struct OpenQpResp {

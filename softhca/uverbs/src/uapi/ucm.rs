@@ -83,7 +83,7 @@ structures! {
     Header { cmd: u32, bytes_in: u16, bytes_out: u16, }
     /// `struct rdma_ucm_create_id`.
     CreateId { uid: u64, response: u64, space: u16, qp_type: u8, reserved: [u8; 5], }
-    /// `struct rdma_ucm_destroy_id`, which leaves a multicast group, too.
+    /// `struct rdma_ucm_destroy_id`, also for leaving a multicast group.
     DestroyId { response: u64, id: u32, reserved: u32, }
     /// `struct rdma_ucm_bind_ip`.
     BindIp { response: u64, addr: Sockaddr6, id: u32, }
@@ -144,11 +144,11 @@ structures! {
     }
     /// `struct rdma_ucm_ece`.
     Ece { vendor_id: u32, attr_mod: u32, }
-    /// `struct rdma_ucm_connect` without its last field, which older programs do not have.
+    /// `struct rdma_ucm_connect` without its last field, which older programs lack.
     Connect { param: ConnParam, id: u32, reserved: u32, }
     /// `struct rdma_ucm_listen`.
     Listen { id: u32, backlog: u32, }
-    /// `struct rdma_ucm_accept` without its last field, which older programs do not have.
+    /// `struct rdma_ucm_accept` without its last field, which older programs lack.
     Accept { uid: u64, param: ConnParam, id: u32, reserved: u32, }
     /// `struct rdma_ucm_reject`.
     Reject { id: u32, private_data_len: u8, reason: u8, reserved: [u8; 2], private_data: [u8; MAX_PRIVATE_DATA], }
@@ -173,8 +173,8 @@ structures! {
     JoinMcast { response: u64, uid: u64, id: u32, addr_size: u16, join_flags: u16, addr: Storage, }
     /// `struct rdma_ucm_get_event`.
     GetEvent { response: u64, }
-    /// `struct rdma_ucm_event_resp`. The parameter is a [`ConnParam`] or a [`UdParam`], the longer of
-    /// which it has room for.
+    /// `struct rdma_ucm_event_resp`, with room for the longer of the parameters [`ConnParam`] and
+    /// [`UdParam`].
     EventResp {
         uid: u64, id: u32, event: u32, status: u32, param: [u8; size_of::<UdParam>()], reserved: u32, ece: Ece,
     }

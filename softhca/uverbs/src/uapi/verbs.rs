@@ -147,7 +147,7 @@ pub(crate) struct RegMr {
     pub(crate) access_flags: u32,
 }
 
-/// `IB_MR_REREG_*`: what `REREG_MR` changes.
+/// `IB_MR_REREG_*`: the attributes that `REREG_MR` changes.
 pub(crate) mod rereg {
     pub(crate) const TRANSLATION: u32 = 1 << 0;
     pub(crate) const PD: u32 = 1 << 1;
@@ -200,7 +200,7 @@ pub(crate) mod advice {
     pub(crate) const PREFETCH: u64 = 0;
     pub(crate) const PREFETCH_WRITE: u64 = 1;
     pub(crate) const PREFETCH_NO_FAULT: u64 = 2;
-    /// The pages are there before the answer.
+    /// The pages are present before the answer.
     pub(crate) const FLUSH: u32 = 1 << 0;
 }
 

@@ -1,4 +1,4 @@
-//! Files of events: completion channels, and the file of asynchronous events.
+//! Event files: completion channels, and the file of asynchronous events.
 
 use crate::attributes::Request;
 use crate::context::Context;
@@ -20,7 +20,7 @@ pub(crate) fn create(context: &Context, request: &Request) -> Result<()> {
     Ok(())
 }
 
-/// `ASYNC_EVENT_ALLOC`: all event files of a context are duplicates of one.
+/// `ASYNC_EVENT_ALLOC`: all asynchronous event files of a context are duplicates of one.
 pub(crate) fn alloc_async(context: &Context, request: &Request) -> Result<()> {
     let fd = context.async_fd.try_clone()?;
     request.answer_created(attr::ASYNC_EVENT_FD, fd.as_raw_fd() as u32)?;

@@ -1,7 +1,7 @@
 //! The objects and queries of the verbs interface.
 //!
-//! Layers, each importing only modules before it: `port`, `device`, `channel`, `pd`, `ah`, `mr`,
-//! `rereg`, `mw`, `dm`, `uar`, `xrcd`, `cq`, `srq`, `qp`.
+//! Layers, each importing only modules before it: `port`, `device`, `channel`, `pd`, `ah`, `mr`, `rereg`,
+//! `mw`, `dm`, `uar`, `xrcd`, `cq`, `srq`, `qp`.
 
 pub(crate) mod ah;
 pub(crate) mod channel;

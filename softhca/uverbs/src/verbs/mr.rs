@@ -11,7 +11,6 @@ use crate::uapi::verbs::{ACCESS_FLUSH, ACCESS_OPTIONAL, RegMr, RegMrResp};
 use softhca::card::{Access, RegionConfig};
 use std::os::fd::RawFd;
 
-/// A memory region.
 pub(super) struct Mr {
     pub(super) key: u32,
     /// Handle of its domain.
@@ -23,7 +22,7 @@ pub(super) struct Mr {
     pub(super) backing: Backing,
 }
 
-/// What a region is registered of.
+/// The memory of a region.
 pub(super) enum Backing {
     /// Memory of the program, by address.
     Program,
@@ -36,7 +35,7 @@ pub(super) enum Backing {
     Device,
 }
 
-/// A mapping of a file that this library has made. Dropping it unmaps the memory.
+/// A mapping of a file by this library. Dropping it unmaps the memory.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     base: usize,
@@ -44,7 +43,7 @@ pub(crate) struct Mapping {
 }
 
 impl Mapping {
-    /// Maps `len` bytes of a file from `offset` on. Returns the address of the first byte, too.
+    /// Maps `len` bytes of a file at `offset`. Also returns the address of the first byte.
     pub(crate) fn new(fd: RawFd, offset: u64, len: u64, writable: bool) -> Result<(Mapping, u64)> {
         const PAGE: u64 = 4096;
         let lead = offset % PAGE;
@@ -52,8 +51,7 @@ impl Mapping {
         let whole = len.checked_add(lead).filter(|_| len > 0).ok_or(Errno::INVALID)?;
         let len = usize::try_from(whole).map_err(|_| Errno::INVALID)?;
         let protection = libc::PROT_READ | if writable { libc::PROT_WRITE } else { 0 };
-        // SAFETY: a new mapping at an address that the kernel chooses; it replaces no other
-        // mapping.
+        // SAFETY: a new mapping at an address that the kernel chooses replaces no other mapping.
         let base = unsafe { libc::mmap(std::ptr::null_mut(), len, protection, libc::MAP_SHARED, fd, start) };
         if base == libc::MAP_FAILED {
             let errno = Errno::last();
@@ -70,16 +68,16 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: `new` made the mapping. The context drops an object only after it has destroyed
-        // the object on the card, so the card no longer accesses the memory.
+        // SAFETY: `new` made the mapping. The context drops an object only after it has destroyed the object
+        // on the card, so the card no longer accesses the memory.
         if unsafe { libc::munmap(self.base as *mut libc::c_void, self.len) } != 0 {
             tracing::error!(errno = Errno::last().0, "a mapping is left");
         }
     }
 }
 
-/// Access rights, without the optional ones. The card has no flushes (EOPNOTSUPP); other flags no kernel
-/// knows (EINVAL, `ib_check_mr_access`).
+/// Returns the access rights without the optional ones. The card has no flushes (EOPNOTSUPP); other flags no
+/// kernel knows (EINVAL, `ib_check_mr_access`).
 pub(crate) fn access_of(flags: u32) -> Result<Access> {
     let known = Access::from_bits_truncate(flags);
     let unsupported = flags & !ACCESS_OPTIONAL & !known.bits();
@@ -92,7 +90,6 @@ pub(crate) fn access_of(flags: u32) -> Result<Access> {
     Ok(known)
 }
 
-/// Memory that a command registers.
 pub(super) struct Source {
     pub(super) addr: u64,
     pub(super) length: u64,
@@ -105,8 +102,8 @@ impl Source {
         Source { addr, length, iova, backing: Backing::Program }
     }
 
-    /// Memory of a file, from `offset` on: GPU memory that this process has exported, or a file that the
-    /// CPU can map.
+    /// Memory of a file at `offset`: GPU memory that this process has exported, or a file that the CPU can
+    /// map.
     fn of_file(fd: RawFd, offset: u64, length: u64, iova: u64, writable: bool) -> Result<Self> {
         let (addr, mapping) = file_memory(fd, offset, length, writable)?;
         let backing = mapping.map_or(Backing::Exported, Backing::File);
@@ -114,7 +111,8 @@ impl Source {
     }
 }
 
-/// The address of memory of a file, and its mapping if this library has made one. GPU memory needs none.
+/// Returns the address of a file's memory, and its mapping if this library has made one. GPU memory needs
+/// none.
 pub(crate) fn file_memory(
     fd: RawFd,
     offset: u64,
@@ -132,7 +130,7 @@ pub(crate) fn file_memory(
     }
 }
 
-/// Registers a region, on an object that lives as long as those of `uses`. Returns its handle and key.
+/// Registers a region on an object that lives as long as those of `uses`. Returns its handle and key.
 pub(super) fn add(
     context: &Context,
     source: Source,
@@ -145,10 +143,10 @@ pub(super) fn add(
     let mut objects = context.objects.lock();
     let pdn = objects.number(object::PD, pd)?;
     let config = RegionConfig { pdn, addr, len: length, iova, access, tag: None };
-    // SAFETY: the interface obliges the program to keep registered memory mapped (on-demand memory is
-    // checked at each access); the region keeps a mapping of this library, and device memory.
+    // SAFETY: the interface obliges the program to keep registered memory mapped (on-demand memory is checked
+    // at each access); the region keeps a mapping of this library, and device memory.
     let key = unsafe { context.card().register_memory(&config) }?;
-    // A region that begins at 0 says so.
+    // A region that begins at 0 reports 0.
     let iova = if access.contains(Access::ZERO_BASED) { 0 } else { iova };
     let mr = Mr { key, pd, addr, length, iova, flags, backing };
     let region = Object::new(object::MR, Resource::Mkey(key)).using(uses);
@@ -163,7 +161,7 @@ pub(crate) fn register(context: &Context, request: &Request) -> Result<()> {
     request.answer_with(attr::CORE_OUT, &RegMrResp { mr_handle, lkey: key, rkey: key })
 }
 
-/// `REG_DMABUF_MR`, of GPU memory that this process has exported, and of files that the CPU can map.
+/// `REG_DMABUF_MR`, for GPU memory that this process has exported, and for files that the CPU can map.
 pub(crate) fn register_dmabuf(context: &Context, request: &Request) -> Result<()> {
     request.knows(&[0, 1, 2, 3, 4, 5, 6, 7, 8])?;
     let (offset, length) = (request.number(attr::DMABUF_OFFSET)?, request.number(attr::DMABUF_LENGTH)?);

@@ -40,8 +40,8 @@ pub(crate) fn reregister(context: &Context, request: &Request) -> Result<()> {
     let key = mr.key;
     let pdn = objects.number(object::PD, pd)?;
     let config = RegionConfig { pdn, addr, len: length, iova, access: access_of(flags)?, tag: None };
-    // SAFETY: the interface obliges the program to keep registered memory mapped, on success the new
-    // range; the region keeps a mapping of this library.
+    // SAFETY: the interface obliges the program to keep registered memory mapped, on success the new range;
+    // the region keeps a mapping of this library.
     unsafe { context.card().reregister_memory(key, &config) }?;
     let mr = objects.state_mut::<Mr>(asked.mr_handle)?;
     (mr.pd, mr.flags, mr.addr, mr.length) = (pd, flags, addr, length);
@@ -51,8 +51,8 @@ pub(crate) fn reregister(context: &Context, request: &Request) -> Result<()> {
 }
 
 /// `ADVISE_MR`: fetches on-demand memory before it is accessed. Errors are those of the mlx5 driver
-/// (`mlx5_ib_advise_mr`): ENOENT for a key of no on-demand region, EPERM for one of another domain or
-/// without the right, EFAULT for memory that is not there, if the program waits for it.
+/// (`mlx5_ib_advise_mr`): ENOENT for a key of no on-demand region, EPERM for one of another domain or without
+/// the right, EFAULT for missing memory if the program waits for it.
 pub(crate) fn advise(context: &Context, request: &Request) -> Result<()> {
     let kind = request.number(attr::ADVISE_ADVICE)?;
     if ![advice::PREFETCH, advice::PREFETCH_WRITE, advice::PREFETCH_NO_FAULT].contains(&kind) {

@@ -1,5 +1,5 @@
-//! XRC domains. A domain is named by a file, and shared by all that open it in this process: each process
-//! has a card of its own.
+//! XRC domains. A file names a domain, which all that open it in this process share: each process has its own
+//! card.
 
 use crate::attributes::Request;
 use crate::context::{Context, Object};
@@ -9,7 +9,6 @@ use crate::uapi::ioctl::{attr, object};
 use crate::uapi::queues::{CloseXrcd, OpenXrcd};
 use std::mem::MaybeUninit;
 
-/// Device and inode of an open file.
 fn file_of(fd: i32) -> Result<(u64, u64)> {
     let mut status = MaybeUninit::<libc::stat>::uninit();
     // SAFETY: `status` has room for the answer; a descriptor that is not open is an error.
@@ -21,8 +20,8 @@ fn file_of(fd: i32) -> Result<(u64, u64)> {
     Ok((status.st_dev, status.st_ino))
 }
 
-/// `OPEN_XRCD`. As in the kernel, a file whose domain is not open needs `O_CREAT` (else EAGAIN), and
-/// `O_EXCL` refuses one that is (EINVAL).
+/// `OPEN_XRCD`. As in the kernel, a file whose domain is not open needs `O_CREAT` (else EAGAIN), and `O_EXCL`
+/// refuses one that is (EINVAL).
 pub(crate) fn open(context: &Context, request: &Request) -> Result<()> {
     let asked: OpenXrcd = request.structure(attr::CORE_IN)?;
     let has = |flag: i32| asked.oflags & flag as u32 != 0;

@@ -29,7 +29,7 @@ fn happened(reaction: Reaction) -> Happened {
     reaction.happened.unwrap()
 }
 
-/// An established connection: the end that has asked, and the other one.
+/// An established connection: the active end, and the passive one.
 fn established(now: Instant) -> [Connection; 2] {
     let (mut near, request) = asks(now);
     let mut far = Connection::answer(8, &request, Speed::default());
@@ -51,7 +51,7 @@ fn a_connection_is_made_and_each_end_knows_the_other() {
     let [near, far] = established(now);
     assert_eq!((near.peer.qpn, near.peer.psn, far.peer.qpn), (55, 99, 0x12_3456));
     assert_eq!((near.gids.source, far.gids.source), ([1; 16], [2; 16]));
-    // The accepting end has said that it reads 9 at a time, and serves 2.
+    // The accepting end has announced that it reads 9 at a time, and serves 2.
     assert_eq!((near.own.responder_resources, near.own.initiator_depth), (9, 2));
     assert_eq!((far.own.responder_resources, far.own.initiator_depth), (2, 9));
     assert_eq!((near.own.retry_count, near.own.rnr_retry_count, far.own.retry_count), (6, 5, 6));
@@ -62,7 +62,7 @@ fn a_connection_is_made_and_each_end_knows_the_other() {
 fn the_end_that_is_asked_sees_the_depths_of_the_other_side() {
     let (_, request) = asks(Instant::now());
     let far = Connection::answer(8, &request, Speed::default());
-    // The request says: 3 served, 4 read at a time.
+    // The request announces 3 served and 4 read at a time.
     assert_eq!((far.own.responder_resources, far.own.initiator_depth), (4, 3));
 }
 
@@ -152,7 +152,7 @@ fn lost_replies_and_lost_answers_to_them_come_again() {
     assert_eq!(near.arrive(&rep, now), Reaction::default(), "the program is not ready yet");
     near.ready().unwrap();
     assert_eq!(sent(near.arrive(&rep, now)).kind, Kind::Rtu);
-    // It has been sent again once already.
+    // It has been repeated once already.
     let silent = (0..MAX_RETRIES).map(|_| far.expire(far.next_timer().unwrap())).last().unwrap();
     assert_eq!(happened(silent), Happened::Unreachable);
 }
@@ -179,7 +179,7 @@ fn rejections_reach_the_other_end_with_their_reason() {
     assert_eq!(near.ready().err(), Some(Errno::INVALID));
     assert_eq!(far.accept(end(), Vec::new(), now).err(), Some(Errno::INVALID));
     assert_eq!(far.reject(reason::CONSUMER_DEFINED, Vec::new(), now).err(), Some(Errno::INVALID));
-    // The end that has asked may reject the reply.
+    // The active end may reject the reply.
     let (mut near, request) = asks(now);
     let mut far = Connection::answer(8, &request, Speed::default());
     near.arrive(&far.accept(end(), Vec::new(), now).unwrap(), now);
@@ -268,7 +268,7 @@ fn strangers_are_answered_once_and_for_all() {
     assert_eq!((answer.local_id, answer.remote_id), (6, 5));
 }
 
-/// What may happen to two ends: messages are carried, lost or repeated, programs act, time goes by.
+/// A step of two ends: messages are carried, lost or repeated, programs act, time passes.
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Carry { index: usize, keep: bool },
@@ -298,7 +298,7 @@ proptest! {
         let mut now = Instant::now();
         let (near, first) = asks(now);
         let mut ends = [near, Connection::answer(8, &first, Speed::default())];
-        // What is under way, with its destination.
+        // The messages in flight, with their destinations.
         let mut wire = vec![(0, ends[1].acknowledgement().unwrap())];
         let mut told: [Vec<Happened>; 2] = [Vec::new(), Vec::new()];
         let mut react = |at: usize, reaction: Reaction, wire: &mut Vec<(usize, Message)>| {

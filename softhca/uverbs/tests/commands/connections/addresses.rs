@@ -127,7 +127,7 @@ fn ipv6_and_infiniband_addresses_lead_to_cards_too() {
         near.connect(id, param(1, b"")).unwrap();
         let request = far.expect(CONNECT_REQUEST);
         assert_eq!(far.addresses(request.id).src[8..24], loopback);
-        // Only IPv6, if so asked for.
+        // IPv6 only, on request.
         let only = far.create(1);
         option(&far, only, (0, 2), &1i32.to_ne_bytes()).unwrap();
         let port = next_port();
