@@ -11,8 +11,8 @@
 //! of this user holds the other name. If two cards take one LID at the same time, at least one sees the
 //! other, and gives it up.
 
+use super::config;
 use super::error::FabricError;
-use super::key;
 use super::packet::LIDS;
 use crate::os::socket;
 use gdsync_auth::{Key, own_user};
@@ -48,7 +48,7 @@ pub(super) fn claim(seed: u32) -> Result<Claim, FabricError> {
         return Ok(claim);
     }
     tracing::info!("{PLAIN_TRIES} plain names of LIDs are taken: a secret one is used");
-    let key = key::for_this_host()?;
+    let key = config::key_for_this_host()?;
     let claim = first_free(seed, LIDS.len() as u32, &mut |lid| claim_secret(&key, lid))?;
     claim.ok_or_else(|| FabricError::NoLid { last: ErrorKind::AddrInUse.into() })
 }
@@ -122,7 +122,7 @@ pub(super) fn reach(name: &[u8]) -> io::Result<UnixStream> {
 
 /// The key of secret names, if there is one.
 fn known_key() -> Option<Key> {
-    key::for_this_host_if_made().unwrap_or_else(|error| {
+    config::existing_key().unwrap_or_else(|error| {
         tracing::debug!(%error, "there is no key for secret names of LIDs");
         None
     })

@@ -1,59 +1,13 @@
 //! The interface of a fabric to a card.
 
-use super::error::FabricError;
 use super::groups::Group;
 use super::packet::{Hole, Node, Part, SendOutcome, Sink};
 use super::peers::OtherSpeed;
-use super::shared::Shared;
 use super::sleeper::Sleeper;
-use super::tcp::Tcp;
-use super::{key, listen};
 use crate::speed::Speed;
-use gdsync_auth::{Key, Limits};
 use std::io;
-use std::net::{Ipv4Addr, SocketAddrV4};
-use std::ops::{Deref, DerefMut};
+use std::net::Ipv4Addr;
 use std::sync::Arc;
-
-/// A card's access to its fabric, used by one thread at a time.
-pub(crate) struct Fabric(Box<dyn Network>);
-
-impl Fabric {
-    /// Claims a free LID, or a free address if [`super::LISTEN_VARIABLE`] lists some, for a card with that
-    /// speed.
-    pub(crate) fn bind(speed: Speed) -> Result<Fabric, FabricError> {
-        let addresses = listen::from_environment()?;
-        if addresses.is_empty() {
-            Self::on_host(speed)
-        } else {
-            Self::at(&addresses, key::for_addresses(&addresses)?, speed)
-        }
-    }
-
-    pub(crate) fn on_host(speed: Speed) -> Result<Fabric, FabricError> {
-        Ok(Fabric(Box::new(Shared::bind(speed)?)))
-    }
-
-    /// Joins the fabric of several hosts at the first free one of these addresses. Cards with the same key
-    /// reach each other.
-    pub(crate) fn at(addresses: &[SocketAddrV4], key: Key, speed: Speed) -> Result<Fabric, FabricError> {
-        Ok(Fabric(Box::new(Tcp::bind(addresses, key, speed, Limits::default())?)))
-    }
-}
-
-impl Deref for Fabric {
-    type Target = dyn Network;
-
-    fn deref(&self) -> &Self::Target {
-        &*self.0
-    }
-}
-
-impl DerefMut for Fabric {
-    fn deref_mut(&mut self) -> &mut Self::Target {
-        &mut *self.0
-    }
-}
 
 /// A fabric as a card uses it. The defaults stand for features that only the fabric of one host has.
 pub(crate) trait Network: Send {
@@ -192,6 +146,3 @@ pub(crate) trait Network: Send {
         0
     }
 }
-
-#[cfg(test)]
-mod tests;

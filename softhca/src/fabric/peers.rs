@@ -68,9 +68,9 @@ pub(super) fn free_slot<L>(slots: &mut Vec<Option<L>>) -> usize {
 
 /// A rotating start index: if one call cannot serve all links, none starves.
 #[derive(Default)]
-pub(super) struct Turn(usize);
+pub(super) struct RoundRobin(usize);
 
-impl Turn {
+impl RoundRobin {
     /// Returns the indices of `count` links in the order of this call.
     pub(super) fn next(&mut self, count: usize) -> impl Iterator<Item = usize> + use<> {
         let first = self.0.checked_rem(count).unwrap_or(0);
@@ -103,24 +103,24 @@ pub(super) struct Speeds {
     pub(super) own: Speed,
     refused: HashSet<OtherSpeed>,
     /// The entries of `refused` that are not reported yet.
-    news: Vec<OtherSpeed>,
+    unreported: Vec<OtherSpeed>,
 }
 
 impl Speeds {
     pub(super) fn new(own: Speed) -> Self {
-        Speeds { own, refused: HashSet::new(), news: Vec::new() }
+        Speeds { own, refused: HashSet::new(), unreported: Vec::new() }
     }
 
     /// Returns whether the card at a node may have a link. A refusal is recorded once.
     pub(super) fn admits(&mut self, node: Node, other: Speed) -> bool {
         let refusal = OtherSpeed { node, own: self.own, other };
         if self.own != other && self.refused.insert(refusal) {
-            self.news.push(refusal);
+            self.unreported.push(refusal);
         }
         self.own == other
     }
 
     pub(super) fn take_refused(&mut self) -> Vec<OtherSpeed> {
-        std::mem::take(&mut self.news)
+        std::mem::take(&mut self.unreported)
     }
 }

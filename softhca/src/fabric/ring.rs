@@ -28,12 +28,12 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 const CAPACITY: usize = 2 << 20;
 /// If the ring is empty beyond this offset, the producer restarts at offset 0 with a short packet: cards that
 /// exchange short packets and keep up then touch only these bytes, which stay in cache.
-const ENOUGH: usize = 128 << 10;
+const RESTART_LIMIT: usize = 128 << 10;
 /// Maximum bytes of a short packet. A longer one does not restart, as the skipped rest of the ring is
 /// unusable until the consumer has passed it.
-const SHORT: usize = 8 << 10;
+const SHORT_RECORD: usize = 8 << 10;
 /// Marker instead of a packet's lengths: the next packet is at offset 0.
-const REST_IS_EMPTY: u64 = u64::MAX;
+const SKIP_REST: u64 = u64::MAX;
 /// Bytes before the data: indices and flags, each on its own cache line.
 const CONTROL: usize = 4096;
 const MAGIC: u64 = u64::from_be_bytes(*b"gdsync\x00\x05");
@@ -160,8 +160,8 @@ impl Producer {
     ) -> Result<(), PushError> {
         let length: usize = payload.iter().map(|part| part.1).sum();
         let need = self.reserve(header.len(), length)?;
-        if need <= SHORT {
-            self.go_back();
+        if need <= SHORT_RECORD {
+            self.restart();
         }
         let mut at = self.end;
         let lengths = (header.len() as u64) << 32 | length as u64;
@@ -184,15 +184,15 @@ impl Producer {
     }
 
     /// Skips the rest of the ring if it is empty and the first bytes are enough.
-    fn go_back(&mut self) {
+    fn restart(&mut self) {
         let offset = self.end as usize & (CAPACITY - 1);
-        if offset < ENOUGH || self.shared.word64(AT_HEAD).load(Ordering::Acquire) != self.end {
+        if offset < RESTART_LIMIT || self.shared.word64(AT_HEAD).load(Ordering::Acquire) != self.end {
             return;
         }
         let [(lengths, _), _] = self.shared.parts(self.end, 8);
         // SAFETY: 8 bytes inside the ring, aligned, that the consumer does not read before `tail` covers
         // them.
-        unsafe { SharedU64::from_ptr(lengths.cast()) }.store(REST_IS_EMPTY, Ordering::Relaxed);
+        unsafe { SharedU64::from_ptr(lengths.cast()) }.store(SKIP_REST, Ordering::Relaxed);
         self.end += (CAPACITY - offset) as u64;
     }
 
@@ -335,7 +335,7 @@ impl Consumer {
             None => return Ok(None),
             Some(lengths) => lengths,
         };
-        if lengths == REST_IS_EMPTY {
+        if lengths == SKIP_REST {
             let rest = CAPACITY as u64 - (self.head & (CAPACITY as u64 - 1));
             used = used.checked_sub(rest).ok_or(Corrupt("the rest of the ring is incomplete"))?;
             self.head = self.head.wrapping_add(rest);

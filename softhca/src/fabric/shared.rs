@@ -16,7 +16,7 @@ use super::groups::{self, Group, Groups};
 use super::names::{self, Claim};
 use super::network::Network;
 use super::packet::{Hole, LIDS, Node, Part, SendOutcome, Sink};
-use super::peers::{ACCEPT_BUDGET, LISTENER, OUTGOING, OtherSpeed, Peers, Speeds, Turn, free_slot};
+use super::peers::{ACCEPT_BUDGET, LISTENER, OUTGOING, OtherSpeed, Peers, RoundRobin, Speeds, free_slot};
 use super::ring::{self, Consumer};
 use super::shared_link::{Incoming, Outgoing};
 use super::sleeper::Sleeper;
@@ -44,7 +44,7 @@ pub(super) struct Shared {
     /// Cards that have not accepted a link yet, with the time of the first attempt.
     busy: HashMap<u16, Instant>,
     incoming: Vec<Option<Incoming>>,
-    turn: Turn,
+    round_robin: RoundRobin,
     speeds: Speeds,
     sleeper: Arc<Sleeper>,
     polled: Instant,
@@ -80,7 +80,7 @@ impl Shared {
             outgoing: Peers::new(),
             busy: HashMap::new(),
             incoming: Vec::new(),
-            turn: Turn::default(),
+            round_robin: RoundRobin::default(),
             speeds: Speeds::new(speed),
             sleeper,
             polled: Instant::now(),
@@ -360,7 +360,7 @@ impl Network for Shared {
             self.poll_sockets();
         }
         let mut taken = 0;
-        for index in self.turn.next(self.incoming.len()) {
+        for index in self.round_robin.next(self.incoming.len()) {
             let place = &mut self.incoming[index];
             let Some(link) = place else { continue };
             // Fairness: no link delivers more than 16 packets in one call.
@@ -396,7 +396,7 @@ impl Network for Shared {
 
     fn finish_sleep(&mut self) {
         self.rings().for_each(|(_, ring)| ring.awake());
-        self.sleeper.woke();
+        self.sleeper.withdraw();
         self.poll_sockets();
     }
 

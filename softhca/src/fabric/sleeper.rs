@@ -38,7 +38,7 @@ impl Sleeper {
     }
 
     /// Withdraws the announcement.
-    pub(super) fn woke(&self) {
+    pub(super) fn withdraw(&self) {
         self.announced.store(false, Ordering::Relaxed);
         wait::drain(self.event.as_fd());
     }

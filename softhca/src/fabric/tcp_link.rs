@@ -2,7 +2,7 @@
 
 use super::frame::{self, GREETING_BYTES, Greeting, LENGTHS, MAX_FRAME};
 use super::packet::{Node, Part, Sink, Use};
-use super::tcp_join::{Joining, Progress, Route};
+use super::tcp_handshake::{Connecting, Progress, Route};
 use crate::os::memory::append;
 use crate::os::socket;
 use crate::speed::Speed;
@@ -31,26 +31,26 @@ pub(super) struct Outgoing {
     /// Bytes that the socket has not taken yet. They precede all further ones.
     pending: Vec<u8>,
     /// The handshake, until the link takes packets.
-    joining: Option<Joining>,
+    connecting: Option<Connecting>,
     /// The beginning of the peer's answer.
-    heard: Vec<u8>,
+    answer: Vec<u8>,
     closed: bool,
 }
 
 impl Outgoing {
     /// Begins to connect.
     pub(super) fn connect(route: Route, greeting: Greeting) -> io::Result<Self> {
-        let (socket, joining) = Joining::start(route)?;
+        let (socket, connecting) = Connecting::start(route)?;
         let pending = greeting.bytes().to_vec();
-        Ok(Outgoing { socket, pending, joining: Some(joining), heard: Vec::new(), closed: false })
+        Ok(Outgoing { socket, pending, connecting: Some(connecting), answer: Vec::new(), closed: false })
     }
 
     /// Continues the proof of the key. Nothing else is sent before both cards have proven it.
     fn join(&mut self) -> Result<(), PushError> {
-        let Some(joining) = &mut self.joining else { return Ok(()) };
-        match joining.advance(&mut self.socket) {
+        let Some(connecting) = &mut self.connecting else { return Ok(()) };
+        match connecting.advance(&mut self.socket) {
             Ok(Progress::Proven) => {
-                self.joining = None;
+                self.connecting = None;
                 Ok(())
             }
             Ok(Progress::Waiting | Progress::Closed) => Err(PushError::Full),
@@ -60,13 +60,13 @@ impl Outgoing {
 
     /// Does the work that no event of the socket announces. Returns whether the link still cannot take
     /// packets. `watch` watches a new socket.
-    pub(super) fn tend(
+    pub(super) fn maintain(
         &mut self,
         now: Instant,
         watch: impl FnOnce(BorrowedFd<'_>) -> io::Result<()>,
     ) -> Result<bool, PushError> {
-        let Some(joining) = &mut self.joining else { return Ok(false) };
-        let again = joining.connect_again(now).and_then(|socket| {
+        let Some(connecting) = &mut self.connecting else { return Ok(false) };
+        let again = connecting.retry(now).and_then(|socket| {
             let Some(socket) = socket else { return Ok(()) };
             watch(socket.as_fd())?;
             self.socket = socket;
@@ -75,7 +75,7 @@ impl Outgoing {
         again.map_err(|error| self.broken(&error))?;
         match self.flush() {
             Err(PushError::Broken) => Err(PushError::Broken),
-            _ => Ok(self.joining.is_some()),
+            _ => Ok(self.connecting.is_some()),
         }
     }
 
@@ -136,21 +136,21 @@ impl Outgoing {
     /// link has made progress, has room again, or has ended. Returns false if it has ended.
     pub(super) fn handle_socket(&mut self) -> bool {
         let outcome = self.flush();
-        if self.joining.is_none() && !self.hear() {
+        if self.connecting.is_none() && !self.read_answer() {
             self.closed = true;
         }
         !self.closed && outcome != Err(PushError::Broken)
     }
 
     /// Reads the peer's answer. Returns false if the peer has closed the link.
-    fn hear(&mut self) -> bool {
+    fn read_answer(&mut self) -> bool {
         let mut bytes = [0; 64];
         loop {
             match self.socket.read(&mut bytes) {
                 Ok(0) => return false,
                 Ok(count) => {
-                    let kept = count.min(GREETING_BYTES - self.heard.len());
-                    self.heard.extend_from_slice(&bytes[..kept]);
+                    let kept = count.min(GREETING_BYTES - self.answer.len());
+                    self.answer.extend_from_slice(&bytes[..kept]);
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return true,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
@@ -161,10 +161,10 @@ impl Outgoing {
 
     /// Returns the peer's speed if it is the reason of a refusal.
     pub(super) fn peer_speed(&mut self) -> Option<Speed> {
-        if self.joining.is_none() {
-            self.hear();
+        if self.connecting.is_none() {
+            self.read_answer();
         }
-        frame::parse_greeting(&self.heard).ok()?.map(|greeting| greeting.speed)
+        frame::parse_greeting(&self.answer).ok()?.map(|greeting| greeting.speed)
     }
 
     pub(super) fn is_closed(&self) -> bool {

@@ -1,11 +1,10 @@
 //! Open devices and their queries, and `mlx5dv_devx_general_cmd` with this front's only command,
 //! QUERY_HCA_CAP. Programs that make objects by commands use libmlx5 on `softhca-uverbs`.
 
-use super::device::{Device, OpenCard, c_string};
+use super::device::{Device, OpenCard, OwnUar, c_string};
 use super::errno::{self, Errno, Result};
 use super::event_queue::EventQueue;
 use super::object::{self, CStruct, object};
-use super::uar::OwnUar;
 use crate::card::{Card, GidKind, LIMITS, LinkLayer};
 use gdsync_sys::prm::command::{header, opcode};
 use gdsync_sys::verbs::{

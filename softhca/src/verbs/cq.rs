@@ -1,10 +1,9 @@
-//! Completion queues.
+//! Completion queues and completion channels. Programs arm queues by the record and the register.
 
-use super::channel::Channel;
 use super::context::{COMPLETION_VECTORS, Context};
 use super::domain::Pd;
 use super::errno::{self, Errno, Result};
-use super::event_queue::{EventSource, ObjectNumber, ObjectPointer, Sink};
+use super::event_queue::{EventQueue, EventSource, ObjectNumber, ObjectPointer, Sink};
 use super::object::{self, CStruct, object};
 use super::queue_memory::{QueueMemory, Request, page_size};
 use crate::card::{CqConfig, LIMITS};
@@ -13,9 +12,10 @@ use gdsync_sys::mlx5dv::{
 };
 use gdsync_sys::prm::cqe::{CQE_SIZE, CqeOpcode};
 use gdsync_sys::verbs::{
-    IBV_CQ_INIT_ATTR_MASK_FLAGS, IBV_CQ_INIT_ATTR_MASK_PD, ibv_context, ibv_cq, ibv_cq_init_attr_ex,
+    IBV_CQ_INIT_ATTR_MASK_FLAGS, IBV_CQ_INIT_ATTR_MASK_PD, ibv_comp_channel, ibv_context, ibv_cq,
+    ibv_cq_init_attr_ex,
 };
-use libc::{c_int, c_uint};
+use libc::{c_int, c_uint, c_void};
 use std::sync::Arc;
 
 /// `IBV_WC_STANDARD_FLAGS`: the fields of every completion. This card has no timestamps, VLANs or flow tags.
@@ -30,6 +30,59 @@ const MLX5_MASK_FLAGS: u64 = 1 << 1;
 const OP_OWN_INITIAL: u8 = (CqeOpcode::Invalid as u8) << 4;
 /// Offset of `op_own` in an entry.
 const OP_OWN: usize = CQE_SIZE - 1;
+
+object! {
+    Channel: ibv_comp_channel {
+        pub(super) events: Arc<EventQueue>,
+        pub(super) context: Arc<Context>,
+    }
+}
+
+/// `ibv_create_comp_channel`.
+///
+/// # Safety
+/// `context` is null or open.
+pub(super) unsafe extern "C" fn create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_channel {
+    errno::pointer(|| {
+        // SAFETY: guaranteed by the caller.
+        let context = unsafe { object::share::<Context>(context) }?;
+        let events = Arc::new(EventQueue::new()?);
+        // libibverbs counts queues in `refcnt`; here the object's references do.
+        let ibv = ibv_comp_channel { context: object::handle(&context), fd: events.fd(), refcnt: 0 };
+        Ok(object::into_raw(Arc::new(Channel { ibv: CStruct::new(ibv), events, context })))
+    })
+}
+
+/// `ibv_destroy_comp_channel`. EBUSY while completion queues use it.
+///
+/// # Safety
+/// `channel` is null or created.
+pub(super) unsafe extern "C" fn destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int {
+    // SAFETY: guaranteed by the caller.
+    errno::status(|| unsafe { object::destroy::<Channel>(channel, |_| Ok(())) })
+}
+
+/// `ibv_get_cq_event`: 0, or -1 with `errno` set; EAGAIN if the channel is non-blocking and has no event.
+///
+/// # Safety
+/// `channel` is null or created; the other two are null or valid.
+pub(super) unsafe extern "C" fn get_cq_event(
+    channel: *mut ibv_comp_channel,
+    cq: *mut *mut ibv_cq,
+    cq_context: *mut *mut c_void,
+) -> c_int {
+    errno::minus_one(|| {
+        // SAFETY: guaranteed by the caller.
+        let channel = unsafe { object::borrow::<Channel>(channel) }?;
+        // SAFETY: as above.
+        let (cq, cq_context) = unsafe { (object::attributes(cq)?, object::attributes(cq_context)?) };
+        // Only completion queues have events here.
+        let ObjectPointer::Cq(found) = channel.events.next()?.object else { return Err(Errno::INVALID) };
+        // SAFETY: the queue lives until its events are acknowledged.
+        (*cq, *cq_context) = (found, unsafe { (*found).cq_context });
+        Ok(())
+    })
+}
 
 object! {
     Cq: ibv_cq {

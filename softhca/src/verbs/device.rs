@@ -1,4 +1,4 @@
-//! The devices of this process, and the lifetime of their cards.
+//! The devices of this process, the lifetime of their cards, and their pages of doorbell registers.
 //!
 //! Devices are static: listing them starts no card. The card of a device starts when the program opens the
 //! device, is shared by all its contexts, and stops with the last of them.
@@ -10,6 +10,7 @@ use crate::card::{Card, Diagnostic, LinkLayer};
 use crate::devices::devices_from_environment;
 use crate::environment;
 use crate::setting::SettingError;
+use gdsync_sys::prm::doorbell::{UAR_CQ_ARM, UAR_DOORBELLS};
 use gdsync_sys::verbs::{IBV_SYSFS_PATH_MAX, ibv_device};
 use libc::{c_char, c_int};
 use parking_lot::Mutex;
@@ -167,5 +168,54 @@ mod tests {
         assert_eq!(c_string::<4>("ab"), [97, 98, 0, 0]);
         assert_eq!(c_string::<4>("abcdef"), [97, 98, 99, 0]);
         assert_eq!(c_string::<0>("ab"), []);
+    }
+}
+
+/// The register of queue pairs. Without BlueFlame, further ones have no purpose.
+const DOORBELL: usize = UAR_DOORBELLS[0];
+/// Registers of a thread domain's page.
+static DOMAIN_REGISTERS: [usize; 1] = [DOORBELL];
+/// Registers of a context's page, which also arms its completion queues.
+static CONTEXT_REGISTERS: [usize; 2] = [DOORBELL, UAR_CQ_ARM];
+
+/// A UAR. Dropping it frees it.
+pub(super) struct OwnUar {
+    open: Arc<OpenCard>,
+    pub(super) id: u32,
+    /// First byte of the page.
+    pub(super) page: *mut u8,
+}
+
+// SAFETY: any thread may store to the page; it is not dereferenced here.
+unsafe impl Send for OwnUar {}
+// SAFETY: as above.
+unsafe impl Sync for OwnUar {}
+
+impl OwnUar {
+    /// Allocates the page of a thread domain.
+    pub(super) fn of_domain(open: &Arc<OpenCard>) -> errno::Result<Self> {
+        Self::new(open, &DOMAIN_REGISTERS)
+    }
+
+    /// Allocates the page of a context.
+    pub(super) fn of_context(open: &Arc<OpenCard>) -> errno::Result<Self> {
+        Self::new(open, &CONTEXT_REGISTERS)
+    }
+
+    fn new(open: &Arc<OpenCard>, registers: &[usize]) -> errno::Result<Self> {
+        let uar = open.card.alloc_uar(registers)?;
+        Ok(OwnUar { open: open.clone(), id: uar.id, page: uar.page })
+    }
+
+    pub(super) fn register(&self) -> *mut u8 {
+        self.page.wrapping_add(DOORBELL)
+    }
+}
+
+impl Drop for OwnUar {
+    fn drop(&mut self) {
+        if let Err(error) = self.open.card.free_uar(self.id) {
+            tracing::error!(%error, "a UAR could not be freed");
+        }
     }
 }

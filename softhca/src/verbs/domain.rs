@@ -2,9 +2,9 @@
 //! memory.
 
 use super::context::Context;
+use super::device::OwnUar;
 use super::errno::{self, Errno};
 use super::object::{self, CStruct, object};
-use super::uar::OwnUar;
 use gdsync_sys::verbs::{
     self, ParentDomainAlloc, ParentDomainFree, ibv_context, ibv_parent_domain_init_attr, ibv_pd, ibv_td,
     ibv_td_init_attr,

@@ -12,14 +12,12 @@
 
 mod ah;
 mod api;
-mod channel;
 mod context;
 mod cq;
 mod device;
 mod domain;
 mod errno;
 mod event_queue;
-mod init_obj;
 mod modify;
 mod mr;
 mod object;
@@ -27,7 +25,6 @@ mod qp;
 mod queue_memory;
 mod sizes;
 mod srq;
-mod uar;
 
 pub use crate::devices::DEVICES_VARIABLE;
 pub use api::verbs_api;

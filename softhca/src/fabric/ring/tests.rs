@@ -56,11 +56,11 @@ fn packets_of_every_length_wrap_at_every_place() {
 #[test]
 fn a_producer_whose_packets_are_taken_stays_at_the_beginning() {
     let (mut producer, mut consumer) = pair();
-    let behind = ENOUGH + 4 * SHORT;
+    let behind = RESTART_LIMIT + 4 * SHORT_RECORD;
     for i in 0..2000usize {
         // Up to three packets are in the ring.
         for _ in 0..i % 4 {
-            push(&mut producer, &[i as u8], &vec![i as u8; i * 31 % (SHORT - 32)]).unwrap();
+            push(&mut producer, &[i as u8], &vec![i as u8; i * 31 % (SHORT_RECORD - 32)]).unwrap();
         }
         assert!(producer.position() as usize & (CAPACITY - 1) < behind);
         let before = producer.position();
@@ -74,7 +74,7 @@ fn a_producer_whose_packets_are_taken_stays_at_the_beginning() {
     push(&mut producer, &[], &vec![0; MAX_PAYLOAD]).unwrap();
     (0..2).for_each(|_| _ = pop(&mut consumer).unwrap());
     // A long packet does not restart.
-    assert!(producer.position() as usize & (CAPACITY - 1) > ENOUGH);
+    assert!(producer.position() as usize & (CAPACITY - 1) > RESTART_LIMIT);
     // SAFETY: no part.
     unsafe { producer.place(&[], &[], &mut Vec::new()) }.unwrap();
     producer.take_back();
@@ -217,7 +217,7 @@ fn a_broken_ring_is_given_up() {
     // The rest is marked as skipped although it is not there; twice.
     for tail in [16, CAPACITY as u64 - 8, CAPACITY as u64] {
         let (producer, mut consumer) = pair();
-        producer.shared.word64(CONTROL).store(REST_IS_EMPTY, Ordering::Release);
+        producer.shared.word64(CONTROL).store(SKIP_REST, Ordering::Release);
         producer.shared.word64(AT_TAIL).store(tail, Ordering::Release);
         let popped = consumer.pop(|_| panic!("there is no packet"));
         assert_eq!(popped.is_err(), tail < CAPACITY as u64);

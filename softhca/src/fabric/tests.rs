@@ -1,11 +1,11 @@
-use super::super::frame::{self, Greeting};
-use super::super::packet::{MAX_HEADER, MAX_PAYLOAD, node_of_address};
-use super::super::tcp_join::context;
+use super::frame::{self, Greeting};
+use super::packet::{MAX_HEADER, MAX_PAYLOAD, node_of_address};
+use super::tcp_handshake::proof_context;
 use super::*;
 use crate::testing::until;
 use gdsync_auth::Exchange;
 use std::io::{ErrorKind, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 /// A card's fabric at a loopback address. No two tests share one.
@@ -195,7 +195,7 @@ fn connected(fabric: &Fabric, from: Ipv4Addr, port: u16) -> TcpStream {
 /// Proves a key on a connection to a fabric as a card at that address does.
 fn proven(fabric: &mut Fabric, from: Ipv4Addr, claimed: Ipv4Addr, port: u16, key: &Key) -> Option<TcpStream> {
     let mut socket = connected(fabric, from, port);
-    let context = context(node_of_address(claimed), node_of_address(fabric.ipv4().unwrap()), port);
+    let context = proof_context(node_of_address(claimed), node_of_address(fabric.ipv4().unwrap()), port);
     let mut exchange = Exchange::connecting(key, &context).unwrap();
     let proven = until("an end", || {
         assert!(take(fabric).is_empty());
@@ -339,7 +339,8 @@ fn a_stranger_has_a_limited_time() {
 fn a_card_that_other_hosts_reach_needs_a_key() {
     let address = |text: &str| SocketAddrV4::new(text.parse().unwrap(), 48010);
     // The tests' environment gives no key.
-    let error = key::for_addresses(&[address("127.83.10.1"), address("192.0.2.1")]).unwrap_err().to_string();
+    let error =
+        config::key_for_addresses(&[address("127.83.10.1"), address("192.0.2.1")]).unwrap_err().to_string();
     assert!(error.contains("192.0.2.1:48010") && error.contains("SOFTHCA_KEY_FILE"), "{error}");
     assert!(error.contains("/dev/urandom"), "the remedy: {error}");
 }

@@ -1,6 +1,8 @@
-//! The addresses of this process's cards on the fabric of several hosts.
+//! Settings of the fabric of several hosts: the addresses of this process's cards, and the key that the cards of a job share.
 
+use super::error::FabricError;
 use crate::setting::{self, SettingError};
+use gdsync_auth::{Key, KeyError, KeyVariables};
 use std::net::{Ipv4Addr, SocketAddrV4};
 
 /// Environment variable with the IPv4 addresses for cards of this process: `ADDRESS[:PORT]`, separated by
@@ -19,12 +21,12 @@ pub fn is_tcp() -> bool {
 ///
 /// # Errors
 /// The address that is wrong, and why.
-pub(super) fn from_environment() -> Result<Vec<SocketAddrV4>, SettingError> {
+pub(super) fn addresses() -> Result<Vec<SocketAddrV4>, SettingError> {
     Ok(setting::parsed(LISTEN_VARIABLE, parse)?.unwrap_or_default())
 }
 
 fn parse(text: &str) -> Result<Vec<SocketAddrV4>, String> {
-    let addresses = text.split(',').map(|part| one(part.trim())).collect::<Result<Vec<_>, _>>()?;
+    let addresses = text.split(',').map(|part| parse_address(part.trim())).collect::<Result<Vec<_>, _>>()?;
     match addresses.first() {
         Some(first) if addresses.iter().any(|address| address.port() != first.port()) => {
             Err("all addresses have one port: cards find each other by it".to_owned())
@@ -33,7 +35,7 @@ fn parse(text: &str) -> Result<Vec<SocketAddrV4>, String> {
     }
 }
 
-fn one(text: &str) -> Result<SocketAddrV4, String> {
+fn parse_address(text: &str) -> Result<SocketAddrV4, String> {
     let address = text.parse::<SocketAddrV4>().ok();
     let address = address.or_else(|| Some(SocketAddrV4::new(text.parse().ok()?, DEFAULT_PORT)));
     let address =
@@ -47,6 +49,47 @@ fn one(text: &str) -> Result<SocketAddrV4, String> {
 /// Returns whether packets to that address reach exactly one host. No host has an address of 0.0.0.0/8.
 fn is_of_one_host(address: Ipv4Addr) -> bool {
     address.octets()[0] != 0 && !address.is_multicast() && !address.is_broadcast()
+}
+
+/// Environment variables with the key that cards prove to each other on the fabric of several hosts: the key
+/// itself, or the path of its file.
+pub const KEY_VARIABLES: KeyVariables = KeyVariables { key: "SOFTHCA_KEY", file: "SOFTHCA_KEY_FILE" };
+
+fn environment_key() -> Result<Option<Key>, KeyError> {
+    KEY_VARIABLES.read(|name| std::env::var_os(name))
+}
+
+/// Returns the environment's key for a card at one of these addresses. The user's own key may replace a
+/// missing one only on this host: other hosts do not have it.
+fn environment_key_for(addresses: &[SocketAddrV4]) -> Result<Option<Key>, FabricError> {
+    match (environment_key()?, addresses.iter().find(|address| !address.ip().is_loopback())) {
+        (None, Some(address)) => Err(FabricError::NoKey { address: *address, variables: KEY_VARIABLES }),
+        (key, _) => Ok(key),
+    }
+}
+
+pub(super) fn key_for_addresses(addresses: &[SocketAddrV4]) -> Result<Key, FabricError> {
+    Ok(environment_key_for(addresses)?.map_or_else(Key::of_user, Ok)?)
+}
+
+/// Checks the key that the environment gives, and that there is one if other hosts reach the cards.
+///
+/// # Errors
+/// [`SettingError::Key`], and those of the addresses.
+pub(crate) fn check_key() -> Result<(), SettingError> {
+    let addresses = addresses()?;
+    environment_key_for(&addresses)
+        .map(drop)
+        .map_err(|error| SettingError::Key { problem: error.to_string() })
+}
+
+/// Returns the key for cards of this host, and creates it if there is none.
+pub(super) fn key_for_this_host() -> Result<Key, FabricError> {
+    Ok(environment_key()?.map_or_else(Key::of_user, Ok)?)
+}
+
+pub(super) fn existing_key() -> Result<Option<Key>, KeyError> {
+    environment_key()?.map_or_else(Key::of_user_if_made, |key| Ok(Some(key)))
 }
 
 #[cfg(test)]
