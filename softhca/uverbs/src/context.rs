@@ -6,8 +6,8 @@
 use crate::calls;
 use crate::card::OpenCard;
 use crate::errno::{Errno, Result};
-use crate::events::channels::Channels;
-use crate::events::pipe::EventPipe;
+use crate::events::files::Channels;
+use crate::events::files::EventPipe;
 use crate::events::routes::Reported;
 use crate::resource::Resource;
 use crate::uapi::devx::object as devx;

@@ -12,20 +12,19 @@ use crate::paths::{self, Private};
 use crate::process;
 use crate::uapi::ioctl::RDMA_VERBS_IOCTL;
 use crate::verbs::{device, dm, uar};
-use define::returned;
 use gdsync_sys::wake::Table;
 use libc::{c_char, c_int, c_long, c_uint, c_ulong, c_void, mode_t, off_t, size_t, ssize_t};
-use live::live;
+use live::open_live;
+use next::returned;
 use std::os::fd::IntoRawFd;
 
 #[macro_use]
-mod define;
+mod next;
 pub mod cuda;
 pub mod duplicates;
 pub mod execute;
 pub mod files;
 mod live;
-mod next;
 pub mod place;
 pub mod sockets;
 pub mod walks;
@@ -44,7 +43,7 @@ unsafe fn open_any(directory: c_int, path: *const c_char, flags: c_int, mode: mo
     // SAFETY: as above.
     let private = unsafe { paths::private(path) };
     if let Some(file) =
-        private.as_ref().and_then(|private| preserving(|| live(private, flags & libc::O_CLOEXEC != 0)))
+        private.as_ref().and_then(|private| preserving(|| open_live(private, flags & libc::O_CLOEXEC != 0)))
     {
         return returned(file.map(IntoRawFd::into_raw_fd));
     }
@@ -54,7 +53,7 @@ unsafe fn open_any(directory: c_int, path: *const c_char, flags: c_int, mode: mo
     // SAFETY: the caller vouches for the arguments.
     let fd = unsafe { libc::syscall(libc::SYS_openat, directory, path, flags, mode as c_uint) as c_int };
     if is_relative {
-        preserving(|| live::enliven(fd));
+        preserving(|| live::replace_if_live(fd));
     }
     fd
 }

@@ -6,7 +6,7 @@ use crate::cm::manager::{File, Manager};
 use crate::context::Context;
 use crate::descriptors::{self, Kind};
 use crate::errno::{Errno, Result};
-use crate::events::channels::Channels;
+use crate::events::files::Channels;
 use crate::log;
 use crate::netlink;
 use parking_lot::Mutex;
@@ -27,7 +27,7 @@ struct Process {
     channels: Arc<Channels>,
     contexts: Mutex<HashMap<RawFd, Arc<Context>>>,
     /// Cards started because the program read their addresses, which must then stay.
-    seen: Mutex<HashMap<usize, Arc<OpenCard>>>,
+    pinned: Mutex<HashMap<usize, Arc<OpenCard>>>,
 }
 
 impl Default for Process {
@@ -39,7 +39,7 @@ impl Default for Process {
             cm_files: Mutex::default(),
             channels: Arc::default(),
             contexts: Mutex::default(),
-            seen: Mutex::default(),
+            pinned: Mutex::default(),
         }
     }
 }
@@ -180,17 +180,17 @@ pub(crate) fn own_netlink(fd: RawFd) -> Result<()> {
 
 /// Returns the card of a device, and keeps it running until the process ends, as the program has seen its
 /// addresses.
-fn seen(index: usize) -> Option<Arc<OpenCard>> {
+fn pinned_card(index: usize) -> Option<Arc<OpenCard>> {
     prepare().ok()?;
     let process = process();
     let card = process.cards.open(index).ok()?;
-    Some(process.seen.lock().entry(index).or_insert(card).clone())
+    Some(process.pinned.lock().entry(index).or_insert(card).clone())
 }
 
 /// Returns the content of a sysfs file that this process's card answers.
 pub(crate) fn content(index: usize, file: LiveFile) -> Option<String> {
     if file.is_of_card() {
-        file.content(Some(&seen(index)?.card), None)
+        file.content(Some(&pinned_card(index)?.card), None)
     } else {
         file.content(None, counters(index).as_ref())
     }
@@ -205,7 +205,7 @@ impl netlink::Devices for View {
     }
 
     fn lid(&self, index: usize) -> u16 {
-        seen(index).map_or(0, |open| open.card.lid())
+        pinned_card(index).map_or(0, |open| open.card.lid())
     }
 }
 

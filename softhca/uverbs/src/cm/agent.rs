@@ -6,7 +6,7 @@ use super::manager::{File, Inner, Manager};
 use super::message::{Kind, Message};
 use crate::card::OpenCard;
 use crate::errno::Result;
-use crate::events::signal::Signal;
+use crate::events::wake::Signal;
 use crate::events::wake::readable;
 use gdsync_sys::thread;
 use softhca::card::ManagementDatagram;
@@ -17,7 +17,7 @@ use std::thread::Builder;
 use std::time::{Duration, Instant};
 
 /// Interval of the check that the peers' processes live.
-const LOOK_FOR_PEERS: Duration = Duration::from_millis(50);
+const PEER_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 impl Manager {
     /// Opens a file, and starts the agent if it does not run. Also returns the descriptor that the program
@@ -41,7 +41,7 @@ impl Manager {
 }
 
 /// Interval at which an idle agent checks whether anything else uses the manager.
-const LOOK_FOR_OWNERS: Duration = Duration::from_secs(1);
+const IDLE_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Starts the agent's thread, which ends when nothing else uses the manager. The process's own manager never
 /// ends, and its cards stay: a thread that ended would free memory while the program ends, when libraries
@@ -66,7 +66,7 @@ fn run(manager: &Arc<Manager>) {
         }
         let services = inner.services();
         let timer = inner.next_timer().map(|at| at.saturating_duration_since(Instant::now()));
-        let longest = timer.or_else(|| inner.is_idle().then_some(LOOK_FOR_OWNERS));
+        let longest = timer.or_else(|| inner.is_idle().then_some(IDLE_CHECK_INTERVAL));
         drop(inner);
         let mut fds = vec![wake.as_fd()];
         fds.extend(services.iter().map(|(service, _)| service.as_fd()));
@@ -96,7 +96,7 @@ impl Inner {
     fn next_timer(&self) -> Option<Instant> {
         let timers = self.connections.values().filter_map(|link| link.connection.next_timer());
         let peers = self.connections.values().any(|link| !link.connection.is_over());
-        timers.chain(peers.then(|| Instant::now() + LOOK_FOR_PEERS)).min()
+        timers.chain(peers.then(|| Instant::now() + PEER_CHECK_INTERVAL)).min()
     }
 
     /// Does all work that is due.
@@ -116,10 +116,10 @@ impl Inner {
             let reaction = link.connection.expire(now);
             self.react(local, reaction);
         }
-        if self.looked.is_none_or(|last| now.duration_since(last) >= LOOK_FOR_PEERS) {
-            self.looked = Some(now);
+        if self.last_peer_check.is_none_or(|last| now.duration_since(last) >= PEER_CHECK_INTERVAL) {
+            self.last_peer_check = Some(now);
             let all: Vec<u32> = self.connections.keys().copied().collect();
-            all.into_iter().for_each(|local| self.look_for_peer(local, now));
+            all.into_iter().for_each(|local| self.check_peer(local, now));
         }
     }
 
@@ -139,7 +139,7 @@ impl Inner {
                 let reaction = link.connection.arrive(&message, now);
                 self.react(local, reaction);
             }
-            None => self.stranger(open, source, &message),
+            None => self.unmatched(open, source, &message),
         }
     }
 
@@ -149,11 +149,11 @@ impl Inner {
         if message.remote_id != 0 || message.kind != Kind::Rej {
             return message.remote_id;
         }
-        self.of_peer(open, source, message.local_id).unwrap_or_default()
+        self.connection_to(open, source, message.local_id).unwrap_or_default()
     }
 
     /// Ends a connection whose peer's process has ended.
-    fn look_for_peer(&mut self, local: u32, now: Instant) {
+    fn check_peer(&mut self, local: u32, now: Instant) {
         let Some(link) = self.connections.get_mut(&local) else { return };
         let is_linked = link.card.card.is_linked(link.node);
         if std::mem::replace(&mut link.was_linked, is_linked) && !is_linked {

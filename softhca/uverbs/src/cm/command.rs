@@ -265,10 +265,10 @@ fn get_event(caller: &Caller<'_>, input: &Input) -> Result<()> {
     let asked: GetEvent = input.structure()?;
     let File { manager, number, signal } = caller.file;
     loop {
-        let seen = signal.seen();
+        let count = signal.count();
         let taken = manager.lock().next_event(*number, |event| input.answer(asked.response, event));
         match taken {
-            Err(Errno(libc::EAGAIN)) if !(caller.is_nonblocking)() => signal.wait(seen)?,
+            Err(Errno(libc::EAGAIN)) if !(caller.is_nonblocking)() => signal.wait(count)?,
             taken => return taken,
         }
     }

@@ -43,7 +43,7 @@ pub(crate) enum Phase {
 
 /// An event of a connection, for its program.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Happened {
+pub(crate) enum ConnectionEvent {
     /// The peer has accepted: the program must confirm that it is ready.
     Replied {
         private: Vec<u8>,
@@ -73,16 +73,16 @@ pub(crate) enum Happened {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Reaction {
     pub(crate) send: Option<Message>,
-    pub(crate) happened: Option<Happened>,
+    pub(crate) event: Option<ConnectionEvent>,
 }
 
 impl Reaction {
     fn send(message: Message) -> Reaction {
-        Reaction { send: Some(message), happened: None }
+        Reaction { send: Some(message), event: None }
     }
 
-    fn happened(happened: Happened) -> Reaction {
-        Reaction { send: None, happened: Some(happened) }
+    fn event(event: ConnectionEvent) -> Reaction {
+        Reaction { send: None, event: Some(event) }
     }
 }
 
@@ -218,7 +218,7 @@ impl Connection {
         match self.phase {
             Phase::RepSent => {
                 self.end(Phase::Established, Instant::now());
-                Ok(Reaction::happened(Happened::Established))
+                Ok(Reaction::event(ConnectionEvent::Established))
             }
             Phase::Established => Err(Errno(libc::EISCONN)),
             _ => Err(Errno::INVALID),
@@ -293,7 +293,7 @@ impl Connection {
             (Kind::Mra, ReqSent | MraReqRcvd) => {
                 self.phase = MraReqRcvd;
                 self.remote_id = message.local_id;
-                self.give_time(now);
+                self.extend_timeout(now);
                 Reaction::default()
             }
             (Kind::Rep, ReqSent | MraReqRcvd) => {
@@ -307,45 +307,45 @@ impl Connection {
                     rnr_retry_count,
                     ..self.own
                 };
-                Reaction::happened(Happened::Replied { private: message.private.clone() })
+                Reaction::event(ConnectionEvent::Replied { private: message.private.clone() })
             }
             // The RTU was lost.
             (Kind::Rep, Established) => Reaction::send(self.message(Kind::Rtu)),
             (Kind::Rtu, RepSent) => {
                 self.end(Established, now);
-                Reaction::happened(Happened::Established)
+                Reaction::event(ConnectionEvent::Established)
             }
             (Kind::Rej, ReqSent | MraReqRcvd | ReqRcvd | RepSent | RepRcvd) => {
                 self.end(Idle, now);
-                Reaction::happened(Happened::Rejected {
+                Reaction::event(ConnectionEvent::Rejected {
                     reason: message.code,
                     private: message.private.clone(),
                 })
             }
             (Kind::Rej, Established | DreqSent) => {
                 self.end(TimeWait, now);
-                Reaction::happened(Happened::Rejected {
+                Reaction::event(ConnectionEvent::Rejected {
                     reason: message.code,
                     private: message.private.clone(),
                 })
             }
             (Kind::Dreq, RepSent | Established | DreqSent) => {
                 self.end(DreqRcvd, now);
-                Reaction::happened(Happened::Disconnected { timed_out: false })
+                Reaction::event(ConnectionEvent::Disconnected { timed_out: false })
             }
             // The DREP was lost.
             (Kind::Dreq, TimeWait) => Reaction::send(self.message(Kind::Drep)),
             (Kind::Drep, DreqSent | DreqRcvd) => {
                 self.end(TimeWait, now);
-                Reaction::happened(Happened::Disconnected { timed_out: false })
+                Reaction::event(ConnectionEvent::Disconnected { timed_out: false })
             }
             (Kind::SidrRep, SidrReqSent) => {
                 self.end(Idle, now);
                 self.peer = message.end;
                 let private = message.private.clone();
-                Reaction::happened(match message.code {
-                    status::SUCCESS => Happened::Resolved { private },
-                    status => Happened::Refused { status, private },
+                Reaction::event(match message.code {
+                    status::SUCCESS => ConnectionEvent::Resolved { private },
+                    status => ConnectionEvent::Refused { status, private },
                 })
             }
             (kind, phase) => {
@@ -356,7 +356,7 @@ impl Connection {
     }
 
     /// Extends the time for the answer of the peer's program.
-    fn give_time(&mut self, now: Instant) {
+    fn extend_timeout(&mut self, now: Instant) {
         if let Some(waiting) = &mut self.waiting {
             waiting.again = now + self.speed.of(SERVICE_TIMEOUT);
         }
@@ -372,7 +372,7 @@ impl Connection {
     pub(crate) fn expire(&mut self, now: Instant) -> Reaction {
         if self.time_wait_ends.is_some_and(|end| end <= now) {
             self.end(Phase::Idle, now);
-            return Reaction::happened(Happened::TimeWaitOver);
+            return Reaction::event(ConnectionEvent::TimeWaitOver);
         }
         match &mut self.waiting {
             Some(waiting) if waiting.again > now => Reaction::default(),
@@ -390,10 +390,10 @@ impl Connection {
     fn peer_is_silent(&mut self, now: Instant) -> Reaction {
         if matches!(self.phase, Phase::Established | Phase::DreqSent | Phase::DreqRcvd) {
             self.end(Phase::TimeWait, now);
-            return Reaction::happened(Happened::Disconnected { timed_out: true });
+            return Reaction::event(ConnectionEvent::Disconnected { timed_out: true });
         }
         self.end(Phase::Idle, now);
-        Reaction::happened(Happened::Unreachable)
+        Reaction::event(ConnectionEvent::Unreachable)
     }
 
     /// Handles the end of the peer's process, which a kernel would report instead of it.
@@ -403,7 +403,7 @@ impl Connection {
             Idle | TimeWait => Reaction::default(),
             Established | DreqSent | DreqRcvd => {
                 self.end(TimeWait, now);
-                Reaction::happened(Happened::Disconnected { timed_out: false })
+                Reaction::event(ConnectionEvent::Disconnected { timed_out: false })
             }
             _ => self.peer_is_silent(now),
         }
@@ -411,7 +411,7 @@ impl Connection {
 }
 
 /// Returns the answer to a message for a connection that does not exist; `None` if it needs none.
-pub(crate) fn answer_to_stranger(message: &Message) -> Option<Message> {
+pub(crate) fn answer_unmatched(message: &Message) -> Option<Message> {
     let (kind, code) = match message.kind {
         Kind::Dreq => (Kind::Drep, 0),
         Kind::Rep => (Kind::Rej, reason::INVALID_COMM_ID),

@@ -4,9 +4,9 @@
 //! process's first card, and as a destination to the process that serves the port.
 
 use super::address::Address;
-use super::group;
 use super::id::Route;
 use super::message::Gids;
+use super::path::group_gid;
 use crate::card::{Cards, OpenCard};
 use crate::errno::{Errno, Result};
 use softhca::card::LinkLayer;
@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 /// Time limit for another process to name its cards.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Time between two searches for a service that does not exist yet.
-const LOOK_AGAIN: Duration = Duration::from_millis(2);
+const SEARCH_INTERVAL: Duration = Duration::from_millis(2);
 
 /// Returns the process's cards, and starts them if needed. Those that cannot start are missing.
 pub(crate) fn cards(cards: &Cards) -> Vec<Arc<OpenCard>> {
@@ -135,7 +135,7 @@ pub(crate) fn route(
     let (open, node) = chosen.ok_or(Errno::NO_DEVICE)?;
     let gid = |node| open.card.gid_of(node).ok_or(Errno::NO_DEVICE);
     let to = match ip_of(destination).is_multicast() {
-        true => group::gid(open.card.link_layer(), key.0, destination),
+        true => group_gid(open.card.link_layer(), key.0, destination),
         false => gid(node)?,
     };
     let gids = Gids { source: gid(open.card.node())?, destination: to };
@@ -147,7 +147,7 @@ fn find_listener(key: (u16, u16), grace: Duration) -> Result<Option<Vec<ServiceC
     let end = Instant::now() + grace;
     loop {
         match find_service(key.0, key.1, PATIENCE)?.filter(|cards| !cards.is_empty()) {
-            None if Instant::now() < end => std::thread::sleep(LOOK_AGAIN),
+            None if Instant::now() < end => std::thread::sleep(SEARCH_INTERVAL),
             found => return Ok(found),
         }
     }

@@ -9,7 +9,7 @@ use super::id::{Id, QpType};
 use super::message::Message;
 use crate::card::{Cards, OpenCard};
 use crate::errno::{Errno, Result};
-use crate::events::signal::Signal;
+use crate::events::wake::Signal;
 use crate::events::wake::Wake;
 use crate::uapi::ucm::EventResp;
 use parking_lot::{Mutex, MutexGuard};
@@ -39,7 +39,7 @@ pub(crate) struct Inner {
     /// The process's cards, empty until they are first needed.
     pub(crate) cards: Vec<Arc<OpenCard>>,
     /// Time of the agent's last check that the peers' processes live.
-    pub(crate) looked: Option<Instant>,
+    pub(crate) last_peer_check: Option<Instant>,
     /// True if the agent's thread runs.
     pub(crate) has_agent: bool,
 }
@@ -196,7 +196,7 @@ impl Inner {
     pub(crate) fn destroy(&mut self, number: u32, now: Instant) -> Option<Id> {
         let id = self.ids.remove(&number)?;
         if let Some(local) = id.connection {
-            self.give_up(local, now);
+            self.abandon(local, now);
         }
         self.memberships.retain(|_, membership| membership.id != number);
         for request in
@@ -230,11 +230,11 @@ impl Inner {
     }
 
     /// Abandons a connection for the program. It stays until its peer knows.
-    fn give_up(&mut self, local: u32, now: Instant) {
+    fn abandon(&mut self, local: u32, now: Instant) {
         let Some(link) = self.connections.get_mut(&local) else { return };
         link.id = None;
         let send = link.connection.abandon(now);
-        self.react(local, Reaction { send, happened: None });
+        self.react(local, Reaction { send, event: None });
     }
 
     /// Adds a connection made by `make` from its communication ID. Returns the ID.
@@ -269,8 +269,8 @@ impl Inner {
             let gone = self.connections.remove(&local);
             tracing::debug!(local, ?gone, "a connection is over");
         }
-        if let (Some(number), Some(happened)) = (id, reaction.happened) {
-            self.happened(number, happened);
+        if let (Some(number), Some(event)) = (id, reaction.event) {
+            self.report_event(number, event);
         }
     }
 

@@ -8,12 +8,10 @@
 //! | `connection` | the protocol of one connection: states, messages, time-outs |
 //! | `id` | an identifier, the program's object |
 //! | `event` | events for the program |
-//! | `path` | paths between cards, and the addresses of peers |
-//! | `group` | multicast groups: from addresses to GIDs |
+//! | `path` | paths between cards, and the addresses of peers and of multicast groups |
 //! | `host` | from addresses to cards, of this process and of others |
 //! | `manager` | all files, identifiers and connections of the process |
-//! | `membership` | joining and leaving multicast groups |
-//! | `bind`, `connect`, `answer` | the programs' commands: addresses and routes, connections, attributes |
+//! | `bind`, `connect`, `answer` | the programs' commands: addresses and routes, connections and groups, attributes |
 //! | `agent` | the thread that receives messages and runs the timers |
 //! | `command` | the commands that programs write |
 
@@ -25,10 +23,8 @@ pub(crate) mod command;
 mod connect;
 mod connection;
 mod event;
-mod group;
 mod host;
 mod id;
 pub(crate) mod manager;
-mod membership;
 mod message;
 mod path;

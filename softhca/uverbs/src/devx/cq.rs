@@ -1,7 +1,6 @@
 //! Completion queues.
 
-use super::message::{check_length, created};
-use super::resources::{EVENT_QUEUE, check_uar};
+use super::message::{EVENT_QUEUE, check_length, check_uar, created};
 use super::status::{Refusal, Syndrome};
 use super::umem::{Part, Usage, page_offset};
 use crate::context::{Context, Object, Objects};

@@ -1,7 +1,6 @@
 //! Targets of dynamically connected transport.
 
-use super::message::{check_length, created};
-use super::resources::{check_cq, check_pd, check_srq};
+use super::message::{check_cq, check_length, check_pd, check_srq, created};
 use super::status::{Refusal, Syndrome};
 use crate::context::{Context, Object, Objects};
 use crate::resource::Resource;

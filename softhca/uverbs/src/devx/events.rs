@@ -4,7 +4,7 @@ use crate::attributes::Request;
 use crate::context::Context;
 use crate::descriptors::{self, Kind};
 use crate::errno::{Errno, Result};
-use crate::events::packets::{Content, PacketFile};
+use crate::events::files::{Content, PacketFile};
 use crate::events::subscriptions::{Sink, kind};
 use crate::uapi::devx::{EVENTS_OMIT_DATA, attr, object};
 use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd};

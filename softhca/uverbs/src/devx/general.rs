@@ -1,15 +1,13 @@
 //! General commands: queries of the device.
 
-use super::capabilities;
-use super::message::{answer, done, input, opcode_of};
-use super::resources::EVENT_QUEUE;
+use super::message::{EVENT_QUEUE, answer, done, input, opcode_of};
 use super::status::{Failure, Refusal, Status, Syndrome};
 use crate::attributes::Request;
 use crate::context::Context;
 use crate::errno::{Errno, Result};
 use crate::uapi::devx::attr;
 use crate::verbs::device::COMPLETION_VECTORS;
-use gdsync_sys::prm::command::{opcode, vport};
+use gdsync_sys::prm::command::{cap, header, opcode, vport};
 use softhca::card::LinkLayer;
 use softhca::sysfs;
 
@@ -33,7 +31,7 @@ pub(super) fn perform(context: &Context, request: &Request) -> Result<()> {
 
 fn command(context: &Context, input: &[u8]) -> std::result::Result<Vec<u8>, Failure> {
     match opcode_of(input) {
-        opcode::QUERY_HCA_CAP => Ok(capabilities::query(context, input)?),
+        opcode::QUERY_HCA_CAP => Ok(query_capabilities(context, input)?),
         opcode::QUERY_HCA_VPORT_CONTEXT => Ok(query_vport(context)),
         // A LAG context of zeros: the port is not bonded.
         opcode::NOP | opcode::QUERY_LAG => Ok(done()),
@@ -46,6 +44,20 @@ fn command(context: &Context, input: &[u8]) -> std::result::Result<Vec<u8>, Fail
             Err(Errno::INVALID.into())
         }
     }
+}
+
+/// `QUERY_HCA_CAP`. Maximum and current values are the same here.
+fn query_capabilities(context: &Context, input: &[u8]) -> std::result::Result<Vec<u8>, Refusal> {
+    let modifier = header::OP_MOD.get(input);
+    let kind = modifier >> 1;
+    let Some(mut output) = context.card().capabilities(kind) else {
+        let limit = "a type of capabilities of mlx5_ifc.h, times 2";
+        return Err(Refusal::parameter(Syndrome::CapabilityType, modifier, limit));
+    };
+    if kind == cap::TYPE_GENERAL {
+        cap::VHCA_ID.put(&mut output, context.open.index as u32);
+    }
+    Ok(output)
 }
 
 /// Returns the state and the GUIDs of the port. On Ethernet the LID is 0.

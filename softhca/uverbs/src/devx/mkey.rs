@@ -1,7 +1,6 @@
 //! Memory keys: of user memory, and of ranges of other keys.
 
-use super::message::{check_length, created};
-use super::resources::check_pd;
+use super::message::{check_length, check_pd, created};
 use super::status::{Refusal, Status, Syndrome};
 use super::umem::{Part, Usage};
 use crate::context::{Context, Object, Objects};

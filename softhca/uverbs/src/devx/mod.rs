@@ -4,10 +4,8 @@
 //! `gdsync_sys::prm::command` has the format. A refused command is answered with a status and a syndrome, and
 //! EREMOTEIO.
 //!
-//! Layers, each importing only modules before it: `status`, `message`, `resources`, `umem`, `capabilities`,
-//! `events`, `general`, `mkey`, `cq`, `rmp`, `dct`, `qp`, `modify`, `object`.
+//! Layers, each importing only modules before it: `status`, `message`, `umem`, `events`, `general`, `mkey`, `cq`, `rmp`, `dct`, `qp`, `modify`, `object`.
 
-mod capabilities;
 mod cq;
 mod dct;
 mod events;
@@ -17,7 +15,6 @@ mod mkey;
 mod modify;
 mod object;
 mod qp;
-mod resources;
 mod rmp;
 mod status;
 mod umem;

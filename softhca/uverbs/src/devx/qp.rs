@@ -1,7 +1,6 @@
 //! Queue pairs: creation and queries.
 
-use super::message::{check_length, created};
-use super::resources::{check_cq, check_pd, check_srq, check_uar};
+use super::message::{check_cq, check_length, check_pd, check_srq, check_uar, created};
 use super::status::{Refusal, Syndrome};
 use super::umem::{Part, Usage, page_offset};
 use crate::context::{Context, Object, Objects};

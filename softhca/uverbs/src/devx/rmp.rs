@@ -1,7 +1,6 @@
 //! Receive memory pools: shared receive queues that commands create.
 
-use super::message::{check_length, created};
-use super::resources::check_pd;
+use super::message::{check_length, check_pd, created};
 use super::status::{Refusal, Syndrome};
 use super::umem::{Part, Usage, page_offset};
 use crate::context::{Context, Object, Objects};

@@ -1,6 +1,6 @@
 //! Routes from the card's completion queues and queue pairs to the pipes that the program reads.
 
-use super::pipe::EventPipe;
+use super::files::EventPipe;
 use super::subscriptions::Subscriptions;
 use crate::resource::Resource;
 use parking_lot::Mutex;

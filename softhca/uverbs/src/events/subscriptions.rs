@@ -1,6 +1,6 @@
 //! Subscriptions of DEVX to events of objects.
 
-use super::packets::{Content, PacketFile};
+use super::files::{Content, PacketFile};
 use crate::resource::Resource;
 use parking_lot::Mutex;
 use softhca::card::Event;

@@ -1,8 +1,8 @@
 //! Duplicates and closes of file descriptors, single and in ranges: a duplicate of a device is the same
 //! device, which closes with its last descriptor.
 
-use super::define::returned;
 use super::next;
+use super::next::returned;
 use crate::descriptors;
 use crate::errno::preserving;
 use crate::process;

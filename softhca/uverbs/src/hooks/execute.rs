@@ -42,7 +42,7 @@ fn is_new(program: &Path, folder: &Path) -> bool {
 ///
 /// # Safety
 /// `name` is null or a C string.
-unsafe fn tell(name: *const c_char, is_searched: bool) {
+unsafe fn report(name: *const c_char, is_searched: bool) {
     let Some(folder) = paths::folder().filter(|_| !name.is_null()) else { return };
     // SAFETY: guaranteed by the caller.
     let name = OsStr::from_bytes(unsafe { CStr::from_ptr(name) }.to_bytes());
@@ -65,7 +65,7 @@ unsafe extern "C" {
 unsafe fn execute(path: *const c_char, arguments: Strings, environment: Strings) -> c_int {
     // SAFETY: the caller vouches for the arguments.
     let result: c_long = unsafe {
-        tell(path, false);
+        report(path, false);
         libc::syscall(libc::SYS_execve, path, arguments, environment)
     };
     result as c_int
@@ -74,10 +74,10 @@ unsafe fn execute(path: *const c_char, arguments: Strings, environment: Strings)
 /// Calls the C library's function for a program.
 ///
 /// # Safety
-/// As [`tell`].
+/// As [`report`].
 unsafe fn start(name: *const c_char, is_searched: bool, call: impl FnOnce() -> c_int) -> c_int {
     // SAFETY: guaranteed by the caller.
-    unsafe { tell(name, is_searched) };
+    unsafe { report(name, is_searched) };
     call()
 }
 
@@ -124,7 +124,7 @@ c_functions! {
 #[cfg(not(any(test, fuzzing)))]
 pub mod lists {
     use super::super::next::Next;
-    use super::tell;
+    use super::report;
     use libc::{c_char, c_int, c_void};
 
     unsafe extern "C" fn missing() -> c_int {
@@ -144,7 +144,7 @@ pub mod lists {
                         Err(_) => unreachable!(),
                     });
                     // SAFETY: the program has passed a C string.
-                    unsafe { tell(name, $is_searched) };
+                    unsafe { report(name, $is_searched) };
                     let next = NEXT.address();
                     if next.is_null() { missing as unsafe extern "C" fn() -> c_int as *mut c_void } else { next }
                 }

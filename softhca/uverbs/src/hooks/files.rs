@@ -1,8 +1,8 @@
 //! Calls with paths: those of device files lead to the private folder.
 
-use super::define::returned;
-use super::live::{enliven, is_relative, live};
+use super::live::{is_relative, open_live, replace_if_live};
 use super::next;
+use super::next::returned;
 use crate::errno::{Errno, preserving};
 use crate::paths::{self, Private};
 use crate::process;
@@ -16,17 +16,17 @@ use std::ptr;
 const STAND_IN: &CStr = c"/dev/null";
 
 /// The path to pass on: in the private folder, or the program's.
-pub(super) struct Passed {
+pub(super) struct PassedPath {
     private: Option<Private>,
     path: *const c_char,
 }
 
-impl Passed {
+impl PassedPath {
     /// # Safety
     /// `path` must be null or a C string.
     pub(super) unsafe fn of(path: *const c_char) -> Self {
         // SAFETY: guaranteed by the caller.
-        Passed { private: unsafe { paths::private(path) }, path }
+        PassedPath { private: unsafe { paths::private(path) }, path }
     }
 
     pub(super) fn as_ptr(&self) -> *const c_char {
@@ -38,7 +38,7 @@ impl Passed {
 /// As `fstatat(2)`.
 unsafe fn stat_any(directory: c_int, path: *const c_char, buffer: *mut libc::stat, flags: c_int) -> c_int {
     // SAFETY: the caller vouches for `path`.
-    let passed = unsafe { Passed::of(path) };
+    let passed = unsafe { PassedPath::of(path) };
     // A device is no link.
     let is_device = passed.private.as_ref().is_some_and(Private::is_device);
     let flags = if is_device { flags & !libc::AT_SYMLINK_NOFOLLOW } else { flags };
@@ -83,7 +83,7 @@ unsafe fn statx_any(
     buffer: *mut libc::statx,
 ) -> c_int {
     // SAFETY: the caller vouches for `path`.
-    let passed = unsafe { Passed::of(path) };
+    let passed = unsafe { PassedPath::of(path) };
     let follows = passed.private.as_ref().is_some_and(Private::is_device);
     let flags = if follows { flags & !libc::AT_SYMLINK_NOFOLLOW } else { flags };
     // SAFETY: the caller vouches for the arguments.
@@ -107,7 +107,7 @@ unsafe fn statx_any(
 /// As `access(2)`.
 unsafe fn access_any(path: *const c_char, mode: c_int) -> c_int {
     // SAFETY: the caller vouches for `path`.
-    let passed = unsafe { Passed::of(path) };
+    let passed = unsafe { PassedPath::of(path) };
     // SAFETY: the caller vouches for the arguments.
     unsafe { libc::syscall(libc::SYS_faccessat, libc::AT_FDCWD, passed.as_ptr(), mode) as c_int }
 }
@@ -116,7 +116,7 @@ unsafe fn access_any(path: *const c_char, mode: c_int) -> c_int {
 /// As `faccessat(2)`.
 unsafe fn faccessat_any(directory: c_int, path: *const c_char, mode: c_int, flags: c_int) -> c_int {
     // SAFETY: the caller vouches for `path`.
-    let passed = unsafe { Passed::of(path) };
+    let passed = unsafe { PassedPath::of(path) };
     // SAFETY: the caller vouches for the arguments.
     unsafe { next::faccessat(directory, passed.as_ptr(), mode, flags) }
 }
@@ -125,7 +125,7 @@ unsafe fn faccessat_any(directory: c_int, path: *const c_char, mode: c_int, flag
 /// As `readlinkat(2)`.
 unsafe fn readlink_any(directory: c_int, path: *const c_char, buffer: *mut c_char, len: size_t) -> ssize_t {
     // SAFETY: the caller vouches for `path`.
-    let passed = unsafe { Passed::of(path) };
+    let passed = unsafe { PassedPath::of(path) };
     if passed.private.as_ref().is_some_and(Private::is_device) {
         // Fails as for a character device, or because there is none.
         // SAFETY: the path is a C string.
@@ -140,7 +140,7 @@ unsafe fn readlink_any(directory: c_int, path: *const c_char, buffer: *mut c_cha
 /// As `realpath(3)`.
 unsafe fn realpath_any(path: *const c_char, resolved: *mut c_char) -> *mut c_char {
     // SAFETY: the caller vouches for `path`.
-    let passed = unsafe { Passed::of(path) };
+    let passed = unsafe { PassedPath::of(path) };
     // SAFETY: the caller vouches for the arguments.
     let found = unsafe { next::realpath(passed.as_ptr(), resolved) };
     if found.is_null() {
@@ -176,7 +176,7 @@ unsafe fn realpath_any(path: *const c_char, resolved: *mut c_char) -> *mut c_cha
 /// As `opendir(3)`.
 unsafe fn opendir_any(path: *const c_char) -> *mut libc::DIR {
     // SAFETY: the caller vouches for `path`.
-    let passed = unsafe { Passed::of(path) };
+    let passed = unsafe { PassedPath::of(path) };
     // SAFETY: as above.
     unsafe { next::opendir(passed.as_ptr()) }
 }
@@ -187,11 +187,11 @@ type Open = unsafe fn(*const c_char, *const c_char) -> *mut libc::FILE;
 /// As `fopen(3)`.
 unsafe fn fopen_any(path: *const c_char, mode: *const c_char, open: Open) -> *mut libc::FILE {
     // SAFETY: the caller vouches for `path`.
-    let passed = unsafe { Passed::of(path) };
+    let passed = unsafe { PassedPath::of(path) };
     let file = passed.private.as_ref().and_then(|private| {
         // SAFETY: the caller vouches for `mode`, a C string.
         let close_on_exec = unsafe { CStr::from_ptr(mode) }.to_bytes().contains(&b'e');
-        preserving(|| live(private, close_on_exec))
+        preserving(|| open_live(private, close_on_exec))
     });
     match file {
         None => {
@@ -201,7 +201,7 @@ unsafe fn fopen_any(path: *const c_char, mode: *const c_char, open: Open) -> *mu
             let is_relative = passed.private.is_none() && unsafe { is_relative(path) };
             if is_relative && !stream.is_null() {
                 // SAFETY: the C library has just opened the stream, and read nothing of it.
-                preserving(|| enliven(unsafe { libc::fileno(stream) }));
+                preserving(|| replace_if_live(unsafe { libc::fileno(stream) }));
             }
             stream
         }
@@ -358,12 +358,12 @@ c_functions! {
 
     /// `getxattr(2)`: `ls` asks for access lists.
     getxattr(path: *const c_char, name: *const c_char, value: *mut c_void, size: size_t) -> ssize_t {
-        libc::syscall(libc::SYS_getxattr, Passed::of(path).as_ptr(), name, value, size) as ssize_t
+        libc::syscall(libc::SYS_getxattr, PassedPath::of(path).as_ptr(), name, value, size) as ssize_t
     }
 
     /// `lgetxattr(2)`.
     lgetxattr(path: *const c_char, name: *const c_char, value: *mut c_void, size: size_t) -> ssize_t {
-        libc::syscall(libc::SYS_lgetxattr, Passed::of(path).as_ptr(), name, value, size) as ssize_t
+        libc::syscall(libc::SYS_lgetxattr, PassedPath::of(path).as_ptr(), name, value, size) as ssize_t
     }
 
     /// `opendir(3)`.
@@ -375,14 +375,14 @@ c_functions! {
     scandir(
         path: *const c_char, list: *mut *mut *mut c_void, filter: next::Filter, compare: next::Compare
     ) -> c_int {
-        next::scandir(Passed::of(path).as_ptr(), list, filter, compare)
+        next::scandir(PassedPath::of(path).as_ptr(), list, filter, compare)
     }
 
     /// `scandir64(3)`.
     scandir64(
         path: *const c_char, list: *mut *mut *mut c_void, filter: next::Filter, compare: next::Compare
     ) -> c_int {
-        next::scandir64(Passed::of(path).as_ptr(), list, filter, compare)
+        next::scandir64(PassedPath::of(path).as_ptr(), list, filter, compare)
     }
 
     /// `fopen(3)`.

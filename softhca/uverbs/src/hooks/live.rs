@@ -10,7 +10,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 
 /// Returns a file with the running card's content; `None` for all other paths, and if no card can run.
-pub(super) fn live(path: &Private, close_on_exec: bool) -> Option<Result<OwnedFd>> {
+pub(super) fn open_live(path: &Private, close_on_exec: bool) -> Option<Result<OwnedFd>> {
     let (index, file) = LiveFile::find(str::from_utf8(path.named()).ok()?)?;
     process::content(index, file).map(|text| file_with(text.as_bytes(), close_on_exec))
 }
@@ -41,7 +41,7 @@ pub(super) unsafe fn is_relative(path: *const c_char) -> bool {
 
 /// Replaces a file opened by a relative path by one with the running card's content, if its directory is in
 /// the private folder and the card answers it.
-pub(super) fn enliven(fd: RawFd) {
+pub(super) fn replace_if_live(fd: RawFd) {
     let Some(folder) = paths::folder().filter(|_| fd >= 0) else { return };
     let mut path = [0; libc::PATH_MAX as usize];
     let Some(len) = path_of(fd, &mut path) else { return };

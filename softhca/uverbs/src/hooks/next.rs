@@ -1,9 +1,35 @@
-//! The C library's functions that the hooks replace, if they do more than a system call.
+//! Definitions of hooks, and the C library's functions that they replace, if these do more than a system call.
 
+use crate::errno::Result;
 use libc::{c_char, c_int, c_void};
 use std::ffi::CStr;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
+
+/// Returns the value, or -1 with `errno` set.
+pub(super) fn returned<T: From<i8>>(result: Result<T>) -> T {
+    result.unwrap_or_else(|errno| {
+        errno.set();
+        T::from(-1)
+    })
+}
+
+/// Defines C functions whose safety contract is that of the C library's function of the same name.
+macro_rules! c_functions {
+    ($($(#[$doc:meta])+ $name:ident($($argument:ident: $type:ty),+) -> $result:ty { $call:expr })+) => {
+        $(
+            $(#[$doc])+
+            ///
+            /// # Safety
+            /// As the C function.
+            #[cfg_attr(not(any(test, fuzzing)), unsafe(no_mangle))]
+            pub unsafe extern "C" fn $name($($argument: $type),+) -> $result {
+                // SAFETY: the caller vouches for the arguments, as for those of the C function.
+                unsafe { $call }
+            }
+        )+
+    };
+}
 
 /// A function of a library that was loaded after this one, looked up at its first use.
 pub(super) struct Next {

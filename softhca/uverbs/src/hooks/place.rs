@@ -1,6 +1,6 @@
 //! The working directory, which may be in the private folder.
 
-use super::files::Passed;
+use super::files::PassedPath;
 use super::next;
 use crate::errno::{Errno, Result, preserving};
 use crate::paths;
@@ -64,7 +64,7 @@ unsafe fn getcwd_any(buffer: *mut c_char, size: size_t) -> *mut c_char {
 /// As `chdir(2)`.
 unsafe fn chdir_any(path: *const c_char) -> c_int {
     // SAFETY: the caller vouches for `path`.
-    unsafe { libc::syscall(libc::SYS_chdir, Passed::of(path).as_ptr()) as c_int }
+    unsafe { libc::syscall(libc::SYS_chdir, PassedPath::of(path).as_ptr()) as c_int }
 }
 
 c_functions! {

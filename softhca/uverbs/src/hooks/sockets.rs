@@ -4,8 +4,8 @@
 //! names itself and receives as any netlink socket does; only its sends are intercepted, and the answer comes
 //! from a socket of the library.
 
-use super::define::returned;
 use super::next;
+use super::next::returned;
 use crate::descriptors::{self, Kind};
 use crate::errno::{Errno, Result, preserving};
 use crate::netlink;

@@ -1,16 +1,19 @@
-//! Completion queues.
+//! Completion queues, and the event files of verbs.
 
 use super::device::COMPLETION_VECTORS;
 use crate::attributes::Request;
 use crate::calls;
 use crate::context::{Context, Object};
+use crate::descriptors::{self, Kind};
 use crate::errno::{Errno, Result};
+use crate::events::files::EventPipe;
 use crate::events::routes::Route;
 use crate::resource::Resource;
 use crate::uapi::ioctl::{attr, object};
 use crate::uapi::mlx5::{self, CQ_KNOWN, CQ_UAR_PAGE_INDEX, CreateCq};
 use crate::uapi::queues::{CQ_IGNORE_OVERRUN, CQ_MODERATE, CQ_TIMESTAMP, ModifyCq, ResizeCq};
 use softhca::card::{CqConfig, CqModeration, LIMITS, is_reachable};
+use std::os::fd::{AsRawFd, IntoRawFd};
 
 /// Bytes of an entry: 64, or 128 for hosts with such cache lines.
 pub(crate) const ENTRY_SIZES: [u32; 2] = [64, 128];
@@ -145,4 +148,25 @@ pub(crate) fn modify(context: &Context, request: &Request) -> Result<()> {
 pub(crate) fn destroy(context: &Context, request: &Request) -> Result<()> {
     let reported = context.destroy(object::CQ, request.handle(attr::HANDLE)?)?;
     request.answer_with(attr::DESTROY_RESP, &[reported.completions, reported.asynchronous])
+}
+
+/// `CREATE_COMP_CHANNEL`.
+pub(crate) fn create_channel(context: &Context, request: &Request) -> Result<()> {
+    let (pipe, theirs) = EventPipe::new()?;
+    let fd = theirs.as_raw_fd();
+    request.answer_with(attr::CORE_OUT, &(fd as u32))?;
+    descriptors::add(Kind::Card, fd)?;
+    context.channels.completions.add(fd, pipe);
+    // The program owns the descriptor from here on.
+    let _ = theirs.into_raw_fd();
+    Ok(())
+}
+
+/// `ASYNC_EVENT_ALLOC`: all asynchronous event files of a context are duplicates of one.
+pub(crate) fn alloc_async(context: &Context, request: &Request) -> Result<()> {
+    let fd = context.async_fd.try_clone()?;
+    request.answer_created(attr::ASYNC_EVENT_FD, fd.as_raw_fd() as u32)?;
+    // The program owns the descriptor from here on.
+    let _ = fd.into_raw_fd();
+    Ok(())
 }
