@@ -14,7 +14,6 @@ use std::sync::{Arc, Weak};
 #[derive(Clone)]
 pub struct HostRange(Arc<SharedMemory>);
 
-/// The lent ranges, by their first address.
 static LENT: Mutex<BTreeMap<usize, Weak<SharedMemory>>> = Mutex::new(BTreeMap::new());
 
 impl HostRange {

@@ -38,7 +38,6 @@ bitflags::bitflags! {
     }
 }
 
-/// The kinds and their words.
 const WORDS: [(&str, LibertyKinds); 7] = [
     ("fetch", LibertyKinds::FETCH),
     ("pieces", LibertyKinds::PIECES),
@@ -113,7 +112,6 @@ impl Dice {
         Dice(Some((liberties.kinds, Random::new(seed_of_card(liberties.seed, card), 0))))
     }
 
-    /// Returns whether the card takes any liberties.
     #[inline]
     pub(crate) fn is_on(&self) -> bool {
         self.0.is_some()
@@ -151,7 +149,6 @@ impl Dice {
         self.0.as_mut().map_or(0, |(_, random)| random.below(n))
     }
 
-    /// Shuffles a list.
     pub(crate) fn shuffle<T>(&mut self, list: &mut [T]) {
         (1..list.len()).rev().for_each(|last| list.swap(last, self.below(last + 1)));
     }

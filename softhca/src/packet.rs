@@ -51,7 +51,6 @@ impl PacketKind {
         (PacketKind::Management, "management"),
     ];
 
-    /// Returns whether the requester sends it.
     pub(crate) fn is_request(self) -> bool {
         use PacketKind::*;
         matches!(self, Send | Write | Read | CompareSwap | FetchAdd | Datagram)
@@ -76,7 +75,6 @@ impl TryFrom<u8> for PacketKind {
     }
 }
 
-/// Reason of a refused request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum NakCode {
@@ -117,7 +115,6 @@ pub(crate) const GLOBAL: u8 = 32;
 
 const _: () = assert!(size_of::<Header>() <= crate::fabric::MAX_HEADER);
 
-/// A packet's header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub(crate) struct Header {
@@ -168,7 +165,6 @@ impl Header {
         }
     }
 
-    /// Returns whether it belongs to a reliable connection.
     pub(crate) fn is_reliable(&self) -> bool {
         self.kind != PacketKind::Datagram as u8 && !self.has(UNRELIABLE)
     }
@@ -188,7 +184,6 @@ impl Header {
     }
 }
 
-/// A packet that has arrived.
 #[derive(Clone, Copy)]
 pub(crate) struct Packet<'a> {
     pub(crate) source: Node,
@@ -198,7 +193,6 @@ pub(crate) struct Packet<'a> {
 }
 
 impl Packet<'_> {
-    /// Returns the payload's length in bytes.
     pub(crate) fn payload_len(&self) -> usize {
         self.payload.iter().map(|part| part.1).sum()
     }

@@ -121,7 +121,6 @@ impl PeerMemoryError {
     }
 }
 
-/// The clients of this process.
 static CLIENTS: RwLock<Vec<Arc<dyn PeerMemory>>> = RwLock::new(Vec::new());
 
 /// Adds a client for all cards of this process. It is never removed. Memory registered earlier is not
@@ -140,7 +139,6 @@ pub(crate) fn take_claimed() -> bool {
     CLAIMED.take()
 }
 
-/// A client's failure.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{client}: {error}")]
 pub(crate) struct PeerFailure {
@@ -148,7 +146,6 @@ pub(crate) struct PeerFailure {
     pub(crate) error: PeerMemoryError,
 }
 
-/// A region and its client.
 #[derive(Debug)]
 pub(crate) struct PeerMapping {
     client: String,

@@ -98,7 +98,6 @@ impl fmt::Display for OtherSpeed {
     }
 }
 
-/// A card's speed, and the cards refused because of theirs.
 pub(super) struct Speeds {
     pub(super) own: Speed,
     refused: HashSet<OtherSpeed>,

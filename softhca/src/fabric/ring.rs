@@ -108,7 +108,6 @@ pub(super) enum PushError {
     Corrupt,
 }
 
-/// The sending side.
 pub(super) struct Producer {
     shared: Shared,
     /// The end of the published packets.
@@ -196,7 +195,6 @@ impl Producer {
         self.end += (CAPACITY - offset) as u64;
     }
 
-    /// Publishes the placed packets.
     pub(super) fn publish(&mut self) -> MustWake {
         self.tail = self.end;
         self.shared.word64(AT_TAIL).store(self.tail, Ordering::Release);
@@ -274,7 +272,6 @@ fn record_bytes(header: usize, payload: usize) -> usize {
     8 + header.next_multiple_of(8) + payload.next_multiple_of(8)
 }
 
-/// A packet in the ring, valid until the consumer advances.
 pub(super) struct Packet<'a> {
     pub(super) header: &'a [u8],
     pub(super) payload: [Part; 2],
@@ -284,7 +281,6 @@ pub(super) struct Packet<'a> {
 #[derive(Debug)]
 pub(super) struct Corrupt(pub(super) &'static str);
 
-/// The receiving side.
 pub(super) struct Consumer {
     shared: Shared,
     head: u64,

@@ -132,7 +132,6 @@ impl Shared {
         }
     }
 
-    /// The rings of links that have greeted, by sending node.
     fn rings(&self) -> impl Iterator<Item = &(Node, Consumer)> {
         self.incoming.iter().flatten().filter_map(|link| link.greeted.as_ref())
     }

@@ -16,7 +16,6 @@ const GREETING: [u8; 6] = *b"gdsft2";
 /// Greeting and source LID, big endian.
 const GREETING_BYTES: usize = GREETING.len() + 2;
 
-/// The sending end.
 pub(super) struct Outgoing {
     pub(super) ring: Producer,
     socket: UnixStream,
@@ -80,7 +79,6 @@ impl Outgoing {
     }
 }
 
-/// The receiving end.
 pub(super) struct Incoming {
     socket: UnixStream,
     /// Source and ring, after the greeting.

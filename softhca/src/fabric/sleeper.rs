@@ -37,7 +37,6 @@ impl Sleeper {
         wait::sleep(&[self.epoll.as_fd(), self.event.as_fd()], timeout);
     }
 
-    /// Withdraws the announcement.
     pub(super) fn withdraw(&self) {
         self.announced.store(false, Ordering::Relaxed);
         wait::drain(self.event.as_fd());

@@ -9,7 +9,6 @@ use std::net::{SocketAddr, SocketAddrV4, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
-/// Time limit for establishing a connection.
 const CONNECT_TIME: Duration = Duration::from_secs(2);
 /// Time limit without an answer of the other host while data is in flight, at hardware's timer speed.
 const SILENCE: Duration = Duration::from_secs(10);
@@ -52,7 +51,6 @@ impl Route {
 /// The state of a link that is being made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Progress {
-    /// Both cards have proven the key.
     Proven,
     /// Events of the socket announce further work.
     Waiting,
@@ -65,7 +63,6 @@ pub(super) struct Connecting {
     route: Route,
     exchange: Exchange,
     since: Instant,
-    /// Time of the next attempt.
     retry_at: Option<Instant>,
 }
 
@@ -103,7 +100,6 @@ impl Connecting {
         }
     }
 
-    /// Retries the connection if it is time.
     pub(super) fn retry(&mut self, now: Instant) -> io::Result<Option<TcpStream>> {
         if self.retry_at.is_none_or(|retry_at| now < retry_at) {
             return Ok(None);

@@ -21,11 +21,9 @@ const BUFFER: usize = 4 * MAX_FRAME;
 pub(super) enum PushError {
     /// There is no room; epoll reports when there is.
     Full,
-    /// The link has ended.
     Broken,
 }
 
-/// The sending end.
 pub(super) struct Outgoing {
     socket: TcpStream,
     /// Bytes that the socket has not taken yet. They precede all further ones.
@@ -38,7 +36,6 @@ pub(super) struct Outgoing {
 }
 
 impl Outgoing {
-    /// Begins to connect.
     pub(super) fn connect(route: Route, greeting: Greeting) -> io::Result<Self> {
         let (socket, connecting) = Connecting::start(route)?;
         let pending = greeting.bytes().to_vec();
@@ -183,7 +180,6 @@ impl Drop for Outgoing {
     }
 }
 
-/// The receiving end.
 pub(super) struct Incoming {
     socket: TcpStream,
     /// The sending node: the connection's source address, which the greeting must repeat.

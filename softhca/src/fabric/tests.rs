@@ -185,7 +185,6 @@ fn impossible_nodes_and_ended_peers_are_unreachable() {
     });
 }
 
-/// Connects to a fabric from that address.
 fn connected(fabric: &Fabric, from: Ipv4Addr, port: u16) -> TcpStream {
     let socket = crate::os::socket::connect_tcp(from, SocketAddrV4::new(fabric.ipv4().unwrap(), port));
     until("the connection", || socket.as_ref().unwrap().peer_addr().ok());

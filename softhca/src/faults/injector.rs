@@ -35,9 +35,7 @@ pub(crate) struct Crossing {
     pub(crate) direction: Direction,
     pub(crate) qpn: u32,
     pub(crate) kind: Option<PacketKind>,
-    /// True if it belongs to a reliable connection.
     pub(crate) is_reliable: bool,
-    /// True if the requester sends it.
     pub(crate) is_request: bool,
 }
 
@@ -52,7 +50,6 @@ pub(crate) enum Fate {
         at_most: Duration,
         others: Option<u32>,
     },
-    /// Its work request fails.
     Fails(Syndrome),
 }
 
@@ -123,7 +120,6 @@ impl Faults {
         self.on.load(Ordering::Relaxed)
     }
 
-    /// Decides what happens to a packet.
     pub(crate) fn crosses(&self, packet: &Crossing) -> Fate {
         let mut state = self.state.lock();
         if state.dead {
@@ -168,7 +164,6 @@ impl Faults {
         })
     }
 
-    /// Returns the delay of a completion entry.
     pub(crate) fn completion_delay(
         &self,
         direction: Direction,
@@ -246,7 +241,6 @@ static ENVIRONMENT: Once = Once::new();
 
 struct Process {
     plan: Option<FaultPlan>,
-    /// The running cards.
     cards: Vec<Faults>,
     /// Number of cards started so far.
     started: u64,
@@ -296,7 +290,6 @@ pub fn fault_counts() -> Vec<RuleCount> {
     counts
 }
 
-/// Registers a card that starts, and returns its faults.
 pub(crate) fn join() -> Faults {
     let mut process = process();
     let faults = Faults::new(process.started);
@@ -306,7 +299,6 @@ pub(crate) fn join() -> Faults {
     faults
 }
 
-/// Removes a card that ends.
 pub(crate) fn leave(faults: &Faults) {
     process().cards.retain(|other| !other.is_same(faults));
 }

@@ -7,7 +7,6 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// Maximum length of a plan's text in bytes.
 const MAX_TEXT: usize = 64 * 1024;
 /// Maximum delay: a longer one would be a hung run.
 const MAX_DELAY: Duration = Duration::from_secs(60);
@@ -27,7 +26,6 @@ pub struct FaultPlanError {
     pub problem: String,
 }
 
-/// A word and its position.
 #[derive(Clone, Copy)]
 struct Word<'a> {
     text: &'a str,
@@ -166,7 +164,6 @@ fn condition(rule: &mut Rule, word: &Word<'_>, name: &str, value: &str) -> Resul
     Ok(())
 }
 
-/// Checks that the conditions suit the action.
 fn check(rule: &Rule, first: &Word<'_>) -> Result<(), FaultPlanError> {
     let of_packets = rule.direction.is_some() || rule.kinds != Kinds::empty() || rule.qpn.is_some();
     let of_memory = rule.key.is_some() || rule.side.is_some();

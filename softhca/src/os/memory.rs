@@ -79,7 +79,6 @@ impl SharedMemory {
         self.base
     }
 
-    /// Returns the mapped bytes.
     pub(crate) fn len(&self) -> usize {
         self.len
     }
@@ -100,7 +99,6 @@ impl Drop for SharedMemory {
 pub(crate) struct MemoryFile(OwnedFd);
 
 impl MemoryFile {
-    /// An empty file.
     pub(crate) fn new() -> io::Result<Self> {
         let fd = memory_file()?;
         // SAFETY: a plain system call on our own descriptor.
@@ -120,7 +118,6 @@ impl MemoryFile {
         SharedMemory::map(self.0.as_fd(), start, len)
     }
 
-    /// Duplicates the file's descriptor.
     pub(crate) fn descriptor(&self) -> io::Result<OwnedFd> {
         self.0.try_clone()
     }

@@ -133,7 +133,6 @@ union ControlBuffer {
     bytes: [u8; 64],
 }
 
-/// Sends bytes with a descriptor.
 pub(crate) fn send_with_fd(socket: &UnixStream, bytes: &[u8], fd: BorrowedFd<'_>) -> io::Result<usize> {
     let mut part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
     let mut control = ControlBuffer { bytes: [0; 64] };
@@ -156,7 +155,6 @@ pub(crate) fn send_with_fd(socket: &UnixStream, bytes: &[u8], fd: BorrowedFd<'_>
     }
 }
 
-/// Receives bytes, and the descriptor sent with them.
 pub(crate) fn receive_with_fd(socket: &UnixStream, bytes: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
     let mut part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
     let mut control = ControlBuffer { bytes: [0; 64] };

@@ -12,7 +12,6 @@ pub(crate) fn event(flags: libc::c_int) -> io::Result<OwnedFd> {
     unsafe { owned(libc::eventfd(0, libc::EFD_CLOEXEC | flags)) }
 }
 
-/// Makes an eventfd readable.
 pub(crate) fn raise(event: BorrowedFd<'_>) {
     let one = 1u64;
     // SAFETY: 8 readable bytes. It fails only if the counter is full; the eventfd is readable then.

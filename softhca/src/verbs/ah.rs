@@ -90,8 +90,6 @@ fn vector_of(attr: &ibv_ah_attr) -> [u8; VECTOR_SIZE] {
     bytes
 }
 
-/// `ibv_destroy_ah`.
-///
 /// # Safety
 /// `ah` is null or created.
 pub(super) unsafe extern "C" fn destroy_ah(ah: *mut ibv_ah) -> c_int {

@@ -30,7 +30,6 @@ const WIDTH_4X: u8 = 2;
 const SPEED_HDR: u8 = 64;
 
 object! {
-    /// An open device.
     Context: ibv_context {
         pub(super) events: Arc<EventQueue>,
         /// The UAR of queue pairs without a thread domain, and of completion queues.
@@ -63,8 +62,6 @@ impl Context {
     }
 }
 
-/// `ibv_open_device`.
-///
 /// # Safety
 /// `device` is null or from a list.
 pub(super) unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv_context {
@@ -84,8 +81,6 @@ pub(super) unsafe extern "C" fn close_device(context: *mut ibv_context) -> c_int
     errno::status(|| unsafe { object::destroy::<Context>(context, |_| Ok(())) })
 }
 
-/// `ibv_query_device`.
-///
 /// # Safety
 /// `context` is null or open; `attr` is null or valid.
 pub(super) unsafe extern "C" fn query_device(context: *mut ibv_context, attr: *mut ibv_device_attr) -> c_int {

@@ -38,8 +38,6 @@ object! {
     }
 }
 
-/// `ibv_create_comp_channel`.
-///
 /// # Safety
 /// `context` is null or open.
 pub(super) unsafe extern "C" fn create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_channel {

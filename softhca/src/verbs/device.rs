@@ -131,8 +131,6 @@ pub(super) unsafe extern "C" fn get_device_list(num: *mut c_int) -> *mut *mut ib
     list
 }
 
-/// `ibv_free_device_list`.
-///
 /// # Safety
 /// `list` is null, or came from [`get_device_list`] and was not freed.
 pub(super) unsafe extern "C" fn free_device_list(list: *mut *mut ibv_device) {

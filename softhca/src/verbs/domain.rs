@@ -76,8 +76,6 @@ impl Pd {
     }
 }
 
-/// `ibv_alloc_pd`.
-///
 /// # Safety
 /// `context` is null or open.
 pub(super) unsafe extern "C" fn alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
@@ -150,8 +148,6 @@ object! {
     }
 }
 
-/// `ibv_alloc_td`.
-///
 /// # Safety
 /// `context` is null or open; `attr` is null or valid.
 pub(super) unsafe extern "C" fn alloc_td(

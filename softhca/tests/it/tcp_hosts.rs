@@ -194,7 +194,6 @@ fn connected(mut hosts: [Host; 2]) -> [Host; 2] {
     hosts
 }
 
-/// Messages and writes both ways.
 fn talk([left, right]: &mut [Host; 2]) {
     for round in 1..=20u8 {
         for (from, to) in [(0, 1), (1, 0)] {

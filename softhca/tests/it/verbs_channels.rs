@@ -35,7 +35,6 @@ impl Told {
         unsafe { (*self.channel).fd }
     }
 
-    /// Makes the card write an entry.
     fn complete(&mut self) {
         let ctrl = CtrlSeg::new(Opcode::Nop, self.sent as u16, qpn(self.qp), 1, CtrlFlags::CQ_UPDATE, [0; 4]);
         send(&describe_qp(self.qp), self.sent, ctrl, &[]);

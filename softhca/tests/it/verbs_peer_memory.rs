@@ -75,7 +75,6 @@ impl Side {
         receive(&describe_qp(self.qp), index, list.as_bytes());
     }
 
-    /// The next completion.
     fn wait(&mut self) -> gdsync_sys::prm::cqe::Cqe64 {
         let entries = describe_cq(self.cq);
         let cqe = completion(&entries, self.completed);

@@ -16,7 +16,6 @@ fn keys(mr: *mut ibv_mr) -> (u32, u64) {
     unsafe { ((*mr).lkey, (*mr).addr as u64) }
 }
 
-/// A registered buffer.
 struct Buffer {
     memory: Box<[u8]>,
     mr: *mut ibv_mr,

@@ -97,7 +97,6 @@ pub(crate) fn of_qp_type(code: u64) -> String {
     }
 }
 
-/// Bits and their names.
 type Bits = [(u32, &'static str)];
 
 /// `create_flags` of a queue pair.

@@ -10,7 +10,6 @@ use crate::uapi::ioctl::{attr, method, object};
 use crate::uapi::verbs::{EXTENDED, command};
 use crate::verbs::{ah, cq, device, dm, domain, mcast, mr, port, qp, srq, uar};
 
-/// Performs a command of the ioctl interface.
 pub(crate) fn perform(context: &Context, request: &Request) -> Result<()> {
     match (request.object, request.method) {
         (object::DEVICE, method::INVOKE_WRITE) => invoke_write(context, request),

@@ -94,7 +94,6 @@ impl Objects {
         self.get(handle)?.state().ok_or(Errno::INVALID)
     }
 
-    /// As [`Self::state`].
     pub(crate) fn state_mut<T: Any>(&mut self, handle: u32) -> Result<&mut T> {
         let object = self.by_handle.get_mut(&handle).ok_or(Errno::NO_ENTRY)?;
         object.state.downcast_mut().ok_or(Errno::INVALID)

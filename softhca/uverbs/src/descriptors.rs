@@ -15,9 +15,7 @@ const MAX_FD: usize = 1 << 16;
 pub(crate) enum Kind {
     /// A device, or a completion channel.
     Card,
-    /// A socket of RDMA netlink.
     Netlink,
-    /// A file of the connection manager.
     Cm,
 }
 
@@ -77,7 +75,6 @@ pub(crate) fn claim() -> bool {
     before.is_ok() || before == Err(id)
 }
 
-/// Marks a file descriptor as the library's.
 pub(crate) fn add(kind: Kind, fd: RawFd) -> Result<()> {
     let (word, mask) = bit(kind, fd).ok_or(Errno(libc::EMFILE))?;
     remove(fd);

@@ -26,7 +26,6 @@ impl Errno {
         std::io::Error::last_os_error().into()
     }
 
-    /// Stores the value in the calling thread's `errno`.
     pub(crate) fn set(self) {
         // SAFETY: the C library keeps the calling thread's location valid while the thread lives.
         unsafe { *libc::__errno_location() = self.0 };

@@ -110,59 +110,52 @@ unsafe fn map_any(
 }
 
 c_functions! {
-    /// `open(2)`. A variadic call passes `mode` in the register of this parameter. Without a mode the value
+    /// A variadic call passes `mode` in the register of this parameter. Without a mode the value
     /// is arbitrary, and the kernel ignores it.
     open(path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
         open_any(libc::AT_FDCWD, path, flags, mode)
     }
 
-    /// `open64(3)`.
     open64(path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
         open_any(libc::AT_FDCWD, path, flags | libc::O_LARGEFILE, mode)
     }
 
-    /// `openat(2)`.
     openat(directory: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
         open_any(directory, path, flags, mode)
     }
 
-    /// `openat64(3)`.
     openat64(directory: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
         open_any(directory, path, flags | libc::O_LARGEFILE, mode)
     }
 
-    /// `open` of programs built with checks.
+    // Programs built with checks (`_FORTIFY_SOURCE`) call `__open_2` and its variants.
     __open_2(path: *const c_char, flags: c_int) -> c_int {
         open_any(libc::AT_FDCWD, path, flags, 0)
     }
 
-    /// `open64` of programs built with checks.
     __open64_2(path: *const c_char, flags: c_int) -> c_int {
         open_any(libc::AT_FDCWD, path, flags | libc::O_LARGEFILE, 0)
     }
 
-    /// `openat` of programs built with checks.
     __openat_2(directory: c_int, path: *const c_char, flags: c_int) -> c_int {
         open_any(directory, path, flags, 0)
     }
 
-    /// `openat64` of programs built with checks.
     __openat64_2(directory: c_int, path: *const c_char, flags: c_int) -> c_int {
         open_any(directory, path, flags | libc::O_LARGEFILE, 0)
     }
 
-    /// `write(2)`. Commands of the connection manager are written to its file.
+    /// Commands of the connection manager are written to its file.
     write(fd: c_int, bytes: *const c_void, count: size_t) -> ssize_t {
         write_any(fd, bytes, count)
     }
 
-    /// `mmap(2)`. The system maps a device's pages; the library refuses mappings that a kernel refuses. A
+    /// The system maps a device's pages; the library refuses mappings that a kernel refuses. A
     /// program with its own function of this name loses only these checks.
     mmap(at: *mut c_void, len: size_t, protection: c_int, flags: c_int, fd: c_int, offset: off_t) -> *mut c_void {
         map_any(at, len, protection, flags, fd, offset)
     }
 
-    /// `mmap64(3)`.
     mmap64(at: *mut c_void, len: size_t, protection: c_int, flags: c_int, fd: c_int, offset: off_t) -> *mut c_void {
         map_any(at, len, protection, flags, fd, offset)
     }

@@ -113,7 +113,6 @@ impl Address {
         }
     }
 
-    /// Returns whether both name the same interface.
     pub(crate) fn is_same_interface(&self, other: &Address) -> bool {
         match (self, other) {
             (Address::Ib(one), Address::Ib(other)) => one.gid == other.gid,

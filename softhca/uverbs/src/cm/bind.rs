@@ -202,7 +202,6 @@ impl Inner {
         Ok(Port { key, claim })
     }
 
-    /// Binds a free port number.
     fn any_port(&self, port_space: u16, claims: bool) -> Result<Port> {
         let count = ANY_PORT.len() as u64;
         let first = random() % count;

@@ -41,7 +41,6 @@ pub(crate) enum Phase {
     SidrReqRcvd,
 }
 
-/// An event of a connection, for its program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ConnectionEvent {
     /// The peer has accepted: the program must confirm that it is ready.
@@ -90,8 +89,7 @@ impl Reaction {
 #[derive(Debug)]
 struct Waiting {
     message: Message,
-    /// Number of repetitions left.
-    left: u8,
+    retries_left: u8,
     again: Instant,
 }
 
@@ -160,10 +158,9 @@ impl Connection {
 
     fn wait_for_answer(&mut self, message: &Message, now: Instant) {
         let again = now + self.speed.of(RESPONSE_TIMEOUT);
-        self.waiting = Some(Waiting { message: message.clone(), left: MAX_RETRIES, again });
+        self.waiting = Some(Waiting { message: message.clone(), retries_left: MAX_RETRIES, again });
     }
 
-    /// Sends a message that needs an answer.
     fn send_and_wait(&mut self, message: Message, phase: Phase, now: Instant) -> Message {
         self.phase = phase;
         self.wait_for_answer(&message, now);
@@ -286,7 +283,6 @@ impl Connection {
         self.remote_id == 0 || message.local_id == 0 || self.remote_id == message.local_id
     }
 
-    /// Handles a message of the peer.
     pub(crate) fn arrive(&mut self, message: &Message, now: Instant) -> Reaction {
         use Phase::*;
         match (message.kind, self.phase) {
@@ -355,7 +351,6 @@ impl Connection {
         }
     }
 
-    /// Extends the time for the answer of the peer's program.
     fn extend_timeout(&mut self, now: Instant) {
         if let Some(waiting) = &mut self.waiting {
             waiting.again = now + self.speed.of(SERVICE_TIMEOUT);
@@ -368,7 +363,6 @@ impl Connection {
         [again, self.time_wait_ends].into_iter().flatten().min()
     }
 
-    /// Handles the time-outs that are due.
     pub(crate) fn expire(&mut self, now: Instant) -> Reaction {
         if self.time_wait_ends.is_some_and(|end| end <= now) {
             self.end(Phase::Idle, now);
@@ -376,8 +370,8 @@ impl Connection {
         }
         match &mut self.waiting {
             Some(waiting) if waiting.again > now => Reaction::default(),
-            Some(Waiting { message, left: left @ 1.., again }) => {
-                *left -= 1;
+            Some(Waiting { message, retries_left: retries_left @ 1.., again }) => {
+                *retries_left -= 1;
                 *again = now + self.speed.of(RESPONSE_TIMEOUT);
                 Reaction::send(message.clone())
             }

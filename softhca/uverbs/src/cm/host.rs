@@ -70,7 +70,6 @@ pub(crate) fn own_card(cards: &[Arc<OpenCard>], address: &Address) -> Result<Opt
     }
 }
 
-/// Kind of a destination.
 enum Target {
     Card(Node),
     /// The process that serves the port on this host.

@@ -82,7 +82,6 @@ pub(crate) struct Port {
     pub(crate) claim: Option<Arc<Service>>,
 }
 
-/// Options set by `rdma_set_option`.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Options {
     pub(crate) type_of_service: u8,
@@ -107,7 +106,6 @@ pub(crate) struct Id {
     pub(crate) source: Option<Address>,
     pub(crate) destination: Option<Address>,
     pub(crate) port: Option<Port>,
-    /// The card that it is bound to.
     pub(crate) card: Option<Arc<OpenCard>>,
     pub(crate) route: Option<Route>,
     /// First packet sequence number that its queue pair expects.

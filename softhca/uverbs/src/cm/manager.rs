@@ -40,7 +40,6 @@ pub(crate) struct Inner {
     pub(crate) cards: Vec<Arc<OpenCard>>,
     /// Time of the agent's last check that the peers' processes live.
     pub(crate) last_peer_check: Option<Instant>,
-    /// True if the agent's thread runs.
     pub(crate) has_agent: bool,
 }
 
@@ -160,7 +159,6 @@ impl Inner {
         self.last_file
     }
 
-    /// Returns whether the manager has nothing left to do.
     pub(crate) fn is_idle(&self) -> bool {
         self.files.is_empty() && self.connections.is_empty()
     }
@@ -358,7 +356,6 @@ pub(crate) fn send(open: &OpenCard, node: Node, message: &Message) {
     }
 }
 
-/// Returns an initial packet sequence number.
 pub(crate) fn psn() -> u32 {
     random() as u32 & 0xff_ffff
 }

@@ -124,7 +124,6 @@ pub(crate) struct End {
     pub(crate) psn: u32,
     /// Queue pair type (`enum ib_qp_type`).
     pub(crate) transport: u8,
-    /// Path MTU code.
     pub(crate) path_mtu: u8,
     pub(crate) responder_resources: u8,
     pub(crate) initiator_depth: u8,
@@ -157,7 +156,6 @@ impl Message {
         }
     }
 
-    /// Returns the bytes of a management datagram.
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut fixed = Fixed {
             version: U16::new(VERSION),
@@ -231,7 +229,6 @@ pub(crate) mod tests {
     use super::*;
     use softhca::card::MAX_MANAGEMENT;
 
-    /// Returns a request with a value in every field.
     pub(crate) fn request(private: &[u8]) -> Message {
         let address = |text: &str| Address::V4(text.parse().unwrap());
         Message {

@@ -17,7 +17,6 @@ use zerocopy::{FromBytes, FromZeros};
 pub(crate) const PATH_MTU: u8 = 5;
 /// The only partition key: full membership of the default partition.
 pub(crate) const PKEY: u16 = 0xffff;
-/// Hops of a global route.
 const HOP_LIMIT: u8 = 64;
 /// `IB_PATH_GMP | IB_PATH_PRIMARY | IB_PATH_BIDIRECTIONAL`.
 pub(crate) const PATH_FLAGS: u32 = 1 | 1 << 1 | 1 << 3 | 1 << 5;
@@ -52,7 +51,6 @@ pub(crate) fn address_handle(open: &OpenCard, node: Node, gids: &Gids) -> Option
     })
 }
 
-/// Returns the path to the identifier's peer.
 pub(crate) fn path(id: &Id) -> Option<UserPathRec> {
     let route = id.route.as_ref()?;
     let open = &route.card;

@@ -61,7 +61,6 @@ pub(super) struct Pointer {
 /// Defines the table of functions, and the lookup of each by its symbol.
 macro_rules! driver {
     ($($field:ident = $symbol:literal: fn($($argument:ty),*);)*) => {
-        /// Entry points of the driver.
         #[derive(Clone, Debug)]
         pub(super) struct Driver {
             $(pub(super) $field: unsafe extern "C" fn($($argument),*) -> c_int,)*

@@ -5,7 +5,6 @@ use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::os::fd::RawFd;
 
-/// A range of GPU memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Exported {
     pub(crate) addr: u64,

@@ -16,7 +16,6 @@ pub(super) struct Cq {
     context: Vec<u8>,
 }
 
-/// `CREATE_CQ`.
 pub(super) fn create(
     context: &Context,
     objects: &Objects,
@@ -63,9 +62,7 @@ pub(super) fn create(
         ignore_overrun: cqc::OI.is_set(asked),
         collapsed: cqc::CC.is_set(asked),
     };
-    // SAFETY: `Part::address` found ring and record inside registered user memory, aligned and mapped. The
-    // program keeps that memory mapped while it is registered, and the context keeps it registered while the
-    // queue `uses` it.
+    // SAFETY: the addresses are from `Part::address`, which documents why they stay valid.
     let number = unsafe { context.card().create_cq(&config) }?;
     let object = Object::new(object::DEVX_OBJ, Resource::Cq(number)).using([ring.id, record.id]);
     Ok((object.with(Cq { context: asked.to_vec() }), created(number)))

@@ -13,13 +13,11 @@ use std::sync::Arc;
 /// Maximum number of events that one command subscribes to.
 const MAX_EVENTS: usize = 16;
 
-/// `MLX5_IB_METHOD_DEVX_ASYNC_CMD_FD_ALLOC`.
 pub(super) fn alloc_commands(context: &Context, request: &Request) -> Result<()> {
     request.knows(&[attr::HANDLE])?;
     alloc(context, request, Content::Answers)
 }
 
-/// `MLX5_IB_METHOD_DEVX_ASYNC_EVENT_FD_ALLOC`.
 pub(super) fn alloc_events(context: &Context, request: &Request) -> Result<()> {
     request.knows(&[attr::HANDLE, attr::EVENT_FD_FLAGS])?;
     let content = match request.optional_number(attr::EVENT_FD_FLAGS)?.unwrap_or(0) {
@@ -52,7 +50,6 @@ pub(super) fn file(
     if (file.content == Content::Answers) == answers { Ok(file) } else { Err(Errno::BAD_FD) }
 }
 
-/// `MLX5_IB_METHOD_DEVX_SUBSCRIBE_EVENT`.
 pub(super) fn subscribe(context: &Context, request: &Request) -> Result<()> {
     request.knows(&[
         attr::SUBSCRIBE_FD,

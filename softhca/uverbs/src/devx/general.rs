@@ -11,7 +11,6 @@ use gdsync_sys::prm::command::{cap, header, opcode, vport};
 use softhca::card::LinkLayer;
 use softhca::sysfs;
 
-/// `MLX5_IB_METHOD_DEVX_QUERY_EQN`.
 pub(super) fn query_event_queue(request: &Request) -> Result<()> {
     let vector = request.number32(attr::EQN_VECTOR)?;
     if vector >= COMPLETION_VECTORS {

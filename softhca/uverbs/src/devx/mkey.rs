@@ -110,8 +110,7 @@ fn of_user_memory(context: &Context, objects: &Objects, input: &[u8]) -> Result<
     let (pdn, iova) = (mkey::PD.get32(input), mkey::START_ADDR.get(input));
     let tag = Some(mkey::MKEY_7_0.get8(input));
     let config = RegionConfig { pdn, addr, len: part.len, iova, access, tag };
-    // SAFETY: `Part::address` found the range inside registered user memory, which the program keeps mapped
-    // while it is registered. The context keeps it registered while the key `uses` it.
+    // SAFETY: the addresses are from `Part::address`, which documents why they stay valid.
     let key = unsafe { context.card().register_memory(&config) }?;
     let object = Object::new(object::DEVX_OBJ, Resource::Mkey(key)).using([part.id]);
     Ok((object, created(key >> 8)))

@@ -25,7 +25,6 @@ use crate::context::Context;
 use crate::errno::{Errno, Result};
 use crate::uapi::devx::{attr, method, object as kind};
 
-/// Performs a method of DEVX.
 pub(crate) fn perform(context: &Context, request: &Request) -> Result<()> {
     match (request.object, request.method) {
         (kind::DEVX, method::OTHER) => general::perform(context, request),

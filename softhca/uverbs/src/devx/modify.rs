@@ -51,7 +51,6 @@ fn start_of(opcode: u16) -> Option<QpState> {
     }
 }
 
-/// Performs a transition.
 pub(super) fn perform(
     context: &Context,
     number: u32,

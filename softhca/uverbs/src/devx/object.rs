@@ -13,7 +13,6 @@ use crate::verbs;
 use gdsync_sys::prm::command::{header, opcode};
 use softhca::card::QpConfig;
 
-/// `MLX5_IB_METHOD_DEVX_OBJ_CREATE`.
 pub(super) fn create(context: &Context, request: &Request) -> Result<()> {
     request.knows(&[attr::HANDLE, attr::OBJ_IN, attr::OBJ_OUT])?;
     let input = input(request, attr::OBJ_IN, attr::OBJ_OUT)?;
@@ -87,7 +86,6 @@ impl Target<'_> {
     }
 }
 
-/// `MLX5_IB_METHOD_DEVX_OBJ_MODIFY`.
 pub(super) fn modify(context: &Context, request: &Request) -> Result<()> {
     request.knows(&[attr::HANDLE, attr::OBJ_IN, attr::OBJ_OUT])?;
     let input = input(request, attr::OBJ_IN, attr::OBJ_OUT)?;
@@ -115,7 +113,6 @@ pub(super) fn modify(context: &Context, request: &Request) -> Result<()> {
     answer(request, attr::OBJ_OUT, outcome)
 }
 
-/// `MLX5_IB_METHOD_DEVX_OBJ_QUERY`.
 pub(super) fn query(context: &Context, request: &Request) -> Result<()> {
     request.knows(&[attr::HANDLE, attr::OBJ_IN, attr::OBJ_OUT])?;
     let input = input(request, attr::OBJ_IN, attr::OBJ_OUT)?;
@@ -151,7 +148,6 @@ pub(super) fn query_async(context: &Context, request: &Request) -> Result<()> {
     file.push(&[&number.to_ne_bytes(), output.as_slice()].concat())
 }
 
-/// Queries the object of a handle.
 fn ask(context: &Context, handle: u32, input: &[u8]) -> Result<std::result::Result<Vec<u8>, Failure>> {
     let objects = context.objects.lock();
     Ok(match (Target::find(&objects, handle, input)?, opcode_of(input)) {

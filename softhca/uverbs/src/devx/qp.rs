@@ -62,7 +62,6 @@ fn holds_data(context: &Context, asked: &[u8], field: Field, cqn: u32) -> Result
     Err(Refusal::parameter(Syndrome::QpContext, value, limit))
 }
 
-/// `CREATE_QP`.
 pub(super) fn create(
     context: &Context,
     objects: &Objects,
@@ -166,9 +165,7 @@ pub(super) fn create(
         scatter,
         ..QpConfig::new(transport)
     };
-    // SAFETY: `Part::address` found rings and record inside registered user memory, aligned and mapped. The
-    // program keeps that memory mapped while it is registered, and the context keeps it registered while the
-    // queue pair `uses` it.
+    // SAFETY: the addresses are from `Part::address`, which documents why they stay valid.
     let number = unsafe { context.card().create_qp(&config) }?;
     // A queue pair without rings uses only its record's memory.
     let umems = [if ring.len == 0 { record.id } else { ring.id }, record.id];

@@ -48,7 +48,6 @@ pub(super) enum Syndrome {
     DctContext = 0x0050_0702,
 }
 
-/// A command that the device refuses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Refusal {
     pub(super) status: Status,
@@ -70,7 +69,6 @@ impl Refusal {
         Refusal::new(Status::BadResource, syndrome, number.into(), limit)
     }
 
-    /// Returns the answer of the refused command.
     pub(super) fn output(self) -> Vec<u8> {
         let mut output = vec![0; header::BYTES];
         header::STATUS.put(&mut output, self.status as u8);

@@ -84,11 +84,9 @@ pub(super) struct Part {
 /// The device's accesses to a part of user memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Usage {
-    /// It reads.
     Reads,
     /// It reads the program's writes.
     Record,
-    /// It writes.
     Writes,
 }
 
@@ -104,7 +102,8 @@ impl Part {
         Part { id, offset, len: RECORD, alignment: RECORD, usage: Usage::Writes }
     }
 
-    /// Returns the address of the part, checked to be inside the user memory, aligned and mapped.
+    /// Returns the address of the part, checked to be inside the user memory, aligned and mapped. The program keeps
+    /// registered memory mapped, and the context keeps it registered while an object `uses` it.
     pub(super) fn address(&self, objects: &Objects) -> std::result::Result<u64, Refusal> {
         let Part { id, offset, len, alignment, usage } = *self;
         let Ok(umem) = objects.state::<Umem>(id) else {

@@ -170,7 +170,6 @@ pub(crate) struct Channels {
 }
 
 impl Channels {
-    /// Makes a duplicate of a descriptor the same file.
     pub(crate) fn duplicate(&self, from: RawFd, to: RawFd) {
         self.completions.duplicate(from, to);
         self.devx.duplicate(from, to);

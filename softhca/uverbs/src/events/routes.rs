@@ -39,7 +39,6 @@ const COMPLETION_EVENT: usize = 8;
 /// Bytes of `struct ib_uverbs_async_event_desc`: user handle, type, reserved.
 const ASYNC_EVENT: usize = 16;
 
-/// The routes of a card's objects.
 #[derive(Debug, Default)]
 pub(crate) struct Routes {
     routes: Mutex<HashMap<Resource, Route>>,

@@ -41,7 +41,6 @@ pub(crate) mod kind {
 /// Bytes of an entry of an event queue (`struct mlx5_eqe`).
 const ENTRY: usize = 64;
 
-/// The destination of an event.
 #[derive(Debug)]
 pub(crate) enum Sink {
     /// A DEVX file, and the program's cookie. Closing the file ends the subscription.
@@ -87,7 +86,6 @@ impl Sink {
 /// An object, and the number of one of its events.
 type Source = (Resource, u16);
 
-/// The subscriptions of a card's programs.
 #[derive(Debug, Default)]
 pub(crate) struct Subscriptions {
     sinks: Mutex<HashMap<Source, Vec<Arc<Sink>>>>,

@@ -33,7 +33,6 @@ impl Signal {
         self.wake();
     }
 
-    /// Marks the file as not ready.
     pub(crate) fn lower(&self) {
         self.pipe.take_back(size_of::<u64>(), READY);
     }

@@ -70,37 +70,31 @@ unsafe fn closefrom_any(first: c_int) {
 }
 
 c_functions! {
-    /// `close_range(2)`.
     close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
         close_range_any(first, last, flags)
     }
 
-    /// `closefrom(3)`.
     closefrom(first: c_int) -> () {
         closefrom_any(first)
     }
 
-    /// `dup(2)`.
     dup(fd: c_int) -> c_int {
         duplicated(fd, next::dup(fd))
     }
 
-    /// `dup2(2)`.
     dup2(fd: c_int, to: c_int) -> c_int {
         replaced(fd, next::dup2(fd, to))
     }
 
-    /// `dup3(2)`.
     dup3(fd: c_int, to: c_int, flags: c_int) -> c_int {
         replaced(fd, next::dup3(fd, to, flags))
     }
 
-    /// `fcntl(2)`. A variadic call passes the argument in the register of this parameter.
+    /// A variadic call passes the argument in the register of this parameter.
     fcntl(fd: c_int, command: c_int, argument: c_ulong) -> c_int {
         fcntl_any(fd, command, argument)
     }
 
-    /// `fcntl64(3)`.
     fcntl64(fd: c_int, command: c_int, argument: c_ulong) -> c_int {
         fcntl_any(fd, command, argument)
     }

@@ -82,27 +82,22 @@ unsafe fn start(name: *const c_char, is_searched: bool, call: impl FnOnce() -> c
 }
 
 c_functions! {
-    /// `execve(2)`.
     execve(path: *const c_char, arguments: Strings, environment: Strings) -> c_int {
         execute(path, arguments, environment)
     }
 
-    /// `execv(3)`.
     execv(path: *const c_char, arguments: Strings) -> c_int {
         execute(path, arguments, environ)
     }
 
-    /// `execvp(3)`.
     execvp(program: *const c_char, arguments: Strings) -> c_int {
         start(program, true, || next::execvp(program, arguments))
     }
 
-    /// `execvpe(3)`.
     execvpe(program: *const c_char, arguments: Strings, environment: Strings) -> c_int {
         start(program, true, || next::execvpe(program, arguments, environment))
     }
 
-    /// `posix_spawn(3)`.
     posix_spawn(
         pid: *mut libc::pid_t, path: *const c_char, actions: *const c_void, attributes: *const c_void,
         arguments: Strings, environment: Strings
@@ -110,7 +105,6 @@ c_functions! {
         start(path, false, || next::posix_spawn(pid, path, actions, attributes, arguments, environment))
     }
 
-    /// `posix_spawnp(3)`.
     posix_spawnp(
         pid: *mut libc::pid_t, program: *const c_char, actions: *const c_void, attributes: *const c_void,
         arguments: Strings, environment: Strings

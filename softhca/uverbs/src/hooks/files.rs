@@ -222,111 +222,93 @@ unsafe fn fopen_any(path: *const c_char, mode: *const c_char, open: Open) -> *mu
 }
 
 c_functions! {
-    /// `stat(2)`. A device has the attributes of its stand-in.
+    /// A device has the attributes of its stand-in.
     stat(path: *const c_char, buffer: *mut libc::stat) -> c_int {
         stat_any(libc::AT_FDCWD, path, buffer, 0)
     }
 
-    /// `stat64(3)`.
     stat64(path: *const c_char, buffer: *mut libc::stat) -> c_int {
         stat_any(libc::AT_FDCWD, path, buffer, 0)
     }
 
-    /// `stat` of programs built before glibc 2.33.
+    // Programs built before glibc 2.33 call `__xstat` and its variants.
     __xstat(_version: c_int, path: *const c_char, buffer: *mut libc::stat) -> c_int {
         stat_any(libc::AT_FDCWD, path, buffer, 0)
     }
 
-    /// `stat64` of programs built before glibc 2.33.
     __xstat64(_version: c_int, path: *const c_char, buffer: *mut libc::stat) -> c_int {
         stat_any(libc::AT_FDCWD, path, buffer, 0)
     }
 
-    /// `lstat(2)`.
     lstat(path: *const c_char, buffer: *mut libc::stat) -> c_int {
         stat_any(libc::AT_FDCWD, path, buffer, libc::AT_SYMLINK_NOFOLLOW)
     }
 
-    /// `lstat64(3)`.
     lstat64(path: *const c_char, buffer: *mut libc::stat) -> c_int {
         stat_any(libc::AT_FDCWD, path, buffer, libc::AT_SYMLINK_NOFOLLOW)
     }
 
-    /// `lstat` of programs built before glibc 2.33.
     __lxstat(_version: c_int, path: *const c_char, buffer: *mut libc::stat) -> c_int {
         stat_any(libc::AT_FDCWD, path, buffer, libc::AT_SYMLINK_NOFOLLOW)
     }
 
-    /// `lstat64` of programs built before glibc 2.33.
     __lxstat64(_version: c_int, path: *const c_char, buffer: *mut libc::stat) -> c_int {
         stat_any(libc::AT_FDCWD, path, buffer, libc::AT_SYMLINK_NOFOLLOW)
     }
 
-    /// `fstatat(2)`.
     fstatat(directory: c_int, path: *const c_char, buffer: *mut libc::stat, flags: c_int) -> c_int {
         stat_any(directory, path, buffer, flags)
     }
 
-    /// `fstatat64(3)`.
     fstatat64(directory: c_int, path: *const c_char, buffer: *mut libc::stat, flags: c_int) -> c_int {
         stat_any(directory, path, buffer, flags)
     }
 
-    /// `fstatat` of programs built before glibc 2.33.
     __fxstatat(
         _version: c_int, directory: c_int, path: *const c_char, buffer: *mut libc::stat, flags: c_int
     ) -> c_int {
         stat_any(directory, path, buffer, flags)
     }
 
-    /// `fstat(2)`. An open device has the attributes of its path.
+    /// An open device has the attributes of its path.
     fstat(fd: c_int, buffer: *mut libc::stat) -> c_int {
         fstat_any(fd, buffer)
     }
 
-    /// `fstat64(3)`.
     fstat64(fd: c_int, buffer: *mut libc::stat) -> c_int {
         fstat_any(fd, buffer)
     }
 
-    /// `fstat` of programs built before glibc 2.33.
     __fxstat(_version: c_int, fd: c_int, buffer: *mut libc::stat) -> c_int {
         fstat_any(fd, buffer)
     }
 
-    /// `fstat64` of programs built before glibc 2.33.
     __fxstat64(_version: c_int, fd: c_int, buffer: *mut libc::stat) -> c_int {
         fstat_any(fd, buffer)
     }
 
-    /// `statx(2)`.
     statx(
         directory: c_int, path: *const c_char, flags: c_int, mask: libc::c_uint, buffer: *mut libc::statx
     ) -> c_int {
         statx_any(directory, path, flags, mask, buffer)
     }
 
-    /// `access(2)`.
     access(path: *const c_char, mode: c_int) -> c_int {
         access_any(path, mode)
     }
 
-    /// `faccessat(2)`.
     faccessat(directory: c_int, path: *const c_char, mode: c_int, flags: c_int) -> c_int {
         faccessat_any(directory, path, mode, flags)
     }
 
-    /// `euidaccess(3)`.
     euidaccess(path: *const c_char, mode: c_int) -> c_int {
         faccessat_any(libc::AT_FDCWD, path, mode, libc::AT_EACCESS)
     }
 
-    /// `eaccess(3)`.
     eaccess(path: *const c_char, mode: c_int) -> c_int {
         faccessat_any(libc::AT_FDCWD, path, mode, libc::AT_EACCESS)
     }
 
-    /// `readlink(2)`.
     readlink(path: *const c_char, buffer: *mut c_char, len: size_t) -> ssize_t {
         readlink_any(libc::AT_FDCWD, path, buffer, len)
     }
@@ -336,12 +318,11 @@ c_functions! {
         readlink_any(libc::AT_FDCWD, path, buffer, len)
     }
 
-    /// `readlinkat(2)`.
     readlinkat(directory: c_int, path: *const c_char, buffer: *mut c_char, len: size_t) -> ssize_t {
         readlink_any(directory, path, buffer, len)
     }
 
-    /// `realpath(3)`. The result is also a path of the system.
+    /// The result is also a path of the system.
     realpath(path: *const c_char, resolved: *mut c_char) -> *mut c_char {
         realpath_any(path, resolved)
     }
@@ -351,7 +332,6 @@ c_functions! {
         realpath_any(path, resolved)
     }
 
-    /// `canonicalize_file_name(3)`.
     canonicalize_file_name(path: *const c_char) -> *mut c_char {
         realpath_any(path, ptr::null_mut())
     }
@@ -361,36 +341,30 @@ c_functions! {
         libc::syscall(libc::SYS_getxattr, PassedPath::of(path).as_ptr(), name, value, size) as ssize_t
     }
 
-    /// `lgetxattr(2)`.
     lgetxattr(path: *const c_char, name: *const c_char, value: *mut c_void, size: size_t) -> ssize_t {
         libc::syscall(libc::SYS_lgetxattr, PassedPath::of(path).as_ptr(), name, value, size) as ssize_t
     }
 
-    /// `opendir(3)`.
     opendir(path: *const c_char) -> *mut libc::DIR {
         opendir_any(path)
     }
 
-    /// `scandir(3)`.
     scandir(
         path: *const c_char, list: *mut *mut *mut c_void, filter: next::Filter, compare: next::Compare
     ) -> c_int {
         next::scandir(PassedPath::of(path).as_ptr(), list, filter, compare)
     }
 
-    /// `scandir64(3)`.
     scandir64(
         path: *const c_char, list: *mut *mut *mut c_void, filter: next::Filter, compare: next::Compare
     ) -> c_int {
         next::scandir64(PassedPath::of(path).as_ptr(), list, filter, compare)
     }
 
-    /// `fopen(3)`.
     fopen(path: *const c_char, mode: *const c_char) -> *mut libc::FILE {
         fopen_any(path, mode, next::fopen)
     }
 
-    /// `fopen64(3)`.
     fopen64(path: *const c_char, mode: *const c_char) -> *mut libc::FILE {
         fopen_any(path, mode, next::fopen64)
     }

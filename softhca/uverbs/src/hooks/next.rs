@@ -16,9 +16,10 @@ pub(super) fn returned<T: From<i8>>(result: Result<T>) -> T {
 
 /// Defines C functions whose safety contract is that of the C library's function of the same name.
 macro_rules! c_functions {
-    ($($(#[$doc:meta])+ $name:ident($($argument:ident: $type:ty),+) -> $result:ty { $call:expr })+) => {
+    ($($(#[$doc:meta])* $name:ident($($argument:ident: $type:ty),+) -> $result:ty { $call:expr })+) => {
         $(
-            $(#[$doc])+
+            #[doc = concat!("`", stringify!($name), "` of the C library.")]
+            $(#[$doc])*
             ///
             /// # Safety
             /// As the C function.

@@ -68,12 +68,10 @@ unsafe fn chdir_any(path: *const c_char) -> c_int {
 }
 
 c_functions! {
-    /// `chdir(2)`.
     chdir(path: *const c_char) -> c_int {
         chdir_any(path)
     }
 
-    /// `getcwd(3)`.
     getcwd(buffer: *mut c_char, size: size_t) -> *mut c_char {
         getcwd_any(buffer, size)
     }

@@ -159,12 +159,10 @@ unsafe fn send_any(fd: c_int, bytes: *const c_void, len: size_t, flags: c_int) -
 }
 
 c_functions! {
-    /// `send(2)`.
     send(fd: c_int, bytes: *const c_void, len: size_t, flags: c_int) -> ssize_t {
         send_any(fd, bytes, len, flags)
     }
 
-    /// `sendto(2)`.
     sendto(
         fd: c_int,
         bytes: *const c_void,
@@ -176,7 +174,6 @@ c_functions! {
         sendto_any(fd, bytes, len, flags, to, to_len)
     }
 
-    /// `sendmsg(2)`.
     sendmsg(fd: c_int, message: *const libc::msghdr, flags: c_int) -> ssize_t {
         sendmsg_any(fd, message, flags)
     }

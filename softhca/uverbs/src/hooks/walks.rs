@@ -153,32 +153,26 @@ unsafe fn nftw_any(path: *const c_char, function: VisitAt, files: c_int, flags: 
 }
 
 c_functions! {
-    /// `glob(3)`.
     glob(pattern: *const c_char, flags: c_int, unreadable: Unreadable, found: *mut libc::glob_t) -> c_int {
         glob_any(pattern, flags, unreadable, found, next::glob)
     }
 
-    /// `glob64(3)`.
     glob64(pattern: *const c_char, flags: c_int, unreadable: Unreadable, found: *mut libc::glob_t) -> c_int {
         glob_any(pattern, flags, unreadable, found, next::glob64)
     }
 
-    /// `ftw(3)`.
     ftw(path: *const c_char, visit: Visit, files: c_int) -> c_int {
         ftw_any(path, visit, files, next::ftw)
     }
 
-    /// `ftw64(3)`.
     ftw64(path: *const c_char, visit: Visit, files: c_int) -> c_int {
         ftw_any(path, visit, files, next::ftw64)
     }
 
-    /// `nftw(3)`.
     nftw(path: *const c_char, visit: VisitAt, files: c_int, flags: c_int) -> c_int {
         nftw_any(path, visit, files, flags, next::nftw)
     }
 
-    /// `nftw64(3)`.
     nftw64(path: *const c_char, visit: VisitAt, files: c_int, flags: c_int) -> c_int {
         nftw_any(path, visit, files, flags, next::nftw64)
     }

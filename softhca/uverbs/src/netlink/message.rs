@@ -72,7 +72,6 @@ impl<'a> Request<'a> {
     }
 }
 
-/// An answer under construction.
 pub(super) struct Answer(Vec<u8>);
 
 impl Answer {

@@ -33,7 +33,6 @@ fn read(message: &[u8]) -> Request<'_> {
     read
 }
 
-/// Returns the errno of an error or an acknowledgement.
 fn errno(message: &[u8]) -> i32 {
     assert_eq!(read(message).header.kind, 2);
     -i32::from_ne_bytes(message[16..20].try_into().unwrap())

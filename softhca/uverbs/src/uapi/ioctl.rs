@@ -9,7 +9,6 @@ pub(crate) const ATTR_MANDATORY: u16 = 1 << 0;
 /// `UVERBS_ATTR_F_VALID_OUTPUT`: the kernel has filled the attribute.
 pub(crate) const ATTR_VALID_OUTPUT: u16 = 1 << 1;
 
-/// `struct ib_uverbs_attr`.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 pub(crate) struct Attr {
@@ -33,7 +32,6 @@ pub(crate) struct Header {
     pub(crate) reserved2: u32,
 }
 
-/// `RDMA_DRIVER_MLX5`.
 pub(crate) const DRIVER_MLX5: u32 = 1;
 /// The first of a driver's own numbers (`UVERBS_ID_DRIVER_NS`).
 pub(crate) const DRIVER: u16 = 1 << 12;

@@ -4,7 +4,6 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 /// `MLX5_USER_CMDS_SUPP_UHW_QUERY_DEVICE | MLX5_USER_CMDS_SUPP_UHW_CREATE_AH`.
 pub(crate) const SUPPORTED_UHW: u8 = 3;
-/// `MLX5_USER_INLINE_MODE_NONE`.
 pub(crate) const INLINE_MODE_NONE: u8 = 1;
 /// `MLX5_QP_FLAG_SCATTER_CQE`: small data inside completion entries.
 pub(crate) const QP_SCATTER_CQE: u32 = 1 << 1;
@@ -26,7 +25,6 @@ pub(crate) const CQ_UAR_PAGE_INDEX: u16 = 1 << 1;
 /// The other flags that a driver knows: `_CQE_128B_PAD` and `_REAL_TIME_TS`.
 pub(crate) const CQ_KNOWN: u16 = 1 << 0 | 1 << 2;
 
-/// `MLX5_IB_CLOCK_INFO_V1`, as a bit.
 pub(crate) const CLOCK_INFO_V1: u8 = 1 << 0;
 
 /// `struct mlx5_ib_alloc_ucontext_req_v2`.
@@ -44,7 +42,6 @@ pub(crate) struct AllocUcontext {
     pub(crate) lib_caps: u64,
 }
 
-/// `struct mlx5_ib_alloc_ucontext_resp`.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 pub(crate) struct AllocUcontextResp {
@@ -72,7 +69,6 @@ pub(crate) struct AllocUcontextResp {
     pub(crate) dump_fill_mkey: u32,
 }
 
-/// `struct mlx5_ib_create_cq`.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 pub(crate) struct CreateCq {
@@ -87,7 +83,6 @@ pub(crate) struct CreateCq {
     pub(crate) reserved1: u32,
 }
 
-/// `struct mlx5_ib_resize_cq`.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 pub(crate) struct ResizeCq {
@@ -97,7 +92,6 @@ pub(crate) struct ResizeCq {
     pub(crate) reserved1: u32,
 }
 
-/// `struct mlx5_ib_create_srq`.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 pub(crate) struct CreateSrq {
@@ -109,7 +103,6 @@ pub(crate) struct CreateSrq {
     pub(crate) reserved1: u32,
 }
 
-/// `struct mlx5_ib_create_srq_resp`.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 pub(crate) struct CreateSrqResp {
@@ -117,7 +110,6 @@ pub(crate) struct CreateSrqResp {
     pub(crate) reserved: u32,
 }
 
-/// `struct mlx5_ib_create_qp`.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 pub(crate) struct CreateQp {
@@ -136,7 +128,6 @@ pub(crate) struct CreateQp {
     pub(crate) reserved: u16,
 }
 
-/// `struct mlx5_ib_create_qp_resp`.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 pub(crate) struct CreateQpResp {
@@ -151,7 +142,6 @@ pub(crate) struct CreateQpResp {
     pub(crate) tir_icm_addr: u64,
 }
 
-/// `struct mlx5_ib_modify_qp_resp`.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 pub(crate) struct ModifyQpResp {
@@ -161,7 +151,6 @@ pub(crate) struct ModifyQpResp {
     pub(crate) reserved: u32,
 }
 
-/// `struct mlx5_ib_create_ah_resp`.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 pub(crate) struct CreateAhResp {

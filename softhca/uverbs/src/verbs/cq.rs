@@ -49,7 +49,6 @@ fn check_driver_flags(asked: &CreateCq) -> Result<()> {
     Err(if flags & !CQ_KNOWN == 0 { Errno::NOT_SUPPORTED } else { Errno::INVALID })
 }
 
-/// `CREATE` of a completion queue.
 pub(crate) fn create(context: &Context, request: &Request) -> Result<()> {
     request.knows(&[
         attr::HANDLE,
@@ -150,7 +149,6 @@ pub(crate) fn destroy(context: &Context, request: &Request) -> Result<()> {
     request.answer_with(attr::DESTROY_RESP, &[reported.completions, reported.asynchronous])
 }
 
-/// `CREATE_COMP_CHANNEL`.
 pub(crate) fn create_channel(context: &Context, request: &Request) -> Result<()> {
     let (pipe, theirs) = EventPipe::new()?;
     let fd = theirs.as_raw_fd();

@@ -103,7 +103,6 @@ pub(crate) fn query(context: &Context, request: &Request) -> Result<()> {
 /// `IB_ODP_SUPPORT` and `IB_ODP_SUPPORT_IMPLICIT`.
 const ODP_GENERAL: u64 = 1 << 0 | 1 << 1;
 
-/// The extended `QUERY_DEVICE`.
 pub(crate) fn query_extended(context: &Context, request: &Request) -> Result<()> {
     let base = answer_of(context);
     let size = size_of::<QueryDeviceResp>() + size_of::<QueryDeviceMore>();

@@ -29,7 +29,6 @@ pub(crate) fn check_mapping(context: &Context, offset: u64, len: usize) -> Resul
     if objects.states::<Dm>().any(is_it) { Ok(()) } else { Err(Errno::INVALID) }
 }
 
-/// `DM_ALLOC`.
 pub(crate) fn alloc(context: &Context, request: &Request) -> Result<()> {
     if request.optional_number(attr::DM_TYPE)?.is_some_and(|kind| kind != TYPE_MEMIC) {
         tracing::warn!("the software card has no device memory of steering");

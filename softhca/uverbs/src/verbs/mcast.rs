@@ -42,7 +42,6 @@ pub(crate) fn attach(context: &Context, request: &Request) -> Result<()> {
     Ok(())
 }
 
-/// `DETACH_MCAST`.
 pub(crate) fn detach(context: &Context, request: &Request) -> Result<()> {
     let asked = asked(context, request)?;
     let mut objects = context.objects.lock();

@@ -156,7 +156,6 @@ pub(super) fn add(
     Ok((objects.add(region.with(mr)), key))
 }
 
-/// `REG_MR`.
 pub(crate) fn register(context: &Context, request: &Request) -> Result<()> {
     let asked: RegMr = request.structure(attr::CORE_IN)?;
     let source = Source::new(asked.start, asked.length, asked.hca_va);
@@ -200,7 +199,6 @@ pub(crate) fn register_any(context: &Context, request: &Request) -> Result<()> {
     request.answer_with(attr::REG_MR_RKEY, &key)
 }
 
-/// `QUERY_MR`.
 pub(crate) fn query(context: &Context, request: &Request) -> Result<()> {
     let objects = context.objects.lock();
     let mr = objects.state::<Mr>(request.handle(attr::HANDLE)?)?;
@@ -297,7 +295,6 @@ fn has(mr: &Mr, right: Access) -> bool {
     Access::from_bits_truncate(mr.flags).contains(right)
 }
 
-/// `ALLOC_MW`.
 pub(crate) fn alloc_window(context: &Context, request: &Request) -> Result<()> {
     let asked: AllocMw = request.structure(attr::CORE_IN)?;
     let kind = match asked.mw_type {

@@ -57,7 +57,6 @@ impl Qp {
     }
 }
 
-/// `CREATE` of a queue pair.
 pub(crate) fn create(context: &Context, request: &Request) -> Result<()> {
     request.knows(&[
         attr::HANDLE,

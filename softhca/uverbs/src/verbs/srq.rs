@@ -19,7 +19,6 @@ use zerocopy::FromZeros;
 /// Bytes of a doorbell record: one word.
 const RECORD: u64 = 4;
 
-/// `CREATE` of a shared receive queue.
 pub(crate) fn create(context: &Context, request: &Request) -> Result<()> {
     request.knows(&[
         attr::HANDLE,
@@ -110,7 +109,6 @@ pub(crate) fn modify(context: &Context, request: &Request) -> Result<()> {
     Ok(())
 }
 
-/// `QUERY_SRQ`.
 pub(crate) fn query(context: &Context, request: &Request) -> Result<()> {
     let asked: QuerySrq = request.structure(attr::CORE_IN)?;
     let number = context.objects.lock().number(object::SRQ, asked.srq_handle)?;

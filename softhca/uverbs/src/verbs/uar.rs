@@ -27,7 +27,6 @@ pub(crate) fn check_mapping(context: &Context, offset: u64, len: usize) -> Resul
     own.filter(|_| len <= PAGE as usize).ok_or(Errno::INVALID)
 }
 
-/// `MLX5_IB_METHOD_UAR_OBJ_ALLOC`.
 pub(crate) fn alloc(context: &Context, request: &Request) -> Result<()> {
     if request.number(attr::UAR_TYPE)? > LAST_TYPE {
         return Err(Errno::NOT_SUPPORTED);

@@ -45,7 +45,6 @@ fn write(fd: i32, bytes: &[u8]) -> Result<usize, i32> {
     usize::try_from(written).map_err(|_| last_errno())
 }
 
-/// The bytes of a command.
 fn command(cmd: u32, body: &[u8], room: usize) -> Vec<u8> {
     let header = Header { cmd, bytes_in: body.len() as u16, bytes_out: room as u16 };
     [header.as_bytes(), body].concat()

@@ -48,7 +48,6 @@ impl Drop for Device {
     }
 }
 
-/// A command under construction.
 struct Command {
     object: u16,
     method: u16,
@@ -221,7 +220,6 @@ fn alloc_uar(device: &Device) -> (u32, u32) {
     (answer.created(attr::UAR_HANDLE), answer.output(attr::UAR_PAGE_ID))
 }
 
-/// The objects that a queue pair needs.
 struct Parts {
     pd: u32,
     cq: u32,

@@ -179,7 +179,6 @@ fn addresses_of_no_card_are_errors() {
     assert_eq!(cm.bind(id, &ib([9; 16], 0x0106_0000)), Err(libc::ENODEV));
 }
 
-/// `SET_OPTION`.
 pub(super) fn option(cm: &Cm, id: u32, (level, optname): (u32, u32), value: &[u8]) -> Result<(), i32> {
     let optval = value.as_ptr() as u64;
     cm.tell(command::SET_OPTION, &SetOption { optval, id, level, optname, optlen: value.len() as u32 })
