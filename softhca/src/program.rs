@@ -37,13 +37,13 @@ impl fmt::Display for Obstacle {
 }
 
 /// Maximum depth of script interpreters that are scripts themselves.
-const DEEPEST: usize = 4;
+const MAX_DEPTH: usize = 4;
 
 /// Returns the first program, among a file and the interpreters of a script, that does not see the card, and
 /// why. `None` if there is none or it cannot be told.
 pub fn obstacle(program: &Path) -> Option<(PathBuf, Obstacle)> {
     let mut path = program.to_owned();
-    for _ in 0..DEEPEST {
+    for _ in 0..MAX_DEPTH {
         let mut file = File::open(&path).ok()?;
         let mut first = [0; 256];
         let count = file.read(&mut first).ok()?;

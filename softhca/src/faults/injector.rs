@@ -77,12 +77,12 @@ impl fmt::Debug for Faults {
 struct State {
     /// Index among the cards that the process has started.
     card: u64,
-    rules: Vec<Live>,
+    rules: Vec<ActiveRule>,
     dead: bool,
 }
 
 /// An active rule. Each has its own random numbers, so that rules do not influence each other.
-struct Live {
+struct ActiveRule {
     count: RuleCount,
     random: Random,
 }
@@ -102,17 +102,17 @@ impl Faults {
         let mut state = self.state.lock();
         let seed = seed_of_card(plan.map_or(0, |plan| plan.seed), state.card);
         let rules = plan.map_or(&[][..], |plan| &plan.rules).iter().enumerate();
-        let live = rules.map(|(index, rule)| Live {
+        let active = rules.map(|(index, rule)| ActiveRule {
             count: RuleCount { rule: rule.clone(), matched: 0, injected: 0 },
             random: Random::new(seed, index as u64),
         });
-        state.rules = live.collect();
+        state.rules = active.collect();
         state.dead = false;
         self.on.store(!state.rules.is_empty(), Ordering::Relaxed);
     }
 
     pub(crate) fn counts(&self) -> Vec<RuleCount> {
-        self.state.lock().rules.iter().map(|live| live.count.clone()).collect()
+        self.state.lock().rules.iter().map(|active| active.count.clone()).collect()
     }
 
     #[inline]
@@ -194,11 +194,11 @@ impl State {
     /// count the event.
     fn decide(&mut self, concerns: impl Fn(&Rule) -> bool) -> Option<Action> {
         let mut decided = None;
-        for live in self.rules.iter_mut().filter(|live| concerns(&live.count.rule)) {
-            let applies = live.count();
+        for active in self.rules.iter_mut().filter(|active| concerns(&active.count.rule)) {
+            let applies = active.count();
             if applies && decided.is_none() {
-                live.count.injected += 1;
-                let RuleCount { rule, matched, injected } = &live.count;
+                active.count.injected += 1;
+                let RuleCount { rule, matched, injected } = &active.count;
                 tracing::info!(card = self.card, %rule, matched, injected, "a fault is injected");
                 decided = Some(rule.action);
             }
@@ -207,7 +207,7 @@ impl State {
     }
 }
 
-impl Live {
+impl ActiveRule {
     /// Counts an event, and returns whether the rule applies to it.
     fn count(&mut self) -> bool {
         let RuleCount { rule, matched, injected } = &mut self.count;

@@ -12,17 +12,20 @@ const DOMAIN: &str = "50f7";
 const BRIDGE: u32 = 0x197b;
 
 /// The nearest processors: those of NUMA node 0, or all.
-struct Near {
+struct NearestProcessors {
     node: &'static str,
     cpus: String,
 }
 
-impl Near {
+impl NearestProcessors {
     fn of_this_machine() -> Self {
         let read = |path: &str| fs::read_to_string(path).map(|text| text.trim().to_owned());
         match read("/sys/devices/system/node/node0/cpulist") {
-            Ok(cpus) => Near { node: "0", cpus },
-            Err(_) => Near { node: "-1", cpus: read("/sys/devices/system/cpu/online").unwrap_or_default() },
+            Ok(cpus) => NearestProcessors { node: "0", cpus },
+            Err(_) => NearestProcessors {
+                node: "-1",
+                cpus: read("/sys/devices/system/cpu/online").unwrap_or_default(),
+            },
         }
     }
 
@@ -49,7 +52,7 @@ fn mask_of(list: &str) -> String {
 
 /// Writes the files that bridges and devices share.
 fn write_common(folder: &Path, device: u32, class: u32) -> io::Result<()> {
-    Near::of_this_machine().write(folder)?;
+    NearestProcessors::of_this_machine().write(folder)?;
     let texts = [
         ("vendor", format!("{VENDOR:#06x}")),
         ("device", format!("{device:#06x}")),

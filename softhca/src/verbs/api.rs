@@ -54,10 +54,10 @@ const TABLE: VerbsTable = VerbsTable {
     destroy_qp: qp::destroy_qp,
     create_ah: ah::create_ah,
     destroy_ah: ah::destroy_ah,
-    get_async_event: get_async_event,
-    ack_async_event: ack_async_event,
+    get_async_event,
+    ack_async_event,
     mlx5dv_is_supported: device::mlx5dv_is_supported,
-    mlx5dv_init_obj: mlx5dv_init_obj,
+    mlx5dv_init_obj,
     devx_general_cmd: Some(context::general_cmd),
     // Programs that make objects by commands use libmlx5 on `softhca-uverbs`.
     devx: None,

@@ -157,18 +157,6 @@ pub(super) unsafe extern "C" fn mlx5dv_is_supported(device: *mut ibv_device) -> 
     !device.is_null()
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn text_is_cut_to_its_field() {
-        assert_eq!(c_string::<4>("ab"), [97, 98, 0, 0]);
-        assert_eq!(c_string::<4>("abcdef"), [97, 98, 99, 0]);
-        assert_eq!(c_string::<0>("ab"), []);
-    }
-}
-
 /// The register of queue pairs. Without BlueFlame, further ones have no purpose.
 const DOORBELL: usize = UAR_DOORBELLS[0];
 /// Registers of a thread domain's page.
@@ -215,5 +203,17 @@ impl Drop for OwnUar {
         if let Err(error) = self.open.card.free_uar(self.id) {
             tracing::error!(%error, "a UAR could not be freed");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_is_cut_to_its_field() {
+        assert_eq!(c_string::<4>("ab"), [97, 98, 0, 0]);
+        assert_eq!(c_string::<4>("abcdef"), [97, 98, 99, 0]);
+        assert_eq!(c_string::<0>("ab"), []);
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! An object is an [`Arc`] whose content begins with the C struct. The caller's raw pointer is one reference,
 //! and every child holds another, so the reference count shows whether an object has children, which keep it
-//! alive.
+//! alive. The functions return EINVAL for a null pointer.
 
 use super::errno::{Errno, Result};
 use std::cell::UnsafeCell;
@@ -68,9 +68,6 @@ pub(super) fn into_raw<O: Object>(object: Arc<O>) -> *mut O::C {
 
 /// Returns the object at a caller's pointer.
 ///
-/// # Errors
-/// EINVAL for null.
-///
 /// # Safety
 /// `raw` is null, or came from [`into_raw`] of the same type and is not destroyed before `'a` ends.
 pub(super) unsafe fn borrow<'a, O: Object>(raw: *mut O::C) -> Result<&'a O> {
@@ -79,9 +76,6 @@ pub(super) unsafe fn borrow<'a, O: Object>(raw: *mut O::C) -> Result<&'a O> {
 }
 
 /// Returns another reference to the object at a caller's pointer, for a child.
-///
-/// # Errors
-/// EINVAL for null.
 ///
 /// # Safety
 /// As [`borrow`], for the time of the call.
@@ -100,7 +94,7 @@ pub(super) unsafe fn share<O: Object>(raw: *mut O::C) -> Result<Arc<O>> {
 /// Destroys an object if it has no children and `release` succeeds.
 ///
 /// # Errors
-/// EINVAL for null, EBUSY for a parent with children, and errors of `release`. The object still exists then.
+/// EBUSY for a parent with children, and errors of `release`. The object still exists then.
 ///
 /// # Safety
 /// As [`borrow`]; after success the pointer is invalid.
@@ -122,9 +116,6 @@ pub(super) unsafe fn destroy<O: Object>(
 }
 
 /// Returns the caller's struct of attributes.
-///
-/// # Errors
-/// EINVAL for null.
 ///
 /// # Safety
 /// `raw` is null, or valid and not accessed through other pointers while `'a` lasts.

@@ -48,11 +48,9 @@ fn as_ib(id: &Id, address: Option<&Address>, gid: [u8; 16]) -> Address {
     }
 }
 
+/// # Errors
+/// The queries fail as [`Inner::id`] does.
 impl Inner {
-    /// `QUERY` of addresses.
-    ///
-    /// # Errors
-    /// As [`Inner::id`].
     pub(crate) fn query_addr(&mut self, file: u32, number: u32) -> Result<QueryAddrResp> {
         let id = self.id(file, number)?;
         let (src, src_size) = stored::<{ size_of::<Storage>() }>(id.source.as_ref());
@@ -60,10 +58,6 @@ impl Inner {
         Ok(QueryAddrResp { src, dst, src_size, dst_size, ..device(id) })
     }
 
-    /// `QUERY` of GIDs.
-    ///
-    /// # Errors
-    /// As [`Inner::id`].
     pub(crate) fn query_gid(&mut self, file: u32, number: u32) -> Result<QueryAddrResp> {
         let id = self.id(file, number)?;
         let own = id.card.as_ref().and_then(|open| open.card.gid_of(open.card.node()));
@@ -75,9 +69,6 @@ impl Inner {
     }
 
     /// `QUERY` of paths, cut to the room.
-    ///
-    /// # Errors
-    /// As [`Inner::id`].
     pub(crate) fn query_path(&mut self, file: u32, number: u32, room: usize) -> Result<Vec<u8>> {
         let id = self.id(file, number)?;
         let path = path(id);
@@ -103,9 +94,6 @@ impl Inner {
     }
 
     /// `QUERY_ROUTE`, for programs without InfiniBand addresses.
-    ///
-    /// # Errors
-    /// As [`Inner::id`].
     pub(crate) fn query_route(&mut self, file: u32, number: u32) -> Result<QueryRouteResp> {
         let id = self.id(file, number)?;
         let device = device(id);

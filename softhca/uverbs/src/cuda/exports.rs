@@ -12,7 +12,7 @@ pub(crate) struct Exported {
 }
 
 /// Maximum number of exports; beyond it the oldest is forgotten.
-const MOST: usize = 1 << 16;
+const MAX_EXPORTS: usize = 1 << 16;
 
 /// The exports, by device and inode of their files. A duplicate of a descriptor has the same inode, and a new
 /// dma-buf has a higher one.
@@ -31,7 +31,7 @@ pub(crate) fn note(fd: RawFd, addr: u64, len: u64) {
     let Some(identity) = identity(fd) else { return };
     tracing::debug!(fd, addr, len, "GPU memory is exported as a file");
     let mut exports = EXPORTS.lock();
-    if exports.len() >= MOST {
+    if exports.len() >= MAX_EXPORTS {
         exports.pop_first();
     }
     exports.insert(identity, Exported { addr, len });
